@@ -9,3 +9,4 @@ pub(crate) mod shared;
 #[cfg(feature = "serde")]
 pub(crate) mod value;
 pub(crate) mod view;
+pub(crate) mod window;

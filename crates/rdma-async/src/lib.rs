@@ -44,6 +44,7 @@
 //! # Memory for peers
 //!
 //! [`Region::reserve`] opens memory to peers until a function has ended or a time is over, and then it is exclusive again.
+//! [`Region::reserve_for`] does so for the peer of one connection, faster where the device has memory windows.
 //! [`Connection::lend`] lends memory to the peer for a time, and [`Connection::request`] asks the peer for some.
 //!
 //! # Forking
@@ -115,7 +116,7 @@ pub use operation::run::Run;
 pub use prepared::PreparedConnection;
 pub use region::descriptor::Descriptor;
 pub use region::memory::Region;
-pub use region::reserve::{ReserveError, Reserved};
+pub use region::reserve::{ReserveError, Reserved, ReservedEnd};
 
 pub use rdma_channel::{CloseReason, ConnectError, LeaseEnd, PeerAddress, TransportError};
 pub use rdma_mem::{

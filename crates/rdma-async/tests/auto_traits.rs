@@ -4,8 +4,8 @@ use rdma_async::{
     Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Denial, Descriptor, Driver,
     EndedLoan, Events, Failed, Incoming, LeaseEnd, LeaseError, LeaseLimits, LendError, Listener,
     Loan, ManualDriver, Op, Pool, PoolError, Post, Posted, PreparedConnection, Read, Receive,
-    ReceiveImmediate, Received, Region, RemoteRegion, ReserveError, Reserved, Run, SendOut,
-    SharedBuffer, Write,
+    ReceiveImmediate, Received, Region, RemoteRegion, ReserveError, Reserved, ReservedEnd, Run,
+    SendOut, SharedBuffer, Write,
 };
 use rdma_mem::Buffer;
 
@@ -31,6 +31,7 @@ fn what_is_shared_by_tasks() {
     shared::<Pool>();
     shared::<Region>();
     shared::<Reserved<u8>>();
+    shared::<ReservedEnd>();
     shared::<LeaseLimits>();
     shared::<Loan>();
     shared::<EndedLoan>();

@@ -52,7 +52,7 @@ impl Limits {
             return within;
         }
         match operation {
-            Operation::Send => self.send,
+            Operation::Send | Operation::Bind | Operation::Invalidation => self.send,
             Operation::Receive => self.receive,
             Operation::Write => self.write,
             Operation::Read => self.read,

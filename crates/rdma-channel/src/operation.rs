@@ -19,6 +19,10 @@ pub enum Operation {
     Read,
     /// Compare-and-swap or fetch-and-add on the peer's memory.
     Atomic,
+    /// Of a memory window of type 2. No channel binds one.
+    Bind,
+    /// Of the key of such a window, by the end that has bound it.
+    Invalidation,
 }
 
 impl Operation {
@@ -40,6 +44,8 @@ impl Operation {
             Self::Write => "an RDMA write",
             Self::Read => "an RDMA read",
             Self::Atomic => "an atomic operation",
+            Self::Bind => "a bind",
+            Self::Invalidation => "an invalidation",
         }
     }
 
@@ -51,6 +57,8 @@ impl Operation {
             Self::Write => WcOpcode::RDMA_WRITE,
             Self::Read => WcOpcode::RDMA_READ,
             Self::Atomic => WcOpcode::FETCH_ADD,
+            Self::Bind => WcOpcode::BIND_MW,
+            Self::Invalidation => WcOpcode::LOCAL_INV,
         }
     }
 }
@@ -63,6 +71,8 @@ impl fmt::Display for Operation {
             Self::Write => "RDMA write",
             Self::Read => "RDMA read",
             Self::Atomic => "atomic operation",
+            Self::Bind => "bind",
+            Self::Invalidation => "invalidation",
         })
     }
 }

@@ -7,6 +7,7 @@ use rdma_mem::Buffer;
 
 use crate::buffer::shared::SharedBuffer;
 use crate::buffer::view::BufferSlice;
+use crate::buffer::window::Window;
 
 /// The memory of a request. Not for programs: what generic operations are made of.
 #[derive(Debug, Default)]
@@ -15,7 +16,15 @@ pub enum Held {
     #[default]
     Nothing,
     Exclusive(BufferSlice),
+    Rarer(Rarer),
+}
+
+/// What few requests have: apart, so that the others do not ask for it.
+#[derive(Debug)]
+#[allow(unnameable_types, clippy::exhaustive_enums)] // not for programs
+pub enum Rarer {
     Shared(SharedBuffer),
+    Window(Window),
 }
 
 impl Held {
@@ -80,7 +89,7 @@ impl Loan for BufferSlice {
     fn from_held(held: Held) -> Option<Self> {
         match held {
             Held::Exclusive(part) => Some(part),
-            Held::Nothing | Held::Shared(_) => None,
+            Held::Nothing | Held::Rarer(_) => None,
         }
     }
 }
@@ -88,14 +97,27 @@ impl Loan for BufferSlice {
 impl Loan for SharedBuffer {
     #[inline]
     fn into_held(self) -> Held {
-        Held::Shared(self)
+        Held::Rarer(Rarer::Shared(self))
     }
 
     #[inline]
     fn from_held(held: Held) -> Option<Self> {
         match held {
-            Held::Shared(shared) => Some(shared),
-            Held::Nothing | Held::Exclusive(_) => None,
+            Held::Rarer(Rarer::Shared(shared)) => Some(shared),
+            Held::Nothing | Held::Exclusive(_) | Held::Rarer(_) => None,
+        }
+    }
+}
+
+impl Loan for Window {
+    fn into_held(self) -> Held {
+        Held::Rarer(Rarer::Window(self))
+    }
+
+    fn from_held(held: Held) -> Option<Self> {
+        match held {
+            Held::Rarer(Rarer::Window(window)) => Some(window),
+            Held::Nothing | Held::Exclusive(_) | Held::Rarer(_) => None,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use rdma_channel::CloseReason;
 use rdma_mem::{AsyncEvent, AsyncEventKind, AsyncEventSource, Context};
 use rdma_qp::{CompletionChannel, CompletionQueue, Error};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OnceCell};
 
 use crate::ledger::Ledger;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
@@ -29,6 +29,8 @@ pub(crate) struct Shared {
     pub(crate) ends: Notify,
     /// Told when it has ended.
     pub(super) has_ended: Notify,
+    /// Whether windows of the device keep peers within them, once somebody has wanted to know.
+    pub(crate) windows: OnceCell<bool>,
 }
 
 /// Keeps the driver going: it ends when the last one is dropped.
@@ -54,6 +56,7 @@ impl Shared {
             is_done: AtomicBool::new(false),
             ends: Notify::new(),
             has_ended: Notify::new(),
+            windows: OnceCell::new(),
         }))
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_mem::{AccessFlags, Error, SharedRegion};
+use rdma_mem::{AccessFlags, Error};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -170,15 +170,12 @@ impl Connection {
         if !granted.contains(access & remote()) {
             return Err(back(region, LeaseError::NotGranted { asked: access, granted }));
         }
-        let (memory, own) = region.into_parts();
-        let (length, pd) = (memory.len(), self.pd().clone());
-        let opened =
-            at_once(length, move || SharedRegion::register(&pd, memory, local_too(access)));
-        let memory = match opened.await {
-            Ok(Ok(memory)) => memory,
-            Ok(Err((memory, error))) => {
-                let error = LeaseError::NotOpened(Box::new(error));
-                return Err(back(Region::of(&own, memory), error));
+        let (length, pd) = (region.len(), self.pd().clone());
+        let opened = at_once(length, move || region.open(Some(&pd), local_too(access)));
+        let (memory, own) = match opened.await {
+            Ok(Ok(opened)) => opened,
+            Ok(Err((region, error))) => {
+                return Err(back(region, LeaseError::NotOpened(Box::new(error))));
             }
             Err(_) => return Err(LendError { region: None, error: LeaseError::RuntimeEnded }),
         };

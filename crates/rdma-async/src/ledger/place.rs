@@ -202,6 +202,11 @@ impl Place {
         (mem::replace(&mut self.slots, next), mem::take(&mut self.arrived), self.words.take())
     }
 
+    /// Which port it uses; `None` if the device does not say.
+    pub(crate) const fn port(&self) -> Option<u8> {
+        self.port
+    }
+
     /// Whether it depends on that port, or on any.
     pub(crate) fn is_of(&self, port: Option<u8>) -> bool {
         port.is_none() || self.port.is_none() || self.port == port
@@ -250,6 +255,11 @@ impl Place {
         self.closed.get_or_insert(reason);
         self.draining.get_or_insert_with(|| self.slots.sending());
         After::Close(Arc::clone(&self.rooms))
+    }
+
+    /// Whether a request of its send queue is with the device.
+    pub(crate) fn is_sending(&self) -> bool {
+        self.slots.is_sending()
     }
 
     /// Whether it takes no more requests, and none of its send queue is with the device.

@@ -1,17 +1,21 @@
 //! What is posted: a request, without its memory.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use rdma_channel::{FailedWork, Operation, PeerAddress, RefusedWork, TransportError};
-use rdma_mem::{GatherList, RemoteMemoryRegion, ScatterList, SharedRegion, SliceRef};
+use rdma_mem::{
+    AccessFlags, GatherList, RemoteMemoryRegion, Rkey, ScatterList, SharedRegion, SliceRef,
+};
 use rdma_qp::{
-    AtomicWorkRequest, PostError, QueuePair, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
-    WorkError, WriteWorkRequest,
+    AtomicWorkRequest, LocalInvalidate, PostError, QueuePair, ReadWorkRequest, ReceiveWorkRequest,
+    SendWorkRequest, WorkError, WriteWorkRequest,
 };
 
 use super::slots::{Id, Side};
-use crate::buffer::held::Held;
+use crate::buffer::held::{Held, Rarer};
+use crate::buffer::window::Window;
 
 /// How many bytes an atomic operation works on.
 pub(crate) const WORD: usize = size_of::<u64>();
@@ -25,6 +29,9 @@ pub(crate) enum Request {
     Read(RemoteMemoryRegion),
     CompareAndSwap(RemoteMemoryRegion, u64, u64),
     FetchAdd(RemoteMemoryRegion, u64),
+    /// Of the window, from and to these bytes of its region.
+    Bind(usize, usize, AccessFlags),
+    Invalidate(Rkey),
 }
 
 impl Request {
@@ -36,7 +43,14 @@ impl Request {
             Self::Write(..) => Operation::Write,
             Self::Read(_) => Operation::Read,
             Self::CompareAndSwap(..) | Self::FetchAdd(..) => Operation::Atomic,
+            Self::Bind(..) => Operation::Bind,
+            Self::Invalidate(_) => Operation::Invalidation,
         }
+    }
+
+    #[inline]
+    pub(crate) const fn is_atomic(&self) -> bool {
+        matches!(self, Self::CompareAndSwap(..) | Self::FetchAdd(..))
     }
 
     #[inline]
@@ -119,7 +133,40 @@ pub(crate) unsafe fn post(
             // SAFETY: this function's contract.
             unsafe { qp.post(AtomicWorkRequest::fetch_and_add(&mut list, remote, add), id.0) }
         }
+        Request::Bind(start, end, access) => match held {
+            // SAFETY: this function's contract.
+            Held::Rarer(Rarer::Window(window)) => unsafe {
+                bind(qp, window, start..end, access, id)
+            },
+            _ => unreachable!("a bind has its window"),
+        },
+        // SAFETY: this function's contract.
+        Request::Invalidate(key) => unsafe { invalidate(qp, key, id) },
     }
+}
+
+/// # Safety
+/// That of [`post`]: the window, with its region, stays in its slot.
+#[cold]
+#[inline(never)]
+unsafe fn bind(
+    qp: &QueuePair,
+    window: &mut Window,
+    range: Range<usize>,
+    access: AccessFlags,
+    id: Id,
+) -> Result<(), PostError> {
+    // SAFETY: this function's contract; the window has its region for itself.
+    unsafe { qp.bind(window.get_mut(), range, access, id.0) }
+}
+
+/// # Safety
+/// That of [`post`]: the window of that key stays in its slot.
+#[cold]
+#[inline(never)]
+unsafe fn invalidate(qp: &QueuePair, key: Rkey, id: Id) -> Result<(), PostError> {
+    // SAFETY: this function's contract, of a request without memory.
+    unsafe { qp.post(LocalInvalidate::new(key), id.0) }
 }
 
 /// The bytes to send or write, if there are any.
@@ -127,7 +174,7 @@ pub(crate) unsafe fn post(
 fn source(held: &Held) -> Option<SliceRef<'_>> {
     match held {
         Held::Exclusive(memory) if !memory.is_empty() => Some(memory.as_slice()),
-        Held::Shared(memory) if !memory.is_empty() => Some(memory.as_slice()),
+        Held::Rarer(Rarer::Shared(memory)) if !memory.is_empty() => Some(memory.as_slice()),
         _ => None,
     }
 }

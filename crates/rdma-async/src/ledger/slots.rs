@@ -142,6 +142,12 @@ impl Slots {
         sends.filter(|slot| matches!(slot.phase, Phase::InFlight | Phase::Forsaken)).count() as u32
     }
 
+    /// Whether a request of the send queue is with the device.
+    pub(crate) fn is_sending(&self) -> bool {
+        let mut sends = self.slots.iter().take(self.sends as usize);
+        sends.any(|slot| matches!(slot.phase, Phase::InFlight | Phase::Forsaken))
+    }
+
     /// A free slot of a queue.
     #[inline]
     pub(crate) fn first_free(&self, side: Side) -> Option<u32> {

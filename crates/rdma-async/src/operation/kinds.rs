@@ -10,7 +10,7 @@ use crate::buffer::held::{Held, Source, Target};
 use crate::ledger::Ended;
 use crate::link::Link;
 
-mod sealed {
+pub(crate) mod sealed {
     #[allow(unnameable_types)] // that is how it is sealed
     pub trait Sealed {}
 }

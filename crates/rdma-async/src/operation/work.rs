@@ -17,9 +17,9 @@ use crate::ledger::after::{After, apart};
 use crate::ledger::place::{Place, Refusal};
 use crate::ledger::post::Request;
 use crate::ledger::slots::{Id, Side};
-use crate::ledger::{BATCH, Ended};
+use crate::ledger::{BATCH, Ended, Table};
 use crate::link::{Inner, Link};
-use crate::sync::OwnedNotified;
+use crate::sync::{MutexGuard, OwnedNotified};
 
 pin_project! {
     /// An operation from its description to its outcome.
@@ -208,13 +208,56 @@ impl Inner {
         posted: &mut Option<Id>,
         looks: bool,
     ) -> Result<Option<Ended>, Refusal> {
-        if request.operation() == Operation::Atomic {
+        if request.is_atomic() {
             self.prepare_words().map_err(|error| Refusal::Failed(error.into()))?;
         }
         let mut table = self.ledger.lock();
         if let Some(lease) = &self.lease {
             lease.check(table.at(self.place), request.operation())?;
         }
+        self.post_under(table, request, held, has_queued, posted, looks)
+    }
+
+    /// The same, if no other request of the send queue is with the device, for which this one would have to wait, and the
+    /// queue pair is of that epoch. It looks, and has not queued.
+    ///
+    /// # Errors
+    /// Then the memory is where it was.
+    pub(crate) fn post_alone(
+        &self,
+        request: &Request,
+        epoch: u32,
+        held: &mut Held,
+        posted: &mut Option<Id>,
+    ) -> Result<Option<Ended>, Refusal> {
+        for is_last in [false, true] {
+            let mut table = self.ledger.lock();
+            let place = table.at(self.place);
+            if place.epoch != epoch {
+                break;
+            }
+            if !place.is_sending() {
+                return self.post_under(table, request, held, &mut false, posted, true);
+            }
+            drop(table);
+            if !is_last {
+                // What has completed is not with the device any more.
+                let _ = self.ledger.progress();
+            }
+        }
+        Err(Refusal::NoSlot)
+    }
+
+    #[inline(always)]
+    fn post_under(
+        &self,
+        mut table: MutexGuard<'_, Table>,
+        request: &Request,
+        held: &mut Held,
+        has_queued: &mut bool,
+        posted: &mut Option<Id>,
+        looks: bool,
+    ) -> Result<Option<Ended>, Refusal> {
         let id = table.at(self.place).post(self.place, request, held)?;
         *posted = Some(id);
         if mem::take(has_queued) {

@@ -3,15 +3,27 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use rdma_mem::{Error, ProtectionDomain, RegionMemory};
+use rdma_mem::{AccessFlags, Error, OwnedRegion, ProtectionDomain, RegionMemory, SharedRegion};
 
-/// Memory of this process alone, which can be [opened to peers for a time](Self::reserve). It derefs to its bytes.
+use crate::buffer::window::Window;
+
+/// Memory of this process alone, which can be opened to peers for a time: to [all](Self::reserve), or to
+/// [one](Self::reserve_for). It derefs to its bytes.
 ///
 /// # Examples
 /// See [`reserve`](Self::reserve).
 pub struct Region {
-    memory: RegionMemory,
+    memory: Memory,
     pd: ProtectionDomain,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Plain(RegionMemory),
+    /// Registered, so that a window can be bound to it, and without a right for peers.
+    Bindable(Box<OwnedRegion>),
+    /// The same, with a window that is not bound.
+    Window(Window),
 }
 
 impl Region {
@@ -26,13 +38,33 @@ impl Region {
     /// Memory that the program has, as of huge pages.
     #[must_use]
     pub fn of(pd: &ProtectionDomain, memory: RegionMemory) -> Self {
-        Self { memory, pd: pd.clone() }
+        Self::of_plain(pd.clone(), memory)
     }
 
-    /// Its memory.
-    #[must_use]
-    pub fn into_memory(self) -> RegionMemory {
-        self.memory
+    /// Its memory. What [`reserve_for`](Self::reserve_for) has made is deregistered before.
+    ///
+    /// # Errors
+    /// With the region, which is as it was to the program: what the provider says if it refuses that.
+    #[allow(clippy::result_large_err)] // it is the region itself
+    pub fn into_memory(self) -> Result<RegionMemory, (Self, Error)> {
+        self.into_plain().map(|(memory, _)| memory)
+    }
+
+    #[allow(clippy::result_large_err)] // it is the region itself
+    fn into_plain(self) -> Result<(RegionMemory, ProtectionDomain), (Self, Error)> {
+        let Self { memory, pd } = self;
+        let region = match memory {
+            Memory::Plain(memory) => return Ok((memory, pd)),
+            Memory::Bindable(region) => *region,
+            Memory::Window(window) => match window.close() {
+                Ok(region) => region,
+                Err((window, error)) => return Err((Self::of_window(pd, window), error)),
+            },
+        };
+        match region.close() {
+            Ok(memory) => Ok((memory, pd)),
+            Err((region, error)) => Err((Self::of_bindable(pd, region), error)),
+        }
     }
 
     /// The domain that it is registered in while it is open.
@@ -41,8 +73,68 @@ impl Region {
         &self.pd
     }
 
-    pub(crate) fn into_parts(self) -> (RegionMemory, ProtectionDomain) {
-        (self.memory, self.pd)
+    pub(super) const fn of_plain(pd: ProtectionDomain, memory: RegionMemory) -> Self {
+        Self { memory: Memory::Plain(memory), pd }
+    }
+
+    pub(super) fn of_bindable(pd: ProtectionDomain, region: OwnedRegion) -> Self {
+        Self { memory: Memory::Bindable(Box::new(region)), pd }
+    }
+
+    /// Of a window that is not bound.
+    pub(super) fn of_window(pd: ProtectionDomain, window: Window) -> Self {
+        debug_assert!(!window.is_bound(), "it would show its bytes");
+        Self { memory: Memory::Window(window), pd }
+    }
+
+    /// Registered for peers, in that domain or in its own, which it gives back.
+    ///
+    /// # Errors
+    /// With the region: what the provider says.
+    #[allow(clippy::result_large_err)] // it is the region itself
+    pub(crate) fn open(
+        self,
+        domain: Option<&ProtectionDomain>,
+        access: AccessFlags,
+    ) -> Result<(SharedRegion, ProtectionDomain), (Self, Error)> {
+        let (memory, pd) = self.into_plain()?;
+        match SharedRegion::register(domain.unwrap_or(&pd), memory, access) {
+            Ok(open) => Ok((open, pd)),
+            Err((memory, error)) => Err((Self::of_plain(pd, memory), error)),
+        }
+    }
+
+    /// Its window, which is made if there is none yet.
+    ///
+    /// # Errors
+    /// With the region: what the provider says.
+    #[allow(clippy::result_large_err)] // it is the region itself
+    pub(super) fn into_window(self) -> Result<(Window, ProtectionDomain), (Self, Error)> {
+        let Self { memory, pd } = self;
+        let region = match memory {
+            Memory::Window(window) => return Ok((window, pd)),
+            Memory::Bindable(region) => *region,
+            Memory::Plain(memory) => match OwnedRegion::register_bindable(&pd, memory) {
+                Ok(region) => region,
+                Err((memory, error)) => return Err((Self::of_plain(pd, memory), error)),
+            },
+        };
+        match Window::allocate(region) {
+            Ok(window) => Ok((window, pd)),
+            Err((region, error)) => Err((Self::of_bindable(pd, region), error)),
+        }
+    }
+
+    /// Its window, if it has one.
+    ///
+    /// # Errors
+    /// With the region, if it has none.
+    #[allow(clippy::result_large_err)] // it is the region itself
+    pub(super) fn take_window(self) -> Result<(Window, ProtectionDomain), Self> {
+        match self {
+            Self { memory: Memory::Window(window), pd } => Ok((window, pd)),
+            without => Err(without),
+        }
     }
 }
 
@@ -50,13 +142,21 @@ impl Deref for Region {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.memory
+        match &self.memory {
+            Memory::Plain(memory) => memory,
+            Memory::Bindable(region) => region,
+            Memory::Window(window) => window.memory(),
+        }
     }
 }
 
 impl DerefMut for Region {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.memory
+        match &mut self.memory {
+            Memory::Plain(memory) => memory,
+            Memory::Bindable(region) => region,
+            Memory::Window(window) => window.memory_mut(),
+        }
     }
 }
 

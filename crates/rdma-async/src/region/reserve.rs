@@ -1,10 +1,14 @@
 //! Memory that is open to peers until a function has ended, or a time is over.
 
+use std::future::{Future, pending, poll_fn};
 use std::panic::resume_unwind;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
-use rdma_mem::{AccessFlags, Error, SharedRegion};
-use tokio::time::timeout;
+use rdma_channel::TransportError;
+use rdma_mem::{AccessFlags, Error};
+use tokio::time::sleep;
 
 use super::descriptor::Descriptor;
 use super::memory::Region;
@@ -12,14 +16,29 @@ use super::memory::Region;
 /// So much is registered and deregistered within a poll, in bytes. More takes its time, and another thread.
 pub(crate) const AT_ONCE: usize = 1 << 20;
 
-/// What [`Region::reserve`] gives back.
+/// What [`Region::reserve`] and [`Region::reserve_for`] give back.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Reserved<T> {
     /// The memory, exclusively again, with what peers have written.
     pub region: Region,
-    /// What the function has returned; `None` if the time was over first.
+    /// What the function has returned; `None` if something else was first.
     pub value: Option<T>,
+    /// What has ended it.
+    pub end: ReservedEnd,
+}
+
+/// Why memory is not open any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ReservedEnd {
+    /// The function has ended.
+    Done,
+    /// The time was over.
+    TimeOver,
+    /// The connection was closed, has failed or has another [epoch](crate::Connection::epoch), of
+    /// [`Region::reserve_for`]: the peer had access by the queue pair that it had before.
+    OldEpoch,
 }
 
 /// Why memory was not open, or was not closed.
@@ -31,8 +50,17 @@ pub enum ReserveError {
     NotOpened {
         /// The memory.
         region: Region,
-        /// What the provider says.
-        error: Box<Error>,
+        /// Why: what the provider says, or that the connection is closed.
+        error: Box<TransportError>,
+    },
+    /// Of [`Region::reserve_for`]. It was never open, and the function was not called.
+    #[error(
+        "the region is of another protection domain than the connection: make it in `connection.pd()`, \
+        as by `Region::of(connection.pd(), region.into_memory()?)`"
+    )]
+    WrongDomain {
+        /// The memory.
+        region: Region,
     },
     /// The provider refuses to end the access. The memory is never used for anything else.
     #[error("peers may still reach the memory, which is lost: {0}")]
@@ -119,24 +147,28 @@ impl Region {
         time: Duration,
         f: impl AsyncFnOnce(Descriptor) -> T,
     ) -> Result<Reserved<T>, ReserveError> {
-        let (memory, pd) = self.into_parts();
-        let length = memory.len();
-        let domain = pd.clone();
-        let opened =
-            at_once(length, move || SharedRegion::register(&domain, memory, local_too(access)));
-        let open = match opened.await? {
+        self.reserve_until(access, time, pending(), f).await
+    }
+
+    /// The same, and it ends as soon as `lost` is ready.
+    pub(super) async fn reserve_until<T>(
+        self,
+        access: AccessFlags,
+        time: Duration,
+        lost: impl Future<Output = ()>,
+        f: impl AsyncFnOnce(Descriptor) -> T,
+    ) -> Result<Reserved<T>, ReserveError> {
+        let length = self.len();
+        let (open, pd) = match at_once(length, move || self.open(None, local_too(access))).await? {
             Ok(open) => open,
-            Err((memory, error)) => {
-                let region = Self::of(&pd, memory);
-                return Err(ReserveError::NotOpened { region, error: Box::new(error) });
-            }
+            Err((region, error)) => return Err(not_opened(region, error.into())),
         };
         let descriptor = Descriptor::new(open.remote(), time);
-        let value = timeout(time, f(descriptor)).await.ok();
+        let (value, end) = until_over(f(descriptor), time, lost).await;
         // One that is still registered is deregistered once more when it is dropped, or never freed.
         let closed = at_once(length, move || open.close().map_err(|(_, error)| error));
         match closed.await? {
-            Ok(memory) => Ok(Reserved { region: Self::of(&pd, memory), value }),
+            Ok(memory) => Ok(Reserved { region: Self::of_plain(pd, memory), value, end }),
             Err(error) => Err(ReserveError::NotRevoked(Box::new(error))),
         }
     }
@@ -146,6 +178,32 @@ impl Region {
 pub(crate) fn local_too(access: AccessFlags) -> AccessFlags {
     let changes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
     if access.intersects(changes) { access.with_local_write() } else { access }
+}
+
+/// Until the function has ended, the time is over, or `lost` is ready.
+pub(super) async fn until_over<T>(
+    function: impl Future<Output = T>,
+    time: Duration,
+    lost: impl Future<Output = ()>,
+) -> (Option<T>, ReservedEnd) {
+    let mut function = pin!(function);
+    // One that has nothing to wait for needs no timer.
+    let at_once = poll_fn(|cx| Poll::Ready(function.as_mut().poll(cx)));
+    if let Poll::Ready(value) = at_once.await {
+        return (Some(value), ReservedEnd::Done);
+    }
+    tokio::select! {
+        // What the function has is its own, also if all is over at once.
+        biased;
+        value = function => (Some(value), ReservedEnd::Done),
+        () = sleep(time) => (None, ReservedEnd::TimeOver),
+        () = lost => (None, ReservedEnd::OldEpoch),
+    }
+}
+
+#[cold]
+pub(super) fn not_opened(region: Region, error: TransportError) -> ReserveError {
+    ReserveError::NotOpened { region, error: Box::new(error) }
 }
 
 /// Calls the provider for so much memory: at once, or on another thread if it may take its time.

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rdma_mem::{DeviceList, Errno, ProtectionDomain};
 use rdma_sys::{
-    Verbs, ibv_comp_channel, ibv_context, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_init_attr,
-    ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc, ibv_wr_opcode,
+    Verbs, ibv_comp_channel, ibv_context, ibv_cq, ibv_mr, ibv_mw, ibv_mw_type, ibv_pd, ibv_qp,
+    ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc, ibv_wr_opcode,
 };
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -42,6 +42,8 @@ pub(crate) enum Call {
     DestroyQueuePair,
     RegisterRegion,
     DeregisterRegion,
+    AllocateWindow,
+    DeallocateWindow,
 }
 
 /// As often as it is called.
@@ -56,6 +58,7 @@ enum Object {
     Channel,
     CompletionQueue,
     QueuePair,
+    Window,
 }
 
 /// What is said beside a completion.
@@ -70,6 +73,8 @@ struct Lent {
     qpn: u32,
     wr_id: u64,
     lkey: u32,
+    /// That it binds.
+    window: usize,
     bytes: Range<u64>,
     is_written: bool,
 }
@@ -84,10 +89,12 @@ struct State {
     at_destroy: Option<Box<dyn FnMut() + Send>>,
     at_region: Option<AtRegion>,
     /// How many objects of each kind there are.
-    live: [usize; 6],
+    live: [usize; 7],
     lent: Vec<Lent>,
     /// How many requests were posted.
     posted: usize,
+    /// Windows are bound to the whole of their regions, whatever was asked for.
+    is_unbounded: bool,
     /// What a user of the provider must not do, and did.
     wrongs: Vec<String>,
 }
@@ -95,7 +102,7 @@ struct State {
 /// The provider of one context.
 #[derive(Default)]
 pub(crate) struct Provider {
-    refuses: [AtomicU32; 5],
+    refuses: [AtomicU32; 7],
     state: Mutex<State>,
     is_closed: Notify,
 }
@@ -158,6 +165,11 @@ impl Provider {
         }
     }
 
+    /// Windows do not keep peers within them from now on.
+    pub(crate) fn have_unbounded_windows(&self) {
+        self.state().is_unbounded = true;
+    }
+
     /// How many requests are outstanding, whose memory the device may use.
     pub(crate) fn lent(&self) -> usize {
         self.state().lent.len()
@@ -168,8 +180,9 @@ impl Provider {
         self.state().posted
     }
 
-    /// How many objects of each kind there are: contexts, domains, regions, channels, completion queues, queue pairs.
-    pub(crate) fn live(&self) -> [usize; 6] {
+    /// How many objects of each kind there are: contexts, domains, regions, channels, completion queues, queue pairs,
+    /// windows.
+    pub(crate) fn live(&self) -> [usize; 7] {
         self.state().live
     }
 
@@ -188,7 +201,7 @@ impl Provider {
     #[track_caller]
     pub(crate) fn assert_gone(&self) {
         self.assert_kept();
-        assert_eq!(self.live(), [0; 6], "nothing is left");
+        assert_eq!(self.live(), [0; 7], "nothing is left");
     }
 
     /// As [`assert_gone`](Self::assert_gone), when the context was closed.
@@ -222,7 +235,14 @@ impl Provider {
     }
 
     /// The device has these from now on.
-    fn lend(&self, qp: *mut ibv_qp, wr_id: u64, elements: &[ibv_sge], is_written: bool) {
+    fn lend(
+        &self,
+        qp: *mut ibv_qp,
+        wr_id: u64,
+        elements: &[ibv_sge],
+        bound: (usize, u32),
+        is_written: bool,
+    ) {
         // SAFETY: SAFETY.md F1: a live queue pair.
         let qpn = unsafe { (*qp).qp_num };
         let mut state = self.state();
@@ -240,8 +260,9 @@ impl Provider {
                     format!("{wr_id:#x} has memory that was lent to {:#x} already", lent.wr_id);
                 state.wrongs.push(wrong);
             }
-            let (qp, lkey) = (qp as usize, element.lkey);
-            state.lent.push(Lent { qp, qpn, wr_id, lkey, bytes, is_written });
+            // A bind has no element.
+            let (qp, window, lkey) = (qp as usize, bound.0, element.lkey.max(bound.1));
+            state.lent.push(Lent { qp, qpn, wr_id, lkey, window, bytes, is_written });
         }
     }
 
@@ -317,6 +338,8 @@ struct Ops {
     notify: unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int,
     send: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int,
     receive: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+    allocate: unsafe extern "C" fn(*mut ibv_pd, ibv_mw_type) -> *mut ibv_mw,
+    deallocate: unsafe extern "C" fn(*mut ibv_mw) -> c_int,
 }
 
 static OPS: OnceLock<Ops> = OnceLock::new();
@@ -332,7 +355,9 @@ fn plant(context: *mut ibv_context) {
     let notify = ops.req_notify_cq.replace(req_notify_cq).unwrap();
     let send = ops.post_send.replace(post_send).unwrap();
     let receive = ops.post_recv.replace(post_recv).unwrap();
-    let _ = OPS.set(Ops { poll, notify, send, receive });
+    let allocate = ops.alloc_mw.replace(alloc_mw).unwrap();
+    let deallocate = ops.dealloc_mw.replace(dealloc_mw).unwrap();
+    let _ = OPS.set(Ops { poll, notify, send, receive, allocate, deallocate });
 }
 
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int {
@@ -351,7 +376,7 @@ unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_
 }
 
 macro_rules! posts {
-    ($($name:ident: $request:ident => $honest:ident, $is_written:expr;)+) => {$(
+    ($($name:ident: $request:ident => $honest:ident, $bound:expr, $is_written:expr;)+) => {$(
         unsafe extern "C" fn $name(
             qp: *mut ibv_qp,
             list: *mut $request,
@@ -373,13 +398,17 @@ macro_rules! posts {
                 count => unsafe { slice::from_raw_parts(request.sg_list, count) },
             };
             let is_written: fn(&$request) -> bool = $is_written;
-            provider.lend(qp, request.wr_id, elements, is_written(request));
+            let mut changed = *request;
+            let bound = $bound(&mut changed, &provider);
+            provider.lend(qp, request.wr_id, elements, bound, is_written(request));
             let returned = match how {
                 Post::DoubtfulAndRefused => 0,
                 // SAFETY: SAFETY.md F1: the caller's own contract.
-                _ => unsafe { (ops().$honest)(qp, list, bad) },
+                _ => unsafe { (ops().$honest)(qp, &raw mut changed, bad) },
             };
             if returned != 0 {
+                // SAFETY: SAFETY.md F1: the caller's own contract.
+                unsafe { bad.write(list) };
                 provider.state().lent.retain(|lent| (lent.qp, lent.wr_id) != (qp as usize, request.wr_id));
                 return returned;
             }
@@ -389,12 +418,60 @@ macro_rules! posts {
 }
 
 posts! {
-    post_send: ibv_send_wr => send, |request| {
+    post_send: ibv_send_wr => send, bind, |request| {
         use ibv_wr_opcode as opcode;
         [opcode::IBV_WR_RDMA_READ, opcode::IBV_WR_ATOMIC_CMP_AND_SWP, opcode::IBV_WR_ATOMIC_FETCH_AND_ADD]
             .contains(&request.opcode)
     };
-    post_recv: ibv_recv_wr => receive, |_| true;
+    post_recv: ibv_recv_wr => receive, |_, _| (0, 0), |_| true;
+}
+
+/// The window that a request binds, and the key of its region.
+fn bind(request: &mut ibv_send_wr, provider: &Provider) -> (usize, u32) {
+    if request.opcode != ibv_wr_opcode::IBV_WR_BIND_MW {
+        return (0, 0);
+    }
+    // SAFETY: SAFETY.md F12: what a bind has.
+    let bind = unsafe { &mut request.__bindgen_anon_2.bind_mw };
+    // SAFETY: SAFETY.md F1: the region is live.
+    let region = unsafe { &*bind.bind_info.mr };
+    if provider.state().is_unbounded {
+        (bind.bind_info.addr, bind.bind_info.length) = (region.addr as u64, region.length as u64);
+    }
+    (bind.mw as usize, region.lkey)
+}
+
+unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
+    let provider = of!(pd);
+    if provider.refuses(Call::AllocateWindow) {
+        Errno::ENOMEM.set();
+        return ptr::null_mut();
+    }
+    // SAFETY: SAFETY.md F1: the caller's own contract.
+    let made = unsafe { (ops().allocate)(pd, kind) };
+    if !made.is_null() {
+        provider.made(Object::Window);
+    }
+    made
+}
+
+unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    let provider = of!(mw);
+    let mut state = provider.state();
+    if let Some(lent) = state.lent.iter().find(|lent| lent.window == mw as usize) {
+        let wrong = format!("a window is deallocated that {:#x} binds", lent.wr_id);
+        state.wrongs.push(wrong);
+    }
+    drop(state);
+    if provider.refuses(Call::DeallocateWindow) {
+        return Errno::EBUSY.raw();
+    }
+    // SAFETY: SAFETY.md F1: the caller's own contract.
+    let returned = unsafe { (ops().deallocate)(mw) };
+    if returned == 0 {
+        provider.destroyed(Object::Window, mw as usize);
+    }
+    returned
 }
 
 /// Verbs that make an object, which is counted.

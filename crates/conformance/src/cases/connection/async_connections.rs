@@ -4,7 +4,9 @@
 use std::future::Future;
 use std::time::Duration;
 
-use rdma_async::{CloseReason, Connection, ConnectionOptions, Driver, Region, TransportError};
+use rdma_async::{
+    CloseReason, Connection, ConnectionOptions, Driver, Region, ReserveError, TransportError,
+};
 use rdma_mem::{AccessFlags, Buffer, BufferPool, ProtectionDomain, SharedRegion};
 use rdma_qp::MaxRnrRetries;
 use rdma_qp::prelude::*;
@@ -24,6 +26,7 @@ cases![
     a_peer_that_goes_ends_what_waits_for_it,
     a_driver_that_ends_gives_all_memory_back,
     memory_is_open_until_the_function_ends_and_not_behind_that,
+    memory_is_open_to_one_peer_until_the_function_ends_and_again_later,
 ];
 
 /// Nothing here takes so long, unless it hangs.
@@ -280,5 +283,34 @@ fn memory_is_open_until_the_function_ends_and_not_behind_that(device: &Device) {
         let is_refused = matches!(late.error, TransportError::WorkError(_));
         assert!(is_refused || is_closed(&late.error, CloseReason::Gone), "{late}");
         assert_eq!(region[..4], *b"word");
+    });
+}
+
+fn memory_is_open_to_one_peer_until_the_function_ends_and_again_later(device: &Device) {
+    run(device, |ends| async move {
+        let mut region = Region::allocate(&ends.pd, 64).unwrap();
+        let may = AccessFlags::new().with_remote_write();
+        let mut last = None;
+        for word in [b"one.", b"two."] {
+            let open = region.reserve_for(&ends.server, may, BOUND, async |descriptor| {
+                let key = descriptor.remote(Duration::ZERO).unwrap().slice(0..4).unwrap();
+                ends.client.write(ends.buffer(word), key).await.unwrap();
+                key
+            });
+            let reserved = open.await.unwrap();
+            assert_eq!((&reserved.region[..4], reserved.region[4]), (word.as_slice(), 0));
+            (region, last) = (reserved.region, reserved.value);
+        }
+        let late = ends.client.write(ends.buffer(b"late"), last.unwrap()).await.unwrap_err();
+        let is_refused = matches!(late.error, TransportError::WorkError(_));
+        assert!(is_refused || is_closed(&late.error, CloseReason::Gone), "{late}");
+        assert_eq!(region[..4], *b"two.");
+        // The refusal has ended the connection, and what is asked of it later opens nothing.
+        while ends.server.closed().is_none() {
+            drop(ends.server.receive(ends.room()).await);
+        }
+        let refused = region.reserve_for(&ends.server, may, BOUND, async |_| ()).await;
+        let ReserveError::NotOpened { region, .. } = refused.unwrap_err() else { panic!("opened") };
+        assert_eq!(region[..4], *b"two.");
     });
 }

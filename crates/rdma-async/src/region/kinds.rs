@@ -1,0 +1,40 @@
+//! What is asked for of a window.
+#![allow(unsafe_code)]
+
+use rdma_qp::WorkSuccess;
+
+use crate::buffer::window::Window;
+use crate::operation::kinds::Kind;
+use crate::operation::kinds::sealed::Sealed;
+
+/// Binds a window, which gives a peer access.
+#[derive(Debug)]
+pub(crate) struct Bind;
+
+/// Ends the access by a window that the same queue pair has bound.
+#[derive(Debug)]
+pub(crate) struct Invalidate;
+
+impl Sealed for Bind {}
+impl Sealed for Invalidate {}
+
+impl Kind for Bind {
+    type Memory = Window;
+    type Output = Window;
+
+    fn finish(window: Window, _: &WorkSuccess, _: u64) -> Window {
+        window
+    }
+}
+
+impl Kind for Invalidate {
+    type Memory = Window;
+    type Output = Window;
+
+    fn finish(mut window: Window, _: &WorkSuccess, _: u64) -> Window {
+        // SAFETY: SAFETY.md F28: the invalidation of its key has completed with success, and was posted behind the completion
+        // of its only bind.
+        unsafe { window.get_mut().unbound() };
+        window
+    }
+}

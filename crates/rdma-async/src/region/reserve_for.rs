@@ -1,0 +1,201 @@
+//! Memory that is open to one peer until a function has ended, or a time is over.
+
+use std::time::Duration;
+
+use rdma_channel::TransportError;
+use rdma_mem::{AccessFlags, ProtectionDomain};
+
+use super::descriptor::Descriptor;
+use super::kinds::{Bind, Invalidate};
+use super::memory::Region;
+use super::probe;
+use super::reserve::{ReserveError, Reserved, at_once, not_opened, until_over};
+use crate::buffer::held::sealed::Loan;
+use crate::buffer::window::Window;
+use crate::connection::Connection;
+use crate::ledger::closed;
+use crate::ledger::post::Request;
+use crate::link::{Inner, Link};
+use crate::operation::Op;
+use crate::operation::failed::Failed;
+use crate::operation::posted::Posted;
+
+/// What a window can give.
+const RIGHTS: AccessFlags =
+    AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_ATOMIC);
+
+impl Region {
+    /// As [`reserve`](Self::reserve), for the peer of that connection alone, and faster: the memory stays registered, without
+    /// a right for anybody, and is opened by binding a memory window of type 2 to it, and closed by invalidating that.
+    ///
+    /// The region keeps its registration and its window for the next call, which is then two requests of the connection's
+    /// send queue. The bind takes its turn behind what the connection has posted before; the time begins when it
+    /// is done. No invalidation waits for others: if requests of the connection are outstanding at the end, the window
+    /// is deallocated in its place, and the next call makes another one. Memory that was a [file](rdma_mem::RegionMemory::memfd)
+    /// is none any more.
+    ///
+    /// When the connection is closed, fails or has another [epoch](Connection::epoch), the memory is closed, and `f` is
+    /// dropped ([`ReservedEnd::OldEpoch`](super::reserve::ReservedEnd::OldEpoch)). So it is when the peer is refused an access,
+    /// by which it loses all that was open to it by this connection: that is known here as soon as a request of the connection fails,
+    /// by what waits for one in `f` first. A peer that invalidates the key itself, by a send, ends the connection.
+    ///
+    /// Keys count up in their low byte with each bind, so a key that was closed does not fit before 255 later calls for
+    /// the same region and window. A request that was sent under an old key is refused until then, which ends the connection.
+    ///
+    /// Where a device does not keep peers within windows, has none, or is asked for other rights than to read, to
+    /// write and for atomic operations, this is the registration of `reserve`, and whoever has the key reaches the memory;
+    /// it ends with the connection all the same. Which devices do is found out once for each [`Driver`](crate::Driver), by
+    /// the first call: it makes two queue pairs, connects them, and has an access beyond a window refused, some
+    /// milliseconds on tokio's blocking threads; of that refusal the device may report an event, for a queue pair which the
+    /// program has not made. A device that does not answer for ten seconds counts as one without windows.
+    ///
+    /// If the future is dropped, or `f` panics, the memory is closed, by deallocating the window, and freed: at once, or, while
+    /// a request for the window is with the device, behind that.
+    ///
+    /// # Errors
+    /// [`ReserveError::WrongDomain`] and [`ReserveError::NotOpened`] with the memory, [`ReserveError::NotRevoked`] without it.
+    ///
+    /// # Panics
+    /// If this is not called within a runtime of tokio that has time (`enable_time`).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_async::{Region, ReservedEnd};
+    /// use rdma_mem::{AccessFlags, BufferPool};
+    ///
+    /// # rdma_soft::install();
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let driver = rdma_async::Driver::spawn(&context)?;
+    /// # let options = rdma_async::ConnectionOptions::new(&pd);
+    /// # let listener = driver.listen("127.0.0.1:0", options.clone()).await?;
+    /// # let (peer, here) = tokio::join!(driver.connect(listener.local_addr(), options), listener.accept());
+    /// # let ((peer, _), here) = (peer?, here?);
+    /// # let pool = BufferPool::new(&pd);
+    /// let mut region = Region::allocate(&pd, 4096)?;
+    /// let may = AccessFlags::new().with_remote_write();
+    /// for round in 0..3 {
+    ///     let reserved = region.reserve_for(&here, may, Duration::from_secs(2), async |descriptor| {
+    ///         // Told to the peer, which writes:
+    ///         let mut answer = pool.allocate(1)?;
+    ///         answer[0] = round;
+    ///         let open = descriptor.remote(Duration::ZERO).expect("two seconds");
+    ///         peer.write(answer, open.slice(0..1).expect("4096 bytes")).await?;
+    ///         Ok::<_, Box<dyn std::error::Error>>(())
+    ///     });
+    ///     let reserved = reserved.await?;
+    ///     assert_eq!((reserved.end, reserved.region[0]), (ReservedEnd::Done, round));
+    ///     region = reserved.region;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn reserve_for<T>(
+        self,
+        connection: &Connection,
+        access: AccessFlags,
+        time: Duration,
+        f: impl AsyncFnOnce(Descriptor) -> T,
+    ) -> Result<Reserved<T>, ReserveError> {
+        let link = &**connection.inner();
+        if !self.pd().is_same(&link.pd) {
+            return Err(ReserveError::WrongDomain { region: self });
+        }
+        // Before the bind, which is of this epoch, or of a later one, with which the loan ends.
+        let epoch = match epoch(link) {
+            Ok(epoch) => epoch,
+            Err(error) => return Err(not_opened(self, error)),
+        };
+        let rights = access.difference(AccessFlags::LOCAL_WRITE);
+        if !RIGHTS.contains(rights) || !probe::are_windows_bounded(link).await {
+            let open = self.reserve_until(access, time, ended(link, epoch), f);
+            return Box::pin(open).await;
+        }
+        let (window, pd) = self.bind(link, rights).await?;
+        let Some((_, remote)) = window.remote() else { unreachable!("it is bound") };
+        let (value, end) =
+            until_over(f(Descriptor::new(remote, time)), time, ended(link, epoch)).await;
+        let region = match invalidate(link, epoch, window).await {
+            Ok(window) => Self::of_window(pd, window),
+            // It may be bound: its queue pair has failed or is another one, or it would have had to wait.
+            Err(window) => match window.close() {
+                Ok(region) => Self::of_bindable(pd, region),
+                // It is deallocated once more when it is dropped, or never freed.
+                Err((_, error)) => return Err(ReserveError::NotRevoked(Box::new(error))),
+            },
+        };
+        Ok(Reserved { region, value, end })
+    }
+
+    /// Its window, bound to all of it.
+    async fn bind(
+        self,
+        link: &Inner,
+        rights: AccessFlags,
+    ) -> Result<(Window, ProtectionDomain), ReserveError> {
+        let length = self.len();
+        let (window, pd) = match self.take_window() {
+            Ok(has) => has,
+            // What is rare is elsewhere, so that the future is small.
+            Err(region) => Box::pin(region.make_window()).await?,
+        };
+        let request = Request::Bind(0, length, rights);
+        match Op::<Bind>::new(Link::Borrowed(link), window, request).await {
+            Ok(bound) => Ok((bound, pd)),
+            Err(failed) => Err(not_bound(failed, pd)),
+        }
+    }
+
+    #[cold]
+    async fn make_window(self) -> Result<(Window, ProtectionDomain), ReserveError> {
+        let length = self.len();
+        let made = at_once(length, move || self.into_window()).await?;
+        made.map_err(|(region, error)| not_opened(region, error.into()))
+    }
+}
+
+/// What becomes of a window whose bind has failed.
+#[cold]
+fn not_bound(failed: Failed<Window>, pd: ProtectionDomain) -> ReserveError {
+    let Failed { memory, error } = failed;
+    if !memory.is_bound() {
+        return not_opened(Region::of_window(pd, memory), error);
+    }
+    // It was with the device: nobody knows what has become of it.
+    match memory.close() {
+        Ok(region) => not_opened(Region::of_bindable(pd, region), error),
+        Err((_, error)) => ReserveError::NotRevoked(Box::new(error)),
+    }
+}
+
+/// Which queue pair the connection has.
+fn epoch(link: &Inner) -> Result<u32, TransportError> {
+    link.look(|place| match place.closed() {
+        None => Ok(place.epoch),
+        Some(reason) => Err(closed(reason, place.peer)),
+    })
+}
+
+/// Ready when the connection has ended, or has another queue pair.
+async fn ended(link: &Inner, epoch: u32) {
+    link.until(|place| (place.closed().is_some() || place.epoch != epoch).then_some(())).await;
+}
+
+/// Invalidates a bound window.
+///
+/// # Errors
+/// With the window, which may still be bound, and of which nothing is with the device: if it was not posted, or has failed.
+async fn invalidate(link: &Inner, epoch: u32, window: Window) -> Result<Window, Window> {
+    let Some((key, _)) = window.remote() else { return Ok(window) };
+    let (link, mut held, mut id) = (Link::Borrowed(link), window.into_held(), None);
+    let request = Request::Invalidate(key);
+    let outcome = match (link.post_alone(&request, epoch, &mut held, &mut id), id) {
+        (Ok(Some(over)), _) => over.outcome::<Invalidate>(held, &link),
+        (Ok(None), Some(id)) => Posted::<Invalidate>::new(link, id).await,
+        (Ok(None), None) => unreachable!("it was posted"),
+        (Err(refusal), _) => Err(Failed::new::<Invalidate>(held, refusal.into())),
+    };
+    outcome.map_err(|failed| failed.memory)
+}
