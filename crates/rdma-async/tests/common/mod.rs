@@ -188,12 +188,17 @@ impl Pair {
 
 /// In both kinds of runtime.
 pub(crate) fn run<F: Future<Output = ()> + Send + 'static>(test: impl Fn() -> F) {
-    let current = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    current.block_on(async { timeout(HANG, test()).await.unwrap() });
+    run_in_one_thread(&test);
     let many =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let spawned = many.spawn(test());
     many.block_on(async { timeout(HANG, spawned).await.unwrap().unwrap() });
+}
+
+/// In one of them, for what takes its time.
+pub(crate) fn run_in_one_thread<F: Future<Output = ()>>(test: impl Fn() -> F) {
+    let current = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    current.block_on(async { timeout(HANG, test()).await.unwrap() });
 }
 
 /// Polls once, with a waker that wakes nobody.

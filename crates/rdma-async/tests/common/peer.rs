@@ -6,7 +6,7 @@ use rdma_async::{Connection, ConnectionOptions, PreparedConnection};
 use rdma_qp::QueuePairEndpoint;
 use rdma_qp::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use super::host::{Host, SHORT};
 
@@ -31,7 +31,10 @@ pub(crate) fn offer(number: u32, epoch: u32, endpoint: &QueuePairEndpoint) -> Ve
 impl Peer {
     pub(crate) async fn connect(host: &Host, address: SocketAddr) -> Self {
         let prepared = host.driver.prepare(host.pd.create_qp()).unwrap();
-        let mut stream = TcpStream::connect(address).await.unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
+        // It is soon full, if it is not read.
+        socket.set_recv_buffer_size(1 << 12).unwrap();
+        let mut stream = socket.connect(address).await.unwrap();
         // HELLO of an end that watches, and says more.
         let hello = [b"RDRV\0\x01\x03\x01\0\0".as_slice(), &prepared.endpoint().to_bytes()];
         stream.write_all(&hello.concat()).await.unwrap();

@@ -22,7 +22,7 @@ use rdma_qp::prelude::*;
 use tokio::time::timeout;
 
 use common::host::{Host, SHORT};
-use common::{HANG, WIRE, all, forget, poll_once, run};
+use common::{HANG, WIRE, all, forget, poll_once, run, run_in_one_thread};
 
 const DEVICES: [&str; 3] = ["soft0", "softib0", WIRE];
 const READ: AccessFlags = AccessFlags::new().with_remote_read();

@@ -68,7 +68,7 @@ fn memory_of_every_kind_is_lent() {
                 assert_eq!(pair.bytes_of(&end).await, [0, 5]);
                 end.write(pair.buffer(&[6, 7])).await.unwrap();
                 drop((borrowed, end));
-                let memory = loan.await.unwrap().region.into_memory();
+                let memory = loan.await.unwrap().region.into_memory().unwrap();
                 assert_eq!((memory.len(), &memory[length - 2..]), (length, &[6, 7][..]));
                 lent += 1;
             }
