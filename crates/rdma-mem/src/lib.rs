@@ -102,6 +102,7 @@ pub use region::owned::OwnedRegion;
 pub use region::pool::buffer::Buffer;
 pub use region::pool::{BufferPool, PoolUsage};
 pub use region::shared::SharedRegion;
+pub use region::shared::common::{CommonMemory, CommonRegion};
 pub use region::unowned::MemoryRegion;
 pub use remote::RemoteMemoryRegion;
 #[doc(hidden)]

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use rdma_mem::{
     AsyncEvent, AsyncEventSource, AsyncEvents, BindError, BorrowedRegion, Buffer, BufferPool,
-    Context, Device, DeviceAttributes, DeviceList, DmabufRegion, Error, EventFile,
-    ExtendedAttributes, ForkMode, ForkStatus, Forked, GatherElement, GatherList, GidEntry, Handle,
-    HugePageSize, InlineElement, ListError, LocalRegion, MemoryRegion, MemoryWindow, ObjectId,
-    OwnedArray, OwnedRegion, Ownership, PoolUsage, PortAttributes, PreparedBind, ProtectionDomain,
-    RangeError, Recovery, RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement,
-    ScatterGatherElementError, ScatterList, SharedElement, SharedRegion, SliceMut, SliceRef,
-    UnknownDevice, VerbError, WindowType,
+    CommonMemory, CommonRegion, Context, Device, DeviceAttributes, DeviceList, DmabufRegion, Error,
+    EventFile, ExtendedAttributes, ForkMode, ForkStatus, Forked, GatherElement, GatherList,
+    GidEntry, Handle, HugePageSize, InlineElement, ListError, LocalRegion, MemoryRegion,
+    MemoryWindow, ObjectId, OwnedArray, OwnedRegion, Ownership, PoolUsage, PortAttributes,
+    PreparedBind, ProtectionDomain, RangeError, Recovery, RegionMemory, RemoteMemoryRegion,
+    RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError, ScatterList, SharedElement,
+    SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError, WindowType,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -40,6 +40,8 @@ fn objects_are_send_and_sync() {
     send_sync::<ProtectionDomain>();
     send_sync::<RegionMemory>();
     send_sync::<SharedRegion>();
+    send_sync::<CommonMemory>();
+    send_sync::<CommonRegion>();
     unpin::<OwnedRegion>();
     unpin::<SharedRegion>();
 }

@@ -5,8 +5,8 @@
 use std::sync::atomic::Ordering;
 
 use rdma_mem::{
-    AccessError, AccessFlags, Error, GatherElement, ProtectionDomain, RangeError, RegionMemory,
-    ScatterElement, ScatterGatherElementError, open_device,
+    AccessError, AccessFlags, CommonMemory, Error, GatherElement, ProtectionDomain, RangeError,
+    RegionMemory, ScatterElement, ScatterGatherElementError, open_device,
 };
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
@@ -126,6 +126,39 @@ fn memory_goes_from_owned_to_shared_and_back_without_a_copy() {
     region.write(5, b" peer").unwrap();
     let region = pd.register_owned(region.close().unwrap()).unwrap();
     assert_eq!((&region[..10], region.as_ptr()), (&b"hello peer"[..], address));
+}
+
+#[test]
+fn common_memory_comes_back_when_all_of_it_is_closed() {
+    let pd = pd();
+    let mut memory = RegionMemory::allocate(8192).unwrap();
+    memory.fill(3);
+    let common = CommonMemory::new(memory);
+    let rights = [shared(), AccessFlags::new().with_remote_read()];
+    let open: Vec<_> =
+        rights.into_iter().map(|access| common.open(&pd, 10..20, access).unwrap()).collect();
+    let [one, other] = [open[0].remote(), open[1].remote()];
+    assert_eq!((one.address(), one.length()), (other.address(), 10));
+    assert_ne!(one.rkey(), other.rkey());
+    assert!(open[0].memory().len() == 8192 && open[0].len() == 10 && open[0].pd().is_same(&pd));
+    let refused = common.open(&pd, 0..8192, AccessFlags::new().with_remote_write()).unwrap_err();
+    assert!(matches!(refused, Error::Access(_)), "{refused}");
+    let empty = common.open(&pd, 8192..8192, shared()).unwrap_err();
+    assert!(matches!(empty, Error::EmptyRegion), "{empty}");
+    let mut common = common;
+    for part in open {
+        let still = common.try_into_memory().unwrap_err();
+        common = part.close().unwrap();
+        drop(still);
+    }
+    assert_eq!(common.try_into_memory().unwrap()[..], [3; 8192]);
+}
+
+#[test]
+#[should_panic(expected = "0..8193 is not within 8192 bytes")]
+fn common_memory_is_not_opened_beyond_its_end() {
+    let common = CommonMemory::new(RegionMemory::allocate(8192).unwrap());
+    let _ = common.open(&pd(), 0..8193, shared());
 }
 
 #[test]

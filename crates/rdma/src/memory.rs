@@ -10,12 +10,12 @@
 //! ```
 
 pub use rdma_mem::{
-    BindError, BindableRegion, BorrowedRegion, Buffer, BufferPool, DmabufRegion, Error,
-    GatherElement, GatherList, HugePageSize, InlineElement, LocalRegion, MemoryRegion,
-    MemoryWindow, OwnedArray, OwnedRegion, Pod, PoolUsage, PreparedBind, ProtectionDomain,
-    RangeError, RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement,
-    ScatterGatherElementError, ScatterList, SharedElement, SharedRegion, SliceMut, SliceRef,
-    WindowType, remote_array_field, remote_array_field_unchecked, remote_ref,
+    BindError, BindableRegion, BorrowedRegion, Buffer, BufferPool, CommonMemory, CommonRegion,
+    DmabufRegion, Error, GatherElement, GatherList, HugePageSize, InlineElement, LocalRegion,
+    MemoryRegion, MemoryWindow, OwnedArray, OwnedRegion, Pod, PoolUsage, PreparedBind,
+    ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice,
+    ScatterElement, ScatterGatherElementError, ScatterList, SharedElement, SharedRegion, SliceMut,
+    SliceRef, WindowType, remote_array_field, remote_array_field_unchecked, remote_ref,
     remote_struct_array_field, remote_struct_array_field_unchecked, remote_struct_field,
     remote_struct_field_unchecked,
 };

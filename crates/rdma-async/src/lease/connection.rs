@@ -1,23 +1,25 @@
 //! Connections that lend and borrow memory.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_mem::{AccessFlags, Error};
+use rdma_channel::LeaseEnd;
+use rdma_mem::{AccessFlags, CommonMemory, Error};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::borrower::Granted;
 use super::error::{Denial, LeaseError, LendError};
 use super::frame::Ask;
-use super::lender::{Open, Whose, now};
+use super::lender::{Open, Opened, Why, close, now};
 use super::loan::Loan;
 use super::remote::RemoteRegion;
 use super::table::Leases;
 use crate::connection::Connection;
 use crate::control::shared::Member;
 use crate::region::memory::Region;
-use crate::region::reserve::{at_once, local_too};
+use crate::region::reserve::{ReserveError, at_once, local_too};
 
 impl Connection {
     /// Asks the peer for memory of so many bytes, zero, on pages of its own, for so long. The peer's control connection answers,
@@ -158,18 +160,10 @@ impl Connection {
         time: Duration,
     ) -> Result<Loan, LendError> {
         let back = |region, error| LendError { region: Some(region), error };
-        let (member, leases) = match self.leases() {
+        let (place, leases) = match self.lends(access) {
             Ok(found) => found,
             Err(error) => return Err(back(region, error)),
         };
-        let epoch = leases.lender().epoch_of(member.number);
-        let Some(epoch) = epoch.filter(|_| self.closed().is_none()) else {
-            return Err(back(region, LeaseError::Closed(self.closed())));
-        };
-        let granted = member.qp.granted();
-        if !granted.contains(access & remote()) {
-            return Err(back(region, LeaseError::NotGranted { asked: access, granted }));
-        }
         let (length, pd) = (region.len(), self.pd().clone());
         let opened = at_once(length, move || region.open(Some(&pd), local_too(access)));
         let (memory, own) = match opened.await {
@@ -179,23 +173,106 @@ impl Connection {
             }
             Err(_) => return Err(LendError { region: None, error: LeaseError::RuntimeEnded }),
         };
-        let (who, ended) = oneshot::channel();
-        let (number, until) = (member.number, now().checked_add(time));
-        let whose = Whose::Lent(who, own.clone());
-        match leases.lend(Open { number, epoch, until, memory, access, whose }) {
-            Ok(loan) => Ok(Loan { leases: Arc::clone(leases), number, loan, ended }),
+        let (who, mut ended) = oneshot::channel();
+        match leases.lend(place.open(access, time, Opened::Lent(memory, own, who))) {
+            Ok(loan) => Ok(Loan { leases: Arc::clone(leases), number: place.number, loan, ended }),
             Err(open) => {
-                let closed = LeaseError::Closed(self.closed());
-                // One that is still registered is deregistered once more when it is dropped, or never freed.
-                Err(match open.memory.close() {
-                    Ok(memory) => back(Region::of(&own, memory), closed),
-                    Err((_, error)) => {
-                        let error = LeaseError::NotRevoked(Box::new(error));
-                        LendError { region: None, error }
+                // The connection has ended meanwhile.
+                close((open, Why { end: LeaseEnd::OldEpoch, loan: 0, gives: false }));
+                Err(match ended.try_recv() {
+                    Ok(Ok(ended)) => back(ended.region, LeaseError::Closed(self.closed())),
+                    Ok(Err(ReserveError::NotRevoked(error))) => {
+                        LendError { region: None, error: LeaseError::NotRevoked(error) }
                     }
+                    _ => LendError { region: None, error: LeaseError::RuntimeEnded },
                 })
             }
         }
+    }
+
+    /// As [`lend`](Self::lend), a part of memory that others may have parts of at the same time, each with rights and a key of its
+    /// own: counted in bytes from its beginning. The memory comes back when all of its loans have ended, and all clones are
+    /// gone: [`CommonMemory::try_into_memory`].
+    ///
+    /// # Errors
+    /// [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::NotGranted`], [`LeaseError::NotOpened`].
+    ///
+    /// # Panics
+    /// If the memory is not so long; if this is not called within a runtime of tokio.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::time::Duration;
+    /// # use rdma_async::{ConnectionOptions, Driver};
+    /// # use rdma_mem::{AccessFlags, BufferPool};
+    /// # rdma_soft::install();
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let driver = Driver::spawn(&context)?;
+    /// # let listener = driver.listen("127.0.0.1:0", ConnectionOptions::new(&pd)).await?;
+    /// # let connect = driver.connect(listener.local_addr(), ConnectionOptions::new(&pd));
+    /// # let (one, other) = tokio::join!(connect, listener.accept());
+    /// # let ((one, _), other) = (one?, other?);
+    /// use rdma_mem::{CommonMemory, RegionMemory};
+    ///
+    /// let board = CommonMemory::new(RegionMemory::allocate(8192)?);
+    /// let (read, write) = (AccessFlags::new().with_remote_read(), AccessFlags::new().with_remote_write());
+    /// let minute = Duration::from_secs(60);
+    /// let all = one.lend_part(&board, 0..8192, read, minute).await?;
+    /// let line = one.lend_part(&board, 64..128, write, minute).await?;
+    ///
+    /// let (to_read, to_write) = (other.receive_loan().await?, other.receive_loan().await?);
+    /// let mut word = BufferPool::new(&pd).allocate(5)?;
+    /// word.copy_from_slice(b"hello");
+    /// let word = to_write.slice(0..5).unwrap().write(word).await?;
+    /// let word = to_read.slice(64..69).unwrap().read(word).await?;
+    /// assert_eq!(*word, *b"hello");
+    /// drop((to_read, to_write));
+    ///
+    /// drop((all.await?, line.await?));
+    /// let memory = board.try_into_memory().unwrap();
+    /// assert_eq!(memory[64..69], *b"hello");
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn lend_part(
+        &self,
+        memory: &CommonMemory,
+        range: Range<usize>,
+        access: AccessFlags,
+        time: Duration,
+    ) -> Result<Loan<CommonMemory>, LeaseError> {
+        let is_within = range.start <= range.end && range.end <= memory.len();
+        assert!(is_within, "{range:?} is not within {} bytes", memory.len());
+        let (place, leases) = self.lends(access)?;
+        let (length, pd, memory) = (range.len(), self.pd().clone(), memory.clone());
+        let opened = at_once(length, move || memory.open(&pd, range, local_too(access))).await;
+        let part = opened.map_err(|_| LeaseError::RuntimeEnded)?;
+        let part = part.map_err(|error| LeaseError::NotOpened(Box::new(error)))?;
+        let (who, ended) = oneshot::channel();
+        match leases.lend(place.open(access, time, Opened::Part(part, who))) {
+            Ok(loan) => Ok(Loan { leases: Arc::clone(leases), number: place.number, loan, ended }),
+            Err(open) => {
+                close((open, Why { end: LeaseEnd::OldEpoch, loan: 0, gives: false }));
+                Err(LeaseError::Closed(self.closed()))
+            }
+        }
+    }
+
+    /// What memory is lent by, if its peer may do that.
+    fn lends(&self, access: AccessFlags) -> Result<(Place, &Arc<Leases>), LeaseError> {
+        let (member, leases) = self.leases()?;
+        let number = member.number;
+        let epoch = leases.lender().epoch_of(number);
+        let Some(epoch) = epoch.filter(|_| self.closed().is_none()) else {
+            return Err(LeaseError::Closed(self.closed()));
+        };
+        let granted = member.qp.granted();
+        if !granted.contains(access & remote()) {
+            return Err(LeaseError::NotGranted { asked: access, granted });
+        }
+        Ok((Place { number, epoch }, leases))
     }
 
     /// Takes the next memory that the peer has [lent](Self::lend), and waits for one. Dropped before it is ready, the memory
@@ -299,6 +376,20 @@ impl Connection {
             }
         };
         timeout(limit, asked).await.unwrap_or(Err(LeaseError::Timeout { limit }))
+    }
+}
+
+/// Which connection, and which of its queue pairs.
+#[derive(Clone, Copy)]
+struct Place {
+    number: u32,
+    epoch: u32,
+}
+
+impl Place {
+    fn open(self, access: AccessFlags, time: Duration, opened: Opened) -> Open {
+        let Self { number, epoch } = self;
+        Open { number, epoch, until: now().checked_add(time), access, opened }
     }
 }
 

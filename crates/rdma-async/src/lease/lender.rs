@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use rdma_channel::LeaseEnd;
-use rdma_mem::{AccessFlags, ProtectionDomain, SharedRegion};
+use rdma_mem::{AccessFlags, CommonMemory, CommonRegion, Error, ProtectionDomain, SharedRegion};
 use tokio::sync::oneshot;
 
 use super::limits::Counted;
@@ -35,24 +35,45 @@ pub(super) struct Open {
     pub(super) epoch: u32,
     /// `None` if its time has no end.
     pub(super) until: Option<Instant>,
-    pub(super) memory: SharedRegion,
     pub(super) access: AccessFlags,
-    pub(super) whose: Whose,
+    pub(super) opened: Opened,
 }
 
-/// Who has it back.
+/// What is registered, and who has it back.
 #[derive(Debug)]
-pub(super) enum Whose {
+pub(super) enum Opened {
     /// Who has lent it, whose region is of that domain.
-    Lent(oneshot::Sender<Result<EndedLoan, ReserveError>>, ProtectionDomain),
+    Lent(SharedRegion, ProtectionDomain, Back<Region>),
+    /// Of memory of which others may have parts.
+    Part(CommonRegion, Back<CommonMemory>),
     /// Nobody, unless the peer gives it to this end's program.
-    Asked(Counted),
+    Asked(SharedRegion, Counted),
 }
+
+/// Who has lent memory.
+pub(super) type Back<M> = oneshot::Sender<Result<EndedLoan<M>, ReserveError>>;
 
 impl Open {
+    /// How long it is, in bytes.
+    pub(super) fn len(&self) -> usize {
+        match &self.opened {
+            Opened::Lent(region, ..) | Opened::Asked(region, _) => region.len(),
+            Opened::Part(part, _) => part.len(),
+        }
+    }
+
+    /// Whether the program of this end has lent it.
+    pub(super) const fn is_lent(&self) -> bool {
+        !matches!(self.opened, Opened::Asked(..))
+    }
+
     pub(super) fn descriptor(&self) -> Descriptor {
         let left = |until: Instant| until.saturating_duration_since(now());
-        Descriptor::new(self.memory.remote(), self.until.map_or(Duration::MAX, left))
+        let remote = match &self.opened {
+            Opened::Lent(region, ..) | Opened::Asked(region, _) => region.remote(),
+            Opened::Part(part, _) => part.remote(),
+        };
+        Descriptor::new(remote, self.until.map_or(Duration::MAX, left))
     }
 }
 
@@ -167,29 +188,37 @@ impl Lender {
 /// Closes the memory, and gives it to whom it belongs: what the peer has given to the program of this end is returned.
 #[allow(clippy::mem_forget)] // as the memory is
 pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
-    let Open { memory, whose, .. } = open;
-    let pd = memory.pd().clone();
     // One that is still registered is deregistered once more when it is dropped, or never freed.
-    let closed = memory.close().map_err(|(_, error)| error);
-    match whose {
-        Whose::Lent(who, pd) => {
-            let end = why.end;
-            let ended = closed.map(|memory| EndedLoan { region: Region::of(&pd, memory), end });
-            // If nobody waits, the memory is freed.
-            let ended = ended.map_err(|error| ReserveError::NotRevoked(Box::new(error)));
-            apart(|| drop(who.send(ended)));
+    match open.opened {
+        Opened::Lent(region, pd, who) => {
+            let closed = region.close().map_err(|(_, error)| error);
+            give_back(who, closed.map(|memory| Region::of(&pd, memory)), why.end);
             None
         }
-        Whose::Asked(counted) => match closed {
-            Ok(memory) if why.gives => {
-                Some(Given { region: Region::of(&pd, memory), _counted: counted })
+        Opened::Part(part, who) => {
+            give_back(who, part.close().map_err(|(_, error)| error), why.end);
+            None
+        }
+        Opened::Asked(region, counted) => {
+            let pd = region.pd().clone();
+            match region.close() {
+                Ok(memory) if why.gives => {
+                    Some(Given { region: Region::of(&pd, memory), _counted: counted })
+                }
+                Ok(_) => None,
+                Err((_, error)) => {
+                    tracing::error!(%error, "memory that a peer has borrowed could not be closed, and is never used again");
+                    std::mem::forget(counted);
+                    None
+                }
             }
-            Ok(_) => None,
-            Err(error) => {
-                tracing::error!(%error, "memory that a peer has borrowed could not be closed, and is never used again");
-                std::mem::forget(counted);
-                None
-            }
-        },
+        }
     }
+}
+
+/// If nobody waits, the memory is freed.
+fn give_back<M>(who: Back<M>, closed: Result<M, Error>, end: LeaseEnd) {
+    let ended = closed.map(|region| EndedLoan { region, end });
+    let ended = ended.map_err(|error| ReserveError::NotRevoked(Box::new(error)));
+    apart(|| drop(who.send(ended)));
 }

@@ -17,25 +17,26 @@ use crate::region::reserve::ReserveError;
 /// back, its time is over, or its queue pair has ended. `&mut loan` can be awaited in `select!`, and again.
 ///
 /// Dropped, the loan goes on until then, and the memory is freed.
+/// Of a [part](crate::Connection::lend_part) of common memory, that memory comes back.
 #[must_use = "the memory comes back from it"]
-pub struct Loan {
+pub struct Loan<M = Region> {
     pub(super) leases: Arc<Leases>,
     pub(super) number: u32,
     pub(super) loan: u32,
-    pub(super) ended: oneshot::Receiver<Result<EndedLoan, ReserveError>>,
+    pub(super) ended: oneshot::Receiver<Result<EndedLoan<M>, ReserveError>>,
 }
 
 /// Memory that is back from the peer.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct EndedLoan {
-    /// The memory, exclusively again, with what the peer has written.
-    pub region: Region,
+pub struct EndedLoan<M = Region> {
+    /// The memory, with what the peer has written: exclusively again, if it was not a part of common memory.
+    pub region: M,
     /// Why the loan has ended.
     pub end: LeaseEnd,
 }
 
-impl Loan {
+impl<M> Loan<M> {
     /// Takes the memory back now: await the loan for it. The peer is told, and what it has posted before it hears of that fails,
     /// and ends the connection.
     pub fn revoke(&self) {
@@ -44,8 +45,8 @@ impl Loan {
 }
 
 /// The memory, or [`ReserveError::NotRevoked`] and [`ReserveError::RuntimeEnded`] without it.
-impl Future for Loan {
-    type Output = Result<EndedLoan, ReserveError>;
+impl<M> Future for Loan<M> {
+    type Output = Result<EndedLoan<M>, ReserveError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let ended = ready!(Pin::new(&mut self.ended).poll(cx));
@@ -54,7 +55,7 @@ impl Future for Loan {
     }
 }
 
-impl fmt::Debug for Loan {
+impl<M> fmt::Debug for Loan<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Loan").field(&self.loan).finish()
     }

@@ -13,7 +13,7 @@ use tokio::time::timeout_at;
 use super::borrower::{Asked, Borrower, Granted};
 use super::error::Denial;
 use super::frame::{Ask, LeaseFrame};
-use super::lender::{Current, Lender, Open, Whose, Why, close, now};
+use super::lender::{Current, Lender, Open, Opened, Why, close, now};
 use super::limits::{Account, Counted, LeaseLimits};
 use super::outbox::Outbox;
 use crate::ledger::after::apart;
@@ -133,12 +133,12 @@ impl Leases {
     /// Closes one that is due, or has it closed by another thread, for which the caller may wait.
     fn begin_close(self: &Arc<Self>, due: (Open, Why)) -> Option<JoinHandle<()>> {
         let (open, why) = &due;
-        if why.end == LeaseEnd::TimeOver && matches!(open.whose, Whose::Lent(..)) {
+        if why.end == LeaseEnd::TimeOver && open.is_lent() {
             // It may still await the program there.
             let over = LeaseFrame::Over { loan: why.loan };
             self.out.say(open.number, open.epoch, &over);
         }
-        if open.memory.len() <= AT_ONCE {
+        if open.len() <= AT_ONCE {
             self.close(due);
             return None;
         }
@@ -399,9 +399,9 @@ impl Leases {
             return self.deny(number, epoch, ask.ask, Denial::Failed);
         };
         let until = now().checked_add(ask.time);
-        let (access, whose) = (ask.access, Whose::Asked(counted));
+        let (access, opened) = (ask.access, Opened::Asked(memory, counted));
         let mut lender = self.lender();
-        let inserted = lender.insert(Open { number, epoch, until, memory, access, whose });
+        let inserted = lender.insert(Open { number, epoch, until, access, opened });
         match inserted {
             Ok(loan) => {
                 if let Some(open) = lender.loan(number, loan) {

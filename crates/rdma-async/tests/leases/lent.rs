@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rdma_async::{LeaseEnd, LeaseError, TransportError};
-use rdma_mem::AccessFlags;
+use rdma_mem::{AccessFlags, CommonMemory};
 
 use crate::*;
 
@@ -79,6 +79,58 @@ fn each_loan_has_a_key_and_rights_of_its_own() {
             let ended = timeout(HANG, loan).await.unwrap().unwrap();
             assert_eq!(ended.end, LeaseEnd::OldEpoch);
         }
+    });
+}
+
+/// Loans of parts that overlap, to several peers: each has its own, and the end of one is not that of others.
+#[test]
+fn parts_of_one_memory_are_lent_to_several() {
+    run(|| async {
+        for device in DEVICES {
+            let host = Host::new(device);
+            let (lender, borrower) = pair(&host).await;
+            let (second, other) = pair(&host).await;
+            let common = CommonMemory::new(region(&host, 8192).into_memory().unwrap());
+            let all = lender.lend_part(&common, 0..8192, READ, HANG).await.unwrap();
+            let line = lender.lend_part(&common, 64..128, WRITE, HANG).await.unwrap();
+            let others = second.lend_part(&common, 100..200, READ | WRITE, HANG).await.unwrap();
+            let to_read = borrower.receive_loan().await.unwrap();
+            let to_write = borrower.receive_loan().await.unwrap();
+            let to_both = other.receive_loan().await.unwrap();
+            assert_eq!([&to_read, &to_write, &to_both].map(|lent| lent.len()), [8192, 64, 100]);
+            to_write.write(host.buffer(&[2; 64])).await.unwrap();
+            let read = to_both.slice(0..30).unwrap().read(host.pool.allocate(30).unwrap());
+            assert_eq!(read.await.unwrap()[..], [[2; 28].as_slice(), &[1; 2]].concat());
+            // One ends, and the others go on.
+            let late = to_write.remote();
+            drop(to_write);
+            drop(timeout(HANG, line).await.unwrap().unwrap());
+            to_both.write(host.buffer(&[3; 100])).await.unwrap();
+            let read = to_read.slice(99..201).unwrap().read(host.pool.allocate(102).unwrap());
+            assert_eq!(read.await.unwrap()[..], [[2].as_slice(), &[3; 100], &[1]].concat());
+            let common = common.try_into_memory().unwrap_err();
+            // What one may not do ends its connection, and its loans: not those of the other.
+            let failed = borrower.write(host.buffer(b"late"), late.slice(0..4).unwrap());
+            failed.await.unwrap_err();
+            lender.receive_imm().await.unwrap_err();
+            assert_eq!(timeout(HANG, all).await.unwrap().unwrap().end, LeaseEnd::OldEpoch);
+            to_both.write(host.buffer(&[4; 100])).await.unwrap();
+            drop(to_both);
+            drop(timeout(HANG, others).await.unwrap().unwrap());
+            let memory = common.try_into_memory().unwrap();
+            assert_eq!(memory[64..201], [[2; 36].as_slice(), &[4; 100], &[1]].concat());
+        }
+    });
+}
+
+#[test]
+#[should_panic(expected = "0..65 is not within 64 bytes")]
+fn no_part_is_lent_beyond_the_end() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (lender, _borrower) = pair(&host).await;
+        let common = CommonMemory::new(region(&host, 64).into_memory().unwrap());
+        let _ = lender.lend_part(&common, 0..65, READ, HANG).await;
     });
 }
 

@@ -172,6 +172,11 @@ impl RegionMemory {
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
+
+    /// How long it is, in bytes, without a reference to them.
+    pub(crate) const fn length(&self) -> usize {
+        self.length
+    }
 }
 
 /// Whole pages.

@@ -1,6 +1,8 @@
 //! Regions with memory of their own that peers may use.
 #![allow(unsafe_code)]
 
+pub(crate) mod common;
+
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;

@@ -1,0 +1,144 @@
+//! Memory that several regions have at once.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rdma_types::{AccessFlags, Rkey};
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::error::Error;
+use crate::region::memory::RegionMemory;
+use crate::region::registration::Registration;
+use crate::remote::RemoteMemoryRegion;
+
+/// Memory that is open to several peers at once, to each with a range, rights and a key of its own.
+///
+/// It shows nothing of its bytes: as long as a [part](CommonRegion) of it is registered, peers may change them. When all parts
+/// are closed, and all clones of this are gone, [`try_into_memory`](Self::try_into_memory) has them again.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::{AccessFlags, CommonMemory, RegionMemory};
+///
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let memory = CommonMemory::new(RegionMemory::allocate(8192)?);
+/// let to_read = memory.open(&pd, 0..8192, AccessFlags::new().with_remote_read())?;
+/// let to_write = memory.open(&pd, 100..200, AccessFlags::new().with_local_write().with_remote_write())?;
+/// assert_ne!(to_read.rkey(), to_write.rkey());
+/// assert_eq!(to_write.remote().length(), 100);
+///
+/// let memory = memory.try_into_memory().unwrap_err(); // it is open
+/// to_read.close().map_err(|(_, error)| error)?;
+/// to_write.close().map_err(|(_, error)| error)?;
+/// assert_eq!(memory.try_into_memory().unwrap().len(), 8192);
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct CommonMemory(Arc<RegionMemory>);
+
+impl CommonMemory {
+    /// Of memory that nobody else has.
+    #[must_use]
+    pub fn new(memory: RegionMemory) -> Self {
+        Self(Arc::new(memory))
+    }
+
+    /// The length, in bytes.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)] // no region is empty
+    pub fn len(&self) -> usize {
+        self.0.length()
+    }
+
+    /// Registers a range of it, in bytes from its beginning, with these rights.
+    ///
+    /// # Errors
+    /// [`Error::EmptyRegion`] for 0 bytes, [`Error::Access`] for flags that the verbs forbid, or the verb's: the hint is
+    /// about the limit of locked memory.
+    ///
+    /// # Panics
+    /// If the memory is not so long.
+    #[doc(alias = "ibv_reg_mr")]
+    #[track_caller]
+    pub fn open(
+        &self,
+        pd: &ProtectionDomain,
+        range: Range<usize>,
+        access: AccessFlags,
+    ) -> Result<CommonRegion, Error> {
+        let is_within = range.start <= range.end && range.end <= self.len();
+        assert!(is_within, "{range:?} is not within {} bytes", self.len());
+        let (length, memory) = (range.len(), self.clone());
+        // SAFETY: SAFETY.md F16: the range is within the memory, which `self` keeps.
+        let base = unsafe { self.0.base().add(range.start) };
+        // SAFETY: SAFETY.md F8, F16: the memory stays mapped until the last clone is dropped, of which the registration has
+        // one; whoever has the rkey may use the memory: no reference to it is formed while there is more than one clone.
+        let region = unsafe { Registration::new(pd, base, length, access, memory) };
+        region.map(CommonRegion).map_err(|(_, error)| error)
+    }
+
+    /// The memory, exclusively again.
+    ///
+    /// # Errors
+    /// With this, if there are clones, or parts that are not closed.
+    pub fn try_into_memory(self) -> Result<RegionMemory, Self> {
+        Arc::try_unwrap(self.0).map_err(Self)
+    }
+}
+
+impl fmt::Debug for CommonMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CommonMemory").field(&self.0).finish()
+    }
+}
+
+/// A part of [`CommonMemory`] that is open to peers, with rights and a key of its own.
+#[doc(alias = "ibv_mr")]
+#[derive(Debug)]
+pub struct CommonRegion(Registration<CommonMemory>);
+
+impl CommonRegion {
+    /// The part as a peer names it, for sending to that peer.
+    #[must_use]
+    pub fn remote(&self) -> RemoteMemoryRegion {
+        self.0.remote()
+    }
+
+    /// The key for peers.
+    #[must_use]
+    pub fn rkey(&self) -> Rkey {
+        self.0.rkey()
+    }
+
+    /// The length, in bytes.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)] // no region is empty
+    pub fn len(&self) -> usize {
+        self.0.length()
+    }
+
+    /// The protection domain that the part was registered in.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.0.pd()
+    }
+
+    /// The memory that it is a part of.
+    #[must_use]
+    pub fn memory(&self) -> &CommonMemory {
+        self.0.memory()
+    }
+
+    /// Deregisters it, which ends the access of peers by its key.
+    ///
+    /// # Errors
+    /// What the provider says, with the part, which is still registered.
+    #[doc(alias = "ibv_dereg_mr")]
+    #[allow(clippy::result_large_err)] // it is the region itself
+    pub fn close(self) -> Result<CommonMemory, (Self, Error)> {
+        self.0.close().map_err(|(registration, error)| (Self(registration), error))
+    }
+}
