@@ -5,6 +5,8 @@ pub(crate) mod file;
 pub(crate) mod manual;
 pub(crate) mod shared;
 pub(crate) mod task;
+#[cfg(not(loom))]
+pub(crate) mod windows;
 
 use std::fmt;
 use std::sync::Arc;

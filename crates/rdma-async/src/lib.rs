@@ -51,7 +51,7 @@
 //!
 //! A forked child has none of its parent's connections. It must not use them; dropping connections, drivers and
 //! listeners does nothing, and an operation that waits for a slot, an [`Incoming`],
-//! [`Events`], or a future of leases must not be dropped there.
+//! [`Events`], or another future of this crate must not be dropped there.
 
 // Models have no network, and nobody to use what only that uses.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]

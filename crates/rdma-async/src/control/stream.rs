@@ -1,6 +1,7 @@
 //! The task that has the stream of a control connection: it says and hears what there is, and notices that the other end is
 //! gone.
 
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::frame::{Frame, HEAD, Head};
@@ -21,6 +23,8 @@ use crate::link::Inner;
 
 /// So many beats without a sign of life, and the other end is gone.
 const SILENT_BEATS: u32 = 3;
+/// So many frames wait for those before them, and no more is heard until there is room.
+const MOST_FRAMES: usize = 64;
 /// As long as a timer can wait.
 const LONGEST_BEAT: Duration = Duration::from_secs(1 << 30);
 
@@ -69,8 +73,12 @@ async fn until_gone(mut stream: TcpStream, mut guard: Guard, beat: Option<Durati
     let shared = &*guard.shared;
     let (from, to) = stream.split();
     let mut rest = Vec::new();
+    let (queue, frames) = mpsc::channel(MOST_FRAMES);
+    // What was heard before the end is taken before it.
+    let hears = async { Ok(hear(shared, from, &has_heard, queue).await) };
+    let listens = async { tokio::try_join!(hears, take(shared, frames)) };
     let ended = tokio::select! {
-        ended = hear(shared, from, &has_heard) => ended,
+        ended = listens => ended.and_then(|(Err(end), ())| Err(end)),
         ended = say(shared, to, &mut rest) => ended,
         () = shared.left.notified() => {
             // Nobody is here any more: what was said before, as far as it goes out at once.
@@ -92,8 +100,17 @@ async fn until_gone(mut stream: TcpStream, mut guard: Guard, beat: Option<Durati
     guard.reason = CloseReason::Gone;
 }
 
-/// Until the stream ends, or something comes that cannot be.
-async fn hear(shared: &Shared, mut from: ReadHalf<'_>, has_heard: &AtomicBool) -> io::Result<()> {
+/// A frame, of which connection, and of which epoch.
+type Heard = (u32, u32, Frame);
+
+/// Hears until the stream ends, or something comes that is no frame: why it ends. Signs of life are taken at once, and all else
+/// in its turn.
+async fn hear(
+    shared: &Shared,
+    mut from: ReadHalf<'_>,
+    has_heard: &AtomicBool,
+    queue: mpsc::Sender<Heard>,
+) -> io::Result<Infallible> {
     if !shared.talks {
         // What a channel says changes nothing, only that it goes.
         while from.read(&mut [0; 512]).await? > 0 {}
@@ -108,15 +125,27 @@ async fn hear(shared: &Shared, mut from: ReadHalf<'_>, has_heard: &AtomicBool) -
         from.read_exact(rest).await?;
         let frame = head.frame(rest).map_err(not_kept)?;
         has_heard.store(true, Ordering::Relaxed);
+        if matches!(frame, Frame::Beat | Frame::Alive) {
+            shared.hear(head.number, head.epoch, frame).map_err(not_kept)?;
+        } else {
+            queue.send((head.number, head.epoch, frame)).await.map_err(not_kept)?;
+        }
+    }
+}
+
+/// Takes what was heard, one after the other: what is behind the end of memory finds it closed.
+async fn take(shared: &Shared, mut queue: mpsc::Receiver<Heard>) -> io::Result<()> {
+    while let Some((number, epoch, frame)) = queue.recv().await {
         let takes_time = matches!(frame, Frame::Lease(_));
-        let heard = shared.hear(head.number, head.epoch, frame).map_err(not_kept)?;
-        if let Some(closing) = heard {
+        let closing = shared.hear(number, epoch, frame).map_err(not_kept)?;
+        if let Some(closing) = closing {
             // One that was dropped is the runtime's end, and that of this task.
             let _ = closing.await;
         } else if takes_time {
             tokio::task::yield_now().await;
         }
     }
+    Ok(())
 }
 
 fn not_kept(what: impl ToString) -> io::Error {
@@ -139,9 +168,17 @@ async fn say(shared: &Shared, mut to: WriteHalf<'_>, rest: &mut Vec<u8>) -> io::
                 return Ok(());
             }
         }
-        tokio::select! {
-            written = to.write(rest), if !rest.is_empty() => drop(rest.drain(..written?)),
-            () = shared.out.to_say.notified() => {}
+        let written = tokio::select! {
+            written = to.write(rest), if !rest.is_empty() => written,
+            () = shared.out.to_say.notified() => Ok(0),
+        };
+        match written {
+            Ok(count) => drop(rest.drain(..count)),
+            // Nobody hears it any more. What has come before is still heard, and then the end.
+            Err(error) if error.kind() != io::ErrorKind::Other => {
+                return std::future::pending().await;
+            }
+            Err(error) => return Err(error),
         }
         // Whatever has this told again and again lets others run.
         tokio::task::coop::consume_budget().await;

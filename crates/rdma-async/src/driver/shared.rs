@@ -5,8 +5,10 @@ use std::sync::{Arc, PoisonError};
 use rdma_channel::CloseReason;
 use rdma_mem::{AsyncEvent, AsyncEventKind, AsyncEventSource, Context};
 use rdma_qp::{CompletionChannel, CompletionQueue, Error};
-use tokio::sync::{Notify, OnceCell};
+use tokio::sync::Notify;
 
+#[cfg(not(loom))]
+use crate::driver::windows::Windows;
 use crate::ledger::Ledger;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 
@@ -30,7 +32,8 @@ pub(crate) struct Shared {
     /// Told when it has ended.
     pub(super) has_ended: Notify,
     /// Whether windows of the device keep peers within them, once somebody has wanted to know.
-    pub(crate) windows: OnceCell<bool>,
+    #[cfg(not(loom))]
+    pub(crate) windows: Windows,
 }
 
 /// Keeps the driver going: it ends when the last one is dropped.
@@ -56,7 +59,8 @@ impl Shared {
             is_done: AtomicBool::new(false),
             ends: Notify::new(),
             has_ended: Notify::new(),
-            windows: OnceCell::new(),
+            #[cfg(not(loom))]
+            windows: Windows::default(),
         }))
     }
 

@@ -109,7 +109,8 @@ impl Connection {
     /// ended, whichever is first: then a late peer gets a remote access error, and changes nothing. The time is counted by a
     /// task of the runtime that the connection was made in, and by the kernel's `CLOCK_MONOTONIC`, which stands still
     /// while the machine is suspended. Memory of more than 1 MiB is opened and closed on tokio's blocking threads, of which one has
-    /// to be free. Dropped before it is ready, the memory is freed.
+    /// to be free; what is left when the control connection ends is closed at once, by its task. Dropped before it is ready, the
+    /// memory is freed.
     ///
     /// The key is good for every connection of this domain, for whoever has been told of it, and providers use keys again: what a
     /// peer has posted just before the end, and its device sends again later, may reach memory that was opened since.

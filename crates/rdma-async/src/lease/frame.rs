@@ -10,7 +10,7 @@
 //! | 10 | GRANT | lender | the memory is open | ask (4), loan (4), access (4), descriptor (28) |
 //! | 11 | DENY | lender | it will not be | ask (4), why (4), limit (8) |
 //! | 12 | BACK | borrower | it needs the memory no more; with 1 the lender's program is to have it | loan (4), 0 or 1 (4) |
-//! | 13 | OVER | lender | the memory was closed before its time | loan (4) |
+//! | 13 | OVER | lender | the memory was closed before its time, or with it: it may still await the borrower | loan (4) |
 
 use std::time::Duration;
 

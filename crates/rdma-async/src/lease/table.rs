@@ -235,7 +235,9 @@ impl Leases {
             }
             LeaseFrame::Lend { loan } => {
                 let is_current = self.lender().epoch_of(number) == Some(epoch);
-                if !is_current || !self.borrower().announce(number, epoch, loan) {
+                if is_current && self.borrower().announce(number, epoch, loan) {
+                    self.forget_ended(number, epoch);
+                } else {
                     self.out.reply(number, epoch, &LeaseFrame::Back { loan, gives: false })?;
                 }
             }
@@ -283,10 +285,7 @@ impl Leases {
         });
         self.out.say(number, epoch, &LeaseFrame::Ask(ask));
         drop(borrower);
-        // Whoever has ended it before knows nothing of the request.
-        if self.lender().epoch_of(number) != Some(epoch) {
-            drop(self.asked(number, ask.ask));
-        }
+        self.forget_ended(number, epoch);
         answered
     }
 
@@ -337,7 +336,16 @@ impl Leases {
     pub(super) fn await_again(&self, number: u32, epoch: u32, loan: u32) {
         if self.lender().epoch_of(number) == Some(epoch) {
             self.borrower().announce_again(number, epoch, loan);
+            self.forget_ended(number, epoch);
             self.tell();
+        }
+    }
+
+    /// Whoever has ended it just before knows nothing of what was noted since.
+    fn forget_ended(&self, number: u32, epoch: u32) {
+        if self.lender().epoch_of(number) != Some(epoch) {
+            let ended = self.borrower().end_of(number, epoch);
+            ended.into_iter().for_each(|answer| apart(|| drop(answer)));
         }
     }
 

@@ -358,7 +358,8 @@ impl Place {
         let (id, held) = self.slots.fill(place, index, operation, memory);
         // SAFETY: SAFETY.md F28: the memory of the request is in its slot, from before the post, and is taken out when the
         // request has completed or the queue pair was destroyed. Until then nobody else has it, or, if it is shared, nobody
-        // writes it. The word of an atomic operation is of its slot.
+        // writes it. The word of an atomic operation is of its slot. A window that was bound keeps its region, and shows nothing of it,
+        // until it is not bound any more.
         match unsafe { post::post(qp, request, held, self.words.as_ref(), id) } {
             Ok(()) => Ok(id),
             // The provider refused, and did not say whether it had posted it: the slot keeps the memory until the queue

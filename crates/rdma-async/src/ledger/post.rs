@@ -156,7 +156,8 @@ unsafe fn bind(
     access: AccessFlags,
     id: Id,
 ) -> Result<(), PostError> {
-    // SAFETY: this function's contract; the window has its region for itself.
+    // SAFETY: this function's contract, and SAFETY.md F28: the window has its region for itself, all of which may be the
+    // peer's, so that it does not matter whether the device keeps to the range; a window is bound once at a time.
     unsafe { qp.bind(window.get_mut(), range, access, id.0) }
 }
 

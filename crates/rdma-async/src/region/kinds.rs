@@ -32,8 +32,8 @@ impl Kind for Invalidate {
     type Output = Window;
 
     fn finish(mut window: Window, _: &WorkSuccess, _: u64) -> Window {
-        // SAFETY: SAFETY.md F28: the invalidation of its key has completed with success, and was posted behind the completion
-        // of its only bind.
+        // SAFETY: SAFETY.md F28: the invalidation of its key, which `reserve_for` has taken from this window, has completed with
+        // success, and was posted behind the completion of its only bind.
         unsafe { window.get_mut().unbound() };
         window
     }

@@ -1,4 +1,8 @@
 //! Whether windows of a device keep peers within them.
+//!
+//! A window is bound to all of its region, so one that is not kept to would open no more than a registration does. But a device
+//! that does not see to the bounds of windows is not trusted with the rest of them: that of Linux 6.1 (`docs/rxe-differences.md`) keeps
+//! windows bound beyond their queue pair, and its kernel fails when one is invalidated that is not bound.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +11,7 @@ use rdma_channel::TransportError;
 use rdma_mem::{AccessFlags, Buffer, BufferPool, OwnedRegion, ProtectionDomain};
 use rdma_qp::prelude::*;
 use rdma_qp::{Error, WorkErrorClass};
+use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -14,6 +19,7 @@ use super::kinds::Bind;
 use crate::buffer::window::Window;
 use crate::connection::Connection;
 use crate::driver::Driver;
+use crate::driver::windows::Windows;
 use crate::ledger::post::Request;
 use crate::link::{Inner, Link};
 use crate::operation::Op;
@@ -24,28 +30,56 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// The region has four parts of so many bytes, of which the second one is open.
 const PART: usize = 64;
 
-/// Whether windows of the connection's device keep peers within them. Found out once for its driver; if it cannot be, they
-/// do not.
+/// Whether windows of the connection's device keep peers within them. Found out once for its driver, by a task of its own:
+/// nobody waits for whoever has asked first. If it cannot be found out, they do not, this time.
 pub(super) async fn are_windows_bounded(link: &Inner) -> bool {
-    let shared = &link.driver.0;
-    if let Some(known) = shared.windows.get() {
+    let windows = &link.driver.0.windows;
+    if let Some(known) = windows.known.get() {
         return *known;
     }
-    let find_out = async {
-        let (driver, port) = (Driver(Arc::clone(&link.driver)), link.look(|place| place.port()));
-        match timeout(LIMIT, probe(driver, port)).await {
-            Ok(Ok(is_bounded)) => is_bounded,
-            Ok(Err(error)) => {
-                tracing::debug!(%error, "memory windows cannot be used");
-                false
-            }
-            Err(_) => {
-                tracing::debug!("the device does not answer: no memory windows are used");
-                false
-            }
+    Box::pin(find_out(windows, link)).await
+}
+
+#[cold]
+async fn find_out(windows: &Windows, link: &Inner) -> bool {
+    let mut answer = {
+        let mut asked = windows.asked();
+        // Its task may have ended with its runtime.
+        match asked.take_if(|asked| asked.has_changed().is_ok()) {
+            Some(before) => asked.insert(before).clone(),
+            None => asked.insert(begin(link)).clone(),
         }
     };
-    *Box::pin(shared.windows.get_or_init(|| find_out)).await
+    let answer = answer.wait_for(Option::is_some).await;
+    answer.ok().and_then(|answer| *answer).unwrap_or(false)
+}
+
+/// Begins to find it out.
+fn begin(link: &Inner) -> watch::Receiver<Option<bool>> {
+    let (tell, answer) = watch::channel(None);
+    let (driver, port) = (Driver(Arc::clone(&link.driver)), link.look(|place| place.port()));
+    tokio::spawn(async move {
+        let shared = Arc::clone(&driver.0);
+        let windows = &shared.0.windows;
+        let found = timeout(LIMIT, probe(driver, port)).await;
+        let is_bounded = matches!(found, Ok(Ok(true)));
+        match found {
+            Ok(Ok(_)) => {
+                let _ = windows.known.set(is_bounded);
+            }
+            Err(_) => {
+                tracing::warn!("the device does not answer: its memory windows are not used");
+                let _ = windows.known.set(false);
+            }
+            // It may be otherwise at the next call.
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "it was not found out whether memory windows can be used");
+                *windows.asked() = None;
+            }
+        }
+        let _ = tell.send(Some(is_bounded));
+    });
+    answer
 }
 
 /// Both ends of a connection, a window of the first one's, and what the second one writes into it.
@@ -58,7 +92,9 @@ struct Rig {
 
 async fn probe(driver: Driver, port: Option<u8>) -> Result<bool, TransportError> {
     let Some(rig) = apart(move || Rig::new(&driver, port)).await else { return Ok(false) };
-    let Rig { one, other, window, words: [within, across] } = rig?;
+    // Without windows.
+    let Some(rig) = rig? else { return Ok(false) };
+    let Rig { one, other, window, words: [within, across] } = rig;
     let access = AccessFlags::REMOTE_WRITE;
     let request = Request::Bind(PART, 2 * PART, access);
     let window = Op::<Bind>::new(Link::Borrowed(one.inner()), window, request).await?;
@@ -88,16 +124,21 @@ fn is_as_written(region: &OwnedRegion) -> bool {
 }
 
 impl Rig {
-    fn new(driver: &Driver, port: Option<u8>) -> Result<Self, TransportError> {
+    /// `None` if the device has no windows.
+    fn new(driver: &Driver, port: Option<u8>) -> Result<Option<Self>, TransportError> {
         let pd = driver.context().allocate_pd()?;
         let region = pd.allocate_bindable_region(4 * PART)?;
-        let window = Window::allocate(region).map_err(|(_, error)| error)?;
+        let window = match Window::allocate(region) {
+            Ok(window) => window,
+            Err((_, rdma_mem::Error::NoWindows { .. })) => return Ok(None),
+            Err((_, error)) => return Err(error.into()),
+        };
         let pool = BufferPool::with_region_size(&pd, 4096);
         let mut words = [pool.allocate(PART)?, pool.allocate(PART)?];
         words[0].fill(1);
         words[1].fill(2);
         let [one, other] = Self::connect(driver, &pd, port)?;
-        Ok(Self { one, other, window, words })
+        Ok(Some(Self { one, other, window, words }))
     }
 
     fn connect(

@@ -92,7 +92,7 @@ impl Region {
     /// waits as long as a connection sends again.
     ///
     /// # Errors
-    /// [`ReserveError::NotOpened`] with the memory, [`ReserveError::NotRevoked`] without it.
+    /// [`ReserveError::NotOpened`] with the memory, [`ReserveError::NotRevoked`] and [`ReserveError::RuntimeEnded`] without it.
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio that has time (`enable_time`).

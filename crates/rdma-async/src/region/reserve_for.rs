@@ -30,7 +30,7 @@ impl Region {
     ///
     /// The region keeps its registration and its window for the next call, which is then two requests of the connection's
     /// send queue. The bind takes its turn behind what the connection has posted before; the time begins when it
-    /// is done. No invalidation waits for others: if requests of the connection are outstanding at the end, the window
+    /// is done. No invalidation waits for others: if requests of its send queue are outstanding at the end, the window
     /// is deallocated in its place, and the next call makes another one. Memory that was a [file](rdma_mem::RegionMemory::memfd)
     /// is none any more.
     ///
@@ -40,12 +40,14 @@ impl Region {
     /// by what waits for one in `f` first. A peer that invalidates the key itself, by a send, ends the connection.
     ///
     /// Keys count up in their low byte with each bind, so a key that was closed does not fit before 255 later calls for
-    /// the same region and window. A request that was sent under an old key is refused until then, which ends the connection.
+    /// the same region, as long as its window is kept; a device may give another window a key that was used before. A request
+    /// that was sent under an old key is refused until then, which ends the connection. So a peer asks for
+    /// [time enough](Descriptor::remote) for its request.
     ///
     /// Where a device does not keep peers within windows, has none, or is asked for other rights than to read, to
     /// write and for atomic operations, this is the registration of `reserve`, and whoever has the key reaches the memory;
     /// it ends with the connection all the same. Which devices do is found out once for each [`Driver`](crate::Driver), by
-    /// the first call: it makes two queue pairs, connects them, and has an access beyond a window refused, some
+    /// the first call, or the next one if that fails: it makes two queue pairs, connects them, and has an access beyond a window refused, some
     /// milliseconds on tokio's blocking threads; of that refusal the device may report an event, for a queue pair which the
     /// program has not made. A device that does not answer for ten seconds counts as one without windows.
     ///
@@ -53,7 +55,8 @@ impl Region {
     /// a request for the window is with the device, behind that.
     ///
     /// # Errors
-    /// [`ReserveError::WrongDomain`] and [`ReserveError::NotOpened`] with the memory, [`ReserveError::NotRevoked`] without it.
+    /// [`ReserveError::WrongDomain`] and [`ReserveError::NotOpened`] with the memory, [`ReserveError::NotRevoked`] and
+    /// [`ReserveError::RuntimeEnded`] without it.
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio that has time (`enable_time`).
@@ -103,13 +106,20 @@ impl Region {
         if !self.pd().is_same(&link.pd) {
             return Err(ReserveError::WrongDomain { region: self });
         }
+        let rights = access.difference(AccessFlags::LOCAL_WRITE);
+        let mut found = epoch(link);
+        let by_window =
+            found.is_ok() && RIGHTS.contains(rights) && probe::are_windows_bounded(link).await;
+        if found.is_ok() {
+            // To find out takes its time, the first time.
+            found = epoch(link);
+        }
         // Before the bind, which is of this epoch, or of a later one, with which the loan ends.
-        let epoch = match epoch(link) {
+        let epoch = match found {
             Ok(epoch) => epoch,
             Err(error) => return Err(not_opened(self, error)),
         };
-        let rights = access.difference(AccessFlags::LOCAL_WRITE);
-        if !RIGHTS.contains(rights) || !probe::are_windows_bounded(link).await {
+        if !by_window {
             let open = self.reserve_until(access, time, ended(link, epoch), f);
             return Box::pin(open).await;
         }

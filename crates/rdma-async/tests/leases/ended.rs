@@ -137,6 +137,36 @@ fn what_is_closed_slowly_is_not_lost() {
     });
 }
 
+/// Memory that waits for a thread to close it does not keep an end from hearing that the other one lives.
+#[test]
+fn a_thread_that_is_not_free_ends_nothing() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(1)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let host = Host::new("soft0");
+        let beat = Duration::from_millis(20);
+        let limits = LeaseLimits::new(WRITE);
+        let options = options(&host).lease_limits(limits).heartbeat(beat);
+        let (asker, lender) = pair_with(&host, options).await;
+        let asked = asker.request(LARGE, WRITE, HANG / 2).await.unwrap();
+        let (let_go, held) = std::sync::mpsc::channel::<()>();
+        let holds = tokio::task::spawn_blocking(move || held.recv());
+        asked.give();
+        let next = asker.request(64, WRITE, HANG / 2);
+        let late = timeout(beat * 10, async { next.await.map(drop) }).await;
+        assert!(late.is_err(), "it takes its turn");
+        host.talk(&asker, &lender, b"both live").await;
+        assert_eq!((asker.closed(), lender.closed()), (None, None));
+        let_go.send(()).unwrap();
+        holds.await.unwrap().unwrap();
+        assert_eq!(timeout(HANG, lender.receive_region()).await.unwrap().unwrap().len(), LARGE);
+        drop(timeout(HANG, asker.request(64, WRITE, HANG / 2)).await.unwrap().unwrap());
+    });
+}
+
 /// A waker that panics is nobody else's affair.
 #[test]
 fn a_waker_that_panics_ends_nothing() {

@@ -263,3 +263,18 @@ fn dropped_while_the_device_is_looked_at_it_is_found_out_later() {
         provider.assert_kept();
     });
 }
+
+/// Nobody waits for whoever has asked first, and asks no further.
+#[test]
+fn who_is_not_polled_keeps_nobody_from_finding_out() {
+    run(|| async {
+        let pair = Pair::new("soft0");
+        let memory = region(&pair.pd, 64);
+        let mut first = Box::pin(memory.reserve_for(&pair.one, WRITE, HANG, async |_| ()));
+        assert!(poll_once(&mut first).is_pending());
+        let memory = region(&pair.pd, 64);
+        let second = memory.reserve_for(&pair.other, WRITE, HANG, async |_| ());
+        timeout(HANG, second).await.unwrap().unwrap();
+        timeout(HANG, first).await.unwrap().unwrap();
+    });
+}
