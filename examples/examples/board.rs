@@ -1,0 +1,119 @@
+//! One publisher, many readers: the readers read the publisher's memory themselves as long as it is open to them, and then
+//! it is the publisher's alone again.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use clap::builder::NonEmptyStringValueParser;
+use rdma::asynchronous::{ConnectionOptions, Descriptor, Driver, Incoming, Listener, Region};
+use rdma::prelude::*;
+use rdma_examples::{Failure, print, program, warn};
+use tokio::task::JoinSet;
+
+/// A board that readers read by themselves, for a time.
+#[derive(Debug, Parser)]
+struct Arguments {
+    #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
+    device: String,
+    #[arg(long, value_name = "ADDRESS", help = "Publish the board to readers that connect here")]
+    listen: Option<String>,
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "listen", help = "Read this board")]
+    connect: Option<String>,
+    /// The board is closed when so many have read it
+    #[arg(long, default_value_t = 3)]
+    readers: usize,
+    /// The board is closed after so many milliseconds in any case
+    #[arg(long, value_name = "MS", default_value_t = 10_000)]
+    time: u64,
+    /// What is on the board
+    #[arg(long, default_value = "no trains today", value_parser = NonEmptyStringValueParser::new())]
+    text: String,
+}
+
+/// So much time has to be left for a read.
+const MARGIN: Duration = Duration::from_millis(1);
+
+fn main() -> ExitCode {
+    program(|arguments| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        runtime.block_on(run(arguments))
+    })
+}
+
+async fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let Arguments { device, listen, connect, readers, .. } = arguments;
+    let context = open_device(device)?;
+    let pd = context.allocate_pd()?;
+    let driver = Driver::spawn(&context)?;
+    if let Some(address) = connect {
+        return read(&driver, &pd, address).await;
+    }
+    let address = listen.as_deref().unwrap_or("127.0.0.1:0");
+    let listener = driver.listen(address, ConnectionOptions::new(&pd)).await?;
+    let address = listener.local_addr().to_string();
+    if listen.is_some() {
+        print(&format!("listening on {address}"))?;
+        return publish(listener, &pd, arguments).await;
+    }
+    let mut tasks = JoinSet::new();
+    for _ in 0..*readers {
+        let (driver, pd, address) = (driver.clone(), pd.clone(), address.clone());
+        tasks.spawn(async move { read(&driver, &pd, &address).await });
+    }
+    let said = publish(listener, &pd, arguments).await?;
+    while let Some(text) = tasks.join_next().await {
+        print(&format!("a reader has read: {}", text??))?;
+    }
+    Ok(format!("{device}: {said}"))
+}
+
+/// Opens the board until all have read it, or its time is over.
+async fn publish(
+    listener: Listener,
+    pd: &ProtectionDomain,
+    arguments: &Arguments,
+) -> Result<String, Failure> {
+    let Arguments { readers, time, text, .. } = arguments;
+    let mut board = Region::allocate(pd, text.len())?;
+    board.copy_from_slice(text.as_bytes());
+    let (may, time) = (AccessFlags::new().with_remote_read(), Duration::from_millis(*time));
+    let mut have_read = 0;
+    let reserved = board.reserve(may, time, async |descriptor| {
+        let mut tasks = JoinSet::new();
+        while have_read < *readers {
+            tokio::select! {
+                reader = listener.incoming() => drop(tasks.spawn(show(reader?, descriptor))),
+                Some(done) = tasks.join_next() => match done? {
+                    Ok(()) => have_read += 1,
+                    Err(error) => warn(format_args!("a reader: {error}")),
+                },
+            }
+        }
+        Ok::<_, Failure>(())
+    });
+    let reserved = reserved.await?;
+    reserved.value.unwrap_or(Ok(()))?;
+    let bytes = reserved.region.len();
+    Ok(format!("{have_read} have read the board, and its {bytes} bytes are closed again"))
+}
+
+/// Tells a reader where the board is, and waits until it has read it.
+async fn show(reader: Incoming, board: Descriptor) -> Result<(), Failure> {
+    reader.accept(&board.to_bytes())?.receive_imm().await?;
+    Ok(())
+}
+
+/// What is on the board.
+async fn read(driver: &Driver, pd: &ProtectionDomain, address: &str) -> Result<String, Failure> {
+    let asked = Instant::now();
+    let (publisher, told) = driver.connect(address, ConnectionOptions::new(pd)).await?;
+    let told = (*told).try_into().map_err(|_| "who listens there has no board")?;
+    // Its time is counted from before the publisher has said it, so that it is over here first.
+    let board = Descriptor::from_bytes(told).asked_at(asked);
+    let board = board.remote(MARGIN).ok_or("the board is closed: publish it with more `--time`")?;
+    let pool = BufferPool::new(pd);
+    let text = publisher.read(pool.allocate(board.length())?, board).await?;
+    publisher.send_with_imm(pool.allocate(0)?, 0).await?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
