@@ -16,6 +16,7 @@ use crate::case::Case;
 const PARTS: &[&[Case]] = &[
     datagram::address_handles::CASES,
     connection::async_connections::CASES,
+    connection::async_leases::CASES,
     device::async_events::CASES,
     request::atomics::CASES,
     queue_pair::attributes::CASES,

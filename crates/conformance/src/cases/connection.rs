@@ -1,6 +1,7 @@
 //! Connections: what one end learns of the other.
 
 pub(super) mod async_connections;
+pub(super) mod async_leases;
 pub(super) mod not_ready;
 pub(super) mod unreachable;
 pub(super) mod unreliable;

@@ -5,11 +5,12 @@ use std::future::Future;
 use std::time::Duration;
 
 use rdma_async::{
-    CloseReason, Connection, ConnectionOptions, Driver, Region, ReserveError, TransportError,
+    CloseReason, Connection, ConnectionOptions, Driver, LeaseLimits, Region, ReserveError,
+    TransportError,
 };
 use rdma_mem::{AccessFlags, Buffer, BufferPool, ProtectionDomain, SharedRegion};
-use rdma_qp::MaxRnrRetries;
 use rdma_qp::prelude::*;
+use rdma_qp::{MaxRnrRetries, WorkErrorCode};
 
 use crate::case::cases;
 use crate::device::Device;
@@ -30,15 +31,15 @@ cases![
 ];
 
 /// Nothing here takes so long, unless it hangs.
-const BOUND: Duration = Duration::from_secs(60);
+pub(super) const BOUND: Duration = Duration::from_secs(60);
 
 /// Both ends of a connection, in one process.
-struct Ends {
-    pd: ProtectionDomain,
+pub(super) struct Ends {
+    pub(super) pd: ProtectionDomain,
     pool: BufferPool,
     driver: Driver,
-    client: Connection,
-    server: Connection,
+    pub(super) client: Connection,
+    pub(super) server: Connection,
 }
 
 impl Ends {
@@ -48,7 +49,7 @@ impl Ends {
         let rights = AccessFlags::new().with_remote_read().with_remote_write().with_remote_atomic();
         let qp = pd.create_qp().access(rights).max_rnr_retries(MaxRnrRetries::unlimited());
         let options = ConnectionOptions::from(qp);
-        let options = options.rendezvous_timeout(BOUND);
+        let options = options.rendezvous_timeout(BOUND).lease_limits(LeaseLimits::new(rights));
         let listener = driver.listen("127.0.0.1:0", options.clone()).await.unwrap();
         let (client, server) =
             tokio::join!(driver.connect(listener.local_addr(), options), listener.accept());
@@ -56,13 +57,13 @@ impl Ends {
         Self { pd, pool, driver, client: client.unwrap().0, server: server.unwrap() }
     }
 
-    fn buffer(&self, bytes: &[u8]) -> Buffer {
+    pub(super) fn buffer(&self, bytes: &[u8]) -> Buffer {
         let mut buffer = self.pool.allocate(bytes.len()).unwrap();
         buffer.copy_from_slice(bytes);
         buffer
     }
 
-    fn room(&self) -> Buffer {
+    pub(super) fn room(&self) -> Buffer {
         self.pool.allocate(64).unwrap()
     }
 
@@ -70,7 +71,7 @@ impl Ends {
         self.pd.allocate_shared_region(64, access.with_local_write()).unwrap()
     }
 
-    async fn talk(&self) {
+    pub(super) async fn talk(&self) {
         let receive = self.server.receive(self.room()).post().await.unwrap();
         self.client.send(self.buffer(b"a word")).await.unwrap();
         let received = receive.await.unwrap();
@@ -79,7 +80,7 @@ impl Ends {
 }
 
 /// In both kinds of runtime.
-fn run<F>(device: &Device, test: impl Fn(Ends) -> F + Copy + Send + Sync + 'static)
+pub(super) fn run<F>(device: &Device, test: impl Fn(Ends) -> F + Copy + Send + Sync + 'static)
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -97,6 +98,14 @@ where
 
 fn is_closed(error: &TransportError, why: CloseReason) -> bool {
     matches!(error, TransportError::Closed { reason, .. } if *reason == why)
+}
+
+/// The access that it asks for, by the device of the peer.
+pub(super) fn is_refused(error: &TransportError) -> bool {
+    // The peer may know of it, and say so, before the device here does.
+    let is_remote_access = matches!(error, TransportError::WorkError(error)
+        if error.code() == WorkErrorCode::RemoteAccessError);
+    is_remote_access || is_closed(error, CloseReason::Gone)
 }
 
 fn each_operation_gives_its_memory_back(device: &Device) {
@@ -182,9 +191,7 @@ fn a_refused_write_ends_the_connection_and_memory_comes_back(device: &Device) {
         let waits = ends.server.receive(ends.room()).post().await.unwrap();
         let board = ends.board(AccessFlags::new().with_remote_read());
         let failed = ends.client.write(ends.buffer(b"x"), board.remote()).await.unwrap_err();
-        // The peer may know of it, and say so, before the device here does.
-        let is_refused = matches!(failed.error, TransportError::WorkError(_));
-        assert!(is_refused || is_closed(&failed.error, CloseReason::Gone), "{failed}");
+        assert!(is_refused(&failed.error), "{failed}");
         assert_eq!(*failed.memory, *b"x");
         let failed = ends.client.send(failed.memory).await.unwrap_err();
         assert_eq!(*failed.memory, *b"x");
@@ -280,8 +287,7 @@ fn memory_is_open_until_the_function_ends_and_not_behind_that(device: &Device) {
         let (region, key) = (reserved.region, reserved.value.unwrap());
         assert_eq!(region[..6], *b"word\0\0");
         let late = ends.client.write(ends.buffer(b"late"), key).await.unwrap_err();
-        let is_refused = matches!(late.error, TransportError::WorkError(_));
-        assert!(is_refused || is_closed(&late.error, CloseReason::Gone), "{late}");
+        assert!(is_refused(&late.error), "{late}");
         assert_eq!(region[..4], *b"word");
     });
 }

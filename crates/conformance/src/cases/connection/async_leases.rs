@@ -1,0 +1,134 @@
+//! What connections of futures promise of memory that is lent: it is open to the peer for its time and with its rights, and
+//! exclusive behind that.
+
+use std::time::{Duration, Instant};
+
+use rdma_async::{Connection, LeaseEnd, Region, RemoteMemoryRegion, TransportError};
+use rdma_mem::AccessFlags;
+
+use super::async_connections::{BOUND, Ends, is_refused, run};
+use crate::case::cases;
+use crate::device::Device;
+
+cases![
+    memory_that_is_lent_is_open_until_it_is_given_back,
+    a_loan_ends_with_its_time,
+    memory_that_was_asked_for_is_given_with_what_was_written,
+    a_loan_ends_with_its_queue_pair,
+    a_loan_grants_no_more_than_its_rights,
+];
+
+const READ: AccessFlags = AccessFlags::new().with_remote_read();
+const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
+
+fn filled(ends: &Ends) -> Region {
+    let mut region = Region::allocate(&ends.pd, 64).unwrap();
+    region.fill(1);
+    region
+}
+
+/// Who writes there now is refused, and changes nothing.
+async fn expect_closed(ends: &Ends, by: &Connection, key: RemoteMemoryRegion, region: &Region) {
+    let before = region.to_vec();
+    let late = by.write(ends.buffer(b"late"), key.slice(0..4).unwrap()).await.unwrap_err();
+    assert!(is_refused(&late.error), "{late}");
+    assert_eq!(**region, *before);
+}
+
+fn expect_over(error: &TransportError, why: LeaseEnd) {
+    let is_over = matches!(error, TransportError::LeaseOver { reason, .. } if *reason == why);
+    assert!(is_over, "{error}");
+}
+
+fn memory_that_is_lent_is_open_until_it_is_given_back(device: &Device) {
+    run(device, |ends| async move {
+        let loan = ends.server.lend(filled(&ends), READ | WRITE, BOUND).await.unwrap();
+        let lent = ends.client.receive_loan().await.unwrap();
+        assert_eq!((lent.len(), lent.access()), (64, READ | WRITE));
+        let (key, half) = (lent.remote(), lent.slice(8..12).unwrap());
+        let word = half.write(ends.buffer(b"word")).await.unwrap();
+        let read = lent.read(ends.room()).await.unwrap();
+        assert_eq!((&read[..8], &read[8..12]), (&[1; 8][..], &word[..]));
+        drop((lent, half));
+        let ended = loan.await.unwrap();
+        assert_eq!(ended.end, LeaseEnd::Returned);
+        assert_eq!(*ended.region, *read);
+        ends.talk().await;
+        expect_closed(&ends, &ends.client, key, &ended.region).await;
+    });
+}
+
+fn a_loan_ends_with_its_time(device: &Device) {
+    run(device, |ends| async move {
+        let (mut time, mut region) = (Duration::from_millis(50), filled(&ends));
+        // Until it is longer than this device needs to have it taken.
+        let (lent, region) = loop {
+            let begin = Instant::now();
+            let mut loan = ends.server.lend(region, WRITE, time).await.unwrap();
+            let taken = tokio::select! {
+                taken = ends.client.receive_loan() => Ok(taken.unwrap()),
+                ended = &mut loan => Err(ended.unwrap()),
+            };
+            let (lent, ended) = match taken {
+                Ok(lent) => (Some(lent), loan.await.unwrap()),
+                Err(ended) => (None, ended),
+            };
+            assert_eq!(ended.end, LeaseEnd::TimeOver);
+            assert!(begin.elapsed() >= time);
+            if let Some(lent) = lent {
+                break (lent, ended.region);
+            }
+            (time, region) = (time * 2, ended.region);
+        };
+        // It is over at this end, too, and the connection goes on.
+        let over = lent.write(ends.buffer(b"over")).await.unwrap_err();
+        assert_eq!(*over.memory, *b"over");
+        expect_over(&over.error, LeaseEnd::TimeOver);
+        ends.talk().await;
+        assert_eq!(*region, [1; 64]);
+        expect_closed(&ends, &ends.client, lent.remote(), &region).await;
+    });
+}
+
+fn memory_that_was_asked_for_is_given_with_what_was_written(device: &Device) {
+    run(device, |ends| async move {
+        let asked = ends.client.request(64, WRITE, BOUND).await.unwrap();
+        let key = asked.remote();
+        asked.slice(4..8).unwrap().write(ends.buffer(b"word")).await.unwrap();
+        asked.give();
+        let region = ends.server.receive_region().await.unwrap();
+        assert_eq!((&region[..4], &region[4..8]), (&[0; 4][..], &b"word"[..]));
+        assert_eq!(region[8..], [0; 56]);
+        expect_closed(&ends, &ends.client, key, &region).await;
+    });
+}
+
+fn a_loan_ends_with_its_queue_pair(device: &Device) {
+    run(device, |ends| async move {
+        let loan = ends.server.lend(filled(&ends), WRITE, BOUND).await.unwrap();
+        let lent = ends.client.receive_loan().await.unwrap();
+        lent.write(ends.room()).await.unwrap();
+        let (one, other) = tokio::join!(ends.client.reconnect(), ends.server.reconnect());
+        assert_eq!(one.unwrap(), other.unwrap());
+        let ended = loan.await.unwrap();
+        assert_eq!(ended.end, LeaseEnd::OldEpoch);
+        let over = lent.write(ends.buffer(b"over")).await.unwrap_err();
+        expect_over(&over.error, LeaseEnd::OldEpoch);
+        let again = ends.server.lend(ended.region, WRITE, BOUND).await.unwrap();
+        drop(ends.client.receive_loan().await.unwrap());
+        let region = again.await.unwrap().region;
+        expect_closed(&ends, &ends.client, lent.remote(), &region).await;
+    });
+}
+
+fn a_loan_grants_no_more_than_its_rights(device: &Device) {
+    run(device, |ends| async move {
+        let loan = ends.server.lend(filled(&ends), READ, BOUND).await.unwrap();
+        let lent = ends.client.receive_loan().await.unwrap();
+        lent.read(ends.room()).await.unwrap();
+        let refused = lent.write(ends.buffer(b"word")).await.unwrap_err();
+        assert!(is_refused(&refused.error), "{refused}");
+        drop(lent);
+        assert_eq!(*loan.await.unwrap().region, [1; 64]);
+    });
+}
