@@ -8,12 +8,15 @@ mod common;
 
 use std::any::Any;
 use std::env;
-use std::future::Future;
+use std::future::{Future, pending};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use rdma_async::{Driver, Incoming, prelude::*};
-use rdma_mem::{BufferPool, MemoryWindow, WindowType};
+use rdma_async::{
+    Connection, Descriptor, Driver, EndedLoan, Incoming, LeaseLimits, Loan, Region, RemoteRegion,
+    Reserved, prelude::*,
+};
+use rdma_mem::{AccessFlags, BufferPool, MemoryWindow, ProtectionDomain, WindowType};
 use rdma_qp::prelude::*;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
@@ -41,6 +44,47 @@ impl Drop for Watched {
     }
 }
 
+const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
+
+fn region(pd: &ProtectionDomain) -> Region {
+    Region::allocate(pd, BYTES).unwrap()
+}
+
+async fn reserved(pd: &ProtectionDomain) -> Reserved<Descriptor> {
+    region(pd).reserve(WRITE, HANG, async |descriptor| descriptor).await.unwrap()
+}
+
+/// What one end lends to the other until it ends, and what that has of it.
+async fn lent(lender: &Connection, borrower: &Connection) -> (Loan, RemoteRegion) {
+    let loan = lender.lend(region(lender.pd()), WRITE, HANG).await.unwrap();
+    (loan, borrower.receive_loan().await.unwrap())
+}
+
+async fn ended(lender: &Connection, borrower: &Connection) -> EndedLoan {
+    let (loan, lent) = lent(lender, borrower).await;
+    drop(lent);
+    loan.await.unwrap()
+}
+
+/// Memory that is lent, with a write to it in flight.
+async fn leases(pair: &Pair) -> Vec<Part> {
+    let Pair { one, other, .. } = pair;
+    let (loan, borrowed) = lent(other, one).await;
+    let mut write = borrowed.write(pair.buffer(&[6; BYTES])).try_post().unwrap();
+    let _ = poll_once(&mut write);
+    let asked = one.request(BYTES, WRITE, HANG / 2).await.unwrap();
+    vec![
+        ("a loan", 1, Box::new(loan)),
+        ("a write to it", 0, Box::new(write)),
+        ("the borrowed memory", 1, Box::new(borrowed)),
+        ("memory that was asked for", 1, Box::new(asked)),
+        ("memory that came back", 3, Box::new(ended(one, other).await)),
+        ("memory that was open", 3, Box::new(reserved(&pair.pd).await)),
+        ("memory of its own", 3, Box::new(region(&pair.pd))),
+        ("limits", 3, Box::new(LeaseLimits::new(WRITE))),
+    ]
+}
+
 /// All that there can be, with work in flight.
 async fn parts(device: &str) -> (Vec<Part>, Arc<Provider>) {
     let (pd, provider) = Provider::faulty(device);
@@ -58,6 +102,7 @@ async fn parts(device: &str) -> (Vec<Part>, Arc<Provider>) {
     drop(dropped.try_post().unwrap());
     let spare = pair.buffer(&[4; BYTES]);
     let window = MemoryWindow::allocate(pair.buffer(&[5; BYTES]), WindowType::Two).unwrap();
+    let leases = leases(&pair).await;
     let Pair { one, other, board, pool, pd, driver } = pair;
     let pool = Arc::new(Mutex::new(Some(pool)));
     provider.at_destroy({
@@ -73,7 +118,7 @@ async fn parts(device: &str) -> (Vec<Part>, Arc<Provider>) {
             }
         }
     });
-    let parts: Vec<Part> = vec![
+    let mut parts: Vec<Part> = vec![
         ("an operation that is not posted", 0, Box::new(unposted)),
         ("a receive", 0, Box::new(receive)),
         ("a read", 0, Box::new(read)),
@@ -88,6 +133,7 @@ async fn parts(device: &str) -> (Vec<Part>, Arc<Provider>) {
         ("the context", 4, Box::new(pd.context().clone())),
         ("the domain", 4, Box::new(pd)),
     ];
+    parts.extend(leases);
     (parts, provider)
 }
 
@@ -161,7 +207,7 @@ fn every_order_of_what_belongs_together_leaves_nothing() {
     }
 }
 
-/// There are six billions of them.
+/// There are more of them than a `u64` counts.
 #[test]
 fn any_order_leaves_nothing() {
     let asked = |name| env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
@@ -216,10 +262,21 @@ enum What {
     Listen,
     Next,
     Shutdown,
+    Region,
+    Reserved,
+    Descriptor,
+    LeaseLimits,
+    Loan,
+    EndedLoan,
+    RemoteRegion,
+    Reserve,
+    Request,
+    ReceiveLoan,
+    ReceiveRegion,
 }
 
 impl What {
-    const ALL: [Self; 22] = [
+    const ALL: [Self; 33] = [
         Self::BufferSlice,
         Self::SharedBuffer,
         Self::Connection,
@@ -242,6 +299,17 @@ impl What {
         Self::Listen,
         Self::Next,
         Self::Shutdown,
+        Self::Region,
+        Self::Reserved,
+        Self::Descriptor,
+        Self::LeaseLimits,
+        Self::Loan,
+        Self::EndedLoan,
+        Self::RemoteRegion,
+        Self::Reserve,
+        Self::Request,
+        Self::ReceiveLoan,
+        Self::ReceiveRegion,
     ];
 
     /// Makes one, and forgets it. A queue of receives has two slots.
@@ -305,6 +373,37 @@ impl What {
             }
             // The driver's task may be on another thread.
             Self::Shutdown => drop(forget_polled(driver.clone().shutdown())),
+            _ => {
+                let (pair, _listener) = Pair::by_address(driver.clone(), pair.pd.clone()).await;
+                self.forget_lease(&pair).await;
+            }
+        }
+    }
+
+    /// The same of what is lent, of which the ends speak.
+    async fn forget_lease(self, pair: &Pair) {
+        let Pair { one, other, pd, .. } = pair;
+        let own = one.clone();
+        match self {
+            Self::Region => forget(region(pd)),
+            Self::Reserved => forget(reserved(pd).await),
+            Self::Descriptor => forget(reserved(pd).await.value),
+            Self::LeaseLimits => forget(LeaseLimits::new(WRITE)),
+            Self::Loan => forget(lent(one, other).await.0),
+            Self::EndedLoan => forget(ended(one, other).await),
+            Self::RemoteRegion => forget(lent(one, other).await.1),
+            Self::Reserve => {
+                let region = region(pd);
+                forget_waiting(async move {
+                    drop(region.reserve(WRITE, HANG, async |_| pending::<()>().await).await);
+                });
+            }
+            Self::Request => {
+                forget_waiting(async move { drop(own.request(BYTES, WRITE, HANG / 2).await) });
+            }
+            Self::ReceiveLoan => forget_waiting(async move { drop(own.receive_loan().await) }),
+            Self::ReceiveRegion => forget_waiting(async move { drop(own.receive_region().await) }),
+            _ => unreachable!("it is no lease"),
         }
     }
 }
@@ -339,8 +438,12 @@ fn what_is_forgotten_is_leaked_and_nothing_else() {
             timeout(HANG, driver.shutdown()).await.unwrap();
             // What was not connected yet has nothing that is lent.
             let kept = usize::from(matches!(what, What::PreparedConnection | What::Connect));
+            // Those of a pool, which may be forgotten with a buffer, and what was forgotten open.
+            let open = 1 + usize::from(what == What::Reserve);
             let left = async {
-                while (provider.live()[5], provider.lent()) != (kept, 0) {
+                while (provider.live()[5], provider.lent()) != (kept, 0)
+                    || provider.live()[2] > open
+                {
                     tokio::task::yield_now().await;
                 }
             };

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use rdma_async::{Connection, ConnectionOptions, Driver, Listener};
+use rdma_async::{Connection, ConnectionOptions, Driver, LeaseLimits, Listener};
 use rdma_mem::{AccessFlags, Buffer, BufferPool, ProtectionDomain, SharedRegion, open_device};
 use rdma_qp::prelude::*;
 use rdma_qp::{MaxRnrRetries, QueuePairBuilder};
@@ -98,11 +98,11 @@ impl Pair {
         Self { one, other, board, pool: BufferPool::new(&pd), pd, driver }
     }
 
-    /// By an address, and who has listened.
+    /// By an address, and who has listened. Each end lends to the other what it asks for.
     pub(crate) async fn by_address(driver: Driver, pd: ProtectionDomain) -> (Self, Listener) {
         let options = || {
             let qp = pd.create_qp().access(all()).max_rnr_retries(MaxRnrRetries::unlimited());
-            ConnectionOptions::from(qp)
+            ConnectionOptions::from(qp).lease_limits(LeaseLimits::new(all()))
         };
         let listener = driver.listen("127.0.0.1:0", options()).await.unwrap();
         let connect = driver.connect(listener.local_addr(), options());

@@ -1,30 +1,35 @@
-//! Many operations on many connections, of which some are dropped at any await, and connections that end and are made anew:
-//! afterwards nothing is left.
+//! Many operations on many connections, and memory that is lent, of which some are dropped at any await, and connections that
+//! end and are made anew: afterwards nothing is left.
 //!
 //! `RDMA_TEST_OPERATIONS=1000000 cargo test --release -p rdma-async --test soak` is the long form. `RDMA_TEST_SEED` is the
 //! seed of another run.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
+#[path = "../common/mod.rs"]
 mod common;
+mod leases;
 
 use std::env;
 use std::fs;
-use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_async::{Connection, ConnectionOptions, Driver, Failed, TransportError};
-use rdma_mem::{
-    AccessFlags, Buffer, BufferPool, ProtectionDomain, RemoteMemoryRegion, open_device,
-};
+use rdma_async::{Connection, ConnectionOptions, Driver, Failed, LeaseLimits, TransportError};
+use rdma_mem::{Buffer, BufferPool, ProtectionDomain, RemoteMemoryRegion, open_device};
 use rdma_qp::{MaxRnrRetries, QueuePair, QueuePairBuilder};
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use common::HANG;
 use common::chance::Chance;
+use common::{HANG, all};
+use leases::{Back, Kept};
 
 const CONNECTIONS: u16 = 100;
+/// So long an operation may wait for a slot that nothing gives back.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// As many as the device has.
+const REGIONS: u32 = 4096;
+
 struct Worker {
     number: u16,
     driver: Driver,
@@ -34,8 +39,11 @@ struct Worker {
     further: u32,
     address: std::net::SocketAddr,
     accepted: mpsc::UnboundedReceiver<Connection>,
+    pd: ProtectionDomain,
     pool: BufferPool,
     board: RemoteMemoryRegion,
+    kept: Kept,
+    back: Back,
     chance: Chance,
 }
 
@@ -54,16 +62,22 @@ impl Worker {
         self.pool.allocate(length).unwrap()
     }
 
-    /// So many operations. How many were dropped, and how many connections there were.
-    async fn work(mut self, operations: u64) -> [u64; 2] {
+    /// So many operations. How many were dropped, how many connections there were, and what has come back.
+    async fn work(mut self, operations: u64) -> ([u64; 2], Back) {
         let (mut client, mut server) = self.connect().await;
         let [mut dropped, mut connections] = [0, 1];
         for _ in 0..operations {
-            let polls = match self.chance.below(4) {
-                0 => Some(self.chance.below(3)),
-                _ => None,
-            };
-            let done = timeout(HANG, self.one(&client, &server, polls)).await;
+            let lends = self.chance.below(4) == 0;
+            let most = if lends { 60 } else { 3 };
+            let polls = (self.chance.below(4) == 0).then(|| self.chance.below(most));
+            let done = timeout(HANG, async {
+                if lends {
+                    self.one_lease(&client, &server, polls).await
+                } else {
+                    self.one(&client, &server, polls).await
+                }
+            });
+            let done = done.await;
             dropped += u64::from(polls.is_some());
             let outcome = done.unwrap_or_else(|_| panic!("a hang: {client:?}, {server:?}"));
             let is_over = outcome.is_err() || self.chance.below(400) == 0;
@@ -72,7 +86,7 @@ impl Worker {
                 connections += 1;
             }
         }
-        [dropped, connections]
+        ([dropped, connections], self.back)
     }
 
     /// Both ends of another connection, or of the same one with another queue pair.
@@ -139,23 +153,42 @@ impl Worker {
             }
             Ok(())
         };
-        tokio::pin!(work);
-        match polls {
-            None => match timeout(Duration::from_millis(200), &mut work).await {
-                Ok(outcome) => outcome,
-                // Receives that were dropped have taken all slots: then the connection is made anew.
-                Err(_) => Err(TransportError::WouldBlock),
-            },
-            Some(polls) => tokio::select! {
-                biased;
-                outcome = &mut work => outcome,
-                () = async {
-                    for _ in 0..polls {
-                        tokio::task::yield_now().await;
-                    }
-                } => Ok(()),
-            },
-        }
+        let limited = async {
+            // Receives that were dropped have taken all slots: then the connection is made anew.
+            timeout(PATIENCE, work).await.unwrap_or(Err(TransportError::WouldBlock))
+        };
+        dropped_after(polls, limited).await.unwrap_or(Ok(()))
+    }
+
+    /// Memory is lent, or asked for, by either end; dropped after so many polls, if it is to be.
+    async fn one_lease(
+        &mut self,
+        client: &Connection,
+        server: &Connection,
+        polls: Option<u64>,
+    ) -> Result<(), TransportError> {
+        let (one, other) =
+            if self.chance.below(2) == 0 { (client, server) } else { (server, client) };
+        let asks = self.chance.below(2) == 0;
+        let work = async {
+            self.use_kept().await;
+            if asks { self.ask(one, other).await } else { self.lend(one, other).await }
+        };
+        dropped_after(polls, work).await.unwrap_or(Ok(()))
+    }
+}
+
+/// The outcome, unless it was dropped before.
+async fn dropped_after<R>(polls: Option<u64>, work: impl Future<Output = R>) -> Option<R> {
+    let Some(polls) = polls else { return Some(work.await) };
+    tokio::select! {
+        biased;
+        outcome = work => Some(outcome),
+        () = async {
+            for _ in 0..polls {
+                tokio::task::yield_now().await;
+            }
+        } => None,
     }
 }
 
@@ -194,76 +227,100 @@ fn warm_up(pd: &ProtectionDomain) {
     });
 }
 
+/// What all workers have done.
+async fn work_all(
+    pd: &ProtectionDomain,
+    pool: &BufferPool,
+    board: RemoteMemoryRegion,
+    operations: u64,
+    seed: u64,
+) -> ([u64; 2], Back) {
+    let driver = Driver::spawn(pd.context()).unwrap();
+    let qp = QueuePair::builder(pd).access(all()).max_rnr_retries(MaxRnrRetries::unlimited());
+    let qp = qp.max_send_wr(4).max_recv_wr(4);
+    let options = ConnectionOptions::from(qp.clone());
+    let options = options.lease_limits(LeaseLimits::new(leases::ALL));
+    let listener = driver.listen("127.0.0.1:0", options.clone()).await.unwrap();
+    let mut senders = Vec::new();
+    let mut workers = JoinSet::new();
+    for number in 0..CONNECTIONS {
+        let (sender, accepted) = mpsc::unbounded_channel();
+        senders.push(sender);
+        let worker = Worker {
+            number,
+            driver: driver.clone(),
+            options: options.clone(),
+            qp: qp.clone(),
+            further: 0,
+            address: listener.local_addr(),
+            accepted,
+            pd: pd.clone(),
+            pool: pool.clone(),
+            board,
+            kept: Kept::default(),
+            back: Back::default(),
+            chance: Chance(seed.wrapping_mul(1000) + u64::from(number)),
+        };
+        workers.spawn(worker.work(operations / u64::from(CONNECTIONS)));
+    }
+    let accepts = tokio::spawn(async move {
+        loop {
+            let incoming = listener.incoming().await.unwrap();
+            let number = u16::from_le_bytes(incoming.user_bytes().try_into().unwrap());
+            if let Ok(connection) = incoming.accept(&[]) {
+                // Its worker may have ended.
+                let _ = senders[usize::from(number)].send(connection);
+            }
+        }
+    });
+    let mut counts = ([0; 2], Back::default());
+    while let Some(done) = workers.join_next().await {
+        let ([dropped, connections], back) = done.unwrap();
+        counts.0 = [counts.0[0] + dropped, counts.0[1] + connections];
+        counts.1.add(back);
+    }
+    accepts.abort();
+    assert!(accepts.await.is_err());
+    timeout(HANG, driver.shutdown()).await.unwrap();
+    counts
+}
+
+/// All tasks of the runtime end.
+async fn no_tasks() {
+    let metrics = tokio::runtime::Handle::current().metrics();
+    while metrics.num_alive_tasks() != 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
 #[test]
 fn nothing_is_left_of_many_operations_and_connections() {
     let number = |name| env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let operations = number("RDMA_TEST_OPERATIONS").unwrap_or(20_000);
     let seed = number("RDMA_TEST_SEED").unwrap_or(1);
     println!("RDMA_TEST_SEED={seed}");
-    rdma_soft::install();
-    let context = open_device("soft0").unwrap();
+    rdma_soft::Builder::new("softsoak0").max_memory_regions(REGIONS).install().unwrap();
+    let context = open_device("softsoak0").unwrap();
     let pd = context.allocate_pd().unwrap();
     let pool = BufferPool::new(&pd);
-    let access = AccessFlags::new().with_local_write().with_remote_write().with_remote_read();
-    let access = access.with_remote_atomic();
-    let board = pd.allocate_shared_region(4096, access).unwrap();
+    let board = pd.allocate_shared_region(4096, all()).unwrap();
     warm_up(&pd);
     let files_before = files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let [dropped, connections] = runtime.block_on(async {
-        let driver = Driver::spawn(&context).unwrap();
-        let qp = QueuePair::builder(&pd).access(access).max_rnr_retries(MaxRnrRetries::unlimited());
-        let qp = qp.max_send_wr(4).max_recv_wr(4);
-        let options = ConnectionOptions::from(qp.clone());
-        let listener = driver.listen("127.0.0.1:0", options.clone()).await.unwrap();
-        let address = listener.local_addr();
-        let senders = Arc::new(Mutex::new(Vec::new()));
-        let mut workers = JoinSet::new();
-        for number in 0..CONNECTIONS {
-            let (sender, accepted) = mpsc::unbounded_channel();
-            senders.lock().await.push(sender);
-            let chance = Chance(seed.wrapping_mul(1000) + u64::from(number));
-            let (driver, options, pool) = (driver.clone(), options.clone(), pool.clone());
-            let (qp, board) = (qp.clone(), board.remote());
-            let worker = Worker {
-                number,
-                driver,
-                options,
-                qp,
-                further: 0,
-                address,
-                accepted,
-                pool,
-                board,
-                chance,
-            };
-            workers.spawn(worker.work(operations / u64::from(CONNECTIONS)));
-        }
-        let accepts = tokio::spawn(async move {
-            loop {
-                let incoming = listener.incoming().await.unwrap();
-                let number = u16::from_le_bytes(incoming.user_bytes().try_into().unwrap());
-                if let Ok(connection) = incoming.accept(&[]) {
-                    // Its worker may have ended.
-                    let _ = senders.lock().await[usize::from(number)].send(connection);
-                }
-            }
-        });
-        let mut counts = [0; 2];
-        while let Some(done) = workers.join_next().await {
-            let [dropped, connections] = done.unwrap();
-            counts = [counts[0] + dropped, counts[1] + connections];
-        }
-        accepts.abort();
-        assert!(accepts.await.is_err());
-        timeout(HANG, driver.shutdown()).await.unwrap();
+    let ([dropped, connections], back) = runtime.block_on(async {
+        let counts = work_all(&pd, &pool, board.remote(), operations, seed).await;
+        assert!(timeout(HANG, no_tasks()).await.is_ok(), "tasks are left");
         counts
     });
     drop(runtime);
     assert_eq!(pool.usage().buffers, 0, "all memory came back");
     assert_eq!(files(), files_before, "all files are closed");
-    println!("{operations} operations, {dropped} dropped, on {connections} connections");
+    println!("{operations} operations, {dropped} dropped, on {connections} connections, {back:?}");
     // Nothing depends on them any more.
     drop((pool, board));
-    assert!(dropped > 0 && connections > u64::from(CONNECTIONS));
+    // All that the device has can be registered.
+    let regions = (0..REGIONS).map(|_| pd.allocate_shared_region(1, all()));
+    let regions: Result<Vec<_>, _> = regions.collect();
+    assert!(regions.is_ok(), "regions are left: {regions:?}");
+    assert!(dropped > 0 && connections > u64::from(CONNECTIONS) && back.has_all());
 }
