@@ -20,11 +20,10 @@ use crate::ledger::after::apart;
 use crate::region::descriptor::Descriptor;
 use crate::region::reserve::{AT_ONCE, local_too};
 
-/// So many requests of this end may be outstanding: the other end lets more of them be its end.
+/// So many requests of this end may be outstanding. The other end takes twice as many, and ends the connection with more.
 const MOST_OUTSTANDING: usize = 32;
 
-/// What both parts share. The locks of both are never held at a time; within either, only those of what is to be said and of what
-/// the peer has borrowed are taken.
+/// What the lender's and the borrower's part share. Neither holds its lock while the other one's is taken.
 pub(crate) struct Leases {
     lender: Mutex<Lender>,
     borrower: Mutex<Borrower>,
