@@ -19,7 +19,7 @@ use crate::operation::kinds::{
 /// A connection to a peer. Clones are cheap, and name the same connection: many tasks use it at once.
 ///
 /// Its operations are lazy ([`Op`]), and have their memory by value. The queue pair is destroyed with the last clone and
-/// the last operation that [owns](Op::into_owned) the connection; what is with the device then is over.
+/// the last operation that [owns](Op::into_owned) the connection, or is on [borrowed memory](crate::RemoteRegion); what is with the device then is over.
 ///
 /// # Examples
 /// ```

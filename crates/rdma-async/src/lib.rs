@@ -32,7 +32,7 @@
 //! | a [`Loan`] | the loan goes on to its end, and the memory is freed |
 //! | the last [`RemoteRegion`] of a loan, and its operations | the peer has its memory back |
 //! | a future that was forgotten ([`std::mem::forget`]) | it keeps its slot and its memory until the connection ends; one that waits for a slot may keep a wake-up, which the next completion makes up for; one of [`reconnect`](Connection::reconnect) or [`connect_further`](Connection::connect_further) keeps its number |
-//! | the last [`Connection`] | the queue pair is destroyed, and then all memory that was with it is given back |
+//! | the last [`Connection`], and [`RemoteRegion`] of it | the queue pair is destroyed, and then all memory that was with it is given back |
 //! | the last [`Driver`] and [`Connection`], the driver's task, the runtime | all queue pairs of the driver are destroyed; operations fail with `Closed`, with their memory |
 //!
 //! # Pools

@@ -59,7 +59,10 @@ impl ConnectionOptions {
     }
 
     /// How long it may take to become a connection: of a client all of [`connect`](crate::Driver::connect) but looking up
-    /// the name, of a listener what each client does for its part. Default: 10 seconds. [`Duration::MAX`] is no limit.
+    /// the name, of a listener what each client does for its part. And how long the peer may take to answer
+    /// [`reconnect`](crate::Connection::reconnect), [`connect_further`](crate::Connection::connect_further),
+    /// [`request`](crate::Connection::request) and [`receive_loan`](crate::Connection::receive_loan). Default: 10 seconds.
+    /// [`Duration::MAX`] is no limit.
     pub const fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
         self.rendezvous_timeout = timeout;
         self
@@ -89,8 +92,8 @@ impl ConnectionOptions {
         self
     }
 
-    /// How much of its time memory of the peer's must have left when a request is posted that names it: as long as the request may
-    /// take on its way. Default: 1 ms.
+    /// An operation on [borrowed memory](crate::RemoteRegion) is not posted if less than this is left of the loan: as long as a
+    /// request may take on its way. Default: 1 ms.
     pub const fn lease_margin(mut self, margin: Duration) -> Self {
         self.lease_margin = margin;
         self

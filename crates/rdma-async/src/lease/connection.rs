@@ -276,8 +276,8 @@ impl Connection {
         Ok((Place { number, epoch }, leases))
     }
 
-    /// Takes the next memory that the peer has [lent](Self::lend), and waits for one. Dropped before it is ready, the memory
-    /// awaits the next call.
+    /// Takes the next memory that the peer has [lent](Self::lend), in the order in which that was, and waits for one. Dropped
+    /// before it is ready, the memory awaits the next call.
     ///
     /// At most 1,024 loans await the program; what is lent beyond that goes back at once.
     ///
@@ -310,7 +310,8 @@ impl Connection {
     }
 
     /// Takes the next memory that the peer had [asked for](Self::request) and has [given](RemoteRegion::give) to this
-    /// program, and waits for one. Dropped before it is ready, nothing is lost.
+    /// program, in the order in which that was, and waits for one. Dropped before it is ready, nothing is lost. What was given
+    /// before the connection ended is there behind its end, too, and is freed with the last clone of the connection.
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`] when there is no more of it.

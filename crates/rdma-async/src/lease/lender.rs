@@ -192,11 +192,11 @@ pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
     match open.opened {
         Opened::Lent(region, pd, who) => {
             let closed = region.close().map_err(|(_, error)| error);
-            give_back(who, closed.map(|memory| Region::of(&pd, memory)), why.end);
+            give_back(who, closed.map(|memory| Region::of(&pd, memory)), why);
             None
         }
         Opened::Part(part, who) => {
-            give_back(who, part.close().map_err(|(_, error)| error), why.end);
+            give_back(who, part.close().map_err(|(_, error)| error), why);
             None
         }
         Opened::Asked(region, counted) => {
@@ -217,8 +217,9 @@ pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
 }
 
 /// If nobody waits, the memory is freed.
-fn give_back<M>(who: Back<M>, closed: Result<M, Error>, end: LeaseEnd) {
-    let ended = closed.map(|region| EndedLoan { region, end });
+fn give_back<M>(who: Back<M>, closed: Result<M, Error>, why: Why) {
+    let (end, is_given) = (why.end, why.gives);
+    let ended = closed.map(|region| EndedLoan { region, end, is_given });
     let ended = ended.map_err(|error| ReserveError::NotRevoked(Box::new(error)));
     apart(|| drop(who.send(ended)));
 }

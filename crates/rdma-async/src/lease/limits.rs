@@ -72,7 +72,7 @@ impl LeaseLimits {
     }
 
     /// How many bytes all peers may have together at a time, in whole pages. The count is that of these limits and their
-    /// clones from here on.
+    /// clones from here on: call it before they are cloned.
     pub fn in_total(mut self, bytes: usize) -> Self {
         self.total = Arc::new(Total { most: bytes, used: AtomicUsize::new(0) });
         self

@@ -34,6 +34,9 @@ pub struct EndedLoan<M = Region> {
     pub region: M,
     /// Why the loan has ended.
     pub end: LeaseEnd,
+    /// Whether the peer has said by [`give`](crate::RemoteRegion::give) that it is done. Otherwise it has dropped the memory, also
+    /// by a failure, or the loan has ended before.
+    pub is_given: bool,
 }
 
 impl<M> Loan<M> {

@@ -27,7 +27,7 @@ use crate::operation::kinds::{Atomic, Kind, Read, Write};
 /// # Examples
 /// See [`request`](crate::Connection::request).
 #[derive(Clone)]
-#[must_use = "the peer has its memory back when it is dropped"]
+#[must_use = "dropped, it goes back: memory that was asked for is freed with what was written"]
 pub struct RemoteRegion {
     /// The connection, with the loan.
     leased: Arc<Inner>,
@@ -110,7 +110,7 @@ impl RemoteRegion {
 
     /// Has the program of the peer have the memory, with what this end has written:
     /// [`receive_region`](crate::Connection::receive_region) there, or, if that program had lent it, its
-    /// [`Loan`](crate::Loan). It is told when the last clone and the last operation are dropped; nothing more is posted from
+    /// [`Loan`](crate::Loan), [which says so](crate::EndedLoan::is_given). Nothing says here whether it has arrived. It is told when the last clone and the last operation are dropped; nothing more is posted from
     /// now on.
     ///
     /// What comes there when its time is over, or the queue pair has ended, is not received. So

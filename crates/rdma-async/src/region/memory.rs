@@ -67,7 +67,8 @@ impl Region {
         }
     }
 
-    /// The domain that it is registered in while it is open.
+    /// The domain that it is registered in while it is open, but for what is [lent](crate::Connection::lend): that is registered in
+    /// the connection's.
     #[must_use]
     pub const fn pd(&self) -> &ProtectionDomain {
         &self.pd

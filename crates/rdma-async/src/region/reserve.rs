@@ -125,8 +125,8 @@ impl Region {
     /// # }});
     /// let region = Region::allocate(&pd, 4096)?;
     /// let may = AccessFlags::new().with_remote_write();
+    /// let done = here.receive_imm().post().await?;
     /// let reserved = region.reserve(may, Duration::from_secs(2), async |descriptor| {
-    ///     let done = here.receive_imm().post().await?;
     ///     let mut told = pool.allocate(rdma_async::Descriptor::BYTES)?;
     ///     told.copy_from_slice(&descriptor.to_bytes());
     ///     here.send(told).await?;

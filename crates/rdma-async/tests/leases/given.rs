@@ -134,7 +134,8 @@ fn what_was_lent_is_given_to_who_has_lent_it() {
         let late = kept.write(host.buffer(b"late")).await.unwrap_err();
         assert!(late.to_string().contains("given back"), "{late}");
         drop(kept);
-        assert_eq!(timeout(HANG, loan).await.unwrap().unwrap().end, LeaseEnd::Returned);
+        let ended = timeout(HANG, loan).await.unwrap().unwrap();
+        assert_eq!((ended.end, ended.is_given), (LeaseEnd::Returned, true));
         assert!(timeout(SOON, lender.receive_region()).await.is_err());
     });
 }

@@ -26,6 +26,7 @@ fn memory_is_used_until_it_is_given_back_and_not_behind_that() {
                 let key = borrowed.remote();
                 drop((borrowed, part));
                 let ended = timeout(HANG, loan).await.unwrap().unwrap();
+                assert!(!ended.is_given);
                 assert_eq!(
                     (ended.end, &ended.region[9..14]),
                     (LeaseEnd::Returned, &b"\x01word"[..])
