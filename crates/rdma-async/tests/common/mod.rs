@@ -8,8 +8,10 @@ pub(crate) mod peer;
 pub(crate) mod provider;
 
 use std::any::Any;
+use std::env;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::process::abort;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
@@ -20,6 +22,7 @@ use rdma_mem::{AccessFlags, Buffer, BufferPool, ProtectionDomain, SharedRegion, 
 use rdma_qp::prelude::*;
 use rdma_qp::{MaxRnrRetries, QueuePairBuilder};
 use rdma_soft::{Builder, Schedule, SoftDevice};
+use test_support::program::this_program;
 use tokio::time::timeout;
 
 use kinds::{Kind, Way};
@@ -227,4 +230,21 @@ static FORGOTTEN: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
 /// As `std::mem::forget`.
 pub(crate) fn forget(what: impl Any + Send) {
     FORGOTTEN.lock().unwrap().push(Box::new(what));
+}
+
+/// Runs what keeps memory for ever in a process of its own, which ends before a checker of leaks looks. It is all of the test
+/// of that name.
+pub(crate) fn in_a_process_of_its_own(name: &str, test: impl FnOnce()) {
+    const CHILD: &str = "RDMA_TEST_CHILD";
+    const KEPT: &str = "it was as it should be";
+    if env::var_os(CHILD).is_none() {
+        let mut child = this_program();
+        let ended = child.args([name, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stdout);
+        assert!(said.contains(KEPT), "{said}{}", String::from_utf8_lossy(&ended.stderr));
+        return;
+    }
+    test();
+    println!("{KEPT}");
+    abort();
 }

@@ -1,16 +1,12 @@
 //! Queue pairs that refuse to be destroyed.
 
-use std::env;
-use std::process::abort;
-
 use rdma_async::{CloseReason, TransportError};
 use rdma_soft::SoftDevice;
-use test_support::program::this_program;
 use tokio::time::timeout;
 
 use crate::common::kinds::{BYTES, Begun, Kind, Way};
 use crate::common::provider::{ALWAYS, Call, Provider};
-use crate::common::{HANG, HELD, Pair, poll_once, run};
+use crate::common::{HANG, HELD, Pair, in_a_process_of_its_own, poll_once, run};
 
 /// A receive that nobody waits for, and one and a write that are awaited.
 fn outstanding(pair: &Pair) -> [Begun; 2] {
@@ -98,15 +94,11 @@ fn a_connection_that_was_dropped_and_stays_ends_with_its_driver() {
 /// And nothing that it needs is freed, or deregistered, whatever else is gone.
 #[test]
 fn a_queue_pair_that_is_never_destroyed_keeps_its_memory_for_ever() {
-    // In a process that ends before a checker of leaks looks.
-    if env::var_os(CHILD).is_none() {
-        let name = "destroy::a_queue_pair_that_is_never_destroyed_keeps_its_memory_for_ever";
-        let mut child = this_program();
-        let ended = child.args([name, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&ended.stdout);
-        assert!(said.contains(KEPT), "{said}{}", String::from_utf8_lossy(&ended.stderr));
-        return;
-    }
+    let name = "destroy::a_queue_pair_that_is_never_destroyed_keeps_its_memory_for_ever";
+    in_a_process_of_its_own(name, keeps_for_ever);
+}
+
+fn keeps_for_ever() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (provider, pool, qpn) = runtime.block_on(async {
         let (pair, provider) = Pair::faulty(HELD);
@@ -127,14 +119,7 @@ fn a_queue_pair_that_is_never_destroyed_keeps_its_memory_for_ever() {
     SoftDevice::find(HELD).unwrap().release(qpn, 1);
     assert_eq!(provider.live(), [1, 1, 1, 1, 1, 2, 0]);
     provider.assert_kept();
-    println!("{KEPT}");
-    abort();
 }
-
-/// Tells a test that it is in a process of its own.
-const CHILD: &str = "RDMA_TEST_CHILD";
-/// What it says when all was as it should be.
-const KEPT: &str = "all is kept";
 
 /// It keeps its slots, and another one in the same completion queue is not in its way.
 #[test]

@@ -8,7 +8,7 @@ use rdma_channel::Operation;
 use rdma_mem::Errno;
 
 use crate::common::provider::{ALWAYS, Call, Post};
-use crate::common::{HANG, Pair, run};
+use crate::common::{HANG, Pair, in_a_process_of_its_own, run};
 use crate::{WRITE, is_closed, is_closed_soon, probed, region};
 
 /// Whoever has the key reaches it, as of a registration.
@@ -129,53 +129,56 @@ fn an_invalidation_that_is_refused_or_in_doubt_leaves_nothing_open() {
 /// Nothing comes back of memory that a peer may still reach.
 #[test]
 fn what_cannot_be_closed_does_not_come_back() {
-    run(|| async {
-        for (times, left) in [(1, 0), (ALWAYS, 1)] {
-            let (pair, provider) = Pair::faulty("soft0");
-            probed(&pair).await;
-            let regions = provider.live()[2];
-            let mut seen = None;
-            let open =
-                region(&pair.pd, 64).reserve_for(&pair.one, WRITE, HANG, async |descriptor| {
-                    seen = descriptor.remote(Duration::ZERO);
-                    // Once when it is closed, and once when it is dropped.
-                    provider.refuse(Call::DeallocateWindow, times);
-                    provider.next_posts([Post::Refused(Errno::EINVAL)]);
-                });
-            let refused = open.await.unwrap_err();
-            assert!(matches!(refused, ReserveError::NotRevoked(_)), "{refused}");
-            assert_eq!((provider.live()[2] - regions, provider.live()[6]), (left, left));
-            if left == 0 {
-                is_closed_soon(&pair, seen.unwrap()).await;
-            } else {
-                // It is still the peer's, and nobody else's.
-                let to = seen.unwrap().slice(0..4).unwrap();
-                pair.other.write(pair.buffer(b"word"), to).await.unwrap();
-            }
+    in_a_process_of_its_own("faults::what_cannot_be_closed_does_not_come_back", || run(not_closed));
+}
+
+async fn not_closed() {
+    for (times, left) in [(1, 0), (ALWAYS, 1)] {
+        let (pair, provider) = Pair::faulty("soft0");
+        probed(&pair).await;
+        let regions = provider.live()[2];
+        let mut seen = None;
+        let open = region(&pair.pd, 64).reserve_for(&pair.one, WRITE, HANG, async |descriptor| {
+            seen = descriptor.remote(Duration::ZERO);
+            // Once when it is closed, and once when it is dropped.
+            provider.refuse(Call::DeallocateWindow, times);
+            provider.next_posts([Post::Refused(Errno::EINVAL)]);
+        });
+        let refused = open.await.unwrap_err();
+        assert!(matches!(refused, ReserveError::NotRevoked(_)), "{refused}");
+        assert_eq!((provider.live()[2] - regions, provider.live()[6]), (left, left));
+        if left == 0 {
+            is_closed_soon(&pair, seen.unwrap()).await;
+        } else {
+            // It is still the peer's, and nobody else's.
+            let to = seen.unwrap().slice(0..4).unwrap();
+            pair.other.write(pair.buffer(b"word"), to).await.unwrap();
         }
-    });
+    }
 }
 
 /// Of a future that is dropped, too.
 #[test]
 fn what_cannot_be_closed_is_never_freed() {
-    run(|| async {
-        let (pair, provider) = Pair::faulty("soft0");
-        probed(&pair).await;
-        let regions = provider.live()[2];
-        let (tell, told) = tokio::sync::oneshot::channel();
-        let open = region(&pair.pd, 64).reserve_for(&pair.one, WRITE, HANG, async |descriptor| {
-            tell.send(descriptor.remote(Duration::ZERO).unwrap()).unwrap();
-            provider.refuse(Call::DeallocateWindow, ALWAYS);
-            pending::<()>().await;
-        });
-        let key = tokio::select! {
-            _ = open => panic!("it was not over"),
-            key = told => key.unwrap(),
-        };
-        assert_eq!((provider.live()[2] - regions, provider.live()[6]), (1, 1));
-        pair.other.write(pair.buffer(b"word"), key.slice(0..4).unwrap()).await.unwrap();
+    in_a_process_of_its_own("faults::what_cannot_be_closed_is_never_freed", || run(never_freed));
+}
+
+async fn never_freed() {
+    let (pair, provider) = Pair::faulty("soft0");
+    probed(&pair).await;
+    let regions = provider.live()[2];
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let open = region(&pair.pd, 64).reserve_for(&pair.one, WRITE, HANG, async |descriptor| {
+        tell.send(descriptor.remote(Duration::ZERO).unwrap()).unwrap();
+        provider.refuse(Call::DeallocateWindow, ALWAYS);
+        pending::<()>().await;
     });
+    let key = tokio::select! {
+        _ = open => panic!("it was not over"),
+        key = told => key.unwrap(),
+    };
+    assert_eq!((provider.live()[2] - regions, provider.live()[6]), (1, 1));
+    pair.other.write(pair.buffer(b"word"), key.slice(0..4).unwrap()).await.unwrap();
 }
 
 #[test]
