@@ -166,11 +166,9 @@ fn bad_alignments_are_errors() {
             assert_eq!(error.recovery(), Recovery::Programming);
         }
     }
-    for shift in [62, 63] {
-        let error = pool.allocate_aligned(1, 1 << shift).unwrap_err();
-        assert!(matches!(error, Error::OutOfMemory { length: _ }), "{error}");
-        assert!(pool.try_allocate_aligned(1, 1 << shift).unwrap().is_none());
-    }
+    let error = pool.allocate_aligned(1, 1 << 63).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { length: _ }), "{error}");
+    assert!(pool.try_allocate_aligned(1, 1 << 63).unwrap().is_none());
     assert_eq!(pool.usage(), Default::default());
 }
 
