@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::common::provider::Provider;
-use crate::common::{DEFERRED, HANG, Pair, poll_once, run};
+use crate::common::{DEFERRED, HANG, Pair, in_a_process_of_its_own, poll_once, run};
 use crate::{WRITE, held, is_closed_soon, probed, region};
 
 type Open = Pin<Box<dyn Future<Output = Result<Reserved<()>, ReserveError>> + Send>>;
@@ -149,22 +149,25 @@ fn dropped_with_the_connection_it_is_freed_behind_the_queue_pair() {
 
 #[test]
 fn forgotten_it_keeps_its_memory_as_long_as_the_device_may_use_it() {
-    run(|| async {
-        for stage in STAGES {
-            let rig = Rig::new(held("softheld4")).await;
-            let regions = rig.provider.live()[2];
-            let (pair, provider, open, _) = rig.reach(stage).await;
-            #[allow(clippy::mem_forget)] // it is what is tested
-            mem::forget(open);
-            pair.release(u32::MAX);
-            // Forgotten with it, or in the slot.
-            let kept = usize::from(stage != Stage::Begun);
-            assert_eq!((provider.live()[2] - regions, provider.live()[6]), (kept, kept));
-            pair.assert_works().await;
-            assert_eq!(provider.live()[6], kept, "{stage:?}");
-            provider.assert_kept();
-        }
-    });
+    let name = "dropped::forgotten_it_keeps_its_memory_as_long_as_the_device_may_use_it";
+    in_a_process_of_its_own(name, || run(forgotten));
+}
+
+async fn forgotten() {
+    for stage in STAGES {
+        let rig = Rig::new(held("softheld4")).await;
+        let regions = rig.provider.live()[2];
+        let (pair, provider, open, _) = rig.reach(stage).await;
+        #[allow(clippy::mem_forget)] // it is what is tested
+        mem::forget(open);
+        pair.release(u32::MAX);
+        // Forgotten with it, or in the slot.
+        let kept = usize::from(stage != Stage::Begun);
+        assert_eq!((provider.live()[2] - regions, provider.live()[6]), (kept, kept));
+        pair.assert_works().await;
+        assert_eq!(provider.live()[6], kept, "{stage:?}");
+        provider.assert_kept();
+    }
 }
 
 /// After any number of polls, on devices that work by themselves.
