@@ -147,7 +147,7 @@ fn a_thread_that_is_not_free_ends_nothing() {
         .unwrap();
     runtime.block_on(async {
         let host = Host::new("soft0");
-        let beat = Duration::from_millis(20);
+        let beat = Duration::from_millis(50);
         let limits = LeaseLimits::new(WRITE);
         let options = options(&host).lease_limits(limits).heartbeat(beat);
         let (asker, lender) = pair_with(&host, options).await;
