@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_channel::LeaseEnd;
 use rdma_mem::{AccessFlags, CommonMemory, Error};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -12,7 +11,7 @@ use tokio::time::timeout;
 use super::borrower::Granted;
 use super::error::{Denial, LeaseError, LendError};
 use super::frame::Ask;
-use super::lender::{Open, Opened, Why, close, now};
+use super::lender::{Open, Opened, close_refused, now};
 use super::loan::Loan;
 use super::remote::RemoteRegion;
 use super::table::Leases;
@@ -179,7 +178,7 @@ impl Connection {
             Ok(loan) => Ok(Loan { leases: Arc::clone(leases), number: place.number, loan, ended }),
             Err(open) => {
                 // The connection has ended meanwhile.
-                close((open, Why { end: LeaseEnd::OldEpoch, loan: 0, gives: false }));
+                close_refused(open);
                 Err(match ended.try_recv() {
                     Ok(Ok(ended)) => back(ended.region, LeaseError::Closed(self.closed())),
                     Ok(Err(ReserveError::NotRevoked(error))) => {
@@ -255,7 +254,7 @@ impl Connection {
         match leases.lend(place.open(access, time, Opened::Part(part, who))) {
             Ok(loan) => Ok(Loan { leases: Arc::clone(leases), number: place.number, loan, ended }),
             Err(open) => {
-                close((open, Why { end: LeaseEnd::OldEpoch, loan: 0, gives: false }));
+                close_refused(open);
                 Err(LeaseError::Closed(self.closed()))
             }
         }

@@ -216,6 +216,12 @@ pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
     }
 }
 
+/// Closes memory of a loan that was not made, since its queue pair has ended meanwhile.
+pub(super) fn close_refused(open: Open) {
+    let given = close((open, Why { end: LeaseEnd::OldEpoch, loan: 0, gives: false }));
+    debug_assert!(given.is_none(), "the peer knows nothing of it");
+}
+
 /// If nobody waits, the memory is freed.
 fn give_back<M>(who: Back<M>, closed: Result<M, Error>, why: Why) {
     let (end, is_given) = (why.end, why.gives);

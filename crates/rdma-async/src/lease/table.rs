@@ -13,7 +13,7 @@ use tokio::time::timeout_at;
 use super::borrower::{Asked, Borrower, Granted};
 use super::error::Denial;
 use super::frame::{Ask, LeaseFrame};
-use super::lender::{Current, Lender, Open, Opened, Why, close, now};
+use super::lender::{Current, Lender, Open, Opened, Why, close, close_refused, now};
 use super::limits::{Account, Counted, LeaseLimits};
 use super::outbox::Outbox;
 use crate::ledger::after::apart;
@@ -419,8 +419,7 @@ impl Leases {
             }
             Err(open) => {
                 drop(lender);
-                let end = LeaseEnd::OldEpoch;
-                close((open, Why { end, loan: 0, gives: false }));
+                close_refused(open);
                 self.deny(number, epoch, ask.ask, Denial::Ended);
             }
         }

@@ -9,7 +9,7 @@ pub(crate) mod provider;
 
 use std::any::Any;
 use std::env;
-use std::future::{Future, poll_fn};
+use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::pin;
 use std::process::abort;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -17,7 +17,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use rdma_async::{Connection, ConnectionOptions, Driver, LeaseLimits, Listener};
+use rdma_async::{
+    Connection, ConnectionOptions, Driver, LeaseLimits, Listener, Region, RemoteMemoryRegion,
+    TransportError,
+};
 use rdma_mem::{AccessFlags, Buffer, BufferPool, ProtectionDomain, SharedRegion, open_device};
 use rdma_qp::prelude::*;
 use rdma_qp::{MaxRnrRetries, QueuePairBuilder};
@@ -140,6 +143,19 @@ impl Pair {
         self.pool.usage().buffers
     }
 
+    /// Who writes behind the end gets an error, and changes nothing.
+    pub(crate) async fn is_closed(
+        &self,
+        by: &Connection,
+        key: RemoteMemoryRegion,
+        region: &Region,
+    ) {
+        let before = region.to_vec();
+        let late = by.write(self.buffer(b"late"), key.slice(0..4).unwrap());
+        assert_refused(&self.released(late.into_future()).await.unwrap_err().error);
+        assert!(**region == *before, "a byte has changed");
+    }
+
     /// Lets the device execute so many requests of each end.
     pub(crate) fn release(&self, count: u32) {
         let device = SoftDevice::find(self.pd.context().device().name()).unwrap();
@@ -187,6 +203,19 @@ impl Pair {
         let given_back = timeout(HANG, self.released(all)).await;
         assert!(given_back.is_ok(), "{} buffers are not given back", self.buffers());
     }
+}
+
+/// Memory to be opened, of ones.
+pub(crate) fn region(pd: &ProtectionDomain, length: usize) -> Region {
+    let mut region = Region::allocate(pd, length).unwrap();
+    region.fill(1);
+    region
+}
+
+/// A late peer was refused.
+pub(crate) fn assert_refused(error: &TransportError) {
+    assert!(matches!(error, TransportError::WorkError(_)), "{error}");
+    assert!(error.to_string().contains("remote access"), "{error}");
 }
 
 /// In both kinds of runtime.
