@@ -117,7 +117,8 @@ fn empty_and_impossible_lengths() {
 fn buffers_begin_where_they_should() {
     let pool = small();
     let mut held = Vec::new();
-    for shift in 0..if cfg!(miri) { 16 } else { 27 } {
+    // Valgrind's allocator has alignments up to 16 MiB.
+    for shift in 0..if cfg!(miri) { 16 } else { 25 } {
         for length in [0, 1, 100, 5000] {
             let buffer = pool.allocate_aligned(length, 1 << shift).unwrap();
             assert_eq!((buffer.len(), buffer.as_ptr().addr() % (1 << shift)), (length, 0));
