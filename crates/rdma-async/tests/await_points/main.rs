@@ -2,7 +2,10 @@
 //! its memory comes back, no message and no client is lost, and others go on. So it is when a task or a waker panics.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
+#[path = "../common/mod.rs"]
 mod common;
+mod connections;
+mod leases;
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -171,6 +174,19 @@ async fn give_up_after<F: Future>(polls: usize, future: F) -> Option<F::Output> 
             Poll::Pending if left == 0 => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         }
+    })
+    .await
+}
+
+/// Polls so often, whether or not it is woken, and drops it then. `None` if it was not ready.
+async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let (mut future, mut left) = (pin!(future), polls);
+    poll_fn(move |cx| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        future.as_mut().poll(cx).map(Some)
     })
     .await
 }
