@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rdma_async::{Denial, LeaseEnd, LeaseError, Region, RemoteRegion};
 use rdma_mem::{AccessFlags, CommonMemory, RegionMemory};
+use rdma_soft::Schedule;
 
 use crate::*;
 
@@ -117,13 +118,23 @@ async fn asked(pair: &Pair, polls: usize, length: usize) -> Option<RemoteRegion>
 /// Its memory is closed and freed, also where another thread is about to open or to close it, and nothing of others is lost.
 #[test]
 fn what_opens_or_takes_memory_is_dropped_after_any_poll() {
-    for device in ["soft0", HELD, DEFERRED] {
+    // Of its own: all that is with it is released.
+    let held = "soft-held-leases";
+    Builder::new(held).schedule(Schedule::Held).install().unwrap();
+    for device in ["soft0", held, DEFERRED] {
         run(move || async move {
             let (pd, provider) = Provider::faulty(device);
             let driver = Driver::spawn(pd.context()).unwrap();
             let (pair, listener) = Pair::by_address(driver, pd).await;
-            // Whether windows are bounded is known from now on.
-            assert!(What::ReserveFor.give_up(&pair, usize::MAX, BYTES).await);
+            // Whether windows are bounded is known from now on, by queue pairs of the driver's own.
+            let device = SoftDevice::find(device).unwrap();
+            let mut first = Box::pin(What::ReserveFor.give_up(&pair, usize::MAX, BYTES));
+            let is_over = poll_fn(|cx| {
+                device.release_all();
+                first.as_mut().poll(cx)
+            });
+            assert!(is_over.await);
+            drop(first);
             // Atomic operations have memory of their own from the first on.
             pair.assert_works().await;
             pair.assert_given_back().await;

@@ -2,6 +2,9 @@
 //! of what there is and what is lent to it. Each context has its own, whatever thread calls.
 #![allow(unsafe_code)]
 
+mod events;
+mod windows;
+
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem;
@@ -95,6 +98,8 @@ struct State {
     posted: usize,
     /// Windows are bound to the whole of their regions, whatever was asked for.
     is_unbounded: bool,
+    /// What happens to a port happens to the device.
+    is_fatal: bool,
     /// What a user of the provider must not do, and did.
     wrongs: Vec<String>,
 }
@@ -163,11 +168,6 @@ impl Provider {
             run(call);
             self.state().at_region.get_or_insert(run);
         }
-    }
-
-    /// Windows do not keep peers within them from now on.
-    pub(crate) fn have_unbounded_windows(&self) {
-        self.state().is_unbounded = true;
     }
 
     /// How many requests are outstanding, whose memory the device may use.
@@ -355,8 +355,8 @@ fn plant(context: *mut ibv_context) {
     let notify = ops.req_notify_cq.replace(req_notify_cq).unwrap();
     let send = ops.post_send.replace(post_send).unwrap();
     let receive = ops.post_recv.replace(post_recv).unwrap();
-    let allocate = ops.alloc_mw.replace(alloc_mw).unwrap();
-    let deallocate = ops.dealloc_mw.replace(dealloc_mw).unwrap();
+    let allocate = ops.alloc_mw.replace(windows::alloc_mw).unwrap();
+    let deallocate = ops.dealloc_mw.replace(windows::dealloc_mw).unwrap();
     let _ = OPS.set(Ops { poll, notify, send, receive, allocate, deallocate });
 }
 
@@ -418,60 +418,12 @@ macro_rules! posts {
 }
 
 posts! {
-    post_send: ibv_send_wr => send, bind, |request| {
+    post_send: ibv_send_wr => send, windows::bind, |request| {
         use ibv_wr_opcode as opcode;
         [opcode::IBV_WR_RDMA_READ, opcode::IBV_WR_ATOMIC_CMP_AND_SWP, opcode::IBV_WR_ATOMIC_FETCH_AND_ADD]
             .contains(&request.opcode)
     };
     post_recv: ibv_recv_wr => receive, |_, _| (0, 0), |_| true;
-}
-
-/// The window that a request binds, and the key of its region.
-fn bind(request: &mut ibv_send_wr, provider: &Provider) -> (usize, u32) {
-    if request.opcode != ibv_wr_opcode::IBV_WR_BIND_MW {
-        return (0, 0);
-    }
-    // SAFETY: SAFETY.md F12: what a bind has.
-    let bind = unsafe { &mut request.__bindgen_anon_2.bind_mw };
-    // SAFETY: SAFETY.md F1: the region is live.
-    let region = unsafe { &*bind.bind_info.mr };
-    if provider.state().is_unbounded {
-        (bind.bind_info.addr, bind.bind_info.length) = (region.addr as u64, region.length as u64);
-    }
-    (bind.mw as usize, region.lkey)
-}
-
-unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
-    let provider = of!(pd);
-    if provider.refuses(Call::AllocateWindow) {
-        Errno::ENOMEM.set();
-        return ptr::null_mut();
-    }
-    // SAFETY: SAFETY.md F1: the caller's own contract.
-    let made = unsafe { (ops().allocate)(pd, kind) };
-    if !made.is_null() {
-        provider.made(Object::Window);
-    }
-    made
-}
-
-unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    let provider = of!(mw);
-    let mut state = provider.state();
-    if let Some(lent) = state.lent.iter().find(|lent| lent.window == mw as usize) {
-        let wrong = format!("a window is deallocated that {:#x} binds", lent.wr_id);
-        state.wrongs.push(wrong);
-    }
-    drop(state);
-    if provider.refuses(Call::DeallocateWindow) {
-        return Errno::EBUSY.raw();
-    }
-    // SAFETY: SAFETY.md F1: the caller's own contract.
-    let returned = unsafe { (ops().deallocate)(mw) };
-    if returned == 0 {
-        provider.destroyed(Object::Window, mw as usize);
-    }
-    returned
 }
 
 /// Verbs that make an object, which is counted.
@@ -591,6 +543,7 @@ fn table() -> Verbs {
     (verbs.close_device, verbs.alloc_pd, verbs.dealloc_pd) = (close_device, alloc_pd, dealloc_pd);
     (verbs.reg_mr, verbs.dereg_mr) = (reg_mr, dereg_mr);
     verbs.reg_mr_iova2 = Some(reg_mr_iova2);
+    verbs.get_async_event = events::get_async_event;
     verbs.create_comp_channel = create_comp_channel;
     verbs.destroy_comp_channel = destroy_comp_channel;
     (verbs.create_cq, verbs.destroy_cq) = (create_cq, destroy_cq);

@@ -6,8 +6,11 @@ use rdma_async::{CloseReason, ConnectError, TransportError};
 use rdma_channel::prelude::*;
 use rdma_channel::{ReceiveWorkRequest, TransportError as ChannelError};
 use rdma_mem::AsyncEventKind;
+use tokio::time::timeout;
 
-use crate::{DEVICES, Host, run};
+use crate::common::peer::{self, Peer};
+use crate::common::provider::Provider;
+use crate::{DEVICES, HANG, Host, run};
 
 fn is_gone(error: &TransportError) -> bool {
     matches!(error, TransportError::Closed { reason: CloseReason::Gone, peer: Some(_), .. })
@@ -116,10 +119,9 @@ fn a_runtime_that_ends_is_told_to_both_sides() {
     let receive = client.receive(host.pool.allocate(8).unwrap()).try_post().unwrap();
     drop(servers);
     assert!(server.closed().is_some());
-    let told = clients.block_on(async { tokio::time::timeout(crate::HANG, receive).await });
+    let told = clients.block_on(async { timeout(HANG, receive).await });
     assert!(is_gone(&told.unwrap().unwrap_err().error));
-    let ended =
-        clients.block_on(async { tokio::time::timeout(crate::HANG, listener.accept()).await });
+    let ended = clients.block_on(async { timeout(HANG, listener.accept()).await });
     let ended = ended.unwrap().unwrap_err();
     assert!(ended.to_string().contains("has ended, as with its runtime"), "{ended}");
 }
@@ -152,6 +154,50 @@ fn a_port_that_goes_down_ends_its_connections() {
     });
 }
 
+/// The same of a device that fails, on all of its ports.
+#[test]
+fn a_device_that_fails_ends_its_connections() {
+    run(|| async {
+        let name = format!("soft-fatal-{}", std::process::id());
+        let device = rdma_soft::SoftDevice::find(&name)
+            .unwrap_or_else(|| rdma_soft::Builder::new(&name).install().unwrap());
+        device.set_port_up(true);
+        let (pd, provider) = Provider::faulty(&name);
+        provider.fail_with_the_port();
+        let host = Host::with(pd);
+        let (one, other) = host.pair_by_hand();
+        let mut events = host.driver.events().unwrap();
+        let receive = one.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+        device.set_port_up(false);
+        let ended = timeout(HANG, receive).await.unwrap().unwrap_err();
+        let is_device = |reason| matches!(reason, CloseReason::Device);
+        assert!(
+            matches!(ended.error, TransportError::Closed { reason, .. } if is_device(reason)),
+            "{ended}"
+        );
+        assert_eq!(ended.memory.len(), 8);
+        assert_eq!(events.next().await.unwrap().kind, AsyncEventKind::DEVICE_FATAL);
+        assert!(one.closed().is_some_and(is_device) && other.closed().is_some_and(is_device));
+        drop((one, other, events, ended, host));
+        provider.gone().await;
+    });
+}
+
+/// A stream that is reset, as by a process that was killed with something unread, ends as one that is closed.
+#[test]
+fn a_stream_that_is_reset_ends_the_connection() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (Peer { stream, connection }, server) = peer::pair(&host).await;
+        let receive = server.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+        stream.set_zero_linger().unwrap();
+        drop(stream);
+        let ended = timeout(HANG, receive).await.unwrap().unwrap_err();
+        assert!(is_gone(&ended.error), "{ended}");
+        assert_eq!(connection.closed(), None, "its queue pair alone says nothing");
+    });
+}
+
 /// The stream of a connection is with the runtime that has connected; the driver may be with another one.
 #[test]
 fn a_connection_ends_with_the_runtime_that_watches_its_peer() {
@@ -163,7 +209,7 @@ fn a_connection_ends_with_the_runtime_that_watches_its_peer() {
     drivers.block_on(async {
         let receive = client.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
         drop((server, connects.shutdown_background()));
-        let told = tokio::time::timeout(crate::HANG, receive).await.unwrap().unwrap_err();
+        let told = timeout(HANG, receive).await.unwrap().unwrap_err();
         assert!(matches!(told.error, TransportError::Closed { .. }), "{told}");
     });
 }

@@ -10,6 +10,8 @@ mod ended;
 mod given;
 mod lent;
 mod limits;
+mod processes;
+mod stopped_clock;
 
 use std::time::Duration;
 

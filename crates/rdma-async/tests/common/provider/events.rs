@@ -1,0 +1,32 @@
+//! Asynchronous events that say something else.
+
+use std::ffi::c_int;
+
+use rdma_sys::{ibv_async_event, ibv_context, ibv_event_type};
+
+use super::{Provider, of};
+
+impl Provider {
+    /// What happens to a port happens to the whole device from now on.
+    pub(crate) fn fail_with_the_port(&self) {
+        self.state().is_fatal = true;
+    }
+}
+
+pub(super) unsafe extern "C" fn get_async_event(
+    context: *mut ibv_context,
+    out: *mut ibv_async_event,
+) -> c_int {
+    // SAFETY: SAFETY.md F1: the caller's own contract.
+    let returned = unsafe { (rdma_soft::verbs().get_async_event)(context, out) };
+    // SAFETY: SAFETY.md F1: the caller's event, which was filled.
+    let event = unsafe { &mut *out };
+    if returned == 0
+        && event.event_type == ibv_event_type::IBV_EVENT_PORT_ERR
+        && of(context).state().is_fatal
+    {
+        // Neither is acknowledged by an object.
+        event.event_type = ibv_event_type::IBV_EVENT_DEVICE_FATAL;
+    }
+    returned
+}
