@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use rdma_async::{
-    Connection, Descriptor, Driver, EndedLoan, Incoming, LeaseLimits, Loan, Region, RemoteRegion,
-    Reserved, prelude::*,
+    Connection, Descriptor, Driver, EndedLoan, Incoming, LeaseLimits, Loan, Pool, Region,
+    RemoteRegion, Reserved, prelude::*,
 };
 use rdma_mem::{AccessFlags, BufferPool, MemoryWindow, ProtectionDomain, WindowType};
 use rdma_qp::prelude::*;
@@ -273,10 +273,16 @@ enum What {
     Request,
     ReceiveLoan,
     ReceiveRegion,
+    Reconnect,
+    Further,
+    Disconnect,
+    Pool,
+    PoolError,
+    Allocate,
 }
 
 impl What {
-    const ALL: [Self; 33] = [
+    const ALL: [Self; 39] = [
         Self::BufferSlice,
         Self::SharedBuffer,
         Self::Connection,
@@ -310,6 +316,12 @@ impl What {
         Self::Request,
         Self::ReceiveLoan,
         Self::ReceiveRegion,
+        Self::Reconnect,
+        Self::Further,
+        Self::Disconnect,
+        Self::Pool,
+        Self::PoolError,
+        Self::Allocate,
     ];
 
     /// Makes one, and forgets it. A queue of receives has two slots.
@@ -371,6 +383,13 @@ impl What {
                 let mut events = driver.events().unwrap();
                 forget_waiting(async move { drop(events.next().await) });
             }
+            Self::Pool => forget(Pool::new(&pair.pd)),
+            Self::PoolError => forget(full(&pair.pd).allocate(BYTES).await.unwrap_err()),
+            // Another thread registers memory for it, and frees that when nobody takes it.
+            Self::Allocate => {
+                let pool = Pool::new(&pair.pd);
+                forget_waiting(async move { pool.allocate(BYTES).await.is_ok() });
+            }
             // The driver's task may be on another thread.
             Self::Shutdown => drop(forget_polled(driver.clone().shutdown())),
             _ => {
@@ -403,9 +422,26 @@ impl What {
             }
             Self::ReceiveLoan => forget_waiting(async move { drop(own.receive_loan().await) }),
             Self::ReceiveRegion => forget_waiting(async move { drop(own.receive_region().await) }),
+            Self::Reconnect => {
+                forget_waiting(async move { drop(own.reconnect().await) });
+            }
+            Self::Further => {
+                let qp = pd.create_qp();
+                forget_waiting(async move { drop(own.connect_further(1, qp).await) });
+            }
+            Self::Disconnect => {
+                forget_waiting(async move { drop(own.disconnect(HANG).await) });
+            }
             _ => unreachable!("it is no lease"),
         }
     }
+}
+
+/// A pool that may not grow.
+fn full(pd: &ProtectionDomain) -> Pool {
+    let pool = BufferPool::new(pd);
+    pool.set_limit(0);
+    pool.into()
 }
 
 /// A client that nobody has accepted.
@@ -437,7 +473,8 @@ fn what_is_forgotten_is_leaked_and_nothing_else() {
             drop((one, other, board, domain, also, second, pd));
             timeout(HANG, driver.shutdown()).await.unwrap();
             // What was not connected yet has nothing that is lent.
-            let kept = usize::from(matches!(what, What::PreparedConnection | What::Connect));
+            let offers = [What::PreparedConnection, What::Connect, What::Reconnect, What::Further];
+            let kept = usize::from(offers.contains(&what));
             // Those of a pool, which may be forgotten with a buffer, and what was forgotten open.
             let open = 1 + usize::from(what == What::Reserve);
             let left = async {

@@ -153,6 +153,23 @@ impl Connection {
     /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// Memory is lent once, and is nobody else's until it comes back:
+    /// ```compile_fail,E0382
+    /// # use rdma_mem::AccessFlags;
+    /// # async fn twice(one: rdma_async::Connection, region: rdma_async::Region, time: std::time::Duration) {
+    /// let first = one.lend(region, AccessFlags::REMOTE_READ, time).await;
+    /// let second = one.lend(region, AccessFlags::REMOTE_READ, time).await;
+    /// # }
+    /// ```
+    ///
+    /// A buffer lies among others in the memory of its pool, and is not lent:
+    /// ```compile_fail,E0308
+    /// # use rdma_mem::AccessFlags;
+    /// # async fn of_a_pool(one: rdma_async::Connection, buffer: rdma_mem::Buffer, time: std::time::Duration) {
+    /// let loan = one.lend(buffer, AccessFlags::REMOTE_READ, time).await;
+    /// # }
+    /// ```
     pub async fn lend(
         &self,
         region: Region,

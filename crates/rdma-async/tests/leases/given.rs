@@ -4,7 +4,7 @@ use std::time::Duration;
 
 #[cfg(feature = "serde")]
 use rdma_async::BufferExt;
-use rdma_async::{LeaseEnd, LeaseError};
+use rdma_async::{LeaseEnd, LeaseError, TransportError};
 
 use crate::*;
 
@@ -118,6 +118,24 @@ fn it_is_taken_back_when_its_time_is_over() {
         }
         let mut none = Box::pin(lender.receive_region());
         assert!(timeout(SOON, none.as_mut()).await.is_err());
+    });
+}
+
+/// The borrower does not post then, and whoever posts all the same is refused.
+#[test]
+fn it_is_not_written_when_its_time_is_over() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (asker, lender) = pair(&host).await;
+        let asked = asker.request(64, WRITE, SOON).await.unwrap();
+        tokio::time::sleep(asked.remaining()).await;
+        let late = asked.write(host.buffer(b"late")).await.unwrap_err();
+        let is_over =
+            matches!(late.error, TransportError::LeaseOver { reason: LeaseEnd::TimeOver, .. });
+        assert!(is_over && *late.memory == *b"late", "{late}");
+        // Nothing was posted, so that the connection goes on.
+        host.talk(&asker, &lender, b"as before").await;
+        until_closed(&host, &asker, asked.remote()).await;
     });
 }
 

@@ -8,6 +8,7 @@ mod common;
 mod dropped;
 mod ended;
 mod given;
+mod keys;
 mod lent;
 mod limits;
 mod processes;

@@ -1,13 +1,18 @@
 //! Operations that are awaited.
 
 use std::collections::VecDeque;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
 
 use rdma_async::prelude::*;
 use rdma_async::{Connection, Posted, Write};
 use rdma_channel::TransportError;
 use rdma_mem::{Buffer, RemoteMemoryRegion};
+use tokio::task::coop::unconstrained;
+use tokio::time::timeout;
 
-use crate::{DEVICES, Pair, run};
+use crate::{DEVICES, HANG, Pair, poll_once, run};
 
 #[test]
 fn messages_arrive_with_their_length_and_number() {
@@ -173,6 +178,40 @@ fn operations_are_kept_in_a_struct() {
             }
         });
     }
+}
+
+/// That is a mistake of whoever polls, which is told, and is nobody else's.
+#[test]
+fn who_polls_again_what_is_over_panics_alone() {
+    for device in DEVICES {
+        run(|| async move {
+            let pair = Pair::new(device);
+            let foreign = Pair::new(device);
+            let receive = || pair.other.receive(pair.buffer(&[1; 8])).try_post().unwrap();
+            let send = || pair.one.send(pair.buffer(&[2; 8]));
+            let (first, second) = (receive(), receive());
+            twice(pin!(send().into_future())).await;
+            twice(pin!(first)).await;
+            twice(pin!(send().post())).await;
+            twice(pin!(second)).await;
+            // One that fails before it is posted.
+            let refused = || pair.one.send(foreign.buffer(&[3; 8]));
+            twice(pin!(refused().into_future())).await;
+            twice(pin!(refused().post())).await;
+            pair.assert_given_back().await;
+            pair.assert_works().await;
+        });
+    }
+}
+
+/// Awaits it, and polls it once more.
+async fn twice<F: Future>(mut future: Pin<&mut F>) {
+    drop(timeout(HANG, &mut future).await.unwrap());
+    // In any state of the task's budget.
+    let again = unconstrained(async {
+        catch_unwind(AssertUnwindSafe(|| poll_once(&mut future).is_ready())).is_err()
+    });
+    assert!(again.await, "it is ready again");
 }
 
 #[test]
