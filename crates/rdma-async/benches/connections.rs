@@ -158,12 +158,15 @@ fn between_two(runtime: &Runtime) -> Outcome<()> {
     runtime.block_on(async {
         let host = Host::new()?;
         let listener = host.driver.listen("127.0.0.1:0", host.options.clone()).await?;
+        let before = resident()?;
         let mut others = Command::new(env::current_exe()?)
             .env(ADDRESS, listener.local_addr().to_string())
             .stdin(Stdio::piped())
             .spawn()?;
         println!("between two processes:");
         let servers = host.accept(&listener).await?;
+        let each = resident()?.saturating_sub(before) / u64::from(CONNECTIONS);
+        println!("{each} bytes of memory for this end");
         idle().await?;
         others.stdin.take().map_or(Ok(()), |mut input| input.flush())?;
         others.wait()?;

@@ -10,6 +10,10 @@ use super::shared::Shared;
 /// A driver without a task: the program polls it. It [is a file](AsFd) that is readable when something has completed
 /// since it was [armed](Self::arm).
 ///
+/// It has no timer, so that the program may sleep on the file for as long as it likes: the device itself ends what its peer
+/// does not answer, by the retries of the queue pair. What has a time, as [`Region::reserve`](crate::Region::reserve), loans and
+/// `timeout`, has timers of the runtime that it is polled in.
+///
 /// Dropped, it ends the driver.
 #[derive(Debug)]
 pub struct ManualDriver(Arc<Shared>);

@@ -1,9 +1,11 @@
 //! What connections of futures promise of memory that is lent: it is open to the peer for its time and with its rights, and
 //! exclusive behind that.
 
+use std::collections::HashSet;
+use std::future::pending;
 use std::time::{Duration, Instant};
 
-use rdma_async::{Connection, LeaseEnd, Region, RemoteMemoryRegion, TransportError};
+use rdma_async::{Connection, LeaseEnd, Region, RemoteMemoryRegion, ReservedEnd, TransportError};
 use rdma_mem::AccessFlags;
 
 use super::async_connections::{BOUND, Ends, is_refused, run};
@@ -16,6 +18,8 @@ cases![
     memory_that_was_asked_for_is_given_with_what_was_written,
     a_loan_ends_with_its_queue_pair,
     a_loan_grants_no_more_than_its_rights,
+    memory_that_is_open_for_a_time_is_closed_behind_it,
+    no_key_comes_again_soon,
 ];
 
 const READ: AccessFlags = AccessFlags::new().with_remote_read();
@@ -130,5 +134,36 @@ fn a_loan_grants_no_more_than_its_rights(device: &Device) {
         assert!(is_refused(&refused.error), "{refused}");
         drop(lent);
         assert_eq!(*loan.await.unwrap().region, [1; 64]);
+    });
+}
+
+fn memory_that_is_open_for_a_time_is_closed_behind_it(device: &Device) {
+    run(device, |ends| async move {
+        let time = Duration::from_millis(50);
+        let begin = Instant::now();
+        let mut key = None;
+        let reserved = filled(&ends).reserve(WRITE, time, async |descriptor| {
+            key = descriptor.remote(Duration::ZERO);
+            pending::<()>().await;
+        });
+        let reserved = reserved.await.unwrap();
+        assert!(begin.elapsed() >= time && reserved.end == ReservedEnd::TimeOver);
+        expect_closed(&ends, &ends.client, key.unwrap(), &reserved.region).await;
+    });
+}
+
+/// More often than a byte of a key has values.
+fn no_key_comes_again_soon(device: &Device) {
+    run(device, |ends| async move {
+        let (mut region, mut keys) = (filled(&ends), HashSet::new());
+        for number in 0..300 {
+            let open = region.reserve(WRITE, BOUND, async |descriptor| {
+                descriptor.remote(Duration::ZERO).unwrap()
+            });
+            let reserved = open.await.unwrap();
+            let key = reserved.value.unwrap().rkey();
+            assert!(keys.insert(key), "{key:?} is one of before, after {number}");
+            region = reserved.region;
+        }
     });
 }
