@@ -95,6 +95,11 @@ impl Device {
         }
     }
 
+    /// Whether nothing is known of it but the contract.
+    pub(crate) fn is_other(&self) -> bool {
+        self.kind == Kind::Other
+    }
+
     /// Whether it is of this project.
     pub(crate) fn is_software(&self) -> bool {
         !matches!(self.kind, Kind::Rxe | Kind::Other)

@@ -21,7 +21,7 @@ const LENGTH: usize = 4096;
 /// so many that it has grown until then.
 const LEASES: usize = 300_000;
 const FIRST: usize = 200_000;
-/// What the system may have taken meanwhile, in KiB: a tenth of a byte for each.
+/// What the process may have taken meanwhile, in KiB: ten bytes for each lease behind the first ones.
 const MOST_GROWN: u64 = 1024;
 /// So many at once, whose times end in as many milliseconds behind this.
 const LIVE: u64 = 1000;

@@ -10,9 +10,11 @@ use super::shared::Shared;
 /// A driver without a task: the program polls it. It [is a file](AsFd) that is readable when something has completed
 /// since it was [armed](Self::arm).
 ///
-/// It has no timer, so that the program may sleep on the file for as long as it likes: the device itself ends what its peer
-/// does not answer, by the retries of the queue pair. What has a time, as [`Region::reserve`](crate::Region::reserve), loans and
-/// `timeout`, has timers of the runtime that it is polled in.
+/// It has no timers: nothing has to be called at a certain time. A send whose peer does not answer ends by the queue pair's
+/// retries, if these are bounded; a receive waits until its message comes, or its connection ends. The times of
+/// [`Region::reserve`](crate::Region::reserve), loans and `timeout` are timers of the runtime that polls these.
+/// Asynchronous events are the program's, too: a connection whose port or device has failed is not closed by itself. Take the
+/// events from [`Driver::events`](crate::Driver::events), or those of the context, and close what has failed.
 ///
 /// Dropped, it ends the driver.
 #[derive(Debug)]

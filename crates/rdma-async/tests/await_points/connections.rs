@@ -1,7 +1,6 @@
 //! The futures that end a connection, renew it, or make a further one.
 
-use std::time::Duration;
-
+use crate::common::polled_slowly;
 use crate::*;
 
 /// Two ends that are polled so often, together, may or may not have agreed on a queue pair.
@@ -41,18 +40,6 @@ async fn assert_talks(pair: &Pair, one: &Connection, other: &Connection) {
     pair.released(talk).await;
 }
 
-/// As [`polled`], with time between the polls in which the peer does its part.
-async fn polled_slowly<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    for _ in 0..polls {
-        if let Poll::Ready(output) = poll_once(&mut future) {
-            return Some(output);
-        }
-        tokio::time::sleep(Duration::from_micros(100)).await;
-    }
-    None
-}
-
 /// What was sent before is received, and once it has begun nothing more is sent.
 #[test]
 fn disconnect_is_dropped_after_any_poll() {
@@ -90,7 +77,7 @@ fn disconnect_is_dropped_after_any_poll() {
     }
 }
 
-/// Both do it anew, and have the same epoch. Nothing of what was given up is found by either.
+/// After a reconnect was dropped, both ends reconnect again, to the same epoch, and neither finds what was given up.
 #[test]
 fn reconnect_is_dropped_after_any_poll() {
     for device in ["soft0", DEFERRED] {
@@ -99,11 +86,13 @@ fn reconnect_is_dropped_after_any_poll() {
             let pair = host.pair().await;
             let (one, other) = (&pair.one, &pair.other);
             let (mut is_over, mut highest) = (false, 0);
-            for polls in (0..2).flat_map(|_| 0..=POLLS_TO_MEET) {
+            for polls in (0..2).flat_map(|_| 0..=POLLS_TO_MEET).chain([usize::MAX]) {
                 let ends = if polls % 2 == 0 { [one, other] } else { [other, one] };
                 let [first, second] = ends.map(Connection::reconnect);
-                let (first, second) =
-                    tokio::join!(polled_slowly(polls, first), polled_slowly(POLLS_TO_MEET, second));
+                let (first, second) = tokio::join!(
+                    polled_slowly(polls, first),
+                    polled_slowly(polls.max(POLLS_TO_MEET), second)
+                );
                 is_over |= matches!((first, second), (Some(Ok(_)), Some(Ok(_))));
                 let both = async { tokio::join!(ends[0].reconnect(), ends[1].reconnect()) };
                 let (first, second) = timeout(HANG, both).await.unwrap();
@@ -121,7 +110,8 @@ fn reconnect_is_dropped_after_any_poll() {
     }
 }
 
-/// Its number is free again, at both ends, and the connection that it was asked of goes on.
+/// The number of a further connection that was given up is free again at both ends, and the connection that it was asked of
+/// goes on.
 #[test]
 fn connect_further_is_dropped_after_any_poll() {
     run(|| async {
@@ -129,14 +119,14 @@ fn connect_further_is_dropped_after_any_poll() {
         let pair = host.pair().await;
         let (one, other) = (&pair.one, &pair.other);
         let mut is_over = false;
-        for polls in (0..2).flat_map(|_| 0..=POLLS_TO_MEET) {
+        for polls in (0..2).flat_map(|_| 0..=POLLS_TO_MEET).chain([usize::MAX]) {
             let further = |end: &Connection| {
                 let (end, qp) = (end.clone(), host.pd.create_qp());
                 async move { end.connect_further(7, qp).await }
             };
             let (first, second) = tokio::join!(
                 polled_slowly(polls, further(one)),
-                polled_slowly(POLLS_TO_MEET, further(other))
+                polled_slowly(polls.max(POLLS_TO_MEET), further(other))
             );
             is_over |= matches!((first, second), (Some(Ok(_)), Some(Ok(_))));
             let both = async { tokio::join!(further(one), further(other)) };

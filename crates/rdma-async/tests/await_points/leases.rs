@@ -11,7 +11,7 @@ use crate::*;
 const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
 /// What another thread registers and deregisters.
 const LARGE: usize = 3 << 20;
-/// No time that is over before the test.
+/// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Each that may be waited for.
@@ -118,7 +118,7 @@ async fn asked(pair: &Pair, polls: usize, length: usize) -> Option<RemoteRegion>
 /// Its memory is closed and freed, also where another thread is about to open or to close it, and nothing of others is lost.
 #[test]
 fn what_opens_or_takes_memory_is_dropped_after_any_poll() {
-    // Of its own: all that is with it is released.
+    // For this test alone, since `release_all` releases the requests of every test on it.
     let held = "soft-held-leases";
     Builder::new(held).schedule(Schedule::Held).install().unwrap();
     for device in ["soft0", held, DEFERRED] {
@@ -126,7 +126,7 @@ fn what_opens_or_takes_memory_is_dropped_after_any_poll() {
             let (pd, provider) = Provider::faulty(device);
             let driver = Driver::spawn(pd.context()).unwrap();
             let (pair, listener) = Pair::by_address(driver, pd).await;
-            // Whether windows are bounded is known from now on, by queue pairs of the driver's own.
+            // The first `reserve_for` of a driver tries its windows, by two queue pairs of the driver's own.
             let device = SoftDevice::find(device).unwrap();
             let mut first = Box::pin(What::ReserveFor.give_up(&pair, usize::MAX, BYTES));
             let is_over = poll_fn(|cx| {

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use common::kinds::{BYTES, Kind, WAYS, Way};
 use common::provider::Provider;
-use common::{Count, DEFERRED, HANG, HELD, Pair, WIRE, poll_for, poll_once, run};
+use common::{Count, DEFERRED, HANG, HELD, Pair, WIRE, poll_for, poll_once, polled, run};
 
 /// No operation needs so many polls, if the device makes a step after each.
 const POLLS: usize = 6;
@@ -174,19 +174,6 @@ async fn give_up_after<F: Future>(polls: usize, future: F) -> Option<F::Output> 
             Poll::Pending if left == 0 => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         }
-    })
-    .await
-}
-
-/// Polls so often, whether or not it is woken, and drops it then. `None` if it was not ready.
-async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    let (mut future, mut left) = (pin!(future), polls);
-    poll_fn(move |cx| {
-        if left == 0 {
-            return Poll::Ready(None);
-        }
-        left -= 1;
-        future.as_mut().poll(cx).map(Some)
     })
     .await
 }

@@ -243,6 +243,31 @@ pub(crate) fn poll_for<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll
     pin!(future).poll(&mut Context::from_waker(waker))
 }
 
+/// Polls so often, whether or not it is woken, and drops it then. `None` if it was not ready.
+pub(crate) async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let (mut future, mut left) = (pin!(future), polls);
+    poll_fn(move |cx| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        future.as_mut().poll(cx).map(Some)
+    })
+    .await
+}
+
+/// As [`polled`], with time between the polls in which a peer does its part.
+pub(crate) async fn polled_slowly<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    for _ in 0..polls {
+        if let Poll::Ready(outcome) = poll_once(&mut future) {
+            return Some(outcome);
+        }
+        tokio::time::sleep(Duration::from_micros(200)).await;
+    }
+    None
+}
+
 /// A waker that counts.
 #[derive(Default)]
 pub(crate) struct Count(pub(crate) AtomicU32);

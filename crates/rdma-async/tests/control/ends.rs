@@ -154,7 +154,7 @@ fn a_port_that_goes_down_ends_its_connections() {
     });
 }
 
-/// The same of a device that fails, on all of its ports.
+/// The same of a device that fails.
 #[test]
 fn a_device_that_fails_ends_its_connections() {
     run(|| async {
@@ -188,7 +188,7 @@ fn a_device_that_fails_ends_its_connections() {
 fn a_stream_that_is_reset_ends_the_connection() {
     run(|| async {
         let host = Host::new("soft0");
-        let (Peer { stream, connection }, server) = peer::pair(&host).await;
+        let (Peer { stream, connection }, server) = peer::pair_with(&host, host.options()).await;
         let receive = server.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
         stream.set_zero_linger().unwrap();
         drop(stream);

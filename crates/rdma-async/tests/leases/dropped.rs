@@ -1,24 +1,10 @@
 //! What is dropped, or forgotten, in every state: nothing is open longer than was said, and nothing is lost.
 
-use std::pin::pin;
-
 use rdma_async::LeaseEnd;
 use rdma_soft::SoftDevice;
 
-use crate::common::{DEFERRED, HELD};
+use crate::common::{DEFERRED, HELD, polled_slowly};
 use crate::*;
-
-/// Polls a future so many times, between which others run. Its outcome, if it has one by then.
-async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Output> {
-    let mut future = pin!(future);
-    for _ in 0..polls {
-        if let std::task::Poll::Ready(outcome) = poll_once(&mut future) {
-            return Some(outcome);
-        }
-        tokio::time::sleep(Duration::from_micros(200)).await;
-    }
-    None
-}
 
 #[test]
 fn memory_that_was_asked_for_in_vain_is_freed() {
@@ -29,7 +15,7 @@ fn memory_that_was_asked_for_in_vain_is_freed() {
         let mut is_over = false;
         for length in [64, LARGE] {
             for polls in 0..12 {
-                let asked = polled(asker.request(length, WRITE, HANG / 2), polls).await;
+                let asked = polled_slowly(polls, asker.request(length, WRITE, HANG / 2)).await;
                 is_over = asked.is_some();
                 drop(asked);
                 // What the one that was dropped has, comes back without a word of the program.
@@ -56,7 +42,7 @@ fn a_loan_that_was_not_taken_awaits_the_next_call() {
         let mut is_over = false;
         for polls in 0..12 {
             let loan = lender.lend(region(&host, polls + 1), WRITE, HANG).await.unwrap();
-            let taken = polled(borrower.receive_loan(), polls).await;
+            let taken = polled_slowly(polls, borrower.receive_loan()).await;
             is_over = taken.is_some();
             let lent = match taken {
                 Some(taken) => taken.unwrap(),
@@ -79,7 +65,7 @@ fn a_loan_that_was_not_made_is_closed() {
         let (lender, borrower) = pair(&host).await;
         for length in [64, LARGE] {
             for polls in 0..4 {
-                drop(polled(lender.lend(region(&host, length), WRITE, SHORT), polls).await);
+                drop(polled_slowly(polls, lender.lend(region(&host, length), WRITE, SHORT)).await);
             }
         }
         // Those that were made, and whose handles were dropped, go on for their time.
@@ -100,7 +86,7 @@ fn a_write_that_is_half_way_is_done_or_refused() {
                 let host = Host::new(device);
                 let soft = SoftDevice::find(device).unwrap();
                 let (lender, borrower) = pair(&host).await;
-                let time = if revokes { HANG } else { SHORT };
+                let time = if revokes { HANG } else { 5 * SHORT };
                 let loan = lender.lend(region(&host, 64), WRITE, time).await.unwrap();
                 let lent = borrower.receive_loan().await.unwrap();
                 let write = lent.write(host.buffer(&[7; 64])).post().await.unwrap();

@@ -14,6 +14,8 @@ const DEVICE: &str = "RDMA_TEST_LENDERS_DEVICE";
 /// What the peer says when all was as it should be.
 const REFUSED: &str = "late, and refused";
 
+const NAME: &str = "processes::a_late_peer_of_another_process_is_refused";
+
 /// How its access ends.
 const ENDS: [&str; 4] = ["time", "revoked", "returned", "reserve"];
 
@@ -34,7 +36,7 @@ async fn lend_to_all(device: &str) {
     let listener = host.driver.listen("127.0.0.1:0", options(&host)).await.unwrap();
     for how in ENDS {
         let mut peer = this_program();
-        peer.args(["processes::", "--nocapture"]);
+        peer.args([NAME, "--exact", "--nocapture"]);
         peer.env(LENDER, listener.local_addr().to_string()).env(DEVICE, device);
         let peer = tokio::task::spawn_blocking(move || peer.output().unwrap());
         let server = timeout(HANG, listener.accept()).await.unwrap().unwrap();
@@ -59,7 +61,7 @@ async fn lend_until(host: &Host, server: &Connection, how: &str) {
         assert_eq!(reserved.end, ReservedEnd::Done);
         reserved.region
     } else {
-        let time = if how == "time" { 10 * SHORT } else { HANG };
+        let time = if how == "time" { 30 * SHORT } else { HANG };
         let loan = server.lend(memory, WRITE, time).await.unwrap();
         server.send(host.buffer(how.as_bytes())).await.unwrap();
         timeout(HANG, written).await.unwrap().unwrap();

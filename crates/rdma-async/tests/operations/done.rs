@@ -190,28 +190,29 @@ fn who_polls_again_what_is_over_panics_alone() {
             let receive = || pair.other.receive(pair.buffer(&[1; 8])).try_post().unwrap();
             let send = || pair.one.send(pair.buffer(&[2; 8]));
             let (first, second) = (receive(), receive());
-            twice(pin!(send().into_future())).await;
-            twice(pin!(first)).await;
-            twice(pin!(send().post())).await;
-            twice(pin!(second)).await;
+            twice(pin!(send().into_future())).await.unwrap();
+            twice(pin!(first)).await.unwrap();
+            drop(twice(pin!(send().post())).await.unwrap());
+            twice(pin!(second)).await.unwrap();
             // One that fails before it is posted.
             let refused = || pair.one.send(foreign.buffer(&[3; 8]));
-            twice(pin!(refused().into_future())).await;
-            twice(pin!(refused().post())).await;
+            twice(pin!(refused().into_future())).await.unwrap_err();
+            drop(twice(pin!(refused().post())).await.unwrap_err());
             pair.assert_given_back().await;
             pair.assert_works().await;
         });
     }
 }
 
-/// Awaits it, and polls it once more.
-async fn twice<F: Future>(mut future: Pin<&mut F>) {
-    drop(timeout(HANG, &mut future).await.unwrap());
+/// Awaits it, polls it once more, and says what it was ready with.
+async fn twice<F: Future>(mut future: Pin<&mut F>) -> F::Output {
+    let outcome = timeout(HANG, &mut future).await.unwrap();
     // In any state of the task's budget.
     let again = unconstrained(async {
         catch_unwind(AssertUnwindSafe(|| poll_once(&mut future).is_ready())).is_err()
     });
     assert!(again.await, "it is ready again");
+    outcome
 }
 
 #[test]

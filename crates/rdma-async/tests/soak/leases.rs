@@ -46,10 +46,11 @@ impl Back {
         self.closed += other.closed;
     }
 
-    /// Each kind was among them.
-    pub(crate) const fn has_all(self) -> bool {
+    /// There were some that ended in time, and some that did not. On a slow machine most are late, and of the others not each
+    /// kind need be there.
+    pub(crate) const fn is_mixed(self) -> bool {
         let Self { given, returned, late, revoked, closed } = self;
-        given > 0 && returned > 0 && late > 0 && revoked > 0 && closed > 0
+        late > 0 && given + returned + revoked + closed > 0
     }
 }
 

@@ -19,14 +19,15 @@ pub(super) unsafe extern "C" fn get_async_event(
 ) -> c_int {
     // SAFETY: SAFETY.md F1: the caller's own contract.
     let returned = unsafe { (rdma_soft::verbs().get_async_event)(context, out) };
-    // SAFETY: SAFETY.md F1: the caller's event, which was filled.
+    if returned != 0 {
+        return returned;
+    }
+    // SAFETY: SAFETY.md F1: the caller's event, which nobody else has during the call, and which was filled, as 0 says.
     let event = unsafe { &mut *out };
-    if returned == 0
-        && event.event_type == ibv_event_type::IBV_EVENT_PORT_ERR
-        && of(context).state().is_fatal
-    {
+    let is_port = event.event_type == ibv_event_type::IBV_EVENT_PORT_ERR;
+    if is_port && of(context).state().is_fatal {
         // Neither is acknowledged by an object.
         event.event_type = ibv_event_type::IBV_EVENT_DEVICE_FATAL;
     }
-    returned
+    0
 }

@@ -22,7 +22,7 @@ pub(super) fn bind(request: &mut ibv_send_wr, provider: &Provider) -> (usize, u3
     }
     // SAFETY: SAFETY.md F12: what a bind has.
     let bind = unsafe { &mut request.__bindgen_anon_2.bind_mw };
-    // SAFETY: SAFETY.md F1: the region is live.
+    // SAFETY: SAFETY.md F1: the caller of the post keeps the region of a bind registered until it has completed.
     let region = unsafe { &*bind.bind_info.mr };
     if provider.state().is_unbounded {
         (bind.bind_info.addr, bind.bind_info.length) = (region.addr as u64, region.length as u64);
