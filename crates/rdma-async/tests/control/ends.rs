@@ -198,6 +198,41 @@ fn a_stream_that_is_reset_ends_the_connection() {
     });
 }
 
+/// The kernel asks the peer's machine, and ends the stream of one that does not answer.
+#[test]
+fn the_kernel_asks_a_silent_machine() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let limit = Duration::from_secs(40);
+        let (peer, _server) = peer::pair_with(&host, host.options().silence(limit)).await;
+        let (here, there) = (peer.stream.peer_addr().unwrap(), peer.stream.local_addr().unwrap());
+        let asks = async {
+            loop {
+                if let Some(ticks) = asks_after(here.port(), there.port()) {
+                    break ticks;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let ticks = timeout(HANG, asks).await.unwrap();
+        // It asks four times in the limit.
+        let longest = limit.as_secs() / 4 * rustix::param::clock_ticks_per_second();
+        assert!(ticks <= longest, "after {ticks} ticks, and not {longest}");
+    });
+}
+
+/// After how many ticks of the clock TCP asks the other end of that stream whether it is there: what `/proc/net/tcp` says of
+/// the timer of keep-alive (2).
+fn asks_after(here: u16, there: u16) -> Option<u64> {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    table.lines().find_map(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let is_of = |field: usize, port: u16| fields[field].ends_with(&format!(":{port:04X}"));
+        let after = fields.get(5)?.strip_prefix("02:")?;
+        (is_of(1, here) && is_of(2, there)).then(|| u64::from_str_radix(after, 16).unwrap())
+    })
+}
+
 /// The stream of a connection is with the runtime that has connected; the driver may be with another one.
 #[test]
 fn a_connection_ends_with_the_runtime_that_watches_its_peer() {
