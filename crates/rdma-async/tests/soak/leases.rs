@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use rdma_async::{
-    Connection, EndedLoan, LeaseEnd, LeaseError, Loan, Region, RemoteRegion, TransportError,
+    Connection, Descriptor, EndedLoan, LeaseEnd, LeaseError, Loan, Region, RemoteRegion,
+    ReserveError, TransportError,
 };
-use rdma_mem::AccessFlags;
+use rdma_mem::{AccessFlags, CommonMemory, RegionMemory};
 use tokio::time::{sleep, timeout};
 
 use crate::common::HANG;
@@ -35,6 +36,10 @@ pub(crate) struct Back {
     late: u64,
     revoked: u64,
     closed: u64,
+    /// Of `reserve` and `reserve_for`.
+    opened: u64,
+    /// Of which parts were lent.
+    parted: u64,
 }
 
 impl Back {
@@ -44,13 +49,15 @@ impl Back {
         self.late += other.late;
         self.revoked += other.revoked;
         self.closed += other.closed;
+        self.opened += other.opened;
+        self.parted += other.parted;
     }
 
     /// There were some that ended in time, and some that did not. On a slow machine most are late, and of the others not each
     /// kind need be there.
     pub(crate) const fn is_mixed(self) -> bool {
-        let Self { given, returned, late, revoked, closed } = self;
-        late > 0 && given + returned + revoked + closed > 0
+        let Self { given, returned, late, revoked, closed, opened, parted } = self;
+        late > 0 && given + returned + revoked + closed > 0 && opened > 0 && parted > 0
     }
 }
 
@@ -93,7 +100,7 @@ impl Worker {
         match timeout(Duration::from_millis(1), of.receive_region()).await {
             Ok(Ok(region)) => {
                 self.back.given += 1;
-                self.expect_exclusive(region).await;
+                drop(self.expect_exclusive(region).await);
             }
             Ok(Err(error)) => return over(error),
             Err(_) => {}
@@ -148,6 +155,73 @@ impl Worker {
         used
     }
 
+    /// Opens memory to the other end, until that has written, or the time is over; perhaps again.
+    pub(crate) async fn open(
+        &mut self,
+        owner: &Connection,
+        peer: &Connection,
+    ) -> Result<(), TransportError> {
+        let length = self.length();
+        let mut region = Region::allocate(&self.pd, length).unwrap();
+        for _ in 0..=self.chance.below(2) {
+            let (time, buffer) = (self.time(), self.pool.allocate(length.min(256)).unwrap());
+            let write = async |descriptor: Descriptor| {
+                let Some(to) = descriptor.remote(Duration::ZERO) else { return Ok(()) };
+                let to = to.slice(0..buffer.len()).unwrap();
+                peer.write(buffer, to).await.map(drop).map_err(cause)
+            };
+            // The bind may be behind a send that has no receive.
+            let opened = if self.chance.below(3) == 0 {
+                timeout(PATIENCE, region.reserve(ALL, time, write)).await
+            } else {
+                timeout(PATIENCE, region.reserve_for(owner, ALL, time, write)).await
+            };
+            match opened {
+                Ok(Ok(reserved)) => {
+                    self.back.opened += 1;
+                    region = self.expect_exclusive(reserved.region).await;
+                    reserved.value.unwrap_or(Ok(()))?;
+                }
+                Ok(Err(ReserveError::NotOpened { .. })) | Err(_) => {
+                    return Err(TransportError::WouldBlock);
+                }
+                Ok(Err(error)) => panic!("{error}"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lends two parts of one memory, which lie over each other, and has the memory when both have ended.
+    pub(crate) async fn lend_parts(
+        &mut self,
+        lender: &Connection,
+        borrower: &Connection,
+    ) -> Result<(), TransportError> {
+        let length = self.length();
+        let memory = CommonMemory::new(RegionMemory::allocate(length).unwrap());
+        let mut loans = Vec::new();
+        for range in [0..length, length / 2..length] {
+            match lender.lend_part(&memory, range, ALL, self.time()).await {
+                Ok(loan) => loans.push(loan),
+                Err(error) => return over(error),
+            }
+        }
+        for _ in 0..loans.len() {
+            // They may be over already.
+            match timeout(LONGEST, borrower.receive_loan()).await {
+                Ok(Ok(lent)) => self.borrow(borrower, lent).await?,
+                Ok(Err(error)) => return over(error),
+                Err(_) => {}
+            }
+        }
+        for loan in loans {
+            drop(timeout(HANG, loan).await.unwrap().unwrap());
+        }
+        assert_eq!(memory.try_into_memory().unwrap().len(), length);
+        self.back.parted += 1;
+        Ok(())
+    }
+
     /// A loan ends, whatever has become of its connection, and the memory is there.
     async fn expect_ended(&mut self, loan: Loan) {
         match timeout(HANG, loan).await {
@@ -164,15 +238,16 @@ impl Worker {
             LeaseEnd::OldEpoch => &mut self.back.closed,
             other => panic!("{other}"),
         } += 1;
-        self.expect_exclusive(ended.region).await;
+        drop(self.expect_exclusive(ended.region).await);
     }
 
     /// Nobody else writes there, though many are about to.
-    async fn expect_exclusive(&mut self, mut region: Region) {
+    async fn expect_exclusive(&mut self, mut region: Region) -> Region {
         let byte = self.chance.next().to_le_bytes()[0];
         region.fill(byte);
         tokio::task::yield_now().await;
         assert!(region.iter().all(|&found| found == byte), "memory that a peer still reaches");
+        region
     }
 
     /// Uses memory of the peer's, and gives it back in one of the ways.

@@ -169,10 +169,15 @@ impl Worker {
     ) -> Result<(), TransportError> {
         let (one, other) =
             if self.chance.below(2) == 0 { (client, server) } else { (server, client) };
-        let asks = self.chance.below(2) == 0;
+        let kind = self.chance.below(8);
         let work = async {
             self.use_kept().await;
-            if asks { self.ask(one, other).await } else { self.lend(one, other).await }
+            match kind {
+                0..3 => self.ask(one, other).await,
+                3..6 => self.lend(one, other).await,
+                6 => self.open(one, other).await,
+                _ => self.lend_parts(one, other).await,
+            }
         };
         dropped_after(polls, work).await.unwrap_or(Ok(()))
     }
