@@ -580,7 +580,12 @@ fn race(device: &Device, way: Way, writes: u32) {
         // What a write that still runs comes to last.
         lent.fill_part(length - 64, 64, 7);
         assert_eq!(writer.join().unwrap(), Status::IBV_WC_REM_ACCESS_ERR);
-        assert_eq!(lent.bytes()[length - 64..], [7; 64]);
+        let last = &lent.bytes()[length - 64..];
+        if device.differs("window-access-in-progress") {
+            assert!(last.iter().all(|&byte| byte == 7 || byte == AT_A), "{last:?}");
+        } else {
+            assert_eq!(last, [7; 64]);
+        }
         drop(left);
     });
 }
