@@ -22,7 +22,9 @@ use tokio::time::timeout;
 
 use common::kinds::{BYTES, Kind, WAYS, Way};
 use common::provider::Provider;
-use common::{Count, DEFERRED, HANG, HELD, Pair, WIRE, poll_for, poll_once, polled, run};
+use common::{
+    Count, DEFERRED, HANG, HELD, Pair, WIRE, device_with_port, poll_for, poll_once, polled, run,
+};
 
 /// No operation needs so many polls, if the device makes a step after each.
 const POLLS: usize = 6;
@@ -307,9 +309,7 @@ fn accept_and_incoming_are_dropped_after_any_poll() {
 fn next_is_dropped_after_any_poll() {
     run(|| async {
         let name = "soft-await-points";
-        let device =
-            SoftDevice::find(name).unwrap_or_else(|| Builder::new(name).install().unwrap());
-        device.set_port_up(true);
+        let device = device_with_port(name);
         let (pd, provider) = Provider::faulty(name);
         let driver = Driver::spawn(pd.context()).unwrap();
         let mut events = driver.events().unwrap();

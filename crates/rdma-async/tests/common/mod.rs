@@ -66,6 +66,13 @@ pub(crate) fn install() {
     let _ = Builder::new(WIRE).force_wire().install();
 }
 
+/// A device of that name, which another run of the test may have made, with its port up.
+pub(crate) fn device_with_port(name: &str) -> SoftDevice {
+    let device = SoftDevice::find(name).unwrap_or_else(|| Builder::new(name).install().unwrap());
+    device.set_port_up(true);
+    device
+}
+
 pub(crate) fn domain(device: &str) -> ProtectionDomain {
     install();
     open_device(device).unwrap().allocate_pd().unwrap()

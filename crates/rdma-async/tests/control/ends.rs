@@ -8,6 +8,7 @@ use rdma_channel::{ReceiveWorkRequest, TransportError as ChannelError};
 use rdma_mem::AsyncEventKind;
 use tokio::time::timeout;
 
+use crate::common::device_with_port;
 use crate::common::peer::{self, Peer};
 use crate::common::provider::Provider;
 use crate::{DEVICES, HANG, Host, run};
@@ -131,9 +132,7 @@ fn a_runtime_that_ends_is_told_to_both_sides() {
 fn a_port_that_goes_down_ends_its_connections() {
     run(|| async {
         let name = format!("soft-port-{}", std::process::id());
-        let device = rdma_soft::SoftDevice::find(&name)
-            .unwrap_or_else(|| rdma_soft::Builder::new(&name).install().unwrap());
-        device.set_port_up(true);
+        let device = device_with_port(&name);
         let host = Host::new(&name);
         let (client, server) = host.pair().await;
         let mut events = [host.driver.events().unwrap(), host.driver.events().unwrap()];
@@ -159,9 +158,7 @@ fn a_port_that_goes_down_ends_its_connections() {
 fn a_device_that_fails_ends_its_connections() {
     run(|| async {
         let name = format!("soft-fatal-{}", std::process::id());
-        let device = rdma_soft::SoftDevice::find(&name)
-            .unwrap_or_else(|| rdma_soft::Builder::new(&name).install().unwrap());
-        device.set_port_up(true);
+        let device = device_with_port(&name);
         let (pd, provider) = Provider::faulty(&name);
         provider.fail_with_the_port();
         let host = Host::with(pd);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use rdma_async::{LeaseEnd, LeaseError, TransportError};
+use rdma_async::{LeaseEnd, LeaseError};
 use rdma_mem::{AccessFlags, CommonMemory};
 
 use crate::*;
@@ -156,11 +156,6 @@ fn it_ends_with_its_time() {
             is_closed(&host, &borrower, borrowed.remote(), &ended.region).await;
         }
     });
-}
-
-fn reason(error: &TransportError) -> LeaseEnd {
-    let TransportError::LeaseOver { reason, .. } = error else { panic!("{error}") };
-    *reason
 }
 
 /// The time may be over while an operation waits for a slot.

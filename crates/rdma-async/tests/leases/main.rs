@@ -16,7 +16,10 @@ mod stopped_clock;
 
 use std::time::Duration;
 
-use rdma_async::{Connection, ConnectionOptions, LeaseLimits, Region, RemoteMemoryRegion};
+use rdma_async::{
+    Connection, ConnectionOptions, LeaseEnd, LeaseLimits, Region, RemoteMemoryRegion,
+    TransportError,
+};
 use rdma_mem::AccessFlags;
 use rdma_qp::MaxRnrRetries;
 use rdma_qp::prelude::*;
@@ -76,6 +79,12 @@ async fn until_closed(host: &Host, by: &Connection, key: RemoteMemoryRegion) {
     };
     let failed = timeout(HANG, late).await.unwrap();
     assert!(failed.to_string().contains("remote access"), "{failed}");
+}
+
+/// Why the lease of an operation was over.
+fn reason(error: &TransportError) -> LeaseEnd {
+    let TransportError::LeaseOver { reason, .. } = error else { panic!("{error}") };
+    *reason
 }
 
 /// Time that is over before any test is.
