@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rdma_channel::CloseReason;
-use rdma_mem::{AccessFlags, Error};
+use rdma_mem::{AccessFlags, Error, Recovery};
 
 use crate::region::memory::Region;
 
@@ -49,6 +49,29 @@ pub enum LeaseError {
     /// The runtime has ended.
     #[error("the runtime has ended")]
     RuntimeEnded,
+}
+
+impl LeaseError {
+    /// What a program can do about it.
+    ///
+    /// ```
+    /// use rdma_async::{Denial, LeaseError};
+    /// use rdma_mem::Recovery;
+    ///
+    /// let full = LeaseError::Denied(Denial::Full { left: 4096 });
+    /// assert_eq!(full.recovery(), Recovery::Retry);
+    /// assert_eq!(LeaseError::Closed(None).recovery(), Recovery::Reconnect);
+    /// ```
+    #[must_use]
+    pub const fn recovery(&self) -> Recovery {
+        match self {
+            Self::Denied(denial) => denial.recovery(),
+            Self::Timeout { .. } => Recovery::Retry,
+            Self::Closed(_) | Self::NotRevoked(_) => Recovery::Reconnect,
+            Self::NotOpened(error) => error.recovery(),
+            Self::NoControl | Self::NotGranted { .. } | Self::RuntimeEnded => Recovery::Programming,
+        }
+    }
 }
 
 fn since(reason: Option<CloseReason>) -> String {
@@ -110,6 +133,30 @@ pub enum Denial {
 }
 
 impl Denial {
+    /// What the program that asked can do about it. What the peer has used up is a [`Retry`](Recovery::Retry): some of it comes
+    /// back.
+    ///
+    /// ```
+    /// use rdma_async::Denial;
+    /// use rdma_mem::Recovery;
+    ///
+    /// assert_eq!(Denial::TooLong { most: 4096 }.recovery(), Recovery::Programming);
+    /// ```
+    #[must_use]
+    pub const fn recovery(&self) -> Recovery {
+        match self {
+            Self::Full { .. } | Self::TooMany { .. } | Self::Failed | Self::Ended => {
+                Recovery::Retry
+            }
+            Self::NotOffered
+            | Self::Access { .. }
+            | Self::TooLong { .. }
+            | Self::Time { .. }
+            | Self::Alignment { .. }
+            | Self::Other(_) => Recovery::Programming,
+        }
+    }
+
     /// As numbers: why, and the limit.
     pub(crate) fn to_numbers(self) -> (u32, u64) {
         match self {

@@ -7,7 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use rdma_channel::TransportError;
-use rdma_mem::{AccessFlags, Error};
+use rdma_mem::{AccessFlags, Error, Recovery};
 use tokio::time::sleep;
 
 use super::descriptor::Descriptor;
@@ -69,6 +69,26 @@ pub enum ReserveError {
     /// never freed if the provider refuses to close it.
     #[error("the runtime has ended")]
     RuntimeEnded,
+}
+
+impl ReserveError {
+    /// What a program can do about it. Behind a [`NotRevoked`](Self::NotRevoked) it is to reconnect: peers reach the memory by
+    /// the queue pairs of its protection domain, and no longer than these are there.
+    ///
+    /// ```
+    /// use rdma_async::ReserveError;
+    /// use rdma_mem::Recovery;
+    ///
+    /// assert_eq!(ReserveError::RuntimeEnded.recovery(), Recovery::Programming);
+    /// ```
+    #[must_use]
+    pub fn recovery(&self) -> Recovery {
+        match self {
+            Self::NotOpened { error, .. } => error.recovery(),
+            Self::NotRevoked(_) => Recovery::Reconnect,
+            Self::WrongDomain { .. } | Self::RuntimeEnded => Recovery::Programming,
+        }
+    }
 }
 
 impl Region {

@@ -30,7 +30,7 @@ pub(crate) fn offer(number: u32, epoch: u32, endpoint: &QueuePairEndpoint) -> Ve
 
 impl Peer {
     pub(crate) async fn connect(host: &Host, address: SocketAddr) -> Self {
-        let prepared = host.driver.prepare(host.pd.create_qp()).unwrap();
+        let prepared = host.driver.prepare(host.pd.create_qp().access(super::all())).unwrap();
         let socket = TcpSocket::new_v4().unwrap();
         // It is soon full, if it is not read.
         socket.set_recv_buffer_size(1 << 12).unwrap();

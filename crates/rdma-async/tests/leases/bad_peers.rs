@@ -7,30 +7,13 @@ use rdma_async::{CloseReason, LeaseError};
 use tokio::io::AsyncWriteExt;
 
 use crate::common::peer::{self, Peer};
+use crate::frames::{ASK, BACK, DENY, GRANT, LEND, OVER, frame, frame_of, grant, hear};
 use crate::*;
 
-const LEND: u16 = 8;
-const ASK: u16 = 9;
-const GRANT: u16 = 10;
-const DENY: u16 = 11;
-const BACK: u16 = 12;
-const OVER: u16 = 13;
 /// For so long an answer is waited for.
 const LIMIT: Duration = Duration::from_millis(500);
 /// The reason of a denial.
 const ENDED: u32 = 9;
-
-/// A frame of the first connection and its first queue pair.
-fn frame(kind: u16, words: &[u32], rest: &[u8]) -> Vec<u8> {
-    frame_of((0, 0), kind, words, rest)
-}
-
-fn frame_of((number, epoch): (u32, u32), kind: u16, words: &[u32], rest: &[u8]) -> Vec<u8> {
-    let body: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
-    let length = u16::try_from(body.len() + rest.len()).unwrap().to_be_bytes();
-    let head = [&kind.to_be_bytes()[..], &length, &number.to_be_bytes(), &epoch.to_be_bytes()];
-    [head.concat(), body, rest.to_vec()].concat()
-}
 
 /// A request for so many bytes.
 fn ask(ask: u32, loan: u32, length: u64) -> Vec<u8> {
@@ -39,21 +22,8 @@ fn ask(ask: u32, loan: u32, length: u64) -> Vec<u8> {
     frame(ASK, &[ask, loan, WRITE.bits()], &rest)
 }
 
-/// The memory, for five seconds.
-fn grant(ask: u32, loan: u32, rights: u32, (address, length): (u64, u64)) -> Vec<u8> {
-    let rest = [&address.to_be_bytes()[..], &length.to_be_bytes(), &7_u32.to_be_bytes()].concat();
-    frame(GRANT, &[ask, loan, rights], &[rest, 5_000_000_u64.to_be_bytes().to_vec()].concat())
-}
-
 async fn pair(host: &Host) -> (Peer, Connection) {
     peer::pair_with(host, options(host).rendezvous_timeout(LIMIT)).await
-}
-
-/// The next frame of that kind, its words.
-async fn hear(peer: &mut Peer, kind: u16) -> Vec<u32> {
-    let (heard, _, body) = timeout(HANG, peer.hear()).await.unwrap();
-    assert_eq!(heard, kind);
-    body.chunks(4).map(|word| u32::from_be_bytes(word.try_into().unwrap())).collect()
 }
 
 #[test]

@@ -2,11 +2,13 @@
 //! not.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
+mod bad_lenders;
 mod bad_peers;
 #[path = "../common/mod.rs"]
 mod common;
 mod dropped;
 mod ended;
+mod frames;
 mod given;
 mod keys;
 mod lent;
