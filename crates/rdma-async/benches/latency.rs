@@ -23,6 +23,8 @@ use tokio::runtime::{Builder, Runtime};
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const LENGTH: usize = 8;
+/// For so long a completion queue is polled before its task sleeps.
+const SPIN: Duration = Duration::from_micros(50);
 
 criterion_group!(benches, writes, sleeps);
 criterion_main!(benches);
@@ -90,12 +92,15 @@ fn blocking(rounds: u64) -> Outcome<Duration> {
     Ok(begin.elapsed())
 }
 
-/// Round trips of two threads, each of which sleeps in its runtime until the other one has woken it.
+/// Round trips of two threads, each of which sleeps in its runtime until the other one has woken it, or spins before.
 fn sleeps(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("wake and be woken");
     let failed = |error| panic!("{error}");
     group.bench_function(BenchmarkId::from_parameter("connection"), |bencher| {
-        bencher.iter_custom(|rounds| by_connection(rounds).unwrap_or_else(failed));
+        bencher.iter_custom(|rounds| by_connection(rounds, Duration::ZERO).unwrap_or_else(failed));
+    });
+    group.bench_function(BenchmarkId::from_parameter("connection that spins first"), |bencher| {
+        bencher.iter_custom(|rounds| by_connection(rounds, SPIN).unwrap_or_else(failed));
     });
     group.bench_function(BenchmarkId::from_parameter("eventfd and AsyncFd"), |bencher| {
         bencher.iter_custom(|rounds| by_eventfd(rounds).unwrap_or_else(failed));
@@ -108,6 +113,7 @@ async fn exchange(
     connection: &Connection,
     pool: &BufferPool,
     rounds: u64,
+    spin: Duration,
     begins: bool,
 ) -> Outcome<()> {
     let (mut into, mut from) = (pool.allocate(LENGTH)?, pool.allocate(LENGTH)?);
@@ -116,7 +122,7 @@ async fn exchange(
         from = connection.send(from).await?;
     }
     for round in 1..=rounds {
-        into = receive.await?.memory;
+        into = if spin.is_zero() { receive.await? } else { receive.spin_first(spin).await? }.memory;
         receive = connection.receive(into).post().await?;
         if !begins || round < rounds {
             from = connection.send(from).await?;
@@ -125,7 +131,7 @@ async fn exchange(
     Ok(())
 }
 
-fn by_connection(rounds: u64) -> Outcome<Duration> {
+fn by_connection(rounds: u64, spin: Duration) -> Outcome<Duration> {
     let pd = domain()?;
     // Each end has a driver, in the runtime of its thread.
     let prepare = |runtime: &Runtime| -> Outcome<_> {
@@ -141,9 +147,9 @@ fn by_connection(rounds: u64) -> Outcome<Duration> {
     let pool = BufferPool::new(&pd);
     thread::scope(|threads| {
         let answers =
-            threads.spawn(|| runtime_there.block_on(exchange(&there, &pool, rounds, false)));
+            threads.spawn(|| runtime_there.block_on(exchange(&there, &pool, rounds, spin, false)));
         let begin = Instant::now();
-        runtime_here.block_on(exchange(&here, &pool, rounds, true))?;
+        runtime_here.block_on(exchange(&here, &pool, rounds, spin, true))?;
         let took = begin.elapsed();
         answers.join().map_err(|_| "the other thread has panicked")??;
         Ok(took)

@@ -1,5 +1,7 @@
 //! Memory that operations take by value and give back.
 
+#[cfg(feature = "serde")]
+mod bounded;
 #[cfg(not(loom))]
 mod growth;
 pub(crate) mod held;

@@ -9,6 +9,7 @@ pub(crate) mod work;
 
 use std::fmt;
 use std::future::IntoFuture;
+use std::time::Duration;
 
 use self::failed::Failed;
 use self::kinds::Kind;
@@ -68,6 +69,14 @@ impl<'c, K: Kind> Op<'c, K> {
     /// With the memory: [`TransportError::Closed`](rdma_channel::TransportError::Closed), [`TransportError::PostError`](rdma_channel::TransportError::PostError).
     pub fn post(self) -> Post<'c, K> {
         Post::new(self.into_work())
+    }
+
+    /// Posts it, and waits for the outcome as [`Posted::spin_first`] does.
+    ///
+    /// # Errors
+    /// As the operation, when it is awaited.
+    pub async fn spin_first(self, limit: Duration) -> Result<K::Output, Failed<K::Memory>> {
+        self.post().await?.spin_first(limit).await
     }
 
     /// Posts it now or not at all.

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use common::provider::{Call, Provider};
-use common::{DEFERRED, DEVICES, HANG, HELD, Pair, domain, region, run};
+use common::{DEFERRED, DEVICES, HANG, HELD, Pair, domain, nearly_endless, region, run};
 
 const SHORT: Duration = Duration::from_millis(50);
 const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
@@ -105,7 +105,15 @@ fn no_time_and_all_time() {
         let all = none.region.reserve(WRITE, Duration::MAX, async |descriptor| {
             descriptor.remote(Duration::from_secs(1 << 40)).is_some()
         });
-        assert_eq!(all.await.unwrap().value, Some(true));
+        let all = all.await.unwrap();
+        assert_eq!(all.value, Some(true));
+        let mut region = all.region;
+        for time in nearly_endless() {
+            let waits = region.reserve(WRITE, time, async |_| tokio::task::yield_now().await);
+            let waited = waits.await.unwrap();
+            assert_eq!(waited.value, Some(()));
+            region = waited.region;
+        }
     });
 }
 

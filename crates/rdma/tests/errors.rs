@@ -4,18 +4,28 @@
 
 use std::env;
 use std::fmt::Display;
+#[cfg(feature = "async")]
+use std::future::Future;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
+#[cfg(feature = "async")]
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+#[cfg(feature = "async")]
+use rdma::asynchronous::{Connection, ConnectionOptions, Driver, LeaseLimits, Region};
 use rdma::channel::{ChannelBuilder, ChannelListener, ConnectError, PeerSendWorkRequest, Server};
 use rdma::prelude::*;
 use rdma::qp::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, QueuePairType};
 
 const PAGE: &str = include_str!("../../../docs/errors.md");
 const SHORT: Duration = Duration::from_millis(20);
+#[cfg(feature = "async")]
+const LONG: Duration = Duration::from_secs(60);
+#[cfg(feature = "async")]
+const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
 
 /// The sections of the page: the heading, and the rest.
 fn sections() -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -380,4 +390,142 @@ fn what_a_scope_left_has_failed() {
         Ok::<_, TransportError>(())
     });
     says(left.unwrap_err());
+}
+
+/// Two ends of a connection, of which the second one lends a megabyte at a time.
+#[cfg(feature = "async")]
+async fn lending() -> (Connection, Connection) {
+    let pd = domain("soft0");
+    let driver = Driver::spawn(pd.context()).unwrap();
+    let options = ConnectionOptions::new(&pd).rendezvous_timeout(LONG);
+    let limits = LeaseLimits::new(WRITE).per_peer(1 << 20);
+    let listener =
+        driver.listen("127.0.0.1:0", options.clone().lease_limits(limits)).await.unwrap();
+    let connect = driver.connect(listener.local_addr(), options);
+    let (client, server) = tokio::join!(connect, listener.accept());
+    (client.unwrap().0, server.unwrap())
+}
+
+#[cfg(feature = "async")]
+fn run(test: impl Future<Output = ()>) {
+    runtime().block_on(test);
+}
+
+#[cfg(feature = "async")]
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn no_control_connection() {
+    run(async {
+        let pd = domain("soft0");
+        let driver = Driver::spawn(pd.context()).unwrap();
+        let prepare = || driver.prepare(pd.create_qp()).unwrap();
+        let (one, other) = (prepare(), prepare());
+        let by_hand = one.handshake(other.endpoint()).unwrap();
+        says(by_hand.request(8, WRITE, LONG).await.unwrap_err());
+    });
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn the_peer_lends_nothing() {
+    run(async {
+        let (_client, server) = lending().await;
+        says(server.request(8, WRITE, LONG).await.unwrap_err());
+    });
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn more_than_the_peer_lends() {
+    run(async {
+        let (client, _server) = lending().await;
+        says(client.request((1 << 20) + 1, WRITE, LONG).await.unwrap_err());
+    });
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn the_peer_has_lent_all_that_it_may() {
+    run(async {
+        let (client, _server) = lending().await;
+        let all = client.request(1 << 20, WRITE, LONG).await.unwrap();
+        says(client.request(8, WRITE, LONG).await.unwrap_err());
+        drop(all);
+    });
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn rights_that_the_connection_does_not_give() {
+    run(async {
+        let (client, _server) = lending().await;
+        let region = Region::allocate(client.pd(), 8).unwrap();
+        let atomic = AccessFlags::new().with_remote_atomic();
+        says(client.lend(region, atomic, LONG).await.unwrap_err());
+    });
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn the_peer_does_not_answer_a_request() {
+    let pd = domain("soft0");
+    let (listening, address) = mpsc::channel();
+    let server = thread::spawn({
+        let pd = pd.clone();
+        move || {
+            let runtime = runtime();
+            let accepted = runtime.block_on(async {
+                let driver = Driver::spawn(pd.context()).unwrap();
+                let options = ConnectionOptions::new(&pd);
+                let listener = driver.listen("127.0.0.1:0", options).await.unwrap();
+                listening.send(listener.local_addr()).unwrap();
+                listener.accept().await.unwrap()
+            });
+            (runtime, accepted)
+        }
+    });
+    let runtime = runtime();
+    let client = runtime.block_on(async {
+        let driver = Driver::spawn(pd.context()).unwrap();
+        // For `connect`, too.
+        let options = ConnectionOptions::new(&pd).rendezvous_timeout(Duration::from_secs(2));
+        driver.connect(address.recv().unwrap(), options).await.unwrap().0
+    });
+    // Nobody runs its runtime any more.
+    let _server = server.join().unwrap();
+    runtime.block_on(async { says(client.request(8, WRITE, LONG).await.unwrap_err()) });
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn the_loan_is_over() {
+    run(async {
+        let (client, _server) = lending().await;
+        let over = client.request(8, WRITE, Duration::ZERO).await.unwrap();
+        let buffer = BufferPool::new(client.pd()).allocate(8).unwrap();
+        says(over.write(buffer).await.unwrap_err());
+    });
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn the_connection_of_a_loan_has_ended() {
+    run(async {
+        let (client, server) = lending().await;
+        drop(server);
+        says(client.receive_loan().await.unwrap_err());
+    });
+}
+
+#[cfg(feature = "async")]
+#[test]
+fn memory_that_cannot_be_opened() {
+    run(async {
+        let (client, _server) = lending().await;
+        says(client.request(0, WRITE, LONG).await.unwrap_err());
+    });
 }

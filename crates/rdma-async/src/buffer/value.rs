@@ -1,7 +1,11 @@
 //! Values of any structure in memory, by serde.
 
+use std::marker::PhantomData;
+
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, DeserializeSeed};
+
+use super::bounded::{Bounded, Bounds};
 
 /// Values of any structure, written into bytes, such as those of a buffer or a region, and read back from them.
 ///
@@ -28,6 +32,50 @@ use serde::de::DeserializeOwned;
 /// assert_eq!(region.value::<Order>()?, order);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+/// A client that has an order in memory of the server's, and the server that takes it:
+/// ```
+/// use std::time::Duration;
+/// use rdma_async::{Connection, Pool, ValueExt};
+/// use rdma_mem::AccessFlags;
+///
+/// type Any = Box<dyn std::error::Error + Send + Sync>;
+///
+/// #[derive(serde::Serialize, serde::Deserialize)]
+/// struct Order {
+///     item: String,
+///     counts: Vec<u32>,
+/// }
+///
+/// async fn place(server: &Connection, pool: &Pool, order: &Order) -> Result<(), Any> {
+///     let mut bytes = pool.allocate(4096).await?;
+///     bytes.put_value(order)?;
+///     let write = AccessFlags::new().with_remote_write();
+///     let memory = server.request(bytes.len(), write, Duration::from_secs(5)).await?;
+///     memory.write(bytes).await?;
+///     memory.give();
+///     Ok(())
+/// }
+///
+/// async fn take(client: &Connection) -> Result<Order, Any> {
+///     Ok(client.receive_region().await?.value()?)
+/// }
+/// # rdma_soft::install();
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// # let driver = rdma_async::Driver::spawn(pd.context())?;
+/// # let limits = rdma_async::LeaseLimits::new(AccessFlags::new().with_remote_write());
+/// # let options = rdma_async::ConnectionOptions::new(&pd).lease_limits(limits);
+/// # let listener = driver.listen("127.0.0.1:0", options.clone()).await?;
+/// # let connect = driver.connect(listener.local_addr(), options);
+/// # let (client, server) = tokio::join!(connect, listener.accept());
+/// # let ((client, _), server) = (client?, server?);
+/// # let order = Order { item: "apples".into(), counts: vec![1, 2, 300] };
+/// # place(&client, &Pool::new(&pd), &order).await?;
+/// # let taken = take(&server).await?;
+/// # assert_eq!((taken.item, taken.counts), (order.item, order.counts));
+/// # Ok::<(), Any>(()) })?;
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// ```
 pub trait ValueExt {
     /// Writes the value at the beginning. How many bytes it takes.
     ///
@@ -38,11 +86,11 @@ pub trait ValueExt {
 
     /// The value that begins with the first byte. What is behind it does not matter.
     ///
-    /// The bytes may be anybody's: a value takes no more memory than some times their number, if its type has no other way to
-    /// grow.
+    /// The bytes may be anybody's: a value takes no more memory and time than some times their number, if its type has no other way to
+    /// grow, and is at most 128 values deep.
     ///
     /// # Errors
-    /// [`ValueError::Malformed`] if the bytes are no such value.
+    /// [`ValueError::Malformed`] if the bytes are no such value, or one that is deeper, or has many more parts than there are bytes.
     fn value<T: DeserializeOwned>(&self) -> Result<T, ValueError>;
 }
 
@@ -75,13 +123,19 @@ impl ValueExt for [u8] {
     }
 
     fn value<T: DeserializeOwned>(&self) -> Result<T, ValueError> {
-        postcard::from_bytes(self).map_err(|error| ValueError::Malformed(error.to_string()))
+        let bounds = Bounds::of(self.len());
+        let value = Bounded { inner: PhantomData::<T>, bounds: &bounds };
+        let value = value.deserialize(&mut postcard::Deserializer::from_bytes(self));
+        value.map_err(|error| {
+            ValueError::Malformed(bounds.beyond().map_or_else(|| error.to_string(), str::to_owned))
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -108,5 +162,53 @@ mod tests {
         let endless = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
         assert!(endless.value::<Vec<u64>>().is_err() && endless.value::<String>().is_err());
         assert!([2].value::<bool>().is_err());
+        let before = Instant::now();
+        let unit = endless.value::<Vec<()>>().unwrap_err();
+        assert!(unit.to_string().contains("more parts"), "{unit}");
+        let list = [1; 1 << 20].value::<List>().unwrap_err();
+        assert!(list.to_string().contains("deep"), "{list}");
+        assert!(
+            before.elapsed() < Duration::from_secs(60),
+            "no time is taken for what is not there"
+        );
+    }
+
+    #[test]
+    fn what_is_within_the_bounds_is_read() {
+        let mut bytes = [0; 4096];
+        let units = vec![(); 4000];
+        bytes.put_value(&units).unwrap();
+        assert_eq!(bytes.value::<Vec<()>>().unwrap(), units);
+        let deepest = |depth| (0..depth).fold(List::End, |list, _| List::More(Box::new(list)));
+        bytes.put_value(&deepest(127)).unwrap();
+        assert_eq!(bytes.value::<List>().unwrap(), deepest(127));
+        bytes.put_value(&deepest(128)).unwrap();
+        bytes.value::<List>().unwrap_err();
+        let all = [
+            All::Unit,
+            All::Newtype(Newtype(Some(None))),
+            All::Tuple(-1, 'x', 1 << 100),
+            All::Struct { map: [(Some(()), 0.5)].into(), text: "text".into() },
+        ];
+        bytes.put_value(&all).unwrap();
+        assert_eq!(bytes.value::<[All; 4]>().unwrap(), all);
+    }
+
+    /// A type that contains itself.
+    #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+    enum List {
+        End,
+        More(Box<Self>),
+    }
+
+    #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+    struct Newtype(Option<Option<bool>>);
+
+    #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+    enum All {
+        Unit,
+        Newtype(Newtype),
+        Tuple(i64, char, u128),
+        Struct { map: BTreeMap<Option<()>, f64>, text: String },
     }
 }

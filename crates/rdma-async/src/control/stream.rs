@@ -156,6 +156,9 @@ fn not_kept(what: impl ToString) -> io::Error {
 /// ended.
 async fn say(shared: &Shared, mut to: WriteHalf<'_>, rest: &mut Vec<u8>) -> io::Result<()> {
     loop {
+        if shared.out.is_full() {
+            return Err(not_kept("it does not read what it is told"));
+        }
         if rest.is_empty() {
             *rest = shared.take_due();
         } else {

@@ -32,14 +32,16 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Whether it has got less than it asked for.
+    /// Whether it has got less than it asked for, or what no memory can be.
     pub(super) fn is_cheated_by(&self, access: AccessFlags, descriptor: &Descriptor) -> bool {
         let Ask { loan, length, alignment, access: asked, .. } = self.ask;
         let region = descriptor.region();
         let has_all = region.length() as u64 >= length
             && region.address().is_multiple_of(alignment.max(1))
             && access.contains(asked);
-        loan == 0 && !has_all
+        let is_memory = region.length() > 0
+            && region.address().checked_add(region.length() as u64 - 1).is_some();
+        !is_memory || (loan == 0 && !has_all)
     }
 }
 

@@ -11,21 +11,21 @@ use tokio::time::timeout;
 use super::borrower::Granted;
 use super::error::{Denial, LeaseError, LendError};
 use super::frame::Ask;
-use super::lender::{Open, Opened, close_refused, now};
+use super::lender::{Open, Opened, behind, close_refused};
 use super::loan::Loan;
 use super::remote::RemoteRegion;
 use super::table::Leases;
 use crate::connection::Connection;
 use crate::control::shared::Member;
 use crate::region::memory::Region;
-use crate::region::reserve::{ReserveError, at_once, local_too};
+use crate::region::reserve::{LONGEST, ReserveError, at_once, local_too};
 
 impl Connection {
     /// Asks the peer for memory of so many bytes, zero, on pages of its own, for so long. The peer's control connection answers,
     /// within the [limits](crate::LeaseLimits) of its program, which has to do nothing. `access` is what this end may do with it,
     /// and no more than the peer's queue pair allows.
     ///
-    /// The memory is a registration of its own: its key opens nothing else. When its time is over, the peer closes and frees it, also
+    /// The memory is new, and a registration of its own: its key opens nothing else. When its time is over, the peer closes and frees it, also
     /// if this end is gone. Dropped before it is ready, the memory is given back.
     ///
     /// # Errors
@@ -76,8 +76,8 @@ impl Connection {
         self.request_aligned(length, 1, access, time).await
     }
 
-    /// As [`request`](Self::request), at an address of the peer's that is a multiple of `alignment`, a power of two. Memory begins on a page
-    /// in any case.
+    /// As [`request`](Self::request), at an address of the peer's that is a multiple of `alignment`, a power of two, of 2 MiB at most.
+    /// Memory begins on a page of 4 KiB in any case.
     ///
     /// # Errors
     /// Those of [`request`](Self::request).
@@ -116,7 +116,8 @@ impl Connection {
     ///
     /// # Errors
     /// With the memory: [`LeaseError::NoControl`], [`LeaseError::Closed`]; [`LeaseError::NotGranted`] if the queue pair does
-    /// not let its peer do that; [`LeaseError::NotOpened`].
+    /// not let its peer do that; [`LeaseError::NotOpened`]. Without it: [`LeaseError::NotRevoked`], and
+    /// [`LeaseError::RuntimeEnded`] for more than 1 MiB.
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio.
@@ -212,7 +213,8 @@ impl Connection {
     /// gone: [`CommonMemory::try_into_memory`].
     ///
     /// # Errors
-    /// [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::NotGranted`], [`LeaseError::NotOpened`].
+    /// [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::NotGranted`], [`LeaseError::NotOpened`];
+    /// [`LeaseError::RuntimeEnded`] for more than 1 MiB.
     ///
     /// # Panics
     /// If the memory is not so long; if this is not called within a runtime of tokio.
@@ -295,7 +297,7 @@ impl Connection {
     /// Takes the next memory that the peer has [lent](Self::lend), in the order in which that was, and waits for one. Dropped
     /// before it is ready, the memory awaits the next call.
     ///
-    /// At most 1,024 loans await the program; what is lent beyond that goes back at once.
+    /// At most 1,024 loans await the program; what is lent beyond that goes back at once, as if it had been dropped here.
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`]; [`LeaseError::Timeout`] if the peer has lent memory, and does not
@@ -337,7 +339,7 @@ impl Connection {
     pub async fn receive_region(&self) -> Result<Region, LeaseError> {
         let (member, leases) = self.leases()?;
         let number = member.number;
-        let next = || leases.lender().given.get_mut(&number)?.pop_front();
+        let next = || leases.lender().given.get_mut(&number)?.1.pop_front();
         Ok(self.until_there(leases, number, next).await?.region)
     }
 
@@ -381,7 +383,13 @@ impl Connection {
         let (number, limit) = (member.number, member.shared.limit);
         let closed = || LeaseError::Closed(self.closed());
         let asked = async {
-            let permit = Arc::clone(&leases.outstanding).acquire_owned().await;
+            // Whoever ends the connection has this looked at again.
+            let is_down = || leases.lender().epoch_of(number).is_none() || self.closed().is_some();
+            let permit = tokio::select! {
+                biased;
+                permit = Arc::clone(&leases.outstanding).acquire_owned() => permit,
+                () = leases.until(|| is_down().then_some(())) => return Err(closed()),
+            };
             let permit = permit.map_err(|_| closed())?;
             if self.closed().is_some() {
                 return Err(closed());
@@ -393,7 +401,7 @@ impl Connection {
                 Err(_) => Err(closed()),
             }
         };
-        timeout(limit, asked).await.unwrap_or(Err(LeaseError::Timeout { limit }))
+        timeout(limit.min(LONGEST), asked).await.unwrap_or(Err(LeaseError::Timeout { limit }))
     }
 }
 
@@ -407,7 +415,7 @@ struct Place {
 impl Place {
     fn open(self, access: AccessFlags, time: Duration, opened: Opened) -> Open {
         let Self { number, epoch } = self;
-        Open { number, epoch, until: now().checked_add(time), access, opened }
+        Open { number, epoch, until: behind(time), access, opened }
     }
 }
 

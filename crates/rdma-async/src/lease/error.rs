@@ -17,13 +17,15 @@ pub enum LeaseError {
         `Driver::connect` and `Driver::listen`"
     )]
     NoControl,
-    /// The connection has ended. The reason, if this end knows one.
+    /// The connection has ended. The reason, if this end knows one. Of `receive_loan` and `receive_region`, it is the ordinary end of
+    /// a peer that has left.
     #[error("the connection has ended{}", since(*.0))]
     Closed(Option<CloseReason>),
     /// The peer does not lend that.
     #[error("the peer does not lend the memory: {0}")]
     Denied(Denial),
-    /// The peer has not answered, or not even what this end had asked before.
+    /// The peer has not answered in time, or earlier requests of this end still wait for their answers. Memory that is granted later goes
+    /// back by itself: ask again.
     #[error("the peer has not answered within {limit:?}: does its program run?")]
     Timeout {
         /// How long it was waited for.
@@ -31,7 +33,8 @@ pub enum LeaseError {
     },
     /// The connection does not let its peer do that.
     #[error(
-        "the connection lets its peer do {granted}, and not {asked}: give its queue pair more `access`"
+        "the connection lets its peer do {granted}, and not {asked}: make its options of \
+        `pd.create_qp().access(…)` with these rights"
     )]
     NotGranted {
         /// What the loan was to allow.
@@ -43,16 +46,19 @@ pub enum LeaseError {
     #[error("the memory was not opened to the peer: {0}")]
     NotOpened(Box<Error>),
     /// The connection ended before the loan was made, and the provider refuses to close the memory, which is never used for anything
-    /// else.
-    #[error("peers may still reach the memory, which is lost: {0}")]
+    /// else. Peers can reach it by each connection of its protection domain, until these are closed.
+    #[error(
+        "peers may still reach the memory, which is lost, by the connections of its domain: {0}"
+    )]
     NotRevoked(Box<Error>),
-    /// The runtime has ended.
-    #[error("the runtime has ended")]
+    /// The runtime has ended, and with it the threads that call the provider: the memory is closed, and freed.
+    #[error("the runtime has ended before the memory was opened: keep it until all is done")]
     RuntimeEnded,
 }
 
 impl LeaseError {
-    /// What a program can do about it.
+    /// What a program can do about it. After [`NotRevoked`](Self::NotRevoked) it is to close *all* connections of the protection
+    /// domain, which peers reach the memory by.
     ///
     /// ```
     /// use rdma_async::{Denial, LeaseError};
@@ -85,19 +91,24 @@ pub enum Denial {
     /// It lends nothing that it is asked for.
     #[error("it lends nothing on request (`ConnectionOptions::lease_limits` there)")]
     NotOffered,
-    /// It does not lend with these rights.
-    #[error("it lends with {allowed} at most")]
+    /// It does not lend with these rights, of which there have to be some: by its limits, or by the rights of its queue pair.
+    #[error(
+        "it lends with {allowed} at most: ask for some of these, or allow more there \
+        (`LeaseLimits::new`, and the `access` of the queue pair)"
+    )]
     Access {
         /// What it allows.
         allowed: AccessFlags,
     },
-    /// It never lends so much.
-    #[error("it lends {most} bytes at most")]
+    /// It never lends so much of that alignment.
+    #[error(
+        "it lends {most} bytes at most: ask for less, or raise `per_peer` and `in_total` there"
+    )]
     TooLong {
-        /// So many bytes at most.
+        /// So many bytes at most, of the alignment that was asked for.
         most: u64,
     },
-    /// It has lent as much as it may, to this end or to all.
+    /// It has lent as much as it may, to this end or to all: ask for what is left, or later.
     #[error("{left} bytes are left of what it may lend: give some back, or ask again later")]
     Full {
         /// So many bytes are left, in whole pages.
@@ -110,25 +121,25 @@ pub enum Denial {
         most: u64,
     },
     /// It does not lend for so long.
-    #[error("it lends for {longest:?} at most")]
+    #[error("it lends for {longest:?} at most: ask for less, or raise `longest` there")]
     Time {
         /// As long as it may be.
         longest: Duration,
     },
-    /// That is no alignment.
+    /// That is no alignment that it knows.
     #[error("an alignment is a power of two, and {most} at most")]
     Alignment {
         /// The largest one.
         most: u64,
     },
-    /// It has no memory, or its device refuses to open it.
-    #[error("it could not allocate the memory, or register it")]
+    /// It has no memory, or its device refuses to open it: as much as its machine, `ulimit -l` and the device have is in use.
+    #[error("it could not allocate the memory, or register it: ask again later, or for less")]
     Failed,
-    /// The queue pair, or the loan, has ended there.
-    #[error("the loan, or the queue pair that it was for, has ended there")]
+    /// The queue pair has ended there, as this end is about to hear: connect anew.
+    #[error("the queue pair that the memory was for has ended there: connect anew")]
     Ended,
-    /// A reason of another release, by its number.
-    #[error("for a reason of another release: {0}")]
+    /// A reason of another release, by its number: take the same release at both ends.
+    #[error("for reason {0} of another release: take the same one at both ends")]
     Other(u32),
 }
 
@@ -145,9 +156,8 @@ impl Denial {
     #[must_use]
     pub const fn recovery(&self) -> Recovery {
         match self {
-            Self::Full { .. } | Self::TooMany { .. } | Self::Failed | Self::Ended => {
-                Recovery::Retry
-            }
+            Self::Full { .. } | Self::TooMany { .. } | Self::Failed => Recovery::Retry,
+            Self::Ended => Recovery::Reconnect,
             Self::NotOffered
             | Self::Access { .. }
             | Self::TooLong { .. }

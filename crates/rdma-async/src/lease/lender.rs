@@ -12,11 +12,16 @@ use super::loan::EndedLoan;
 use crate::ledger::after::apart;
 use crate::region::descriptor::Descriptor;
 use crate::region::memory::Region;
-use crate::region::reserve::ReserveError;
+use crate::region::reserve::{LONGEST, ReserveError};
 
 /// By the clock of the runtime.
 pub(super) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
+}
+
+/// When so much time is over. `None` if it has no end.
+pub(super) fn behind(time: Duration) -> Option<Instant> {
+    (time <= LONGEST).then(|| now() + time)
 }
 
 /// A connection that is up, as the lender knows it.
@@ -101,8 +106,11 @@ pub(super) struct Lender {
     ends: BTreeSet<(Instant, u32)>,
     /// To be closed.
     due: VecDeque<(Open, Why)>,
-    /// Of each connection that is here, in the order in which they were given.
-    pub(super) given: BTreeMap<u32, VecDeque<Given>>,
+    /// To be closed by another thread, which has begun with those that are not here any more.
+    pub(super) closing: BTreeMap<u64, (Open, Why)>,
+    newest_closing: u64,
+    /// Of each connection that is here: its first epoch, and the memory in the order in which it was given.
+    pub(super) given: BTreeMap<u32, (u32, VecDeque<Given>)>,
     newest: u32,
     pub(super) is_over: bool,
 }
@@ -165,9 +173,44 @@ impl Lender {
         }
     }
 
+    /// Keeps one for another thread to close. Its number there.
+    ///
+    /// # Errors
+    /// With the memory, if all have ended: nobody would close it if that thread does not.
+    #[allow(clippy::result_large_err)] // it is the memory
+    pub(super) fn leave_to_close(&mut self, due: (Open, Why)) -> Result<u64, (Open, Why)> {
+        if self.is_over {
+            return Err(due);
+        }
+        self.newest_closing += 1;
+        self.closing.insert(self.newest_closing, due);
+        Ok(self.newest_closing)
+    }
+
+    /// Keeps memory that the peer has given, for the program to take.
+    ///
+    /// # Errors
+    /// With the memory, if the connection of that epoch has left: another one may have its number.
+    pub(super) fn keep_given(
+        &mut self,
+        number: u32,
+        epoch: u32,
+        given: Given,
+    ) -> Result<(), Given> {
+        match self.given.get_mut(&number).filter(|(first, _)| *first <= epoch) {
+            Some((_, kept)) => {
+                kept.push_back(given);
+                Ok(())
+            }
+            None => Err(given),
+        }
+    }
+
     /// All end. What is to be closed.
     pub(super) fn end_all(&mut self) -> VecDeque<(Open, Why)> {
         self.is_over = true;
+        // No thread may have begun with them for long.
+        self.due.extend(std::mem::take(&mut self.closing).into_values());
         for number in std::mem::take(&mut self.current).into_keys() {
             self.end_of(number, u32::MAX);
         }
@@ -186,7 +229,7 @@ impl Lender {
 }
 
 /// Closes the memory, and gives it to whom it belongs: what the peer has given to the program of this end is returned.
-#[allow(clippy::mem_forget)] // as the memory is
+#[allow(clippy::mem_forget, clippy::result_large_err)] // as the memory is; it is the memory
 pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
     // One that is still registered is deregistered once more when it is dropped, or never freed.
     match open.opened {
@@ -201,14 +244,14 @@ pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
         }
         Opened::Asked(region, counted) => {
             let pd = region.pd().clone();
-            match region.close() {
+            match region.close().or_else(|(region, _)| region.close()) {
                 Ok(memory) if why.gives => {
                     Some(Given { region: Region::of(&pd, memory), _counted: counted })
                 }
                 Ok(_) => None,
-                Err((_, error)) => {
+                Err((region, error)) => {
                     tracing::error!(%error, "memory that a peer has borrowed could not be closed, and is never used again");
-                    std::mem::forget(counted);
+                    std::mem::forget((region, counted));
                     None
                 }
             }
@@ -228,4 +271,34 @@ fn give_back<M>(who: Back<M>, closed: Result<M, Error>, why: Why) {
     let ended = closed.map(|region| EndedLoan { region, end, is_given });
     let ended = ended.map_err(|error| ReserveError::NotRevoked(Box::new(error)));
     apart(|| drop(who.send(ended)));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::lease::frame::Ask;
+    use crate::lease::limits::LeaseLimits;
+
+    #[test]
+    fn what_was_given_is_not_for_a_later_connection_of_that_number() {
+        rdma_soft::install();
+        let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+        let (access, time) = (AccessFlags::new().with_remote_read(), Duration::ZERO);
+        let ask = Ask { ask: 1, loan: 0, access, length: 1, alignment: 1, time };
+        let limits = LeaseLimits::new(access);
+        let given = || {
+            let counted = limits.count(&Arc::default(), &ask, access).unwrap();
+            Given { region: Region::allocate(&pd, 1).unwrap(), _counted: counted }
+        };
+        let mut lender = Lender::default();
+        lender.keep_given(1, 5, given()).unwrap_err();
+        lender.given.insert(1, (5, VecDeque::new()));
+        lender.keep_given(1, 4, given()).unwrap_err();
+        lender.keep_given(1, 5, given()).unwrap();
+        lender.keep_given(1, 6, given()).unwrap();
+        lender.keep_given(2, 6, given()).unwrap_err();
+        assert_eq!(lender.given[&1].1.len(), 2);
+    }
 }

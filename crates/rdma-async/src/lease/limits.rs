@@ -123,10 +123,13 @@ impl LeaseLimits {
         if !ask.alignment.is_power_of_two() || ask.alignment > LARGEST_ALIGNMENT {
             return Err(Denial::Alignment { most: LARGEST_ALIGNMENT });
         }
-        let most = self.per_peer.min(self.total.most) / PAGE * PAGE;
+        let most = self.per_peer.min(self.total.most).saturating_sub(beside(ask.alignment));
+        let most = most / PAGE * PAGE;
         let length = usize::try_from(ask.length).ok().filter(|&length| length <= most);
-        let length = length.ok_or(Denial::TooLong { most: most as u64 })?;
-        let bytes = length.max(1).next_multiple_of(PAGE) + beside(ask.alignment);
+        let bytes = length.and_then(|length| {
+            length.max(1).next_multiple_of(PAGE).checked_add(beside(ask.alignment))
+        });
+        let bytes = bytes.ok_or(Denial::TooLong { most: most as u64 })?;
         let mut used = account.0.lock().unwrap_or_else(PoisonError::into_inner);
         let left = self.per_peer.saturating_sub(used.0);
         if used.1 >= self.regions {
@@ -187,10 +190,31 @@ mod tests {
         drop(count(ask(8192)).unwrap());
         assert_eq!(count(ask(8193)).unwrap_err(), Denial::TooLong { most: 8192 });
         assert_eq!(count(ask(u64::MAX)).unwrap_err(), Denial::TooLong { most: 8192 });
+        // What it would take beside them is not there, and never is.
+        let aligned = |length| Ask { alignment: 8192, ..ask(length) };
+        assert_eq!(count(aligned(1)).unwrap_err(), Denial::TooLong { most: 0 });
+        let larger = LeaseLimits::new(READ).per_peer(5 * 4096);
+        let most = larger.count(&account, &aligned(3 * 4096), READ).unwrap();
+        let more = larger.count(&Arc::default(), &aligned(3 * 4096 + 1), READ).unwrap_err();
+        assert_eq!(more, Denial::TooLong { most: 3 * 4096 });
+        drop(most);
         assert_eq!(
             (limits.total.used.load(Ordering::Relaxed), *account.0.lock().unwrap()),
             (0, (0, 0))
         );
+    }
+
+    #[test]
+    fn no_limit_is_no_overflow() {
+        let limits = LeaseLimits::new(READ).per_peer(usize::MAX).in_total(usize::MAX);
+        for alignment in [1, 4096, LARGEST_ALIGNMENT] {
+            for length in [u64::MAX, u64::MAX - 4095, u64::MAX - 4096, u64::MAX - (2 << 20)] {
+                let counted =
+                    limits.count(&Arc::default(), &Ask { alignment, ..ask(length) }, READ);
+                assert!(!matches!(counted, Err(Denial::Full { .. })), "{length} of {alignment}");
+            }
+        }
+        assert_eq!(limits.total.used.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -10,6 +10,8 @@ use super::frame::LeaseFrame;
 const MOST_ASKS: usize = 64;
 /// So much may wait to be written because of what the other end has said, in bytes.
 const MOST_ANSWERS: usize = 1 << 20;
+/// So much may wait to be written in any case, in bytes.
+const MOST: usize = 4 << 20;
 
 /// Frames as bytes, in the order in which they are said, until the task that has the stream writes them.
 #[derive(Debug)]
@@ -29,6 +31,8 @@ struct Inside {
     /// Requests of the other end that were heard, and of how many the answers are among the bytes.
     asks: usize,
     answered: usize,
+    /// There was more than may wait.
+    is_full: bool,
     is_over: bool,
 }
 
@@ -99,9 +103,15 @@ impl Outbox {
                 write(&mut inside.bytes);
                 let bytes = inside.bytes.len() - before;
                 note(inside, bytes);
+                inside.is_full |= inside.bytes.len() > MOST;
             }
         });
         self.to_say.notify_one();
+    }
+
+    /// Whether the other end reads so little that more has come to wait than may.
+    pub(crate) fn is_full(&self) -> bool {
+        self.with(|inside| inside.is_full)
     }
 
     /// What is to be written now.
@@ -117,5 +127,25 @@ impl Outbox {
     /// Nothing more is written.
     pub(crate) fn end(&self) {
         self.with(|inside| *inside = Inside { is_over: true, ..Inside::default() });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_reads_does_not_grow_without_end() {
+        let out = Outbox::new(|_, _, _, _| {});
+        out.write(|bytes| bytes.resize(MOST, 0));
+        assert!(!out.is_full() && out.take().len() == MOST);
+        for _ in 0..=MOST / 16 {
+            assert!(!out.is_full());
+            out.write(|bytes| bytes.extend([0; 16]));
+        }
+        assert!(out.is_full());
+        out.end();
+        out.write(|bytes| bytes.extend([0; 16]));
+        assert!(out.take().is_empty(), "nothing is kept behind the end");
     }
 }

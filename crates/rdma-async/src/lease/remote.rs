@@ -83,7 +83,8 @@ impl RemoteRegion {
         Op::new(Link::Owned(Arc::clone(&self.leased)), memory, request)
     }
 
-    /// Writes into it, as [`Connection::write`](crate::Connection::write).
+    /// Writes into it, from its first byte, as [`Connection::write`](crate::Connection::write). What is longer is refused, and nothing is
+    /// posted; to write elsewhere, write into a [`slice`](Self::slice).
     pub fn write<B: Source>(&self, from: B) -> Op<'static, Write<B>> {
         self.op(from, Request::Write(self.part, None))
     }
@@ -93,7 +94,8 @@ impl RemoteRegion {
         self.op(from, Request::Write(self.part, Some(immediate)))
     }
 
-    /// Reads from it, as [`Connection::read`](crate::Connection::read).
+    /// Reads from its first byte, as [`Connection::read`](crate::Connection::read), as many bytes as the buffer has. If that is
+    /// longer, it is refused, and nothing is posted; to read elsewhere, read from a [`slice`](Self::slice).
     pub fn read<B: Target>(&self, into: B) -> Op<'static, Read<B>> {
         self.op(into, Request::Read(self.part))
     }
@@ -108,10 +110,10 @@ impl RemoteRegion {
         self.op((), Request::FetchAdd(self.part, add))
     }
 
-    /// Has the program of the peer have the memory, with what this end has written:
-    /// [`receive_region`](crate::Connection::receive_region) there, or, if that program had lent it, its
-    /// [`Loan`](crate::Loan), [which says so](crate::EndedLoan::is_given). Nothing says here whether it has arrived. It is told when the last clone and the last operation are dropped; nothing more is posted from
-    /// now on.
+    /// Hands the memory, with what this end has written, to the program of the peer:
+    /// [`receive_region`](crate::Connection::receive_region) there has it, or, if that program had lent it, its
+    /// [`Loan`](crate::Loan), [which says so](crate::EndedLoan::is_given). Nothing says here whether it has arrived. The peer is
+    /// told when the last clone and the last operation are dropped; nothing more is posted from now on.
     ///
     /// What comes there when its time is over, or the queue pair has ended, is not received. So
     /// [`disconnect`](crate::Connection::disconnect) behind this, rather than just dropping the connection. If an operation was

@@ -1,5 +1,6 @@
 //! What is lent and borrowed by one control connection.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use tokio::time::timeout_at;
 use super::borrower::{Asked, Borrower, Granted};
 use super::error::Denial;
 use super::frame::{Ask, LeaseFrame};
-use super::lender::{Current, Lender, Open, Opened, Why, close, close_refused, now};
+use super::lender::{Current, Lender, Open, Opened, Why, behind, close, close_refused, now};
 use super::limits::{Account, Counted, LeaseLimits};
 use super::outbox::Outbox;
 use crate::ledger::after::apart;
@@ -89,7 +90,7 @@ impl Leases {
         let current = Current { epoch, pd: pd.clone(), access };
         let mut lender = self.lender();
         lender.current.insert(number, current);
-        lender.given.entry(number).or_default();
+        lender.given.entry(number).or_insert_with(|| (epoch, VecDeque::new()));
     }
 
     /// The queue pairs of a connection have ended, up to that epoch.
@@ -141,25 +142,30 @@ impl Leases {
             self.close(due);
             return None;
         }
+        let left = self.lender().leave_to_close(due);
+        let number = match left {
+            Ok(number) => number,
+            Err(due) => {
+                self.close(due);
+                return None;
+            }
+        };
         let leases = Arc::clone(self);
-        // If the runtime ends first, the memory is closed by being dropped.
-        Some(tokio::task::spawn_blocking(move || leases.close(due)))
+        // If no thread begins before the stream ends, the memory is closed then.
+        Some(tokio::task::spawn_blocking(move || {
+            let due = leases.lender().closing.remove(&number);
+            if let Some(due) = due {
+                leases.close(due);
+            }
+        }))
     }
 
     fn close(&self, due: (Open, Why)) {
-        let number = due.0.number;
+        let (number, epoch) = (due.0.number, due.0.epoch);
         let Some(given) = close(due) else { return };
-        let mut lender = self.lender();
+        let kept = self.lender().keep_given(number, epoch, given);
         // If the connection has left, nobody takes it.
-        let left = match lender.given.get_mut(&number) {
-            Some(known) => {
-                known.push_back(given);
-                None
-            }
-            None => Some(given),
-        };
-        drop(lender);
-        drop(left);
+        drop(kept);
         self.tell();
     }
 
@@ -303,7 +309,7 @@ impl Leases {
         if asked.is_cheated_by(access, &descriptor) {
             // Whoever has asked is told when the connection has ended.
             self.borrower().note_asked(asked);
-            return Err("it lends less than it was asked for");
+            return Err("it lends less than it was asked for, or what is no memory");
         }
         let granted = Granted {
             leases: Arc::clone(self),
@@ -405,7 +411,7 @@ impl Leases {
             drop(counted);
             return self.deny(number, epoch, ask.ask, Denial::Failed);
         };
-        let until = now().checked_add(ask.time);
+        let until = behind(ask.time);
         let (access, opened) = (ask.access, Opened::Asked(memory, counted));
         let mut lender = self.lender();
         let inserted = lender.insert(Open { number, epoch, until, access, opened });

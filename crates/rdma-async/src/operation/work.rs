@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use pin_project_lite::pin_project;
 use rdma_channel::{Operation, TransportError};
-use rdma_qp::WorkError;
+use rdma_qp::{PollError, WorkError};
 
 use super::failed::Failed;
 use super::kinds::Kind;
@@ -295,6 +295,22 @@ impl Inner {
         {
             tracing::error!(%error, "the queue pair of a request in doubt could not be destroyed");
         }
+    }
+
+    /// Looks once whether the request is over; its memory is in `held` then. Nobody is told when it is later.
+    ///
+    /// # Errors
+    /// If the completion queue has failed, and nothing is known of the request.
+    pub(crate) fn look_once(&self, id: Id, held: &mut Held) -> Result<Option<Ended>, PollError> {
+        let mut table = self.ledger.lock();
+        let mut ended = table.take(id, held);
+        let mut polled = Ok(0);
+        if ended.is_none() {
+            polled = table.poll(self.ledger.cq());
+            ended = table.take(id, held);
+        }
+        self.ledger.unlock(table);
+        if ended.is_none() { polled.map(|_| None) } else { Ok(ended) }
     }
 
     /// Ready when the request is over; its memory is in `held` then. Else the task is woken when it is.

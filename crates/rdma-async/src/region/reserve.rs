@@ -15,6 +15,8 @@ use super::memory::Region;
 
 /// So much is registered and deregistered within a poll, in bytes. More takes its time, and another thread.
 pub(crate) const AT_ONCE: usize = 1 << 20;
+/// What is longer has no end. The runtime's timers cannot be set to the very last time that there is.
+pub(crate) const LONGEST: Duration = Duration::from_secs(1 << 40);
 
 /// What [`Region::reserve`] and [`Region::reserve_for`] give back.
 #[derive(Debug)]
@@ -56,24 +58,27 @@ pub enum ReserveError {
     /// Of [`Region::reserve_for`]. It was never open, and the function was not called.
     #[error(
         "the region is of another protection domain than the connection: make it in `connection.pd()`, \
-        as by `Region::of(connection.pd(), region.into_memory()?)`"
+        as by `Region::of` of what `into_memory` gives"
     )]
     WrongDomain {
         /// The memory.
         region: Region,
     },
-    /// The provider refuses to end the access. The memory is never used for anything else.
-    #[error("peers may still reach the memory, which is lost: {0}")]
+    /// The provider refuses to end the access. The memory is never used for anything else. Peers can reach it by each connection of
+    /// its protection domain, until these are closed.
+    #[error(
+        "peers may still reach the memory, which is lost, by the connections of its domain: {0}"
+    )]
     NotRevoked(Box<Error>),
     /// The runtime has ended, and with it the thread that would have called the provider. The memory is closed and freed, or
     /// never freed if the provider refuses to close it.
-    #[error("the runtime has ended")]
+    #[error("the runtime has ended before the memory was closed: keep it until all is done")]
     RuntimeEnded,
 }
 
 impl ReserveError {
-    /// What a program can do about it. Behind a [`NotRevoked`](Self::NotRevoked) it is to reconnect: peers reach the memory by
-    /// the queue pairs of its protection domain, and no longer than these are there.
+    /// What a program can do about it. After [`NotRevoked`](Self::NotRevoked) it is to close *all* connections of the protection
+    /// domain, which peers reach the memory by.
     ///
     /// ```
     /// use rdma_async::ReserveError;
@@ -216,7 +221,7 @@ pub(super) async fn until_over<T>(
         // What the function has is its own, also if all is over at once.
         biased;
         value = function => (Some(value), ReservedEnd::Done),
-        () = sleep(time) => (None, ReservedEnd::TimeOver),
+        () = sleep(time.min(LONGEST)) => (None, ReservedEnd::TimeOver),
         () = lost => (None, ReservedEnd::OldEpoch),
     }
 }

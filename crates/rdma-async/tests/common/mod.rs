@@ -15,7 +15,7 @@ use std::process::abort;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_async::{
     Connection, ConnectionOptions, Driver, LeaseLimits, Listener, Region, RemoteMemoryRegion,
@@ -217,6 +217,21 @@ pub(crate) fn region(pd: &ProtectionDomain, length: usize) -> Region {
     let mut region = Region::allocate(pd, length).unwrap();
     region.fill(1);
     region
+}
+
+/// Times whose end is the last that this machine can count to, or a little more or less.
+pub(crate) fn nearly_endless() -> [Duration; 4] {
+    let now = Instant::now();
+    let (mut least, mut most) = (0, u64::MAX);
+    while least + 1 < most {
+        let middle = least + (most - least) / 2;
+        match now.checked_add(Duration::from_secs(middle)) {
+            Some(_) => least = middle,
+            None => most = middle,
+        }
+    }
+    let nanos = [0, 1_000_000, 500_000_000, 999_999_999];
+    nanos.map(|nanos| Duration::new(least - u64::from(nanos > 0), nanos))
 }
 
 /// A late peer was refused.

@@ -1,6 +1,9 @@
 //! Lenders that vanish in each phase of a loan, and lenders that name memory which is not theirs.
 
+use std::time::Instant;
+
 use rdma_async::{CloseReason, LeaseError};
+use tokio::time::sleep;
 
 use crate::common::peer::{self, Peer};
 use crate::frames::{ASK, DENY, LEND, OVER, frame, grant, grant_of, hear};
@@ -68,6 +71,56 @@ fn a_lender_that_vanishes_is_not_waited_for() {
         let (client, server) = crate::pair(&host).await;
         drop(timeout(HANG, client.request(64, READ, HANG / 2)).await.unwrap().unwrap());
         host.talk(&client, &server, b"as before").await;
+    });
+}
+
+/// The borrower's time begins when it asks, however late the answer is.
+#[test]
+fn the_time_that_an_answer_takes_counts() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (mut peer, server) = peer::pair_with(&host, options(&host)).await;
+        let begin = Instant::now();
+        let (lent, late) = tokio::join!(server.request(64, READ, HANG), async {
+            let asked = hear(&mut peer, ASK).await[0];
+            // By the clock, of which this is about.
+            sleep(SHORT).await;
+            let late = begin.elapsed();
+            peer.say(&grant(asked, LOAN, READ.bits(), (0x10000, 64))).await;
+            late
+        });
+        // `grant` is for five seconds.
+        let most = Duration::from_secs(5).checked_sub(late - SHORT / 2).unwrap();
+        assert!(lent.unwrap().remaining() < most);
+    });
+}
+
+/// No memory has no bytes, or lies round the end of all addresses.
+#[test]
+fn what_is_no_memory_is_not_taken() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for memory in [(0x10000, 0), (u64::MAX, 2), (u64::MAX - 63, 65), (2, u64::MAX)] {
+            for lends in [false, true] {
+                let (mut peer, server) = peer::pair_with(&host, options(&host)).await;
+                let wanted = async {
+                    if lends {
+                        server.receive_loan().await
+                    } else {
+                        server.request(1, READ, HANG).await
+                    }
+                };
+                let (lent, ()) = tokio::join!(wanted, async {
+                    if lends {
+                        peer.say(&frame(LEND, &[LOAN], &[])).await;
+                    }
+                    let asked = hear(&mut peer, ASK).await[0];
+                    peer.say(&grant(asked, LOAN, READ.bits(), memory)).await;
+                });
+                let gone = lent.unwrap_err();
+                assert!(matches!(gone, LeaseError::Closed(Some(CloseReason::Gone))), "{gone}");
+            }
+        }
     });
 }
 

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 
 use rdma_async::{CloseReason, LeaseError};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::common::peer::{self, Peer};
 use crate::frames::{ASK, BACK, DENY, GRANT, LEND, OVER, frame, frame_of, grant, hear};
@@ -164,6 +164,44 @@ fn a_flood_ends_the_connection() {
             timeout(HANG, server.receive_imm()).await.unwrap().unwrap_err();
             assert_eq!(server.closed(), Some(CloseReason::Gone), "{kind}");
         }
+    });
+}
+
+/// A peer that says without end what means nothing, and reads what it is answered, is no hindrance for others.
+#[test]
+fn who_says_much_holds_nobody_up() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (peer, flooded) = pair(&host).await;
+        let (one, other) = crate::pair(&host).await;
+        let (mut from, mut to) = peer.stream.into_split();
+        let reads = tokio::spawn(async move {
+            let mut room = [0; 4096];
+            while from.read(&mut room).await.is_ok_and(|count| count > 0) {}
+        });
+        let floods = tokio::spawn(async move {
+            let unknown = [
+                frame(BACK, &[7, 1], &[]),
+                frame(OVER, &[7], &[]),
+                frame(DENY, &[7, 1, 0, 0], &[]),
+                grant(7, 8, READ.bits(), (0x10000, 64)),
+                frame_of((3, 3), ASK, &[9, 7, 0], &[0; 24]),
+            ];
+            let unknown = unknown.concat().repeat(10);
+            while to.write_all(&unknown).await.is_ok() {}
+        });
+        for _ in 0..20 {
+            let loan = one.lend(region(&host, 64), WRITE, SHORT / 10).await.unwrap();
+            let late = timeout(HANG, loan).await.unwrap().unwrap();
+            assert_eq!(late.end, rdma_async::LeaseEnd::TimeOver);
+            drop(timeout(HANG, other.request(64, WRITE, HANG / 2)).await.unwrap().unwrap());
+            host.talk(&one, &other, b"as ever").await;
+        }
+        assert_eq!(flooded.closed(), None, "it has said nothing wrong");
+        flooded.close().unwrap();
+        drop(flooded);
+        timeout(HANG, floods).await.unwrap().unwrap();
+        timeout(HANG, reads).await.unwrap().unwrap();
     });
 }
 

@@ -1,9 +1,10 @@
 //! What ends a loan: the end of its queue pair, of either process, of the runtime.
 
-use rdma_async::{CloseReason, Driver, LeaseEnd, LeaseError, ReserveError, TransportError};
+use rdma_async::{CloseReason, Denial, Driver, LeaseEnd, LeaseError, ReserveError, TransportError};
 
-use crate::common::provider::{Call, Provider};
-use crate::common::{Pair, poll_for};
+use crate::common::peer;
+use crate::common::provider::{ALWAYS, Call, Provider};
+use crate::common::{Pair, in_a_process_of_its_own, poll_for};
 use crate::*;
 
 /// Loans of the old queue pair are over at both ends, and those of the new one are not.
@@ -334,5 +335,93 @@ fn what_cannot_be_closed_does_not_come_back() {
         let refused = lender.request(64, WRITE, SOON).await.unwrap_err();
         assert!(refused.to_string().contains("could not allocate"), "{refused}");
         drop(lender.request(64, WRITE, SOON).await.unwrap());
+    });
+}
+
+/// What the device has refused to close once counts against the limits no longer than it is registered.
+#[test]
+fn what_is_closed_at_the_second_try_counts_no_more() {
+    run(|| async {
+        let (pd, provider) = Provider::faulty("soft0");
+        let host = Host::with(pd);
+        let limits = LeaseLimits::new(WRITE).in_total(4096).regions_per_peer(1);
+        let (lender, borrower) = pair_with(&host, options(&host).lease_limits(limits)).await;
+        for _ in 0..3 {
+            let lent = borrower.request(4096, WRITE, HANG / 2).await.unwrap();
+            provider.refuse(Call::DeregisterRegion, 1);
+            drop(lent);
+            // What is asked for behind that is answered behind it.
+            drop(borrower.request(4096, WRITE, HANG / 2).await.unwrap());
+        }
+        assert_eq!(lender.closed(), None);
+    });
+}
+
+/// And what it never closes counts for ever, and is never freed.
+#[test]
+fn what_is_never_closed_counts_for_ever() {
+    in_a_process_of_its_own("ended::what_is_never_closed_counts_for_ever", || {
+        run_in_one_thread(|| async {
+            let (pd, provider) = Provider::faulty("soft0");
+            let host = Host::with(pd);
+            let limits = LeaseLimits::new(WRITE).in_total(4096);
+            let (_lender, borrower) = pair_with(&host, options(&host).lease_limits(limits)).await;
+            let lent = borrower.request(4096, WRITE, HANG / 2).await.unwrap();
+            let key = lent.remote();
+            provider.refuse(Call::DeregisterRegion, ALWAYS);
+            drop(lent);
+            let refused = borrower.request(64, WRITE, HANG / 2).await.unwrap_err();
+            assert!(matches!(refused, LeaseError::Denied(Denial::Full { left: 0 })), "{refused}");
+            // It is memory still.
+            borrower.write(host.buffer(b"word"), key.slice(0..4).unwrap()).await.unwrap();
+        });
+    });
+}
+
+/// Requests that the peer does not answer wait for the connection's end, and those that wait for their turn, too.
+#[test]
+fn who_waits_for_its_turn_to_ask_is_told_of_the_end() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (_peer, server) =
+            peer::pair_with(&host, options(&host).rendezvous_timeout(Duration::MAX)).await;
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..100 {
+            let server = server.clone();
+            tasks.spawn(async move { server.request(64, READ, HANG).await.map(drop) });
+        }
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        server.close().unwrap();
+        while let Some(ended) = timeout(HANG, tasks.join_next()).await.unwrap() {
+            let ended = ended.unwrap().unwrap_err();
+            assert!(matches!(ended, LeaseError::Closed(_)), "{ended}");
+        }
+    });
+}
+
+/// A loan that waits for a thread to close it is closed by the end of its stream.
+#[test]
+fn no_thread_is_needed_behind_the_end() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+    runtime.block_on(async {
+        let host = Host::new("soft0");
+        let (lender, borrower) = pair(&host).await;
+        let loan = lender.lend(region(&host, LARGE), WRITE, HANG).await.unwrap();
+        let key = borrower.receive_loan().await.unwrap();
+        tokio::task::spawn_blocking(move || blocked.recv());
+        loan.revoke();
+        let mut loan = loan;
+        timeout(SHORT, &mut loan).await.unwrap_err();
+        drop((lender, borrower, key));
+        let ended = timeout(HANG, loan).await.unwrap().unwrap();
+        assert_eq!((ended.end, ended.region.len()), (LeaseEnd::Revoked, LARGE));
+        drop(unblock);
     });
 }

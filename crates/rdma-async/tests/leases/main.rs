@@ -28,7 +28,9 @@ use rdma_qp::prelude::*;
 use tokio::time::timeout;
 
 use common::host::{Host, SHORT};
-use common::{HANG, WIRE, all, assert_refused, forget, poll_once, run, run_in_one_thread};
+use common::{
+    HANG, WIRE, all, assert_refused, forget, nearly_endless, poll_once, run, run_in_one_thread,
+};
 
 const DEVICES: [&str; 3] = ["soft0", "softib0", WIRE];
 const READ: AccessFlags = AccessFlags::new().with_remote_read();

@@ -1,9 +1,11 @@
-//! A peer that is another process, and late.
+//! A peer that is another process, and late or killed.
 
 use std::env;
 use std::net::SocketAddr;
+use std::process::Stdio;
 
-use rdma_async::{Descriptor, LeaseEnd, ReservedEnd};
+use rdma_async::prelude::*;
+use rdma_async::{CloseReason, Descriptor, LeaseEnd, ReservedEnd};
 use test_support::program::this_program;
 
 use crate::*;
@@ -110,4 +112,71 @@ async fn be_late(device: &str, lender: SocketAddr) {
     let late = client.write(host.buffer(b"late"), to).await.unwrap_err();
     assert_refused(&late.error);
     println!("{REFUSED}");
+}
+
+/// Whether the peer that is killed has borrowed, or has lent.
+const KILLED: &str = "RDMA_TEST_KILLED";
+
+#[test]
+fn a_process_that_is_killed_leaves_nothing() {
+    if let Ok(address) = env::var(LENDER) {
+        let lends = env::var(KILLED).unwrap() == "lends";
+        return run_in_one_thread(|| be_killed(lends, address.parse().unwrap()));
+    }
+    for role in ["borrows", "lends"] {
+        run_in_one_thread(|| kill(role));
+    }
+}
+
+async fn kill(role: &str) {
+    let host = Host::new("soft0");
+    let limits = LeaseLimits::new(WRITE).in_total(4096);
+    let both = options(&host).lease_limits(limits);
+    let listener = host.driver.listen("127.0.0.1:0", both.clone()).await.unwrap();
+    let mut peer = this_program();
+    peer.args(["processes::a_process_that_is_killed_leaves_nothing", "--exact", "--nocapture"]);
+    peer.env(LENDER, listener.local_addr().to_string()).env(KILLED, role);
+    let mut peer = peer.stdout(Stdio::null()).spawn().unwrap();
+    let server = timeout(HANG, listener.accept()).await.unwrap().unwrap();
+    let told = server.receive_imm().post().await.unwrap();
+    if role == "borrows" {
+        let loan = server.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        timeout(HANG, told).await.unwrap().unwrap();
+        peer.kill().unwrap();
+        let ended = timeout(HANG, loan).await.unwrap().unwrap();
+        assert_eq!((ended.end, &ended.region[..4]), (LeaseEnd::OldEpoch, &b"word"[..]));
+    } else {
+        let lent = timeout(HANG, server.receive_loan()).await.unwrap().unwrap();
+        timeout(HANG, told).await.unwrap().unwrap();
+        lent.write(host.buffer(b"word")).await.unwrap();
+        peer.kill().unwrap();
+        timeout(HANG, server.receive_imm()).await.unwrap().unwrap_err();
+        assert_eq!(server.closed(), Some(CloseReason::Gone));
+        timeout(HANG, lent.write(host.buffer(b"late"))).await.unwrap().unwrap_err();
+        timeout(HANG, server.receive_loan()).await.unwrap().unwrap_err();
+    }
+    assert!(!tokio::task::spawn_blocking(move || peer.wait().unwrap()).await.unwrap().success());
+    // What it had asked for can be had again.
+    let connect = host.driver.connect(listener.local_addr(), both);
+    let (asker, _lender) = tokio::join!(connect, listener.accept());
+    let all = asker.unwrap().0.request(4096, WRITE, HANG / 2).await;
+    drop(all.unwrap());
+}
+
+/// Has borrowed, and asked for memory, or has lent some, when it is killed.
+async fn be_killed(lends: bool, address: SocketAddr) {
+    let host = Host::new("soft0");
+    let (client, _) = host.driver.connect(address, options(&host)).await.unwrap();
+    let asked = client.request(4096, WRITE, HANG).await.unwrap();
+    let has = if lends {
+        let loan = client.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        (Some(loan), None)
+    } else {
+        let lent = client.receive_loan().await.unwrap();
+        lent.write(host.buffer(b"word")).await.unwrap();
+        (None, Some(lent))
+    };
+    client.send_with_imm(host.buffer(b"x").slice(0..0), 1).await.unwrap();
+    std::future::pending::<()>().await;
+    drop((has, asked));
 }

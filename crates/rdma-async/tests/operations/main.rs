@@ -7,5 +7,6 @@ mod common;
 mod done;
 mod ended;
 mod full;
+mod spins;
 
 use common::{Count, DEVICES, HANG, HELD, Pair, all, domain, poll_for, poll_once, run};
