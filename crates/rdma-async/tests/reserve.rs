@@ -108,8 +108,13 @@ fn no_time_and_all_time() {
         let all = all.await.unwrap();
         assert_eq!(all.value, Some(true));
         let mut region = all.region;
-        for time in nearly_endless() {
-            let waits = region.reserve(WRITE, time, async |_| tokio::task::yield_now().await);
+        // A timer is set to a whole millisecond, behind that time.
+        for micros in [0, 50, 200, 500, 900, 2000] {
+            let time = nearly_endless(micros);
+            let waits = region.reserve(WRITE, time, async |_| {
+                tokio::task::yield_now().await;
+                tokio::task::yield_now().await;
+            });
             let waited = waits.await.unwrap();
             assert_eq!(waited.value, Some(()));
             region = waited.region;

@@ -219,19 +219,18 @@ pub(crate) fn region(pd: &ProtectionDomain, length: usize) -> Region {
     region
 }
 
-/// Times whose end is the last that this machine can count to, or a little more or less.
-pub(crate) fn nearly_endless() -> [Duration; 4] {
+/// A time whose end is so many microseconds before the last one that this machine can count to.
+pub(crate) fn nearly_endless(micros: u64) -> Duration {
     let now = Instant::now();
-    let (mut least, mut most) = (0, u64::MAX);
-    while least + 1 < most {
+    let (mut least, mut most) = (Duration::ZERO, Duration::MAX);
+    while most - least > Duration::from_nanos(1) {
         let middle = least + (most - least) / 2;
-        match now.checked_add(Duration::from_secs(middle)) {
+        match now.checked_add(middle) {
             Some(_) => least = middle,
             None => most = middle,
         }
     }
-    let nanos = [0, 1_000_000, 500_000_000, 999_999_999];
-    nanos.map(|nanos| Duration::new(least - u64::from(nanos > 0), nanos))
+    least - Duration::from_micros(micros)
 }
 
 /// A late peer was refused.

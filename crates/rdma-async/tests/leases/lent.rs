@@ -226,7 +226,9 @@ fn no_time_and_all_time() {
         }
         // The same for what is lent.
         let (lender, borrower) = pair(&host).await;
-        for time in nearly_endless() {
+        // A timer is set to a whole millisecond, behind that time.
+        for micros in [0, 50, 200, 500, 900, 2000] {
+            let time = nearly_endless(micros);
             let loan = lender.lend(region(&host, 64), WRITE, time).await.unwrap();
             let lent = timeout(HANG, borrower.receive_loan()).await.unwrap().unwrap();
             lent.write(host.buffer(b"word")).await.unwrap();
