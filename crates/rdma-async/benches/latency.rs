@@ -3,9 +3,11 @@
 //! ```sh
 //! cargo bench -p rdma-async --bench latency
 //! ```
+//! `RDMA_DEVICE` names another device than soft0.
 #![allow(unsafe_code)]
 #![allow(clippy::panic)] // A bench that fails says so.
 
+use std::env;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -35,7 +37,8 @@ fn runtime() -> Runtime {
 
 fn domain() -> Outcome<ProtectionDomain> {
     rdma_soft::install();
-    Ok(open_device("soft0")?.allocate_pd()?)
+    let device = env::var("RDMA_DEVICE").unwrap_or_else(|_| "soft0".to_owned());
+    Ok(open_device(&device)?.allocate_pd()?)
 }
 
 /// Two connections, to each other, of one driver each.

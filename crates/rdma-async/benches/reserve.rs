@@ -3,9 +3,11 @@
 //! ```sh
 //! cargo bench -p rdma-async --bench reserve
 //! ```
+//! `RDMA_DEVICE` names another device than soft0.
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used)] // A bench that fails says so.
 
+use std::env;
 use std::time::{Duration, Instant};
 
 use rdma_async::{Connection, Driver, Region};
@@ -88,7 +90,8 @@ fn nanoseconds(mut times: Vec<Duration>) -> f64 {
 impl Rig {
     fn new() -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let pd = open_device("soft0").unwrap().allocate_pd().unwrap();
+        let device = env::var("RDMA_DEVICE").unwrap_or_else(|_| "soft0".to_owned());
+        let pd = open_device(&device).unwrap().allocate_pd().unwrap();
         let of = |builder: QueuePairBuilder<'_>, driver: &Driver| {
             let [one, other] = [(); 2].map(|()| driver.prepare(builder.clone()).unwrap());
             let (at_one, at_other) = (one.endpoint(), other.endpoint());
