@@ -1,5 +1,7 @@
 //! Which types may go to, and be used from, other threads.
 
+use std::time::Duration;
+
 use rdma_async::{
     Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Denial, Descriptor, Driver,
     EndedLoan, Events, Failed, Incoming, LeaseEnd, LeaseError, LeaseLimits, LendError, Listener,
@@ -11,6 +13,7 @@ use rdma_mem::Buffer;
 
 fn shared<T: Send + Sync + 'static>() {}
 fn moved<T: Send>() {}
+fn moves<T: Send>(_: T) {}
 fn unpinned<T: Unpin>() {}
 fn error<T: std::error::Error + Send + Sync + 'static>() {}
 
@@ -58,5 +61,9 @@ fn operations_go_to_other_tasks() {
     moved::<Posted<'_, Atomic>>();
     moved::<Posted<'_, ReceiveImmediate>>();
     unpinned::<Posted<'_, Read<Buffer>>>();
+    let _ = |op: Op<'static, Read<Buffer>>, posted: Posted<'static, Atomic>| {
+        moves(op.spin_first(Duration::ZERO));
+        moves(posted.spin_first(Duration::ZERO));
+    };
     unpinned::<Loan>();
 }

@@ -10,12 +10,11 @@ use std::time::Duration;
 use rdma_channel::{CloseReason, ConnectError};
 use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
 
 use super::frame::{Frame, write_head};
 use crate::lease::limits::LeaseLimits;
 use crate::lease::outbox::Outbox;
-use crate::lease::table::Leases;
+use crate::lease::table::{Closing, Leases};
 use crate::ledger::after::apart;
 use crate::link::{Inner, Seat};
 use crate::sync::until;
@@ -275,7 +274,7 @@ impl Shared {
         number: u32,
         epoch: u32,
         frame: Frame,
-    ) -> Result<Option<JoinHandle<()>>, &'static str> {
+    ) -> Result<Option<Closing>, &'static str> {
         let frame = match frame {
             Frame::Lease(lease) => return self.leases.hear(number, epoch, lease),
             frame => frame,

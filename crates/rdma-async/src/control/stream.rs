@@ -14,7 +14,7 @@ use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::frame::{Frame, HEAD, Head};
@@ -74,9 +74,14 @@ async fn until_gone(mut stream: TcpStream, mut guard: Guard, beat: Option<Durati
     let (from, to) = stream.split();
     let mut rest = Vec::new();
     let (queue, frames) = mpsc::channel(MOST_FRAMES);
+    let (ends, ended) = watch::channel(false);
     // What was heard before the end is taken before it.
-    let hears = async { Ok(hear(shared, from, &has_heard, queue).await) };
-    let listens = async { tokio::try_join!(hears, take(shared, frames)) };
+    let hears = async {
+        let end = hear(shared, from, &has_heard, queue).await;
+        ends.send_replace(true);
+        Ok(end)
+    };
+    let listens = async { tokio::try_join!(hears, take(shared, frames, ended)) };
     let ended = tokio::select! {
         ended = listens => ended.and_then(|(Err(end), ())| Err(end)),
         ended = say(shared, to, &mut rest) => ended,
@@ -133,14 +138,25 @@ async fn hear(
     }
 }
 
-/// Takes what was heard, one after the other: what is behind the end of memory finds it closed.
-async fn take(shared: &Shared, mut queue: mpsc::Receiver<Heard>) -> io::Result<()> {
+/// Takes what was heard, one after the other: what is behind the end of memory finds it closed. Behind the end of the stream, no
+/// thread is waited for that has not begun.
+async fn take(
+    shared: &Shared,
+    mut queue: mpsc::Receiver<Heard>,
+    mut ended: watch::Receiver<bool>,
+) -> io::Result<()> {
     while let Some((number, epoch, frame)) = queue.recv().await {
         let takes_time = matches!(frame, Frame::Lease(_));
         let closing = shared.hear(number, epoch, frame).map_err(not_kept)?;
-        if let Some(closing) = closing {
-            // One that was dropped is the runtime's end, and that of this task.
-            let _ = closing.await;
+        if let Some(mut closing) = closing {
+            // A thread that was dropped is the runtime's end, and that of this task.
+            let is_closed = tokio::select! {
+                _ = &mut closing.thread => true,
+                _ = ended.wait_for(|&ended| ended) => shared.leases.close_left(&closing),
+            };
+            if !is_closed {
+                let _ = closing.thread.await;
+            }
         } else if takes_time {
             tokio::task::yield_now().await;
         }
@@ -156,7 +172,7 @@ fn not_kept(what: impl ToString) -> io::Error {
 /// ended.
 async fn say(shared: &Shared, mut to: WriteHalf<'_>, rest: &mut Vec<u8>) -> io::Result<()> {
     loop {
-        if shared.out.is_full() {
+        if !rest.is_empty() && shared.out.is_full() {
             return Err(not_kept("it does not read what it is told"));
         }
         if rest.is_empty() {

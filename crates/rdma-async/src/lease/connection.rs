@@ -313,7 +313,7 @@ impl Connection {
         let number = member.number;
         loop {
             let awaits = || leases.borrower().awaits(number).then_some(());
-            self.until_there(leases, number, awaits).await?;
+            self.until_there(leases, number, || false, awaits).await?;
             let access = AccessFlags::new();
             let ask =
                 Ask { ask: 0, loan: 0, access, length: 0, alignment: 1, time: Duration::ZERO };
@@ -340,7 +340,9 @@ impl Connection {
         let (member, leases) = self.leases()?;
         let number = member.number;
         let next = || leases.lender().given.get_mut(&number)?.1.pop_front();
-        Ok(self.until_there(leases, number, next).await?.region)
+        // What is being closed comes still.
+        let is_giving = || leases.lender().giving > 0;
+        Ok(self.until_there(leases, number, is_giving, next).await?.region)
     }
 
     fn leases(&self) -> Result<(&Member, &Arc<Leases>), LeaseError> {
@@ -352,17 +354,18 @@ impl Connection {
     /// Ready when that is found.
     ///
     /// # Errors
-    /// If it is not, and the connection has ended.
+    /// If it is not, the connection has ended, and nothing is to come.
     async fn until_there<R>(
         &self,
         leases: &Arc<Leases>,
         number: u32,
+        is_to_come: impl Fn() -> bool,
         mut find: impl FnMut() -> Option<R>,
     ) -> Result<R, LeaseError> {
         let look = || {
             // Whoever ends it has this looked at again. What is found then was there before.
             let epoch = leases.lender().epoch_of(number);
-            let is_up = epoch.is_some() && self.closed().is_none();
+            let is_up = (epoch.is_some() && self.closed().is_none()) || is_to_come();
             find().map(Ok).or_else(|| (!is_up).then_some(Err(())))
         };
         leases.until(look).await.map_err(|()| LeaseError::Closed(self.closed()))
@@ -388,7 +391,7 @@ impl Connection {
             let permit = tokio::select! {
                 biased;
                 permit = Arc::clone(&leases.outstanding).acquire_owned() => permit,
-                () = leases.until(|| is_down().then_some(())) => return Err(closed()),
+                () = leases.until_end(|| is_down().then_some(())) => return Err(closed()),
             };
             let permit = permit.map_err(|_| closed())?;
             if self.closed().is_some() {

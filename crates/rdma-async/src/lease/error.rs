@@ -17,8 +17,8 @@ pub enum LeaseError {
         `Driver::connect` and `Driver::listen`"
     )]
     NoControl,
-    /// The connection has ended. The reason, if this end knows one. Of `receive_loan` and `receive_region`, it is the ordinary end of
-    /// a peer that has left.
+    /// The connection has ended. The reason, if this end knows one. From `receive_loan` and `receive_region` it only means that the
+    /// peer has left.
     #[error("the connection has ended{}", since(*.0))]
     Closed(Option<CloseReason>),
     /// The peer does not lend that.
@@ -46,7 +46,7 @@ pub enum LeaseError {
     #[error("the memory was not opened to the peer: {0}")]
     NotOpened(Box<Error>),
     /// The connection ended before the loan was made, and the provider refuses to close the memory, which is never used for anything
-    /// else. Peers can reach it by each connection of its protection domain, until these are closed.
+    /// else. Peers may still reach it by each connection of its protection domain, until these are closed.
     #[error(
         "peers may still reach the memory, which is lost, by the connections of its domain: {0}"
     )]

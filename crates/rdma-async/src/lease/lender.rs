@@ -109,6 +109,8 @@ pub(super) struct Lender {
     /// To be closed by another thread, which has begun with those that are not here any more.
     pub(super) closing: BTreeMap<u64, (Open, Why)>,
     newest_closing: u64,
+    /// How much that the peer has given to this end's program is being closed.
+    pub(super) giving: usize,
     /// Of each connection that is here: its first epoch, and the memory in the order in which it was given.
     pub(super) given: BTreeMap<u32, (u32, VecDeque<Given>)>,
     newest: u32,
@@ -231,15 +233,17 @@ impl Lender {
 /// Closes the memory, and gives it to whom it belongs: what the peer has given to the program of this end is returned.
 #[allow(clippy::mem_forget, clippy::result_large_err)] // as the memory is; it is the memory
 pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
-    // One that is still registered is deregistered once more when it is dropped, or never freed.
+    // What the provider refuses is tried again. One that is still registered then is deregistered when it is dropped, or never freed.
     match open.opened {
         Opened::Lent(region, pd, who) => {
-            let closed = region.close().map_err(|(_, error)| error);
+            let closed = region.close().or_else(|(region, _)| region.close());
+            let closed = closed.map_err(|(_, error)| error);
             give_back(who, closed.map(|memory| Region::of(&pd, memory)), why);
             None
         }
         Opened::Part(part, who) => {
-            give_back(who, part.close().map_err(|(_, error)| error), why);
+            let closed = part.close().or_else(|(part, _)| part.close());
+            give_back(who, closed.map_err(|(_, error)| error), why);
             None
         }
         Opened::Asked(region, counted) => {

@@ -24,6 +24,14 @@ use crate::region::reserve::{AT_ONCE, local_too};
 /// So many requests of this end may be outstanding. The other end takes twice as many, and ends the connection with more.
 const MOST_OUTSTANDING: usize = 32;
 
+/// Memory that another thread closes.
+#[derive(Debug)]
+pub(crate) struct Closing {
+    /// Among those that no thread has begun with.
+    number: u64,
+    pub(crate) thread: JoinHandle<()>,
+}
+
 /// What the lender's and the borrower's part share. Neither holds its lock while the other one's is taken.
 pub(crate) struct Leases {
     lender: Mutex<Lender>,
@@ -31,8 +39,10 @@ pub(crate) struct Leases {
     pub(super) out: Arc<Outbox>,
     /// Told when something is to be closed, or another one is the first whose time ends.
     changed: Notify,
-    /// All who wait are told when something was heard.
+    /// All who wait are told when something was heard, or has ended.
     heard: Notify,
+    /// All who wait are told when something has ended.
+    ended: Notify,
     /// One permit for each request that may be outstanding.
     pub(super) outstanding: Arc<Semaphore>,
     /// What the peer may ask for; nothing without.
@@ -51,6 +61,7 @@ impl Leases {
             out,
             changed: Notify::new(),
             heard: Notify::new(),
+            ended: Notify::new(),
             outstanding: Arc::new(Semaphore::new(MOST_OUTSTANDING)),
             limits,
             account: Arc::default(),
@@ -74,6 +85,12 @@ impl Leases {
     /// All who wait look again.
     fn tell(&self) {
         apart(|| self.heard.notify_waiters());
+    }
+
+    /// Also those who wait for their turn.
+    fn tell_end(&self) {
+        apart(|| self.ended.notify_waiters());
+        self.tell();
     }
 
     /// A connection is here, or has another queue pair: what was of the one before has ended.
@@ -110,7 +127,7 @@ impl Leases {
         let ended = self.borrower().end_of(number, epoch);
         ended.into_iter().for_each(|answer| apart(|| drop(answer)));
         self.changed.notify_one();
-        self.tell();
+        self.tell_end();
     }
 
     /// The connection is here no more: nobody takes what the peer has given.
@@ -127,11 +144,11 @@ impl Leases {
         due.into_iter().for_each(|due| self.close(due));
         let ended = self.borrower().end_all();
         ended.into_values().for_each(|asked| apart(|| drop(asked)));
-        self.tell();
+        self.tell_end();
     }
 
     /// Closes one that is due, or has it closed by another thread, for which the caller may wait.
-    fn begin_close(self: &Arc<Self>, due: (Open, Why)) -> Option<JoinHandle<()>> {
+    fn begin_close(self: &Arc<Self>, due: (Open, Why)) -> Option<Closing> {
         let (open, why) = &due;
         if why.end == LeaseEnd::TimeOver && open.is_lent() {
             // It may still await the program there.
@@ -152,18 +169,37 @@ impl Leases {
         };
         let leases = Arc::clone(self);
         // If no thread begins before the stream ends, the memory is closed then.
-        Some(tokio::task::spawn_blocking(move || {
-            let due = leases.lender().closing.remove(&number);
-            if let Some(due) = due {
-                leases.close(due);
-            }
-        }))
+        let thread = tokio::task::spawn_blocking(move || {
+            leases.close_number(number);
+        });
+        Some(Closing { number, thread })
+    }
+
+    /// Closes what no thread has begun to close. Whether that was so.
+    pub(crate) fn close_left(&self, closing: &Closing) -> bool {
+        self.close_number(closing.number)
+    }
+
+    fn close_number(&self, number: u64) -> bool {
+        let due = self.lender().closing.remove(&number);
+        let is_left = due.is_some();
+        if let Some(due) = due {
+            self.close(due);
+        }
+        is_left
     }
 
     fn close(&self, due: (Open, Why)) {
-        let (number, epoch) = (due.0.number, due.0.epoch);
-        let Some(given) = close(due) else { return };
-        let kept = self.lender().keep_given(number, epoch, given);
+        let (number, epoch, gives) = (due.0.number, due.0.epoch, due.1.gives);
+        let given = close(due);
+        if !gives {
+            return;
+        }
+        let mut lender = self.lender();
+        let kept = given.map(|given| lender.keep_given(number, epoch, given));
+        debug_assert!(lender.giving > 0, "it was counted");
+        lender.giving = lender.giving.saturating_sub(1);
+        drop(lender);
         // If the connection has left, nobody takes it.
         drop(kept);
         self.tell();
@@ -188,6 +224,11 @@ impl Leases {
     /// Ready when that is found. Looks when something was heard, or has ended.
     pub(super) async fn until<R>(&self, look: impl FnMut() -> Option<R>) -> R {
         crate::sync::until(&self.heard, look).await
+    }
+
+    /// The same. Looks when something has ended.
+    pub(super) async fn until_end<R>(&self, look: impl FnMut() -> Option<R>) -> R {
+        crate::sync::until(&self.ended, look).await
     }
 
     /// Keeps memory that is open, and says so. Its number.
@@ -225,7 +266,7 @@ impl Leases {
         number: u32,
         epoch: u32,
         frame: LeaseFrame,
-    ) -> Result<Option<JoinHandle<()>>, &'static str> {
+    ) -> Result<Option<Closing>, &'static str> {
         let mut closing = None;
         match frame {
             LeaseFrame::Ask(ask) => self.hear_ask(number, epoch, ask)?,
@@ -233,6 +274,7 @@ impl Leases {
                 let mut lender = self.lender();
                 let is_there = lender.loan(number, loan).is_some();
                 let ended = is_there.then(|| lender.take(loan)).flatten();
+                lender.giving += usize::from(gives && ended.is_some());
                 drop(lender);
                 // The next that is said may be a request for more, or the end.
                 let why = Why { end: LeaseEnd::Returned, loan, gives };

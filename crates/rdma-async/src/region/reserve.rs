@@ -64,8 +64,8 @@ pub enum ReserveError {
         /// The memory.
         region: Region,
     },
-    /// The provider refuses to end the access. The memory is never used for anything else. Peers can reach it by each connection of
-    /// its protection domain, until these are closed.
+    /// The provider refuses to end the access, twice. The memory is never used for anything else. Peers may still reach it by each
+    /// connection of its protection domain, until these are closed.
     #[error(
         "peers may still reach the memory, which is lost, by the connections of its domain: {0}"
     )]
@@ -190,8 +190,13 @@ impl Region {
         };
         let descriptor = Descriptor::new(open.remote(), time);
         let (value, end) = until_over(f(descriptor), time, lost).await;
-        // One that is still registered is deregistered once more when it is dropped, or never freed.
-        let closed = at_once(length, move || open.close().map_err(|(_, error)| error));
+        // What the provider refuses is tried again. One that is still registered then is deregistered when it is dropped, or never freed.
+        #[allow(clippy::result_large_err)] // it is the memory
+        let close = move || {
+            let closed = open.close().or_else(|(open, _)| open.close());
+            closed.map_err(|(_, error)| error)
+        };
+        let closed = at_once(length, close);
         match closed.await? {
             Ok(memory) => Ok(Reserved { region: Self::of_plain(pd, memory), value, end }),
             Err(error) => Err(ReserveError::NotRevoked(Box::new(error))),

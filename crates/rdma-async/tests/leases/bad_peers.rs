@@ -4,6 +4,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 
 use rdma_async::{CloseReason, LeaseError};
+use test_support::program::is_emulated;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::common::peer::{self, Peer};
@@ -164,6 +165,28 @@ fn a_flood_ends_the_connection() {
             timeout(HANG, server.receive_imm()).await.unwrap().unwrap_err();
             assert_eq!(server.closed(), Some(CloseReason::Gone), "{kind}");
         }
+    });
+}
+
+/// Who is told without end of memory that it may have, and does not read that, is gone.
+#[test]
+fn who_does_not_read_is_gone() {
+    // A checker of memory, or an emulator, takes minutes for as much.
+    if is_emulated() || cfg!(rdma_visible_copies) {
+        return;
+    }
+    run_in_one_thread(|| async {
+        let host = Host::new("soft0");
+        let (_peer, server) = pair(&host).await;
+        let mut memory = region(&host, 1);
+        let lends = async {
+            loop {
+                let Ok(loan) = server.lend(memory, READ, Duration::ZERO).await else { return };
+                memory = loan.await.unwrap().region;
+            }
+        };
+        timeout(HANG, lends).await.unwrap();
+        assert_eq!(server.closed(), Some(CloseReason::Gone));
     });
 }
 

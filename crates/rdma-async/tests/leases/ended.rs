@@ -321,8 +321,16 @@ fn what_cannot_be_closed_does_not_come_back() {
         let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
         let lent = borrower.receive_loan().await.unwrap();
         let key = lent.remote();
-        // Once when it is closed; when it is dropped behind that, it succeeds.
+        // What is refused once is closed, and comes back.
         provider.refuse(Call::DeregisterRegion, 1);
+        drop(lent);
+        let region_again = timeout(HANG, loan).await.unwrap().unwrap().region;
+        is_closed(&host, &pair(&host).await.0, key, &region_again).await;
+        let loan = lender.lend(region_again, WRITE, HANG).await.unwrap();
+        let lent = borrower.receive_loan().await.unwrap();
+        let key = lent.remote();
+        // Twice when it is closed; when it is dropped behind that, it succeeds.
+        provider.refuse(Call::DeregisterRegion, 2);
         drop(lent);
         let refused = timeout(HANG, loan).await.unwrap().unwrap_err();
         assert!(matches!(refused, ReserveError::NotRevoked(_)), "{refused}");
@@ -413,15 +421,29 @@ fn no_thread_is_needed_behind_the_end() {
     runtime.block_on(async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
-        let loan = lender.lend(region(&host, LARGE), WRITE, HANG).await.unwrap();
-        let key = borrower.receive_loan().await.unwrap();
+        let mut loan = lender.lend(region(&host, LARGE), WRITE, HANG).await.unwrap();
+        let lent = borrower.receive_loan().await.unwrap();
+        let (other_lender, other_borrower) = pair(&host).await;
+        let mut others = other_lender.lend(region(&host, LARGE), WRITE, HANG).await.unwrap();
+        let others_lent = other_borrower.receive_loan().await.unwrap();
+        let asked = other_borrower.request(LARGE, WRITE, HANG / 2).await.unwrap();
         tokio::task::spawn_blocking(move || blocked.recv());
         loan.revoke();
-        let mut loan = loan;
         timeout(SHORT, &mut loan).await.unwrap_err();
-        drop((lender, borrower, key));
+        drop((lender, borrower, lent));
         let ended = timeout(HANG, loan).await.unwrap().unwrap();
         assert_eq!((ended.end, ended.region.len()), (LeaseEnd::Revoked, LARGE));
+        // Nor when the other end gives it back and goes: what it has given comes.
+        asked.give();
+        drop(others_lent);
+        timeout(SHORT, &mut others).await.unwrap_err();
+        drop(other_borrower);
+        let given = timeout(HANG, other_lender.receive_region()).await.unwrap().unwrap();
+        assert_eq!(given.len(), LARGE);
+        let ended = timeout(HANG, others).await.unwrap().unwrap();
+        assert_eq!((ended.end, ended.region.len()), (LeaseEnd::Returned, LARGE));
+        timeout(HANG, other_lender.receive_region()).await.unwrap().unwrap_err();
+        assert_eq!(other_lender.closed(), Some(CloseReason::Gone));
         drop(unblock);
     });
 }
