@@ -221,6 +221,9 @@ impl Connection {
             place.epoch
         });
         inner.ledger.stop_if(inner.place, CloseReason::Asked, |place| place.epoch == epoch);
+        if let Some(member) = inner.member() {
+            member.shared.leases.tell_end();
+        }
         let over = async {
             let has_lost = inner.until(|place| {
                 let is_over = place.is_drained() || place.is_gone();

@@ -225,6 +225,7 @@ impl Shared {
         } else if is_finished {
             // Once: each of these has this looked at again.
             connection.stop_if(gone, |place| place.epoch == epoch && !place.is_draining());
+            self.leases.tell_end();
             connection.end_if(gone, |place| {
                 place.epoch == epoch && place.is_drained() && !place.has_refused()
             });

@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::frame::{Frame, HEAD, Head};
 use super::shared::{Member, Shared, Task};
@@ -25,6 +25,8 @@ use crate::link::Inner;
 const SILENT_BEATS: u32 = 3;
 /// So many frames wait for those before them, and no more is heard until there is room.
 const MOST_FRAMES: usize = 64;
+/// For so long behind the end a thread may take to begin to close memory.
+const GRACE: Duration = Duration::from_millis(20);
 /// As long as a timer can wait.
 const LONGEST_BEAT: Duration = Duration::from_secs(1 << 30);
 
@@ -75,6 +77,7 @@ async fn until_gone(mut stream: TcpStream, mut guard: Guard, beat: Option<Durati
     let mut rest = Vec::new();
     let (queue, frames) = mpsc::channel(MOST_FRAMES);
     let (ends, ended) = watch::channel(false);
+    let lives = beats(shared, beat, &has_heard, ended.clone());
     // What was heard before the end is taken before it.
     let hears = async {
         let end = hear(shared, from, &has_heard, queue).await;
@@ -93,7 +96,7 @@ async fn until_gone(mut stream: TcpStream, mut guard: Guard, beat: Option<Durati
             }
             return;
         }
-        ended = beats(shared, beat, &has_heard) => ended,
+        ended = lives => ended,
         ended = shared.leases.tend() => ended,
     };
     match ended {
@@ -149,15 +152,20 @@ async fn take(
         let takes_time = matches!(frame, Frame::Lease(_));
         let closing = shared.hear(number, epoch, frame).map_err(not_kept)?;
         if let Some(mut closing) = closing {
+            let none_has_begun = async {
+                let _ = ended.wait_for(|&ended| ended).await;
+                sleep(GRACE).await;
+            };
             // A thread that was dropped is the runtime's end, and that of this task.
             let is_closed = tokio::select! {
                 _ = &mut closing.thread => true,
-                _ = ended.wait_for(|&ended| ended) => shared.leases.close_left(&closing),
+                () = none_has_begun => shared.leases.close_left(&closing),
             };
             if !is_closed {
                 let _ = closing.thread.await;
             }
-        } else if takes_time {
+        }
+        if takes_time {
             tokio::task::yield_now().await;
         }
     }
@@ -204,14 +212,22 @@ async fn say(shared: &Shared, mut to: WriteHalf<'_>, rest: &mut Vec<u8>) -> io::
     }
 }
 
-/// Asks for signs of life, until there are none.
-async fn beats(shared: &Shared, beat: Option<Duration>, has_heard: &AtomicBool) -> io::Result<()> {
+/// Asks for signs of life, until there are none. Behind the end of the stream there are none to come.
+async fn beats(
+    shared: &Shared,
+    beat: Option<Duration>,
+    has_heard: &AtomicBool,
+    ended: watch::Receiver<bool>,
+) -> io::Result<()> {
     let Some(beat) = beat.filter(|_| shared.talks) else { return std::future::pending().await };
     let mut ticks = interval(beat.clamp(Duration::from_millis(1), LONGEST_BEAT));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut silent = 0;
     while silent < SILENT_BEATS {
         ticks.tick().await;
+        if *ended.borrow() {
+            return std::future::pending().await;
+        }
         silent = if has_heard.swap(false, Ordering::Relaxed) { 0 } else { silent + 1 };
         shared.beat();
     }

@@ -329,7 +329,8 @@ impl Connection {
 
     /// Takes the next memory that the peer had [asked for](Self::request) and has [given](RemoteRegion::give) to this
     /// program, in the order in which that was, and waits for one. Dropped before it is ready, nothing is lost. What was given
-    /// before the connection ended is there behind its end, too, and is freed with the last clone of the connection.
+    /// before the connection ended is there behind its end, too, and is freed with the last clone of the connection. More than 1 MiB
+    /// is waited for until a blocking thread has closed it for the peer.
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`] when there is no more of it.
@@ -341,7 +342,7 @@ impl Connection {
         let number = member.number;
         let next = || leases.lender().given.get_mut(&number)?.1.pop_front();
         // What is being closed comes still.
-        let is_giving = || leases.lender().giving > 0;
+        let is_giving = || leases.lender().is_giving(number);
         Ok(self.until_there(leases, number, is_giving, next).await?.region)
     }
 

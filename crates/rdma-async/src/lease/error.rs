@@ -17,8 +17,8 @@ pub enum LeaseError {
         `Driver::connect` and `Driver::listen`"
     )]
     NoControl,
-    /// The connection has ended. The reason, if this end knows one. From `receive_loan` and `receive_region` it only means that the
-    /// peer has left.
+    /// The connection has ended. The reason, if this end knows one. From `receive_loan` and `receive_region` it means that nothing
+    /// more comes: most often the peer has left.
     #[error("the connection has ended{}", since(*.0))]
     Closed(Option<CloseReason>),
     /// The peer does not lend that.

@@ -109,8 +109,8 @@ pub(super) struct Lender {
     /// To be closed by another thread, which has begun with those that are not here any more.
     pub(super) closing: BTreeMap<u64, (Open, Why)>,
     newest_closing: u64,
-    /// How much that the peer has given to this end's program is being closed.
-    pub(super) giving: usize,
+    /// Of each connection, how much that the peer has given to this end's program is being closed.
+    giving: BTreeMap<u32, usize>,
     /// Of each connection that is here: its first epoch, and the memory in the order in which it was given.
     pub(super) given: BTreeMap<u32, (u32, VecDeque<Given>)>,
     newest: u32,
@@ -187,6 +187,20 @@ impl Lender {
         self.newest_closing += 1;
         self.closing.insert(self.newest_closing, due);
         Ok(self.newest_closing)
+    }
+
+    /// Memory that the peer has given is about to be closed, or has been.
+    pub(super) fn note_giving(&mut self, number: u32, begins: bool) {
+        let count = self.giving.entry(number).or_default();
+        debug_assert!(begins || *count > 0, "it has begun");
+        *count = if begins { *count + 1 } else { count.saturating_sub(1) };
+        if *count == 0 {
+            self.giving.remove(&number);
+        }
+    }
+
+    pub(super) fn is_giving(&self, number: u32) -> bool {
+        self.giving.contains_key(&number)
     }
 
     /// Keeps memory that the peer has given, for the program to take.

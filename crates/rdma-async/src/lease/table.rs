@@ -32,6 +32,19 @@ pub(crate) struct Closing {
     pub(crate) thread: JoinHandle<()>,
 }
 
+/// Memory that the peer has given is being closed, also if the provider's call panics.
+struct Giving<'a> {
+    leases: &'a Leases,
+    number: u32,
+}
+
+impl Drop for Giving<'_> {
+    fn drop(&mut self) {
+        self.leases.lender().note_giving(self.number, false);
+        self.leases.tell();
+    }
+}
+
 /// What the lender's and the borrower's part share. Neither holds its lock while the other one's is taken.
 pub(crate) struct Leases {
     lender: Mutex<Lender>,
@@ -88,7 +101,7 @@ impl Leases {
     }
 
     /// Also those who wait for their turn.
-    fn tell_end(&self) {
+    pub(crate) fn tell_end(&self) {
         apart(|| self.ended.notify_waiters());
         self.tell();
     }
@@ -191,18 +204,12 @@ impl Leases {
 
     fn close(&self, due: (Open, Why)) {
         let (number, epoch, gives) = (due.0.number, due.0.epoch, due.1.gives);
-        let given = close(due);
-        if !gives {
-            return;
+        let _giving = gives.then(|| Giving { leases: self, number });
+        if let Some(given) = close(due) {
+            let kept = self.lender().keep_given(number, epoch, given);
+            // If the connection has left, nobody takes it.
+            drop(kept);
         }
-        let mut lender = self.lender();
-        let kept = given.map(|given| lender.keep_given(number, epoch, given));
-        debug_assert!(lender.giving > 0, "it was counted");
-        lender.giving = lender.giving.saturating_sub(1);
-        drop(lender);
-        // If the connection has left, nobody takes it.
-        drop(kept);
-        self.tell();
     }
 
     /// Closes what has come to its end, for as long as it runs.
@@ -274,7 +281,9 @@ impl Leases {
                 let mut lender = self.lender();
                 let is_there = lender.loan(number, loan).is_some();
                 let ended = is_there.then(|| lender.take(loan)).flatten();
-                lender.giving += usize::from(gives && ended.is_some());
+                if gives && ended.is_some() {
+                    lender.note_giving(number, true);
+                }
                 drop(lender);
                 // The next that is said may be a request for more, or the end.
                 let why = Why { end: LeaseEnd::Returned, loan, gives };

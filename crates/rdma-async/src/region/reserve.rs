@@ -64,7 +64,7 @@ pub enum ReserveError {
         /// The memory.
         region: Region,
     },
-    /// The provider refuses to end the access, twice. The memory is never used for anything else. Peers may still reach it by each
+    /// The provider refuses to end the access. The memory is never used for anything else. Peers may still reach it by each
     /// connection of its protection domain, until these are closed.
     #[error(
         "peers may still reach the memory, which is lost, by the connections of its domain: {0}"

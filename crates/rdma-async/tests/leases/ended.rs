@@ -447,3 +447,52 @@ fn no_thread_is_needed_behind_the_end() {
         drop(unblock);
     });
 }
+
+/// What was given before the end comes behind it, also if it is still to be closed.
+#[test]
+fn what_is_given_is_waited_for_behind_the_end() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+    runtime.block_on(async {
+        let host = Host::new("soft0");
+        let (lender, borrower) = pair(&host).await;
+        let asked = borrower.request(LARGE, WRITE, HANG / 2).await.unwrap();
+        tokio::task::spawn_blocking(move || blocked.recv());
+        asked.give();
+        timeout(SHORT, lender.receive_region()).await.unwrap_err();
+        lender.close().unwrap();
+        timeout(SHORT, lender.receive_region()).await.unwrap_err();
+        // Nobody else waits for it.
+        let closed = timeout(HANG, lender.receive_loan()).await.unwrap().unwrap_err();
+        assert!(matches!(closed, LeaseError::Closed(_)), "{closed}");
+        drop(unblock);
+        let given = timeout(HANG, lender.receive_region()).await.unwrap().unwrap();
+        assert_eq!(given.len(), LARGE);
+        timeout(HANG, lender.receive_region()).await.unwrap().unwrap_err();
+    });
+}
+
+/// Who waits for its turn is told of an end that is waited for, too.
+#[test]
+fn who_waits_for_its_turn_is_told_when_the_connection_is_to_end() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (_peer, server) =
+            peer::pair_with(&host, options(&host).rendezvous_timeout(Duration::MAX)).await;
+        // Nobody receives it: it is outstanding.
+        let sent = server.send(host.buffer(b"first")).post().await.unwrap();
+        let mut asked: Vec<_> = (0..40).map(|_| Box::pin(server.request(64, READ, HANG))).collect();
+        for asked in &mut asked {
+            assert!(poll_once(asked).is_pending());
+        }
+        let mut ends = Box::pin(server.disconnect(HANG));
+        assert!(poll_once(&mut ends).is_pending());
+        let last = timeout(HANG, asked.pop().unwrap()).await.unwrap().unwrap_err();
+        assert!(matches!(last, LeaseError::Closed(_)), "{last}");
+        drop((asked, ends, sent));
+    });
+}
