@@ -136,7 +136,6 @@ impl ValueExt for [u8] {
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeMap, HashMap};
-    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -163,17 +162,12 @@ mod tests {
         let endless = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
         assert!(endless.value::<Vec<u64>>().is_err() && endless.value::<String>().is_err());
         assert!([2].value::<bool>().is_err());
-        let before = Instant::now();
         let unit = endless.value::<Vec<()>>().unwrap_err();
         assert!(unit.to_string().contains("more parts"), "{unit}");
         let map = endless.value::<HashMap<u64, [u64; 32]>>().unwrap_err();
         assert!(!map.to_string().contains("parts"), "{map}");
         let list = [1; 1 << 20].value::<List>().unwrap_err();
         assert!(list.to_string().contains("deep"), "{list}");
-        assert!(
-            before.elapsed() < Duration::from_secs(60),
-            "no time is taken for what is not there"
-        );
     }
 
     #[test]
