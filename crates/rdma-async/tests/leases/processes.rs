@@ -110,7 +110,10 @@ async fn be_late(device: &str, lender: SocketAddr) {
     }
     now.await.unwrap();
     let late = client.write(host.buffer(b"late"), to).await.unwrap_err();
-    assert_refused(&late.error);
+    // The lender, whose connection ends by it, may have said so before the refusal has come.
+    if client.closed() != Some(CloseReason::Gone) {
+        assert_refused(&late.error);
+    }
     println!("{REFUSED}");
 }
 
