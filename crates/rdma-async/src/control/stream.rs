@@ -159,7 +159,7 @@ async fn take(
             // A thread that was dropped is the runtime's end, and that of this task.
             let is_closed = tokio::select! {
                 _ = &mut closing.thread => true,
-                () = none_has_begun => shared.leases.close_left(&closing),
+                () = none_has_begun => shared.leases.close_left(closing.number),
             };
             if !is_closed {
                 let _ = closing.thread.await;

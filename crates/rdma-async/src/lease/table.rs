@@ -27,8 +27,8 @@ const MOST_OUTSTANDING: usize = 32;
 /// Memory that another thread closes.
 #[derive(Debug)]
 pub(crate) struct Closing {
-    /// Among those that no thread has begun with.
-    number: u64,
+    /// Among those that nobody has begun with.
+    pub(crate) number: u64,
     pub(crate) thread: JoinHandle<()>,
 }
 
@@ -183,17 +183,13 @@ impl Leases {
         let leases = Arc::clone(self);
         // If no thread begins before the stream ends, the memory is closed then.
         let thread = tokio::task::spawn_blocking(move || {
-            leases.close_number(number);
+            leases.close_left(number);
         });
         Some(Closing { number, thread })
     }
 
-    /// Closes what no thread has begun to close. Whether that was so.
-    pub(crate) fn close_left(&self, closing: &Closing) -> bool {
-        self.close_number(closing.number)
-    }
-
-    fn close_number(&self, number: u64) -> bool {
+    /// Closes what nobody has begun to close. Whether that was so.
+    pub(crate) fn close_left(&self, number: u64) -> bool {
         let due = self.lender().closing.remove(&number);
         let is_left = due.is_some();
         if let Some(due) = due {

@@ -138,15 +138,15 @@ fn what_is_closed_slowly_is_not_lost() {
     });
 }
 
+fn with_one_blocking_thread() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().max_blocking_threads(1).build().unwrap()
+}
+
 /// Memory that waits for a thread to close it does not keep an end from hearing that the other one lives.
 #[test]
 fn a_thread_that_is_not_free_ends_nothing() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_blocking_threads(1)
-        .build()
-        .unwrap();
-    runtime.block_on(async {
+    with_one_blocking_thread().block_on(async {
         let host = Host::new("soft0");
         let beat = Duration::from_millis(50);
         let limits = LeaseLimits::new(WRITE);
@@ -412,13 +412,8 @@ fn who_waits_for_its_turn_to_ask_is_told_of_the_end() {
 /// A loan that waits for a thread to close it is closed by the end of its stream.
 #[test]
 fn no_thread_is_needed_behind_the_end() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .max_blocking_threads(1)
-        .enable_all()
-        .build()
-        .unwrap();
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
-    runtime.block_on(async {
+    with_one_blocking_thread().block_on(async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
         let mut loan = lender.lend(region(&host, LARGE), WRITE, HANG).await.unwrap();
@@ -451,13 +446,8 @@ fn no_thread_is_needed_behind_the_end() {
 /// What was given before the end comes behind it, also if it is still to be closed.
 #[test]
 fn what_is_given_is_waited_for_behind_the_end() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .max_blocking_threads(1)
-        .enable_all()
-        .build()
-        .unwrap();
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
-    runtime.block_on(async {
+    with_one_blocking_thread().block_on(async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
         let asked = borrower.request(LARGE, WRITE, HANG / 2).await.unwrap();
