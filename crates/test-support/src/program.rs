@@ -9,6 +9,9 @@ use std::process::Command;
 /// does.
 const EMULATOR: &str = "RDMA_TEST_EMULATOR";
 
+/// Set in the second process of [`in_own_process`].
+const OWN: &str = "RDMA_TEST_OWN_PROCESS";
+
 /// A command that runs this program of the target.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     words_of(env::var(EMULATOR).ok().as_deref(), program.as_ref())
@@ -22,6 +25,23 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
 #[must_use]
 pub fn this_program() -> Command {
     command(env::current_exe().expect("the place of this program"))
+}
+
+/// Runs `work` in a process of its own: this program once more, with that test alone, which is all of the test. Its name
+/// has the path of its module.
+///
+/// # Panics
+/// If that process fails, or has no test of that name.
+#[expect(clippy::expect_used, reason = "a failing helper fails its test")]
+pub fn in_own_process(test: &str, work: impl FnOnce()) {
+    if env::var_os(OWN).is_some() {
+        return work();
+    }
+    let arguments = ["--exact", test, "--nocapture"];
+    let output = this_program().args(arguments).env(OWN, "1").output().expect("a second process");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let failure = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains(" 1 passed"), "`{test}`: {said}{failure}");
 }
 
 /// Whether an emulator runs the tests, which may do by itself what a test would blame on the program.
@@ -78,6 +98,27 @@ mod tests {
         assert_eq!(line(Some("emulate -L /root")), ["emulate", "-L", "/root", "a b"]);
         assert_eq!(line(Some("")), ["a b"]);
         assert_eq!(line(None), ["a b"]);
+    }
+
+    #[test]
+    fn work_runs_in_the_second_process_alone() {
+        let test = "program::tests::work_runs_in_the_second_process_alone";
+        let mut ran = false;
+        in_own_process(test, || ran = true);
+        assert_eq!(ran, env::var_os(OWN).is_some());
+    }
+
+    #[test]
+    #[should_panic = "own_process_that_fails_is_a_failure"]
+    fn an_own_process_that_fails_is_a_failure() {
+        let test = "program::tests::an_own_process_that_fails_is_a_failure";
+        in_own_process(test, || std::process::exit(3));
+    }
+
+    #[test]
+    #[should_panic = "no such test"]
+    fn an_own_process_without_that_test_is_a_failure() {
+        in_own_process("no such test", || ());
     }
 
     #[test]

@@ -351,8 +351,8 @@ const STALLS: &[Step] = &[
         .with(STALLED),
     tests("cargo test --target-dir {target}/stalls --lib --tests -p rdma-soft").with(STALLED),
     tests(
-        "cargo test --target-dir {target}/stalls -p rdma-channel --test exchange --test endings \
-            --test random_peers --test random_programs",
+        "cargo test --target-dir {target}/stalls -p rdma-channel --test behaviour -- exchange:: \
+            endings:: random_peers:: random_programs:: --skip multi_channel:: --skip watch::",
     )
     .with(STALLED),
 ];
@@ -385,10 +385,8 @@ const RXE: &[Step] = &[
     run("cargo build -p rdma-examples --examples"),
     run("cargo xtask rxe-setup"),
     // Not `cargo xtask`: that would be run by the runner, too.
-    tests(
-        "cargo test -p rdma-examples --test two_processes --test kv -- --ignored --test-threads=1",
-    )
-    .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
+    tests("cargo test -p rdma-examples --test behaviour -- --ignored --test-threads=1")
+        .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
     // Its programs open `soft0`.
     tests("cargo test -p rdma --doc Tutorial").with(&[(
         "CARGO_TARGET_{HOST}_RUNNER",
@@ -466,7 +464,8 @@ const ADDRESS: &[(&str, &str)] =
 
 /// First that the sanitizer sees the device at all: these tests expect its abort.
 const ASAN_SEES: Step = tests(
-    "cargo test --target {host} --target-dir {target}/asan -p rdma-soft --test visible_copies",
+    "cargo test --target {host} --target-dir {target}/asan -p rdma-soft --test behaviour \
+        visible_copies::",
 )
 .with(ADDRESS);
 
@@ -510,8 +509,10 @@ const LSAN: &[Step] = &[
 ];
 
 /// First that memcheck sees the device at all: these tests expect its report.
-const MEMCHECK_SEES: Step =
-    tests("cargo test -p rdma-soft --test visible_copies -- --ignored --test-threads=1");
+const MEMCHECK_SEES: Step = tests(
+    "cargo test -p rdma-soft --test behaviour visible_copies:: -- --ignored \
+        --test-threads=1",
+);
 
 const VALGRIND: &[Step] = &[
     MEMCHECK_SEES,

@@ -6,7 +6,7 @@
 
 mod connected;
 mod datagrams;
-#[path = "../../pair/ends.rs"]
+#[path = "../../behaviour/pair/ends.rs"]
 #[allow(dead_code)]
 mod ends;
 mod input;

@@ -16,10 +16,10 @@ use super::world::World;
 
 /// What is known of the messages is in one place.
 #[allow(dead_code)] // Others use all of it.
-#[path = "../../../local_link/hostile.rs"]
+#[path = "../../../behaviour/local_link/hostile.rs"]
 mod hostile;
 #[allow(dead_code)] // as above
-#[path = "../../../local_link/ring.rs"]
+#[path = "../../../behaviour/local_link/ring.rs"]
 mod ring;
 
 use hostile::{DATAGRAM, FIRST, HEAD, Head, SECOND, WITH_LAST};

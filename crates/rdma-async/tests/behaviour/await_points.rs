@@ -1,0 +1,520 @@
+//! Every future is dropped after any number of polls, while the device goes on step by step, and what was said of it holds:
+//! its memory comes back, no message and no client is lost, and others go on. So it is when a task or a waker panics.
+
+mod connections;
+mod leases;
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Poll, Wake, Waker};
+
+use rdma_async::{CloseReason, Connection, ConnectionOptions, Driver, Received, TransportError};
+use rdma_channel::Operation;
+use rdma_mem::{AsyncEventKind, ProtectionDomain};
+use rdma_qp::prelude::*;
+use rdma_soft::{Builder, SoftDevice};
+use tokio::time::timeout;
+
+use crate::common::kinds::{BYTES, Kind, WAYS, Way};
+use crate::common::provider::Provider;
+use crate::common::{
+    Count, DEFERRED, HANG, HELD, Pair, WIRE, device_with_port, poll_for, poll_once, polled, run,
+};
+
+/// No operation needs so many polls, if the device makes a step after each.
+const POLLS: usize = 6;
+/// Those whose steps are known.
+const STEPWISE: [&str; 2] = ["soft0", HELD];
+
+#[test]
+fn an_operation_is_dropped_after_any_poll() {
+    for device in ["soft0", HELD, DEFERRED, WIRE] {
+        run(|| async move {
+            let (pair, provider) =
+                Pair::faulty_with(device, |builder| builder.max_send_wr(2).max_recv_wr(2));
+            pair.assert_works().await;
+            pair.assert_given_back().await;
+            let start = provider.live();
+            for (kind, way) in Kind::ALL.into_iter().flat_map(|kind| WAYS.map(|way| (kind, way))) {
+                for (polls, flag) in (0..=POLLS).flat_map(|n| [(n, false), (n, true)]) {
+                    let is_over = if kind.operation() == Operation::Receive {
+                        drop_receive(&pair, kind, way, polls, flag).await
+                    } else {
+                        drop_send(&pair, &provider, kind, way, polls, flag).await
+                    };
+                    let what = format!("{kind:?}, {way:?}, {flag}, after {polls} polls");
+                    assert!(is_over || polls < POLLS || !STEPWISE.contains(&device), "{what}");
+                    assert_settled(&pair, &provider).await;
+                }
+                pair.assert_works().await;
+            }
+            pair.assert_given_back().await;
+            assert_eq!(provider.live(), start);
+            drop(pair);
+            provider.gone().await;
+        });
+    }
+}
+
+/// Drops what needs a slot of the send queue, which may be full: a slot becomes free with each step. Whether it was over
+/// before.
+async fn drop_send(
+    pair: &Pair,
+    provider: &Provider,
+    kind: Kind,
+    way: Way,
+    polls: usize,
+    is_full: bool,
+) -> bool {
+    let fills = if is_full { 2 } else { 0 };
+    let mut fills: Vec<_> = (0..fills).map(|_| Kind::Write.begin(pair, Way::Tried)).collect();
+    let answer = kind.answer(pair, Way::Tried);
+    let before = provider.posted();
+    let mut begun = kind.begin(pair, way);
+    let mut outcome = None;
+    for _ in 0..polls {
+        if let Poll::Ready(done) = poll_once(&mut begun) {
+            outcome = Some(done);
+            break;
+        }
+        pair.release(1);
+        drop(fills.pop());
+    }
+    let is_posted = provider.posted() > before;
+    look(pair, polls);
+    drop((begun, fills));
+    match &outcome {
+        None | Some(None) => {}
+        Some(Some((TransportError::WouldBlock, bytes))) if way == Way::Tried && is_full => {
+            assert_eq!(*bytes, kind.bytes());
+        }
+        Some(Some((error, _))) => panic!("{kind:?}, {way:?}: {error}"),
+    }
+    // It has arrived at the peer if it was posted, and only then.
+    if let Some(answer) = answer {
+        if !is_posted {
+            assert!(pair.released(kind.begin(pair, Way::Awaited)).await.is_none());
+        }
+        assert!(pair.released(answer).await.is_none());
+    }
+    outcome.is_some()
+}
+
+/// In half of the cases somebody else finds what has completed.
+fn look(pair: &Pair, polls: usize) {
+    if polls % 2 == 1 {
+        let remote = pair.board.remote().slice(0..BYTES).unwrap();
+        let mut read = pair.other.read(pair.buffer(&[0; BYTES]), remote).try_post().unwrap();
+        let _ = poll_once(&mut read);
+    }
+}
+
+/// Drops a receive, whose message comes before that or later. Whether it was over before, or could not be.
+async fn drop_receive(pair: &Pair, kind: Kind, way: Way, polls: usize, is_early: bool) -> bool {
+    let mut begun = kind.begin(pair, way);
+    let answer = || kind.answer(pair, Way::Tried).unwrap();
+    let early = is_early.then(answer);
+    for _ in 0..polls {
+        if let Poll::Ready(outcome) = poll_once(&mut begun) {
+            assert!(outcome.is_none(), "{kind:?}, {way:?}: {outcome:?}");
+            assert!(pair.released(early.unwrap()).await.is_none());
+            return true;
+        }
+        pair.release(1);
+    }
+    look(pair, polls);
+    drop(begun);
+    let first = early.unwrap_or_else(answer);
+    if way != Way::Tried && polls == 0 {
+        // It was not posted: the message is another one's.
+        assert!(pair.released(kind.begin(pair, way)).await.is_none());
+        assert!(pair.released(first).await.is_none());
+    } else {
+        // A second one, whose message does not come to the first.
+        let second = pair.one.receive(pair.buffer(&[1; BYTES])).try_post().unwrap();
+        assert!(pair.released(first).await.is_none());
+        let sent = pair.other.send_with_imm(pair.buffer(b"2nd text"), 2).try_post().unwrap();
+        pair.released(sent).await.unwrap();
+        let second = pair.released(second).await.unwrap();
+        assert_eq!((&*second.memory, second.immediate), (&b"2nd text"[..], Some(2)));
+        let kept = pair.released(by_dropped(&pair.one)).await;
+        let bytes = kept.memory.map(|memory| memory.to_vec());
+        match kind {
+            Kind::Receive => assert_eq!(bytes.unwrap(), [9; BYTES]),
+            _ => assert_eq!((bytes, kept.immediate), (None, Some(6))),
+        }
+    }
+    assert!(pair.one.received_by_dropped().is_none());
+    !is_early
+}
+
+/// What has come for a receive that was dropped.
+async fn by_dropped(end: &Connection) -> Received<Option<rdma_async::BufferSlice>> {
+    loop {
+        match end.received_by_dropped() {
+            Some(received) => return received,
+            None => tokio::task::yield_now().await,
+        }
+    }
+}
+
+/// Polls so often, whenever it is woken, and drops it then. `None` if it was not ready.
+async fn give_up_after<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let (mut future, mut left) = (pin!(future), polls);
+    poll_fn(move |cx| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// All that was posted has completed, with all memory given back, and the connection goes on.
+async fn assert_settled(pair: &Pair, provider: &Provider) {
+    let settled = async {
+        while provider.lent() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    pair.released(settled).await;
+    pair.assert_given_back().await;
+    assert_eq!((pair.one.closed(), pair.other.closed()), (None, None));
+    provider.assert_kept();
+}
+
+/// Waits until there are so many queue pairs.
+async fn assert_queue_pairs(provider: &Provider, count: usize) {
+    let all = async {
+        while provider.live()[5] != count {
+            tokio::task::yield_now().await;
+        }
+    };
+    let all = timeout(HANG, all).await;
+    assert!(all.is_ok(), "{} queue pairs, and not {count}", provider.live()[5]);
+}
+
+/// Of connections of which two fit into a completion queue.
+fn options(pd: &ProtectionDomain) -> ConnectionOptions {
+    ConnectionOptions::from(pd.create_qp().max_send_wr(1000).max_recv_wr(1000))
+}
+
+/// Nothing remains of it here, and the server goes on.
+#[test]
+fn connect_is_dropped_after_any_poll() {
+    run(|| async {
+        let (pd, provider) = Provider::faulty("soft0");
+        let driver = Driver::spawn(pd.context()).unwrap();
+        let listener = driver.listen("127.0.0.1:0", options(&pd)).await.unwrap();
+        let address = listener.local_addr();
+        // Keeps what it accepts until the other end goes.
+        let server = tokio::spawn(async move {
+            while let Ok(accepted) = listener.accept().await {
+                let receive = accepted.receive_imm().into_owned(&accepted);
+                tokio::spawn(async move { receive.await.is_err() });
+            }
+        });
+        let mut is_over = false;
+        for polls in (0..3).flat_map(|_| 0..10) {
+            let connect = driver.connect(address, options(&pd));
+            if let Some(connected) = timeout(HANG, give_up_after(polls, connect)).await.unwrap() {
+                drop(connected.unwrap());
+                is_over = true;
+            }
+            assert_queue_pairs(&provider, 0).await;
+        }
+        assert!(is_over, "so many polls are enough");
+        let queues = provider.live()[4];
+        assert!(queues <= 2, "the room of connections that are gone is used again, in {queues}");
+        server.abort();
+        drop((driver, pd));
+        provider.gone().await;
+    });
+}
+
+#[test]
+fn listen_is_dropped_after_any_poll() {
+    run(|| async {
+        let (pd, provider) = Provider::faulty("soft0");
+        let driver = Driver::spawn(pd.context()).unwrap();
+        let mut is_over = false;
+        for polls in 0.. {
+            // A name is looked up by another thread.
+            let listen = driver.listen(("localhost", 0), options(&pd));
+            if let Some(listener) = timeout(HANG, give_up_after(polls, listen)).await.unwrap() {
+                drop(listener.unwrap());
+                is_over = true;
+            }
+            assert_queue_pairs(&provider, 0).await;
+            if is_over {
+                break;
+            }
+        }
+        drop((driver, pd));
+        provider.gone().await;
+    });
+}
+
+/// No client is lost, and one that was taken and not accepted is told.
+#[test]
+fn accept_and_incoming_are_dropped_after_any_poll() {
+    for accepts in [true, false] {
+        run(move || async move {
+            let (pd, provider) = Provider::faulty("soft0");
+            let driver = Driver::spawn(pd.context()).unwrap();
+            let listener = driver.listen("127.0.0.1:0", options(&pd)).await.unwrap();
+            let address = listener.local_addr();
+            for polls in 0..8 {
+                let client = tokio::spawn({
+                    let (driver, options) = (driver.clone(), options(&pd));
+                    async move { driver.connect(address, options).await }
+                });
+                let taken = async {
+                    if accepts {
+                        drop(give_up_after(polls, listener.accept()).await?.unwrap());
+                    } else {
+                        drop(give_up_after(polls, listener.incoming()).await?.unwrap());
+                    }
+                    Some(())
+                };
+                let taken = timeout(HANG, taken).await.unwrap();
+                if taken.is_none() {
+                    // The next one has it.
+                    drop(timeout(HANG, listener.accept()).await.unwrap().unwrap());
+                }
+                let connected = timeout(HANG, client).await.unwrap().unwrap();
+                assert_eq!(connected.is_ok(), accepts || taken.is_none(), "{connected:?}");
+                drop(connected);
+                assert_queue_pairs(&provider, 0).await;
+            }
+            assert_eq!(listener.refused(), 0);
+            drop((listener, driver, pd));
+            provider.gone().await;
+        });
+    }
+}
+
+/// No event is lost.
+#[test]
+fn next_is_dropped_after_any_poll() {
+    run(|| async {
+        let name = "soft-await-points";
+        let device = device_with_port(name);
+        let (pd, provider) = Provider::faulty(name);
+        let driver = Driver::spawn(pd.context()).unwrap();
+        let mut events = driver.events().unwrap();
+        for polls in 0..4 {
+            let kinds = [AsyncEventKind::PORT_ERR, AsyncEventKind::PORT_ACTIVE];
+            for (kind, is_up) in kinds.into_iter().zip([false, true]) {
+                let mut next = Box::pin(events.next());
+                let mut came = None;
+                for poll in 0..polls {
+                    if poll == 1 {
+                        device.set_port_up(is_up);
+                    }
+                    if let Poll::Ready(event) = poll_once(&mut next) {
+                        came = Some(event);
+                        break;
+                    }
+                    // Lets the runtime look at its files.
+                    tokio::task::yield_now().await;
+                }
+                drop(next);
+                if polls < 2 {
+                    device.set_port_up(is_up);
+                }
+                let event = match came {
+                    Some(event) => event,
+                    None => timeout(HANG, events.next()).await.unwrap(),
+                };
+                assert_eq!(event.unwrap().kind, kind);
+            }
+        }
+        drop((events, driver, pd));
+        provider.gone().await;
+    });
+}
+
+/// The driver ends all the same.
+#[test]
+fn shutdown_is_dropped_after_any_poll() {
+    for polls in 1..4 {
+        run(move || async move {
+            let (pair, provider) = Pair::faulty(HELD);
+            let receive = Kind::Receive.begin(&pair, Way::Posted);
+            let receive = tokio::spawn(receive);
+            let write = pair.one.write(pair.buffer(&[1; BYTES]), pair.board.remote());
+            drop(write.try_post().unwrap());
+            let shutdown = pair.driver.clone().shutdown();
+            let _ = timeout(HANG, give_up_after(polls, shutdown)).await.unwrap();
+            assert_queue_pairs(&provider, 0).await;
+            let (error, bytes) = timeout(HANG, receive).await.unwrap().unwrap().unwrap();
+            let is_destroyed =
+                matches!(error, TransportError::Closed { reason: CloseReason::Destroyed, .. });
+            assert!(is_destroyed && bytes == BYTES, "{error}");
+            assert_eq!((pair.buffers(), provider.lent()), (0, 0));
+            drop(pair);
+            provider.gone().await;
+        });
+    }
+}
+
+/// A future that is never polled has not begun.
+#[test]
+fn a_shutdown_that_is_not_polled_ends_nothing() {
+    run(|| async {
+        let pair = Pair::new("soft0");
+        drop(pair.driver.clone().shutdown());
+        pair.assert_works().await;
+    });
+}
+
+/// What a task has when it panics.
+#[test]
+fn a_task_that_panics_leaves_nothing() {
+    for device in ["soft0", HELD, DEFERRED] {
+        run(move || async move {
+            let (pair, provider) = Pair::faulty(device);
+            pair.assert_works().await;
+            for polls in 0..3 {
+                for (kind, way) in
+                    Kind::ALL.into_iter().flat_map(|kind| WAYS.map(|way| (kind, way)))
+                {
+                    let answer = kind.answer(&pair, Way::Tried);
+                    let before = provider.posted();
+                    let (mut begun, connection) = (kind.begin(&pair, way), pair.one.clone());
+                    let op = connection.send(pair.buffer(&[3; BYTES])).into_owned(&connection);
+                    let task = tokio::spawn(async move {
+                        for _ in 0..polls {
+                            if poll_once(&mut begun).is_ready() {
+                                break;
+                            }
+                        }
+                        let _all = (begun, connection, op);
+                        panic!("that is what is tested");
+                    });
+                    let ended = timeout(HANG, task).await.unwrap();
+                    assert!(ended.unwrap_err().is_panic());
+                    let is_posted = provider.posted() > before || way == Way::Tried;
+                    if let Some(answer) = answer {
+                        if !is_posted {
+                            assert!(pair.released(kind.begin(&pair, way)).await.is_none());
+                        }
+                        assert!(pair.released(answer).await.is_none(), "{kind:?}, {way:?}");
+                    }
+                    if kind.operation() == Operation::Receive {
+                        // Its message was taken, or is kept.
+                        pair.released(async {
+                            while pair.buffers() > 0 {
+                                drop(pair.one.received_by_dropped());
+                                tokio::task::yield_now().await;
+                            }
+                        })
+                        .await;
+                    }
+                    assert_settled(&pair, &provider).await;
+                }
+            }
+            pair.assert_works().await;
+            drop(pair);
+            provider.gone().await;
+        });
+    }
+}
+
+/// A waker that panics.
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("that is what is tested");
+    }
+}
+
+/// What happens to a task whose waker panics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    Completes,
+    Closes,
+    SlotIsFree,
+    /// The wake-up was another one's, which is refused.
+    IsHandedOnByARefusal,
+    /// The wake-up was another one's, which is dropped.
+    IsHandedOnByADrop,
+}
+
+/// Its panic is its own: it goes through nobody else's call, and the operations of others are told.
+#[test]
+fn a_waker_that_panics_hits_nobody_else() {
+    use Event::{Closes, Completes, IsHandedOnByADrop, IsHandedOnByARefusal, SlotIsFree};
+    for event in [Completes, Closes, SlotIsFree, IsHandedOnByARefusal, IsHandedOnByADrop] {
+        run(move || async move {
+            let pair = Pair::with("soft0", |builder| builder.max_recv_wr(2));
+            let foreign = Pair::new("soft0");
+            let receive = |of: &Pair| {
+                let op = pair.one.receive(of.buffer(&[1; BYTES]));
+                Box::pin(op.into_owned(&pair.one).into_future())
+            };
+            let [mut first, mut second, mut refused, mut waits] =
+                [&pair, &pair, &foreign, &pair].map(receive);
+            let panics = Waker::from(Arc::new(Panics));
+            let send = async || pair.other.send(pair.buffer(&[2; BYTES])).await.unwrap();
+            let begins = matches!(event, Completes | Closes);
+            let waker = if begins { &panics } else { Waker::noop() };
+            assert!(
+                poll_for(&mut first, waker).is_pending() && poll_once(&mut second).is_pending()
+            );
+            if !begins {
+                if event != SlotIsFree {
+                    assert!(poll_once(&mut refused).is_pending());
+                }
+                assert!(poll_for(&mut waits, &panics).is_pending());
+            }
+            if event == Closes {
+                pair.one.close().unwrap();
+                for ends in [first, second, waits] {
+                    timeout(HANG, ends).await.unwrap().unwrap_err();
+                }
+                return;
+            }
+            send().await;
+            timeout(HANG, first).await.unwrap().unwrap();
+            match event {
+                IsHandedOnByARefusal => drop(refused.await.unwrap_err()),
+                _ => drop(refused),
+            }
+            assert!(poll_once(&mut second).is_pending() && poll_once(&mut waits).is_pending());
+            for ends in [second, waits] {
+                send().await;
+                timeout(HANG, ends).await.unwrap().unwrap();
+            }
+            assert_eq!((pair.buffers(), foreign.buffers()), (0, 0));
+        });
+    }
+}
+
+/// Who waits for the other queue is told all the same.
+#[test]
+fn a_waker_that_panics_at_the_end_keeps_nobody_waiting() {
+    run(|| async {
+        let pair = Pair::with(HELD, |builder| builder.max_send_wr(1).max_recv_wr(1));
+        let begin = |kind: Kind| {
+            let first = kind.begin(&pair, Way::Tried);
+            (first, kind.begin(&pair, Way::Awaited))
+        };
+        let [(_sends, mut send), (_receives, mut receive)] =
+            [Kind::Write, Kind::Receive].map(begin);
+        let count = Arc::new(Count::default());
+        assert!(poll_for(&mut send, &Waker::from(Arc::new(Panics))).is_pending());
+        assert!(poll_for(&mut receive, &Waker::from(Arc::clone(&count))).is_pending());
+        pair.one.close().unwrap();
+        assert_eq!(count.0.load(Relaxed), 1);
+    });
+}

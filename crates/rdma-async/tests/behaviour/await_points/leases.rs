@@ -1,0 +1,175 @@
+//! The futures that open memory to a peer, lend it, ask for it, and take it.
+
+use std::time::Duration;
+
+use rdma_async::{Denial, LeaseEnd, LeaseError, Region, RemoteRegion};
+use rdma_mem::{AccessFlags, CommonMemory, RegionMemory};
+use rdma_soft::Schedule;
+
+use crate::await_points::*;
+
+const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
+/// What another thread registers and deregisters.
+const LARGE: usize = 3 << 20;
+/// Longer than any test takes.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Each that may be waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Reserve,
+    ReserveFor,
+    Lend,
+    LendPart,
+    Loan,
+    Request,
+    ReceiveLoan,
+    ReceiveRegion,
+}
+
+impl What {
+    const ALL: [Self; 8] = [
+        Self::Reserve,
+        Self::ReserveFor,
+        Self::Lend,
+        Self::LendPart,
+        Self::Loan,
+        Self::Request,
+        Self::ReceiveLoan,
+        Self::ReceiveRegion,
+    ];
+
+    /// Gives it up after so many polls. Whether it was ready before.
+    async fn give_up(self, pair: &Pair, polls: usize, length: usize) -> bool {
+        let Pair { one, other, pd, .. } = pair;
+        let region = || Region::allocate(pd, length).unwrap();
+        let write = async |descriptor: rdma_async::Descriptor| {
+            let to = descriptor.remote(Duration::ZERO).unwrap().slice(0..BYTES).unwrap();
+            other.write(pair.buffer(&[7; BYTES]), to).await.unwrap();
+        };
+        match self {
+            Self::Reserve => pair
+                .released(polled(polls, region().reserve(WRITE, LONG, write)))
+                .await
+                .map(|reserved| assert_eq!(reserved.unwrap().region[..BYTES], [7; BYTES])),
+            Self::ReserveFor => {
+                let reserve = region().reserve_for(one, WRITE, LONG, write);
+                pair.released(polled(polls, reserve))
+                    .await
+                    .map(|reserved| assert_eq!(reserved.unwrap().region[..BYTES], [7; BYTES]))
+            }
+            Self::Lend => pair
+                .released(polled(polls, one.lend(region(), WRITE, LONG)))
+                .await
+                .map(|loan| loan.unwrap().revoke()),
+            Self::LendPart => {
+                let memory = CommonMemory::new(RegionMemory::allocate(length).unwrap());
+                let lend = one.lend_part(&memory, 0..length, WRITE, LONG);
+                pair.released(polled(polls, lend)).await.map(|loan| loan.unwrap().revoke())
+            }
+            Self::Loan => {
+                let loan = one.lend(region(), WRITE, LONG).await.unwrap();
+                loan.revoke();
+                pair.released(polled(polls, loan))
+                    .await
+                    .map(|ended| assert_eq!(ended.unwrap().end, LeaseEnd::Revoked))
+            }
+            Self::Request => asked(pair, polls, length).await.map(drop),
+            Self::ReceiveLoan => {
+                let loan = other.lend(region(), WRITE, LONG).await.unwrap();
+                let taken = pair.released(polled(polls, one.receive_loan())).await;
+                let is_over = taken.map(drop);
+                if is_over.is_none() {
+                    // The next one has it.
+                    drop(pair.released(one.receive_loan()).await.unwrap());
+                }
+                let ended = pair.released(loan).await.unwrap();
+                assert_eq!((ended.end, ended.region.len()), (LeaseEnd::Returned, length));
+                is_over
+            }
+            Self::ReceiveRegion => {
+                asked(pair, usize::MAX, length).await.unwrap().give();
+                let taken = pair.released(polled(polls, other.receive_region())).await;
+                let is_over = taken.as_ref().map(|_| ());
+                let region = match taken {
+                    Some(region) => region,
+                    None => pair.released(other.receive_region()).await,
+                };
+                assert_eq!(region.unwrap().len(), length);
+                is_over
+            }
+        }
+        .is_some()
+    }
+}
+
+/// Asks for memory, and gives it up after so many polls. Memory that was given up before may be about to be freed, and counts
+/// until then.
+async fn asked(pair: &Pair, polls: usize, length: usize) -> Option<RemoteRegion> {
+    loop {
+        let asks = pair.one.request(length, WRITE, HANG / 2);
+        match pair.released(polled(polls, asks)).await {
+            Some(Err(LeaseError::Denied(Denial::Full { .. }))) => tokio::task::yield_now().await,
+            outcome => return outcome.map(Result::unwrap),
+        }
+    }
+}
+
+/// Its memory is closed and freed, also where another thread is about to open or to close it, and nothing of others is lost.
+#[test]
+fn what_opens_or_takes_memory_is_dropped_after_any_poll() {
+    // For this test alone, since `release_all` releases the requests of every test on it.
+    let held = "soft-held-leases";
+    Builder::new(held).schedule(Schedule::Held).install().unwrap();
+    for device in ["soft0", held, DEFERRED] {
+        run(move || async move {
+            let (pd, provider) = Provider::faulty(device);
+            let driver = Driver::spawn(pd.context()).unwrap();
+            let (pair, listener) = Pair::by_address(driver, pd).await;
+            // The first `reserve_for` of a driver tries its windows, by two queue pairs of the driver's own.
+            let device = SoftDevice::find(device).unwrap();
+            let mut first = Box::pin(What::ReserveFor.give_up(&pair, usize::MAX, BYTES));
+            let is_over = poll_fn(|cx| {
+                device.release_all();
+                first.as_mut().poll(cx)
+            });
+            assert!(is_over.await);
+            drop(first);
+            // Atomic operations have memory of their own from the first on.
+            pair.assert_works().await;
+            pair.assert_given_back().await;
+            let regions = provider.live()[2];
+            for what in What::ALL {
+                for length in [64, LARGE] {
+                    // Until so many polls are enough: each await was the last one then.
+                    let mut polls = 0;
+                    loop {
+                        let is_over = what.give_up(&pair, polls, length).await;
+                        assert_closed(&pair, &provider, regions, what, polls).await;
+                        if is_over {
+                            break;
+                        }
+                        polls = if polls < 8 { polls + 1 } else { polls * 2 };
+                    }
+                }
+                pair.assert_works().await;
+            }
+            pair.assert_given_back().await;
+            drop((pair, listener));
+            provider.gone().await;
+        });
+    }
+}
+
+/// Nothing but the regions of before is registered, soon.
+async fn assert_closed(pair: &Pair, provider: &Provider, regions: usize, what: What, polls: usize) {
+    let closed = async {
+        while provider.live()[2] > regions || provider.lent() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let closed = timeout(HANG, pair.released(closed)).await;
+    assert!(closed.is_ok(), "{what:?}, after {polls} polls: {:?}", provider.live());
+    assert_eq!((pair.one.closed(), pair.other.closed()), (None, None), "{what:?}, {polls}");
+    provider.assert_kept();
+}

@@ -1,0 +1,13 @@
+//! Connections by an address: how they begin, and how one end notices that the other is gone.
+
+mod again;
+mod bad_clients;
+mod bad_peers;
+mod ends;
+mod graceful;
+mod meeting;
+
+use crate::common::host::{Host, SHORT};
+use crate::common::{HANG, WIRE, run};
+
+const DEVICES: [&str; 3] = ["soft0", "softib0", WIRE];

@@ -1,0 +1,276 @@
+//! Queue pairs that both ends agree on when they are connected: new ones, and further connections.
+
+use std::time::Duration;
+
+use rdma_async::{CloseReason, ConnectError, Connection, ConnectionOptions, TransportError};
+use rdma_channel::prelude::*;
+use rdma_mem::AccessFlags;
+
+use crate::control::{DEVICES, HANG, Host, SHORT, run};
+
+/// Both ends with that time for a queue pair.
+async fn pair_with(host: &Host, limit: Duration) -> (Connection, Connection) {
+    let options = host.options().rendezvous_timeout(limit);
+    let listener = host.driver.listen("127.0.0.1:0", options.clone()).await.unwrap();
+    let (client, server) =
+        tokio::join!(host.driver.connect(listener.local_addr(), options), listener.accept());
+    (client.unwrap().0, server.unwrap())
+}
+
+/// The client makes a mistake, which ends the queue pairs of both.
+async fn fail(host: &Host, client: &Connection) {
+    let nowhere = host.pd.allocate_shared_region(8, AccessFlags::new()).unwrap();
+    client.write(host.buffer(b"x"), nowhere.remote()).await.unwrap_err();
+}
+
+#[test]
+fn a_connection_goes_on_with_another_queue_pair() {
+    run(|| async {
+        for device in DEVICES {
+            let host = Host::new(device);
+            let (client, server) = host.pair().await;
+            let (clone, first) = (client.clone(), client.qpn());
+            assert_eq!((client.epoch(), server.epoch()), (0, 0));
+            for epoch in 1..4 {
+                host.talk(&client, &server, b"before").await;
+                let lost = server.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+                if epoch % 2 == 0 {
+                    fail(&host, &client).await;
+                }
+                let (at_client, at_server) = tokio::join!(client.reconnect(), server.reconnect());
+                assert_eq!((at_client.unwrap(), at_server.unwrap()), (epoch, epoch));
+                // What was outstanding has failed, with its memory, and nothing of it is done by the new one.
+                let failed = lost.await.unwrap_err();
+                assert_eq!(failed.memory.len(), 8);
+                assert!(matches!(failed.error, TransportError::Closed { .. }), "{failed}");
+                assert_eq!((client.closed(), server.closed()), (None, None));
+                host.talk(&client, &server, b"behind").await;
+                host.talk(&server, &clone, b"and back").await;
+            }
+            assert_eq!((clone.epoch(), server.epoch()), (3, 3));
+            assert_ne!(client.qpn(), first);
+            assert_eq!(client.qpn(), clone.qpn());
+            drop((client, clone));
+            let receive = server.receive(host.pool.allocate(8).unwrap()).await;
+            let reason = CloseReason::Gone;
+            let failed = receive.unwrap_err();
+            assert!(
+                matches!(failed.error, TransportError::Closed { reason: r, .. } if r == reason)
+            );
+            let gone = server.reconnect().await.unwrap_err();
+            assert!(matches!(gone, ConnectError::Closed { .. }), "{gone}");
+        }
+    });
+}
+
+/// The server begins long before the client, or behind it.
+#[test]
+fn either_end_may_be_first() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (client, server) = host.pair().await;
+        for epoch in 1..3 {
+            let (first, second) = if epoch == 1 { (&client, &server) } else { (&server, &client) };
+            let begun = tokio::spawn({
+                let first = first.clone();
+                async move { first.reconnect().await }
+            });
+            // The other end hears of it, as the end of its queue pair says.
+            let waits = second.receive(host.pool.allocate(8).unwrap()).await.unwrap_err();
+            assert!(matches!(waits.error, TransportError::Closed { .. }), "{waits}");
+            assert_eq!(second.closed(), Some(CloseReason::Gone));
+            assert_eq!(second.reconnect().await.unwrap(), epoch);
+            assert_eq!(begun.await.unwrap().unwrap(), epoch);
+            host.talk(&client, &server, b"again").await;
+        }
+    });
+}
+
+#[test]
+fn a_peer_that_does_not_do_the_same_is_waited_for_no_longer_than_was_said() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (client, server) = pair_with(&host, SHORT).await;
+        for end in [&client, &server] {
+            let late = end.reconnect().await.unwrap_err();
+            assert!(matches!(late, ConnectError::Timeout { limit: SHORT, .. }), "{late}");
+            let late = end.connect_further(1, host.pd.create_qp()).await.unwrap_err();
+            assert!(late.to_string().contains("with number 1"), "{late}");
+        }
+        assert!(client.closed().is_some() && server.closed().is_some());
+        drop((client, server));
+        // What was given up is nothing that the other end finds later.
+        let (client, server) = pair_with(&host, HANG).await;
+        for _ in 0..3 {
+            for end in [&client, &server] {
+                let given_up = tokio::time::timeout(SHORT / 10, end.reconnect()).await;
+                assert!(given_up.is_err());
+                let further = end.connect_further(7, host.pd.create_qp());
+                assert!(tokio::time::timeout(SHORT / 10, further).await.is_err());
+            }
+        }
+        let (at_client, at_server) = tokio::join!(client.reconnect(), server.reconnect());
+        assert_eq!(at_client.unwrap(), at_server.unwrap());
+        host.talk(&client, &server, b"at last").await;
+    });
+}
+
+/// A connection with a domain, a device's port and rights of its own, as long as there is one of both.
+#[test]
+fn further_connections_have_options_of_their_own() {
+    run(|| async {
+        for device in DEVICES {
+            let host = Host::new(device);
+            let (client, server) = host.pair().await;
+            let own = host.pd.context().allocate_pd().unwrap();
+            let may = AccessFlags::new().with_remote_atomic();
+            let (one, other) = tokio::join!(
+                client.connect_further(5, host.pd.create_qp()),
+                server.connect_further(5, own.create_qp().access(may)),
+            );
+            let (one, other) = (one.unwrap(), other.unwrap());
+            let taken = client.connect_further(5, host.pd.create_qp()).await.unwrap_err();
+            assert!(matches!(taken, ConnectError::NumberTaken { number: 5 }), "{taken}");
+            let taken = client.connect_further(0, host.pd.create_qp()).await.unwrap_err();
+            assert!(matches!(taken, ConnectError::NumberTaken { number: 0 }), "{taken}");
+            let access = AccessFlags::new().with_local_write().with_remote_atomic();
+            let word = own.allocate_shared_region(8, access).unwrap();
+            assert_eq!(one.fetch_add(word.remote(), 3).await.unwrap(), 0);
+            // Its right is no right of the first one, which fails alone.
+            client.fetch_add(word.remote(), 3).await.unwrap_err();
+            assert_eq!(one.fetch_add(word.remote(), 3).await.unwrap(), 3, "{device}");
+            assert_eq!((one.closed(), other.closed()), (None, None));
+            // And by a further one, the first may be gone.
+            drop((client, server));
+            assert_eq!(one.fetch_add(word.remote(), 3).await.unwrap(), 6);
+            let (a, b) = tokio::join!(one.reconnect(), other.reconnect());
+            assert_eq!(a.unwrap(), b.unwrap());
+            assert_eq!(one.fetch_add(word.remote(), 3).await.unwrap(), 9);
+            drop(one);
+            let waits = other.receive_imm().await.unwrap_err();
+            let reason = CloseReason::Gone;
+            assert!(matches!(waits.error, TransportError::Closed { reason: r, .. } if r == reason));
+        }
+    });
+}
+
+/// A number is free again when its connection was dropped, at both ends.
+#[test]
+fn many_further_connections_at_once_and_their_numbers_again() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (client, server) = host.pair().await;
+        for round in 0..3_u32 {
+            let mut ends = Vec::new();
+            for number in 1..20 {
+                for end in [&client, &server] {
+                    let (end, qp) = (end.clone(), host.pd.create_qp());
+                    ends.push(tokio::spawn(async move { end.connect_further(number, qp).await }));
+                }
+            }
+            let mut connected = Vec::new();
+            for end in ends {
+                connected.push(end.await.unwrap().unwrap());
+            }
+            for pair in connected.chunks(2) {
+                assert_eq!(pair[0].epoch(), pair[1].epoch());
+                host.talk(&pair[0], &pair[1], &round.to_be_bytes()).await;
+            }
+        }
+        host.talk(&client, &server, b"still there").await;
+    });
+}
+
+#[test]
+fn who_has_no_peer_to_agree_with_is_told_so() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (one, other) = host.pair_by_hand();
+        let refused = one.reconnect().await.unwrap_err();
+        assert!(matches!(refused, ConnectError::NoControl), "{refused}");
+        let refused = one.connect_further(1, host.pd.create_qp()).await.unwrap_err();
+        assert!(matches!(refused, ConnectError::NoControl), "{refused}");
+        // Which has changed nothing.
+        host.talk(&one, &other, b"as before").await;
+        let options = ConnectionOptions::new(&host.pd);
+        let mut listener = host.pd.create_channel().listen("127.0.0.1:0").unwrap();
+        let address = listener.local_addr();
+        let channel = tokio::task::spawn_blocking(move || listener.accept().unwrap());
+        let (with_channel, _) = host.driver.connect(address, options).await.unwrap();
+        let refused = with_channel.reconnect().await.unwrap_err();
+        assert!(matches!(refused, ConnectError::NoControl), "{refused}");
+        drop(channel.await.unwrap());
+    });
+}
+
+/// Two tasks cannot make the same queue pair.
+#[test]
+fn one_task_at_a_time_reconnects() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (client, server) = host.pair().await;
+        let both = async { tokio::join!(client.reconnect(), client.reconnect()) };
+        let ((first, second), there) = tokio::join!(both, server.reconnect());
+        assert_eq!((first.unwrap(), there.unwrap()), (1, 1));
+        let taken = second.unwrap_err();
+        assert!(matches!(taken, ConnectError::NumberTaken { number: 0 }), "{taken}");
+        host.talk(&client, &server, b"once").await;
+    });
+}
+
+/// Who closes the connection while another task reconnects it has closed it.
+#[test]
+fn a_connection_that_is_closed_meanwhile_stays_closed() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for gracefully in [false, true] {
+            let (client, server) = host.pair().await;
+            let again = tokio::spawn({
+                let server = server.clone();
+                async move { server.reconnect().await }
+            });
+            // It waits for the client.
+            client.receive_imm().await.unwrap_err();
+            if gracefully {
+                server.disconnect(HANG).await.unwrap();
+            } else {
+                server.close().unwrap();
+            }
+            let (at_client, at_server) = tokio::join!(client.reconnect(), again);
+            let closed = at_server.unwrap().unwrap_err();
+            assert!(matches!(closed, ConnectError::Io { .. }), "{closed:?}");
+            assert!(server.closed().is_some());
+            // The client may have begun with a queue pair that has ended since.
+            drop((at_client, server));
+            let failed = client.receive_imm().await.unwrap_err();
+            assert!(matches!(failed.error, TransportError::Closed { .. }), "{failed}");
+        }
+    });
+}
+
+/// More at a time than the server remembers: who is one too many is told so, and nothing else is hit.
+#[test]
+fn too_many_at_a_time_are_refused_here() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (client, server) = host.pair().await;
+        let mut ends = tokio::task::JoinSet::new();
+        for number in 1..=70 {
+            let (client, qp) = (client.clone(), host.pd.create_qp());
+            ends.spawn(async move { client.connect_further(number, qp).await });
+        }
+        let mut busy = 0;
+        while busy < 6 {
+            let refused = ends.join_next().await.unwrap().unwrap().unwrap_err();
+            assert!(matches!(refused, ConnectError::Busy(_)), "{refused}");
+            busy += 1;
+        }
+        ends.shutdown().await;
+        let (one, other) = tokio::join!(
+            client.connect_further(71, host.pd.create_qp()),
+            server.connect_further(71, host.pd.create_qp())
+        );
+        host.talk(&one.unwrap(), &other.unwrap(), b"still there").await;
+        host.talk(&client, &server, b"and so are these").await;
+    });
+}

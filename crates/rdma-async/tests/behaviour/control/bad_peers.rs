@@ -1,0 +1,212 @@
+//! Peers that have become a connection, and then say what they cannot say.
+
+use std::future::poll_fn;
+
+use rdma_async::{CloseReason, ConnectError, TransportError};
+use rdma_qp::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::common::peer::{ENDPOINT, handshake, head, offer, pair};
+use crate::control::{Host, run};
+
+#[test]
+fn who_does_not_keep_to_the_frames_is_gone() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let endpoint = host.driver.prepare(host.pd.create_qp()).unwrap().endpoint();
+        let mut broken = offer(1, 1, &endpoint);
+        broken[12 + 4] = 9;
+        let strangers = (1..=65).flat_map(|number| offer(number, number, &endpoint)).collect();
+        let bad: [(&str, Vec<u8>); 7] = [
+            ("something else", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
+            ("a kind that is none", head(99, 0, 0)),
+            ("a length that is none", b"\0\x04\xff\xff\0\0\0\0\0\0\0\0".to_vec()),
+            ("what a server says", [head(2, 0, 1), endpoint.to_bytes().to_vec()].concat()),
+            ("a broken endpoint", broken),
+            ("too many strangers", strangers),
+            ("half of a frame", b"\0\x04\0".to_vec()),
+        ];
+        for (what, bytes) in bad {
+            let (mut peer, server) = pair(&host).await;
+            let receive = server.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+            peer.say(&bytes).await;
+            if what == "half of a frame" {
+                host.talk(&server, &peer.connection, b"so far").await;
+                peer.stream.shutdown().await.unwrap();
+            }
+            let failed = receive.await.unwrap_err();
+            let gone = CloseReason::Gone;
+            let is_gone =
+                matches!(failed.error, TransportError::Closed { reason, .. } if reason == gone);
+            assert!(is_gone, "{what}: {failed}");
+        }
+    });
+}
+
+/// What does not concern a connection changes nothing, and neither does a flood of it.
+#[test]
+fn what_means_nothing_changes_nothing() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (mut peer, server) = pair(&host).await;
+        let endpoint = host.driver.prepare(host.pd.create_qp()).unwrap().endpoint();
+        let mut bytes = Vec::new();
+        for number in [0, 1, u32::MAX] {
+            for epoch in [1, 7, u32::MAX] {
+                // READY, FINISH and ENDED of what is not there, and ALIVE.
+                for kind in [3, 5, 7, 4] {
+                    // The end of a later queue pair is that of an earlier one, too.
+                    if kind != 4 || number != 0 {
+                        bytes.extend(head(kind, number, epoch));
+                    }
+                }
+            }
+        }
+        for number in 1..1000 {
+            bytes.extend(offer(number, number, &endpoint));
+            bytes.extend(head(4, number, number));
+        }
+        bytes.extend(head(6, 0, 0).repeat(100_000));
+        let mut bytes = bytes.as_slice();
+        while !bytes.is_empty() {
+            // Its answers are not heard, and so it may not be heard for a time.
+            let said = poll_fn(|cx| {
+                let said = std::pin::pin!(peer.stream.write(bytes)).as_mut().poll(cx);
+                std::task::Poll::Ready(said)
+            });
+            match said.await {
+                std::task::Poll::Ready(count) => bytes = &bytes[count.unwrap()..],
+                std::task::Poll::Pending => tokio::task::yield_now().await,
+            }
+        }
+        host.talk(&peer.connection, &server, b"as before").await;
+        assert_eq!((server.closed(), server.epoch()), (None, 0));
+        // Many beats have one answer.
+        assert_eq!(peer.hear().await.0, 7);
+        drop(peer);
+        server.receive_imm().await.unwrap_err();
+    });
+}
+
+/// A client that offers a queue pair, and never says that it is ready, or takes it back.
+#[test]
+fn an_offer_that_leads_to_nothing_is_ended_in_time() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (mut peer, server) = pair(&host).await;
+        let prepare = || host.driver.prepare(host.pd.create_qp()).unwrap();
+        let reconnect = async || server.reconnect().await;
+        for is_withdrawn in [true, false] {
+            let offered = prepare();
+            let told = offered.endpoint();
+            let epoch = if is_withdrawn { 5 } else { 6 };
+            let (late, ()) = tokio::join!(reconnect(), async {
+                peer.say(&offer(0, epoch, &told)).await;
+                loop {
+                    let (kind, answered, endpoint) = peer.hear().await;
+                    if kind == 2 {
+                        assert_eq!(answered, epoch);
+                        drop(handshake(offered, &endpoint));
+                        break;
+                    }
+                }
+                if is_withdrawn {
+                    peer.say(&head(4, 0, epoch)).await;
+                }
+            });
+            let late = late.unwrap_err();
+            assert!(matches!(late, ConnectError::Timeout { .. }), "{late}");
+        }
+        // What has been withdrawn, or is too old, is not answered; then it does its part.
+        let offered = prepare();
+        let told = offered.endpoint();
+        let (epoch, connected) = tokio::join!(reconnect(), async {
+            peer.say(&offer(0, 9, &told)).await;
+            let endpoint = loop {
+                let (kind, epoch, endpoint) = peer.hear().await;
+                if (kind, epoch) == (2, 9) {
+                    break endpoint;
+                }
+            };
+            let connected = handshake(offered, &endpoint);
+            peer.say(&head(3, 0, 9)).await;
+            connected
+        });
+        assert_eq!((epoch.unwrap(), server.epoch()), (9, 9));
+        host.talk(&connected, &server, b"at last").await;
+    });
+}
+
+/// A client whose new queue pair ends, or whose stream does, in the same breath in which it says that it is ready.
+#[test]
+fn an_end_that_comes_with_the_beginning_is_not_lost() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for (number, leaves) in [(0, false), (0, true), (3, false), (3, true)] {
+            let (mut peer, server) = pair(&host).await;
+            let offered = host.driver.prepare(host.pd.create_qp()).unwrap();
+            let told = offered.endpoint();
+            let reconnect = async {
+                match number {
+                    0 => server.reconnect().await.map(|_| server.clone()),
+                    _ => server.connect_further(number, host.pd.create_qp()).await,
+                }
+            };
+            let (again, connected) = tokio::join!(reconnect, async {
+                peer.say(&offer(number, 1, &told)).await;
+                let endpoint = loop {
+                    let (kind, epoch, endpoint) = peer.hear().await;
+                    if (kind, epoch) == (2, 1) {
+                        break endpoint;
+                    }
+                };
+                let connected = handshake(offered, &endpoint);
+                let last = if leaves { Vec::new() } else { head(4, number, 1) };
+                peer.say(&[head(3, number, 1), last].concat()).await;
+                if leaves {
+                    peer.stream.shutdown().await.unwrap();
+                }
+                connected
+            });
+            if let Ok(again) = again {
+                let failed = again.receive(host.pool.allocate(8).unwrap()).await.unwrap_err();
+                assert!(failed.to_string().contains("the peer is gone"), "{failed}");
+            }
+            drop((connected, peer));
+        }
+    });
+}
+
+/// A server that ends what it was not offered is not heard any more; it would be asked without an end.
+#[test]
+fn a_server_ends_no_queue_pair_that_was_not_offered() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        let prepared = host.driver.prepare(host.pd.create_qp()).unwrap();
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut hello = [0; 10 + ENDPOINT];
+            stream.read_exact(&mut hello).await.unwrap();
+            let told = prepared.endpoint();
+            let connected = handshake(prepared, &hello[10..]);
+            let answer = [b"RDRV\0\x01\0\x02\0\0".as_slice(), &told.to_bytes()].concat();
+            stream.write_all(&answer).await.unwrap();
+            stream.read_exact(&mut [0; 10]).await.unwrap();
+            stream.write_all(b"RDRV\0\x01\x03\x04\0\0").await.unwrap();
+            stream.write_all(&head(4, 0, u32::MAX)).await.unwrap();
+            (stream, connected)
+        };
+        let connect = host.driver.connect(address, host.options());
+        let (client, server) = tokio::join!(connect, server);
+        let client = client.unwrap().0;
+        let failed = client.receive_imm().await.unwrap_err();
+        assert!(failed.to_string().contains("the peer is gone"), "{failed}");
+        let gone = client.reconnect().await.unwrap_err();
+        assert!(matches!(gone, ConnectError::Closed { .. }), "{gone}");
+        drop(server);
+    });
+}

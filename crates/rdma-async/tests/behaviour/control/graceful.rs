@@ -1,0 +1,199 @@
+//! Connections that end when all was sent, and peers that do not answer.
+
+use rdma_async::{CloseReason, ConnectError, TransportError};
+
+use crate::control::{DEVICES, HANG, Host, SHORT, run};
+
+/// All that was sent is received, though nobody waits for the sends.
+#[test]
+fn what_was_sent_before_the_end_has_come() {
+    run(|| async {
+        for device in DEVICES {
+            let host = Host::new(device);
+            let (client, server) = host.pair().await;
+            let mut receives = Vec::new();
+            for _ in 0..11 {
+                receives.push(server.receive(host.pool.allocate(8).unwrap()).post().await.unwrap());
+            }
+            for number in 0..10_u8 {
+                drop(client.send(host.buffer(&[number])).post().await.unwrap());
+            }
+            let waits = client.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+            client.disconnect(HANG).await.unwrap();
+            let rest = receives.pop().unwrap();
+            for (number, receive) in receives.into_iter().enumerate() {
+                let received = receive.await.unwrap();
+                assert_eq!((usize::from(received.memory[0]), received.length), (number, 1));
+            }
+            for (waits, reason) in [(rest, CloseReason::Gone), (waits, CloseReason::Asked)] {
+                let failed = waits.await.unwrap_err();
+                let closed =
+                    matches!(failed.error, TransportError::Closed { reason: r, .. } if r == reason);
+                assert!(closed, "{device}: {failed}");
+                assert_eq!(failed.memory.len(), 8);
+            }
+            assert_eq!(server.closed(), Some(CloseReason::Gone));
+            assert_eq!(client.closed(), Some(CloseReason::Asked));
+            let after = client.send(host.buffer(b"late")).await.unwrap_err();
+            assert_eq!(*after.memory, *b"late");
+            // It is over, and to end it again changes nothing.
+            client.disconnect(HANG).await.unwrap();
+            server.disconnect(HANG).await.unwrap();
+        }
+    });
+}
+
+/// What the peer has sent itself comes, too, if this end has receives for it.
+#[test]
+fn the_peer_may_end_what_it_has_begun() {
+    run(|| async {
+        for device in DEVICES {
+            let host = Host::new(device);
+            let (client, server) = host.pair().await;
+            // There is no receive for it yet: it waits.
+            let answer = server.send(host.buffer(b"answer")).post().await.unwrap();
+            let awaited = client.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+            client.disconnect(HANG).await.unwrap();
+            answer.await.unwrap();
+            assert_eq!(awaited.await.unwrap().length, 6);
+        }
+    });
+}
+
+#[test]
+fn both_may_end_at_once_and_behind_a_new_queue_pair() {
+    run(|| async {
+        for device in DEVICES {
+            let host = Host::new(device);
+            let (client, server) = host.pair().await;
+            for epoch in 1..4 {
+                let (one, other) = tokio::join!(client.disconnect(HANG), server.disconnect(HANG));
+                one.unwrap();
+                other.unwrap();
+                assert!(client.closed().is_some() && server.closed().is_some());
+                let (one, other) = tokio::join!(client.reconnect(), server.reconnect());
+                assert_eq!((one.unwrap(), other.unwrap()), (epoch, epoch));
+                host.talk(&client, &server, b"and on").await;
+            }
+        }
+    });
+}
+
+/// A send that the peer has no receive for does not complete: the limit ends it.
+#[test]
+fn the_end_is_waited_for_no_longer_than_was_said() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (client, server) = host.pair().await;
+        let stuck = client.send(host.buffer(b"stuck")).post().await.unwrap();
+        let late = client.disconnect(SHORT).await.unwrap_err();
+        assert!(matches!(late, ConnectError::Timeout { limit: SHORT, .. }), "{late}");
+        let failed = stuck.await.unwrap_err();
+        assert_eq!(*failed.memory, *b"stuck");
+        drop(server);
+        // Without a control connection what was sent is waited for, and no peer.
+        let (one, other) = host.pair_by_hand();
+        let receive = other.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+        drop(one.send(host.buffer(b"last")).post().await.unwrap());
+        one.disconnect(HANG).await.unwrap();
+        assert_eq!(receive.await.unwrap().length, 4);
+    });
+}
+
+/// A peer whose runtime does not run is noticed by the heartbeat alone.
+#[test]
+fn a_peer_that_does_not_run_is_noticed() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (told, address) = std::sync::mpsc::channel();
+        let (hang, hangs) = std::sync::mpsc::channel::<()>();
+        let peer = std::thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let host = Host::new("soft0");
+                let (listener, address) = host.listen().await;
+                told.send(address).unwrap();
+                let connection = listener.accept().await.unwrap();
+                // It answers for a time.
+                connection.receive_imm().await.unwrap();
+                // And does not run any more.
+                let _ = hangs.recv();
+                drop(connection);
+            });
+        });
+        let address = tokio::task::spawn_blocking(move || address.recv().unwrap()).await.unwrap();
+        let options = host.options().heartbeat(SHORT / 4);
+        let (client, _) = host.driver.connect(address, options).await.unwrap();
+        let receive = client.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+        // The time of many beats.
+        tokio::time::sleep(SHORT * 3).await;
+        assert_eq!(client.closed(), None);
+        client.send_with_imm(host.pool.allocate(0).unwrap(), 1).await.unwrap();
+        let failed = receive.await.unwrap_err();
+        assert!(failed.to_string().contains("the peer is gone"), "{failed}");
+        assert_eq!(client.closed(), Some(CloseReason::Gone));
+        drop(hang);
+        peer.join().unwrap();
+    });
+}
+
+/// What was sent, and never came, is told, though nobody waits for the sends.
+#[test]
+fn what_is_lost_at_the_end_is_told() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for closes in [true, false] {
+            let (client, server) = host.pair().await;
+            // There is no receive for it.
+            drop(client.send(host.buffer(b"lost")).post().await.unwrap());
+            let end = async {
+                if closes {
+                    server.close().unwrap();
+                }
+                drop(server);
+            };
+            let (lost, ()) = tokio::join!(client.disconnect(HANG), end);
+            let lost = lost.unwrap_err();
+            assert!(lost.to_string().contains("did not arrive"), "{lost}");
+        }
+    });
+}
+
+/// Who is asked to end, and has sent what nobody receives, does not keep other tasks from running.
+#[test]
+fn a_peer_that_cannot_end_holds_nobody_up() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (client, server) = host.pair().await;
+        let stuck = server.send(host.buffer(b"stuck")).post().await.unwrap();
+        let late = client.disconnect(SHORT).await.unwrap_err();
+        assert!(matches!(late, ConnectError::Timeout { limit: SHORT, .. }), "{late}");
+        // The end of the client's end is the end of what waits.
+        assert_eq!(*stuck.await.unwrap_err().memory, *b"stuck");
+        assert_eq!(server.closed(), Some(CloseReason::Gone));
+    });
+}
+
+/// The same if the peer was gone, or something had failed, before anybody asked for an end.
+#[test]
+fn what_was_lost_before_the_end_is_told() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for fails in [false, true] {
+            let (client, server) = host.pair().await;
+            if fails {
+                let nowhere =
+                    host.pd.allocate_shared_region(8, rdma_mem::AccessFlags::new()).unwrap();
+                client.write(host.buffer(b"x"), nowhere.remote()).await.unwrap_err();
+            } else {
+                let receive = client.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+                drop(client.send(host.buffer(b"lost")).post().await.unwrap());
+                drop(server);
+                receive.await.unwrap_err();
+            }
+            let lost = client.disconnect(HANG).await.unwrap_err();
+            assert!(lost.to_string().contains("did not arrive"), "{lost}");
+        }
+    });
+}

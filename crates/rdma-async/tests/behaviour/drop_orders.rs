@@ -1,0 +1,506 @@
+//! Everything is dropped in any order, here or elsewhere, or forgotten: queue pairs go before the memory that is lent to
+//! them, nobody waits in vain, and nothing is left.
+//!
+//! `RDMA_TEST_SEED` is the seed of other orders, and `RDMA_TEST_ROUNDS` how many of them there are.
+
+use std::any::Any;
+use std::env;
+use std::future::{Future, pending};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use rdma_async::{
+    Connection, Descriptor, Driver, EndedLoan, Incoming, LeaseLimits, Loan, Pool, Region,
+    RemoteRegion, Reserved, prelude::*,
+};
+use rdma_mem::{AccessFlags, BufferPool, MemoryWindow, ProtectionDomain, WindowType};
+use rdma_qp::prelude::*;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
+
+use crate::common::chance::Chance;
+use crate::common::kinds::{BYTES, Kind, Way};
+use crate::common::provider::Provider;
+use crate::common::{DEFERRED, HANG, HELD, Pair, forget, poll_once, run};
+
+/// Those that execute requests at once, later, and when they are told, which they are not.
+const DEVICES: [&str; 3] = ["soft0", DEFERRED, HELD];
+
+/// What is dropped: its name, the group that it belongs to, and itself.
+type Part = (&'static str, usize, Box<dyn Any + Send>);
+
+/// How many groups there are.
+const GROUPS: usize = 5;
+
+/// The pool, which the test looks at as long as it is there.
+struct Watched(Arc<Mutex<Option<BufferPool>>>);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        drop(self.0.lock().unwrap().take());
+    }
+}
+
+const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
+
+fn region(pd: &ProtectionDomain) -> Region {
+    Region::allocate(pd, BYTES).unwrap()
+}
+
+async fn reserved(pd: &ProtectionDomain) -> Reserved<Descriptor> {
+    region(pd).reserve(WRITE, HANG, async |descriptor| descriptor).await.unwrap()
+}
+
+/// What one end lends to the other until it ends, and what that has of it.
+async fn lent(lender: &Connection, borrower: &Connection) -> (Loan, RemoteRegion) {
+    let loan = lender.lend(region(lender.pd()), WRITE, HANG).await.unwrap();
+    (loan, borrower.receive_loan().await.unwrap())
+}
+
+async fn ended(lender: &Connection, borrower: &Connection) -> EndedLoan {
+    let (loan, lent) = lent(lender, borrower).await;
+    drop(lent);
+    loan.await.unwrap()
+}
+
+/// Memory that is lent, with a write to it in flight.
+async fn leases(pair: &Pair) -> Vec<Part> {
+    let Pair { one, other, .. } = pair;
+    let (loan, borrowed) = lent(other, one).await;
+    let mut write = borrowed.write(pair.buffer(&[6; BYTES])).try_post().unwrap();
+    let _ = poll_once(&mut write);
+    let asked = one.request(BYTES, WRITE, HANG / 2).await.unwrap();
+    vec![
+        ("a loan", 1, Box::new(loan)),
+        ("a write to it", 0, Box::new(write)),
+        ("the borrowed memory", 1, Box::new(borrowed)),
+        ("memory that was asked for", 1, Box::new(asked)),
+        ("memory that came back", 3, Box::new(ended(one, other).await)),
+        ("memory that was open", 3, Box::new(reserved(&pair.pd).await)),
+        ("memory of its own", 3, Box::new(region(&pair.pd))),
+        ("limits", 3, Box::new(LeaseLimits::new(WRITE))),
+    ]
+}
+
+/// All that there can be, with work in flight.
+async fn parts(device: &str) -> (Vec<Part>, Arc<Provider>) {
+    let (pd, provider) = Provider::faulty(device);
+    let driver = Driver::spawn(pd.context()).unwrap();
+    let (pair, listener) = Pair::by_address(driver, pd).await;
+    drop(pair.one.receive(pair.buffer(&[1; BYTES])).post().await.unwrap());
+    let unposted = pair.one.write(pair.buffer(&[2; BYTES]), pair.board.remote());
+    let unposted = unposted.into_owned(&pair.one);
+    let mut begun = [Kind::Receive, Kind::Read].map(|kind| kind.begin(&pair, Way::Tried));
+    let [receive, read] = &mut begun;
+    assert!(poll_once(receive).is_pending());
+    let _ = poll_once(read);
+    let [receive, read] = begun;
+    let dropped = pair.one.write(pair.buffer(&[3; BYTES]), pair.board.remote());
+    drop(dropped.try_post().unwrap());
+    let spare = pair.buffer(&[4; BYTES]);
+    let window = MemoryWindow::allocate(pair.buffer(&[5; BYTES]), WindowType::Two).unwrap();
+    let leases = leases(&pair).await;
+    let Pair { one, other, board, pool, pd, driver } = pair;
+    let pool = Arc::new(Mutex::new(Some(pool)));
+    provider.at_destroy({
+        let (provider, pool) = (Arc::downgrade(&provider), Arc::clone(&pool));
+        move || {
+            let Some(buffers) = pool.lock().unwrap().as_ref().map(|pool| pool.usage().buffers)
+            else {
+                return;
+            };
+            let provider = provider.upgrade().unwrap();
+            if buffers < provider.lent() {
+                provider.wrong(format!("there are {buffers} buffers, and more are lent"));
+            }
+        }
+    });
+    let mut parts: Vec<Part> = vec![
+        ("an operation that is not posted", 0, Box::new(unposted)),
+        ("a receive", 0, Box::new(receive)),
+        ("a read", 0, Box::new(read)),
+        ("the connection", 1, Box::new(one)),
+        ("the peer's", 1, Box::new(other)),
+        ("the driver", 2, Box::new(driver)),
+        ("the listener", 2, Box::new(listener)),
+        ("the board", 3, Box::new(board)),
+        ("the pool", 3, Box::new(Watched(pool))),
+        ("a buffer", 3, Box::new(spare)),
+        ("a window", 3, Box::new(window)),
+        ("the context", 4, Box::new(pd.context().clone())),
+        ("the domain", 4, Box::new(pd)),
+    ];
+    parts.extend(leases);
+    (parts, provider)
+}
+
+/// Where all is dropped.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Task,
+    Thread,
+    /// When the runtime has ended.
+    Behind,
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Drops all, in the order that these are brought into.
+fn drop_all(device: &str, place: Place, order: impl FnOnce(&mut Vec<Part>), yields: u64) {
+    let runtime = runtime();
+    let (mut parts, provider) = runtime.block_on(parts(device));
+    order(&mut parts);
+    let names: Vec<_> = parts.iter().map(|part| part.0).collect();
+    println!("{device}, {place:?}: {names:?}");
+    match place {
+        Place::Task => runtime.block_on(async {
+            for (index, (.., part)) in parts.into_iter().enumerate() {
+                drop(part);
+                if yields & 1 << index != 0 {
+                    tokio::task::yield_now().await;
+                }
+            }
+            provider.gone().await;
+        }),
+        Place::Thread => {
+            let thread = thread::spawn(move || parts.into_iter().for_each(drop));
+            runtime.block_on(provider.gone());
+            thread.join().unwrap();
+        }
+        Place::Behind => {
+            drop(runtime);
+            parts.into_iter().for_each(drop);
+            provider.assert_gone();
+        }
+    }
+}
+
+/// All orders of so many (Heap's algorithm).
+fn orders(count: usize) -> Vec<Vec<usize>> {
+    fn of(order: &mut Vec<usize>, first: usize, all: &mut Vec<Vec<usize>>) {
+        if first < 2 {
+            return all.push(order.clone());
+        }
+        for index in 0..first {
+            of(order, first - 1, all);
+            order.swap(if first.is_multiple_of(2) { index } else { 0 }, first - 1);
+        }
+    }
+    let mut all = Vec::new();
+    of(&mut (0..count).collect(), count, &mut all);
+    all
+}
+
+#[test]
+fn every_order_of_what_belongs_together_leaves_nothing() {
+    let orders = orders(GROUPS);
+    assert_eq!(orders.len(), 120);
+    for (number, order) in orders.iter().enumerate() {
+        let device = DEVICES[number % DEVICES.len()];
+        let place = [Place::Task, Place::Thread, Place::Behind][number / DEVICES.len() % 3];
+        drop_all(device, place, |parts| parts.sort_by_key(|part| order[part.1]), u64::MAX);
+    }
+}
+
+/// There are more of them than a `u64` counts.
+#[test]
+fn any_order_leaves_nothing() {
+    let asked = |name| env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
+    let seed = asked("RDMA_TEST_SEED").unwrap_or(20_260_101);
+    println!("RDMA_TEST_SEED={seed}");
+    let mut chance = Chance(seed);
+    for _ in 0..asked("RDMA_TEST_ROUNDS").unwrap_or(30) {
+        for device in DEVICES {
+            for place in [Place::Task, Place::Thread, Place::Behind] {
+                let yields = chance.next();
+                drop_all(device, place, |parts| chance.shuffle(parts), yields);
+            }
+        }
+    }
+}
+
+/// Forgets a future that was polled once, and waits.
+fn forget_waiting<F: Future + Send + 'static>(future: F) {
+    assert!(forget_polled(future), "it waits");
+}
+
+/// Forgets a future that was polled once. Whether it waits.
+fn forget_polled<F: Future + Send + 'static>(future: F) -> bool {
+    let mut future = Box::pin(future);
+    let waits = poll_once(&mut future).is_pending();
+    forget(future);
+    waits
+}
+
+/// What is forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    BufferSlice,
+    SharedBuffer,
+    Connection,
+    ConnectionOptions,
+    Driver,
+    Events,
+    Failed,
+    Incoming,
+    Listener,
+    Op,
+    Posted,
+    PostThatWaits,
+    PreparedConnection,
+    Received,
+    Run,
+    RunThatWaits,
+    Accept,
+    Connect,
+    IncomingThatWaits,
+    Listen,
+    Next,
+    Shutdown,
+    Region,
+    Reserved,
+    Descriptor,
+    LeaseLimits,
+    Loan,
+    EndedLoan,
+    RemoteRegion,
+    Reserve,
+    Request,
+    ReceiveLoan,
+    ReceiveRegion,
+    Reconnect,
+    Further,
+    Disconnect,
+    Pool,
+    PoolError,
+    Allocate,
+}
+
+impl What {
+    const ALL: [Self; 39] = [
+        Self::BufferSlice,
+        Self::SharedBuffer,
+        Self::Connection,
+        Self::ConnectionOptions,
+        Self::Driver,
+        Self::Events,
+        Self::Failed,
+        Self::Incoming,
+        Self::Listener,
+        Self::Op,
+        Self::Posted,
+        Self::PostThatWaits,
+        Self::PreparedConnection,
+        Self::Received,
+        Self::Run,
+        Self::RunThatWaits,
+        Self::Accept,
+        Self::Connect,
+        Self::IncomingThatWaits,
+        Self::Listen,
+        Self::Next,
+        Self::Shutdown,
+        Self::Region,
+        Self::Reserved,
+        Self::Descriptor,
+        Self::LeaseLimits,
+        Self::Loan,
+        Self::EndedLoan,
+        Self::RemoteRegion,
+        Self::Reserve,
+        Self::Request,
+        Self::ReceiveLoan,
+        Self::ReceiveRegion,
+        Self::Reconnect,
+        Self::Further,
+        Self::Disconnect,
+        Self::Pool,
+        Self::PoolError,
+        Self::Allocate,
+    ];
+
+    /// Makes one, and forgets it. A queue of receives has two slots.
+    async fn forget(self, pair: &Pair) {
+        let (one, other, driver) = (&pair.one, &pair.other, &pair.driver);
+        let receive = || one.receive(pair.buffer(&[1; BYTES])).into_owned(one);
+        let options = || rdma_async::ConnectionOptions::new(&pair.pd);
+        let listener = async || driver.listen("127.0.0.1:0", options()).await.unwrap();
+        match self {
+            Self::BufferSlice => forget(pair.buffer(&[1; BYTES]).slice(2..4)),
+            Self::SharedBuffer => forget(pair.buffer(&[1; BYTES]).freeze()),
+            Self::Connection => forget(one.clone()),
+            Self::ConnectionOptions => forget(options()),
+            Self::Driver => forget(driver.clone()),
+            Self::Events => forget(driver.events().unwrap()),
+            Self::Failed => {
+                let nowhere = rdma_mem::RemoteMemoryRegion::new(0x1000, BYTES, 0x1234_5678);
+                forget(other.write(pair.buffer(&[1; BYTES]), nowhere).await.unwrap_err());
+            }
+            Self::Incoming => forget(incoming(pair, &listener().await).await),
+            Self::Listener => forget(listener().await),
+            Self::Op => forget(receive()),
+            Self::Posted => forget(receive().try_post().unwrap()),
+            Self::PostThatWaits | Self::RunThatWaits => {
+                let stand = [receive().try_post().unwrap(), receive().try_post().unwrap()];
+                match self {
+                    Self::PostThatWaits => forget_waiting(receive().post()),
+                    _ => forget_waiting(receive().into_future()),
+                }
+                drop(stand);
+            }
+            Self::PreparedConnection => forget(driver.prepare(pair.pd.create_qp()).unwrap()),
+            Self::Received => {
+                let posted = receive().try_post().unwrap();
+                other.send(pair.buffer(&[2; BYTES])).await.unwrap();
+                forget(posted.await.unwrap());
+            }
+            Self::Run => forget_waiting(receive().into_future()),
+            Self::Accept => {
+                let listener = listener().await;
+                forget_waiting(async move { drop(listener.accept().await) });
+            }
+            Self::Connect => {
+                let (driver, options) = (driver.clone(), options());
+                let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+                let address = silent.local_addr().unwrap();
+                forget_waiting(async move { drop(driver.connect(address, options).await) });
+            }
+            Self::IncomingThatWaits => {
+                let listener = listener().await;
+                forget_waiting(async move { drop(listener.incoming().await) });
+            }
+            Self::Listen => {
+                let (driver, options) = (driver.clone(), options());
+                // A name is looked up by another thread, which may be fast.
+                forget_polled(async move { drop(driver.listen(("localhost", 0), options).await) });
+            }
+            Self::Next => {
+                let mut events = driver.events().unwrap();
+                forget_waiting(async move { drop(events.next().await) });
+            }
+            Self::Pool => forget(Pool::new(&pair.pd)),
+            Self::PoolError => forget(full(&pair.pd).allocate(BYTES).await.unwrap_err()),
+            // Another thread registers memory for it, which may be fast; the buffer is forgotten, too.
+            Self::Allocate => {
+                let pool = Pool::new(&pair.pd);
+                forget_polled(async move { pool.allocate(BYTES).await.is_ok() });
+            }
+            // The driver's task may be on another thread.
+            Self::Shutdown => drop(forget_polled(driver.clone().shutdown())),
+            _ => {
+                let (pair, _listener) = Pair::by_address(driver.clone(), pair.pd.clone()).await;
+                self.forget_lease(&pair).await;
+            }
+        }
+    }
+
+    /// The same of what is lent, of which the ends speak.
+    async fn forget_lease(self, pair: &Pair) {
+        let Pair { one, other, pd, .. } = pair;
+        let own = one.clone();
+        match self {
+            Self::Region => forget(region(pd)),
+            Self::Reserved => forget(reserved(pd).await),
+            Self::Descriptor => forget(reserved(pd).await.value),
+            Self::LeaseLimits => forget(LeaseLimits::new(WRITE)),
+            Self::Loan => forget(lent(one, other).await.0),
+            Self::EndedLoan => forget(ended(one, other).await),
+            Self::RemoteRegion => forget(lent(one, other).await.1),
+            Self::Reserve => {
+                let region = region(pd);
+                forget_waiting(async move {
+                    drop(region.reserve(WRITE, HANG, async |_| pending::<()>().await).await);
+                });
+            }
+            Self::Request => {
+                forget_waiting(async move { drop(own.request(BYTES, WRITE, HANG / 2).await) });
+            }
+            Self::ReceiveLoan => forget_waiting(async move { drop(own.receive_loan().await) }),
+            Self::ReceiveRegion => forget_waiting(async move { drop(own.receive_region().await) }),
+            Self::Reconnect => {
+                forget_waiting(async move { drop(own.reconnect().await) });
+            }
+            Self::Further => {
+                let qp = pd.create_qp();
+                forget_waiting(async move { drop(own.connect_further(1, qp).await) });
+            }
+            Self::Disconnect => {
+                forget_waiting(async move { drop(own.disconnect(HANG).await) });
+            }
+            _ => unreachable!("it is no lease"),
+        }
+    }
+}
+
+/// A pool that may not grow.
+fn full(pd: &ProtectionDomain) -> Pool {
+    let pool = BufferPool::new(pd);
+    pool.set_limit(0);
+    pool.into()
+}
+
+/// A client that nobody has accepted.
+async fn incoming(pair: &Pair, listener: &rdma_async::Listener) -> Incoming {
+    let address = listener.local_addr();
+    let (driver, options) = (pair.driver.clone(), rdma_async::ConnectionOptions::new(&pair.pd));
+    drop(tokio::spawn(async move { driver.connect(address, options).await.is_ok() }));
+    listener.incoming().await.unwrap()
+}
+
+/// Others go on, the driver ends, and no memory of what was forgotten is freed.
+#[test]
+fn what_is_forgotten_is_leaked_and_nothing_else() {
+    for what in What::ALL {
+        run(move || async move {
+            let (pd, provider) = Provider::faulty("soft0");
+            let driver = Driver::spawn(pd.context()).unwrap();
+            let make = || {
+                Pair::of(driver.clone(), pd.clone(), |builder| {
+                    builder.max_send_wr(2).max_recv_wr(2)
+                })
+            };
+            let (pair, second) = (make(), make());
+            what.forget(&pair).await;
+            if what != What::Shutdown {
+                second.assert_works().await;
+            }
+            let Pair { one, other, board, pool, pd: domain, driver: also } = pair;
+            drop((one, other, board, domain, also, second, pd));
+            timeout(HANG, driver.shutdown()).await.unwrap();
+            // What was not connected yet has nothing that is lent.
+            let offers = [What::PreparedConnection, What::Connect, What::Reconnect, What::Further];
+            let kept = usize::from(offers.contains(&what));
+            // Those of a pool, which may be forgotten with a buffer, and what was forgotten open.
+            let open = 1 + usize::from(what == What::Reserve);
+            let left = async {
+                while (provider.live()[5], provider.lent()) != (kept, 0)
+                    || provider.live()[2] > open
+                {
+                    tokio::task::yield_now().await;
+                }
+            };
+            let left = timeout(HANG, left).await;
+            assert!(left.is_ok(), "{what:?}: {:?}, {} lent", provider.live(), provider.lent());
+            assert!(pool.usage().buffers <= 1, "{what:?}");
+            provider.assert_kept();
+        });
+    }
+}
+
+/// The program drives by itself no more.
+#[test]
+fn a_driver_by_hand_is_forgotten() {
+    let (pd, provider) = Provider::faulty("soft0");
+    let (driver, manual) = Driver::manual(pd.context()).unwrap();
+    let pair = Pair::of(driver, pd, |builder| builder);
+    let mut receive = Kind::Receive.begin(&pair, Way::Tried);
+    assert!(poll_once(&mut receive).is_pending());
+    forget(manual);
+    drop(pair);
+    assert_eq!(provider.lent(), 1, "the receive has its connection");
+    drop(receive);
+    assert_eq!((provider.live()[5], provider.lent()), (0, 0));
+    provider.assert_kept();
+}

@@ -1,0 +1,92 @@
+//! Memory that one end of a connection lends to the other for a time, and what becomes of it when either does what it should
+//! not.
+
+mod bad_lenders;
+mod bad_peers;
+mod dropped;
+mod ended;
+mod frames;
+mod given;
+mod keys;
+mod lent;
+mod limits;
+mod processes;
+mod stopped_clock;
+
+use std::time::Duration;
+
+use rdma_async::{
+    Connection, ConnectionOptions, LeaseEnd, LeaseLimits, Region, RemoteMemoryRegion,
+    TransportError,
+};
+use rdma_mem::AccessFlags;
+use rdma_qp::MaxRnrRetries;
+use rdma_qp::prelude::*;
+use tokio::time::timeout;
+
+use crate::common::host::{Host, SHORT};
+use crate::common::{
+    HANG, WIRE, all, assert_refused, forget, nearly_endless, poll_once, run, run_in_one_thread,
+};
+
+const DEVICES: [&str; 3] = ["soft0", "softib0", WIRE];
+const READ: AccessFlags = AccessFlags::new().with_remote_read();
+const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
+/// What another thread opens and closes.
+const LARGE: usize = 3 << 20;
+
+/// All that a queue pair can grant.
+fn options(host: &Host) -> ConnectionOptions {
+    let qp = host.pd.create_qp().access(all()).max_rnr_retries(MaxRnrRetries::unlimited());
+    ConnectionOptions::from(qp)
+}
+
+/// Two ends, of which each lends to the other what it asks for.
+async fn pair(host: &Host) -> (Connection, Connection) {
+    let rights = READ | WRITE | AccessFlags::new().with_remote_atomic();
+    pair_with(host, options(host).lease_limits(LeaseLimits::new(rights))).await
+}
+
+async fn pair_with(host: &Host, options: ConnectionOptions) -> (Connection, Connection) {
+    let listener = host.driver.listen("127.0.0.1:0", options.clone()).await.unwrap();
+    let connect = host.driver.connect(listener.local_addr(), options);
+    let (client, server) = tokio::join!(connect, listener.accept());
+    (client.unwrap().0, server.unwrap())
+}
+
+fn region(host: &Host, length: usize) -> Region {
+    crate::common::region(&host.pd, length)
+}
+
+/// Who writes there behind the end gets an error, and changes nothing.
+async fn is_closed(host: &Host, by: &Connection, key: RemoteMemoryRegion, region: &Region) {
+    let before = region.to_vec();
+    let late = by.write(host.buffer(b"late"), key.slice(0..4).unwrap());
+    let failed = timeout(HANG, late).await.unwrap().unwrap_err();
+    assert_refused(&failed.error);
+    assert!(**region == *before, "a byte has changed");
+}
+
+/// Writes there until it is closed.
+async fn until_closed(host: &Host, by: &Connection, key: RemoteMemoryRegion) {
+    let late = async {
+        loop {
+            let to = key.slice(0..4).unwrap();
+            if let Err(failed) = by.write(host.buffer(b"late"), to).await {
+                break failed;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let failed = timeout(HANG, late).await.unwrap();
+    assert!(failed.to_string().contains("remote access"), "{failed}");
+}
+
+/// Why the lease of an operation was over.
+fn reason(error: &TransportError) -> LeaseEnd {
+    let TransportError::LeaseOver { reason, .. } = error else { panic!("{error}") };
+    *reason
+}
+
+/// Time that is over before any test is.
+const SOON: Duration = Duration::from_millis(50);

@@ -1,0 +1,148 @@
+//! Lenders that vanish in each phase of a loan, and lenders that name memory which is not theirs.
+
+use std::time::Instant;
+
+use rdma_async::{CloseReason, LeaseError};
+use tokio::time::sleep;
+
+use crate::common::peer::{self, Peer};
+use crate::leases::frames::{ASK, DENY, LEND, OVER, frame, grant, grant_of, hear};
+use crate::leases::*;
+
+const LOAN: u32 = 1;
+/// The bytes of each frame.
+const LEND_BYTES: usize = 16;
+const GRANT_BYTES: usize = 52;
+const DENY_BYTES: usize = 28;
+
+/// A lender says so many bytes of all that it has to say of a loan, and vanishes.
+async fn say_part(mut peer: Peer, bytes: usize, lends: bool, denies: bool) {
+    let first = if lends { frame(LEND, &[LOAN], &[]) } else { Vec::new() };
+    peer.say(&first[..bytes.min(first.len())]).await;
+    let Some(left) = bytes.checked_sub(first.len()) else { return };
+    let asked = hear(&mut peer, ASK).await[0];
+    let answer = if denies {
+        frame(DENY, &[asked, 1, 0, 0], &[])
+    } else {
+        let grant = grant(asked, LOAN, READ.bits(), (0x10000, 64));
+        [grant, frame(OVER, &[LOAN], &[])].concat()
+    };
+    peer.say(&answer[..left.min(answer.len())]).await;
+}
+
+/// Each cut is within a frame or between two: nobody waits for a lender that has gone, and nothing of it is used.
+#[test]
+fn a_lender_that_vanishes_is_not_waited_for() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for (lends, denies) in [(true, false), (true, true), (false, false), (false, true)] {
+            let first = if lends { LEND_BYTES } else { 0 };
+            let answered = first + if denies { DENY_BYTES } else { GRANT_BYTES };
+            let all = if denies { answered } else { answered + LEND_BYTES };
+            for bytes in [0, 1, 11, 12, 15, 16, 17, 27, 28, 43, 44, 51, 52, 53, 67, 68, 83, 84] {
+                if bytes > all {
+                    break;
+                }
+                let (peer, server) = peer::pair_with(&host, options(&host)).await;
+                let wanted = async {
+                    if lends {
+                        server.receive_loan().await
+                    } else {
+                        server.request(64, READ, HANG).await
+                    }
+                };
+                let both = async { tokio::join!(wanted, say_part(peer, bytes, lends, denies)) };
+                let (lent, ()) = timeout(HANG, both).await.unwrap();
+                timeout(HANG, server.receive_imm()).await.unwrap().unwrap_err();
+                assert_eq!(server.closed(), Some(CloseReason::Gone));
+                match lent {
+                    Ok(lent) => {
+                        assert!(!denies && bytes >= answered, "{bytes} bytes are no grant");
+                        let late = lent.read(host.buffer(&[0; 64]));
+                        timeout(HANG, late).await.unwrap().unwrap_err();
+                    }
+                    Err(LeaseError::Denied(_)) => assert!(denies && bytes == answered),
+                    Err(error) => assert!(matches!(error, LeaseError::Closed(_)), "{error}"),
+                }
+                let gone = server.receive_loan().await.unwrap_err();
+                assert!(matches!(gone, LeaseError::Closed(_)), "{gone}");
+            }
+        }
+        let (client, server) = crate::leases::pair(&host).await;
+        drop(timeout(HANG, client.request(64, READ, HANG / 2)).await.unwrap().unwrap());
+        host.talk(&client, &server, b"as before").await;
+    });
+}
+
+/// The borrower's time begins when it asks, however late the answer is.
+#[test]
+fn the_time_that_an_answer_takes_counts() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (mut peer, server) = peer::pair_with(&host, options(&host)).await;
+        let (lent, late) = tokio::join!(server.request(64, READ, HANG), async {
+            let asked = hear(&mut peer, ASK).await[0];
+            // By the clock, of which this is about.
+            let since = Instant::now();
+            sleep(SHORT).await;
+            let late = since.elapsed();
+            peer.say(&grant(asked, LOAN, READ.bits(), (0x10000, 64))).await;
+            late
+        });
+        // `grant` is for five seconds.
+        let most = Duration::from_secs(5).checked_sub(late).unwrap();
+        assert!(lent.unwrap().remaining() <= most);
+    });
+}
+
+/// No memory has no bytes, or lies round the end of all addresses.
+#[test]
+fn what_is_no_memory_is_not_taken() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for memory in [(0x10000, 0), (u64::MAX, 2), (u64::MAX - 63, 65), (2, u64::MAX)] {
+            for lends in [false, true] {
+                let (mut peer, server) = peer::pair_with(&host, options(&host)).await;
+                let wanted = async {
+                    if lends {
+                        server.receive_loan().await
+                    } else {
+                        server.request(1, READ, HANG).await
+                    }
+                };
+                let (lent, ()) = tokio::join!(wanted, async {
+                    if lends {
+                        peer.say(&frame(LEND, &[LOAN], &[])).await;
+                    }
+                    let asked = hear(&mut peer, ASK).await[0];
+                    peer.say(&grant(asked, LOAN, READ.bits(), memory)).await;
+                });
+                let gone = lent.unwrap_err();
+                assert!(matches!(gone, LeaseError::Closed(Some(CloseReason::Gone))), "{gone}");
+            }
+        }
+    });
+}
+
+/// A lender that names memory of another protection domain: the device refuses the borrower, and no byte changes.
+#[test]
+fn memory_of_others_is_not_reached_by_a_grant() {
+    run(|| async {
+        for device in ["soft0", "softib0"] {
+            let (host, third) = (Host::new(device), Host::new(device));
+            let (mut peer, server) = peer::pair_with(&host, options(&host)).await;
+            let open = region(&third, 64).reserve(READ | WRITE, HANG, async |descriptor| {
+                let (lent, ()) = tokio::join!(server.request(64, WRITE, HANG), async {
+                    let asked = hear(&mut peer, ASK).await[0];
+                    peer.say(&grant_of(asked, LOAN, WRITE.bits(), &descriptor.to_bytes())).await;
+                });
+                let lent = lent.unwrap();
+                let written = timeout(HANG, lent.write(host.buffer(&[7; 64]))).await.unwrap();
+                assert_refused(&written.unwrap_err().error);
+            });
+            let open = timeout(HANG, open).await.unwrap().unwrap();
+            assert_eq!(open.value, Some(()));
+            assert_eq!(open.region[..], region(&third, 64)[..], "a byte has changed");
+        }
+    });
+}

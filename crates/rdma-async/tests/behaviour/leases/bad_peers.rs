@@ -1,0 +1,320 @@
+//! Peers that say of loans what they should not.
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+use rdma_async::{CloseReason, LeaseError};
+use test_support::program::is_emulated;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::common::peer::{self, Peer};
+use crate::leases::frames::{ASK, BACK, DENY, GRANT, LEND, OVER, frame, frame_of, grant, hear};
+use crate::leases::*;
+
+/// For so long an answer is waited for.
+const LIMIT: Duration = Duration::from_millis(500);
+/// The reason of a denial.
+const ENDED: u32 = 9;
+
+/// A request for so many bytes.
+fn ask(ask: u32, loan: u32, length: u64) -> Vec<u8> {
+    let time = 5_000_000_u64;
+    let rest = [length, 1, time].map(u64::to_be_bytes).concat();
+    frame(ASK, &[ask, loan, WRITE.bits()], &rest)
+}
+
+async fn pair(host: &Host) -> (Peer, Connection) {
+    peer::pair_with(host, options(host).rendezvous_timeout(LIMIT)).await
+}
+
+#[test]
+fn who_lends_less_than_it_says_is_gone() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let rights = READ.bits();
+        for (rights, memory) in
+            [(rights, (0x10000, 63)), (rights, (0x10008, 64)), (0, (0x10000, 64))]
+        {
+            let (mut peer, server) = pair(&host).await;
+            let request = server.request_aligned(64, 4096, READ, HANG);
+            let (refused, ()) = tokio::join!(request, async {
+                let asked = hear(&mut peer, ASK).await;
+                peer.say(&grant(asked[0], 1, rights, memory)).await;
+            });
+            let gone = refused.unwrap_err();
+            assert!(matches!(gone, LeaseError::Closed(Some(CloseReason::Gone))), "{gone}");
+        }
+    });
+}
+
+/// Whoever waits does so for as long as was said, and what comes then goes back.
+#[test]
+fn who_does_not_answer_is_waited_for_no_longer_than_was_said() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (mut peer, server) = pair(&host).await;
+        let late = server.request(64, READ, HANG).await.unwrap_err();
+        assert!(matches!(late, LeaseError::Timeout { limit: LIMIT }), "{late}");
+        let asked = hear(&mut peer, ASK).await;
+        peer.say(&grant(asked[0], 5, READ.bits(), (0x10000, 64))).await;
+        assert_eq!(hear(&mut peer, BACK).await, [5, 0]);
+        // What was lent, and not granted in time, awaits the program again.
+        peer.say(&frame(LEND, &[6], &[])).await;
+        let late = server.receive_loan().await.unwrap_err();
+        assert!(matches!(late, LeaseError::Timeout { .. }), "{late}");
+        let asked = hear(&mut peer, ASK).await;
+        assert_eq!(asked[1], 6);
+        peer.say(&grant(asked[0], 6, READ.bits(), (0x10000, 64))).await;
+        let (lent, ()) = tokio::join!(server.receive_loan(), async {
+            let asked = hear(&mut peer, ASK).await;
+            assert_eq!(asked[1], 6);
+            peer.say(&grant(asked[0], 6, READ.bits(), (0x10000, 64))).await;
+        });
+        assert_eq!(lent.unwrap().len(), 64);
+        assert_eq!(hear(&mut peer, BACK).await, [6, 0]);
+        // One that never answers has not all that this end may ask.
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..40 {
+            let server = server.clone();
+            tasks.spawn(async move { server.request(64, READ, HANG).await.map(drop) });
+        }
+        while let Some(late) = timeout(HANG, tasks.join_next()).await.unwrap() {
+            let late = late.unwrap().unwrap_err();
+            assert!(matches!(late, LeaseError::Timeout { .. }), "{late}");
+        }
+        host.talk(&peer.connection, &server, b"as before").await;
+    });
+}
+
+/// Frames of loans that are not there, of others, and said twice.
+#[test]
+fn what_means_nothing_changes_nothing() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (one, other) = crate::leases::pair(&host).await;
+        let loan = one.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        let (mut peer, server) = pair(&host).await;
+        let own = server.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        let lent = hear(&mut peer, LEND).await[0];
+        for words in [[lent + 1, 0], [lent + 1, 1], [0, 0], [u32::MAX, 1]] {
+            peer.say(&frame(BACK, &words, &[])).await;
+        }
+        // Of another connection, and of a queue pair that is not there.
+        peer.say(&frame_of((1, 0), BACK, &[lent, 0], &[])).await;
+        peer.say(&frame_of((1, 0), LEND, &[lent], &[])).await;
+        assert_eq!(hear(&mut peer, BACK).await, [lent, 0]);
+        peer.say(&frame_of((0, 7), LEND, &[lent], &[])).await;
+        assert_eq!(hear(&mut peer, BACK).await, [lent, 0]);
+        peer.say(&frame(OVER, &[77], &[])).await;
+        peer.say(&frame(DENY, &[77, 1, 0, 0], &[])).await;
+        peer.say(&grant(77, 8, 0, (0, 0))).await;
+        assert_eq!(hear(&mut peer, BACK).await, [8, 0]);
+        // No loan of that number, here or at another peer of the same process; and one that may be asked for twice.
+        peer.say(&ask(1, lent + 1, 0)).await;
+        assert_eq!(hear(&mut peer, DENY).await[..2], [1, ENDED]);
+        for number in [2, 2] {
+            peer.say(&ask(number, lent, 0)).await;
+            let granted = hear(&mut peer, GRANT).await;
+            assert_eq!(granted[..3], [number, lent, WRITE.bits()]);
+        }
+        peer.say(&frame_of((0, 1), ASK, &[3, lent, 0], &[0; 24])).await;
+        assert_eq!(hear(&mut peer, DENY).await[..2], [3, ENDED]);
+        peer.say(&frame(BACK, &[lent, 1], &[]).repeat(2)).await;
+        timeout(HANG, own).await.unwrap().unwrap();
+        assert!(timeout(SOON, server.receive_region()).await.is_err());
+        host.talk(&peer.connection, &server, b"as before").await;
+        // Nobody has touched the other one's.
+        let lent = other.receive_loan().await.unwrap();
+        lent.write(host.buffer(b"word")).await.unwrap();
+        drop(lent);
+        loan.await.unwrap();
+    });
+}
+
+/// Who asks, or lends, without end, and does not hear, is gone, and has taken no more than it may.
+#[test]
+fn a_flood_ends_the_connection() {
+    run_in_one_thread(|| async {
+        let limits = LeaseLimits::new(WRITE).regions_per_peer(10);
+        for kind in [ASK, LEND] {
+            let host = Host::new("soft0");
+            let options = options(&host).lease_limits(limits.clone());
+            let (mut peer, server) = peer::pair_with(&host, options).await;
+            let one = match kind {
+                ASK => ask(1, 0, 4096),
+                _ => frame(LEND, &[1], &[]),
+            };
+            let block = one.repeat(1000);
+            let mut rest = &block[..];
+            let flooded = async {
+                while server.closed().is_none() {
+                    if rest.is_empty() {
+                        rest = &block[..];
+                    }
+                    let said = poll_fn(|cx| {
+                        Poll::Ready(std::pin::pin!(peer.stream.write(rest)).as_mut().poll(cx))
+                    });
+                    match said.await {
+                        Poll::Ready(Ok(count)) => rest = &rest[count..],
+                        Poll::Ready(Err(_)) => break,
+                        Poll::Pending => tokio::task::yield_now().await,
+                    }
+                }
+            };
+            timeout(HANG, flooded).await.unwrap();
+            timeout(HANG, server.receive_imm()).await.unwrap().unwrap_err();
+            assert_eq!(server.closed(), Some(CloseReason::Gone), "{kind}");
+        }
+    });
+}
+
+/// Who is told without end of memory that it may have, and does not read that, is gone.
+#[test]
+fn who_does_not_read_is_gone() {
+    // A checker of memory, or an emulator, takes minutes for as much.
+    if is_emulated() || cfg!(rdma_visible_copies) {
+        return;
+    }
+    run_in_one_thread(|| async {
+        let host = Host::new("soft0");
+        let (_peer, server) = pair(&host).await;
+        let mut memory = region(&host, 1);
+        let lends = async {
+            loop {
+                let Ok(loan) = server.lend(memory, READ, Duration::ZERO).await else { return };
+                memory = loan.await.unwrap().region;
+            }
+        };
+        timeout(HANG, lends).await.unwrap();
+        assert_eq!(server.closed(), Some(CloseReason::Gone));
+    });
+}
+
+/// A peer that says without end what means nothing, and reads what it is answered, is no hindrance for others.
+#[test]
+fn who_says_much_holds_nobody_up() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (peer, flooded) = pair(&host).await;
+        let (one, other) = crate::leases::pair(&host).await;
+        let (mut from, mut to) = peer.stream.into_split();
+        let reads = tokio::spawn(async move {
+            let mut room = [0; 4096];
+            while from.read(&mut room).await.is_ok_and(|count| count > 0) {}
+        });
+        let floods = tokio::spawn(async move {
+            let unknown = [
+                frame(BACK, &[7, 1], &[]),
+                frame(OVER, &[7], &[]),
+                frame(DENY, &[7, 1, 0, 0], &[]),
+                grant(7, 8, READ.bits(), (0x10000, 64)),
+                frame_of((3, 3), ASK, &[9, 7, 0], &[0; 24]),
+            ];
+            let unknown = unknown.concat().repeat(10);
+            while to.write_all(&unknown).await.is_ok() {}
+        });
+        for _ in 0..20 {
+            let loan = one.lend(region(&host, 64), WRITE, SHORT / 10).await.unwrap();
+            let late = timeout(HANG, loan).await.unwrap().unwrap();
+            assert_eq!(late.end, rdma_async::LeaseEnd::TimeOver);
+            drop(timeout(HANG, other.request(64, WRITE, HANG / 2)).await.unwrap().unwrap());
+            host.talk(&one, &other, b"as ever").await;
+        }
+        assert_eq!(flooded.closed(), None, "it has said nothing wrong");
+        flooded.close().unwrap();
+        drop(flooded);
+        timeout(HANG, floods).await.unwrap().unwrap();
+        timeout(HANG, reads).await.unwrap().unwrap();
+    });
+}
+
+/// Many that were given up, of several connections at once, are no flood.
+#[test]
+fn who_gives_up_much_is_no_flood() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (client, server) = crate::leases::pair(&host).await;
+        for round in 0..3 {
+            let mut ends = Vec::new();
+            for number in 1..=4 {
+                let qp = || host.pd.create_qp().access(all());
+                let number = number + 10 * round;
+                let (one, other) = tokio::join!(
+                    client.connect_further(number, qp()),
+                    server.connect_further(number, qp())
+                );
+                ends.push((one.unwrap(), other.unwrap()));
+            }
+            for (one, _) in &ends {
+                let mut asked: Vec<_> =
+                    (0..40).map(|_| Box::pin(one.request(LARGE / 8, WRITE, HANG / 2))).collect();
+                for asked in &mut asked {
+                    let _ = poll_once(asked);
+                }
+            }
+            drop(ends);
+        }
+        drop(timeout(HANG, client.request(64, WRITE, HANG / 2)).await.unwrap().unwrap());
+        host.talk(&client, &server, b"as before").await;
+    });
+}
+
+/// Loans that are over do not keep others from being taken.
+#[test]
+fn what_is_over_makes_room() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (lender, borrower) = crate::leases::pair(&host).await;
+        for _ in 0..3 {
+            let mut loans = Vec::new();
+            for _ in 0..1000 {
+                loans.push(lender.lend(region(&host, 1), READ, Duration::ZERO).await.unwrap());
+            }
+            for loan in loans {
+                loan.await.unwrap();
+            }
+        }
+        let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        assert_eq!(timeout(HANG, borrower.receive_loan()).await.unwrap().unwrap().len(), 64);
+        assert_eq!(loan.await.unwrap().end, rdma_async::LeaseEnd::Returned);
+    });
+}
+
+/// A peer that goes at any point leaves nothing open.
+#[test]
+fn a_peer_that_vanishes_leaves_nothing() {
+    run(|| async {
+        let limits = LeaseLimits::new(WRITE).per_peer(LARGE).in_total(LARGE);
+        for bytes in [1, 12, 13, 47, 48] {
+            for length in [64, LARGE as u64 - 4096] {
+                let host = Host::new("soft0");
+                let options = options(&host).lease_limits(limits.clone());
+                let (mut peer, server) = peer::pair_with(&host, options).await;
+                peer.say(&ask(1, 0, length)[..bytes]).await;
+                if bytes == 48 {
+                    assert_eq!(hear(&mut peer, GRANT).await[0], 1);
+                    peer.say(&frame(BACK, &[1, 1], &[])[..15]).await;
+                }
+                drop(peer);
+                let gone = timeout(HANG, server.receive_region()).await.unwrap().unwrap_err();
+                assert!(matches!(gone, LeaseError::Closed(_)), "{gone}");
+                let gone = timeout(HANG, server.receive_loan()).await.unwrap().unwrap_err();
+                assert!(matches!(gone, LeaseError::Closed(_)), "{gone}");
+            }
+        }
+        // All that there is can be had again.
+        let host = Host::new("soft0");
+        let options = options(&host).lease_limits(limits.clone());
+        let (asker, _lender) = pair_with(&host, options).await;
+        let all = async {
+            loop {
+                match asker.request(LARGE, WRITE, HANG / 2).await {
+                    Ok(_) => break,
+                    Err(LeaseError::Denied(_)) => tokio::task::yield_now().await,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        };
+        timeout(HANG, all).await.unwrap();
+    });
+}

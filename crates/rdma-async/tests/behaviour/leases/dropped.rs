@@ -1,0 +1,176 @@
+//! What is dropped, or forgotten, in every state: nothing is open longer than was said, and nothing is lost.
+
+use rdma_async::LeaseEnd;
+use rdma_soft::SoftDevice;
+
+use crate::common::{DEFERRED, HELD, polled_slowly};
+use crate::leases::*;
+
+#[test]
+fn memory_that_was_asked_for_in_vain_is_freed() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let limits = LeaseLimits::new(WRITE).regions_per_peer(1);
+        let (asker, lender) = pair_with(&host, options(&host).lease_limits(limits)).await;
+        let mut is_over = false;
+        for length in [64, LARGE] {
+            for polls in 0..12 {
+                let asked = polled_slowly(polls, asker.request(length, WRITE, HANG / 2)).await;
+                is_over = asked.is_some();
+                drop(asked);
+                // What the one that was dropped has, comes back without a word of the program.
+                let next = async {
+                    loop {
+                        if let Ok(next) = asker.request(1, WRITE, HANG / 2).await {
+                            break next;
+                        }
+                    }
+                };
+                drop(timeout(HANG, next).await.unwrap());
+            }
+        }
+        assert!(is_over, "the last one was not dropped");
+        assert!(timeout(SOON, lender.receive_region()).await.is_err(), "nothing was given");
+    });
+}
+
+#[test]
+fn a_loan_that_was_not_taken_awaits_the_next_call() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (lender, borrower) = pair(&host).await;
+        let mut is_over = false;
+        for polls in 0..12 {
+            let loan = lender.lend(region(&host, polls + 1), WRITE, HANG).await.unwrap();
+            let taken = polled_slowly(polls, borrower.receive_loan()).await;
+            is_over = taken.is_some();
+            let lent = match taken {
+                Some(taken) => taken.unwrap(),
+                None => timeout(HANG, borrower.receive_loan()).await.unwrap().unwrap(),
+            };
+            assert_eq!(lent.len(), polls + 1);
+            lent.slice(0..1).unwrap().write(host.buffer(b"w")).await.unwrap();
+            drop(lent);
+            assert_eq!(timeout(HANG, loan).await.unwrap().unwrap().end, LeaseEnd::Returned);
+        }
+        assert!(is_over, "the last one was not dropped");
+    });
+}
+
+/// Its memory is closed, and freed, whenever that is.
+#[test]
+fn a_loan_that_was_not_made_is_closed() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (lender, borrower) = pair(&host).await;
+        for length in [64, LARGE] {
+            for polls in 0..4 {
+                drop(polled_slowly(polls, lender.lend(region(&host, length), WRITE, SHORT)).await);
+            }
+        }
+        // Those that were made, and whose handles were dropped, go on for their time.
+        tokio::time::sleep(SHORT).await;
+        let mut none = Box::pin(borrower.receive_loan());
+        assert!(timeout(SOON, none.as_mut()).await.is_err());
+        let _loan = lender.lend(region(&host, 65), WRITE, HANG).await.unwrap();
+        assert_eq!(timeout(HANG, none).await.unwrap().unwrap().len(), 65);
+    });
+}
+
+/// A write that is with the device when the loan ends has been done by then, as far as it ever is.
+#[test]
+fn a_write_that_is_half_way_is_done_or_refused() {
+    run(|| async {
+        for (device, done) in [(HELD, 0), (HELD, 32), (DEFERRED, 0)] {
+            for revokes in [false, true] {
+                let host = Host::new(device);
+                let soft = SoftDevice::find(device).unwrap();
+                let (lender, borrower) = pair(&host).await;
+                let time = if revokes { HANG } else { 5 * SHORT };
+                let loan = lender.lend(region(&host, 64), WRITE, time).await.unwrap();
+                let lent = borrower.receive_loan().await.unwrap();
+                let write = lent.write(host.buffer(&[7; 64])).post().await.unwrap();
+                assert!(done == 0 || soft.release_half(borrower.qpn()));
+                if revokes {
+                    loan.revoke();
+                }
+                let region = timeout(HANG, loan).await.unwrap().unwrap().region;
+                let before = region.to_vec();
+                soft.release(borrower.qpn(), u32::MAX);
+                let outcome = timeout(HANG, write).await.unwrap();
+                assert_eq!(*region, *before, "{device}: it was exclusive again");
+                if device == DEFERRED {
+                    assert!(before == [1; 64] || before == [7; 64], "a part of it");
+                } else {
+                    // Nobody had let all of it go.
+                    assert_eq!(
+                        (&before[..done], &before[done..]),
+                        (&[7; 64][..done], &[1; 64][done..])
+                    );
+                    let failed = outcome.unwrap_err();
+                    assert!(failed.to_string().contains("remote access"), "{failed}");
+                }
+            }
+        }
+    });
+}
+
+/// The peer has its memory back when its time is over, and not before a request that goes on.
+#[test]
+fn memory_of_a_request_that_was_dropped_is_given_back_with_its_time() {
+    run(|| async {
+        let host = Host::new(HELD);
+        let (lender, borrower) = pair(&host).await;
+        let device = SoftDevice::find(HELD).unwrap();
+        for (time, goes_on) in [(SHORT, true), (HANG, false)] {
+            let loan = lender.lend(region(&host, 64), WRITE, time).await.unwrap();
+            let lent = borrower.receive_loan().await.unwrap();
+            let write = lent.write(host.buffer(&[7; 64])).post().await.unwrap();
+            if goes_on {
+                drop(write);
+                device.release(borrower.qpn(), u32::MAX);
+            } else {
+                device.release(borrower.qpn(), u32::MAX);
+                write.await.unwrap();
+            }
+            drop(lent);
+            let ended = timeout(HANG, loan).await.unwrap().unwrap();
+            let end = if goes_on { LeaseEnd::TimeOver } else { LeaseEnd::Returned };
+            assert_eq!((ended.end, &ended.region[..]), (end, &[7; 64][..]));
+        }
+    });
+}
+
+/// What is forgotten ends with its time, or its connection.
+#[test]
+fn what_is_forgotten_ends_with_its_time() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (lender, borrower) = pair(&host).await;
+        let loan = lender.lend(region(&host, 64), WRITE, SHORT).await.unwrap();
+        let lent = borrower.receive_loan().await.unwrap();
+        forget(lent.clone());
+        forget(lent.write(host.buffer(b"word")));
+        forget(lent.write(host.buffer(b"word")).post().await.unwrap());
+        forget(lent);
+        assert_eq!(timeout(HANG, loan).await.unwrap().unwrap().end, LeaseEnd::TimeOver);
+        // Nobody takes the memory of this one, which is closed all the same.
+        let loan = lender.lend(region(&host, 64), WRITE, SHORT).await.unwrap();
+        let lent = borrower.receive_loan().await.unwrap();
+        forget(loan);
+        until_closed(&host, &borrower, lent.remote()).await;
+        // And these do not keep others from anything.
+        let (lender, borrower) = pair(&host).await;
+        let asker = lender.clone();
+        let mut request = Box::pin(async move { asker.request(8, WRITE, HANG / 2).await });
+        assert!(poll_once(&mut request).is_pending());
+        forget(request);
+        let taker = borrower.clone();
+        let mut waits = Box::pin(async move { taker.receive_loan().await });
+        assert!(poll_once(&mut waits).is_pending());
+        forget(waits);
+        let _loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        drop(timeout(HANG, borrower.receive_loan()).await.unwrap().unwrap());
+        drop(lender.request(8, WRITE, HANG / 2).await.unwrap());
+    });
+}

@@ -1,0 +1,488 @@
+//! What ends a loan: the end of its queue pair, of either process, of the runtime.
+
+use rdma_async::{CloseReason, Denial, Driver, LeaseEnd, LeaseError, ReserveError, TransportError};
+
+use crate::common::peer;
+use crate::common::provider::{ALWAYS, Call, Provider};
+use crate::common::{Pair, in_a_process_of_its_own, poll_for};
+use crate::leases::*;
+
+/// Loans of the old queue pair are over at both ends, and those of the new one are not.
+#[test]
+fn a_loan_does_not_outlive_its_queue_pair() {
+    run(|| async {
+        for device in DEVICES {
+            let host = Host::new(device);
+            let (lender, borrower) = pair(&host).await;
+            let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+            let untaken = lender.lend(region(&host, 65), WRITE, HANG).await.unwrap();
+            let lent = borrower.receive_loan().await.unwrap();
+            let asked = lender.request(64, WRITE, HANG / 2).await.unwrap();
+            let key = lent.remote();
+            let (one, other) = tokio::join!(lender.reconnect(), borrower.reconnect());
+            assert_eq!(one.unwrap(), other.unwrap());
+            let mut regions = Vec::new();
+            for loan in [loan, untaken] {
+                let ended = timeout(HANG, loan).await.unwrap().unwrap();
+                assert_eq!(ended.end, LeaseEnd::OldEpoch);
+                regions.push(ended.region);
+            }
+            for old in [lent, asked] {
+                let failed = old.write(host.buffer(b"old")).await.unwrap_err();
+                let is_old = matches!(
+                    failed.error,
+                    TransportError::LeaseOver { reason: LeaseEnd::OldEpoch, .. }
+                );
+                assert!(is_old, "{failed}");
+            }
+            // Nothing old awaits, and the connection has lost nothing by all this.
+            let again = lender.lend(regions.remove(0), WRITE, HANG).await.unwrap();
+            let lent = borrower.receive_loan().await.unwrap();
+            assert_eq!(lent.len(), 64);
+            lent.write(host.buffer(b"new")).await.unwrap();
+            drop(lent);
+            let region = timeout(HANG, again).await.unwrap().unwrap().region;
+            is_closed(&host, &borrower, key, &region).await;
+        }
+    });
+}
+
+/// The other end may not have looked at what it has agreed on.
+#[test]
+#[allow(clippy::async_yields_async)] // the loan is awaited later
+fn who_has_another_queue_pair_lends_at_once() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (client, server) = pair(&host).await;
+        for number in 0..20 {
+            let (lender, borrower) =
+                if number % 2 == 0 { (&client, &server) } else { (&server, &client) };
+            let lend = async |lender: &Connection| {
+                let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+                let asked = lender.request(64, WRITE, HANG / 2).await.unwrap();
+                asked.write(host.buffer(b"word")).await.unwrap();
+                asked.give();
+                loan
+            };
+            let begun = async {
+                if number < 10 {
+                    lender.reconnect().await.unwrap();
+                    (lender.clone(), lend(lender).await)
+                } else {
+                    let qp = host.pd.create_qp().access(all());
+                    let further = lender.connect_further(number, qp).await.unwrap();
+                    let loan = lend(&further).await;
+                    (further, loan)
+                }
+            };
+            let there = async {
+                let there = if number < 10 {
+                    borrower.reconnect().await.unwrap();
+                    borrower.clone()
+                } else {
+                    let qp = host.pd.create_qp().access(all());
+                    borrower.connect_further(number, qp).await.unwrap()
+                };
+                let lent = there.receive_loan().await.unwrap();
+                lent.write(host.buffer(b"word")).await.unwrap();
+                assert_eq!(there.receive_region().await.unwrap()[..4], *b"word");
+            };
+            let ((_lender, loan), ()) = tokio::join!(begun, there);
+            assert_eq!(timeout(HANG, loan).await.unwrap().unwrap().end, LeaseEnd::Returned);
+        }
+    });
+}
+
+/// The last word of a connection goes out with its last handle.
+#[test]
+fn what_is_given_last_arrives() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for is_first in [true, false] {
+            let (asker, lender) = pair(&host).await;
+            let asked = asker.request(64, WRITE, HANG / 2).await.unwrap();
+            asked.write(host.buffer(b"last")).await.unwrap();
+            if is_first {
+                drop(asker);
+                asked.give();
+            } else {
+                asked.give();
+                drop(asker);
+            }
+            let region = timeout(HANG, lender.receive_region()).await.unwrap().unwrap();
+            assert_eq!(region[..4], *b"last");
+            let gone = timeout(HANG, lender.receive_region()).await.unwrap();
+            assert!(gone.is_err());
+        }
+    });
+}
+
+/// Memory that takes its time to be closed comes in order, and before the end.
+#[test]
+fn what_is_closed_slowly_is_not_lost() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for _ in 0..10 {
+            let (asker, lender) = pair(&host).await;
+            let lengths = [LARGE, 64, LARGE, LARGE / 2, 1];
+            for length in lengths {
+                asker.request(length, WRITE, HANG / 2).await.unwrap().give();
+            }
+            asker.disconnect(HANG).await.unwrap();
+            for length in lengths {
+                let region = timeout(HANG, lender.receive_region()).await.unwrap().unwrap();
+                assert_eq!(region.len(), length);
+            }
+            assert!(timeout(HANG, lender.receive_region()).await.unwrap().is_err());
+        }
+    });
+}
+
+fn with_one_blocking_thread() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().max_blocking_threads(1).build().unwrap()
+}
+
+/// Memory that waits for a thread to close it does not keep an end from hearing that the other one lives.
+#[test]
+fn a_thread_that_is_not_free_ends_nothing() {
+    with_one_blocking_thread().block_on(async {
+        let host = Host::new("soft0");
+        let beat = Duration::from_millis(50);
+        let limits = LeaseLimits::new(WRITE);
+        let options = options(&host).lease_limits(limits).heartbeat(beat);
+        let (asker, lender) = pair_with(&host, options).await;
+        let asked = asker.request(LARGE, WRITE, HANG / 2).await.unwrap();
+        let (let_go, held) = std::sync::mpsc::channel::<()>();
+        let holds = tokio::task::spawn_blocking(move || held.recv());
+        asked.give();
+        let next = asker.request(64, WRITE, HANG / 2);
+        let late = timeout(beat * 10, async { next.await.map(drop) }).await;
+        assert!(late.is_err(), "it takes its turn");
+        host.talk(&asker, &lender, b"both live").await;
+        assert_eq!((asker.closed(), lender.closed()), (None, None));
+        let_go.send(()).unwrap();
+        holds.await.unwrap().unwrap();
+        assert_eq!(timeout(HANG, lender.receive_region()).await.unwrap().unwrap().len(), LARGE);
+        drop(timeout(HANG, asker.request(64, WRITE, HANG / 2)).await.unwrap().unwrap());
+    });
+}
+
+/// A waker that panics is nobody else's affair.
+#[test]
+fn a_waker_that_panics_ends_nothing() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: std::sync::Arc<Self>) {
+            panic!("on purpose");
+        }
+    }
+    run(|| async {
+        let host = Host::new("soft0");
+        let (lender, borrower) = pair(&host).await;
+        let waker = std::task::Waker::from(std::sync::Arc::new(Panics));
+        let mut loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        assert!(poll_for(&mut loan, &waker).is_pending());
+        let asker = lender.clone();
+        let mut asked = Box::pin(async move { asker.request(64, WRITE, HANG / 2).await });
+        assert!(poll_for(&mut asked, &waker).is_pending());
+        drop(timeout(HANG, borrower.receive_loan()).await.unwrap().unwrap());
+        assert_eq!(timeout(HANG, loan).await.unwrap().unwrap().end, LeaseEnd::Returned);
+        drop(timeout(HANG, asked).await.unwrap().unwrap());
+        host.talk(&lender, &borrower, b"as before").await;
+    });
+}
+
+#[test]
+fn a_loan_ends_with_either_end_of_its_connection() {
+    run(|| async {
+        for who in ["lender closes", "lender drops", "borrower closes", "borrower drops"] {
+            let host = Host::new("soft0");
+            let (lender, borrower) = pair(&host).await;
+            let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+            let untaken = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+            let lent = borrower.receive_loan().await.unwrap();
+            let (mut lender, mut borrower) = (Some(lender), Some(borrower));
+            match who {
+                "lender closes" => lender.as_ref().unwrap().close().unwrap(),
+                "lender drops" => lender = None,
+                "borrower closes" => borrower.as_ref().unwrap().close().unwrap(),
+                _ => {
+                    // The memory that it has keeps its connection.
+                    drop((borrower.take(), lent.clone()));
+                    lent.write(host.buffer(b"word")).await.unwrap();
+                    drop(lent.clone());
+                }
+            }
+            if who == "borrower drops" {
+                drop(lent);
+            } else {
+                let failed = timeout(HANG, async {
+                    loop {
+                        if let Err(failed) = lent.write(host.buffer(b"late")).await {
+                            break failed;
+                        }
+                        tokio::task::yield_now().await;
+                    }
+                });
+                let failed = failed.await.unwrap();
+                assert!(
+                    matches!(
+                        failed.error,
+                        TransportError::Closed { .. } | TransportError::WorkError(_)
+                    ),
+                    "{who}: {failed}"
+                );
+            }
+            for loan in [loan, untaken] {
+                let ended = timeout(HANG, loan).await.unwrap().unwrap();
+                assert!(
+                    ended.end == LeaseEnd::OldEpoch
+                        || who == "borrower drops" && ended.end == LeaseEnd::Returned,
+                    "{who}: {}",
+                    ended.end
+                );
+            }
+            drop((lender, borrower));
+        }
+    });
+}
+
+/// Who waits for memory of a peer that goes is told so.
+#[test]
+fn who_waits_is_told_that_the_peer_is_gone() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (one, other) = pair(&host).await;
+        let (mut loan, mut given) = (Box::pin(one.receive_loan()), Box::pin(one.receive_region()));
+        assert!(poll_once(&mut loan).is_pending() && poll_once(&mut given).is_pending());
+        // It was given before.
+        let asked = other.request(1, WRITE, HANG / 2).await.unwrap();
+        asked.give();
+        timeout(HANG, given).await.unwrap().unwrap();
+        other.request(1, WRITE, HANG / 2).await.unwrap().give();
+        other.lend(region(&host, 8), READ, HANG).await.unwrap().revoke();
+        // All that was said is heard before the end.
+        other.disconnect(HANG).await.unwrap();
+        let gone = timeout(HANG, loan).await.unwrap();
+        match gone {
+            // Taken back too late.
+            Ok(_) => assert!(one.receive_loan().await.is_err()),
+            Err(gone) => {
+                let is_gone = matches!(gone, LeaseError::Closed(Some(CloseReason::Gone)));
+                assert!(is_gone, "{gone}");
+            }
+        }
+        // What was given is not lost.
+        assert!(one.receive_region().await.is_ok());
+        assert!(matches!(one.receive_region().await, Err(LeaseError::Closed(_))));
+        let late = one.request(1, READ, SOON).await.unwrap_err();
+        assert!(matches!(late, LeaseError::Closed(Some(CloseReason::Gone))), "{late}");
+    });
+}
+
+/// Memory of a runtime that ends is closed, and nobody waits for ever.
+#[test]
+fn a_runtime_that_ends_closes_what_is_lent() {
+    for length in [64, LARGE] {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (host, lender, borrower, loan, key) = runtime.block_on(async {
+            let host = Host::new("soft0");
+            let (lender, borrower) = pair(&host).await;
+            let loan = lender.lend(region(&host, length), WRITE, HANG).await.unwrap();
+            let lent = borrower.receive_loan().await.unwrap();
+            let key = lent.remote();
+            forget(lent);
+            (host, lender, borrower, loan, key)
+        });
+        drop(runtime);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let ended = timeout(HANG, loan).await.unwrap().unwrap();
+            assert_eq!((ended.end, ended.region.len()), (LeaseEnd::OldEpoch, length));
+            let driver = Driver::spawn(host.pd.context()).unwrap();
+            let others = Pair::of(driver, host.pd.clone(), |builder| builder);
+            is_closed(&host, &others.one, key, &ended.region).await;
+            for end in [&lender, &borrower] {
+                assert!(end.request(1, READ, SOON).await.is_err());
+                assert!(end.receive_loan().await.is_err());
+            }
+        });
+    }
+}
+
+/// Nothing comes back of memory that a peer may still reach.
+#[test]
+fn what_cannot_be_closed_does_not_come_back() {
+    run(|| async {
+        let (pd, provider) = Provider::faulty("soft0");
+        let host = Host::with(pd);
+        let (lender, borrower) = pair(&host).await;
+        let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        let lent = borrower.receive_loan().await.unwrap();
+        let key = lent.remote();
+        // What is refused once is closed, and comes back.
+        provider.refuse(Call::DeregisterRegion, 1);
+        drop(lent);
+        let region_again = timeout(HANG, loan).await.unwrap().unwrap().region;
+        is_closed(&host, &pair(&host).await.0, key, &region_again).await;
+        let loan = lender.lend(region_again, WRITE, HANG).await.unwrap();
+        let lent = borrower.receive_loan().await.unwrap();
+        let key = lent.remote();
+        // Twice when it is closed; when it is dropped behind that, it succeeds.
+        provider.refuse(Call::DeregisterRegion, 2);
+        drop(lent);
+        let refused = timeout(HANG, loan).await.unwrap().unwrap_err();
+        assert!(matches!(refused, ReserveError::NotRevoked(_)), "{refused}");
+        until_closed(&host, &borrower, key).await;
+        let (lender, _borrower) = pair(&host).await;
+        provider.refuse(Call::RegisterRegion, 2);
+        let refused = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap_err();
+        assert!(matches!(refused.error, LeaseError::NotOpened(_)), "{refused}");
+        assert_eq!(refused.region.unwrap()[..], [1; 64]);
+        let refused = lender.request(64, WRITE, SOON).await.unwrap_err();
+        assert!(refused.to_string().contains("could not allocate"), "{refused}");
+        drop(lender.request(64, WRITE, SOON).await.unwrap());
+    });
+}
+
+/// What the device has refused to close once counts against the limits no longer than it is registered.
+#[test]
+fn what_is_closed_at_the_second_try_counts_no_more() {
+    run(|| async {
+        let (pd, provider) = Provider::faulty("soft0");
+        let host = Host::with(pd);
+        let limits = LeaseLimits::new(WRITE).in_total(4096).regions_per_peer(1);
+        let (lender, borrower) = pair_with(&host, options(&host).lease_limits(limits)).await;
+        for _ in 0..3 {
+            let lent = borrower.request(4096, WRITE, HANG / 2).await.unwrap();
+            provider.refuse(Call::DeregisterRegion, 1);
+            drop(lent);
+            // What is asked for behind that is answered behind it.
+            drop(borrower.request(4096, WRITE, HANG / 2).await.unwrap());
+        }
+        assert_eq!(lender.closed(), None);
+    });
+}
+
+/// And what it never closes counts for ever, and is never freed.
+#[test]
+fn what_is_never_closed_counts_for_ever() {
+    in_a_process_of_its_own("leases::ended::what_is_never_closed_counts_for_ever", || {
+        run_in_one_thread(|| async {
+            let (pd, provider) = Provider::faulty("soft0");
+            let host = Host::with(pd);
+            let limits = LeaseLimits::new(WRITE).in_total(4096);
+            let (_lender, borrower) = pair_with(&host, options(&host).lease_limits(limits)).await;
+            let lent = borrower.request(4096, WRITE, HANG / 2).await.unwrap();
+            let key = lent.remote();
+            provider.refuse(Call::DeregisterRegion, ALWAYS);
+            drop(lent);
+            let refused = borrower.request(64, WRITE, HANG / 2).await.unwrap_err();
+            assert!(matches!(refused, LeaseError::Denied(Denial::Full { left: 0 })), "{refused}");
+            // It is memory still.
+            borrower.write(host.buffer(b"word"), key.slice(0..4).unwrap()).await.unwrap();
+        });
+    });
+}
+
+/// Requests that the peer does not answer wait for the connection's end, and those that wait for their turn, too.
+#[test]
+fn who_waits_for_its_turn_to_ask_is_told_of_the_end() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (_peer, server) =
+            peer::pair_with(&host, options(&host).rendezvous_timeout(Duration::MAX)).await;
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..100 {
+            let server = server.clone();
+            tasks.spawn(async move { server.request(64, READ, HANG).await.map(drop) });
+        }
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        server.close().unwrap();
+        while let Some(ended) = timeout(HANG, tasks.join_next()).await.unwrap() {
+            let ended = ended.unwrap().unwrap_err();
+            assert!(matches!(ended, LeaseError::Closed(_)), "{ended}");
+        }
+    });
+}
+
+/// A loan that waits for a thread to close it is closed by the end of its stream.
+#[test]
+fn no_thread_is_needed_behind_the_end() {
+    let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+    with_one_blocking_thread().block_on(async {
+        let host = Host::new("soft0");
+        let (lender, borrower) = pair(&host).await;
+        let mut loan = lender.lend(region(&host, LARGE), WRITE, HANG).await.unwrap();
+        let lent = borrower.receive_loan().await.unwrap();
+        let (other_lender, other_borrower) = pair(&host).await;
+        let mut others = other_lender.lend(region(&host, LARGE), WRITE, HANG).await.unwrap();
+        let others_lent = other_borrower.receive_loan().await.unwrap();
+        let asked = other_borrower.request(LARGE, WRITE, HANG / 2).await.unwrap();
+        tokio::task::spawn_blocking(move || blocked.recv());
+        loan.revoke();
+        timeout(SHORT, &mut loan).await.unwrap_err();
+        drop((lender, borrower, lent));
+        let ended = timeout(HANG, loan).await.unwrap().unwrap();
+        assert_eq!((ended.end, ended.region.len()), (LeaseEnd::Revoked, LARGE));
+        // Nor when the other end gives it back and goes: what it has given comes.
+        asked.give();
+        drop(others_lent);
+        timeout(SHORT, &mut others).await.unwrap_err();
+        drop(other_borrower);
+        let given = timeout(HANG, other_lender.receive_region()).await.unwrap().unwrap();
+        assert_eq!(given.len(), LARGE);
+        let ended = timeout(HANG, others).await.unwrap().unwrap();
+        assert_eq!((ended.end, ended.region.len()), (LeaseEnd::Returned, LARGE));
+        timeout(HANG, other_lender.receive_region()).await.unwrap().unwrap_err();
+        assert_eq!(other_lender.closed(), Some(CloseReason::Gone));
+        drop(unblock);
+    });
+}
+
+/// What was given before the end comes behind it, also if it is still to be closed.
+#[test]
+fn what_is_given_is_waited_for_behind_the_end() {
+    let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+    with_one_blocking_thread().block_on(async {
+        let host = Host::new("soft0");
+        let (lender, borrower) = pair(&host).await;
+        let asked = borrower.request(LARGE, WRITE, HANG / 2).await.unwrap();
+        tokio::task::spawn_blocking(move || blocked.recv());
+        asked.give();
+        timeout(SHORT, lender.receive_region()).await.unwrap_err();
+        lender.close().unwrap();
+        timeout(SHORT, lender.receive_region()).await.unwrap_err();
+        // Nobody else waits for it.
+        let closed = timeout(HANG, lender.receive_loan()).await.unwrap().unwrap_err();
+        assert!(matches!(closed, LeaseError::Closed(_)), "{closed}");
+        drop(unblock);
+        let given = timeout(HANG, lender.receive_region()).await.unwrap().unwrap();
+        assert_eq!(given.len(), LARGE);
+        timeout(HANG, lender.receive_region()).await.unwrap().unwrap_err();
+    });
+}
+
+/// Who waits for its turn is told of an end that is waited for, too.
+#[test]
+fn who_waits_for_its_turn_is_told_when_the_connection_is_to_end() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (_peer, server) =
+            peer::pair_with(&host, options(&host).rendezvous_timeout(Duration::MAX)).await;
+        // Nobody receives it: it is outstanding.
+        let sent = server.send(host.buffer(b"first")).post().await.unwrap();
+        let mut asked: Vec<_> = (0..40).map(|_| Box::pin(server.request(64, READ, HANG))).collect();
+        for asked in &mut asked {
+            assert!(poll_once(asked).is_pending());
+        }
+        let mut ends = Box::pin(server.disconnect(HANG));
+        assert!(poll_once(&mut ends).is_pending());
+        let last = timeout(HANG, asked.pop().unwrap()).await.unwrap().unwrap_err();
+        assert!(matches!(last, LeaseError::Closed(_)), "{last}");
+        drop((asked, ends, sent));
+    });
+}

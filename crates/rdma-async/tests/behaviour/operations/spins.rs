@@ -1,0 +1,144 @@
+//! Operations whose completion queue is polled for a time before they sleep.
+
+use std::time::Duration;
+
+use rdma_async::CloseReason;
+use rdma_channel::TransportError;
+use rdma_mem::RemoteMemoryRegion;
+use tokio::task::yield_now;
+use tokio::time::timeout;
+
+use crate::common::provider::{ALWAYS, Call};
+use crate::operations::{DEVICES, HELD, Pair, run};
+
+/// No test is so long.
+const LONG: Duration = Duration::MAX;
+
+#[test]
+fn all_is_as_when_it_is_awaited() {
+    for device in DEVICES {
+        for limit in [Duration::ZERO, Duration::from_micros(20), LONG] {
+            run(|| async move {
+                let pair = Pair::new(device);
+                let receive = pair.other.receive(pair.buffer(&[0; 8])).post().await.unwrap();
+                let sent = pair.one.send(pair.buffer(b"message")).spin_first(limit).await.unwrap();
+                assert_eq!(*sent, *b"message");
+                let received = receive.spin_first(limit).await.unwrap();
+                assert_eq!(received.memory[..received.length], *b"message");
+                let word = pair.board.remote().slice(0..8).unwrap();
+                assert_eq!(pair.one.fetch_add(word, 7).spin_first(limit).await.unwrap(), 0);
+                assert_eq!(pair.one.fetch_add(word, 1).await.unwrap(), 7);
+                let beyond = RemoteMemoryRegion::new(word.address(), 8, 0);
+                let failed =
+                    pair.one.write(pair.buffer(b"refused!"), beyond).spin_first(limit).await;
+                let failed = failed.unwrap_err();
+                assert!(matches!(failed.error, TransportError::WorkError(_)), "{failed}");
+                assert_eq!(*failed.memory, *b"refused!");
+            });
+        }
+    }
+}
+
+/// The task that the answer comes from runs meanwhile, in the same thread.
+#[test]
+fn who_spins_lets_others_run() {
+    run(|| async {
+        let pair = Pair::new("soft0");
+        for _ in 0..100 {
+            let receive = pair.other.receive(pair.buffer(&[0; 4])).post().await.unwrap();
+            let answers = async {
+                for _ in 0..10 {
+                    yield_now().await;
+                }
+                pair.one.send(pair.buffer(b"late")).await.unwrap();
+            };
+            let (received, ()) = tokio::join!(receive.spin_first(LONG), answers);
+            assert_eq!(*received.unwrap().memory, *b"late");
+        }
+    });
+}
+
+/// A task whose operations are always done ends for a moment, too.
+#[test]
+fn who_never_waits_lets_others_run() {
+    let current = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    current.block_on(async {
+        let pair = Pair::new("soft0");
+        let other = tokio::spawn(async {});
+        for _ in 0..100_000 {
+            if other.is_finished() {
+                return;
+            }
+            let word = pair.board.remote().slice(0..8).unwrap();
+            let posted = pair.one.fetch_add(word, 1).try_post().unwrap();
+            posted.spin_first(LONG).await.unwrap();
+        }
+        panic!("the other task never ran");
+    });
+}
+
+#[test]
+fn who_finds_it_while_it_spins_asks_for_no_event() {
+    run(|| async {
+        let (pair, provider) = Pair::faulty(HELD);
+        provider.refuse(Call::RequestEvent, ALWAYS);
+        let write =
+            pair.one.write(pair.buffer(b"the word"), pair.board.remote().slice(0..8).unwrap());
+        let write = write.try_post().unwrap();
+        assert_eq!(*pair.released(write.spin_first(LONG)).await.unwrap(), *b"the word");
+        assert_eq!(pair.one.closed(), None);
+        // It would sleep.
+        let receive = pair.one.receive(pair.buffer(&[1; 8])).try_post().unwrap();
+        let failed = receive.spin_first(Duration::ZERO).await.unwrap_err();
+        assert_eq!((pair.one.closed(), &*failed.memory), (Some(CloseReason::Poll), &[1; 8][..]));
+        provider.assert_kept();
+    });
+}
+
+#[test]
+fn who_spins_is_told_of_every_end() {
+    for fails in [false, true] {
+        run(move || async move {
+            let (pair, provider) = Pair::faulty(HELD);
+            let receive = pair.one.receive(pair.buffer(&[1; 8])).post().await.unwrap();
+            let ends = async {
+                yield_now().await;
+                if fails {
+                    provider.refuse(Call::Poll, ALWAYS);
+                } else {
+                    pair.one.close().unwrap();
+                }
+            };
+            let (failed, ()) = tokio::join!(receive.spin_first(LONG), ends);
+            let failed = failed.unwrap_err();
+            let reason = if fails { CloseReason::Poll } else { CloseReason::Asked };
+            assert!(
+                matches!(failed.error, TransportError::Closed { reason: why, .. } if why == reason),
+                "{failed}"
+            );
+            assert_eq!(*failed.memory, [1; 8]);
+            drop(failed);
+            assert_eq!((pair.buffers(), provider.lent()), (0, 0));
+        });
+    }
+}
+
+#[test]
+fn who_is_dropped_while_it_spins_leaves_its_memory_with_the_request() {
+    run(|| async {
+        let (pair, provider) = Pair::faulty(HELD);
+        let receive = pair.other.receive(pair.buffer(&[1; 8])).post().await.unwrap();
+        timeout(Duration::from_millis(1), receive.spin_first(LONG)).await.unwrap_err();
+        assert_eq!((pair.buffers(), provider.lent()), (1, 1));
+        pair.released(pair.one.send(pair.buffer(b"for it")).spin_first(LONG)).await.unwrap();
+        let received = loop {
+            match pair.other.received_by_dropped() {
+                Some(received) => break received,
+                None => yield_now().await,
+            }
+        };
+        assert_eq!(received.memory.as_ref().unwrap()[..received.length], *b"for it");
+        drop(received);
+        pair.assert_given_back().await;
+    });
+}

@@ -1,0 +1,172 @@
+//! Holes that are closed, by number. The others are shown by tests of what closes them: `docs/parity.md`.
+
+use rdma_async::prelude::*;
+use rdma_async::{ConnectionOptions, Driver, LeaseEnd, LeaseLimits, Region, TransportError};
+use rdma_mem::{Errno, RemoteMemoryRegion};
+
+use crate::common::provider::{Post, Provider};
+use crate::parity::{DEVICES, HANG, LONG, Pair, READ, WRITE, domain, ends, ends_with, run};
+
+/// H15: nothing of what was lent and borrowed is kept when it is over, nor anything that it needs.
+#[test]
+fn memory_that_was_lent_keeps_nothing() {
+    run(|| async {
+        let (pd, provider) = Provider::faulty("soft0");
+        let pair = ends_with(pd, LeaseLimits::new(READ | WRITE)).await;
+        let before = provider.live();
+        for _ in 0..20 {
+            let asked = pair.one.request(4096, WRITE, LONG).await.unwrap();
+            asked.write(pair.buffer(&[1; 4096])).await.unwrap();
+            asked.give();
+            drop(pair.other.receive_region().await.unwrap());
+            let loan = pair.one.lend(pair.region(&[0; 4096]), READ, LONG).await.unwrap();
+            drop(pair.other.receive_loan().await.unwrap());
+            drop(loan.await.unwrap());
+        }
+        let _ = pair.pool.trim();
+        assert_eq!(provider.live(), before, "as many regions as at the beginning");
+        let last = pair.one.request(64, READ, LONG).await.unwrap();
+        let loan = pair.one.lend(pair.region(&[0; 64]), READ, LONG).await.unwrap();
+        // Whatever is dropped first.
+        drop(pair);
+        drop((loan, last));
+        provider.gone().await;
+    });
+}
+
+/// H16: of memory that is next to other memory, a key opens what it is of, and that alone.
+#[test]
+fn a_key_opens_no_neighbour() {
+    run(|| async {
+        for device in DEVICES {
+            for by_request in [false, true] {
+                let pair = ends(device).await;
+                let mut lent = Vec::new();
+                let mut loans = Vec::new();
+                for _ in 0..8 {
+                    lent.push(if by_request {
+                        pair.one.request(100, READ | WRITE, LONG).await.unwrap()
+                    } else {
+                        let region = pair.region(&[1; 100]);
+                        loans.push(pair.other.lend(region, READ | WRITE, LONG).await.unwrap());
+                        pair.one.receive_loan().await.unwrap()
+                    });
+                }
+                let of = |n: usize| lent[n].remote();
+                let key = of(3).rkey();
+                let tries = [of(2), of(4), of(0)].map(|other| other.address());
+                let own = of(3).address();
+                for address in tries.into_iter().chain([own + 100, own + 99, own - 1]) {
+                    let further = Pair::of(pair.driver.clone(), pair.pd.clone(), |qp| qp);
+                    let aims = RemoteMemoryRegion::new(address, 2, key);
+                    let failed = further.one.write(pair.buffer(&[9; 2]), aims).await.unwrap_err();
+                    assert!(failed.to_string().contains("remote access"), "{device}: {failed}");
+                }
+                let was = u8::from(!by_request);
+                for memory in &lent {
+                    assert_eq!(pair.bytes_of(memory).await, [was; 100]);
+                }
+                drop(lent);
+                for loan in loans {
+                    assert_eq!(*loan.await.unwrap().region, [1; 100]);
+                }
+            }
+        }
+    });
+}
+
+/// H19: a request that the device does not take leaves nothing behind: its memory is back, and the loan goes on.
+#[test]
+fn a_refused_request_leaves_lent_memory_as_it_was() {
+    run(|| async {
+        let (pd, provider) = Provider::faulty("soft0");
+        let pair = ends_with(pd, LeaseLimits::new(READ | WRITE)).await;
+        let loan = pair.other.lend(pair.region(&[1; 8]), READ | WRITE, LONG).await.unwrap();
+        let memory = pair.one.receive_loan().await.unwrap();
+        // More than there are slots.
+        for _ in 0..40 {
+            provider.next_posts([Post::Refused(Errno::EINVAL)]);
+            let failed = memory.write(pair.buffer(b"the word")).await.unwrap_err();
+            assert!(matches!(failed.error, TransportError::PostError(_)), "{failed}");
+            assert_eq!(*failed.memory, *b"the word");
+        }
+        memory.write(pair.buffer(b"the next")).await.unwrap();
+        assert_eq!(pair.buffers(), 0);
+        drop(memory);
+        let ended = loan.await.unwrap();
+        assert_eq!((ended.end, &*ended.region), (LeaseEnd::Returned, &b"the next"[..]));
+        provider.assert_kept();
+    });
+}
+
+/// H26: what is dropped is given back, whether or not there is a runtime where it is dropped.
+#[test]
+fn what_is_dropped_outside_of_a_runtime_is_given_back() {
+    run(|| async {
+        let pair = ends("soft0").await;
+        let loan = pair.other.lend(pair.region(&[1; 8]), WRITE, LONG).await.unwrap();
+        let memory = pair.one.receive_loan().await.unwrap();
+        let clone = memory.clone();
+        std::thread::spawn(move || drop(clone)).join().unwrap();
+        memory.write(pair.buffer(b"the word")).await.unwrap();
+        std::thread::spawn(move || drop(memory)).join().unwrap();
+        let ended = loan.await.unwrap();
+        assert_eq!((ended.end, &*ended.region), (LeaseEnd::Returned, &b"the word"[..]));
+    });
+}
+
+/// H26: and when the runtime has ended, the lender has it back at once, and not with its time.
+#[test]
+fn what_outlives_its_runtime_is_given_back() {
+    let lenders = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let borrowers = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let pd = domain("soft0");
+    let options = || ConnectionOptions::new(&pd);
+    let listener = lenders.block_on(async {
+        let driver = Driver::spawn(pd.context()).unwrap();
+        driver.listen("127.0.0.1:0", options()).await.unwrap()
+    });
+    let address = listener.local_addr();
+    let accepts = lenders.spawn(async move { listener.accept().await.unwrap() });
+    let borrower = borrowers.block_on(async {
+        let driver = Driver::spawn(pd.context()).unwrap();
+        driver.connect(address, options()).await.unwrap().0
+    });
+    let lender = lenders.block_on(accepts).unwrap();
+    let region = Region::allocate(&pd, 8).unwrap();
+    let loan = lenders.block_on(lender.lend(region, WRITE, HANG * 60)).unwrap();
+    let borrowed = borrowers.block_on(borrower.receive_loan()).unwrap();
+    drop(borrowers);
+    drop((borrowed, borrower));
+    let ended = lenders.block_on(async { tokio::time::timeout(HANG, loan).await });
+    assert_eq!(ended.unwrap().unwrap().end, LeaseEnd::OldEpoch);
+}
+
+/// H29: what a message or a number looks like is nobody's business.
+#[test]
+fn zeros_are_a_message_and_a_number() {
+    run(|| async {
+        for device in DEVICES {
+            let pair = Pair::new(device);
+            for length in [0, 1, 64] {
+                let receive = || pair.other.receive(pair.buffer(&[1; 64])).post();
+                let (plain, numbered) = (receive().await.unwrap(), receive().await.unwrap());
+                let zeros = || pair.buffer(&[0; 64]).slice(0..length);
+                pair.one.send(zeros()).await.unwrap();
+                pair.one.send_with_imm(zeros(), 0).await.unwrap();
+                for (receive, number) in [(plain, None), (numbered, Some(0))] {
+                    let received = receive.await.unwrap();
+                    assert_eq!((received.length, received.immediate), (length, number));
+                    assert!(received.memory[..length].iter().all(|&byte| byte == 0));
+                    assert_eq!(received.memory[length..], [1; 64][length..]);
+                }
+                // And one that brings a number, but no bytes into the receive.
+                let told = receive().await.unwrap();
+                let to = pair.board.remote().slice(0..length).unwrap();
+                pair.one.write_with_imm(zeros(), to, 0).await.unwrap();
+                let told = told.await.unwrap();
+                assert_eq!((told.immediate, &told.memory[..]), (Some(0), &[1; 64][..]));
+            }
+        }
+    });
+}

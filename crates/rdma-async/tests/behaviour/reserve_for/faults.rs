@@ -1,0 +1,208 @@
+//! Providers that refuse, and windows that do not keep peers within them.
+
+use std::future::pending;
+use std::time::Duration;
+
+use rdma_async::{CloseReason, ReserveError, Reserved, ReservedEnd};
+use rdma_channel::Operation;
+use rdma_mem::Errno;
+
+use crate::common::provider::{ALWAYS, Call, Post};
+use crate::common::{HANG, Pair, in_a_process_of_its_own, run};
+use crate::reserve_for::{WRITE, is_closed, is_closed_soon, probed, region};
+
+/// Whoever has the key reaches it, as of a registration.
+async fn is_for_all(pair: &Pair, refuse: impl FnOnce()) {
+    let another = Pair::of(pair.driver.clone(), pair.pd.clone(), |builder| builder);
+    refuse();
+    let open = region(&pair.pd, 64).reserve_for(&pair.one, WRITE, HANG, async |descriptor| {
+        let key = descriptor.remote(Duration::ZERO).unwrap();
+        another.other.write(another.buffer(b"word"), key.slice(0..4).unwrap()).await.unwrap();
+        key
+    });
+    let Reserved { region, value, end, .. } = open.await.unwrap();
+    assert_eq!((&region[..4], end), (b"word".as_slice(), ReservedEnd::Done));
+    is_closed(pair, value.unwrap(), &region).await;
+}
+
+#[test]
+fn where_windows_are_not_bounded_it_is_a_registration() {
+    run(|| async {
+        let (pair, provider) = Pair::faulty("soft0");
+        is_for_all(&pair, || provider.have_unbounded_windows()).await;
+        assert_eq!(provider.live()[6], 0);
+        provider.assert_kept();
+    });
+}
+
+#[test]
+fn where_it_cannot_be_found_out_it_is_a_registration() {
+    run(|| async {
+        for call in [Call::AllocateWindow, Call::RegisterRegion, Call::DeallocateWindow] {
+            let (pair, provider) = Pair::faulty("soft0");
+            is_for_all(&pair, || provider.refuse(call, 1)).await;
+            assert_eq!(provider.live()[6], 0);
+        }
+    });
+}
+
+#[test]
+fn other_rights_than_those_of_a_window_are_a_registrations() {
+    run(|| async {
+        let (pair, provider) = Pair::faulty("soft0");
+        let access = WRITE.with_relaxed_ordering();
+        let open = region(&pair.pd, 64).reserve_for(&pair.one, access, HANG, async |_| {
+            assert_eq!(provider.live()[6], 0);
+        });
+        assert_eq!(open.await.unwrap().end, ReservedEnd::Done);
+    });
+}
+
+#[test]
+fn what_cannot_be_opened_comes_back() {
+    run(|| async {
+        for call in [Call::AllocateWindow, Call::RegisterRegion] {
+            let (pair, provider) = Pair::faulty("soft0");
+            probed(&pair).await;
+            provider.refuse(call, 1);
+            let f = async |_| panic!("it was not open");
+            let refused = region(&pair.pd, 64).reserve_for(&pair.one, WRITE, HANG, f).await;
+            let ReserveError::NotOpened { region, error } = refused.unwrap_err() else { panic!() };
+            assert!(error.to_string().contains("ENOMEM"), "{error}");
+            assert_eq!(*region, [1; 64]);
+            // And can be, later.
+            let open = region.reserve_for(&pair.one, WRITE, HANG, async |_| ()).await.unwrap();
+            assert_eq!(open.region.into_memory().unwrap().len(), 64);
+        }
+    });
+}
+
+#[test]
+fn a_bind_that_is_refused_or_in_doubt_gives_the_memory_back() {
+    run(|| async {
+        for post in [Post::Refused(Errno::EINVAL), Post::Doubtful, Post::DoubtfulAndRefused] {
+            let (pair, provider) = Pair::faulty("soft0");
+            probed(&pair).await;
+            provider.next_posts([post]);
+            let f = async |_| pending::<()>().await;
+            let region = match region(&pair.pd, 64).reserve_for(&pair.one, WRITE, HANG, f).await {
+                // It was done, and its queue pair is no more.
+                Ok(open) if post == Post::Doubtful => {
+                    assert_eq!(open.end, ReservedEnd::OldEpoch);
+                    open.region
+                }
+                Err(ReserveError::NotOpened { region, .. }) if post != Post::Doubtful => region,
+                outcome => panic!("{outcome:?}"),
+            };
+            assert_eq!((&*region, provider.lent()), ([1; 64].as_slice(), 0));
+            let is_doubtful = post != Post::Refused(Errno::EINVAL);
+            let doubt = CloseReason::Doubtful { operation: Operation::Bind };
+            assert_eq!(pair.one.closed(), is_doubtful.then_some(doubt));
+            let again = Pair::of(pair.driver.clone(), pair.pd.clone(), |builder| builder);
+            region.reserve_for(&again.one, WRITE, HANG, async |_| ()).await.unwrap();
+            provider.assert_kept();
+        }
+    });
+}
+
+#[test]
+fn an_invalidation_that_is_refused_or_in_doubt_leaves_nothing_open() {
+    run(|| async {
+        for post in [Post::Refused(Errno::EINVAL), Post::Doubtful, Post::DoubtfulAndRefused] {
+            let (pair, provider) = Pair::faulty("soft0");
+            probed(&pair).await;
+            let open =
+                region(&pair.pd, 64).reserve_for(&pair.one, WRITE, HANG, async |descriptor| {
+                    provider.next_posts([post]);
+                    descriptor.remote(Duration::ZERO).unwrap()
+                });
+            let Reserved { region, value, .. } = open.await.unwrap();
+            // What was done all the same is known to be.
+            assert_eq!(provider.live()[6], usize::from(post == Post::Doubtful));
+            let again = Pair::of(pair.driver.clone(), pair.pd.clone(), |builder| builder);
+            is_closed(&again, value.unwrap(), &region).await;
+            provider.assert_kept();
+        }
+    });
+}
+
+/// Nothing comes back of memory that a peer may still reach.
+#[test]
+fn what_cannot_be_closed_does_not_come_back() {
+    in_a_process_of_its_own(
+        "reserve_for::faults::what_cannot_be_closed_does_not_come_back",
+        || run(not_closed),
+    );
+}
+
+async fn not_closed() {
+    for (times, left) in [(1, 0), (ALWAYS, 1)] {
+        let (pair, provider) = Pair::faulty("soft0");
+        probed(&pair).await;
+        let regions = provider.live()[2];
+        let mut seen = None;
+        let open = region(&pair.pd, 64).reserve_for(&pair.one, WRITE, HANG, async |descriptor| {
+            seen = descriptor.remote(Duration::ZERO);
+            // Once when it is closed, and once when it is dropped.
+            provider.refuse(Call::DeallocateWindow, times);
+            provider.next_posts([Post::Refused(Errno::EINVAL)]);
+        });
+        let refused = open.await.unwrap_err();
+        assert!(matches!(refused, ReserveError::NotRevoked(_)), "{refused}");
+        assert_eq!((provider.live()[2] - regions, provider.live()[6]), (left, left));
+        if left == 0 {
+            is_closed_soon(&pair, seen.unwrap()).await;
+        } else {
+            // It is still the peer's, and nobody else's.
+            let to = seen.unwrap().slice(0..4).unwrap();
+            pair.other.write(pair.buffer(b"word"), to).await.unwrap();
+        }
+    }
+}
+
+/// Of a future that is dropped, too.
+#[test]
+fn what_cannot_be_closed_is_never_freed() {
+    in_a_process_of_its_own("reserve_for::faults::what_cannot_be_closed_is_never_freed", || {
+        run(never_freed)
+    });
+}
+
+async fn never_freed() {
+    let (pair, provider) = Pair::faulty("soft0");
+    probed(&pair).await;
+    let regions = provider.live()[2];
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let open = region(&pair.pd, 64).reserve_for(&pair.one, WRITE, HANG, async |descriptor| {
+        tell.send(descriptor.remote(Duration::ZERO).unwrap()).unwrap();
+        provider.refuse(Call::DeallocateWindow, ALWAYS);
+        pending::<()>().await;
+    });
+    let key = tokio::select! {
+        _ = open => panic!("it was not over"),
+        key = told => key.unwrap(),
+    };
+    assert_eq!((provider.live()[2] - regions, provider.live()[6]), (1, 1));
+    pair.other.write(pair.buffer(b"word"), key.slice(0..4).unwrap()).await.unwrap();
+}
+
+#[test]
+fn memory_that_the_provider_keeps_stays_a_region() {
+    run(|| async {
+        let (pair, provider) = Pair::faulty("soft0");
+        for call in [Call::DeallocateWindow, Call::DeregisterRegion] {
+            let open = region(&pair.pd, 64).reserve_for(&pair.one, WRITE, HANG, async |_| ());
+            let region = open.await.unwrap().region;
+            provider.refuse(call, 1);
+            let (region, error) = region.into_memory().unwrap_err();
+            assert!(error.to_string().contains("EBUSY"), "{error}");
+            provider.refuse(call, 1);
+            // Which is opened to all after that.
+            let f = async |_| panic!("it was not open");
+            let refused = region.reserve(WRITE, HANG, f).await.unwrap_err();
+            let ReserveError::NotOpened { region, .. } = refused else { panic!("{refused}") };
+            let open = region.reserve_for(&pair.one, WRITE, HANG, async |_| ()).await.unwrap();
+            assert_eq!(open.region.into_memory().unwrap()[..], [1; 64]);
+        }
+    });
+}

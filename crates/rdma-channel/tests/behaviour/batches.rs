@@ -1,0 +1,306 @@
+//! Several requests with one doorbell, in each form.
+#![allow(unsafe_code)]
+#![allow(clippy::cast_possible_truncation)]
+
+use std::time::Duration;
+
+use crate::common::provider::{DOORBELLS, faulty};
+use crate::common::{Pair, must_end};
+use rdma_channel::{Channel, Prefix, ScopeError, TransportError, prelude::*};
+use rdma_mem::{AccessFlags, OwnedRegion, ProtectionDomain, RemoteMemoryRegion};
+use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WcOpcode, WriteWorkRequest};
+
+const SECOND: Duration = Duration::from_secs(10);
+
+fn domain() -> ProtectionDomain {
+    rdma_soft::install();
+    rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap()
+}
+
+fn looped(pd: &ProtectionDomain) -> Channel {
+    let prepared = pd.create_channel().build().unwrap();
+    let endpoint = prepared.endpoint();
+    prepared.handshake(endpoint).unwrap()
+}
+
+fn numbers<const N: usize>() -> [SendWorkRequest<'static, 'static>; N] {
+    std::array::from_fn(|i| SendWorkRequest::only_immediate(i as u32))
+}
+
+#[test]
+fn a_blocking_batch_says_how_each_ended_in_order() {
+    let pd = domain();
+    let mut channel = looped(&pd);
+    let shared = AccessFlags::new().with_local_write().with_remote_write();
+    let board = pd.allocate_shared_region(64, shared).unwrap();
+    let source = pd.allocate_region(64).unwrap();
+    let element = [source.as_slice().gather_element()];
+    let write = WriteWorkRequest::new(&element, board.remote());
+    let done = channel.batch([write.into(), write.into(), write.signaled(false).into()]).unwrap();
+    assert_eq!(done.map(|success| success.opcode()), [WcOpcode::RDMA_WRITE; 3]);
+}
+
+#[test]
+fn unsignaled_requests_of_a_batch_are_done_with_its_last() {
+    let pd = domain();
+    let mut channel = looped(&pd);
+    channel
+        .scope(|s| {
+            let received =
+                s.post_receive_batch(numbers::<4>().map(|_| ReceiveWorkRequest::only_immediate()))?;
+            let sent = s.post_batch(numbers::<4>().map(|send| send.signaled(false).into()))?;
+            for (i, handle) in received.iter().enumerate() {
+                assert_eq!(handle.wait(SECOND)?.immediate_data(), Some(i as u32));
+            }
+            for handle in &sent {
+                assert_eq!(handle.wait(SECOND)?.opcode(), WcOpcode::SEND);
+            }
+            Ok::<_, TransportError>(())
+        })
+        .unwrap();
+    assert!(channel.closed().is_none());
+}
+
+#[test]
+fn a_batch_that_is_larger_than_the_queue_is_refused_before_anything_is_posted() {
+    let mut channel = looped(&domain());
+    let error = channel.batch(numbers::<17>().map(Into::into)).unwrap_err();
+    assert!(
+        matches!(error, TransportError::BatchTooLarge { requests: 17, capacity: 16 }),
+        "{error}"
+    );
+    assert!(channel.closed().is_none());
+    let received = channel.scope(|s| {
+        s.post_receive(ReceiveWorkRequest::only_immediate())?;
+        s.post_batch(numbers::<1>().map(Into::into))?;
+        Ok::<_, TransportError>(())
+    });
+    received.unwrap();
+}
+
+#[test]
+fn a_batch_with_one_bad_request_posts_none_and_gives_all_memory_back() {
+    let pd = domain();
+    let mut channel = looped(&pd);
+    let other = domain();
+    let (mut own, mut foreign) =
+        (pd.allocate_region(8).unwrap(), other.allocate_region(8).unwrap());
+    let result = channel.scope(|s| {
+        let refused =
+            s.receive_batch_into([own.as_slice_mut(), foreign.as_slice_mut()]).unwrap_err();
+        assert_eq!((refused.posted.len(), refused.refused.len()), (0, 2));
+        Err::<(), TransportError>(refused.into())
+    });
+    let Err(ScopeError::ClosureError(TransportError::PostError(error))) = result else {
+        panic!("{result:?}");
+    };
+    assert_eq!((error.posted(), error.refused()), (0, 1));
+    assert!(channel.closed().is_none());
+}
+
+#[test]
+fn a_batch_waits_for_room_for_all_of_it() {
+    let mut channel = looped(&domain());
+    channel
+        .scope(|s| {
+            for _ in 0..20 {
+                let rooms = s.post_receive_batch(
+                    numbers::<5>().map(|_| ReceiveWorkRequest::only_immediate()),
+                )?;
+                drop(s.post_batch(numbers::<5>().map(Into::into))?);
+                for room in rooms {
+                    room.wait(SECOND)?;
+                }
+            }
+            Ok::<_, TransportError>(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn receives_of_a_batch_tell_nothing_of_an_unsignaled_send_before_them() {
+    let pd = domain();
+    let prepare = || pd.create_channel().build().unwrap();
+    let (here, there) = (prepare(), prepare());
+    let (here_end, there_end) = (here.endpoint(), there.endpoint());
+    let (mut here, mut there) =
+        (here.handshake(there_end).unwrap(), there.handshake(here_end).unwrap());
+    let access = AccessFlags::new().with_local_write().with_remote_write();
+    let board = pd.allocate_shared_region(8, access).unwrap();
+    let source = pd.allocate_region(8).unwrap();
+    let element = [source.as_slice().gather_element()];
+    here.scope(|s| {
+        let silent = WriteWorkRequest::new(&element, board.remote()).signaled(false);
+        let silent = s.post_write(silent)?;
+        let [room] = s.post_receive_batch([ReceiveWorkRequest::only_immediate()])?;
+        there.send(SendWorkRequest::only_immediate(7))?;
+        room.wait(SECOND)?;
+        assert!(silent.poll().is_none(), "no completion of its own queue has come");
+        s.post_write(WriteWorkRequest::new(&element, board.remote()))?.wait(SECOND)?;
+        assert!(silent.poll().is_some_and(|result| result.is_ok()));
+        Ok::<_, TransportError>(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_batch_that_is_refused_leaves_what_is_under_way_alone() {
+    let pd = domain();
+    let mut channel = looped(&pd);
+    let receive = ReceiveWorkRequest::only_immediate();
+    // SAFETY: SAFETY.md F21: no memory.
+    let handle = unsafe { channel.receive_unpolled(receive) }.unwrap();
+    drop(handle);
+    let start = std::time::Instant::now();
+    let error = channel.batch(numbers::<17>().map(Into::into)).unwrap_err();
+    assert!(matches!(error, TransportError::BatchTooLarge { .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(3), "it does not wait for the receive");
+    assert!(channel.closed().is_none());
+    channel.send(SendWorkRequest::only_immediate(1)).unwrap();
+}
+
+/// How many calls of the provider it makes to post.
+fn doorbells<T>(run: impl FnOnce() -> T) -> (u32, T) {
+    DOORBELLS.set(0);
+    let value = run();
+    (DOORBELLS.get(), value)
+}
+
+fn rooms<const N: usize>() -> [ReceiveWorkRequest<'static, 'static>; N] {
+    std::array::from_fn(|_| ReceiveWorkRequest::only_immediate())
+}
+
+/// Has the other end send so many messages, which come when there is space for them.
+fn answer(there: &Channel, count: u32) {
+    for number in 0..count {
+        // SAFETY: SAFETY.md F21: no memory.
+        drop(unsafe { there.send_unpolled(SendWorkRequest::only_immediate(number)) }.unwrap());
+    }
+}
+
+#[test]
+fn a_batch_rings_one_doorbell_in_each_form() {
+    must_end(|| {
+        let Pair { mut here, there, board, pd, .. } = Pair::on(&faulty("soft0"), |builder| builder);
+        let mut memory = pd.allocate_region(32).unwrap();
+        let remote = board.remote();
+        let element = [memory.get_ref(0, 8).unwrap().gather_element()];
+        let write = WriteWorkRequest::new(&element, remote);
+
+        let requests = [write.into(), write.into(), write.into()];
+        let (rung, done) = doorbells(|| here.batch(requests));
+        assert_eq!((rung, done.unwrap().len()), (1, 3));
+        let (rung, done) = doorbells(|| here.batch_timeout([write.into(), write.into()], SECOND));
+        assert_eq!((rung, done.unwrap().len()), (1, 2));
+        answer(&there, 3);
+        let (rung, done) = doorbells(|| here.receive_batch_timeout(rooms::<3>(), SECOND));
+        assert_eq!(rung, 1);
+        assert_eq!(done.unwrap().map(|done| done.immediate_data()), [0, 1, 2].map(Some));
+
+        here.scope(|s| {
+            let (rung, writes) = doorbells(|| s.post_batch([write.into(), write.into()]));
+            assert_eq!(rung, 1);
+            writes?.iter().try_for_each(|write| write.wait(SECOND).map(drop))?;
+            let (rung, received) = doorbells(|| s.post_receive_batch(rooms::<2>()));
+            assert_eq!(rung, 1);
+            answer(&there, 2);
+            received?.iter().try_for_each(|room| room.wait(SECOND).map(drop))
+        })
+        .unwrap();
+
+        // SAFETY: SAFETY.md F8: the region lives longer than the channel, and is only read.
+        let (rung, writes) =
+            doorbells(|| unsafe { here.batch_unpolled([write.into(), write.into()]) });
+        assert_eq!(rung, 1);
+        assert!(writes.unwrap().iter().all(|write| write.wait(SECOND).is_ok()));
+        // SAFETY: SAFETY.md F21: no memory.
+        let (rung, received) = doorbells(|| unsafe { here.receive_batch_unpolled(rooms::<2>()) });
+        assert_eq!(rung, 1);
+        answer(&there, 2);
+        assert!(received.unwrap().iter().all(|room| room.wait(SECOND).is_ok()));
+
+        rented_batches(&mut here, &there, &mut memory, remote);
+        assert_eq!((here.closed(), here.stray_completions()), (None, 0));
+    });
+}
+
+fn rented_batches(
+    here: &mut Channel,
+    there: &Channel,
+    memory: &mut OwnedRegion,
+    remote: RemoteMemoryRegion,
+) {
+    here.scope(|s| {
+        let (one, other) = memory.as_slice_mut().split_at(16);
+        let (rung, writes) = doorbells(|| s.write_batch_from([(one, remote), (other, remote)]));
+        assert_eq!(rung, 1);
+        let [one, other] = writes?.map(|write| write.wait(SECOND).unwrap().buf);
+        let (rung, reads) = doorbells(|| s.read_batch_into([(one, remote), (other, remote)]));
+        assert_eq!(rung, 1);
+        let [one, other] = reads?.map(|read| read.wait(SECOND).unwrap().buf);
+        let (rung, received) = doorbells(|| s.receive_batch_into([one, other]));
+        assert_eq!(rung, 1);
+        answer(there, 2);
+        let bufs = received?.map(|room| room.wait(SECOND).unwrap().buf);
+        let rooms = [(); 2].map(|()| ReceiveWorkRequest::only_immediate());
+        // SAFETY: SAFETY.md F21: no memory.
+        let rooms = unsafe { there.receive_batch_unpolled(rooms) }?;
+        let empty = bufs.map(|buf| Prefix::new(buf, 0).unwrap());
+        let (rung, sends) = doorbells(|| s.send_batch_from(empty));
+        assert_eq!(rung, 1);
+        for (send, room) in sends?.into_iter().zip(&rooms) {
+            send.wait(SECOND).unwrap().result?;
+            room.wait(SECOND)?;
+        }
+        Ok::<_, TransportError>(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn batches_whose_length_is_known_at_run_time_go_in_each_form() {
+    let pd = domain();
+    let mut channel = looped(&pd);
+    for length in [0, 1, 5, 16] {
+        let sends = || (0..length).map(|n| SendWorkRequest::only_immediate(n).into());
+        let receives = || (0..length).map(|_| ReceiveWorkRequest::only_immediate());
+        channel
+            .scope(|s| {
+                let received = s.post_receive_batch_of(receives())?;
+                let sent = s.post_batch_of(sends())?;
+                assert_eq!((received.len(), sent.len()), (length as usize, length as usize));
+                for (n, handle) in (0..).zip(&received) {
+                    assert_eq!(handle.wait(SECOND)?.immediate_data(), Some(n));
+                }
+                sent.iter().try_for_each(|handle| handle.wait(SECOND).map(drop))
+            })
+            .unwrap();
+        // SAFETY: SAFETY.md F8: no memory.
+        let post = |n| unsafe { channel.send_unpolled(SendWorkRequest::only_immediate(n)) };
+        drop((0..length).map(|n| post(n).unwrap()).collect::<Vec<_>>());
+        let received = channel.receive_batch_of_timeout(receives(), SECOND).unwrap();
+        let numbers = received.iter().map(|success| success.immediate_data().unwrap());
+        assert!(numbers.eq(0..length), "{received:?}");
+    }
+    let many = (0..17).map(|_| ReceiveWorkRequest::only_immediate());
+    let error = channel.receive_batch_of(many).unwrap_err();
+    assert!(
+        matches!(error, TransportError::BatchTooLarge { requests: 17, capacity: 16 }),
+        "{error}"
+    );
+    assert!(channel.closed().is_none());
+}
+
+#[test]
+fn a_blocking_batch_of_any_length_ends_in_its_time() {
+    must_end(|| {
+        let mut pair = Pair::new("soft0");
+        let mut memory = pair.memory(8, 1);
+        let mut list = rdma_mem::ScatterList::from([memory.as_slice_mut()]);
+        let receive = ReceiveWorkRequest::from_list(&mut list);
+        let limit = Duration::from_millis(10);
+        let error = pair.here.receive_batch_of_timeout([receive], limit).unwrap_err();
+        assert!(matches!(error, TransportError::Timeout { timeout, .. } if timeout == limit));
+        assert!(pair.here.closed().is_some(), "the memory is given back");
+    });
+}

@@ -1,0 +1,23 @@
+//! The behaviour of the crate, in one program: a module for each subject.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
+
+mod batches;
+mod clock;
+mod common;
+mod completion_table;
+mod credits;
+mod endings;
+mod exchange;
+mod inline;
+mod messages;
+mod multi_channel;
+mod random_peers;
+mod random_programs;
+mod refusals;
+mod rendezvous;
+mod rented;
+mod same_memory;
+mod server;
+mod sleeping;
+mod slices;
+mod watch;

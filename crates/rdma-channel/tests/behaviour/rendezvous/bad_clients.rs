@@ -1,0 +1,342 @@
+//! Clients that do not do as they should, each beside a good one that gets in.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::mpsc::{self, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdma_channel::{ChannelListener, ConnectError, prelude::*};
+
+use crate::rendezvous::{
+    HELLO, LATER, LOCALHOST, PREFACE, READY, SILENCE, SOON, WITH_ENDPOINT, assert_connected,
+    assert_serves, await_refused, client, domain, hello, listener, preface, reason, rest,
+};
+
+/// What it says, before a good client comes.
+fn says(to: SocketAddr, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(to).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.write_all(bytes).unwrap();
+    stream
+}
+
+/// A good client gets in beside that one, which is refused.
+fn refused(listener: &mut ChannelListener, bytes: &[u8]) -> TcpStream {
+    let before = listener.refused();
+    let bad = says(listener.local_addr(), bytes);
+    assert_serves(listener, "soft0");
+    await_refused(listener, before + 1);
+    bad
+}
+
+#[test]
+fn garbage_is_refused_without_a_word() {
+    let mut listener = listener("soft0");
+    for garbage in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), b"x", b"RDEX\0\x01\0\x01", &[0; 3000]] {
+        let bad = refused(&mut listener, garbage);
+        assert!(rest(&bad).is_empty());
+    }
+}
+
+#[test]
+fn another_version_is_told_both_versions() {
+    let mut listener = listener("soft0");
+    let mut newer = hello(b"");
+    newer[5] = 2;
+    let why = reason(&refused(&mut listener, &newer));
+    assert!(why.contains("version 2") && why.contains("the server 1"), "{why}");
+    // However much it says, the reason arrives.
+    newer.resize(5000, 7);
+    let why = reason(&refused(&mut listener, &newer));
+    assert!(why.contains("same version"), "{why}");
+}
+
+#[test]
+fn wrong_messages_are_told_what_is_wrong() {
+    let mut listener = listener("soft0");
+    let mut no_endpoint = hello(b"");
+    no_endpoint[PREFACE] = b'x';
+    let mut no_queue_pair = hello(b"");
+    no_queue_pair[PREFACE + 21] = 4; // UD
+    for (bytes, says) in [
+        (preface(HELLO, 1025), "1025"),
+        (preface(77, 0), "kind 77"),
+        (preface(READY, 0), "kind 3"),
+        (preface(READY, 1), "announced 1 bytes"),
+        (no_endpoint, "RDQP"),
+        (no_queue_pair, "type"),
+        ([hello(b"hi"), b"!".to_vec()].concat(), "1 bytes more"),
+        ([hello(b""), preface(READY, 0)].concat(), "10 bytes more"),
+    ] {
+        let why = reason(&refused(&mut listener, &bytes));
+        assert!(why.contains(says), "{why}");
+    }
+}
+
+#[test]
+fn a_flood_behind_a_right_message_is_refused() {
+    let mut listener = listener("soft0");
+    let address = listener.local_addr();
+    let flood = thread::spawn(move || {
+        let mut stream = says(address, &hello(b""));
+        let mut count = 0_u64;
+        while stream.write_all(&[7; 4096]).is_ok() {
+            count += 1;
+            assert!(count < 1 << 20, "somebody takes 4 GiB");
+        }
+    });
+    assert_serves(&mut listener, "soft0");
+    await_refused(&mut listener, 1);
+    flood.join().unwrap();
+}
+
+#[test]
+fn a_client_that_speaks_before_it_was_answered_is_refused() {
+    let mut listener = listener("soft0");
+    let address = listener.local_addr();
+    let early = |at_once: bool| {
+        let mut bad = says(address, &hello(b"bad"));
+        bad.read_exact(&mut [0; WITH_ENDPOINT]).unwrap();
+        if at_once {
+            bad.write_all(&[&preface(READY, 0), b"early".as_slice()].concat()).unwrap();
+        } else {
+            bad.write_all(&preface(READY, 0)).unwrap();
+        }
+        bad
+    };
+    thread::scope(|threads| {
+        let at_once = threads.spawn(|| reason(&early(true)));
+        await_refused(&mut listener, 1);
+        let why = at_once.join().unwrap();
+        assert!(why.contains("5 bytes more"), "{why}");
+
+        let later = threads.spawn(|| early(false));
+        let incoming = listener.incoming(Some(LATER)).unwrap();
+        let mut bad = later.join().unwrap();
+        bad.write_all(b"early").unwrap();
+        let outcome = incoming.accept(b"");
+        assert!(matches!(outcome, Err(ConnectError::Garbled { .. })), "{outcome:?}");
+        assert!(reason(&bad).contains("before it was answered"));
+        assert_eq!(listener.refused(), 2);
+    });
+    assert_serves(&mut listener, "soft0");
+}
+
+#[test]
+fn silence_ends_with_the_limit_of_the_listener() {
+    let mut listener =
+        domain("soft0").create_channel().rendezvous_timeout(SILENCE).listen(LOCALHOST).unwrap();
+    let begin = Instant::now();
+    let half = hello(b"");
+    let silent = [b"".as_slice(), &half[..3], &half[..100], &half]
+        .map(|part| says(listener.local_addr(), part));
+    assert_serves(&mut listener, "soft0");
+    await_refused(&mut listener, 4);
+    assert!(begin.elapsed() >= SILENCE);
+    for stream in silent {
+        let why = reason(&stream);
+        assert!(why.contains("within 2s"), "{why}");
+    }
+}
+
+#[test]
+fn a_byte_now_and_then_does_not_lengthen_the_limit() {
+    let mut listener =
+        domain("soft0").create_channel().rendezvous_timeout(SOON).listen(LOCALHOST).unwrap();
+    let mut slow = TcpStream::connect(listener.local_addr()).unwrap();
+    let message = hello(b"");
+    let dripping = thread::spawn(move || {
+        for byte in message {
+            // The time between two bytes is what is tested.
+            thread::sleep(Duration::from_millis(10));
+            if slow.write_all(&[byte]).is_err() {
+                return true;
+            }
+        }
+        false
+    });
+    await_refused(&mut listener, 1);
+    assert!(dripping.join().unwrap(), "it was refused before it had said all");
+}
+
+#[test]
+fn a_message_that_comes_in_pieces_is_taken() {
+    let mut listener = listener("soft0");
+    let mut slow = TcpStream::connect(listener.local_addr()).unwrap();
+    slow.set_nodelay(true).unwrap();
+    let pieces = thread::spawn(move || {
+        let message = hello(b"in pieces");
+        for piece in message.chunks(7) {
+            slow.write_all(piece).unwrap();
+        }
+        slow.read_exact(&mut [0; WITH_ENDPOINT]).unwrap();
+        for byte in preface(READY, 0) {
+            slow.write_all(&[byte]).unwrap();
+        }
+        rest(&slow)
+    });
+    let incoming = listener.incoming(Some(LATER)).unwrap();
+    assert_eq!(incoming.user_bytes(), b"in pieces");
+    drop(incoming.accept(b"ok").unwrap());
+    assert_eq!(
+        pieces.join().unwrap(),
+        [preface(crate::rendezvous::ACCEPT, 2), b"ok".to_vec()].concat()
+    );
+}
+
+/// As far as a client comes before it is gone.
+const PHASES: [&str; 5] = ["connected", "half a HELLO", "HELLO", "ENDPOINT", "READY"];
+
+/// Closes the stream, or its own half, when it is gone.
+#[derive(Clone, Copy)]
+enum Close {
+    All,
+    Half,
+}
+
+/// Is gone after that phase, and says so.
+fn dies_after(phase: usize, to: SocketAddr, how: Close, gone: &Sender<()>) {
+    let message = hello(b"dies");
+    let mut stream = TcpStream::connect(to).unwrap();
+    match phase {
+        0 => {}
+        1 => stream.write_all(&message[..150]).unwrap(),
+        _ => stream.write_all(&message).unwrap(),
+    }
+    if phase >= 3 {
+        stream.read_exact(&mut [0; WITH_ENDPOINT]).unwrap();
+    }
+    if phase >= 4 {
+        stream.write_all(&preface(READY, 0)).unwrap();
+    }
+    match how {
+        Close::All => drop(stream),
+        Close::Half => {
+            stream.shutdown(Shutdown::Write).unwrap();
+            gone.send(()).unwrap();
+            rest(&stream);
+        }
+    }
+    let _ = gone.send(());
+}
+
+#[test]
+fn a_client_that_dies_in_any_phase_stops_nobody_and_leaves_nothing() {
+    let mut listener = listener("soft0");
+    let address = listener.local_addr();
+    let mut count = 0;
+    for (phase, name) in PHASES.iter().enumerate() {
+        for how in [Close::All, Close::Half] {
+            let (gone, is_gone) = mpsc::channel();
+            let client = thread::spawn(move || dies_after(phase, address, how, &gone));
+            count += 1;
+            if phase == PHASES.len() - 1 {
+                // It has come to the program before it was gone.
+                let incoming = listener.incoming(Some(LATER)).unwrap();
+                is_gone.recv().unwrap();
+                let outcome = incoming.accept(b"");
+                assert!(matches!(outcome, Err(ConnectError::Closed { .. })), "{outcome:?}");
+            }
+            await_refused(&mut listener, count);
+            client.join().unwrap_or_else(|_| panic!("{name}"));
+        }
+    }
+    assert_serves(&mut listener, "soft0");
+}
+
+#[test]
+fn accept_passes_over_a_client_that_is_gone() {
+    let mut listener = listener("soft0");
+    let address = listener.local_addr();
+    let (gone, is_gone) = mpsc::channel();
+    let dead = thread::spawn(move || dies_after(4, address, Close::All, &gone));
+    // Both are connected when the first comes to the program, or when it is asked again.
+    let first = listener.incoming(Some(LATER)).unwrap();
+    is_gone.recv().unwrap();
+    drop(first);
+    dead.join().unwrap();
+    let (gone, is_gone) = mpsc::channel();
+    let dead = thread::spawn(move || dies_after(2, address, Close::All, &gone));
+    is_gone.recv().unwrap();
+    let good = client("soft0", address, b"");
+    let mut server = listener.accept().unwrap();
+    assert_connected(&mut server, &mut good.join().unwrap().unwrap().0);
+    dead.join().unwrap();
+    assert_eq!(listener.refused(), 1);
+}
+
+#[test]
+fn sixty_four_silent_clients_keep_one_behind_them_waiting_for_the_limit_alone() {
+    let pd = domain("soft0");
+    let mut listener = pd.create_channel().rendezvous_timeout(SILENCE).listen(LOCALHOST).unwrap();
+    let silent: Vec<_> = (0..64).map(|_| says(listener.local_addr(), b"RDRV")).collect();
+    let begin = Instant::now();
+    assert_serves(&mut listener, "soft0");
+    assert!(begin.elapsed() >= SILENCE / 2, "they had all places: {:?}", begin.elapsed());
+    await_refused(&mut listener, 64);
+    for stream in silent {
+        assert!(reason(&stream).contains("within 2s"));
+    }
+}
+
+#[test]
+fn clients_that_wait_for_the_program_do_not_expire() {
+    let pd = domain("soft0");
+    let mut listener = pd.create_channel().rendezvous_timeout(SILENCE).listen(LOCALHOST).unwrap();
+    let address = listener.local_addr();
+    let clients: Vec<_> = (0..3).map(|_| client("soft0", address, b"good")).collect();
+    // The others become ready meanwhile or later; all longer ago than the limit.
+    let first = listener.incoming(Some(LATER)).unwrap();
+    thread::sleep(SILENCE / 4);
+    let mut servers = vec![first.accept(b"").unwrap()];
+    while servers.len() < 3 {
+        servers.push(listener.incoming(Some(LATER)).unwrap().accept(b"").unwrap());
+        thread::sleep(SILENCE);
+    }
+    assert_eq!(listener.refused(), 0);
+    for client in clients {
+        client.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_client_is_not_too_late_because_the_program_was_elsewhere() {
+    let limit = Duration::from_secs(1);
+    let pd = domain("soft0");
+    let mut listener = pd.create_channel().rendezvous_timeout(limit).listen(LOCALHOST).unwrap();
+    let mut client = says(listener.local_addr(), b"");
+    let nobody = |listener: &mut ChannelListener| {
+        let outcome = listener.incoming(Some(Duration::ZERO));
+        assert!(matches!(outcome, Err(ConnectError::Timeout { .. })), "{outcome:?}");
+    };
+    nobody(&mut listener);
+    client.write_all(&hello(b"in time")).unwrap();
+    // The time in which nobody asks is what is tested.
+    thread::sleep(2 * limit);
+    nobody(&mut listener);
+    client.read_exact(&mut [0; WITH_ENDPOINT]).unwrap();
+    client.write_all(&preface(READY, 0)).unwrap();
+    assert_eq!(listener.incoming(Some(LATER)).unwrap().user_bytes(), b"in time");
+    assert_eq!(listener.refused(), 0);
+}
+
+#[test]
+fn refused_clients_leave_no_queue_pair() {
+    const COUNTED: &str = "softcounted0";
+    rdma_soft::install();
+    rdma_soft::Builder::new(COUNTED).max_queue_pairs(2).install().unwrap();
+    let mut listener = listener(COUNTED);
+    let address = listener.local_addr();
+    // Each is answered, and so has a queue pair of the server for a while.
+    for count in 1..=10 {
+        let bad = thread::spawn(move || {
+            let mut stream = says(address, &hello(b""));
+            stream.read_exact(&mut [0; WITH_ENDPOINT]).unwrap();
+        });
+        await_refused(&mut listener, count);
+        bad.join().unwrap();
+    }
+    // One for each end: there is none left of the others.
+    assert_serves(&mut listener, COUNTED);
+}

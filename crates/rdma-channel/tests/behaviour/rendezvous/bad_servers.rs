@@ -1,0 +1,203 @@
+//! Servers that do not do as they should, and what their client says.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::Instant;
+
+use rdma_channel::{ConnectError, prelude::*};
+
+use crate::rendezvous::{
+    ACCEPT, ENDPOINT, HELLO, LATER, LOCALHOST, PREFACE, READY, REJECT, SOON, WITH_ENDPOINT, client,
+    domain, listener, preface,
+};
+
+/// What a client says whose server does that with the stream, once it has the client's HELLO.
+fn error_with(serve: impl FnOnce(&mut TcpStream, &[u8]) + Send) -> ConnectError {
+    let socket = TcpListener::bind(LOCALHOST).unwrap();
+    let address = socket.local_addr().unwrap();
+    thread::scope(|threads| {
+        threads.spawn(move || {
+            let mut stream = socket.accept().unwrap().0;
+            let mut hello = [0; WITH_ENDPOINT];
+            stream.read_exact(&mut hello).unwrap();
+            serve(&mut stream, &hello);
+        });
+        connect(address)
+    })
+}
+
+fn connect(address: SocketAddr) -> ConnectError {
+    let pd = domain("soft0");
+    let builder = pd.create_channel().rendezvous_timeout(LATER);
+    let begin = Instant::now();
+    let error = builder.connect(address).unwrap_err();
+    assert!(begin.elapsed() < LATER, "{error}");
+    error
+}
+
+/// ENDPOINT of a queue pair of soft0.
+fn endpoint() -> Vec<u8> {
+    let endpoint = domain("soft0").create_channel().build().unwrap().endpoint();
+    [preface(ENDPOINT, 0), endpoint.to_bytes().to_vec()].concat()
+}
+
+/// Takes READY.
+fn ready(stream: &mut TcpStream) {
+    let mut message = [0; PREFACE];
+    stream.read_exact(&mut message).unwrap();
+    assert_eq!(message[..], preface(READY, 0));
+}
+
+#[test]
+fn garbage_is_foreign_and_shows_what_came() {
+    let error = error_with(|stream, _| stream.write_all(b"HTTP/1.1 400 Bad Request").unwrap());
+    assert!(matches!(&error, ConnectError::Foreign { received, .. } if received == b"HTTP/1.1 4"));
+    assert!(error.to_string().contains("HTTP/1.1 4"), "{error}");
+    let error = error_with(|stream, _| stream.write_all(b"x").unwrap());
+    assert!(matches!(error, ConnectError::Foreign { .. }), "{error}");
+}
+
+#[test]
+fn another_version_says_both() {
+    let mut message = endpoint();
+    message[5] = 9;
+    let error = error_with(move |stream, _| stream.write_all(&message).unwrap());
+    assert!(matches!(error, ConnectError::Version { found: 9, .. }), "{error:?}");
+    let said = error.to_string();
+    assert!(said.contains("version 9") && said.contains("has 1"), "{said}");
+    // Its refusal is understood nevertheless.
+    let error = error_with(|stream, _| stream.write_all(b"RDRV\0\x09\0\x05\0\x03old").unwrap());
+    assert!(matches!(&error, ConnectError::Rejected(why) if &**why == "old"), "{error:?}");
+}
+
+#[test]
+fn wrong_messages_are_named() {
+    let mut no_endpoint = endpoint();
+    no_endpoint[PREFACE] = b'x';
+    for (message, says) in [
+        (preface(READY, 0), "kind 3"),
+        (preface(99, 0), "kind 99"),
+        (preface(ACCEPT, 0), "kind 4"),
+        (preface(ENDPOINT, 5), "announced 5 bytes"),
+        (preface(REJECT, 2000), "announced 2000 bytes"),
+        (no_endpoint, "RDQP"),
+    ] {
+        let error = error_with(move |stream, _| stream.write_all(&message).unwrap());
+        assert!(matches!(error, ConnectError::Garbled { .. }), "{error:?}");
+        assert!(error.to_string().contains(says), "{error}");
+    }
+    // One that sends back what it is sent.
+    let error = error_with(|stream, hello| stream.write_all(hello).unwrap());
+    assert!(matches!(&error, ConnectError::Garbled { what, .. } if what.contains("kind 1")));
+    assert_eq!(HELLO, 1);
+    // And after READY.
+    let message = endpoint();
+    let error = error_with(move |stream, _| {
+        stream.write_all(&message).unwrap();
+        ready(stream);
+        stream.write_all(&message).unwrap();
+    });
+    assert!(matches!(&error, ConnectError::Garbled { what, .. } if what.contains("kind 2")));
+}
+
+#[test]
+fn an_endpoint_that_does_not_fit_is_an_error_of_the_verbs() {
+    let endpoint = domain("softib0").create_channel().build().unwrap().endpoint();
+    let message = [preface(ENDPOINT, 0), endpoint.to_bytes().to_vec()].concat();
+    let error = error_with(move |stream, _| stream.write_all(&message).unwrap());
+    assert!(matches!(error, ConnectError::Verbs(_)), "{error:?}");
+    assert!(error.to_string().contains("link layer"), "{error}");
+}
+
+#[test]
+fn a_server_that_dies_in_any_phase_is_closed_or_has_said_why() {
+    let message = endpoint();
+    let answered = |error: ConnectError| {
+        assert!(matches!(error, ConnectError::Closed { .. }), "{error:?}");
+        error.to_string()
+    };
+    for part in [0, 3, PREFACE, 200, WITH_ENDPOINT - 1] {
+        let part = &message[..part];
+        let said = answered(error_with(move |stream, _| stream.write_all(part).unwrap()));
+        assert!(said.contains("before it had answered"), "{said}");
+    }
+    let whole = &message;
+    let said = answered(error_with(move |stream, _| stream.write_all(whole).unwrap()));
+    assert!(said.contains("before it had accepted"), "{said}");
+    for part in [0, 5, PREFACE, PREFACE + 1] {
+        let verdict = [preface(ACCEPT, 2), b"ok".to_vec()].concat();
+        let said = answered(error_with(move |stream, _| {
+            stream.write_all(whole).unwrap();
+            ready(stream);
+            stream.write_all(&verdict[..part]).unwrap();
+        }));
+        assert!(said.contains("before it had accepted"), "{said}");
+    }
+    // One that dies before it has taken the client resets the stream.
+    let socket = TcpListener::bind(LOCALHOST).unwrap();
+    let address = socket.local_addr().unwrap();
+    thread::scope(|threads| {
+        threads.spawn(move || drop(socket.accept().unwrap().0.peek(&mut [0])));
+        answered(connect(address));
+    });
+}
+
+#[test]
+fn a_listener_that_is_dropped_lets_its_clients_go() {
+    let mut waiting = listener("soft0");
+    let address = waiting.local_addr();
+    let clients = [(); 3].map(|()| client("soft0", address, b""));
+    // One of them has come to the program, the others have come as far as they have.
+    drop(waiting.incoming(Some(LATER)).unwrap());
+    drop(waiting);
+    for client in clients {
+        let error = client.join().unwrap().unwrap_err();
+        let known = matches!(
+            error,
+            ConnectError::Rejected(_)
+                | ConnectError::Closed { .. }
+                | ConnectError::NobodyListens { .. }
+        );
+        assert!(known, "{error:?}");
+    }
+}
+
+#[test]
+fn a_silent_server_is_a_timeout_that_says_what_did_not_come() {
+    // Nobody calls `incoming`.
+    let socket = listener("soft0");
+    let pd = domain("soft0");
+    let connect = |address: SocketAddr| {
+        let begin = Instant::now();
+        let builder = pd.create_channel().rendezvous_timeout(SOON);
+        let error = builder.connect(address).unwrap_err();
+        assert!((SOON..LATER).contains(&begin.elapsed()));
+        assert!(matches!(error, ConnectError::Timeout { limit: SOON, .. }), "{error:?}");
+        error.to_string()
+    };
+    let said = connect(socket.local_addr());
+    assert!(said.contains("no answer of the server") && said.contains("incoming"), "{said}");
+
+    // And nobody decides.
+    let socket = TcpListener::bind(LOCALHOST).unwrap();
+    let address = socket.local_addr().unwrap();
+    let server = thread::spawn(move || {
+        let mut stream = socket.accept().unwrap().0;
+        stream.write_all(&endpoint()).unwrap();
+        stream.read_to_end(&mut Vec::new()).unwrap()
+    });
+    let said = connect(address);
+    assert!(said.contains("no verdict of the server"), "{said}");
+    assert_eq!(server.join().unwrap(), WITH_ENDPOINT + PREFACE);
+}
+
+#[test]
+fn a_client_without_time_says_so_at_once() {
+    let socket = listener("soft0");
+    let pd = domain("soft0");
+    let builder = pd.create_channel().rendezvous_timeout(std::time::Duration::ZERO);
+    let error = builder.connect(socket.local_addr()).unwrap_err();
+    assert!(matches!(error, ConnectError::Timeout { .. }), "{error:?}");
+    assert!(error.to_string().contains(&socket.local_addr().to_string()), "{error}");
+}

@@ -1,0 +1,168 @@
+//! Clients that come.
+
+use std::thread;
+
+use rdma_channel::{Channel, ConnectError, Error, Recovery, Server, ServerEvent, prelude::*};
+
+use crate::server::{
+    DEVICES, LATER, LOCALHOST, SOON, assert_quiet, connect, domain, join, left, message, next,
+    server, server_with,
+};
+
+#[test]
+fn both_ends_are_told_what_the_other_says() {
+    for device in DEVICES {
+        let mut server = server_with(device, |builder| builder.user_bytes(b"welcome"));
+        let to = server.local_addr();
+        let client = thread::spawn(move || {
+            let (channel, told) =
+                domain(device).create_channel().user_bytes(b"it is me").connect(to).unwrap();
+            assert_eq!(*told, *b"welcome");
+            channel
+        });
+        let ServerEvent::Joined { peer, address, user_bytes } = next(&mut server) else { panic!() };
+        assert_eq!((*user_bytes).to_vec(), b"it is me");
+        assert!(address.ip().is_loopback() && address != to);
+        assert_eq!(peer.to_string(), "peer 0.0");
+        drop(client.join().unwrap());
+        assert_eq!(left(&mut server).0, peer);
+    }
+}
+
+#[test]
+fn one_client_too_many_is_told_so_and_may_come_again() {
+    let mut server = server_with("soft0", |builder| builder.max_peers(2));
+    let (first, channel) = join("soft0", &mut server);
+    let (second, _stays) = join("soft0", &mut server);
+    assert_eq!((first.index(), second.index()), (0, 1));
+    let to = server.local_addr();
+    let third = thread::spawn(move || Channel::connect(to, &domain("soft0")));
+    while server.refused() == 0 {
+        assert!(server.next(Some(SOON)).unwrap().is_none());
+    }
+    let refused = third.join().unwrap().unwrap_err();
+    let ConnectError::Busy(why) = &refused else { panic!("{refused}") };
+    assert!(why.contains("as many clients as it takes, 2"), "{why}");
+    assert_eq!(refused.recovery(), Recovery::Retry);
+    assert!(server.last_refused().unwrap().contains("as many clients as it takes, 2"));
+    drop(channel);
+    assert_eq!(left(&mut server).0, first);
+    let (again, _channel) = join("soft0", &mut server);
+    assert_eq!(again.index(), first.index(), "the place is used again");
+    assert_ne!(again, first, "the ID is not");
+}
+
+/// The place is free when the program was told that it is, and its new client waits until then.
+#[test]
+fn a_place_is_taken_until_its_end_was_told() {
+    let mut server = server_with("soft0", |builder| builder.max_peers(1));
+    let to = server.local_addr();
+    for round in 0..20 {
+        let client = thread::spawn(move || connect("soft0", to));
+        let peer = loop {
+            match next(&mut server) {
+                ServerEvent::Joined { peer, .. } => break peer,
+                ServerEvent::Left { peer, .. } => assert_eq!(peer.index(), 0),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(peer.to_string(), format!("peer 0.{round}"));
+        drop(client.join().unwrap());
+        assert_eq!(left(&mut server).0, peer);
+    }
+}
+
+#[test]
+fn clients_come_while_others_talk_without_end() {
+    let mut server = server("soft0");
+    let (talks, mut channel) = join("soft0", &mut server);
+    let to = server.local_addr();
+    let others = thread::spawn(move || (0..10).map(|_| connect("soft0", to)).collect::<Vec<_>>());
+    let mut room = channel.pd().allocate_region(1).unwrap();
+    channel.send_inline(b"x").unwrap();
+    let mut came = 0;
+    while came < 10 {
+        match next(&mut server) {
+            ServerEvent::Message { peer, buffer, length, .. } => {
+                assert_eq!(peer, talks);
+                server.send(peer, buffer, length).unwrap();
+                channel.receive_into(&mut room).unwrap();
+                channel.send_inline(b"x").unwrap();
+            }
+            ServerEvent::Joined { .. } => came += 1,
+            ServerEvent::Sent { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    drop(others.join().unwrap());
+}
+
+#[test]
+fn a_builder_that_cannot_work_says_what_is_wrong() {
+    let pd = domain("soft0");
+    let zeros = [
+        ("max_peers", pd.create_server().max_peers(0)),
+        ("message_size", pd.create_server().message_size(0)),
+        ("max_recv_wr", pd.create_server().max_recv_wr(0)),
+        ("max_send_wr", pd.create_server().max_send_wr(0)),
+    ];
+    for (knob, builder) in zeros {
+        let error = builder.bind(LOCALHOST).unwrap_err();
+        assert!(error.to_string().contains(knob), "{error}");
+        assert!(matches!(error, ConnectError::Verbs(_)), "{error:?}");
+    }
+    let error = pd.create_server().max_peers(u32::MAX).bind(LOCALHOST).unwrap_err();
+    let ConnectError::Verbs(verbs) = &error else { panic!("{error}") };
+    assert!(matches!(**verbs, Error::TooLarge { knob: "max_peers", .. }), "{error}");
+    // More than the device has, in all.
+    let builder = pd.create_server().max_peers(100_000).max_send_wr(100);
+    let error = builder.bind(LOCALHOST).unwrap_err().to_string();
+    assert!(error.starts_with("ibv_create_cq") && error.contains("`max_peers`"), "{error}");
+    let error = pd.create_server().user_bytes(&[0; 1025]).bind(LOCALHOST).unwrap_err();
+    assert!(matches!(error, ConnectError::UserBytesTooLong { .. }), "{error}");
+    let other = Server::bind(LOCALHOST, &pd, 1).unwrap();
+    let error = Server::bind(other.local_addr(), &pd, 1).unwrap_err();
+    assert!(matches!(error, ConnectError::Io { .. }), "{error}");
+    assert!(error.to_string().contains(&other.local_addr().to_string()), "{error}");
+    let error = pd.create_server().message_size(usize::MAX / 2).bind(LOCALHOST).unwrap_err();
+    assert!(matches!(error, ConnectError::Verbs(_)), "{error}");
+}
+
+/// A server that was not asked for a while has lost nobody.
+#[test]
+fn clients_wait_for_a_server_that_is_busy() {
+    let mut server = server("soft0");
+    let to = server.local_addr();
+    let clients: Vec<_> = (0..30)
+        .map(|number| {
+            thread::spawn(move || {
+                let pd = domain("soft0");
+                let builder = pd.create_channel().rendezvous_timeout(LATER);
+                let mut channel = builder.max_inline_data(8).connect(to).unwrap().0;
+                channel.send_inline(&[number]).unwrap();
+                channel
+            })
+        })
+        .collect();
+    thread::sleep(SOON);
+    let (mut joined, mut numbers) = (0, Vec::new());
+    while numbers.len() < 30 {
+        match next(&mut server) {
+            ServerEvent::Joined { .. } => joined += 1,
+            ServerEvent::Message { buffer, .. } => numbers.push(buffer[0]),
+            other => panic!("{other:?}"),
+        }
+    }
+    numbers.sort_unstable();
+    assert_eq!((joined, numbers), (30, (0..30).collect()));
+    let channels: Vec<_> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+    assert_quiet(&mut server);
+    drop(channels);
+    for _ in 0..30 {
+        left(&mut server);
+    }
+    let (_, mut channel) = join("soft0", &mut server);
+    channel.send_inline(b"after all").unwrap();
+    message(&mut server);
+    assert_eq!(server.refused(), 0);
+}

@@ -1,0 +1,63 @@
+//! The memory of a server.
+
+use rdma_channel::ServerEvent;
+
+use crate::server::{DEVICES, join, left, message, next, server_with};
+
+#[test]
+fn receives_take_the_same_memory_for_any_number_of_clients() {
+    let mut server = server_with("soft0", |builder| builder.max_recv_wr(32).message_size(1000));
+    let pool = server.pool().clone();
+    let (alone, clients) = (pool.usage(), 20);
+    assert_eq!(alone.buffers, 32);
+    let channels: Vec<_> = (0..clients).map(|_| join("soft0", &mut server).1).collect();
+    assert_eq!(pool.usage(), alone);
+    drop(channels);
+    (0..clients).for_each(|_| drop(left(&mut server)));
+    assert_eq!(pool.usage(), alone);
+}
+
+#[test]
+fn what_the_program_keeps_comes_on_top() {
+    for device in DEVICES {
+        let mut server = server_with(device, |builder| builder.max_recv_wr(8).message_size(64));
+        let pool = server.pool().clone();
+        let (peer, mut client) = join(device, &mut server);
+        let mut kept = Vec::new();
+        for number in 0..50_u8 {
+            client.send_inline(&[number]).unwrap();
+            kept.push(message(&mut server).1);
+        }
+        assert!(kept.iter().map(|buffer| buffer[0]).eq(0..50));
+        assert!((50..=58).contains(&pool.usage().buffers));
+        // They go to anybody.
+        let mut room = client.pd().allocate_region(64).unwrap();
+        for buffer in kept {
+            let number = buffer[0];
+            server.send(peer, buffer, 1).unwrap();
+            client.receive_into(&mut room).unwrap();
+            assert_eq!(room[0], number);
+            assert!(matches!(next(&mut server), ServerEvent::Sent { .. }));
+        }
+        assert_eq!(pool.usage().buffers, 8);
+    }
+}
+
+#[test]
+fn all_is_given_back_with_the_server() {
+    for device in DEVICES {
+        let mut server = server_with(device, |builder| builder.max_recv_wr(8));
+        let pool = server.pool().clone();
+        let (peer, mut client) = join(device, &mut server);
+        client.send_inline(b"taken").unwrap();
+        let taken = message(&mut server).1;
+        client.send_inline(b"not taken").unwrap();
+        for _ in 0..3 {
+            server.send(peer, pool.allocate(8).unwrap(), 8).unwrap();
+        }
+        drop(server);
+        assert_eq!(pool.usage().buffers, 1, "{device}");
+        assert_eq!(&taken[..5], b"taken");
+        client.send_inline(b"nobody is there").unwrap_err();
+    }
+}

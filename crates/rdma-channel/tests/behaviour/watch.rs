@@ -1,0 +1,125 @@
+//! Channels that watch a stream to their peer: they notice its end, and nothing else of it.
+
+mod endings;
+mod processes;
+mod rendezvous;
+mod streams;
+
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::common::{everything, open};
+use rdma_channel::{Channel, CloseReason, Operation, TransportError, Wait, prelude::*};
+use rdma_mem::{OwnedRegion, ProtectionDomain, SharedRegion};
+use rdma_qp::ReceiveWorkRequest;
+
+const MODES: [Wait; 3] = [Wait::Spin, Wait::SpinThenSleep, Wait::Sleep];
+/// No machine of the tests is silent for so long.
+const LIMIT: Duration = Duration::from_secs(100);
+/// In which another thread falls asleep, most likely.
+const SHORTLY: Duration = Duration::from_millis(15);
+const ROOM: ReceiveWorkRequest<'static, 'static> = ReceiveWorkRequest::only_immediate();
+
+/// A channel that watches a stream to the other one, and nothing of which has a limit.
+struct Watched {
+    here: Channel,
+    there: Channel,
+    /// The other end of the stream.
+    end: End,
+    pd: ProtectionDomain,
+    /// Of the other channel.
+    board: SharedRegion,
+}
+
+/// A stream of either kind.
+enum End {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl End {
+    fn shutdown(&self, how: Shutdown) {
+        match self {
+            Self::Tcp(stream) => stream.shutdown(how),
+            Self::Unix(stream) => stream.shutdown(how),
+        }
+        .unwrap();
+    }
+
+    fn try_clone(&self) -> Self {
+        match self {
+            Self::Tcp(stream) => Self::Tcp(stream.try_clone().unwrap()),
+            Self::Unix(stream) => Self::Unix(stream.try_clone().unwrap()),
+        }
+    }
+}
+
+impl From<End> for OwnedFd {
+    fn from(end: End) -> Self {
+        match end {
+            End::Tcp(stream) => stream.into(),
+            End::Unix(stream) => stream.into(),
+        }
+    }
+}
+
+fn tcp() -> [End; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    [End::Tcp(one), End::Tcp(listener.accept().unwrap().0)]
+}
+
+fn unix() -> [End; 2] {
+    let (one, other) = UnixStream::pair().unwrap();
+    [End::Unix(one), End::Unix(other)]
+}
+
+impl Watched {
+    fn new(device: &str, wait: Wait, [own, end]: [End; 2]) -> Self {
+        let (pd, far) = (open(device).allocate_pd().unwrap(), open(device).allocate_pd().unwrap());
+        let never = Duration::MAX;
+        let builder = pd.create_channel().wait(wait).access(everything());
+        let builder = builder.read_timeout(never).send_timeout(LIMIT).drain_timeout(never);
+        let here = builder.max_send_wr(2).watch_stream(own, LIMIT).build().unwrap();
+        let there = far.create_channel().access(everything()).build().unwrap();
+        let (here_end, there_end) = (here.endpoint(), there.endpoint());
+        let (here, there) =
+            (here.handshake(there_end).unwrap(), there.handshake(here_end).unwrap());
+        let board = far.allocate_shared_region(64, everything()).unwrap();
+        Self { here, there, end, pd, board }
+    }
+
+    fn memory(&self) -> OwnedRegion {
+        self.pd.allocate_region(64).unwrap()
+    }
+}
+
+/// For each kind of stream, in each mode.
+fn each(test: impl Fn(Wait, [End; 2])) {
+    for wait in MODES {
+        test(wait, tcp());
+        test(wait, unix());
+    }
+}
+
+/// Closes that end from another thread, in a short time.
+fn ends_shortly(end: End) -> JoinHandle<()> {
+    thread::spawn(move || {
+        thread::sleep(SHORTLY);
+        drop(end);
+    })
+}
+
+/// That it says so of this operation and of the peer, and that the channel is closed.
+#[track_caller]
+fn assert_gone(error: &TransportError, which: Operation, channel: &Channel) {
+    let TransportError::PeerGone { operation, limit, peer, .. } = *error else { panic!("{error}") };
+    assert_eq!((operation, limit), (which, LIMIT));
+    assert_eq!(peer.map(|peer| peer.qpn), channel.peer().map(|peer| peer.peer_qpn));
+    assert!(peer.is_some());
+    let closed = channel.closed();
+    assert!(matches!(closed, Some(CloseReason::PeerGone { .. })), "{closed:?}");
+}

@@ -1,0 +1,168 @@
+//! The end of the peer's end of the stream: whatever waits is told, and gives its memory back.
+
+use std::thread;
+use std::time::Duration;
+
+use rdma_channel::{CloseReason, Operation, ScopeError, TransportError, Wait};
+use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest};
+use rdma_soft::SoftDevice;
+
+use crate::common::{HELD, in_flight, must_end};
+use crate::watch::{ROOM, SHORTLY, Watched, assert_gone, each, ends_shortly, unix};
+
+#[test]
+fn a_blocking_receive() {
+    each(|wait, ends| {
+        must_end(move || {
+            let Watched { mut here, there: _there, end, .. } = Watched::new("soft0", wait, ends);
+            let ending = ends_shortly(end);
+            let gone = here.receive(ROOM).unwrap_err();
+            assert_gone(&gone, Operation::Receive, &here);
+            ending.join().unwrap();
+            let again = here.send(SendWorkRequest::only_immediate(1)).unwrap_err();
+            assert!(again.to_string().contains("the peer was gone"), "{again}");
+        });
+    });
+}
+
+/// What the peer has sent before its end is received first.
+#[test]
+fn messages_that_came_before() {
+    each(|wait, ends| {
+        must_end(move || {
+            let watched = Watched::new("soft0", wait, ends);
+            let Watched { mut here, mut there, end, .. } = watched;
+            let peer = thread::spawn(move || {
+                thread::sleep(SHORTLY);
+                for number in 0..3 {
+                    there.send(SendWorkRequest::only_immediate(number)).unwrap();
+                }
+                drop((there, end));
+            });
+            for number in 0..3 {
+                assert_eq!(here.receive(ROOM).unwrap().immediate_data(), Some(number));
+            }
+            let gone = here.receive(ROOM).unwrap_err();
+            assert_gone(&gone, Operation::Receive, &here);
+            peer.join().unwrap();
+        });
+    });
+}
+
+/// Each handle says so, but for what was done before; then the scope ends at once, which has no limit.
+#[test]
+fn handles_of_a_scope() {
+    each(|wait, ends| {
+        must_end(move || {
+            let watched = Watched::new("soft0", wait, ends);
+            let (mut rented, mut borrowed) = (watched.memory(), watched.memory());
+            let mut slice = borrowed.as_slice_mut();
+            let Watched { mut here, mut there, end, .. } = watched;
+            let ended = here.scope(|s| {
+                let done = s.post_receive(ROOM)?;
+                let rented = s.receive_into(rented.as_slice_mut())?;
+                let mut list = [slice.scatter_element()];
+                let plain = s.post_receive(ReceiveWorkRequest::new(&mut list))?;
+                there.send(SendWorkRequest::only_immediate(4))?;
+                let ending = ends_shortly(end);
+                let late = rented.done(Duration::MAX).map(drop).unwrap_err();
+                assert!(matches!(late, TransportError::PeerGone { .. }), "{late}");
+                let late = plain.wait(Duration::MAX).unwrap_err();
+                assert!(matches!(late, TransportError::PeerGone { .. }), "{late}");
+                assert_eq!(done.wait(Duration::MAX)?.immediate_data(), Some(4));
+                let refused = s.post_receive(ROOM).unwrap_err();
+                assert!(
+                    matches!(
+                        refused,
+                        TransportError::Closed { reason: CloseReason::PeerGone { .. }, .. }
+                    ),
+                    "{refused}"
+                );
+                ending.join().unwrap();
+                Err::<(), _>(late)
+            });
+            assert_gone(
+                &ended.map_err(ScopeError::flatten).unwrap_err(),
+                Operation::Receive,
+                &here,
+            );
+            rented.close().unwrap();
+            borrowed.close().unwrap();
+        });
+    });
+}
+
+/// The end of a scope has no limit here.
+#[test]
+fn what_a_scope_has_left() {
+    each(|wait, ends| {
+        must_end(move || {
+            let watched = Watched::new("soft0", wait, ends);
+            let mut memory = watched.memory();
+            let Watched { mut here, there: _there, end, .. } = watched;
+            let ending = ends_shortly(end);
+            let ended = here.scope(|s| s.receive_into(memory.as_slice_mut()).map(drop));
+            let Err(ScopeError::AutoPollError(errors)) = ended else { panic!("{ended:?}") };
+            let reason = CloseReason::PeerGone { operation: Operation::Receive };
+            assert!(
+                matches!(errors[0].error, TransportError::Closed { reason: why, .. } if why == reason)
+            );
+            assert_eq!((errors.len(), here.closed()), (1, Some(reason)));
+            ending.join().unwrap();
+            memory.close().unwrap();
+        });
+    });
+}
+
+/// Sends that nobody receives fill the queue.
+#[test]
+fn a_post_that_finds_no_free_slot() {
+    each(|wait, ends| {
+        must_end(move || {
+            let Watched { mut here, there: _there, end, .. } = Watched::new("soft0", wait, ends);
+            let ending = ends_shortly(end);
+            let ended = here.scope(|s| {
+                for number in 0..3 {
+                    drop(s.post_send(SendWorkRequest::only_immediate(number))?);
+                }
+                Ok::<_, TransportError>(())
+            });
+            assert_gone(&ended.map_err(ScopeError::flatten).unwrap_err(), Operation::Send, &here);
+            ending.join().unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_batch() {
+    each(|wait, ends| {
+        must_end(move || {
+            let watched = Watched::new("soft0", wait, ends);
+            let Watched { mut here, there: _there, end, .. } = watched;
+            let ending = ends_shortly(end);
+            let sends = [1, 2].map(|number| SendWorkRequest::only_immediate(number).into());
+            let gone = here.batch(sends).map(drop).unwrap_err();
+            assert_gone(&gone, Operation::Send, &here);
+            ending.join().unwrap();
+        });
+    });
+}
+
+/// The device holds the requests until the queue pair lets go: after that it writes nothing.
+#[test]
+fn memory_comes_back_when_the_device_has_let_go() {
+    for wait in [Wait::Spin, Wait::Sleep] {
+        let watched = Watched::new(HELD, wait, unix());
+        let (mut memory, remote) = (watched.memory(), watched.board.remote());
+        let Watched { mut here, there: _there, end, board, .. } = watched;
+        board.write(0, &[7; 64]).unwrap();
+        drop(end);
+        let device = SoftDevice::find(HELD).unwrap();
+        let mut list = rdma_mem::ScatterList::from([memory.as_slice_mut()]);
+        let gone = here.read(ReadWorkRequest::from_list(&mut list, remote)).unwrap_err();
+        assert_gone(&gone, Operation::Read, &here);
+        assert_eq!(in_flight(device, &here), 0, "the device has let go");
+        assert_eq!(here.qpn().map_or(0, |qpn| device.release(qpn, u32::MAX)), 0);
+        assert_eq!(*memory, [0; 64]);
+    }
+}

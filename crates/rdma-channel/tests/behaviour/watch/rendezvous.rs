@@ -1,0 +1,63 @@
+//! The stream of the rendezvous: both ends keep it if one of them watches.
+
+use std::thread;
+use std::time::Duration;
+
+use rdma_channel::{Channel, Operation, TransportError, Wait, prelude::*};
+use rdma_qp::SendWorkRequest;
+
+use crate::common::{must_end, open};
+use crate::watch::{LIMIT, MODES, ROOM, assert_gone};
+
+/// A client and its server, of which these watch.
+fn connected(wait: Wait, [client, server]: [bool; 2]) -> [Channel; 2] {
+    let pd = open("soft0").allocate_pd().unwrap();
+    let builder = |watches| {
+        let builder = pd.create_channel().wait(wait).user_bytes(b"");
+        if watches { builder.watch(LIMIT) } else { builder }
+    };
+    let mut listener = builder(server).listen("127.0.0.1:0").unwrap();
+    let address = listener.local_addr();
+    thread::scope(|threads| {
+        let client = threads.spawn(|| builder(client).connect(address).unwrap().0);
+        let server = listener.accept().unwrap();
+        [client.join().unwrap(), server]
+    })
+}
+
+#[test]
+fn who_watches_is_told_and_who_does_not_keeps_its_end() {
+    for wait in MODES {
+        for watches in [[true, false], [false, true], [true, true]] {
+            must_end(move || {
+                let mut ends = connected(wait, watches);
+                if !watches[0] {
+                    ends.reverse();
+                }
+                let [mut here, mut there] = ends;
+                // As long as the other channel is there, so is its stream.
+                let late = here.scope(|s| {
+                    let received = s.post_receive(ROOM)?;
+                    let late = received.wait(Duration::from_millis(20)).unwrap_err();
+                    there.send(SendWorkRequest::only_immediate(3))?;
+                    assert_eq!(received.wait(LIMIT)?.immediate_data(), Some(3));
+                    Ok::<_, TransportError>(late)
+                });
+                let late = late.unwrap();
+                assert!(matches!(late, TransportError::Timeout { .. }), "{late}");
+                drop(there);
+                assert_gone(&here.receive(ROOM).unwrap_err(), Operation::Receive, &here);
+            });
+        }
+    }
+}
+
+#[test]
+fn who_does_not_watch_is_told_nothing() {
+    for watches in [[false, false], [false, true]] {
+        let [mut here, there] = connected(Wait::default(), watches);
+        drop(there);
+        let late = here.within(Duration::from_millis(50)).receive(ROOM).unwrap_err();
+        assert!(matches!(late, TransportError::Timeout { .. }), "{late}");
+    }
+}

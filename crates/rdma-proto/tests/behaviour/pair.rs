@@ -1,0 +1,17 @@
+//! Conversations of a requester and a responder in virtual time, as traces: `->` is a packet of the
+//! requester, `<-` one of the responder, the number its PSN, and `-` behind it that it does not ask for an
+//! acknowledgement. The MTU is 256.
+
+#![allow(clippy::cast_possible_truncation)]
+
+mod counters;
+mod ends;
+mod loss;
+mod messages;
+mod network;
+mod probes;
+mod random;
+mod refusals;
+mod rnr;
+mod strangers;
+mod unreliable;

@@ -1,0 +1,158 @@
+//! Receivers that are not ready. The responder asks for 0.64 ms (code 12), the requester tries three times.
+
+use std::time::Duration;
+
+use rdma_proto::End;
+use rdma_types::MaxRnrRetries;
+
+use crate::pair::network::Fate::{Arrives, Lost, Twice};
+use crate::pair::network::Way::{Request, Response};
+use crate::pair::network::{Pair, bytes, settings};
+
+/// IBTA section 9.7.5.2.8: the requester waits as long as it was asked to, then goes on from the refused
+/// packet; those that were behind it are dropped without a word.
+#[test]
+fn the_requester_waits() {
+    let mut pair = Pair::new();
+    pair.send(300);
+    pair.write(0, 8);
+    let expected = ["-> SEND First 0 -", "-> SEND Last 1", "-> RDMA WRITE Only 2", "<- RNR NAK 0"];
+    assert_eq!(pair.run_for(Duration::from_micros(600)), expected);
+    pair.memory.receives.push_back(300);
+    let expected = [
+        "-> SEND First 0 -",
+        "-> SEND Last 1",
+        "-> RDMA WRITE Only 2",
+        "<- ACK 1",
+        "<- ACK 2",
+        "   0 done",
+        "   1 done",
+    ];
+    assert_eq!(pair.run(), expected);
+    assert_eq!(pair.now.as_nanos(), 640_000 + 4_000);
+    assert_eq!(pair.memory.received[0].bytes, bytes(0, 300));
+    let counters = (pair.responder.counters(), pair.requester.counters());
+    assert_eq!((counters.0.send_rnr_err, counters.1.rcvd_rnr_err), (1, 1));
+}
+
+/// `rnr_retry` is 2, so that it is sent three times.
+/// IBTA section 9.7.5.2.8.
+#[test]
+fn retries_end() {
+    let mut pair = Pair::new();
+    pair.send(8);
+    let expected = [
+        "-> SEND Only 0",
+        "<- RNR NAK 0",
+        "-> SEND Only 0",
+        "<- RNR NAK 0",
+        "-> SEND Only 0",
+        "<- RNR NAK 0",
+        "   0 failed: RNR_RETRY_EXC_ERR",
+    ];
+    assert_eq!(pair.run(), expected);
+    assert_eq!(pair.requester.counters().retry_rnr_exceeded_err, 1);
+}
+
+/// Code 7 has no end.
+/// IBTA section 9.7.5.2.8.
+#[test]
+fn seven_is_for_ever() {
+    let (mut requester, responder) = settings();
+    requester.rnr_retries = MaxRnrRetries::unlimited();
+    let mut pair = Pair::with(&requester, &responder);
+    pair.send(8);
+    assert_eq!(pair.run_for(Duration::from_secs(1)).len() / 2, 1 + 1_000_000 / 642);
+    pair.memory.receives.push_back(8);
+    assert_eq!(pair.run().last().unwrap(), "   0 done");
+}
+
+/// It acknowledges what is before it, and the wait stays.
+/// IBTA section 9.7.5.1.2.
+#[test]
+fn an_rnr_nak_acknowledges_what_is_before_it() {
+    let mut pair = Pair::new().fates([(Response, 0, Lost)]);
+    pair.write(0, 8);
+    pair.send(8);
+    pair.memory.receives.clear();
+    let expected =
+        ["-> RDMA WRITE Only 0", "-> SEND Only 1", "<- ACK 0, lost", "<- RNR NAK 1", "   0 done"];
+    assert_eq!(pair.run_for(Duration::from_micros(600)), expected);
+}
+
+/// IBTA section 9.7.4.1: a WRITE with immediate takes its receive with its last packet, which alone comes
+/// again.
+#[test]
+fn a_write_with_immediate_takes_its_receive_at_its_end() {
+    let mut pair = Pair::new();
+    let end = End { length: 300, immediate: Some(5), ..End::default() };
+    pair.write_with(0, end);
+    let expected =
+        ["-> RDMA WRITE First 0 -", "-> RDMA WRITE Last with Immediate 1", "<- RNR NAK 1"];
+    assert_eq!(pair.run_for(Duration::from_micros(600)), expected);
+    pair.memory.receives.push_back(0);
+    let expected = ["-> RDMA WRITE Last with Immediate 1", "<- ACK 1", "   0 done"];
+    assert_eq!(pair.run(), expected);
+    assert_eq!(pair.memory.received[0].end, end);
+}
+
+/// One that comes twice is one: the second says nothing of what was not sent again yet.
+/// IBTA section 9.7.5.2.8.
+#[test]
+fn an_rnr_nak_that_comes_twice() {
+    let mut pair = Pair::new().fates([(Response, 0, Twice), (Response, 1, Twice)]);
+    pair.send(8);
+    pair.run_for(Duration::from_millis(1));
+    pair.memory.receives.push_back(8);
+    assert_eq!(pair.run().last().unwrap(), "   0 done");
+}
+
+/// If it gets lost, the timer sends again.
+/// IBTA section 9.7.5.2.8.
+#[test]
+fn a_lost_rnr_nak() {
+    let mut pair = Pair::new().fates([(Response, 0, Lost)]);
+    pair.send(8);
+    let expected = ["-> SEND Only 0", "<- RNR NAK 0, lost", "-> SEND Only 0", "<- RNR NAK 0"];
+    assert_eq!(pair.run_for(Duration::from_micros(1_100)), expected);
+    assert_eq!(pair.requester.deadline().map(|at| at.as_nanos()), Some((4096 << 8) + 642_000));
+}
+
+/// A gap after an RNR NAK is not reported as well: SoftRoCE does, the specification does not.
+/// IBTA section 9.7.5.2.
+#[test]
+fn no_sequence_nak_follows() {
+    let mut pair = Pair::new().fates([(Request, 1, Lost)]);
+    (0..3).for_each(|_| _ = pair.send(8));
+    let trace = pair.run_for(Duration::from_micros(600));
+    assert!(trace.iter().all(|line| !line.contains("sequence")), "{trace:?}");
+}
+
+/// The counter is about one packet: what was taken resets it.
+/// IBTA section 9.7.6.
+#[test]
+fn retries_begin_anew_with_each_success() {
+    let mut pair = Pair::new();
+    for n in 0..3 {
+        pair.send(8);
+        pair.run_for(Duration::from_micros(1_000));
+        pair.memory.receives.push_back(8);
+        assert_eq!(pair.run().last().unwrap(), &format!("   {n} done"));
+    }
+    assert_eq!(pair.requester.counters().rcvd_rnr_err, 6);
+}
+
+/// A receiver that is not ready is alive: its answer resets the retries (IBTA section 9.7.6).
+#[test]
+fn a_peer_that_is_not_ready_is_alive() {
+    let (mut requester, responder) = settings();
+    requester.rnr_retries = MaxRnrRetries::unlimited();
+    let mut pair = Pair::with(&requester, &responder).network(Box::new(|way, n| match way {
+        Response if n % 3 != 2 => Lost,
+        _ => Arrives,
+    }));
+    pair.send(8);
+    pair.run_for(Duration::from_millis(30));
+    pair.memory.receives.push_back(8);
+    assert_eq!(pair.run().last().unwrap(), "   0 done");
+}

@@ -1,0 +1,83 @@
+//! Ports with GID tables of every shape find each other, or say why not, on real connections.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::common::{End, parts, try_connect};
+use proptest::prelude::*;
+use rdma_mem::GidType;
+use rdma_qp::{Error, GlobalRoute, HandshakeError, ReceiveWorkRequest, SendWorkRequest};
+use rdma_soft::{Builder, GidPlace};
+
+fn place() -> impl Strategy<Value = GidPlace> {
+    // One that no link has, and one that nobody knows.
+    let unfit = prop_oneof![Just(GidType::IB), Just(GidType::from_raw(9))];
+    let roce = prop_oneof![Just(GidType::ROCE_V1), Just(GidType::ROCE_V2)];
+    let gid_type = prop_oneof![roce, unfit];
+    prop_oneof![
+        1 => Just(GidPlace::Empty),
+        3 => gid_type.clone().prop_map(GidPlace::LinkLocal),
+        3 => gid_type.clone().prop_map(GidPlace::Ipv4Mapped),
+        3 => gid_type.prop_map(GidPlace::Global),
+    ]
+}
+
+/// Installs a device with this table, under a name of its own.
+fn device(places: Vec<GidPlace>) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("gids{}", NEXT.fetch_add(1, Ordering::Relaxed));
+    Builder::new(&name).gids(places).install().unwrap();
+    name
+}
+
+fn route(end: &End) -> GlobalRoute {
+    end.qp.peer().unwrap().route.unwrap()
+}
+
+/// That the source of `from`, as its port's table has it, is where `to` sends, and of what type.
+fn meets(from: &End, to: &End) -> GidType {
+    let table = from.pd.context().gid_table().unwrap();
+    let index = u32::from(route(from).source_index);
+    let source = table.iter().find(|entry| entry.index == index).unwrap();
+    assert_eq!(source.gid, route(to).destination);
+    source.gid_type
+}
+
+/// A number sent from one end arrives at the other.
+fn arrives(from: &End, to: &End, number: u32) {
+    // SAFETY: SAFETY.md F8: no memory.
+    unsafe { to.qp.post_receive(ReceiveWorkRequest::only_immediate(), 1) }.unwrap();
+    // SAFETY: SAFETY.md F8: no memory.
+    unsafe { from.qp.post_send(SendWorkRequest::only_immediate(number), 2) }.unwrap();
+    assert_eq!(to.next().result().unwrap().immediate_data(), Some(number));
+    from.next().result().unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn ports_of_any_two_tables_talk_or_say_why_not(
+        a in prop::collection::vec(place(), 0..6), b in prop::collection::vec(place(), 0..6),
+    ) {
+        let of_link = |place: &&GidPlace| match place {
+            GidPlace::LinkLocal(kind) | GidPlace::Ipv4Mapped(kind) | GidPlace::Global(kind) =>
+                [GidType::ROCE_V1, GidType::ROCE_V2].contains(kind),
+            _ => false,
+        };
+        let common = a.iter().filter(of_link).any(|place| b.contains(place));
+        match try_connect(parts(&device(a)), parts(&device(b)), |builder| builder) {
+            Ok((a, b)) => {
+                assert!(common, "they had nothing in common");
+                assert_eq!(meets(&a, &b), meets(&b, &a));
+                arrives(&a, &b, 7);
+                arrives(&b, &a, 8);
+            }
+            Err(Error::Handshake(error)) => {
+                assert!(matches!(*error, HandshakeError::NoCommonGid { .. }), "{error}");
+                assert!(!common, "{error}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! What the control path says to who listens to `tracing`.
+
+use rdma_qp::{CompletionQueue, prelude::*};
+use test_support::events;
+use test_support::program::in_own_process;
+use tracing::Level;
+
+/// In a process of its own: a thread of another test, which has no subscriber, may make an event first, which then has
+/// no listener.
+#[test]
+fn opening_and_connecting_say_what_was_taken() {
+    in_own_process("tracing::opening_and_connecting_say_what_was_taken", || {
+        rdma_soft::install();
+        let opened = |event: &events::Event| {
+            event.target.starts_with("rdma_mem") && event.field("device") == Some("soft0")
+        };
+        let (context, count) = events::count(opened, || rdma_mem::open_device("soft0").unwrap());
+        assert_eq!(count, 1);
+        let cq = CompletionQueue::create(&context, 64).unwrap();
+        let pd = context.allocate_pd().unwrap();
+        let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).build().unwrap();
+        let own = prepared.endpoint();
+        let gid = own.gids()[0].gid.to_string();
+        let connected = move |event: &events::Event| {
+            let names_gid = |field| event.field(field).is_some_and(|value| value.contains(&gid));
+            event.level == Level::DEBUG && ["own", "peer", "attributes"].into_iter().all(names_gid)
+        };
+        let (_qp, count) = events::count(connected, || prepared.handshake(own).unwrap());
+        assert_eq!(count, 1, "the GIDs of both ends, and the one that was taken");
+    });
+}

@@ -1,0 +1,92 @@
+//! Devices whose limits are beyond the machine's memory: what does not fit is refused, and nothing of it
+//! stays.
+
+use rdma_soft::Builder;
+use rdma_sys::{Errno, ibv_qp_create_send_ops_flags as Operation, ibv_qp_type};
+
+use crate::device::rig::extended::init;
+use crate::device::rig::{Context, Size};
+
+const NO_ROOM: Option<Errno> = Some(Errno::ENOMEM);
+
+/// How many of that size are more than the system should give to one queue: half of its memory. So none
+/// is ever touched. `None` on a machine where the largest number is less than that.
+fn too_many(bytes_each: u64) -> Option<u32> {
+    let system = rustix::system::sysinfo();
+    let memory = u64::from(system.mem_unit) * system.totalram;
+    u32::try_from(memory / 2 / bytes_each + 1).ok()
+}
+
+fn unlimited(name: &str) -> Context {
+    let most = u32::MAX;
+    let builder = Builder::new(name).max_queue_pairs(1).max_shared_receive_queues(1);
+    let builder = builder.max_work_requests(most).max_sge(most).max_inline_data(most);
+    let builder = builder.max_shared_work_requests(most).max_shared_sge(most);
+    builder.max_completions(most).install().unwrap();
+    Context::open(name)
+}
+
+/// Each beyond memory in one of its sizes.
+fn too_large() -> Vec<Size> {
+    let (small, most) = (Size { sge: 1, inline: 0, ..Size::default() }, u32::MAX);
+    let mut sizes = vec![
+        Size { send_wr: most, sge: most, ..small },
+        Size { send_wr: 4096, inline: most, ..small },
+        Size { send_wr: most, inline: most, ..small },
+    ];
+    sizes.extend(too_many(64).map(|receive_wr| Size { receive_wr, ..small }));
+    sizes.extend(too_many(64).map(|send_wr| Size { send_wr, ..small }));
+    sizes.extend(too_many(16).map(|sge| Size { sge, ..small }));
+    let datagrams = sizes.iter().map(|&size| Size { qp_type: ibv_qp_type::IBV_QPT_UD, ..size });
+    datagrams.chain(sizes.iter().copied()).collect()
+}
+
+#[test]
+fn queue_pairs_beyond_memory_are_refused_and_leave_nothing() {
+    let context = unlimited("unlimited-queue-pairs");
+    let (pd, cq) = (context.pd(), context.cq(8));
+    for size in too_large() {
+        assert_eq!(pd.try_qp(&cq, &cq, &size).err(), NO_ROOM);
+        let sends = u64::from(Operation::IBV_QP_EX_WITH_SEND.0);
+        assert_eq!(context.try_qp_ex(&init(&pd, &cq, &cq, &size, sends)).err(), NO_ROOM);
+    }
+    drop(pd.qp(&cq, &cq, &Size::default()));
+}
+
+#[test]
+fn shared_receive_queues_beyond_memory_are_refused_and_leave_nothing() {
+    let context = unlimited("unlimited-shared-queues");
+    let pd = context.pd();
+    let mut sizes = vec![(u32::MAX, u32::MAX)];
+    sizes.extend(too_many(64).map(|max_wr| (max_wr, 1)));
+    sizes.extend(too_many(16).map(|max_sge| (1, max_sge.saturating_add(2))));
+    for (max_wr, max_sge) in sizes {
+        assert_eq!(pd.try_srq(max_wr, max_sge).err(), NO_ROOM);
+    }
+    drop(pd.srq(8, 1));
+}
+
+#[test]
+fn completion_queues_beyond_memory_are_refused_and_leave_nothing() {
+    let context = unlimited("unlimited-completions");
+    let Some(entries) = too_many(64).and_then(|entries| i32::try_from(entries).ok()) else {
+        return; // This machine has room for every queue that can be asked for.
+    };
+    let most = context.query_device().max_cq;
+    for entries in [entries, i32::MAX] {
+        for _ in 0..=most {
+            assert_eq!(context.try_cq(entries, 0).err(), NO_ROOM);
+        }
+    }
+    drop(context.cq(8));
+}
+
+#[test]
+fn device_for_all_regions_that_can_be_named_registers_some() {
+    let builder = Builder::new("unlimited-regions").max_memory_regions(u32::MAX);
+    builder.max_memory_windows(u32::MAX).max_queue_pairs(u32::MAX).install().unwrap();
+    let context = Context::open("unlimited-regions");
+    let pd = context.pd();
+    let keys: Vec<u32> = (0..2_000).map(|_| pd.register(8, 0).key()).collect();
+    assert!(keys.windows(2).all(|pair| pair[0] != pair[1]));
+}

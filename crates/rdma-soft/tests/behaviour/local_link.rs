@@ -1,0 +1,358 @@
+//! The link between processes: what goes over it, and what a process of the same user may do to
+//! others by it. The second process is this program once more, which does what its standard input
+//! says.
+#![allow(clippy::cast_possible_truncation)]
+
+mod garbage;
+mod hostile;
+mod receiver;
+mod ring;
+
+use std::collections::BTreeSet;
+
+use rdma_sys::{
+    Errno, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_opcode as Done, ibv_wr_opcode as Opcode,
+};
+use test_support::program::is_emulated;
+use test_support::rig::connect::{Endpoint, RTR, Side, attributes, to_init};
+use test_support::rig::datagram::{self, QKEY};
+use test_support::rig::post::Wr;
+use test_support::rig::{Size, imm_of};
+
+use crate::two_processes::near::{Near, PATIENT};
+use crate::two_processes::peer::{self, ACCESS, LENGTH, Peer};
+use hostile::{Head, name_of, slot_of};
+use ring::{Connection, connect_to, wait_until_closed};
+
+#[test]
+fn a_reliable_connection_does_all_of_it() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    near.all_of_it();
+    near.peer.end();
+}
+
+#[test]
+fn an_unreliable_connection_sends_and_writes() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_UC);
+    for length in [0, 1, 4096, LENGTH] {
+        near.message(length, None);
+        near.message(length, Some(9));
+        near.write(length, Some(8));
+    }
+    near.peer.end();
+}
+
+#[test]
+fn datagrams_arrive_with_their_source() {
+    rdma_soft::install();
+    let mut peer = Peer::start();
+    let side = datagram::side("soft0");
+    let memory = side.pd.register_filled(vec![0xa5; datagram::MTU], ACCESS);
+    let (far, _) = peer.make(ibv_qp_type::IBV_QPT_UD);
+    peer.connect(&side.endpoint());
+    let ah = side.pd.ah_to(&side.endpoint(), &far);
+    for length in [0, 1, datagram::MTU] {
+        peer.receive();
+        let wr = Wr::send(1, &[memory.sge(0, length)]).with_imm(5);
+        side.qp.post(&wr.to(&ah, far.qpn, QKEY));
+        side.send_cq.expect_success(1);
+        let in_all = (datagram::HEADER + length) as u32;
+        assert_eq!(peer.completion(), (Done::IBV_WC_RECV.0, in_all, 5));
+        assert_eq!(peer.sum(datagram::HEADER, length), peer::sum(&vec![0xa5; length]));
+    }
+    // To a number that no process has: nothing of the sender's affairs.
+    let nobody = nobody();
+    side.qp.post(&Wr::send(2, &[]).to(&ah, nobody, QKEY));
+    side.send_cq.expect_success(2);
+    peer.end();
+}
+
+/// A queue pair number of a slot that no process has.
+fn nobody() -> u32 {
+    let taken = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let free = |slot: &u32| !taken.contains(&name_of(*slot));
+    ((0..0x1000).rev().find(free).unwrap() << 12) | 5
+}
+
+#[test]
+fn a_number_that_no_process_has_is_refused() {
+    rdma_soft::install();
+    let side = Side::new("soft0", &Size::default(), 8);
+    let peer = Endpoint { qpn: nobody(), ..side.endpoint() };
+    let attr = attributes(&side.endpoint(), &peer, &PATIENT);
+    to_init(&side.qp, &attr);
+    let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr };
+    assert_eq!(side.qp.modify(attr, RTR), Errno::EHOSTUNREACH.raw());
+    assert_eq!(side.qp.state(), ibv_qp_state::IBV_QPS_INIT);
+}
+
+/// Of each kind. The connection is closed and counted, and nobody else notices.
+#[test]
+fn what_no_device_sends_ends_its_connection_alone() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    let name = name_of(slot_of(near.far.qpn));
+    let fine = Head::new(near.far.qpn);
+    let mut kinds: Vec<Vec<u8>> = [1, 16, 95].map(|length| fine.bytes(0)[..length].to_vec()).into();
+    kinds.push(vec![0; 96]);
+    kinds.push(vec![0xff; 96]);
+    kinds.push(Head { version: 1, ..fine }.bytes(0));
+    kinds.push(Head { flags: 0x80, ..fine }.bytes(0));
+    kinds.push(Head { flags: 2, ..fine }.bytes(0));
+    kinds.push(Head { indices: [0xff, 0], ..fine }.bytes(0));
+    kinds.push(Head { said: 5, ..fine }.bytes(4));
+    kinds.push(Head { said: u32::MAX, ..fine }.bytes(0));
+    kinds.push(Head { segments: 0, ..fine }.bytes(0));
+    kinds.push(Head { segments: 5, ..fine }.bytes(0));
+    kinds.push(Head { flags: 1, segments: 5, segment: 0, said: 9, ..fine }.bytes(9));
+    kinds.push(Head { flags: 1, segments: 2, segment: 5000, said: 5001, ..fine }.bytes(5001));
+    kinds.push(Head { segment: 4097, said: 4097, ..fine }.bytes(4097));
+    let long = (64 << 10) + 1;
+    let packets = Head { flags: 1, segment: 1024, segments: 65, ..fine };
+    kinds.push(Head { said: long, ..packets }.bytes(long as usize));
+    kinds.push(fine.bytes(100_000));
+    // Behind a burst that a device could have sent: nothing of the message is taken.
+    let whole = Head { qpn: 0x00ab_cdef, ..fine }.bytes(0);
+    let behind = |bytes: &[u8]| [&whole, bytes].concat();
+    kinds.extend([1, 95].map(|length| behind(&whole[..length])));
+    kinds.push(behind(&[0; 96]));
+    kinds.push(behind(&[0xff; 96]));
+    kinds.push(behind(&Head { said: 5, ..fine }.bytes(4)));
+    kinds.push(behind(&Head { said: u32::MAX, ..fine }.bytes(0)));
+    kinds.push(behind(&fine.bytes(1)));
+    kinds.push(whole.repeat(9));
+    let count = kinds.len() as u64;
+    for kind in kinds {
+        let mut to = Connection::to(&name);
+        // It may be closed before it is told.
+        to.try_send(&kind);
+        to.wait_until_closed();
+        near.message(3000, None);
+    }
+    assert_eq!(near.peer.counter("malformed"), count);
+    assert_eq!(near.peer.counter("unknown_qp"), 0);
+    // Nothing at all, before the first message and behind it.
+    let before = near.peer.files();
+    let socket = connect_to(&name).unwrap();
+    assert!(ring::say(&socket, &[], &[]));
+    wait_until_closed(&socket);
+    let to = Connection::to(&name);
+    assert!(ring::say(&to.socket, &[], &[]));
+    to.wait_until_closed();
+    assert_eq!(near.peer.counter("malformed"), count);
+    near.peer.until_files(before);
+    // Descriptors along with what is told.
+    let mut to = Connection::to(&name);
+    let message = Head { qpn: 0x00ab_cdef, ..fine }.bytes(0);
+    assert!(to.send_with_files(&message));
+    near.peer.until_counter("unknown_qp", 1);
+    assert_eq!(near.peer.files(), before + 1, "descriptors that came along");
+    // As many bursts as there may be.
+    to.send_all(&whole.repeat(8));
+    near.peer.until_counter("unknown_qp", 9);
+    near.all_of_it();
+    near.peer.end();
+}
+
+/// Heads that a device could have sent, with anything in them, for queue pairs of each kind.
+#[test]
+fn packets_of_any_content_touch_nothing_that_was_not_granted() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    let name = name_of(slot_of(near.far.qpn));
+    let victims = near.peer.victims(&near.side.endpoint());
+    let mut random = hostile::Random(0x9e37_79b9_7f4a_7c15);
+    let mut to = Connection::to(&name);
+    for round in 0..30_000_u32 {
+        let qpn = victims[round as usize % victims.len()];
+        let mut bytes = hostile::plausible(&mut random, qpn);
+        for _ in 0..random.below(4) {
+            bytes.extend(hostile::plausible(&mut random, qpn));
+        }
+        if to.is_closed() || !to.try_send(&bytes) {
+            to = Connection::patiently_to(&name);
+        }
+        if round % 5000 == 0 {
+            near.message(5000, Some(round));
+            near.read(LENGTH);
+        }
+    }
+    drop(to);
+    near.all_of_it();
+    near.peer.expect_untouched();
+    near.peer.end();
+}
+
+#[test]
+fn who_connects_without_end_gets_no_more_than_its_share() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    let name = name_of(slot_of(near.far.qpn));
+    // Its own connection is there.
+    near.message(1, None);
+    let before = near.peer.files();
+    // Some of them with rings, some that say nothing.
+    let mut open = (Vec::new(), Vec::new());
+    for _ in 0..100 {
+        open.0.push(ring::connect_patiently(&name));
+        open.1.push(Connection::patiently_to(&name));
+    }
+    // Of this process, which has a connection of its own.
+    near.peer.until_counter("refused_connections", 200 - 63);
+    near.peer.until_files(before + 63);
+    near.all_of_it();
+    drop(open);
+    near.peer.until_files(before);
+    for _ in 0..1500 {
+        drop(ring::connect_patiently(&name));
+        drop(Connection::patiently_to(&name));
+    }
+    near.peer.until_files(before);
+    near.all_of_it();
+    near.peer.end();
+}
+
+/// A process without more descriptors sleeps, and goes on when it has some.
+#[test]
+fn connections_that_find_no_descriptor_wait() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    near.all_of_it();
+    near.peer.allow_files(false);
+    let name = name_of(slot_of(near.far.qpn));
+    let mut to = Connection::to(&name);
+    to.send_all(&Head { qpn: 0x00ab_cdef, ..Head::new(0) }.bytes(0));
+    let used = near.peer.processor_time(1000);
+    assert!(used <= 20 || is_emulated(), "{used} of 100 ticks");
+    near.all_of_it();
+    near.peer.allow_files(true);
+    near.peer.until_counter("unknown_qp", 1);
+    near.peer.end();
+}
+
+#[test]
+fn an_idle_connection_uses_no_processor() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    near.all_of_it();
+    let used = near.peer.processor_time(2000);
+    assert!(used <= 4 || is_emulated(), "{used} of 200 ticks");
+    near.all_of_it();
+    near.peer.end();
+}
+
+/// What waits for it is bounded; a connection to another process goes on, and it gets all when it
+/// goes on.
+#[test]
+fn a_process_that_is_stopped_holds_up_nobody_else() {
+    let (mut stopped, mut other) =
+        (Near::new(ibv_qp_type::IBV_QPT_RC), Near::new(ibv_qp_type::IBV_QPT_RC));
+    stopped.peer.stop();
+    let before = memory_in_use();
+    let wr = Wr::new(1, Opcode::IBV_WR_RDMA_WRITE, &[stopped.memory.sge(0, LENGTH)]);
+    let wr = wr.remote(stopped.remote.0, stopped.remote.1);
+    let posted = (0..).take_while(|_| stopped.side.qp.try_post(&wr) == 0).take(1000).count();
+    assert!(posted > 0);
+    other.all_of_it();
+    assert!(stopped.side.send_cq.is_empty());
+    let more = memory_in_use().saturating_sub(before);
+    // Other tests of this process run meanwhile.
+    assert!(more < 64 << 20, "{more} bytes");
+    stopped.peer.go_on();
+    for _ in 0..posted {
+        stopped.side.send_cq.expect_success(1);
+    }
+    stopped.all_of_it();
+    // It ends while it is stopped, in the middle of what comes.
+    stopped.peer.stop();
+    stopped.side.qp.post(&wr);
+    stopped.peer.kill();
+    stopped.expect_end();
+    other.all_of_it();
+    other.peer.end();
+}
+
+fn memory_in_use() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let resident: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();
+    resident * rustix::param::page_size()
+}
+
+#[test]
+fn the_end_of_a_process_ends_what_waits_for_it() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    near.all_of_it();
+    near.wait();
+    near.peer.kill();
+    near.expect_end();
+}
+
+/// Nor does it keep the slot.
+#[test]
+fn a_forked_child_does_not_hide_the_end_of_its_parent() {
+    if is_emulated() {
+        return; // a child that a process of several threads forks may hang there
+    }
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    near.all_of_it();
+    near.peer.fork();
+    near.wait();
+    near.peer.kill();
+    near.expect_end();
+    assert!(connect_to(&name_of(slot_of(near.far.qpn))).is_err(), "the child has the slot");
+}
+
+/// Each process has slots of its own, and a device of the same name and address.
+#[test]
+fn processes_have_numbers_of_their_own_and_one_address() {
+    let nears = [(); 4].map(|()| Near::new(ibv_qp_type::IBV_QPT_RC));
+    let slots: BTreeSet<u32> = nears.iter().map(|near| slot_of(near.far.qpn)).collect();
+    assert_eq!(slots.len(), nears.len());
+    for near in &nears {
+        let own = near.side.endpoint();
+        assert_eq!(datagram::gid_of(&own.gid), datagram::gid_of(&near.far.gid));
+    }
+    nears.into_iter().for_each(|near| near.peer.end());
+}
+
+/// The completion of a message says what it brought.
+#[test]
+fn messages_come_back() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    near.side.qp.post_receive(3, &[near.memory.sge(0, LENGTH)]);
+    near.peer.send(LENGTH, 0x0102_0304);
+    let wc = near.side.receive_cq.expect_success(3);
+    assert_eq!((wc.byte_len as usize, imm_of(&wc)), (LENGTH, 0x0102_0304));
+    assert_eq!(near.peer.sum(0, LENGTH), peer::sum(&peer::read(&near.memory, 0, LENGTH)));
+    near.peer.end();
+}
+
+/// The program takes a message by its first poll, which it answers by nothing: no post, no other poll, or the end of its
+/// queue pair, or of all.
+#[test]
+fn what_was_taken_is_acknowledged_though_nobody_polls_again() {
+    for ending in ["completion", "completion_and_destroy", "completion_and_exit"] {
+        let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+        for _ in 0..3 {
+            near.peer.receive();
+            near.side.qp.post(&near.send(8));
+            near.peer.completion();
+            near.side.send_cq.expect_success(1);
+        }
+        near.peer.receive();
+        near.side.qp.post(&near.send(8));
+        near.peer.completion_and(ending);
+        near.side.send_cq.expect_success(1);
+    }
+}
+
+/// Each of them sends when it has heard of the other: what it acknowledges leaves with that.
+#[test]
+fn messages_go_to_and_fro() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    near.peer.begin("trips 500");
+    let sge = [near.memory.sge(0, 8)];
+    for _ in 0..500 {
+        near.side.qp.post_receive(3, &sge);
+        near.side.qp.post(&Wr::send(1, &sge));
+        near.side.receive_cq.expect_success(3);
+        near.side.send_cq.expect_success(1);
+    }
+    near.peer.finish();
+    near.peer.end();
+}

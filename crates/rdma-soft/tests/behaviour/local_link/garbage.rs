@@ -1,0 +1,238 @@
+//! What another process may write to a ring, and say by a connection, beside messages.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rdma_sys::ibv_qp_type;
+use rustix::fs::{Mode, OFlags, SealFlags, open};
+
+use crate::local_link::hostile::{Head, Random, name_of, slot_of};
+use crate::local_link::ring::{
+    ALIGN, CAPACITY, Connection, Over, SIZE, VERSION, Word, connect_to, file, say, say_whole,
+    wait_until_closed,
+};
+use crate::two_processes::near::Near;
+
+/// Of an empty SEND for a queue pair that there is not, which is counted.
+fn lost() -> Vec<u8> {
+    Head::new(0x00ab_cdef).bytes(0)
+}
+
+/// How many times a message has arrived that [is lost](lost).
+fn count(near: &mut Near) -> u64 {
+    near.peer.counter("unknown_qp")
+}
+
+/// Sends one, and waits until it has arrived.
+fn expect_to_arrive(near: &mut Near, to: &mut Connection) {
+    let before = count(near);
+    to.send_all(&lost());
+    near.peer.until_counter("unknown_qp", before + 1);
+}
+
+#[test]
+fn a_ring_that_no_device_writes_ends_its_connection_alone() {
+    type Kind = (&'static str, fn(&mut Connection));
+    /// What a message without payload takes.
+    const TAKEN: u32 = 128;
+    let kinds: &[Kind] = &[
+        ("no length", |to| to.lie(0, &lost(), to.tail + TAKEN)),
+        ("no length, and no more there", |to| to.lie(0, &[], to.tail + ALIGN)),
+        ("less than a head", |to| to.lie(95, &lost(), to.tail + TAKEN)),
+        ("more than is there", |to| to.lie(113, &lost(), to.tail + TAKEN)),
+        ("more than is there, by far", |to| to.lie(60_000, &lost(), to.tail + TAKEN)),
+        ("more than a device has space for", |to| to.lie(200_000, &lost(), to.tail + CAPACITY)),
+        ("all of the ring", |to| to.lie(CAPACITY, &lost(), to.tail + CAPACITY)),
+        ("more than the ring", |to| to.lie(CAPACITY + 1, &lost(), to.tail + CAPACITY)),
+        ("a length that wraps", |to| to.lie(u32::MAX - 15, &lost(), to.tail + CAPACITY)),
+        ("the greatest length", |to| to.lie(u32::MAX, &lost(), to.tail + CAPACITY)),
+        ("a tail too far ahead", |to| to.lie(96, &lost(), to.tail + CAPACITY + ALIGN)),
+        ("a tail by half of all", |to| to.lie(96, &lost(), to.tail.wrapping_add(1 << 31))),
+        ("a tail that goes back", |to| to.lie(96, &lost(), to.tail.wrapping_sub(ALIGN))),
+        ("a tail that goes back by one", |to| to.lie(96, &lost(), to.tail.wrapping_sub(1))),
+        ("a tail within the gap", |to| to.lie(96, &lost(), to.tail + 1)),
+        ("a tail within a message", |to| to.lie(96, &lost(), to.tail + TAKEN - 1)),
+        ("a tail within the next gap", |to| to.lie(96, &lost(), to.tail + TAKEN + 10)),
+        ("zeros in all of the ring", |to| {
+            to.ring.write(0, &vec![0; CAPACITY as usize]);
+            to.ring.set(Word::Tail, to.tail + CAPACITY);
+        }),
+        ("two bytes told", |to| say_whole(&to.socket, &[0, 0])),
+        ("many bytes told", |to| say_whole(&to.socket, &[0; 4096])),
+        ("a message told", |to| say_whole(&to.socket, &lost())),
+    ];
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    let name = name_of(slot_of(near.far.qpn));
+    near.message(1, None);
+    let before = near.peer.files();
+    let mut malformed = 0;
+    // At the beginning of the ring, and where it has begun anew.
+    for messages in [0, 1, CAPACITY / TAKEN + 3] {
+        for (kind, act) in kinds {
+            let mut to = Connection::to(&name);
+            (0..messages).for_each(|_| to.send_all(&lost()));
+            to.wait_until_read();
+            println!("{kind}, behind {messages}");
+            act(&mut to);
+            // It may be closed by now.
+            to.tell();
+            to.wait_until_closed();
+            near.message(3000, None);
+            malformed += 1;
+            assert_eq!(near.peer.counter("malformed"), malformed, "{kind}");
+        }
+    }
+    near.peer.until_files(before);
+    near.all_of_it();
+    near.peer.end();
+}
+
+/// Nobody but who writes them has a disadvantage.
+#[test]
+fn words_of_garbage_harm_their_own_connection_alone() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    let mut to = Connection::to(&name_of(slot_of(near.far.qpn)));
+    for word in [Word::Head, Word::Looks, Word::Waits] {
+        for garbage in [1, 2, 3, 63, CAPACITY, CAPACITY + 1, 1 << 31, u32::MAX] {
+            to.wait_until_read();
+            to.ring.set(word, garbage);
+            let before = count(&mut near);
+            // The device writes its head anew when it has read.
+            to.put(&lost());
+            assert!(to.tell());
+            near.peer.until_counter("unknown_qp", before + 1);
+            near.message(3000, None);
+            expect_to_arrive(&mut near, &mut to);
+        }
+    }
+    assert!(!to.is_closed());
+    assert_eq!(near.peer.counter("malformed"), 0);
+    near.all_of_it();
+    near.peer.end();
+}
+
+#[test]
+fn a_first_message_that_no_device_sends_ends_its_connection_alone() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    let name = name_of(slot_of(near.far.qpn));
+    // Its own connection is there.
+    near.message(1, None);
+    let before = near.peer.files();
+    let sealed = |length| file(length, SealFlags::SHRINK);
+    let fine = sealed(SIZE);
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fine));
+    let unwritable = open(path, OFlags::RDONLY, Mode::empty()).unwrap();
+    let program = std::env::current_exe().unwrap();
+    let wrong: Vec<OwnedFd> = vec![
+        file(SIZE, SealFlags::empty()),
+        file(SIZE, SealFlags::GROW | SealFlags::SEAL),
+        file(SIZE, SealFlags::SHRINK | SealFlags::WRITE),
+        file(SIZE, SealFlags::SHRINK | SealFlags::FUTURE_WRITE),
+        sealed(0),
+        sealed(4096),
+        sealed(SIZE - 4096),
+        sealed(SIZE - 1),
+        sealed(SIZE + 1),
+        sealed(SIZE + 4096),
+        sealed(1 << 40),
+        unwritable,
+        open(program, OFlags::RDONLY, Mode::empty()).unwrap(),
+        open("/dev/zero", OFlags::RDWR, Mode::empty()).unwrap(),
+        open("/", OFlags::RDONLY, Mode::empty()).unwrap(),
+        open("/", OFlags::PATH, Mode::empty()).unwrap(),
+        read,
+        write,
+        connect_to(&name).unwrap(),
+    ];
+    let (good, none) = (fine.as_fd(), Vec::new());
+    let mut kinds = vec![
+        (vec![0], vec![good]),
+        (vec![VERSION - 1], vec![good]),
+        (vec![VERSION + 1], vec![good]),
+        (vec![VERSION; 2], vec![good]),
+        (vec![VERSION; 4096], vec![good]),
+        (lost(), vec![good]),
+        (lost(), none.clone()),
+        (vec![VERSION], none),
+        (vec![VERSION], vec![good; 3]),
+    ];
+    kinds.extend(wrong.iter().map(|file| (vec![VERSION], vec![file.as_fd()])));
+    // The connection that is sent as a file is there all the time.
+    near.peer.until_files(before + 1);
+    for (number, (bytes, files)) in kinds.iter().enumerate() {
+        let socket = connect_to(&name).unwrap();
+        assert!(say(&socket, bytes, files));
+        wait_until_closed(&socket);
+        near.message(3000, None);
+        assert_eq!(near.peer.counter("malformed"), number as u64 + 1, "kind {number}");
+    }
+    // A second one is a tell, which may come at any time.
+    let mut to = Connection::to(&name);
+    for _ in 0..3 {
+        expect_to_arrive(&mut near, &mut to);
+        assert!(say(&to.socket, &[VERSION], &[good]));
+    }
+    expect_to_arrive(&mut near, &mut to);
+    assert_eq!(near.peer.counter("malformed"), kinds.len() as u64);
+    drop(to);
+    near.peer.until_files(before + 1);
+    near.all_of_it();
+    near.peer.end();
+}
+
+/// The memory goes away while the device reads it, and zeros come in its place.
+#[test]
+fn holes_in_a_ring_harm_nobody_else() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    let name = name_of(slot_of(near.far.qpn));
+    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    for round in 0..200_u32 {
+        let mut to = Connection::to(&name);
+        if round % 3 == 0 {
+            to.ring.punch();
+        }
+        for _ in 0..random.below(40) {
+            let bytes = Head { said: 2000, ..Head::new(0x00ab_cdef) }.bytes(2000);
+            if !to.try_send(&bytes) {
+                break;
+            }
+            if random.below(4) == 0 {
+                to.ring.punch();
+            }
+        }
+        if round % 20 == 0 {
+            near.message(3000, None);
+        }
+    }
+    near.all_of_it();
+    near.peer.end();
+}
+
+/// As fast as it can, of nothing.
+#[test]
+fn who_tells_without_end_holds_up_nobody_else() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    let mut to = Connection::to(&name_of(slot_of(near.far.qpn)));
+    expect_to_arrive(&mut near, &mut to);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let flood = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                if !to.tell() {
+                    return false;
+                }
+            }
+            true
+        });
+        let over = Over(&done);
+        for _ in 0..3 {
+            near.all_of_it();
+        }
+        drop(over);
+        assert!(flood.join().unwrap(), "it was closed");
+    });
+    expect_to_arrive(&mut near, &mut to);
+    assert_eq!(near.peer.counter("malformed"), 0);
+    near.peer.end();
+}

@@ -1,0 +1,163 @@
+//! A process that another one sends to, and that does with the ring and the connection what it likes.
+
+use std::iter;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use rdma_sys::{ibv_qp_type, ibv_wc_status as Status};
+use test_support::rig::connect::{Endpoint, Knobs, Side, connect};
+use test_support::rig::post::Wr;
+use test_support::rig::{ALL_ACCESS, Mr, Size, until};
+
+use crate::local_link::hostile::{Random, name_of};
+use crate::local_link::ring::{Accepted, CAPACITY, Over, Word, is_closed, listen_at, say};
+use crate::two_processes::near::Near;
+
+const LENGTH: usize = 100_000;
+
+/// A queue pair of this process, and the process that it is connected to.
+struct Pair {
+    /// Goes before its domain.
+    memory: Mr,
+    side: Side,
+    /// What it has posted and what has not failed yet.
+    posted: usize,
+    _listener: OwnedFd,
+}
+
+impl Pair {
+    fn new() -> (Self, Accepted) {
+        rdma_soft::install();
+        // From the middle on: others look for free ones from the end. Never the same again: the device may not have
+        // noticed yet that who was there has gone.
+        static NEXT: AtomicU32 = AtomicU32::new(0x400);
+        let slots = iter::repeat_with(|| {
+            let slot = NEXT.fetch_add(1, Ordering::Relaxed);
+            (slot, listen_at(&name_of(slot)))
+        });
+        let free = slots.take(0xb00).find(|(_, listener)| listener.is_ok());
+        let (slot, listener) = free.unwrap();
+        let listener = listener.unwrap();
+        let side = Side::new("soft0", &Size::default(), 64);
+        let memory = side.pd.register(LENGTH, ALL_ACCESS);
+        let far = Endpoint { qpn: slot << 12 | 5, ..side.endpoint() };
+        let knobs = Knobs { timeout: 10, retries: 2, ..Knobs::default() };
+        connect(&side.qp, &side.endpoint(), &far, &knobs);
+        let accepted = Accepted::at(&listener).unwrap();
+        (Self { side, memory, posted: 0, _listener: listener }, accepted)
+    }
+
+    /// Requests of more than the ring takes.
+    fn post(&mut self) {
+        for _ in 0..4 {
+            self.side.qp.post(&Wr::send(1, &[self.memory.sge(0, LENGTH)]));
+            self.posted += 1;
+        }
+    }
+
+    /// Nobody has answered.
+    fn expect_end(self) {
+        self.side.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+        for _ in 1..self.posted {
+            self.side.send_cq.expect(1, Status::IBV_WC_WR_FLUSH_ERR);
+        }
+    }
+}
+
+#[test]
+fn what_a_receiver_writes_ends_its_connection_at_most() {
+    type Kind = (&'static str, fn(&mut Accepted));
+    let kinds: &[Kind] = &[
+        ("nothing", |_| {}),
+        ("a head that is ahead", |from| from.ring.set(Word::Head, CAPACITY * 3)),
+        ("a head that is ahead by one", |from| {
+            from.ring.set(Word::Head, from.ring.get(Word::Tail) + 1);
+        }),
+        ("a head that goes back", |from| from.ring.set(Word::Head, 64_u32.wrapping_neg())),
+        ("a head by half of all", |from| from.ring.set(Word::Head, 1 << 31)),
+        ("a head within a message", |from| from.ring.set(Word::Head, 65)),
+        ("it looks by itself", |from| from.ring.set(Word::Looks, 1)),
+        ("it was told", |from| from.ring.set(Word::Looks, 2)),
+        ("whether it looks is garbage", |from| from.ring.set(Word::Looks, u32::MAX)),
+        ("nobody waits", |from| from.ring.set(Word::Waits, 0)),
+        ("who waits is garbage", |from| from.ring.set(Word::Waits, u32::MAX)),
+        ("garbage in place of the tail", |from| from.ring.set(Word::Tail, 0xdead_beef)),
+        ("holes", |from| from.ring.punch()),
+        ("two bytes", |from| assert!(say(&from.socket, &[0; 2], &[]))),
+        ("many bytes", |from| assert!((0..100).all(|_| say(&from.socket, &[7; 4096], &[])))),
+        ("a file", |from| assert!(say(&from.socket, &[0], &[from.ring.0.as_fd()]))),
+        ("no bytes", |from| assert!(say(&from.socket, &[], &[]))),
+        ("the end", |from| {
+            use rustix::net::{Shutdown, shutdown};
+            shutdown(&from.socket, Shutdown::Both).unwrap();
+        }),
+    ];
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    for (kind, act) in kinds {
+        println!("{kind}");
+        for when in 0..3 {
+            let (mut pair, mut from) = Pair::new();
+            // Before something comes, when it has come, and again when there is no space.
+            if when == 0 {
+                act(&mut from);
+            }
+            pair.post();
+            if when > 0 {
+                until("a message", || from.ring.get(Word::Tail) != 0);
+                act(&mut from);
+            }
+            if when == 2 {
+                from.tell();
+                act(&mut from);
+                from.tell();
+            }
+            near.message(3000, None);
+            pair.expect_end();
+        }
+    }
+    near.all_of_it();
+    near.peer.end();
+}
+
+/// Without end, while messages come.
+#[test]
+fn a_receiver_that_writes_garbage_all_the_time_harms_nobody_else() {
+    type Kind = fn(&mut Accepted, &mut Random);
+    let kinds: [Kind; 4] = [
+        |from, _| from.tell(),
+        |from, _| assert!(say(&from.socket, &[0; 100], &[]) || is_closed(&from.socket)),
+        |from, random| {
+            let words = [Word::Head, Word::Looks, Word::Waits, Word::Tail];
+            let word = words[random.below(4) as usize];
+            // Also what might be.
+            let value = [random.next() as u32, random.below(4) as u32 * 64];
+            from.ring.set(word, value[random.below(2) as usize]);
+        },
+        |from, random| {
+            while matches!(from.read(), Ok(Some(_))) && random.below(8) != 0 {}
+            from.ring.set(Word::Waits, random.below(2) as u32);
+            from.free();
+        },
+    ];
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    for act in kinds {
+        let (mut pair, mut from) = Pair::new();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let garbage = scope.spawn(|| {
+                let mut random = Random(0x9e37_79b9_7f4a_7c15);
+                while !done.load(Ordering::Relaxed) {
+                    act(&mut from, &mut random);
+                }
+            });
+            let over = Over(&done);
+            pair.post();
+            near.all_of_it();
+            pair.expect_end();
+            near.all_of_it();
+            drop(over);
+            garbage.join().unwrap();
+        });
+    }
+    near.peer.end();
+}

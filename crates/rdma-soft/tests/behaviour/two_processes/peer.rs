@@ -1,0 +1,402 @@
+//! The second process: what it does, and how the first one has it done. Each command is a line, and
+//! each answer one that begins with a mark, since the harness of tests writes there, too.
+
+#![allow(dead_code)] // each test program uses a part of it
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::time::Duration;
+
+use rdma_soft::{Builder, SoftDevice};
+use rdma_sys::{ibv_gid, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_flags};
+use rdma_types::Gid;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
+use test_support::program::this_program;
+use test_support::rig::connect::{
+    Endpoint, Knobs, Side, UC_RTR, attributes, connect, connect_unreliably, to_init,
+};
+use test_support::rig::datagram::{self, QKEY};
+use test_support::rig::fork;
+use test_support::rig::post::Wr;
+use test_support::rig::{ALL_ACCESS, Mr, REMOTE_ATOMIC, Size, imm_of, until};
+
+use crate::two_processes::near::PATIENT;
+
+/// What peers may do to the memory of each side.
+pub(crate) const ACCESS: u32 = ALL_ACCESS | REMOTE_ATOMIC;
+/// Of that memory.
+pub(crate) const LENGTH: usize = 100_000;
+
+/// Where the second process listens; `soft0` stands for the device that both have.
+const THIS: &str = "RDMA_TEST_SECOND_PROCESS";
+const MARK: &str = "> ";
+
+pub(crate) fn read(memory: &Mr, from: usize, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    memory.copy_out(from, &mut bytes);
+    bytes
+}
+
+/// Of bytes, to compare them by.
+pub(crate) fn sum(bytes: &[u8]) -> u64 {
+    let add = |sum: u64, byte: &u8| {
+        (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3).rotate_left(5)
+    };
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, add)
+}
+
+pub(crate) fn bring_up(side: &Side, far: &Endpoint, knobs: &Knobs) {
+    match side.qp.service() {
+        ibv_qp_type::IBV_QPT_RC => connect(&side.qp, &side.endpoint(), far, knobs),
+        ibv_qp_type::IBV_QPT_UC => connect_unreliably(&side.qp, &side.endpoint(), far, knobs),
+        _ => datagram::activate(&side.qp, QKEY),
+    }
+}
+
+fn say(end: &Endpoint) -> String {
+    let gid = u128::from_be_bytes(datagram::gid_of(&end.gid).to_bytes());
+    format!("{} {} {gid} {} {}", end.qpn, end.lid, end.gid_index, u8::from(end.ethernet))
+}
+
+fn heard(words: &[&str]) -> Endpoint {
+    let number = |n: usize| words[n].parse::<u128>().unwrap();
+    Endpoint {
+        qpn: number(0) as u32,
+        lid: number(1) as u16,
+        gid: ibv_gid { raw: number(2).to_be_bytes() },
+        gid_index: number(3) as u8,
+        ethernet: number(4) != 0,
+    }
+}
+
+/// The second process, as the first one sees it.
+pub(crate) struct Peer {
+    child: Child,
+    commands: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    pub(crate) fn is_this() -> bool {
+        std::env::var_os(THIS).is_some()
+    }
+
+    pub(crate) fn start() -> Self {
+        Self::start_at("soft0")
+    }
+
+    pub(crate) fn start_at(place: &str) -> Self {
+        let mut command = this_program();
+        command.args([
+            "--exact",
+            "two_processes::second_process",
+            "--nocapture",
+            "--test-threads=1",
+        ]);
+        command.env(THIS, place).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (commands, answers) = (child.stdin.take(), child.stdout.take().unwrap());
+        Self { child, commands, answers: BufReader::new(answers) }
+    }
+
+    fn tell(&mut self, command: &str) {
+        writeln!(self.commands.as_mut().unwrap(), "{command}").unwrap();
+    }
+
+    #[track_caller]
+    fn ask(&mut self, command: &str) -> Vec<u128> {
+        self.tell(command);
+        self.finish()
+    }
+
+    /// Has it do something that takes a while.
+    pub(crate) fn begin(&mut self, command: &str) {
+        self.ask(&format!("ready {command}"));
+    }
+
+    /// Waits until it has done that.
+    #[track_caller]
+    pub(crate) fn finish(&mut self) -> Vec<u128> {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "it has ended");
+            if let Some((_, answer)) = line.split_once(MARK) {
+                return answer.split_whitespace().map(|word| word.parse().unwrap()).collect();
+            }
+        }
+    }
+
+    pub(crate) fn make(&mut self, qp_type: ibv_qp_type) -> (Endpoint, (u64, u32)) {
+        let answer = self.ask(&format!("make {}", qp_type.0));
+        let words: Vec<String> = answer.iter().map(u128::to_string).collect();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        (heard(&words), (answer[5] as u64, answer[6] as u32))
+    }
+
+    pub(crate) fn connect(&mut self, to: &Endpoint) {
+        self.ask(&format!("connect {}", say(to)));
+    }
+
+    /// Numbers of queue pairs of each kind that take packets, with memory that no peer may touch.
+    pub(crate) fn victims(&mut self, to: &Endpoint) -> Vec<u32> {
+        self.ask(&format!("victims {}", say(to))).into_iter().map(|qpn| qpn as u32).collect()
+    }
+
+    pub(crate) fn expect_untouched(&mut self) {
+        self.ask("untouched");
+    }
+
+    pub(crate) fn receive(&mut self) {
+        self.ask("receive");
+    }
+
+    pub(crate) fn send(&mut self, length: usize, imm: u32) {
+        self.ask(&format!("send {length} {imm}"));
+    }
+
+    /// The kind, the length and the immediate data.
+    pub(crate) fn completion(&mut self) -> (u32, u32, u32) {
+        let answer = self.ask("completion");
+        (answer[0] as u32, answer[1] as u32, answer[2] as u32)
+    }
+
+    /// It takes a completion, and does what the command says.
+    pub(crate) fn completion_and(&mut self, command: &str) {
+        self.tell(command);
+    }
+
+    pub(crate) fn sum(&mut self, from: usize, length: usize) -> u64 {
+        self.ask(&format!("sum {from} {length}"))[0] as u64
+    }
+
+    pub(crate) fn counter(&mut self, name: &str) -> u64 {
+        self.ask(&format!("counter {name}"))[0] as u64
+    }
+
+    pub(crate) fn until_counter(&mut self, name: &str, value: u64) {
+        until(name, || self.counter(name) == value);
+    }
+
+    pub(crate) fn files(&mut self) -> usize {
+        self.ask("files")[0] as usize
+    }
+
+    pub(crate) fn until_files(&mut self, count: usize) {
+        until("closed files", || self.files() == count);
+    }
+
+    pub(crate) fn allow_files(&mut self, more: bool) {
+        self.ask(&format!("allow {}", u8::from(more)));
+    }
+
+    /// Has its queue pair be a member of a group, or not any more.
+    pub(crate) fn join(&mut self, group: Gid, join: bool) {
+        let command = if join { "join" } else { "leave" };
+        self.ask(&format!("{command} {}", u128::from_be_bytes(group.to_bytes())));
+    }
+
+    /// What it uses while it waits so long, in hundredths of a second.
+    pub(crate) fn processor_time(&mut self, milliseconds: u32) -> u64 {
+        self.ask(&format!("wait {milliseconds}"))[0] as u64
+    }
+
+    /// The child ends when nobody gives it commands any more.
+    pub(crate) fn fork(&mut self) {
+        self.ask("fork");
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub(crate) fn stop(&self) {
+        self.signal(Signal::STOP);
+        let status = format!("/proc/{}/stat", self.child.id());
+        until("stopped", || std::fs::read_to_string(&status).unwrap().contains(") T "));
+    }
+
+    pub(crate) fn go_on(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub(crate) fn end(mut self) {
+        drop(self.commands.take());
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What the second process has.
+struct World {
+    /// Open before there may be no more files.
+    stat: File,
+    device: &'static str,
+    side: Option<(Mr, Side)>,
+    victims: Vec<(Mr, Side)>,
+}
+
+/// Installs a device that has one address, and says its name.
+pub(crate) fn network(name: &'static str, place: &str) -> &'static str {
+    Builder::new(name).gids([]).listen(place).install().unwrap().name()
+}
+
+/// Does what it is told until there is nothing more.
+pub(crate) fn obey() {
+    rdma_soft::install();
+    let stat = File::open("/proc/self/stat").unwrap();
+    let place = std::env::var(THIS).unwrap();
+    let device = if place == "soft0" { "soft0" } else { network("far", &place) };
+    let mut world = World { stat, device, side: None, victims: Vec::new() };
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let answer = world.act(words[0], &words[1..]);
+        println!("{MARK}{answer}");
+    }
+}
+
+impl World {
+    fn act(&mut self, command: &str, words: &[&str]) -> String {
+        let number = |n: usize| words[n].parse::<usize>().unwrap();
+        match command {
+            "make" => return self.make(number(0)),
+            "victims" => return self.make_victims(&heard(words)),
+            "untouched" => self.victims.iter().for_each(|(memory, _)| memory.assert_filled(0xee)),
+            "counter" => {
+                let counters = SoftDevice::find(self.device).unwrap().counters();
+                let found = counters.iter().find(|(name, _)| *name == words[0]);
+                return found.unwrap().1.to_string();
+            }
+            "files" => return files().to_string(),
+            "allow" => allow(number(0)),
+            "wait" => {
+                let before = processor_time(&self.stat);
+                std::thread::sleep(Duration::from_millis(number(0) as u64));
+                return (processor_time(&self.stat) - before).to_string();
+            }
+            "completion_and_destroy" => {
+                self.with_side("completion", words);
+                self.side = None;
+            }
+            "ready" => {
+                self.with_side("receive", &[]);
+                println!("{MARK}");
+                return self.with_side(words[0], &words[1..]);
+            }
+            "fork" => drop(fork::Child::fork(|| {
+                // Until nobody has the other end.
+                let stdin = std::io::stdin();
+                let mut bytes = [0; 64];
+                while rustix::io::read(&stdin, &mut bytes).is_ok_and(|read| read > 0) {}
+            })),
+            _ => return self.with_side(command, words),
+        }
+        String::new()
+    }
+
+    fn make(&mut self, kind: usize) -> String {
+        let qp_type = ibv_qp_type(kind as u32);
+        let side = Side::new(self.device, &Size { qp_type, ..Size::default() }, 256);
+        let memory = side.pd.register(LENGTH, ACCESS);
+        let said = format!("{} {} {}", say(&side.endpoint()), memory.address(), memory.rkey());
+        self.side = Some((memory, side));
+        said
+    }
+
+    fn make_victims(&mut self, to: &Endpoint) -> String {
+        let rc = ibv_qp_type::IBV_QPT_RC;
+        for qp_type in [rc, rc, ibv_qp_type::IBV_QPT_UC, ibv_qp_type::IBV_QPT_UD] {
+            let side = Side::new(self.device, &Size { qp_type, ..Size::default() }, 4096);
+            // It has receive requests in memory that peers may not name, and rights for what is not
+            // registered.
+            let memory = side.pd.register_filled(vec![0xee; LENGTH], 1);
+            if qp_type == rc && self.victims.is_empty() {
+                let attr = attributes(&side.endpoint(), to, &PATIENT);
+                to_init(&side.qp, &attr);
+                let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr };
+                assert_ne!(side.qp.modify(attr, UC_RTR), 0, "what a reliable one lacks");
+            } else {
+                bring_up(&side, to, &PATIENT);
+            }
+            self.victims.push((memory, side));
+        }
+        let numbers = self.victims.iter().map(|(_, side)| side.qp.number().to_string());
+        numbers.collect::<Vec<_>>().join(" ")
+    }
+
+    fn with_side(&self, command: &str, words: &[&str]) -> String {
+        let number = |n: usize| words[n].parse::<usize>().unwrap();
+        let (memory, side) = self.side.as_ref().unwrap();
+        match command {
+            "connect" => bring_up(side, &heard(words), &PATIENT),
+            "join" | "leave" => {
+                let group = ibv_gid { raw: words[0].parse::<u128>().unwrap().to_be_bytes() };
+                let join = command == "join";
+                let done = if join { side.qp.attach(&group, 0) } else { side.qp.detach(&group, 0) };
+                assert_eq!(done, 0);
+            }
+            "receive" => side.qp.post_receive(1, &[memory.sge(0, LENGTH)]),
+            "send" => {
+                let imm = u32::try_from(number(1)).unwrap();
+                side.qp.post(&Wr::send(1, &[memory.sge(0, number(0))]).with_imm(imm));
+                side.send_cq.expect_success(1);
+            }
+            "completion" => {
+                let wc = side.receive_cq.expect_success(1);
+                let has_imm = wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
+                let imm = if has_imm { imm_of(&wc) } else { 0 };
+                return format!("{} {} {imm}", wc.opcode.0, wc.byte_len);
+            }
+            "completion_and_exit" => {
+                side.receive_cq.expect_success(1);
+                std::process::exit(0);
+            }
+            "trips" => {
+                for _ in 0..number(0) {
+                    side.receive_cq.expect_success(1);
+                    side.qp.post_receive(1, &[memory.sge(0, LENGTH)]);
+                    side.qp.post(&Wr::send(1, &[memory.sge(0, 8)]));
+                    side.send_cq.expect_success(1);
+                }
+            }
+            "sum" => return sum(&read(memory, number(0), number(1))).to_string(),
+            _ => panic!("{command}"),
+        }
+        String::new()
+    }
+}
+
+fn files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn allow(more: usize) {
+    let limit = getrlimit(Resource::Nofile);
+    let current = match more {
+        0 => Some(3),
+        _ => limit.maximum,
+    };
+    setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+}
+
+/// In ticks: the time in the program and that in the kernel.
+fn processor_time(stat: &File) -> u64 {
+    let mut bytes = [0; 1024];
+    let length = stat.read_at(&mut bytes, 0).unwrap();
+    let stat = str::from_utf8(&bytes[..length]).unwrap();
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+}

@@ -1,0 +1,361 @@
+//! The link to other hosts, between two processes of this one: each listens at an address of the loopback
+//! interface. What goes over it, and what a stranger may do to others by it.
+#![allow(clippy::cast_possible_truncation)]
+
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use rdma_soft::{Builder, InstallError, Link, Network, SoftDevice};
+use rdma_sys::{
+    Errno, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_opcode as Done, ibv_wr_opcode,
+};
+use rdma_types::Gid;
+use test_support::program::is_emulated;
+use test_support::rig::connect::{
+    Endpoint, Knobs, RTR, Side, attributes, pair, pair_with, to_init,
+};
+use test_support::rig::datagram::{self, QKEY};
+use test_support::rig::post::Wr;
+use test_support::rig::{LOCAL_WRITE, Size, until};
+
+use crate::two_processes::near::{Near, PATIENT};
+use crate::two_processes::peer::{self, ACCESS, LENGTH, Peer, network};
+
+const RC: ibv_qp_type = ibv_qp_type::IBV_QPT_RC;
+
+/// The kernel loses what a socket has no space for: after 67 ms packets are sent again.
+const KNOBS: Knobs = Knobs { timeout: 14, ..PATIENT };
+
+/// Addresses of the loopback interface that nobody else has: of this process, one after the other.
+fn address() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    Ipv4Addr::from_bits(0x7f80_0000 | (std::process::id() & 0xffff) << 7 | count).to_string()
+}
+
+/// A device that listens, and a second process that does.
+fn near(name: &'static str, qp_type: ibv_qp_type) -> Near {
+    let peer = Peer::start_at(&address());
+    Near::on(network(name, &address()), peer, qp_type, &KNOBS)
+}
+
+#[test]
+fn a_reliable_connection_does_all_of_it() {
+    let mut near = near("rc", RC);
+    near.all_of_it();
+    near.peer.end();
+}
+
+/// As much as a call takes. Both ends are of this process, and talk by its socket.
+#[test]
+fn the_largest_packets_come_in_runs() {
+    let device = Builder::new("largest").gids([]).listen(address()).force_wire();
+    device.install().unwrap();
+    let knobs = Knobs { mtu: rdma_sys::ibv_mtu::IBV_MTU_4096, ..KNOBS };
+    let (a, b) = pair_with("largest", &Size::default(), &knobs);
+    let length = 1 << 20;
+    let from = a.pd.register_filled((0..length as u32).map(|n| n as u8).collect(), LOCAL_WRITE);
+    let (to, back) = (b.pd.register(length, ACCESS), a.pd.register(length, ACCESS));
+    a.qp.post(&Wr::write(1, &[from.sge(0, length)], &to, 0));
+    a.send_cq.expect_success(1);
+    let read = Wr::new(2, ibv_wr_opcode::IBV_WR_RDMA_READ, &[back.sge(0, length)]);
+    a.qp.post(&read.remote(to.address(), to.rkey()));
+    a.send_cq.expect_success(2);
+    let [there, here] = [&to, &back].map(|memory| peer::sum(&peer::read(memory, 0, length)));
+    let sent = peer::sum(&peer::read(&from, 0, length));
+    assert_eq!((there, here), (sent, sent));
+    // Nothing was lost by being too long.
+    assert_eq!(SoftDevice::find("largest").unwrap().counters().send_err, 0);
+}
+
+#[test]
+fn an_unreliable_connection_sends_and_writes() {
+    let mut near = near("uc", ibv_qp_type::IBV_QPT_UC);
+    for length in [0, 1, 4096, LENGTH] {
+        near.message(length, None);
+        near.message(length, Some(9));
+        near.write(length, Some(8));
+    }
+    near.peer.end();
+}
+
+#[test]
+fn datagrams_arrive_with_their_source() {
+    let own: Ipv4Addr = address().parse().unwrap();
+    let device = network("ud", &own.to_string());
+    let mut peer = Peer::start_at(&address());
+    let side = datagram::side(device);
+    let memory = side.pd.register_filled(vec![0xa5; datagram::MTU], ACCESS);
+    let (far, _) = peer.make(ibv_qp_type::IBV_QPT_UD);
+    peer.connect(&side.endpoint());
+    let ah = side.pd.ah_to(&side.endpoint(), &far);
+    for length in [0, 1, datagram::MTU] {
+        peer.receive();
+        let wr = Wr::send(1, &[memory.sge(0, length)]).with_imm(5);
+        side.qp.post(&wr.to(&ah, far.qpn, QKEY));
+        side.send_cq.expect_success(1);
+        let in_all = (datagram::HEADER + length) as u32;
+        assert_eq!(peer.completion(), (Done::IBV_WC_RECV.0, in_all, 5));
+        assert_eq!(peer.sum(datagram::HEADER, length), peer::sum(&vec![0xa5; length]));
+        // Where an IPv4 header says who has sent it.
+        assert_eq!(peer.sum(32, 4), peer::sum(&own.octets()));
+    }
+    peer.end();
+}
+
+/// Of the other process and of this one, each once.
+#[test]
+fn datagrams_to_a_group_reach_its_members_in_all_processes() {
+    let device = network("groups", &address());
+    // Of two addresses at one interface one hears it.
+    let mut peer = Peer::start_at(&format!("{},{}", address(), address()));
+    let [sender, member] = [(); 2].map(|()| datagram::side(device));
+    let memory = sender.pd.register_filled(vec![0xa5; 8], LOCAL_WRITE);
+    let sink = member.pd.register(LENGTH, LOCAL_WRITE);
+    let (far, _) = peer.make(ibv_qp_type::IBV_QPT_UD);
+    peer.connect(&sender.endpoint());
+    let group = Ipv4Addr::new(239, 255, 78, (std::process::id() & 0xff) as u8).to_ipv6_mapped();
+    let group: Gid = group.octets().into();
+    let raw = rdma_sys::ibv_gid { raw: group.to_bytes() };
+    peer.join(group, true);
+    assert_eq!(member.qp.attach(&raw, 0), 0);
+    let ah = sender.pd.ah_to(&sender.endpoint(), &Endpoint { gid: raw, ..far });
+    for imm in [1, 2] {
+        peer.receive();
+        member.qp.post_receive(2, &[sink.sge(0, LENGTH)]);
+        let wr = Wr::send(1, &[memory.sge(0, 8)]).with_imm(imm);
+        sender.qp.post(&wr.to(&ah, 0x00ff_ffff, QKEY));
+        sender.send_cq.expect_success(1);
+        assert_eq!(peer.completion(), (Done::IBV_WC_RECV.0, 48, imm));
+        assert_eq!(peer.sum(datagram::HEADER, 8), peer::sum(&[0xa5; 8]));
+        member.receive_cq.expect_success(2);
+    }
+    // It hears nothing any more: what comes next is for itself alone.
+    peer.join(group, false);
+    peer.receive();
+    let to_far = sender.pd.ah_to(&sender.endpoint(), &far);
+    let send = |to, qpn, imm| {
+        sender.qp.post(&Wr::send(1, &[memory.sge(0, 8)]).with_imm(imm).to(to, qpn, QKEY));
+        sender.send_cq.expect_success(1);
+    };
+    send(&ah, 0x00ff_ffff, 3);
+    send(&to_far, far.qpn, 4);
+    assert_eq!(peer.completion(), (Done::IBV_WC_RECV.0, 48, 4));
+    assert_eq!(member.qp.detach(&raw, 0), 0);
+    assert!(member.receive_cq.is_empty(), "without a receive request");
+    peer.end();
+}
+
+/// The loopback interface has one address of IPv6: both ends are of this process, and talk by its socket.
+#[test]
+fn connections_go_over_ipv6() {
+    let device = Builder::new("v6").gids([]).listen("::1").force_wire().install();
+    let device = match device {
+        Err(InstallError::CannotListen { reason, .. }) if reason.contains("no such address") => {
+            return eprintln!("this machine has no IPv6: {reason}");
+        }
+        device => device.unwrap(),
+    };
+    assert_eq!(device.gids()[0].to_string(), "::1");
+    let (a, b) = pair("v6");
+    let from = a.pd.register_filled((0..100_000_u32).map(|n| n as u8).collect(), LOCAL_WRITE);
+    let to = b.pd.register(100_000, ACCESS);
+    a.qp.post(&Wr::write(1, &[from.sge(0, 100_000)], &to, 0));
+    a.send_cq.expect_success(1);
+    let copied = peer::read(&to, 0, 100_000);
+    assert_eq!(peer::sum(&copied), peer::sum(&peer::read(&from, 0, 100_000)));
+}
+
+/// One packet in twenty.
+#[test]
+fn what_is_lost_is_sent_again() {
+    let peer = Peer::start_at(&address());
+    let device = Builder::new("lossy").gids([]).listen(address()).lossy(0.05, 1);
+    let device = device.install().unwrap();
+    let mut near = Near::on(device.name(), peer, RC, &KNOBS);
+    // Emulated, each takes seconds.
+    let rounds = if is_emulated() { 2 } else { 10 };
+    for _ in 0..rounds {
+        near.all_of_it();
+    }
+    assert!(device.counters().local_ack_timeout_err + device.counters().rcvd_seq_err > 0);
+    near.peer.end();
+}
+
+#[test]
+fn a_peer_that_is_gone_is_not_waited_for() {
+    let peer = Peer::start_at(&address());
+    let device = network("alone", &address());
+    let mut near = Near::on(device, peer, RC, &Knobs { retries: 2, ..KNOBS });
+    near.message(8, None);
+    near.peer.kill();
+    near.wait();
+    near.expect_end();
+}
+
+#[test]
+fn an_idle_connection_uses_no_processor() {
+    let mut near = near("idle", RC);
+    near.message(8, None);
+    let ticks = near.peer.processor_time(1000);
+    assert!(ticks <= 1, "{ticks}");
+    near.peer.end();
+}
+
+/// Whoever polls is looked at; who only waits is served by a thread.
+#[test]
+fn requests_to_a_process_that_does_not_poll_are_executed() {
+    let mut near = near("one-sided", RC);
+    for length in [8, 4096, LENGTH] {
+        near.write(length, None);
+        near.read(length);
+    }
+    near.peer.end();
+}
+
+fn cannot_listen(device: Builder) -> String {
+    match device.install() {
+        Err(InstallError::CannotListen { reason, .. }) => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn where_it_cannot_listen_a_device_says_why() {
+    let taken = address();
+    network("first", &taken);
+    let refused = |place: &str| cannot_listen(Builder::new("refused").listen(place));
+    for (place, why) in [
+        (&*taken, "is in use, by another process that listens there, or by the kernel's SoftRoCE"),
+        ("192.0.2.77", "this host has no such address; it has "),
+        ("2001:db8::77", "this host has no such address; it has "),
+        ("0.0.0.0", "name one of this host"),
+        ("::", "name one of this host"),
+        ("224.0.0.9", "name one of this host"),
+        ("no-such-interface", "it is no IP address, and no interface of this host: there are "),
+        ("", "it is no IP address, and no interface of this host: there are "),
+        ("127.0.0.300", "it is no IP address, and no interface of this host: there are "),
+    ] {
+        let reason = refused(place);
+        assert!(reason.contains(why), "{place}: {reason}");
+    }
+    // Nothing of it is left: not the name, and not the first of two addresses.
+    let free = address();
+    refused(&format!("{free}, 192.0.2.77"));
+    let device = Builder::new("refused").listen(&*free).install().unwrap();
+    assert_eq!(device.gids().len(), 5);
+
+    let infiniband = Builder::new("no-addresses").link(Link::InfiniBand).listen(address());
+    assert!(cannot_listen(infiniband).contains("InfiniBand"));
+    let simulated = Network::simulated(1);
+    let simulated = Builder::new("no-host").network(&simulated).listen(address());
+    assert!(cannot_listen(simulated).contains("simulated network"));
+}
+
+#[test]
+fn there_is_no_way_to_an_address_without_route() {
+    let side = Side::new(network("routes", &address()), &Size::default(), 8);
+    // From the loopback interface there is none to a group of hosts, and none to nobody.
+    for gid in ["::ffff:0.0.0.0", "::ffff:255.255.255.255"] {
+        let gid: rdma_types::Gid = gid.parse().unwrap();
+        let far = Endpoint { gid: rdma_sys::ibv_gid { raw: gid.to_bytes() }, ..side.endpoint() };
+        let attr = attributes(&side.endpoint(), &far, &KNOBS);
+        to_init(&side.qp, &attr);
+        let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr };
+        let refused = side.qp.modify(attr, RTR);
+        assert!(
+            [Errno::EHOSTUNREACH, Errno::EINVAL].map(Errno::raw).contains(&refused),
+            "{refused}"
+        );
+    }
+}
+
+/// What strangers send: a socket that is no device's.
+struct Stranger {
+    socket: UdpSocket,
+    to: SocketAddr,
+}
+
+impl Stranger {
+    fn at(place: &str) -> Self {
+        let to = SocketAddr::new(place.parse().unwrap(), 4791);
+        Self { socket: UdpSocket::bind((address(), 0)).unwrap(), to }
+    }
+
+    fn send(&self, bytes: &[u8]) {
+        self.socket.send_to(bytes, self.to).unwrap();
+    }
+}
+
+/// Random ones, and packets with a wrong ICRC. They are counted, and nobody else notices.
+#[test]
+fn what_is_no_packet_is_dropped() {
+    let place = address();
+    let device = network("victim", &place);
+    let mut near = Near::on(device, Peer::start_at(&address()), RC, &KNOBS);
+    let stranger = Stranger::at(&place);
+    let mut state = 0x9e37_79b9_u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let counters = || SoftDevice::find(device).unwrap().counters();
+    let dropped = || {
+        let now = counters();
+        now.malformed + now.rx_icrc_encapsulated + now.unknown_qp + now.bad_pkey_cntr
+    };
+    let qpn = near.side.qp.number();
+    for n in 0..20_000_u64 {
+        let length = (random() % 1500) as usize;
+        let mut bytes: Vec<u8> = (0..length).map(|_| random() as u8).collect();
+        if length >= 16 && n % 2 == 0 {
+            // To the queue pair, with each of the opcodes.
+            bytes[..4].copy_from_slice(&[(random() % 0x80) as u8, 0, 0xff, 0xff]);
+            bytes[4..8].copy_from_slice(&qpn.to_be_bytes());
+            bytes.truncate(length / 4 * 4);
+        }
+        stranger.send(&bytes);
+        if n % 1000 == 0 {
+            near.message(1000, Some(n as u32));
+        }
+    }
+    // The kernel drops what a socket has no space for.
+    until("dropped packets", || dropped() > 5_000);
+    near.all_of_it();
+    near.peer.end();
+}
+
+/// Ends what goes on until then, also if the test fails.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A stranger that sends without end to a number that nobody has keeps those from nothing who come by another socket.
+#[test]
+fn a_flood_for_nobody_holds_up_nobody() {
+    let place = address();
+    network("flooded", &place);
+    let mut near = near("spared", RC);
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let stranger = Stranger::at(&place);
+            while !ended.load(Ordering::Relaxed) {
+                stranger.send(&[0; 64]);
+            }
+        });
+        let _end = End(&ended);
+        for length in [1, 1000, LENGTH] {
+            near.message(length, None);
+            near.write(length, None);
+            near.read(length);
+        }
+    });
+    near.peer.end();
+}

@@ -1,0 +1,8 @@
+//! The behaviour of the crate, in one program: a module for each subject.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
+
+mod inline;
+mod inline_extended;
+mod inline_mw;
+mod layout;
+mod system;

@@ -1,0 +1,70 @@
+//! `async_copy_file`: whole files, or none.
+
+use std::fs;
+use std::path::Path;
+
+use crate::common::process::Process;
+
+/// A file of so many bytes, and where its copy is to be.
+fn files(folder: &Path, length: usize) -> (String, String) {
+    let (from, to) = (folder.join("from"), folder.join("to"));
+    fs::write(&from, (0..length).map(|n| (n / 251 % 256).to_le_bytes()[0]).collect::<Vec<_>>())
+        .unwrap();
+    (from.to_str().unwrap().to_owned(), to.to_str().unwrap().to_owned())
+}
+
+#[test]
+fn files_of_all_lengths_are_copied_between_tasks() {
+    let folder = tempfile::tempdir().unwrap();
+    for device in ["soft0", "softib0"] {
+        // None, less than a message, some messages to the byte, and many.
+        for length in [0, 1, 65536, 3 * 65536 + 1, 5_000_000] {
+            let (from, to) = files(folder.path(), length);
+            let said =
+                Process::example("async_copy_file", &["--device", device, &from, &to]).succeed();
+            assert!(said.contains(&format!("{device}: {length} bytes")), "{said}");
+            assert_eq!(fs::read(from).unwrap(), fs::read(to).unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_file_is_copied_between_processes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = files(folder.path(), 1_000_000);
+    let mut listens = Process::example("async_copy_file", &["--listen", "127.0.0.1:0", &to]);
+    let address = listens.address();
+    Process::example("async_copy_file", &["--connect", &address, &from]).succeed();
+    listens.succeed();
+    assert_eq!(fs::read(from).unwrap(), fs::read(to).unwrap());
+}
+
+/// A sender that has nothing to send ends, and so does the receiver, at once, without a file.
+#[test]
+fn what_is_not_whole_is_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = files(folder.path(), 1);
+    let mut listens = Process::example("async_copy_file", &["--listen", "127.0.0.1:0", &to]);
+    let address = listens.address();
+    let nothing = format!("{from}-not");
+    let said = Process::example("async_copy_file", &["--connect", &address, &nothing]).fail();
+    assert!(said.contains("No such file"), "{said}");
+    let said = listens.fail();
+    assert!(said.contains("the peer is gone"), "{said}");
+    assert!(!fs::exists(to).unwrap());
+    let left = fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(left, 1, "the source alone");
+}
+
+#[test]
+fn what_cannot_be_done_is_said() {
+    for (options, said) in [
+        (&["one"][..], "give SOURCE and DESTINATION"),
+        (&["--listen", "127.0.0.1:0", "one", "two"], "give one file"),
+        (&["--connect", "127.0.0.1:9", "Cargo.toml"], "nobody listens at 127.0.0.1:9"),
+        (&["no such file", "/tmp/copy"], "no such file: No such file"),
+    ] {
+        let error = Process::example("async_copy_file", options).fail();
+        assert!(error.contains(said), "{error}");
+    }
+}

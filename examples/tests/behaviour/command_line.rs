@@ -1,0 +1,70 @@
+//! Every program: its help, and what it says of a command line that it cannot do.
+
+use std::fs::File;
+use std::process::{Output, Stdio};
+
+use crate::common::process::{Process, command, programs};
+
+/// Those on networks of their own, which open no device of the machine.
+const SIMULATIONS: [&str; 2] = ["failover", "replication"];
+
+/// What has to be there besides a device.
+fn needed(program: &str) -> &'static [&'static str] {
+    match program {
+        "async_copy_file" | "copy_file" => {
+            &["Cargo.toml", concat!(env!("CARGO_TARGET_TMPDIR"), "/copy")]
+        }
+        "hello" => &["connect", "127.0.0.1:9"],
+        "perftest" => &["send-lat", "--connect", "127.0.0.1:9"],
+        "rc_pingpong" => &["--connect", "127.0.0.1:9"],
+        _ => &[],
+    }
+}
+
+#[test]
+fn help_says_how_to_start_a_program_and_which_devices_there_are() {
+    for program in programs() {
+        let Output { status, stdout, stderr } = Process::example(&program, &["--help"]).end();
+        let said = String::from_utf8(stdout).unwrap();
+        assert!(status.success() && stderr.is_empty(), "{program}: {said}");
+        assert!(said.contains(&program) && said.contains("Usage: "), "{program}: {said}");
+        let option = said.contains("--device NAME") || said.contains("--device <NAME>");
+        assert_eq!(option, !SIMULATIONS.contains(&&*program), "{program}: {said}");
+        let devices = said.lines().find_map(|line| line.strip_prefix("Devices: "));
+        let has = |name| devices.is_some_and(|all| all.split(", ").any(|one| one == name));
+        assert_eq!([has("soft0"), has("softib0")], [option; 2], "{program}: {said}");
+    }
+}
+
+#[test]
+fn an_unknown_option_is_an_error_with_exit_status_1() {
+    for program in programs() {
+        let said = Process::example(&program, &["--unheard-of"]).fail();
+        assert!(said.contains("--unheard-of") && said.contains("--help"), "{program}: {said}");
+    }
+}
+
+#[test]
+fn an_unknown_device_is_an_error_that_names_those_that_exist() {
+    for program in programs().iter().filter(|name| !SIMULATIONS.contains(&&***name)) {
+        let options = [needed(program), &["--device", "mlx5_77"]].concat();
+        let said = Process::example(program, &options).fail();
+        for name in ["`mlx5_77`", "soft0", "softib0"] {
+            assert!(said.contains(name), "{program}: {said}");
+        }
+        assert_eq!(said.lines().count(), 1, "{program}: {said}");
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error_and_no_panic() {
+    for program in ["devices", "channel", "replication", "pingpong", "kv", "hello"] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let options = if program == "hello" { &["--help"][..] } else { &[] };
+        let mut command = command(program, options);
+        let child = command.stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+        let said = Process(child).fail();
+        let why = ["the output cannot be written", "No space left on device"];
+        assert!(why.iter().any(|why| said.contains(why)), "{program}: {said}");
+    }
+}

@@ -1,0 +1,17 @@
+//! The behaviour of the programs: a module for each, or for a subject.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
+
+mod async_copy_file;
+mod async_kv;
+mod command_line;
+mod common;
+mod copy_file;
+mod examples;
+mod kv;
+mod leases;
+mod out_of_band;
+mod perftest;
+mod programs;
+mod readme;
+mod two_ends;
+mod two_processes;

@@ -1,0 +1,325 @@
+//! Programs that meet another process.
+
+use std::net::TcpListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use rdma_examples::Failure;
+
+use crate::common::process::{Process, processes};
+use crate::examples::{echo, pingpong, rc_pingpong};
+
+/// A port at which nobody listens, as an address.
+fn free() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+/// Both sides as threads, given these options each.
+fn sides(
+    run: fn(&[&str]) -> Result<String, Failure>,
+    options: [&[&str]; 2],
+) -> [Result<String, Failure>; 2] {
+    let address = &free();
+    thread::scope(|threads| {
+        let [listens, connects] =
+            [("--listen", options[0]), ("--connect", options[1])].map(|(role, options)| {
+                threads.spawn(move || run(&[&[role, address], options].concat()))
+            });
+        [listens.join().unwrap(), connects.join().unwrap()]
+    })
+}
+
+fn pingpong(options: &[&str]) -> Result<String, Failure> {
+    let options = ["pingpong"].iter().chain(options);
+    pingpong::run(&pingpong::Arguments::parse_from(options))
+}
+
+fn rc_pingpong(options: &[&str]) -> Result<String, Failure> {
+    let options = ["rc_pingpong"].iter().chain(options);
+    rc_pingpong::run(&rc_pingpong::Arguments::parse_from(options))
+}
+
+/// The README's example.
+#[test]
+fn ten_lines_for_each_side_say_hello() {
+    let mut listens = Process::example("hello", &["listen", "127.0.0.1:0"]);
+    let address = listens.address();
+    let connects = Process::example("hello", &["connect", &address]);
+    assert_eq!(connects.succeed(), "HELLO");
+    listens.succeed();
+}
+
+#[test]
+fn hello_says_what_to_do() {
+    for (options, why) in [
+        (&[][..], "start `hello listen ADDRESS`"),
+        (&["connect", &free()], "nobody listens at"),
+        (&["connect", "no address"], "HOST:PORT"),
+    ] {
+        let output = Process::example("hello", options).end();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && said.contains(why), "{said}");
+    }
+}
+
+#[test]
+fn a_message_goes_to_and_fro_between_sides_that_met_by_tcp() {
+    let late = "two_processes_deferred";
+    let schedule = rdma::soft::Schedule::Deferred { seed: 3 };
+    rdma::soft::Builder::new(late).schedule(schedule).install().unwrap();
+    for run in [pingpong, rc_pingpong] {
+        for device in ["soft0", "softib0", late] {
+            for (size, iterations) in [("1", "0"), ("64", "30"), ("100000", "5")] {
+                let options = ["--device", device, "--size", size, "--iterations", iterations];
+                for outcome in sides(run, [&options, &options]) {
+                    let line = outcome.unwrap();
+                    let begin = format!("{device}: {iterations} times {size} bytes, ");
+                    assert!(line.starts_with(&begin), "{line}");
+                }
+            }
+        }
+    }
+    for device in ["soft0", "softib0"] {
+        let options = ["--device", device, "--service", "uc", "--iterations", "20"];
+        let _lines = sides(rc_pingpong, [&options, &options]).map(Result::unwrap);
+    }
+    let options: &[&str] = &["--events", "--iterations", "20"];
+    let _lines = sides(pingpong, [options, &options[1..]]).map(Result::unwrap);
+}
+
+fn echo(options: &[&str]) -> Result<String, Failure> {
+    let options = ["echo"].iter().chain(options);
+    echo::run(&echo::Arguments::parse_from(options))
+}
+
+#[test]
+fn messages_come_back_between_sides_that_met_by_tcp() {
+    for device in ["soft0", "softib0"] {
+        for size in ["0", "1", "5000"] {
+            let options = ["--device", device, "--size", size, "--messages", "40"];
+            for outcome in sides(echo, [&options, &options]) {
+                let line = outcome.unwrap();
+                assert!(line.starts_with(&format!("{device}: 40 messages")), "{line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sides_that_do_not_fit_are_both_told() {
+    for outcome in sides(pingpong, [&["--device", "soft0"], &["--device", "softib0"]]) {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("give both processes the same `--device`"), "{error}");
+    }
+    // The one speaks its own format, the other that of the tool.
+    let address = &free();
+    let outcomes = thread::scope(|threads| {
+        let listens = threads.spawn(|| pingpong(&["--listen", address, "--wait", "3"]));
+        let connects = rc_pingpong(&["--connect", address, "--wait", "3"]);
+        [listens.join().unwrap(), connects].map(|outcome| outcome.unwrap_err().to_string())
+    });
+    assert!(outcomes[0].contains("began with \"0000:"), "{outcomes:?}");
+    assert!(outcomes[1].contains("is no line of `ibv_rc_pingpong`"), "{outcomes:?}");
+}
+
+#[test]
+fn a_gid_index_is_taken_and_one_that_is_not_there_refused() {
+    let index = ["--gid-index", "1", "--iterations", "3"];
+    let _lines = sides(rc_pingpong, [&index, &index]).map(Result::unwrap);
+    let error = rc_pingpong(&["--gid-index", "200", "--listen", "127.0.0.1:0"]).unwrap_err();
+    assert!(error.to_string().contains("200"), "{error}");
+    let error = rc_pingpong(&[]).unwrap_err().to_string();
+    assert!(error.contains("--listen"), "{error}");
+    let mtu = ["rc_pingpong", "--mtu", "1500"];
+    let error = rc_pingpong::Arguments::try_parse_from(mtu).unwrap_err().to_string();
+    assert!(error.contains("4096"), "{error}");
+}
+
+#[test]
+fn two_processes_send_to_and_fro_on_software_devices() {
+    for device in ["soft0", "softib0"] {
+        for (name, more) in [
+            ("pingpong", &["--size", "64"][..]),
+            ("pingpong", &["--size", "100000"]),
+            ("pingpong", &["--size", "64", "--events"]),
+            ("rc_pingpong", &["--size", "5000"]),
+        ] {
+            let options = [&["--device", device, "--iterations", "50"], more].concat();
+            for line in processes(name, &options) {
+                assert!(line.starts_with(&format!("{device}: 50 times ")), "{name}: {line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn two_processes_have_a_channel_on_software_devices() {
+    for device in ["soft0", "softib0"] {
+        for line in processes("echo", &["--device", device, "--messages", "100"]) {
+            assert!(line.starts_with(&format!("{device}: 100 messages")), "{line}");
+        }
+    }
+}
+
+#[test]
+fn two_processes_send_datagrams_on_software_devices() {
+    for device in ["soft0", "softib0"] {
+        let [client, server] =
+            processes("ud_pingpong", &["--device", device, "--iterations", "50"]);
+        assert_eq!(client, format!("{device}: 50 round trips, which makes 50"));
+        assert_eq!(server, format!("{device}: answered 50 times"));
+    }
+}
+
+#[test]
+fn who_is_left_is_told_when_its_peer_is_killed() {
+    for device in ["soft0", "softib0"] {
+        // A channel waits for a message as long as it is told, also when the peer has gone.
+        for (name, more) in [
+            ("echo", &["--messages", "100000000", "--wait", "5"][..]),
+            ("pingpong", &["--iterations", "100000000"]),
+        ] {
+            let options = [&["--device", device], more].concat();
+            let listen = [&options[..], &["--listen", "127.0.0.1:0"]].concat();
+            let mut listens = Process::to_kill(name, &listen);
+            let address = listens.address();
+            let mut connects =
+                Process::example(name, &[&options[..], &["--connect", &address]].concat());
+            connects.line("connected");
+            let begin = Instant::now();
+            listens.0.kill().unwrap(); // SIGKILL
+            assert!(!listens.end().status.success());
+            let output = connects.end();
+            assert_eq!(output.status.code(), Some(1), "{output:?}");
+            assert!(begin.elapsed() < Duration::from_secs(12), "{:?}", begin.elapsed());
+            assert!(output.stderr.starts_with(b"error: "), "{output:?}");
+        }
+    }
+}
+
+#[test]
+fn processes_whose_devices_do_not_fit_are_both_told() {
+    let listen = ["--device", "softib0", "--listen", "127.0.0.1:0"];
+    let mut listens = Process::example("pingpong", &listen);
+    let address = listens.address();
+    let connects = Process::example("pingpong", &["--device", "soft0", "--connect", &address]);
+    for process in [connects, listens] {
+        let output = process.end();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains("give both processes the same `--device`"), "{text}");
+    }
+}
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn programs_of_one_process_run_on_rxe() {
+    for (name, more) in [
+        ("async_copy_file", &["Cargo.toml", "/tmp/async-copy"][..]),
+        ("async_kv", &[]),
+        ("atomics", &["--numbers", "20"]),
+        ("board", &[]),
+        ("channel", &[]),
+        ("channel_blocking", &[]),
+        ("copy_file", &["Cargo.toml", "/tmp/copy"]),
+        ("devices", &[]),
+        ("echo", &["--messages", "50"]),
+        ("kv", &[]),
+        ("lend", &[]),
+        ("multi_channel", &[]),
+        ("multi_channel_scatter_gather", &[]),
+        ("pingpong", &["--iterations", "50"]),
+        ("shared_memory", &["--records", "50"]),
+        ("srq", &["--messages", "50"]),
+        ("ud_pingpong", &["--iterations", "50"]),
+    ] {
+        let process = Process::example(name, &[&["--device", "rxe0"], more].concat());
+        println!("{name}: {}", process.succeed());
+    }
+}
+
+const TIMES: [&str; 4] = ["--device", "rxe0", "--iterations", "50"];
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn two_processes_send_to_and_fro_on_rxe() {
+    for more in [&["--size", "64"][..], &["--size", "100000", "--events"]] {
+        let options = [&TIMES, more].concat();
+        let listen = [&options[..], &["--listen", "127.0.0.1:0"]].concat();
+        let mut listens = Process::example("pingpong", &listen);
+        let address = listens.address();
+        let connect = [&options[..], &["--connect", &address]].concat();
+        let connects = Process::example("pingpong", &connect);
+        for process in [connects, listens] {
+            let line = process.succeed();
+            assert!(line.starts_with("rxe0: 50 times "), "{line}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn two_processes_have_a_channel_on_rxe() {
+    let options = ["--device", "rxe0", "--messages", "100"];
+    let mut listens =
+        Process::example("echo", &[&options[..], &["--listen", "127.0.0.1:0"]].concat());
+    let address = listens.address();
+    let connects = Process::example("echo", &[&options[..], &["--connect", &address]].concat());
+    for process in [connects, listens] {
+        let line = process.succeed();
+        assert!(line.starts_with("rxe0: 100 messages"), "{line}");
+    }
+}
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn a_channel_ends_when_its_peer_is_killed_on_rxe() {
+    let options = ["--device", "rxe0", "--messages", "100000000", "--wait", "10"];
+    let mut listens =
+        Process::to_kill("echo", &[&options[..], &["--listen", "127.0.0.1:0"]].concat());
+    let address = listens.address();
+    let mut connects = Process::example("echo", &[&options[..], &["--connect", &address]].concat());
+    connects.line("connected");
+    listens.0.kill().unwrap(); // SIGKILL
+    assert!(!listens.end().status.success());
+    let output = connects.end();
+    assert_eq!(output.status.code(), Some(1), "it ends by itself: {output:?}");
+    let text = String::from_utf8(output.stderr).unwrap();
+    // Whichever comes first: the device gives up, or the channel's limit is over.
+    let why = ["transport retry counter exceeded", "was not done within"];
+    assert!(why.iter().any(|why| text.contains(why)), "{text}");
+}
+
+/// The tool of rdma-core, which prints how many iterations it did.
+fn tool(options: &[&str]) -> Process {
+    let own = ["-d", "rxe0", "-g", "1", "-n", "50"];
+    Process::start("ibv_rc_pingpong", &[&own, options].concat())
+}
+
+fn to_and_fro(ours: Process, c: Process) {
+    let (ours, c) = (ours.succeed(), c.succeed());
+    assert!(ours.starts_with("rxe0: 50 times 4096 bytes"), "{ours}");
+    assert!(c.starts_with("50 iters in "), "{c}");
+}
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn the_tool_of_c_serves_us_on_rxe() {
+    let address = &free();
+    let c = tool(&["-p", address.rsplit(':').next().unwrap()]);
+    // It does not say when it listens, so ours tries again until it does.
+    let ours = Process::example("rc_pingpong", &[&TIMES, &["--connect", address][..]].concat());
+    to_and_fro(ours, c);
+}
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn we_serve_the_tool_of_c_on_rxe() {
+    let options = [&TIMES, &["--listen", "127.0.0.1:0"][..]].concat();
+    let mut ours = Process::example("rc_pingpong", &options);
+    let address = ours.address();
+    let (host, port) = address.rsplit_once(':').unwrap();
+    let c = tool(&["-p", port, host]);
+    to_and_fro(ours, c);
+}
