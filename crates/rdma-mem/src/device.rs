@@ -7,6 +7,7 @@ pub(crate) mod fields;
 pub(crate) mod gid;
 pub(crate) mod gid_sysfs;
 pub(crate) mod gid_table;
+pub(crate) mod interface;
 pub(crate) mod list;
 pub(crate) mod listed;
 pub(crate) mod port;

@@ -1,15 +1,19 @@
 //! What a queue pair's peer has to know to connect to it.
 
 pub(crate) mod bytes;
+pub(crate) mod class;
 pub(crate) mod connect;
+pub(crate) mod pair;
 #[cfg(feature = "serde")]
 mod parts;
-pub(crate) mod path;
 
 use std::fmt;
+use std::net::IpAddr;
 
 use rdma_mem::{Gid, GidType, Lid, LinkLayer, Mtu};
 use rdma_types::{Psn, QpType, Qpn};
+
+use crate::gid_choice::gid_of;
 
 /// A GID of an endpoint, with the kind of packets that it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,11 +24,27 @@ pub struct EndpointGid {
     pub gid: Gid,
     /// What kind of packets it is for.
     pub gid_type: GidType,
+    /// How many leading bits of the GID name its network, by the mask of its interface; 0 if that is not known.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub prefix_length: u8,
 }
 
 impl EndpointGid {
     /// What an unused slot holds.
-    pub(crate) const NONE: Self = Self { gid: Gid::ZERO, gid_type: GidType::IB };
+    pub(crate) const NONE: Self = Self::new(Gid::ZERO, GidType::IB);
+
+    /// A GID of a network that is not known.
+    #[must_use]
+    pub const fn new(gid: Gid, gid_type: GidType) -> Self {
+        Self { gid, gid_type, prefix_length: 0 }
+    }
+
+    /// Sets how many leading bits name its network: of an IPv4 address 96 more than its mask has.
+    #[must_use]
+    pub const fn with_prefix_length(mut self, prefix_length: u8) -> Self {
+        self.prefix_length = prefix_length;
+        self
+    }
 }
 
 /// One end of a connection, for the other end: what both ends exchange, by whatever means they have,
@@ -66,6 +86,8 @@ pub struct QueuePairEndpoint {
     pub(crate) max_dest_rd_atomic: u8,
     pub(crate) gids: [EndpointGid; Self::MAX_GIDS],
     pub(crate) gid_count: u8,
+    /// The addresses of the stream by which the ends meet, as this end sees them: its own, the peer's.
+    pub(crate) stream: Option<(Gid, Gid)>,
 }
 
 /// In one line, with the GIDs that there are.
@@ -76,7 +98,7 @@ impl fmt::Debug for QueuePairEndpoint {
             f,
             "QueuePairEndpoint({qp_type}, QPN {qpn}, PSN {psn}, LID {lid}, {link_layer}, MTU {mtu}"
         )?;
-        for EndpointGid { gid, gid_type } in self.gids() {
+        for EndpointGid { gid, gid_type, .. } in self.gids() {
             write!(f, ", GID {gid} {gid_type}")?;
         }
         f.write_str(")")
@@ -84,10 +106,12 @@ impl fmt::Debug for QueuePairEndpoint {
 }
 
 impl QueuePairEndpoint {
-    /// The version of the format that [`to_bytes`](Self::to_bytes) writes.
-    pub const VERSION: u8 = 1;
+    /// The version of the format that [`to_bytes`](Self::to_bytes) writes. [`from_bytes`](Self::from_bytes) reads
+    /// version 1, too.
+    pub const VERSION: u8 = 2;
 
-    /// The most GIDs that an endpoint carries. A port that has more shows its best ones.
+    /// The most GIDs that an endpoint carries. Of a port that has more it has those that are likely to be chosen: the
+    /// address of the stream by which the ends meet, those of the peer's network, and the best by type and class.
     pub const MAX_GIDS: usize = 16;
 
     /// An endpoint without address: add a LID or GIDs. It is of a reliable connection (RC), and has an MTU
@@ -107,6 +131,7 @@ impl QueuePairEndpoint {
             max_dest_rd_atomic: 1,
             gids: [EndpointGid::NONE; Self::MAX_GIDS],
             gid_count: 0,
+            stream: None,
         }
     }
 
@@ -134,16 +159,30 @@ impl QueuePairEndpoint {
         self
     }
 
-    /// Adds a GID. A RoCE type makes the port an Ethernet port. The seventeenth is dropped.
+    /// Adds a GID, of a network that is not known. A RoCE type makes the port an Ethernet port. The seventeenth is
+    /// dropped.
     #[must_use]
-    pub fn with_gid(mut self, gid: Gid, gid_type: GidType) -> Self {
-        if gid_type != GidType::IB {
+    pub fn with_gid(self, gid: Gid, gid_type: GidType) -> Self {
+        self.with_endpoint_gid(EndpointGid::new(gid, gid_type))
+    }
+
+    /// Adds a GID, like [`with_gid`](Self::with_gid), with what is known of its network.
+    #[must_use]
+    pub fn with_endpoint_gid(mut self, gid: EndpointGid) -> Self {
+        if gid.gid_type != GidType::IB {
             self.link_layer = LinkLayer::ETHERNET;
         }
         if let Some(place) = self.gids.get_mut(usize::from(self.gid_count)) {
-            *place = EndpointGid { gid, gid_type };
+            *place = gid;
             self.gid_count += 1;
         }
+        self
+    }
+
+    /// Sets the addresses of the stream by which the ends meet, as this end sees them.
+    #[must_use]
+    pub(crate) fn with_stream_addresses(mut self, own: IpAddr, peer: IpAddr) -> Self {
+        self.stream = Some((gid_of(own), gid_of(peer)));
         self
     }
 

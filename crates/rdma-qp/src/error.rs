@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use rdma_mem::{DeviceAttributes, Errno, PortState, Recovery, VerbError};
+use rdma_mem::{DeviceAttributes, Errno, Gid, PortState, Recovery, VerbError};
 use rdma_types::{Mtu, QpState, QpType, Qpn, TransportType};
 
 use crate::cq::poll_error::PollError;
 
 use crate::endpoint::connect::HandshakeError;
+use crate::gid_choice::GidNetwork;
 
 use crate::post::error::PostError;
 
@@ -215,6 +216,26 @@ pub enum Error {
         /// The index that was asked for.
         index: u8,
     },
+    /// The port has no GID in this network.
+    #[error("port {port} has no usable GID in {network}; it has {}", list_gids(.table))]
+    NoGidInNetwork {
+        /// The port.
+        port: u8,
+        /// The network that was asked for.
+        network: GidNetwork,
+        /// The port's GIDs.
+        table: Vec<Gid>,
+    },
+    /// A variable of the environment has a value that it cannot have.
+    #[error("{variable} is `{value}` in the environment: set it to {expected}, or unset it")]
+    Environment {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+        /// The values that it can have.
+        expected: &'static str,
+    },
     /// The MTU that was asked for is larger than the port's.
     #[error("an MTU of {asked} was asked for, but that of port {port} is {active}")]
     MtuTooLarge {
@@ -280,6 +301,11 @@ fn list_attributes(lacking: &[&str], forbidden: &[&str]) -> String {
 fn list_ports(states: &[PortState]) -> String {
     let ports = (1..).zip(states).map(|(port, state): (u32, _)| format!("port {port} is {state}"));
     ports.collect::<Vec<_>>().join(", ")
+}
+
+fn list_gids(gids: &[Gid]) -> String {
+    let gids = gids.iter().map(Gid::to_string).collect::<Vec<_>>();
+    if gids.is_empty() { "none".to_owned() } else { gids.join(", ") }
 }
 
 /// The hint for a queue that was not created.

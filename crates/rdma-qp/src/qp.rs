@@ -9,6 +9,7 @@ mod drain;
 pub(crate) mod modify;
 mod object;
 mod own_end;
+mod own_gids;
 pub(crate) mod prepared;
 pub(crate) mod queue_pair;
 mod raw;

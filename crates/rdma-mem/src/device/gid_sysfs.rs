@@ -25,7 +25,8 @@ pub(crate) fn query(context: &Context, ports: &[PortAttributes]) -> Result<Vec<G
             let read = |of: &str| fs::read_to_string(attributes.join(format!("{of}/{index}"))).ok();
             let gid_type = gid_type(read("types").as_deref(), port.link_layer);
             let netdev_index = read("ndevs").and_then(|name| netdev_index(name.trim()));
-            table.push(GidEntry { port: port.number, index, gid, gid_type, netdev_index });
+            let port = port.number;
+            table.push(GidEntry { port, index, gid, gid_type, netdev_index, prefix_length: None });
         }
     }
     Ok(table)

@@ -7,6 +7,7 @@ use rdma_types::GidType;
 use crate::device::context::Context;
 use crate::device::gid::{self, GidEntry};
 use crate::device::gid_sysfs;
+use crate::device::interface;
 use crate::error::Error;
 use crate::error::verb::VerbError;
 
@@ -14,7 +15,7 @@ impl Context {
     /// The GIDs of all ports, by port and index; empty entries are left out.
     ///
     /// Types and network devices come from `ibv_query_gid_table`, or with rdma-core before 32 from
-    /// `/sys/class/infiniband`.
+    /// `/sys/class/infiniband`. The lengths of prefixes come from `getifaddrs(3)`.
     ///
     /// # Errors
     /// If the provider refuses.
@@ -32,7 +33,9 @@ impl Context {
     #[doc(alias = "ibv_query_gid_ex")]
     pub fn gid_table(&self) -> Result<Vec<GidEntry>, Error> {
         self.check_process()?;
-        query(self)
+        let mut table = query(self)?;
+        interface::add_prefix_lengths(&mut table);
+        Ok(table)
     }
 }
 
@@ -72,5 +75,6 @@ fn entry(raw: &ibv_gid_entry) -> Option<GidEntry> {
         gid,
         gid_type: GidType::from_raw(raw.gid_type),
         netdev_index: (raw.ndev_ifindex != 0).then_some(raw.ndev_ifindex),
+        prefix_length: None,
     })
 }

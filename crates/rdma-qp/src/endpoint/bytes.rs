@@ -5,7 +5,7 @@
 //! | at | bytes | what |
 //! |---|---|---|
 //! | 0 | 4 | `RDQP` |
-//! | 4 | 1 | version, 1 |
+//! | 4 | 1 | version, 2 |
 //! | 5 | 1 | link layer |
 //! | 6 | 1 | MTU code |
 //! | 7 | 1 | how many GIDs, at most 16 |
@@ -14,10 +14,14 @@
 //! | 16 | 2 | LID |
 //! | 18 | 1 | reads and atomics that it starts at a time |
 //! | 19 | 1 | reads and atomics that it answers at a time |
-//! | 20 | 1 | flags: bit 0, a global route header is required |
+//! | 20 | 1 | flags: bit 0, a global route header is required; bit 1, the addresses of a stream follow the GIDs |
 //! | 21 | 1 | type: 0 for RC, 3 for UC, 4 for UD |
 //! | 22 | 2 | reserved |
-//! | 24 | 272 | 16 GIDs, each its type (1 byte) and its 16 bytes |
+//! | 24 | 288 | 16 GIDs, each its type (1 byte), the length of its prefix (1 byte, 0 if unknown), and its 16 bytes |
+//! | 312 | 32 | the addresses of the stream by which the ends meet, as GIDs: this end's, the peer's |
+//!
+//! Version 1, which is read, too, has no lengths of prefixes and no addresses of a stream: its GIDs have 17 bytes, and all
+//! of it 296.
 
 use rdma_mem::{Gid, GidType, Lid, LinkLayer, Mtu};
 use rdma_types::{Psn, QpType, Qpn};
@@ -26,14 +30,24 @@ use crate::endpoint::{EndpointGid, QueuePairEndpoint};
 
 const MAGIC: [u8; 4] = *b"RDQP";
 const HEADER: usize = 24;
-const GID: usize = 17;
+const GID: usize = 18;
+const STREAM: usize = 32;
+
+const GRH_REQUIRED: u8 = 1;
+const HAS_STREAM: u8 = 2;
+
+/// How many bytes version 1 has.
+const BYTES_OF_VERSION_1: usize = HEADER + 17 * QueuePairEndpoint::MAX_GIDS;
 
 /// Bytes that are no endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndpointError {
     /// Too few or too many.
-    #[error("an endpoint has {} bytes, not {found}", QueuePairEndpoint::BYTES)]
+    #[error(
+        "an endpoint has {} bytes (of version 1 {BYTES_OF_VERSION_1}), not {found}",
+        QueuePairEndpoint::BYTES
+    )]
     Length {
         /// How many there are.
         found: usize,
@@ -42,7 +56,10 @@ pub enum EndpointError {
     #[error("these bytes are no endpoint: they do not begin with `RDQP`")]
     Magic,
     /// The peer runs another version of this format.
-    #[error("the endpoint has version {found}, this program knows {}", QueuePairEndpoint::VERSION)]
+    #[error(
+        "the endpoint has version {found}, this program knows 1 to {}",
+        QueuePairEndpoint::VERSION
+    )]
     Version {
         /// The version of the bytes.
         found: u8,
@@ -59,7 +76,7 @@ pub enum EndpointError {
 
 impl QueuePairEndpoint {
     /// How many bytes [`to_bytes`](Self::to_bytes) gives.
-    pub const BYTES: usize = HEADER + GID * Self::MAX_GIDS;
+    pub const BYTES: usize = HEADER + GID * Self::MAX_GIDS + STREAM;
 
     /// The endpoint as bytes, the same on every machine.
     #[must_use]
@@ -77,38 +94,49 @@ impl QueuePairEndpoint {
         let datagrams = self.qp_type == QpType::UD;
         put(&if datagrams { self.qkey } else { self.psn.get() }.to_be_bytes());
         put(&self.lid.get().to_be_bytes());
-        put(&[self.max_rd_atomic, self.max_dest_rd_atomic, u8::from(self.grh_required)]);
+        let required = if self.grh_required { GRH_REQUIRED } else { 0 };
+        let has_stream = if self.stream.is_some() { HAS_STREAM } else { 0 };
+        put(&[self.max_rd_atomic, self.max_dest_rd_atomic, required | has_stream]);
         put(&[type_byte(self.qp_type), 0, 0]);
-        for EndpointGid { gid, gid_type } in self.gids() {
+        let unused = Self::MAX_GIDS - self.gids().len();
+        for EndpointGid { gid, gid_type, prefix_length } in self.gids() {
             // The types that there are have a byte; what `with_gid` was given beyond has no form.
-            put(&[u8::try_from(gid_type.raw()).unwrap_or(u8::MAX)]);
+            put(&[u8::try_from(gid_type.raw()).unwrap_or(u8::MAX), *prefix_length]);
             put(gid.as_bytes());
         }
+        (0..unused).for_each(|_| put(&[0; GID]));
+        let (own, peer) = self.stream.unwrap_or_default();
+        put(own.as_bytes());
+        put(peer.as_bytes());
         bytes
     }
 
-    /// The endpoint that these bytes are.
+    /// The endpoint that these bytes are, of this version or of version 1.
     ///
     /// # Errors
     /// If they are none, of another version, or malformed: the error says in which field.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, EndpointError> {
-        let bytes: &[u8; Self::BYTES] =
-            bytes.try_into().map_err(|_| EndpointError::Length { found: bytes.len() })?;
+        let found = bytes.len();
+        if ![Self::BYTES, BYTES_OF_VERSION_1].contains(&found) {
+            return Err(EndpointError::Length { found });
+        }
         let mut reader = Reader(bytes);
         if reader.take() != MAGIC {
             return Err(EndpointError::Magic);
         }
         let [version, link_layer, mtu, gid_count] = reader.take();
-        if version != Self::VERSION {
-            return Err(EndpointError::Version { found: version });
+        match (version, found) {
+            (1, BYTES_OF_VERSION_1) | (Self::VERSION, Self::BYTES) => {}
+            (1 | Self::VERSION, _) => return Err(EndpointError::Length { found }),
+            _ => return Err(EndpointError::Version { found: version }),
         }
-        let field = |field, value| EndpointError::Field { field, value };
         let qpn = u32::from_be_bytes(reader.take());
         let psn_or_qkey = u32::from_be_bytes(reader.take());
         let lid = Lid::new(u16::from_be_bytes(reader.take()));
         let [max_rd_atomic, max_dest_rd_atomic, flags] = reader.take();
         let [qp_type, a, b] = reader.take();
-        if flags > 1 {
+        let known_flags = if version == 1 { GRH_REQUIRED } else { GRH_REQUIRED | HAS_STREAM };
+        if flags & !known_flags != 0 {
             return Err(field("flags", flags.into()));
         }
         if [a, b] != [0; 2] {
@@ -120,32 +148,66 @@ impl QueuePairEndpoint {
             .ok_or(field("type", qp_type.into()))?;
         let datagrams = qp_type == QpType::UD;
         let (psn, qkey) = if datagrams { (0, psn_or_qkey) } else { (psn_or_qkey, 0) };
-        let mut endpoint = Self {
+        Ok(Self {
             qp_type,
             qkey,
             qpn: Qpn::new(qpn).ok_or(field("QPN", qpn))?,
             psn: Psn::new(psn).ok_or(field("PSN", psn))?,
             lid,
             link_layer: LinkLayer::from_raw(link_layer),
-            grh_required: flags == 1,
+            grh_required: flags & GRH_REQUIRED != 0,
             mtu: Mtu::from_code(mtu).ok_or(field("MTU code", mtu.into()))?,
             max_rd_atomic,
             max_dest_rd_atomic,
-            gids: [EndpointGid::NONE; Self::MAX_GIDS],
+            gids: read_gids(&mut reader, version, gid_count)?,
             gid_count,
-        };
-        if usize::from(gid_count) > Self::MAX_GIDS {
-            return Err(field("number of GIDs", gid_count.into()));
+            stream: read_stream(&mut reader, version, flags & HAS_STREAM != 0)?,
+        })
+    }
+}
+
+const fn field(field: &'static str, value: u32) -> EndpointError {
+    EndpointError::Field { field, value }
+}
+
+fn read_gids(
+    reader: &mut Reader<'_>,
+    version: u8,
+    count: u8,
+) -> Result<[EndpointGid; QueuePairEndpoint::MAX_GIDS], EndpointError> {
+    if usize::from(count) > QueuePairEndpoint::MAX_GIDS {
+        return Err(field("number of GIDs", count.into()));
+    }
+    let mut gids = [EndpointGid::NONE; QueuePairEndpoint::MAX_GIDS];
+    for (index, place) in gids.iter_mut().enumerate() {
+        let [gid_type] = reader.take();
+        let [prefix_length] = if version == 1 { [0] } else { reader.take() };
+        let gid =
+            EndpointGid::new(Gid::from_bytes(reader.take()), GidType::from_raw(gid_type.into()));
+        *place = gid.with_prefix_length(prefix_length);
+        if prefix_length > 128 {
+            return Err(field("prefix length", prefix_length.into()));
         }
-        for (index, place) in endpoint.gids.iter_mut().enumerate() {
-            let [gid_type] = reader.take();
-            let gid_type = GidType::from_raw(gid_type.into());
-            *place = EndpointGid { gid: Gid::from_bytes(reader.take()), gid_type };
-            if index >= usize::from(gid_count) && *place != EndpointGid::NONE {
-                return Err(field("unused GID", gid_type.raw()));
-            }
+        if index >= usize::from(count) && *place != EndpointGid::NONE {
+            return Err(field("unused GID", gid_type.into()));
         }
-        Ok(endpoint)
+    }
+    Ok(gids)
+}
+
+fn read_stream(
+    reader: &mut Reader<'_>,
+    version: u8,
+    has_stream: bool,
+) -> Result<Option<(Gid, Gid)>, EndpointError> {
+    if version == 1 {
+        return Ok(None);
+    }
+    let [own, peer] = [reader.take(), reader.take()].map(Gid::from_bytes);
+    match (has_stream, own.is_zero() && peer.is_zero()) {
+        (true, _) => Ok(Some((own, peer))),
+        (false, true) => Ok(None),
+        (false, false) => Err(field("addresses of no stream", 1)),
     }
 }
 
@@ -177,18 +239,37 @@ mod tests {
     use super::*;
 
     fn endpoint() -> QueuePairEndpoint {
+        let gid: Gid = "::ffff:192.0.2.1".parse().unwrap();
         QueuePairEndpoint::new(Qpn::masked(0x01_02_03), Psn::masked(0x0a_0b_0c))
             .with_lid(Lid::new(0x1122))
-            .with_gid("::ffff:192.0.2.1".parse().unwrap(), GidType::ROCE_V2)
+            .with_endpoint_gid(EndpointGid::new(gid, GidType::ROCE_V2).with_prefix_length(120))
             .with_gid("fe80::1".parse().unwrap(), GidType::ROCE_V1)
             .with_mtu(Mtu::MTU4096)
             .with_rd_atomic(16, 8)
             .with_grh_required(true)
+            .with_stream_addresses("192.0.2.1".parse().unwrap(), "fd00::2".parse().unwrap())
     }
 
-    /// Version 1, in every release.
+    /// Version 2, in every release.
     fn golden() -> [u8; QueuePairEndpoint::BYTES] {
         let mut golden = [0; QueuePairEndpoint::BYTES];
+        golden[..24].copy_from_slice(&[
+            b'R', b'D', b'Q', b'P', 2, 2, 5, 2, 0, 1, 2, 3, 0, 0x0a, 0x0b, 0x0c, 0x11, 0x22, 16, 8,
+            3, 0, 0, 0,
+        ]);
+        golden[24..26].copy_from_slice(&[2, 120]);
+        golden[36..42].copy_from_slice(&[0xff, 0xff, 192, 0, 2, 1]);
+        golden[42..46].copy_from_slice(&[1, 0, 0xfe, 0x80]);
+        golden[59] = 1;
+        golden[322..328].copy_from_slice(&[0xff, 0xff, 192, 0, 2, 1]);
+        golden[328] = 0xfd;
+        golden[343] = 2;
+        golden
+    }
+
+    /// The same in version 1, which knows neither prefixes nor streams.
+    fn golden_of_version_1() -> [u8; BYTES_OF_VERSION_1] {
+        let mut golden = [0; BYTES_OF_VERSION_1];
         golden[..24].copy_from_slice(&[
             b'R', b'D', b'Q', b'P', 1, 2, 5, 2, 0, 1, 2, 3, 0, 0x0a, 0x0b, 0x0c, 0x11, 0x22, 16, 8,
             1, 0, 0, 0,
@@ -201,10 +282,22 @@ mod tests {
     }
 
     #[test]
-    fn the_format_of_version_1() {
-        assert_eq!(QueuePairEndpoint::BYTES, 296);
+    fn the_format_of_version_2() {
+        assert_eq!(QueuePairEndpoint::BYTES, 344);
         assert_eq!(endpoint().to_bytes(), golden());
         assert_eq!(QueuePairEndpoint::from_bytes(&golden()), Ok(endpoint()));
+    }
+
+    #[test]
+    fn version_1_is_read() {
+        assert_eq!(BYTES_OF_VERSION_1, 296);
+        let mut expected = QueuePairEndpoint { stream: None, ..endpoint() };
+        expected.gids[0].prefix_length = 0;
+        assert_eq!(QueuePairEndpoint::from_bytes(&golden_of_version_1()), Ok(expected));
+        let mut with_stream = golden_of_version_1();
+        with_stream[20] = 3;
+        let error = QueuePairEndpoint::from_bytes(&with_stream).unwrap_err();
+        assert_eq!(error, field("flags", 3));
     }
 
     #[test]
@@ -229,20 +322,22 @@ mod tests {
             bytes[at] = value;
             QueuePairEndpoint::from_bytes(&bytes).unwrap_err()
         };
-        let field = |field, value| EndpointError::Field { field, value };
         assert_eq!(wrong(0, b'x'), EndpointError::Magic);
-        assert_eq!(wrong(4, 2), EndpointError::Version { found: 2 });
+        assert_eq!(wrong(4, 3), EndpointError::Version { found: 3 });
+        assert_eq!(wrong(4, 1), EndpointError::Length { found: 344 });
         assert_eq!(wrong(6, 0), field("MTU code", 0));
         assert_eq!(wrong(7, 17), field("number of GIDs", 17));
         assert_eq!(wrong(8, 1), field("QPN", 0x0101_0203));
         assert_eq!(wrong(12, 1), field("PSN", 0x010a_0b0c));
-        assert_eq!(wrong(20, 2), field("flags", 2));
+        assert_eq!(wrong(20, 4), field("flags", 4));
+        assert_eq!(wrong(20, 1), field("addresses of no stream", 1));
+        assert_eq!(wrong(25, 129), field("prefix length", 129));
         assert_eq!(wrong(23, 9), field("reserved bytes", 9));
         for no_type in [1, 2, 5, 255] {
             assert_eq!(wrong(21, no_type), field("type", no_type.into()));
         }
-        assert_eq!(wrong(295, 1), field("unused GID", 0));
-        for found in [0, 295, 297] {
+        assert_eq!(wrong(311, 1), field("unused GID", 0));
+        for found in [0, 295, 297, 343, 345] {
             let error = QueuePairEndpoint::from_bytes(&vec![0; found]).unwrap_err();
             assert_eq!(error, EndpointError::Length { found });
         }

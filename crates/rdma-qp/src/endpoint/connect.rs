@@ -7,7 +7,8 @@ use rdma_types::{Psn, QpType, Qpn};
 
 use crate::ah::vector::GlobalRoute;
 
-use crate::endpoint::{EndpointGid, QueuePairEndpoint, path};
+use crate::endpoint::pair::{self, GidRule, Pair};
+use crate::endpoint::{EndpointGid, QueuePairEndpoint};
 
 /// What [`handshake`](crate::PreparedQueuePair::handshake) computes from the two endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +20,9 @@ pub struct ConnectAttributes {
     pub peer_lid: Lid,
     /// The GIDs of both ends; `None` within an InfiniBand subnet.
     pub route: Option<GlobalRoute>,
+    /// The rule by which both ends have chosen the GIDs; `None` if the program gave the route, and within an InfiniBand
+    /// subnet.
+    pub gid_rule: Option<GidRule>,
     /// The path MTU.
     pub mtu: Mtu,
     /// The PSN of the first packet from here.
@@ -48,7 +52,8 @@ pub enum HandshakeError {
     },
     /// No GID of the one end is of the type and family of one of the other.
     #[error(
-        "GIDs: the ends have none of equal type and family in common{}{}",
+        "GIDs: no address of this end and another address of the peer are of equal type and family; an address that \
+         both have leads to its own host{}{}",
         table("this end", .own), table("the peer", .peer)
     )]
     NoCommonGid {
@@ -91,7 +96,7 @@ pub enum HandshakeError {
 
 fn table(whose: &str, gids: &[EndpointGid]) -> String {
     let mut text = format!("; {whose} has");
-    for EndpointGid { gid, gid_type } in gids {
+    for EndpointGid { gid, gid_type, .. } in gids {
         let _ = write!(text, " {gid} ({gid_type})");
     }
     if gids.is_empty() { text + " none" } else { text }
@@ -100,8 +105,8 @@ fn table(whose: &str, gids: &[EndpointGid]) -> String {
 /// What is known here, beside the endpoints.
 pub(crate) struct Own<'a> {
     pub(crate) endpoint: &'a QueuePairEndpoint,
-    /// The indices in the port's table of the endpoint's GIDs.
-    pub(crate) indexes: &'a [u8],
+    /// The GIDs of the port that can be used, with their indices in its table. The first are the endpoint's.
+    pub(crate) table: &'a [(EndpointGid, u8)],
     /// The MTU, if it was asked for.
     pub(crate) fixed_mtu: Option<Mtu>,
     /// What the peer starts with, if the program knows better than its endpoint.
@@ -111,7 +116,7 @@ pub(crate) struct Own<'a> {
 impl ConnectAttributes {
     pub(crate) fn compute(own: &Own<'_>, peer: &QueuePairEndpoint) -> Result<Self, HandshakeError> {
         let end = own.endpoint;
-        let (peer_lid, route) = Self::way(own, peer)?;
+        let (peer_lid, route, gid_rule) = Self::way(own, peer)?;
         if let Some(fixed) = own.fixed_mtu.filter(|&fixed| fixed > peer.mtu) {
             return Err(HandshakeError::Mtu { own: fixed, peer: peer.mtu });
         }
@@ -119,6 +124,7 @@ impl ConnectAttributes {
             peer_qpn: peer.qpn,
             peer_lid,
             route,
+            gid_rule,
             mtu: end.mtu.min(peer.mtu),
             send_psn: end.psn,
             recv_psn: own.recv_psn.unwrap_or(peer.psn),
@@ -131,7 +137,7 @@ impl ConnectAttributes {
     pub(crate) fn way(
         own: &Own<'_>,
         peer: &QueuePairEndpoint,
-    ) -> Result<(Lid, Option<GlobalRoute>), HandshakeError> {
+    ) -> Result<(Lid, Option<GlobalRoute>, Option<GidRule>), HandshakeError> {
         let end = own.endpoint;
         // 0 and 1 are the subnet management's.
         if peer.qpn.get() <= 1 || peer.qpn == Qpn::MULTICAST {
@@ -146,26 +152,43 @@ impl ConnectAttributes {
             let (own, peer) = (end.link_layer, peer.link_layer);
             return Err(HandshakeError::LinkLayer { own, peer });
         }
+        let pair = pair::choose(end, peer);
         let routed = ethernet(end) || end.grh_required || peer.grh_required;
-        let route = if routed { Some(Self::route(own, peer)?) } else { None };
+        let (route, rule) = match pair {
+            Some(pair) if routed || are_of_two_subnets(end, peer) => {
+                (Some(Self::route(own, peer, pair)?), Some(pair.rule))
+            }
+            None if routed => return Err(no_common_gid(end, peer)),
+            _ => (None, None),
+        };
         if !ethernet(peer) && !peer.lid.is_unicast() {
             return Err(HandshakeError::Lid { lid: peer.lid });
         }
-        Ok((peer.lid, route))
+        Ok((peer.lid, route, rule))
     }
 
-    fn route(own: &Own<'_>, peer: &QueuePairEndpoint) -> Result<GlobalRoute, HandshakeError> {
-        path::common_gids(own.endpoint, peer)
-            .and_then(|(own_place, peer_place)| {
-                let source_index = *own.indexes.get(own_place)?;
-                let destination = peer.gids().get(peer_place)?.gid;
-                Some(GlobalRoute { destination, source_index })
-            })
-            .ok_or_else(|| HandshakeError::NoCommonGid {
-                own: own.endpoint.gids().to_vec(),
-                peer: peer.gids().to_vec(),
-            })
+    fn route(
+        own: &Own<'_>,
+        peer: &QueuePairEndpoint,
+        pair: Pair,
+    ) -> Result<GlobalRoute, HandshakeError> {
+        let ends = (own.table.get(pair.own), peer.gids().get(pair.peer));
+        let (Some(&(_, source_index)), Some(destination)) = ends else {
+            return Err(no_common_gid(own.endpoint, peer));
+        };
+        Ok(GlobalRoute { destination: destination.gid, source_index })
     }
+}
+
+/// Whether packets between two InfiniBand ports go through a router: no subnet prefix of the one is one of the other.
+fn are_of_two_subnets(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> bool {
+    !own.gids()
+        .iter()
+        .any(|a| peer.gids().iter().any(|b| a.gid.subnet_prefix() == b.gid.subnet_prefix()))
+}
+
+fn no_common_gid(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> HandshakeError {
+    HandshakeError::NoCommonGid { own: own.gids().to_vec(), peer: peer.gids().to_vec() }
 }
 
 impl fmt::Display for ConnectAttributes {
@@ -204,7 +227,8 @@ mod tests {
         endpoint: &QueuePairEndpoint,
         peer: &QueuePairEndpoint,
     ) -> Result<ConnectAttributes, HandshakeError> {
-        let own = Own { endpoint, indexes: &[3, 4, 5], fixed_mtu: None, recv_psn: None };
+        let table: Vec<_> = endpoint.gids().iter().copied().zip(3..).collect();
+        let own = Own { endpoint, table: &table, fixed_mtu: None, recv_psn: None };
         ConnectAttributes::compute(&own, peer)
     }
 
@@ -237,6 +261,22 @@ mod tests {
     }
 
     #[test]
+    fn infiniband_ports_of_two_subnets_use_a_route() {
+        let port = |lid, gids: &[&str]| {
+            let end = end(0x11 + u32::from(lid)).with_lid(Lid::new(lid));
+            gids.iter().fold(end, |end, gid| end.with_gid(gid.parse().unwrap(), GidType::IB))
+        };
+        let route = |own: &QueuePairEndpoint, peer: &QueuePairEndpoint| {
+            compute(own, peer).unwrap().route.map(|route| route.destination)
+        };
+        let own = port(1, &["fec0:0:0:1::1"]);
+        assert_eq!(route(&own, &port(2, &["fec0:0:0:1::2"])), None, "one subnet");
+        let other = port(2, &["fec0:0:0:2::2"]);
+        assert_eq!(route(&own, &other), Some("fec0:0:0:2::2".parse().unwrap()));
+        assert_eq!(route(&own, &port(2, &["fe80::2"])), None, "no router passes this prefix on");
+    }
+
+    #[test]
     fn what_does_not_fit_is_named() {
         let own = roce(0x11, "::ffff:192.0.2.1");
         let text = compute(&own, &roce(0x12, "fe80::1")).unwrap_err().to_string();
@@ -258,7 +298,8 @@ mod tests {
     #[test]
     fn an_mtu_that_was_asked_for_is_never_lowered_silently() {
         let endpoint = &roce(0x11, "fe80::1").with_mtu(Mtu::MTU4096);
-        let own = Own { endpoint, indexes: &[0], fixed_mtu: Some(Mtu::MTU4096), recv_psn: None };
+        let table = [(endpoint.gids()[0], 0)];
+        let own = Own { endpoint, table: &table, fixed_mtu: Some(Mtu::MTU4096), recv_psn: None };
         let peer = roce(0x12, "fe80::2");
         let error = ConnectAttributes::compute(&own, &peer).unwrap_err();
         assert_eq!(error, HandshakeError::Mtu { own: Mtu::MTU4096, peer: Mtu::MTU1024 });

@@ -1,6 +1,6 @@
 //! Endpoints by serde: the fields by name, the GIDs as a list.
 
-use rdma_mem::{Lid, LinkLayer, Mtu};
+use rdma_mem::{Gid, Lid, LinkLayer, Mtu};
 use rdma_types::{Psn, QpType, Qpn};
 
 use crate::endpoint::{EndpointGid, QueuePairEndpoint};
@@ -22,6 +22,8 @@ pub(crate) struct Parts {
     max_rd_atomic: u8,
     max_dest_rd_atomic: u8,
     gids: Vec<EndpointGid>,
+    #[serde(default)]
+    stream: Option<(Gid, Gid)>,
 }
 
 fn reliable_connection() -> QpType {
@@ -43,6 +45,7 @@ impl From<QueuePairEndpoint> for Parts {
             max_rd_atomic: endpoint.max_rd_atomic,
             max_dest_rd_atomic: endpoint.max_dest_rd_atomic,
             gids: endpoint.gids().to_vec(),
+            stream: endpoint.stream,
         }
     }
 }
@@ -52,9 +55,11 @@ impl TryFrom<Parts> for QueuePairEndpoint {
 
     fn try_from(parts: Parts) -> Result<Self, String> {
         let Parts { version, ref gids, .. } = parts;
-        if version != Self::VERSION {
-            let known = Self::VERSION;
-            return Err(format!("the endpoint has version {version}, this program knows {known}"));
+        if !(1..=Self::VERSION).contains(&version) {
+            let newest = Self::VERSION;
+            return Err(format!(
+                "the endpoint has version {version}, this program knows 1 to {newest}"
+            ));
         }
         let mut endpoint = Self::new(parts.qpn, parts.psn)
             .with_mtu(parts.mtu)
@@ -67,11 +72,15 @@ impl TryFrom<Parts> for QueuePairEndpoint {
             other => return Err(format!("{other} queue pairs have no endpoints here")),
         };
         (endpoint.lid, endpoint.link_layer) = (parts.lid, parts.link_layer);
+        endpoint.stream = parts.stream;
         if let Some(gid) = gids.iter().find(|gid| gid.gid_type.raw() > u8::MAX.into()) {
             return Err(format!(
                 "GID type {} is none: an endpoint has a byte for it",
                 gid.gid_type
             ));
+        }
+        if let Some(gid) = gids.iter().find(|gid| gid.prefix_length > 128) {
+            return Err(format!("a GID has 128 bits, no prefix of {}", gid.prefix_length));
         }
         let places = endpoint.gids.get_mut(..gids.len()).ok_or_else(|| {
             format!("{} GIDs, more than the {} of an endpoint", gids.len(), Self::MAX_GIDS)

@@ -5,6 +5,7 @@ use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Psn, QpT
 
 use crate::ah::vector::AddressVector;
 use crate::cq::queue::CompletionQueue;
+use crate::gid_choice::GidChoice;
 use crate::qp::capabilities::QueuePairCapabilities;
 use crate::qp::queue_pair::QueuePair;
 use crate::qp::settings::Settings;
@@ -48,7 +49,9 @@ pub struct QueuePairBuilder<'a> {
     pub(crate) extended: bool,
     pub(crate) strict_cq: bool,
     pub(crate) port: Option<u8>,
-    pub(crate) gid_index: Option<u8>,
+    pub(crate) gid_choice: GidChoice,
+    pub(crate) service_level: Option<u8>,
+    pub(crate) traffic_class: Option<u8>,
     pub(crate) mtu: Option<Mtu>,
     pub(crate) send_psn: Option<Psn>,
     pub(crate) recv_psn: Option<Psn>,
@@ -96,7 +99,9 @@ impl<'a> QueuePairBuilder<'a> {
             extended: false,
             strict_cq: false,
             port: None,
-            gid_index: None,
+            gid_choice: GidChoice::ByPeer,
+            service_level: None,
+            traffic_class: None,
             mtu: None,
             send_psn: None,
             recv_psn: None,
@@ -180,8 +185,8 @@ impl<'a> QueuePairBuilder<'a> {
         strict_cq: bool => strict_cq;
         /// The port, from 1. Default: the first that is active.
         port: u8 => port, Some;
-        /// Use this GID of the port's table and no other. Default: the best that the peer has too.
-        gid_index: u8 => gid_index, Some;
+        /// The GIDs of the port that may be used. Default: those that fit the peer's.
+        gid_choice: GidChoice => gid_choice;
         /// The path MTU, which the peer must have too; of UD the longest message. Default: the smaller one of
         /// the two ports, and of UD that of this queue pair's port.
         mtu: Mtu => mtu, Some;
@@ -205,14 +210,23 @@ impl<'a> QueuePairBuilder<'a> {
         min_rnr_timer: MinRnrTimer => settings.min_rnr_timer;
         /// The index of the partition key in the port's table. Default: 0.
         pkey_index: u16 => settings.pkey_index;
-        /// The service level, InfiniBand's and RoCE's priority, 0 to 15. Default: 0.
-        service_level: u8 => settings.service_level;
-        /// The traffic class of routed packets; for RoCE v2 the byte with DSCP and ECN. Default: 0.
-        traffic_class: u8 => settings.traffic_class;
+        /// The service level, InfiniBand's and RoCE's priority, 0 to 15. Default: `RDMA_SERVICE_LEVEL` of the
+        /// environment, else 0.
+        service_level: u8 => service_level, Some;
+        /// The traffic class of routed packets; for RoCE v2 the byte with DSCP and ECN, by which a lossless network
+        /// knows the packets that it may not drop. Default: `RDMA_TRAFFIC_CLASS` of the environment, else 0.
+        traffic_class: u8 => traffic_class, Some;
         /// Over how many routers packets may go. Default: 64.
         hop_limit: u8 => settings.hop_limit;
         /// The flow label of routed packets, 20 bits. Default: 0.
         flow_label: u32 => settings.flow_label;
+    }
+}
+
+impl QueuePairBuilder<'_> {
+    /// Uses the GID at this index of the port's table and no other: [`GidChoice::Index`].
+    pub fn gid_index(self, index: u8) -> Self {
+        self.gid_choice(GidChoice::Index(index))
     }
 }
 

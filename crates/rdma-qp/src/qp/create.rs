@@ -5,15 +5,16 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ptr::{NonNull, null_mut};
 
 use rdma_mem::{
-    Context, DeviceAttributes, Errno, GidEntry, Handle, Mtu, ObjectId, Ownership, PortAttributes,
-    PortState, VerbError,
+    Context, DeviceAttributes, Errno, Handle, Mtu, ObjectId, Ownership, PortAttributes, PortState,
+    VerbError,
 };
 use rdma_sys::{ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type};
 use rdma_types::{Psn, QpType, Qpn, TransportType};
 
 use crate::cq::claim::{Claims, claim};
 use crate::cq::queue::CompletionQueue;
-use crate::endpoint::{EndpointGid, QueuePairEndpoint, path};
+use crate::endpoint::QueuePairEndpoint;
+use crate::environment;
 use crate::error::{Error, create_hint};
 use crate::post::extended;
 use crate::post::stand_in::Called;
@@ -21,7 +22,9 @@ use crate::qp::builder::QueuePairBuilder;
 use crate::qp::capabilities::QueuePairCapabilities;
 use crate::qp::object::{Needs, Object};
 use crate::qp::own_end::OwnEnd;
+use crate::qp::own_gids;
 use crate::qp::prepared::PreparedQueuePair;
+use crate::qp::settings::Settings;
 use crate::srq::queue::SharedReceiveQueue;
 
 /// Depths of reads that cost a device little.
@@ -78,9 +81,14 @@ pub(crate) fn own_end(
 ) -> Result<OwnEnd, Error> {
     let context = builder.pd.context();
     let port = choose_port(context, device, builder.port)?;
-    check_ranges(builder, device, &port)?;
+    let mut settings = builder.settings;
+    settings.service_level =
+        of_environment(builder.service_level, "RDMA_SERVICE_LEVEL", "a number from 0 to 15")?;
+    settings.traffic_class =
+        of_environment(builder.traffic_class, "RDMA_TRAFFIC_CLASS", "a number from 0 to 255")?;
+    check_ranges(builder, &settings, device, &port)?;
     let mtu = choose_mtu(&port, builder.mtu)?;
-    let gids = choose_gids(context, &port, builder.gid_index)?;
+    let mut table = own_gids::choose(context, port.number, builder.gid_choice)?;
     let depth = |asked: Option<u8>, limit: u32| {
         asked.unwrap_or_else(|| u8::try_from(limit.min(RD_ATOMIC)).unwrap_or(u8::MAX))
     };
@@ -91,14 +99,8 @@ pub(crate) fn own_end(
             .with_mtu(mtu)
             .with_rd_atomic(max_rd_atomic, max_dest_rd_atomic)
             .with_grh_required(port.grh_required);
-    let mut indexes = Vec::new();
-    for (gid, index) in gids.into_iter().take(QueuePairEndpoint::MAX_GIDS) {
-        endpoint = endpoint.with_gid(gid.gid, gid.gid_type);
-        indexes.push(index);
-    }
     endpoint.lid = port.lid;
     endpoint.link_layer = port.link_layer;
-    let mut settings = builder.settings;
     match builder.qp_type {
         QpType::UC => endpoint = endpoint.with_unreliable_connection(),
         QpType::UD => {
@@ -107,7 +109,20 @@ pub(crate) fn own_end(
         }
         _ => {}
     }
-    Ok(OwnEnd { endpoint, indexes, port: port.number, settings })
+    own_gids::carry(&mut endpoint, &mut table);
+    Ok(OwnEnd { endpoint, table, port: port.number, settings })
+}
+
+/// What the builder was given, else what the variable says, else 0.
+fn of_environment(
+    given: Option<u8>,
+    variable: &'static str,
+    expected: &'static str,
+) -> Result<u8, Error> {
+    match given {
+        Some(given) => Ok(given),
+        None => Ok(environment::parse(variable, expected)?.unwrap_or(0)),
+    }
 }
 
 /// Numbers that fit their Rust type and not their field in a packet, or not the device.
@@ -115,10 +130,10 @@ pub(crate) fn own_end(
 /// Providers cut off the bits that a field does not have, or refuse them without a reason.
 fn check_ranges(
     builder: &QueuePairBuilder<'_>,
+    settings: &Settings,
     device: &DeviceAttributes,
     port: &PortAttributes,
 ) -> Result<(), Error> {
-    let settings = &builder.settings;
     let places = port.pkey_table_length.saturating_sub(1);
     let depth = |depth: Option<u8>| u32::from(depth.unwrap_or(0));
     let knobs = [
@@ -194,27 +209,6 @@ fn choose_mtu(port: &PortAttributes, asked: Option<Mtu>) -> Result<Mtu, Error> {
         }
         Some(asked) => Ok(asked),
         None => Ok(active),
-    }
-}
-
-/// The GIDs of the port that can be used, with their indices in its table, best first.
-fn choose_gids(
-    context: &Context,
-    port: &PortAttributes,
-    asked: Option<u8>,
-) -> Result<Vec<(EndpointGid, u8)>, Error> {
-    let usable = |entry: &GidEntry| {
-        let gid = EndpointGid { gid: entry.gid, gid_type: entry.gid_type };
-        let index = u8::try_from(entry.index).ok()?;
-        let of_port = entry.port == port.number && asked.is_none_or(|asked| asked == index);
-        Some((path::rank(&gid).filter(|_| of_port)?, gid, index))
-    };
-    let mut gids: Vec<_> = context.gid_table()?.iter().filter_map(usable).collect();
-    // Stable: within a kind the table's order stays.
-    gids.sort_by_key(|&(rank, ..)| rank);
-    match asked {
-        Some(index) if gids.is_empty() => Err(Error::NoSuchGid { port: port.number, index }),
-        _ => Ok(gids.into_iter().map(|(_, gid, index)| (gid, index)).collect()),
     }
 }
 

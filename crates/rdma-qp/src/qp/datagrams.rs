@@ -62,10 +62,10 @@ impl QueuePair {
     /// [`Error::NotDatagrams`] of connected queue pairs, [`Error::Handshake`] with the field in which the
     /// endpoints do not fit.
     pub fn address_vector(&self, peer: &QueuePairEndpoint) -> Result<AddressVector, Error> {
-        let OwnEnd { endpoint, indexes, port, settings } = &self.datagrams()?.end;
-        let own = Own { endpoint, indexes, fixed_mtu: None, recv_psn: None };
-        let way = ConnectAttributes::way(&own, peer).map_err(Box::new)?;
-        Ok(settings.vector(*port, way))
+        let OwnEnd { endpoint, table, port, settings } = &self.datagrams()?.end;
+        let own = Own { endpoint, table, fixed_mtu: None, recv_psn: None };
+        let (lid, route, _) = ConnectAttributes::way(&own, peer).map_err(Box::new)?;
+        Ok(settings.vector(*port, (lid, route)))
     }
 
     /// A handle to the port of that endpoint: what

@@ -3,15 +3,15 @@
 use std::sync::OnceLock;
 
 use crate::ah::handle::AddressHandle;
-use crate::endpoint::QueuePairEndpoint;
+use crate::endpoint::{EndpointGid, QueuePairEndpoint};
 use crate::qp::settings::Settings;
 
 /// This end, as it was made.
 #[derive(Debug)]
 pub(crate) struct OwnEnd {
     pub(crate) endpoint: QueuePairEndpoint,
-    /// The indices in the port's table of the endpoint's GIDs.
-    pub(crate) indexes: Vec<u8>,
+    /// The GIDs of the port that can be used, with their indices in its table. The first are the endpoint's.
+    pub(crate) table: Vec<(EndpointGid, u8)>,
     pub(crate) port: u8,
     pub(crate) settings: Settings,
 }

@@ -1,5 +1,7 @@
 //! A queue pair that is not connected yet.
 
+use std::net::IpAddr;
+
 use rdma_mem::Mtu;
 use rdma_sys::ibv_qp_state;
 use rdma_types::{Psn, QpState, QpType};
@@ -10,6 +12,7 @@ use crate::error::Error;
 use crate::qp::modify;
 use crate::qp::object::Object;
 use crate::qp::own_end::OwnEnd;
+use crate::qp::own_gids;
 use crate::qp::queue_pair::QueuePair;
 
 /// A queue pair that waits for its peer's endpoint; of UD one that waits for [`activate`](Self::activate).
@@ -46,6 +49,30 @@ impl PreparedQueuePair {
         self.end.endpoint
     }
 
+    /// Sets the addresses of the stream by which the ends meet, as this end sees them: `local_addr` and `peer_addr` of
+    /// the TCP connection over which the endpoints travel. Call it before [`endpoint`](Self::endpoint), at both ends: a
+    /// connection uses these addresses if both are GIDs (see [`GidChoice::ByPeer`](crate::GidChoice::ByPeer)).
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_qp::{CompletionQueue, prelude::*};
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let cq = CompletionQueue::create(&context, 16)?;
+    /// let mut own = context.allocate_pd()?.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
+    /// # let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    /// # let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    /// own.set_stream_addresses(stream.local_addr().unwrap().ip(), stream.peer_addr().unwrap().ip());
+    /// let bytes = own.endpoint().to_bytes(); // to be written to the stream
+    /// # let _ = bytes;
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    pub fn set_stream_addresses(&mut self, own: IpAddr, peer: IpAddr) {
+        self.end.endpoint = self.end.endpoint.with_stream_addresses(own, peer);
+        own_gids::carry(&mut self.end.endpoint, &mut self.end.table);
+    }
+
     /// Connects to the peer: `INIT`, `RTR`, `RTS`.
     ///
     /// Nothing is sent. The peer does the same with the endpoint of this one; until it has, what is
@@ -60,7 +87,7 @@ impl PreparedQueuePair {
         let own = self.endpoint();
         let attributes = self.connect_attributes(&peer)?;
         let qp = self.connect(attributes)?;
-        // With the GIDs of both ends, and those that were taken.
+        // With the GIDs of both ends, those that were chosen, and the rule.
         tracing::debug!(?own, ?peer, ?attributes, "queue pair connected");
         Ok(qp)
     }
@@ -72,9 +99,9 @@ impl PreparedQueuePair {
     /// UD.
     pub fn connect_attributes(&self, peer: &QueuePairEndpoint) -> Result<ConnectAttributes, Error> {
         self.check_connected()?;
-        let OwnEnd { endpoint, indexes, .. } = &self.end;
+        let OwnEnd { endpoint, table, .. } = &self.end;
         let (fixed_mtu, recv_psn) = (self.fixed_mtu, self.recv_psn);
-        let own = Own { endpoint, indexes, fixed_mtu, recv_psn };
+        let own = Own { endpoint, table, fixed_mtu, recv_psn };
         Ok(ConnectAttributes::compute(&own, peer).map_err(Box::new)?)
     }
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use rdma_mem::{Gid, GidType, Lid, LinkLayer, Mtu};
 use rdma_types::{Psn, Qpn};
 
-use super::{ConnectAttributes, HandshakeError, Own};
+use super::{ConnectAttributes, GidRule, HandshakeError, Own};
 use crate::endpoint::{EndpointGid, QueuePairEndpoint};
 
 /// An entry of a GID table: one of the kinds that there are, and one that there is not yet.
@@ -24,50 +24,51 @@ fn gid() -> impl Strategy<Value = EndpointGid> {
     ];
     (gid_type, prefix, 1..=u32::MAX).prop_map(|(gid_type, prefix, host)| {
         let gid = Gid::from_bytes((prefix | u128::from(host)).to_be_bytes());
-        EndpointGid { gid, gid_type }
+        // A network of one address: what is chosen by networks has its own properties.
+        EndpointGid::new(gid, gid_type).with_prefix_length(128)
     })
 }
 
-/// A port's endpoint, and the indices in the port's table that its GIDs have.
+/// A port's endpoint, and its GIDs with the indices in the port's table.
 #[derive(Clone, Debug)]
 struct End {
     endpoint: QueuePairEndpoint,
-    indexes: Vec<u8>,
+    table: Vec<(EndpointGid, u8)>,
 }
 
 fn end() -> impl Strategy<Value = End> {
-    let table = prop::collection::vec((gid(), 1..15_u8), 0..=QueuePairEndpoint::MAX_GIDS);
+    let gids = prop::collection::vec((gid(), 1..15_u8), 0..=QueuePairEndpoint::MAX_GIDS);
     let link_layer = prop_oneof![Just(LinkLayer::ETHERNET), Just(LinkLayer::INFINIBAND)];
     let port = (link_layer, any::<u16>(), any::<bool>(), 1..=5_u8);
     let queue_pair = (2..0xff_ffff_u32, any::<u32>(), any::<u8>(), any::<u8>());
-    (table, port, queue_pair).prop_map(|(table, port, (qpn, psn, reads, answers))| {
+    (gids, port, queue_pair).prop_map(|(gids, port, (qpn, psn, reads, answers))| {
         let (link_layer, lid, grh_required, mtu) = port;
         let mut endpoint = QueuePairEndpoint::new(Qpn::masked(qpn), Psn::masked(psn))
             .with_mtu(Mtu::from_code(mtu).unwrap())
             .with_rd_atomic(reads, answers)
             .with_grh_required(grh_required);
-        let (mut indexes, mut next) = (Vec::new(), 0);
-        for (gid, gap) in table {
-            endpoint = endpoint.with_gid(gid.gid, gid.gid_type);
+        let (mut table, mut next) = (Vec::new(), 0);
+        for (gid, gap) in gids {
+            endpoint = endpoint.with_endpoint_gid(gid);
             next += gap;
-            indexes.push(next);
+            table.push((gid, next));
         }
         (endpoint.lid, endpoint.link_layer) = (Lid::new(lid), link_layer);
-        End { endpoint, indexes }
+        End { endpoint, table }
     })
 }
 
 impl End {
     fn connect(&self, peer: &Self) -> Result<ConnectAttributes, HandshakeError> {
-        let (endpoint, indexes) = (&self.endpoint, self.indexes.as_slice());
-        let own = Own { endpoint, indexes, fixed_mtu: None, recv_psn: None };
+        let (endpoint, table) = (&self.endpoint, self.table.as_slice());
+        let own = Own { endpoint, table, fixed_mtu: None, recv_psn: None };
         ConnectAttributes::compute(&own, &peer.endpoint)
     }
 
     /// What is at this index of the port's table.
     fn source(&self, index: u8) -> EndpointGid {
-        let place = self.indexes.iter().position(|&known| known == index);
-        self.endpoint.gids()[place.expect("an index of the table")]
+        let entry = self.table.iter().find(|&&(_, known)| known == index);
+        entry.expect("an index of the table").0
     }
 }
 
@@ -80,27 +81,39 @@ fn qualities(gid: &EndpointGid) -> Vec<(u8, u8)> {
         _ => 2,
     };
     let bytes = gid.gid.to_bytes();
-    let families = match (bytes[0], bytes[10], bytes[12]) {
+    let families = match (bytes[0], bytes[10], bytes[12], bytes[13]) {
         (0xfe, ..) => vec![6],
-        (0, 0xff, 0xf0..) => vec![2, 4],
-        (0, 0xff, _) => vec![0, 4],
+        (0, 0xff, 169, 254) => vec![7],
+        (0, 0xff, 127, 1..) => vec![8],
+        (0, 0xff, 0xf0.., _) => vec![2, 4],
+        (0, 0xff, ..) => vec![0, 4],
         (0x20, ..) => vec![3, 5],
         _ => vec![1, 5],
     };
     families.into_iter().map(|family| (gid_type, family)).collect()
 }
 
-/// What two ports have in common, best first.
+/// What two ports have in common, best first. An address of both is none that they have in common, unless they are one
+/// port.
 fn common(a: &QueuePairEndpoint, b: &QueuePairEndpoint) -> Vec<(u8, u8)> {
     let of_link = |gid: &&EndpointGid| match a.link_layer {
         LinkLayer::ETHERNET => [GidType::ROCE_V1, GidType::ROCE_V2].contains(&gid.gid_type),
         _ => gid.gid_type == GidType::IB,
     };
-    let kinds = |end: &QueuePairEndpoint| -> Vec<_> {
-        end.gids().iter().filter(of_link).flat_map(qualities).collect()
+    let holds = |all: &QueuePairEndpoint, some: &QueuePairEndpoint| {
+        some.gids().iter().all(|gid| all.gids().contains(gid))
     };
-    let theirs = kinds(b);
-    let mut both: Vec<_> = kinds(a).into_iter().filter(|kind| theirs.contains(kind)).collect();
+    let is_one_port = holds(a, b) && holds(b, a);
+    let mut both = Vec::new();
+    for one in a.gids().iter().filter(of_link) {
+        for other in b.gids().iter().filter(of_link) {
+            let theirs = qualities(other);
+            let shared = qualities(one).into_iter().filter(|kind| theirs.contains(kind));
+            if one.gid != other.gid || is_one_port {
+                both.extend(shared);
+            }
+        }
+    }
     both.sort_unstable();
     both
 }
@@ -121,12 +134,15 @@ proptest! {
     #[test]
     fn the_source_of_each_end_is_the_destination_of_the_other((a, b) in ends()) {
         let (Ok(ab), Ok(ba)) = (a.connect(&b), b.connect(&a)) else { return Ok(()) };
-        prop_assert_eq!(ab.route.is_some(), ba.route.is_some());
+        prop_assert_eq!((ab.route.is_some(), ab.gid_rule), (ba.route.is_some(), ba.gid_rule));
         let (Some(to_b), Some(to_a)) = (ab.route, ba.route) else { return Ok(()) };
         let (from_a, from_b) = (a.source(to_b.source_index), b.source(to_a.source_index));
         prop_assert_eq!(from_a.gid, to_a.destination);
         prop_assert_eq!(from_b.gid, to_b.destination);
         prop_assert_eq!(from_a.gid_type, from_b.gid_type);
+        if ab.gid_rule != Some(GidRule::Class) {
+            return Ok(());
+        }
         let best = common(&a.endpoint, &b.endpoint)[0];
         for from in [from_a, from_b] {
             prop_assert!(qualities(&from).contains(&best), "{:?}", from);
@@ -136,10 +152,17 @@ proptest! {
     #[test]
     fn a_route_is_found_wherever_there_is_one((a, b) in ends()) {
         let ethernet = a.endpoint.link_layer == LinkLayer::ETHERNET;
-        let routed = ethernet || a.endpoint.grh_required || b.endpoint.grh_required;
+        let has_common = !common(&a.endpoint, &b.endpoint).is_empty();
+        let prefixes = |end: &End| -> Vec<_> {
+            end.endpoint.gids().iter().map(|gid| gid.gid.subnet_prefix()).collect()
+        };
+        let theirs = prefixes(&b);
+        let is_one_subnet = prefixes(&a).iter().any(|prefix| theirs.contains(prefix));
+        let required = ethernet || a.endpoint.grh_required || b.endpoint.grh_required;
+        let routed = required || (has_common && !is_one_subnet);
         let reachable = |end: &End| ethernet || end.endpoint.lid.is_unicast();
         let expected = a.endpoint.link_layer == b.endpoint.link_layer
-            && (!routed || !common(&a.endpoint, &b.endpoint).is_empty());
+            && (!required || has_common);
         for (one, other) in [(&a, &b), (&b, &a)] {
             match one.connect(other) {
                 Ok(found) => prop_assert!(expected && found.route.is_some() == routed),
@@ -179,9 +202,11 @@ proptest! {
         valid[5..=7].copy_from_slice(&[bytes[5], bytes[6] % 5 + 1, 16]);
         valid[9..12].copy_from_slice(&bytes[9..12]);
         valid[16..20].copy_from_slice(&bytes[16..20]);
+        valid[20] = bytes[20] & 1 | 2;
         valid[24..].copy_from_slice(&bytes[24..]);
+        (25..312).step_by(18).for_each(|at| valid[at] %= 129);
         let endpoint = QueuePairEndpoint::from_bytes(&valid).unwrap();
-        let peer = End { endpoint, indexes: Vec::new() };
+        let peer = End { endpoint, table: Vec::new() };
         if let Ok(found) = a.connect(&peer) {
             prop_assert!(found.to_string().contains("QPN"));
         }

@@ -1,0 +1,100 @@
+//! The networks of GIDs, by the masks of the host's interfaces.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
+use nix::sys::socket::SockaddrStorage;
+use rdma_types::Gid;
+
+use crate::device::gid::GidEntry;
+
+/// Adds the length of its prefix to each GID that is an address of an interface.
+pub(crate) fn add_prefix_lengths(table: &mut [GidEntry]) {
+    if !table.iter().any(|entry| can_be_of_an_interface(entry.gid)) {
+        return;
+    }
+    // Without the list all lengths stay unknown, as they are for interfaces of another namespace.
+    let Ok(interfaces) = getifaddrs() else { return };
+    let networks: Vec<_> = interfaces.filter_map(|interface| network(&interface)).collect();
+    for entry in table {
+        let lengths = networks.iter().filter(|(gid, _)| *gid == entry.gid);
+        // Two interfaces may have one address: the longer prefix claims less.
+        entry.prefix_length = lengths.map(|&(_, length)| length).max();
+    }
+}
+
+/// Returns false for the addresses of software devices alone, which no interface has: they need no list.
+fn can_be_of_an_interface(gid: Gid) -> bool {
+    match gid.to_ipv4() {
+        Some(address) => address.octets()[0] < 240,
+        None => !gid.is_link_local() && gid.subnet_prefix() >> 32 != 0x2001_0db8,
+    }
+}
+
+fn network(interface: &InterfaceAddress) -> Option<(Gid, u8)> {
+    let address = ip(interface.address.as_ref()?)?;
+    let mask = ip(interface.netmask.as_ref()?)?;
+    Some((gid_of(address), length_of(mask)?))
+}
+
+fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
+    let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
+}
+
+fn gid_of(address: IpAddr) -> Gid {
+    match address {
+        IpAddr::V4(address) => Gid::from_ipv4(address),
+        IpAddr::V6(address) => Gid::from(address),
+    }
+}
+
+/// The length of a mask, as a prefix of a GID. `None` for a mask with holes.
+fn length_of(mask: IpAddr) -> Option<u8> {
+    let mask = match mask {
+        IpAddr::V4(mask) => u128::from(mask.to_bits()) | !u128::from(u32::MAX),
+        IpAddr::V6(mask) => Ipv6Addr::to_bits(mask),
+    };
+    let ones = mask.leading_ones();
+    (mask.count_ones() == ones).then_some(u8::try_from(ones).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use rdma_types::GidType;
+
+    use super::*;
+
+    fn entry(gid: &str) -> GidEntry {
+        GidEntry {
+            port: 1,
+            index: 0,
+            gid: gid.parse().unwrap(),
+            gid_type: GidType::ROCE_V2,
+            netdev_index: None,
+            prefix_length: None,
+        }
+    }
+
+    #[test]
+    fn masks_become_lengths_of_128_bits() {
+        let lengths = ["255.255.255.0", "255.255.255.255", "0.0.0.0", "255.0.255.0"]
+            .map(|mask| length_of(mask.parse().unwrap()));
+        assert_eq!(lengths, [Some(120), Some(128), Some(96), None]);
+        assert_eq!(length_of("ffff:ffff:ffff:ffff::".parse().unwrap()), Some(64));
+    }
+
+    #[test]
+    fn an_address_of_the_host_has_the_prefix_of_its_interface() {
+        let has_loopback = getifaddrs()
+            .unwrap()
+            .filter_map(|each| network(&each))
+            .any(|(gid, _)| gid == Gid::from_ipv4(Ipv4Addr::LOCALHOST));
+        let mut table = [entry("::ffff:127.0.0.1"), entry("::ffff:192.0.2.77"), entry("fe80::1")];
+        add_prefix_lengths(&mut table);
+        assert_eq!(table[0].prefix_length, has_loopback.then_some(104));
+        assert_eq!(table[1].prefix_length, None, "an address for documentation");
+    }
+}

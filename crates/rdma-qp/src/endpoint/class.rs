@@ -1,0 +1,141 @@
+//! The types and classes of GIDs, best first.
+
+use rdma_mem::{Gid, GidType};
+
+use crate::endpoint::EndpointGid;
+
+/// Which GIDs can talk to each other, apart from their type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    Ipv4Mapped,
+    Global,
+    /// From 240.0.0.0/4 (RFC 1112), which no real host has, but software devices, beside those of their host.
+    Ipv4Reserved,
+    /// From 2001:db8::/32 (RFC 3849), likewise.
+    Documentation,
+    LinkLocal,
+    /// From 169.254.0.0/16 (RFC 3927).
+    Ipv4LinkLocal,
+    /// From 127.0.0.0/8 except 127.0.0.0/16: an address by which programs take a software device for a device of the
+    /// interface `lo`. Nobody listens there.
+    LoopbackAlias,
+}
+
+impl Family {
+    const fn of(gid: Gid) -> Self {
+        match gid.to_ipv4() {
+            Some(address) => match address.octets() {
+                [240..=255, ..] => Self::Ipv4Reserved,
+                [169, 254, ..] => Self::Ipv4LinkLocal,
+                [127, 1..=255, ..] => Self::LoopbackAlias,
+                _ => Self::Ipv4Mapped,
+            },
+            None if gid.is_link_local() => Self::LinkLocal,
+            None if gid.subnet_prefix() >> 32 == 0x2001_0db8 => Self::Documentation,
+            None => Self::Global,
+        }
+    }
+}
+
+/// The families that the GIDs of two ends can be of so that they can talk to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    Of(Family),
+    /// One of a host, and one that no host has.
+    AnyIpv4,
+    AnyGlobal,
+}
+
+impl Class {
+    fn has(self, family: Family) -> bool {
+        match self {
+            Self::Of(own) => own == family,
+            Self::AnyIpv4 => matches!(family, Family::Ipv4Mapped | Family::Ipv4Reserved),
+            Self::AnyGlobal => matches!(family, Family::Global | Family::Documentation),
+        }
+    }
+}
+
+/// The types, and the classes of each: all classes of a type before the next type.
+const TYPES: [GidType; 3] = [GidType::ROCE_V2, GidType::ROCE_V1, GidType::IB];
+const CLASSES: [Class; 9] = [
+    Class::Of(Family::Ipv4Mapped),
+    Class::Of(Family::Global),
+    Class::Of(Family::Ipv4Reserved),
+    Class::Of(Family::Documentation),
+    Class::AnyIpv4,
+    Class::AnyGlobal,
+    Class::Of(Family::LinkLocal),
+    Class::Of(Family::Ipv4LinkLocal),
+    Class::Of(Family::LoopbackAlias),
+];
+
+fn kinds() -> impl Iterator<Item = (GidType, Class)> {
+    TYPES.into_iter().flat_map(|gid_type| CLASSES.map(|class| (gid_type, class)))
+}
+
+fn is_of(gid: &EndpointGid, (gid_type, class): (GidType, Class)) -> bool {
+    !gid.gid.is_zero() && gid.gid_type == gid_type && class.has(Family::of(gid.gid))
+}
+
+/// The rank of a GID by type and class; the lower the better. `None` for an unknown type, and for the GID of an empty
+/// entry.
+pub(crate) fn rank(gid: &EndpointGid) -> Option<usize> {
+    kinds().position(|kind| is_of(gid, kind))
+}
+
+/// The rank of a pair, by the best type and class that both are of. `None` if there is none.
+pub(crate) fn common_rank(own: &EndpointGid, peer: &EndpointGid) -> Option<usize> {
+    kinds().position(|kind| is_of(own, kind) && is_of(peer, kind))
+}
+
+/// Whether the prefix of the GID's interface says which hosts are in its network. A link-local prefix is that of every
+/// link, and a loopback address is on every host.
+pub(crate) fn names_a_network(gid: Gid) -> bool {
+    let is_loopback = gid.to_ipv4().is_some_and(|address| address.is_loopback());
+    !is_loopback && matches!(Family::of(gid), Family::Ipv4Mapped | Family::Global)
+}
+
+/// Whether the GID only marks a software device as one of the interface `lo`.
+pub(crate) fn is_loopback_alias(gid: Gid) -> bool {
+    Family::of(gid) == Family::LoopbackAlias
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(text: &str, gid_type: GidType) -> EndpointGid {
+        EndpointGid::new(text.parse().unwrap(), gid_type)
+    }
+
+    #[test]
+    fn unknown_types_are_never_used() {
+        assert_eq!(rank(&gid("::1:1", GidType::from_raw(9))), None);
+    }
+
+    #[test]
+    fn addresses_that_no_host_has_rank_below_those_of_hosts() {
+        let rank = |text: &str| rank(&gid(text, GidType::ROCE_V2)).unwrap();
+        let order = [
+            "::ffff:10.0.0.1",
+            "fd00::1",
+            "::ffff:240.0.0.1",
+            "2001:db8::1",
+            "fe80::1",
+            "::ffff:169.254.1.1",
+            "::ffff:127.9.8.7",
+        ];
+        assert!(order.map(rank).is_sorted());
+        assert_ne!(rank("::ffff:239.0.0.1"), rank("::ffff:247.0.0.1"));
+        assert_eq!(rank("::ffff:127.0.0.2"), rank("::ffff:10.0.0.1"), "a device may listen there");
+    }
+
+    #[test]
+    fn an_empty_entry_has_no_rank() {
+        for gid_type in [GidType::IB, GidType::ROCE_V1, GidType::ROCE_V2] {
+            assert_eq!(rank(&gid("::", gid_type)), None);
+            assert!(rank(&gid("::1:1", gid_type)).is_some());
+        }
+    }
+}

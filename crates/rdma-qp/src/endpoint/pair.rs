@@ -1,0 +1,247 @@
+//! The pair of GIDs that two ends use.
+//!
+//! The choice depends on what both endpoints carry, and on nothing else: so each end finds the pair that the other one
+//! finds, whatever the order of its table is.
+
+use rdma_mem::{Gid, GidType, LinkLayer};
+
+use crate::endpoint::class::{common_rank, names_a_network};
+use crate::endpoint::{EndpointGid, QueuePairEndpoint};
+
+/// The rule by which two ends have chosen their GIDs; see [`GidChoice::ByPeer`](crate::GidChoice::ByPeer).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum GidRule {
+    /// They are the two addresses of the stream by which the ends met.
+    Stream,
+    /// They belong to one network, by the masks of their interfaces.
+    Network,
+    /// They are of the best type and class that both ends have.
+    Class,
+}
+
+/// Positions in the lists of the two endpoints, and the rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pair {
+    pub(crate) own: usize,
+    pub(crate) peer: usize,
+    pub(crate) rule: GidRule,
+}
+
+/// The GIDs that the two ends use, if any of the one fits one of the other.
+pub(crate) fn choose(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Option<Pair> {
+    let ethernet = own.link_layer() == LinkLayer::ETHERNET;
+    let ports = Ports::of(own, peer);
+    let stream = common_stream(own, peer);
+    // Smaller is better.
+    let key = |a: &EndpointGid, b: &EndpointGid| {
+        let kind = common_rank(a, b)?;
+        let rule = if stream == Some((a.gid, b.gid)) {
+            GidRule::Stream
+        } else if are_of_one_network(a, b) {
+            GidRule::Network
+        } else {
+            GidRule::Class
+        };
+        // An address that no interface of its host's namespace has may be another container's.
+        let unknown = [a, b].iter().filter(|gid| gid.prefix_length == 0).count();
+        Some((rule, kind, unknown, a.gid.min(b.gid), a.gid.max(b.gid)))
+    };
+    let pairs = own.gids().iter().enumerate().flat_map(|(own_place, a)| {
+        peer.gids().iter().enumerate().map(move |(peer_place, b)| ((own_place, a), (peer_place, b)))
+    });
+    let of_link = |gid: &EndpointGid| (gid.gid_type != GidType::IB) == ethernet;
+    pairs
+        .filter(|((_, a), (_, b))| of_link(a) && ports.allow(a.gid == b.gid))
+        .filter_map(|((own, a), (peer, b))| Some((key(a, b)?, own, peer)))
+        .min()
+        .map(|((rule, ..), own, peer)| Pair { own, peer, rule })
+}
+
+/// The addresses of the stream, if both ends see the same. Behind a translation of addresses (NAT) they do not.
+fn common_stream(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Option<(Gid, Gid)> {
+    let (here, there) = own.stream?;
+    (peer.stream == Some((there, here))).then_some((here, there))
+}
+
+/// What the tables of two ends say of their ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ports {
+    /// They are two. An address that both have, such as that of a bridge on each host or a virtual address, leads each
+    /// of them to itself.
+    Two,
+    /// The tables are equal: it is one port.
+    One,
+    /// One end was made from parts, by a program that was told one of the other end's addresses: it is one port, and that
+    /// address.
+    OneByAddress,
+}
+
+impl Ports {
+    fn of(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Self {
+        let has = |all: &QueuePairEndpoint, gid: &EndpointGid| {
+            all.gids().iter().any(|other| (other.gid, other.gid_type) == (gid.gid, gid.gid_type))
+        };
+        let holds = |all: &QueuePairEndpoint, some: &QueuePairEndpoint| {
+            some.gids().iter().all(|gid| has(all, gid))
+        };
+        let is_from_parts = |end: &QueuePairEndpoint| match end.gids() {
+            [only, rest @ ..] if end.stream.is_none() && only.prefix_length == 0 => {
+                rest.iter().all(|gid| gid == only)
+            }
+            _ => false,
+        };
+        match (holds(own, peer), holds(peer, own)) {
+            (true, true) => Self::One,
+            (true, false) if is_from_parts(peer) => Self::OneByAddress,
+            (false, true) if is_from_parts(own) => Self::OneByAddress,
+            _ => Self::Two,
+        }
+    }
+
+    const fn allow(self, equal: bool) -> bool {
+        match self {
+            Self::Two => !equal,
+            Self::One => true,
+            Self::OneByAddress => equal,
+        }
+    }
+}
+
+fn are_of_one_network(a: &EndpointGid, b: &EndpointGid) -> bool {
+    let is_ipv4 = a.gid.is_ipv4_mapped();
+    if is_ipv4 != b.gid.is_ipv4_mapped() || !names_a_network(a.gid) || !names_a_network(b.gid) {
+        return false;
+    }
+    // Of two interfaces that differ the longer prefix claims less. One that was not told claims nothing.
+    let length = a.prefix_length.max(b.prefix_length);
+    let least = if is_ipv4 { 96 } else { 0 };
+    length > least && shares_prefix(a.gid, b.gid, length)
+}
+
+/// Whether the first bits of two GIDs are equal.
+pub(crate) fn shares_prefix(a: Gid, b: Gid, length: u8) -> bool {
+    let differ = u128::from_be_bytes(a.to_bytes()) ^ u128::from_be_bytes(b.to_bytes());
+    differ.leading_zeros() >= u32::from(length)
+}
+
+#[cfg(test)]
+mod fixtures;
+#[cfg(test)]
+mod properties;
+
+#[cfg(test)]
+mod tests {
+    use rdma_types::{Psn, Qpn};
+
+    use super::*;
+
+    /// A port with RoCE v2 GIDs, written as an interface's address: `10.0.0.1/24`, or without a length.
+    fn port(addresses: &[&str]) -> QueuePairEndpoint {
+        let end = QueuePairEndpoint::new(Qpn::masked(0x11), Psn::masked(1));
+        addresses.iter().fold(end, |end, text| {
+            let (address, length) = text.split_once('/').unwrap_or((text, "0"));
+            let address: std::net::IpAddr = address.parse().unwrap();
+            let length: u8 = length.parse().unwrap();
+            let gid = EndpointGid::new(crate::gid_choice::gid_of(address), GidType::ROCE_V2);
+            let length = if length > 0 && address.is_ipv4() { length + 96 } else { length };
+            end.with_endpoint_gid(gid.with_prefix_length(length))
+        })
+    }
+
+    fn met(end: QueuePairEndpoint, here: &str, there: &str) -> QueuePairEndpoint {
+        end.with_stream_addresses(here.parse().unwrap(), there.parse().unwrap())
+    }
+
+    /// What both ends choose, as text. They choose the same.
+    fn chosen(a: &QueuePairEndpoint, b: &QueuePairEndpoint) -> (String, String, GidRule) {
+        let (ab, ba) = (choose(a, b).unwrap(), choose(b, a).unwrap());
+        let gids = (a.gids()[ab.own].gid, b.gids()[ab.peer].gid);
+        assert_eq!(gids, (a.gids()[ba.peer].gid, b.gids()[ba.own].gid));
+        assert_eq!(ab.rule, ba.rule);
+        let text = |gid: Gid| gid.to_string().trim_start_matches("::ffff:").to_owned();
+        (text(gids.0), text(gids.1), ab.rule)
+    }
+
+    fn expect(found: (String, String, GidRule), own: &str, peer: &str, rule: GidRule) {
+        assert_eq!(found, (own.to_owned(), peer.to_owned(), rule));
+    }
+
+    #[test]
+    fn addresses_of_one_network_go_before_the_first_of_the_tables() {
+        let found = chosen(
+            &port(&["192.168.1.1/24", "10.0.0.1/24"]),
+            &port(&["10.0.0.2/24", "192.168.2.2/24"]),
+        );
+        expect(found, "10.0.0.1", "10.0.0.2", GidRule::Network);
+    }
+
+    #[test]
+    fn a_bridge_that_both_hosts_have_is_no_way_between_them() {
+        let bridge = "172.17.0.1/16";
+        let found = chosen(&port(&[bridge, "10.0.0.3/24"]), &port(&[bridge, "10.0.0.2/24"]));
+        expect(found, "10.0.0.3", "10.0.0.2", GidRule::Network);
+        let found = chosen(&port(&[bridge, "10.0.0.3/24"]), &port(&["10.0.0.2"]));
+        expect(found, "10.0.0.3", "10.0.0.2", GidRule::Network);
+    }
+
+    #[test]
+    fn a_virtual_address_of_two_hosts_is_not_chosen() {
+        let found =
+            chosen(&port(&["10.0.0.9/32", "10.0.0.1/24"]), &port(&["10.0.0.2/24", "10.0.0.9/32"]));
+        expect(found, "10.0.0.1", "10.0.0.2", GidRule::Network);
+        let only = port(&["10.0.0.9/32"]);
+        assert_eq!(
+            choose(&only, &port(&["10.0.0.9/32", "10.1.0.1/16"])).map(|pair| pair.peer),
+            Some(1)
+        );
+    }
+
+    #[test]
+    fn two_queue_pairs_of_one_port_use_one_address() {
+        let table = port(&["10.0.0.2/24", "10.0.0.1/24", "fe80::1/64"]);
+        expect(chosen(&table, &table), "10.0.0.1", "10.0.0.1", GidRule::Network);
+        let told = port(&["10.0.0.2"]);
+        expect(chosen(&table, &told), "10.0.0.2", "10.0.0.2", GidRule::Network);
+    }
+
+    #[test]
+    fn the_addresses_of_the_stream_go_first() {
+        let (a, b) = (port(&["10.0.0.1/24", "10.1.0.1/24"]), port(&["10.0.0.2/24", "10.2.0.2/24"]));
+        let found = chosen(&met(a, "10.1.0.1", "10.2.0.2"), &met(b, "10.2.0.2", "10.1.0.1"));
+        expect(found, "10.1.0.1", "10.2.0.2", GidRule::Stream);
+    }
+
+    #[test]
+    fn a_stream_that_is_translated_does_not_count() {
+        let (a, b) = (port(&["10.0.0.1/24", "10.1.0.1/24"]), port(&["10.0.0.2/24", "10.2.0.2/24"]));
+        let found = chosen(&met(a, "10.1.0.1", "10.2.0.2"), &met(b, "10.2.0.2", "203.0.113.5"));
+        expect(found, "10.0.0.1", "10.0.0.2", GidRule::Network);
+    }
+
+    #[test]
+    fn a_stream_over_another_network_does_not_count() {
+        let (a, b) = (port(&["10.0.0.1/24"]), port(&["10.0.0.2/24"]));
+        let found = chosen(&met(a, "192.0.2.1", "192.0.2.2"), &met(b, "192.0.2.2", "192.0.2.1"));
+        expect(found, "10.0.0.1", "10.0.0.2", GidRule::Network);
+    }
+
+    #[test]
+    fn an_address_of_another_container_ranks_below_those_of_the_own() {
+        let found = chosen(&port(&["26.208.8.250", "26.208.8.252/24"]), &port(&["26.208.9.7/24"]));
+        expect(found, "26.208.8.252", "26.208.9.7", GidRule::Class);
+    }
+
+    #[test]
+    fn every_link_has_the_link_local_prefix() {
+        let found =
+            chosen(&port(&["fe80::1/64", "fd00:1::1/64"]), &port(&["fe80::2/64", "fd00:2::1/64"]));
+        expect(found, "fd00:1::1", "fd00:2::1", GidRule::Class);
+    }
+
+    #[test]
+    fn loopback_addresses_are_those_at_which_devices_listen() {
+        let (a, b) = (port(&["127.0.0.2/8", "127.77.1.2"]), port(&["127.0.0.1/8", "127.3.1.2"]));
+        expect(chosen(&a, &b), "127.0.0.2", "127.0.0.1", GidRule::Class);
+    }
+}

@@ -1,0 +1,106 @@
+//! The GIDs of a queue pair's port, and those that its endpoint carries.
+
+use rdma_mem::{Context, GidEntry};
+
+use crate::endpoint::pair::shares_prefix;
+use crate::endpoint::{EndpointGid, QueuePairEndpoint, class};
+use crate::error::Error;
+use crate::gid_choice::GidChoice;
+
+/// The GIDs of the port that the choice allows, with their indices in its table, best first.
+pub(crate) fn choose(
+    context: &Context,
+    port: u8,
+    choice: GidChoice,
+) -> Result<Vec<(EndpointGid, u8)>, Error> {
+    of_table(&context.gid_table()?, port, choice.or_of_environment()?)
+}
+
+fn of_table(
+    table: &[GidEntry],
+    port: u8,
+    choice: GidChoice,
+) -> Result<Vec<(EndpointGid, u8)>, Error> {
+    let usable = |entry: &GidEntry| {
+        let gid = EndpointGid::new(entry.gid, entry.gid_type)
+            .with_prefix_length(entry.prefix_length.unwrap_or(0));
+        let index = u8::try_from(entry.index).ok()?;
+        let chosen = match choice {
+            GidChoice::ByPeer => !class::is_loopback_alias(gid.gid),
+            GidChoice::Index(asked) => asked == index,
+            GidChoice::Network(network) => network.contains(gid.gid),
+        };
+        Some((class::rank(&gid).filter(|_| chosen && entry.port == port)?, gid, index))
+    };
+    let mut gids: Vec<_> = table.iter().filter_map(usable).collect();
+    match choice {
+        GidChoice::Index(index) if gids.is_empty() => Err(Error::NoSuchGid { port, index }),
+        GidChoice::Network(network) if gids.is_empty() => {
+            let table = table.iter().filter(|entry| entry.port == port).map(|entry| entry.gid);
+            Err(Error::NoGidInNetwork { port, network, table: table.collect() })
+        }
+        _ => {
+            // Stable: within a rank the table's order stays.
+            gids.sort_by_key(|&(rank, ..)| rank);
+            Ok(gids.into_iter().map(|(_, gid, index)| (gid, index)).collect())
+        }
+    }
+}
+
+/// Has the endpoint carry those GIDs of the port that are most likely to be chosen. With more than it has room for, these
+/// are the address of the stream, the addresses of the network that the peer's address is of, and the best by rank.
+pub(crate) fn carry(endpoint: &mut QueuePairEndpoint, table: &mut [(EndpointGid, u8)]) {
+    if let Some((own, peer)) = endpoint.stream {
+        let is_of_peers_network = |gid: &EndpointGid| {
+            class::names_a_network(gid.gid)
+                && gid.gid.is_ipv4_mapped() == peer.is_ipv4_mapped()
+                && gid.prefix_length > 0
+                && shares_prefix(gid.gid, peer, gid.prefix_length)
+        };
+        table.sort_by_key(|(gid, _)| (gid.gid != own, !is_of_peers_network(gid)));
+    }
+    endpoint.gids = [EndpointGid::NONE; QueuePairEndpoint::MAX_GIDS];
+    endpoint.gid_count = 0;
+    for (place, (gid, _)) in endpoint.gids.iter_mut().zip(table) {
+        *place = *gid;
+        endpoint.gid_count += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_mem::GidType;
+    use rdma_types::{Psn, Qpn};
+
+    use super::*;
+
+    fn gid(text: &str, prefix_length: u8) -> EndpointGid {
+        EndpointGid::new(text.parse().unwrap(), GidType::ROCE_V2).with_prefix_length(prefix_length)
+    }
+
+    /// 20 addresses, of a /24 each.
+    fn networks() -> Vec<(EndpointGid, u8)> {
+        (0..20).map(|n| (gid(&format!("::ffff:10.0.{n}.1"), 120), n)).collect()
+    }
+
+    fn carried(stream: Option<(&str, &str)>) -> Vec<String> {
+        let mut endpoint = QueuePairEndpoint::new(Qpn::masked(0x11), Psn::masked(1));
+        if let Some((own, peer)) = stream {
+            endpoint = endpoint.with_stream_addresses(own.parse().unwrap(), peer.parse().unwrap());
+        }
+        let mut table = networks();
+        carry(&mut endpoint, &mut table);
+        let gids = endpoint.gids();
+        assert!(gids.iter().zip(&table).all(|(carried, (gid, _))| carried == gid));
+        gids.iter().map(|gid| gid.gid.to_string()).collect()
+    }
+
+    #[test]
+    fn an_endpoint_with_too_many_gids_carries_the_likely_ones() {
+        assert_eq!(carried(None).len(), QueuePairEndpoint::MAX_GIDS);
+        assert!(!carried(None).contains(&"::ffff:10.0.18.1".to_owned()));
+        let of_stream = carried(Some(("10.0.19.1", "10.0.18.7")));
+        assert_eq!(of_stream[..3], ["::ffff:10.0.19.1", "::ffff:10.0.18.1", "::ffff:10.0.0.1"]);
+        assert_eq!(of_stream.len(), QueuePairEndpoint::MAX_GIDS);
+    }
+}
