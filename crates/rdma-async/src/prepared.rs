@@ -1,5 +1,6 @@
 //! Connections that wait for their peer's endpoint.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rdma_qp::{
@@ -60,6 +61,13 @@ impl PreparedConnection {
     #[must_use]
     pub const fn endpoint(&self) -> QueuePairEndpoint {
         self.qp.endpoint()
+    }
+
+    /// Sets the addresses of the stream by which the ends meet, like
+    /// [`PreparedQueuePair::set_stream_addresses`]. [`Driver::connect`](crate::Driver::connect) and its listener do so by
+    /// themselves.
+    pub fn set_stream_addresses(&mut self, own: IpAddr, peer: IpAddr) {
+        self.qp.set_stream_addresses(own, peer);
     }
 
     /// Connects to the peer, which does the same with the endpoint of this one.

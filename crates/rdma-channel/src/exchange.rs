@@ -5,9 +5,9 @@
 //! | at | bytes | what |
 //! |---|---|---|
 //! | 0 | 4 | `RDEX`; of a confirmation `RDOK` |
-//! | 4 | 2 | version, 1 |
+//! | 4 | 2 | version, 2 |
 //! | 6 | 2 | how many endpoints follow |
-//! | 8 | 296 each | [`QueuePairEndpoint::to_bytes`] |
+//! | 8 | 344 each | [`QueuePairEndpoint::to_bytes`] |
 //!
 //! Both ends send a block, then take one, until all is there: neither waits for the other as long as a
 //! block fits into the stream in each direction. Both messages have one length, so what is allocated
@@ -29,7 +29,7 @@ pub use error::ExchangeError;
 pub use stream::{Pipes, TimedStream};
 
 /// The version of the messages.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 const ENDPOINTS: [u8; 4] = *b"RDEX";
 const CONFIRMATION: [u8; 4] = *b"RDOK";

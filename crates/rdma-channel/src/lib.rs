@@ -119,15 +119,17 @@ pub use rdma_mem::{
 };
 pub use rdma_qp::{
     AckTimeout, AsyncEventKind, AtomicResult, AtomicWorkRequest, ConnectAttributes, EndpointError,
-    Error, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer, PacketSequenceNumber,
-    PollError, PostError, QpState, Qpn, QueuePairAttributes, QueuePairEndpoint, QueuePairType,
-    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkError, WorkSuccess, WriteWorkRequest,
+    Error, GidChoice, GidNetwork, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
+    PacketSequenceNumber, PollError, PostError, QpState, Qpn, QueuePairAttributes,
+    QueuePairEndpoint, QueuePairType, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
+    WorkError, WorkSuccess, WriteWorkRequest,
 };
 
 /// The rendezvous for rdma-async, whose ends are made otherwise. Not for programs.
 #[doc(hidden)]
 pub mod parts {
     pub use crate::ledger::watch::notice_silence;
+    pub use crate::rendezvous::address::{StreamAddresses, addresses_of};
     pub use crate::rendezvous::clients::Clients;
     pub use crate::rendezvous::files::Files;
     pub use crate::rendezvous::half_open::{Candidate, MakeEnds, NoEnd};

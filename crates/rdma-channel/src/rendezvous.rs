@@ -6,11 +6,11 @@
 //! | at | bytes | what |
 //! |---|---|---|
 //! | 0 | 4 | `RDRV` |
-//! | 4 | 2 | version, 1 |
+//! | 4 | 2 | version, 2 |
 //! | 6 | 2 | kind |
 //! | 8 | 2 | how many bytes are at the end, at most 1,024 |
-//! | 10 | 296 | of HELLO and ENDPOINT: [`QueuePairEndpoint::to_bytes`](rdma_qp::QueuePairEndpoint::to_bytes) |
-//! | 10 or 306 | | of HELLO and ACCEPT the user bytes, of REJECT the reason in UTF-8, of others none |
+//! | 10 | 344 | of HELLO and ENDPOINT: [`QueuePairEndpoint::to_bytes`](rdma_qp::QueuePairEndpoint::to_bytes) |
+//! | 10 or 354 | | of HELLO and ACCEPT the user bytes, of REJECT the reason in UTF-8, of others none |
 //!
 //! | | kind | from | when |
 //! |---|---|---|---|

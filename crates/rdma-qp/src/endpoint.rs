@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use rdma_mem::{Gid, GidType, Lid, LinkLayer, Mtu};
 use rdma_types::{Psn, QpType, Qpn};
 
-use crate::gid_choice::gid_of;
+use crate::gid_network::gid_of;
 
 /// A GID of an endpoint, with the kind of packets that it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -9,7 +9,7 @@ use rdma_types::{Mtu, QpState, QpType, Qpn, TransportType};
 use crate::cq::poll_error::PollError;
 
 use crate::endpoint::connect::HandshakeError;
-use crate::gid_choice::GidNetwork;
+use crate::gid_network::GidNetwork;
 
 use crate::post::error::PostError;
 

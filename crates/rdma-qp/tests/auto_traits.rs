@@ -3,13 +3,13 @@
 use rdma_qp::{
     AddressHandle, AddressVector, AtomicResult, AtomicWorkRequest, BindWindow, CompletionChannel,
     CompletionQueue, CompletionQueueBuilder, ConnectAttributes, DatagramSource, EndpointError,
-    EndpointGid, Error, GlobalRoute, GlobalRouteHeader, HandshakeError, LocalInvalidate, PollError,
-    PollSlot, PolledCompletions, PostError, PostErrorKind, PreparedQueuePair, QueuePair,
-    QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities, QueuePairEndpoint,
-    QueuePairModification, QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest,
-    SendWithInvalidate, SendWorkRequest, SharedReceiveQueue, SharedReceiveQueueAttributes,
-    SharedReceiveQueueBuilder, WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode,
-    WorkSuccess, WriteWorkRequest,
+    EndpointGid, Error, GidChoice, GidNetwork, GidRule, GlobalRoute, GlobalRouteHeader,
+    HandshakeError, LocalInvalidate, ParseGidNetworkError, PollError, PollSlot, PolledCompletions,
+    PostError, PostErrorKind, PreparedQueuePair, QueuePair, QueuePairAttributes, QueuePairBuilder,
+    QueuePairCapabilities, QueuePairEndpoint, QueuePairModification, QueuedReceive, QueuedRequest,
+    ReadWorkRequest, ReceiveWorkRequest, SendWithInvalidate, SendWorkRequest, SharedReceiveQueue,
+    SharedReceiveQueueAttributes, SharedReceiveQueueBuilder, WorkCompletion, WorkError,
+    WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -41,6 +41,10 @@ fn values_are_send_and_sync() {
     send_sync::<SendWithInvalidate<'_, '_>>();
     send_sync::<ConnectAttributes>();
     send_sync::<EndpointGid>();
+    send_sync::<GidChoice>();
+    send_sync::<GidNetwork>();
+    send_sync::<GidRule>();
+    send_sync::<ParseGidNetworkError>();
     send_sync::<GlobalRoute>();
     send_sync::<PollSlot>();
     send_sync::<PolledCompletions<'_>>();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rdma_channel::ConnectError;
 use rdma_channel::parts::{
-    ANSWER, Awaited, Heard, Message, Talk, Told, Until, VERDICT, not_connected,
+    ANSWER, Awaited, Heard, Message, Talk, Told, Until, VERDICT, addresses_of, not_connected,
 };
 use tokio::net::{TcpStream, ToSocketAddrs, lookup_host};
 use tokio::time::timeout;
@@ -54,8 +54,12 @@ impl Driver {
         let beats = (options.silence, options.heartbeat);
         let until = Until::after(timeout);
         let (driver, options) = (self.clone(), qp.clone());
-        let prepared = blocking(move || Ok(driver.prepare(options)?)).await?;
+        let mut prepared = blocking(move || Ok(driver.prepare(options)?)).await?;
         let (stream, address) = dial(&addresses, timeout, until).await?;
+        let stream_addresses = addresses_of(&stream);
+        if let Some((own, peer)) = stream_addresses {
+            prepared.set_stream_addresses(own, peer);
+        }
         let mut server = Server { stream, talk: Talk::new(address, timeout), until };
         let told = Told { user_bytes, watches: true, talks: true };
         server.say(&Message::Hello(Box::new(prepared.endpoint()), told)).await?;
@@ -70,7 +74,7 @@ impl Driver {
             other => return Err(server.talk.misplaced(&other)),
         };
         let kept = server.stream.into_std().map(OwnedFd::from);
-        let shared = Shared::new(address, true, told.talks, timeout, leases);
+        let shared = Shared::new((address, stream_addresses), true, told.talks, timeout, leases);
         let kept = kept.and_then(|stream| keep(connection.inner(), stream, shared, qp, beats));
         kept.map_err(|source| {
             let tried = format!("keeping the control connection to {address}");

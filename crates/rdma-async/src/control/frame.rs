@@ -5,7 +5,7 @@
 //! | at | bytes | what |
 //! |---|---|---|
 //! | 0 | 2 | kind |
-//! | 2 | 2 | how many bytes are behind the head: 296 of OFFER and ANSWER, 0 of the others here |
+//! | 2 | 2 | how many bytes are behind the head: 344 of OFFER and ANSWER, 0 of the others here |
 //! | 4 | 4 | which connection; 0 is the one that was made by an address |
 //! | 8 | 4 | its epoch |
 //!

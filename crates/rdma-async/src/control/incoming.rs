@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rdma_channel::ConnectError;
-use rdma_channel::parts::{Candidate, Told};
+use rdma_channel::parts::{Candidate, Told, addresses_of};
 
 use super::listener::Served;
 use super::shared::Shared;
@@ -67,7 +67,7 @@ impl Incoming {
         let options = &listener.options;
         let leases = (options.lease_limits.clone(), options.lease_margin);
         let (talks, timeout) = (client.told.talks, options.rendezvous_timeout);
-        let shared = Shared::new(address, false, talks, timeout, leases);
+        let shared = Shared::new((address, addresses_of(&stream)), false, talks, timeout, leases);
         let beats = (options.silence, options.heartbeat);
         let kept = keep(client.end.inner(), stream, shared, options.qp.clone(), beats);
         kept.map_err(failed)?;

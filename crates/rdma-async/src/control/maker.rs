@@ -1,6 +1,6 @@
 //! What makes connections of options.
 
-use rdma_channel::parts::{MakeEnds, NoEnd};
+use rdma_channel::parts::{MakeEnds, NoEnd, StreamAddresses};
 use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
 
 use crate::connection::Connection;
@@ -18,8 +18,14 @@ impl MakeEnds for Maker {
     type Prepared = PreparedConnection;
     type End = Connection;
 
-    fn prepare(&self) -> Result<(PreparedConnection, QueuePairEndpoint), NoEnd> {
-        let prepared = self.driver.prepare(self.qp.clone()).map_err(NoEnd::Failed)?;
+    fn prepare(
+        &self,
+        stream: StreamAddresses,
+    ) -> Result<(PreparedConnection, QueuePairEndpoint), NoEnd> {
+        let mut prepared = self.driver.prepare(self.qp.clone()).map_err(NoEnd::Failed)?;
+        if let Some((own, peer)) = stream {
+            prepared.set_stream_addresses(own, peer);
+        }
         let endpoint = prepared.endpoint();
         Ok((prepared, endpoint))
     }

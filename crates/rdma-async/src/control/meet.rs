@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_channel::parts::{MakeEnds, NoEnd};
+use rdma_channel::parts::{MakeEnds, NoEnd, StreamAddresses};
 use rdma_channel::{CloseReason, ConnectError};
 use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairBuilder, QueuePairEndpoint};
 use tokio::time::timeout;
@@ -30,8 +30,14 @@ impl MakeEnds for Again {
     type Prepared = PreparedQueuePair;
     type End = QueuePair;
 
-    fn prepare(&self) -> Result<(PreparedQueuePair, QueuePairEndpoint), NoEnd> {
-        let prepared = prepare(self.qp.clone(), &self.ledger).map_err(NoEnd::Failed)?;
+    fn prepare(
+        &self,
+        stream: StreamAddresses,
+    ) -> Result<(PreparedQueuePair, QueuePairEndpoint), NoEnd> {
+        let mut prepared = prepare(self.qp.clone(), &self.ledger).map_err(NoEnd::Failed)?;
+        if let Some((own, peer)) = stream {
+            prepared.set_stream_addresses(own, peer);
+        }
         let endpoint = prepared.endpoint();
         Ok((prepared, endpoint))
     }
@@ -281,11 +287,11 @@ async fn meet<M>(
 where
     M: MakeEnds<Prepared: Send, End: Send> + Send + Sync + 'static,
 {
-    let maker = Arc::new(maker);
+    let (maker, stream) = (Arc::new(maker), shared.stream);
     loop {
         let with = Arc::clone(&maker);
         if shared.is_client {
-            let (prepared, endpoint) = blocking(move || made(with.prepare())).await?;
+            let (prepared, endpoint) = blocking(move || made(with.prepare(stream))).await?;
             let epoch = meeting.offer(endpoint);
             if let Met::Yes(peer) = meeting.answered(epoch).await? {
                 let with = Arc::clone(&maker);
@@ -299,7 +305,7 @@ where
         } else {
             let (epoch, peer) = meeting.offered().await?;
             let connect = move || {
-                let (prepared, endpoint) = made(with.prepare())?;
+                let (prepared, endpoint) = made(with.prepare(stream))?;
                 Ok((with.connect(prepared, peer)?, endpoint))
             };
             let (end, endpoint) = blocking(connect).await?;

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rdma_channel::parts::StreamAddresses;
 use rdma_channel::{CloseReason, ConnectError};
 use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
 use tokio::sync::Notify;
@@ -67,6 +68,7 @@ pub(crate) struct Shared {
     pub(super) left: Notify,
     /// The other end.
     pub(super) address: SocketAddr,
+    pub(super) stream: StreamAddresses,
     pub(super) is_client: bool,
     /// The other end hears what is said: it is no channel.
     pub(crate) talks: bool,
@@ -123,7 +125,7 @@ impl State {
 
 impl Shared {
     pub(super) fn new(
-        address: SocketAddr,
+        (address, stream): (SocketAddr, StreamAddresses),
         is_client: bool,
         talks: bool,
         limit: Duration,
@@ -133,7 +135,7 @@ impl Shared {
         let (heard, left) = (Notify::new(), Notify::new());
         let out = Arc::new(Outbox::new(write_head));
         let leases = Arc::new(Leases::new(Arc::clone(&out), limits, margin));
-        Self { state, out, heard, left, address, is_client, talks, limit, leases, process }
+        Self { state, out, heard, left, address, stream, is_client, talks, limit, leases, process }
     }
 
     pub(super) fn is_of_this_process(&self) -> bool {

@@ -36,15 +36,15 @@ impl Peer {
         socket.set_recv_buffer_size(1 << 12).unwrap();
         let mut stream = socket.connect(address).await.unwrap();
         // HELLO of an end that watches, and says more.
-        let hello = [b"RDRV\0\x01\x03\x01\0\0".as_slice(), &prepared.endpoint().to_bytes()];
+        let hello = [b"RDRV\0\x02\x03\x01\0\0".as_slice(), &prepared.endpoint().to_bytes()];
         stream.write_all(&hello.concat()).await.unwrap();
         let mut answer = [0; 10 + ENDPOINT];
         stream.read_exact(&mut answer).await.unwrap();
         let connection = handshake(prepared, &answer[10..]);
-        stream.write_all(b"RDRV\0\x01\0\x03\0\0").await.unwrap();
+        stream.write_all(b"RDRV\0\x02\0\x03\0\0").await.unwrap();
         let mut accept = [0; 10];
         stream.read_exact(&mut accept).await.unwrap();
-        assert_eq!(&accept, b"RDRV\0\x01\x03\x04\0\0");
+        assert_eq!(&accept, b"RDRV\0\x02\x03\x04\0\0");
         Self { stream, connection }
     }
 

@@ -7,7 +7,7 @@ use rdma_mem::{AccessFlags, ProtectionDomain};
 #[cfg(doc)]
 use rdma_qp::QueuePairBuilder;
 use rdma_qp::{
-    AckTimeout, Error, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
+    AckTimeout, Error, GidChoice, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
     PacketSequenceNumber, QueuePairType,
 };
 
@@ -192,6 +192,12 @@ impl<'a, C> ChannelBuilder<'a, C> {
     /// The port. See [`QueuePairBuilder::port`].
     pub fn port(mut self, port: u8) -> Self {
         self.options.qp = self.options.qp.port(port);
+        self
+    }
+
+    /// The GIDs of the port that may be used. See [`QueuePairBuilder::gid_choice`].
+    pub fn gid_choice(mut self, gid_choice: GidChoice) -> Self {
+        self.options.qp = self.options.qp.gid_choice(gid_choice);
         self
     }
 

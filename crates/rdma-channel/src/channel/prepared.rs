@@ -1,5 +1,6 @@
 //! A channel that is not connected yet.
 
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,6 +59,12 @@ impl PreparedChannel {
     #[must_use]
     pub const fn endpoint(&self) -> QueuePairEndpoint {
         self.qp.endpoint()
+    }
+
+    /// Sets the addresses of the stream by which the ends meet, like
+    /// [`PreparedQueuePair::set_stream_addresses`]. [`Channel::connect`] and its listener do so by themselves.
+    pub fn set_stream_addresses(&mut self, own: IpAddr, peer: IpAddr) {
+        self.qp.set_stream_addresses(own, peer);
     }
 
     /// Connects to the peer, which does the same with the endpoint of this one. A channel that is

@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::address::addresses_of;
 use super::error::ConnectError;
 use super::message::{LONGEST, Message, Told};
 use super::talk::{ANSWER, Awaited, Heard, Talk, VERDICT, not_connected};
@@ -23,8 +24,11 @@ pub(super) fn connect(
 ) -> Result<(Channel, Box<[u8]>), ConnectError> {
     let RendezvousOptions { user_bytes, timeout, watch } = rendezvous;
     let until = Until::after(*timeout);
-    let prepared = PreparedChannel::new(options)?;
+    let mut prepared = PreparedChannel::new(options)?;
     let (stream, address) = dial(addresses, *timeout, until)?;
+    if let Some((own, peer)) = addresses_of(&stream) {
+        prepared.set_stream_addresses(own, peer);
+    }
     let mut server = Server { stream, talk: Talk::new(address, *timeout), until };
     let told = Told { user_bytes: user_bytes.clone(), watches: watch.is_some(), talks: false };
     server.say(&Message::Hello(Box::new(prepared.endpoint()), told))?;

@@ -11,6 +11,7 @@ use rdma_qp::QueuePairEndpoint;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
+use super::address::{StreamAddresses, addresses_of};
 use super::error::ConnectError;
 use super::files::Added;
 use super::message::{LONGEST, Message, Parsed, Told, VERSION, Wrong, parse};
@@ -23,11 +24,14 @@ pub trait MakeEnds {
     /// What is made of it.
     type End: fmt::Debug;
 
-    /// A queue pair for the next client, and its endpoint.
+    /// A queue pair for the next client, with whom the stream has these addresses, and its endpoint.
     ///
     /// # Errors
     /// Why it gets none.
-    fn prepare(&self) -> Result<(Self::Prepared, QueuePairEndpoint), NoEnd>;
+    fn prepare(
+        &self,
+        stream: StreamAddresses,
+    ) -> Result<(Self::Prepared, QueuePairEndpoint), NoEnd>;
 
     /// Connects it to that of the client.
     ///
@@ -185,7 +189,8 @@ impl<E> HalfOpen<E> {
         told: Told,
         maker: &impl MakeEnds<End = E>,
     ) -> Step<E> {
-        let (prepared, endpoint) = match maker.prepare() {
+        let (prepared, endpoint) = match maker.prepare(addresses_of(&**self.stream.added.stream()))
+        {
             Ok(made) => made,
             Err(NoEnd::Full(why)) => {
                 self.stream.refuse(Message::Busy(why.as_str().into()));

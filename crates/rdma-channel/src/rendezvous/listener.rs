@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rdma_qp::QueuePairEndpoint;
 
+use super::address::StreamAddresses;
 use super::clients::Clients;
 use super::error::ConnectError;
 use super::files::Files;
@@ -78,8 +79,14 @@ impl MakeEnds for Options {
     type Prepared = PreparedChannel;
     type End = Channel;
 
-    fn prepare(&self) -> Result<(PreparedChannel, QueuePairEndpoint), NoEnd> {
-        let prepared = PreparedChannel::new(self).map_err(NoEnd::Failed)?;
+    fn prepare(
+        &self,
+        stream: StreamAddresses,
+    ) -> Result<(PreparedChannel, QueuePairEndpoint), NoEnd> {
+        let mut prepared = PreparedChannel::new(self).map_err(NoEnd::Failed)?;
+        if let Some((own, peer)) = stream {
+            prepared.set_stream_addresses(own, peer);
+        }
         let endpoint = prepared.endpoint();
         Ok((prepared, endpoint))
     }

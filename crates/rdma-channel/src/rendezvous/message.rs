@@ -7,7 +7,7 @@ pub(super) const MOST: usize = 1024;
 /// The longest message.
 pub(super) const LONGEST: usize = PREFACE + QueuePairEndpoint::BYTES + MOST;
 /// The version of the messages.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 
 const MAGIC: [u8; 4] = *b"RDRV";
 const PREFACE: usize = 10;
@@ -223,21 +223,21 @@ mod tests {
 
     /// Version 1, in every release.
     #[test]
-    fn the_format_of_version_1() {
-        assert_eq!(Message::Ready.to_bytes(), b"RDRV\0\x01\0\x03\0\0");
+    fn the_format_of_version_2() {
+        assert_eq!(Message::Ready.to_bytes(), b"RDRV\0\x02\0\x03\0\0");
         let reject = Message::Reject("no".into()).to_bytes();
-        assert_eq!(reject, b"RDRV\0\x01\0\x05\0\x02no");
+        assert_eq!(reject, b"RDRV\0\x02\0\x05\0\x02no");
         let accept = |watches| Message::Accept(told(b"yes", watches)).to_bytes();
-        assert_eq!(accept(false), b"RDRV\0\x01\0\x04\0\x03yes");
-        assert_eq!(accept(true), b"RDRV\0\x01\x01\x04\0\x03yes");
+        assert_eq!(accept(false), b"RDRV\0\x02\0\x04\0\x03yes");
+        assert_eq!(accept(true), b"RDRV\0\x02\x01\x04\0\x03yes");
         let talks = Message::Accept(Told { talks: true, ..told(b"yes", true) }).to_bytes();
-        assert_eq!(talks, b"RDRV\0\x01\x03\x04\0\x03yes");
+        assert_eq!(talks, b"RDRV\0\x02\x03\x04\0\x03yes");
         let bytes = endpoint().to_bytes();
         let hello = |watches| Message::Hello(endpoint(), told(b"hi", watches)).to_bytes();
-        assert_eq!(hello(false), [b"RDRV\0\x01\0\x01\0\x02", bytes.as_slice(), b"hi"].concat());
-        assert_eq!(hello(true), [b"RDRV\0\x01\x01\x01\0\x02", bytes.as_slice(), b"hi"].concat());
+        assert_eq!(hello(false), [b"RDRV\0\x02\0\x01\0\x02", bytes.as_slice(), b"hi"].concat());
+        assert_eq!(hello(true), [b"RDRV\0\x02\x01\x01\0\x02", bytes.as_slice(), b"hi"].concat());
         let answer = Message::Endpoint(endpoint()).to_bytes();
-        assert_eq!(answer, [b"RDRV\0\x01\0\x02\0\0", bytes.as_slice()].concat());
+        assert_eq!(answer, [b"RDRV\0\x02\0\x02\0\0", bytes.as_slice()].concat());
     }
 
     #[test]
@@ -261,14 +261,14 @@ mod tests {
         let parsed = |bytes: &[u8]| parse(bytes).unwrap_err();
         assert_eq!(parsed(b"GET / "), Wrong::Foreign(b"GET / ".into()));
         assert_eq!(parsed(&[b'x'; 100]), Wrong::Foreign(vec![b'x'; 32]));
-        assert_eq!(parsed(b"RDRV\0\x02\0\x01"), Wrong::Version(2));
-        assert_eq!(parsed(b"RDRV\0\x01\0\x07"), Wrong::Kind(7));
-        assert_eq!(parsed(b"RDRV\0\x01\x01\x03"), Wrong::Kind(0x103));
-        assert_eq!(parsed(b"RDRV\0\x01\x02\x03"), Wrong::Kind(0x203));
-        assert_eq!(parsed(b"RDRV\0\x01\x04\x01"), Wrong::Kind(0x401));
+        assert_eq!(parsed(b"RDRV\0\x03\0\x01"), Wrong::Version(3));
+        assert_eq!(parsed(b"RDRV\0\x02\0\x07"), Wrong::Kind(7));
+        assert_eq!(parsed(b"RDRV\0\x02\x01\x03"), Wrong::Kind(0x103));
+        assert_eq!(parsed(b"RDRV\0\x02\x02\x03"), Wrong::Kind(0x203));
+        assert_eq!(parsed(b"RDRV\0\x02\x04\x01"), Wrong::Kind(0x401));
         let length = |kind, length, most| Wrong::Length { kind, length, most };
-        assert_eq!(parsed(b"RDRV\0\x01\0\x01\x04\x01"), length(HELLO, 1025, 1024));
-        assert_eq!(parsed(b"RDRV\0\x01\0\x03\0\x01"), length(READY, 1, 0));
+        assert_eq!(parsed(b"RDRV\0\x02\0\x01\x04\x01"), length(HELLO, 1025, 1024));
+        assert_eq!(parsed(b"RDRV\0\x02\0\x03\0\x01"), length(READY, 1, 0));
         let mut hello = Message::Hello(endpoint(), Told::default()).to_bytes();
         hello[PREFACE + 4] = 9;
         assert_eq!(parsed(&hello), Wrong::Endpoint(EndpointError::Version { found: 9 }));
@@ -287,7 +287,7 @@ mod tests {
         let bytes = Message::Reject(format!("x{}", "ä".repeat(600)).into()).to_bytes();
         assert_eq!(bytes.len(), PREFACE + 1023);
         let reject = Parsed::Whole(Message::Reject(" [1m\u{fffd}".into()));
-        assert_eq!(parse(b"RDRV\0\x01\0\x05\0\x05\x1b[1m\xff"), Ok(reject));
+        assert_eq!(parse(b"RDRV\0\x02\0\x05\0\x05\x1b[1m\xff"), Ok(reject));
     }
 
     proptest! {

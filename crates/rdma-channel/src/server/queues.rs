@@ -7,6 +7,7 @@ use rdma_qp::{
 };
 
 use crate::channel::options::Options;
+use crate::rendezvous::address::StreamAddresses;
 use crate::rendezvous::half_open::{MakeEnds, NoEnd};
 
 /// What the queue pairs of all clients share.
@@ -40,7 +41,10 @@ impl MakeEnds for Queues {
     type Prepared = (PreparedQueuePair, Arc<()>);
     type End = End;
 
-    fn prepare(&self) -> Result<(Self::Prepared, QueuePairEndpoint), NoEnd> {
+    fn prepare(
+        &self,
+        stream: StreamAddresses,
+    ) -> Result<(Self::Prepared, QueuePairEndpoint), NoEnd> {
         // Beside those that have a place, this one has the count.
         if Arc::strong_count(&self.places) > self.max_peers as usize {
             return Err(NoEnd::Full(format!(
@@ -48,7 +52,11 @@ impl MakeEnds for Queues {
                 self.max_peers
             )));
         }
-        let prepared = self.options.queue_pair_of(&self.cq, &self.srq).map_err(NoEnd::Failed)?;
+        let mut prepared =
+            self.options.queue_pair_of(&self.cq, &self.srq).map_err(NoEnd::Failed)?;
+        if let Some((own, peer)) = stream {
+            prepared.set_stream_addresses(own, peer);
+        }
         let endpoint = prepared.endpoint();
         Ok(((prepared, Arc::clone(&self.places)), endpoint))
     }

@@ -27,10 +27,10 @@ fn endpoints(first: u32, count: u32) -> Vec<QueuePairEndpoint> {
     (first..first + count).map(endpoint).collect()
 }
 
-/// A message of version 1, in every release.
+/// A message of version 2, in every release.
 fn message(endpoints: &[QueuePairEndpoint]) -> Vec<u8> {
     let count = u16::try_from(endpoints.len()).unwrap().to_be_bytes();
-    let mut bytes = [b"RDEX\0\x01".as_slice(), &count].concat();
+    let mut bytes = [b"RDEX\0\x02".as_slice(), &count].concat();
     bytes.extend(endpoints.iter().flat_map(QueuePairEndpoint::to_bytes));
     bytes
 }

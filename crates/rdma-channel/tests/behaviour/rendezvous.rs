@@ -101,7 +101,7 @@ fn await_refused(listener: &mut ChannelListener, count: u64) {
 
 fn preface(kind: u16, length: usize) -> Vec<u8> {
     let length = u16::try_from(length).unwrap().to_be_bytes();
-    [b"RDRV\0\x01".as_slice(), &kind.to_be_bytes(), &length].concat()
+    [b"RDRV\0\x02".as_slice(), &kind.to_be_bytes(), &length].concat()
 }
 
 /// HELLO with the endpoint of a queue pair that nobody needs to have.

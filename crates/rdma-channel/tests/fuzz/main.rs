@@ -36,7 +36,7 @@ fn seeds() -> Vec<Seed> {
         .map(|(name, endpoint)| (name, endpoint.to_bytes().to_vec()))
         .into();
     let message = |all: &[QueuePairEndpoint]| {
-        let mut bytes = b"RDEX\0\x01\0".to_vec();
+        let mut bytes = b"RDEX\0\x02\0".to_vec();
         bytes.push(all.len() as u8);
         bytes.extend(all.iter().flat_map(QueuePairEndpoint::to_bytes));
         bytes

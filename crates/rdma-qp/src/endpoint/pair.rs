@@ -7,6 +7,7 @@ use rdma_mem::{Gid, GidType, LinkLayer};
 
 use crate::endpoint::class::{common_rank, names_a_network};
 use crate::endpoint::{EndpointGid, QueuePairEndpoint};
+use crate::gid_network::shares_prefix;
 
 /// The rule by which two ends have chosen their GIDs; see [`GidChoice::ByPeer`](crate::GidChoice::ByPeer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -119,12 +120,6 @@ fn are_of_one_network(a: &EndpointGid, b: &EndpointGid) -> bool {
     length > least && shares_prefix(a.gid, b.gid, length)
 }
 
-/// Whether the first bits of two GIDs are equal.
-pub(crate) fn shares_prefix(a: Gid, b: Gid, length: u8) -> bool {
-    let differ = u128::from_be_bytes(a.to_bytes()) ^ u128::from_be_bytes(b.to_bytes());
-    differ.leading_zeros() >= u32::from(length)
-}
-
 #[cfg(test)]
 mod fixtures;
 #[cfg(test)]
@@ -143,7 +138,7 @@ mod tests {
             let (address, length) = text.split_once('/').unwrap_or((text, "0"));
             let address: std::net::IpAddr = address.parse().unwrap();
             let length: u8 = length.parse().unwrap();
-            let gid = EndpointGid::new(crate::gid_choice::gid_of(address), GidType::ROCE_V2);
+            let gid = EndpointGid::new(crate::gid_network::gid_of(address), GidType::ROCE_V2);
             let length = if length > 0 && address.is_ipv4() { length + 96 } else { length };
             end.with_endpoint_gid(gid.with_prefix_length(length))
         })

@@ -2,10 +2,10 @@
 
 use rdma_mem::{Context, GidEntry};
 
-use crate::endpoint::pair::shares_prefix;
 use crate::endpoint::{EndpointGid, QueuePairEndpoint, class};
 use crate::error::Error;
 use crate::gid_choice::GidChoice;
+use crate::gid_network::shares_prefix;
 
 /// The GIDs of the port that the choice allows, with their indices in its table, best first.
 pub(crate) fn choose(

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::common::{End, parts, try_connect};
 use proptest::prelude::*;
 use rdma_mem::GidType;
-use rdma_qp::{Error, GlobalRoute, HandshakeError, ReceiveWorkRequest, SendWorkRequest};
+use rdma_qp::{
+    Error, GidChoice, GlobalRoute, HandshakeError, ReceiveWorkRequest, SendWorkRequest, prelude::*,
+};
 use rdma_soft::{Builder, GidPlace};
 
 fn place() -> impl Strategy<Value = GidPlace> {
@@ -80,4 +82,27 @@ proptest! {
             Err(error) => panic!("{error}"),
         }
     }
+}
+
+/// Has one device of two networks at each end, in different orders: they meet in the one that both have.
+#[test]
+fn the_network_of_a_choice_decides() {
+    let roce = GidType::ROCE_V2;
+    let name =
+        device(vec![GidPlace::LinkLocal(roce), GidPlace::Ipv4Mapped(roce), GidPlace::Global(roce)]);
+    let gids = |choice: GidChoice| {
+        let (pd, cq) = parts(&name);
+        let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).gid_choice(choice).build()?;
+        Ok::<_, Error>(prepared.endpoint().gids().iter().map(|own| own.gid).collect::<Vec<_>>())
+    };
+    let all = gids(GidChoice::ByPeer).unwrap();
+    assert_eq!(all.len(), 3);
+    let network = |text: &str| GidChoice::Network(text.parse().unwrap());
+    assert_eq!(gids(network("fe80::/10")).unwrap(), [all[2]]);
+    assert_eq!(gids(network("0.0.0.0/0")).unwrap(), [all[0]]);
+    assert_eq!(gids(GidChoice::Index(0)).unwrap(), [all[2]], "the table's order");
+    let error = gids(network("192.0.2.0/24")).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::NoGidInNetwork { port: 1, .. }), "{text}");
+    assert!(text.contains("192.0.2.0/24") && all.iter().all(|gid| text.contains(&gid.to_string())));
 }

@@ -22,8 +22,8 @@ fn garbage_and_other_versions_are_counted_and_named() {
         let bad: [(&[u8], &str); 4] = [
             (b"GET / HTTP/1.1\r\n\r\n", "speaks something else"),
             (b"RDRV\0\x09\0\x01", "version 9"),
-            (b"RDRV\0\x01\0\x03\0\0", "does not belong here"),
-            (b"RDRV\0\x01\0\x01\xff\xff", "announced 65535 bytes"),
+            (b"RDRV\0\x02\0\x03\0\0", "does not belong here"),
+            (b"RDRV\0\x02\0\x01\xff\xff", "announced 65535 bytes"),
         ];
         for (count, (bytes, why)) in (1..).zip(bad) {
             let _stream = say(address, bytes).await;
@@ -77,7 +77,7 @@ fn clients_that_go_are_no_error_of_the_listener() {
         let host = Host::new("soft0");
         let (listener, address) = host.listen().await;
         drop(TcpStream::connect(address).await.unwrap());
-        drop(say(address, b"RDRV\0\x01").await);
+        drop(say(address, b"RDRV\0\x02").await);
         // As far as the verdict, which it does not wait for.
         for limit in [0, 1, 2, 5] {
             let connect = host.driver.connect(address, host.options());

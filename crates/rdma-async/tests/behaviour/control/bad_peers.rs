@@ -193,10 +193,10 @@ fn a_server_ends_no_queue_pair_that_was_not_offered() {
             stream.read_exact(&mut hello).await.unwrap();
             let told = prepared.endpoint();
             let connected = handshake(prepared, &hello[10..]);
-            let answer = [b"RDRV\0\x01\0\x02\0\0".as_slice(), &told.to_bytes()].concat();
+            let answer = [b"RDRV\0\x02\0\x02\0\0".as_slice(), &told.to_bytes()].concat();
             stream.write_all(&answer).await.unwrap();
             stream.read_exact(&mut [0; 10]).await.unwrap();
-            stream.write_all(b"RDRV\0\x01\x03\x04\0\0").await.unwrap();
+            stream.write_all(b"RDRV\0\x02\x03\x04\0\0").await.unwrap();
             stream.write_all(&head(4, 0, u32::MAX)).await.unwrap();
             (stream, connected)
         };

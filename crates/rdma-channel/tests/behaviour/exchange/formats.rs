@@ -16,22 +16,22 @@ fn heard(own: u32, said: &[u8]) -> Result<Vec<QueuePairEndpoint>, ExchangeError>
 }
 
 #[test]
-fn the_format_of_version_1() {
+fn the_format_of_version_2() {
     let (here, mut there) = UnixStream::pair().unwrap();
     there.write_all(&message(&endpoints(0x21, 2))).unwrap();
     assert_eq!(exchange_all(&here, &endpoints(0x11, 2), LATER).unwrap(), endpoints(0x21, 2));
-    let mut said = vec![0; 8 + 2 * 296];
+    let mut said = vec![0; 8 + 2 * 344];
     there.read_exact(&mut said).unwrap();
-    assert_eq!(said[..8], *b"RDEX\0\x01\0\x02");
-    assert_eq!(said[8..304], endpoint(0x11).to_bytes());
-    assert_eq!(said[304..], endpoint(0x12).to_bytes());
+    assert_eq!(said[..8], *b"RDEX\0\x02\0\x02");
+    assert_eq!(said[8..352], endpoint(0x11).to_bytes());
+    assert_eq!(said[352..], endpoint(0x12).to_bytes());
 
-    there.write_all(b"RDOK\0\x01\0\0").unwrap();
+    there.write_all(b"RDOK\0\x02\0\0").unwrap();
     confirm(&here, LATER).unwrap();
     drop(here);
     said.clear();
     there.read_to_end(&mut said).unwrap();
-    assert_eq!(said, b"RDOK\0\x01\0\0");
+    assert_eq!(said, b"RDOK\0\x02\0\0");
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn none_are_exchanged_as_well() {
 fn no_byte_after_the_message_is_taken() {
     let (here, mut there) = UnixStream::pair().unwrap();
     there.write_all(&message(&[endpoint(0x21)])).unwrap();
-    there.write_all(b"RDOK\0\x01\0\0and what follows").unwrap();
+    there.write_all(b"RDOK\0\x02\0\0and what follows").unwrap();
     drop(there.shutdown(std::net::Shutdown::Write));
     assert_eq!(exchange(&here, &endpoint(0x11), LATER).unwrap(), endpoint(0x21));
     confirm(&here, LATER).unwrap();
@@ -75,10 +75,10 @@ fn another_version_and_another_count_are_refused_at_once() {
         said.truncate(8);
         heard(2, &said).unwrap_err()
     };
-    assert!(matches!(other(4, 1), ExchangeError::Version { found: 0x101 }));
-    let error = other(5, 2);
-    assert!(matches!(error, ExchangeError::Version { found: 2 }));
-    assert!(error.to_string().contains("version 2, this program by version 1"), "{error}");
+    assert!(matches!(other(4, 1), ExchangeError::Version { found: 0x102 }));
+    let error = other(5, 1);
+    assert!(matches!(error, ExchangeError::Version { found: 1 }));
+    assert!(error.to_string().contains("version 1, this program by version 2"), "{error}");
     assert!(matches!(other(7, 1), ExchangeError::Count { own: 2, peer: 1 }));
     let error = other(6, 0xff);
     assert!(matches!(error, ExchangeError::Count { own: 2, peer: 0xff02 }));
@@ -88,12 +88,12 @@ fn another_version_and_another_count_are_refused_at_once() {
 #[test]
 fn what_is_wrong_with_an_endpoint_is_said_and_with_which() {
     let mut said = message(&endpoints(0x21, 3));
-    said[304 + 4] = 2; // its version
+    said[352 + 4] = 3; // its version
     let error = heard(3, &said).unwrap_err();
-    let source = EndpointError::Version { found: 2 };
+    let source = EndpointError::Version { found: 3 };
     assert!(matches!(error, ExchangeError::Endpoint { index: 1, source: s } if s == source));
     assert!(error.to_string().contains("endpoint 1 of the peer: "), "{error}");
-    said[304] = b'x';
+    said[352] = b'x';
     let error = heard(3, &said).unwrap_err();
     let source = EndpointError::Magic;
     assert!(matches!(error, ExchangeError::Endpoint { index: 1, source: s } if s == source));
@@ -141,5 +141,5 @@ fn an_end_that_is_at_another_step_is_refused() {
     let (here, mut there) = UnixStream::pair().unwrap();
     there.write_all(&message(&[endpoint(0x21)])).unwrap();
     let text = confirm(&here, LATER).unwrap_err().to_string();
-    assert!(text.contains("\"RDEX\\x00\\x01\\x00\\x01\", not \"RDOK\""), "{text}");
+    assert!(text.contains("\"RDEX\\x00\\x02\\x00\\x01\", not \"RDOK\""), "{text}");
 }

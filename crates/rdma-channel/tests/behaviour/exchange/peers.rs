@@ -96,7 +96,7 @@ fn a_peer_that_stalls_is_an_error_in_time() {
             Err(error @ ExchangeError::Timeout { timeout: SOON, sent: MESSAGE, received, .. }) => {
                 assert_eq!(received, count);
                 let text = error.to_string();
-                assert!(text.contains(&format!("after 200ms, {count} of 304 bytes")), "{text}");
+                assert!(text.contains(&format!("after 200ms, {count} of 352 bytes")), "{text}");
             }
             other => panic!("{other:?}"),
         }

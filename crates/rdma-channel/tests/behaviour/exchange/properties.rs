@@ -55,7 +55,7 @@ fn expected(said: &[u8], closes: bool) -> Result<QueuePairEndpoint, ExchangeErro
     let (sent, received, expected) = (MESSAGE, said.len(), MESSAGE);
     if !b"RDEX".starts_with(magic.unwrap_or(said)) {
         Err(ExchangeError::Foreign { received: Vec::new(), expected: Vec::new() })
-    } else if version.is_some_and(|version| version != [0, 1]) {
+    } else if version.is_some_and(|version| version != [0, 2]) {
         Err(ExchangeError::Version { found: number(version.unwrap()) })
     } else if count.is_some_and(|count| count != [0, 1]) {
         Err(ExchangeError::Count { own: 1, peer: number(count.unwrap()) })

@@ -33,7 +33,7 @@ fn refused(listener: &mut ChannelListener, bytes: &[u8]) -> TcpStream {
 #[test]
 fn garbage_is_refused_without_a_word() {
     let mut listener = listener("soft0");
-    for garbage in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), b"x", b"RDEX\0\x01\0\x01", &[0; 3000]] {
+    for garbage in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), b"x", b"RDEX\0\x02\0\x01", &[0; 3000]] {
         let bad = refused(&mut listener, garbage);
         assert!(rest(&bad).is_empty());
     }
@@ -43,9 +43,9 @@ fn garbage_is_refused_without_a_word() {
 fn another_version_is_told_both_versions() {
     let mut listener = listener("soft0");
     let mut newer = hello(b"");
-    newer[5] = 2;
+    newer[5] = 3;
     let why = reason(&refused(&mut listener, &newer));
-    assert!(why.contains("version 2") && why.contains("the server 1"), "{why}");
+    assert!(why.contains("version 3") && why.contains("the server 2"), "{why}");
     // However much it says, the reason arrives.
     newer.resize(5000, 7);
     let why = reason(&refused(&mut listener, &newer));

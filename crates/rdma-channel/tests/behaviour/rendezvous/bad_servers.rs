@@ -65,7 +65,7 @@ fn another_version_says_both() {
     let error = error_with(move |stream, _| stream.write_all(&message).unwrap());
     assert!(matches!(error, ConnectError::Version { found: 9, .. }), "{error:?}");
     let said = error.to_string();
-    assert!(said.contains("version 9") && said.contains("has 1"), "{said}");
+    assert!(said.contains("version 9") && said.contains("has 2"), "{said}");
     // Its refusal is understood nevertheless.
     let error = error_with(|stream, _| stream.write_all(b"RDRV\0\x09\0\x05\0\x03old").unwrap());
     assert!(matches!(&error, ConnectError::Rejected(why) if &**why == "old"), "{error:?}");
