@@ -6,6 +6,7 @@ mod chance;
 mod clients;
 mod files;
 mod many;
+mod stream_addresses;
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
