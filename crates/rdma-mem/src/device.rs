@@ -10,6 +10,7 @@ pub(crate) mod gid_table;
 pub(crate) mod interface;
 pub(crate) mod list;
 pub(crate) mod listed;
+pub(crate) mod pkey;
 pub(crate) mod port;
 pub(crate) mod protection_domain;
 pub(crate) mod unknown;

@@ -43,6 +43,15 @@ pub enum Error {
         /// The device's name.
         device: String,
     },
+    /// The device has no atomic operations.
+    #[error(
+        "the device `{device}` has no atomic operations: register the memory without remote atomic access, and have the \
+         peer change it by messages"
+    )]
+    NoAtomics {
+        /// The device's name.
+        device: String,
+    },
     /// A region of no bytes, which devices do not register.
     #[error("a region of 0 bytes cannot be registered: it needs at least 1")]
     EmptyRegion,

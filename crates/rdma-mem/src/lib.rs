@@ -117,5 +117,5 @@ pub use rdma_sys::{Errno, LoadError, UnknownProvider, Unsupported, Verbs};
 pub use rdma_types::{
     AccessError, AccessFlags, AsyncEventKind, AtomicCapability, DeviceCapabilities, Gid, GidType,
     Guid, Lid, LinkLayer, LinkSpeed, LinkWidth, Lkey, Mtu, NodeType, OdpCapabilities,
-    OdpOperations, PhysicalState, PortState, Qpn, RawPacketCapabilities, Rkey, TransportType,
+    OdpOperations, PhysicalState, Pkey, PortState, Qpn, RawPacketCapabilities, Rkey, TransportType,
 };

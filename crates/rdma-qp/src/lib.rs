@@ -36,6 +36,7 @@
 //! | an atomic at an address that is no multiple of 8 | [`Misaligned`](PostErrorKind::Misaligned) | a failed completion |
 //! | an atomic whose result is not of 8 bytes | [`AtomicResult`](PostErrorKind::AtomicResult) | a failed completion, or a part of it |
 //! | a request that the type of the queue pair does not have | [`Opcode`](PostErrorKind::Opcode) | the provider refuses |
+//! | an atomic on a device that has none | [`NoAtomics`](PostErrorKind::NoAtomics) | the provider refuses, or a failed completion |
 //! | a datagram without destination, or a destination on a connection | [`NoDestination`](PostErrorKind::NoDestination), [`Destination`](PostErrorKind::Destination) | the provider refuses, or the number is taken for another |
 //! | a datagram longer than the MTU | [`LongerThanMtu`](PostErrorKind::LongerThanMtu) | a failed completion |
 //! | an address handle of another domain | [`ForeignHandle`](PostErrorKind::ForeignHandle) | a failed completion |
@@ -89,6 +90,7 @@ pub use post::error::{PostError, PostErrorKind};
 pub use qp::attributes::QueuePairAttributes;
 pub use qp::builder::QueuePairBuilder;
 pub use qp::capabilities::QueuePairCapabilities;
+pub use qp::data_order::DataOrder;
 pub use qp::datagrams::DatagramSource;
 pub use qp::modify::modification::QueuePairModification;
 pub use qp::prepared::PreparedQueuePair;

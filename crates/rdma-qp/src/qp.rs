@@ -4,6 +4,7 @@ pub(crate) mod attributes;
 pub(crate) mod builder;
 pub(crate) mod capabilities;
 mod create;
+pub(crate) mod data_order;
 pub(crate) mod datagrams;
 mod drain;
 pub(crate) mod modify;

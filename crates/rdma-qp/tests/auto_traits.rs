@@ -2,14 +2,14 @@
 
 use rdma_qp::{
     AddressHandle, AddressVector, AtomicResult, AtomicWorkRequest, BindWindow, CompletionChannel,
-    CompletionQueue, CompletionQueueBuilder, ConnectAttributes, DatagramSource, EndpointError,
-    EndpointGid, Error, GidChoice, GidNetwork, GidRule, GlobalRoute, GlobalRouteHeader,
-    HandshakeError, LocalInvalidate, ParseGidNetworkError, PollError, PollSlot, PolledCompletions,
-    PostError, PostErrorKind, PreparedQueuePair, QueuePair, QueuePairAttributes, QueuePairBuilder,
-    QueuePairCapabilities, QueuePairEndpoint, QueuePairModification, QueuedReceive, QueuedRequest,
-    ReadWorkRequest, ReceiveWorkRequest, SendWithInvalidate, SendWorkRequest, SharedReceiveQueue,
-    SharedReceiveQueueAttributes, SharedReceiveQueueBuilder, WorkCompletion, WorkError,
-    WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
+    CompletionQueue, CompletionQueueBuilder, ConnectAttributes, DataOrder, DatagramSource,
+    EndpointError, EndpointGid, Error, GidChoice, GidNetwork, GidRule, GlobalRoute,
+    GlobalRouteHeader, HandshakeError, LocalInvalidate, ParseGidNetworkError, PollError, PollSlot,
+    PolledCompletions, PostError, PostErrorKind, PreparedQueuePair, QueuePair, QueuePairAttributes,
+    QueuePairBuilder, QueuePairCapabilities, QueuePairEndpoint, QueuePairModification,
+    QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWithInvalidate,
+    SendWorkRequest, SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder,
+    WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -40,6 +40,7 @@ fn values_are_send_and_sync() {
     send_sync::<LocalInvalidate>();
     send_sync::<SendWithInvalidate<'_, '_>>();
     send_sync::<ConnectAttributes>();
+    send_sync::<DataOrder>();
     send_sync::<EndpointGid>();
     send_sync::<GidChoice>();
     send_sync::<GidNetwork>();

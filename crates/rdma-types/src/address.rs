@@ -3,3 +3,4 @@
 pub(crate) mod gid;
 pub(crate) mod guid;
 pub(crate) mod lid;
+pub(crate) mod pkey;

@@ -5,7 +5,7 @@
 //!
 //! | kind | types | rule |
 //! |---|---|---|
-//! | addresses | [`Gid`], [`Guid`], [`Lid`] | bytes in network order, text as the tools print it |
+//! | addresses | [`Gid`], [`Guid`], [`Lid`], [`Pkey`] | bytes in network order, text as the tools print it |
 //! | keys and numbers | [`Lkey`], [`Rkey`], [`Qpn`], [`Psn`] | 24-bit ones cannot hold a 25th bit |
 //! | codes | [`Mtu`], [`AckTimeout`], [`MinRnrTimer`], [`MaxAckRetries`], [`MaxRnrRetries`] | cannot hold a code that the specification does not define |
 //! | flags | [`AccessFlags`], [`DeviceCapabilities`], [`OdpCapabilities`], [`OdpOperations`], [`RawPacketCapabilities`], [`QpAttributes`] | the bits of C, named or not |
@@ -41,6 +41,7 @@ mod wc;
 pub use address::gid::{Gid, GidType};
 pub use address::guid::Guid;
 pub use address::lid::Lid;
+pub use address::pkey::Pkey;
 pub use device::atomic::AtomicCapability;
 pub use device::capability::{
     DeviceCapabilities, OdpCapabilities, OdpOperations, RawPacketCapabilities,

@@ -6,8 +6,8 @@ use rdma_types::{
     AccessError, AccessFlags, AckTimeout, AsyncEventKind, AtomicCapability, DeviceCapabilities,
     Gid, GidType, Guid, Lid, LinkLayer, LinkSpeed, LinkWidth, Lkey, MaxAckRetries, MaxRnrRetries,
     MinRnrTimer, Mtu, NodeType, OdpCapabilities, OdpOperations, OutOfRangeError, ParseGidError,
-    ParseGuidError, PhysicalState, PortState, Psn, QpAttributes, QpState, QpTransition, QpType,
-    Qpn, RawPacketCapabilities, Rkey, TransportType, WcOpcode, WcStatus,
+    ParseGuidError, PhysicalState, Pkey, PortState, Psn, QpAttributes, QpState, QpTransition,
+    QpType, Qpn, RawPacketCapabilities, Rkey, TransportType, WcOpcode, WcStatus,
 };
 
 fn number<T: Copy + Eq + Hash + Send + Sync + Unpin + 'static>() {}
@@ -24,6 +24,7 @@ fn numbers_are_copied_and_compared_in_any_thread() {
     number::<GidType>();
     number::<Guid>();
     number::<Lid>();
+    number::<Pkey>();
     number::<LinkLayer>();
     number::<LinkSpeed>();
     number::<LinkWidth>();

@@ -7,7 +7,7 @@ use std::fmt::{self, Debug, Display};
 
 use rdma_types::{
     AccessFlags, AckTimeout, Gid, GidType, Guid, Lid, LinkLayer, Lkey, MaxAckRetries,
-    MaxRnrRetries, MinRnrTimer, Mtu, PortState, Psn, QpState, QpType, Qpn, Rkey, WcOpcode,
+    MaxRnrRetries, MinRnrTimer, Mtu, Pkey, PortState, Psn, QpState, QpType, Qpn, Rkey, WcOpcode,
     WcStatus,
 };
 use serde::Serialize;
@@ -50,6 +50,7 @@ fn numbers_are_bare_integers() {
     golden(Qpn::MAX, &[0xff, 0xff, 0xff, 0x07]);
     golden(Psn::masked(1), &[1]);
     golden(Lid::new(7), &[7]);
+    golden(Pkey::new(7), &[7]);
     assert_eq!(Text(Rkey::new(300)).to_string(), "300");
 }
 

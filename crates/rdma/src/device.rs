@@ -12,7 +12,7 @@ pub use rdma_mem::{
 pub use rdma_types::{
     AsyncEventKind, AtomicCapability, DeviceCapabilities, Gid, GidType, Guid, Lid, LinkLayer,
     LinkSpeed, LinkWidth, MaximumTransferUnit, Mtu, NodeType, OdpCapabilities, OdpOperations,
-    OutOfRangeError, ParseGidError, ParseGuidError, PhysicalState, PortState,
+    OutOfRangeError, ParseGidError, ParseGuidError, PhysicalState, Pkey, PortState,
     RawPacketCapabilities, TransportType,
 };
 

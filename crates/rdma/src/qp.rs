@@ -32,15 +32,15 @@
 pub use rdma_qp::prelude::{CreateCompletionQueue, CreateQueuePair};
 pub use rdma_qp::{
     AddressHandle, AddressVector, AtomicResult, AtomicWorkRequest, BindWindow, CompletionChannel,
-    CompletionQueue, CompletionQueueBuilder, ConnectAttributes, DatagramSource, EndpointError,
-    EndpointGid, Error, GidChoice, GidNetwork, GidRule, GlobalRoute, GlobalRouteHeader,
-    HandshakeError, LocalInvalidate, ParseGidNetworkError, PollError, PollSlot, PolledCompletions,
-    PostError, PostErrorKind, PreparedQueuePair, QueuePair, QueuePairAttributes, QueuePairBuilder,
-    QueuePairCapabilities, QueuePairEndpoint, QueuePairModification, QueuePairType, QueuedReceive,
-    QueuedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWithInvalidate, SendWorkRequest,
-    SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder, WorkCompletion,
-    WorkError, WorkErrorClass, WorkErrorCode, WorkRequest, WorkResult, WorkSuccess,
-    WriteWorkRequest,
+    CompletionQueue, CompletionQueueBuilder, ConnectAttributes, DataOrder, DatagramSource,
+    EndpointError, EndpointGid, Error, GidChoice, GidNetwork, GidRule, GlobalRoute,
+    GlobalRouteHeader, HandshakeError, LocalInvalidate, ParseGidNetworkError, PollError, PollSlot,
+    PolledCompletions, PostError, PostErrorKind, PreparedQueuePair, QueuePair, QueuePairAttributes,
+    QueuePairBuilder, QueuePairCapabilities, QueuePairEndpoint, QueuePairModification,
+    QueuePairType, QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest,
+    SendWithInvalidate, SendWorkRequest, SharedReceiveQueue, SharedReceiveQueueAttributes,
+    SharedReceiveQueueBuilder, WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode,
+    WorkRequest, WorkResult, WorkSuccess, WriteWorkRequest,
 };
 pub use rdma_types::{
     AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, PacketSequenceNumber, Psn, QpAttributes,

@@ -8,6 +8,8 @@ use rdma_sys::{
     Errno, Verbs, ibv_context, ibv_device_attr_ex, ibv_port_attr, ibv_values_ex, ibv_values_mask,
 };
 
+use rdma_types::{AccessFlags, AtomicCapability};
+
 use crate::device::attributes::DeviceAttributes;
 use crate::device::extended_attributes::ExtendedAttributes;
 use crate::device::listed::Device;
@@ -58,13 +60,24 @@ impl Context {
         // SAFETY: SAFETY.md F2: a listed device of this table, alive by `device`.
         let raw = unsafe { (verbs.open_device)(device.as_raw()) };
         let raw = Errno::check_null(raw).map_err(|errno| {
-            VerbError::new("ibv_open_device", errno).with_hint(hint::open(errno))
+            VerbError::new("ibv_open_device", errno)
+                .with_hint(hint::open(errno, device.file_name().as_deref()))
         })?;
         let needs = Opened { device: device.clone(), events: EventLog::default() };
         // SAFETY: SAFETY.md F2, F9: just opened by this table; it needs the device. What is made from
         // the context holds a clone of it (F6).
         let handle = unsafe { Handle::new(raw, verbs.close_device, "ibv_close_device", needs) };
         Ok(Self(Arc::new(handle)))
+    }
+
+    /// Refuses access by atomic operations to a device that has none. Its provider would refuse it without naming the
+    /// cause, or not at all.
+    pub(crate) fn check_atomics(&self, access: AccessFlags) -> Result<(), Error> {
+        let wants = access.contains(AccessFlags::REMOTE_ATOMIC);
+        if wants && self.query_device()?.atomic_capability == AtomicCapability::NONE {
+            return Err(Error::NoAtomics { device: self.device().name().to_owned() });
+        }
+        Ok(())
     }
 
     /// Wraps a context that was opened elsewhere.

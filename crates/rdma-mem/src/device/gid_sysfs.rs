@@ -23,7 +23,9 @@ pub(crate) fn query(context: &Context, ports: &[PortAttributes]) -> Result<Vec<G
                 continue;
             }
             let read = |of: &str| fs::read_to_string(attributes.join(format!("{of}/{index}"))).ok();
-            let gid_type = gid_type(read("types").as_deref(), port.link_layer);
+            let Some(gid_type) = gid_type(read("types").as_deref(), port.link_layer) else {
+                continue;
+            };
             let netdev_index = read("ndevs").and_then(|name| netdev_index(name.trim()));
             let port = port.number;
             table.push(GidEntry { port, index, gid, gid_type, netdev_index, prefix_length: None });
@@ -32,12 +34,14 @@ pub(crate) fn query(context: &Context, ports: &[PortAttributes]) -> Result<Vec<G
     Ok(table)
 }
 
-/// The kernel writes "IB/RoCE v1" for both of these, and no file at all on some InfiniBand ports.
-fn gid_type(text: Option<&str>, link: LinkLayer) -> GidType {
-    match text.map(str::trim) {
-        Some("RoCE v2") => GidType::ROCE_V2,
-        _ if link == LinkLayer::ETHERNET => GidType::ROCE_V1,
-        _ => GidType::IB,
+/// The kernel writes "IB/RoCE v1" for both of these, and has no such file on some InfiniBand ports. On an Ethernet port a
+/// file that cannot be read belongs to an interface of another network namespace: its GID cannot be used here.
+fn gid_type(text: Option<&str>, link: LinkLayer) -> Option<GidType> {
+    match (text.map(str::trim), link == LinkLayer::ETHERNET) {
+        (Some("RoCE v2"), _) => Some(GidType::ROCE_V2),
+        (Some(_), true) => Some(GidType::ROCE_V1),
+        (None, true) => None,
+        (_, false) => Some(GidType::IB),
     }
 }
 
@@ -56,11 +60,16 @@ mod tests {
     #[test]
     fn the_kernels_words() {
         let ethernet = LinkLayer::ETHERNET;
-        assert_eq!(gid_type(Some("RoCE v2\n"), ethernet), GidType::ROCE_V2);
-        assert_eq!(gid_type(Some("IB/RoCE v1\n"), ethernet), GidType::ROCE_V1);
-        assert_eq!(gid_type(None, ethernet), GidType::ROCE_V1);
-        assert_eq!(gid_type(Some("IB/RoCE v1\n"), LinkLayer::INFINIBAND), GidType::IB);
-        assert_eq!(gid_type(None, LinkLayer::INFINIBAND), GidType::IB);
+        assert_eq!(gid_type(Some("RoCE v2\n"), ethernet), Some(GidType::ROCE_V2));
+        assert_eq!(gid_type(Some("IB/RoCE v1\n"), ethernet), Some(GidType::ROCE_V1));
+        let infiniband = LinkLayer::INFINIBAND;
+        assert_eq!(gid_type(Some("IB/RoCE v1\n"), infiniband), Some(GidType::IB));
+        assert_eq!(gid_type(None, infiniband), Some(GidType::IB));
+    }
+
+    #[test]
+    fn an_entry_whose_type_cannot_be_read_is_left_out_of_an_ethernet_ports_table() {
+        assert_eq!(gid_type(None, LinkLayer::ETHERNET), None);
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl Device {
         // SAFETY: SAFETY.md F1, F2: `count` is alive during the call.
         let raw = unsafe { (verbs.get_device_list)(&raw mut count) };
         let raw = Errno::check_null(raw).map_err(|errno| {
-            VerbError::new("ibv_get_device_list", errno).with_hint(hint::open(errno))
+            VerbError::new("ibv_get_device_list", errno).with_hint(hint::open(errno, None))
         })?;
         let list = Arc::new(RawList { raw, verbs, process: Process::current() });
         let count = usize::try_from(count).unwrap_or(0);
@@ -102,6 +102,15 @@ impl Device {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The name of the device's file in `/dev/infiniband`, such as `uverbs0`.
+    pub(crate) fn file_name(&self) -> Option<String> {
+        // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.
+        let name = unsafe { (*self.raw.as_ptr()).dev_name };
+        let bytes = name.map(|byte| byte.to_ne_bytes()[0]);
+        let name = CStr::from_bytes_until_nul(&bytes).ok()?.to_str().ok()?;
+        Some(name.to_owned())
     }
 
     /// The GUID of the device (of its node, as InfiniBand says).

@@ -1,12 +1,33 @@
 //! The usual causes of failing verbs.
 
 use std::borrow::Cow;
+use std::path::Path;
 
 use rdma_sys::Errno;
 
-/// Why a device could not be listed or opened.
-pub(crate) fn open(errno: Errno) -> Option<Cow<'static, str>> {
+/// The folder of the files by which libibverbs reaches devices.
+const FILES: &str = "/dev/infiniband";
+
+/// The cause if a device could not be listed, or opened: then `file` is the name of its file.
+pub(crate) fn open(errno: Errno, file: Option<&str>) -> Option<Cow<'static, str>> {
+    let is_there = file.is_some_and(|file| Path::new(FILES).join(file).exists());
+    open_with(errno, is_there)
+}
+
+fn open_with(errno: Errno, is_there: bool) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match errno {
+        Errno::ENOENT
+        | Errno::ENODEV
+        | Errno::ENXIO
+        | Errno::EINVAL
+        | Errno::ENOTTY
+        | Errno::EBADF
+            if is_there =>
+        {
+            "its file in /dev/infiniband is there, and its provider refused it: is the user-space library (rdma-core) \
+             older than the kernel driver, or the file that of another device? `ibv_devinfo -v` says what libibverbs \
+             finds"
+        }
         Errno::EACCES | Errno::EPERM => {
             "no permission for /dev/infiniband: add the user to the group that owns uverbs*; in a \
              container, pass the devices through (docker run --device=/dev/infiniband)"
@@ -44,4 +65,20 @@ pub(crate) fn create(errno: Errno) -> Option<Cow<'static, str>> {
         }
         _ => return None,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_there_is_not_called_missing() {
+        for errno in [Errno::ENODEV, Errno::ENOENT, Errno::EINVAL, Errno::ENOTTY, Errno::EBADF] {
+            let hint = open_with(errno, true).unwrap();
+            assert!(hint.contains("is there") && hint.contains("refused"), "{errno}: {hint}");
+        }
+        assert!(open_with(Errno::ENODEV, false).unwrap().contains("is missing"));
+        assert_eq!(open_with(Errno::EINVAL, false), None);
+        assert!(open(Errno::ENODEV, Some("no-such-file")).unwrap().contains("is missing"));
+    }
 }

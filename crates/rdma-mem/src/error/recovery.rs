@@ -66,6 +66,7 @@ impl Error {
             | Self::Unsupported(_)
             | Self::Access(_)
             | Self::NoWindows { .. }
+            | Self::NoAtomics { .. }
             | Self::EmptyRegion
             | Self::Alignment { .. }
             | Self::PageOffset { .. }

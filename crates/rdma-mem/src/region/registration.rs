@@ -59,6 +59,9 @@ impl<M> Registration<M> {
         if let Err(forked) = pd.check_process() {
             return Err((memory, forked.into()));
         }
+        if let Err(error) = pd.context().check_atomics(access) {
+            return Err((memory, error));
+        }
         base.as_ptr().expose_provenance();
         let verbs = pd.verbs();
         let start = base.as_ptr().cast();

@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use rdma_sys::{Errno, ibv_alloc_mw, ibv_inc_rkey, ibv_mw, ibv_mw_bind_info, ibv_mw_type};
 use rdma_types::{AccessFlags, Rkey};
 
+use crate::device::context::Context;
 use crate::device::protection_domain::ProtectionDomain;
 use crate::error::Error;
 use crate::error::range;
@@ -117,7 +118,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
         // SAFETY: SAFETY.md F1: a live domain.
         let raw = match Errno::check_null(unsafe { ibv_alloc_mw(pd.as_raw(), type_) }) {
             Ok(raw) => raw,
-            Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => {
+            Err(errno) if lacks_windows(pd.context(), errno) => {
                 let device = pd.context().device().name().to_owned();
                 return Err((region, Error::NoWindows { device }));
             }
@@ -359,6 +360,12 @@ impl<R: BindableRegion> MemoryWindow<R> {
     }
 }
 
+/// Returns true if the device has no windows, or none of the type that was asked for: some providers return `EINVAL` then.
+fn lacks_windows(context: &Context, errno: Errno) -> bool {
+    matches!(errno, Errno::EOPNOTSUPP | Errno::ENOSYS)
+        || context.query_device().is_ok_and(|device| device.max_mw == 0)
+}
+
 fn check(
     target: &Target<'_>,
     range: &Range<usize>,
@@ -401,5 +408,21 @@ impl<R: BindableRegion> fmt::Debug for MemoryWindow<R> {
             .field("kind", &self.kind)
             .field("bound", &self.remote())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_may_have_no_windows_has_none_whatever_its_provider_returns() {
+        rdma_soft::Builder::new("no-windows-here").max_memory_windows(0).install().unwrap();
+        rdma_soft::install();
+        let lacks = |name: &str, errno| {
+            lacks_windows(&crate::device::list::open_device(name).unwrap(), errno)
+        };
+        assert!(lacks("no-windows-here", Errno::EINVAL));
+        assert!(!lacks("soft0", Errno::EINVAL) && lacks("soft0", Errno::EOPNOTSUPP));
     }
 }

@@ -65,10 +65,10 @@ impl Bounds {
 }
 
 /// A request of the send queue with fewer elements than this does not have too many, and is of a queue
-/// pair that carries all requests: one comparison for both. 0 but for RC.
-pub(crate) const fn usual_sge(qp_type: QpType, max_send_sge: u32) -> u32 {
+/// pair that carries all requests: one comparison for both. 0 except of RC on a device that has atomic operations.
+pub(crate) const fn usual_sge(qp_type: QpType, has_atomics: bool, max_send_sge: u32) -> u32 {
     match qp_type {
-        QpType::RC => max_send_sge.saturating_add(1),
+        QpType::RC if has_atomics => max_send_sge.saturating_add(1),
         _ => 0,
     }
 }
@@ -91,9 +91,10 @@ mod tests {
     }
 
     #[test]
-    fn only_reliable_connections_have_usual_requests() {
-        assert_eq!(usual_sge(QpType::RC, 4), 5);
-        assert_eq!([QpType::UC, QpType::UD].map(|qp_type| usual_sge(qp_type, 4)), [0, 0]);
+    fn only_reliable_connections_with_atomics_have_usual_requests() {
+        assert_eq!(usual_sge(QpType::RC, true, 4), 5);
+        assert_eq!(usual_sge(QpType::RC, false, 4), 0);
+        assert_eq!([QpType::UC, QpType::UD].map(|qp_type| usual_sge(qp_type, true, 4)), [0, 0]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use rdma_types::QpType;
 
 use crate::post::bounds::Bounds;
 use crate::post::error::{PostError, Reason};
-use crate::post::service::check_service;
+use crate::post::service::{check_service, is_atomic};
 use crate::qp::queue_pair::QueuePair;
 use crate::wr::flags::INLINE;
 use crate::wr::queued::QueuedRequest;
@@ -149,10 +149,7 @@ impl Doubtful<'_, '_> {
 
     fn why(self, qp: &QueuePair) -> PostError {
         let Self { opcode, bounds, address, elements, inline, domains } = self;
-        let atomic = matches!(
-            opcode,
-            ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP | ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD
-        );
+        let atomic = is_atomic(opcode);
         let limits = qp.limits();
         let (bytes, remote) = bounds.parts();
         if bytes <= remote && inline && elements <= limits.max_send_sge {

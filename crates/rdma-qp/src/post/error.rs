@@ -55,6 +55,7 @@ pub(crate) enum Reason {
     ForeignHandle,
     LongerThanMtu { bytes: u64, mtu: Mtu },
     Opcode { opcode: &'static str, qp_type: QpType },
+    NoAtomics,
     Verb { verb: &'static str, errno: Errno },
 }
 
@@ -90,6 +91,8 @@ pub enum PostErrorKind {
     LongerThanMtu,
     /// A queue pair of this type has no such requests.
     Opcode,
+    /// The device has no atomic operations.
+    NoAtomics,
     /// The queue is full: take completions first, then post again. Nothing is wrong with the queue
     /// pair.
     WouldBlock,
@@ -145,6 +148,7 @@ impl PostError {
             Reason::ForeignHandle => PostErrorKind::ForeignHandle,
             Reason::LongerThanMtu { .. } => PostErrorKind::LongerThanMtu,
             Reason::Opcode { .. } => PostErrorKind::Opcode,
+            Reason::NoAtomics => PostErrorKind::NoAtomics,
             Reason::Verb { errno: Errno::ENOMEM, .. } => PostErrorKind::WouldBlock,
             Reason::Verb { .. } => PostErrorKind::Refused,
         }
@@ -236,6 +240,9 @@ impl fmt::Display for Reason {
             Self::LongerThanMtu { bytes, mtu } => write!(
                 f,
                 "a datagram of {bytes} bytes, and the MTU is {mtu}: send several, or use a connection"
+            ),
+            Self::NoAtomics => f.write_str(
+                "the device has no atomic operations: change the peer's memory by messages, or take another device",
             ),
             Self::Opcode { opcode, qp_type } => {
                 let carried = if qp_type == QpType::UD { "sends" } else { "sends and writes" };

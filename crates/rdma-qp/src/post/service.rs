@@ -6,7 +6,8 @@ use rdma_types::QpType;
 use crate::post::error::{PostError, Reason};
 use crate::qp::queue_pair::QueuePair;
 
-/// Whether a queue pair that is not RC, or a request with a destination, can be known to be unable to do it.
+/// Whether a queue pair that is not RC or whose device has no atomic operations, or a request with a destination, can be
+/// known to be unable to do it.
 /// `handle` is the domain of the destination's.
 pub(crate) fn check_service(
     qp: &QueuePair,
@@ -18,6 +19,9 @@ pub(crate) fn check_service(
     let qp_type = qp.qp_type();
     if !carries(qp_type, opcode) {
         return refuse(Reason::Opcode { opcode: name(opcode), qp_type });
+    }
+    if is_atomic(opcode) && !qp.has_atomics() {
+        return refuse(Reason::NoAtomics);
     }
     match (qp.datagrams(), handle) {
         (Err(_), None) => Ok(()),
@@ -42,6 +46,14 @@ fn carries(qp_type: QpType, opcode: ibv_wr_opcode) -> bool {
         | ibv_wr_opcode::IBV_WR_LOCAL_INV => qp_type != QpType::UD,
         _ => qp_type == QpType::RC,
     }
+}
+
+/// Whether the request is an atomic operation.
+pub(crate) const fn is_atomic(opcode: ibv_wr_opcode) -> bool {
+    matches!(
+        opcode,
+        ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP | ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD
+    )
 }
 
 /// Of those that are not carried by all.

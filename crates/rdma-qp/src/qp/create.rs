@@ -5,8 +5,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ptr::{NonNull, null_mut};
 
 use rdma_mem::{
-    Context, DeviceAttributes, Errno, Handle, Mtu, ObjectId, Ownership, PortAttributes, PortState,
-    VerbError,
+    AccessFlags, AtomicCapability, Context, DeviceAttributes, Errno, Handle, Mtu, ObjectId,
+    Ownership, PortAttributes, PortState, VerbError,
 };
 use rdma_sys::{ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type};
 use rdma_types::{Psn, QpType, Qpn, TransportType};
@@ -87,6 +87,10 @@ pub(crate) fn own_end(
     settings.traffic_class =
         of_environment(builder.traffic_class, "RDMA_TRAFFIC_CLASS", "a number from 0 to 255")?;
     check_ranges(builder, &settings, device, &port)?;
+    if settings.access.contains(AccessFlags::REMOTE_ATOMIC) && !has_atomics(device) {
+        let device = context.device().name().to_owned();
+        return Err(rdma_mem::Error::NoAtomics { device }.into());
+    }
     let mtu = choose_mtu(&port, builder.mtu)?;
     let mut table = own_gids::choose(context, port.number, builder.gid_choice)?;
     let depth = |asked: Option<u8>, limit: u32| {
@@ -251,8 +255,16 @@ fn create(
         }
     };
     let (queues, cap) = ((send_cq, recv_cq), &attributes.cap);
+    let has_atomics = has_atomics(device);
     // SAFETY: SAFETY.md F2, F9, F20: just created by this table, of these, so that nobody else has it.
-    Ok(unsafe { object(builder, queues, claims, (raw, posted), cap, Ownership::Owned) })
+    Ok(unsafe {
+        object(builder, queues, claims, (raw, posted), (cap, has_atomics), Ownership::Owned)
+    })
+}
+
+/// Whether the device has atomic operations.
+pub(crate) fn has_atomics(device: &DeviceAttributes) -> bool {
+    device.atomic_capability != AtomicCapability::NONE
 }
 
 /// Of a queue pair that was created.
@@ -265,7 +277,7 @@ pub(crate) unsafe fn object(
     (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
     claims: Claims,
     (raw, posted): (NonNull<ibv_qp>, Called<ibv_qp>),
-    cap: &ibv_qp_cap,
+    (cap, has_atomics): (&ibv_qp_cap, bool),
     ownership: Ownership,
 ) -> Object {
     let needs = Needs {
@@ -288,7 +300,7 @@ pub(crate) unsafe fn object(
         // Not every provider says so.
         (capabilities.max_recv_wr, capabilities.max_recv_sge) = (0, 0);
     }
-    Object::new(handle, posted, (qpn, id), builder.qp_type, capabilities)
+    Object::new(handle, posted, (qpn, id), builder.qp_type, capabilities, has_atomics)
 }
 
 /// Starting anywhere keeps packets of an old connection from being taken for those of a new one.

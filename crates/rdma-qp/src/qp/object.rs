@@ -24,8 +24,10 @@ pub(crate) struct Object {
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
     pub(crate) capabilities: QueuePairCapabilities,
-    /// As [`usual_sge`] says.
+    /// The result of [`usual_sge`].
     pub(crate) usual_sge: u32,
+    /// Whether its device has atomic operations.
+    pub(crate) has_atomics: bool,
     pub(crate) id: ObjectId,
 }
 
@@ -47,9 +49,10 @@ impl Object {
         (qpn, id): (Qpn, ObjectId),
         qp_type: QpType,
         capabilities: QueuePairCapabilities,
+        has_atomics: bool,
     ) -> Self {
-        let usual_sge = usual_sge(qp_type, capabilities.max_send_sge);
-        Self { handle, posted, qpn, qp_type, capabilities, usual_sge, id }
+        let usual_sge = usual_sge(qp_type, has_atomics, capabilities.max_send_sge);
+        Self { handle, posted, qpn, qp_type, capabilities, usual_sge, has_atomics, id }
     }
 
     #[inline]
@@ -94,8 +97,9 @@ impl Object {
 
     #[allow(clippy::result_large_err)] // it is the queue pair itself
     pub(crate) fn close(self) -> Result<(), (Self, rdma_mem::Error)> {
-        let Self { handle, posted, qpn, qp_type, capabilities, id, .. } = self;
-        let back = |handle| Self::new(handle, posted, (qpn, id), qp_type, capabilities);
+        let Self { handle, posted, qpn, qp_type, capabilities, has_atomics, id, .. } = self;
+        let back =
+            |handle| Self::new(handle, posted, (qpn, id), qp_type, capabilities, has_atomics);
         handle.close().map(drop).map_err(|(handle, error)| (back(handle), error))
     }
 

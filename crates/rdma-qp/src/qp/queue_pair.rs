@@ -135,6 +135,10 @@ impl QueuePair {
         &self.object.capabilities
     }
 
+    pub(crate) const fn has_atomics(&self) -> bool {
+        self.object.has_atomics
+    }
+
     #[inline]
     pub(crate) const fn usual_sge(&self) -> u32 {
         self.object.usual_sge

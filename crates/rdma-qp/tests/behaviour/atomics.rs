@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use crate::common::{DEVICES, End, everything, pair, pair_with, parts};
-use rdma_mem::{AccessFlags, ScatterElement, ScatterList};
+use rdma_mem::{AccessFlags, RemoteMemoryRegion, ScatterElement, ScatterList};
 use rdma_qp::{
-    AtomicWorkRequest, CompletionQueue, PollSlot, QueuePair, WcOpcode, WorkErrorClass,
-    WriteWorkRequest, prelude::*,
+    AtomicWorkRequest, CompletionQueue, Error, PollSlot, PostErrorKind, QueuePair, SendWorkRequest,
+    WcOpcode, WorkErrorClass, WriteWorkRequest, prelude::*,
 };
 
 /// Posts one atomic request, whose result goes to the beginning of the board, and gives what it
@@ -137,4 +137,40 @@ fn without_the_right_an_atomic_is_refused_by_the_peer() {
         assert_eq!(a.next().result().unwrap_err().class(), WorkErrorClass::Remote);
         assert_eq!(b.read(0), [0; 8]);
     }
+}
+
+/// A device without atomic operations, such as some Ethernet NICs.
+fn plain() -> &'static str {
+    let name = "no-atomics";
+    // Another test may have been first.
+    let _ = rdma_soft::Builder::new(name).without_atomics().install();
+    name
+}
+
+#[test]
+fn a_device_without_atomics_refuses_the_access_by_name() {
+    let (pd, cq) = parts(plain());
+    let error = pd.allocate_shared_region(64, everything()).unwrap_err();
+    assert!(matches!(&error, rdma_mem::Error::NoAtomics { device } if device == plain()));
+    assert!(error.to_string().contains("no atomic operations"), "{error}");
+    let access = AccessFlags::new().with_remote_atomic();
+    let error = pd.create_qp().send_cq(&cq).recv_cq(&cq).access(access).build().unwrap_err();
+    assert!(matches!(error, Error::Memory(rdma_mem::Error::NoAtomics { .. })), "{error}");
+}
+
+#[test]
+fn a_device_without_atomics_refuses_the_request_before_the_provider_sees_it() {
+    let (pd, cq) = parts(plain());
+    let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).build().unwrap();
+    let own = prepared.endpoint();
+    let qp = prepared.handshake(own).unwrap();
+    let mut region = pd.allocate_region(8).unwrap();
+    let remote = RemoteMemoryRegion::new(0x1000, 8, 1);
+    let mut result = ScatterList::from([region.as_slice_mut()]);
+    let request = AtomicWorkRequest::fetch_and_add(&mut result, remote, 1);
+    // SAFETY: SAFETY.md F8: it is refused.
+    let error = unsafe { qp.post_atomic(request, 1) }.unwrap_err();
+    assert_eq!((error.kind(), error.posted()), (PostErrorKind::NoAtomics, 0));
+    // SAFETY: SAFETY.md F8: no memory.
+    unsafe { qp.post_send(SendWorkRequest::only_immediate(7), 2) }.unwrap();
 }

@@ -11,6 +11,7 @@ mod datagrams;
 mod dmabuf;
 mod doors;
 mod drain;
+mod environment;
 mod extended;
 mod forgotten;
 mod gid_tables;

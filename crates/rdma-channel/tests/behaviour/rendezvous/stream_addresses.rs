@@ -6,7 +6,7 @@ use std::thread;
 
 use rdma_channel::prelude::*;
 
-use crate::{LOCALHOST, PREFACE, WITH_ENDPOINT, domain, hello, listener};
+use super::{LOCALHOST, PREFACE, WITH_ENDPOINT, domain, hello, listener};
 
 /// The addresses in a message with an endpoint, if it has some: this end's, the peer's.
 fn addresses_in(message: &[u8]) -> Option<[String; 2]> {

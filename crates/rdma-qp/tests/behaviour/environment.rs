@@ -1,11 +1,9 @@
 //! Options that an operator sets in the environment: each case runs in a process of its own, which its test starts.
 #![allow(clippy::unwrap_used, clippy::panic)] // a failing helper fails its test
 
-mod common;
-
 use std::process::Stdio;
 
-use common::parts;
+use crate::common::parts;
 use rdma_qp::{Error, PreparedQueuePair, QueuePairBuilder, QueuePairType, prelude::*};
 
 /// Set in a process that runs a case.
