@@ -76,7 +76,7 @@ fn a_device_without_atomics_posts_the_rest_by_calls_and_refuses_them() {
     let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).extended(true).build().unwrap();
     let own = prepared.endpoint();
     let qp = prepared.handshake(own).unwrap();
-    let board = pd.allocate_shared_region(64, crate::common::everything()).unwrap();
+    let board = pd.allocate_shared_region(64, crate::common::all_of(&pd)).unwrap();
     let mut result = ScatterElement::from(board.element(0..8).unwrap());
     let add = AtomicWorkRequest::fetch_and_add(&mut result, board.remote(), 1);
     // SAFETY: SAFETY.md F8: a shared region, and nothing is posted.

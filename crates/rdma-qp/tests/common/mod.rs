@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma_mem::{AccessFlags, Context, ProtectionDomain, SharedRegion, open_device};
+use rdma_mem::{AccessFlags, AtomicCapability, Context, ProtectionDomain, SharedRegion, open_device};
 use rdma_qp::{
     CompletionQueue, Error, PollSlot, QueuePair, QueuePairBuilder, WorkCompletion, prelude::*,
 };
@@ -39,6 +39,16 @@ pub(crate) struct End {
 pub(crate) fn everything() -> AccessFlags {
     let local = AccessFlags::new().with_local_write();
     local.with_remote_write().with_remote_read().with_remote_atomic()
+}
+
+/// All that the device of this domain lets peers do.
+pub(crate) fn all_of(pd: &ProtectionDomain) -> AccessFlags {
+    let device = pd.context().query_device().unwrap();
+    let local = AccessFlags::new().with_local_write().with_remote_write().with_remote_read();
+    match device.atomic_capability {
+        AtomicCapability::NONE => local,
+        _ => local.with_remote_atomic(),
+    }
 }
 
 /// A context of one of the [`DEVICES`].
@@ -114,14 +124,14 @@ pub(crate) fn try_connect(
     knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
 ) -> Result<(End, End), Error> {
     let prepare = |pd: &ProtectionDomain, cq| {
-        let builder = pd.create_qp().send_cq(cq).recv_cq(cq).access(everything());
+        let builder = pd.create_qp().send_cq(cq).recv_cq(cq).access(all_of(pd));
         knobs(builder.extended(cq.has_timestamps())).build().unwrap()
     };
     let (a, b) = (prepare(&a_pd, &a_cq), prepare(&b_pd, &b_cq));
     let (a_end, b_end) = (a.endpoint(), b.endpoint());
     let (a, b) = (a.handshake(b_end)?, b.handshake(a_end)?);
     let end = |qp, cq, pd: ProtectionDomain| {
-        let board = pd.allocate_shared_region(4096, everything()).unwrap();
+        let board = pd.allocate_shared_region(4096, all_of(&pd)).unwrap();
         End { qp, cq, pd, board }
     };
     Ok((end(a, a_cq, a_pd), end(b, b_cq, b_pd)))
