@@ -204,6 +204,12 @@ impl<W: Window> Requester<W> {
         }
     }
 
+    /// The receiver that was not ready for the packet with that PSN is ready now: a wait with that packet ends early. The
+    /// wait counts as an RNR retry all the same. Returns true if a wait ended.
+    pub fn receiver_is_ready(&mut self, psn: Psn) -> bool {
+        psn == self.oldest && self.not_ready.until.take().is_some()
+    }
+
     /// The peer has ended, and will answer nothing: the oldest request fails as one that was tried often enough. Without a
     /// request nothing happens.
     pub fn give_up<Q: Work + ?Sized>(&mut self, work: &mut Q) {

@@ -63,9 +63,19 @@ impl Responder {
     }
 
     fn negative(&mut self, psn: Psn, nak: Nak) -> Burst {
-        let mut headers = self.connection.headers(Opcode::reliable(Operation::Acknowledge), psn);
-        headers.aeth = Some(Aeth { syndrome: Syndrome::Nak(nak.code()), msn: self.msn });
         self.counters.sent(1);
+        self.answer(psn, Syndrome::Nak(nak.code()))
+    }
+
+    /// The expected packet finds no receive.
+    pub(super) fn rnr_nak(&self) -> Burst {
+        self.answer(self.expected, Syndrome::RnrNak(self.min_rnr_timer))
+    }
+
+    #[inline]
+    fn answer(&self, psn: Psn, syndrome: Syndrome) -> Burst {
+        let mut headers = self.connection.headers(Opcode::reliable(Operation::Acknowledge), psn);
+        headers.aeth = Some(Aeth { syndrome, msn: self.msn });
         Burst::single(headers, 0)
     }
 
@@ -78,10 +88,8 @@ impl Responder {
             Owed::NotReady => (self.expected, Syndrome::RnrNak(self.min_rnr_timer)),
             Owed::Refused(psn, nak) => (psn, Syndrome::Nak(nak.code())),
         };
-        let mut headers = self.connection.headers(Opcode::reliable(Operation::Acknowledge), psn);
-        headers.aeth = Some(Aeth { syndrome, msn: self.msn });
         self.counters.sent(1);
-        Some(Burst::single(headers, 0))
+        Some(self.answer(psn, syndrome))
     }
 
     /// The next packets of the oldest response that is owed.

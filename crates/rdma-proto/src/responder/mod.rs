@@ -71,6 +71,8 @@ pub struct Responder {
     /// Whether the peer was informed that the expected packet is missing, or found no receive: it
     /// is informed once, and what follows is dropped until that packet comes.
     told: bool,
+    /// Whether the expected packet found no receive when it came.
+    not_ready: bool,
     failed: bool,
     resources: Resources,
     owed: Owed,
@@ -90,6 +92,7 @@ impl Responder {
             msn: 0,
             message: None,
             told: false,
+            not_ready: false,
             failed: false,
             resources: Resources::new(settings.max_dest_rd_atomic),
             owed: Owed::Nothing,
@@ -123,6 +126,14 @@ impl Responder {
     /// How long the peer shall wait from now on when there is no receive.
     pub const fn set_min_rnr_timer(&mut self, timer: MinRnrTimer) {
         self.min_rnr_timer = timer;
+    }
+
+    /// The RNR NAK of the packet that found no receive, until that packet comes again. A link that can say so sends it
+    /// once more, marked as void, when there is a receive: see
+    /// [`Requester::receiver_is_ready`](crate::requester::Requester::receiver_is_ready).
+    #[must_use]
+    pub fn refusal(&self) -> Option<Burst> {
+        self.not_ready.then(|| self.rnr_nak())
     }
 
     /// What it counted, since it was [taken](Self::take_counters) last.
@@ -200,14 +211,14 @@ impl Responder {
             Ok(Executed { packets, acknowledges }) => {
                 self.expected = self.expected.wrapping_add(packets);
                 self.history = self.history.wrapping_add(packets.into());
-                self.told = false;
+                (self.told, self.not_ready) = (false, false);
                 // What was owed and is not sent yet says less than an acknowledgement does now.
                 let asked = headers.bth.ack_request || self.owed != Owed::Nothing;
                 self.owed = if asked && !acknowledges { Owed::Ack } else { Owed::Nothing };
             }
             Err(Stop::NotReady) => {
                 count(&mut self.counters.send_rnr_err);
-                self.told = true;
+                (self.told, self.not_ready) = (true, true);
                 self.owed = Owed::NotReady;
             }
             Err(Stop::Nak(nak)) => self.refuse(headers.bth.psn, nak, host),
@@ -219,7 +230,7 @@ impl Responder {
     fn refuse<H: Host + ?Sized>(&mut self, psn: Psn, nak: Nak, host: &mut H) {
         self.owed = Owed::Refused(psn, nak);
         if !self.failed {
-            self.failed = true;
+            (self.failed, self.not_ready) = (true, false);
             self.counters.refused(nak);
             host.fail(nak);
         }

@@ -32,6 +32,15 @@ pub(crate) trait Waiter: Send + Sync + std::fmt::Debug {
     fn receiver_has_gone(&self);
 }
 
+/// Whom to inform of a receive request.
+#[derive(Debug)]
+pub(crate) struct Waits {
+    pub(crate) waiter: Weak<dyn Waiter>,
+    /// Whether the requester is in another process: it takes the request some time after it was informed, unless another
+    /// one does first.
+    pub(crate) is_far: bool,
+}
+
 /// A receive request that was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Receive {

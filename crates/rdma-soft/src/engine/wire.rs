@@ -50,14 +50,11 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     /// waiting.
     fn loses_datagrams(&self) -> bool;
 
-    /// The payload of the burst is at the beginning of the buffer.
-    fn send(
-        self: Arc<Self>,
-        path: Path,
-        burst: Burst,
-        datagram: Option<Datagram>,
-        payload: Box<[u8]>,
-    );
+    /// Whether it carries [void refusals](Letter::void).
+    fn carries_void(&self) -> bool;
+
+    /// Sends a letter, whose payload is in such a buffer.
+    fn send(self: Arc<Self>, letter: Letter);
 }
 
 /// Where packets go.
@@ -92,6 +89,11 @@ impl Outlet {
         matches!(self, Self::Carrier(_))
     }
 
+    /// Whether it carries [void refusals](Letter::void).
+    pub(crate) fn carries_void(&self) -> bool {
+        matches!(self, Self::Carrier(carrier) if carrier.carries_void())
+    }
+
     /// A buffer for the payload of one burst, which is to be [sent](Self::send) or [given back](Self::give_back). If
     /// there is no space the sender gets another turn when there is.
     pub(crate) fn buffer<D: Driven + 'static>(&self, sender: &Arc<D>) -> Option<Box<[u8]>> {
@@ -123,7 +125,7 @@ impl Outlet {
             Self::Nowhere => drop(payload),
             Self::Inbox(inbox) => inbox.send(from, path, burst, datagram, payload),
             Self::Carrier(carrier) => {
-                Arc::clone(carrier).send(path, burst, datagram, payload);
+                Arc::clone(carrier).send(Letter::new(path, burst, datagram, payload));
             }
         }
     }
@@ -210,6 +212,17 @@ pub(super) fn transmit(
             return false;
         }
     }
+    true
+}
+
+/// Tells the requester that a refusal is void. Says whether the link had space for that; if not there is another turn.
+pub(super) fn send_void(own: &Arc<QueuePair>, route: &Route, refusal: Burst) -> bool {
+    let Outlet::Carrier(carrier) = &route.outlet else { return true };
+    if !own.device.port_is_up() || carrier.has_ended() {
+        return true;
+    }
+    let Some(buffer) = route.outlet.buffer(own) else { return false };
+    Arc::clone(carrier).send(Letter::void(route.path, refusal, buffer));
     true
 }
 

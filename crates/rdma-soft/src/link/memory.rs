@@ -36,6 +36,8 @@ pub(crate) struct Letter {
     pub(crate) burst: Burst,
     /// What is said of a datagram beside its headers.
     pub(crate) datagram: Option<Datagram>,
+    /// Whether it is a refusal that is void: its receiver has a receive request now.
+    pub(crate) is_void: bool,
     payload: Box<[u8]>,
     /// How many had arrived at the inbox before it.
     pub(crate) number: u64,
@@ -61,7 +63,12 @@ impl Letter {
         payload: Box<[u8]>,
     ) -> Self {
         debug_assert!(burst.length as usize <= payload.len());
-        Self { path, burst, datagram, payload, number: 0, from_outside: false }
+        Self { path, burst, datagram, is_void: false, payload, number: 0, from_outside: false }
+    }
+
+    /// A refusal (an RNR NAK) that is void, since there is a receive request now. Only links between processes carry it.
+    pub(crate) fn void(path: Path, refusal: Burst, payload: Box<[u8]>) -> Self {
+        Self { is_void: true, ..Self::new(path, refusal, None, payload) }
     }
 
     /// Another process or another host has sent it.
@@ -273,7 +280,9 @@ impl Driven for Inbox {
             while left > 0 {
                 let Some(letter) = locked(&self.letters).arrived.pop_front() else { break };
                 stalls::here();
-                if let Some(tap) = self.device.tap.as_ref().filter(|_| self.device.port_is_up()) {
+                // A void refusal is no packet.
+                let captures = self.device.port_is_up() && !letter.is_void;
+                if let Some(tap) = self.device.tap.as_ref().filter(|_| captures) {
                     self.capture(tap, &letter);
                 }
                 left = left.saturating_sub(letter.burst.segments.into());

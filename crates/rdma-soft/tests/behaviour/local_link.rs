@@ -5,6 +5,7 @@
 
 mod garbage;
 mod hostile;
+mod not_ready;
 mod receiver;
 mod ring;
 

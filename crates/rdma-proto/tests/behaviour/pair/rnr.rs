@@ -156,3 +156,40 @@ fn a_peer_that_is_not_ready_is_alive() {
     pair.memory.receives.push_back(8);
     assert_eq!(pair.run().last().unwrap(), "   0 done");
 }
+
+/// The link says that there is a receive: the wait ends, and counts as one all the same.
+#[test]
+fn a_receiver_that_becomes_ready_ends_the_wait() {
+    let mut pair = Pair::new();
+    assert_eq!(pair.responder.refusal(), None);
+    pair.send(8);
+    for round in 1..=2 {
+        assert_eq!(pair.run_for(Duration::from_micros(600)).last().unwrap(), "<- RNR NAK 0");
+        let psn = pair.responder.refusal().unwrap().header.bth.psn;
+        assert!(!pair.requester.receiver_is_ready(psn.wrapping_add(1)), "another packet's");
+        assert!(pair.requester.receiver_is_ready(psn), "round {round}");
+        assert!(!pair.requester.receiver_is_ready(psn), "it does not wait");
+        assert_eq!(pair.requester.deadline(), None);
+    }
+    // It has two retries.
+    let expected = ["-> SEND Only 0", "<- RNR NAK 0", "   0 failed: RNR_RETRY_EXC_ERR"];
+    assert_eq!(pair.run_for(Duration::from_micros(600)), expected);
+    assert_eq!(pair.requester.counters().rcvd_rnr_err, 3);
+    // A requester that has failed does not wait.
+    let psn = pair.responder.refusal().unwrap().header.bth.psn;
+    assert!(!pair.requester.receiver_is_ready(psn));
+}
+
+#[test]
+fn the_refusal_ends_when_its_packet_comes_again() {
+    let mut pair = Pair::new();
+    pair.send(8);
+    pair.run_for(Duration::from_micros(600));
+    pair.memory.receives.push_back(8);
+    let refusal = pair.responder.refusal().unwrap();
+    assert!(pair.requester.receiver_is_ready(refusal.header.bth.psn));
+    let before = pair.now;
+    assert_eq!(pair.run(), ["-> SEND Only 0", "<- ACK 0", "   0 done"]);
+    assert_eq!(pair.now.as_nanos() - before.as_nanos(), 2_000);
+    assert_eq!(pair.responder.refusal(), None);
+}

@@ -17,7 +17,7 @@ use crate::engine::Refusal;
 use crate::engine::events::report::Reporter;
 use crate::engine::memory::protection::ProtectionDomain;
 use crate::engine::memory::sge::Sge;
-use crate::engine::receive_queue::{self, Receive, ReceiveSlots, index};
+use crate::engine::receive_queue::{self, Receive, ReceiveSlots, Waits, index};
 use crate::engine::requester::drive::Turn;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
@@ -55,7 +55,7 @@ struct Requests {
 #[derive(Debug)]
 struct Waiter {
     receiver: u64,
-    requester: Weak<dyn receive_queue::Waiter>,
+    waits: Waits,
 }
 
 impl Requests {
@@ -64,14 +64,21 @@ impl Requests {
         self.head != self.next && !self.waiters.is_empty()
     }
 
-    /// Who has waited longest, if there is a request to take.
-    fn take_waiter(&mut self) -> Option<Arc<dyn receive_queue::Waiter>> {
+    /// Who has waited longest, if there is a request to take; only in this process, or anywhere. Says whether it is in
+    /// another process.
+    fn take_waiter(&mut self, anywhere: bool) -> Option<(Arc<dyn receive_queue::Waiter>, bool)> {
         if !self.has_work() {
             return None;
         }
         // The oldest whose queue pair still exists.
-        std::iter::from_fn(|| self.waiters.pop_front())
-            .find_map(|waiter| waiter.requester.upgrade())
+        let next = |waiters: &mut VecDeque<Waiter>| {
+            let place = waiters.iter().position(|waiter| anywhere || !waiter.waits.is_far)?;
+            waiters.remove(place)
+        };
+        std::iter::from_fn(|| next(&mut self.waiters)).find_map(|Waiter { waits, .. }| {
+            let waiter = waits.waiter.upgrade()?;
+            Some((waiter, waits.is_far))
+        })
     }
 
     /// Has the requester told of a request; who waits already keeps its place.
@@ -119,7 +126,7 @@ impl SharedReceiveQueue {
     pub(crate) fn dismiss_waiter(&self, receiver: u64) -> Option<Weak<dyn receive_queue::Waiter>> {
         let mut requests = self.requests.lock();
         let place = requests.waiters.iter().position(|waiter| waiter.receiver == receiver)?;
-        requests.waiters.remove(place).map(|waiter| waiter.requester)
+        requests.waiters.remove(place).map(|waiter| waiter.waits.waiter)
     }
 
     /// Posts a request. Those who wait for one go on before this returns, in the order in which they
@@ -139,19 +146,21 @@ impl SharedReceiveQueue {
             requests.has_work()
         };
         if has_work {
-            self.serve(turn);
+            self.serve(turn, true);
         }
         Ok(())
     }
 
-    /// Has those who wait go on, one after the other.
+    /// Has those who wait go on, one after the other. Of those in other processes one is informed, of the request that
+    /// was just posted: if all were, all but one would find that it is taken.
     #[cold]
-    fn serve(&self, turn: &mut Turn) {
+    fn serve(&self, turn: &mut Turn, mut anywhere: bool) {
         while !turn.is_over() {
             // Who is woken may have given up meanwhile, and leaves the request to the next.
-            let waiter = self.requests.lock().take_waiter();
-            let Some(requester) = waiter else { return };
-            requester.receiver_is_ready(turn);
+            let waiter = self.requests.lock().take_waiter(anywhere);
+            let Some((waiter, is_far)) = waiter else { return };
+            anywhere &= !is_far;
+            waiter.receiver_is_ready(turn);
         }
         if self.requests.lock().has_work() {
             self.alarm.set(Time::AT_ONCE);
@@ -167,14 +176,14 @@ impl SharedReceiveQueue {
         &self,
         taken: &mut u64,
         out: &mut Vec<Sge>,
-        waiter: Option<(u64, Weak<dyn receive_queue::Waiter>)>,
+        waiter: Option<(u64, Waits)>,
     ) -> Option<Receive> {
         let limit_reached;
         let receive = {
             let mut requests = self.requests.lock();
             let Some(receive) = self.slots.take(&mut requests.head, out) else {
-                if let Some((receiver, requester)) = waiter {
-                    requests.wait(Waiter { receiver, requester });
+                if let Some((receiver, waits)) = waiter {
+                    requests.wait(Waiter { receiver, waits });
                 }
                 return None;
             };
@@ -213,6 +222,6 @@ impl SharedReceiveQueue {
 
 impl Alarmed for SharedReceiveQueue {
     fn alarm_rings(self: Arc<Self>) {
-        self.serve(&mut Turn::new());
+        self.serve(&mut Turn::new(), false);
     }
 }

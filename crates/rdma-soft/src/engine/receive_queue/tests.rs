@@ -1,4 +1,15 @@
+use std::sync::{Mutex, OnceLock};
+
+use super::shared::SharedReceiveQueue;
 use super::*;
+use crate::device::Device;
+use crate::device::limits::Limits;
+use crate::engine::events::report::Reporter;
+use crate::engine::memory::protection::ProtectionDomain;
+use crate::fabric::Fabric;
+use crate::fabric::random::Seed;
+use crate::link::Link;
+use crate::schedule::Schedule;
 
 fn sges(count: u32) -> Vec<Sge> {
     (0..count)
@@ -91,4 +102,60 @@ fn requests_that_a_reset_dropped_are_gone() {
         assert_eq!(whole.take().unwrap().wr_id, round + 10);
         assert_eq!(whole.take(), None);
     }
+}
+
+/// A requester that writes its number down when it is informed, and takes a request if it is in this process.
+#[derive(Debug)]
+struct Sender {
+    number: u64,
+    queue: Arc<SharedReceiveQueue>,
+    informed: Arc<Mutex<Vec<u64>>>,
+    is_far: bool,
+}
+
+impl Waiter for Sender {
+    fn receiver_is_ready(self: Arc<Self>, _turn: &mut Turn) {
+        self.informed.lock().unwrap().push(self.number);
+        if !self.is_far {
+            assert!(self.queue.take(&mut 0, &mut Vec::new(), None).is_some());
+        }
+    }
+
+    fn receiver_has_gone(&self) {}
+}
+
+/// If all were informed, all but one would find that another has taken the request.
+#[test]
+fn a_shared_receive_wakes_one_sender_of_other_processes() {
+    static FABRIC: Fabric = Fabric::new();
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let (limits, schedule, seed) = (Limits::default(), Schedule::Immediate, Seed::new(1));
+    let device = DEVICE.get_or_init(|| {
+        Device::new(&FABRIC, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed)
+    });
+    let pd = ProtectionDomain::new(device);
+    let queue = SharedReceiveQueue::new(&pd, 8, 1, Reporter::silent()).unwrap();
+    let informed = Arc::default();
+    let senders: Vec<Arc<Sender>> = [true, true, false, true, false]
+        .into_iter()
+        .zip(1..)
+        .map(|(is_far, number)| {
+            let (queue, informed) = (Arc::clone(&queue), Arc::clone(&informed));
+            Arc::new(Sender { number, queue, informed, is_far })
+        })
+        .collect();
+    for sender in &senders {
+        let waiter: Weak<dyn Waiter> = Arc::<Sender>::downgrade(sender);
+        let waits = Waits { waiter, is_far: sender.is_far };
+        assert_eq!(queue.take(&mut 0, &mut Vec::new(), Some((sender.number, waits))), None);
+    }
+    let post = || {
+        queue.post(0, &[], &mut Turn::new()).unwrap();
+        std::mem::take(&mut *informed.lock().unwrap())
+    };
+    // Those of this process take what others were informed of and have not taken yet.
+    assert_eq!(post(), [1, 3]);
+    assert_eq!(post(), [2, 5]);
+    assert_eq!(post(), [4]);
+    assert_eq!(post(), []);
 }

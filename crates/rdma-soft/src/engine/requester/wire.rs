@@ -285,7 +285,11 @@ impl SendSide {
         let now = wire::time(own.device.fabric.clock.now());
         self.with_packets(own, Some(letter), aftermath, |protocol, _, queue| {
             if let Protocol::Reliable(protocol) = protocol {
-                protocol.receive(now, &letter.burst, letter.payload(), queue);
+                if letter.is_void {
+                    protocol.receiver_is_ready(letter.burst.header.bth.psn);
+                } else {
+                    protocol.receive(now, &letter.burst, letter.payload(), queue);
+                }
             }
         });
         !self.queue.is_empty()

@@ -14,7 +14,7 @@ use crate::engine::memory::grace_period::Visit;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
-use crate::engine::receive_queue::Waiter;
+use crate::engine::receive_queue::{Waiter, Waits};
 use crate::engine::responder::side::Responder;
 
 /// How a responder answers a request after which it is in error: the status of the request, and that of
@@ -79,7 +79,8 @@ impl Inbound<'_> {
     /// again.
     #[cold]
     pub(crate) fn begin_or_wait(&mut self, requester: Weak<dyn Waiter>) -> bool {
-        let taken = self.side.take_receive_or_wait(self.own, requester);
+        let waits = Waits { waiter: requester, is_far: false };
+        let taken = self.side.take_receive_or_wait(self.own, waits);
         if !taken {
             self.own.device.tally.rare.send_rnr_err.count();
         }

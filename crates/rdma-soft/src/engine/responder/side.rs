@@ -1,6 +1,6 @@
 //! The responder's half of a queue pair, driven by the peer's thread under this lock.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use rdma_types::{AsyncEventKind, Psn, QpAttributes, QpState, WcOpcode, WcStatus};
 
@@ -13,7 +13,7 @@ use crate::engine::operation::Operation;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::settings::Settings;
-use crate::engine::receive_queue::{Receive, Waiter};
+use crate::engine::receive_queue::{Receive, Waits};
 use crate::engine::responder::origin::Origin;
 use crate::engine::responder::wire::Wire;
 use crate::engine::room::Room;
@@ -168,19 +168,15 @@ impl Responder {
     /// Looks for a receive request again, under the lock under which requests are posted: one that came
     /// meanwhile is taken, and whoever posts one later tells the requester.
     #[cold]
-    pub(super) fn take_receive_or_wait(
-        &mut self,
-        own: &QueuePair,
-        requester: Weak<dyn Waiter>,
-    ) -> bool {
+    pub(super) fn take_receive_or_wait(&mut self, own: &QueuePair, waits: Waits) -> bool {
         let Self { next_receive, sges, .. } = self;
         self.current = match &own.shared {
-            Some(shared) => shared.take(next_receive, sges, Some((own.id, requester))),
+            Some(shared) => shared.take(next_receive, sges, Some((own.id, waits))),
             None => {
                 let mut queue = own.receive.lock();
                 let receive = own.receives.take(next_receive, sges);
                 if receive.is_none() {
-                    queue.waiter = Some(requester);
+                    queue.waiter = Some(waits.waiter);
                 }
                 receive
             }

@@ -1,11 +1,11 @@
 //! Requests that come as packets: a responder of `rdma_proto` puts them in order, has [`Inbound`] execute
 //! them, and answers.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rdma_proto::responder::{Owes, Responder as Reliable, Settings};
 use rdma_proto::{
-    Datagrams, Delivered, End, Host, Kind, MAX_MESSAGE_BYTES, Nak, Source, Start, Stop,
+    Burst, Datagrams, Delivered, End, Host, Kind, MAX_MESSAGE_BYTES, Nak, Source, Start, Stop,
     UnreliableResponder,
 };
 use rdma_types::{AsyncEventKind, MinRnrTimer, Mtu, Psn, QpState, Qpn, WcStatus as Status};
@@ -17,6 +17,7 @@ use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
+use crate::engine::receive_queue::{Waiter, Waits};
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::{self, Inbound, Refused};
 use crate::engine::responder::side::Responder;
@@ -35,6 +36,8 @@ pub(crate) struct Wire {
     mtu: Mtu,
     /// A packet of the peer has come.
     heard: bool,
+    /// There is a receive request for a packet that was refused, which the peer is to be told.
+    ready: bool,
 }
 
 /// When a responder is to answer.
@@ -65,7 +68,7 @@ impl Wire {
             })),
             _ => Protocol::Unreliable(UnreliableResponder::new(connection, side.psn)),
         };
-        Self { protocol, route, mtu: connection.mtu, heard: false }
+        Self { protocol, route, mtu: connection.mtu, heard: false, ready: false }
     }
 
     /// The attributes of a queue pair that is ready to receive have changed.
@@ -89,6 +92,18 @@ impl Wire {
         match &self.protocol {
             Protocol::Reliable(protocol) => protocol.owes(),
             Protocol::Unreliable(_) => Owes::Nothing,
+        }
+    }
+
+    fn is_reliable(&self) -> bool {
+        matches!(self.protocol, Protocol::Reliable(_))
+    }
+
+    /// The refusal that is void, if the peer is to be told of one.
+    fn void(&self) -> Option<Burst> {
+        match &self.protocol {
+            Protocol::Reliable(protocol) if self.ready => protocol.refusal(),
+            _ => None,
         }
     }
 
@@ -134,6 +149,7 @@ impl Responder {
         let mut arrival = Arrival::new(own, self, aftermath);
         let (burst, payload) = (&letter.burst, letter.payload());
         arrival.run = Run::of(burst, payload, wire.mtu);
+        arrival.waits = wire.is_reliable() && wire.route.outlet.carries_void();
         match &mut wire.protocol {
             Protocol::Reliable(protocol) => protocol.receive(burst, payload, &mut arrival),
             Protocol::Unreliable(protocol) => protocol.receive(burst, payload, &mut arrival),
@@ -169,9 +185,8 @@ impl Responder {
 
     /// Answers some of what was asked for. Says whether there may be more.
     pub(crate) fn transmit(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) -> bool {
-        let Some(mut wire) = self.wire.take_if(|wire| wire.owes() != Owes::Nothing) else {
-            return false;
-        };
+        let owes = |wire: &mut Box<Wire>| wire.owes() != Owes::Nothing || wire.ready;
+        let Some(mut wire) = self.wire.take_if(owes) else { return false };
         let mut arrival = Arrival::new(own, self, aftermath);
         let more = match &mut wire.protocol {
             Protocol::Reliable(protocol) => wire::transmit(own, &wire.route, wire.mtu, |room| {
@@ -180,9 +195,23 @@ impl Responder {
             }),
             Protocol::Unreliable(_) => false,
         };
+        // After the refusal itself.
+        if wire.owes() == Owes::Nothing {
+            let sent = wire.void().is_none_or(|void| wire::send_void(own, &wire.route, void));
+            wire.ready = !sent;
+        }
         wire.count(own, self.peer_qpn);
         self.wire = Some(wire);
         more
+    }
+
+    /// There is a receive request. If a packet found none before, the peer, which waits, is told in this queue pair's next
+    /// turn. Says whether there is to be one.
+    pub(crate) fn receive_is_there(&mut self) -> bool {
+        let Some(wire) = &mut self.wire else { return false };
+        wire.ready = true;
+        wire.ready = wire.void().is_some();
+        wire.ready
     }
 
     /// A datagram has come. Says why it was dropped, if it was.
@@ -231,13 +260,15 @@ struct Arrival<'a> {
     dropped: Option<Reason>,
     /// The packets that are taken.
     run: Run<'a>,
+    /// Whether a packet that finds no receive request has the peer told of the next one.
+    waits: bool,
 }
 
 impl<'a> Arrival<'a> {
     fn new(own: &'a Arc<QueuePair>, side: &'a mut Responder, aftermath: &'a mut Aftermath) -> Self {
         let (refused, uses_receive, datagram, dropped) = (None, false, None, None);
-        let run = Run::default();
-        Self { own, side, aftermath, refused, uses_receive, datagram, dropped, run }
+        let (run, waits) = (Run::default(), false);
+        Self { own, side, aftermath, refused, uses_receive, datagram, dropped, run, waits }
     }
 
     /// Has the responder do something within a visit of its own.
@@ -276,13 +307,18 @@ impl<'a> Arrival<'a> {
 
     /// Takes the receive request that a message needs.
     fn receive_for(&mut self, operation: &Operation) -> Result<(), Stop> {
-        match self.inbound(|inbound, _| inbound.begin(operation)) {
-            true => {
-                self.uses_receive = true;
-                Ok(())
-            }
-            false => Err(Stop::NotReady),
+        if self.inbound(|inbound, _| inbound.begin(operation)) || self.look_again() {
+            self.uses_receive = true;
+            return Ok(());
         }
+        Err(Stop::NotReady)
+    }
+
+    /// Looks for a receive request once more, and has this queue pair informed of the next one if there is none.
+    #[cold]
+    fn look_again(&mut self) -> bool {
+        let own: Weak<dyn Waiter> = Arc::<QueuePair>::downgrade(self.own);
+        self.waits && self.side.take_receive_or_wait(self.own, Waits { waiter: own, is_far: true })
     }
 }
 

@@ -15,7 +15,7 @@
 //! Both processes have the same device, so that an index names an address of both. Whoever wrote a message may have
 //! written anything: nothing of it is used that was not checked.
 
-use rdma_proto::wire::{Bth, Headers, Service};
+use rdma_proto::wire::{Aeth, Bth, Headers, Opcode, Operation, Service, Syndrome};
 use rdma_proto::{Burst, Last};
 
 use crate::address::{Address, Path};
@@ -24,7 +24,7 @@ use crate::engine::completion::work_completion::Source;
 use crate::link::memory::{BURST_BYTES, Datagram, Letter};
 
 /// Of the messages, and of the names of sockets: processes of two versions do not see each other.
-pub(super) const VERSION: u8 = 3;
+pub(super) const VERSION: u8 = 4;
 
 /// How many bytes there are in front of the payload.
 pub(super) const HEAD: usize = 96;
@@ -42,6 +42,11 @@ const WITH_LAST: u8 = 1;
 const DATAGRAM: u8 = 2;
 /// A datagram with a route header.
 const ROUTED: u8 = 4;
+/// A refusal that is void: the RNR NAK of a packet for which there is a receive request now. No packet.
+const VOID: u8 = 8;
+
+/// What a head says.
+pub(super) type Decoded = (Path, Burst, Option<Datagram>);
 
 /// What is in front of the payload of a letter.
 pub(super) fn encode(device: &Device, letter: &Letter) -> Option<[u8; HEAD]> {
@@ -52,7 +57,8 @@ pub(super) fn encode(device: &Device, letter: &Letter) -> Option<[u8; HEAD]> {
     head[0] = VERSION;
     head[1] = if last.is_some() { WITH_LAST } else { 0 }
         | if datagram.is_some() { DATAGRAM } else { 0 }
-        | if header.is_some() { ROUTED } else { 0 };
+        | if header.is_some() { ROUTED } else { 0 }
+        | if letter.is_void { VOID } else { 0 };
     head[2] = index_of(device, &path.local)?;
     head[3] = index_of(device, &path.remote)?;
     head[4..6].copy_from_slice(&burst.segment.to_le_bytes());
@@ -74,20 +80,19 @@ pub(super) fn length_said(head: &[u8; HEAD]) -> usize {
 }
 
 /// What arrived, if it is what a device sends, with so many bytes of payload.
-pub(super) fn decode(
-    device: &Device,
-    head: &[u8; HEAD],
-    length: usize,
-) -> Option<(Path, Burst, Option<Datagram>)> {
+pub(super) fn decode(device: &Device, head: &[u8; HEAD], length: usize) -> Option<Decoded> {
     let number = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
     let (flags, segment, segments) = (head[1], number(4), number(6));
     let said = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
-    let known = flags & !(WITH_LAST | DATAGRAM | ROUTED) == 0;
+    let known = flags & !(WITH_LAST | DATAGRAM | ROUTED | VOID) == 0;
     if head[0] != VERSION || !known || said as usize != length || segments == 0 {
         return None;
     }
     let path = Path { local: address_at(device, head[2])?, remote: address_at(device, head[3])? };
     let (header, _) = Headers::parse(&head[FIRST..SECOND]).ok()?;
+    if is_void(head) && !(flags == VOID && length == 0 && is_refusal(&header)) {
+        return None;
+    }
     let is_datagram = flags & DATAGRAM != 0;
     if is_datagram != (header.bth.opcode.service() == Service::Ud) {
         return None;
@@ -126,6 +131,17 @@ pub(super) fn decode(
     let source = Source { qpn, lid, service_level: head[12] & 0x0f, path_bits: 0 };
     let header = head[SECOND..].first_chunk().copied().filter(|_| flags & ROUTED != 0);
     Some((path, burst, Some(Datagram { source, header, group: None })))
+}
+
+/// Whether a head that was [decoded](decode) is that of a [void refusal](Letter::void).
+pub(super) fn is_void(head: &[u8; HEAD]) -> bool {
+    head[1] & VOID != 0
+}
+
+fn is_refusal(header: &Headers) -> bool {
+    let is_rnr_nak = |aeth: Aeth| matches!(aeth.syndrome, Syndrome::RnrNak(_));
+    header.bth.opcode == Opcode::reliable(Operation::Acknowledge)
+        && header.aeth.is_some_and(is_rnr_nak)
 }
 
 /// The payload of the longest packet.

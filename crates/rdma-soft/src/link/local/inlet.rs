@@ -3,15 +3,13 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use rdma_proto::Burst;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::head::{HEAD, MOST, decode, length_said};
+use super::head::{Decoded, HEAD, MOST, decode, is_void, length_said};
 use super::listener::Guest;
 use super::shared::Receiver;
 use super::{TELLS, hear_tell, receive_ring, tell};
-use crate::address::Path;
 use crate::device::Device;
 use crate::engine::wire::is_for_nobody;
 use crate::fabric::clock::Time;
@@ -19,7 +17,7 @@ use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, End, Happened, Watched};
-use crate::link::memory::{Datagram, Letter};
+use crate::link::memory::Letter;
 use crate::sync::{AtomicBool, Mutex, Ordering, fence, locked_for_calls};
 
 /// How many messages are read in a turn.
@@ -134,12 +132,12 @@ impl Inlet {
             Err(_) => None,
         };
         let first = behind.and_then(|behind| self.take_apart(&head, &buffer[..behind], letters));
-        let Some((path, burst, datagram)) = first else {
+        let Some(first) = first else {
             letters.drain(..).for_each(|letter| inbox.give_back(letter.into_buffer()));
             inbox.give_back(buffer);
             return Read::Malformed;
         };
-        let first = Letter::from_outside(path, burst, datagram, buffer);
+        let first = letter(&head, first, buffer);
         for letter in std::iter::once(first).chain(letters.drain(..)) {
             if is_for_nobody(self.device, &letter.path, &letter.burst, false) {
                 self.driver.note_useless();
@@ -190,20 +188,20 @@ impl Inlet {
         head: &[u8; HEAD],
         behind: &[u8],
         letters: &mut Vec<Letter>,
-    ) -> Option<(Path, Burst, Option<Datagram>)> {
+    ) -> Option<Decoded> {
         let (payload, mut rest) = behind.split_at_checked(length_said(head))?;
         let first = decode(self.device, head, payload.len())?;
         while !rest.is_empty() {
             let (head, behind) = rest.split_first_chunk()?;
             let (payload, next) = behind.split_at_checked(length_said(head))?;
-            let (path, burst, datagram) = decode(self.device, head, payload.len())?;
+            let decoded = decode(self.device, head, payload.len())?;
             if letters.len() + 1 >= MOST {
                 return None;
             }
             // A message is taken as a whole: there may be less space than its bursts need.
             let mut buffer = self.device.inbox().buffer_at_once();
             buffer[..payload.len()].copy_from_slice(payload);
-            letters.push(Letter::from_outside(path, burst, datagram, buffer));
+            letters.push(letter(head, decoded, buffer));
             rest = next;
         }
         Some(first)
@@ -247,6 +245,12 @@ impl Inlet {
             self.hear();
         }
     }
+}
+
+fn letter(head: &[u8; HEAD], (path, burst, datagram): Decoded, payload: Box<[u8]>) -> Letter {
+    let mut letter = Letter::from_outside(path, burst, datagram, payload);
+    letter.is_void = is_void(head);
+    letter
 }
 
 impl Watched for Inlet {

@@ -5,14 +5,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use rdma_proto::Burst;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::head::{HEAD, LONGEST, LONGEST_MESSAGE, MOST, encode};
 use super::shared::Sender;
 use super::{TELLS, hear_tell, tell};
-use crate::address::Path;
 use crate::device::Device;
 use crate::device::notices::{Reason, Whose};
 use crate::engine::wire::Carrier;
@@ -21,7 +19,7 @@ use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, End, Happened, Watched};
-use crate::link::memory::{BURST_BYTES, Datagram, Letter};
+use crate::link::memory::{BURST_BYTES, Letter};
 use crate::link::turned_away::{self, TurnedAway};
 use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls, locked_in_models as locked};
 
@@ -267,14 +265,11 @@ impl Carrier for Neighbor {
         self.call_back_some();
     }
 
-    fn send(
-        self: Arc<Self>,
-        path: Path,
-        burst: Burst,
-        datagram: Option<Datagram>,
-        payload: Box<[u8]>,
-    ) {
-        let letter = Letter::new(path, burst, datagram, payload);
+    fn carries_void(&self) -> bool {
+        true
+    }
+
+    fn send(self: Arc<Self>, letter: Letter) {
         {
             let outbox = &mut *locked(&self.outbox);
             outbox.lent -= 1;

@@ -19,6 +19,7 @@ use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::link::Link;
 use crate::link::driver::End;
+use crate::link::memory::Letter;
 use crate::link::ring::CAPACITY;
 use crate::schedule::Schedule;
 
@@ -133,7 +134,7 @@ fn several_bursts_leave_in_one_message() {
             burst.last = Some(Last::of(&header));
             (burst.segment, burst.segments) = (4096, 15);
         }
-        Arc::clone(&neighbor).send(path, burst, None, buffer);
+        Arc::clone(&neighbor).send(Letter::new(path, burst, None, buffer));
     }
     device.fabric.unsettled.settle();
     let mut bytes = vec![0; 100_000];

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::address;
 use super::open::Open;
 use super::packet::{self, Way};
-use crate::address::{Address, Path};
+use crate::address::Address;
 use crate::device::Device;
 use crate::device::notices::{Reason, Whose};
 use crate::engine::wire::Carrier;
@@ -311,14 +311,11 @@ impl Carrier for Outgoing {
         self.call_back();
     }
 
-    fn send(
-        self: Arc<Self>,
-        path: Path,
-        burst: Burst,
-        datagram: Option<Datagram>,
-        payload: Box<[u8]>,
-    ) {
-        let letter = Letter::new(path, burst, datagram, payload);
+    fn carries_void(&self) -> bool {
+        false
+    }
+
+    fn send(self: Arc<Self>, letter: Letter) {
         {
             let outbox = &mut *locked(&self.outbox);
             outbox.lent -= 1;

@@ -28,6 +28,10 @@ pub(crate) const WITH_LAST: u8 = 1;
 pub(crate) const DATAGRAM: u8 = 2;
 /// A datagram with a route header.
 pub(crate) const ROUTED: u8 = 4;
+/// An RNR NAK that is void.
+pub(crate) const VOID: u8 = 8;
+/// Where an acknowledgement says what it says.
+pub(crate) const SYNDROME: usize = FIRST + 12;
 
 /// What is in front of a payload (`src/link/local/head.rs`).
 #[derive(Clone, Copy)]
@@ -64,6 +68,15 @@ impl Head {
         }
         bytes
     }
+
+    /// A void RNR NAK of the packet with that PSN.
+    pub(crate) fn void(&self, psn: u32) -> Vec<u8> {
+        let mut bytes = Self { flags: VOID, ..*self }.bytes(0);
+        bytes[FIRST] = 0x11;
+        bytes[FIRST + 8..FIRST + 12].copy_from_slice(&psn.to_be_bytes());
+        bytes[SYNDROME] = 0x20;
+        bytes
+    }
 }
 
 /// A generator of numbers (xorshift).
@@ -94,7 +107,9 @@ pub(crate) fn plausible(random: &mut Random, qpn: u32) -> Vec<u8> {
     let segments = if several { length.div_ceil(u32::from(segment).max(1)) } else { 1 };
     let service: u8 = if datagram { 3 << 5 } else { (random.below(2) as u8) << 5 };
     let head = Head {
-        flags: u8::from(several && !datagram) | if datagram { DATAGRAM | ROUTED } else { 0 },
+        flags: u8::from(several && !datagram)
+            | if datagram { DATAGRAM | ROUTED } else { 0 }
+            | if random.below(64) == 0 { VOID } else { 0 },
         indices: [random.below(5) as u8, random.below(5) as u8],
         segment,
         segments: u16::try_from(segments).unwrap_or(u16::MAX),

@@ -18,7 +18,7 @@ use rustix::net::{
 use test_support::rig::until;
 
 /// Of the messages, and of the names of sockets.
-pub(crate) const VERSION: u8 = 3;
+pub(crate) const VERSION: u8 = 4;
 
 /// How many bytes the ring has.
 pub(crate) const CAPACITY: u32 = 256 << 10;

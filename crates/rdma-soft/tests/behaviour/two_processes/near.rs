@@ -40,12 +40,22 @@ impl Near {
         Self::on("soft0", Peer::start(), qp_type, &PATIENT)
     }
 
-    pub(crate) fn on(device: &str, mut peer: Peer, qp_type: ibv_qp_type, knobs: &Knobs) -> Self {
+    pub(crate) fn on(device: &str, peer: Peer, qp_type: ibv_qp_type, knobs: &Knobs) -> Self {
+        Self::between(device, peer, qp_type, [knobs, &PATIENT])
+    }
+
+    /// With knobs for this side, and for the other.
+    pub(crate) fn between(
+        device: &str,
+        mut peer: Peer,
+        qp_type: ibv_qp_type,
+        knobs: [&Knobs; 2],
+    ) -> Self {
         let side = Side::new(device, &Size { qp_type, ..Size::default() }, 256);
         let memory = side.pd.register(LENGTH, ACCESS);
         let (far, remote) = peer.make(qp_type);
-        peer.connect(&side.endpoint());
-        bring_up(&side, &far, knobs);
+        peer.connect_with(&side.endpoint(), knobs[1]);
+        bring_up(&side, &far, knobs[0]);
         Self { peer, side, memory, far, remote }
     }
 

@@ -116,6 +116,11 @@ impl Peer {
         self.ask(&format!("ready {command}"));
     }
 
+    /// Has it answer so many messages, for each of which it posts a receive request when it has answered the one before.
+    pub(crate) fn begin_echoes(&mut self, count: usize) {
+        self.tell(&format!("echoes {count}"));
+    }
+
     /// Waits until it has done that.
     #[track_caller]
     pub(crate) fn finish(&mut self) -> Vec<u128> {
@@ -136,7 +141,14 @@ impl Peer {
     }
 
     pub(crate) fn connect(&mut self, to: &Endpoint) {
-        self.ask(&format!("connect {}", say(to)));
+        self.connect_with(to, &PATIENT);
+    }
+
+    /// Its queue pair has the timers and retries of these knobs.
+    pub(crate) fn connect_with(&mut self, to: &Endpoint, knobs: &Knobs) {
+        let Knobs { timeout, retries, rnr_retries, min_rnr_timer, .. } = knobs;
+        let timers = format!("{timeout} {retries} {rnr_retries} {min_rnr_timer}");
+        self.ask(&format!("connect {} {timers}", say(to)));
     }
 
     /// Numbers of queue pairs of each kind that take packets, with memory that no peer may touch.
@@ -341,7 +353,12 @@ impl World {
         let number = |n: usize| words[n].parse::<usize>().unwrap();
         let (memory, side) = self.side.as_ref().unwrap();
         match command {
-            "connect" => bring_up(side, &heard(words), &PATIENT),
+            "connect" => {
+                let [timeout, retries, rnr_retries, min_rnr_timer] =
+                    [5, 6, 7, 8].map(|n| u8::try_from(number(n)).unwrap());
+                let knobs = Knobs { timeout, retries, rnr_retries, min_rnr_timer, ..PATIENT };
+                bring_up(side, &heard(words), &knobs);
+            }
             "join" | "leave" => {
                 let group = ibv_gid { raw: words[0].parse::<u128>().unwrap().to_be_bytes() };
                 let join = command == "join";
@@ -368,6 +385,14 @@ impl World {
                 for _ in 0..number(0) {
                     side.receive_cq.expect_success(1);
                     side.qp.post_receive(1, &[memory.sge(0, LENGTH)]);
+                    side.qp.post(&Wr::send(1, &[memory.sge(0, 8)]));
+                    side.send_cq.expect_success(1);
+                }
+            }
+            "echoes" => {
+                for _ in 0..number(0) {
+                    side.qp.post_receive(1, &[memory.sge(0, LENGTH)]);
+                    side.receive_cq.expect_success(1);
                     side.qp.post(&Wr::send(1, &[memory.sge(0, 8)]));
                     side.send_cq.expect_success(1);
                 }

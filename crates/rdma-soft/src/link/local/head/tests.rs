@@ -28,7 +28,7 @@ fn devices() -> &'static [Device; 2] {
 /// What is not of the head's own fields is any header of a packet.
 fn heads() -> impl Strategy<Value = ([u8; HEAD], usize)> {
     let anything = prop::collection::vec(any::<u8>(), HEAD);
-    let own = (0..8_u8, 0..5_u8, 0..5_u8, 0..5000_u16, 0..20_u16, 0..=BURST_BYTES);
+    let own = (0..16_u8, 0..5_u8, 0..5_u8, 0..5000_u16, 0..20_u16, 0..=BURST_BYTES);
     let fits = any::<[bool; 4]>();
     (anything, own, fits).prop_map(|(bytes, (flags, from, to, segment, segments, length), fits)| {
         let mut head: [u8; HEAD] = bytes.try_into().unwrap();
@@ -74,8 +74,11 @@ proptest! {
             let packets: Vec<_> = burst.packets(&payload[..length]).collect();
             prop_assert!(packets.iter().all(|(_, payload)| payload.len() <= 4096));
             prop_assert_eq!(packets.iter().map(|(_, payload)| payload.len()).sum::<usize>(), length);
-            let letter = Letter::from_outside(path, burst, datagram, payload);
+            let mut letter = Letter::from_outside(path, burst, datagram, payload);
+            letter.is_void = is_void(&head);
+            prop_assert!(!letter.is_void || is_refusal(&burst.header) && length == 0);
             let again = encode(device, &letter).unwrap();
+            prop_assert_eq!(is_void(&again), letter.is_void);
             let (path_again, burst_again, _) = decode(device, &again, length).unwrap();
             prop_assert!(path_again == path && burst_again.header == burst.header);
             prop_assert_eq!(burst_again.last, burst.last);
@@ -103,4 +106,33 @@ fn what_a_device_sends_is_taken() {
     for length in [0, 2048, 2050] {
         assert!(decode(device, &head, length).is_none());
     }
+}
+
+/// All that has the flag beside an RNR NAK is what no device sends.
+#[test]
+fn a_void_refusal_is_an_rnr_nak_and_nothing_else() {
+    let [device, _] = devices();
+    let local = address_at(device, 0).unwrap();
+    let path = Path { local, remote: local };
+    let letter = |operation, syndrome| {
+        let number = rdma_types::Qpn::new(5).unwrap();
+        let bth = Bth::new(Opcode::reliable(operation), number, rdma_types::Psn::masked(9));
+        let aeth = Some(Aeth { syndrome, msn: 0 });
+        let headers = Headers { aeth, ..Headers::new(bth) };
+        Letter::void(path, Burst::single(headers, 0), vec![0; 8].into_boxed_slice())
+    };
+    let refusal = Syndrome::RnrNak(rdma_types::MinRnrTimer::default());
+    let head = encode(device, &letter(Operation::Acknowledge, refusal)).unwrap();
+    assert!(is_void(&head) && decode(device, &head, 0).is_some());
+    for flag in [WITH_LAST, DATAGRAM, ROUTED, 16] {
+        let mut head = head;
+        head[1] |= flag;
+        assert!(decode(device, &head, 0).is_none(), "{flag}");
+    }
+    for syndrome in [0x1f, 0x60, 0x40] {
+        let head = encode(device, &letter(Operation::Acknowledge, Syndrome::from_code(syndrome)));
+        assert!(decode(device, &head.unwrap(), 0).is_none(), "{syndrome}");
+    }
+    let response = letter(Operation::RdmaReadResponseOnly, refusal);
+    assert!(decode(device, &encode(device, &response).unwrap(), 0).is_none());
 }
