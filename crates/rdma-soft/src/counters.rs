@@ -145,7 +145,7 @@ counters! {
     port_down,
     /// Packets that were sent to an address that nobody has, or to a process that has ended.
     no_route,
-    /// Packets that were sent to a process that took nothing for a second.
+    /// Datagrams to a process that took nothing for a second, or for which more than 1 MiB waited.
     stalled,
     /// Messages of other processes that are not what a device sends: their connection is closed. UDP datagrams that are no
     /// packet.

@@ -80,7 +80,8 @@ reasons! {
          reaches other hosts, if the GID index names an address at which it listens; one of a `Network` reaches that \
          network alone"
     Stalled stalled Warns
-        "the process of the peer takes nothing any more: it has stopped (SIGSTOP, a debugger), or has no processor"
+        "datagrams are lost, since the process of the peer takes fewer than are sent: it has stopped (SIGSTOP, a \
+         debugger), or gets no processor"
     NotSent send_err Informs
         "the network did not take packets: it is full, has no way to the address, or its MTU is smaller than that of \
          the connection"

@@ -44,6 +44,11 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     /// there is no space the sender gets another turn when there is.
     fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>>;
 
+    /// The same for a datagram of so many bytes.
+    fn datagram_buffer(&self, sender: Weak<dyn Driven>, _length: usize) -> Option<Box<[u8]>> {
+        self.buffer(sender)
+    }
+
     fn give_back(self: Arc<Self>, buffer: Box<[u8]>);
 
     /// Whether a datagram is lost for which there is no space, so that one process that takes nothing keeps none to others
@@ -101,6 +106,21 @@ impl Outlet {
             Self::Nowhere => None,
             Self::Inbox(inbox) => inbox.buffer(sender),
             Self::Carrier(carrier) => carrier.buffer(Arc::<D>::downgrade(sender)),
+        }
+    }
+
+    /// The same for a datagram of so many bytes.
+    pub(crate) fn datagram_buffer<D: Driven + 'static>(
+        &self,
+        sender: &Arc<D>,
+        length: u64,
+    ) -> Option<Box<[u8]>> {
+        match self {
+            Self::Carrier(carrier) => {
+                let length = usize::try_from(length).unwrap_or(usize::MAX);
+                carrier.datagram_buffer(Arc::<D>::downgrade(sender), length)
+            }
+            _ => self.buffer(sender),
         }
     }
 

@@ -33,6 +33,7 @@ pub(crate) mod host;
 mod inlet;
 mod listener;
 pub(crate) mod neighbor;
+mod outbox;
 mod shared;
 #[cfg(test)]
 mod tests;

@@ -87,6 +87,14 @@ impl Letter {
         self.payload
     }
 
+    /// The same with a buffer that is no longer than its payload, and the buffer that it had.
+    #[cfg(not(loom))]
+    pub(crate) fn of_own_size(self) -> (Self, Box<[u8]>) {
+        let payload = self.payload().into();
+        let Self { payload: buffer, .. } = self;
+        (Self { payload, ..self }, buffer)
+    }
+
     fn is_for_many(&self) -> bool {
         self.datagram.is_some_and(|datagram| datagram.group.is_some())
     }

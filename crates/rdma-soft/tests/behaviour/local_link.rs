@@ -68,6 +68,27 @@ fn datagrams_arrive_with_their_source() {
     peer.end();
 }
 
+/// All at once, more than the link has space for: they wait until the process of the receiver has read them.
+#[test]
+fn datagrams_arrive_that_are_sent_faster_than_they_are_read() {
+    const COUNT: usize = 500;
+    rdma_soft::install();
+    let mut peer = Peer::start();
+    let size = Size { send_wr: 512, ..datagram::size() };
+    let side = Side::new("soft0", &size, 1024);
+    datagram::activate(&side.qp, QKEY);
+    let memory = side.pd.register_filled(vec![0xa5; 1024], ACCESS);
+    let (far, _) = peer.make(ibv_qp_type::IBV_QPT_UD);
+    peer.connect(&side.endpoint());
+    let ah = side.pd.ah_to(&side.endpoint(), &far);
+    peer.receive_all(COUNT);
+    let wr = Wr::send(1, &[memory.sge(0, 1024)]).to(&ah, far.qpn, QKEY);
+    side.qp.try_post_list(&vec![wr; COUNT]).unwrap();
+    (0..COUNT).for_each(|_| _ = side.send_cq.expect_success(1));
+    peer.complete_all(COUNT);
+    peer.end();
+}
+
 /// A queue pair number of a slot that no process has.
 fn nobody() -> u32 {
     let taken = std::fs::read_to_string("/proc/net/unix").unwrap();

@@ -124,7 +124,7 @@ impl Requester {
         if let Some(burst) = packet.filter(|_| lost != Some(Reason::PortDown)) {
             let tap = own.device.tap.as_ref();
             if lost.is_none() {
-                match outlet.buffer(own) {
+                match outlet.datagram_buffer(own, message.length) {
                     Some(mut buffer) => {
                         if self.gather(message, &mut buffer).is_err() {
                             outlet.give_back(buffer);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::head::{HEAD, LONGEST, LONGEST_MESSAGE, MOST, encode};
+use super::outbox::{Message, Outbox};
 use super::shared::Sender;
 use super::{TELLS, hear_tell, tell};
 use crate::device::Device;
@@ -20,18 +20,15 @@ use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, End, Happened, Watched};
 use crate::link::memory::{BURST_BYTES, Letter};
-use crate::link::turned_away::{self, TurnedAway};
+use crate::link::turned_away;
 use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls, locked_in_models as locked};
 
-/// How many bursts wait for a process that does not read.
-const BURSTS: usize = 64;
-
-/// A process that takes nothing for so long loses what waits for it, as a network loses packets: who sends there goes on,
-/// by its own timeouts.
+/// A process that takes nothing for so long loses the datagrams that wait for it. What connections send waits as long as
+/// the process lives.
 const STALL: Duration = Duration::from_secs(1);
 
-/// How many buffers are kept that are not in use.
-const SPARE: usize = 16;
+/// How many messages are written in a turn.
+const MESSAGES: u32 = 64;
 
 /// A slot of another process.
 #[derive(Debug)]
@@ -44,24 +41,11 @@ pub(crate) struct Neighbor {
     pub(super) end: End,
     outbox: Mutex<Outbox>,
     /// Held by the thread that writes, so that messages stay in order; empty otherwise.
-    writing: Mutex<Vec<([u8; HEAD], Letter)>>,
+    writing: Mutex<Message>,
     /// The process has ended, or does not take what this one sends.
     gone: AtomicBool,
     place: Place,
     alarm: Alarm,
-}
-
-#[derive(Debug, Default)]
-struct Outbox {
-    waiting: VecDeque<Letter>,
-    /// Buffers that queue pairs write to.
-    lent: usize,
-    spare: Vec<Box<[u8]>>,
-    turned_away: TurnedAway,
-    /// Whose connections lead there.
-    users: TurnedAway,
-    /// Since when the process takes nothing, if something waits for it.
-    stalled: Option<Time>,
 }
 
 impl Neighbor {
@@ -117,7 +101,7 @@ impl Neighbor {
         let (users, turned_away) = {
             let outbox = &mut *locked(&self.outbox);
             self.gone.store(true, Ordering::Release);
-            outbox.waiting = VecDeque::new();
+            outbox.clear();
             (outbox.users.take(usize::MAX), outbox.turned_away.take(usize::MAX))
         };
         self.call_back(&users);
@@ -127,16 +111,14 @@ impl Neighbor {
     /// Writes what waits. Whether the process takes more, and there is more.
     fn write(self: &Arc<Self>) -> bool {
         let message = &mut *locked_for_calls(&self.writing);
-        for _ in 0..BURSTS {
-            self.fill(message);
+        for _ in 0..MESSAGES {
+            locked(&self.outbox).fill(self.device, message);
             if message.is_empty() {
                 return false;
             }
             match self.send_message(message) {
                 Ok(true) => {
-                    let outbox = &mut *locked(&self.outbox);
-                    message.drain(..).for_each(|(_, letter)| outbox.keep(letter.into_buffer()));
-                    outbox.stalled = None;
+                    locked(&self.outbox).has_written(message);
                 }
                 Ok(false) => {
                     self.put_back(message);
@@ -154,36 +136,8 @@ impl Neighbor {
         true
     }
 
-    /// Takes as many bursts as one message has, with their heads.
-    fn fill(&self, message: &mut Vec<([u8; HEAD], Letter)>) {
-        let outbox = &mut *locked(&self.outbox);
-        let mut behind = 0;
-        while message.len() < MOST {
-            let Some(letter) = outbox.waiting.front() else { return };
-            let length = letter.payload().len();
-            if !message.is_empty() {
-                // The receiver copies the payload of all but the first.
-                behind += HEAD + length;
-                if length > LONGEST || behind > LONGEST_MESSAGE {
-                    return;
-                }
-            } else {
-                behind = length;
-            }
-            let head = encode(self.device, letter);
-            let Some(letter) = outbox.waiting.pop_front() else { return };
-            match head {
-                Some(head) => message.push((head, letter)),
-                None => {
-                    debug_assert!(false, "a letter that no device sends");
-                    outbox.keep(letter.into_buffer());
-                }
-            }
-        }
-    }
-
     /// Says whether there was space for it.
-    fn send_message(&self, message: &[([u8; HEAD], Letter)]) -> rustix::io::Result<bool> {
+    fn send_message(&self, message: &Message) -> rustix::io::Result<bool> {
         let parts = message.iter().flat_map(|(head, letter)| [&head[..], letter.payload()]);
         let written = self.ring.write(parts)?;
         if written == Some(true) && !tell(&self.connection) {
@@ -192,12 +146,12 @@ impl Neighbor {
         Ok(written.is_some())
     }
 
-    fn put_back(&self, message: &mut Vec<([u8; HEAD], Letter)>) {
+    fn put_back(&self, message: &mut Message) {
         let outbox = &mut *locked(&self.outbox);
         if self.has_ended() {
             return message.clear();
         }
-        message.drain(..).rev().for_each(|(_, letter)| outbox.waiting.push_front(letter));
+        outbox.put_back(message);
     }
 
     /// There was no space. The process tells of it when there is some, if there is none now.
@@ -213,17 +167,8 @@ impl Neighbor {
     }
 }
 
-impl Outbox {
-    /// For how many bursts.
-    fn space(&self) -> usize {
-        BURSTS.saturating_sub(self.waiting.len() + self.lent)
-    }
-
-    fn keep(&mut self, buffer: Box<[u8]>) {
-        if self.spare.len() < SPARE {
-            self.spare.push(buffer);
-        }
-    }
+fn new_buffer() -> Box<[u8]> {
+    vec![0; BURST_BYTES].into_boxed_slice()
 }
 
 impl Carrier for Neighbor {
@@ -250,18 +195,24 @@ impl Carrier for Neighbor {
             outbox.turned_away.add(sender);
             return None;
         }
-        outbox.lent += 1;
-        let spare = outbox.spare.pop();
+        let spare = outbox.lend();
         drop(outbox);
-        Some(spare.unwrap_or_else(|| vec![0; BURST_BYTES].into_boxed_slice()))
+        Some(spare.unwrap_or_else(new_buffer))
+    }
+
+    /// A datagram for which there is no space is lost: who sends it may have others for other processes.
+    fn datagram_buffer(&self, _sender: Weak<dyn Driven>, length: usize) -> Option<Box<[u8]>> {
+        let mut outbox = locked(&self.outbox);
+        if !outbox.has_room_for_datagram(length) {
+            return None;
+        }
+        let spare = outbox.lend();
+        drop(outbox);
+        Some(spare.unwrap_or_else(new_buffer))
     }
 
     fn give_back(self: Arc<Self>, buffer: Box<[u8]>) {
-        {
-            let outbox = &mut *locked(&self.outbox);
-            outbox.lent -= 1;
-            outbox.keep(buffer);
-        }
+        locked(&self.outbox).take_back(buffer);
         self.call_back_some();
     }
 
@@ -272,12 +223,10 @@ impl Carrier for Neighbor {
     fn send(self: Arc<Self>, letter: Letter) {
         {
             let outbox = &mut *locked(&self.outbox);
-            outbox.lent -= 1;
             if self.has_ended() {
-                outbox.keep(letter.into_buffer());
-                return;
+                return outbox.take_back(letter.into_buffer());
             }
-            outbox.waiting.push_back(letter);
+            outbox.put(letter);
         }
         self.device.fabric.unsettled.note_turn(&self);
     }
@@ -307,7 +256,7 @@ impl Watched for Neighbor {
     }
 
     fn has_letters(&self) -> bool {
-        !locked(&self.outbox).waiting.is_empty() || self.writing.try_lock().is_err()
+        !locked(&self.outbox).is_empty() || self.writing.try_lock().is_err()
     }
 
     fn is_used(&self) -> bool {
@@ -339,7 +288,7 @@ impl Alarmed for Neighbor {
             match outbox.stalled.map(|since| since + STALL) {
                 Some(end) if end <= now => {
                     outbox.stalled = None;
-                    (std::mem::take(&mut outbox.waiting), None)
+                    (outbox.take_datagrams(), None)
                 }
                 end => (VecDeque::new(), end),
             }

@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)] // A failing helper fails its test.
 
+mod waiting;
+
 use std::os::fd::AsFd;
 use std::sync::{OnceLock, Weak};
 
@@ -36,7 +38,11 @@ impl World {
 
     /// A device, and a driver that no thread serves.
     fn get(&'static self) -> (&'static Device, &'static Driver) {
-        let fabric = self.fabric.get_or_init(Fabric::new);
+        self.get_with(Fabric::new)
+    }
+
+    fn get_with(&'static self, fabric: fn() -> Fabric) -> (&'static Device, &'static Driver) {
+        let fabric = self.fabric.get_or_init(fabric);
         fabric.serve_by_polls_alone();
         let (limits, schedule) = (Limits::default(), Schedule::Immediate);
         let (link, seed) = (Link::Ethernet, Seed::new(1));

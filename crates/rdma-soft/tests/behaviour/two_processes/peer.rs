@@ -168,6 +168,16 @@ impl Peer {
         self.ask(&format!("send {length} {imm}"));
     }
 
+    /// It posts so many receive requests.
+    pub(crate) fn receive_all(&mut self, count: usize) {
+        self.ask(&format!("receives {count}"));
+    }
+
+    /// It takes so many completions.
+    pub(crate) fn complete_all(&mut self, count: usize) {
+        self.ask(&format!("completions {count}"));
+    }
+
     /// The kind, the length and the immediate data.
     pub(crate) fn completion(&mut self) -> (u32, u32, u32) {
         let answer = self.ask("completion");
@@ -321,7 +331,8 @@ impl World {
 
     fn make(&mut self, kind: usize) -> String {
         let qp_type = ibv_qp_type(kind as u32);
-        let side = Side::new(self.device, &Size { qp_type, ..Size::default() }, 256);
+        let size = Size { qp_type, receive_wr: 512, ..Size::default() };
+        let side = Side::new(self.device, &size, 1024);
         let memory = side.pd.register(LENGTH, ACCESS);
         let said = format!("{} {} {}", say(&side.endpoint()), memory.address(), memory.rkey());
         self.side = Some((memory, side));
@@ -366,6 +377,10 @@ impl World {
                 assert_eq!(done, 0);
             }
             "receive" => side.qp.post_receive(1, &[memory.sge(0, LENGTH)]),
+            "receives" => {
+                (0..number(0)).for_each(|_| side.qp.post_receive(1, &[memory.sge(0, LENGTH)]));
+            }
+            "completions" => (0..number(0)).for_each(|_| _ = side.receive_cq.expect_success(1)),
             "send" => {
                 let imm = u32::try_from(number(1)).unwrap();
                 side.qp.post(&Wr::send(1, &[memory.sge(0, number(0))]).with_imm(imm));
