@@ -1,11 +1,13 @@
 //! Making devices.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::abi;
 use crate::device::Device;
 use crate::device::gid_place::GidPlace;
 use crate::device::limits::Limits;
+use crate::device::patience::Patience;
 use crate::fabric::Fabric;
 use crate::fabric::devices::{INSTALLED, InstallError};
 use crate::link::Link;
@@ -69,7 +71,7 @@ impl Builder {
             link: Link::default(),
             gids: None,
             schedule: Schedule::default(),
-            limits: Limits::default(),
+            limits: Limits { patience: Patience::of_environment(), ..Limits::default() },
             force_wire: false,
             fabric: Fabric::of_process(),
             pcap: Capture::OfEnvironment,
@@ -102,6 +104,47 @@ impl Builder {
     #[cfg(not(loom))]
     pub fn peers(mut self, peers: Peers) -> Self {
         self.peers = peers;
+        self
+    }
+
+    /// How long a process of this host may take and answer nothing before requests to it fail with `RETRY_EXC_ERR`; by
+    /// default 60 seconds, or what the environment variable `RDMA_SOFT_PEER_LIMIT` says, in seconds.
+    ///
+    /// It is about a process that has stopped (SIGSTOP, a debugger) or gets no processor: an adapter would answer for it, so
+    /// that the timeout and the retries of a queue pair do not count meanwhile. They count when a process runs and does not
+    /// answer, and the end of a process ends its connections at once. After half of the time there is a `tracing` event.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use rdma_soft::{Builder, Peers};
+    ///
+    /// Builder::new("hasty0").peers(Peers::SameUser).peer_limit(Duration::from_secs(5)).install()?;
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    pub fn peer_limit(mut self, limit: Duration) -> Self {
+        self.limits.patience.process = limit;
+        self
+    }
+
+    /// How long a request to another host is retried at least before it fails with `RETRY_EXC_ERR`; by default two seconds,
+    /// or what the environment variable `RDMA_SOFT_RETRY_TIME` says, in seconds. With zero, timeout and retries of the
+    /// queue pair are all.
+    ///
+    /// A peer that is a software device needs a processor to answer, which a busy host may not give it in time. So a
+    /// shorter timeout of a queue pair is taken for one that gives its peer this time, with all retries. Packets that are
+    /// lost are sent again no later for that, once answers have come.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use rdma_soft::Builder;
+    ///
+    /// Builder::new("strict0").listen("127.5.6.9").retry_time(Duration::ZERO).install()?;
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    pub fn retry_time(mut self, least: Duration) -> Self {
+        self.limits.patience.host = least;
         self
     }
 

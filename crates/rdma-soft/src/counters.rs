@@ -147,6 +147,9 @@ counters! {
     no_route,
     /// Datagrams to a process that took nothing for a second, or for which more than 1 MiB waited.
     stalled,
+    /// How often a process of this host was there and took and answered nothing for half of the time that it has
+    /// ([`Builder::peer_limit`](crate::Builder::peer_limit)).
+    silent,
     /// Messages of other processes that are not what a device sends: their connection is closed. UDP datagrams that are no
     /// packet.
     malformed,

@@ -4,6 +4,7 @@ pub(crate) mod gid_place;
 pub(crate) mod identity;
 pub(crate) mod limits;
 pub(crate) mod notices;
+pub(crate) mod patience;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};

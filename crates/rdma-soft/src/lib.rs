@@ -99,8 +99,9 @@ fn listening(link: Link, device: Builder) -> Builder {
 
 /// Installs `soft0` and `softib0`. Calling it again, from any thread, changes nothing.
 ///
-/// Programs that want other devices use [`Builder`], with or without this. Three environment variables are read:
-/// `RDMA_SOFT_PEERS` ([`Peers`]), `RDMA_SOFT_LISTEN`, the addresses at which `soft0` listens ([`Builder::listen`]), and
+/// Programs that want other devices use [`Builder`], with or without this. Environment variables are read:
+/// `RDMA_SOFT_PEERS` ([`Peers`]), `RDMA_SOFT_PEER_LIMIT` ([`Builder::peer_limit`]), `RDMA_SOFT_RETRY_TIME`
+/// ([`Builder::retry_time`]), `RDMA_SOFT_LISTEN`, the addresses at which `soft0` listens ([`Builder::listen`]), and
 /// `RDMA_SOFT_PCAP`, a capture file ([`Builder::pcap`]). If the file cannot be written, neither device can be opened; if
 /// `soft0` cannot listen, `soft0` cannot. The device is in the list then: `ibv_open_device` says why on standard error,
 /// and fails with `EIO`. A `tracing` event says so already here.

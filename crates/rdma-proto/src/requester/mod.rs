@@ -196,12 +196,53 @@ impl<W: Window> Requester<W> {
                 count(&mut self.counters.roce_adp_retrans);
                 self.probe = Some(self.oldest);
             }
-            Silence::TimedOut => {
-                count(&mut self.counters.local_ack_timeout_err);
-                let again = self.retry.once_more();
-                self.send_again(now, again, work);
-            }
+            Silence::TimedOut => self.time_out(now, work),
         }
+    }
+
+    /// The timer counts as one that has run out.
+    fn time_out<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
+        count(&mut self.counters.local_ack_timeout_err);
+        let again = self.retry.once_more();
+        self.send_again(now, again, work);
+    }
+
+    /// Sends no probes from now on, for a link on which nothing is lost.
+    pub const fn forgo_probes(&mut self) {
+        self.retry.forgo_probes();
+    }
+
+    /// Whether the transport timer has run out, so that [`expire`](Self::expire) would count a retry. A caller that knows
+    /// better whether the peer could have answered does not call that, but [`hold`](Self::hold).
+    #[must_use]
+    pub fn has_run_out(&self, now: Time) -> bool {
+        !self.stopped && self.not_ready.until.is_none() && self.retry.has_run_out(now)
+    }
+
+    /// The transport timer has run out, but the peer may have had no time to answer. The timer stands until the peer takes
+    /// something, or until [`count_held`](Self::count_held).
+    pub const fn hold(&mut self) {
+        self.retry.hold();
+    }
+
+    /// Whether the transport timer [stands](Self::hold).
+    #[must_use]
+    pub const fn is_held(&self) -> bool {
+        self.retry.is_held()
+    }
+
+    /// The peer had time to answer, and has not: a timer that [stands](Self::hold) is counted as one that has run out.
+    pub fn count_held<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
+        if !self.stopped && self.is_held() {
+            self.retry.count_silence();
+            self.time_out(now, work);
+        }
+    }
+
+    /// Whether it waits for answers with a limit.
+    #[must_use]
+    pub const fn has_timeout(&self) -> bool {
+        self.retry.has_timeout()
     }
 
     /// The receiver that was not ready for the packet with that PSN is ready now: a wait with that packet ends early. The

@@ -29,6 +29,10 @@ pub(super) struct Retry {
     repaired: bool,
     /// Since when nothing has come back, if something is in flight.
     since: Option<Time>,
+    /// The timer has run out and is not counted yet: the caller finds out whether the peer could have answered.
+    held: bool,
+    /// No probes are sent: nothing is lost on the way.
+    without_probes: bool,
     /// A round ends when so many packets more are acknowledged: those that were in flight when it began.
     round: u32,
     began: Time,
@@ -56,6 +60,8 @@ impl Retry {
             probes: 0,
             repaired: false,
             since: None,
+            held: false,
+            without_probes: false,
             round: 0,
             began: Time::default(),
             longest: 0,
@@ -67,6 +73,7 @@ impl Retry {
         let timeout = timeout.duration().map(nanos);
         if timeout != self.timeout {
             self.since = self.since.map(|_| now);
+            self.held = false;
         }
         (self.timeout, self.limit) = (timeout, limit.retries());
     }
@@ -87,6 +94,7 @@ impl Retry {
     pub(super) fn progress(&mut self, now: Time, packets: u32, under_way: u32) {
         (self.tries, self.probes, self.repaired) = (0, 0, false);
         self.since = (under_way > 0).then_some(now);
+        self.held = false;
         self.round = self.round.saturating_sub(packets);
         if self.round == 0 {
             // If something was sent again meanwhile, that is too long, but never too short.
@@ -110,18 +118,48 @@ impl Retry {
 
     /// Nothing is in flight any more.
     pub(super) const fn stop(&mut self) {
-        (self.since, self.round) = (None, 0);
+        (self.since, self.round, self.held) = (None, 0, false);
+    }
+
+    /// Sends no probes.
+    pub(super) const fn forgo_probes(&mut self) {
+        self.without_probes = true;
+    }
+
+    /// Whether the timer has run out, and is not held.
+    pub(super) fn has_run_out(&self, now: Time) -> bool {
+        let silent = self.since.map(|since| now.since(since));
+        let in_time = |(silent, timeout)| silent < timeout;
+        !self.held && !silent.zip(self.timeout).is_none_or(in_time)
+    }
+
+    /// The timer has run out, which is counted later, or not at all.
+    pub(super) const fn hold(&mut self) {
+        self.held = true;
+    }
+
+    pub(super) const fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// A silence is counted: what is found missing from now on is so anew.
+    pub(super) const fn count_silence(&mut self) {
+        self.repaired = false;
+    }
+
+    pub(super) const fn has_timeout(&self) -> bool {
+        self.timeout.is_some()
     }
 
     /// When [`silence`](Self::silence) has something to say.
     pub(super) fn deadline(&self) -> Option<Time> {
-        let (since, timeout) = (self.since?, self.timeout?);
+        let (since, timeout) = (self.since.filter(|_| !self.held)?, self.timeout?);
         Some(since.plus(timeout.min(self.patience())))
     }
 
     /// How long nothing comes back until the next probe is sent.
     fn patience(&self) -> u64 {
-        if self.longest == 0 {
+        if self.longest == 0 || self.without_probes {
             return u64::MAX;
         }
         let first = self.longest.saturating_mul(2).max(EARLIEST_PROBE);
@@ -130,10 +168,11 @@ impl Retry {
 
     /// What is to be done at that time.
     pub(super) fn silence(&mut self, now: Time) -> Silence {
-        let (Some(since), Some(timeout)) = (self.since, self.timeout) else { return Silence::Wait };
+        let since = self.since.filter(|_| !self.held);
+        let (Some(since), Some(timeout)) = (since, self.timeout) else { return Silence::Wait };
         let silent = now.since(since);
         if silent >= timeout {
-            self.repaired = false;
+            self.count_silence();
             Silence::TimedOut
         } else if silent >= self.patience() {
             self.probes = self.probes.saturating_add(1);
@@ -157,7 +196,7 @@ impl Retry {
     /// All is to be sent again. Says whether it may: seven times is seven here, unlike for "receiver not
     /// ready".
     pub(super) const fn once_more(&mut self) -> bool {
-        (self.since, self.probes) = (None, 0);
+        (self.since, self.probes, self.held) = (None, 0, false);
         let again = self.tries < self.limit;
         self.tries = self.tries.saturating_add(1);
         again

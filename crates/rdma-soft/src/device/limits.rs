@@ -1,5 +1,7 @@
 //! What a device can hold.
 
+use crate::device::patience::Patience;
+
 /// What a device can and can hold; asking for more is refused as hardware refuses it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
@@ -28,6 +30,7 @@ pub(crate) struct Limits {
     /// Extended queue pairs and completion queues, and the clock of their timestamps.
     pub(crate) extended: bool,
     pub(crate) memlock_bytes: Option<u64>,
+    pub(crate) patience: Patience,
 }
 
 impl Default for Limits {
@@ -55,6 +58,7 @@ impl Default for Limits {
             window_type_2: true,
             extended: true,
             memlock_bytes: None,
+            patience: Patience::default(),
         }
     }
 }

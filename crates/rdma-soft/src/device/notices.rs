@@ -82,6 +82,10 @@ reasons! {
     Stalled stalled Warns
         "datagrams are lost, since the process of the peer takes fewer than are sent: it has stopped (SIGSTOP, a \
          debugger), or gets no processor"
+    Silent silent Warns
+        "a process of this host takes and answers nothing, though it has not ended: it has stopped (SIGSTOP, a \
+         debugger), or gets no processor. Its connections wait for it, and fail when it is silent for as long again \
+         (RDMA_SOFT_PEER_LIMIT, Builder::peer_limit)"
     NotSent send_err Informs
         "the network did not take packets: it is full, has no way to the address, or its MTU is smaller than that of \
          the connection"

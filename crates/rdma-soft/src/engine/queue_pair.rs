@@ -539,7 +539,7 @@ impl QueuePair {
                 wire.route = route.unwrap_or(Route { path, outlet: Outlet::Nowhere });
             }
             if to == QpState::RTS || to == QpState::SQD {
-                wire.set(self.device.fabric.clock.now(), &send.requester);
+                wire.set(self, &send.requester);
             }
         } else if from == QpState::RTR
             && to == QpState::RTS

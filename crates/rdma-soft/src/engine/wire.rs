@@ -55,6 +55,20 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     /// waiting.
     fn loses_datagrams(&self) -> bool;
 
+    /// Whether all that is sent arrives, as long as what it goes to has not ended. If so it can be [asked](Self::ask).
+    fn loses_nothing(&self) -> bool {
+        false
+    }
+
+    /// Has it asked whether all is executed that was sent before, and calls the sender when it is. Says by what number the
+    /// answer is known.
+    fn ask(self: Arc<Self>, sender: Weak<dyn Driven>) -> u32;
+
+    fn has_answered(&self, question: u32) -> bool;
+
+    /// Whether it has neither taken nor answered anything for as long as the device waits for that.
+    fn is_silent(&self) -> bool;
+
     /// Whether it carries [void refusals](Letter::void).
     fn carries_void(&self) -> bool;
 
@@ -82,6 +96,16 @@ impl Outlet {
     /// Whether what was there has ended.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self, Self::Carrier(carrier) if carrier.has_ended())
+    }
+
+    /// Whether all that is sent arrives at another process of this host, as long as that has not ended.
+    pub(crate) fn loses_nothing(&self) -> bool {
+        matches!(self, Self::Carrier(carrier) if carrier.loses_nothing())
+    }
+
+    /// Whether it leads to other hosts.
+    pub(crate) fn is_network(&self) -> bool {
+        matches!(self, Self::Carrier(carrier) if !carrier.loses_nothing())
     }
 
     /// Whether a datagram is lost for which there is no space.
@@ -381,6 +405,16 @@ impl QueuePair {
 pub(crate) fn answer_all(fabric: &'static Fabric) {
     for own in fabric.devices.one_by_one().flat_map(Device::all_queue_pairs) {
         own.answer_now();
+    }
+}
+
+/// Has the queue pairs of a device send in their next turn what they were to send later.
+#[cfg(not(loom))]
+pub(crate) fn answer_soon(device: &Device) {
+    for own in device.all_queue_pairs() {
+        if own.place.stop_waiting() {
+            device.fabric.unsettled.note_turn(&own);
+        }
     }
 }
 

@@ -34,6 +34,7 @@ mod inlet;
 mod listener;
 pub(crate) mod neighbor;
 mod outbox;
+mod questions;
 mod shared;
 #[cfg(test)]
 mod tests;

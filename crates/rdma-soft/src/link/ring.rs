@@ -24,6 +24,10 @@ pub(crate) struct Words {
     looks: Word,
     /// The sender is to be told of space.
     waits: Word,
+    /// The number of the sender's last question: whether all is executed that was written before.
+    asked: Word,
+    /// The number of the last question that the receiver has answered.
+    answered: Word,
 }
 
 /// The other process has written what none of this program writes.
@@ -56,6 +60,26 @@ impl Words {
         // Either the receiver sees that, or this sees what it has read before.
         fence(Ordering::SeqCst);
         self.space(tail)
+    }
+
+    /// Sender: asks whether all is executed that was published before. The receiver is to be told.
+    pub(crate) fn ask(&self, question: u32) {
+        self.asked.0.store(question, Ordering::Release);
+    }
+
+    /// Sender: the last question that was answered.
+    pub(crate) fn answered(&self) -> u32 {
+        self.answered.0.load(Ordering::Acquire)
+    }
+
+    /// Receiver: the last question. What was published before it is [there](Self::there).
+    pub(crate) fn asked(&self) -> u32 {
+        self.asked.0.load(Ordering::Acquire)
+    }
+
+    /// Receiver: all is executed that was published before that question. The sender is to be told.
+    pub(crate) fn answer(&self, question: u32) {
+        self.answered.0.store(question, Ordering::Release);
     }
 
     /// Receiver: how many bytes there are behind `head`.
@@ -136,6 +160,27 @@ mod loom_tests {
             let seen = shared.0.there(0) == Ok(1);
             sender.join().unwrap();
             assert!(seen || shared.1.has_rung());
+        });
+    }
+
+    /// Whoever sees a question sees what was published before it.
+    #[test]
+    fn loom_a_question_is_about_what_came_before() {
+        loom::model(|| {
+            let shared = Arc::new(Words::default());
+            let sender = thread::spawn({
+                let shared = Arc::clone(&shared);
+                move || {
+                    shared.publish(1);
+                    shared.ask(1);
+                    shared.answered() == 1
+                }
+            });
+            let asked = shared.asked();
+            let there = shared.there(0) == Ok(1);
+            assert!(there || asked == 0);
+            shared.answer(asked);
+            assert!(!sender.join().unwrap() || asked == 1);
         });
     }
 

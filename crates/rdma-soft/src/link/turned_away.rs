@@ -37,6 +37,11 @@ impl TurnedAway {
         self.order.push_back(sender);
     }
 
+    /// All of them, who stay.
+    pub(crate) fn all(&self) -> Vec<Weak<dyn Driven>> {
+        self.order.iter().cloned().collect()
+    }
+
     /// The first ones, which are to have another turn.
     pub(crate) fn take(&mut self, most: usize) -> Vec<Weak<dyn Driven>> {
         let first = self.order.drain(..most.min(self.order.len())).collect::<Vec<_>>();

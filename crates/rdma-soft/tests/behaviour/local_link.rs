@@ -2,12 +2,14 @@
 //! others by it. The second process is this program once more, which does what its standard input
 //! says.
 #![allow(clippy::cast_possible_truncation)]
+#![allow(clippy::disallowed_methods)] // Tests measure on their own.
 
 mod garbage;
 mod hostile;
 mod not_ready;
 mod receiver;
 mod ring;
+mod stopped;
 
 use std::collections::BTreeSet;
 

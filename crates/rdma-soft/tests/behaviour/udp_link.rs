@@ -4,6 +4,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use rdma_soft::{Builder, InstallError, Link, Network, SoftDevice};
 use rdma_sys::{
@@ -44,6 +45,28 @@ fn a_reliable_connection_does_all_of_it() {
     let mut near = near("rc", RC);
     near.all_of_it();
     near.peer.end();
+}
+
+/// Its sender waits for it, however short its own timeout: as long as the device is told to.
+#[test]
+fn a_stopped_process_loses_nothing_within_the_retry_time() {
+    let time = Duration::from_secs(60);
+    let device = Builder::new("patient").gids([]).listen(address()).retry_time(time);
+    let hasty = Knobs { timeout: 1, retries: 1, ..PATIENT };
+    let name = device.install().unwrap().name();
+    let mut near = Near::on(name, Peer::start_at(&address()), RC, &hasty);
+    near.message(8, None);
+    near.peer.receive();
+    near.peer.stop();
+    near.side.qp.post(&near.send(8));
+    // Its polls are the time that passes.
+    let mut other = Near::new(RC);
+    other.all_of_it();
+    assert!(near.side.send_cq.is_empty());
+    near.peer.go_on();
+    near.side.send_cq.expect_success(1);
+    near.peer.end();
+    other.peer.end();
 }
 
 /// As much as a call takes. Both ends are of this process, and talk by its socket.

@@ -1,7 +1,8 @@
 //! The way of packets to a peer: what is in the send queue leaves by a requester of `rdma_proto`,
 //! which is informed of responses and of the time, and completes requests.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use rdma_proto::requester::{Requester as Reliable, Settings};
 use rdma_proto::{Connection, End, Kind, Remote, Start, UnreliableRequester, Work};
@@ -21,8 +22,9 @@ use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Blocked, Requester, SendSide, local_length};
 use crate::engine::wire::run::Run;
-use crate::engine::wire::{self, Route};
+use crate::engine::wire::{self, Carrier, Outlet, Route};
 use crate::fabric::clock::Time;
+use crate::fabric::turns::Driven;
 use crate::link::memory::Letter;
 
 /// What a send side needs for packets.
@@ -37,6 +39,8 @@ pub(crate) struct Wire {
     released: Option<u32>,
     /// When the alarm of the queue pair rings.
     alarm: Option<Time>,
+    /// The question by which the peer's process shows that it had time to answer, while the timer stands.
+    question: u32,
     /// The number of the first packet that may be for it: those before it came for an earlier life.
     hears_from: u64,
 }
@@ -53,21 +57,28 @@ impl Wire {
         let connection = wire::connection(requester.peer_qpn, requester.mtu_log2);
         let protocol = match own.service {
             Service::ReliableConnection => {
-                Protocol::Reliable(Reliable::new(&settings(requester, connection)))
+                let mut protocol = Reliable::new(&settings(own, requester, connection, &route));
+                if route.outlet.loses_nothing() {
+                    protocol.forgo_probes();
+                }
+                Protocol::Reliable(protocol)
             }
             _ => Protocol::Unreliable(UnreliableRequester::new(connection, requester.psn)),
         };
         let released = (!own.immediate).then_some(0);
         let hears_from = own.device.arrived();
-        Self { protocol, route, mtu: connection.mtu, head: 0, released, alarm: None, hears_from }
+        let (mtu, head, alarm, question) = (connection.mtu, 0, None, 0);
+        Self { protocol, route, mtu, head, released, alarm, question, hears_from }
     }
 
     /// The attributes of a queue pair that is ready to send have changed.
-    pub(crate) fn set(&mut self, now: Time, requester: &Requester) {
+    pub(crate) fn set(&mut self, own: &QueuePair, requester: &Requester) {
+        let now = own.device.fabric.clock.now();
         let connection = wire::connection(requester.peer_qpn, requester.mtu_log2);
         match &mut self.protocol {
             Protocol::Reliable(protocol) => {
-                protocol.set_limits(wire::time(now), &settings(requester, connection));
+                let settings = settings(own, requester, connection, &self.route);
+                protocol.set_limits(wire::time(now), &settings);
             }
             // Its queue may have stopped.
             Protocol::Unreliable(protocol) if protocol.stopped() => {
@@ -133,17 +144,36 @@ impl Wire {
     }
 }
 
-fn settings(requester: &Requester, connection: Connection) -> Settings {
+fn settings(
+    own: &QueuePair,
+    requester: &Requester,
+    connection: Connection,
+    route: &Route,
+) -> Settings {
     // The codes were checked when the attributes were set.
+    let timeout = AckTimeout::from_code(requester.ack_timeout).unwrap_or(AckTimeout::unlimited());
+    let least = match route.outlet.is_network() {
+        true => own.device.limits.patience.host,
+        false => Duration::ZERO,
+    };
     Settings {
         connection,
         psn: requester.psn,
-        timeout: AckTimeout::from_code(requester.ack_timeout).unwrap_or(AckTimeout::unlimited()),
+        timeout: at_least(timeout, least / (u32::from(requester.retries) + 1)),
         retries: MaxAckRetries::from_code(requester.retries).unwrap_or_default(),
         rnr_retries: MaxRnrRetries::from_code(requester.rnr_retries).unwrap_or_default(),
         // With none allowed none is posted; those that were posted before go all the same.
         max_rd_atomic: requester.max_rd_atomic.max(1),
     }
+}
+
+/// The timeout, or the shortest one that is as long as `least` if that is longer.
+fn at_least(timeout: AckTimeout, least: Duration) -> AckTimeout {
+    let is_short = |timeout: &AckTimeout| timeout.duration().is_some_and(|short| short < least);
+    let longer = |timeout: &AckTimeout| AckTimeout::limited(timeout.code() + 1);
+    let all = std::iter::successors(Some(timeout), longer);
+    let last = all.take_while(is_short).last();
+    last.map_or(timeout, |last| longer(&last).unwrap_or(last))
 }
 
 impl SendSide {
@@ -194,12 +224,13 @@ impl SendSide {
         }
     }
 
-    /// Whether an answer has not come in time.
+    /// Whether an answer has not come in time, or the peer's process says that it had the time.
     pub(super) fn has_expired(&self, own: &QueuePair) -> bool {
         let Some(Wire { protocol: Protocol::Reliable(protocol), .. }) = self.wire.as_deref() else {
             return false;
         };
-        protocol.deadline().is_some_and(|at| at <= wire::time(own.device.fabric.clock.now()))
+        protocol.is_held()
+            || protocol.deadline().is_some_and(|at| at <= wire::time(own.device.fabric.clock.now()))
     }
 
     /// Sends some of what is in the queue. Says whether there may be more.
@@ -301,11 +332,23 @@ impl SendSide {
         let Some(wire) = &mut self.wire else { return };
         // The alarm has rung, whatever for, and is not set any more.
         wire.alarm = None;
-        self.with_wire(own, aftermath, |protocol, _, queue| {
-            if let Protocol::Reliable(protocol) = protocol {
-                protocol.expire(wire::time(now), queue);
+        let question = wire.question;
+        let asked = self.with_wire(own, aftermath, |protocol, (route, _), queue| {
+            let Protocol::Reliable(protocol) = protocol else { return question };
+            match &route.outlet {
+                Outlet::Carrier(carrier) if carrier.loses_nothing() => {
+                    let own: Weak<dyn Driven> = Arc::<QueuePair>::downgrade(own);
+                    expire_if_heard(protocol, carrier, own, question, wire::time(now), queue)
+                }
+                _ => {
+                    protocol.expire(wire::time(now), queue);
+                    question
+                }
             }
         });
+        if let (Some(wire), Some(asked)) = (&mut self.wire, asked) {
+            wire.question = asked;
+        }
         own.device.fabric.unsettled.note_turn(own);
     }
 
@@ -326,6 +369,30 @@ impl SendSide {
         let all = wire.head.wrapping_add(queued);
         wire.released.is_some_and(|released| all.wrapping_sub(released).cast_signed() > 0)
     }
+}
+
+/// On a link that loses nothing silence is no loss: the peer's process has stopped, or gets no processor, as no adapter
+/// does. A timer that has run out counts only if the process has executed what was sent and has not answered, which it is
+/// asked. Says by what question.
+fn expire_if_heard(
+    protocol: &mut Reliable,
+    carrier: &Arc<dyn Carrier>,
+    own: Weak<dyn Driven>,
+    question: u32,
+    now: rdma_proto::Time,
+    queue: &mut Queue<'_>,
+) -> u32 {
+    if protocol.has_timeout() && carrier.is_silent() {
+        protocol.give_up(queue);
+    } else if protocol.is_held() {
+        if carrier.has_answered(question) {
+            protocol.count_held(now, queue);
+        }
+    } else if protocol.has_run_out(now) {
+        protocol.hold();
+        return Arc::clone(carrier).ask(own);
+    }
+    question
 }
 
 /// A send queue as the protocol sees it, with its lock held.
@@ -471,5 +538,23 @@ impl Work for Queue<'_> {
 
     fn failed(&mut self, n: u32, status: Status) {
         self.end(n, Err(status));
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timeout_that_is_too_short_is_the_shortest_that_is_not() {
+        let code = |code, least| {
+            let timeout = AckTimeout::from_code(code).unwrap();
+            at_least(timeout, Duration::from_nanos(least)).code()
+        };
+        // 4.096 us times two to the power of the code.
+        assert_eq!((code(1, 0), code(1, 8_192), code(1, 8_193), code(1, 16_385)), (1, 1, 2, 3));
+        assert_eq!(code(14, 2_000_000_000 / 8), 16);
+        assert_eq!((code(20, 1), code(31, u64::MAX), code(1, u64::MAX)), (20, 31, 31));
+        assert_eq!(code(0, u64::MAX), 0, "it has no end");
     }
 }

@@ -2,6 +2,7 @@
 //! connection by which each tells the other to look there.
 
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -11,19 +12,22 @@ use super::listener::Guest;
 use super::shared::Receiver;
 use super::{TELLS, hear_tell, receive_ring, tell};
 use crate::device::Device;
-use crate::engine::wire::is_for_nobody;
+use crate::engine::wire::{answer_soon, is_for_nobody};
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, End, Happened, Watched};
 use crate::link::memory::Letter;
-use crate::sync::{AtomicBool, Mutex, Ordering, fence, locked_for_calls};
+use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
 
 /// How many messages are read in a turn.
 const TURN: u32 = 16;
 
-/// More than a ring holds.
+/// After what time an answer is told again for which there was no memory.
+const AGAIN: Duration = Duration::from_millis(1);
+
+/// More than a ring holds, or an inbox.
 const MOST_TURNS: u32 = 256;
 
 #[derive(Debug)]
@@ -51,6 +55,11 @@ pub(super) struct Inlet {
     reading: Mutex<Vec<Letter>>,
     /// It waits for space, and not for messages.
     waits: AtomicBool,
+    /// The last question whether all is executed that has come; the last one for which it was; and the last one that is
+    /// answered.
+    asked: AtomicU32,
+    executed: AtomicU32,
+    answered: AtomicU32,
     place: Place,
     alarm: Alarm,
 }
@@ -87,6 +96,9 @@ impl Inlet {
             attended: AtomicBool::new(false),
             reading: Mutex::default(),
             waits: AtomicBool::new(false),
+            asked: AtomicU32::new(0),
+            executed: AtomicU32::new(0),
+            answered: AtomicU32::new(0),
             place: Place::default(),
             alarm: Alarm::new(device.fabric, weak.clone()),
         })
@@ -150,8 +162,8 @@ impl Inlet {
     }
 
     /// Takes what the connection says: first the ring, then that something is there, and at last that the process has
-    /// ended. Whatever else it says ends it.
-    fn hear(&self) {
+    /// ended. Whatever else it says ends it. Says whether it asks something.
+    fn hear(&self) -> bool {
         let mut told = false;
         for _ in 0..TELLS {
             let heard = match self.ring.get() {
@@ -165,11 +177,12 @@ impl Inlet {
                     if heard != Err(Errno::PIPE) {
                         self.device.tally.rare.malformed.count();
                     }
-                    return self.ended.store(true, Ordering::Relaxed);
+                    self.ended.store(true, Ordering::Relaxed);
+                    return false;
                 }
             }
         }
-        let Some(ring) = self.ring.get() else { return };
+        let Some(ring) = self.ring.get() else { return false };
         // Either this sees that the driver looks no more, or that one, before, that there is a ring.
         fence(Ordering::SeqCst);
         // It tells once. What has come before is found by the next look.
@@ -179,6 +192,32 @@ impl Inlet {
         if told && !ring.has_come() && !self.has_read.swap(false, Ordering::Relaxed) {
             self.driver.note_useless();
         }
+        let asked = ring.asked();
+        self.asked.swap(asked, Ordering::Relaxed) != asked
+    }
+
+    /// Answers a question, if all that had come with it is read: in this turn what has come is executed, and the next one,
+    /// before which those have theirs who answer what was executed, says so. Says whether there is to be one.
+    fn answer(self: &Arc<Self>) -> bool {
+        let Some(ring) = self.ring.get() else { return false };
+        let asked = self.asked.load(Ordering::Relaxed);
+        if asked == self.answered.load(Ordering::Relaxed) || ring.has_come() {
+            return false;
+        }
+        if self.executed.swap(asked, Ordering::Relaxed) != asked {
+            // Who sends without end is not waited for.
+            let inbox = self.device.inbox();
+            let _ = (0..MOST_TURNS).all(|_| Arc::clone(inbox).take_turn());
+            answer_soon(self.device);
+            return true;
+        }
+        ring.answer(asked);
+        if tell(&self.connection) {
+            self.answered.store(asked, Ordering::Relaxed);
+        } else {
+            self.alarm.set(self.device.fabric.clock.now() + AGAIN);
+        }
+        false
     }
 
     /// Takes a message apart, of which that is behind its first head: says what the first burst is, and copies the others
@@ -242,7 +281,11 @@ impl Inlet {
             if !self.told.swap(false, Ordering::Acquire) {
                 return false;
             }
-            self.hear();
+            if self.hear() {
+                // It is answered in a turn of its own.
+                self.device.fabric.unsettled.note_turn(self);
+                return true;
+            }
         }
     }
 }
@@ -319,8 +362,11 @@ impl Driven for Inlet {
     }
 
     fn take_turn(self: Arc<Self>) -> bool {
-        let letters = &mut *locked_for_calls(&self.reading);
-        (0..TURN).all(|_| self.take_one(letters))
+        let more = {
+            let letters = &mut *locked_for_calls(&self.reading);
+            (0..TURN).all(|_| self.take_one(letters))
+        };
+        more || self.answer()
     }
 
     fn call(&self) {
@@ -330,6 +376,8 @@ impl Driven for Inlet {
 
 impl Alarmed for Inlet {
     fn alarm_rings(self: Arc<Self>) {
+        // What could not be told before is told now.
+        self.device.fabric.unsettled.note_turn(&self);
         self.device.fabric.unsettled.settle();
     }
 }

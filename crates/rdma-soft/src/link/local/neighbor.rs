@@ -8,7 +8,8 @@ use std::time::Duration;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::outbox::{Message, Outbox};
+use super::outbox::{Message, Outbox, Silence};
+use super::questions::covers;
 use super::shared::Sender;
 use super::{TELLS, hear_tell, tell};
 use crate::device::Device;
@@ -26,6 +27,9 @@ use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls, locked_in_model
 /// A process that takes nothing for so long loses the datagrams that wait for it. What connections send waits as long as
 /// the process lives.
 const STALL: Duration = Duration::from_secs(1);
+
+/// After what time a question is asked again for which there was no memory.
+const AGAIN: Duration = Duration::from_millis(1);
 
 /// How many messages are written in a turn.
 const MESSAGES: u32 = 64;
@@ -109,8 +113,7 @@ impl Neighbor {
     }
 
     /// Writes what waits. Whether the process takes more, and there is more.
-    fn write(self: &Arc<Self>) -> bool {
-        let message = &mut *locked_for_calls(&self.writing);
+    fn write(&self, message: &mut Message) -> bool {
         for _ in 0..MESSAGES {
             locked(&self.outbox).fill(self.device, message);
             if message.is_empty() {
@@ -157,13 +160,68 @@ impl Neighbor {
     /// There was no space. The process tells of it when there is some, if there is none now.
     fn finds_space(&self) -> bool {
         let now = self.device.fabric.clock.now();
-        let since = *locked(&self.outbox).stalled.get_or_insert(now);
         // An error is found by the next message.
         let finds = self.ring.wait().unwrap_or(true);
         if !finds {
-            self.alarm.set(since + STALL);
+            self.begin_silence(now, true);
         }
         finds
+    }
+
+    /// How long the process may be silent.
+    fn limit(&self) -> Duration {
+        self.device.limits.patience.process
+    }
+
+    /// When something of a silence has passed.
+    fn next_alarm(&self, silence: &Silence) -> Option<Time> {
+        let stalled = silence.stalled.map(|since| since + STALL);
+        stalled.into_iter().chain(silence.next(self.limit())).min()
+    }
+
+    /// The process owes something from now on.
+    fn begin_silence(&self, now: Time, stalled: bool) {
+        let next = {
+            let silence = &mut locked(&self.outbox).silence;
+            if stalled {
+                silence.stalled.get_or_insert(now);
+            }
+            silence.begin(now);
+            self.next_alarm(silence)
+        };
+        if let Some(next) = next {
+            self.alarm.set(next);
+        }
+    }
+
+    /// Asks whether all is executed that was sent, if that is to be asked and all of it is written. Who writes calls this.
+    fn put_question(&self) {
+        let Some(question) = locked(&self.outbox).questions.next() else { return };
+        let now = self.device.fabric.clock.now();
+        self.ring.ask(question);
+        if tell(&self.connection) {
+            self.begin_silence(now, false);
+        } else {
+            locked(&self.outbox).questions.ask_again();
+            self.alarm.set(now + AGAIN);
+        }
+    }
+
+    /// Looks whether the process has answered a question, and calls those who wait for that.
+    pub(super) fn hear_answer(&self) {
+        let answered = self.ring.answered();
+        let called = {
+            let outbox = &mut *locked(&self.outbox);
+            if !outbox.questions.are_open() {
+                return;
+            }
+            let called = outbox.questions.answer(answered);
+            if !outbox.questions.are_open() {
+                outbox.silence.end();
+            }
+            called
+        };
+        called.iter().filter_map(Weak::upgrade).for_each(|sender| sender.call());
     }
 }
 
@@ -216,6 +274,24 @@ impl Carrier for Neighbor {
         self.call_back_some();
     }
 
+    fn ask(self: Arc<Self>, sender: Weak<dyn Driven>) -> u32 {
+        let question = locked(&self.outbox).questions.ask(sender);
+        self.device.fabric.unsettled.note_turn(&self);
+        question
+    }
+
+    fn loses_nothing(&self) -> bool {
+        true
+    }
+
+    fn has_answered(&self, question: u32) -> bool {
+        covers(self.ring.answered(), question)
+    }
+
+    fn is_silent(&self) -> bool {
+        locked(&self.outbox).silence.is_over()
+    }
+
     fn carries_void(&self) -> bool {
         true
     }
@@ -237,7 +313,7 @@ impl Watched for Neighbor {
         &self.connection
     }
 
-    /// It says that there is space; all else is its end.
+    /// It says that there is space, or an answer; all else is its end.
     fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened {
         if flags.intersects(!epoll::EventFlags::IN) {
             return Happened::End;
@@ -247,6 +323,7 @@ impl Watched for Neighbor {
         if heard.is_err_and(|errno| !matches!(errno, Errno::AGAIN | Errno::INTR)) {
             return Happened::End;
         }
+        self.hear_answer();
         self.device.fabric.unsettled.note_turn(&self);
         Happened::Other
     }
@@ -270,7 +347,12 @@ impl Driven for Neighbor {
     }
 
     fn take_turn(self: Arc<Self>) -> bool {
-        let more = self.write();
+        let more = {
+            let message = &mut *locked_for_calls(&self.writing);
+            let more = self.write(message);
+            self.put_question();
+            more
+        };
         self.call_back_some();
         more
     }
@@ -283,19 +365,25 @@ impl Driven for Neighbor {
 impl Alarmed for Neighbor {
     fn alarm_rings(self: Arc<Self>) {
         let now = self.device.fabric.clock.now();
-        let (lost, again) = {
+        let (lost, passed, users, next) = {
             let outbox = &mut *locked(&self.outbox);
-            match outbox.stalled.map(|since| since + STALL) {
-                Some(end) if end <= now => {
-                    outbox.stalled = None;
-                    (outbox.take_datagrams(), None)
-                }
-                end => (VecDeque::new(), end),
+            let stalled = outbox.silence.stalled.is_some_and(|since| since + STALL <= now);
+            if stalled {
+                outbox.silence.stalled = None;
             }
+            let lost = if stalled { outbox.take_datagrams() } else { VecDeque::new() };
+            let passed = outbox.silence.pass(now, self.limit());
+            let users = if passed.all { outbox.users.all() } else { Vec::new() };
+            (lost, passed, users, self.next_alarm(&outbox.silence))
         };
-        if let Some(end) = again {
-            self.alarm.set(end);
+        if let Some(next) = next {
+            self.alarm.set(next);
         }
+        if passed.half {
+            let whose = Whose { qpn: 0, peer_qpn: None, address: None };
+            self.device.drop_packets(Reason::Silent, 1, whose);
+        }
+        users.iter().filter_map(Weak::upgrade).for_each(|user| user.call());
         for letter in &lost {
             let Letter { path, burst, datagram, .. } = letter;
             let qpn = datagram.map_or(0, |datagram| datagram.source.qpn);
@@ -304,6 +392,8 @@ impl Alarmed for Neighbor {
             self.device.drop_packets(Reason::Stalled, burst.segments, whose);
         }
         self.call_back_some();
+        // What could not be told before is told now.
+        self.device.fabric.unsettled.note_turn(&self);
         self.device.fabric.unsettled.settle();
     }
 }

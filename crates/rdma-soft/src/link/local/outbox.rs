@@ -2,8 +2,10 @@
 //! datagrams, whose senders do not.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use super::head::{HEAD, LONGEST, LONGEST_MESSAGE, MOST, encode};
+use super::questions::Questions;
 use crate::device::Device;
 use crate::fabric::clock::Time;
 use crate::link::memory::{BURST_BYTES, Letter};
@@ -36,8 +38,61 @@ pub(super) struct Outbox {
     pub(super) turned_away: TurnedAway,
     /// Whose connections lead there.
     pub(super) users: TurnedAway,
-    /// Since when the process takes nothing, if something waits for it.
+    pub(super) questions: Questions,
+    pub(super) silence: Silence,
+}
+
+/// What the process owes.
+#[derive(Debug, Default)]
+pub(super) struct Silence {
+    /// Since when it takes nothing, if something waits for it; for datagrams, which are lost after a while.
     pub(super) stalled: Option<Time>,
+    /// Since when it has neither taken what waits nor answered a question.
+    since: Option<Time>,
+    /// Half of the time that it has was over.
+    noticed: bool,
+    /// All of it was.
+    over: bool,
+}
+
+/// What a silence has come to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Passed {
+    pub(super) half: bool,
+    pub(super) all: bool,
+}
+
+impl Silence {
+    /// Something waits that the process does not take, or was asked.
+    pub(super) fn begin(&mut self, now: Time) {
+        self.since.get_or_insert(now);
+    }
+
+    /// The process has shown that it runs.
+    pub(super) fn end(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Whether all of the time that the process has is over.
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// What has passed by now of the time that the process has, each of it once.
+    pub(super) fn pass(&mut self, now: Time, limit: Duration) -> Passed {
+        let Some(since) = self.since else { return Passed::default() };
+        let half = !self.noticed && since + limit / 2 <= now;
+        let all = !self.over && since + limit <= now;
+        self.noticed |= half;
+        self.over |= all;
+        Passed { half, all }
+    }
+
+    /// When to look again.
+    pub(super) fn next(&self, limit: Duration) -> Option<Time> {
+        let since = self.since.filter(|_| !self.over)?;
+        Some(since + if self.noticed { limit } else { limit / 2 })
+    }
 }
 
 /// What a datagram takes.
@@ -75,6 +130,7 @@ impl Outbox {
     pub(super) fn put(&mut self, letter: Letter) {
         self.lent -= 1;
         if letter.datagram.is_none() {
+            self.questions.note_put();
             return self.connections.push_back(letter);
         }
         self.datagram_bytes += size(&letter);
@@ -96,6 +152,10 @@ impl Outbox {
 
     /// Takes as many bursts as one message has, with their heads: in turn, first of connections, or first datagrams.
     pub(super) fn fill(&mut self, device: &Device, message: &mut Message) {
+        if self.is_empty() && !self.questions.are_open() {
+            // What had waited is lost.
+            self.silence.end();
+        }
         let (mut behind, first) = (0, self.datagrams_first);
         while message.len() < MOST {
             let is_datagram =
@@ -129,10 +189,15 @@ impl Outbox {
 
     /// A message was written.
     pub(super) fn has_written(&mut self, message: &mut Message) {
+        let of_connections = message.iter().filter(|(_, letter)| letter.datagram.is_none());
+        self.questions.note_written(of_connections.count() as u64);
         message.drain(..).for_each(|(_, letter)| self.keep(letter.into_buffer()));
         // Not before: else the one kind might find space each time, and the other none.
         self.datagrams_first = !self.datagrams_first;
-        self.stalled = None;
+        self.silence.stalled = None;
+        if !self.questions.are_open() {
+            self.silence.end();
+        }
     }
 
     /// There was no space for a message, which is the first to go.

@@ -2,7 +2,7 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 0 to 511 | [`Words`], each in 128 bytes |
+//! | 0 to 767 | [`Words`], each in 128 bytes |
 //! | 4096 and on | the ring, of [`CAPACITY`] bytes |
 //!
 //! A message begins at a multiple of [`ALIGN`], with its length in four bytes (little endian) and [`GAP`] bytes in all before
@@ -153,6 +153,18 @@ impl Sender {
         }
     }
 
+    /// Asks whether all is executed that was written before, by a question of that number. The receiver is to be told.
+    pub(super) fn ask(&self, question: u32) {
+        if let Ok(words) = self.memory.words() {
+            words.ask(question);
+        }
+    }
+
+    /// The number of the last question that was answered, as the receiver says.
+    pub(super) fn answered(&self) -> u32 {
+        self.memory.words().map_or(0, Words::answered)
+    }
+
     /// It is to be told of space from now on. Says whether there is space for every message nevertheless.
     pub(super) fn wait(&self) -> Result<bool> {
         let space = self.memory.words()?.wait(self.tail.load(Ordering::Relaxed));
@@ -224,6 +236,18 @@ impl Receiver {
     pub(super) fn has_not_told(&self) {
         if let Ok(words) = self.memory.words() {
             words.has_not_told_of_space();
+        }
+    }
+
+    /// The number of the sender's last question, which is about all that has come before.
+    pub(super) fn asked(&self) -> u32 {
+        self.memory.words().map_or(0, Words::asked)
+    }
+
+    /// All is executed that had come when that question was there. The sender is to be told.
+    pub(super) fn answer(&self, question: u32) {
+        if let Ok(words) = self.memory.words() {
+            words.answer(question);
         }
     }
 

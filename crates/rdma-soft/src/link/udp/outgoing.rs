@@ -311,6 +311,18 @@ impl Carrier for Outgoing {
         self.call_back();
     }
 
+    fn ask(self: Arc<Self>, _sender: Weak<dyn Driven>) -> u32 {
+        0
+    }
+
+    fn has_answered(&self, _question: u32) -> bool {
+        true
+    }
+
+    fn is_silent(&self) -> bool {
+        false
+    }
+
     fn carries_void(&self) -> bool {
         false
     }

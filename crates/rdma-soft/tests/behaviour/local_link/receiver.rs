@@ -2,18 +2,22 @@
 
 use std::iter;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
+use rdma_soft::{Builder, Peers, SoftDevice};
 use rdma_sys::{ibv_qp_type, ibv_wc_status as Status};
 use test_support::rig::connect::{Endpoint, Knobs, Side, connect};
 use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, Mr, Size, until};
 
-use crate::local_link::hostile::{Random, name_of};
+use crate::local_link::hostile::{Random, name_at};
 use crate::local_link::ring::{Accepted, CAPACITY, Over, Word, is_closed, listen_at, say};
 use crate::two_processes::near::Near;
 
 const LENGTH: usize = 100_000;
+const DEVICE_NAME: &str = "local-receiver";
 
 /// A queue pair of this process, and the process that it is connected to.
 struct Pair {
@@ -27,18 +31,22 @@ struct Pair {
 
 impl Pair {
     fn new() -> (Self, Accepted) {
-        rdma_soft::install();
+        // Who answers nothing is not waited for for long.
+        static DEVICE: LazyLock<SoftDevice> = LazyLock::new(|| {
+            let limit = Duration::from_millis(100);
+            Builder::new(DEVICE_NAME).peers(Peers::SameUser).peer_limit(limit).install().unwrap()
+        });
         // From the middle on: others look for free ones from the end. Never the same again: the device may not have
         // noticed yet that who was there has gone.
         static NEXT: AtomicU32 = AtomicU32::new(0x400);
         let slots = iter::repeat_with(|| {
             let slot = NEXT.fetch_add(1, Ordering::Relaxed);
-            (slot, listen_at(&name_of(slot)))
+            (slot, listen_at(&name_at(DEVICE_NAME, slot)))
         });
         let free = slots.take(0xb00).find(|(_, listener)| listener.is_ok());
         let (slot, listener) = free.unwrap();
         let listener = listener.unwrap();
-        let side = Side::new("soft0", &Size::default(), 64);
+        let side = Side::new(DEVICE.name(), &Size::default(), 64);
         let memory = side.pd.register(LENGTH, ALL_ACCESS);
         let far = Endpoint { qpn: slot << 12 | 5, ..side.endpoint() };
         let knobs = Knobs { timeout: 10, retries: 2, ..Knobs::default() };

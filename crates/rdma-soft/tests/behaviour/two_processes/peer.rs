@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
-use rdma_soft::{Builder, SoftDevice};
+use rdma_soft::{Builder, Peers, SoftDevice};
 use rdma_sys::{ibv_gid, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_flags};
 use rdma_types::Gid;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
@@ -29,7 +29,7 @@ pub(crate) const ACCESS: u32 = ALL_ACCESS | REMOTE_ATOMIC;
 /// Of that memory.
 pub(crate) const LENGTH: usize = 100_000;
 
-/// Where the second process listens; `soft0` stands for the device that both have.
+/// Where the second process listens; `soft0` stands for the device that both have, and `shared NAME` for another one.
 const THIS: &str = "RDMA_TEST_SECOND_PROCESS";
 const MARK: &str = "> ";
 
@@ -280,7 +280,11 @@ pub(crate) fn obey() {
     rdma_soft::install();
     let stat = File::open("/proc/self/stat").unwrap();
     let place = std::env::var(THIS).unwrap();
-    let device = if place == "soft0" { "soft0" } else { network("far", &place) };
+    let device = match place.strip_prefix("shared ") {
+        Some(name) => Builder::new(name).peers(Peers::SameUser).install().unwrap().name(),
+        None if place == "soft0" => "soft0",
+        None => network("far", &place),
+    };
     let mut world = World { stat, device, side: None, victims: Vec::new() };
     for line in std::io::stdin().lines() {
         let line = line.unwrap();

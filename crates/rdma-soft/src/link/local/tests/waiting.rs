@@ -55,20 +55,39 @@ impl Scene {
 
     /// Sends an empty SEND of a connection.
     fn send_on_connection(&self) {
+        self.send_burst(|header| Burst::single(header, 0));
+    }
+
+    /// Sends one that needs a quarter of the ring.
+    fn send_much_on_connection(&self) {
+        self.send_burst(|header| Burst {
+            header,
+            last: Some(Last::of(&header)),
+            segment: 4096,
+            segments: 15,
+            length: 60 << 10,
+        });
+    }
+
+    fn send_burst(&self, burst: impl FnOnce(Headers) -> Burst) {
         let opcode = Opcode::reliable(Operation::SendOnly);
         let header = Headers::new(Bth::new(opcode, Qpn::masked(5), Psn::masked(9)));
         let buffer = self.neighbor.buffer(self.sender()).unwrap();
-        let letter = Letter::new(self.path(), Burst::single(header, 0), None, buffer);
+        let letter = Letter::new(self.path(), burst(header), None, buffer);
         Arc::clone(&self.neighbor).send(letter);
     }
 
     /// Reads a message, and has the device write what it has space for then.
     fn read(&self) -> Option<usize> {
         self.device.fabric.unsettled.settle();
-        let mut bytes = vec![0; 100_000];
-        let message = self.ring.read(&mut [], &mut bytes).unwrap()?;
+        let length = self.read_alone()?;
         self.device.fabric.unsettled.note_turn(&self.neighbor);
-        Some(message.length)
+        Some(length)
+    }
+
+    fn read_alone(&self) -> Option<usize> {
+        let mut bytes = vec![0; 100_000];
+        Some(self.ring.read(&mut [], &mut bytes).unwrap()?.length)
     }
 
     /// How many datagrams come, and how many bursts of connections.
@@ -156,4 +175,86 @@ fn datagrams_that_wait_for_a_second_are_lost_and_what_connections_send_is_not() 
     scene.go_on(Duration::from_secs(3600));
     let (datagrams, others) = scene.read_all();
     assert_eq!((datagrams as u64 + lost, others), (500, 10));
+}
+
+/// A process that takes nothing, and one that takes all and does not answer. After half of a minute there is an event, and
+/// after a minute requests fail; a process that goes on in between has a minute again.
+#[test]
+fn a_process_is_silent_when_it_neither_takes_nor_answers_for_a_minute() {
+    static WORLDS: [World; 2] = [const { World::new() }; 2];
+    for (world, takes) in WORLDS.iter().zip([false, true]) {
+        let scene = Scene::new(world);
+        let is_silent = || scene.neighbor.is_silent();
+        let counted = || scene.device.tally.counters().silent;
+        for round in 1..=2 {
+            let question = if takes {
+                scene.send_on_connection();
+                let question = Arc::clone(&scene.neighbor).ask(scene.sender());
+                assert!(scene.read().is_some());
+                Some(question)
+            } else {
+                while scene.send_datagram() {
+                    scene.device.fabric.unsettled.settle();
+                }
+                scene.send_much_on_connection();
+                scene.device.fabric.unsettled.settle();
+                None
+            };
+            scene.go_on(Duration::from_secs(29));
+            assert_eq!((counted(), is_silent()), (round - 1, false));
+            scene.go_on(Duration::from_secs(2));
+            assert_eq!((counted(), is_silent()), (round, false));
+            scene.go_on(Duration::from_secs(28));
+            assert!(!is_silent());
+            if round == 2 {
+                scene.go_on(Duration::from_secs(2));
+            }
+            assert_eq!((counted(), is_silent()), (round, round == 2));
+            if let Some(question) = question {
+                assert!(!scene.neighbor.has_answered(question));
+                scene.ring.answer(scene.ring.asked());
+                assert!(scene.neighbor.has_answered(question));
+                Arc::clone(&scene.neighbor).hear_answer();
+            } else {
+                scene.read_all();
+            }
+            assert!(!is_silent());
+            scene.go_on(Duration::from_secs(3600));
+            assert_eq!((counted(), is_silent()), (round, false));
+        }
+    }
+}
+
+/// It is asked when all is written that was to be sent, and told that it is.
+#[test]
+fn a_question_waits_for_what_was_sent_before() {
+    static WORLD: World = World::new();
+    let scene = Scene::new(&WORLD);
+    while scene.send_datagram() {
+        scene.device.fabric.unsettled.settle();
+    }
+    scene.send_on_connection();
+    let question = Arc::clone(&scene.neighbor).ask(scene.sender());
+    scene.device.fabric.unsettled.settle();
+    assert_eq!((question, scene.ring.asked()), (1, 0));
+    while scene.ring.asked() == 0 {
+        assert!(scene.read().unwrap().is_multiple_of(SIZE), "it has come, and nothing was asked");
+    }
+    // The last message was read after that.
+    let mut left = std::iter::from_fn(|| scene.read_alone());
+    assert!(left.any(|length| length % SIZE != 0), "it was asked before that had come");
+}
+
+/// What waited for a process that took nothing is lost: it owes nothing any more.
+#[test]
+fn a_process_is_not_silent_for_datagrams_alone() {
+    static WORLD: World = World::new();
+    let scene = Scene::new(&WORLD);
+    while scene.send_datagram() {
+        scene.device.fabric.unsettled.settle();
+    }
+    scene.go_on(Duration::from_secs(2));
+    scene.device.fabric.unsettled.settle();
+    scene.go_on(Duration::from_secs(3600));
+    assert_eq!((scene.device.tally.counters().silent, scene.neighbor.is_silent()), (0, false));
 }
