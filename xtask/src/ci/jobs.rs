@@ -251,7 +251,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "stress",
-        about: "the device's stress test for two minutes, instead of five seconds as in `test`",
+        about: "the device's stress test for two minutes, instead of five seconds as in `test`; a process that is stopped for half a minute; 64 tasks that lend to another process",
         tier: Tier::Full,
         needs: &[],
         steps: STRESS,
@@ -560,8 +560,12 @@ const LOOM: &[Step] = &[
 
 const UNDER_LOOM: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg loom")];
 
-const STRESS: &[Step] = &[tests("cargo test -p rdma-soft --release --test stress")
-    .with(&[("RDMA_STRESS_SECONDS", "120")])];
+const STRESS: &[Step] = &[
+    tests("cargo test -p rdma-soft --release --test stress")
+        .with(&[("RDMA_STRESS_SECONDS", "120")]),
+    tests("cargo test -p rdma-soft --test behaviour local_link -- --ignored"),
+    tests("cargo test -p rdma-async --test behaviour crowd -- --ignored"),
+];
 
 /// proptest looks for its files of failures, and miri is a hundred times slower than the machine. The copy
 /// has no assembly then. rdma-qp is not among them: its own tests of the table of

@@ -3,6 +3,7 @@
 
 mod bad_lenders;
 mod bad_peers;
+mod crowd;
 mod dropped;
 mod ended;
 mod frames;

@@ -6,9 +6,9 @@ use rdma_sys::{ibv_qp_type, ibv_wc_status as Status};
 use test_support::rig::connect::Knobs;
 
 use crate::local_link::hostile::{Head, SYNDROME, VOID, name_of, slot_of};
+use crate::local_link::ring::Connection;
 use crate::two_processes::near::{Near, PATIENT};
 use crate::two_processes::peer::Peer;
-use crate::local_link::ring::Connection;
 
 /// The longest timer that there is, 655 ms: a test that waits for it again and again takes minutes.
 const LONGEST: Knobs = Knobs { min_rnr_timer: 0, ..PATIENT };
