@@ -37,5 +37,6 @@ pub(crate) mod half_open;
 pub(crate) mod incoming;
 pub(crate) mod listener;
 pub(crate) mod message;
+mod room;
 pub(crate) mod talk;
 pub(crate) mod until;

@@ -25,7 +25,6 @@ use crate::rendezvous::error::ConnectError;
 use crate::rendezvous::files::{EventFlags, Files};
 use crate::rendezvous::half_open::Candidate;
 use crate::rendezvous::message::Told;
-use crate::rendezvous::until::Until;
 use crate::transport_error::{CloseReason, Rejected, TransportError};
 
 pub(crate) mod builder;
@@ -129,8 +128,6 @@ pub struct Server {
     events: VecDeque<ServerEvent>,
     /// Why no clients can be taken, until that was told.
     failure: Option<ConnectError>,
-    /// When clients are taken again, if none could be.
-    resumes: Option<Until>,
     /// Completions of no request.
     unmatched: u64,
 }
@@ -199,7 +196,6 @@ impl Server {
             since_look: 0,
             events: VecDeque::new(),
             failure: None,
-            resumes: None,
             unmatched: 0,
         };
         let Self { files, clients, waker, .. } = &server;
@@ -240,6 +236,13 @@ impl Server {
     #[must_use]
     pub const fn refused(&self) -> u64 {
         self.clients.refused
+    }
+
+    /// The number of clients that were dropped so far while half-open; same as
+    /// [`dropped_half_open`](crate::ChannelListener::dropped_half_open) of a listener.
+    #[must_use]
+    pub const fn dropped_half_open(&self) -> u64 {
+        self.clients.dropped_half_open()
     }
 
     /// Which client was refused last, by its address, and why. `None` if none was.

@@ -4,6 +4,7 @@
 //! - [`beside_c`]: benches of instructions, beside C.
 //! - [`c_loops`]: C programs that post and poll, to compare with.
 //! - [`callgrind`]: how many instructions a piece of code takes.
+//! - [`crowd`]: clients of TCP that hold on.
 //! - [`events`]: events of `tracing`, as a test hears them.
 //! - [`fault`]: faults that a test plants on purpose, as plain data.
 //! - [`flag`]: a flag for threads that go on until others have ended.
@@ -20,6 +21,7 @@ pub mod alloc_counter;
 pub mod beside_c;
 pub mod c_loops;
 pub mod callgrind;
+pub mod crowd;
 pub mod events;
 pub mod fault;
 pub mod flag;

@@ -22,9 +22,9 @@ use crate::driver::{Driver, file};
 
 /// Listens for clients, which become connections: made by [`Driver::listen`].
 ///
-/// A task of the runtime serves all clients until the program takes them, whether somebody waits for one or not, so that a
-/// bad client stops nobody: it has as long as [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) says. At most 64
-/// are served at a time, and the others wait in the socket. Their queue pairs are made on tokio's blocking
+/// A task of the runtime serves all clients until the program takes them, whether it waits for one or not, so that a
+/// bad client is in no other's way: as at a [`ChannelListener`](rdma_channel::ChannelListener), up to 256 are half-open at a
+/// time, and if one more comes, a silent one goes. Their queue pairs are made on tokio's blocking
 /// threads, since a device may take its time for them: one has to be free. A listener keeps its driver going. Dropped, it ends, and clients that were not taken are turned away; the
 /// connections go on.
 ///
@@ -90,6 +90,7 @@ struct State {
     gone: u64,
     /// What the clients say of those that were refused, when they were served last.
     refused: u64,
+    dropped_half_open: u64,
     last_refused: Option<String>,
 }
 
@@ -135,6 +136,7 @@ impl Driver {
             has_ended: false,
             gone: 0,
             refused: 0,
+            dropped_half_open: 0,
             last_refused: None,
         };
         let shared = Arc::new(Served {
@@ -179,7 +181,7 @@ impl Listener {
     /// # Errors
     /// What is wrong here, not what is wrong with a client. After any of these the listener can be asked again:
     /// [`ConnectError::Verbs`] if no queue pair could be made for a client, which was told so, and [`ConnectError::Io`] if no
-    /// client can be taken from the socket, mostly since too many files are open.
+    /// client can be taken from the socket, mostly since too many files are open: the listener tries again after a second.
     pub async fn incoming(&self) -> Result<Incoming, ConnectError> {
         loop {
             // A wake-up that comes now is kept for it.
@@ -222,6 +224,14 @@ impl Listener {
     pub fn refused(&self) -> u64 {
         let state = self.shared.state();
         state.refused + state.gone
+    }
+
+    /// The number of clients that were dropped so far while half-open: others needed the room, or the
+    /// [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) was over. They are among those
+    /// [refused](Self::refused).
+    #[must_use]
+    pub fn dropped_half_open(&self) -> u64 {
+        self.shared.state().dropped_half_open
     }
 
     /// Which client was refused last, by its address, and why. `None` if none was.
@@ -274,7 +284,7 @@ impl Served {
             drop(clients);
             return None;
         }
-        state.refused = clients.refused;
+        (state.refused, state.dropped_half_open) = (clients.refused, clients.dropped_half_open());
         state.last_refused = clients.last_refused().map(str::to_owned);
         let clients = state.clients.insert(clients);
         Some((clients.has_news(), clients.next_end()))

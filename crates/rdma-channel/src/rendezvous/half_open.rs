@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_qp::QueuePairEndpoint;
 use rustix::io::Errno;
@@ -15,6 +15,7 @@ use super::address::{StreamAddresses, addresses_of};
 use super::error::ConnectError;
 use super::files::Added;
 use super::message::{LONGEST, Message, Parsed, Told, VERSION, Wrong, parse};
+use super::room::{FIRST_BYTE, Network, Occupant};
 use super::until::Until;
 
 /// What makes this end's queue pair for each client.
@@ -63,6 +64,8 @@ pub(super) struct HalfOpen<E> {
     /// How long it may take, and when that is over.
     limit: Duration,
     pub(super) until: Until,
+    /// When the listener began to wait for its next message.
+    since: Instant,
     received: Vec<u8>,
     /// What it was told the endpoint of, and what it has said.
     answered: Option<(E, Told)>,
@@ -71,6 +74,8 @@ pub(super) struct HalfOpen<E> {
 /// What a step has made of a client.
 pub(super) enum Step<E> {
     Open(HalfOpen<E>),
+    /// It has sent its endpoint, and needs a queue pair.
+    Hello(HalfOpen<E>, Box<QueuePairEndpoint>, Told),
     Connected(Candidate<E>),
     /// It has made a mistake, or is gone, and knows it: why.
     Refused(String),
@@ -109,14 +114,44 @@ impl<E: fmt::Debug> fmt::Debug for Candidate<E> {
 impl<E> HalfOpen<E> {
     pub(super) fn new(key: u64, added: Added, address: SocketAddr, limit: Duration) -> Self {
         let (stream, until) = (Undecided { added, is_decided: false }, Until::after(limit));
-        Self { key, stream, address, limit, until, received: Vec::new(), answered: None }
+        let (since, received) = (Instant::now(), Vec::new());
+        Self { key, stream, address, limit, until, since, received, answered: None }
     }
 
-    /// Takes what has come.
-    pub(super) fn step(mut self, maker: &impl MakeEnds<End = E>) -> Step<E> {
+    /// What decides whether it goes when there is no room.
+    pub(super) fn occupant(&self) -> Occupant {
+        let is_mute = self.received.is_empty() && self.answered.is_none();
+        Occupant { key: self.key, network: self.network(), since: self.since, is_mute }
+    }
+
+    pub(super) fn network(&self) -> Network {
+        Network::of(self.address.ip())
+    }
+
+    /// The addresses of its stream.
+    pub(super) fn stream_addresses(&self) -> StreamAddresses {
+        addresses_of(&**self.stream.added.stream())
+    }
+
+    pub(super) const fn has_queue_pair(&self) -> bool {
+        self.answered.is_some()
+    }
+
+    /// Returns true if it has sent something, or ended, and the listener has not looked yet: then it is the listener who
+    /// is late.
+    pub(super) fn has_unread(&self) -> bool {
+        let peek = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        !matches!(
+            recv(&**self.stream.added.stream(), &mut [0], peek),
+            Err(Errno::AGAIN | Errno::INTR)
+        )
+    }
+
+    /// Receives what has come.
+    pub(super) fn step(mut self) -> Step<E> {
         match self.read() {
             Ok(None) => Step::Open(self),
-            Ok(Some(message)) => self.take(message, maker),
+            Ok(Some(message)) => self.take(message),
             Err(Some(why)) => {
                 self.stream.reject(&why);
                 Step::Refused(self.about(&why))
@@ -133,6 +168,21 @@ impl<E> HalfOpen<E> {
         let limit = self.limit;
         let why = format!("the client did not do its part of the rendezvous within {limit:?}");
         self.stream.reject(&why);
+        self.about(&why)
+    }
+
+    /// Ends it, since another client needs its room.
+    pub(super) fn evict(mut self) -> String {
+        let waited = self.since.elapsed();
+        let sent = match self.occupant().is_mute {
+            true if waited >= FIRST_BYTE => "had sent nothing",
+            _ => "had not finished the rendezvous",
+        };
+        let why = format!(
+            "the client {sent} after {waited:.0?} and had to make room for others, since too many connect at a time: \
+             connect again"
+        );
+        self.stream.refuse(Message::Busy(why.as_str().into()));
         self.about(&why)
     }
 
@@ -167,9 +217,9 @@ impl<E> HalfOpen<E> {
         }
     }
 
-    fn take(mut self, message: Message, maker: &impl MakeEnds<End = E>) -> Step<E> {
+    fn take(mut self, message: Message) -> Step<E> {
         match (message, self.answered.take()) {
-            (Message::Hello(endpoint, told), None) => self.answer(*endpoint, told, maker),
+            (Message::Hello(endpoint, told), None) => Step::Hello(self, endpoint, told),
             (Message::Ready, Some((end, told))) => {
                 let Self { key, stream, address, .. } = self;
                 Step::Connected(Candidate { key, stream, address, told, end })
@@ -182,26 +232,29 @@ impl<E> HalfOpen<E> {
         }
     }
 
-    /// Connects a queue pair to that of the client, and tells it.
-    fn answer(
-        mut self,
-        peer: QueuePairEndpoint,
-        told: Told,
-        maker: &impl MakeEnds<End = E>,
-    ) -> Step<E> {
-        let (prepared, endpoint) = match maker.prepare(addresses_of(&**self.stream.added.stream()))
-        {
-            Ok(made) => made,
-            Err(NoEnd::Full(why)) => {
+    /// Ends it, since there is no queue pair for it.
+    pub(super) fn turn_away(mut self, no_end: NoEnd) -> Step<E> {
+        match no_end {
+            NoEnd::Full(why) => {
                 self.stream.refuse(Message::Busy(why.as_str().into()));
-                return Step::Refused(self.about(&why));
+                Step::Refused(self.about(&why))
             }
-            Err(NoEnd::Failed(error)) => {
+            NoEnd::Failed(error) => {
                 let why = format!("it has made no queue pair: {error}");
                 self.stream.refuse(Message::Busy(why.into()));
-                return Step::Failed(error);
+                Step::Failed(error)
             }
-        };
+        }
+    }
+
+    /// Connects a queue pair to that of the client, and sends it the endpoint.
+    pub(super) fn answer<M: MakeEnds<End = E>>(
+        mut self,
+        maker: &M,
+        (prepared, endpoint): (M::Prepared, QueuePairEndpoint),
+        peer: QueuePairEndpoint,
+        told: Told,
+    ) -> Step<E> {
         match maker.connect(prepared, peer) {
             Ok(end) => self.answered = Some((end, told)),
             Err(error) => {
@@ -211,8 +264,8 @@ impl<E> HalfOpen<E> {
                 return Step::Refused(self.about(&why));
             }
         }
-        // Nobody may have looked when it came, since the program was elsewhere.
-        self.until = Until::after(self.limit);
+        // The program may have been elsewhere when it came.
+        (self.since, self.until) = (Instant::now(), Until::after(self.limit));
         match self.stream.say(&Message::Endpoint(Box::new(endpoint))) {
             Ok(()) => Step::Open(self),
             Err(_) => Step::Refused(self.about("it has ended early")),

@@ -23,11 +23,19 @@ use crate::channel::prepared::PreparedChannel;
 /// [`accept`](Self::accept) waits.
 ///
 /// # Clients that are slow or bad
-/// A client gets a queue pair when its first message was right, and comes to the program when it is connected. Until
-/// then it stops nobody else: all clients are served at a time, up to 64, and others wait in the backlog of the socket.
-/// It has the [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) for its part, so 64 clients that say
-/// nothing keep others out for as long as that. Clients that wait for the program have no limit but their own. Time in
-/// which the program does not ask counts, but a client that spoke in it is not refused for that.
+/// A client is half-open until its queue pair and one of this end are connected; then it comes to the program. It has the
+/// [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) for its first message, and the same time for the
+/// next one. It gets a queue pair when its first message was right, so that one that is silent costs a file.
+///
+/// Up to 256 clients are half-open at a time, or a quarter of the limit of open files if that is less. When one more comes,
+/// one goes, so that silent clients keep no others out: of the address that has most (an address of IPv4, or a network of
+/// 64 bits of IPv6) first those that have sent nothing within a second, and then those that the listener has waited
+/// for longest. It is told [`Busy`](ConnectError::Busy), and [counted](Self::dropped_half_open). While there is room, a
+/// slow client has all of its time. Likewise, if there is no queue pair for a client, one goes that has one and has
+/// kept it for a second, or whose address has more of them.
+///
+/// Clients that wait for the program have no limit but their own. If that are 64, others wait in the backlog of the
+/// socket. Time in which the program does not ask counts, but a client that spoke in it is not refused for that.
 ///
 /// The kernel may take a moment to find the way to a client's GID on Ethernet, when its queue pair is connected: a client
 /// with an address that nobody has can cost others that moment, and its own connection.
@@ -152,13 +160,13 @@ impl ChannelListener {
     /// |---|---|
     /// | [`Timeout`](ConnectError::Timeout) | no client came in time; those that have begun go on with the next call |
     /// | [`Verbs`](ConnectError::Verbs) | no queue pair could be made for a client, which was told so |
-    /// | [`Io`](ConnectError::Io) | no client can be taken from the socket, mostly since too many files are open; they wait, and asked at once it says the same |
+    /// | [`Io`](ConnectError::Io) | no client can be taken from the socket, mostly since too many files are open; they wait, and the listener tries again after a second |
     pub fn incoming(&mut self, limit: Option<Duration>) -> Result<Incoming<'_>, ConnectError> {
         let limit = limit.unwrap_or(Duration::MAX);
         let until = Until::after(limit);
         let clients = &mut self.clients;
         loop {
-            clients.set_taking(true)?;
+            clients.update_taking()?;
             clients.serve(until)?;
             if let Some(client) = clients.take() {
                 let (refused, watch) = (&mut self.clients.refused, self.watch);
@@ -185,6 +193,30 @@ impl ChannelListener {
     #[must_use]
     pub const fn refused(&self) -> u64 {
         self.clients.refused
+    }
+
+    /// The number of clients that were dropped so far while half-open: others needed the room, or the
+    /// [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) was over. They are among those
+    /// [refused](Self::refused). A number that grows means silent clients, or more clients at a time than the listener serves.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_channel::prelude::*;
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let builder = pd.create_channel().rendezvous_timeout(Duration::from_millis(10));
+    /// let mut listener = builder.listen("127.0.0.1:0")?;
+    /// let _silent = std::net::TcpStream::connect(listener.local_addr())?;
+    /// while listener.dropped_half_open() == 0 {
+    ///     assert!(listener.incoming(Some(Duration::from_millis(1))).is_err());
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub const fn dropped_half_open(&self) -> u64 {
+        self.clients.dropped_half_open()
     }
 
     /// Which client was refused last, by its address, and why. `None` if none was.

@@ -19,8 +19,8 @@ pub struct Awaited {
 /// The server's endpoint.
 pub const ANSWER: Awaited = Awaited {
     what: "answer",
-    why_not: "does it call `incoming` or `accept`, or `next` of a `Server`, and has it not too many clients that stall? If it is busy for \
-              longer, raise `rendezvous_timeout`",
+    why_not: "does it call `incoming` or `accept`, or `next` of a `Server`? If it is busy, or other clients fill its backlog, \
+              raise `rendezvous_timeout` or try again",
     event: "it had answered",
 };
 /// What its program decides.
@@ -142,7 +142,8 @@ impl Talk {
 pub fn not_connected(address: SocketAddr, limit: Duration, source: std::io::Error) -> ConnectError {
     if source.kind() == ErrorKind::TimedOut {
         let awaited = format!(
-            "TCP connection to {address}: is the address right, and does a firewall drop what goes there?"
+            "TCP connection to {address}: is the address right? If it is, a firewall drops what goes there, or the \
+             server is too busy to take clients and its backlog is full: then try again, or raise `rendezvous_timeout`"
         );
         return ConnectError::Timeout { limit, awaited };
     }

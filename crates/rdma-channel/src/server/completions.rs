@@ -113,7 +113,7 @@ impl Server {
             // Whoever gets the number next has nothing of this one.
             let _ = self.drain();
             self.peers.forget(qpn);
-            self.resumes = None;
+            self.clients.resume();
             self.events.push_back(ServerEvent::Left { peer: id, reason });
         }
     }

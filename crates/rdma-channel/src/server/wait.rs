@@ -6,16 +6,12 @@ use std::time::Duration;
 
 use super::event::{LeftReason, ServerError};
 use super::{COMPLETIONS, FIRST_STREAM, Server, WAKER};
-use crate::deadline::NO_LIMIT;
 use crate::operation::Operation;
 use crate::rendezvous::clients::SOCKET;
 use crate::rendezvous::error::ConnectError;
 use crate::rendezvous::until::Until;
 use crate::transport_error::TransportError;
 use crate::transport_error::context::cause;
-
-/// For so long no client is taken after one could not be.
-const PAUSE: Duration = Duration::from_secs(1);
 
 impl Server {
     /// Sleeps until something happens, or for so long.
@@ -28,9 +24,8 @@ impl Server {
         if !self.is_quiet()? {
             return Ok(());
         }
-        let resumes = self.resumes.map_or(NO_LIMIT, |until| until.left());
         let peers = self.peers.next_end(self.limits().send);
-        self.look(left.min(resumes).min(peers).min(self.clients.next_end()))
+        self.look(left.min(peers).min(self.clients.next_end()))
     }
 
     /// Has the next completion make an event, and takes all that came before.
@@ -45,7 +40,7 @@ impl Server {
 
     /// Whether there is nothing to do or to tell now. If so the files tell when there is.
     pub(super) fn is_quiet(&mut self) -> Result<bool, ServerError> {
-        self.clients.set_taking(self.resumes.is_none())?;
+        self.clients.update_taking()?;
         self.arm()?;
         self.join_clients()?;
         self.end_leaving();
@@ -55,10 +50,7 @@ impl Server {
     /// Waits until a file is ready, or for so long, and does what is to be done for those that are.
     pub(super) fn look(&mut self, limit: Duration) -> Result<(), ServerError> {
         self.since_look = 0;
-        if self.resumes.is_some_and(|until| until.is_over()) {
-            self.resumes = None;
-        }
-        self.clients.set_taking(self.resumes.is_none())?;
+        self.clients.update_taking()?;
         let mut ready = mem::take(&mut self.ready);
         let waited = self.files.wait(limit, &mut ready);
         for &key in &ready {
@@ -76,7 +68,7 @@ impl Server {
             source: error.into(),
         })?;
         if let Some(failure) = self.clients.take_failure() {
-            self.resumes = Some(Until::after(PAUSE));
+            self.clients.pause();
             self.failure = Some(failure);
         }
         let timeout = self.limits().send;

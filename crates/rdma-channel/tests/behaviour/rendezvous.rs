@@ -5,6 +5,7 @@ mod bad_servers;
 mod chance;
 mod clients;
 mod files;
+mod half_open;
 mod many;
 mod stream_addresses;
 

@@ -8,7 +8,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma_mem::{AccessFlags, AtomicCapability, Context, ProtectionDomain, SharedRegion, open_device};
+use rdma_mem::{
+    AccessFlags, AtomicCapability, Context, ProtectionDomain, SharedRegion, open_device,
+};
 use rdma_qp::{
     CompletionQueue, Error, PollSlot, QueuePair, QueuePairBuilder, WorkCompletion, prelude::*,
 };

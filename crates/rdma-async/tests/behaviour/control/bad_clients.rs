@@ -1,7 +1,12 @@
 //! Clients that are bad, and stop nobody.
 
+use std::fs::File;
+use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use test_support::crowd::{ELSEWHERE, allow_files, crowd, is_kept, last_words};
+use test_support::program::in_own_process;
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
@@ -39,34 +44,69 @@ fn garbage_and_other_versions_are_counted_and_named() {
     });
 }
 
-/// More silent clients than are served at a time: a good one comes behind them when their time is over.
 #[test]
-fn silent_clients_are_ended_in_time() {
+fn silent_clients_are_ended_in_time_and_counted() {
     run(|| async {
         let host = Host::new("soft0");
         let options = host.options().rendezvous_timeout(SHORT);
         let listener = host.driver.listen("127.0.0.1:0", options).await.unwrap();
-        let address = listener.local_addr();
-        let mut silent = Vec::new();
-        for _ in 0..80 {
-            silent.push(TcpStream::connect(address).await.unwrap());
+        let _silent = crowd(ELSEWHERE, listener.local_addr(), 80, b"");
+        while listener.dropped_half_open() < 80 {
+            sleep(Duration::from_millis(1)).await;
         }
+        assert_eq!(listener.refused(), 80);
+        assert!(listener.last_refused().unwrap().contains("within 100ms"));
+    });
+}
+
+#[test]
+fn silent_clients_keep_no_other_out() {
+    allow_files(3_000);
+    run(|| async {
+        let host = Host::new("soft0");
+        for from in [ELSEWHERE, Ipv4Addr::LOCALHOST] {
+            let options = host.options().rendezvous_timeout(Duration::MAX);
+            let listener = host.driver.listen("127.0.0.1:0", options.clone()).await.unwrap();
+            let address = listener.local_addr();
+            let silent = crowd(from, address, 300, b"");
+            let connect = host.driver.connect(address, options);
+            let (client, server) = tokio::join!(connect, listener.accept());
+            host.talk(&client.unwrap().0, &server.unwrap(), b"good").await;
+            // Those that there is no room for have gone, the oldest first.
+            let dropped = listener.dropped_half_open();
+            assert!((44..=45).contains(&dropped), "{dropped}");
+            assert!(last_words(&silent[0]).ends_with(b"connect again"));
+            let kept = silent.iter().filter(|client| is_kept(client)).count();
+            assert_eq!(kept as u64 + dropped, 300);
+        }
+    });
+}
+
+#[test]
+fn without_files_a_listener_says_so_once_a_second() {
+    let test = "control::bad_clients::without_files_a_listener_says_so_once_a_second";
+    in_own_process(test, without_files);
+}
+
+fn without_files() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (listener, address) = host.listen().await;
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        setrlimit(Resource::Nofile, Rlimit { current: Some(200), maximum }).unwrap();
+        let mut files: Vec<_> = (0..).map_while(|_| File::open("/dev/null").ok()).collect();
+        files.pop();
+        let waits = std::net::TcpStream::connect(address).unwrap();
         let begin = Instant::now();
-        let (client, server) = tokio::join!(
-            async {
-                // On a slow machine it is late, too.
-                loop {
-                    if let Ok((client, _)) = host.driver.connect(address, host.options()).await {
-                        break client;
-                    }
-                }
-            },
-            listener.accept()
-        );
-        host.talk(&client, &server.unwrap(), b"good").await;
-        assert!(begin.elapsed() >= SHORT / 2, "it has waited for the others");
-        // So many had to go before it was its turn.
-        assert!(listener.refused() >= 17, "{}", listener.refused());
+        for _ in 0..3 {
+            let error = listener.accept().await.unwrap_err();
+            assert!(error.to_string().contains("ulimit -n"), "{error}");
+        }
+        assert!(begin.elapsed() >= Duration::from_secs(2), "it was busy with the same error");
+        drop((files, waits));
+        let connect = host.driver.connect(address, host.options());
+        let (client, server) = tokio::join!(connect, listener.accept());
+        host.talk(&client.unwrap().0, &server.unwrap(), b"good").await;
     });
 }
 

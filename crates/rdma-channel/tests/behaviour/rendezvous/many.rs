@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use test_support::crowd::allow_files;
 
 use crate::rendezvous::{LATER, assert_connected, client, domain, listener, patient};
 
@@ -33,14 +33,7 @@ fn a_thousand_clients_at_a_time_all_work() {
     const CLIENTS: usize = 1000;
     const THREADS: usize = 8;
     // Two files of each context, two of each end to sleep on, and those of the rendezvous.
-    let needed = 6 * CLIENTS as u64 + 500;
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current.is_some_and(|current| current < needed) {
-        let raised = Rlimit { current: Some(needed), maximum };
-        setrlimit(Resource::Nofile, raised).unwrap_or_else(|error| {
-            panic!("the test needs {needed} open files, the hard limit is {maximum:?}: {error}")
-        });
-    }
+    allow_files(6 * CLIENTS as u64 + 500);
     let mut listener = listener("soft0");
     let address = listener.local_addr();
     let next = AtomicUsize::new(0);

@@ -1,0 +1,224 @@
+//! Room for half-open clients: how many there are at a time, and which one goes when there is no room.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, getrlimit};
+
+/// Half-open clients at a time, if the limit of open files allows that many. Each costs a file, and the queue pair of
+/// a channel costs one more.
+const MOST: u64 = 256;
+
+/// The part of the limit of open files that half-open clients may take: one quarter, two with their queue pairs. The
+/// rest is the program's.
+const PART_OF_FILES: u64 = 4;
+
+/// The time in which a client sends its next message, if nothing is wrong. One that takes longer is late: it goes when
+/// there is no room. While there is room it has the whole time of the rendezvous, since its machine may be busy.
+pub(super) const FIRST_BYTE: Duration = Duration::from_secs(1);
+
+/// Half-open clients at a time, by the limit of open files that holds now.
+pub(super) fn most_half_open() -> usize {
+    let files = getrlimit(Resource::Nofile).current;
+    let most = files.map_or(MOST, |files| (files / PART_OF_FILES).clamp(1, MOST));
+    usize::try_from(most).unwrap_or(usize::MAX)
+}
+
+/// Connected clients at a time that the program has not been given. With more, others wait in the socket's backlog.
+pub(super) fn most_connected() -> usize {
+    (most_half_open() / 4).max(1)
+}
+
+/// The addresses that share their room: one of IPv4, a network of 64 bits of IPv6, which one host may have for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Network(IpAddr);
+
+impl Network {
+    pub(super) fn of(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let [a, b, c, d, ..] = address.segments();
+                Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+            }
+            address => address,
+        })
+    }
+}
+
+/// A half-open client, as far as its turn to go depends on it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Occupant {
+    pub(super) key: u64,
+    pub(super) network: Network,
+    /// When the listener began to wait for its next message.
+    pub(super) since: Instant,
+    /// Whether it has sent nothing at all.
+    pub(super) is_mute: bool,
+}
+
+impl Occupant {
+    pub(super) fn waited(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.since)
+    }
+
+    /// Returns true if its next message is awaited for [`FIRST_BYTE`].
+    pub(super) fn is_late(&self, now: Instant) -> bool {
+        self.waited(now) >= FIRST_BYTE
+    }
+}
+
+/// The clients that may go when there is no room, in order.
+///
+/// They are of the network that has most, so that no network keeps others out: first those that are late and have sent
+/// nothing, then others that are late, the longest first. If room is `scarce`, since late ones had to go lately, a
+/// client has no time to be late: it goes, too, if it has sent nothing, or if its network has more than half of the
+/// room.
+pub(super) fn in_order_to_go(
+    mut clients: Vec<Occupant>,
+    room: usize,
+    is_scarce: bool,
+    now: Instant,
+) -> Vec<Occupant> {
+    let counts = counts(&clients);
+    let most = counts.values().copied().max().unwrap_or(0);
+    let is_over_share = most > room / 2;
+    clients.retain(|client| {
+        counts.get(&client.network) == Some(&most)
+            && (client.is_late(now) || is_scarce && (client.is_mute || is_over_share))
+    });
+    sort(&mut clients, now);
+    clients
+}
+
+/// The clients with a queue pair that may go for a newcomer who needs one, in order: those that are late, and those whose
+/// network has more queue pairs than that of the newcomer will have.
+pub(super) fn in_order_to_yield(
+    mut clients: Vec<Occupant>,
+    newcomer: Network,
+    now: Instant,
+) -> Vec<Occupant> {
+    let counts = counts(&clients);
+    let count = |network: Network| counts.get(&network).copied().unwrap_or(0);
+    clients.retain(|client| client.is_late(now) || count(client.network) > count(newcomer) + 1);
+    clients.sort_by_key(|client| Reverse((count(client.network), client.waited(now))));
+    clients
+}
+
+/// The clients that are late, in order.
+pub(super) fn late(mut clients: Vec<Occupant>, now: Instant) -> Vec<Occupant> {
+    clients.retain(|client| client.is_late(now));
+    sort(&mut clients, now);
+    clients
+}
+
+fn sort(clients: &mut [Occupant], now: Instant) {
+    clients
+        .sort_by_key(|client| Reverse((client.is_mute && client.is_late(now), client.waited(now))));
+}
+
+fn counts(clients: &[Occupant]) -> HashMap<Network, usize> {
+    let mut counts = HashMap::new();
+    for client in clients {
+        *counts.entry(client.network).or_default() += 1;
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn network(address: &str) -> Network {
+        Network::of(address.parse().unwrap())
+    }
+
+    /// A client for which the listener has waited for this long at `now`.
+    fn client(key: u64, address: &str, now: Instant, waited_ms: u64, is_mute: bool) -> Occupant {
+        let since = now.checked_sub(Duration::from_millis(waited_ms)).unwrap();
+        Occupant { key, network: network(address), since, is_mute }
+    }
+
+    fn now() -> Instant {
+        // Later than any client has begun to wait.
+        Instant::now() + Duration::from_secs(3600)
+    }
+
+    fn keys(clients: &[Occupant]) -> Vec<u64> {
+        clients.iter().map(|client| client.key).collect()
+    }
+
+    #[test]
+    fn ipv4_addresses_are_networks_and_ipv6_networks_have_64_bits() {
+        assert_ne!(network("192.0.2.1"), network("192.0.2.2"));
+        assert_eq!(network("192.0.2.1"), network("::ffff:192.0.2.1"));
+        assert_eq!(network("2001:db8:0:1::1"), network("2001:db8:0:1:ffff::2"));
+        assert_ne!(network("2001:db8:0:1::1"), network("2001:db8:0:2::1"));
+    }
+
+    #[test]
+    fn late_clients_of_the_network_that_has_most_go_and_no_others() {
+        let now = now();
+        let clients = vec![
+            client(1, "192.0.2.9", now, 900_000, false),
+            client(2, "192.0.2.1", now, 2_000, true),
+            client(3, "192.0.2.1", now, 3_000, true),
+            client(4, "192.0.2.1", now, 999, true),
+        ];
+        assert_eq!(keys(&in_order_to_go(clients, 4, false, now)), [3, 2]);
+    }
+
+    #[test]
+    fn a_client_that_has_sent_nothing_within_a_second_goes_before_older_ones_that_have() {
+        let now = now();
+        let clients = vec![
+            client(1, "192.0.2.1", now, 5_000, false),
+            client(2, "192.0.2.1", now, 1_000, true),
+            client(3, "192.0.2.1", now, 2_000, true),
+        ];
+        assert_eq!(keys(&in_order_to_go(clients.clone(), 8, false, now)), [3, 2, 1]);
+        assert_eq!(keys(&late(clients, now)), [3, 2, 1]);
+    }
+
+    #[test]
+    fn if_room_is_scarce_clients_go_that_have_sent_nothing_or_are_more_than_half() {
+        let now = now();
+        let clients = vec![
+            client(1, "192.0.2.1", now, 500, false),
+            client(2, "192.0.2.1", now, 10, true),
+            client(3, "192.0.2.1", now, 20, true),
+            client(4, "192.0.2.2", now, 600, true),
+        ];
+        assert!(in_order_to_go(clients.clone(), 4, false, now).is_empty());
+        assert_eq!(keys(&in_order_to_go(clients.clone(), 6, true, now)), [3, 2]);
+        assert_eq!(keys(&in_order_to_go(clients, 4, true, now)), [1, 3, 2]);
+    }
+
+    #[test]
+    fn networks_that_have_the_same_number_are_as_one() {
+        let now = now();
+        let clients = vec![
+            client(1, "192.0.2.1", now, 1_010, true),
+            client(2, "192.0.2.2", now, 1_030, true),
+            client(3, "192.0.2.1", now, 1_040, true),
+            client(4, "192.0.2.2", now, 1_020, true),
+        ];
+        assert_eq!(keys(&in_order_to_go(clients, 4, false, now)), [3, 2, 4, 1]);
+    }
+
+    #[test]
+    fn a_queue_pair_goes_after_a_second_or_from_a_network_that_has_more() {
+        let now = now();
+        let clients = vec![
+            client(1, "192.0.2.1", now, 999, false),
+            client(2, "192.0.2.1", now, 500, false),
+            client(3, "192.0.2.2", now, 1_000, false),
+        ];
+        let yields = |newcomer| keys(&in_order_to_yield(clients.clone(), network(newcomer), now));
+        assert_eq!(yields("192.0.2.3"), [1, 2, 3]);
+        // With the newcomer it has as many.
+        assert_eq!(yields("192.0.2.2"), [3]);
+        assert_eq!(yields("192.0.2.1"), [3]);
+    }
+}
