@@ -16,6 +16,7 @@ use self::event::{LeftReason, PeerId, ServerError, ServerEvent};
 use self::lent::Lent;
 use self::peers::{Peer, Peers};
 use self::queues::{End, Queues};
+use self::receives::OwnReceives;
 use self::waker::Waker;
 use crate::deadline::{Deadline, NO_LIMIT, Next};
 use crate::ledger::watch::notice_silence;
@@ -33,11 +34,11 @@ pub(crate) mod event;
 mod lent;
 mod peers;
 mod queues;
+mod receives;
 mod wait;
 pub(crate) mod waker;
 
-/// Clients that come and go, and their messages: one listener, one shared receive queue, and one call that says what
-/// has happened.
+/// Clients that come and go, and their messages: one listener, receives for all, and one call that says what has happened.
 ///
 /// It is made by [`bind`](Self::bind), or with options by [`create_server`](crate::prelude::CreateChannel::create_server)
 /// of the prelude. Clients [connect](crate::Channel::connect) as to a [`ChannelListener`](crate::ChannelListener). The
@@ -46,9 +47,12 @@ pub(crate) mod waker;
 /// # Memory
 /// Messages are received into buffers of a pool, which come to the program by value: it reads them, keeps them, sends
 /// them to anybody, or drops them, which gives them back. A buffer has what an earlier message left behind the `length`
-/// bytes of this one, and that may be another client's: send no more than `length`. The shared receive queue has
+/// bytes of this one, and that may be another client's: send no more than `length`. There are
 /// [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr) buffers of [`message_size`](crate::ServerBuilder::message_size)
-/// bytes, be there one client or a thousand; what the program keeps comes on top. If messages come faster than they are
+/// bytes to receive into, be there one client or a thousand; what the program keeps comes on top. Clients share them by a
+/// shared receive queue; on a device without, each has
+/// [`max_recv_wr_per_peer`](crate::ServerBuilder::max_recv_wr_per_peer) of them, and a client that comes when all are
+/// given out is told so. If messages come faster than they are
 /// taken, the senders wait: a reliable connection sends again until there is a receive. A client costs a queue pair for
 /// `max_send_wr` sends, and one file: on the software device less than 10 KiB of memory.
 ///
@@ -109,6 +113,7 @@ pub struct Server {
     /// Dropped first: what is lent is given back when no queue pair is left that might use it.
     clients: Clients<Queues>,
     lent: Lent,
+    own: OwnReceives,
     peers: Peers,
     /// Queue pairs that could not be destroyed.
     stuck: Vec<End>,
@@ -175,7 +180,8 @@ impl Server {
             let tried = "preparing to wait for clients".into();
             ConnectError::Io { tried, source: source.into() }
         };
-        let (lent, peers) = (Lent::new(queues.srq.clone()), Peers::new(options.max_peers));
+        let (lent, peers) =
+            (Lent::new(queues.receives.shared().cloned()), Peers::new(options.max_peers));
         let pool = BufferPool::with_region_size(&options.pd, options.receive_bytes().min(REGION));
         let (files, waker) = (Files::new()?, Waker::new().map_err(failed)?);
         let timeout = options.rendezvous_timeout;
@@ -183,6 +189,7 @@ impl Server {
         let mut server = Self {
             clients,
             lent,
+            own: OwnReceives::default(),
             peers,
             stuck: Vec::new(),
             pool,
@@ -452,25 +459,50 @@ impl Server {
         // What is there of an earlier queue pair with the same number is nobody's.
         self.drain()?;
         let id = self.peers.next_id();
-        let key = FIRST_STREAM + u64::from(id.index);
+        let lacking = match self.accept(id, &mut client) {
+            Ok(lacking) => lacking,
+            Err(error) => {
+                self.end(id, client.end);
+                self.peers.skip(id);
+                return error.map_or(Ok(()), |error| Err(error.into()));
+            }
+        };
         let stream = client.added().clone();
-        notice_silence(stream.stream(), self.options.watch);
-        let user_bytes = self.options.user_bytes.clone();
-        let told = Told { user_bytes, watches: true, talks: false };
-        let accepted = client.check().and_then(|()| client.accept(told));
-        if accepted.is_err() {
-            self.clients.refused += 1;
-            return Ok(());
-        }
-        stream.change(key, EventFlags::RDHUP).map_err(|error| {
-            let tried = format!("watching the client at {}", client.address);
-            ConnectError::Io { tried, source: error.into() }
-        })?;
         let Candidate { end, address, told, .. } = client;
         let user_bytes = told.user_bytes;
         self.peers.join(Peer::new(end, stream));
+        (0..lacking).for_each(|_| self.own.owe(id));
         self.events.push_back(ServerEvent::Joined { peer: id, address, user_bytes });
         Ok(())
+    }
+
+    /// Accepts a client that will have that ID. Returns the receives that there is no memory for now.
+    ///
+    /// # Errors
+    /// None of the server's if the client was refused, which is counted.
+    fn accept(
+        &mut self,
+        id: PeerId,
+        client: &mut Candidate<End>,
+    ) -> Result<u32, Option<ConnectError>> {
+        let key = FIRST_STREAM + u64::from(id.index);
+        notice_silence(client.stream(), self.options.watch);
+        let lacking = self.post_first_receives(id, &client.end).map_err(|error| {
+            self.clients.refuse(format!("{}: {error}", client.address));
+            client.reject("the server cannot receive from this client");
+            None
+        })?;
+        let user_bytes = self.options.user_bytes.clone();
+        let told = Told { user_bytes, watches: true, talks: false };
+        client.check().and_then(|()| client.accept(told)).map_err(|error| {
+            self.clients.refuse(error.to_string());
+            None
+        })?;
+        client.added().change(key, EventFlags::RDHUP).map_err(|error| {
+            let tried = format!("watching the client at {}", client.address);
+            Some(ConnectError::Io { tried, source: error.into() })
+        })?;
+        Ok(lacking)
     }
 }
 
@@ -491,8 +523,9 @@ impl Drop for Server {
 ///
 /// With [`Wait::Spin`](crate::Wait::Spin) there is no file for messages and ends of sends: then it tells of clients alone.
 ///
-/// Time is not among it: a program that sleeps on the file without a limit has slow clients of the rendezvous, and those
-/// that take nothing, ended late.
+/// Time is not among it. A program that sleeps on the file without a limit ends slow clients of the rendezvous late, and
+/// those that take nothing. It may also leave new clients out: after too many files were open, or while too many clients
+/// are half-open. Sleep for a second at most.
 impl AsFd for Server {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.files.as_fd()

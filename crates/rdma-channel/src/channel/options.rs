@@ -67,7 +67,7 @@ impl Options {
         self.queue_for(all, "`max_send_wr` and `max_recv_wr` of each channel")
     }
 
-    /// The same for queue pairs that have a receive queue together.
+    /// The same for the queue pairs of a server, whose receives are counted together.
     pub(crate) fn shared_completion_queue(&self, peers: u32) -> Result<CompletionQueue, Error> {
         let receives = at_most("max_recv_wr", self.max_recv_wr, MOST_REQUESTS)?;
         let room = MOST_REQUESTS - receives;
@@ -102,14 +102,25 @@ impl Options {
         self.pd.create_srq().max_wr(self.max_recv_wr).max_sge(1).build()
     }
 
-    /// A queue pair that completes in that queue, and receives from the shared one.
-    pub(crate) fn queue_pair_of(
+    /// A queue pair of a server that completes in that queue, and receives from the shared one.
+    pub(crate) fn queue_pair_sharing(
         &self,
         cq: &CompletionQueue,
         srq: &SharedReceiveQueue,
     ) -> Result<PreparedQueuePair, Error> {
         let qp: QueuePairBuilder<'_> = self.qp.clone();
         let qp = qp.qp_type(self.qp_type).send_cq(cq).recv_cq(cq).srq(srq);
+        qp.max_send_wr(self.max_send_wr).strict_cq(true).build()
+    }
+
+    /// A queue pair of a server that completes in that queue, with that many receives of its own.
+    pub(crate) fn queue_pair_with(
+        &self,
+        cq: &CompletionQueue,
+        max_recv_wr: u32,
+    ) -> Result<PreparedQueuePair, Error> {
+        let qp: QueuePairBuilder<'_> = self.qp.clone();
+        let qp = qp.qp_type(self.qp_type).send_cq(cq).recv_cq(cq).max_recv_wr(max_recv_wr);
         qp.max_send_wr(self.max_send_wr).strict_cq(true).build()
     }
 
@@ -145,11 +156,15 @@ impl Default for RendezvousOptions {
 pub(crate) struct ServerKnobs {
     pub(crate) max_peers: u32,
     pub(crate) message_size: usize,
+    /// Whether the clients share a receive queue; `None` if the device decides.
+    pub(crate) shares: Option<bool>,
+    /// The receives of each client that shares none.
+    pub(crate) per_peer: Option<u32>,
 }
 
 impl Default for ServerKnobs {
     fn default() -> Self {
-        Self { max_peers: 64, message_size: 4096 }
+        Self { max_peers: 64, message_size: 4096, shares: None, per_peer: None }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::limits::Limits;
 use crate::rendezvous::address::resolve;
 use crate::rendezvous::error::ConnectError;
 
-/// Makes a [`Server`]. The options of the connections are those of a channel; the queue of receives is for all.
+/// Makes a [`Server`]. The options of the connections are those of a channel; the receives are for all clients.
 ///
 /// # Examples
 /// ```
@@ -24,7 +24,8 @@ use crate::rendezvous::error::ConnectError;
 /// let server = pd
 ///     .create_server()
 ///     .max_peers(1000)
-///     .max_recv_wr(512) // for all clients together
+///     .max_recv_wr(4096) // for all clients together
+///     .max_recv_wr_per_peer(4) // on a device without shared receive queues
 ///     .max_send_wr(4) // to each client
 ///     .message_size(64 * 1024)
 ///     .bind("127.0.0.1:0")?;
@@ -74,6 +75,28 @@ impl<'a> ServerBuilder<'a> {
         self
     }
 
+    /// Whether the clients share one receive queue, so that each can use all receives. Default: if the device has shared
+    /// receive queues. Some have none, such as Intel E810 and Alibaba erdma.
+    ///
+    /// Where they share none, each client has [`max_recv_wr_per_peer`](Self::max_recv_wr_per_peer) receives of its
+    /// own. [`max_recv_wr`](Self::max_recv_wr) is the number of all receives on both kinds of device, and with
+    /// [`message_size`](Self::message_size) the memory for them.
+    #[doc(alias = "ibv_create_srq")]
+    pub fn shared_receive_queue(mut self, shares: bool) -> Self {
+        self.server.shares = Some(shares);
+        self
+    }
+
+    /// The number of receives of each client where clients share no receive queue. Default:
+    /// [`max_recv_wr`](Self::max_recv_wr) divided by [`max_peers`](Self::max_peers), at least 1.
+    ///
+    /// There are at most [`max_recv_wr`](Self::max_recv_wr) receives for all: a client that comes when all are given
+    /// out is told [`Busy`](ConnectError::Busy), with both numbers. Without effect where clients share a receive queue.
+    pub fn max_recv_wr_per_peer(mut self, max_recv_wr: u32) -> Self {
+        self.server.per_peer = Some(max_recv_wr);
+        self
+    }
+
     /// How many bytes a message of a client can have. A longer one fails the connection. Default: 4,096.
     pub fn message_size(mut self, message_size: usize) -> Self {
         self.server.message_size = message_size;
@@ -105,7 +128,8 @@ impl<'a> ServerBuilder<'a> {
     /// [`Io`](ConnectError::Io), of the first address; [`Resolve`](ConnectError::Resolve),
     /// [`NoAddress`](ConnectError::NoAddress) and [`UserBytesTooLong`](ConnectError::UserBytesTooLong) as for
     /// [`connect`](ChannelBuilder::connect); [`Verbs`](ConnectError::Verbs) if the queues cannot be made, an option is
-    /// 0 with which no message could be received, or there is no memory for the receives.
+    /// 0 with which no message could be received, one client would have more receives than there are for all, or there
+    /// is no memory for the receives.
     #[doc(alias("ibv_create_srq", "ibv_create_cq"))]
     pub fn bind(self, addr: impl ToSocketAddrs) -> Result<Server, ConnectError> {
         ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;
@@ -116,6 +140,7 @@ impl<'a> ServerBuilder<'a> {
             ("message_size", server.message_size as u64),
             ("max_recv_wr", u64::from(options.max_recv_wr)),
             ("max_send_wr", u64::from(options.max_send_wr)),
+            ("max_recv_wr_per_peer", u64::from(server.per_peer.unwrap_or(1))),
         ];
         if let Some(&(knob, _)) = knobs.iter().find(|(_, value)| *value == 0) {
             return Err(Error::TooSmall { knob, least: 1 }.into());
@@ -131,6 +156,6 @@ impl<'a> ServerBuilder<'a> {
             rendezvous_timeout: rendezvous.timeout,
             watch: rendezvous.watch.unwrap_or(SILENCE),
         };
-        Server::of(Queues::new(options, server.max_peers)?, kept, &addresses)
+        Server::of(Queues::new(options, server)?, kept, &addresses)
     }
 }

@@ -1,6 +1,6 @@
 //! What a server does with completions: receives and sends that are over, and clients that have ended.
 
-use rdma_qp::{WcOpcode, WorkCompletion, WorkError};
+use rdma_qp::{WcOpcode, WorkCompletion, WorkError, WorkErrorClass};
 
 use super::Server;
 use super::event::{PeerId, ServerEvent};
@@ -9,29 +9,9 @@ use super::peers::Peer;
 use super::queues::End;
 use crate::operation::Operation;
 use crate::transport_error::TransportError;
-use crate::transport_error::context::{FailedWork, RefusedWork};
+use crate::transport_error::context::FailedWork;
 
 impl Server {
-    /// Has the device have as many receives as the queue holds.
-    ///
-    /// # Errors
-    /// If it has none.
-    pub(super) fn post_receives(&mut self) -> Result<(), TransportError> {
-        let refused =
-            |error| RefusedWork { operation: Operation::Receive, peer: None, error }.into();
-        while self.lent.receives() < self.options.max_recv_wr {
-            let buffer = self.pool.allocate(self.options.message_size);
-            let posted = buffer
-                .map_err(TransportError::from)
-                .and_then(|buffer| self.lent.post_receive(buffer).map_err(refused));
-            match posted {
-                Err(_) if self.lent.receives() > 0 => break,
-                posted => posted?,
-            }
-        }
-        Ok(())
-    }
-
     /// Takes completions that are there.
     pub(super) fn take_completions(&mut self) -> Result<usize, TransportError> {
         let count = self.clients.maker().cq.poll_into(&*self.polled)?;
@@ -39,6 +19,7 @@ impl Server {
             let completion = self.polled[index].get().last();
             self.complete(&completion);
         }
+        self.post_owed();
         Ok(count)
     }
 
@@ -56,7 +37,8 @@ impl Server {
 
     pub(super) fn complete(&mut self, completion: &WorkCompletion) {
         match (self.lent.complete(completion.wr_id()), completion.result()) {
-            (Some(Loan::Receive(buffer)), Ok(success)) => {
+            (Some(Loan::Receive(owner, buffer)), Ok(success)) => {
+                owner.inspect(|&peer| self.own.owe(peer));
                 // Who has not joined yet was not told that it can send.
                 let Some(peer) = self.peers.of(completion.qpn()) else { return };
                 let length = success.scattered_bytes().unwrap_or(0);
@@ -71,7 +53,14 @@ impl Server {
                     }
                 });
             }
-            (Some(Loan::Receive(_)), Err(error)) => {
+            (Some(Loan::Receive(owner, buffer)), Err(error)) => {
+                if owner.is_some() {
+                    self.own.spare.push(buffer);
+                    if error.class() == WorkErrorClass::Flushed {
+                        // The reason is told otherwise, as of clients that share their receives.
+                        return;
+                    }
+                }
                 if let Some(peer) = self.peers.of(completion.qpn()) {
                     self.fail_work(peer, Operation::Receive, error);
                 }
@@ -118,10 +107,10 @@ impl Server {
         }
     }
 
-    /// Destroys the queue pair of a client, whose sends are over then.
+    /// Destroys the queue pair of a client, whose sends, and receives of its own, are over then.
     pub(super) fn end(&mut self, id: PeerId, end: End) {
         match end.close() {
-            Ok(()) => self.lent.end_sends(id),
+            Ok(()) => self.lent.end_of(id, &mut self.own.spare),
             Err((end, error)) => {
                 tracing::error!(%error, %id, "a client's queue pair could not be destroyed: its buffers stay lent");
                 self.stuck.push(end);

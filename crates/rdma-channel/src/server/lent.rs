@@ -13,15 +13,15 @@ use crate::ledger::queues::{GENERATION, index};
 ///
 /// Each has a slot, whose index and generation are its WR ID: a completion that comes twice, or of nothing, finds no
 /// request. What is left in the slots when the value is dropped is given back if the shared receive queue can be
-/// destroyed, which is after all queue pairs that may have taken a receive; a send goes with its queue pair
-/// ([`end_sends`](Self::end_sends)). What cannot be ended is never given back.
+/// destroyed, which is after all queue pairs that may have taken a receive; a send, and a receive of a client's own, goes
+/// with its queue pair ([`end_of`](Self::end_of)). What cannot be ended is never given back.
 #[derive(Debug)]
 pub(super) struct Lent {
     slots: Vec<Slot>,
     free: Vec<usize>,
     /// How many are receives.
     receives: u32,
-    /// Taken in `drop` alone.
+    /// Of clients that share one. Taken in `drop` alone.
     srq: Option<SharedReceiveQueue>,
 }
 
@@ -35,14 +35,15 @@ struct Slot {
 /// A request that the device has.
 #[derive(Debug)]
 pub(super) enum Loan {
-    Receive(Buffer),
+    /// Of this client, or of whichever the message comes from.
+    Receive(Option<PeerId>, Buffer),
     /// To this client. Without a buffer, its bytes were inline.
     Send(PeerId, Option<Buffer>),
 }
 
 impl Lent {
-    pub(super) const fn new(srq: SharedReceiveQueue) -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), receives: 0, srq: Some(srq) }
+    pub(super) const fn new(srq: Option<SharedReceiveQueue>) -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), receives: 0, srq }
     }
 
     /// How many receives the device has.
@@ -50,22 +51,29 @@ impl Lent {
         self.receives
     }
 
-    /// Has the device receive a message into a buffer.
+    /// Has the device receive a message into a buffer: of this client, or of any by the shared receive queue.
     ///
     /// # Errors
     /// That of the post. The buffer is back in its pool, unless the provider does not say whether it has it.
-    pub(super) fn post_receive(&mut self, buffer: Buffer) -> Result<(), PostError> {
-        let (index, id) = self.put(Loan::Receive(buffer));
+    pub(super) fn post_receive(
+        &mut self,
+        from: Option<(PeerId, &QueuePair)>,
+        buffer: Buffer,
+    ) -> Result<(), PostError> {
+        let (index, id) = self.put(Loan::Receive(from.map(|(peer, _)| peer), buffer));
         self.receives += 1;
-        let slot = &mut self.slots[index];
-        let (Some(srq), Some(Loan::Receive(buffer))) = (&self.srq, &mut slot.loan) else {
-            unreachable!(
-                "it was just put there, and the queue is there until the value is dropped"
-            );
+        let Some(Loan::Receive(_, buffer)) = &mut self.slots[index].loan else {
+            unreachable!("it was just put there");
         };
         let mut list = ScatterList::from([buffer.as_slice_mut()]);
-        // SAFETY: SAFETY.md F27: the buffer stays in its slot until the receive is over.
-        let posted = unsafe { srq.post_receive(ReceiveWorkRequest::from_list(&mut list), id) };
+        let request = ReceiveWorkRequest::from_list(&mut list);
+        let posted = match (from, &self.srq) {
+            // SAFETY: SAFETY.md F27: the buffer stays in its slot until the receive is over.
+            (Some((_, qp)), _) => unsafe { qp.post_receive(request, id) },
+            // SAFETY: the same.
+            (None, Some(srq)) => unsafe { srq.post_receive(request, id) },
+            (None, None) => unreachable!("the queue is there until the value is dropped"),
+        };
         posted.inspect_err(|error| {
             if error.posted() == 0 {
                 drop(self.take(index));
@@ -134,11 +142,19 @@ impl Lent {
         if self.slots.get(index)?.id == wr_id { self.take(index) } else { None }
     }
 
-    /// Takes the sends to a client back, whose queue pair was destroyed.
-    pub(super) fn end_sends(&mut self, peer: PeerId) {
+    /// Takes back what a client had whose queue pair was destroyed: the sends to it, and the receives of its own, whose
+    /// buffers are added to `spare`.
+    pub(super) fn end_of(&mut self, peer: PeerId, spare: &mut Vec<Buffer>) {
         for index in 0..self.slots.len() {
-            if matches!(self.slots[index].loan, Some(Loan::Send(to, _)) if to == peer) {
-                drop(self.take(index));
+            let (Some(Loan::Send(of, _)) | Some(Loan::Receive(Some(of), _))) =
+                &self.slots[index].loan
+            else {
+                continue;
+            };
+            if *of == peer
+                && let Some(Loan::Receive(_, buffer)) = self.take(index)
+            {
+                spare.push(buffer);
             }
         }
     }
@@ -162,7 +178,7 @@ impl Lent {
         let loan = slot.loan.take()?;
         slot.id = slot.id.wrapping_add(GENERATION);
         self.free.push(index);
-        self.receives -= u32::from(matches!(loan, Loan::Receive(_)));
+        self.receives -= u32::from(matches!(loan, Loan::Receive(..)));
         Some(loan)
     }
 }
@@ -173,7 +189,7 @@ impl Drop for Lent {
         for slot in &mut self.slots {
             let loan = ManuallyDrop::new(slot.loan.take());
             // Others the device may have still: they are never used again.
-            if is_closed && matches!(*loan, Some(Loan::Receive(_))) {
+            if is_closed && matches!(*loan, Some(Loan::Receive(None, _))) {
                 drop(ManuallyDrop::into_inner(loan));
             }
         }

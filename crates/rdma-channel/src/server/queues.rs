@@ -6,19 +6,28 @@ use rdma_qp::{
     CompletionQueue, Error, PreparedQueuePair, QueuePair, QueuePairEndpoint, SharedReceiveQueue,
 };
 
-use crate::channel::options::Options;
+use crate::channel::options::{Options, ServerKnobs};
 use crate::rendezvous::address::StreamAddresses;
 use crate::rendezvous::half_open::{MakeEnds, NoEnd};
 
-/// What the queue pairs of all clients share.
+/// The completion queue of a server, and its receives.
 #[derive(Debug)]
 pub(super) struct Queues {
     options: Options,
     pub(super) cq: CompletionQueue,
-    pub(super) srq: SharedReceiveQueue,
+    pub(super) receives: Receives,
     max_peers: u32,
     /// Held by each queue pair that there is.
     places: Arc<()>,
+}
+
+/// Where the queue pairs of clients have their receives.
+#[derive(Debug)]
+pub(super) enum Receives {
+    /// In a queue for all.
+    Shared(SharedReceiveQueue),
+    /// Each queue pair has that many of its own, since the device has no shared receive queue, or the program wants it so.
+    PerPeer(u32),
 }
 
 /// The queue pair of a client, and its place among all.
@@ -29,11 +38,83 @@ pub(super) struct End {
 }
 
 impl Queues {
-    /// With a completion queue that so many clients cannot overflow.
-    pub(super) fn new(options: Options, max_peers: u32) -> Result<Self, Error> {
+    /// With a completion queue that the clients cannot overflow.
+    pub(super) fn new(options: Options, knobs: ServerKnobs) -> Result<Self, Error> {
+        let max_peers = knobs.max_peers;
         let cq = options.shared_completion_queue(max_peers)?;
-        let srq = options.shared_receive_queue()?;
-        Ok(Self { options, cq, srq, max_peers, places: Arc::default() })
+        let receives = Receives::new(&options, knobs)?;
+        let queues = Self { options, cq, receives, max_peers, places: Arc::default() };
+        if let Receives::PerPeer(each) = queues.receives {
+            // The options that no client's queue pair can have are an error now, and not of the first client.
+            drop(queues.options.queue_pair_with(&queues.cq, each)?);
+            let most = queues.most();
+            if most < max_peers {
+                tracing::warn!(
+                    max_peers,
+                    most,
+                    "`max_recv_wr` allows fewer clients than `max_peers`, since clients share no receives"
+                );
+            }
+        }
+        Ok(queues)
+    }
+
+    /// The clients that there can be at a time.
+    const fn most(&self) -> u32 {
+        match self.receives {
+            Receives::PerPeer(each) => {
+                let most = self.options.max_recv_wr / each;
+                if most < self.max_peers { most } else { self.max_peers }
+            }
+            Receives::Shared(_) => self.max_peers,
+        }
+    }
+
+    /// The reason for a client that is one too many.
+    fn full(&self) -> String {
+        let most = self.most();
+        match self.receives {
+            Receives::PerPeer(each) if most < self.max_peers => format!(
+                "the server has receives for {most} clients, `max_recv_wr` {} in all and {each} for each: come again \
+                 when one has left, or raise `max_recv_wr`",
+                self.options.max_recv_wr
+            ),
+            _ => format!(
+                "the server has as many clients as it takes, {most}: come again when one has left"
+            ),
+        }
+    }
+}
+
+impl Receives {
+    fn new(options: &Options, knobs: ServerKnobs) -> Result<Self, Error> {
+        let device = options.pd.context().query_device()?;
+        if knobs.shares.unwrap_or(device.max_srq > 0) {
+            return options.shared_receive_queue().map(Self::Shared);
+        }
+        let all = options.max_recv_wr;
+        let each = knobs.per_peer.unwrap_or(all / knobs.max_peers).max(1);
+        if each > all {
+            let knob = "max_recv_wr_per_peer";
+            return Err(Error::TooLarge { knob, value: each, most: all });
+        }
+        Ok(Self::PerPeer(each))
+    }
+
+    /// The queue for all, if there is one.
+    pub(super) const fn shared(&self) -> Option<&SharedReceiveQueue> {
+        match self {
+            Self::Shared(srq) => Some(srq),
+            Self::PerPeer(_) => None,
+        }
+    }
+
+    /// The receives of a client that shares none.
+    pub(super) const fn per_peer(&self) -> u32 {
+        match self {
+            Self::Shared(_) => 0,
+            Self::PerPeer(each) => *each,
+        }
     }
 }
 
@@ -46,14 +127,14 @@ impl MakeEnds for Queues {
         stream: StreamAddresses,
     ) -> Result<(Self::Prepared, QueuePairEndpoint), NoEnd> {
         // Beside those that have a place, this one has the count.
-        if Arc::strong_count(&self.places) > self.max_peers as usize {
-            return Err(NoEnd::Full(format!(
-                "the server has as many clients as it takes, {}: come again when one has left",
-                self.max_peers
-            )));
+        if Arc::strong_count(&self.places) > self.most() as usize {
+            return Err(NoEnd::Full(self.full()));
         }
-        let mut prepared =
-            self.options.queue_pair_of(&self.cq, &self.srq).map_err(NoEnd::Failed)?;
+        let prepared = match &self.receives {
+            Receives::Shared(srq) => self.options.queue_pair_sharing(&self.cq, srq),
+            Receives::PerPeer(each) => self.options.queue_pair_with(&self.cq, *each),
+        };
+        let mut prepared = prepared.map_err(NoEnd::Failed)?;
         if let Some((own, peer)) = stream {
             prepared.set_stream_addresses(own, peer);
         }

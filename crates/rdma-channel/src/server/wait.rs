@@ -93,7 +93,7 @@ impl Server {
         };
         // Whoever polls next says what is wrong with the completion queue.
         let _ = self.drain();
-        // Its receives are those of all clients, so that nothing was flushed that says it.
+        // Receives of all clients are not flushed, and those of its own do not say why.
         let refused = self.peers.get(peer).and_then(|peer| cause(&peer.end.qp));
         let gone = LeftReason::Gone { limit: self.options.watch };
         self.leave(peer, refused.map_or(gone, |event| LeftReason::Refused { event }));

@@ -5,6 +5,7 @@ mod joining;
 mod leaving;
 mod memory;
 mod messages;
+mod own_receives;
 mod process;
 mod provider;
 mod waiting;
@@ -18,8 +19,12 @@ use rdma_channel::{
 };
 use rdma_mem::ProtectionDomain;
 
+use crate::common::{DEFERRED, NO_SRQ, WIRE, WIRE_NO_SRQ};
+
 /// Those that work by themselves.
-const DEVICES: [&str; 4] = ["soft0", "softib0", crate::common::WIRE, crate::common::DEFERRED];
+const DEVICES: [&str; 6] = ["soft0", "softib0", WIRE, DEFERRED, NO_SRQ, WIRE_NO_SRQ];
+/// One with shared receive queues, and one without.
+const KINDS: [&str; 2] = ["soft0", NO_SRQ];
 const LOCALHOST: &str = "127.0.0.1:0";
 /// How long a test waits for what does come.
 const LATER: Duration = Duration::from_secs(60);

@@ -28,6 +28,10 @@ pub(crate) const DEFERRED: &str = "softlate0";
 pub(crate) const HELD: &str = "softheld0";
 /// A device that sends packets.
 pub(crate) const WIRE: &str = "softwire0";
+/// A device without shared receive queues, as some NICs are.
+pub(crate) const NO_SRQ: &str = "softnosrq0";
+/// The same, which sends packets.
+pub(crate) const WIRE_NO_SRQ: &str = "softwirenosrq0";
 /// The devices on which work is in flight.
 pub(crate) const LATE: [&str; 2] = [DEFERRED, HELD];
 /// These, and the one that executes requests within their post.
@@ -46,6 +50,8 @@ pub(crate) fn install() {
         let _ = Builder::new(name).schedule(schedule).install();
     }
     let _ = Builder::new(WIRE).force_wire().install();
+    let _ = Builder::new(NO_SRQ).max_shared_receive_queues(0).install();
+    let _ = Builder::new(WIRE_NO_SRQ).force_wire().max_shared_receive_queues(0).install();
 }
 
 pub(crate) fn everything() -> AccessFlags {

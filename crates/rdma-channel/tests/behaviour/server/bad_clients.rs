@@ -9,103 +9,113 @@ use rdma_channel::{QueuePairEndpoint, ServerEvent, prelude::*};
 use test_support::crowd::{ELSEWHERE, allow_files, crowd, is_kept, last_words};
 
 use crate::server::{
-    SOON, assert_quiet, connect, domain, join, message, next, server, server_with,
+    KINDS, SOON, assert_quiet, connect, domain, join, message, next, server, server_with,
 };
 
 #[test]
 fn garbage_silence_and_floods_disturb_nobody() {
-    let mut server =
-        server_with("soft0", |builder| builder.rendezvous_timeout(Duration::from_secs(2)));
-    let (peer, mut client) = join("soft0", &mut server);
-    let to = server.local_addr();
-    let silent: Vec<_> = (0..70).map(|_| TcpStream::connect(to).unwrap()).collect();
-    for garbage in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0; 2000], b"RDRV\0\x07\0\x01\0\0"] {
-        TcpStream::connect(to).unwrap().write_all(garbage).unwrap();
+    for device in KINDS {
+        let mut server =
+            server_with(device, |builder| builder.rendezvous_timeout(Duration::from_secs(2)));
+        let (peer, mut client) = join(device, &mut server);
+        let to = server.local_addr();
+        let silent: Vec<_> = (0..70).map(|_| TcpStream::connect(to).unwrap()).collect();
+        for garbage in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0; 2000], b"RDRV\0\x07\0\x01\0\0"] {
+            TcpStream::connect(to).unwrap().write_all(garbage).unwrap();
+        }
+        for _ in 0..10 {
+            client.send_inline(b"goes on").unwrap();
+            assert_eq!(message(&mut server).0, peer);
+        }
+        while server.refused() < 73 {
+            assert!(server.next(Some(SOON)).unwrap().is_none());
+        }
+        let _ = join(device, &mut server);
+        drop(silent);
     }
-    for _ in 0..10 {
-        client.send_inline(b"goes on").unwrap();
-        assert_eq!(message(&mut server).0, peer);
-    }
-    while server.refused() < 73 {
-        assert!(server.next(Some(SOON)).unwrap().is_none());
-    }
-    let _ = join("soft0", &mut server);
-    drop(silent);
 }
 
 #[test]
 fn silent_clients_keep_no_other_out() {
-    allow_files(3_000);
-    for from in [ELSEWHERE, Ipv4Addr::LOCALHOST] {
-        let mut server = server_with("soft0", |builder| builder.rendezvous_timeout(Duration::MAX));
-        let (peer, mut client) = join("soft0", &mut server);
-        let silent = crowd(from, server.local_addr(), 300, b"");
-        let to = server.local_addr();
-        let honest = thread::spawn(move || connect("soft0", to));
-        client.send_inline(b"goes on").unwrap();
-        let (mut joined, mut messages) = (0, 0);
-        while (joined, messages) != (1, 1) {
-            match next(&mut server) {
-                ServerEvent::Joined { .. } => joined += 1,
-                ServerEvent::Message { peer: from, .. } => {
-                    assert_eq!(from, peer);
-                    messages += 1;
+    for device in KINDS {
+        allow_files(3_000);
+        for from in [ELSEWHERE, Ipv4Addr::LOCALHOST] {
+            let mut server =
+                server_with(device, |builder| builder.rendezvous_timeout(Duration::MAX));
+            let (peer, mut client) = join(device, &mut server);
+            let silent = crowd(from, server.local_addr(), 300, b"");
+            let to = server.local_addr();
+            let honest = thread::spawn(move || connect(device, to));
+            client.send_inline(b"goes on").unwrap();
+            let (mut joined, mut messages) = (0, 0);
+            while (joined, messages) != (1, 1) {
+                match next(&mut server) {
+                    ServerEvent::Joined { .. } => joined += 1,
+                    ServerEvent::Message { peer: from, .. } => {
+                        assert_eq!(from, peer);
+                        messages += 1;
+                    }
+                    other => panic!("{other:?}"),
                 }
-                other => panic!("{other:?}"),
             }
+            drop(honest.join().unwrap());
+            // Those that there is no room for have gone.
+            let dropped = server.dropped_half_open();
+            assert!((44..=45).contains(&dropped), "{dropped}");
+            assert!(last_words(&silent[0]).ends_with(b"connect again"));
+            let kept = silent.iter().filter(|client| is_kept(client)).count();
+            assert_eq!(kept as u64 + dropped, 300);
         }
-        drop(honest.join().unwrap());
-        // Those that there is no room for have gone.
-        let dropped = server.dropped_half_open();
-        assert!((44..=45).contains(&dropped), "{dropped}");
-        assert!(last_words(&silent[0]).ends_with(b"connect again"));
-        let kept = silent.iter().filter(|client| is_kept(client)).count();
-        assert_eq!(kept as u64 + dropped, 300);
     }
 }
 
 /// All places are taken by clients that have sent their HELLO, and are not ready.
 #[test]
 fn clients_that_keep_places_make_room_for_a_client_of_another_address() {
-    const PLACES: usize = 4;
-    let mut server =
-        server_with("soft0", |builder| builder.max_peers(4).rendezvous_timeout(Duration::MAX));
-    let endpoint = domain("soft0").create_channel().build().unwrap().endpoint().to_bytes();
-    let hello = [b"RDRV\0\x02\0\x01\0\0".as_slice(), &endpoint].concat();
-    let begun = crowd(ELSEWHERE, server.local_addr(), PLACES, &hello);
-    while begun.iter().any(is_kept) {
-        assert!(server.next(Some(Duration::from_millis(1))).unwrap().is_none());
+    for device in KINDS {
+        const PLACES: usize = 4;
+        let mut server =
+            server_with(device, |builder| builder.max_peers(4).rendezvous_timeout(Duration::MAX));
+        let endpoint = domain(device).create_channel().build().unwrap().endpoint().to_bytes();
+        let hello = [b"RDRV\0\x02\0\x01\0\0".as_slice(), &endpoint].concat();
+        let begun = crowd(ELSEWHERE, server.local_addr(), PLACES, &hello);
+        while begun.iter().any(is_kept) {
+            assert!(server.next(Some(Duration::from_millis(1))).unwrap().is_none());
+        }
+        let _ = join(device, &mut server);
+        assert_eq!(server.dropped_half_open(), 1);
     }
-    let _ = join("soft0", &mut server);
-    assert_eq!(server.dropped_half_open(), 1);
 }
 
 /// It has a queue pair before the server has accepted it, and sends by that.
 #[test]
 fn a_client_that_was_not_accepted_is_not_heard() {
-    let mut server = server("soft0");
-    for _ in 0..3 {
-        // The same steps as a client's, but the last.
-        let prepared = domain("soft0").create_channel().max_inline_data(8).build().unwrap();
-        let mut stream = TcpStream::connect(server.local_addr()).unwrap();
-        let hello = [b"RDRV\0\x02\0\x01\0\0".as_slice(), &prepared.endpoint().to_bytes()].concat();
-        stream.write_all(&hello).unwrap();
-        let mut answer = [0; 10 + QueuePairEndpoint::BYTES];
-        stream.set_nonblocking(true).unwrap();
-        let mut come = 0;
-        while come < answer.len() {
-            assert!(server.next(Some(Duration::from_millis(5))).unwrap().is_none());
-            come += stream.read(&mut answer[come..]).unwrap_or(0);
+    for device in KINDS {
+        let mut server = server(device);
+        for _ in 0..3 {
+            // The same steps as a client's, but the last.
+            let prepared = domain(device).create_channel().max_inline_data(8).build().unwrap();
+            let mut stream = TcpStream::connect(server.local_addr()).unwrap();
+            let hello =
+                [b"RDRV\0\x02\0\x01\0\0".as_slice(), &prepared.endpoint().to_bytes()].concat();
+            stream.write_all(&hello).unwrap();
+            let mut answer = [0; 10 + QueuePairEndpoint::BYTES];
+            stream.set_nonblocking(true).unwrap();
+            let mut come = 0;
+            while come < answer.len() {
+                assert!(server.next(Some(Duration::from_millis(5))).unwrap().is_none());
+                come += stream.read(&mut answer[come..]).unwrap_or(0);
+            }
+            let endpoint = QueuePairEndpoint::from_bytes(&answer[10..]).unwrap();
+            let mut channel = prepared.handshake(endpoint).unwrap();
+            for _ in 0..300 {
+                channel.send_inline(b"let me in").unwrap_or_default();
+            }
+            assert_quiet(&mut server);
         }
-        let endpoint = QueuePairEndpoint::from_bytes(&answer[10..]).unwrap();
-        let mut channel = prepared.handshake(endpoint).unwrap();
-        for _ in 0..300 {
-            channel.send_inline(b"let me in").unwrap_or_default();
-        }
-        assert_quiet(&mut server);
+        let (peer, mut client) = join(device, &mut server);
+        client.send_inline(b"good").unwrap();
+        let (from, buffer, length) = message(&mut server);
+        assert_eq!((from, &buffer[..length]), (peer, b"good".as_slice()));
     }
-    let (peer, mut client) = join("soft0", &mut server);
-    client.send_inline(b"good").unwrap();
-    let (from, buffer, length) = message(&mut server);
-    assert_eq!((from, &buffer[..length]), (peer, b"good".as_slice()));
 }

@@ -5,8 +5,8 @@ use std::thread;
 use rdma_channel::{Channel, ConnectError, Error, Recovery, Server, ServerEvent, prelude::*};
 
 use crate::server::{
-    DEVICES, LATER, LOCALHOST, SOON, assert_quiet, connect, domain, join, left, message, next,
-    server, server_with,
+    DEVICES, KINDS, LATER, LOCALHOST, SOON, assert_quiet, connect, domain, join, left, message,
+    next, server, server_with,
 };
 
 #[test]
@@ -31,70 +31,77 @@ fn both_ends_are_told_what_the_other_says() {
 
 #[test]
 fn one_client_too_many_is_told_so_and_may_come_again() {
-    let mut server = server_with("soft0", |builder| builder.max_peers(2));
-    let (first, channel) = join("soft0", &mut server);
-    let (second, _stays) = join("soft0", &mut server);
-    assert_eq!((first.index(), second.index()), (0, 1));
-    let to = server.local_addr();
-    let third = thread::spawn(move || Channel::connect(to, &domain("soft0")));
-    while server.refused() == 0 {
-        assert!(server.next(Some(SOON)).unwrap().is_none());
+    for device in KINDS {
+        let mut server = server_with(device, |builder| builder.max_peers(2));
+        let (first, channel) = join(device, &mut server);
+        let (second, _stays) = join(device, &mut server);
+        assert_eq!((first.index(), second.index()), (0, 1));
+        let to = server.local_addr();
+        let third = thread::spawn(move || Channel::connect(to, &domain(device)));
+        while server.refused() == 0 {
+            assert!(server.next(Some(SOON)).unwrap().is_none());
+        }
+        let refused = third.join().unwrap().unwrap_err();
+        let ConnectError::Busy(why) = &refused else { panic!("{refused}") };
+        assert!(why.contains("as many clients as it takes, 2"), "{why}");
+        assert_eq!(refused.recovery(), Recovery::Retry);
+        assert!(server.last_refused().unwrap().contains("as many clients as it takes, 2"));
+        drop(channel);
+        assert_eq!(left(&mut server).0, first);
+        let (again, _channel) = join(device, &mut server);
+        assert_eq!(again.index(), first.index(), "the place is used again");
+        assert_ne!(again, first, "the ID is not");
     }
-    let refused = third.join().unwrap().unwrap_err();
-    let ConnectError::Busy(why) = &refused else { panic!("{refused}") };
-    assert!(why.contains("as many clients as it takes, 2"), "{why}");
-    assert_eq!(refused.recovery(), Recovery::Retry);
-    assert!(server.last_refused().unwrap().contains("as many clients as it takes, 2"));
-    drop(channel);
-    assert_eq!(left(&mut server).0, first);
-    let (again, _channel) = join("soft0", &mut server);
-    assert_eq!(again.index(), first.index(), "the place is used again");
-    assert_ne!(again, first, "the ID is not");
 }
 
 /// The place is free when the program was told that it is, and its new client waits until then.
 #[test]
 fn a_place_is_taken_until_its_end_was_told() {
-    let mut server = server_with("soft0", |builder| builder.max_peers(1));
-    let to = server.local_addr();
-    for round in 0..20 {
-        let client = thread::spawn(move || connect("soft0", to));
-        let peer = loop {
-            match next(&mut server) {
-                ServerEvent::Joined { peer, .. } => break peer,
-                ServerEvent::Left { peer, .. } => assert_eq!(peer.index(), 0),
-                other => panic!("{other:?}"),
-            }
-        };
-        assert_eq!(peer.to_string(), format!("peer 0.{round}"));
-        drop(client.join().unwrap());
-        assert_eq!(left(&mut server).0, peer);
+    for device in KINDS {
+        let mut server = server_with(device, |builder| builder.max_peers(1));
+        let to = server.local_addr();
+        for round in 0..20 {
+            let client = thread::spawn(move || connect(device, to));
+            let peer = loop {
+                match next(&mut server) {
+                    ServerEvent::Joined { peer, .. } => break peer,
+                    ServerEvent::Left { peer, .. } => assert_eq!(peer.index(), 0),
+                    other => panic!("{other:?}"),
+                }
+            };
+            assert_eq!(peer.to_string(), format!("peer 0.{round}"));
+            drop(client.join().unwrap());
+            assert_eq!(left(&mut server).0, peer);
+        }
     }
 }
 
 #[test]
 fn clients_come_while_others_talk_without_end() {
-    let mut server = server("soft0");
-    let (talks, mut channel) = join("soft0", &mut server);
-    let to = server.local_addr();
-    let others = thread::spawn(move || (0..10).map(|_| connect("soft0", to)).collect::<Vec<_>>());
-    let mut room = channel.pd().allocate_region(1).unwrap();
-    channel.send_inline(b"x").unwrap();
-    let mut came = 0;
-    while came < 10 {
-        match next(&mut server) {
-            ServerEvent::Message { peer, buffer, length, .. } => {
-                assert_eq!(peer, talks);
-                server.send(peer, buffer, length).unwrap();
-                channel.receive_into(&mut room).unwrap();
-                channel.send_inline(b"x").unwrap();
+    for device in KINDS {
+        let mut server = server(device);
+        let (talks, mut channel) = join(device, &mut server);
+        let to = server.local_addr();
+        let others =
+            thread::spawn(move || (0..10).map(|_| connect(device, to)).collect::<Vec<_>>());
+        let mut room = channel.pd().allocate_region(1).unwrap();
+        channel.send_inline(b"x").unwrap();
+        let mut came = 0;
+        while came < 10 {
+            match next(&mut server) {
+                ServerEvent::Message { peer, buffer, length, .. } => {
+                    assert_eq!(peer, talks);
+                    server.send(peer, buffer, length).unwrap();
+                    channel.receive_into(&mut room).unwrap();
+                    channel.send_inline(b"x").unwrap();
+                }
+                ServerEvent::Joined { .. } => came += 1,
+                ServerEvent::Sent { .. } => {}
+                other => panic!("{other:?}"),
             }
-            ServerEvent::Joined { .. } => came += 1,
-            ServerEvent::Sent { .. } => {}
-            other => panic!("{other:?}"),
         }
+        drop(others.join().unwrap());
     }
-    drop(others.join().unwrap());
 }
 
 #[test]
@@ -105,6 +112,7 @@ fn a_builder_that_cannot_work_says_what_is_wrong() {
         ("message_size", pd.create_server().message_size(0)),
         ("max_recv_wr", pd.create_server().max_recv_wr(0)),
         ("max_send_wr", pd.create_server().max_send_wr(0)),
+        ("max_recv_wr_per_peer", pd.create_server().max_recv_wr_per_peer(0)),
     ];
     for (knob, builder) in zeros {
         let error = builder.bind(LOCALHOST).unwrap_err();
@@ -131,38 +139,40 @@ fn a_builder_that_cannot_work_says_what_is_wrong() {
 /// A server that was not asked for a while has lost nobody.
 #[test]
 fn clients_wait_for_a_server_that_is_busy() {
-    let mut server = server("soft0");
-    let to = server.local_addr();
-    let clients: Vec<_> = (0..30)
-        .map(|number| {
-            thread::spawn(move || {
-                let pd = domain("soft0");
-                let builder = pd.create_channel().rendezvous_timeout(LATER);
-                let mut channel = builder.max_inline_data(8).connect(to).unwrap().0;
-                channel.send_inline(&[number]).unwrap();
-                channel
+    for device in KINDS {
+        let mut server = server(device);
+        let to = server.local_addr();
+        let clients: Vec<_> = (0..30)
+            .map(|number| {
+                thread::spawn(move || {
+                    let pd = domain(device);
+                    let builder = pd.create_channel().rendezvous_timeout(LATER);
+                    let mut channel = builder.max_inline_data(8).connect(to).unwrap().0;
+                    channel.send_inline(&[number]).unwrap();
+                    channel
+                })
             })
-        })
-        .collect();
-    thread::sleep(SOON);
-    let (mut joined, mut numbers) = (0, Vec::new());
-    while numbers.len() < 30 {
-        match next(&mut server) {
-            ServerEvent::Joined { .. } => joined += 1,
-            ServerEvent::Message { buffer, .. } => numbers.push(buffer[0]),
-            other => panic!("{other:?}"),
+            .collect();
+        thread::sleep(SOON);
+        let (mut joined, mut numbers) = (0, Vec::new());
+        while numbers.len() < 30 {
+            match next(&mut server) {
+                ServerEvent::Joined { .. } => joined += 1,
+                ServerEvent::Message { buffer, .. } => numbers.push(buffer[0]),
+                other => panic!("{other:?}"),
+            }
         }
+        numbers.sort_unstable();
+        assert_eq!((joined, numbers), (30, (0..30).collect()));
+        let channels: Vec<_> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+        assert_quiet(&mut server);
+        drop(channels);
+        for _ in 0..30 {
+            left(&mut server);
+        }
+        let (_, mut channel) = join(device, &mut server);
+        channel.send_inline(b"after all").unwrap();
+        message(&mut server);
+        assert_eq!(server.refused(), 0);
     }
-    numbers.sort_unstable();
-    assert_eq!((joined, numbers), (30, (0..30).collect()));
-    let channels: Vec<_> = clients.into_iter().map(|client| client.join().unwrap()).collect();
-    assert_quiet(&mut server);
-    drop(channels);
-    for _ in 0..30 {
-        left(&mut server);
-    }
-    let (_, mut channel) = join("soft0", &mut server);
-    channel.send_inline(b"after all").unwrap();
-    message(&mut server);
-    assert_eq!(server.refused(), 0);
 }

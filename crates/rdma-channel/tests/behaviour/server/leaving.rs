@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use rdma_channel::{AsyncEventKind, LeftReason, RemoteMemoryRegion, ServerEvent, TransportError};
 
+use crate::common::{NO_SRQ, WIRE, WIRE_NO_SRQ};
 use crate::server::{DEVICES, LATER, assert_quiet, join, left, message, next, server, server_with};
 
 #[test]
@@ -71,7 +72,7 @@ fn who_was_refused_leaves_for_that_reason() {
         assert!(!is_refused || says.contains("a request of the peer was refused here"), "{says}");
         // A device that sends packets may tell the peer before it tells its own program.
         let may_be_gone =
-            device == crate::common::WIRE && matches!(reason, LeftReason::Gone { .. });
+            [WIRE, WIRE_NO_SRQ].contains(&device) && matches!(reason, LeftReason::Gone { .. });
         assert!(is_refused || may_be_gone, "{device}: {says}");
     }
 }
@@ -149,7 +150,7 @@ fn sends_that_are_outstanding_at_the_end_are_over() {
 /// Half of its messages are in the middle when it goes: the others have no harm.
 #[test]
 fn clients_that_die_in_the_middle_of_messages_cost_nothing() {
-    for device in ["soft0", "softib0", crate::common::WIRE] {
+    for device in ["soft0", "softib0", WIRE, NO_SRQ, WIRE_NO_SRQ] {
         let mut server =
             server_with(device, |builder| builder.max_recv_wr(4).message_size(1 << 20));
         for round in 0..12 {

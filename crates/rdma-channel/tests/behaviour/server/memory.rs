@@ -2,19 +2,21 @@
 
 use rdma_channel::ServerEvent;
 
-use crate::server::{DEVICES, join, left, message, next, server_with};
+use crate::server::{DEVICES, KINDS, join, left, message, next, server_with};
 
 #[test]
 fn receives_take_the_same_memory_for_any_number_of_clients() {
-    let mut server = server_with("soft0", |builder| builder.max_recv_wr(32).message_size(1000));
-    let pool = server.pool().clone();
-    let (alone, clients) = (pool.usage(), 20);
-    assert_eq!(alone.buffers, 32);
-    let channels: Vec<_> = (0..clients).map(|_| join("soft0", &mut server).1).collect();
-    assert_eq!(pool.usage(), alone);
-    drop(channels);
-    (0..clients).for_each(|_| drop(left(&mut server)));
-    assert_eq!(pool.usage(), alone);
+    for device in KINDS {
+        let mut server = server_with(device, |builder| builder.max_recv_wr(32).message_size(1000));
+        let pool = server.pool().clone();
+        let (alone, clients) = (pool.usage(), 20);
+        assert_eq!(alone.buffers, 32);
+        let channels: Vec<_> = (0..clients).map(|_| join(device, &mut server).1).collect();
+        assert_eq!(pool.usage(), alone);
+        drop(channels);
+        (0..clients).for_each(|_| drop(left(&mut server)));
+        assert_eq!(pool.usage(), alone);
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use rdma_mem::{AccessFlags, BufferPool};
 use rdma_qp::{SendWorkRequest, WriteWorkRequest};
 
 use crate::server::{
-    DEVICES, connect, domain, join, joined, left, message, next, server, server_with,
+    DEVICES, KINDS, connect, domain, join, joined, left, message, next, server, server_with,
 };
 
 fn ask(channel: &mut Channel, question: &[u8]) -> Vec<u8> {
@@ -104,19 +104,21 @@ fn sizes_and_immediate_data() {
 /// The server's memory is the program's affair: a region that peers may write is no buffer.
 #[test]
 fn a_client_that_writes_says_so_with_immediate_data() {
-    let mut server = server("soft0");
-    let access = AccessFlags::new().with_local_write().with_remote_write();
-    let board = server.pool().pd().allocate_shared_region(8, access).unwrap();
-    let (peer, mut client) = join("soft0", &mut server);
-    let bytes = [InlineElement::new(b"8 bytes!")];
-    client.write(WriteWorkRequest::inline(&bytes, board.remote()).with_immediate(3)).unwrap();
-    let ServerEvent::Written { peer: from, length, immediate } = next(&mut server) else {
-        panic!()
-    };
-    assert_eq!((from, length, immediate), (peer, 8, 3));
-    let mut text = [0; 8];
-    board.read(0, &mut text).unwrap();
-    assert_eq!(&text, b"8 bytes!");
+    for device in KINDS {
+        let mut server = server(device);
+        let access = AccessFlags::new().with_local_write().with_remote_write();
+        let board = server.pool().pd().allocate_shared_region(8, access).unwrap();
+        let (peer, mut client) = join(device, &mut server);
+        let bytes = [InlineElement::new(b"8 bytes!")];
+        client.write(WriteWorkRequest::inline(&bytes, board.remote()).with_immediate(3)).unwrap();
+        let ServerEvent::Written { peer: from, length, immediate } = next(&mut server) else {
+            panic!()
+        };
+        assert_eq!((from, length, immediate), (peer, 8, 3));
+        let mut text = [0; 8];
+        board.read(0, &mut text).unwrap();
+        assert_eq!(&text, b"8 bytes!");
+    }
 }
 
 #[test]
@@ -142,51 +144,55 @@ fn inline_answers_have_no_buffer() {
 
 #[test]
 fn what_is_refused_comes_back() {
-    let mut server = server_with("soft0", |builder| builder.max_send_wr(2));
-    let (peer, mut client) = join("soft0", &mut server);
-    let buffer = |text: &[u8], pool: &BufferPool| {
-        let mut buffer = pool.allocate(8).unwrap();
-        buffer[..text.len()].copy_from_slice(text);
-        buffer
-    };
-    let pool = server.pool().clone();
+    for device in KINDS {
+        let mut server = server_with(device, |builder| builder.max_send_wr(2));
+        let (peer, mut client) = join(device, &mut server);
+        let buffer = |text: &[u8], pool: &BufferPool| {
+            let mut buffer = pool.allocate(8).unwrap();
+            buffer[..text.len()].copy_from_slice(text);
+            buffer
+        };
+        let pool = server.pool().clone();
 
-    let refused = server.send(peer, buffer(b"long", &pool), 9).unwrap_err();
-    assert!(matches!(refused.error, TransportError::TooLong { length: 9, most: 8 }));
-    assert_eq!(&refused.value[..4], b"long");
+        let refused = server.send(peer, buffer(b"long", &pool), 9).unwrap_err();
+        assert!(matches!(refused.error, TransportError::TooLong { length: 9, most: 8 }));
+        assert_eq!(&refused.value[..4], b"long");
 
-    let foreign = BufferPool::new(&domain("soft0"));
-    let refused = server.send(peer, buffer(b"foreign", &foreign), 7).unwrap_err();
-    assert!(matches!(refused.error, TransportError::PostError(_)), "{refused}");
-    assert_eq!(&refused.value[..7], b"foreign");
+        let foreign = BufferPool::new(&domain(device));
+        let refused = server.send(peer, buffer(b"foreign", &foreign), 7).unwrap_err();
+        assert!(matches!(refused.error, TransportError::PostError(_)), "{refused}");
+        assert_eq!(&refused.value[..7], b"foreign");
 
-    // The client has no receives, so they stay outstanding.
-    for _ in 0..2 {
-        server.send(peer, buffer(b"first", &pool), 5).unwrap();
-    }
-    let refused = server.send(peer, buffer(b"third", &pool), 5).unwrap_err();
-    assert!(matches!(refused.error, TransportError::WouldBlock), "{refused}");
-    assert!(matches!(server.send_inline(peer, b""), Err(TransportError::WouldBlock)));
-    let mut room = client.pd().allocate_region(8).unwrap();
-    for _ in 0..2 {
+        // The client has no receives, so they stay outstanding.
+        for _ in 0..2 {
+            server.send(peer, buffer(b"first", &pool), 5).unwrap();
+        }
+        let refused = server.send(peer, buffer(b"third", &pool), 5).unwrap_err();
+        assert!(matches!(refused.error, TransportError::WouldBlock), "{refused}");
+        assert!(matches!(server.send_inline(peer, b""), Err(TransportError::WouldBlock)));
+        let mut room = client.pd().allocate_region(8).unwrap();
+        for _ in 0..2 {
+            client.receive_into(&mut room).unwrap();
+        }
+        assert!(matches!(next(&mut server), ServerEvent::Sent { .. }));
+        server.send(peer, refused.value, 5).unwrap();
         client.receive_into(&mut room).unwrap();
+        assert_eq!(&room[..5], b"third");
     }
-    assert!(matches!(next(&mut server), ServerEvent::Sent { .. }));
-    server.send(peer, refused.value, 5).unwrap();
-    client.receive_into(&mut room).unwrap();
-    assert_eq!(&room[..5], b"third");
 }
 
 #[test]
 fn buffers_outlive_the_server_and_go_to_other_threads() {
-    let mut server = server("soft0");
-    let (_, mut client) = join("soft0", &mut server);
-    client.send_inline(b"first").unwrap();
-    client.send_inline(b"later").unwrap();
-    let (_, first, _) = message(&mut server);
-    let (_, second, length) = message(&mut server);
-    let reader = thread::spawn(move || second[..length].to_vec());
-    drop(server);
-    assert_eq!(reader.join().unwrap(), b"later");
-    assert_eq!(&first[..5], b"first");
+    for device in KINDS {
+        let mut server = server(device);
+        let (_, mut client) = join(device, &mut server);
+        client.send_inline(b"first").unwrap();
+        client.send_inline(b"later").unwrap();
+        let (_, first, _) = message(&mut server);
+        let (_, second, length) = message(&mut server);
+        let reader = thread::spawn(move || second[..length].to_vec());
+        drop(server);
+        assert_eq!(reader.join().unwrap(), b"later");
+        assert_eq!(&first[..5], b"first");
+    }
 }

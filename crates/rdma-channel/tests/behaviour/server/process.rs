@@ -9,14 +9,19 @@ use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
-use rdma_channel::{CloseReason, LeftReason, ServerError, ServerEvent, TransportError};
+use rdma_channel::{CloseReason, LeftReason, ServerError, ServerEvent, TransportError, prelude::*};
+use rdma_mem::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use test_support::program::{in_own_process, this_program};
 
+use crate::common::NO_SRQ;
 use crate::common::child::{must_live, wait_for};
-use crate::common::provider::{KEEP, edit, honest};
+use crate::common::provider::{HONEST_POSTS, KEEP, POST, Post, edit, faulty, honest};
+use crate::server::own_receives::{receives, refused};
 use crate::server::provider::pair;
-use crate::server::{DEVICES, SOON, connect, join, left, message, next, server};
+use crate::server::{
+    DEVICES, KINDS, LOCALHOST, SOON, connect, join, left, message, next, server, server_with,
+};
 
 const ADDRESS: &str = "RDMA_CHANNEL_SERVER_ADDRESS";
 const DEVICE: &str = "RDMA_CHANNEL_SERVER_DEVICE";
@@ -32,8 +37,8 @@ fn a_client_that_is_killed_leaves_at_once() {
             thread::park();
         }
     }
-    for device in ["soft0", "softib0"] {
-        let mut server = server(device);
+    for (device, shares) in [("soft0", true), ("soft0", false), ("softib0", true)] {
+        let mut server = server_with(device, |builder| builder.shared_receive_queue(shares));
         let mut child = this_program();
         let test = "server::process::a_client_that_is_killed_leaves_at_once";
         child.args(["--exact", test, "--nocapture"]).env(DEVICE, device);
@@ -126,20 +131,51 @@ fn without_files() {
 #[test]
 fn a_queue_pair_that_cannot_be_destroyed_keeps_its_buffers() {
     must_live("server::process::a_queue_pair_that_cannot_be_destroyed_keeps_its_buffers", |_| {
-        let (mut server, peer, client) = pair();
-        let pool = server.pool().clone();
-        for _ in 0..3 {
-            server.send(peer, pool.allocate(8).unwrap(), 8).unwrap();
+        let mut lent = 0;
+        for device in KINDS {
+            let (mut server, peer, client) = pair(device);
+            let pool = server.pool().clone();
+            for _ in 0..3 {
+                server.send(peer, pool.allocate(8).unwrap(), 8).unwrap();
+            }
+            // Nothing of it completes either.
+            edit(|_| Vec::new());
+            KEEP.set(true);
+            drop(client);
+            drop(server);
+            honest();
+            // Three sends and four receives are lent for good.
+            lent += pool.usage().buffers;
         }
-        // Nothing of it completes either.
-        edit(|_| Vec::new());
-        KEEP.set(true);
-        drop(client);
-        drop(server);
-        honest();
-        // Three sends and four receives are lent for good.
-        let lent = pool.usage().buffers;
         // SAFETY: SAFETY.md F15: nothing is left to do.
-        unsafe { libc::_exit(i32::from(lent != 7)) };
+        unsafe { libc::_exit(i32::from(lent != 2 * 7)) };
+    });
+}
+
+/// In a process that ends without a look for leaks, since one is meant.
+#[test]
+fn receives_of_a_queue_pair_that_cannot_be_destroyed_are_no_other_clients() {
+    let test =
+        "server::process::receives_of_a_queue_pair_that_cannot_be_destroyed_are_no_other_clients";
+    must_live(test, |_| {
+        let pd = faulty(NO_SRQ).allocate_pd().unwrap();
+        let builder = pd.create_server().max_peers(2).max_recv_wr(4);
+        let mut server = builder.bind(LOCALHOST).unwrap();
+        // The second of its two receives is refused.
+        HONEST_POSTS.set(1);
+        POST.set(Post::Refused(Errno::EIO));
+        KEEP.set(true);
+        refused(NO_SRQ, &mut server);
+        honest();
+        assert_eq!(receives(&server), 1);
+        for _ in 0..3 {
+            let (peer, client) = join(NO_SRQ, &mut server);
+            assert_eq!(receives(&server), 3);
+            drop(client);
+            assert_eq!(left(&mut server).0, peer);
+            assert_eq!(receives(&server), 1, "the device may still write there");
+        }
+        // SAFETY: SAFETY.md F15: nothing is left to do.
+        unsafe { libc::_exit(0) };
     });
 }

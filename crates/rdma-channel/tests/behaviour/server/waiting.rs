@@ -9,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::common::must_end;
 use crate::server::{
-    DEVICES, LATER, SOON, assert_quiet, connect, join, joined, message, server, server_with,
+    DEVICES, KINDS, LATER, SOON, assert_quiet, connect, join, joined, message, server, server_with,
 };
 
 const MODES: [Wait; 3] = [Wait::Spin, Wait::SpinThenSleep, Wait::Sleep];
@@ -71,42 +71,46 @@ fn a_sleeping_server_wakes_for_each_kind_of_event() {
 #[test]
 fn a_hundred_idle_clients_cost_no_processor() {
     must_end(|| {
-        let mut server = server_with("soft0", |builder| builder.max_peers(100).max_send_wr(1));
-        let clients: Vec<_> = (0..100).map(|_| join("soft0", &mut server).1).collect();
-        let limit = Duration::from_millis(500);
-        let before = processor_time();
-        assert!(server.next(Some(limit)).unwrap().is_none());
-        let had = processor_time() - before;
-        assert!(had < limit / 2, "{had:?}");
-        drop(clients);
+        for device in KINDS {
+            let mut server = server_with(device, |builder| builder.max_peers(100).max_send_wr(1));
+            let clients: Vec<_> = (0..100).map(|_| join(device, &mut server).1).collect();
+            let limit = Duration::from_millis(500);
+            let before = processor_time();
+            assert!(server.next(Some(limit)).unwrap().is_none());
+            let had = processor_time() - before;
+            assert!(had < limit / 2, "{had:?}");
+            drop(clients);
+        }
     });
 }
 
 #[test]
 fn a_waker_ends_a_wait_and_loses_nothing() {
     must_end(|| {
-        let mut server = server("soft0");
-        let (_, mut client) = join("soft0", &mut server);
-        let waker = server.waker();
-        waker.wake();
-        waker.clone().wake();
-        assert!(server.next(None).unwrap().is_none(), "woken before");
-        assert_quiet(&mut server);
-        let other = thread::spawn(move || {
-            thread::sleep(Duration::from_millis(10));
-            client.send_inline(b"first").unwrap();
+        for device in KINDS {
+            let mut server = server(device);
+            let (_, mut client) = join(device, &mut server);
+            let waker = server.waker();
             waker.wake();
-            client
-        });
-        let (mut woken, mut messages) = (0, 0);
-        while (woken, messages) != (1, 1) {
-            match server.next(None).unwrap() {
-                None => woken += 1,
-                Some(ServerEvent::Message { .. }) => messages += 1,
-                Some(other) => panic!("{other:?}"),
+            waker.clone().wake();
+            assert!(server.next(None).unwrap().is_none(), "woken before");
+            assert_quiet(&mut server);
+            let other = thread::spawn(move || {
+                thread::sleep(Duration::from_millis(10));
+                client.send_inline(b"first").unwrap();
+                waker.wake();
+                client
+            });
+            let (mut woken, mut messages) = (0, 0);
+            while (woken, messages) != (1, 1) {
+                match server.next(None).unwrap() {
+                    None => woken += 1,
+                    Some(ServerEvent::Message { .. }) => messages += 1,
+                    Some(other) => panic!("{other:?}"),
+                }
             }
+            drop(other.join().unwrap());
         }
-        drop(other.join().unwrap());
     });
 }
 

@@ -8,7 +8,7 @@ use rdma_channel::{Channel, PeerId, Server, ServerEvent, TransportError, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::common::must_end;
-use crate::server::{DEVICES, LATER, connect, join, message, next, server, server_with};
+use crate::server::{DEVICES, KINDS, LATER, connect, join, message, next, server, server_with};
 
 /// More than a server takes at a time, and an answer behind them.
 const MANY: u32 = 60;
@@ -134,24 +134,26 @@ fn a_server_that_was_woken_sleeps_over_nothing() {
 #[test]
 fn a_client_that_comes_just_before_a_sleep_joins() {
     must_end(|| {
-        for wait in [Wait::Sleep, Wait::SpinThenSleep] {
-            let mut server = server_with("soft0", |builder| builder.wait(wait));
-            let to = server.local_addr();
-            let clients = thread::spawn(move || {
-                // Each comes a little later after the one before has gone, over the time that a server spins.
-                for pause in 0..300 {
-                    let begin = Instant::now();
-                    while begin.elapsed() < Duration::from_micros(pause) {
-                        thread::yield_now();
+        for device in KINDS {
+            for wait in [Wait::Sleep, Wait::SpinThenSleep] {
+                let mut server = server_with(device, |builder| builder.wait(wait));
+                let to = server.local_addr();
+                let clients = thread::spawn(move || {
+                    // Each comes a little later after the one before has gone, over the time that a server spins.
+                    for pause in 0..300 {
+                        let begin = Instant::now();
+                        while begin.elapsed() < Duration::from_micros(pause) {
+                            thread::yield_now();
+                        }
+                        drop(connect(device, to));
                     }
-                    drop(connect("soft0", to));
+                });
+                for _ in 0..300 {
+                    assert!(matches!(next(&mut server), ServerEvent::Joined { .. }));
+                    assert!(matches!(next(&mut server), ServerEvent::Left { .. }));
                 }
-            });
-            for _ in 0..300 {
-                assert!(matches!(next(&mut server), ServerEvent::Joined { .. }));
-                assert!(matches!(next(&mut server), ServerEvent::Left { .. }));
+                clients.join().unwrap();
             }
-            clients.join().unwrap();
         }
     });
 }
@@ -160,20 +162,22 @@ fn a_client_that_comes_just_before_a_sleep_joins() {
 #[test]
 fn a_waker_ends_a_wait_while_messages_come_without_end() {
     must_end(|| {
-        let mut server = server("soft0");
-        let to = server.local_addr();
-        let (waker, begin) = (server.waker(), Instant::now());
-        let flood = thread::spawn(move || {
-            let mut channel = connect("soft0", to);
-            while channel.send_inline(b"x").is_ok() {}
-        });
-        assert!(matches!(next(&mut server), ServerEvent::Joined { .. }));
-        waker.wake();
-        while server.next(None).unwrap().is_some() {
-            assert!(begin.elapsed() < LATER);
+        for device in KINDS {
+            let mut server = server(device);
+            let to = server.local_addr();
+            let (waker, begin) = (server.waker(), Instant::now());
+            let flood = thread::spawn(move || {
+                let mut channel = connect(device, to);
+                while channel.send_inline(b"x").is_ok() {}
+            });
+            assert!(matches!(next(&mut server), ServerEvent::Joined { .. }));
+            waker.wake();
+            while server.next(None).unwrap().is_some() {
+                assert!(begin.elapsed() < LATER);
+            }
+            drop(server);
+            flood.join().unwrap();
         }
-        drop(server);
-        flood.join().unwrap();
     });
 }
 
@@ -181,17 +185,19 @@ fn a_waker_ends_a_wait_while_messages_come_without_end() {
 #[test]
 fn clients_in_the_backlog_wake_a_loop_of_the_programs_own() {
     must_end(|| {
-        let mut server = server("soft0");
-        let to = server.local_addr();
-        let begun: Vec<_> = (0..64).map(|_| TcpStream::connect(to).unwrap()).collect();
-        // Each is taken by a look of its own.
-        for _ in 0..200 {
-            assert!(server.next(Some(Duration::ZERO)).unwrap().is_none());
+        for device in KINDS {
+            let mut server = server(device);
+            let to = server.local_addr();
+            let begun: Vec<_> = (0..64).map(|_| TcpStream::connect(to).unwrap()).collect();
+            // Each is taken by a look of its own.
+            for _ in 0..200 {
+                assert!(server.next(Some(Duration::ZERO)).unwrap().is_none());
+            }
+            let client = thread::spawn(move || connect(device, to));
+            drop(begun);
+            assert!(matches!(next_by_file(&mut server), ServerEvent::Joined { .. }));
+            client.join().unwrap();
         }
-        let client = thread::spawn(move || connect("soft0", to));
-        drop(begun);
-        assert!(matches!(next_by_file(&mut server), ServerEvent::Joined { .. }));
-        client.join().unwrap();
     });
 }
 

@@ -1,0 +1,116 @@
+//! The receives of a server: for all clients together, or of each.
+
+use std::collections::VecDeque;
+
+use rdma_mem::Buffer;
+
+use super::Server;
+use super::event::PeerId;
+use super::queues::End;
+use crate::operation::Operation;
+use crate::transport_error::TransportError;
+use crate::transport_error::context::RefusedWork;
+
+/// Buffers and receives of clients that share no receive queue.
+#[derive(Debug, Default)]
+pub(super) struct OwnReceives {
+    /// Allocated for the next receives, so that there is memory for all from the beginning.
+    pub(super) spare: Vec<Buffer>,
+    /// The clients that had a message, once for each: its receive is to be posted again.
+    owed: VecDeque<PeerId>,
+}
+
+impl OwnReceives {
+    /// A receive of this client is to be posted, since a message has come in the one before.
+    pub(super) fn owe(&mut self, peer: PeerId) {
+        self.owed.push_back(peer);
+    }
+}
+
+impl Server {
+    /// Has the device have as many receives as there can be.
+    ///
+    /// # Errors
+    /// If there is memory for none.
+    pub(super) fn post_receives(&mut self) -> Result<(), TransportError> {
+        if self.clients.maker().receives.shared().is_some() {
+            return self.post_shared_receives();
+        }
+        self.allocate_spare()?;
+        self.post_owed();
+        Ok(())
+    }
+
+    fn post_shared_receives(&mut self) -> Result<(), TransportError> {
+        let refused =
+            |error| RefusedWork { operation: Operation::Receive, peer: None, error }.into();
+        while self.lent.receives() < self.options.max_recv_wr {
+            let buffer = self.pool.allocate(self.options.message_size);
+            let posted = buffer
+                .map_err(TransportError::from)
+                .and_then(|buffer| self.lent.post_receive(None, buffer).map_err(refused));
+            match posted {
+                Err(_) if self.lent.receives() > 0 => break,
+                posted => posted?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Clients that had messages get receives again, as far as there are buffers.
+    pub(super) fn post_owed(&mut self) {
+        while let Some(&id) = self.own.owed.front() {
+            let peer = self.peers.get(id).filter(|peer| peer.leaving.is_none());
+            let Some(peer) = peer else {
+                self.own.owed.pop_front();
+                continue;
+            };
+            let Some(buffer) = self.own.spare.pop() else { break };
+            self.own.owed.pop_front();
+            if let Err(error) = self.lent.post_receive(Some((id, &peer.end.qp)), buffer) {
+                let refused =
+                    RefusedWork { operation: Operation::Receive, peer: peer.address, error };
+                self.fail(id, refused.into());
+            }
+        }
+    }
+
+    /// Allocates buffers, so that there is one for each receive that there can be.
+    fn allocate_spare(&mut self) -> Result<(), TransportError> {
+        loop {
+            let buffers = self.own.spare.len() + self.lent.receives() as usize;
+            if buffers >= self.options.max_recv_wr as usize {
+                return Ok(());
+            }
+            match self.pool.allocate(self.options.message_size) {
+                Ok(buffer) => self.own.spare.push(buffer),
+                Err(_) if buffers > 0 => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Posts the receives of a client that shares none, before it may send. Returns how many there is no memory for now.
+    ///
+    /// # Errors
+    /// If the device refuses one.
+    pub(super) fn post_first_receives(
+        &mut self,
+        id: PeerId,
+        end: &End,
+    ) -> Result<u32, TransportError> {
+        let each = self.clients.maker().receives.per_peer();
+        for posted in 0..each {
+            // Without memory the client waits, as one does whose messages come too fast.
+            let _ = self.allocate_spare();
+            let Some(buffer) = self.own.spare.pop() else { return Ok(each - posted) };
+            let posted = self.lent.post_receive(Some((id, &end.qp)), buffer);
+            posted.map_err(|error| RefusedWork {
+                operation: Operation::Receive,
+                peer: end.qp.peer().map(Into::into),
+                error,
+            })?;
+        }
+        Ok(0)
+    }
+}
