@@ -20,6 +20,9 @@ use crate::link::Link;
 
 /// The largest service level (IBTA volume 1, 7.6.5).
 const MAX_SERVICE_LEVEL: u8 = 15;
+/// The bits that a RoCE port uses of one: the priority of a VLAN. A program that answers a datagram passes the
+/// [type of its packet](route_header::packet_type), which has a fourth bit.
+const VLAN_PRIORITY: u8 = 7;
 
 pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: the caller's attributes (SAFETY.md F1).
@@ -58,7 +61,11 @@ fn vector(device: &Device, pd: u64, attr: &AddressAttributes) -> Result<AddressV
             hop_limit: attr.hop_limit,
         }),
     };
-    Ok(AddressVector { pd, path, service_level: attr.service_level, route })
+    let service_level = match device.link {
+        Link::InfiniBand => attr.service_level,
+        Link::Ethernet => attr.service_level & VLAN_PRIORITY,
+    };
+    Ok(AddressVector { pd, path, service_level, route })
 }
 
 pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {

@@ -22,6 +22,7 @@ cases![
     headers_carry_the_flow_label_where_they_have_one,
     headers_say_how_long_the_packet_is,
     headers_of_ipv4_have_a_right_checksum,
+    on_ethernet_service_levels_say_what_packet_came,
     attributes_of_the_way_back_are_in_what_came,
     the_way_back_leads_to_whom_the_header_names,
     an_answer_goes_back_by_what_came_with_the_question,
@@ -30,6 +31,7 @@ cases![
     handles_need_a_port_of_the_device,
     handles_need_a_source_of_the_port,
     on_ethernet_handles_need_a_global_route,
+    on_ethernet_handles_take_every_service_level,
     on_infiniband_handles_need_a_local_address,
     on_infiniband_a_lid_alone_is_enough,
     domains_with_handles_cannot_be_deallocated,
@@ -217,6 +219,27 @@ fn headers_of_ipv4_have_a_right_checksum(device: &Device) {
     assert_eq!(right, device.expected(true, "checksum-of-looped-headers", false));
 }
 
+fn on_ethernet_service_levels_say_what_packet_came(device: &Device) {
+    let scene = Scene::new(device);
+    device.needs(scene.a.endpoint().ethernet, "the port is of InfiniBand");
+    for way in scene.ways() {
+        let (got, _) = scene.send(&scene.a.pd.ah(vector(&way.from, &way.to, true)), 13);
+        let udp = way.kind == ibv_gid_type::IBV_GID_TYPE_ROCE_V2;
+        let packet_type = match (udp, way.is_ipv4()) {
+            (false, _) => 0,
+            (true, false) => 8 | 1,
+            (true, true) => 8 | 2,
+        };
+        if device.is_other() {
+            // Adapters report this, the part without bit 3, or nothing.
+            assert!([packet_type, packet_type & 7, 0].contains(&got.sl), "{}", got.sl);
+        } else {
+            let difference = "service-level-of-a-packet-type";
+            assert_eq!(got.sl, device.expected(packet_type, difference, 0));
+        }
+    }
+}
+
 fn attributes_of_the_way_back_are_in_what_came(device: &Device) {
     let scene = Scene::new(device);
     for way in scene.ways() {
@@ -232,6 +255,7 @@ fn attributes_of_the_way_back_are_in_what_came(device: &Device) {
         // Before a header of IPv4 there are zeroes.
         let start = u32::from_be_bytes(header[..4].try_into().unwrap());
         assert_eq!(attr.grh.flow_label, start & 0x000f_ffff);
+        assert_eq!(attr.sl, question.sl);
         if !way.from.ethernet {
             assert_eq!((attr.sl, attr.dlid, attr.src_path_bits), (back.sl, back.dlid, 0));
         }
@@ -334,6 +358,19 @@ fn on_ethernet_handles_need_a_global_route(device: &Device) {
     expect_refused(device, |attr| attr.is_global = 0);
     // Neither is there an address of all zeroes.
     expect_refused(device, |attr| attr.grh.dgid = Default::default());
+}
+
+/// Handles that are made of completions have such levels.
+fn on_ethernet_handles_take_every_service_level(device: &Device) {
+    let scene = Scene::new(device);
+    device.needs(scene.a.endpoint().ethernet, "the port is of InfiniBand");
+    for way in scene.ways() {
+        for service_level in 0..16 {
+            let attr = ibv_ah_attr { sl: service_level, ..vector(&way.from, &way.to, true) };
+            let (got, _) = scene.send(&scene.a.pd.ah(attr), 13);
+            assert_eq!(got.src_qp, scene.a.qp.number(), "{service_level}");
+        }
+    }
 }
 
 fn on_infiniband_handles_need_a_local_address(device: &Device) {

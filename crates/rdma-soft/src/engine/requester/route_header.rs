@@ -41,6 +41,18 @@ pub(crate) fn around(route: &Route, packet: u64) -> [u8; 40] {
     }
 }
 
+/// The service level that the completion of a RoCE datagram reports: the type of its packet, since Ethernet has no
+/// service levels. Bit 3 says that the packet has a UDP header, bits 0 to 2 are 0 for a global route header (RoCE v1),
+/// 1 for IPv6 and 2 for IPv4. mlx5 reports the same, and UCX reads it there.
+pub(crate) fn packet_type(header: &[u8; 40]) -> u8 {
+    const UDP: u8 = 1 << 3;
+    match (header[0] >> 4, header[6]) {
+        (6, NEXT_UDP) => UDP | 1,
+        (6, _) => 0,
+        _ => UDP | 2,
+    }
+}
+
 /// A global route header, which is an IPv6 header (IBTA volume 1, 8.3; RFC 8200).
 fn global(route: &Route, next: u8, behind: u64) -> [u8; 40] {
     let mut header = [0; 40];

@@ -8,7 +8,9 @@ use crate::engine::memory::copy::Data;
 use crate::engine::operation::Operation;
 use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
+use crate::engine::requester::route_header;
 use crate::engine::responder::inbound::{BAD_RECEIVE, Inbound, Stop, stop};
+use crate::link::Link;
 
 /// How long the place in front of a datagram is where its route header goes.
 pub(crate) const HEADER_BYTES: u64 = 40;
@@ -91,6 +93,12 @@ impl Inbound<'_> {
             return Ok(Arrived::InPart);
         }
         let flags = header.map_or(0, |_| GRH);
+        let source = match (self.own.device.link, &header) {
+            (Link::Ethernet, Some(header)) => {
+                Source { service_level: route_header::packet_type(header), ..source }
+            }
+            _ => source,
+        };
         self.side.executed += 1;
         self.side.complete(self.own, WcOpcode::RECV, in_all, operation, flags, source);
         Ok(Arrived::Whole)
