@@ -25,32 +25,52 @@ pub(super) struct DeviceBlock {
 /// By the address of their device.
 static BLOCKS: Mutex<BTreeMap<usize, &'static DeviceBlock>> = Mutex::new(BTreeMap::new());
 
+/// The number of `uverbsN` of `soft0`, the same in each process. Numbers of the kernel's devices are less than this: it has
+/// at most 8,192 ports in all (`RDMA_MAX_PORTS`).
+const FIRST_NUMBER: usize = 8192;
+/// Those that each process has, with the numbers from [`FIRST_NUMBER`] on.
+const EVERYWHERE: [&str; 2] = ["soft0", "softib0"];
+
 /// The blocks of all devices, in the order in which they were installed. A device always has the same.
 pub(super) fn blocks() -> Vec<&'static DeviceBlock> {
     let mut blocks = locked(&BLOCKS);
     let block = |device: &'static Device| -> &'static DeviceBlock {
+        let before = blocks.len();
+        let number = EVERYWHERE.iter().position(|name| *name == device.name);
+        let number = FIRST_NUMBER + number.unwrap_or(EVERYWHERE.len() + before);
         blocks
             .entry(std::ptr::from_ref(device).addr())
-            .or_insert_with(|| Box::leak(Box::new(DeviceBlock::new(device))))
+            .or_insert_with(|| Box::leak(Box::new(DeviceBlock::new(device, number))))
     };
     INSTALLED.all().into_iter().map(block).collect()
 }
 
 impl DeviceBlock {
-    fn new(device: &'static Device) -> Self {
+    fn new(device: &'static Device, number: usize) -> Self {
         let mut verbs = ibv_device::default();
         verbs.node_type = ibv_node_type::IBV_NODE_CA;
         verbs.transport_type = ibv_transport_type::IBV_TRANSPORT_IB;
-        for field in [&mut verbs.name, &mut verbs.dev_name] {
-            // The builder left space for the terminating zero.
-            for (to, from) in field.iter_mut().zip(device.name.bytes()) {
-                *to = c_char::from_ne_bytes([from]);
-            }
-        }
+        let uverbs = format!("uverbs{number}");
+        // Where the kernel would describe the device; nothing is there.
+        let dev_path = format!("/sys/class/infiniband_verbs/{uverbs}");
+        let ibdev_path = format!("/sys/class/infiniband/{}", device.name);
+        put(&mut verbs.name, &device.name);
+        put(&mut verbs.dev_name, &uverbs);
+        put(&mut verbs.dev_path, &dev_path);
+        put(&mut verbs.ibdev_path, &ibdev_path);
         Self { verbs, libibverbs: [0; 16], device }
     }
 
     pub(super) fn device(&self) -> &'static Device {
         self.device
+    }
+}
+
+/// Copies a text, with at least one zero behind it.
+fn put(field: &mut [c_char], text: &str) {
+    debug_assert!(text.len() < field.len(), "the builder limits names");
+    let space = field.len() - 1;
+    for (to, from) in field[..space].iter_mut().zip(text.bytes()) {
+        *to = c_char::from_ne_bytes([from]);
     }
 }

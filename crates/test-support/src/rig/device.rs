@@ -15,6 +15,8 @@ use super::{Context, Cq, Mr, Pd, Qp, errno, verbs};
 pub struct Listed {
     pub name: String,
     pub dev_name: String,
+    pub dev_path: String,
+    pub ibdev_path: String,
     pub guid: Guid,
     pub node_type: i32,
     pub transport: i32,
@@ -37,6 +39,8 @@ pub fn devices() -> Vec<Listed> {
             listed.push(Listed {
                 name: name.to_str().unwrap().to_owned(),
                 dev_name: string(&(*device).dev_name),
+                dev_path: string(&(*device).dev_path),
+                ibdev_path: string(&(*device).ibdev_path),
                 guid: Guid::from_bytes((verbs().get_device_guid)(device).to_ne_bytes()),
                 node_type: (*device).node_type.0,
                 transport: (*device).transport_type.0,

@@ -1,5 +1,7 @@
 //! What a device, its ports and its tables say of themselves, and what numbers are called.
 
+use std::path::Path;
+
 use rdma_sys::{Errno, ibv_atomic_cap, ibv_mtu, ibv_port_state};
 use test_support::rig::device::{
     Listed, Row, devices, event_text, gid_table, node_text, port_state_text, query_gid,
@@ -12,6 +14,7 @@ use crate::device::Device;
 cases![
     the_list_names_each_device_once,
     the_list_has_the_device_with_its_kind,
+    the_list_has_the_files_of_each_device,
     the_list_is_the_same_each_time,
     an_open_device_has_the_name_of_the_list,
     the_devices_guid_is_the_lists,
@@ -60,9 +63,24 @@ fn the_list_names_each_device_once(_: &Device) {
     assert_eq!(names.len(), count);
 }
 
+/// What programs make the path of a file from (`/dev/infiniband/uverbs0`, attributes in sysfs).
+fn the_list_has_the_files_of_each_device(device: &Device) {
+    let all = devices();
+    for listed in &all {
+        let number = listed.dev_name.strip_prefix("uverbs").map(str::parse::<u32>);
+        assert!(matches!(number, Some(Ok(_))), "{}", listed.dev_name);
+        assert!(listed.dev_path.ends_with(&format!("/class/infiniband_verbs/{}", listed.dev_name)));
+        assert!(listed.ibdev_path.ends_with(&format!("/class/infiniband/{}", listed.name)));
+        let same = all.iter().filter(|other| other.dev_name == listed.dev_name).count();
+        assert_eq!(same, 1, "{}", listed.dev_name);
+        // A file of the kernel is of the kernel's device.
+        let is_there = Path::new(&listed.dev_path).exists();
+        assert!(!is_there || !device.is_software(), "{}", listed.dev_path);
+    }
+}
+
 fn the_list_has_the_device_with_its_kind(device: &Device) {
     let listed = listed(device);
-    assert!(!listed.dev_name.is_empty());
     assert_eq!(node_text(listed.node_type), "InfiniBand channel adapter");
     assert_eq!(listed.transport, 0, "InfiniBand");
 }
