@@ -17,6 +17,16 @@ pub(crate) enum Address {
     Gid(GidEntry),
 }
 
+impl Address {
+    /// Whether it is an address of the loopback interface, 127.0.0.0/8.
+    pub(crate) fn is_loopback(&self) -> bool {
+        match self {
+            Self::Lid(_) => false,
+            Self::Gid(entry) => entry.gid.to_ipv4().is_some_and(|ip| ip.is_loopback()),
+        }
+    }
+}
+
 /// From here to there; the way back has them exchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Path {

@@ -15,7 +15,7 @@ use crate::link::Link;
 use crate::link::local::host::{LocalHost, Peers};
 use crate::link::pcap::{self, Tap};
 #[cfg(not(loom))]
-use crate::link::udp::{Listening, Loss};
+use crate::link::udp::{self, Listening, Loss};
 #[cfg(not(loom))]
 use crate::network::Network;
 use crate::schedule::Schedule;
@@ -92,13 +92,14 @@ impl Builder {
     /// between two, through sockets.
     ///
     /// The identity is derived from the boot of the host, the network namespace, the user (unless any may share it) and
-    /// the name. A device of a [`Network`] is not shared.
+    /// the name. A device of a [`Network`] is not shared. Without this call only this process has the device;
+    /// [`Peers::of_environment`] has it follow `RDMA_SOFT_PEERS`, as `soft0` does.
     ///
     /// ```
     /// use rdma_soft::{Builder, Peers};
     ///
     /// let shared = Builder::new("shared").peers(Peers::SameUser).install()?;
-    /// assert_eq!(shared.gids().len(), 4);
+    /// assert_eq!(shared.gids().len(), 5);
     /// # Ok::<(), rdma_soft::InstallError>(())
     /// ```
     #[cfg(not(loom))]
@@ -155,7 +156,8 @@ impl Builder {
     }
 
     /// The entries of its port's GID table, in the order of their index. Without this they are the
-    /// usual ones: link-local and IPv4-mapped, each for RoCE v1 and v2, or one on InfiniBand.
+    /// usual ones: link-local and IPv4-mapped, each for RoCE v1 and v2, and last an address of the loopback interface; or
+    /// one on InfiniBand.
     ///
     /// A table may be empty, may have holes, and types that are not the link's or unknown: programs
     /// meet all of these. No index beyond 255 can be used.
@@ -230,7 +232,7 @@ impl Builder {
     /// addresses; or several of these, with commas in between. For `soft0` the environment variable `RDMA_SOFT_LISTEN` has
     /// the same text.
     ///
-    /// Each address is one more entry at the end of the GID table. What a queue pair sends from there to an address that no
+    /// Each address is one more entry of the GID table, before that of the loopback interface. What a queue pair sends from there to an address that no
     /// device of this process has goes to UDP port 4791 of that address. Packets are not larger than the MTU of the
     /// interface lets them be (`active_mtu`). One process can listen at an address.
     ///
@@ -242,7 +244,7 @@ impl Builder {
     /// use rdma_soft::Builder;
     ///
     /// let device = Builder::new("networked0").listen("127.5.6.7").install()?;
-    /// assert_eq!(device.gids().last().unwrap().to_string(), "::ffff:127.5.6.7");
+    /// assert_eq!(device.gids()[4].to_string(), "::ffff:127.5.6.7");
     /// # Ok::<(), rdma_soft::InstallError>(())
     /// ```
     #[cfg(not(loom))]
@@ -446,6 +448,8 @@ impl Builder {
         if !(1..64).contains(&self.name.len()) || !self.name.chars().all(typeable) {
             return Err(InstallError::BadName(self.name));
         }
+        #[cfg(not(loom))]
+        let on_loopback = self.gids.is_none() && self.link == Link::Ethernet;
         let gids = self.gids.unwrap_or_else(|| GidPlace::usual(self.link));
         let fabric = self.fabric;
         let seed = fabric.seeds.draw().map_err(|_| InstallError::NoRandomness)?;
@@ -478,8 +482,15 @@ impl Builder {
         device.force_wire = force_wire || tap.is_some() || fabric.simulation.is_some();
         (device.tap, device.unusable) = (tap, self.unusable);
         #[cfg(not(loom))]
+        if on_loopback
+            && fabric.simulation.is_none()
+            && let Some(interface) = udp::loopback()
+        {
+            device.identity.add_loopback(interface);
+        }
+        #[cfg(not(loom))]
         if self.peers != Peers::ThisProcess && fabric.simulation.is_none() {
-            let shape = format!("{link:?} {:?}", device.identity.places());
+            let shape = format!("{link:?} {:?} {on_loopback}", device.identity.places());
             let (host, seed) = LocalHost::new(&device.name, &shape, self.peers)
                 .map_err(|error| InstallError::NotShared { reason: error.to_string() })?;
             device.force_link = force_wire;

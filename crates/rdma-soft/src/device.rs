@@ -368,6 +368,8 @@ impl Device {
         }
         match self.host_of_other(path, there, number) {
             Some(host) => host.connect(self, number).map(Outlet::Carrier),
+            // Of this host, so that it is known that no device has it.
+            None if there.is_none() && path.remote.is_loopback() => Err(Refusal::NobodyThere),
             None => Ok(Outlet::Nowhere),
         }
     }
@@ -378,7 +380,7 @@ impl Device {
         let host = self.host.as_deref()?;
         let is_own = || locked(&self.queue_pairs).has_slot(slot_of(number));
         let shared = there.is_some_and(|there| std::ptr::eq(self, there));
-        let own_alone = |address| matches!(address, Address::Gid(entry) if self.identity.own().contains(&entry));
+        let own_alone = |address| matches!(address, Address::Gid(entry) if self.identity.own().any(|own| *own == entry));
         let others = shared && (self.force_link || !is_own());
         (others && !own_alone(path.local) && !own_alone(path.remote)).then_some(host)
     }

@@ -8,7 +8,7 @@
 //! ```
 //! rdma_soft::install();
 //! let soft0 = rdma_soft::SoftDevice::find("soft0").unwrap();
-//! assert_eq!(soft0.gids().len(), 4);
+//! assert_eq!(soft0.gids().len(), 5);
 //! ```
 //!
 //! # What it does

@@ -16,8 +16,8 @@ enum Family {
     LinkLocal,
     /// From 169.254.0.0/16 (RFC 3927).
     Ipv4LinkLocal,
-    /// From 127.0.0.0/8 except 127.0.0.0/16: an address by which programs take a software device for a device of the
-    /// interface `lo`. Nobody listens there.
+    /// From 127.128.0.0/9: an address by which programs take a software device for a device of the interface `lo`. No
+    /// device listens there.
     LoopbackAlias,
 }
 
@@ -27,7 +27,7 @@ impl Family {
             Some(address) => match address.octets() {
                 [240..=255, ..] => Self::Ipv4Reserved,
                 [169, 254, ..] => Self::Ipv4LinkLocal,
-                [127, 1..=255, ..] => Self::LoopbackAlias,
+                [127, 128..=255, ..] => Self::LoopbackAlias,
                 _ => Self::Ipv4Mapped,
             },
             None if gid.is_link_local() => Self::LinkLocal,
@@ -124,7 +124,7 @@ mod tests {
             "2001:db8::1",
             "fe80::1",
             "::ffff:169.254.1.1",
-            "::ffff:127.9.8.7",
+            "::ffff:127.200.8.7",
         ];
         assert!(order.map(rank).is_sorted());
         assert_ne!(rank("::ffff:239.0.0.1"), rank("::ffff:247.0.0.1"));

@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn loopback_addresses_are_those_at_which_devices_listen() {
-        let (a, b) = (port(&["127.0.0.2/8", "127.77.1.2"]), port(&["127.0.0.1/8", "127.3.1.2"]));
+        let (a, b) = (port(&["127.0.0.2/8", "127.177.1.2"]), port(&["127.0.0.1/8", "127.130.1.2"]));
         expect(chosen(&a, &b), "127.0.0.2", "127.0.0.1", GidRule::Class);
     }
 }

@@ -234,7 +234,7 @@ fn an_endpoint_survives_the_way_to_the_peer() {
         assert_eq!(rdma_qp::QueuePairEndpoint::from_bytes(&bytes), Ok(endpoint));
         assert_eq!(endpoint.lid().is_unicast(), device == "softib0");
         if device != "softib0" {
-            assert_eq!(endpoint.gids().len(), 4);
+            assert_eq!(endpoint.gids().len(), 4, "without the address of `lo`");
             let best = endpoint.gids()[0];
             assert!(best.gid.is_ipv4_mapped() && best.gid_type == rdma_mem::GidType::ROCE_V2);
         }

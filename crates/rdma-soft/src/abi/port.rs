@@ -83,13 +83,13 @@ fn entry(device: &Device, port: u32, index: u32) -> Result<GidEntry, Errno> {
     entry.filter(|_| port == 1).ok_or(Errno::EINVAL)
 }
 
-fn to_verbs(index: u32, entry: GidEntry) -> ibv_gid_entry {
+fn to_verbs(device: &Device, index: u32, entry: GidEntry) -> ibv_gid_entry {
     ibv_gid_entry {
         gid: ibv_gid { raw: entry.gid.to_bytes() },
         gid_index: index,
         port_num: 1,
         gid_type: entry.kind.raw(),
-        ndev_ifindex: 0,
+        ndev_ifindex: device.identity.interface(index as usize),
     }
 }
 
@@ -126,11 +126,12 @@ pub(super) unsafe extern "C" fn query_gid_ex(
         return Errno::EINVAL.raw();
     }
     // SAFETY: the caller's context (SAFETY.md F1).
-    match entry(unsafe { device_of(context) }, port, index) {
+    let device = unsafe { device_of(context) };
+    match entry(device, port, index) {
         Ok(entry) if entry.gid.is_zero() => Errno::ENODATA.raw(),
         Ok(entry) => {
             // SAFETY: the caller's entry is at least as large as ours (SAFETY.md F1).
-            unsafe { out.write(to_verbs(index, entry)) };
+            unsafe { out.write(to_verbs(device, index, entry)) };
             0
         }
         Err(errno) => errno.raw(),
@@ -149,9 +150,9 @@ pub(super) unsafe extern "C" fn query_gid_table(
         return refused(Errno::EINVAL);
     }
     // SAFETY: the caller's context (SAFETY.md F1).
-    let gids = &unsafe { device_of(context) }.identity.gids;
+    let device = unsafe { device_of(context) };
     // Empty entries are left out.
-    let found = || (0..).zip(gids).filter(|(_, entry)| !entry.gid.is_zero());
+    let found = || (0..).zip(&device.identity.gids).filter(|(_, entry)| !entry.gid.is_zero());
     let count = found().count();
     if count > max_entries {
         return refused(Errno::EINVAL);
@@ -159,7 +160,7 @@ pub(super) unsafe extern "C" fn query_gid_table(
     for (n, (index, &entry)) in found().enumerate() {
         let place = entries.wrapping_byte_add(n * entry_size);
         // SAFETY: the caller's entries: fewer than `max_entries` of this size (SAFETY.md F12).
-        unsafe { place.write(to_verbs(index, entry)) };
+        unsafe { place.write(to_verbs(device, index, entry)) };
     }
     isize::try_from(count).unwrap_or(isize::MAX)
 }

@@ -3,7 +3,7 @@
 
 use std::net::Ipv4Addr;
 
-use rdma_types::{Gid, Guid};
+use rdma_types::{Gid, GidType, Guid};
 
 use crate::address::GidEntry;
 use crate::device::gid_place::GidPlace;
@@ -15,12 +15,17 @@ pub(crate) struct Identity {
     pub(crate) guid: Guid,
     /// 0 on Ethernet.
     pub(crate) lid: u16,
-    /// An empty entry has the zero GID.
+    /// The GID table: an entry for each place, those of its host, that of the loopback interface. An empty entry has the zero
+    /// GID.
     pub(crate) gids: Vec<GidEntry>,
-    /// What the entries of `gids` were made from, but for the last ones.
+    /// What the first entries of `gids` were made from.
     places: Vec<GidPlace>,
-    /// The last entries of `gids`: addresses of this host, by which this process reaches others.
-    own: Vec<GidEntry>,
+    /// Addresses of this host, by which this process reaches others, each with the index of its interface.
+    own: Vec<(GidEntry, u32)>,
+    /// The index of the loopback interface, if the device has an address there.
+    loopback: Option<u32>,
+    /// The entries of `gids` without those of its host.
+    shared: Vec<GidEntry>,
     /// What it is drawn from, and no secret is.
     random: Random,
 }
@@ -33,6 +38,8 @@ impl Identity {
             gids: Vec::new(),
             places,
             own: Vec::new(),
+            loopback: None,
+            shared: Vec::new(),
             random,
         };
         identity.redraw(link);
@@ -50,26 +57,52 @@ impl Identity {
             Link::InfiniBand => 1 + (random.below(0x7fff) & 0x7fff) as u16,
             Link::Ethernet => 0,
         };
-        self.gids = table(&self.places, self.guid, random);
-        self.gids.extend_from_slice(&self.own);
+        self.shared = table(&self.places, self.guid, random);
+        if self.loopback.is_some() {
+            self.shared.push(of_loopback(random));
+        }
+        self.arrange();
     }
 
-    /// It has these addresses of its host, too, behind the others.
+    /// Puts the table together.
+    fn arrange(&mut self) {
+        let (first, last) = self.shared.split_at(self.places.len());
+        let own = self.own.iter().map(|(entry, _)| *entry);
+        self.gids = first.iter().copied().chain(own).chain(last.iter().copied()).collect();
+    }
+
+    /// Adds addresses of the host, each with the index of its interface.
     #[cfg(not(loom))]
-    pub(crate) fn add(&mut self, own: Vec<GidEntry>) {
-        self.gids.extend_from_slice(&own);
+    pub(crate) fn add(&mut self, own: Vec<(GidEntry, u32)>) {
         self.own.extend(own);
+        self.arrange();
+    }
+
+    /// Adds an address of the loopback interface, the last entry of the table.
+    #[cfg(not(loom))]
+    pub(crate) fn add_loopback(&mut self, interface: u32) {
+        self.loopback = Some(interface);
+        self.shared.push(of_loopback(&mut self.random));
+        self.arrange();
     }
 
     /// The addresses of this host by which this process reaches others.
-    pub(crate) fn own(&self) -> &[GidEntry] {
-        &self.own
+    pub(crate) fn own(&self) -> impl Iterator<Item = &GidEntry> {
+        self.own.iter().map(|(entry, _)| entry)
     }
 
     /// The addresses that all processes have which share the device.
     #[cfg(not(loom))]
     pub(crate) fn shared(&self) -> &[GidEntry] {
-        &self.gids[..self.places.len()]
+        &self.shared
+    }
+
+    /// The index of the interface to which the address at that index belongs, or 0.
+    pub(crate) fn interface(&self, index: usize) -> u32 {
+        let behind = index.checked_sub(self.places.len());
+        let own = behind.and_then(|index| self.own.get(index)).map(|(_, interface)| *interface);
+        let last = behind == Some(self.own.len());
+        own.or(self.loopback.filter(|_| last)).unwrap_or(0)
     }
 
     /// Becomes that of a device that several processes have, which all draw the same. No other device has its LID: unicast
@@ -92,6 +125,14 @@ impl Identity {
     pub(crate) fn has_gid(&self, entry: &GidEntry) -> bool {
         !entry.gid.is_zero() && self.gids.contains(entry)
     }
+}
+
+/// An address of the loopback interface, from the half of 127.0.0.0/8 in which programs do not listen by habit.
+fn of_loopback(random: &mut Random) -> GidEntry {
+    const FIRST: u32 = 0x7f80_0000;
+    // Neither the address of this network nor its broadcast.
+    let address = FIRST + 1 + random.below((1 << 23) - 2);
+    GidEntry { gid: Gid::from_ipv4(Ipv4Addr::from_bits(address)), kind: GidType::ROCE_V2 }
 }
 
 /// The addresses of one family are a random one and those that follow it, so that they differ.
@@ -117,8 +158,6 @@ fn table(places: &[GidPlace], guid: Guid, random: &mut Random) -> Vec<GidEntry> 
 
 #[cfg(test)]
 mod tests {
-    use rdma_types::GidType;
-
     use super::*;
     use crate::fabric::random::{Purpose, Seed};
 
@@ -168,5 +207,27 @@ mod tests {
             identity.redraw(Link::Ethernet);
             assert!(identity.gids.len() == 5 && identity.gids[0].gid != gids[0]);
         }
+    }
+
+    #[test]
+    fn the_address_of_the_loopback_interface_is_last_and_drawn_with_the_others() {
+        let usual = GidPlace::usual(Link::Ethernet);
+        let mut identity = drawn(Link::Ethernet, usual.clone(), 3);
+        let own = GidEntry { gid: "::ffff:192.0.2.1".parse().unwrap(), kind: GidType::ROCE_V2 };
+        identity.add_loopback(1);
+        identity.add(vec![(own, 7)]);
+        let first = identity.gids.clone();
+        assert_eq!((first.len(), first[4]), (6, own));
+        assert_eq!(identity.shared(), [&first[..4], &first[5..]].concat());
+        let interfaces: Vec<_> = (0..7).map(|index| identity.interface(index)).collect();
+        assert_eq!(interfaces, [0, 0, 0, 0, 7, 1, 0]);
+        identity.redraw(Link::Ethernet);
+        assert_eq!((identity.gids.len(), identity.gids[4]), (6, own));
+        let [before, after] =
+            [first[5], identity.gids[5]].map(|entry| entry.gid.to_ipv4().unwrap());
+        assert!(before != after && before.is_loopback() && after.is_loopback());
+        assert!(before.octets()[1] >= 128 && identity.gids[5].kind == GidType::ROCE_V2);
+        // Without one it has none.
+        assert_eq!(drawn(Link::Ethernet, usual, 3).interface(4), 0);
     }
 }

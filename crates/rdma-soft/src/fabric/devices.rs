@@ -122,7 +122,7 @@ impl Devices {
             return Err(InstallError::TooMany(MAX_DEVICES));
         }
         let others = |entry: &GidEntry| devices.iter().any(|other| other.identity.has_gid(entry));
-        if let Some(entry) = device.identity.own().iter().find(|entry| others(entry)) {
+        if let Some(entry) = device.identity.own().find(|entry| others(entry)) {
             let reason = "another device of this process listens there".to_owned();
             return Err(InstallError::CannotListen { place: entry.gid.to_string(), reason });
         }

@@ -18,6 +18,7 @@ mod tests;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use nix::net::if_::if_nametoindex;
 use rdma_proto::wire::UdpHeader;
 use rdma_types::{Gid, GidType, Mtu};
 use rustix::io::Errno;
@@ -68,9 +69,10 @@ impl Listening {
         Ok(Self { stations })
     }
 
-    /// What the device has in its GID table.
-    pub(crate) fn addresses(&self) -> Vec<GidEntry> {
-        self.stations.iter().map(|(station, _)| entry(station.ip)).collect()
+    /// What the device has in its GID table, each with the index of its interface.
+    pub(crate) fn addresses(&self) -> Vec<(GidEntry, u32)> {
+        let row = |station: &Station| (entry(station.ip), station.interface);
+        self.stations.iter().map(|(station, _)| row(station)).collect()
     }
 
     /// The largest packets that fit through all of the interfaces.
@@ -96,6 +98,11 @@ impl Listening {
         }
         device.open_networks(networks);
     }
+}
+
+/// The index of the loopback interface, if there is one in this network namespace.
+pub(crate) fn loopback() -> Option<u32> {
+    if_nametoindex("lo").ok()
 }
 
 /// The row of a GID table that an address is.

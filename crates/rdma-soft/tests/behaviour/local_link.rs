@@ -6,6 +6,7 @@
 
 mod garbage;
 mod hostile;
+mod names;
 mod not_ready;
 mod receiver;
 mod ring;

@@ -84,7 +84,7 @@ fn qualities(gid: &EndpointGid) -> Vec<(u8, u8)> {
     let families = match (bytes[0], bytes[10], bytes[12], bytes[13]) {
         (0xfe, ..) => vec![6],
         (0, 0xff, 169, 254) => vec![7],
-        (0, 0xff, 127, 1..) => vec![8],
+        (0, 0xff, 127, 128..) => vec![8],
         (0, 0xff, 0xf0.., _) => vec![2, 4],
         (0, 0xff, ..) => vec![0, 4],
         (0x20, ..) => vec![3, 5],

@@ -40,8 +40,20 @@ pub enum Peers {
 }
 
 impl Peers {
-    /// What `RDMA_SOFT_PEERS` says.
-    pub(crate) fn of_environment() -> Self {
+    /// Returns the peers that `RDMA_SOFT_PEERS` names, as `soft0` has them: a device of another name that follows the
+    /// environment, too, is shared with other processes unless its user wants none. A value that is none of the three gives
+    /// [`ThisProcess`](Self::ThisProcess) and a `tracing` event.
+    ///
+    /// ```
+    /// use rdma_soft::{Builder, Peers};
+    ///
+    /// // The same in each process: `gpu0` is one device for all of them.
+    /// let device = Builder::new("gpu0").peers(Peers::of_environment()).install()?;
+    /// # assert_eq!(device.name(), "gpu0");
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    #[must_use]
+    pub fn of_environment() -> Self {
         match std::env::var("RDMA_SOFT_PEERS").as_deref() {
             Ok("none") => Self::ThisProcess,
             Ok("any") => Self::AnyUser,

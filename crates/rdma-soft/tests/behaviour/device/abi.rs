@@ -25,10 +25,10 @@ fn installing_twice_from_many_threads_gives_one_device_of_each_name() {
 #[test]
 fn device_list_has_names_guids_and_kinds() {
     rdma_soft::install();
-    for name in ["soft0", "softib0"] {
+    for (name, dev_name) in [("soft0", "uverbs8192"), ("softib0", "uverbs8193")] {
         let listed = devices().into_iter().find(|device| device.name == name).unwrap();
         assert_eq!(listed.guid, soft(name).guid());
-        assert_eq!(listed.dev_name, name);
+        assert_eq!(listed.dev_name, dev_name, "the same in each process");
         assert_eq!((listed.node_type, listed.transport), (1, 0), "a CA that speaks InfiniBand");
         assert_eq!(listed.index, -1, "none of the kernel's");
     }
@@ -96,7 +96,7 @@ fn port_attributes_say_what_kind_of_link_it_is() {
         assert_eq!((port.max_mtu, port.active_mtu), (ibv_mtu::IBV_MTU_4096, ibv_mtu::IBV_MTU_4096));
         assert_eq!((port.max_msg_sz, port.pkey_tbl_len, port.phys_state), (1 << 31, 1, 5));
     }
-    assert_eq!((roce.link_layer, roce.lid, roce.gid_tbl_len), (2, 0, 4));
+    assert_eq!((roce.link_layer, roce.lid, roce.gid_tbl_len), (2, 0, 5));
     assert_eq!((ib.link_layer, ib.gid_tbl_len), (1, 1));
     assert!((1..0xc000).contains(&ib.lid));
 }
@@ -117,14 +117,21 @@ fn programs_of_every_age_get_as_much_of_the_port_as_they_know() {
 }
 
 #[test]
-fn gids_have_the_kinds_of_their_link_and_no_interface() {
-    for (name, kinds) in [("soft0", &[1, 2, 1, 2][..]), ("softib0", &[0][..])] {
+fn gids_have_the_kinds_of_their_link_and_the_last_of_roce_is_of_the_loopback_interface() {
+    let loopback = nix::net::if_::if_nametoindex("lo").unwrap();
+    for (name, kinds, interfaces) in [
+        ("soft0", &[1, 2, 1, 2, 2][..], &[0, 0, 0, 0, loopback][..]),
+        ("softib0", &[0][..], &[0][..]),
+    ] {
         let context = crate::device::rig::open_default(name);
         let table = gid_table(&context, 8, 0).unwrap();
         assert!(table.iter().map(|row| row.gid).eq(soft(name).gids()));
         assert!(table.iter().map(|row| row.kind).eq(kinds.iter().copied()));
-        assert!(table.iter().all(|row| (row.port, row.interface) == (1, 0)));
+        assert!(table.iter().map(|row| row.interface).eq(interfaces.iter().copied()));
+        assert!(table.iter().all(|row| row.port == 1));
     }
+    let last = *soft("soft0").gids().last().unwrap();
+    assert!(last.to_ipv4().unwrap().is_loopback(), "{last}");
 }
 
 #[test]

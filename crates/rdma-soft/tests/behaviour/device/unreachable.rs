@@ -67,12 +67,12 @@ fn refused_addresses(side: &Side, spoils: &[Spoil]) {
 fn address_that_no_packet_can_follow_is_refused() {
     on_each_device("bad-address", |device| {
         let side = side(device);
-        if soft(device).gids().len() == 4 {
+        if soft(device).gids().len() == 5 {
             refused_addresses(
                 &side,
                 &[
                     |attr| attr.ah_attr.is_global = 0,
-                    |attr| attr.ah_attr.grh.sgid_index = 4,
+                    |attr| attr.ah_attr.grh.sgid_index = 5,
                     // Another family than that of the source.
                     |attr| attr.ah_attr.grh.sgid_index = 0,
                     |attr| attr.ah_attr.grh.dgid.raw = [0xfe; 16],

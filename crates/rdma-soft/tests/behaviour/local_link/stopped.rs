@@ -99,7 +99,7 @@ fn a_process_that_is_silent_for_too_long_is_given_up() {
     let limit = Duration::from_millis(50);
     let device = Builder::new("hasty-local").peers(Peers::SameUser).peer_limit(limit);
     let device = device.install().unwrap();
-    let mut nears = [(); 2].map(|()| near(device.name(), Peer::start_at("shared hasty-local")));
+    let mut nears = [(); 2].map(|()| near(device.name(), Peer::start_at("/hasty-local")));
     for (near, fill) in nears.iter_mut().zip([false, true]) {
         near.peer.stop();
         // As much as is in flight; or more than the link has space for.

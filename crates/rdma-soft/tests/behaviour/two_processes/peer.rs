@@ -15,7 +15,8 @@ use rdma_types::Gid;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use test_support::program::this_program;
 use test_support::rig::connect::{
-    Endpoint, Knobs, Side, UC_RTR, attributes, connect, connect_unreliably, to_init,
+    Endpoint, Knobs, Side, UC_RTR, attributes, connect, connect_unreliably, endpoint_with_gid,
+    to_init,
 };
 use test_support::rig::datagram::{self, QKEY};
 use test_support::rig::fork;
@@ -29,7 +30,8 @@ pub(crate) const ACCESS: u32 = ALL_ACCESS | REMOTE_ATOMIC;
 /// Of that memory.
 pub(crate) const LENGTH: usize = 100_000;
 
-/// Where the second process listens; `soft0` stands for the device that both have, and `shared NAME` for another one.
+/// Where the second process listens; `soft0` stands for the device that both have, and `/NAME` for one that it makes with
+/// the peers of its environment.
 const THIS: &str = "RDMA_TEST_SECOND_PROCESS";
 const MARK: &str = "> ";
 
@@ -47,10 +49,12 @@ pub(crate) fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, add)
 }
 
+/// Both ends use the same index of their GID tables.
 pub(crate) fn bring_up(side: &Side, far: &Endpoint, knobs: &Knobs) {
+    let own = endpoint_with_gid(&side.context, &side.qp, far.gid_index);
     match side.qp.service() {
-        ibv_qp_type::IBV_QPT_RC => connect(&side.qp, &side.endpoint(), far, knobs),
-        ibv_qp_type::IBV_QPT_UC => connect_unreliably(&side.qp, &side.endpoint(), far, knobs),
+        ibv_qp_type::IBV_QPT_RC => connect(&side.qp, &own, far, knobs),
+        ibv_qp_type::IBV_QPT_UC => connect_unreliably(&side.qp, &own, far, knobs),
         _ => datagram::activate(&side.qp, QKEY),
     }
 }
@@ -88,7 +92,12 @@ impl Peer {
     }
 
     pub(crate) fn start_at(place: &str) -> Self {
+        Self::start_with(place, &[])
+    }
+
+    pub(crate) fn start_with(place: &str, environment: &[(&str, &str)]) -> Self {
         let mut command = this_program();
+        command.envs(environment.iter().copied());
         command.args([
             "--exact",
             "two_processes::second_process",
@@ -182,6 +191,11 @@ impl Peer {
     pub(crate) fn completion(&mut self) -> (u32, u32, u32) {
         let answer = self.ask("completion");
         (answer[0] as u32, answer[1] as u32, answer[2] as u32)
+    }
+
+    /// The last GID of its device.
+    pub(crate) fn last_gid(&mut self) -> ibv_gid {
+        ibv_gid { raw: self.ask("last_gid")[0].to_be_bytes() }
     }
 
     /// It takes a completion, and does what the command says.
@@ -280,8 +294,11 @@ pub(crate) fn obey() {
     rdma_soft::install();
     let stat = File::open("/proc/self/stat").unwrap();
     let place = std::env::var(THIS).unwrap();
-    let device = match place.strip_prefix("shared ") {
-        Some(name) => Builder::new(name).peers(Peers::SameUser).install().unwrap().name(),
+    let device = match place.strip_prefix('/') {
+        Some(name) => {
+            let shared = Builder::new(name).peers(Peers::of_environment());
+            shared.install().unwrap().name()
+        }
         None if place == "soft0" => "soft0",
         None => network("far", &place),
     };
@@ -305,6 +322,10 @@ impl World {
                 let counters = SoftDevice::find(self.device).unwrap().counters();
                 let found = counters.iter().find(|(name, _)| *name == words[0]);
                 return found.unwrap().1.to_string();
+            }
+            "last_gid" => {
+                let gids = SoftDevice::find(self.device).unwrap().gids();
+                return u128::from_be_bytes(gids.last().unwrap().to_bytes()).to_string();
             }
             "files" => return files().to_string(),
             "allow" => allow(number(0)),
