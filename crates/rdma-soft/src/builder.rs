@@ -1,5 +1,7 @@
 //! Making devices.
 
+mod lacks;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,6 +9,7 @@ use crate::abi;
 use crate::device::Device;
 use crate::device::gid_place::GidPlace;
 use crate::device::limits::Limits;
+use crate::device::model::Model;
 use crate::device::patience::Patience;
 use crate::fabric::Fabric;
 use crate::fabric::devices::{INSTALLED, InstallError};
@@ -42,6 +45,7 @@ pub struct Builder {
     gids: Option<Vec<GidPlace>>,
     schedule: Schedule,
     limits: Limits,
+    model: Model,
     force_wire: bool,
     fabric: &'static Fabric,
     pcap: Capture,
@@ -72,6 +76,7 @@ impl Builder {
             gids: None,
             schedule: Schedule::default(),
             limits: Limits { patience: Patience::of_environment(), ..Limits::default() },
+            model: Model::OWN,
             force_wire: false,
             fabric: Fabric::of_process(),
             pcap: Capture::OfEnvironment,
@@ -423,9 +428,8 @@ impl Builder {
     /// Builder::new("classic0").without_extended().without_window_type_2().install()?;
     /// # Ok::<(), rdma_soft::InstallError>(())
     /// ```
-    pub fn without_extended(mut self) -> Self {
-        self.limits.extended = false;
-        self
+    pub fn without_extended(self) -> Self {
+        self.without_extended_queue_pairs().without_extended_completions().without_timestamps()
     }
 
     /// Puts the device into a network, where the device reaches the devices of that network alone,
@@ -479,6 +483,7 @@ impl Builder {
         });
         let tap = tap.transpose()?;
         let mut device = Device::new(fabric, name, link, gids, limits, schedule, &seed);
+        device.model = self.model;
         device.force_wire = force_wire || tap.is_some() || fabric.simulation.is_some();
         (device.tap, device.unusable) = (tap, self.unusable);
         #[cfg(not(loom))]

@@ -3,6 +3,7 @@
 pub(crate) mod gid_place;
 pub(crate) mod identity;
 pub(crate) mod limits;
+pub(crate) mod model;
 pub(crate) mod notices;
 pub(crate) mod patience;
 
@@ -16,6 +17,7 @@ use crate::counters::Tally;
 use crate::device::gid_place::GidPlace;
 use crate::device::identity::Identity;
 use crate::device::limits::Limits;
+use crate::device::model::Model;
 use crate::device::notices::Notices;
 use crate::engine::Refusal;
 use crate::engine::deferred::Deferred;
@@ -45,6 +47,7 @@ pub(crate) struct Device {
     pub(crate) link: Link,
     pub(crate) identity: Identity,
     pub(crate) limits: Limits,
+    pub(crate) model: Model,
     pub(crate) schedule: Schedule,
     /// Only with a deferred schedule.
     pub(crate) deferred: Option<Deferred>,
@@ -177,6 +180,7 @@ impl Device {
             link,
             identity,
             limits,
+            model: Model::OWN,
             schedule,
             deferred,
             regions: RegionTable::new(

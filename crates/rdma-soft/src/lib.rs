@@ -51,6 +51,7 @@ mod fabric;
 mod link;
 #[cfg(not(loom))] // models have no links that lose packets
 mod network;
+mod profile;
 mod schedule;
 mod soft_device;
 mod sync;
@@ -66,6 +67,7 @@ pub use link::local::host::Peers;
 pub use link::model::LinkModel;
 #[cfg(not(loom))]
 pub use network::{Network, OtherNetwork};
+pub use profile::Profile;
 pub use schedule::Schedule;
 pub use soft_device::SoftDevice;
 
@@ -88,6 +90,22 @@ fn install_one(device: Builder) {
     }
 }
 
+/// Has a device look as the environment says.
+fn like(device: Builder) -> Builder {
+    let Some(name) = std::env::var_os("RDMA_SOFT_LIKE").filter(|name| !name.is_empty()) else {
+        return device;
+    };
+    let name = name.to_string_lossy();
+    match Profile::named(&name) {
+        Some(profile) => device.like(profile),
+        None => {
+            let error = InstallError::NoProfile { name: name.into_owned() };
+            tracing::warn!(%error, "a software device cannot be opened");
+            device.unusable(error)
+        }
+    }
+}
+
 /// Has a RoCE device listen where the environment says.
 #[cfg(not(loom))]
 fn listening(link: Link, device: Builder) -> Builder {
@@ -101,13 +119,14 @@ fn listening(link: Link, device: Builder) -> Builder {
 ///
 /// Programs that want other devices use [`Builder`], with or without this. Environment variables are read:
 /// `RDMA_SOFT_PEERS` ([`Peers`]), `RDMA_SOFT_PEER_LIMIT` ([`Builder::peer_limit`]), `RDMA_SOFT_RETRY_TIME`
-/// ([`Builder::retry_time`]), `RDMA_SOFT_LISTEN`, the addresses at which `soft0` listens ([`Builder::listen`]), and
-/// `RDMA_SOFT_PCAP`, a capture file ([`Builder::pcap`]). If the file cannot be written, neither device can be opened; if
-/// `soft0` cannot listen, `soft0` cannot. The device is in the list then: `ibv_open_device` says why on standard error,
+/// ([`Builder::retry_time`]), `RDMA_SOFT_LISTEN`, the addresses at which `soft0` listens ([`Builder::listen`]),
+/// `RDMA_SOFT_LIKE`, the name of a [`Profile`] for both ([`Builder::like`], except its link layer), and
+/// `RDMA_SOFT_PCAP`, a capture file ([`Builder::pcap`]). If the file cannot be written, or no profile has that name, neither
+/// device can be opened; if `soft0` cannot listen, `soft0` cannot. The device is in the list then: `ibv_open_device` says why on standard error,
 /// and fails with `EIO`. A `tracing` event says so already here.
 pub fn install() {
     for (name, link) in [("soft0", Link::Ethernet), ("softib0", Link::InfiniBand)] {
-        let device = Builder::new(name).link(link);
+        let device = like(Builder::new(name)).link(link);
         #[cfg(not(loom))]
         let device = listening(link, device.peers(Peers::of_environment()));
         install_one(device);

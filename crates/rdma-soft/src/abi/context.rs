@@ -45,11 +45,10 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         let mut verbs = verbs_context::default();
         verbs.query_port = Some(port::query_port);
         verbs.query_device_ex = Some(device::query_device_ex);
-        if block.device().limits.extended {
-            verbs.query_rt_values = Some(device::query_rt_values);
-            verbs.create_cq_ex = Some(cq_ex::create_cq_ex);
-            verbs.create_qp_ex = Some(qp_ex::create_qp_ex);
-        }
+        let limits = &block.device().limits;
+        verbs.query_rt_values = limits.timestamps.then_some(device::query_rt_values);
+        verbs.create_cq_ex = limits.extended_cq.then_some(cq_ex::create_cq_ex);
+        verbs.create_qp_ex = limits.extended_qp.then_some(qp_ex::create_qp_ex);
         verbs.sz = std::mem::offset_of!(ContextBlock, device);
         verbs.context.device = device;
         verbs.context.ops.alloc_mw = Some(mw::alloc_mw);

@@ -11,12 +11,13 @@ use rdma_sys::{
     ibv_wc_opcode, ibv_wc_tm_info,
 };
 
-use super::block::{queue_of, queue_polling};
+use super::block::{device_of, queue_of, queue_polling};
 use super::cq::create;
 use super::data_path::work_completion;
 use super::device::int;
 use super::pointer;
 use crate::device::Device;
+use crate::device::limits::Limits;
 use crate::engine::Refusal;
 use crate::engine::completion::work_completion::JUNK;
 use crate::engine::critical_region::Nested;
@@ -71,7 +72,9 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         ..functions()
     };
     let vector = int(attr.comp_vector.into());
-    pointer(check(&attr).and_then(|()| {
+    // SAFETY: as above.
+    let limits = &unsafe { device_of(context) }.limits;
+    pointer(check(limits, &attr).and_then(|()| {
         // SAFETY: the caller's context, and the channel of its attributes (SAFETY.md F1).
         unsafe { create(verbs, vector, attr.wc_flags) }
     }))
@@ -79,13 +82,14 @@ pub(super) unsafe extern "C" fn create_cq_ex(
 
 /// Refuses what the device does not have. That only one thread polls is good to know and changes
 /// nothing; a queue that overflows is in error whatever its owner says.
-fn check(attr: &ibv_cq_init_attr_ex) -> Result<(), Refusal> {
+fn check(limits: &Limits, attr: &ibv_cq_init_attr_ex) -> Result<(), Refusal> {
     let with_flags = ibv_cq_init_attr_mask::IBV_CQ_INIT_ATTR_MASK_FLAGS.0;
     let single_threaded = ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED.0;
     let flags = if attr.comp_mask & with_flags != 0 { attr.flags } else { 0 };
+    let fields = if limits.timestamps { FIELDS } else { FIELDS & !TIMESTAMPS };
     let known = attr.comp_mask & !with_flags == 0
         && flags & !single_threaded == 0
-        && attr.wc_flags & !FIELDS == 0;
+        && attr.wc_flags & !fields == 0;
     if known { Ok(()) } else { Err(Refusal::Unsupported) }
 }
 

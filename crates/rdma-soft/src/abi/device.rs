@@ -10,7 +10,7 @@ use rdma_sys::{
 };
 
 use super::block::device_of;
-use super::device_block::{DeviceBlock, blocks};
+use super::device_block::{DeviceBlock, blocks, put};
 use crate::device::Device;
 use crate::device::limits::Limits;
 use crate::engine::memory::window::Kind;
@@ -93,18 +93,15 @@ fn windows(limits: &Limits) -> u32 {
         | flag(limits.has_windows(Kind::Two), ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B)
 }
 
-/// A vendor without a number of its own has all ones in these 24 bits.
-const NO_VENDOR: u32 = 0x00ff_ffff;
-
 fn device_attr(device: &Device) -> ibv_device_attr {
     let limits = &device.limits;
     let mut attr = ibv_device_attr::default();
-    for (to, from) in attr.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
-        *to = c_char::from_ne_bytes([from]);
-    }
+    put(&mut attr.fw_ver, &device.model.firmware);
     attr.node_guid = device.guid().to_be();
     attr.sys_image_guid = attr.node_guid;
-    attr.vendor_id = NO_VENDOR;
+    attr.vendor_id = device.model.vendor;
+    attr.vendor_part_id = device.model.part;
+    attr.hw_ver = device.model.revision;
     attr.max_mr_size = u64::MAX >> 1;
     attr.page_size_cap = rustix::param::page_size() as u64;
     attr.max_qp = int(limits.max_qp.into());
@@ -157,7 +154,7 @@ fn device_attr_ex(device: &Device) -> ibv_device_attr_ex {
     attr.orig_attr = device_attr(device);
     attr.device_cap_flags_ex = attr.orig_attr.device_cap_flags.into();
     attr.phys_port_cnt_ex = attr.orig_attr.phys_port_cnt.into();
-    if device.limits.extended {
+    if device.limits.timestamps {
         attr.completion_timestamp_mask = u64::MAX;
         attr.hca_core_clock = clock::KILOHERTZ;
     }

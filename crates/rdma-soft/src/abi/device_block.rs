@@ -66,9 +66,8 @@ impl DeviceBlock {
     }
 }
 
-/// Copies a text, with at least one zero behind it.
-fn put(field: &mut [c_char], text: &str) {
-    debug_assert!(text.len() < field.len(), "the builder limits names");
+/// Copies a text, as much of it as leaves space for a zero after it.
+pub(super) fn put(field: &mut [c_char], text: &str) {
     let space = field.len() - 1;
     for (to, from) in field[..space].iter_mut().zip(text.bytes()) {
         *to = c_char::from_ne_bytes([from]);

@@ -113,6 +113,9 @@ fn import(
     fd: c_int,
     access: u32,
 ) -> Result<(Registration, Imported), Refusal> {
+    if !domain.device.limits.dmabuf {
+        return Err(Refusal::Unsupported);
+    }
     let checked = Access::check(access)?;
     let page = rustix::param::page_size() as u64;
     if access & !DMABUF_ACCESS != 0 || !(offset ^ iova).is_multiple_of(page) {

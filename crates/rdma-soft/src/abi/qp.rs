@@ -69,7 +69,7 @@ unsafe fn make(
 ) -> Result<*mut ibv_qp, Refusal> {
     // SAFETY: this function's contract.
     let domain = unsafe { pd_of(pd) };
-    let service = service(init.qp_type).ok_or(Refusal::Unsupported)?;
+    let service = service(&domain.device.limits, init.qp_type).ok_or(Refusal::Unsupported)?;
     if init.send_cq.is_null() || init.recv_cq.is_null() {
         return Err(Refusal::Invalid);
     }
@@ -133,11 +133,11 @@ unsafe fn make(
 }
 
 /// The services that the device has.
-fn service(qp_type: ibv_qp_type) -> Option<Service> {
+fn service(limits: &Limits, qp_type: ibv_qp_type) -> Option<Service> {
     match qp_type {
         ibv_qp_type::IBV_QPT_RC => Some(Service::ReliableConnection),
-        ibv_qp_type::IBV_QPT_UC => Some(Service::UnreliableConnection),
-        ibv_qp_type::IBV_QPT_UD => Some(Service::UnreliableDatagram),
+        ibv_qp_type::IBV_QPT_UC if limits.uc => Some(Service::UnreliableConnection),
+        ibv_qp_type::IBV_QPT_UD if limits.ud => Some(Service::UnreliableDatagram),
         _ => None,
     }
 }

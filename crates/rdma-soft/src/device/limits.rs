@@ -3,7 +3,7 @@
 use crate::device::patience::Patience;
 
 /// What a device can and can hold; asking for more is refused as hardware refuses it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
     pub(crate) max_qp: u32,
     pub(crate) max_qp_wr: u32,
@@ -27,38 +27,54 @@ pub(crate) struct Limits {
     pub(crate) atomics: bool,
     pub(crate) window_type_1: bool,
     pub(crate) window_type_2: bool,
-    /// Extended queue pairs and completion queues, and the clock of their timestamps.
-    pub(crate) extended: bool,
+    /// Queue pairs of unreliable connections, and of datagrams.
+    pub(crate) uc: bool,
+    pub(crate) ud: bool,
+    pub(crate) dmabuf: bool,
+    /// Extended queue pairs; extended completion queues; the clock of their timestamps.
+    pub(crate) extended_qp: bool,
+    pub(crate) extended_cq: bool,
+    pub(crate) timestamps: bool,
     pub(crate) memlock_bytes: Option<u64>,
     pub(crate) patience: Patience,
 }
 
+impl Limits {
+    /// The limits of a device whose builder sets none.
+    pub(crate) const USUAL: Self = Self {
+        max_qp: 1 << 16,
+        max_qp_wr: 1 << 14,
+        max_sge: 32,
+        max_inline: 512,
+        max_cq: 1 << 16,
+        max_cqe: 1 << 20,
+        max_srq: 1 << 16,
+        max_srq_wr: 1 << 14,
+        max_srq_sge: 32,
+        max_mr: 1 << 20,
+        max_mw: 1 << 18,
+        max_pd: 1 << 15,
+        max_ah: 1 << 16,
+        max_groups: 1 << 13,
+        max_group_members: 1 << 8,
+        max_memberships: 1 << 16,
+        max_rd_atomic: 16,
+        atomics: true,
+        window_type_1: true,
+        window_type_2: true,
+        uc: true,
+        ud: true,
+        dmabuf: true,
+        extended_qp: true,
+        extended_cq: true,
+        timestamps: true,
+        memlock_bytes: None,
+        patience: Patience::USUAL,
+    };
+}
+
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            max_qp: 1 << 16,
-            max_qp_wr: 1 << 14,
-            max_sge: 32,
-            max_inline: 512,
-            max_cq: 1 << 16,
-            max_cqe: 1 << 20,
-            max_srq: 1 << 16,
-            max_srq_wr: 1 << 14,
-            max_srq_sge: 32,
-            max_mr: 1 << 20,
-            max_mw: 1 << 18,
-            max_pd: 1 << 15,
-            max_ah: 1 << 16,
-            max_groups: 1 << 13,
-            max_group_members: 1 << 8,
-            max_memberships: 1 << 16,
-            max_rd_atomic: 16,
-            atomics: true,
-            window_type_1: true,
-            window_type_2: true,
-            extended: true,
-            memlock_bytes: None,
-            patience: Patience::default(),
-        }
+        Self::USUAL
     }
 }

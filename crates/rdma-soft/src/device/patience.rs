@@ -11,16 +11,14 @@ pub(crate) struct Patience {
     pub(crate) host: Duration,
 }
 
-impl Default for Patience {
-    fn default() -> Self {
-        Self { process: Duration::from_secs(60), host: Duration::from_secs(2) }
-    }
-}
-
 impl Patience {
+    /// Those that neither sets.
+    pub(crate) const USUAL: Self =
+        Self { process: Duration::from_secs(60), host: Duration::from_secs(2) };
+
     /// What the environment says.
     pub(crate) fn of_environment() -> Self {
-        let usual = Self::default();
+        let usual = Self::USUAL;
         Self {
             process: variable("RDMA_SOFT_PEER_LIMIT").unwrap_or(usual.process),
             host: variable("RDMA_SOFT_RETRY_TIME").unwrap_or(usual.host),

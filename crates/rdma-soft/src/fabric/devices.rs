@@ -8,6 +8,7 @@ use crate::address::{Address, GidEntry};
 use crate::device::Device;
 use crate::fabric::Fabric;
 use crate::link::Link;
+use crate::profile::Profile;
 use crate::sync::locked;
 
 /// Far more than there are uses for, and far fewer than LIDs.
@@ -50,6 +51,12 @@ pub enum InstallError {
         /// Why not, and what to do.
         reason: String,
     },
+    /// `RDMA_SOFT_LIKE` names no [`Profile`](crate::Profile).
+    #[error("`RDMA_SOFT_LIKE` is `{name}`, and the profiles are {}", profiles())]
+    NoProfile {
+        /// The name.
+        name: String,
+    },
     /// The capture file that [`Builder::pcap`](crate::Builder::pcap) or the environment names cannot be written.
     #[error(
         "the capture file `{path}` cannot be written ({reason}): name a file in a folder that exists, which this \
@@ -61,6 +68,11 @@ pub enum InstallError {
         /// What the system said.
         reason: String,
     },
+}
+
+/// The names of all profiles.
+fn profiles() -> String {
+    Profile::ALL.map(Profile::name).join(", ")
 }
 
 /// Those that programs see, in the order in which they were installed.

@@ -20,6 +20,7 @@ mod half_copied;
 mod held;
 mod invalidation;
 mod keys;
+mod likeness;
 mod networks;
 mod not_ready;
 mod numbers;

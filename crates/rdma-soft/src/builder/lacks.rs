@@ -1,0 +1,92 @@
+//! Devices that have less than the usual one, as hardware has less.
+
+use super::Builder;
+use crate::device::limits::Limits;
+use crate::profile::Profile;
+
+impl Builder {
+    /// Has the device look like a piece of hardware: its limits, what it lacks, its vendor and its link layer, as far as
+    /// there are public figures of them. What is called after this changes the profile.
+    ///
+    /// For `soft0` and `softib0` the environment variable `RDMA_SOFT_LIKE` has the [name](Profile::name) of a profile.
+    ///
+    /// ```
+    /// use rdma_soft::{Builder, Profile};
+    ///
+    /// // Without shared receive queues, atomics and unreliable connections.
+    /// let device = Builder::new("e810-0").like(Profile::INTEL_E810).install()?;
+    /// assert_eq!(device.name(), "e810-0");
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    pub fn like(mut self, profile: Profile) -> Self {
+        // A piece of hardware has no say in how long a peer is waited for.
+        let patience = self.limits.patience;
+        self.limits = Limits { patience, ..profile.limits() };
+        self.link = profile.link();
+        self.model = profile.model();
+        self
+    }
+
+    /// The vendor's number and the number of its part, which programs and libraries look up in tables of their own.
+    /// Without this the vendor is 0xffffff, which means none.
+    ///
+    /// ```
+    /// use rdma_soft::Builder;
+    ///
+    /// Builder::new("tuned0").vendor(0x02c9, 4129).firmware("28.42.1000").install()?;
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    pub fn vendor(mut self, id: u32, part: u32) -> Self {
+        (self.model.vendor, self.model.part) = (id, part);
+        self
+    }
+
+    /// The version of the firmware, of which 63 bytes can be seen; by default the version of this crate.
+    pub fn firmware(mut self, version: impl Into<String>) -> Self {
+        self.model.firmware = version.into().into();
+        self
+    }
+
+    /// Without unreliable connections: creating such a queue pair fails with `EOPNOTSUPP`.
+    ///
+    /// ```
+    /// use rdma_soft::Builder;
+    ///
+    /// Builder::new("reliable0").without_uc().without_ud().without_dmabuf().install()?;
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    pub fn without_uc(mut self) -> Self {
+        self.limits.uc = false;
+        self
+    }
+
+    /// Without queue pairs for datagrams: creating one fails with `EOPNOTSUPP`.
+    pub fn without_ud(mut self) -> Self {
+        self.limits.ud = false;
+        self
+    }
+
+    /// Without memory that comes as a file: `ibv_reg_dmabuf_mr` fails with `EOPNOTSUPP`.
+    pub fn without_dmabuf(mut self) -> Self {
+        self.limits.dmabuf = false;
+        self
+    }
+
+    /// Without extended queue pairs (`ibv_wr_*`): creating one fails with `EOPNOTSUPP`.
+    pub fn without_extended_queue_pairs(mut self) -> Self {
+        self.limits.extended_qp = false;
+        self
+    }
+
+    /// Without extended completion queues: creating one fails with `EOPNOTSUPP`.
+    pub fn without_extended_completions(mut self) -> Self {
+        self.limits.extended_cq = false;
+        self
+    }
+
+    /// Without a clock: creating a completion queue with timestamps and reading the clock fail with `EOPNOTSUPP`.
+    pub fn without_timestamps(mut self) -> Self {
+        self.limits.timestamps = false;
+        self
+    }
+}

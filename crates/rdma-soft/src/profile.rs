@@ -1,0 +1,247 @@
+//! Devices like pieces of hardware.
+
+use std::borrow::Cow;
+
+use crate::device::limits::Limits;
+use crate::device::model::Model;
+use crate::link::Link;
+
+/// A piece of hardware that a software device can look like, for [`Builder::like`](crate::Builder::like).
+///
+/// A program that runs on the usual device may use what its NIC does not have: shared receive queues, atomics, inline data,
+/// extended queue pairs. On a device with the NIC's profile it is refused as there.
+///
+/// Each profile is made of public figures: what `ibv_devinfo -v` printed on such a machine, what the kernel driver's
+/// `query_device` reports, and what the provider of rdma-core (64) implements. The documentation of each profile names its
+/// sources. What has no public figure, such as a number that the firmware decides, is as on the usual device. A profile
+/// changes neither speed nor order, and says nothing about bugs of the hardware.
+///
+/// ```
+/// use rdma_soft::Profile;
+///
+/// assert_eq!(Profile::named("intel-e810"), Some(Profile::INTEL_E810));
+/// for profile in Profile::ALL {
+///     println!("{}", profile.name());
+/// }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Profile(&'static Sheet);
+
+/// The figures.
+#[derive(Debug, PartialEq, Eq)]
+struct Sheet {
+    name: &'static str,
+    link: Link,
+    limits: Limits,
+    model: Model,
+}
+
+const fn model(vendor: u32, part: u32, revision: u32, firmware: &'static str) -> Model {
+    Model { vendor, part, revision, firmware: Cow::Borrowed(firmware) }
+}
+
+/// The version of firmware where none is public.
+const NO_FIRMWARE: &str = "0.0.0";
+
+const NO_WINDOWS: Limits =
+    Limits { max_mw: 0, window_type_1: false, window_type_2: false, ..Limits::USUAL };
+
+/// NVIDIA's provider and driver, whose adapters differ in few limits.
+const MLX5: Limits = Limits { max_qp_wr: 32_768, max_cqe: 4_194_303, max_sge: 30, ..Limits::USUAL };
+
+impl Profile {
+    /// NVIDIA ConnectX-7, as a RoCE port.
+    ///
+    /// - Vendor 0x02c9, part 4129, firmware 28.42.1000: `ibv_devinfo` in
+    ///   [DeepEP issue 355](https://github.com/deepseek-ai/DeepEP/issues/355).
+    /// - 30 elements: `mlx5_ib_query_device` of the kernel, from a request of at most 512 bytes with a control and a remote
+    ///   segment of 16 bytes each, and 16 bytes for each element.
+    /// - 32,768 requests and 4,194,303 completions in a queue, 16 READs: the same in all outputs of `ibv_devinfo -v` for mlx5
+    ///   that were found, such as [libfabric pull request 9940](https://github.com/ofiwg/libfabric/pull/9940).
+    /// - 828 bytes of inline data: `mlx5_calc_send_wqe` and `_sq_overhead` of rdma-core, for a reliable connection with all
+    ///   operations and few elements: 1,024 bytes, less 192 for the longest operation and 4 for the length.
+    pub const CONNECTX_7: Self = Self(&Sheet {
+        name: "connectx-7",
+        link: Link::Ethernet,
+        limits: Limits { max_inline: 828, ..MLX5 },
+        model: model(0x02c9, 4129, 0, "28.42.1000"),
+    });
+
+    /// Broadcom BCM57508 (Thor), with the driver `bnxt_re`.
+    ///
+    /// - Vendor 0x14e4, part 0x1750: the provider of rdma-core, `bnxt_re/main.c`. Its firmware is not public.
+    /// - Reliable connections and datagrams only: `bnxt_re_check_qp_limits` of rdma-core refuses other types.
+    /// - No windows, extended completion queues (and so no timestamps) and multicast: the provider has no such operations.
+    /// - 96 bytes of inline data: `BNXT_RE_MAX_INLINE_SIZE` of rdma-core.
+    /// - 6 elements, 65,536 protection domains, no atomics: `bnxt_qplib_get_dev_attr` of Linux, `qplib_sp.c`, for this generation of
+    ///   chips. Newer drivers have atomics where the PCIe root port completes them.
+    /// - All other limits are the firmware's.
+    pub const BROADCOM_THOR: Self = Self(&Sheet {
+        name: "broadcom-thor",
+        link: Link::Ethernet,
+        limits: Limits {
+            max_sge: 6,
+            max_srq_sge: 6,
+            max_inline: 96,
+            max_pd: 65_536,
+            max_groups: 0,
+            atomics: false,
+            uc: false,
+            extended_cq: false,
+            timestamps: false,
+            ..NO_WINDOWS
+        },
+        model: model(0x14e4, 0x1750, 0, NO_FIRMWARE),
+    });
+
+    /// Intel E810, with the driver `irdma` as RoCE.
+    ///
+    /// - All limits, no atomics, no shared receive queues, no windows, no timestamps, vendor 0x8086, part 5522, revision 2,
+    ///   firmware 1.74: `ibv_devinfo -v` in [3FS issue 192](https://github.com/deepseek-ai/3FS/issues/192). (That output has the
+    ///   flags of windows and `max_mw` 0; Linux now reports windows from the next generation on.)
+    /// - 101 bytes of inline data: `IRDMA_MAX_INLINE_DATA_SIZE` of rdma-core, `irdma/user.h`.
+    /// - Reliable connections and datagrams only, no extended queue pairs: `irdma_ucreate_qp` and the operations of the
+    ///   provider in rdma-core.
+    pub const INTEL_E810: Self = Self(&Sheet {
+        name: "intel-e810",
+        link: Link::Ethernet,
+        limits: Limits {
+            max_qp: 4092,
+            max_qp_wr: 8127,
+            max_sge: 6,
+            max_inline: 101,
+            max_cq: 8189,
+            max_cqe: 1_048_574,
+            max_srq: 0,
+            max_mr: 4_194_301,
+            max_pd: 262_141,
+            max_ah: 131_072,
+            max_groups: 4096,
+            max_group_members: 8,
+            max_memberships: 32_768,
+            max_rd_atomic: 8,
+            atomics: false,
+            uc: false,
+            extended_qp: false,
+            timestamps: false,
+            ..NO_WINDOWS
+        },
+        model: model(0x8086, 5522, 2, "1.74"),
+    });
+
+    /// The RoCE engine of HiSilicon's Kunpeng 920 (hip08), with the driver `hns`.
+    ///
+    /// - Limits: `HNS_ROCE_V2_MAX_WQE_NUM`, `_SRQ_NUM`, `_SRQ_WR`, `_SRQ_SGE`, `_CQ_NUM`, `_CQE_NUM`, `_SQ_SGE_NUM`, `_SQ_INLINE`,
+    ///   `_MTPT_NUM`, `_QP_DEST_RDMA` of Linux before 6.0, `hns_roce_hw_v2.h`. How many queue pairs there are differs between versions.
+    /// - No datagrams: `hns_roce_create_ah` of Linux refuses programs on hip08. No unreliable connections: `check_qp_create_attr` of
+    ///   rdma-core, `hns_roce_u_verbs.c`.
+    /// - No windows, dma-buf and multicast: the provider has no such operations.
+    /// - Vendor 0x19e5, part 0xa222, one of several: the provider of rdma-core, `hns_roce_u.c`.
+    pub const HIP08: Self = Self(&Sheet {
+        name: "hip08",
+        link: Link::Ethernet,
+        limits: Limits {
+            max_qp_wr: 0x8000,
+            max_sge: 64,
+            max_inline: 32,
+            max_cq: 0x0010_0000,
+            max_cqe: 0x0040_0000,
+            max_srq: 0x0010_0000,
+            max_srq_wr: 0x8000,
+            max_srq_sge: 64,
+            max_mr: 0x0010_0000,
+            max_groups: 0,
+            max_rd_atomic: 128,
+            uc: false,
+            ud: false,
+            dmabuf: false,
+            timestamps: false,
+            ..NO_WINDOWS
+        },
+        model: model(0x19e5, 0xa222, 0, NO_FIRMWARE),
+    });
+
+    /// Microsoft Azure Network Adapter (MANA).
+    ///
+    /// - Reliable connections only, no shared receive queues, no extended queue pairs of this type, no extended completion
+    ///   queues, no multicast, no inline data: the provider of rdma-core, `mana.c`, `qp.c` and `wr.c`.
+    /// - No atomics, no flags of windows: `mana_ib_query_device` of Linux.
+    /// - Vendor 0x1414, part 3 (the type of the device, `GDMA_DEVICE_MANA_IB`): the same function. Its firmware is not public.
+    /// - All limits are the firmware's.
+    pub const MANA: Self = Self(&Sheet {
+        name: "mana",
+        link: Link::Ethernet,
+        limits: Limits {
+            max_inline: 0,
+            max_srq: 0,
+            max_groups: 0,
+            atomics: false,
+            uc: false,
+            ud: false,
+            extended_qp: false,
+            extended_cq: false,
+            timestamps: false,
+            ..NO_WINDOWS
+        },
+        model: model(0x1414, 3, 0, NO_FIRMWARE),
+    });
+
+    /// Mellanox Connect-IB, an InfiniBand adapter of 2012.
+    ///
+    /// - All limits except those of shared receive queues, no atomics, no windows, vendor 0x02c9, part 4113, firmware 10.16.1200:
+    ///   `ibv_devinfo -v` in [libfabric pull request 9940](https://github.com/ofiwg/libfabric/pull/9940).
+    /// - 828 bytes of inline data, as [`CONNECTX_7`](Self::CONNECTX_7), whose provider it has.
+    pub const CONNECT_IB: Self = Self(&Sheet {
+        name: "connect-ib",
+        link: Link::InfiniBand,
+        limits: Limits {
+            max_qp: 262_144,
+            max_inline: 828,
+            max_cq: 16_777_216,
+            max_mr: 16_777_216,
+            max_pd: 16_777_216,
+            max_groups: 2_097_152,
+            max_group_members: 48,
+            max_mw: 0,
+            window_type_1: false,
+            window_type_2: false,
+            atomics: false,
+            ..MLX5
+        },
+        model: model(0x02c9, 4113, 0, "10.16.1200"),
+    });
+
+    /// All profiles.
+    pub const ALL: [Self; 6] = [
+        Self::CONNECTX_7,
+        Self::BROADCOM_THOR,
+        Self::INTEL_E810,
+        Self::HIP08,
+        Self::MANA,
+        Self::CONNECT_IB,
+    ];
+
+    /// The name of the profile, for `RDMA_SOFT_LIKE` and command lines.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        self.0.name
+    }
+
+    /// Returns the profile of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|profile| profile.name() == name)
+    }
+
+    pub(crate) fn link(self) -> Link {
+        self.0.link
+    }
+
+    pub(crate) fn limits(self) -> Limits {
+        self.0.limits
+    }
+
+    pub(crate) fn model(self) -> Model {
+        self.0.model.clone()
+    }
+}
