@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rdma_sys::ibv_qp_type;
+
 use crate::device::Device;
 
 /// One sentence of the contract.
@@ -31,7 +33,19 @@ const UNRELIABLE: [&str; 8] = [
     "unreliable_errors",
 ];
 
+/// Those of them that have nothing but unreliable connections, and nothing but datagrams.
+const UNRELIABLE_CONNECTIONS: [&str; 2] = ["unreliable", "unreliable_errors"];
+const DATAGRAMS: [&str; 4] = ["address_handles", "datagram_errors", "datagrams", "multicast"];
+
 impl Case {
+    /// The type of queue pairs that its part is about, if other types are not enough for it.
+    pub(crate) fn qp_type(&self) -> Option<ibv_qp_type> {
+        if UNRELIABLE_CONNECTIONS.contains(&self.part) {
+            return Some(ibv_qp_type::IBV_QPT_UC);
+        }
+        DATAGRAMS.contains(&self.part).then_some(ibv_qp_type::IBV_QPT_UD)
+    }
+
     pub(crate) fn name(&self) -> String {
         format!("{}::{}", self.part, self.sentence)
     }

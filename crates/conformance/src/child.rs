@@ -33,6 +33,9 @@ pub(crate) fn run_own_case() -> bool {
     let (device, case) = wanted.split_once("::").expect("DEVICE::CASE");
     let case = cases::all().find(|known| known.name() == case).expect("a case of this name");
     let device = devices::prepare(device);
+    if let Some(qp_type) = case.qp_type() {
+        device.needs_type(qp_type);
+    }
     (case.run)(&device);
     device.report();
     true

@@ -4,9 +4,13 @@ use std::cell::RefCell;
 use std::ops::Deref;
 use std::process;
 
-use rdma_sys::ibv_device_attr;
-use test_support::rig::Context;
+use rdma_sys::{
+    Errno, ibv_atomic_cap, ibv_device_attr, ibv_device_cap_flags,
+    ibv_qp_create_send_ops_flags as Op, ibv_qp_type,
+};
 use test_support::rig::connect::pair;
+use test_support::rig::extended::limit_operations;
+use test_support::rig::{Context, Size, limit_inline, usual_inline};
 
 use crate::outcome::Outcome;
 
@@ -27,6 +31,29 @@ const LACKED: &[&str] = &[
     "without a header the port alone is asked for",
 ];
 
+/// Why they are skipped on those that look like hardware, beside that.
+const LACKED_BY_PROFILES: &[&str] = &[
+    "the device does not map memory that comes as a file",
+    "the device has as much room as can be asked for",
+    "the device has more completion queues than a case can make",
+    "the device has more protection domains than a case can make",
+    "the device has more room than a case should take",
+    "the device has no atomic operations",
+    "the device has no atomics",
+    "the device has no clock to ask",
+    "the device has no extended completion queues with these fields",
+    "the device has less inline data",
+    "the device has no memory windows",
+    "the device has no memory windows of type 1",
+    "the device has no memory windows of type 2",
+    "the device has no multicast groups",
+    "the device has no queue pairs for datagrams",
+    "the device has no queue pairs of unreliable connections",
+    "the device has no queue pairs that post by function calls",
+    "the device has no shared receive queues",
+    "the device has no timestamps",
+];
+
 /// Whose device it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -38,6 +65,8 @@ pub(crate) enum Kind {
     Sockets,
     /// The same, whose packets go by UDP, as those between hosts.
     Network,
+    /// Of this project, with what a piece of hardware has.
+    Profile,
     /// The kernel's SoftRoCE.
     Rxe,
     /// A NIC, or anything else.
@@ -62,7 +91,12 @@ impl Deref for Device {
 
 impl Device {
     pub(crate) fn new(name: String, kind: Kind) -> Self {
-        Self { name, kind, differences: RefCell::default() }
+        let device = Self { name, kind, differences: RefCell::default() };
+        if matches!(kind, Kind::Profile | Kind::Other) {
+            device.find_inline();
+            limit_operations(device.lacking_operations());
+        }
+        device
     }
 
     pub(crate) fn open(&self) -> Context {
@@ -73,11 +107,16 @@ impl Device {
         self.open().query_device()
     }
 
+    pub(crate) fn has_atomics(&self) -> bool {
+        self.attributes().atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE
+    }
+
     /// Ends the case, since the device lacks what it is about.
     ///
     /// A software device lacks nothing but what is [known](LACKED): if it does, it fails.
     pub(crate) fn skip(&self, reason: &str) -> ! {
-        let known = !self.is_software() || LACKED.contains(&reason);
+        let by_profile = self.kind == Kind::Profile && LACKED_BY_PROFILES.contains(&reason);
+        let known = !self.is_software() || LACKED.contains(&reason) || by_profile;
         assert!(known, "not known to be so: {reason}");
         report(&Outcome::Skipped { reason: reason.to_owned() });
         process::exit(0);
@@ -93,6 +132,62 @@ impl Device {
         if !has {
             self.skip(reason);
         }
+    }
+
+    /// Of these types of queue pairs those that the device has.
+    pub(crate) fn types(&self, types: &[ibv_qp_type]) -> Vec<ibv_qp_type> {
+        types.iter().copied().filter(|&qp_type| self.has_type(qp_type)).collect()
+    }
+
+    /// Goes on only if the device has queue pairs of that type.
+    pub(crate) fn needs_type(&self, qp_type: ibv_qp_type) {
+        let what = match qp_type {
+            ibv_qp_type::IBV_QPT_UC => "of unreliable connections",
+            _ => "for datagrams",
+        };
+        self.needs(self.has_type(qp_type), &format!("the device has no queue pairs {what}"));
+    }
+
+    /// Whether it has queue pairs of that type. Nothing but a test tells, and only some kinds of devices lack one.
+    fn has_type(&self, qp_type: ibv_qp_type) -> bool {
+        if qp_type == ibv_qp_type::IBV_QPT_RC || !matches!(self.kind, Kind::Profile | Kind::Other) {
+            return true;
+        }
+        let context = self.open();
+        let (cq, pd) = (context.cq(4), context.pd());
+        let size =
+            Size { qp_type, send_wr: 1, receive_wr: 1, sge: 1, inline: 0, signal_all: false };
+        let refused = pd.try_qp(&cq, &cq, &size).err();
+        ![Errno::EOPNOTSUPP, Errno::ENOSYS].map(Some).contains(&refused)
+    }
+
+    /// Goes on only if the device has that many bytes of inline data.
+    pub(crate) fn needs_inline(&self, bytes: u32) {
+        self.needs(usual_inline() >= bytes, "the device has less inline data");
+    }
+
+    /// What queue pairs of the device cannot post.
+    fn lacking_operations(&self) -> u64 {
+        let attributes = self.attributes();
+        let windows =
+            attributes.device_cap_flags & ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0;
+        let atomics =
+            Op::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP.0 | Op::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD.0;
+        let without_atomics = if self.has_atomics() { 0 } else { atomics };
+        let without_windows = if windows == 0 { Op::IBV_QP_EX_WITH_BIND_MW.0 } else { 0 };
+        (without_atomics | without_windows).into()
+    }
+
+    /// Has all queue pairs ask for as much inline data as the device has, where that is less than usual. Nothing but a test
+    /// tells.
+    fn find_inline(&self) {
+        let context = self.open();
+        let (cq, pd) = (context.cq(4), context.pd());
+        let fits = |inline: &u32| {
+            let size = Size { sge: 1, inline: *inline, ..Size::default() };
+            pd.try_qp(&cq, &cq, &size).is_ok()
+        };
+        limit_inline([64, 32, 16].into_iter().find(fits).unwrap_or(0));
     }
 
     /// Whether nothing is known of it but the contract.

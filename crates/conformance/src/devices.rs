@@ -4,7 +4,7 @@ use std::env;
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-use rdma_soft::{Builder, Link, Peers, Schedule};
+use rdma_soft::{Builder, Link, Peers, Profile, Schedule};
 use test_support::rig::{Provider, use_provider};
 
 use crate::device::{Device, Kind};
@@ -44,6 +44,15 @@ const MORE: [(&str, Link, Schedule, Way); 3] = [
     ("softib0-wire-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }, Way::Packets),
 ];
 
+/// Those that look like hardware are named after it, the first of them in each run.
+const LIKE: &str = "like-";
+const LIKE_IN_EACH_RUN: [Profile; 2] = [Profile::CONNECTX_7, Profile::INTEL_E810];
+
+/// The profile of the device of that name.
+fn profile(name: &str) -> Option<Profile> {
+    name.strip_prefix(LIKE).and_then(Profile::named)
+}
+
 /// Names further devices of the machine, `NAME` or `NAME:all`, with commas between.
 pub(crate) const VARIABLE: &str = "RDMA_TEST_DEVICES";
 
@@ -57,7 +66,9 @@ pub(crate) struct Wanted {
 
 /// The software devices, then those that were named.
 pub(crate) fn wanted() -> Vec<Wanted> {
-    let software = SOFTWARE.iter().map(|(name, ..)| Wanted { name: (*name).to_owned(), all: true });
+    let software = SOFTWARE.iter().map(|(name, ..)| (*name).to_owned());
+    let like = LIKE_IN_EACH_RUN.iter().map(|profile| format!("{LIKE}{}", profile.name()));
+    let software = software.chain(like).map(|name| Wanted { name, all: true });
     software.chain(named()).collect()
 }
 
@@ -93,7 +104,7 @@ fn software(name: &str) -> Option<&'static (&'static str, Link, Schedule, Way)> 
 
 /// Whether a run can have the software device of that name.
 pub(crate) fn is_software(name: &str) -> bool {
-    software(name).is_some()
+    software(name).is_some() || profile(name).is_some()
 }
 
 /// Whether messages go by UDP on the software device of that name.
@@ -108,6 +119,12 @@ fn own_address() -> String {
 
 /// Makes this process's device; any name but those of the software devices is one of libibverbs.
 pub(crate) fn prepare(name: &str) -> Device {
+    if let Some(profile) = profile(name) {
+        rdma_soft::install();
+        Builder::new(name).like(profile).install().unwrap();
+        use_provider(Provider { verbs: rdma_soft::verbs(), slow: false });
+        return Device::new(name.to_owned(), Kind::Profile);
+    }
     let kind = match software(name) {
         Some(&(_, link, schedule, way)) => {
             let by_packets = way != Way::Direct;

@@ -1,7 +1,7 @@
 //! A connection on which requests are posted by function calls.
 
 use super::connect::{Knobs, Side, connect_sides};
-use super::extended::OPERATIONS;
+use super::extended::operations;
 use super::post::Wr;
 use super::{ALL_ACCESS, LOCAL_WRITE, Mr, REMOTE_ATOMIC, Size};
 
@@ -16,7 +16,7 @@ pub struct Scene {
 
 impl Scene {
     pub fn new(device: &str) -> Self {
-        Self::with(device, &Size::default(), OPERATIONS)
+        Self::with(device, &Size::default(), operations())
     }
 
     pub fn with(device: &str, size: &Size, operations: u64) -> Self {

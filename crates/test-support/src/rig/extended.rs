@@ -2,6 +2,8 @@
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
 #![allow(clippy::multiple_unsafe_ops_per_block)]
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use rdma_sys::*;
 
 use super::connect::Side;
@@ -175,6 +177,19 @@ pub const OPERATIONS: u64 = {
         | Op::IBV_QP_EX_WITH_BIND_MW.0
         | Op::IBV_QP_EX_WITH_SEND_WITH_INV.0) as u64
 };
+
+/// Those of [`OPERATIONS`] that the device lacks.
+static LACKING: AtomicU64 = AtomicU64::new(0);
+
+/// Has [`operations`] leave out what a device lacks.
+pub fn limit_operations(lacking: u64) {
+    LACKING.store(lacking, Ordering::Relaxed);
+}
+
+/// All that a reliable connection of the device can post.
+pub fn operations() -> u64 {
+    OPERATIONS & !LACKING.load(Ordering::Relaxed)
+}
 
 /// Attributes of an extended queue pair that posts `operations`.
 pub fn init(pd: &Pd, send: &Cq, receive: &Cq, size: &Size, operations: u64) -> ibv_qp_init_attr_ex {

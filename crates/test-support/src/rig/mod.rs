@@ -13,6 +13,7 @@
 
 use std::ptr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma_sys::*;
@@ -83,6 +84,19 @@ static RELEASE: OnceLock<fn(&str)> = OnceLock::new();
 /// Names the provider; without, it is the one that was registered.
 pub fn use_provider(provider: Provider) {
     assert!(PROVIDER.set(provider).is_ok(), "a process tests the devices of one provider");
+}
+
+/// The inline data that queue pairs get whose tests ask for none in particular.
+static INLINE: AtomicU32 = AtomicU32::new(64);
+
+/// Has queue pairs ask for less inline data, where a device has less.
+pub fn limit_inline(bytes: u32) {
+    INLINE.store(bytes, Ordering::Relaxed);
+}
+
+/// How much inline data a queue pair of [`Size::default`] has.
+pub fn usual_inline() -> u32 {
+    INLINE.load(Ordering::Relaxed)
 }
 
 /// Says how a device of that name, which holds requests back, is made to go on.
@@ -227,7 +241,14 @@ impl Size {
 impl Default for Size {
     fn default() -> Self {
         let qp_type = ibv_qp_type::IBV_QPT_RC;
-        Self { qp_type, send_wr: 64, receive_wr: 64, sge: 4, inline: 64, signal_all: false }
+        Self {
+            qp_type,
+            send_wr: 64,
+            receive_wr: 64,
+            sge: 4,
+            inline: usual_inline(),
+            signal_all: false,
+        }
     }
 }
 

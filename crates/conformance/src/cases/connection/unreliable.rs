@@ -237,6 +237,7 @@ fn a_queue_pair_can_be_its_own_peer(device: &Device) {
 }
 
 fn inline_data_may_change_after_the_post(device: &Device) {
+    device.needs_inline(20);
     let pair = Pair::new(device);
     let mut inline = [7_u8; 20];
     let addr = inline.as_mut_ptr().expose_provenance() as u64;

@@ -257,6 +257,7 @@ struct Shared {
 
 impl Shared {
     fn new(device: &Device) -> Self {
+        device.needs(device.attributes().max_srq > 0, "the device has no shared receive queues");
         let (a, b) = (side(device), Side::new(device, &size(), 64));
         let pool = b.pd.srq(8, 2);
         let qp = b.pd.qp_with_srq(&b.send_cq, &b.receive_cq, &size(), &pool);

@@ -17,6 +17,7 @@ use test_support::rig::post::Wr;
 use test_support::rig::{LOCAL_WRITE, Mr, Size, imm_of, until};
 
 use crate::case::cases;
+use crate::cases::request::extended_posts::needs_calls;
 use crate::device::Device;
 
 cases![
@@ -219,6 +220,7 @@ fn elements_are_joined_and_filled_in_order(device: &Device) {
 }
 
 fn inline_data_may_change_after_the_post(device: &Device) {
+    device.needs_inline(20);
     let (a, b) = (side(device), side(device));
     let sink = b.pd.register(100, LOCAL_WRITE);
     let ah = a.pd.ah_to(&a.endpoint(), &b.endpoint());
@@ -251,6 +253,7 @@ fn unsignaled_datagrams_complete_silently(device: &Device) {
 fn datagrams_are_posted_by_calls(device: &Device) {
     use rdma_sys::ibv_qp_create_send_ops_flags as Op;
     let sends = u64::from(Op::IBV_QP_EX_WITH_SEND.0 | Op::IBV_QP_EX_WITH_SEND_WITH_IMM.0);
+    needs_calls(device);
     let (a, b) = (Side::extended(device, &size(), sends), side(device));
     activate(&a.qp, QKEY);
     let source = a.pd.register_filled(vec![0xaa; 8], 0);
@@ -431,7 +434,7 @@ fn a_queue_pair_hears_before_it_may_send(device: &Device) {
 
 fn queue_pairs_of_other_types_hear_nothing(device: &Device) {
     let scene = Scene::new(device);
-    for qp_type in [ibv_qp_type::IBV_QPT_RC, ibv_qp_type::IBV_QPT_UC] {
+    for qp_type in device.types(&[ibv_qp_type::IBV_QPT_RC, ibv_qp_type::IBV_QPT_UC]) {
         let other = Side::new(device, &Size { qp_type, ..Size::default() }, 16);
         let peer = Side::new(device, &Size { qp_type, ..Size::default() }, 16);
         let reliable = qp_type == ibv_qp_type::IBV_QPT_RC;

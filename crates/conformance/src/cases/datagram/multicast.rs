@@ -374,7 +374,7 @@ fn groups_can_be_joined_before_a_queue_pair_is_ready(device: &Device) {
 
 fn only_datagram_queue_pairs_join(device: &Device) {
     let scene = Scene::new(device, 0);
-    for qp_type in [ibv_qp_type::IBV_QPT_RC, ibv_qp_type::IBV_QPT_UC] {
+    for qp_type in device.types(&[ibv_qp_type::IBV_QPT_RC, ibv_qp_type::IBV_QPT_UC]) {
         let other = Side::new(device, &Size { qp_type, ..size() }, 16);
         assert_ne!(scene.group.joined_by(&other), 0);
     }

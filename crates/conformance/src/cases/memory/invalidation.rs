@@ -95,6 +95,7 @@ fn an_invalidated_window_lets_its_region_go(device: &Device) {
 
 /// Two ends of an unreliable connection.
 fn unreliable_pair(device: &Device, access: u32) -> (Side, Side) {
+    device.needs_type(ibv_qp_type::IBV_QPT_UC);
     let size = Size { qp_type: ibv_qp_type::IBV_QPT_UC, ..Size::default() };
     let (a, b) = (Side::new(device, &size, 64), Side::new(device, &size, 64));
     let knobs = Knobs { access, ..Knobs::default() };

@@ -11,6 +11,7 @@ use test_support::rig::connect::{Knobs, Side, connect, endpoint, pair};
 use test_support::rig::datagram;
 use test_support::rig::post::Wr;
 use test_support::rig::scene::{AT_A, BYTES, Scene};
+use test_support::rig::transition::UD;
 use test_support::rig::{ALL_ACCESS, Context, LOCAL_WRITE, Mr, Pd, Qp, Size, until};
 
 use crate::case::cases;
@@ -202,6 +203,7 @@ fn regions_come_and_go_while_others_are_written(device: &Device) {
 }
 
 fn address_handles_come_and_go_while_others_are_used(device: &Device) {
+    device.needs_type(UD);
     let (a, b) = (datagram::side(device), datagram::side(device));
     let (at_a, at_b) = (a.endpoint(), b.endpoint());
     let ah = a.pd.ah_to(&at_a, &at_b);

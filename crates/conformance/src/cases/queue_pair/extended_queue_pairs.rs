@@ -5,9 +5,10 @@ use rdma_sys::{
 };
 use test_support::rig::batch::Scene;
 use test_support::rig::connect::{Knobs, Side, connect, endpoint};
-use test_support::rig::extended::{OPERATIONS, init};
+use test_support::rig::extended::{init, operations};
 use test_support::rig::post::Wr;
-use test_support::rig::{LOCAL_WRITE, Size};
+use test_support::rig::transition::SERVICES;
+use test_support::rig::{LOCAL_WRITE, Size, usual_inline};
 
 use crate::case::cases;
 use crate::cases::request::extended_posts::needs_calls;
@@ -34,7 +35,7 @@ fn expect_refusal(device: &Device, change: impl Fn(&mut ibv_qp_init_attr_ex)) {
     needs_calls(device);
     let context = device.open();
     let (cq, pd) = (context.cq(16), context.pd());
-    let mut attr = init(&pd, &cq, &cq, &Size::default(), OPERATIONS);
+    let mut attr = init(&pd, &cq, &cq, &Size::default(), operations());
     assert!(context.try_qp_ex(&attr).is_ok());
     change(&mut attr);
     assert!(context.try_qp_ex(&attr).is_err());
@@ -45,8 +46,9 @@ fn the_sizes_are_at_least_those_that_were_asked_for(device: &Device) {
     let context = device.open();
     let (cq, pd) = (context.cq(16), context.pd());
     for (send_wr, receive_wr, sge, inline) in [(1, 1, 1, 0), (5, 9, 3, 7), (63, 33, 4, 64)] {
+        let inline = usual_inline().min(inline);
         let size = Size { send_wr, receive_wr, sge, inline, ..Size::default() };
-        let qp = context.try_qp_ex(&init(&pd, &cq, &cq, &size, OPERATIONS)).unwrap();
+        let qp = context.try_qp_ex(&init(&pd, &cq, &cq, &size, operations())).unwrap();
         let cap = qp.capacity();
         assert!(cap.max_send_wr >= send_wr && cap.max_recv_wr >= receive_wr, "{cap:?}");
         assert!(cap.max_send_sge >= sge && cap.max_recv_sge >= sge, "{cap:?}");
@@ -59,7 +61,7 @@ fn it_begins_in_reset_whatever_its_service(device: &Device) {
     let context = device.open();
     let (cq, pd) = (context.cq(16), context.pd());
     let operations = u64::from(Op::IBV_QP_EX_WITH_SEND.0);
-    for qp_type in [ibv_qp_type::IBV_QPT_RC, ibv_qp_type::IBV_QPT_UC, ibv_qp_type::IBV_QPT_UD] {
+    for qp_type in device.types(&SERVICES) {
         let size = Size { qp_type, ..Size::default() };
         let qp = context.try_qp_ex(&init(&pd, &cq, &cq, &size, operations)).unwrap();
         assert_eq!(qp.state(), ibv_qp_state::IBV_QPS_RESET);
@@ -71,7 +73,7 @@ fn a_queue_pair_with_only_a_domain_is_a_classic_one(device: &Device) {
     needs_calls(device);
     let context = device.open();
     let (cq, pd) = (context.cq(16), context.pd());
-    let attr = init(&pd, &cq, &cq, &Size::default(), OPERATIONS);
+    let attr = init(&pd, &cq, &cq, &Size::default(), operations());
     assert!(!context.try_qp_ex(&attr).unwrap().as_ex().is_null());
     let only_a_domain = ibv_qp_init_attr_ex { comp_mask: 1, ..attr };
     for qp in [context.try_qp_ex(&only_a_domain), pd.try_qp(&cq, &cq, &Size::default())] {
@@ -102,7 +104,7 @@ fn classic_and_extended_queue_pairs_complete_into_one_queue(device: &Device) {
     let context = device.open();
     let (cq, pd) = (context.cq(64), context.pd());
     let classic = pd.qp(&cq, &cq, &Size::default());
-    let extended = context.try_qp_ex(&init(&pd, &cq, &cq, &Size::default(), OPERATIONS)).unwrap();
+    let extended = context.try_qp_ex(&init(&pd, &cq, &cq, &Size::default(), operations())).unwrap();
     let (here, there) = (endpoint(&context, &classic), endpoint(&context, &extended));
     connect(&classic, &here, &there, &Knobs::default());
     connect(&extended, &there, &here, &Knobs::default());
@@ -122,7 +124,7 @@ fn it_takes_receives_from_a_shared_queue(device: &Device) {
     let context = device.open();
     let (cq, pd) = (context.cq(16), context.pd());
     let (srq, _) = pd.try_srq(4, 1).unwrap();
-    let mut attr = init(&pd, &cq, &cq, &Size::default(), OPERATIONS);
+    let mut attr = init(&pd, &cq, &cq, &Size::default(), operations());
     attr.srq = srq.0;
     let extended = context.try_qp_ex(&attr).unwrap();
     let client = Side::new(device, &Size::default(), 16);

@@ -41,7 +41,7 @@ cases![
 const REFUSED: i32 = Errno::EINVAL.raw();
 
 fn each_transition_of_the_table_is_allowed(device: &Device) {
-    for service in SERVICES {
+    for service in device.types(&SERVICES) {
         let side = alone(device, service);
         for (from, to) in STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to))) {
             if transition(service, from, to).is_some() {
@@ -54,7 +54,7 @@ fn each_transition_of_the_table_is_allowed(device: &Device) {
 }
 
 fn no_other_transition_is_allowed(device: &Device) {
-    for service in SERVICES {
+    for service in device.types(&SERVICES) {
         let side = alone(device, service);
         for (from, to) in STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to))) {
             if transition(service, from, to).is_none() {
@@ -72,7 +72,7 @@ fn no_other_transition_is_allowed(device: &Device) {
 }
 
 fn states_that_do_not_exist_are_refused(device: &Device) {
-    for service in SERVICES {
+    for service in device.types(&SERVICES) {
         let side = alone(device, service);
         for from in STATES {
             side.bring(from);
@@ -85,7 +85,7 @@ fn states_that_do_not_exist_are_refused(device: &Device) {
 }
 
 fn no_receive_is_taken_before_init(device: &Device) {
-    for service in SERVICES {
+    for service in device.types(&SERVICES) {
         let side = alone(device, service);
         assert_eq!(side.qp.try_post_receive(1, &[]), REFUSED, "{service:?}");
         // Nothing of it stays.
@@ -97,7 +97,7 @@ fn no_receive_is_taken_before_init(device: &Device) {
 }
 
 fn receives_are_taken_from_init_on(device: &Device) {
-    for service in SERVICES {
+    for service in device.types(&SERVICES) {
         let side = alone(device, service);
         for state in &STATES[1..] {
             side.bring(*state);
@@ -107,7 +107,7 @@ fn receives_are_taken_from_init_on(device: &Device) {
 }
 
 fn no_send_is_taken_before_the_queue_pair_sends(device: &Device) {
-    for service in SERVICES {
+    for service in device.types(&SERVICES) {
         let side = alone(device, service);
         let end = side.endpoint();
         let ah = side.pd.ah_to(&end, &end);

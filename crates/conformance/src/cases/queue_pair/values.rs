@@ -60,7 +60,7 @@ fn expect_refused(
     step: (State, State),
     spoil: impl Fn(&mut ibv_qp_attr),
 ) {
-    for &service in services {
+    for service in device.types(services) {
         let side = alone(device, service);
         side.bring(step.0);
         assert_eq!(side.transit_with(step, 0, &spoil), REFUSED, "{service:?}");
@@ -81,7 +81,7 @@ fn expect_refused_but(
     if !device.differs(difference) {
         return expect_refused(device, services, step, spoil);
     }
-    for &service in services {
+    for service in device.types(services) {
         let side = alone(device, service);
         side.bring(step.0);
         assert_eq!(side.transit_with(step, 0, &spoil), 0, "{service:?}");
@@ -175,7 +175,7 @@ fn source_gids_that_are_not_there_are_refused(device: &Device) {
     };
     let none: Vec<_> = (0..=u8::MAX).filter(|place| !is_there(place)).collect();
     device.needs(!none.is_empty(), "the table is as large as the attribute can say, and full");
-    for service in [RC, UC] {
+    for service in device.types(&[RC, UC]) {
         let side = alone(device, service);
         side.bring(State::IBV_QPS_INIT);
         for &place in [none.first(), none.last()].into_iter().flatten() {
@@ -196,7 +196,7 @@ fn set_and_found(side: &Side, state: State) -> (ibv_qp_attr, ibv_qp_attr) {
 }
 
 fn initial_attributes_are_given_back(device: &Device) {
-    for service in SERVICES {
+    for service in device.types(&SERVICES) {
         let (set, found) = set_and_found(&alone(device, service), State::IBV_QPS_INIT);
         assert_eq!((found.port_num, found.pkey_index), (1, 0));
         match service {
@@ -207,7 +207,7 @@ fn initial_attributes_are_given_back(device: &Device) {
 }
 
 fn attributes_of_receiving_are_given_back(device: &Device) {
-    for service in [RC, UC] {
+    for service in device.types(&[RC, UC]) {
         let (set, found) = set_and_found(&alone(device, service), State::IBV_QPS_RTR);
         assert_eq!((found.path_mtu, found.rq_psn), (set.path_mtu, set.rq_psn));
         assert_eq!(found.dest_qp_num, set.dest_qp_num);
@@ -219,7 +219,7 @@ fn attributes_of_receiving_are_given_back(device: &Device) {
 }
 
 fn attributes_of_sending_are_given_back(device: &Device) {
-    for service in SERVICES {
+    for service in device.types(&SERVICES) {
         let (set, found) = set_and_found(&alone(device, service), State::IBV_QPS_RTS);
         assert_eq!(found.sq_psn, set.sq_psn, "{service:?}");
         if service == RC {
@@ -230,7 +230,7 @@ fn attributes_of_sending_are_given_back(device: &Device) {
 }
 
 fn the_way_to_the_peer_is_given_back(device: &Device) {
-    for service in [RC, UC] {
+    for service in device.types(&[RC, UC]) {
         let (set, found) = set_and_found(&alone(device, service), State::IBV_QPS_RTS);
         let (set, found) = (set.ah_attr, found.ah_attr);
         assert_eq!((found.port_num, found.is_global), (set.port_num, set.is_global));
@@ -244,7 +244,7 @@ fn the_way_to_the_peer_is_given_back(device: &Device) {
 }
 
 fn the_present_state_is_given_back(device: &Device) {
-    for service in SERVICES {
+    for service in device.types(&SERVICES) {
         let side = alone(device, service);
         assert_eq!(side.qp.state(), State::IBV_QPS_RESET, "a new one");
         for state in STATES {
@@ -317,7 +317,7 @@ fn sequence_numbers_wrap(device: &Device) {
 }
 
 fn the_global_route_is_given_back(device: &Device) {
-    for service in [RC, UC] {
+    for service in device.types(&[RC, UC]) {
         let side = alone(device, service);
         let end = side.endpoint();
         side.bring(State::IBV_QPS_INIT);
@@ -356,7 +356,7 @@ fn the_hop_limit_is_given_back(device: &Device) {
 
 fn every_path_mtu_up_to_the_ports_is_taken(device: &Device) {
     let most = device.open().query_port().active_mtu.0;
-    for service in [RC, UC] {
+    for service in device.types(&[RC, UC]) {
         let side = alone(device, service);
         for mtu in (1..=most).map(ibv_mtu) {
             side.bring(State::IBV_QPS_INIT);
@@ -384,7 +384,7 @@ fn every_timer_and_count_is_taken(device: &Device) {
 
 fn every_combination_of_accesses_is_taken(device: &Device) {
     let again = (State::IBV_QPS_RTS, State::IBV_QPS_RTS);
-    for service in [RC, UC] {
+    for service in device.types(&[RC, UC]) {
         let side = alone(device, service);
         side.bring(State::IBV_QPS_RTS);
         // Of writes, reads and atomics by the peer.
@@ -411,7 +411,7 @@ fn as_many_reads_as_the_device_has_are_taken(device: &Device) {
 }
 
 fn sequence_numbers_have_24_bits(device: &Device) {
-    for service in [RC, UC] {
+    for service in device.types(&[RC, UC]) {
         let side = alone(device, service);
         side.bring(State::IBV_QPS_INIT);
         assert_eq!(side.transit_with(RTR, 0, |attr| attr.rq_psn = 0xab00_0017), 0);

@@ -7,7 +7,7 @@ use std::thread;
 use rdma_sys::{ibv_qp_state, ibv_wc_status as Status};
 use test_support::rig::batch::Scene;
 use test_support::rig::connect::pair;
-use test_support::rig::extended::OPERATIONS;
+use test_support::rig::extended::operations;
 use test_support::rig::post::Wr;
 use test_support::rig::{Size, until};
 
@@ -92,7 +92,7 @@ fn a_batch_is_executed_in_the_order_of_its_calls(device: &Device) {
 
 fn a_batch_may_fill_the_queue_again_and_again(device: &Device) {
     needs_calls(device);
-    let scene = Scene::with(device, &Size { send_wr: 8, ..Size::default() }, OPERATIONS);
+    let scene = Scene::with(device, &Size { send_wr: 8, ..Size::default() }, operations());
     for first in [0, 10, 20, 30, 40] {
         let places = (0..8).map(|n| 8 * n);
         let all: Vec<_> = (first..).zip(places).map(|(n, at)| scene.write(n, at)).collect();
@@ -204,7 +204,7 @@ fn empty_writes(scene: &Scene, count: u32) -> Vec<Wr> {
 
 fn more_requests_than_the_queue_has_fail_the_batch_and_nothing_is_posted(device: &Device) {
     needs_calls(device);
-    let scene = Scene::with(device, &Size { send_wr: 8, ..Size::default() }, OPERATIONS);
+    let scene = Scene::with(device, &Size { send_wr: 8, ..Size::default() }, operations());
     let mut count = scene.a.qp.capacity().max_send_wr;
     assert!(count >= 8);
     // A device may have more space than it says.
@@ -232,7 +232,7 @@ fn let_through(scene: &Scene, count: u64) {
 
 fn a_batch_for_which_the_queue_has_no_room_now_is_not_posted_in_part(device: &Device) {
     needs_calls(device);
-    let scene = Scene::with(device, &Size { send_wr: 4, ..Size::default() }, OPERATIONS);
+    let scene = Scene::with(device, &Size { send_wr: 4, ..Size::default() }, operations());
     let room = post_waiting(&scene, 1000);
     assert!((4..1000).contains(&room), "{room}");
     let_through(&scene, room);
@@ -331,7 +331,7 @@ fn another_thread_waits_for_the_end_of_a_batch(device: &Device) {
 fn batches_and_lists_of_several_threads_do_not_mix(device: &Device) {
     needs_calls(device);
     let size = Size { send_wr: 256, ..Size::default() };
-    let scene = Scene::with(device, &size, OPERATIONS);
+    let scene = Scene::with(device, &size, operations());
     thread::scope(|scope| {
         for thread in 0..4 {
             let scene = &scene;

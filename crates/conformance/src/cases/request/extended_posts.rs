@@ -11,7 +11,7 @@ use test_support::rig::connect::{
     Knobs, Side, connect, connect_sides, connect_unreliably, endpoint,
 };
 use test_support::rig::datagram::{self, HEADER, QKEY};
-use test_support::rig::extended::{OPERATIONS, init};
+use test_support::rig::extended::{init, operations};
 use test_support::rig::post::Wr;
 use test_support::rig::window::{BINDABLE, TYPE_2};
 use test_support::rig::{LOCAL_WRITE, REMOTE_WRITE, Size, imm_of, until};
@@ -45,7 +45,7 @@ cases![
 pub(in crate::cases) fn needs_calls(device: &Device) {
     let context = device.open();
     let (cq, pd) = (context.cq(4), context.pd());
-    let refused = context.try_qp_ex(&init(&pd, &cq, &cq, &Size::default(), OPERATIONS)).err();
+    let refused = context.try_qp_ex(&init(&pd, &cq, &cq, &Size::default(), operations())).err();
     let lacks = [Errno::EOPNOTSUPP, Errno::ENOSYS].map(Some).contains(&refused);
     device.needs(!lacks, "the device has no queue pairs that post by function calls");
 }
@@ -57,6 +57,7 @@ pub(super) fn scene(device: &Device) -> Scene {
 
 fn every_call_is_the_request_that_a_list_would_have(device: &Device) {
     needs_calls(device);
+    device.needs(device.has_atomics(), "the device has no atomics");
     let mut rounds = Vec::new();
     for calls in [false, true] {
         let scene = Scene::new(device);
@@ -100,6 +101,7 @@ fn every_call_is_the_request_that_a_list_would_have(device: &Device) {
 
 fn calls_of_an_unreliable_connection_are_what_a_list_would_have(device: &Device) {
     needs_calls(device);
+    device.needs_type(ibv_qp_type::IBV_QPT_UC);
     let size = Size { qp_type: ibv_qp_type::IBV_QPT_UC, ..Size::default() };
     let operations = [
         Op::IBV_QP_EX_WITH_SEND,
@@ -150,6 +152,7 @@ const DATAGRAMS: u64 = (Op::IBV_QP_EX_WITH_SEND.0 | Op::IBV_QP_EX_WITH_SEND_WITH
 /// A side that sends datagrams by function calls.
 fn datagram_side(device: &Device) -> Side {
     needs_calls(device);
+    device.needs_type(ibv_qp_type::IBV_QPT_UD);
     let side = Side::extended(device, &datagram::size(), DATAGRAMS);
     datagram::activate(&side.qp, QKEY);
     side
@@ -219,8 +222,8 @@ fn a_datagram_by_call_carries_immediate_data(device: &Device) {
 fn both_sides(device: &Device) -> (Side, Side) {
     needs_calls(device);
     let (a, b) = (
-        Side::extended(device, &Size::default(), OPERATIONS),
-        Side::extended(device, &Size::default(), OPERATIONS),
+        Side::extended(device, &Size::default(), operations()),
+        Side::extended(device, &Size::default(), operations()),
     );
     connect_sides(&a, &b, &Knobs::default());
     (a, b)
@@ -304,7 +307,7 @@ fn lists_of_elements_are_sent_one_behind_the_other(device: &Device) {
 fn as_many_elements_as_the_queue_pair_has_are_sent(device: &Device) {
     needs_calls(device);
     let most = u32::try_from(device.attributes().max_sge.min(16)).unwrap();
-    let scene = Scene::with(device, &Size { sge: most, ..Size::default() }, OPERATIONS);
+    let scene = Scene::with(device, &Size { sge: most, ..Size::default() }, operations());
     let most = most as usize;
     let pieces: Vec<_> = (0..most).rev().map(|n| (4 * n, 4)).collect();
     let bytes = written(&scene, &pieces);
@@ -321,6 +324,7 @@ fn flagged(scene: &Scene, wr_id: u64, place: usize) -> Wr {
 }
 
 fn inline_data_is_copied_at_the_call(device: &Device) {
+    device.needs_inline(10);
     let scene = scene(device);
     let mut bytes = vec![1_u8; 10];
     scene.a.qp.start();
@@ -337,6 +341,7 @@ fn inline_data_is_copied_at_the_call(device: &Device) {
 }
 
 fn inline_data_needs_no_region(device: &Device) {
+    device.needs_inline(10);
     let scene = scene(device);
     let mut bytes = vec![1_u8; 10];
     scene.a.qp.start();
@@ -353,6 +358,7 @@ fn inline_data_needs_no_region(device: &Device) {
 }
 
 fn inline_data_of_several_buffers_is_one_message(device: &Device) {
+    device.needs_inline(6);
     let scene = scene(device);
     scene.b.qp.post_receive(5, &[scene.at_b.sge(0, 64)]);
     scene.a.qp.start();
@@ -368,7 +374,7 @@ fn inline_data_of_several_buffers_is_one_message(device: &Device) {
 fn inline_data_by_call_may_have_the_length_that_was_asked_for(device: &Device) {
     needs_calls(device);
     for inline in [1, 16, 48] {
-        let scene = Scene::with(device, &Size { inline, ..Size::default() }, OPERATIONS);
+        let scene = Scene::with(device, &Size { inline, ..Size::default() }, operations());
         let bytes: Vec<u8> = (1..=64).take(inline as usize).collect();
         scene.a.qp.start();
         scene.a.qp.begin(&flagged(&scene, 1, 0));
@@ -406,7 +412,7 @@ fn unsignaled_calls_complete_silently(device: &Device) {
 
 fn calls_of_a_queue_pair_that_signals_all_complete(device: &Device) {
     needs_calls(device);
-    let scene = Scene::with(device, &Size { signal_all: true, ..Size::default() }, OPERATIONS);
+    let scene = Scene::with(device, &Size { signal_all: true, ..Size::default() }, operations());
     let silent = [1, 2, 3].map(|wr_id| scene.write(wr_id, 0).unsignaled());
     assert_eq!(scene.a.qp.try_call(&silent), 0);
     scene.expect_successes(1..4);
@@ -431,7 +437,7 @@ fn a_solicited_call_wakes_who_waits_for_solicited_completions(device: &Device) {
     let (pd, send_cq) = (context.pd(), context.cq(16));
     let receive_cq = context.cq_with(&channel, 16);
     let receiver = pd.qp(&send_cq, &receive_cq, &Size::default());
-    let a = Side::extended(device, &Size::default(), OPERATIONS);
+    let a = Side::extended(device, &Size::default(), operations());
     let (there, here) = (a.endpoint(), endpoint(&context, &receiver));
     connect(&a.qp, &there, &here, &Knobs::default());
     connect(&receiver, &here, &there, &Knobs::default());

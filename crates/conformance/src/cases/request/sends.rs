@@ -7,7 +7,7 @@ use test_support::rig::map::Mapping;
 use test_support::rig::memory::{deregister, key_of};
 use test_support::rig::post::Wr;
 use test_support::rig::scene::{AT_A, AT_B, BYTES, RECEIVE_B, Scene};
-use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, REMOTE_READ, Size, imm_of};
+use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, REMOTE_READ, Size, imm_of, usual_inline};
 
 use crate::case::cases;
 use crate::device::Device;
@@ -293,6 +293,7 @@ fn unregistered(bytes: &mut [u8]) -> ibv_sge {
 }
 
 fn inline_data_needs_no_key_and_may_be_reused_after_the_post(device: &Device) {
+    device.needs_inline(13);
     let scene = Scene::new(device);
     let mut bytes = *b"no key at all";
     let addr = bytes.as_mut_ptr().expose_provenance() as u64;
@@ -305,6 +306,7 @@ fn inline_data_needs_no_key_and_may_be_reused_after_the_post(device: &Device) {
 }
 
 fn inline_data_is_gathered_from_its_elements(device: &Device) {
+    device.needs_inline(30);
     let scene = Scene::new(device);
     let (mut first, mut second) = (*b"posted inline, ", *b"in two elements");
     let sges = [unregistered(&mut first), unregistered(&mut second)];
@@ -320,7 +322,8 @@ fn inline_data_is_gathered_from_its_elements(device: &Device) {
 fn inline_data_of_every_length_up_to_the_limit_arrives(device: &Device) {
     let (a, b) = pair(device);
     let sink = b.pd.register(65, ALL_ACCESS);
-    for length in [0_u8, 1, 3, 4, 15, 16, 17, 63, 64] {
+    let lengths = [0_u8, 1, 3, 4, 15, 16, 17, 31, 32, 63, 64];
+    for length in lengths.into_iter().filter(|&length| u32::from(length) <= usual_inline()) {
         for opcode in 0..3 {
             let mut bytes = vec![length + 1; length.into()];
             let sges = [unregistered(&mut bytes)];
@@ -341,7 +344,7 @@ fn inline_data_of_every_length_up_to_the_limit_arrives(device: &Device) {
 }
 
 fn queue_pair_has_the_inline_data_that_it_was_made_for(device: &Device) {
-    for inline in [0, 1, 64] {
+    for inline in [0, 1, 64].into_iter().filter(|&inline| inline <= usual_inline()) {
         let size = Size { inline, ..Size::default() };
         let (a, b) = pair_with(device, &size, &Knobs::default());
         b.qp.post_receive(2, &[]);
@@ -354,6 +357,7 @@ fn queue_pair_has_the_inline_data_that_it_was_made_for(device: &Device) {
 }
 
 fn inline_data_that_is_too_long_is_refused_at_the_post(device: &Device) {
+    device.needs_inline(16);
     let scene = Scene::new(device);
     // Some devices round up what was asked for.
     let most = scene.a.qp.query().cap.max_inline_data as usize;
@@ -388,6 +392,7 @@ fn never_executed(device: &Device, spoil: impl Fn(&Scene) -> Wr) {
 }
 
 fn inline_read_is_never_executed(device: &Device) {
+    device.needs_inline(1);
     never_executed(device, |scene| scene.requests()[2].clone().inline());
 }
 

@@ -163,6 +163,7 @@ fn a_write_takes_no_request(device: &Device) {
 }
 
 fn datagrams_take_requests(device: &Device) {
+    device.needs_type(ibv_qp_type::IBV_QPT_UD);
     let server = server(device, 8);
     let client = datagram::side(device);
     let from = client.pd.register_filled(vec![5; 8], 0);
@@ -190,6 +191,7 @@ fn datagrams_take_requests(device: &Device) {
 
 fn unreliable_connections_take_requests(device: &Device) {
     let server = server(device, 8);
+    device.needs_type(ibv_qp_type::IBV_QPT_UC);
     let size = Size { qp_type: ibv_qp_type::IBV_QPT_UC, ..Size::default() };
     let client = Side::new(device, &size, 16);
     let receiver = server.pd.qp_with_srq(&server.send_cq, &server.receive_cq, &size, &server.srq);
