@@ -148,6 +148,12 @@ impl Device {
         self.needs(self.has_type(qp_type), &format!("the device has no queue pairs {what}"));
     }
 
+    /// Sizes of a queue pair of that type, which the device has to have.
+    pub(crate) fn size_of(&self, qp_type: ibv_qp_type) -> Size {
+        self.needs_type(qp_type);
+        Size { qp_type, ..Size::default() }
+    }
+
     /// Whether it has queue pairs of that type. Nothing but a test tells, and only some kinds of devices lack one.
     fn has_type(&self, qp_type: ibv_qp_type) -> bool {
         if qp_type == ibv_qp_type::IBV_QPT_RC || !matches!(self.kind, Kind::Profile | Kind::Other) {

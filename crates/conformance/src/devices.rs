@@ -82,7 +82,7 @@ fn named_device(text: &str) -> Wanted {
     let text = text.trim();
     match text.strip_suffix(":all") {
         Some(name) => Wanted { name: name.to_owned(), all: true },
-        None => Wanted { name: text.to_owned(), all: false },
+        None => Wanted { name: text.to_owned(), all: is_software(text) },
     }
 }
 

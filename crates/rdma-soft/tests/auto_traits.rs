@@ -2,7 +2,7 @@
 
 use rdma_soft::{
     Builder, Counters, GidPlace, InstallError, Link, LinkModel, Network, OtherNetwork, Peers,
-    Schedule, SoftDevice, Verbs,
+    Profile, Schedule, SoftDevice, Verbs,
 };
 
 fn send_sync<T: Send + Sync + 'static>() {}
@@ -22,6 +22,7 @@ fn values_are_send_and_sync() {
     send_sync::<GidPlace>();
     send_sync::<Link>();
     send_sync::<LinkModel>();
+    send_sync::<Profile>();
     send_sync::<Schedule>();
     send_sync::<Verbs>();
 }

@@ -114,6 +114,13 @@ pub(crate) const JOBS: &[Job] = &[
         ])],
     },
     Job {
+        name: "profiles",
+        about: "the suite on devices that look like hardware, and channels on one like an E810",
+        tier: Tier::Full,
+        needs: &[],
+        steps: PROFILES,
+    },
+    Job {
         name: "stalls",
         about: "the suite on each software device, whose threads are held up at random",
         tier: Tier::Full,
@@ -342,6 +349,14 @@ const AARCH64: &[Step] = &[
         "cargo test --target aarch64-unknown-linux-gnu -p conformance --test conformance -- soft0::",
     )
     .with(EMULATED),
+];
+
+/// Of the tests of channels some that need neither atomics nor a server, which needs shared receive queues.
+const PROFILES: &[Step] = &[
+    tests("cargo test -p conformance --test conformance -- like-")
+        .with(&[("RDMA_TEST_DEVICES", "like-broadcom-thor,like-hip08,like-mana,like-connect-ib")]),
+    tests("cargo test -p rdma-channel --test behaviour -- exchange:: messages:: sleeping::")
+        .with(&[("RDMA_SOFT_LIKE", "intel-e810")]),
 ];
 
 const STALLED: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg rdma_stalls"), WITHOUT_RXE];

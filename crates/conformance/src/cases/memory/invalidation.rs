@@ -12,7 +12,7 @@ use test_support::rig::post::Wr;
 use test_support::rig::window::{
     AT_A, AT_B, BINDABLE, BYTES, Grant, Mw, REMOTE, TYPE_1, TYPE_2, invalidated,
 };
-use test_support::rig::{LOCAL_WRITE, Mr, PATIENCE, REMOTE_WRITE, Size, until};
+use test_support::rig::{LOCAL_WRITE, Mr, PATIENCE, REMOTE_WRITE, until};
 
 use super::windows::{kinds, needs};
 use crate::case::cases;
@@ -95,8 +95,7 @@ fn an_invalidated_window_lets_its_region_go(device: &Device) {
 
 /// Two ends of an unreliable connection.
 fn unreliable_pair(device: &Device, access: u32) -> (Side, Side) {
-    device.needs_type(ibv_qp_type::IBV_QPT_UC);
-    let size = Size { qp_type: ibv_qp_type::IBV_QPT_UC, ..Size::default() };
+    let size = device.size_of(ibv_qp_type::IBV_QPT_UC);
     let (a, b) = (Side::new(device, &size, 64), Side::new(device, &size, 64));
     let knobs = Knobs { access, ..Knobs::default() };
     connect_unreliably(&a.qp, &a.endpoint(), &b.endpoint(), &knobs);

@@ -191,8 +191,7 @@ fn datagrams_take_requests(device: &Device) {
 
 fn unreliable_connections_take_requests(device: &Device) {
     let server = server(device, 8);
-    device.needs_type(ibv_qp_type::IBV_QPT_UC);
-    let size = Size { qp_type: ibv_qp_type::IBV_QPT_UC, ..Size::default() };
+    let size = device.size_of(ibv_qp_type::IBV_QPT_UC);
     let client = Side::new(device, &size, 16);
     let receiver = server.pd.qp_with_srq(&server.send_cq, &server.receive_cq, &size, &server.srq);
     let (there, here) = (client.endpoint(), endpoint(&server.context, &receiver));

@@ -222,7 +222,11 @@ const CHILD: &str = "RDMA_TEST_LIKE";
 /// What a process of that environment says.
 fn ask(like: &str) -> (bool, String) {
     let mut command = this_program();
-    command.args(["--exact", "device::likeness::both_devices_look_as_the_environment_says", "--nocapture"]);
+    command.args([
+        "--exact",
+        "device::likeness::both_devices_look_as_the_environment_says",
+        "--nocapture",
+    ]);
     command.env(CHILD, "1").env("RDMA_SOFT_LIKE", like);
     let output = command.output().unwrap();
     let text = [output.stdout, output.stderr].concat();
