@@ -355,7 +355,7 @@ const AARCH64: &[Step] = &[
 const PROFILES: &[Step] = &[
     tests("cargo test -p conformance --test conformance -- like-")
         .with(&[("RDMA_TEST_DEVICES", "like-broadcom-thor,like-hip08,like-mana,like-connect-ib")]),
-    tests("cargo test -p rdma-channel --test behaviour -- exchange:: messages:: sleeping::")
+    tests("cargo test -p rdma-channel --test behaviour -- exchange:: sleeping:: watch::")
         .with(&[("RDMA_SOFT_LIKE", "intel-e810")]),
 ];
 
