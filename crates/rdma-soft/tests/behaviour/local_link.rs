@@ -23,6 +23,7 @@ use test_support::rig::datagram::{self, QKEY};
 use test_support::rig::post::Wr;
 use test_support::rig::{Size, imm_of};
 
+use crate::two_processes::ends;
 use crate::two_processes::near::{Near, PATIENT};
 use crate::two_processes::peer::{self, ACCESS, LENGTH, Peer};
 use hostile::{Head, name_of, slot_of};
@@ -380,4 +381,14 @@ fn messages_go_to_and_fro() {
     }
     near.peer.finish();
     near.peer.end();
+}
+
+#[test]
+fn what_a_process_has_received_before_it_ends_is_acknowledged() {
+    ends::receivers_end(|| Near::new(ibv_qp_type::IBV_QPT_RC));
+}
+
+#[test]
+fn what_a_process_has_sent_before_it_ends_arrives() {
+    ends::senders_end(|| Near::new(ibv_qp_type::IBV_QPT_RC));
 }

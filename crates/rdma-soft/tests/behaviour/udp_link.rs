@@ -19,6 +19,7 @@ use test_support::rig::datagram::{self, QKEY};
 use test_support::rig::post::Wr;
 use test_support::rig::{LOCAL_WRITE, Size, until};
 
+use crate::two_processes::ends;
 use crate::two_processes::near::{Near, PATIENT};
 use crate::two_processes::peer::{self, ACCESS, LENGTH, Peer, network};
 
@@ -382,4 +383,20 @@ fn a_flood_for_nobody_holds_up_nobody() {
         }
     });
     near.peer.end();
+}
+
+/// One device for all of them: it does not go away with a connection.
+fn ends_of(name: &'static str) -> impl Fn() -> Near {
+    let device = network(name, &address());
+    move || Near::on(device, Peer::start_at(&address()), RC, &KNOBS)
+}
+
+#[test]
+fn what_a_process_has_received_before_it_ends_is_acknowledged() {
+    ends::receivers_end(ends_of("receivers"));
+}
+
+#[test]
+fn what_a_process_has_sent_before_it_ends_arrives() {
+    ends::senders_end(ends_of("senders"));
 }

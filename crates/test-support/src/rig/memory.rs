@@ -131,6 +131,12 @@ impl Mr {
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(start, bytes.len()) };
     }
 
+    /// The eight bytes there, as they are now: for a program that waits for what a peer writes.
+    pub fn word(&self, from: usize) -> u64 {
+        assert!(from.is_multiple_of(8) && from + 8 <= self.memory.len());
+        unsafe { self.start().add(from).cast::<u64>().read_volatile() }
+    }
+
     /// Copies to there.
     pub fn copy_in(&self, from: usize, bytes: &[u8]) {
         assert!(from + bytes.len() <= self.memory.len());

@@ -12,7 +12,9 @@ use std::time::Duration;
 use rdma_soft::{Builder, Peers, SoftDevice};
 use rdma_sys::{ibv_gid, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_flags};
 use rdma_types::Gid;
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit,
+};
 use test_support::program::this_program;
 use test_support::rig::connect::{
     Endpoint, Knobs, Side, UC_RTR, attributes, connect, connect_unreliably, endpoint_with_gid,
@@ -33,6 +35,8 @@ pub(crate) const LENGTH: usize = 100_000;
 /// Where the second process listens; `soft0` stands for the device that both have, and `/NAME` for one that it makes with
 /// the peers of its environment.
 const THIS: &str = "RDMA_TEST_SECOND_PROCESS";
+/// The ways in which the second process ends when it has its last completion.
+pub(crate) const ENDINGS: [&str; 5] = ["_exit", "SIGKILL", "abort", "exit", "return"];
 const MARK: &str = "> ";
 
 pub(crate) fn read(memory: &Mr, from: usize, length: usize) -> Vec<u8> {
@@ -198,6 +202,16 @@ impl Peer {
         ibv_gid { raw: self.ask("last_gid")[0].to_be_bytes() }
     }
 
+    /// It does its last, and answers no more.
+    pub(crate) fn begin_last(&mut self, command: &str) {
+        self.tell(command);
+    }
+
+    /// Waits until nothing of it is left.
+    pub(crate) fn wait_for_end(&mut self) {
+        self.child.wait().unwrap();
+    }
+
     /// It takes a completion, and does what the command says.
     pub(crate) fn completion_and(&mut self, command: &str) {
         self.tell(command);
@@ -282,6 +296,8 @@ struct World {
     device: &'static str,
     side: Option<(Mr, Side)>,
     victims: Vec<(Mr, Side)>,
+    /// It is to end by returning.
+    returns: bool,
 }
 
 /// Installs a device that has one address, and says its name.
@@ -302,11 +318,15 @@ pub(crate) fn obey() {
         None if place == "soft0" => "soft0",
         None => network("far", &place),
     };
-    let mut world = World { stat, device, side: None, victims: Vec::new() };
+    let mut world = World { stat, device, side: None, victims: Vec::new(), returns: false };
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split(' ').collect();
         let answer = world.act(words[0], &words[1..]);
+        if world.returns {
+            // Nothing is destroyed, as at the end of a C program.
+            return std::mem::forget(world);
+        }
         println!("{MARK}{answer}");
     }
 }
@@ -338,6 +358,7 @@ impl World {
                 self.with_side("completion", words);
                 self.side = None;
             }
+            "completion_and_end" | "send_and_end" => self.end(command, words[0]),
             "ready" => {
                 self.with_side("receive", &[]);
                 println!("{MARK}");
@@ -352,6 +373,24 @@ impl World {
             _ => return self.with_side(command, words),
         }
         String::new()
+    }
+
+    /// Ends as soon as it has its completion.
+    fn end(&mut self, command: &str, how: &str) {
+        let (memory, side) = self.side.as_ref().unwrap();
+        if command == "send_and_end" {
+            side.qp.post(&Wr::send(1, &[memory.sge(0, 8)]));
+            side.send_cq.expect_success(1);
+        } else {
+            side.receive_cq.expect_success(1);
+        }
+        match how {
+            "_exit" => fork::leave(),
+            "SIGKILL" => kill_process(getpid(), Signal::KILL).unwrap(),
+            "abort" => std::process::abort(),
+            "exit" => std::process::exit(0),
+            _ => self.returns = true,
+        }
     }
 
     fn make(&mut self, kind: usize) -> String {

@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo bench -p rdma-soft --bench links
-//! cargo bench -p rdma-soft --bench links -- trips     # or `wakes`, or `writes`; and `soft0` or `udp`
+//! cargo bench -p rdma-soft --bench links -- trips     # or `waits`, `wakes`, or `writes`; and `soft0` or `udp`
 //! ```
 //!
 //! Two processes, this program twice, poll without a pause, but for the second one in `wakes`, which sleeps: on a machine with fewer than two processors that are free
@@ -12,6 +12,8 @@
 #![allow(clippy::disallowed_methods)] // The programs' side has a clock of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench that fails says so.
 #![allow(clippy::cast_precision_loss)]
+
+mod latency;
 
 use std::env;
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
@@ -23,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use rdma_soft::Builder;
+use rdma_sys::ibv_qp_type;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 use rustix::net::{
@@ -30,10 +33,12 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind,
     connect as connect_to, listen, recv, recvmsg, send, sendmsg, socket_with,
 };
-use test_support::rig::connect::{Endpoint, Knobs, Side, connect};
+use test_support::rig::connect::{Endpoint, Knobs, Side, connect, connect_unreliably};
 use test_support::rig::datagram::gid_of;
 use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, Size};
+
+use latency::Waits;
 
 /// In the environment of the second process: the name of the first one's socket.
 const SOCKET: &str = "RDMA_SOFT_LINKS_SOCKET";
@@ -127,8 +132,12 @@ enum Work {
     RawBytes,
     /// Writes of so many bytes in one direction.
     Writes(usize),
+    Waits(Waits),
     End,
 }
+
+/// From this number on a round is one of a program that waits.
+const WAITS: u64 = 1 << 32;
 
 impl Work {
     fn to_bytes(self) -> [u8; 8] {
@@ -141,6 +150,10 @@ impl Work {
             Self::Wakes => 5,
             Self::PacketTrips => 6,
             Self::Writes(length) => length as u64,
+            Self::Waits(Waits::Sends) => WAITS,
+            Self::Waits(Waits::UnreliableSends) => WAITS + 1,
+            Self::Waits(Waits::Writes) => WAITS + 2,
+            Self::Waits(Waits::Reads(length)) => WAITS + 3 + u64::from(length),
         };
         number.to_le_bytes()
     }
@@ -154,7 +167,13 @@ impl Work {
             4 => Self::RawWakes,
             5 => Self::Wakes,
             6 => Self::PacketTrips,
-            length => Self::Writes(usize::try_from(length).unwrap()),
+            length if length < WAITS => Self::Writes(usize::try_from(length).unwrap()),
+            number => Self::Waits(match number - WAITS {
+                0 => Waits::Sends,
+                1 => Waits::UnreliableSends,
+                2 => Waits::Writes,
+                length => Waits::Reads(u16::try_from(length - 3).unwrap()),
+            }),
         }
     }
 }
@@ -213,6 +232,8 @@ struct Ends {
     // Gone before the domain that it is of.
     memory: Mr,
     side: Side,
+    /// Another connection, and its memory.
+    unreliable: (Mr, Side),
     /// Where the other one's memory is, and its key.
     remote: (u64, u32),
 }
@@ -232,12 +253,15 @@ impl Ends {
         said.extend(memory.address().to_le_bytes());
         said.extend(memory.key().to_le_bytes());
         said.extend(gid_of(&own.gid).to_bytes());
+        let size = Size { qp_type: ibv_qp_type::IBV_QPT_UC, ..size };
+        let unreliable = Side::new(device, &size, 256);
+        said.extend(unreliable.qp.number().to_le_bytes());
         send(&socket, &said, SendFlags::empty()).unwrap();
-        let mut heard = [0; 32];
+        let mut heard = [0; 36];
         assert_eq!(recv(&socket, &mut heard, RecvFlags::empty()).unwrap().0, heard.len());
         let number = |at: usize| u32::from_le_bytes(*heard[at..].first_chunk().unwrap());
         let remote = (u64::from_le_bytes(*heard[4..].first_chunk().unwrap()), number(12));
-        let far = *heard[16..].first_chunk::<16>().unwrap();
+        let (far, other) = (*heard[16..].first_chunk::<16>().unwrap(), number(32));
         let peer = Endpoint { qpn: number(0), gid: rdma_sys::ibv_gid { raw: far }, ..own };
         let far = Ipv4Addr::from(*far.last_chunk::<4>().unwrap());
         let datagrams = place.map(|place| {
@@ -247,13 +271,12 @@ impl Ends {
             socket
         });
         let packets = place.map(|place| Packets::new(place, far));
-        connect(
-            &side.qp,
-            &own,
-            &peer,
-            &Knobs { mtu: rdma_sys::ibv_mtu::IBV_MTU_4096, ..Knobs::default() },
-        );
-        let ends = Self { socket, wakes, datagrams, packets, memory, side, remote };
+        let knobs = Knobs { mtu: rdma_sys::ibv_mtu::IBV_MTU_4096, ..Knobs::default() };
+        connect(&side.qp, &own, &peer, &knobs);
+        let other = Endpoint { qpn: other, ..peer };
+        let word = unreliable.pd.register(8, LOCAL_WRITE);
+        connect_unreliably(&unreliable.qp, &unreliable.endpoint(), &other, &knobs);
+        let ends = Self { socket, wakes, datagrams, packets, memory, side, unreliable: (word, unreliable), remote };
         ends.meet();
         ends
     }
@@ -285,6 +308,7 @@ impl Ends {
                 // It takes no part in writes.
                 Work::Wakes => self.meet(),
                 Work::Writes(_) => self.poll_until_met(),
+                Work::Waits(waits) => self.wait_for(waits, false),
                 Work::End => return,
             }
         }
@@ -302,16 +326,20 @@ impl Ends {
             Work::RawWakes => self.raw_wakes(true),
             Work::Wakes => self.wake(),
             Work::Writes(length) => self.write(length),
+            Work::Waits(waits) => self.wait_for(waits, true),
             Work::End => {}
         }
         start.elapsed()
     }
 
     fn measure(&self) {
-        let all = !env::args().any(|argument| matches!(&*argument, "trips" | "wakes" | "writes"));
+        let all = !env::args().any(|argument| matches!(&*argument, "trips" | "waits" | "wakes" | "writes"));
         let has = |rows: &str| all || env::args().any(|argument| argument == rows);
         if has("trips") {
             self.measure_trips();
+        }
+        if has("waits") {
+            self.measure_latencies();
         }
         if has("wakes") {
             self.measure_wakes();
