@@ -117,6 +117,12 @@ impl<W: Window> Requester<W> {
         self.begun
     }
 
+    /// The number of the oldest packet that is not acknowledged.
+    #[must_use]
+    pub const fn oldest(&self) -> Psn {
+        self.oldest
+    }
+
     /// Whether all that has begun is done: a queue that drains has drained.
     #[must_use]
     pub const fn idle(&self) -> bool {
@@ -260,6 +266,26 @@ impl<W: Window> Requester<W> {
         }
     }
 
+    /// Takes the news that the peer has executed all packets before the one with that number, which its responder
+    /// [expects](crate::responder::Responder::expected) next: the same as an acknowledgement, by a way that is not a
+    /// packet. A READ or an atomic completes by its response alone; what is after it waits for the next call.
+    ///
+    /// A number beyond what was sent is ignored.
+    pub fn executed<Q: Work + ?Sized>(&mut self, now: Time, expected: Psn, work: &mut Q) {
+        let news = expected.distance_from(self.oldest);
+        if news == 0 || news > self.ever_sent || self.stopped {
+            return;
+        }
+        let before = self.oldest;
+        if self.acknowledge(now, news, work) {
+            self.probe_was_taken(now);
+        }
+        let taken = self.oldest.distance_from(before);
+        if taken > 0 {
+            self.window.acknowledged(now, taken, false);
+        }
+    }
+
     /// Takes answers of the peer: packets of which [`Operation::is_response`] is true, that came from the
     /// connected queue pair. `payload` is that of all packets, one behind the other.
     pub fn receive<Q: Work + ?Sized>(
@@ -349,11 +375,10 @@ impl<W: Window> Requester<W> {
             }
             // All up to and with this packet (IBTA section 9.7.5.1.2). The credits are not used.
             Syndrome::Ack(_) => {
-                if !self.acknowledge(now, behind.wrapping_add(1), work) {
+                if self.acknowledge(now, behind.wrapping_add(1), work) {
+                    self.probe_was_taken(now);
+                } else {
                     self.implied_nak(now, work);
-                } else if self.taken > 0 && self.probed == Some(self.oldest) {
-                    // In the middle of a message the probe alone asked for it.
-                    self.probe_alone(now);
                 }
             }
             // All before it; and a response that did not come was lost (IBTA section 9.7.5.1.2).
@@ -445,6 +470,15 @@ impl<W: Window> Requester<W> {
         }
         if let Some(again) = self.retry.missing() {
             self.send_again(now, again, work);
+        }
+    }
+
+    /// Looks whether what was acknowledged last is a probe, and nothing that was sent behind it.
+    #[inline]
+    fn probe_was_taken(&mut self, now: Time) {
+        // In the middle of a message the probe alone asked for it.
+        if self.taken > 0 && self.probed == Some(self.oldest) {
+            self.probe_alone(now);
         }
     }
 

@@ -107,6 +107,9 @@ impl Responder {
     }
 
     /// The number of the packet that it takes next.
+    ///
+    /// A link may bring that number to the peer's requester, which [takes](crate::requester::Requester::executed) it.
+    /// Then no packet has to [acknowledge](Self::is_acknowledged) what was executed.
     #[must_use]
     pub const fn expected(&self) -> Psn {
         self.expected
@@ -120,6 +123,14 @@ impl Responder {
             Owed::Nothing => Owes::Nothing,
             Owed::Ack => Owes::Acknowledgement,
             _ => Owes::Answer,
+        }
+    }
+
+    /// The peer learns by other means than a packet which one is [expected](Self::expected) next: a mere acknowledgement
+    /// is not owed any more.
+    pub fn is_acknowledged(&mut self) {
+        if self.owed == Owed::Ack {
+            self.owed = Owed::Nothing;
         }
     }
 

@@ -6,6 +6,7 @@
 
 mod counters;
 mod ends;
+mod executed;
 mod loss;
 mod messages;
 mod network;

@@ -1,0 +1,100 @@
+//! A link that brings the number of the packet that the responder expects to the requester, so that no acknowledgement
+//! is sent.
+
+use std::time::Duration;
+
+use rdma_proto::responder::Owes;
+use rdma_types::WcStatus;
+
+use crate::pair::network::Way::Response;
+use crate::pair::network::{Fate, MTU, Pair, bytes, settings};
+
+/// A pair whose answers are lost, when all of its requests were executed.
+fn without_answers(post: impl FnOnce(&mut Pair)) -> Pair {
+    let lost = |way, _| if way == Response { Fate::Lost } else { Fate::Arrives };
+    let mut pair = Pair::new().network(Box::new(lost));
+    post(&mut pair);
+    pair.run_for(Duration::from_micros(10));
+    assert!(pair.queue.completed.is_empty());
+    pair
+}
+
+impl Pair {
+    /// The requester learns that so many packets were executed. How many requests have completed then.
+    fn learn(&mut self, packets: u32) -> usize {
+        let expected = settings().0.psn.wrapping_add(packets);
+        self.requester.executed(self.now, expected, &mut self.queue);
+        self.queue.completed.len()
+    }
+}
+
+#[test]
+fn the_number_that_is_expected_completes_what_an_acknowledgement_would() {
+    let mut pair = without_answers(|pair| {
+        pair.memory.receives.extend([300, 8]);
+        pair.send(300);
+        pair.write(0, 2 * MTU);
+        pair.send(8);
+    });
+    assert_eq!(pair.responder.expected(), settings().0.psn.wrapping_add(5));
+    let completed = [0, 1, 2, 3, 4, 5].map(|packets| pair.learn(packets));
+    assert_eq!(completed, [0, 0, 1, 1, 2, 3]);
+    assert!(pair.requester.idle() && pair.requester.deadline().is_none());
+    assert_eq!(pair.memory.received[1].bytes, bytes(2, 8));
+}
+
+#[test]
+fn a_number_beyond_what_was_sent_is_ignored() {
+    let mut pair = without_answers(|pair| {
+        pair.write(0, 8);
+        pair.write(0, 8);
+    });
+    for lie in [3, 4, 1 << 22, 1 << 23, (1 << 24) - 1] {
+        assert_eq!(pair.learn(lie), 0, "{lie}");
+    }
+    assert_eq!(pair.learn(1), 1);
+    // The same again, and less than that.
+    for stale in [1, 0, (1 << 24) - 1] {
+        assert_eq!(pair.learn(stale), 1, "{stale}");
+    }
+    assert_eq!(pair.learn(2), 2);
+}
+
+/// Its response has to come, and what is after it completes then.
+#[test]
+fn a_number_completes_no_read_and_no_atomic() {
+    let mut pair = without_answers(|pair| {
+        pair.write(0, 8);
+        pair.read(0, 2 * MTU);
+        pair.write(0, 8);
+        pair.add(0, 1);
+        pair.write(0, 8);
+    });
+    assert_eq!((pair.learn(6), pair.learn(6)), (1, 1));
+    assert_eq!(pair.requester.counters().implied_nak_seq_err, 0);
+    // Sent again, and answered now.
+    let mut pair = pair.network(Box::new(|_, _| Fate::Arrives));
+    pair.run();
+    assert_eq!(pair.queue.completed, [WcStatus::SUCCESS; 5]);
+    assert_eq!(pair.memory.atomics, 1);
+}
+
+#[test]
+fn what_is_acknowledged_by_other_means_needs_no_packet() {
+    let mut pair = Pair::new();
+    pair.write(0, 8);
+    let mut room = [0; MTU as usize];
+    let burst = pair.requester.poll_transmit(pair.now, &mut pair.queue, &mut room).unwrap();
+    pair.responder.receive(&burst, &room[..8], &mut pair.memory);
+    assert_eq!(pair.responder.owes(), Owes::Acknowledgement);
+    pair.responder.is_acknowledged();
+    assert_eq!(pair.responder.owes(), Owes::Nothing);
+    assert_eq!(pair.learn(1), 1);
+    assert_eq!(pair.requester.oldest(), pair.responder.expected());
+    // A response is owed still.
+    pair.read(0, 8);
+    let burst = pair.requester.poll_transmit(pair.now, &mut pair.queue, &mut room).unwrap();
+    pair.responder.receive(&burst, &[], &mut pair.memory);
+    pair.responder.is_acknowledged();
+    assert_eq!(pair.responder.owes(), Owes::Answer);
+}
