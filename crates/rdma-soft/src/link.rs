@@ -4,6 +4,8 @@
 mod descriptor;
 #[cfg(not(loom))]
 mod driver;
+#[cfg_attr(loom, allow(dead_code))] // models are of its words alone
+pub(crate) mod executed;
 pub(crate) mod frame;
 #[cfg(not(loom))]
 pub(crate) mod local;

@@ -63,7 +63,7 @@ pub(crate) fn locked_for_calls<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Alone on its cache lines: two of them, since x86-64 fetches lines in pairs.
 #[derive(Debug, Default)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub(crate) struct Line<T>(pub(crate) T);
 
 impl<T> std::ops::Deref for Line<T> {

@@ -158,7 +158,6 @@ impl QueuePair {
             cq.remove_user(self.id);
             cq.detach(seat);
         }
-        self.receive_cq.later.forget(&self);
         self.reporter.withdraw();
     }
 
@@ -247,6 +246,7 @@ impl QueuePair {
         }
         responder.state = QpState::ERR;
         (responder.verified, responder.begun) = (0, 0);
+        responder.publish(self);
         let mut receive = self.receive.lock();
         let entered = receive.state != QpState::ERR;
         receive.state = QpState::ERR;
@@ -402,14 +402,13 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Gets a turn when the process ends that a connection of this queue pair leads to.
+    /// Gets a turn when the process that a connection of this queue pair leads to has executed requests, and when it ends.
     fn hear_of_end(self: &Arc<Self>) {
-        let carrier = match self.send.lock().wire.as_ref().map(|wire| wire.route.outlet.clone()) {
-            Some(Outlet::Carrier(carrier)) => carrier,
-            _ => return,
-        };
         let user: Weak<dyn Driven> = Arc::<Self>::downgrade(self);
-        carrier.add_user(user);
+        let carrier = self.send.lock().wire.as_mut().and_then(|wire| wire.claim_word(user.clone()));
+        if let Some(carrier) = carrier {
+            carrier.add_user(user);
+        }
     }
 
     /// Modifies, under the locks, and says to what state.
@@ -536,7 +535,7 @@ impl QueuePair {
         if let Some(wire) = &mut send.wire {
             if moved && let Some(path) = send.requester.origin.path {
                 let route = self.route(Some(path), send.requester.peer_qpn);
-                wire.route = route.unwrap_or(Route { path, outlet: Outlet::Nowhere });
+                wire.go(route.unwrap_or(Route { path, outlet: Outlet::Nowhere }));
             }
             if to == QpState::RTS || to == QpState::SQD {
                 wire.set(self, &send.requester);

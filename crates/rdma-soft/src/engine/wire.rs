@@ -4,11 +4,10 @@
 //! and its [`Host`](rdma_proto::Host).
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use rdma_proto::wire::{Bth, Service as WireService};
 use rdma_proto::{Burst, Connection};
-use rdma_types::{Mtu, Qpn};
+use rdma_types::{Mtu, Psn, Qpn};
 
 use crate::address::Path;
 use crate::device::Device;
@@ -21,13 +20,15 @@ use crate::engine::responder::wire::Answers;
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::fabric::turns::{Driven, Place};
-use crate::link::memory::{Datagram, Inbox, Letter};
-
-/// How long an acknowledgement waits for something to leave with.
-const PATIENCE: Duration = Duration::from_micros(200);
+use crate::link::executed::WordKey;
+use crate::link::memory::{Datagram, ExecutedWords, Inbox, Letter};
 
 /// After how many packets the turn of a queue pair is over, and that of a device. The last run of packets is whole.
 pub(crate) const TURN: u32 = 16;
+
+/// How many turns of answers may leave before a completion that waits for them: as much as a ring between processes
+/// holds.
+const ANSWERS: u32 = 4;
 
 /// The partition of the port, of which it is a full member.
 const P_KEY: u16 = Bth::DEFAULT_P_KEY;
@@ -74,6 +75,52 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
 
     /// Sends a letter, whose payload is in such a buffer.
     fn send(self: Arc<Self>, letter: Letter);
+
+    /// Sends at once what waits, as far as the link takes it. The caller holds no lock but the receive side of a device.
+    fn flush(self: Arc<Self>);
+
+    /// A word by which a connection learns how far its requests are executed, without an answer for each: it gets a turn
+    /// when the word changes. `None` if there is none to be had.
+    fn claim_word(&self, user: Weak<dyn Driven>) -> Option<WordKey> {
+        let _ = user;
+        None
+    }
+
+    /// The connection needs its word no more.
+    fn release_word(&self, word: WordKey) {
+        let _ = word;
+    }
+
+    /// The packet that is expected next, as the word says; `None` if it says nothing.
+    fn expected(&self, word: WordKey) -> Option<Psn> {
+        let _ = word;
+        None
+    }
+}
+
+/// A word that a connection has claimed.
+#[derive(Debug)]
+pub(crate) struct Word {
+    carrier: Arc<dyn Carrier>,
+    pub(crate) key: WordKey,
+}
+
+impl Word {
+    pub(crate) fn claim(carrier: &Arc<dyn Carrier>, user: Weak<dyn Driven>) -> Option<Self> {
+        let key = carrier.claim_word(user)?;
+        Some(Self { carrier: Arc::clone(carrier), key })
+    }
+
+    /// The packet that the peer expects next, if that is known by now.
+    pub(crate) fn expected(&self) -> Option<Psn> {
+        self.carrier.expected(self.key)
+    }
+}
+
+impl Drop for Word {
+    fn drop(&mut self) {
+        self.carrier.release_word(self.key);
+    }
 }
 
 /// Where packets go.
@@ -113,9 +160,12 @@ impl Outlet {
         matches!(self, Self::Carrier(carrier) if carrier.loses_datagrams())
     }
 
-    /// Whether bursts that are sent one after the other leave in one message, which costs less.
-    pub(crate) fn takes_several(&self) -> bool {
-        matches!(self, Self::Carrier(_))
+    /// What carries packets out of this process.
+    pub(crate) fn carrier(&self) -> Option<&Arc<dyn Carrier>> {
+        match self {
+            Self::Carrier(carrier) => Some(carrier),
+            _ => None,
+        }
     }
 
     /// Whether it carries [void refusals](Letter::void).
@@ -163,13 +213,15 @@ impl Outlet {
         path: Path,
         burst: Burst,
         datagram: Option<Datagram>,
+        word: Option<WordKey>,
         payload: Box<[u8]>,
     ) {
         match self {
             Self::Nowhere => drop(payload),
             Self::Inbox(inbox) => inbox.send(from, path, burst, datagram, payload),
             Self::Carrier(carrier) => {
-                Arc::clone(carrier).send(Letter::new(path, burst, datagram, payload));
+                let letter = Letter::new(path, burst, datagram, payload).with_word(word);
+                Arc::clone(carrier).send(letter);
             }
         }
     }
@@ -207,7 +259,7 @@ pub(crate) fn time(now: Time) -> rdma_proto::Time {
 /// space or the turn is over. Says whether there may be more.
 pub(super) fn transmit(
     own: &Arc<QueuePair>,
-    route: &Route,
+    (route, word): (&Route, Option<WordKey>),
     mtu: Mtu,
     mut next: impl FnMut(&mut [u8]) -> Option<(Burst, bool)>,
 ) -> bool {
@@ -247,7 +299,7 @@ pub(super) fn transmit(
             tap.sent(&route.path, &burst, None, &buffer);
         }
         if up {
-            outlet.send(own.device, route.path, burst, None, buffer);
+            outlet.send(own.device, route.path, burst, None, word, buffer);
         } else {
             lost(Reason::PortDown, &burst);
             outlet.give_back(buffer);
@@ -333,8 +385,61 @@ const fn is_of_partition(p_key: u16) -> bool {
     (p_key ^ P_KEY) & !FULL == 0 && (p_key | P_KEY) & FULL != 0
 }
 
-/// Executes packets that have arrived at a device. Those for nobody are not answered.
-pub(crate) fn receive(device: &'static Device, letter: &Letter) {
+/// What packets leave to be done when the turn of their inbox is over, before its receive side is free.
+#[derive(Debug, Default)]
+pub(crate) struct Afterwards {
+    /// Queue pairs whose completions are held back until what they owe has left.
+    held: [Option<Arc<QueuePair>>; TURN as usize],
+    /// Where words were stored that the peer's process may have to be told of.
+    words: Option<Arc<dyn ExecutedWords>>,
+}
+
+impl Afterwards {
+    fn hold(&mut self, own: Arc<QueuePair>) {
+        if self.held.iter().map_while(Option::as_ref).any(|held| Arc::ptr_eq(held, &own)) {
+            return;
+        }
+        match self.held.iter_mut().find(|place| place.is_none()) {
+            Some(place) => *place = Some(own),
+            // A turn has no more packets than that.
+            None => own.responder.lock().publish(&own),
+        }
+    }
+
+    fn announce(&mut self, words: &Arc<dyn ExecutedWords>) {
+        let last = self.words.get_or_insert_with(|| Arc::clone(words));
+        if !Arc::ptr_eq(last, words) {
+            std::mem::replace(last, Arc::clone(words)).announce();
+        }
+    }
+
+    /// The caller holds the receive side, and no other lock.
+    #[inline]
+    pub(crate) fn settle(&self) {
+        if let Some(words) = &self.words {
+            words.announce();
+        }
+        if self.held[0].is_some() {
+            self.answer();
+        }
+    }
+
+    /// Nothing that was taken is unacknowledged when the program sees that it came, as far as the link takes what is owed.
+    fn answer(&self) {
+        let held = || self.held.iter().map_while(Option::as_ref);
+        held().for_each(|own| own.answer());
+        for own in held() {
+            let carrier = own.responder.lock().carrier();
+            if let Some(carrier) = carrier {
+                carrier.flush();
+            }
+        }
+        held().for_each(|own| own.responder.lock().publish(own));
+    }
+}
+
+/// Executes packets that have arrived at a device. Those for nobody are not answered. The caller holds its receive side.
+pub(crate) fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards) {
     let bth = &letter.burst.header.bth;
     let source = letter.burst.header.deth.map(|deth| deth.source.get());
     if !device.port_is_up() {
@@ -364,43 +469,43 @@ pub(crate) fn receive(device: &'static Device, letter: &Letter) {
     } else if bth.opcode.operation().is_response() {
         match own.send.lock().receive_responses(&own, letter, &mut aftermath) {
             true => Answers::Now,
-            // A turn would send what can wait for what the program sends next.
             false => Answers::Never,
         }
     } else {
         own.responder.lock().receive_requests(&own, letter, &mut aftermath)
     };
     aftermath.flush(&own);
+    if let Some(words) = &letter.words {
+        afterwards.announce(words);
+    }
     match answers {
         Answers::Never => {}
-        Answers::Later => own.answer_later(),
         Answers::Now => own.device.fabric.unsettled.note_turn(&own),
+        Answers::First => afterwards.hold(own),
     }
 }
 
 impl QueuePair {
-    /// Has an acknowledgement leave with the next but one request of this queue pair, when the program polls its completion
-    /// queue in vain, or after [`PATIENCE`].
-    fn answer_later(self: &Arc<Self>) {
-        self.receive_cq.later.add(self);
-        // Set after it is in the list, so that it does not ring in between.
-        self.alarm.set(self.device.fabric.clock.now() + PATIENCE);
+    /// Has what it owes its peer leave, or the most of it. The caller holds no lock but the receive side of the device.
+    fn answer(self: &Arc<Self>) {
+        let mut aftermath = Aftermath::default();
+        let more = (0..ANSWERS).all(|_| self.responder.lock().transmit(self, &mut aftermath));
+        aftermath.flush(self);
+        if more {
+            self.device.fabric.unsettled.note_turn(self);
+        }
     }
 
-    /// Sends at once what was to be sent later. The caller holds no lock.
+    /// Acknowledges what was taken, if that was not done yet. The caller holds no lock.
     pub(crate) fn answer_now(self: &Arc<Self>) {
-        let owes = self.responder.lock().owes_acknowledgement();
-        if owes || self.place.waits() {
-            let unsettled = &self.device.fabric.unsettled;
-            // At once, whoever else is about to give it a turn.
-            self.place.stop_waiting();
-            Arc::clone(self).take_turn();
-            unsettled.settle();
+        if self.responder.lock().owes_acknowledgement() {
+            self.answer();
+            self.device.fabric.unsettled.settle();
         }
     }
 }
 
-/// Has all queue pairs of a fabric send what they were to send later.
+/// Has all queue pairs of a fabric acknowledge what they have taken.
 #[cfg(not(loom))]
 pub(crate) fn answer_all(fabric: &'static Fabric) {
     for own in fabric.devices.one_by_one().flat_map(Device::all_queue_pairs) {
@@ -408,11 +513,11 @@ pub(crate) fn answer_all(fabric: &'static Fabric) {
     }
 }
 
-/// Has the queue pairs of a device send in their next turn what they were to send later.
+/// Has the queue pairs of a device acknowledge in their next turn what they have taken. The caller holds no lock.
 #[cfg(not(loom))]
 pub(crate) fn answer_soon(device: &Device) {
     for own in device.all_queue_pairs() {
-        if own.place.stop_waiting() {
+        if own.responder.lock().owes_acknowledgement() {
             device.fabric.unsettled.note_turn(&own);
         }
     }
@@ -443,22 +548,10 @@ impl Driven for QueuePair {
         &self.place
     }
 
-    /// Sends some of what this queue pair has to send: first what it owes its peer, unless that waits.
+    /// Sends some of what this queue pair has to send: first what it owes its peer.
     fn take_turn(self: Arc<Self>) -> bool {
         let mut aftermath = Aftermath::default();
-        let answers = {
-            let mut responder = self.responder.lock();
-            // An acknowledgement that waits leaves behind what the program sends first: the peer has it sooner. It goes
-            // with what is sent next, or when the program polls in vain.
-            let passes =
-                self.place.waits() && responder.owes_acknowledgement() && self.place.pass();
-            if passes {
-                false
-            } else {
-                self.place.stop_waiting();
-                responder.transmit(&self, &mut aftermath)
-            }
-        };
+        let answers = self.responder.lock().transmit(&self, &mut aftermath);
         aftermath.flush(&self);
         let requests = self.send.lock().transmit(&self, &mut aftermath);
         aftermath.flush(&self);

@@ -21,8 +21,6 @@ pub(crate) mod clock;
 #[cfg_attr(loom, allow(dead_code))] // no model has one for programs
 pub(crate) mod devices;
 pub(crate) mod ids;
-#[cfg_attr(loom, allow(dead_code))] // only what goes to other processes waits
-pub(crate) mod later;
 pub(crate) mod overflow;
 #[cfg_attr(loom, allow(dead_code))] // models need no seeds
 pub(crate) mod random;

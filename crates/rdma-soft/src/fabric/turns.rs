@@ -20,52 +20,20 @@ pub(crate) trait Driven: Send + Sync + std::fmt::Debug {
     fn call(&self);
 }
 
-/// Whether somebody stands in the row, where it stands once, or waits for a moment at which it comes to stand there.
+/// Whether somebody stands in the row, where it stands once.
 #[derive(Debug, Default)]
 pub(crate) struct Place(AtomicU32);
-
-/// It stands in the row.
-const IN_ROW: u32 = 1;
-/// What it has to send can wait.
-const WAITS: u32 = 2;
-/// It is in the list of a [`Later`](crate::fabric::later::Later), also if it waits no more.
-const LISTED: u32 = 4;
-/// It has had a turn while it waited.
-const PASSED: u32 = 8;
 
 impl Place {
     /// Says whether it was free.
     pub(super) fn take(&self) -> bool {
-        self.0.fetch_or(IN_ROW, Ordering::AcqRel) & IN_ROW == 0
+        self.0.swap(1, Ordering::AcqRel) == 0
     }
 
     /// What comes from now on needs another turn.
     pub(super) fn give_back(&self) {
-        self.0.fetch_and(!IN_ROW, Ordering::AcqRel);
-    }
-
-    /// It waits. Says whether it is not in the list yet.
-    pub(super) fn wait(&self) -> bool {
-        self.0.fetch_or(WAITS | LISTED, Ordering::AcqRel) & LISTED == 0
-    }
-
-    pub(crate) fn waits(&self) -> bool {
-        self.0.load(Ordering::Acquire) & WAITS != 0
-    }
-
-    /// A turn leaves what waits where it is. Says whether it is the first to do so; the next one has to take it.
-    pub(crate) fn pass(&self) -> bool {
-        self.0.fetch_or(PASSED, Ordering::AcqRel) & PASSED == 0
-    }
-
-    /// What waits is for this turn, or for one that comes now. Says whether something waited.
-    pub(crate) fn stop_waiting(&self) -> bool {
-        self.0.fetch_and(!(WAITS | PASSED), Ordering::AcqRel) & WAITS != 0
-    }
-
-    /// It was taken out of the list. Says whether it still waited.
-    pub(super) fn leave_list(&self) -> bool {
-        self.0.fetch_and(!(WAITS | LISTED | PASSED), Ordering::AcqRel) & WAITS != 0
+        // It sees what was left by those who found it taken.
+        self.0.swap(0, Ordering::AcqRel);
     }
 }
 
@@ -95,29 +63,5 @@ impl Row {
     /// The first one that is still there.
     pub(super) fn first(&self) -> Option<Arc<dyn Driven>> {
         self.waiting.iter().find_map(Weak::upgrade)
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    /// One turn leaves what waits to a later one, and the next takes it.
-    #[test]
-    fn what_waits_is_passed_once() {
-        let place = Place::default();
-        for listed in [false, true] {
-            assert_eq!(place.wait(), !listed, "it is in the list still, though it waits no more");
-            assert!(!place.wait() && place.waits());
-            // A turn comes for another reason.
-            assert!(place.take());
-            place.give_back();
-            assert!(place.waits() && place.pass() && !place.pass());
-            assert!(place.stop_waiting() && !place.waits() && !place.stop_waiting());
-        }
-        assert!(!place.leave_list());
-        // The moment comes for which it waits, after one turn has passed it.
-        assert!(place.wait() && place.pass() && place.leave_list());
-        assert!(!place.waits() && place.wait() && place.pass());
     }
 }

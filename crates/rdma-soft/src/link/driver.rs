@@ -24,8 +24,11 @@ const EVENTS: usize = 32;
 const LEAVE: Duration = Duration::from_millis(100);
 /// How often who catches up looks whether something has come.
 const MOST_ROUNDS: u32 = 64;
-/// Who polls looks at all sockets each so many times, and where the last message came from in between.
+/// Who polls looks at all sockets each so many times, and in between where something came from lately.
 const LOOKS_APART: u32 = 128;
+/// How many places those are at most: for each process that this one talks to, where its messages come in and where it
+/// says what it has executed.
+const NEAR: usize = 8;
 
 /// A socket of a link.
 pub(super) trait Watched: Send + Sync + std::fmt::Debug {
@@ -109,33 +112,46 @@ pub(super) struct Driver {
 /// Where who polls looks first.
 #[derive(Debug)]
 struct Driving {
-    /// Where the last message came from.
-    last: Option<Weak<dyn Watched>>,
+    /// Where something came from lately, the last one first.
+    near: Vec<Weak<dyn Watched>>,
     /// How many looks there were.
     looks: u32,
-    /// It is [attended](Watched::attend): as long as the thread sees to it that somebody looks.
+    /// They are [attended](Watched::attend): as long as the thread sees to it that somebody looks.
     attended: bool,
 }
 
 impl Driving {
     fn look_at(&mut self, watched: &Arc<dyn Watched>) {
-        let last = self.last.replace(Arc::downgrade(watched)).and_then(|last| last.upgrade());
+        let is_this = |near: &Weak<dyn Watched>| std::ptr::addr_eq(near.as_ptr(), Arc::as_ptr(watched));
+        if let Some(at) = self.near.iter().position(is_this) {
+            return self.near[..=at].rotate_right(1);
+        }
+        self.near.retain(|near| near.strong_count() > 0);
+        let farthest = if self.near.len() < NEAR { None } else { self.near.pop() };
+        self.near.insert(0, Arc::downgrade(watched));
         if !self.attended {
             return;
         }
         watched.attend();
-        if let Some(last) = last.filter(|last| !Arc::ptr_eq(last, watched)) {
-            last.neglect();
-            if last.has_come() {
-                last.happened(epoll::EventFlags::empty());
+        if let Some(farthest) = farthest.and_then(|farthest| farthest.upgrade()) {
+            farthest.neglect();
+            if farthest.has_come() {
+                farthest.happened(epoll::EventFlags::empty());
             }
         }
     }
 
-    /// Whether something has come where it looks first, which gets its turn.
-    fn take_last(&self) -> bool {
-        let last = self.last.as_ref().and_then(Weak::upgrade).filter(|last| last.has_come());
-        last.is_some_and(|last| last.happened(epoll::EventFlags::empty()) == Happened::Messages)
+    fn near(&self) -> impl Iterator<Item = Arc<dyn Watched>> {
+        self.near.iter().filter_map(Weak::upgrade)
+    }
+
+    /// Gives those their turn where something has come. Says whether there was one.
+    fn take_near(&self) -> bool {
+        let mut found = false;
+        for near in self.near().filter(|near| near.has_come()) {
+            found |= near.happened(epoll::EventFlags::empty()) == Happened::Messages;
+        }
+        found
     }
 }
 
@@ -217,7 +233,7 @@ impl Driver {
             events,
             wake,
             ends: std::sync::Mutex::default(),
-            driving: Mutex::new(Driving { last: None, looks: 0, attended: false }),
+            driving: Mutex::new(Driving { near: Vec::with_capacity(NEAR), looks: 0, attended: false }),
             busy: AtomicU32::new(0),
             polls: AtomicU32::new(0),
             polls_look: AtomicBool::new(false),
@@ -331,23 +347,24 @@ impl Driver {
     }
 
     /// Whether there is no need to look at all sockets.
-    fn look_at_last(&self) -> bool {
+    fn look_near(&self) -> bool {
         let Ok(mut driving) = self.driving.try_lock() else { return true };
-        let Some(last) = driving.last.as_ref().and_then(Weak::upgrade) else { return false };
-        if last.is_worth_a_look() {
+        if driving.near.is_empty() {
+            return false;
+        }
+        driving.looks = driving.looks.wrapping_add(1);
+        let enough = !driving.looks.is_multiple_of(LOOKS_APART);
+        if driving.near().any(|near| near.is_worth_a_look()) {
             self.busy.fetch_add(1, Ordering::AcqRel);
-            let found = last.look();
-            driving.looks = driving.looks.wrapping_add(1);
-            let enough = !driving.looks.is_multiple_of(LOOKS_APART);
+            // Each in its turn: small messages come one at a time.
+            let found = driving.near().fold(false, |found, near| near.look() | found);
+            drop(driving);
             if found {
-                drop(driving);
                 self.fabric.unsettled.settle();
             }
             self.busy.fetch_sub(1, Ordering::AcqRel);
-            return enough;
         }
-        driving.looks = driving.looks.wrapping_add(1);
-        !driving.looks.is_multiple_of(LOOKS_APART)
+        enough
     }
 
     /// Says whether something has come.
@@ -364,7 +381,7 @@ impl Driver {
         let mut found = [const { MaybeUninit::uninit() }; EVENTS];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((found, _)) = epoll::wait(events, &mut found, Some(&at_once)) else { return false };
-        let has_come = driving.take_last();
+        let has_come = driving.take_near();
         if found.is_empty() && !has_come {
             return false;
         }
@@ -403,19 +420,18 @@ impl Driver {
         self.fabric.unsettled.settle();
     }
 
-    /// Whoever polls looks where the last message came from, from now on, or does not. Whether something has come there that
+    /// Whoever polls looks where something came from lately, from now on, or does not. Whether something has come there that
     /// nobody may be told of.
-    fn see_to_last(&self, attended: bool) -> bool {
+    fn see_to_near(&self, attended: bool) -> bool {
         let mut driving = locked_for_calls(&self.driving);
         driving.attended = attended;
-        let last = driving.last.as_ref().and_then(Weak::upgrade);
-        last.is_some_and(|last| {
+        driving.near().fold(false, |has_come, near| {
             if attended {
-                last.attend()
+                near.attend();
             } else {
-                last.neglect()
+                near.neglect();
             }
-            last.has_come()
+            near.has_come() | has_come
         })
     }
 
@@ -434,12 +450,12 @@ impl Driver {
                 let found = self.drive_and_rest();
                 let away = rest.next(self.polls(), self.busy.load(Ordering::Relaxed) != 0);
                 if away.is_zero() {
-                    if found || self.see_to_last(false) {
+                    if found || self.see_to_near(false) {
                         continue;
                     }
                     break;
                 }
-                self.see_to_last(true);
+                self.see_to_near(true);
                 self.rests.store(true, Ordering::Relaxed);
                 thread::park_timeout(away);
                 if !self.rests.swap(false, Ordering::Relaxed) {
@@ -485,7 +501,7 @@ impl Polled for Driver {
 
     fn poll(&'static self) {
         self.polls.fetch_add(1, Ordering::Relaxed);
-        if !self.look_at_last() {
+        if !self.look_near() {
             self.drive();
         }
     }

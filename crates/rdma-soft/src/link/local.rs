@@ -28,6 +28,7 @@ use super::driver::Driver;
 use crate::device::Device;
 use crate::engine::Refusal;
 
+mod claims;
 mod head;
 pub(crate) mod host;
 mod inlet;

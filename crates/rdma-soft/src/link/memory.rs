@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use rdma_proto::Burst;
+use rdma_types::Psn;
 
 use crate::address::{Group, Path};
 use crate::device::Device;
@@ -16,6 +17,7 @@ use crate::fabric::clock::Time;
 use crate::fabric::stalls;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
+use crate::link::executed::WordKey;
 use crate::link::pcap::Tap;
 use crate::sync::{Held, Mutex, MutexGuard, locked_in_models as locked};
 
@@ -43,6 +45,19 @@ pub(crate) struct Letter {
     pub(crate) number: u64,
     /// Another process or another host has sent it.
     from_outside: bool,
+    /// Of requests to another process: the word that says how far they are executed.
+    pub(crate) word: Option<WordKey>,
+    /// Where that is, if they came from another process.
+    pub(crate) words: Option<Arc<dyn ExecutedWords>>,
+}
+
+/// Where another process looks how far its requests are executed.
+pub(crate) trait ExecutedWords: Send + Sync + std::fmt::Debug {
+    /// All packets before this one were executed, of the connection that has this word.
+    fn store(&self, key: WordKey, expected: Psn);
+
+    /// Has the process look, if it does not look by itself. The caller holds no lock but the receive side of a device.
+    fn announce(&self);
 }
 
 /// What the link says of a datagram.
@@ -63,7 +78,8 @@ impl Letter {
         payload: Box<[u8]>,
     ) -> Self {
         debug_assert!(burst.length as usize <= payload.len());
-        Self { path, burst, datagram, is_void: false, payload, number: 0, from_outside: false }
+        let (number, from_outside, is_void, word, words) = (0, false, false, None, None);
+        Self { path, burst, datagram, is_void, payload, number, from_outside, word, words }
     }
 
     /// A refusal (an RNR NAK) that is void, since there is a receive request now. Only links between processes carry it.
@@ -80,6 +96,18 @@ impl Letter {
         payload: Box<[u8]>,
     ) -> Self {
         Self { from_outside: true, ..Self::new(path, burst, datagram, payload) }
+    }
+
+    /// With the word that says how far it is executed.
+    pub(crate) fn with_word(self, word: Option<WordKey>) -> Self {
+        Self { word, ..self }
+    }
+
+    /// All packets before this one were executed, of what this one belongs to. Says whether its sender learns that.
+    pub(crate) fn store(&self, expected: Psn) -> bool {
+        let (Some(words), Some(word)) = (&self.words, self.word) else { return false };
+        words.store(word, expected);
+        true
     }
 
     #[cfg(not(loom))]
@@ -284,6 +312,7 @@ impl Driven for Inbox {
     fn take_turn(self: Arc<Self>) -> bool {
         {
             let _receive_side = locked(&self.receive_side);
+            let mut afterwards = wire::Afterwards::default();
             let mut left = wire::TURN;
             while left > 0 {
                 let Some(letter) = locked(&self.letters).arrived.pop_front() else { break };
@@ -294,7 +323,7 @@ impl Driven for Inbox {
                     self.capture(tap, &letter);
                 }
                 left = left.saturating_sub(letter.burst.segments.into());
-                wire::receive(self.device, &letter);
+                wire::receive(self.device, &letter, &mut afterwards);
                 let for_many = letter.is_for_many();
                 locked(&self.letters).keep(letter.payload);
                 if for_many {
@@ -302,6 +331,8 @@ impl Driven for Inbox {
                     break;
                 }
             }
+            // Before another thread executes what comes next.
+            afterwards.settle();
         }
         let (more, turned_away) = {
             let letters = &mut *locked(&self.letters);

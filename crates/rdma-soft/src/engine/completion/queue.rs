@@ -21,7 +21,6 @@ use crate::engine::events::EventQueue;
 use crate::engine::events::report::{Handle, Reporter};
 use crate::engine::queue_pair::QueuePair;
 use crate::fabric::Fabric;
-use crate::fabric::later::Later;
 use crate::fabric::overflow::Settle;
 use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
 
@@ -80,8 +79,6 @@ pub(crate) struct CompletionQueue {
     pub(super) pollers: Line<Pollers>,
     /// The queue pairs that go to error if this queue overflows.
     users: std::sync::Mutex<BTreeMap<u64, Weak<QueuePair>>>,
-    /// Who has let something wait that it sends, since the program is about to take a completion here.
-    pub(crate) later: Later,
     /// Each completion is stamped with the time at which it came.
     timestamps: bool,
     /// Without a completion channel there is nobody to notify.
@@ -106,7 +103,6 @@ impl CompletionQueue {
             producers: Line(Lock::new(producers)),
             pollers: Line::default(),
             users: std::sync::Mutex::default(),
-            later: Later::default(),
             timestamps: false,
             notifier: None,
             reporter: Reporter::silent(),
@@ -226,7 +222,8 @@ impl CompletionQueue {
         if self.fabric.simulation.is_some() {
             self.let_time_pass();
         } else if self.fabric.timers.is_set() {
-            self.leave_to_threads();
+            // The program is about to sleep, most likely.
+            self.fabric.poller_sleeps();
         }
     }
 
@@ -238,21 +235,6 @@ impl CompletionQueue {
             && let Some(notifier) = &self.notifier
         {
             notifier.channel.wake();
-        }
-    }
-
-    /// The program is about to sleep, most likely.
-    #[cold]
-    fn leave_to_threads(&self) {
-        self.answer_what_waits();
-        self.fabric.poller_sleeps();
-    }
-
-    /// What waits for the program to send something leaves without.
-    fn answer_what_waits(&self) {
-        let unsettled = &self.fabric.unsettled;
-        if self.later.come(|driven| unsettled.note_turn_of(driven)) {
-            unsettled.settle();
         }
     }
 
@@ -354,8 +336,6 @@ impl CompletionQueue {
         if self.fabric.simulation.is_some() {
             return self.fabric.pass_moment();
         }
-        // The program has taken what it was to answer, and has not answered.
-        self.answer_what_waits();
         if let Some(link) = self.fabric.polled.get() {
             link.poll();
         }

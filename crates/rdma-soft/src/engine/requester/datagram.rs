@@ -133,7 +133,7 @@ impl Requester {
                         if let Some(tap) = tap {
                             tap.sent(&path, &burst, Some(&datagram), &buffer);
                         }
-                        outlet.send(own.device, path, burst, Some(datagram), buffer);
+                        outlet.send(own.device, path, burst, Some(datagram), None, buffer);
                     }
                     None if outlet.loses_datagrams() => lost = Some(Reason::Stalled),
                     None => return Verdict::NoRoom,

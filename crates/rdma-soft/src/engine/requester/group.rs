@@ -97,7 +97,7 @@ impl Requester {
         }
         if let Some((outlet, mut buffer)) = outside {
             buffer[..bytes.len()].copy_from_slice(bytes);
-            outlet.send(own.device, path, burst, Some(datagram), buffer);
+            outlet.send(own.device, path, burst, Some(datagram), None, buffer);
         }
         Ok(())
     }

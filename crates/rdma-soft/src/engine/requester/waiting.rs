@@ -121,9 +121,6 @@ impl Alarmed for QueuePair {
             link.catch_up();
         }
         self.send.lock().alarm_rings(&self, &mut aftermath);
-        if self.place.stop_waiting() {
-            self.device.fabric.unsettled.note_turn(&self);
-        }
         aftermath.settle(&self);
     }
 }

@@ -31,7 +31,9 @@ use crate::link::memory::Letter;
 #[derive(Debug)]
 pub(crate) struct Wire {
     protocol: Protocol,
-    pub(crate) route: Route,
+    route: Route,
+    /// Says what the peer has executed, if its process is another one of this host.
+    word: Option<wire::Word>,
     mtu: Mtu,
     /// The number that the protocol knows the oldest request of the queue by.
     head: u32,
@@ -67,8 +69,22 @@ impl Wire {
         };
         let released = (!own.immediate).then_some(0);
         let hears_from = own.device.arrived();
-        let (mtu, head, alarm, question) = (connection.mtu, 0, None, 0);
-        Self { protocol, route, mtu, head, released, alarm, question, hears_from }
+        let (word, mtu, head, alarm, question) = (None, connection.mtu, 0, None, 0);
+        Self { protocol, route, word, mtu, head, released, alarm, question, hears_from }
+    }
+
+    /// Packets take another route from now on.
+    pub(crate) fn go(&mut self, route: Route) {
+        (self.route, self.word) = (route, None);
+    }
+
+    /// Learns from now on by a word what is executed, if there is one to be had. Returns what carries its packets.
+    pub(crate) fn claim_word(&mut self, user: Weak<dyn Driven>) -> Option<Arc<dyn Carrier>> {
+        let carrier = self.route.outlet.carrier()?;
+        if self.word.is_none() && matches!(self.protocol, Protocol::Reliable(_)) {
+            self.word = wire::Word::claim(carrier, user);
+        }
+        Some(Arc::clone(carrier))
     }
 
     /// The attributes of a queue pair that is ready to send have changed.
@@ -182,7 +198,7 @@ impl SendSide {
         &mut self,
         own: &Arc<QueuePair>,
         aftermath: &mut Aftermath,
-        work: impl FnOnce(&mut Protocol, (&Route, Mtu), &mut Queue<'_>) -> R,
+        work: impl FnOnce(&mut Protocol, &Way<'_>, &mut Queue<'_>) -> R,
     ) -> Option<R> {
         self.with_packets(own, None, aftermath, work)
     }
@@ -193,7 +209,7 @@ impl SendSide {
         own: &Arc<QueuePair>,
         letter: Option<&Letter>,
         aftermath: &mut Aftermath,
-        work: impl FnOnce(&mut Protocol, (&Route, Mtu), &mut Queue<'_>) -> R,
+        work: impl FnOnce(&mut Protocol, &Way<'_>, &mut Queue<'_>) -> R,
     ) -> Option<R> {
         let mut wire = self.wire.take()?;
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
@@ -203,7 +219,8 @@ impl SendSide {
         let run = letter
             .map_or(Run::default(), |letter| Run::of(&letter.burst, letter.payload(), wire.mtu));
         let mut queue = Queue { own, send: self, head, begun, admitted, posted, aftermath, run };
-        let result = work(&mut wire.protocol, (&wire.route, wire.mtu), &mut queue);
+        let way = Way { route: &wire.route, word: wire.word.as_ref(), mtu: wire.mtu };
+        let result = work(&mut wire.protocol, &way, &mut queue);
         let ended = queue.head != head;
         wire.head = queue.head;
         wire.arm(own);
@@ -242,7 +259,10 @@ impl SendSide {
             }
             return false;
         }
-        if self.wire.as_ref().is_some_and(|wire| wire.route.outlet.has_ended()) {
+        let has_ended = self.wire.as_ref().is_some_and(|wire| wire.route.outlet.has_ended());
+        // What it has executed before it ended counts.
+        self.look_what_is_executed(own, aftermath);
+        if has_ended {
             self.peer_has_ended(own, aftermath);
         }
         if let Some(mut wire) = self.wire.take() {
@@ -260,8 +280,9 @@ impl SendSide {
             }
         }
         let now = wire::time(own.device.fabric.clock.now());
-        let sent = self.with_wire(own, aftermath, |protocol, (route, mtu), queue| {
-            wire::transmit(own, route, mtu, |room| match protocol {
+        let sent = self.with_wire(own, aftermath, |protocol, way, queue| {
+            let word = way.word.map(|word| word.key);
+            wire::transmit(own, (way.route, word), way.mtu, |room| match protocol {
                 Protocol::Reliable(protocol) => {
                     let burst = protocol.poll_transmit(now, queue, room)?;
                     Some((burst, protocol.has_packets(queue.admitted)))
@@ -286,6 +307,23 @@ impl SendSide {
         self.posts = Some(posts);
         self.transmit(own, aftermath);
         self.posts = None;
+    }
+
+    /// Completes what the word of the connection says that the peer has executed.
+    fn look_what_is_executed(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
+        let Some(Wire { protocol: Protocol::Reliable(protocol), word: Some(word), .. }) =
+            self.wire.as_deref()
+        else {
+            return;
+        };
+        let news = word.expected().filter(|&expected| expected != protocol.oldest());
+        let Some(expected) = news else { return };
+        let now = wire::time(own.device.fabric.clock.now());
+        self.with_wire(own, aftermath, |protocol, _, queue| {
+            if let Protocol::Reliable(protocol) = protocol {
+                protocol.executed(now, expected, queue);
+            }
+        });
     }
 
     /// The peer's process has ended: a request that waits for an answer fails at once.
@@ -323,6 +361,8 @@ impl SendSide {
                 }
             }
         });
+        // What is behind a READ had to wait for its response.
+        self.look_what_is_executed(own, aftermath);
         !self.queue.is_empty()
     }
 
@@ -332,10 +372,11 @@ impl SendSide {
         let Some(wire) = &mut self.wire else { return };
         // The alarm has rung, whatever for, and is not set any more.
         wire.alarm = None;
-        let question = wire.question;
-        let asked = self.with_wire(own, aftermath, |protocol, (route, _), queue| {
+        self.look_what_is_executed(own, aftermath);
+        let Some(question) = self.wire.as_ref().map(|wire| wire.question) else { return };
+        let asked = self.with_wire(own, aftermath, |protocol, way, queue| {
             let Protocol::Reliable(protocol) = protocol else { return question };
-            match &route.outlet {
+            match &way.route.outlet {
                 Outlet::Carrier(carrier) if carrier.loses_nothing() => {
                     let own: Weak<dyn Driven> = Arc::<QueuePair>::downgrade(own);
                     expire_if_heard(protocol, carrier, own, question, wire::time(now), queue)
@@ -393,6 +434,13 @@ fn expire_if_heard(
         return Arc::clone(carrier).ask(own);
     }
     question
+}
+
+/// Where packets go.
+struct Way<'a> {
+    route: &'a Route,
+    word: Option<&'a wire::Word>,
+    mtu: Mtu,
 }
 
 /// A send queue as the protocol sees it, with its lock held.

@@ -51,6 +51,9 @@ pub(crate) struct Responder {
     /// The elements of the current one, and where they are.
     pub(crate) sges: Vec<Sge>,
     pub(crate) room: Vec<Segment>,
+    /// Completions wait until what they are about is acknowledged, and those that do.
+    pub(super) holds: bool,
+    held: Vec<Completion>,
     /// Requests that were executed, and receive requests that they completed.
     pub(crate) executed: u64,
     pub(crate) receives: u64,
@@ -77,6 +80,8 @@ impl Responder {
             next_receive: 0,
             sges: Room::new(max_sge)?.list(),
             room: Room::new(max_sge)?.list(),
+            holds: false,
+            held: Vec::new(),
             executed: 0,
             receives: 0,
         })
@@ -198,7 +203,7 @@ impl Responder {
         let Some(receive) = self.current.take() else { return };
         self.begun = 0;
         self.receives += 1;
-        own.push_receive(Completion {
+        let completion = Completion {
             wr_id: receive.wr_id,
             status: WcStatus::SUCCESS,
             opcode,
@@ -212,7 +217,26 @@ impl Responder {
             solicited: operation.solicited,
             side: Side::Receive,
             upto: receive.index.wrapping_add(1),
-        });
+        };
+        if self.holds {
+            return self.hold(completion);
+        }
+        own.push_receive(completion);
+    }
+
+    #[cold]
+    fn hold(&mut self, completion: Completion) {
+        self.held.push(completion);
+    }
+
+    /// The program may see the completions that were held back.
+    pub(crate) fn publish(&mut self, own: &QueuePair) {
+        self.held.drain(..).for_each(|completion| own.push_receive(completion));
+    }
+
+    /// Whether completions are held back.
+    pub(super) fn has_held(&self) -> bool {
+        !self.held.is_empty()
     }
 
     /// Answers with a negative acknowledgement that is fatal to both: the current receive request
@@ -226,6 +250,7 @@ impl Responder {
         aftermath: &mut Aftermath,
     ) {
         self.begun = 0;
+        self.publish(own);
         if let Some(receive) = self.current.take() {
             own.push_receive(own.failed_receive(&receive, status));
         }
@@ -254,5 +279,6 @@ impl Responder {
         self.current = None;
         self.path = None;
         self.wire = None;
+        self.held.clear();
     }
 }

@@ -22,7 +22,7 @@ use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::{self, Inbound, Refused};
 use crate::engine::responder::side::Responder;
 use crate::engine::wire::run::Run;
-use crate::engine::wire::{self, Route};
+use crate::engine::wire::{self, Carrier, Route};
 use crate::link::memory::{self, Letter};
 
 /// The longest datagram that the port takes.
@@ -44,9 +44,10 @@ pub(crate) struct Wire {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answers {
     Never,
-    /// [In a moment](QueuePair::answer_later), behind what the program sends first.
-    Later,
+    /// When it has its turn.
     Now,
+    /// Before the program sees the completions that are held back.
+    First,
 }
 
 #[derive(Debug)]
@@ -85,6 +86,22 @@ impl Wire {
         match &self.protocol {
             Protocol::Reliable(protocol) => protocol.expected(),
             Protocol::Unreliable(protocol) => protocol.expected(),
+        }
+    }
+
+    /// Whether a peer out of this process waits for acknowledgements.
+    fn acknowledges(&self) -> bool {
+        matches!(self.protocol, Protocol::Reliable(_)) && self.route.outlet.carrier().is_some()
+    }
+
+    /// Has the peer's process know what was executed of this letter, if it has a word for that: before the program can see
+    /// it. A duplicate is acknowledged by a packet, since its word may not have said so.
+    fn tell_executed(&mut self, expected_before: Psn, letter: &Letter) {
+        if let Protocol::Reliable(protocol) = &mut self.protocol
+            && protocol.expected() != expected_before
+            && letter.store(protocol.expected())
+        {
+            protocol.is_acknowledged();
         }
     }
 
@@ -138,7 +155,6 @@ impl Responder {
             return Answers::Never;
         }
         let Some(mut wire) = self.wire.take() else { return Answers::Never };
-        let completed = self.receives;
         if !wire.heard {
             wire.heard = true;
             if self.state == QpState::RTR {
@@ -146,6 +162,8 @@ impl Responder {
                 own.reporter.report(AsyncEventKind::COMM_EST);
             }
         }
+        let expected = wire.psn();
+        self.holds = wire.acknowledges();
         let mut arrival = Arrival::new(own, self, aftermath);
         let (burst, payload) = (&letter.burst, letter.payload());
         arrival.run = Run::of(burst, payload, wire.mtu);
@@ -154,26 +172,30 @@ impl Responder {
             Protocol::Reliable(protocol) => protocol.receive(burst, payload, &mut arrival),
             Protocol::Unreliable(protocol) => protocol.receive(burst, payload, &mut arrival),
         }
+        self.holds = false;
+        wire.tell_executed(expected, letter);
         wire.count(own, self.peer_qpn);
-        let answers = match wire.owes() {
-            Owes::Nothing => Answers::Never,
-            // The program is about to learn of it, and may have something to say.
-            Owes::Acknowledgement
-                if self.receives != completed && wire.route.outlet.takes_several() =>
-            {
-                Answers::Later
-            }
-            Owes::Acknowledgement | Owes::Answer => Answers::Now,
-        };
+        let owes = wire.owes();
         self.wire = Some(wire);
-        answers
+        match owes {
+            Owes::Nothing => {
+                self.publish(own);
+                Answers::Never
+            }
+            Owes::Acknowledgement | Owes::Answer if self.has_held() => Answers::First,
+            Owes::Acknowledgement | Owes::Answer => Answers::Now,
+        }
     }
 
     /// Whether what was taken is not acknowledged yet, to a peer out of this process.
     pub(crate) fn owes_acknowledgement(&self) -> bool {
-        let outside = |wire: &&Wire| wire.route.outlet.takes_several();
-        let wire = self.wire.as_deref().filter(outside);
+        let wire = self.wire.as_deref().filter(|wire| wire.acknowledges());
         wire.is_some_and(|wire| wire.owes() == Owes::Acknowledgement)
+    }
+
+    /// What carries answers out of this process.
+    pub(crate) fn carrier(&self) -> Option<Arc<dyn Carrier>> {
+        self.wire.as_ref()?.route.outlet.carrier().map(Arc::clone)
     }
 
     /// Forgets what the peer has asked for: no memory is read for it any more. What was taken is still acknowledged.
@@ -189,7 +211,7 @@ impl Responder {
         let Some(mut wire) = self.wire.take_if(owes) else { return false };
         let mut arrival = Arrival::new(own, self, aftermath);
         let more = match &mut wire.protocol {
-            Protocol::Reliable(protocol) => wire::transmit(own, &wire.route, wire.mtu, |room| {
+            Protocol::Reliable(protocol) => wire::transmit(own, (&wire.route, None), wire.mtu, |room| {
                 let burst = protocol.poll_transmit(&mut arrival, room)?;
                 Some((burst, protocol.owes() != Owes::Nothing))
             }),

@@ -62,7 +62,7 @@ fn a_turn_sends_sixteen_packets() {
         for outlet in [Outlet::Nowhere, Outlet::Inbox(device.inbox())] {
             let nowhere = outlet.is_nowhere();
             let sent = Cell::new(0);
-            let more = transmit(&own, &Route { path: PATH, outlet }, mtu, |room| {
+            let more = transmit(&own, (&Route { path: PATH, outlet }, None), mtu, |room| {
                 let segments = u16::try_from(room.len() / mtu.bytes() as usize).unwrap();
                 sent.set(sent.get() + segments);
                 Some((Burst { segments, ..datagram(9) }, true))
@@ -87,7 +87,7 @@ fn what_came_for_an_earlier_life_is_not_taken() {
     let taken = |number| {
         let mut letter = Letter::new(PATH, datagram(own.qpn), Some(said), Box::default());
         letter.number = number;
-        receive(device, &letter);
+        receive(device, &letter, &mut Afterwards::default());
     };
     let counted = || {
         let counters = device.tally.counters();
@@ -134,7 +134,7 @@ fn what_acknowledges_an_earlier_life_is_not_taken() {
         let before = device.tally.counters();
         let mut letter = letter();
         letter.number = number;
-        receive(device, &letter);
+        receive(device, &letter, &mut Afterwards::default());
         let now = device.tally.counters();
         (
             now.wrong_state - before.wrong_state,
@@ -157,7 +157,8 @@ fn a_datagram_is_no_longer_than_the_mtu() {
         let burst = Burst { segment: length, length: length.into(), ..datagram(own.qpn) };
         let said = Datagram { source: Source::UNDEFINED, header: None, group: None };
         let payload = vec![0; length.into()].into_boxed_slice();
-        receive(device, &Letter::new(PATH, burst, Some(said), payload));
+        let letter = Letter::new(PATH, burst, Some(said), payload);
+        receive(device, &letter, &mut Afterwards::default());
         let counters = device.tally.counters();
         (counters.out_of_buffer, counters.resp_invalid_request_errors)
     };

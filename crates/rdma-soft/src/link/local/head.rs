@@ -8,7 +8,7 @@
 //! | 2, 3 | the index of the sender's GID, and of the receiver's; 0 on InfiniBand |
 //! | 4 to 7 | payload of each packet but the last, packets (little endian, as all that follows) |
 //! | 8 to 11 | payload of all packets |
-//! | 12 to 15 | of datagrams: service level |
+//! | 12 to 15 | of datagrams: service level; of requests: the [key](WordKey) of the word that says how far they are executed |
 //! | 16 to 55 | headers of the first packet, from its BTH on, as on a wire |
 //! | 56 to 95 | headers of the last packet, if there are several; or the route header of a datagram |
 //!
@@ -21,6 +21,7 @@ use rdma_proto::{Burst, Last};
 use crate::address::{Address, Path};
 use crate::device::Device;
 use crate::engine::completion::work_completion::Source;
+use crate::link::executed::WordKey;
 use crate::link::memory::{BURST_BYTES, Datagram, Letter};
 
 /// Of the messages, and of the names of sockets: processes of two versions do not see each other.
@@ -64,7 +65,11 @@ pub(super) fn encode(device: &Device, letter: &Letter) -> Option<[u8; HEAD]> {
     head[4..6].copy_from_slice(&burst.segment.to_le_bytes());
     head[6..8].copy_from_slice(&burst.segments.to_le_bytes());
     head[8..12].copy_from_slice(&burst.length.to_le_bytes());
-    head[12] = datagram.map_or(0, |datagram| datagram.source.service_level);
+    match (datagram, letter.word) {
+        (Some(datagram), _) => head[12] = datagram.source.service_level,
+        (None, Some(word)) => head[12..16].copy_from_slice(&word.raw().to_le_bytes()),
+        (None, None) => {}
+    }
     burst.header.emit(&mut head[FIRST..SECOND]).ok()?;
     if let Some(last) = last {
         headers_of(&burst.header.bth, last).emit(&mut head[SECOND..]).ok()?;
@@ -72,6 +77,12 @@ pub(super) fn encode(device: &Device, letter: &Letter) -> Option<[u8; HEAD]> {
         head[SECOND..].copy_from_slice(&header);
     }
     Some(head)
+}
+
+/// The word that says how far the requests of a connection are executed, if they have one.
+pub(super) fn word_of(head: &[u8; HEAD]) -> Option<WordKey> {
+    let raw = u32::from_le_bytes([head[12], head[13], head[14], head[15]]);
+    WordKey::of(raw).filter(|_| head[1] & DATAGRAM == 0)
 }
 
 /// How long the payload is that is to be behind a head.

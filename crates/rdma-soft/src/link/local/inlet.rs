@@ -4,10 +4,11 @@
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use rdma_types::Psn;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::head::{Decoded, HEAD, MOST, decode, is_void, length_said};
+use super::head::{Decoded, HEAD, MOST, decode, is_void, length_said, word_of};
 use super::listener::Guest;
 use super::shared::Receiver;
 use super::{TELLS, hear_tell, receive_ring, tell};
@@ -18,7 +19,8 @@ use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, End, Happened, Watched};
-use crate::link::memory::Letter;
+use crate::link::executed::WordKey;
+use crate::link::memory::{ExecutedWords, Letter};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
 
 /// How many messages are read in a turn.
@@ -149,7 +151,7 @@ impl Inlet {
             inbox.give_back(buffer);
             return Read::Malformed;
         };
-        let first = letter(&head, first, buffer);
+        let first = self.letter(&head, first, buffer);
         for letter in std::iter::once(first).chain(letters.drain(..)) {
             if is_for_nobody(self.device, &letter.path, &letter.burst, false) {
                 self.driver.note_useless();
@@ -159,6 +161,19 @@ impl Inlet {
             }
         }
         Read::Message
+    }
+
+    fn letter(
+        self: &Arc<Self>,
+        head: &[u8; HEAD],
+        (path, burst, datagram): Decoded,
+        payload: Box<[u8]>,
+    ) -> Letter {
+        let mut letter = Letter::from_outside(path, burst, datagram, payload);
+        letter.is_void = is_void(head);
+        letter.word = word_of(head);
+        letter.words = letter.word.map(|_| Arc::<Self>::clone(self) as Arc<dyn ExecutedWords>);
+        letter
     }
 
     /// Takes what the connection says: first the ring, then that something is there, and at last that the process has
@@ -223,7 +238,7 @@ impl Inlet {
     /// Takes a message apart, of which that is behind its first head: says what the first burst is, and copies the others
     /// to buffers of their own. `None` if any of it is not what a device sends.
     fn take_apart(
-        &self,
+        self: &Arc<Self>,
         head: &[u8; HEAD],
         behind: &[u8],
         letters: &mut Vec<Letter>,
@@ -240,7 +255,7 @@ impl Inlet {
             // A message is taken as a whole: there may be less space than its bursts need.
             let mut buffer = self.device.inbox().buffer_at_once();
             buffer[..payload.len()].copy_from_slice(payload);
-            letters.push(letter(head, decoded, buffer));
+            letters.push(self.letter(head, decoded, buffer));
             rest = next;
         }
         Some(first)
@@ -290,10 +305,18 @@ impl Inlet {
     }
 }
 
-fn letter(head: &[u8; HEAD], (path, burst, datagram): Decoded, payload: Box<[u8]>) -> Letter {
-    let mut letter = Letter::from_outside(path, burst, datagram, payload);
-    letter.is_void = is_void(head);
-    letter
+impl ExecutedWords for Inlet {
+    fn store(&self, key: WordKey, expected: Psn) {
+        if let Some(ring) = self.ring.get() {
+            ring.store(key, expected);
+        }
+    }
+
+    fn announce(&self) {
+        if let Some(ring) = self.ring.get() {
+            ring.announce(|| tell(&self.connection));
+        }
+    }
 }
 
 impl Watched for Inlet {

@@ -5,9 +5,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use rdma_types::Psn;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
+use super::claims::Claims;
 use super::outbox::{Message, Outbox, Silence};
 use super::questions::covers;
 use super::shared::Sender;
@@ -20,9 +22,10 @@ use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, End, Happened, Watched};
+use crate::link::executed::WordKey;
 use crate::link::memory::{BURST_BYTES, Letter};
 use crate::link::turned_away;
-use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls, locked_in_models as locked};
+use crate::sync::{AtomicBool, Mutex, Ordering, fence, locked_for_calls, locked_in_models as locked};
 
 /// A process that takes nothing for so long loses the datagrams that wait for it. What connections send waits as long as
 /// the process lives.
@@ -44,8 +47,12 @@ pub(crate) struct Neighbor {
     /// Where the driver finds it.
     pub(super) end: End,
     outbox: Mutex<Outbox>,
+    /// Who learns from the ring what was executed.
+    claims: Claims,
     /// Held by the thread that writes, so that messages stay in order; empty otherwise.
     writing: Mutex<Message>,
+    /// The driver looks at the words.
+    attended: AtomicBool,
     /// The process has ended, or does not take what this one sends.
     gone: AtomicBool,
     place: Place,
@@ -67,7 +74,9 @@ impl Neighbor {
             ring,
             end,
             outbox: Mutex::default(),
+            claims: Claims::default(),
             writing: Mutex::default(),
+            attended: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             place: Place::default(),
             alarm: Alarm::new(device.fabric, weak.clone()),
@@ -306,6 +315,22 @@ impl Carrier for Neighbor {
         }
         self.device.fabric.unsettled.note_turn(&self);
     }
+
+    fn flush(self: Arc<Self>) {
+        self.write(&mut locked_for_calls(&self.writing));
+    }
+
+    fn claim_word(&self, user: Weak<dyn Driven>) -> Option<WordKey> {
+        self.claims.claim(user)
+    }
+
+    fn release_word(&self, word: WordKey) {
+        self.claims.release(word);
+    }
+
+    fn expected(&self, word: WordKey) -> Option<Psn> {
+        self.ring.executed()?.expected(word)
+    }
 }
 
 impl Watched for Neighbor {
@@ -313,7 +338,7 @@ impl Watched for Neighbor {
         &self.connection
     }
 
-    /// It says that there is space, or an answer; all else is its end.
+    /// It says that there is space, that something was executed, or an answer; all else is its end.
     fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened {
         if flags.intersects(!epoll::EventFlags::IN) {
             return Happened::End;
@@ -325,7 +350,44 @@ impl Watched for Neighbor {
         }
         self.hear_answer();
         self.device.fabric.unsettled.note_turn(&self);
-        Happened::Other
+        // It tells once: what was executed before is found by the next look.
+        if !self.attended.load(Ordering::Acquire)
+            && let Some(executed) = self.ring.executed()
+        {
+            executed.sleep();
+        }
+        match self.claims.take_news(&self.ring, &self.device.fabric.unsettled) {
+            true => Happened::Messages,
+            false => Happened::Other,
+        }
+    }
+
+    fn has_come(&self) -> bool {
+        self.claims.have_news(&self.ring)
+    }
+
+    fn is_worth_a_look(&self) -> bool {
+        self.has_come()
+    }
+
+    fn look(self: Arc<Self>) -> bool {
+        self.claims.take_news(&self.ring, &self.device.fabric.unsettled)
+    }
+
+    fn attend(&self) {
+        self.attended.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if let Some(executed) = self.ring.executed() {
+            executed.look();
+        }
+    }
+
+    fn neglect(&self) {
+        self.attended.store(false, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if let Some(executed) = self.ring.executed() {
+            executed.sleep();
+        }
     }
 
     fn ended(self: Arc<Self>) {

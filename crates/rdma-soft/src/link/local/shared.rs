@@ -3,7 +3,8 @@
 //! | bytes | what |
 //! |---|---|
 //! | 0 to 767 | [`Words`], each in 128 bytes |
-//! | 4096 and on | the ring, of [`CAPACITY`] bytes |
+//! | 768 to 9215 | [`Executed`]: how far the receiver has executed what came for each connection |
+//! | 12288 and on | the ring, of [`CAPACITY`] bytes |
 //!
 //! A message begins at a multiple of [`ALIGN`], with its length in four bytes (little endian) and [`GAP`] bytes in all before
 //! it. Whoever has the memory may write it at any time: no reference to the bytes of the ring is formed, and what was
@@ -14,6 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rdma_types::Psn;
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
     memfd_create,
@@ -23,17 +25,25 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::abi::fork::Process;
 use crate::engine::memory::copy::{Reach, Segment};
+use crate::link::executed::{Executed, GROUPS, WordKey};
 use crate::link::ring::{Broken, CAPACITY, Words};
 
 /// Where the ring begins.
-const BEGIN: usize = 4096;
+const BEGIN: usize = 12_288;
 const SIZE: usize = BEGIN + CAPACITY as usize;
 /// Where messages begin.
 const ALIGN: u32 = 64;
 /// How many bytes there are before a message, so that a short message takes two cache lines.
 const GAP: u32 = 16;
 
-const _: () = assert!(size_of::<Words>() <= BEGIN && CAPACITY.is_power_of_two());
+/// What is before the ring.
+#[repr(C)]
+struct Front {
+    words: Words,
+    executed: Executed,
+}
+
+const _: () = assert!(size_of::<Front>() <= BEGIN && CAPACITY.is_power_of_two());
 
 /// The memory, as it is mapped here. A forked child does not have it.
 #[derive(Debug)]
@@ -61,13 +71,17 @@ impl Mapping {
     }
 
     /// In the process that has mapped it.
-    fn words(&self) -> Result<&Words> {
+    fn front(&self) -> Result<&Front> {
         if !self.process.is_current() {
             return Err(Errno::BADF);
         }
         // SAFETY: mapped here as long as this value is, aligned, and there is no other access to it, in whatever process,
         // than by atomics, of which any bytes are values (SAFETY.md F26).
-        Ok(unsafe { self.place.cast::<Words>().as_ref() })
+        Ok(unsafe { self.place.cast::<Front>().as_ref() })
+    }
+
+    fn words(&self) -> Result<&Words> {
+        self.front().map(|front| &front.words)
     }
 
     /// All of the ring from `at` on, in two pieces.
@@ -165,6 +179,11 @@ impl Sender {
         self.memory.words().map_or(0, Words::answered)
     }
 
+    /// How far what was sent is executed. A forked child has nothing of it.
+    pub(super) fn executed(&self) -> Option<&Executed> {
+        self.memory.front().ok().map(|front| &front.executed)
+    }
+
     /// It is to be told of space from now on. Says whether there is space for every message nevertheless.
     pub(super) fn wait(&self) -> Result<bool> {
         let space = self.memory.words()?.wait(self.tail.load(Ordering::Relaxed));
@@ -177,6 +196,8 @@ impl Sender {
 pub(super) struct Receiver {
     memory: Mapping,
     head: AtomicU32,
+    /// How often a word of each group was stored.
+    moves: [AtomicU32; GROUPS],
 }
 
 /// A message that was read.
@@ -197,7 +218,7 @@ impl Receiver {
         if !seals.contains(SealFlags::SHRINK) || u64::try_from(size) != Ok(SIZE as u64) {
             return Err(Errno::INVAL);
         }
-        Ok(Self { memory: Mapping::of(file)?, head: AtomicU32::new(0) })
+        Ok(Self { memory: Mapping::of(file)?, head: AtomicU32::new(0), moves: Default::default() })
     }
 
     /// Whether something has come, or the sender has written what it may not.
@@ -230,6 +251,24 @@ impl Receiver {
         let head = head.wrapping_add(taken);
         self.head.store(head, Ordering::Relaxed);
         Ok(Some(Message { length, tell: words.free(head, there - taken) }))
+    }
+
+    /// All packets before this one were executed, of the connection that has this word.
+    pub(super) fn store(&self, key: WordKey, expected: Psn) {
+        if let Ok(Front { executed, .. }) = self.memory.front() {
+            let moves = self.moves[key.group()].fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            executed.store(key, expected, moves);
+        }
+    }
+
+    /// Has `tell` tell the sender of what was stored, if it is to be told. That says whether it was.
+    pub(super) fn announce(&self, tell: impl FnOnce() -> bool) {
+        if let Ok(Front { executed, .. }) = self.memory.front()
+            && executed.is_to_be_told()
+            && !tell()
+        {
+            executed.has_not_told();
+        }
     }
 
     /// The sender could not be told of space.

@@ -335,6 +335,10 @@ impl Carrier for Outgoing {
         }
         self.device.fabric.unsettled.note_turn(&self);
     }
+
+    fn flush(self: Arc<Self>) {
+        self.write();
+    }
 }
 
 impl Driven for Outgoing {

@@ -22,7 +22,7 @@ pub(crate) const VERSION: u8 = 4;
 
 /// How many bytes the ring has.
 pub(crate) const CAPACITY: u32 = 256 << 10;
-const BEGIN: u64 = 4096;
+const BEGIN: u64 = 12_288;
 /// Of the file.
 pub(crate) const SIZE: u64 = BEGIN + CAPACITY as u64;
 /// Where messages begin.
