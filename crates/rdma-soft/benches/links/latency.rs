@@ -4,7 +4,11 @@
 use test_support::rig::Cq;
 use test_support::rig::post::Wr;
 
-use super::{Ends, ROUND_TRIPS, ROUND_WAKES, Work};
+use super::{Ends, Work};
+
+/// Fewer than those of a program that has several things at hand: it may wait for long.
+const ROUND_TRIPS: u64 = 1_000;
+const ROUND_WAKES: u64 = 1_000;
 
 /// What a program waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -3,18 +3,19 @@
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Weak};
-use std::thread::{self, Thread};
 use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::{Errno, Result};
 
+use self::serve::{Calls, Processors};
 use super::descriptor::{self, Descriptor};
 use crate::engine::wire::answer_all;
-use crate::fabric::rest::Rest;
 use crate::fabric::thread::{STACK, spawn};
 use crate::fabric::{Fabric, Polled};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, locked, locked_for_calls};
+
+mod serve;
 
 /// How many sockets a fabric has at most.
 pub(super) const MOST: usize = 4096;
@@ -44,6 +45,11 @@ pub(super) trait Watched: Send + Sync + std::fmt::Debug {
 
     /// Looks for a message, in as few calls as can be. Whether there was one.
     fn look(self: Arc<Self>) -> bool {
+        false
+    }
+
+    /// Whether its peer tells by the descriptor of what it finds nobody to have looked at, and of nothing else.
+    fn tells(&self) -> bool {
         false
     }
 
@@ -104,7 +110,8 @@ pub(super) struct Driver {
     without_thread: AtomicBool,
     /// The thread leaves all to who polls, for a moment.
     rests: AtomicBool,
-    thread: std::sync::OnceLock<Thread>,
+    calls: Calls,
+    processors: Processors,
     /// Moves with packets that are for nobody.
     useless: AtomicU32,
 }
@@ -239,7 +246,8 @@ impl Driver {
             polls_look: AtomicBool::new(false),
             without_thread: AtomicBool::new(false),
             rests: AtomicBool::new(false),
-            thread: std::sync::OnceLock::new(),
+            calls: Calls::new()?,
+            processors: Processors::new(),
             useless: AtomicU32::new(0),
         })
     }
@@ -278,6 +286,9 @@ impl Driver {
         let watched = make(end);
         let descriptor = watched.descriptor().get()?;
         epoll::add(self.events.get()?, descriptor, end.data(), epoll::EventFlags::IN)?;
+        if watched.tells() {
+            self.calls.add(watched.descriptor())?;
+        }
         ends.count = ends.count.wrapping_add(1);
         let added: Arc<dyn Watched> = Arc::<W>::clone(&watched);
         match free {
@@ -298,17 +309,6 @@ impl Driver {
     #[cold]
     pub(super) fn note_useless(&self) {
         self.useless.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Takes what has come, and rests as long as that has taken if it was for nobody: a stranger that sends without end
-    /// gets no more than half of a processor.
-    fn drive_and_rest(&'static self) -> bool {
-        let (begin, before) = (self.fabric.clock.now(), self.useless.load(Ordering::Relaxed));
-        let found = self.drive();
-        if self.useless.load(Ordering::Relaxed) != before {
-            std::thread::sleep(self.fabric.clock.now().since(begin));
-        }
-        found
     }
 
     /// Whoever polls looks here only if there are sockets in use: for others there is the thread, if it could be started.
@@ -332,6 +332,7 @@ impl Driver {
             && let (Ok(events), Ok(socket)) = (self.events.get(), closed.descriptor().get())
         {
             let _ = epoll::delete(events, socket);
+            self.calls.remove(closed.descriptor());
         }
     }
 
@@ -419,55 +420,6 @@ impl Driver {
         ended.into_iter().for_each(Watched::ended);
         self.fabric.unsettled.settle();
     }
-
-    /// Whoever polls looks where something came from lately, from now on, or does not. Whether something has come there that
-    /// nobody may be told of.
-    fn see_to_near(&self, attended: bool) -> bool {
-        let mut driving = locked_for_calls(&self.driving);
-        driving.attended = attended;
-        driving.near().fold(false, |has_come, near| {
-            if attended {
-                near.attend();
-            } else {
-                near.neglect();
-            }
-            near.has_come() | has_come
-        })
-    }
-
-    /// What the thread does.
-    fn serve(&'static self) {
-        let _ = self.thread.set(thread::current());
-        let mut rest = Rest::default();
-        loop {
-            let mut event = [MaybeUninit::uninit()];
-            let Ok(wake) = self.wake.get() else { return };
-            match epoll::wait(wake, &mut event, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(_) => return,
-            }
-            loop {
-                let found = self.drive_and_rest();
-                let away = rest.next(self.polls(), self.busy.load(Ordering::Relaxed) != 0);
-                if away.is_zero() {
-                    if found || self.see_to_near(false) {
-                        continue;
-                    }
-                    break;
-                }
-                self.see_to_near(true);
-                self.rests.store(true, Ordering::Relaxed);
-                thread::park_timeout(away);
-                if !self.rests.swap(false, Ordering::Relaxed) {
-                    rest.end(self.polls());
-                }
-            }
-            let (Ok(wake), Ok(events)) = (self.wake.get(), self.events.get()) else { return };
-            if epoll::modify(wake, events, epoll::EventData::new_u64(0), WAKES).is_err() {
-                return;
-            }
-        }
-    }
 }
 
 const WAKES: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
@@ -492,10 +444,8 @@ impl Polled for Driver {
     }
 
     fn poller_sleeps(&self) {
-        if self.rests.swap(false, Ordering::Relaxed)
-            && let Some(thread) = self.thread.get()
-        {
-            thread.unpark();
+        if self.rests.swap(false, Ordering::Relaxed) {
+            self.calls.ring();
         }
     }
 

@@ -82,6 +82,11 @@ impl Words {
         self.answered.0.store(question, Ordering::Release);
     }
 
+    /// Sender: how much was read.
+    pub(crate) fn head(&self) -> u32 {
+        self.head.0.load(Ordering::Relaxed)
+    }
+
     /// Receiver: how many bytes there are behind `head`.
     pub(crate) fn there(&self, head: u32) -> Result<u32, Broken> {
         let there = self.tail.0.load(Ordering::Acquire).wrapping_sub(head);

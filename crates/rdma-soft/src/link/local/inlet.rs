@@ -332,6 +332,10 @@ impl Watched for Inlet {
         Happened::Messages
     }
 
+    fn tells(&self) -> bool {
+        true
+    }
+
     fn has_come(&self) -> bool {
         self.has_message()
     }

@@ -362,15 +362,23 @@ impl Watched for Neighbor {
         }
     }
 
+    fn tells(&self) -> bool {
+        true
+    }
+
     fn has_come(&self) -> bool {
         self.claims.have_news(&self.ring)
     }
 
+    /// Also if the process does not read: its program may have polled a moment ago, and its thread stay away.
     fn is_worth_a_look(&self) -> bool {
-        self.has_come()
+        self.has_come() || self.ring.is_unread()
     }
 
     fn look(self: Arc<Self>) -> bool {
+        if self.ring.waits_for_reader() {
+            tell(&self.connection);
+        }
         self.claims.take_news(&self.ring, &self.device.fabric.unsettled)
     }
 

@@ -33,6 +33,8 @@ const BEGIN: usize = 12_288;
 const SIZE: usize = BEGIN + CAPACITY as usize;
 /// Where messages begin.
 const ALIGN: u32 = 64;
+/// After how many looks a sender tells a receiver that has said that it looks: some microseconds.
+const PATIENCE: u32 = 128;
 /// How many bytes there are before a message, so that a short message takes two cache lines.
 const GAP: u32 = 16;
 
@@ -118,6 +120,8 @@ pub(super) struct Sender {
     /// How far what is written may go, as far as is known: the receiver's word is looked at only when that is too little, so
     /// that it stays in the receiver's cache.
     limit: AtomicU32,
+    /// How far the receiver had read at the last look, and how many looks have found the same since.
+    stays: [AtomicU32; 2],
 }
 
 impl Sender {
@@ -128,7 +132,8 @@ impl Sender {
         fallocate(&file, FallocateFlags::empty(), 0, SIZE as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let memory = Mapping::of(file.as_fd())?;
-        Ok((Self { memory, tail: AtomicU32::new(0), limit: AtomicU32::new(CAPACITY) }, file))
+        let (tail, limit) = (AtomicU32::new(0), AtomicU32::new(CAPACITY));
+        Ok((Self { memory, tail, limit, stays: Default::default() }, file))
     }
 
     /// Writes a message, given in parts. Says whether the receiver is to be told of it; `None` if there is no space.
@@ -177,6 +182,23 @@ impl Sender {
     /// The number of the last question that was answered, as the receiver says.
     pub(super) fn answered(&self) -> u32 {
         self.memory.words().map_or(0, Words::answered)
+    }
+
+    /// Whether the receiver has something to read.
+    pub(super) fn is_unread(&self) -> bool {
+        let words = self.memory.words();
+        words.is_ok_and(|words| words.head() != self.tail.load(Ordering::Relaxed))
+    }
+
+    /// Whether as many looks as that have found that the receiver does not read, though it was not to be told.
+    pub(super) fn waits_for_reader(&self) -> bool {
+        let Ok(words) = self.memory.words() else { return false };
+        let ([head, looks], now) = (&self.stays, words.head());
+        if now == self.tail.load(Ordering::Relaxed) || head.swap(now, Ordering::Relaxed) != now {
+            looks.store(0, Ordering::Relaxed);
+            return false;
+        }
+        looks.fetch_add(1, Ordering::Relaxed) == PATIENCE
     }
 
     /// How far what was sent is executed. A forked child has nothing of it.

@@ -1,0 +1,224 @@
+//! What the link's thread does, for programs that do not poll: it sleeps until something comes, stays away while a program
+//! polls, and looks for a moment after something came, since what comes next is found sooner so than by a wake-up.
+
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::{Errno, Result, pread, write};
+
+use super::{Driver, EVENTS, NEAR, Watched};
+use crate::fabric::Polled;
+use crate::fabric::rest::Rest;
+use crate::link::descriptor::Descriptor;
+use crate::sync::{Ordering, locked_for_calls};
+
+/// How long the thread looks after the last message before it sleeps.
+const LOOK: Duration = Duration::from_micros(50);
+/// A program that polls takes what comes by itself. The thread takes what nobody has polled for so long.
+const POLLED: Duration = Duration::from_micros(5);
+/// How much the thread takes before it looks at all sockets.
+const TAKES: u32 = 64;
+
+const EDGE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
+
+/// What ends a rest of the thread: a peer that tells of something, and a program that is about to sleep.
+#[derive(Debug)]
+pub(super) struct Calls {
+    events: Descriptor,
+    bell: Descriptor,
+}
+
+impl Calls {
+    pub(super) fn new() -> Result<Self> {
+        let events = Descriptor::open(|| epoll::create(epoll::CreateFlags::CLOEXEC))?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let bell = Descriptor::open(|| eventfd(0, flags))?;
+        let calls = Self { events, bell };
+        calls.add(&calls.bell)?;
+        Ok(calls)
+    }
+
+    /// Also what a peer says here is a call.
+    pub(super) fn add(&self, descriptor: &Descriptor) -> Result<()> {
+        epoll::add(self.events.get()?, descriptor.get()?, epoll::EventData::new_u64(0), EDGE)
+    }
+
+    pub(super) fn remove(&self, descriptor: &Descriptor) {
+        if let (Ok(events), Ok(descriptor)) = (self.events.get(), descriptor.get()) {
+            let _ = epoll::delete(events, descriptor);
+        }
+    }
+
+    /// Ends the rest.
+    pub(super) fn ring(&self) {
+        if let Ok(bell) = self.bell.get() {
+            let _ = write(bell, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Waits for so long at most. Says whether there was a call.
+    fn wait(&self, most: Duration) -> bool {
+        let Ok(events) = self.events.get() else { return false };
+        let mut found = [const { MaybeUninit::uninit() }; EVENTS];
+        let most = Timespec { tv_sec: 0, tv_nsec: most.subsec_nanos().into() };
+        epoll::wait(events, &mut found, Some(&most)).is_ok_and(|(found, _)| !found.is_empty())
+    }
+}
+
+/// Whether a thread may use a processor that no other one waits for.
+#[derive(Debug)]
+pub(super) struct Processors {
+    /// Says how many threads run or wait for a processor.
+    load: Option<Descriptor>,
+    count: usize,
+}
+
+impl Processors {
+    pub(super) fn new() -> Self {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let load = Descriptor::open(|| open("/proc/loadavg", flags, Mode::empty()));
+        Self { load: load.ok(), count: available_parallelism().map_or(1, usize::from) }
+    }
+
+    fn is_one_spare(&self) -> bool {
+        let mut text = [0; 64];
+        let load = self.load.as_ref().and_then(|load| load.get().ok());
+        let read = load.and_then(|load| pread(load, &mut text, 0).ok());
+        read.and_then(|read| running(&text[..read])).is_some_and(|running| running <= self.count)
+    }
+}
+
+/// How many threads run or wait for a processor, this one too: the fourth field is that, and how many there are
+/// (proc_loadavg(5)).
+fn running(load: &[u8]) -> Option<usize> {
+    let (running, _) = str::from_utf8(load).ok()?.split(' ').nth(3)?.split_once('/')?;
+    running.parse().ok()
+}
+
+impl Driver {
+    /// Takes what has come, and rests as long as that has taken if it was for nobody: a stranger that sends without end
+    /// gets no more than half of a processor.
+    fn drive_and_rest(&'static self) -> bool {
+        let (begin, before) = (self.fabric.clock.now(), self.useless.load(Ordering::Relaxed));
+        let found = self.drive();
+        if self.useless.load(Ordering::Relaxed) != before {
+            std::thread::sleep(self.fabric.clock.now().since(begin));
+        }
+        found
+    }
+
+    /// Whoever polls looks where something came from lately, from now on, or does not. Whether something has come there that
+    /// nobody may be told of.
+    fn see_to_near(&self, attended: bool) -> bool {
+        let mut driving = locked_for_calls(&self.driving);
+        driving.attended = attended;
+        driving.near().fold(false, |has_come, near| {
+            if attended {
+                near.attend();
+            } else {
+                near.neglect();
+            }
+            near.has_come() | has_come
+        })
+    }
+
+    /// Looks where something came from lately, until nothing has come for a moment. A program that begins to poll is left
+    /// alone, unless it was `called` for: it polls at times, and leaves what comes in between. Says whether more may come.
+    fn look_out(&self, called: bool) -> bool {
+        let mut near: [Option<Arc<dyn Watched>>; NEAR] = [const { None }; NEAR];
+        let found = {
+            let driving = locked_for_calls(&self.driving);
+            let those = driving.near().filter(|near| near.tells());
+            near.iter_mut().zip(those).map(|(place, watched)| *place = Some(watched)).count()
+        };
+        if found == 0 || !self.processors.is_one_spare() {
+            return false;
+        }
+        self.see_to_near(true);
+        let has_come = || near.iter().flatten().any(|near| near.has_come());
+        let (mut last, mut polls, mut polled) = (self.fabric.clock.now(), self.polls(), None);
+        let mut taken = 0;
+        while taken < TAKES {
+            std::hint::spin_loop();
+            let now = self.fabric.clock.now();
+            if self.polls() != polls {
+                if !called {
+                    return false;
+                }
+                (polls, polled) = (self.polls(), Some(now));
+            }
+            if !has_come() {
+                if now.since(last) >= LOOK {
+                    return false;
+                }
+            } else if polled.is_none_or(|polled| now.since(polled) >= POLLED) {
+                self.look_near();
+                taken += 1;
+                last = self.fabric.clock.now();
+            }
+        }
+        true
+    }
+
+    /// What the thread does.
+    pub(super) fn serve(&'static self) {
+        let mut rest = Rest::default();
+        loop {
+            let mut event = [MaybeUninit::uninit()];
+            let Ok(wake) = self.wake.get() else { return };
+            match epoll::wait(wake, &mut event, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return,
+            }
+            self.stay_awake(&mut rest);
+            let (Ok(wake), Ok(events)) = (self.wake.get(), self.events.get()) else { return };
+            if epoll::modify(wake, events, epoll::EventData::new_u64(0), super::WAKES).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Until there is nothing to do, and a peer tells of what comes.
+    fn stay_awake(&'static self, rest: &mut Rest) {
+        let (mut called, mut more) = (false, false);
+        loop {
+            let found = self.drive_and_rest() | more;
+            more = found && self.look_out(called);
+            if more {
+                continue;
+            }
+            let away = rest.next(self.polls(), self.busy.load(Ordering::Relaxed) != 0);
+            if away.is_zero() {
+                if found || self.see_to_near(false) {
+                    continue;
+                }
+                return;
+            }
+            // What was told before is no call.
+            self.calls.wait(Duration::ZERO);
+            self.see_to_near(true);
+            self.rests.store(true, Ordering::Relaxed);
+            called = self.calls.wait(away);
+            if !self.rests.swap(false, Ordering::Relaxed) || called {
+                rest.end(self.polls());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_load_of_the_machine_says_how_many_threads_run() {
+        assert_eq!(running(b"0.20 0.18 0.12 3/80 11206\n"), Some(3));
+        for other in [&b""[..], b"0.20 0.18 0.12", b"0.20 0.18 0.12 80 7", b"a b c d/e f", b"\xff"] {
+            assert_eq!(running(other), None);
+        }
+    }
+}
