@@ -276,7 +276,16 @@ impl Ends {
         let other = Endpoint { qpn: other, ..peer };
         let word = unreliable.pd.register(8, LOCAL_WRITE);
         connect_unreliably(&unreliable.qp, &unreliable.endpoint(), &other, &knobs);
-        let ends = Self { socket, wakes, datagrams, packets, memory, side, unreliable: (word, unreliable), remote };
+        let ends = Self {
+            socket,
+            wakes,
+            datagrams,
+            packets,
+            memory,
+            side,
+            unreliable: (word, unreliable),
+            remote,
+        };
         ends.meet();
         ends
     }
@@ -333,7 +342,8 @@ impl Ends {
     }
 
     fn measure(&self) {
-        let all = !env::args().any(|argument| matches!(&*argument, "trips" | "waits" | "wakes" | "writes"));
+        let all = !env::args()
+            .any(|argument| matches!(&*argument, "trips" | "waits" | "wakes" | "writes"));
         let has = |rows: &str| all || env::args().any(|argument| argument == rows);
         if has("trips") {
             self.measure_trips();

@@ -129,7 +129,8 @@ struct Driving {
 
 impl Driving {
     fn look_at(&mut self, watched: &Arc<dyn Watched>) {
-        let is_this = |near: &Weak<dyn Watched>| std::ptr::addr_eq(near.as_ptr(), Arc::as_ptr(watched));
+        let is_this =
+            |near: &Weak<dyn Watched>| std::ptr::addr_eq(near.as_ptr(), Arc::as_ptr(watched));
         if let Some(at) = self.near.iter().position(is_this) {
             return self.near[..=at].rotate_right(1);
         }
@@ -240,7 +241,11 @@ impl Driver {
             events,
             wake,
             ends: std::sync::Mutex::default(),
-            driving: Mutex::new(Driving { near: Vec::with_capacity(NEAR), looks: 0, attended: false }),
+            driving: Mutex::new(Driving {
+                near: Vec::with_capacity(NEAR),
+                looks: 0,
+                attended: false,
+            }),
             busy: AtomicU32::new(0),
             polls: AtomicU32::new(0),
             polls_look: AtomicBool::new(false),

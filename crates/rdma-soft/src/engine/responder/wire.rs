@@ -211,10 +211,12 @@ impl Responder {
         let Some(mut wire) = self.wire.take_if(owes) else { return false };
         let mut arrival = Arrival::new(own, self, aftermath);
         let more = match &mut wire.protocol {
-            Protocol::Reliable(protocol) => wire::transmit(own, (&wire.route, None), wire.mtu, |room| {
-                let burst = protocol.poll_transmit(&mut arrival, room)?;
-                Some((burst, protocol.owes() != Owes::Nothing))
-            }),
+            Protocol::Reliable(protocol) => {
+                wire::transmit(own, (&wire.route, None), wire.mtu, |room| {
+                    let burst = protocol.poll_transmit(&mut arrival, room)?;
+                    Some((burst, protocol.owes() != Owes::Nothing))
+                })
+            }
             Protocol::Unreliable(_) => false,
         };
         // After the refusal itself.

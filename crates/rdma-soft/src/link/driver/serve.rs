@@ -217,7 +217,8 @@ mod tests {
     #[test]
     fn the_load_of_the_machine_says_how_many_threads_run() {
         assert_eq!(running(b"0.20 0.18 0.12 3/80 11206\n"), Some(3));
-        for other in [&b""[..], b"0.20 0.18 0.12", b"0.20 0.18 0.12 80 7", b"a b c d/e f", b"\xff"] {
+        for other in [&b""[..], b"0.20 0.18 0.12", b"0.20 0.18 0.12 80 7", b"a b c d/e f", b"\xff"]
+        {
             assert_eq!(running(other), None);
         }
     }

@@ -7,6 +7,7 @@ use std::sync::{OnceLock, Weak};
 
 use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
 use rdma_proto::{Burst, Last};
+use rdma_types::Psn;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::pwrite;
 use rustix::net::{RecvFlags, recv, socketpair};
@@ -21,6 +22,7 @@ use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::link::Link;
 use crate::link::driver::End;
+use crate::link::executed::WordKey;
 use crate::link::memory::Letter;
 use crate::link::ring::CAPACITY;
 use crate::schedule::Schedule;
@@ -244,7 +246,7 @@ fn a_message_of_more_than_half_of_the_ring_is_not_written() {
 /// Where the words are.
 const TAIL: u64 = 0;
 const HEAD: u64 = 128;
-const RING: u64 = 4096;
+const RING: u64 = 12_288;
 
 fn set(file: &OwnedFd, at: u64, value: u32) {
     assert_eq!(pwrite(file, &value.to_le_bytes(), at), Ok(4));
@@ -324,4 +326,49 @@ fn the_memory_of_a_ring_cannot_become_smaller() {
     for length in [0, size - 1, size + 1] {
         assert_eq!(make(length, SealFlags::SHRINK), Err(Errno::INVAL));
     }
+}
+
+/// A receiver that has said that it looks, and does not.
+#[test]
+fn a_sender_tells_a_receiver_that_does_not_read_once() {
+    let (sender, receiver, _) = ring();
+    receiver.look();
+    for round in 0..2 {
+        assert!(!sender.is_unread());
+        assert_eq!(write(&sender, &[]), Ok(Some(false)), "it looks by itself");
+        assert!(sender.is_unread());
+        let told: Vec<u32> = (0..1000).filter(|_| sender.waits_for_reader()).collect();
+        assert_eq!((told.len(), told[0] > 8), (1, true), "{round}");
+        // What is read ends the wait.
+        assert_eq!(read(&receiver, 0), Ok(Some((vec![], false))));
+        assert!((0..1000).all(|_| !sender.waits_for_reader()));
+    }
+}
+
+#[test]
+fn a_sender_learns_what_was_executed_and_is_told_once_until_it_looks() {
+    let (sender, receiver, _) = ring();
+    let executed = sender.executed().unwrap();
+    let [key, other] = [3, 4].map(|users| WordKey::new(5, users));
+    let announce = || {
+        let mut told = false;
+        receiver.announce(|| {
+            told = true;
+            true
+        });
+        told
+    };
+    let moves = executed.moves(key.group());
+    receiver.store(key, Psn::masked(7));
+    assert_eq!((executed.expected(key), executed.expected(other)), (Some(Psn::masked(7)), None));
+    assert_ne!(executed.moves(key.group()), moves);
+    assert_eq!([announce(), announce()], [true, false]);
+    executed.sleep();
+    assert_eq!([announce(), announce()], [true, false]);
+    executed.look();
+    assert!(!announce());
+    // One that cannot be told is told of the next word.
+    executed.sleep();
+    receiver.announce(|| false);
+    assert!(announce());
 }

@@ -18,6 +18,8 @@ use crate::two_processes::near::Near;
 
 const LENGTH: usize = 100_000;
 const DEVICE_NAME: &str = "local-receiver";
+/// The key of the word that the first connection to a process gets.
+const FIRST_KEY: u32 = 1024;
 
 /// A queue pair of this process, and the process that it is connected to.
 struct Pair {
@@ -91,6 +93,11 @@ fn what_a_receiver_writes_ends_its_connection_at_most() {
         ("who waits is garbage", |from| from.ring.set(Word::Waits, u32::MAX)),
         ("garbage in place of the tail", |from| from.ring.set(Word::Tail, 0xdead_beef)),
         ("holes", |from| from.ring.punch()),
+        ("garbage in place of what it has executed", |from| from.ring.fill_executed(0xa5)),
+        ("it has executed for nobody", |from| from.ring.say_executed(0, 8)),
+        ("it has executed more than was sent", |from| {
+            (0..200).for_each(|ahead| from.ring.say_executed(FIRST_KEY, 1 << 20 | ahead));
+        }),
         ("two bytes", |from| assert!(say(&from.socket, &[0; 2], &[]))),
         ("many bytes", |from| assert!((0..100).all(|_| say(&from.socket, &[7; 4096], &[])))),
         ("a file", |from| assert!(say(&from.socket, &[0], &[from.ring.0.as_fd()]))),
@@ -131,7 +138,7 @@ fn what_a_receiver_writes_ends_its_connection_at_most() {
 #[test]
 fn a_receiver_that_writes_garbage_all_the_time_harms_nobody_else() {
     type Kind = fn(&mut Accepted, &mut Random);
-    let kinds: [Kind; 4] = [
+    let kinds: [Kind; 5] = [
         |from, _| from.tell(),
         |from, _| assert!(say(&from.socket, &[0; 100], &[]) || is_closed(&from.socket)),
         |from, random| {
@@ -140,6 +147,11 @@ fn a_receiver_that_writes_garbage_all_the_time_harms_nobody_else() {
             // Also what might be.
             let value = [random.next() as u32, random.below(4) as u32 * 64];
             from.ring.set(word, value[random.below(2) as usize]);
+        },
+        |from, random| {
+            from.ring.fill_executed(random.next() as u8);
+            from.ring.say_executed(FIRST_KEY + 1024, random.next() as u32);
+            from.tell();
         },
         |from, random| {
             while matches!(from.read(), Ok(Some(_))) && random.below(8) != 0 {}

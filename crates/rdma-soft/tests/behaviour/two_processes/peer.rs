@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use std::mem::ManuallyDrop;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
@@ -12,9 +13,7 @@ use std::time::Duration;
 use rdma_soft::{Builder, Peers, SoftDevice};
 use rdma_sys::{ibv_gid, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_flags};
 use rdma_types::Gid;
-use rustix::process::{
-    Pid, Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit,
-};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
 use test_support::program::this_program;
 use test_support::rig::connect::{
     Endpoint, Knobs, Side, UC_RTR, attributes, connect, connect_unreliably, endpoint_with_gid,
@@ -325,7 +324,8 @@ pub(crate) fn obey() {
         let answer = world.act(words[0], &words[1..]);
         if world.returns {
             // Nothing is destroyed, as at the end of a C program.
-            return std::mem::forget(world);
+            let _ = ManuallyDrop::new(world);
+            return;
         }
         println!("{MARK}{answer}");
     }
