@@ -404,9 +404,9 @@ impl QueuePair {
 
     /// Gets a turn when the process that a connection of this queue pair leads to has executed requests, and when it ends.
     fn hear_of_end(self: &Arc<Self>) {
-        let user: Weak<dyn Driven> = Arc::<Self>::downgrade(self);
-        let carrier = self.send.lock().wire.as_mut().and_then(|wire| wire.claim_word(user.clone()));
+        let carrier = self.send.lock().wire.as_mut().and_then(|wire| wire.claim_word(self));
         if let Some(carrier) = carrier {
+            let user: Weak<dyn Driven> = Arc::<Self>::downgrade(self);
             carrier.add_user(user);
         }
     }

@@ -79,9 +79,12 @@ impl Wire {
     }
 
     /// Learns from now on by a word what is executed, if there is one to be had. Returns what carries its packets.
-    pub(crate) fn claim_word(&mut self, user: Weak<dyn Driven>) -> Option<Arc<dyn Carrier>> {
+    pub(crate) fn claim_word(&mut self, user: &Arc<QueuePair>) -> Option<Arc<dyn Carrier>> {
         let carrier = self.route.outlet.carrier()?;
-        if self.word.is_none() && matches!(self.protocol, Protocol::Reliable(_)) {
+        // A capture is to have acknowledgements.
+        let wants_word = user.device.tap.is_none() && self.word.is_none();
+        if wants_word && matches!(self.protocol, Protocol::Reliable(_)) {
+            let user: Weak<dyn Driven> = Arc::<QueuePair>::downgrade(user);
             self.word = wire::Word::claim(carrier, user);
         }
         Some(Arc::clone(carrier))

@@ -96,10 +96,12 @@ impl Wire {
 
     /// Has the peer's process know what was executed of this letter, if it has a word for that: before the program can see
     /// it. A duplicate is acknowledged by a packet, since its word may not have said so.
-    fn tell_executed(&mut self, expected_before: Psn, letter: &Letter) {
+    fn tell_executed(&mut self, own: &QueuePair, expected_before: Psn, letter: &Letter) {
         if let Protocol::Reliable(protocol) = &mut self.protocol
             && protocol.expected() != expected_before
             && letter.store(protocol.expected())
+            // A capture is to have acknowledgements.
+            && own.device.tap.is_none()
         {
             protocol.is_acknowledged();
         }
@@ -173,7 +175,7 @@ impl Responder {
             Protocol::Unreliable(protocol) => protocol.receive(burst, payload, &mut arrival),
         }
         self.holds = false;
-        wire.tell_executed(expected, letter);
+        wire.tell_executed(own, expected, letter);
         wire.count(own, self.peer_qpn);
         let owes = wire.owes();
         self.wire = Some(wire);
