@@ -25,7 +25,9 @@ use crate::link::driver::{Driver, End, Happened, Watched};
 use crate::link::executed::WordKey;
 use crate::link::memory::{BURST_BYTES, Letter};
 use crate::link::turned_away;
-use crate::sync::{AtomicBool, Mutex, Ordering, fence, locked_for_calls, locked_in_models as locked};
+use crate::sync::{
+    AtomicBool, Mutex, Ordering, fence, locked_for_calls, locked_in_models as locked,
+};
 
 /// A process that takes nothing for so long loses the datagrams that wait for it. What connections send waits as long as
 /// the process lives.
