@@ -80,4 +80,4 @@ pub use load::system;
 pub use load_error::LoadError;
 pub use process::Process;
 pub use registry::{Provider, UnknownProvider, providers, register};
-pub use table::{Unsupported, Verbs};
+pub use table::{NoteMapped, Unsupported, Verbs};

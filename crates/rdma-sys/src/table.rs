@@ -7,9 +7,12 @@ use std::fmt;
 use libloading::os::unix::Library;
 
 use crate::{
-    generated::functions::*,
+    generated::{functions::*, verbs::ibv_mr},
     refusal::{MinusOne, Nothing, Null, Number, Refuse, Text, Zero},
 };
+
+/// The type of [`Verbs::note_mapped`].
+pub type NoteMapped = unsafe extern "C" fn(mr: *mut ibv_mr);
 
 /// A function that this provider does not have, because its libibverbs is older than the function
 /// or because the device is software that does not implement it.
@@ -85,6 +88,14 @@ macro_rules! table {
                 #[doc = concat!("`", stringify!($newer), "`, since ", $since, ".")]
                 pub $optional: Option<$newer>,
             )+)+
+            /// Notes that the memory of a region stays mapped while any request can use it.
+            ///
+            /// This is an extension: libibverbs has no such function, and [`system`](crate::system)
+            /// never sets the field. Any provider may set it. It serves those that copy by
+            /// instructions of the process, and otherwise have to check that memory is still
+            /// mapped. A device that pins pages has no use for it. The method
+            /// [`note_mapped`](Self::note_mapped) calls it, and states its contract.
+            pub note_mapped: Option<NoteMapped>,
         }
 
         impl Verbs {
@@ -96,6 +107,7 @@ macro_rules! table {
                     name: "unsupported",
                     $($field: <$symbol as Refuse<$refusal>>::REFUSE,)+
                     $($($optional: None,)+)+
+                    note_mapped: None,
                 }
             }
 
@@ -120,6 +132,7 @@ macro_rules! table {
                         // SAFETY: as above.
                         $optional: unsafe { symbol::<$newer>(library, stringify!($newer)) },
                     )+)+
+                    note_mapped: None,
                 })
             }
 
@@ -130,6 +143,7 @@ macro_rules! table {
                     name,
                     $($field: crate::generated::symbols::$symbol,)+
                     $($($optional: Some(crate::generated::symbols::$newer),)+)+
+                    note_mapped: None,
                 }
             }
 
@@ -242,6 +256,24 @@ table! {
     }
     optional "IBVERBS_1.14, rdma-core 36" {
         query_qp_data_in_order: ibv_query_qp_data_in_order,
+    }
+}
+
+impl Verbs {
+    /// Notes that the memory of a region stays mapped while any request can use it. Nothing happens if
+    /// the provider has [no use for it](Self#structfield.note_mapped).
+    ///
+    /// # Safety
+    /// `mr` is a live region of this table. The call comes at most once, after the registration and before
+    /// anybody uses a key of the region. Until `ibv_dereg_mr` returns 0 for the region, its memory is
+    /// mapped, with the rights that the region's access needs, whenever a request or a peer can use it
+    /// by one of its keys, or by that of a window on the region.
+    #[inline]
+    pub unsafe fn note_mapped(&self, mr: *mut ibv_mr) {
+        if let Some(note_mapped) = self.note_mapped {
+            // SAFETY: the table's own region (SAFETY.md F2), and memory as the contract says (F29).
+            unsafe { note_mapped(mr) };
+        }
     }
 }
 
