@@ -107,6 +107,37 @@ impl Operation {
         matches!(self.row().place, Place::Last | Place::Only)
     }
 
+    /// Whether a packet of the operation `next` can follow this one within one message or response.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_proto::wire::Operation;
+    ///
+    /// assert!(Operation::SendFirst.goes_on_with(Operation::SendLastWithImmediate));
+    /// assert!(!Operation::SendFirst.goes_on_with(Operation::RdmaWriteMiddle));
+    /// assert!(!Operation::SendLast.goes_on_with(Operation::SendLast));
+    /// ```
+    #[must_use]
+    pub const fn goes_on_with(self, next: Self) -> bool {
+        match self {
+            Self::SendFirst | Self::SendMiddle => matches!(
+                next,
+                Self::SendMiddle
+                    | Self::SendLast
+                    | Self::SendLastWithImmediate
+                    | Self::SendLastWithInvalidate
+            ),
+            Self::RdmaWriteFirst | Self::RdmaWriteMiddle => matches!(
+                next,
+                Self::RdmaWriteMiddle | Self::RdmaWriteLast | Self::RdmaWriteLastWithImmediate
+            ),
+            Self::RdmaReadResponseFirst | Self::RdmaReadResponseMiddle => {
+                matches!(next, Self::RdmaReadResponseMiddle | Self::RdmaReadResponseLast)
+            }
+            _ => false,
+        }
+    }
+
     /// Whether it answers a request, and so is for the requester of its queue pair. All others are for
     /// the responder.
     #[must_use]
@@ -153,6 +184,23 @@ mod tests {
         }
         assert!(Operation::ALL.iter().map(|&operation| operation as u8).is_sorted());
         assert_eq!(Operation::ALL.len(), 23);
+    }
+
+    #[test]
+    fn a_packet_goes_on_with_the_middle_and_the_last_of_its_own_kind() {
+        let kind = |operation: Operation| {
+            let text = operation.to_string();
+            ["SEND", "RDMA WRITE", "RDMA READ Response"]
+                .into_iter()
+                .find(|kind| text.starts_with(kind))
+        };
+        for &first in Operation::ALL {
+            for &next in Operation::ALL {
+                let expected =
+                    !first.ends_message() && !next.starts_message() && kind(first) == kind(next);
+                assert_eq!(first.goes_on_with(next), expected, "{first}, {next}");
+            }
+        }
     }
 
     #[test]

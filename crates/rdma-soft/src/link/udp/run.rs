@@ -37,7 +37,7 @@ impl Run {
         }
         let Ok(added) = u32::try_from(length) else { return false };
         let of_message = headers.bth.opcode.service() == header.bth.opcode.service()
-            && follows(header.bth.opcode.operation(), headers.bth.opcode.operation());
+            && header.bth.opcode.operation().goes_on_with(headers.bth.opcode.operation());
         let (Some(segments), true) = (segments.checked_add(1), of_message) else { return false };
         let last = Some(Last::of(headers));
         let longer = Burst { last, segments, length: before + added, ..self.burst };
@@ -47,27 +47,6 @@ impl Run {
         self.complete = !is_middle(&longer, headers) || length < segment.into();
         self.burst = longer;
         true
-    }
-}
-
-/// Whether a packet comes behind another one in a message.
-fn follows(first: Operation, next: Operation) -> bool {
-    use Operation::{
-        RdmaReadResponseLast, RdmaReadResponseMiddle, RdmaWriteLast, RdmaWriteLastWithImmediate,
-        RdmaWriteMiddle, SendFirst, SendLast, SendLastWithImmediate, SendLastWithInvalidate,
-        SendMiddle,
-    };
-    match first {
-        SendFirst | SendMiddle => {
-            matches!(next, SendMiddle | SendLast | SendLastWithImmediate | SendLastWithInvalidate)
-        }
-        RdmaWriteMiddle => {
-            matches!(next, RdmaWriteMiddle | RdmaWriteLast | RdmaWriteLastWithImmediate)
-        }
-        RdmaReadResponseMiddle => {
-            matches!(next, RdmaReadResponseMiddle | RdmaReadResponseLast)
-        }
-        _ => false,
     }
 }
 
