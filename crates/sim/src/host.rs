@@ -7,7 +7,7 @@ use rdma_sys::{ibv_mtu, ibv_qp_type, ibv_sge};
 use test_support::rig::connect::{self, Endpoint, Knobs};
 use test_support::rig::datagram::{self, Ah};
 use test_support::rig::srq::Srq;
-use test_support::rig::{ALL_ACCESS, Context, Cq, LOCAL_WRITE, Mr, Pd, Qp, REMOTE_ATOMIC, Size};
+use test_support::rig::{ALL_ACCESS, Context, Cq, LOCAL_WRITE, Mr, Pd, Qp, Size};
 
 use crate::memory::{Atomic, Placed, Target};
 use crate::script::{Connection, Request, Script, Service, Settings};
@@ -195,7 +195,7 @@ fn pool_iova(end: usize) -> u64 {
 }
 
 /// What a target allows without a window, and that it may have some.
-pub(crate) const TARGET_ACCESS: u32 = ALL_ACCESS | REMOTE_ATOMIC | BINDABLE;
+pub(crate) const TARGET_ACCESS: u32 = ALL_ACCESS | BINDABLE;
 pub(crate) const INLINE: usize = 64;
 /// Requests of a queue pair for datagrams.
 const DATAGRAMS: u32 = 32;
@@ -335,11 +335,7 @@ pub(crate) fn connect(hosts: &[Host], ends: &[End], settings: &Settings, end: us
         _ => ibv_mtu::IBV_MTU_4096,
     };
     let knobs = Knobs {
-        access: if c.service == Service::Reliable {
-            ALL_ACCESS | REMOTE_ATOMIC
-        } else {
-            ALL_ACCESS
-        },
+        access: ALL_ACCESS,
         mtu,
         psn: (c.psn + life * 0x0035_7911) & 0x00ff_ffff,
         timeout: c.timeout,

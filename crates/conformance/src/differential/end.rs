@@ -13,7 +13,7 @@ use test_support::rig::memory::{deregister, key_of, try_deregister};
 use test_support::rig::post::Wr;
 use test_support::rig::srq::Srq;
 use test_support::rig::window::{Mw, TYPE_1, TYPE_2};
-use test_support::rig::{ALL_ACCESS, Context, Cq, Mr, Pd, Qp, REMOTE_ATOMIC, Size};
+use test_support::rig::{ALL_ACCESS, Context, Cq, Mr, Pd, Qp, Size};
 
 use super::model::{ELEMENTS, HEADER, INLINE, Model, QUEUE, beginning};
 use super::program::*;
@@ -110,9 +110,8 @@ impl EndState {
             init.srq = srq.0;
         }
         let qp = pd.try_qp_of(&mut init).expect("a queue pair");
-        let access = ALL_ACCESS | REMOTE_ATOMIC;
         let slot = |n| {
-            let memory = foreign_pd.register_filled(pattern(end, n), access);
+            let memory = foreign_pd.register_filled(pattern(end, n), ALL_ACCESS);
             Slot { region: None, stale: UNKNOWN_KEY, seen: memory.bytes(), memory }
         };
         let slots = (0..SLOTS).map(slot).collect();

@@ -16,9 +16,7 @@ use test_support::rig::datagram::{Ah, QKEY, activate, gid_of, vector};
 use test_support::rig::device::gid_table;
 use test_support::rig::post::Wr;
 use test_support::rig::window::{Mw, TYPE_2, invalidated_key};
-use test_support::rig::{
-    ALL_ACCESS, Context, Cq, LOCAL_WRITE, MW_BIND, Mr, Pd, Qp, REMOTE_ATOMIC, Size, imm_of,
-};
+use test_support::rig::{ALL_ACCESS, Context, Cq, LOCAL_WRITE, MW_BIND, Mr, Pd, Qp, Size, imm_of};
 
 use super::arguments::{Own, Source};
 use super::command::{
@@ -132,7 +130,7 @@ impl Station {
         let qp = pd.try_qp(&send_cq, &receive_cq, &size);
         let qp = qp.map_err(|errno| anyhow!("creating a queue pair: {errno}"))?;
         let binds = if self.facts.windows { MW_BIND } else { 0 };
-        let rights = if remote_rights { ALL_ACCESS | REMOTE_ATOMIC } else { LOCAL_WRITE };
+        let rights = if remote_rights { ALL_ACCESS } else { LOCAL_WRITE };
         let memory = pd.register(bytes, rights | binds);
         let own = match self.gid_index {
             Some(index) => endpoint_with_gid(context, &qp, index),
@@ -209,7 +207,7 @@ impl End {
         let gid = ibv_gid { raw: peer.gid };
         let peer = Endpoint { qpn: peer.qpn, lid: peer.lid, gid, ..own };
         let knobs = Knobs {
-            access: ALL_ACCESS | REMOTE_ATOMIC,
+            access: ALL_ACCESS,
             mtu: ibv_mtu(tuning.mtu.ilog2() - 7),
             psn: 0x00ff_fff0, // so that numbers wrap round
             timeout: tuning.timeout,

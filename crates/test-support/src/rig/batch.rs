@@ -3,7 +3,7 @@
 use super::connect::{Knobs, Side, connect_sides};
 use super::extended::operations;
 use super::post::Wr;
-use super::{ALL_ACCESS, LOCAL_WRITE, Mr, REMOTE_ATOMIC, Size};
+use super::{ALL_ACCESS, LOCAL_WRITE, Mr, Size};
 
 /// Two connected queue pairs, with memory; A posts by function calls. That of A counts from 0, that of
 /// B is 0.
@@ -21,10 +21,9 @@ impl Scene {
 
     pub fn with(device: &str, size: &Size, operations: u64) -> Self {
         let (a, b) = (Side::extended(device, size, operations), Side::new(device, size, 256));
-        let access = ALL_ACCESS | REMOTE_ATOMIC;
-        connect_sides(&a, &b, &Knobs { access, ..Knobs::default() });
+        connect_sides(&a, &b, &Knobs::default());
         let at_a = a.pd.register_filled((0..64).collect(), LOCAL_WRITE);
-        let at_b = b.pd.register_filled(vec![0; 64], access);
+        let at_b = b.pd.register_filled(vec![0; 64], ALL_ACCESS);
         Self { at_a, at_b, a, b }
     }
 

@@ -4,7 +4,7 @@ use rdma_sys::{ibv_qp_attr_mask as Mask, *};
 
 use super::device::{Row, gid_table};
 use super::post::Wr;
-use super::{ALL_ACCESS, Context, Cq, Pd, Qp, Size, provider, verbs};
+use super::{ALL_ACCESS, Context, Cq, Pd, Qp, REMOTE_ATOMIC, Size, provider, verbs};
 
 /// Where a queue pair can be reached.
 #[derive(Clone, Copy)]
@@ -147,8 +147,10 @@ pub fn to_rts(qp: &Qp, attr: &ibv_qp_attr) {
     step(qp, attr, ibv_qp_state::IBV_QPS_RTS, RTS);
 }
 
+/// Connects without the right to atomics, which unreliable connections do not have.
 pub fn connect_unreliably(qp: &Qp, own: &Endpoint, peer: &Endpoint, knobs: &Knobs) {
-    let attr = attributes(own, peer, knobs);
+    let knobs = Knobs { access: knobs.access & !REMOTE_ATOMIC, ..*knobs };
+    let attr = attributes(own, peer, &knobs);
     to_init(qp, &attr);
     step(qp, &attr, ibv_qp_state::IBV_QPS_RTR, UC_RTR);
     step(qp, &attr, ibv_qp_state::IBV_QPS_RTS, UNRELIABLE_RTS);

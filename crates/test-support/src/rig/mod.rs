@@ -42,7 +42,8 @@ pub const REMOTE_READ: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
 pub const REMOTE_ATOMIC: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
 pub const MW_BIND: u32 = ibv_access_flags::IBV_ACCESS_MW_BIND.0;
 pub const ZERO_BASED: u32 = ibv_access_flags::IBV_ACCESS_ZERO_BASED.0;
-pub const ALL_ACCESS: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ;
+/// All rights that a region or a queue pair can give.
+pub const ALL_ACCESS: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
 
 /// No test waits for longer; nothing that works comes near it.
 pub const PATIENCE: Duration = Duration::from_secs(60);

@@ -42,6 +42,24 @@ impl Wr {
         self
     }
 
+    /// Adds to eight bytes of `word`, and puts what was there into the elements.
+    pub fn fetch_add(wr_id: u64, sges: &[ibv_sge], word: &Mr, offset: usize, add: u64) -> Self {
+        let opcode = ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD;
+        Self::new(wr_id, opcode, sges).atomic(word, offset, add, 0)
+    }
+
+    /// Puts `swap` into eight bytes of `word` if `compare` is there, and what was there into the elements.
+    pub fn compare_and_swap(
+        wr_id: u64,
+        sges: &[ibv_sge],
+        word: &Mr,
+        offset: usize,
+        [compare, swap]: [u64; 2],
+    ) -> Self {
+        let opcode = ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
+        Self::new(wr_id, opcode, sges).atomic(word, offset, compare, swap)
+    }
+
     /// An atomic on eight bytes of `word`.
     pub fn atomic(self, word: &Mr, offset: usize, operand: u64, swap: u64) -> Self {
         self.atomic_at(word.address() + offset as u64, word.rkey(), operand, swap)

@@ -207,7 +207,7 @@ impl Grant {
 
     pub fn add(&self, key: u32, from: u64) -> Wr {
         let sges = [self.at_a.sge(0, 8)];
-        let wr = Wr::new(1, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &sges);
+        let wr = Wr::fetch_add(1, &sges, &self.at_b, 0, 1);
         wr.atomic_at(self.at_b.address() + from, key, 1, 0)
     }
 

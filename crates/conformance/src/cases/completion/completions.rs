@@ -1,10 +1,10 @@
 //! Completions: what they say, in which order they come, and what has happened by then.
 
 use rdma_sys::{ibv_atomic_cap, ibv_wc_opcode as Opcode, ibv_wc_status as Status, ibv_wr_opcode};
-use test_support::rig::connect::{Knobs, pair, pair_with};
+use test_support::rig::connect::{Knobs, pair};
 use test_support::rig::post::Wr;
 use test_support::rig::scene::{RECEIVE_B, Scene};
-use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, REMOTE_ATOMIC, Size};
+use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Size};
 
 use crate::case::cases;
 use crate::device::Device;
@@ -50,9 +50,8 @@ fn each_completion_says_which_operation_it_was(device: &Device) {
 fn atomic_completions_say_which_operation_it_was(device: &Device) {
     let has = device.attributes().atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE;
     device.needs(has, "the device has no atomic operations");
-    let access = ALL_ACCESS | REMOTE_ATOMIC;
-    let (a, b) = pair_with(device, &Size::default(), &Knobs { access, ..Knobs::default() });
-    let (own, word) = (a.pd.register(8, LOCAL_WRITE), b.pd.register(8, access));
+    let (a, b) = pair(device);
+    let (own, word) = (a.pd.register(8, LOCAL_WRITE), b.pd.register(8, ALL_ACCESS));
     for (operation, opcode) in [
         (ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP, Opcode::IBV_WC_COMP_SWAP),
         (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, Opcode::IBV_WC_FETCH_ADD),

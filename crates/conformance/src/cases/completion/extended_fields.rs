@@ -12,7 +12,7 @@ use test_support::rig::datagram::{self, HEADER, QKEY};
 use test_support::rig::extended::{Read, STANDARD, TIMESTAMP, WALLCLOCK};
 use test_support::rig::post::Wr;
 use test_support::rig::transition::UD;
-use test_support::rig::{ALL_ACCESS, Cq, LOCAL_WRITE, Mr, REMOTE_ATOMIC, Size, imm_of};
+use test_support::rig::{ALL_ACCESS, Cq, LOCAL_WRITE, Mr, Size, imm_of};
 
 use super::extended_polls::needs_fields;
 use crate::case::cases;
@@ -49,10 +49,9 @@ struct Scene {
 fn scene(device: &Device, fields: u64) -> Scene {
     needs_fields(device, fields);
     let (a, b) = (Side::with_fields(device, 64, fields), Side::with_fields(device, 64, fields));
-    let access = ALL_ACCESS | REMOTE_ATOMIC;
-    connect_sides(&a, &b, &Knobs { access, ..Knobs::default() });
+    connect_sides(&a, &b, &Knobs::default());
     let at_a = a.pd.register_filled((0..64).collect(), LOCAL_WRITE);
-    let at_b = b.pd.register(64, access);
+    let at_b = b.pd.register(64, ALL_ACCESS);
     Scene { at_a, at_b, a, b }
 }
 

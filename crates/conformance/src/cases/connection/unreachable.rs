@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use rdma_sys::{ibv_atomic_cap, ibv_gid, ibv_gid_type, ibv_wc_status as Status, ibv_wr_opcode};
+use rdma_sys::{ibv_atomic_cap, ibv_gid, ibv_gid_type, ibv_wc_status as Status};
 use rdma_types::AckTimeout;
 use test_support::rig::connect::{
     Endpoint, Knobs, Side, acquaint, attributes, connect, connect_sides, endpoint_with_gid, pair,
@@ -12,7 +12,7 @@ use test_support::rig::connect::{
 use test_support::rig::datagram::gid_of;
 use test_support::rig::device::gid_table;
 use test_support::rig::post::Wr;
-use test_support::rig::{ALL_ACCESS, REMOTE_ATOMIC, Size};
+use test_support::rig::{ALL_ACCESS, Size};
 
 use crate::case::cases;
 use crate::device::Device;
@@ -155,17 +155,14 @@ fn peer_that_becomes_ready_in_time_gets_the_message(device: &Device) {
 fn requests_that_are_tried_again_are_executed_once(device: &Device) {
     let has = device.attributes().atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE;
     device.needs(has, "the device has no atomic operations");
-    let access = ALL_ACCESS | REMOTE_ATOMIC;
     // Eight attempts of 0.27 s each: the peer gets ready within them on every machine.
-    let knobs = Knobs { timeout: 16, retries: 7, access, ..Knobs::default() };
+    let knobs = Knobs { timeout: 16, retries: 7, ..Knobs::default() };
     let (a, b) = sides(device);
     let (at_a, at_b) = (a.endpoint(), b.endpoint());
-    let (own, counter) = (a.pd.register(80, ALL_ACCESS), b.pd.register(8, access));
+    let (own, counter) = (a.pd.register(80, ALL_ACCESS), b.pd.register(8, ALL_ACCESS));
     connect(&a.qp, &at_a, &at_b, &knobs);
     for n in 0..10 {
-        let add =
-            Wr::new(n, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &[own.sge(8 * n as usize, 8)]);
-        a.qp.post(&add.atomic(&counter, 0, 1, 0));
+        a.qp.post(&Wr::fetch_add(n, &[own.sge(8 * n as usize, 8)], &counter, 0, 1));
         a.qp.post(&Wr::send(n, &[]));
     }
     let attr = attributes(&at_b, &at_a, &knobs);

@@ -37,11 +37,10 @@ cases![
 
 /// Rights of queue pair and region for atomics alone.
 const ATOMIC: u32 = LOCAL_WRITE | REMOTE_ATOMIC;
-const EVERYTHING: u32 = ALL_ACCESS | REMOTE_ATOMIC;
 
 /// Two queue pairs whose peers may do everything.
 fn sides(device: &Device) -> (Side, Side) {
-    sides_with(device, EVERYTHING)
+    sides_with(device, ALL_ACCESS)
 }
 
 fn sides_with(device: &Device, access: u32) -> (Side, Side) {
@@ -51,13 +50,11 @@ fn sides_with(device: &Device, access: u32) -> (Side, Side) {
 }
 
 fn compare_and_swap(wr_id: u64, result: &Mr, word: &Mr, compare: u64, swap: u64) -> Wr {
-    let sges = [result.sge(0, 8)];
-    Wr::new(wr_id, Opcode::IBV_WR_ATOMIC_CMP_AND_SWP, &sges).atomic(word, 0, compare, swap)
+    Wr::compare_and_swap(wr_id, &[result.sge(0, 8)], word, 0, [compare, swap])
 }
 
 fn fetch_and_add(wr_id: u64, result: &Mr, word: &Mr, add: u64) -> Wr {
-    let sges = [result.sge(0, 8)];
-    Wr::new(wr_id, Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &sges).atomic(word, 0, add, 0)
+    Wr::fetch_add(wr_id, &[result.sge(0, 8)], word, 0, add)
 }
 
 /// Eight bytes, aligned as an atomic needs them.
@@ -66,7 +63,7 @@ fn number(mr: &Mr) -> u64 {
 }
 
 fn word(side: &Side, number: u64) -> Mr {
-    side.pd.register_filled(number.to_ne_bytes().to_vec(), EVERYTHING)
+    side.pd.register_filled(number.to_ne_bytes().to_vec(), ALL_ACCESS)
 }
 
 /// What one atomic brings and leaves.
@@ -135,10 +132,9 @@ fn addition_of_a_negative_number_subtracts(device: &Device) {
 fn atomic_changes_its_eight_bytes_alone(device: &Device) {
     let (a, b) = sides(device);
     let result = a.pd.register_filled(vec![1; 24], LOCAL_WRITE);
-    let words = b.pd.register_filled(vec![0xff; 24], EVERYTHING);
-    let wr = Wr::new(1, Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &[result.sge(8, 8)]);
+    let words = b.pd.register_filled(vec![0xff; 24], ALL_ACCESS);
     // A carry that has nowhere to go.
-    a.qp.post(&wr.atomic(&words, 8, 1, 0));
+    a.qp.post(&Wr::fetch_add(1, &[result.sge(8, 8)], &words, 8, 1));
     a.send_cq.expect_success(1);
     assert_eq!(result.bytes(), [[1; 8], [0xff; 8], [1; 8]].concat());
     assert_eq!(words.bytes(), [[0xff; 8], [0; 8], [0xff; 8]].concat());
@@ -197,9 +193,7 @@ fn additions_of_one_queue_pair_are_executed_in_order_and_once(device: &Device) {
     let (a, b) = sides(device);
     let (results, word) = (a.pd.register(8 * 60, LOCAL_WRITE), word(&b, 0));
     for n in 0..60 {
-        let sges = [results.sge(8 * n, 8)];
-        let add = Wr::new(n as u64, Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &sges);
-        a.qp.post(&add.atomic(&word, 0, 1, 0));
+        a.qp.post(&Wr::fetch_add(n as u64, &[results.sge(8 * n, 8)], &word, 0, 1));
     }
     for n in 0..60 {
         a.send_cq.expect_success(n);
@@ -258,21 +252,18 @@ fn refused(sides: (Side, Side), region: u32, spoil: impl Fn(&Mr, &Mr) -> Wr) -> 
 }
 
 fn add_at(offset: usize) -> impl Fn(&Mr, &Mr) -> Wr {
-    move |result, words| {
-        let wr = Wr::new(1, Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &[result.sge(0, 8)]);
-        wr.atomic(words, offset, 1, 0)
-    }
+    move |result, words| Wr::fetch_add(1, &[result.sge(0, 8)], words, offset, 1)
 }
 
 fn region_without_remote_atomic_refuses_atomics(device: &Device) {
-    for access in [ALL_ACCESS, LOCAL_WRITE] {
+    for access in [ALL_ACCESS & !REMOTE_ATOMIC, LOCAL_WRITE] {
         let status = refused(sides(device), access, add_at(0));
         assert_eq!(status, Status::IBV_WC_REM_ACCESS_ERR);
     }
 }
 
 fn queue_pair_without_remote_atomic_refuses_atomics(device: &Device) {
-    let status = refused(sides_with(device, ALL_ACCESS), EVERYTHING, add_at(0));
+    let status = refused(sides_with(device, ALL_ACCESS & !REMOTE_ATOMIC), ALL_ACCESS, add_at(0));
     assert_eq!(status, Status::IBV_WC_REM_INV_REQ_ERR);
 }
 
@@ -284,7 +275,7 @@ fn misaligned_atomic_changes_nothing(device: &Device) {
         let result = a.pd.register_filled(vec![3; 16], LOCAL_WRITE);
         let mut words = vec![7; 16];
         let first = words.as_ptr().addr() as u64 + shift;
-        let region = match b.pd.try_register_at(&mut words, first, EVERYTHING) {
+        let region = match b.pd.try_register_at(&mut words, first, ALL_ACCESS) {
             Err(Errno::EINVAL) if shift != 0 => continue,
             region => region.unwrap(),
         };
@@ -299,13 +290,13 @@ fn misaligned_atomic_changes_nothing(device: &Device) {
 }
 
 fn atomic_out_of_bounds_is_refused(device: &Device) {
-    let status = refused(sides(device), EVERYTHING, add_at(16));
+    let status = refused(sides(device), ALL_ACCESS, add_at(16));
     assert_eq!(status, Status::IBV_WC_REM_ACCESS_ERR);
 }
 
 fn atomic_with_a_wrong_rkey_is_refused(device: &Device) {
     for flip in [1, 0x100] {
-        let status = refused(sides(device), EVERYTHING, |result, words| {
+        let status = refused(sides(device), ALL_ACCESS, |result, words| {
             let wr = Wr::new(1, Opcode::IBV_WR_ATOMIC_CMP_AND_SWP, &[result.sge(0, 8)]);
             wr.atomic_at(words.address(), words.rkey() ^ flip, 7, 8)
         });
@@ -318,9 +309,8 @@ fn atomic_with_too_little_room_for_its_result_changes_nothing(device: &Device) {
     for length in [1, 4, 7] {
         let (a, b) = sides(device);
         let result = a.pd.register_filled(vec![3; 16], LOCAL_WRITE);
-        let words = b.pd.register_filled(vec![7; 16], EVERYTHING);
-        let wr = Wr::new(1, Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &[result.sge(0, length)]);
-        if a.qp.try_post(&wr.atomic(&words, 0, 1, 0)) == 0 {
+        let words = b.pd.register_filled(vec![7; 16], ALL_ACCESS);
+        if a.qp.try_post(&Wr::fetch_add(1, &[result.sge(0, length)], &words, 0, 1)) == 0 {
             assert_eq!(a.send_cq.next().status, Status::IBV_WC_LOC_LEN_ERR);
         }
         words.assert_filled(7);
@@ -352,7 +342,7 @@ fn right_to_atomics_gives_none_to_write_or_read(device: &Device) {
 fn more_atomics_than_resources_wait_for_each_other(device: &Device) {
     let has = device.attributes().atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE;
     device.needs(has, "the device has no atomics");
-    let knobs = Knobs { access: EVERYTHING, rd_atomic: 1, ..Knobs::default() };
+    let knobs = Knobs { rd_atomic: 1, ..Knobs::default() };
     let (a, b) = pair_with(device, &Size::default(), &knobs);
     let (result, word) = (a.pd.register(8, LOCAL_WRITE), word(&b, 0));
     for n in 0..20 {

@@ -1,19 +1,13 @@
 //! Atomics: what is a choice of this device.
 
-use rdma_sys::{ibv_wc_status as Status, ibv_wr_opcode as Opcode};
+use rdma_sys::ibv_wc_status as Status;
 
 use crate::device::rig::connect::{Knobs, pair, pair_with};
-use crate::device::rig::memory::Mr;
 use crate::device::rig::post::Wr;
 use crate::device::rig::{LOCAL_WRITE, REMOTE_ATOMIC, Size, on_each_device};
 
 /// Rights of queue pair and region for atomics alone.
 const ATOMIC: u32 = LOCAL_WRITE | REMOTE_ATOMIC;
-
-fn fetch_and_add(wr_id: u64, result: &Mr, word: &Mr, add: u64) -> Wr {
-    let sges = [result.sge(0, 8)];
-    Wr::new(wr_id, Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &sges).atomic(word, 0, add, 0)
-}
 
 #[test]
 fn alignment_and_length_are_refused_by_completions() {
@@ -23,9 +17,7 @@ fn alignment_and_length_are_refused_by_completions() {
             let (a, b) = pair_with(device, &Size::default(), &knobs);
             let result = a.pd.register(16, LOCAL_WRITE);
             let word = b.pd.register_filled(vec![7; 16], ATOMIC);
-            let sges = [result.sge(0, length)];
-            let wr = Wr::new(1, Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &sges);
-            a.qp.post(&wr.atomic(&word, offset, 1, 0));
+            a.qp.post(&Wr::fetch_add(1, &[result.sge(0, length)], &word, offset, 1));
             a.send_cq.expect(1, status);
             assert_eq!(word.deregister(), [7; 16]);
         };
@@ -40,11 +32,10 @@ fn an_atomic_takes_a_resource_and_is_never_inline() {
     on_each_device("atomic-post", |device| {
         let (a, b) = pair(device);
         let (result, word) = (a.pd.register(8, LOCAL_WRITE), b.pd.register(8, ATOMIC));
-        let wr = fetch_and_add(1, &result, &word, 1);
-        assert_eq!(a.qp.try_post(&wr.inline()), rdma_sys::Errno::EINVAL.raw());
+        let wr = Wr::fetch_add(1, &[result.sge(0, 8)], &word, 0, 1);
+        assert_eq!(a.qp.try_post(&wr.clone().inline()), rdma_sys::Errno::EINVAL.raw());
         let (c, _d) =
             pair_with(device, &Size::default(), &Knobs { rd_atomic: 0, ..Knobs::default() });
-        let wr = fetch_and_add(1, &result, &word, 1);
         assert_eq!(c.qp.try_post(&wr), rdma_sys::Errno::EINVAL.raw());
     });
 }

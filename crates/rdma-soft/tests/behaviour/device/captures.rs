@@ -18,7 +18,7 @@ use self::file::{ETHERNET, INFINIBAND, all, read};
 use crate::device::rig::connect::{Knobs, Side, connect_sides, connect_unreliably};
 use crate::device::rig::datagram::{self, changed, vector};
 use crate::device::rig::post::Wr;
-use crate::device::rig::{ALL_ACCESS, Context, REMOTE_ATOMIC, Size};
+use crate::device::rig::{ALL_ACCESS, Context, Size};
 
 /// A file of this test alone, that is not there.
 fn place(name: &str) -> PathBuf {
@@ -32,12 +32,10 @@ fn device(name: &str, link: Link, path: &Path) -> SoftDevice {
     Builder::new(name).link(link).pcap(path).install().unwrap()
 }
 
-const RIGHTS: u32 = ALL_ACCESS | REMOTE_ATOMIC;
-
 fn pair(one: &str, other: &str) -> (Side, Side) {
     let [a, b] = [one, other].map(|name| Side::new(name, &Size::default(), 16));
     // Nothing is lost, and nothing is sent again however long it takes.
-    connect_sides(&a, &b, &Knobs { access: RIGHTS, timeout: 0, ..Knobs::default() });
+    connect_sides(&a, &b, &Knobs { timeout: 0, ..Knobs::default() });
     (a, b)
 }
 
@@ -45,7 +43,7 @@ fn pair(one: &str, other: &str) -> (Side, Side) {
 fn converse(a: &Side, b: &Side) {
     let source =
         a.pd.register_filled((0..3000).map(|n: u32| (n % 251) as u8).collect(), ALL_ACCESS);
-    let sink = b.pd.register(3000, RIGHTS);
+    let sink = b.pd.register(3000, ALL_ACCESS);
     b.qp.post_receive(1, &[sink.sge(0, 64)]);
     a.qp.post(&Wr::send(1, &[source.sge(0, 8)]));
     a.send_cq.expect_success(1);

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use rdma_soft::{Builder, Link, LinkModel, Network, Schedule, SoftDevice};
 use rdma_sys::ibv_wc_status as Status;
-use rdma_types::AccessFlags;
 
 use crate::device::rig::connect::{Knobs, Side, connect_sides, connect_unreliably};
 use crate::device::rig::datagram;
@@ -13,12 +12,10 @@ use crate::device::rig::post::Wr;
 use crate::device::rig::srq::Server;
 use crate::device::rig::{ALL_ACCESS, Context, Mr, Size};
 
-const ATOMIC: u32 = ALL_ACCESS | AccessFlags::REMOTE_ATOMIC.bits();
-
 const US: Duration = Duration::from_micros(1);
 const PATIENT: Knobs = Knobs { timeout: 9, retries: 7, rnr_retries: 7, ..KNOBS };
 const KNOBS: Knobs = Knobs {
-    access: ATOMIC,
+    access: ALL_ACCESS,
     mtu: rdma_sys::ibv_mtu::IBV_MTU_1024,
     psn: 7,
     timeout: 8,
@@ -47,15 +44,14 @@ fn traffic(network: &Network, names: [&str; 2]) {
     let source = a.pd.register_filled(bytes, ALL_ACCESS);
     let sink = b.pd.register(LENGTH, ALL_ACCESS);
     let back = a.pd.register(LENGTH, ALL_ACCESS);
-    let word = b.pd.register(8, ATOMIC);
+    let word = b.pd.register(8, ALL_ACCESS);
     for n in 0..20 {
         b.qp.post_receive(n, &[sink.sge(0, LENGTH)]);
         a.qp.post(&Wr::write(n, &[source.sge(0, LENGTH)], &sink, 0).unsignaled());
         a.qp.post(&Wr::read(100 + n, &[back.sge(0, LENGTH)], &sink, 0));
         a.qp.post(&Wr::send(200 + n, &[source.sge(0, 5_000)]));
         let sum = [back.sge(0, 8)];
-        let add = rdma_sys::ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD;
-        a.qp.post(&Wr::new(300 + n, add, &sum).atomic(&word, 0, 1, 0));
+        a.qp.post(&Wr::fetch_add(300 + n, &sum, &word, 0, 1));
         for id in [100, 200, 300] {
             a.send_cq.expect_success(id + n);
         }
@@ -172,9 +168,8 @@ fn a_refused_write_leaves_the_receive_of_a_message_that_was_lost() {
     let server = Server::new(names[1], 4);
     let qp = server.pd.qp_with_srq(&server.send_cq, &server.receive_cq, &size, &server.srq);
     let there = crate::device::rig::connect::endpoint(&server.context, &qp);
-    let knobs = Knobs { access: ALL_ACCESS, ..KNOBS };
-    connect_unreliably(&a.qp, &a.endpoint(), &there, &knobs);
-    connect_unreliably(&qp, &there, &a.endpoint(), &knobs);
+    connect_unreliably(&a.qp, &a.endpoint(), &there, &KNOBS);
+    connect_unreliably(&qp, &there, &a.endpoint(), &KNOBS);
     const LENGTH: usize = 1 << 20;
     let source = a.pd.register(LENGTH, ALL_ACCESS);
     let sink = server.pd.register(LENGTH, ALL_ACCESS);

@@ -16,7 +16,7 @@ use crate::device::rig::device::{gid_table, query_gid, query_gid_ex};
 use crate::device::rig::extended::{STANDARD, init};
 use crate::device::rig::post::Wr;
 use crate::device::rig::window::{TYPE_1, TYPE_2};
-use crate::device::rig::{ALL_ACCESS, Context, LOCAL_WRITE, Mr, REMOTE_ATOMIC, Size};
+use crate::device::rig::{ALL_ACCESS, Context, LOCAL_WRITE, Mr, Size};
 
 #[test]
 fn a_gid_table_has_the_places_that_were_asked_for() {
@@ -112,9 +112,8 @@ fn a_device_without_atomics_says_so_posts_none_and_executes_none() {
     Builder::new("no-atomics").without_atomics().install().unwrap();
     let none = ibv_atomic_cap::IBV_ATOMIC_NONE;
     assert_eq!(Context::open("no-atomics").query_device().atomic_cap, none);
-    let knobs = Knobs { access: ALL_ACCESS | REMOTE_ATOMIC, ..Knobs::default() };
-    let (a, b) = pair_with("no-atomics", &Size::default(), &knobs);
-    let (result, word) = (a.pd.register(8, LOCAL_WRITE), b.pd.register(8, knobs.access));
+    let (a, b) = pair_with("no-atomics", &Size::default(), &Knobs::default());
+    let (result, word) = (a.pd.register(8, LOCAL_WRITE), b.pd.register(8, ALL_ACCESS));
     for wr in additions(1, &result, &word) {
         assert_eq!(a.qp.try_post(&wr), Errno::EINVAL.raw());
     }
@@ -125,8 +124,8 @@ fn a_device_without_atomics_says_so_posts_none_and_executes_none() {
     for n in [0, 1] {
         let here = Side::new("soft0", &Size::default(), 8);
         let there = Side::new("no-atomics", &Size::default(), 8);
-        connect_sides(&here, &there, &knobs);
-        let (result, word) = (here.pd.register(8, LOCAL_WRITE), there.pd.register(8, knobs.access));
+        connect_sides(&here, &there, &Knobs::default());
+        let (result, word) = (here.pd.register(8, LOCAL_WRITE), there.pd.register(8, ALL_ACCESS));
         here.qp.post(&additions(3, &result, &word)[n]);
         here.send_cq.expect(3, Status::IBV_WC_REM_INV_REQ_ERR);
         there.qp.wait_for_error();

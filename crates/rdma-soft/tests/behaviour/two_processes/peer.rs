@@ -22,12 +22,12 @@ use test_support::rig::connect::{
 use test_support::rig::datagram::{self, QKEY};
 use test_support::rig::fork;
 use test_support::rig::post::Wr;
-use test_support::rig::{ALL_ACCESS, Mr, REMOTE_ATOMIC, Size, imm_of, until};
+use test_support::rig::{ALL_ACCESS, Mr, Size, imm_of, until};
 
 use crate::two_processes::near::PATIENT;
 
 /// What peers may do to the memory of each side.
-pub(crate) const ACCESS: u32 = ALL_ACCESS | REMOTE_ATOMIC;
+pub(crate) const ACCESS: u32 = ALL_ACCESS;
 /// Of that memory.
 pub(crate) const LENGTH: usize = 100_000;
 

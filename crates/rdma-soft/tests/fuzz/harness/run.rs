@@ -15,7 +15,7 @@ use test_support::rig::extended::{OPERATIONS, init};
 use test_support::rig::post::Wr;
 use test_support::rig::srq::Srq;
 use test_support::rig::window::{TYPE_1, TYPE_2};
-use test_support::rig::{ALL_ACCESS, Qp, REMOTE_ATOMIC, Size};
+use test_support::rig::{ALL_ACCESS, Qp, Size};
 
 use super::calls::{self, post_receive, post_send, post_shared_receive};
 use super::end::{End, Receive};
@@ -411,7 +411,7 @@ impl Run {
             (false, false) => 0,
         };
         Knobs {
-            access: ALL_ACCESS | REMOTE_ATOMIC,
+            access: ALL_ACCESS,
             mtu: ibv_mtu(u32::from(1 + mtu % 5)),
             // Another one each time, so that no packet of before is taken for one of now.
             psn: 0x00ff_fff8_u32.wrapping_add(self.lives * 0x0035_7911) & 0x00ff_ffff,
@@ -429,8 +429,7 @@ impl Run {
         match size.qp_type {
             ibv_qp_type::IBV_QPT_RC => connect::connect(qp, &own, &peer, &self.knobs()),
             ibv_qp_type::IBV_QPT_UC => {
-                let access = ALL_ACCESS;
-                connect::connect_unreliably(qp, &own, &peer, &Knobs { access, ..self.knobs() });
+                connect::connect_unreliably(qp, &own, &peer, &self.knobs());
             }
             _ => datagram::activate(qp, QKEY),
         }

@@ -11,8 +11,7 @@ use test_support::rig::connect::{Endpoint, endpoint};
 use test_support::rig::datagram::Ah;
 use test_support::rig::memory::{key_of, rkey_of};
 use test_support::rig::{
-    ALL_ACCESS, Context, Cq, LOCAL_WRITE, MW_BIND, Mr, Pd, REMOTE_ATOMIC, REMOTE_READ, Size,
-    ZERO_BASED,
+    ALL_ACCESS, Context, Cq, LOCAL_WRITE, MW_BIND, Mr, Pd, REMOTE_READ, Size, ZERO_BASED,
 };
 
 pub(crate) const ZONE: usize = 2048;
@@ -22,13 +21,13 @@ const MEMORY: usize = GUARD + ZONES * (ZONE + GUARD);
 
 /// What may be done with each zone, by who has its key. One of them is not registered.
 const RIGHTS: [Option<u32>; ZONES] = [
-    Some(ALL_ACCESS | REMOTE_ATOMIC),
+    Some(ALL_ACCESS),
     Some(REMOTE_READ),
     Some(LOCAL_WRITE | MW_BIND),
-    Some(ALL_ACCESS | REMOTE_ATOMIC),
+    Some(ALL_ACCESS),
     None,
-    Some(ALL_ACCESS | REMOTE_ATOMIC),
-    Some(ALL_ACCESS | REMOTE_ATOMIC | ZERO_BASED),
+    Some(ALL_ACCESS),
+    Some(ALL_ACCESS | ZERO_BASED),
     Some(0),
 ];
 /// Of another domain.

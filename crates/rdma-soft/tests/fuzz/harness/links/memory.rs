@@ -3,7 +3,7 @@
 
 use rdma_sys::ibv_sge;
 use test_support::rig::memory::{key_of, rkey_of};
-use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, Pd, REMOTE_ATOMIC, REMOTE_READ};
+use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, Pd, REMOTE_READ};
 
 const GUARD: usize = 64;
 /// What one receive or READ may write; between two there is a gap.
@@ -24,8 +24,7 @@ const ZONES: usize = 6;
 
 const SLOTS: [usize; ZONES] = [8, 4, 32, 8, 8, 2];
 /// In the second one peers may only read.
-const RIGHTS: [u32; ZONES] =
-    [ALL_ACCESS | REMOTE_ATOMIC, REMOTE_READ, LOCAL_WRITE, LOCAL_WRITE, 0, LOCAL_WRITE];
+const RIGHTS: [u32; ZONES] = [ALL_ACCESS, REMOTE_READ, LOCAL_WRITE, LOCAL_WRITE, 0, LOCAL_WRITE];
 
 #[derive(Clone, Copy)]
 struct Zone {

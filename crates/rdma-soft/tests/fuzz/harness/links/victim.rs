@@ -12,7 +12,7 @@ use test_support::rig::connect::{
 };
 use test_support::rig::datagram::{self, Ah, QKEY};
 use test_support::rig::post::Wr;
-use test_support::rig::{ALL_ACCESS, Qp, REMOTE_ATOMIC};
+use test_support::rig::{ALL_ACCESS, Qp};
 
 use super::input::{Post, Setting};
 use super::memory::{Memory, RECEIVES, ROOM, SHARED, SINKS};
@@ -59,7 +59,7 @@ impl Victim {
         (self.next_psn, self.own_psn) = (psn, psn);
         let impatient = has(Setting::IMPATIENT);
         let knobs = Knobs {
-            access: ALL_ACCESS | REMOTE_ATOMIC,
+            access: ALL_ACCESS,
             mtu: ibv_mtu(1 + u32::from(setting.mtu % 5)),
             psn,
             timeout: if impatient { 4 } else { 0 },
