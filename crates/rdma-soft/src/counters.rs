@@ -1,11 +1,14 @@
 //! What a device counts.
 
+pub(crate) mod rare;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use rdma_types::WcStatus;
 
+use crate::counters::rare::Rare;
 use crate::engine::queue_pair::QueuePair;
 use crate::sync::locked;
 
@@ -155,25 +158,9 @@ counters! {
     malformed,
     /// Connections of other processes that were closed at once: of another user, or too many.
     refused_connections,
-}
-
-/// One counter of what is rare enough to be counted by an atomic.
-#[derive(Debug, Default)]
-pub(crate) struct Rare(AtomicU64);
-
-impl Rare {
-    #[cold]
-    pub(crate) fn count(&self) {
-        self.add(1);
-    }
-
-    pub(crate) fn add(&self, count: u64) {
-        self.0.fetch_add(count, Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
+    /// System calls that copied memory which may have been unmapped since its registration. `rdma-mem` notes that the memory
+    /// of its regions stays mapped, except of `MemoryRegion` and `DmabufRegion`; programs in C note nothing.
+    guarded_copies,
 }
 
 /// A counter that one thread at a time raises.

@@ -24,6 +24,7 @@ use crate::engine::deferred::Deferred;
 use crate::engine::events::EventQueue;
 use crate::engine::events::report::{AsyncEvent, Element};
 use crate::engine::group::Groups;
+use crate::engine::memory::copy::Reach;
 use crate::engine::memory::region::RegionTable;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::qpn::slot_of;
@@ -438,6 +439,12 @@ impl Device {
             Address::Lid(lid) => *lid == self.identity.lid,
             Address::Gid(entry) => self.identity.has_gid(entry),
         }
+    }
+
+    /// Returns the reach of copies that run later than their post, or on another thread than it: the memory may have been
+    /// unmapped by a part of the program that knows nothing of the queue pair.
+    pub(crate) fn later(&'static self) -> Reach {
+        Reach::MayBeGone(&self.tally.rare.guarded_copies)
     }
 
     pub(crate) fn port_is_up(&self) -> bool {

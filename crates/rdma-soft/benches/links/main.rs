@@ -36,7 +36,7 @@ use rustix::net::{
 use test_support::rig::connect::{Endpoint, Knobs, Side, connect, connect_unreliably};
 use test_support::rig::datagram::gid_of;
 use test_support::rig::post::Wr;
-use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, Size};
+use test_support::rig::{ALL_ACCESS, Mr, Size};
 
 use latency::Waits;
 
@@ -247,7 +247,7 @@ impl Ends {
         });
         let size = Size { send_wr: 64, receive_wr: 64, ..Size::default() };
         let side = Side::new(device, &size, 256);
-        let memory = side.pd.register(LARGEST, ALL_ACCESS | LOCAL_WRITE);
+        let memory = side.pd.register(LARGEST, ALL_ACCESS).mapped();
         let own = side.endpoint();
         let mut said = Vec::from(own.qpn.to_le_bytes());
         said.extend(memory.address().to_le_bytes());

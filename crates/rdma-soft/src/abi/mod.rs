@@ -71,6 +71,7 @@ pub fn verbs() -> &'static Verbs {
         verbs.reg_mr_iova2 = Some(mr::reg_mr_iova2);
         verbs.reg_dmabuf_mr = Some(mr::reg_dmabuf_mr);
         verbs.dereg_mr = mr::dereg_mr;
+        verbs.note_mapped = Some(mr::note_mapped);
         verbs.rereg_mr = absent::rereg_mr;
         verbs.create_ah = ah::create_ah;
         verbs.create_ah_from_wc = ah::create_ah_from_wc;

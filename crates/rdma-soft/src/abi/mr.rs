@@ -127,6 +127,16 @@ fn import(
     Ok((registration, imported))
 }
 
+/// Not a verb of libibverbs: [`Verbs::note_mapped`](rdma_sys::Verbs::note_mapped).
+pub(super) unsafe extern "C" fn note_mapped(mr: *mut ibv_mr) {
+    // SAFETY: the caller's region (SAFETY.md F1). That its memory is mapped is the caller's promise (F29).
+    let registration = unsafe { *registration_of(mr) };
+    // SAFETY: as above.
+    let pd = unsafe { (*mr).pd };
+    // SAFETY: a protection domain outlives its regions (SAFETY.md F11).
+    unsafe { pd_of(pd) }.note_mapped(registration);
+}
+
 pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: the caller's region (SAFETY.md F1).
     let registration = unsafe { *registration_of(mr) };

@@ -21,6 +21,7 @@ mod held;
 mod invalidation;
 mod keys;
 mod likeness;
+mod mapped;
 mod networks;
 mod not_ready;
 mod numbers;

@@ -96,6 +96,12 @@ impl Mr {
         key_of(self.mr)
     }
 
+    /// Notes that the memory stays mapped, as it does: the `Mr` owns it.
+    pub fn mapped(self) -> Self {
+        unsafe { verbs().note_mapped(self.mr) };
+        self
+    }
+
     /// What peers name it by.
     pub fn rkey(&self) -> u32 {
         rkey_of(self.mr)

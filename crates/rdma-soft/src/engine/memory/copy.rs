@@ -27,7 +27,6 @@ use x86_64::Native;
 
 pub(crate) use reach::{Fault, Reach};
 
-use std::convert::Infallible;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -36,17 +35,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Segment {
     address: u64,
     length: u64,
+    /// Whether the range is mapped for certain until the segment's last use.
+    mapped: bool,
 }
 
 impl Segment {
+    /// Returns a range that is mapped until its last use.
+    ///
     /// # Safety
     ///
     /// The range must be valid for the access that the segment is used for, until its last use, and its
-    /// provenance must have been exposed. Copies of what [may be gone](Reach::MayBeGone) ask for less: what
-    /// is mapped there must be valid, and it need not be mapped (SAFETY.md F8).
+    /// provenance must have been exposed.
     #[inline]
     pub(crate) unsafe fn new(address: u64, length: u64) -> Self {
-        Self { address, length }
+        Self { address, length, mapped: true }
+    }
+
+    /// Returns a range of a region, which may have been unmapped unless `mapped` is set.
+    ///
+    /// # Safety
+    ///
+    /// Same as [`new`](Self::new) if `mapped` is set, and for uses with [`Reach::Mapped`]. Uses with
+    /// [`Reach::MayBeGone`] require less: what is mapped there must be valid, and it need not be mapped
+    /// (SAFETY.md F8).
+    #[inline]
+    pub(crate) unsafe fn of_region(address: u64, length: u64, mapped: bool) -> Self {
+        Self { address, length, mapped }
     }
 
     #[inline]
@@ -67,22 +81,22 @@ pub(crate) enum Data<'a> {
 /// Eight aligned bytes of process memory, for the device's atomics, which are the processor's: atomic
 /// with each other, and with those of the program.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct AtomicWord(u64);
+pub(crate) struct AtomicWord(Segment);
 
 impl AtomicWord {
     /// `None` unless the segment is eight bytes and aligned here.
     pub(crate) fn at(segment: Segment) -> Option<Self> {
         let fits = segment.length == 8 && segment.address.is_multiple_of(8);
-        fits.then_some(Self(segment.address))
+        fits.then_some(Self(segment))
     }
 
     fn word(&self) -> &AtomicU64 {
         // The device is 64-bit only (rdma-sys refuses other targets), so addresses fit.
         #[allow(clippy::cast_possible_truncation)]
-        let place = with_exposed_provenance_mut::<u64>(self.0 as usize);
+        let place = with_exposed_provenance_mut::<u64>(self.0.address as usize);
         // SAFETY: aligned (`at`), and with the provenance that was exposed (SAFETY.md F7). Valid for reads and writes:
-        // on `Reach::Mapped` by the contract of `Segment::new`; on `Reach::MayBeGone` it is there, with both rights,
-        // since `Reach::finds` has looked, or where it cannot look by what a program promises (F8). It stays so
+        // of a mapped segment, and on `Reach::Mapped`, by the contracts of `Segment`; of others it is there, with both
+        // rights, since `Reach::finds` has looked, or where it cannot look by what a program promises (F8). It stays so
         // while the word is used: neither goes meanwhile (F8), and it is registered (F14). Other copies of the
         // device are no Rust accesses, and the program's own at the same time are atomics of this width (F10).
         unsafe { AtomicU64::from_ptr(place) }
@@ -98,12 +112,6 @@ impl AtomicWord {
     pub(crate) fn fetch_and_add(self, add: u64) -> u64 {
         self.word().fetch_add(add, Ordering::AcqRel)
     }
-}
-
-/// Copies the first `length` bytes of the concatenation of `source` into that of `sink`, behind the
-/// first `lead` bytes there.
-pub(crate) fn transfer_behind(source: &[Segment], sink: &[Segment], lead: u64, length: u64) {
-    transfer_mapped(Cursor::at(source, 0), Cursor::at(sink, lead), length);
 }
 
 /// Copies the bytes `from..to` of the concatenation of `source` to the same places in `sink`.
@@ -125,28 +133,33 @@ fn transfer_pieces(source: &[Segment], sink: &[Segment], from: u64, to: u64) {
     transfer_mapped(sources, sinks, to.saturating_sub(from));
 }
 
-fn transfer_mapped(sources: Cursor<'_>, sinks: Cursor<'_>, length: u64) {
-    let Ok(()) = transfer_cursors::<Infallible>(sources, sinks, length, |source, sink, length| {
-        copy_segment(source, sink, length);
-        Ok(())
-    });
+fn transfer_mapped(mut sources: Cursor<'_>, mut sinks: Cursor<'_>, mut left: u64) {
+    while let Some(piece) = Piece::next(&mut sources, &mut sinks, left) {
+        copy_segment(piece.source, piece.sink, piece.length);
+        left -= piece.length;
+    }
 }
 
-fn transfer_cursors<E>(
-    mut sources: Cursor<'_>,
-    mut sinks: Cursor<'_>,
-    mut left: u64,
-    copy: impl Fn(u64, u64, u64) -> Result<(), E>,
-) -> Result<(), E> {
-    while left > 0 {
-        let (Some(source), Some(sink)) = (sources.rest(), sinks.rest()) else { break };
-        let piece = left.min(source.length).min(sink.length);
-        copy(source.address, sink.address, piece)?;
-        sources.advance(piece);
-        sinks.advance(piece);
-        left -= piece;
+/// Bytes that lie one after the other on both sides of a copy.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    source: u64,
+    sink: u64,
+    length: u64,
+}
+
+impl Piece {
+    /// Takes the next bytes of both lists, at most `most`; `None` where one of them ends.
+    fn next(sources: &mut Cursor<'_>, sinks: &mut Cursor<'_>, most: u64) -> Option<Self> {
+        if most == 0 {
+            return None;
+        }
+        let (source, sink) = (sources.rest()?, sinks.rest()?);
+        let length = most.min(source.length).min(sink.length);
+        sources.advance(length);
+        sinks.advance(length);
+        Some(Self { source: source.address, sink: sink.address, length })
     }
-    Ok(())
 }
 
 /// A position in a list of segments.
@@ -164,6 +177,23 @@ impl<'a> Cursor<'a> {
         cursor
     }
 
+    /// Returns `first`, and `segments` after it.
+    fn chain(first: Segment, segments: &'a [Segment]) -> Self {
+        Self { segments: segments.iter(), rest: Some(first) }
+    }
+
+    /// How many bytes are left.
+    fn length(&self) -> u64 {
+        let behind = self.segments.as_slice().iter().map(|segment| segment.length).sum::<u64>();
+        self.rest.map_or(0, |rest| rest.length) + behind
+    }
+
+    /// Whether all that is left is mapped for certain.
+    fn is_mapped(&self) -> bool {
+        self.rest.is_none_or(|rest| rest.mapped)
+            && self.segments.as_slice().iter().all(|s| s.mapped)
+    }
+
     /// What is left of the present segment; never empty.
     fn rest(&mut self) -> Option<Segment> {
         while self.rest.is_some_and(|rest| rest.length == 0) {
@@ -175,7 +205,8 @@ impl<'a> Cursor<'a> {
     fn advance(&mut self, mut by: u64) {
         while let Some(rest) = self.rest() {
             let step = by.min(rest.length);
-            self.rest = Some(Segment { address: rest.address + step, length: rest.length - step });
+            let (address, length) = (rest.address + step, rest.length - step);
+            self.rest = Some(Segment { address, length, ..rest });
             by -= step;
             if by == 0 {
                 return;
@@ -188,7 +219,7 @@ impl<'a> Cursor<'a> {
 fn copy_segment(source: u64, sink: u64, length: u64) {
     let (source, sink, length) = pointers(source, sink, length);
     // SAFETY: callers are in this module and pass parts of segments, or scratch of their own. Both ranges are
-    // valid by the contract of `Segment::new`: if they may be gone, this is where the kernel does not copy for
+    // valid by the contracts of `Segment`: if they may be gone, this is where the kernel does not copy for
     // us (SAFETY.md F7, F8). No Rust reference to them is formed here (F10). Of no bytes any range is valid.
     unsafe { device_copy(source, sink, length) }
 }

@@ -26,8 +26,8 @@ impl Keys<'_> {
     /// inside. A range of no bytes needs no key (IBTA volume 1, 10.6.3.2 and 9.7.4.1.4).
     #[inline(always)]
     pub(crate) fn find(&self, key: u32, iova: u64, length: u64, access: u32) -> Option<Segment> {
-        let address = match length {
-            0 => 0,
+        let (address, mapped) = match length {
+            0 => (0, true),
             _ => {
                 let region = self.regions.find(key)?;
                 if region.scope != self.pd && !is_scope(self.queue_pair, region.scope)
@@ -35,15 +35,15 @@ impl Keys<'_> {
                 {
                     return None;
                 }
-                region.locate(iova, length)?
+                (region.locate(iova, length)?, region.is_mapped())
             }
         };
         // SAFETY: the region was found within a visit, so that it stays registered while the visit lasts
-        // (SAFETY.md F14). Until then its memory is exposed (F7), and valid, or gone as may be (F8), for the
-        // accesses that its rights allow; the range lies inside. Of no bytes any range is valid. A window that
+        // (SAFETY.md F14). Until then its memory is exposed (F7), and valid for the accesses that its rights
+        // allow: always if that was noted (F29), otherwise unless it is gone (F8). The range lies inside. Of no bytes any range is valid. A window that
         // is of one queue pair stays while the queue pair's responder is locked, which whoever finds one
         // holds: a window gives peers' rights alone, and under the send lock only local ones are asked for.
-        Some(unsafe { Segment::new(address, length) })
+        Some(unsafe { Segment::of_region(address, length, mapped) })
     }
 
     /// Turns elements into segments and says how long they are together: the keys must be known, and give

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 
 use crate::engine::Refusal;
+use crate::engine::memory::region::{LOCAL_READ, MAPPED};
 
 const WRITES_FROM_PEERS: u32 = AccessFlags::REMOTE_WRITE.bits() | AccessFlags::REMOTE_ATOMIC.bits();
 /// All rights that a peer can have here.
@@ -21,6 +22,8 @@ const KNOWN: u32 = FROM_PEERS
     | AccessFlags::HUGETLB.bits()
     | OPTIONAL;
 const OPTIONAL: u32 = 0x3ff0_0000;
+
+const _: () = assert!(KNOWN & (LOCAL_READ | MAPPED) == 0, "no program can set them");
 
 /// Access rights that were found to go together.
 #[derive(Debug, Clone, Copy)]

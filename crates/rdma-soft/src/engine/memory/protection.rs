@@ -61,6 +61,11 @@ impl ProtectionDomain {
         }
     }
 
+    /// Notes that the memory of a registration is mapped whenever a request can use it.
+    pub(crate) fn note_mapped(&self, registration: Registration) {
+        self.device.regions.note_mapped(registration.key);
+    }
+
     /// Ends a registration: when this returns no request touches its memory, and those that come
     /// find the key unknown. Refused while a window is bound to the region.
     ///

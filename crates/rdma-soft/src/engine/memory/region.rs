@@ -23,7 +23,7 @@ pub(crate) struct Region {
     /// Where it starts in the addresses that requests use.
     pub(crate) iova: u64,
     pub(crate) length: u64,
-    /// `IBV_ACCESS_*`, and [`LOCAL_READ`].
+    /// `IBV_ACCESS_*`, [`LOCAL_READ`], and [`MAPPED`].
     pub(crate) access: u32,
     /// The number of the protection domain whose queue pairs may use it, or of the one queue pair.
     pub(crate) scope: u64,
@@ -33,7 +33,17 @@ pub(crate) struct Region {
 /// `IBV_ACCESS_*` does not use.
 pub(crate) const LOCAL_READ: u32 = 1 << 31;
 
+/// The memory is mapped, with the rights that `access` needs, whenever a request can use it. This is no right:
+/// nobody asks for it. Another bit that `IBV_ACCESS_*` does not use.
+pub(crate) const MAPPED: u32 = 1 << 30;
+
 impl Region {
+    /// Whether the memory is mapped for certain.
+    #[inline]
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.access & MAPPED != 0
+    }
+
     /// The process address of `length` bytes at `iova`, if all of them lie inside.
     #[inline]
     pub(crate) fn locate(&self, iova: u64, length: u64) -> Option<u64> {
@@ -173,6 +183,17 @@ impl RegionTable {
         let (slot, key) = self.take(&mut places)?;
         slot.publish(slot.version(key), region);
         Some(key)
+    }
+
+    /// Notes that the memory of a registered region is [mapped](MAPPED). A thread that reads the slot meanwhile sees
+    /// that or not.
+    pub(crate) fn note_mapped(&self, key: u32) {
+        let _writers = self.places.lock();
+        if let Some(slot) = self.slot((key >> 8) ^ self.mask)
+            && slot.read(key).is_some()
+        {
+            slot.access.fetch_or(MAPPED, Ordering::Relaxed);
+        }
     }
 
     /// Takes a place for a window, and returns a key that names nothing yet.
@@ -361,6 +382,23 @@ mod tests {
         let again = table.insert(&region(1)).unwrap();
         assert_eq!(again >> 8, key >> 8, "the place is free again");
         assert_ne!(again, before, "under another key");
+    }
+
+    #[test]
+    fn only_a_registered_region_is_noted_as_mapped_until_its_slot_is_used_again() {
+        let table = RegionTable::with_slots(1, 0, Seed::new(1).stream(Purpose::Keys));
+        let key = table.insert(&region(1)).unwrap();
+        table.note_mapped(key ^ 1);
+        assert!(!table.find(key).unwrap().is_mapped(), "another key");
+        table.note_mapped(key);
+        let noted = Region { access: 1 | MAPPED, ..region(1) };
+        assert_eq!(table.find(key), Some(noted), "nothing else has changed");
+        assert!(table.unpublish(key));
+        table.note_mapped(key);
+        table.release(key);
+        let next = table.insert(&region(2)).unwrap();
+        assert_eq!(next >> 8, key >> 8, "the same slot");
+        assert!(!table.find(next).unwrap().is_mapped());
     }
 
     #[test]

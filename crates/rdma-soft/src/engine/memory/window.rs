@@ -16,7 +16,7 @@ use crate::engine::Refusal;
 use crate::engine::memory::grace_period;
 use crate::engine::memory::probe::FROM_PEERS;
 use crate::engine::memory::protection::ProtectionDomain;
-use crate::engine::memory::region::{LOCAL_READ, Region};
+use crate::engine::memory::region::{LOCAL_READ, MAPPED, Region};
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
 
@@ -227,7 +227,7 @@ impl ProtectionDomain {
             address: region.locate(bind.address, bind.length)?,
             iova: if zero_based { 0 } else { bind.address },
             length: bind.length,
-            access: bind.access & FROM_PEERS,
+            access: bind.access & FROM_PEERS | region.access & MAPPED,
             scope,
         })
     }

@@ -64,12 +64,11 @@ struct Left {
 
 impl Work {
     /// A post on a device with the immediate schedule executes requests of the program that has called:
-    /// what it names is there. What is executed later, or by another thread, may have been unmapped by a
-    /// part of the program that knows nothing of this queue pair.
+    /// what it names is there.
     fn reach(self, own: &QueuePair) -> Reach {
         match self {
             Self::Stretch(_) if own.immediate => Reach::Mapped,
-            _ => Reach::MayBeGone,
+            _ => own.device.later(),
         }
     }
 }
@@ -180,7 +179,7 @@ impl SendSide {
             return own.alarm.set(Time::AT_ONCE);
         }
         let mut left = Left { requests, bytes: turn.bytes, half: false };
-        turn.requests -= self.drive_within(own, &mut left, Reach::MayBeGone, aftermath);
+        turn.requests -= self.drive_within(own, &mut left, own.device.later(), aftermath);
         turn.bytes = left.bytes;
         self.leave_rest(own);
     }

@@ -460,9 +460,6 @@ struct Queue<'a> {
     run: Run<'a>,
 }
 
-/// What packets carry is copied by whatever thread sends or takes them.
-const REACH: Reach = Reach::MayBeGone;
-
 impl Queue<'_> {
     fn at(&self, n: u32) -> Option<(Request, Payload<'_>)> {
         self.send.queue.at(n.wrapping_sub(self.head) as usize)
@@ -491,7 +488,7 @@ impl Queue<'_> {
         let (request, room) = found.ok_or(Status::LOC_QP_OP_ERR)?;
         let visit = Visit::begin();
         requester.locate_payload(self.own, &visit, request.operation.opcode, room)?;
-        let delivered = REACH.deliver_bytes(payload, &requester.local, at.into());
+        let delivered = self.own.device.later().deliver_bytes(payload, &requester.local, at.into());
         requester.local.clear();
         delivered.map_err(|_| Status::LOC_PROT_ERR)
     }
@@ -564,16 +561,19 @@ impl Work for Queue<'_> {
         requester.locate_payload(self.own, &visit, request.operation.opcode, payload)?;
         let is_posted = self.posted.is_some_and(|posted| n.wrapping_sub(posted).cast_signed() >= 0);
         // What a request names is there as long as the call that posts it.
-        let reach = if is_posted { Reach::Mapped } else { REACH };
+        let reach = if is_posted { Reach::Mapped } else { self.own.device.later() };
         let collected = reach.collect_bytes(&requester.local, at.into(), out);
         requester.local.clear();
         collected.map_err(|_| Status::LOC_PROT_ERR)
     }
 
     fn deliver(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), Status> {
-        let in_all = self.at(n).map_or(0, |(_, room)| room.length());
+        // No longer than a message may be, or it was not sent.
+        let in_all =
+            self.at(n).and_then(|(_, room)| u32::try_from(room.length()).ok()).unwrap_or(0);
         let mut run = std::mem::take(&mut self.run);
-        let delivered = run.place(at, payload, in_all, |bytes| self.deliver_bytes(n, at, bytes));
+        let delivered =
+            run.place(at, payload, Some(in_all), |bytes| self.deliver_bytes(n, at, bytes));
         self.run = run;
         delivered
     }

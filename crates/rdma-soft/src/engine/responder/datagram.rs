@@ -76,19 +76,9 @@ impl Inbound<'_> {
         let Datagram { source, header, operation, length, data, upto, .. } = *datagram;
         let in_all = HEADER_BYTES + length;
         self.find_room(in_all)?;
-        let bad_receive = |fault| stop(fault, BAD_RECEIVE);
-        // The header, if there is one, and behind its place the message.
-        if let Some(header) = &header {
-            self.reach.deliver_bytes(header, &self.side.room, 0).map_err(bad_receive)?;
-        }
-        let moved = match data {
-            Data::Segments(data) => {
-                self.reach.transfer_behind(data, &self.side.room, HEADER_BYTES, upto)
-            }
-            Data::Bytes(bytes) => self.reach.deliver_bytes(bytes, &self.side.room, HEADER_BYTES),
-        };
+        let moved = self.reach.deliver_behind(header.as_ref(), data, &self.side.room, upto);
         self.side.room.clear();
-        moved.map_err(bad_receive)?;
+        moved.map_err(|fault| stop(fault, BAD_RECEIVE))?;
         if upto < length {
             return Ok(Arrived::InPart);
         }

@@ -5,13 +5,13 @@ use std::sync::{Arc, Weak};
 
 use rdma_proto::responder::{Owes, Responder as Reliable, Settings};
 use rdma_proto::{
-    Burst, Datagrams, Delivered, End, Host, Kind, MAX_MESSAGE_BYTES, Nak, Source, Start, Stop,
+    Burst, Datagrams, Delivered, End, Host, Kind, Nak, Source, Start, Stop,
     UnreliableResponder,
 };
 use rdma_types::{AsyncEventKind, MinRnrTimer, Mtu, Psn, QpState, Qpn, WcStatus as Status};
 
 use crate::device::notices::Reason;
-use crate::engine::memory::copy::{Data, Reach};
+use crate::engine::memory::copy::Data;
 use crate::engine::memory::grace_period::Visit;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
@@ -300,7 +300,7 @@ impl<'a> Arrival<'a> {
     /// Has the responder do something within a visit of its own.
     fn inbound<R>(&mut self, work: impl FnOnce(&mut Inbound<'_>, &mut Aftermath) -> R) -> R {
         let visit = Visit::begin();
-        let (own, side, reach) = (self.own, &mut *self.side, Reach::MayBeGone);
+        let (own, side, reach) = (self.own, &mut *self.side, self.own.device.later());
         work(&mut Inbound { own, side, visit: &visit, reach }, self.aftermath)
     }
 
@@ -395,8 +395,8 @@ impl Host for Arrival<'_> {
 
     fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
         let mut run = std::mem::take(&mut self.run);
-        let in_all = start.length.unwrap_or(MAX_MESSAGE_BYTES).into();
-        let placed = run.place(at, payload, in_all, |bytes| self.place_bytes(start, at, bytes));
+        let placed =
+            run.place(at, payload, start.length, |bytes| self.place_bytes(start, at, bytes));
         self.run = run;
         placed
     }

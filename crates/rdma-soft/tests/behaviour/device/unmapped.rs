@@ -3,20 +3,19 @@
 // AddressSanitizer sees the device's own instructions, which these are not.
 #![cfg(not(rdma_visible_copies))]
 
-use rdma_soft::{Builder, Schedule, SoftDevice};
+use rdma_soft::{Builder, Peers, Schedule, SoftDevice};
 use rdma_sys::{ibv_mr, ibv_qp_type, ibv_sge, ibv_wc_status as Status, ibv_wr_opcode};
 
 use test_support::program::is_emulated;
 
-use crate::device::rig::connect::{Knobs, Side, connect_unreliably, pair_with};
+use crate::device::rig::connect::{Knobs, Side, connect_unreliably, pair, pair_with};
 use crate::device::rig::datagram;
 use crate::device::rig::map::Mapping;
-use crate::device::rig::memory::{deregister, key_of};
+use crate::device::rig::memory::{Mr, deregister, key_of};
 use crate::device::rig::post::Wr;
-use crate::device::rig::{ALL_ACCESS, Pd, REMOTE_ATOMIC, Size, on_each_held_device, soft};
+use crate::device::rig::{ALL_ACCESS, Pd, Size, on_each_held_device, soft};
 
 const LENGTH: u32 = 8192;
-const ACCESS: u32 = ALL_ACCESS | REMOTE_ATOMIC;
 
 /// Memory that goes away before its registration.
 struct Lent {
@@ -27,7 +26,7 @@ struct Lent {
 impl Lent {
     fn new(pd: &Pd) -> Self {
         let memory = Mapping::writable(LENGTH as usize);
-        let mr = pd.try_register(memory.start(), LENGTH as usize, ACCESS).unwrap();
+        let mr = pd.try_register(memory.start(), LENGTH as usize, ALL_ACCESS).unwrap();
         Self { memory, mr }
     }
 
@@ -75,8 +74,7 @@ impl Stage {
     }
 
     fn connected(device: &str) -> Self {
-        let knobs = Knobs { access: ACCESS, ..Knobs::default() };
-        let (a, b) = pair_with(device, &Size::default(), &knobs);
+        let (a, b) = pair(device);
         Self::new(a, b)
     }
 
@@ -158,6 +156,69 @@ fn atomics_fail(name: &str, loss: Loss) {
             stage.a.send_cq.expect(1, by_whose(whose, Status::IBV_WC_REM_ACCESS_ERR));
         }
     });
+}
+
+/// A device whose messages go as packets between queue pairs of one process, from memory or by the link between processes.
+fn wire_devices(name: &str) -> [String; 2] {
+    let [wire, link] = ["wire", "link"].map(|way| format!("{name}-{way}"));
+    Builder::new(&wire).force_wire().install().unwrap();
+    Builder::new(&link).peers(Peers::SameUser).force_wire().install().unwrap();
+    [wire, link]
+}
+
+/// The memory of the responder goes when packets may be on their way. That of the requester goes behind the post of a
+/// READ, which names it as the place for its response.
+#[test]
+fn packets_for_memory_that_is_gone_fail_as_with_a_bad_key() {
+    if is_emulated() {
+        return;
+    }
+    for device in wire_devices("unmapped-packets") {
+        for opcode in [ibv_wr_opcode::IBV_WR_RDMA_WRITE, ibv_wr_opcode::IBV_WR_RDMA_READ] {
+            let stage = Stage::connected(&device);
+            stage.there.memory.take_away();
+            stage.a.qp.post(&stage.one_sided(opcode));
+            stage.a.send_cq.expect(1, Status::IBV_WC_REM_ACCESS_ERR);
+        }
+        let stage = Stage::connected(&device);
+        stage.b.qp.post_receive(2, &[stage.there.sge()]);
+        stage.there.memory.take_away();
+        stage.a.qp.post(&Wr::send(1, &[stage.here.sge()]));
+        stage.a.send_cq.expect(1, Status::IBV_WC_REM_OP_ERR);
+        stage.b.receive_cq.expect(2, Status::IBV_WC_LOC_PROT_ERR);
+        let stage = Stage::connected(&device);
+        stage.here.memory.take_away();
+        stage.a.qp.post(&stage.one_sided(ibv_wr_opcode::IBV_WR_RDMA_READ));
+        stage.a.send_cq.expect(1, Status::IBV_WC_LOC_PROT_ERR);
+        let device = soft(&device);
+        assert!(device.counters().guarded_copies > 0, "{}", device.name());
+    }
+}
+
+/// Of one end nothing is noted: the kernel copies for it, once for several packets.
+#[test]
+fn the_kernel_copies_what_may_be_gone_by_a_call_for_many_packets() {
+    const PACKETS: usize = 64;
+    if is_emulated() {
+        return;
+    }
+    let length = PACKETS * 4096;
+    let knobs = Knobs { mtu: rdma_sys::ibv_mtu::IBV_MTU_4096, ..Knobs::default() };
+    for name in wire_devices("unmapped-bursts") {
+        let device = soft(&name);
+        for noted in [Whose::Requester, Whose::Responder] {
+            let (a, b) = pair_with(&name, &Size::default(), &knobs);
+            let note = |mr: Mr, whose| if whose == noted { mr.mapped() } else { mr };
+            let here = note(a.pd.register(length, ALL_ACCESS), Whose::Requester);
+            let there = note(b.pd.register_filled(vec![5; length], ALL_ACCESS), Whose::Responder);
+            let before = device.counters().guarded_copies;
+            a.qp.post(&Wr::read(1, &[here.sge(0, length)], &there, 0));
+            a.send_cq.expect_success(1);
+            let calls = device.counters().guarded_copies - before;
+            here.assert_filled(5);
+            assert!((1..PACKETS as u64 / 4).contains(&calls), "{name}: {calls} calls");
+        }
+    }
 }
 
 /// The word of a packet is the device's to look at just as well.

@@ -1,10 +1,11 @@
 //! Copies where the memory may be gone.
 //!
 //! A program can unmap memory while it is registered, and hardware does not mind: it has pinned the pages.
-//! Within a post the program is there to answer for what it does, but later, from the device's thread or
-//! another queue pair's, its memory may have been unmapped by a library that it knows nothing of. Such a
-//! copy is made by the kernel (`process_vm_readv(2)` on this process), which says that memory is not there
-//! where an instruction of ours would end the process. It takes about a microsecond longer.
+//! Within a post the program is there to answer for what it does. Later, from the device's thread or
+//! another queue pair's, its memory may have been unmapped by a library that it knows nothing of. The kernel makes such
+//! a copy (`process_vm_readv(2)` on this process): it reports memory that is not there,
+//! where an instruction of ours would end the process. It takes about a microsecond longer. Memory that a program
+//! has [noted as mapped](crate::engine::memory::region::MAPPED) needs none of this.
 #![allow(unsafe_code)]
 
 use std::ffi::c_ulong;
@@ -14,20 +15,24 @@ use std::sync::atomic::{Ordering, fence};
 
 use libc::iovec;
 
-use super::{Cursor, Data, Segment, copy_segment, pointers, transfer_cursors};
+use super::{
+    AtomicWord, Cursor, Data, Piece, Segment, copy_segment, pointers, transfer, transfer_mapped,
+};
 use crate::abi::fork::Process;
+use crate::counters::rare::Rare;
 use crate::engine::memory::probe;
 
 /// Whether the memory of a copy is known to be there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) enum Reach {
-    /// The memory is mapped: the copy cannot fail.
+    /// All memory is mapped: the copy cannot fail.
     Mapped,
-    /// The memory may have been unmapped, or have lost its rights to be read or written.
+    /// Memory that is not mapped for certain may have been unmapped, or have lost its rights to be read or written.
+    /// The kernel copies it, and its calls are counted here.
     ///
     /// Where the kernel does not copy for us, since a filter of system calls forbids it, under valgrind and
     /// with `--cfg rdma_visible_copies`, such copies are made as if the memory were there.
-    MayBeGone,
+    MayBeGone(&'static Rare),
 }
 
 /// The side of a copy whose memory was not there.
@@ -47,26 +52,23 @@ impl Reach {
         from: u64,
         to: u64,
     ) -> Result<(), Fault> {
-        if self == Self::Mapped {
-            super::transfer(source, sink, from, to);
-            return Ok(());
+        if let Self::MayBeGone(_) = self {
+            return self.transfer_later(source, sink, from, to);
         }
-        transfer_guarded(source, sink, from, to)
+        transfer(source, sink, from, to);
+        Ok(())
     }
 
-    /// [`transfer_behind`](super::transfer_behind), which stops where memory is not there.
-    pub(crate) fn transfer_behind(
+    #[inline(never)]
+    fn transfer_later(
         self,
         source: &[Segment],
         sink: &[Segment],
-        lead: u64,
-        length: u64,
+        from: u64,
+        to: u64,
     ) -> Result<(), Fault> {
-        if self == Self::Mapped {
-            super::transfer_behind(source, sink, lead, length);
-            return Ok(());
-        }
-        transfer_cursors(Cursor::at(source, 0), Cursor::at(sink, lead), length, copy_guarded)
+        let (sources, sinks) = (Cursor::at(source, from), Cursor::at(sink, from));
+        self.copy(sources, sinks, to.saturating_sub(from))
     }
 
     /// Copies a number, in the order of this machine's bytes, to a list of segments.
@@ -81,10 +83,35 @@ impl Reach {
         sink: &[Segment],
         lead: u64,
     ) -> Result<(), Fault> {
-        let (address, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
-        // SAFETY: borrowed until the copy is done, which only reads it, and exposed here (SAFETY.md F7).
-        let source = unsafe { Segment::new(address, length) };
-        self.transfer_behind(&[source], sink, lead, length)
+        let source = own(bytes);
+        let sources = Cursor::at(slice::from_ref(&source), 0);
+        self.copy(sources, Cursor::at(sink, lead), source.length)
+    }
+
+    /// Copies the first `length` bytes of a message to a list of segments, behind a header, or the space for
+    /// one.
+    pub(crate) fn deliver_behind<const N: usize>(
+        self,
+        header: Option<&[u8; N]>,
+        data: Data<'_>,
+        sink: &[Segment],
+        length: u64,
+    ) -> Result<(), Fault> {
+        let bytes;
+        let data = match data {
+            Data::Segments(segments) => segments,
+            Data::Bytes(whole) => {
+                bytes = own(whole);
+                slice::from_ref(&bytes)
+            }
+        };
+        match header {
+            Some(header) => {
+                let sources = Cursor::chain(own(header), data);
+                self.copy(sources, Cursor::at(sink, 0), N as u64 + length)
+            }
+            None => self.copy(Cursor::at(data, 0), Cursor::at(sink, N as u64), length),
+        }
     }
 
     /// Copies from a list of segments, behind the first `lead` bytes there, to bytes of the device's own.
@@ -97,16 +124,21 @@ impl Reach {
         let (address, length) = (bytes.as_mut_ptr().expose_provenance() as u64, bytes.len() as u64);
         // SAFETY: borrowed for this call alone until the copy is done, and exposed here (SAFETY.md F7).
         let sink = unsafe { Segment::new(address, length) };
-        let (sources, sinks) = (Cursor::at(source, lead), Cursor::at(slice::from_ref(&sink), 0));
-        transfer_cursors(sources, sinks, length, |from, to, length| self.copy(from, to, length))
+        self.copy(Cursor::at(source, lead), Cursor::at(slice::from_ref(&sink), 0), length)
     }
 
-    fn copy(self, source: u64, sink: u64, length: u64) -> Result<(), Fault> {
-        if self == Self::Mapped {
-            copy_segment(source, sink, length);
-            return Ok(());
+    fn copy(self, sources: Cursor<'_>, sinks: Cursor<'_>, length: u64) -> Result<(), Fault> {
+        match self {
+            Self::MayBeGone(calls)
+                if !(sources.is_mapped() && sinks.is_mapped()) && kernel_copies() =>
+            {
+                transfer_by_kernel(calls, sources, sinks, length)
+            }
+            _ => {
+                transfer_mapped(sources, sinks, length);
+                Ok(())
+            }
         }
-        copy_guarded(source, sink, length)
     }
 
     /// Puts data where the bytes `from..to` of a message belong.
@@ -129,49 +161,124 @@ impl Reach {
     /// The kernel has no atomic operations for us, so the word is looked at before it is used. If it is
     /// unmapped in the nanoseconds between, or loses its right to be written, the process ends.
     #[inline]
-    pub(crate) fn finds(self, word: super::AtomicWord) -> bool {
-        self == Self::Mapped || can_be_changed(word.0)
+    pub(crate) fn finds(self, word: AtomicWord) -> bool {
+        match self {
+            Self::MayBeGone(calls) if !word.0.mapped => can_be_changed(calls, word.0.address),
+            _ => true,
+        }
     }
 }
 
-#[inline(never)]
-fn transfer_guarded(source: &[Segment], sink: &[Segment], from: u64, to: u64) -> Result<(), Fault> {
-    let (sources, sinks) = (Cursor::at(source, from), Cursor::at(sink, from));
-    transfer_cursors(sources, sinks, to.saturating_sub(from), copy_guarded)
+/// Bytes of the device's own.
+fn own(bytes: &[u8]) -> Segment {
+    let (address, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
+    // SAFETY: the callers are in this module. They have borrowed the bytes until their copy is done, which only reads
+    // them, and which is the segment's last use. They are exposed here (SAFETY.md F7).
+    unsafe { Segment::new(address, length) }
 }
 
 /// Its page is made ready to be written as at a registration, since no copy can tell: one of the word onto itself
 /// would undo what another thread changes meanwhile. A page of a file that was cut off is found by the read, also
 /// where the kernel cannot make pages ready.
 #[inline(never)]
-fn can_be_changed(word: u64) -> bool {
+fn can_be_changed(calls: &Rare, word: u64) -> bool {
     if !kernel_copies() {
         return true;
     }
     let mut bytes = [0; 8];
     let scratch = bytes.as_mut_ptr().expose_provenance() as u64;
     let page = probe::pages(word, 8);
-    copy_guarded(word, scratch, 8).is_ok()
-        && page.is_some_and(|page| probe::populate(page, true).is_ok())
+    let piece = Piece { source: word, sink: scratch, length: 8 };
+    copy_piece(calls, piece).is_ok() && page.is_some_and(|page| probe::populate(page, true).is_ok())
 }
 
 /// Copies upwards. The last eight bytes, or all if they are fewer, come after all others.
-fn copy_guarded(source: u64, sink: u64, length: u64) -> Result<(), Fault> {
-    if !kernel_copies() {
-        copy_segment(source, sink, length);
-        return Ok(());
-    }
-    let body = length.saturating_sub(8);
+#[inline(never)]
+fn transfer_by_kernel(
+    calls: &Rare,
+    mut sources: Cursor<'_>,
+    mut sinks: Cursor<'_>,
+    length: u64,
+) -> Result<(), Fault> {
+    let length = length.min(sources.length()).min(sinks.length());
+    let end = length.min(8);
+    let body = length - end;
+    let mut pieces = Pieces::new(calls);
+    pieces.add(&mut sources, &mut sinks, body)?;
     // "Buffers are processed in array order", and x86-64 shows stores in theirs.
-    let to = [place(sink, body), place(sink + body, length - body)];
-    let at_once = cfg!(target_arch = "x86_64")
-        && move_by(Call::ToHere, &[place(source, length)], &to) == length;
-    if at_once {
-        return Ok(());
+    if cfg!(not(target_arch = "x86_64")) {
+        pieces.copy()?;
+        fence(Ordering::Release);
     }
-    copy_by_kernel(source, sink, body)?;
-    fence(Ordering::Release);
-    copy_by_kernel(source + body, sink + body, length - body)
+    pieces.add(&mut sources, &mut sinks, end)?;
+    pieces.copy()
+}
+
+/// How many pieces one call copies: a list as long as queues take by default, whose last element is in two.
+const MOST_PIECES: usize = 33;
+
+/// What the next call copies.
+struct Pieces<'a> {
+    calls: &'a Rare,
+    sources: [iovec; MOST_PIECES],
+    sinks: [iovec; MOST_PIECES],
+    count: usize,
+    length: u64,
+}
+
+impl<'a> Pieces<'a> {
+    fn new(calls: &'a Rare) -> Self {
+        let none = iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        Self {
+            calls,
+            sources: [none; MOST_PIECES],
+            sinks: [none; MOST_PIECES],
+            count: 0,
+            length: 0,
+        }
+    }
+
+    /// Adds the next bytes of two lists. What there is no space for is copied.
+    fn add(
+        &mut self,
+        sources: &mut Cursor<'_>,
+        sinks: &mut Cursor<'_>,
+        mut left: u64,
+    ) -> Result<(), Fault> {
+        while let Some(piece) = Piece::next(sources, sinks, left) {
+            if self.count == MOST_PIECES {
+                self.copy()?;
+            }
+            self.sources[self.count] = place(piece.source, piece.length);
+            self.sinks[self.count] = place(piece.sink, piece.length);
+            self.count += 1;
+            self.length += piece.length;
+            left -= piece.length;
+        }
+        Ok(())
+    }
+
+    /// Copies what was added: by one call if all of it is there.
+    fn copy(&mut self) -> Result<(), Fault> {
+        let (count, length) = (std::mem::take(&mut self.count), std::mem::take(&mut self.length));
+        let (sources, sinks) = (&self.sources[..count], &self.sinks[..count]);
+        let mut moved = match length {
+            0 => 0,
+            _ => move_by(self.calls, Call::ToHere, sources, sinks),
+        };
+        if moved == length {
+            return Ok(());
+        }
+        // Memory of some kinds the kernel copies by another call, and otherwise it says whose is not there.
+        for (source, sink) in sources.iter().zip(sinks) {
+            let length = source.iov_len as u64;
+            let skip = moved.min(length);
+            moved -= skip;
+            let [source, sink] = [source, sink].map(|side| side.iov_base.addr() as u64 + skip);
+            copy_piece(self.calls, Piece { source, sink, length: length - skip })?;
+        }
+        Ok(())
+    }
 }
 
 /// Whether the system has the two calls and lets us use them. Emulators and filters of system calls may
@@ -209,16 +316,20 @@ fn kernel_copies_between_places() -> bool {
     let from = source.as_mut_ptr().expose_provenance() as u64;
     let to = sink.as_mut_ptr().expose_provenance() as u64;
     let (from, to) = ([place(from, 8)], [place(to, 8)]);
-    move_by(Call::ToHere, &from, &to) == 8 && move_by(Call::FromHere, &from, &to) == 8
+    let none = Rare::new();
+    move_by(&none, Call::ToHere, &from, &to) == 8 && move_by(&none, Call::FromHere, &from, &to) == 8
 }
 
-fn copy_by_kernel(mut source: u64, mut sink: u64, mut left: u64) -> Result<(), Fault> {
-    while left > 0 {
-        let moved = match move_by(Call::ToHere, &[place(source, left)], &[place(sink, left)]) {
-            0 => move_by_way_of_here(source, sink, left)?,
-            moved => moved,
-        };
-        (source, sink, left) = (source + moved, sink + moved, left - moved);
+/// Copies one piece by as many calls as that takes.
+fn copy_piece(calls: &Rare, mut piece: Piece) -> Result<(), Fault> {
+    while piece.length > 0 {
+        let Piece { source, sink, length } = piece;
+        let moved =
+            match move_by(calls, Call::ToHere, &[place(source, length)], &[place(sink, length)]) {
+                0 => move_by_way_of_here(calls, piece)?,
+                moved => moved,
+            };
+        piece = Piece { source: source + moved, sink: sink + moved, length: length - moved };
     }
     Ok(())
 }
@@ -228,19 +339,20 @@ fn copy_by_kernel(mut source: u64, mut sink: u64, mut left: u64) -> Result<(), F
 /// Both places are accessed as by this thread, while the usual call looks up the pages of the source,
 /// which has not all kinds of memory: a file of a device has none.
 #[cold]
-fn move_by_way_of_here(source: u64, sink: u64, left: u64) -> Result<u64, Fault> {
+fn move_by_way_of_here(calls: &Rare, piece: Piece) -> Result<u64, Fault> {
+    let Piece { source, sink, length: left } = piece;
     let mut bytes = [0_u8; 4096];
     let length = left.min(bytes.len() as u64);
     let here = bytes.as_mut_ptr().expose_provenance() as u64;
     // As many as are there, and the rest by another round, which finds none.
-    match move_by(Call::FromHere, &[place(source, length)], &[place(here, length)]) {
+    match move_by(calls, Call::FromHere, &[place(source, length)], &[place(here, length)]) {
         // A filter of system calls that came later.
         0 if !is_fault() => {
             copy_segment(source, sink, left);
             Ok(left)
         }
         0 => Err(Fault::Source),
-        found => match move_by(Call::ToHere, &[place(here, found)], &[place(sink, found)]) {
+        found => match move_by(calls, Call::ToHere, &[place(here, found)], &[place(sink, found)]) {
             0 => Err(Fault::Sink),
             moved => Ok(moved),
         },
@@ -267,7 +379,8 @@ fn place(address: u64, length: u64) -> iovec {
 }
 
 /// Says how many bytes were copied, fewer or none if memory is not there.
-fn move_by(call: Call, source: &[iovec], sink: &[iovec]) -> u64 {
+fn move_by(calls: &Rare, call: Call, source: &[iovec], sink: &[iovec]) -> u64 {
+    calls.count();
     let (sources, sinks) = (source.len() as c_ulong, sink.len() as c_ulong);
     let (source, sink) = (source.as_ptr(), sink.as_ptr());
     // In a child of fork, its parent's number is that of other memory.
@@ -279,7 +392,7 @@ fn move_by(call: Call, source: &[iovec], sink: &[iovec]) -> u64 {
         // which the pointer was made and exposed (F7) that the call uses; nothing else uses them until it
         // returns. Or a part of a program's segment, which may be gone: the kernel checks each page, and touches
         // none that is not there, or not for this access (process_vm_readv(2), SAFETY.md F15). What is there is
-        // valid by the contract of `Segment::new` (F8), its provenance is exposed (F7), and the device has no Rust
+        // valid by the contracts of `Segment` (F8), its provenance is exposed (F7), and the device has no Rust
         // reference to it (F10).
         Call::ToHere => unsafe { libc::process_vm_readv(this, sink, sinks, source, sources, 0) },
         // SAFETY: likewise (SAFETY.md F7, F8, F10, F15).

@@ -1,8 +1,8 @@
 //! Copies whose memory is not there, or may not be used so.
 
-use std::ptr;
+use std::{ptr, slice};
 
-use crate::engine::memory::copy::reach::{Fault, Reach, kernel_copies};
+use crate::engine::memory::copy::reach::{Fault, kernel_copies};
 
 use super::*;
 
@@ -45,7 +45,7 @@ impl Pages {
     fn segment(&self, from: usize, length: usize) -> Segment {
         let address = self.base.wrapping_add(from).expose_provenance() as u64;
         // SAFETY: a range of this mapping, which outlives the segment.
-        unsafe { Segment::new(address, length as u64) }
+        unsafe { Segment::of_region(address, length as u64, false) }
     }
 }
 
@@ -59,7 +59,7 @@ impl Drop for Pages {
 /// Below what the system maps (`vm.mmap_min_addr`).
 fn nowhere(length: u64) -> Segment {
     // SAFETY: used by copies alone that ask whether it is there.
-    unsafe { Segment::new(4096, length) }
+    unsafe { Segment::of_region(4096, length, false) }
 }
 
 /// Whether there is anything to test: not under an emulator that does not know the calls. Job `valgrind`
@@ -70,7 +70,7 @@ fn is_guarded() -> bool {
 }
 
 fn copy(source: &[Segment], sink: &[Segment]) -> Result<(), Fault> {
-    Reach::MayBeGone.transfer(source, sink, 0, u64::MAX)
+    LATER.transfer(source, sink, 0, u64::MAX)
 }
 
 #[test]
@@ -85,10 +85,15 @@ fn memory_that_is_not_there_is_a_fault_of_its_side() {
         assert_eq!(copy(&[here], &[nowhere(length)]), Err(Fault::Sink), "{length}");
     }
     assert_eq!(copy(&[nowhere(0)], &[here]), Ok(()), "no bytes need no memory");
-    assert_eq!(Reach::MayBeGone.deliver(5, &[nowhere(8)]), Err(Fault::Sink));
-    assert_eq!(Reach::MayBeGone.deliver_bytes(&[5; 40], &[nowhere(40)], 0), Err(Fault::Sink));
-    let behind = Reach::MayBeGone.transfer_behind(&[here], &[here, nowhere(8)], 100, 8);
-    assert_eq!(behind, Err(Fault::Sink));
+    assert_eq!(LATER.deliver(5, &[nowhere(8)]), Err(Fault::Sink));
+    assert_eq!(LATER.deliver_bytes(&[5; 40], &[nowhere(40)], 0), Err(Fault::Sink));
+    let sink = [here, nowhere(8)];
+    let data = || Data::Segments(slice::from_ref(&here));
+    assert_eq!(LATER.deliver_behind(Some(&[1; 92]), data(), &sink, 16), Err(Fault::Sink));
+    assert_eq!(LATER.deliver_behind::<100>(None, data(), &sink, 8), Err(Fault::Sink));
+    let gone = nowhere(8);
+    let data = Data::Segments(slice::from_ref(&gone));
+    assert_eq!(LATER.deliver_behind(Some(&[1; 8]), data, &[here], 8), Err(Fault::Source));
 }
 
 #[test]
@@ -163,7 +168,7 @@ fn memory_that_cannot_be_looked_up_is_copied() {
     for length in [3, 8, 100] {
         pages.bytes(0, 200).fill(UNWRITTEN);
         // SAFETY: used by a copy alone that asks whether it is there.
-        let source = unsafe { Segment::new(start, length as u64) };
+        let source = unsafe { Segment::of_region(start, length as u64, false) };
         assert_eq!(copy(&[source], &[pages.segment(0, length)]), Ok(()), "{length}");
         assert!(pages.bytes(0, length).iter().any(|&byte| byte != UNWRITTEN), "{length}");
         let rest = pages.bytes(length, 3 * page() - length);
@@ -178,15 +183,103 @@ fn a_word_is_found_where_it_can_be_read_and_written() {
     }
     let pages = Pages::new();
     let word = |segment| AtomicWord::at(segment).unwrap();
-    assert!(Reach::MayBeGone.finds(word(pages.segment(8, 8))));
-    assert!(!Reach::MayBeGone.finds(word(nowhere(8))));
+    assert!(LATER.finds(word(pages.segment(8, 8))));
+    assert!(!LATER.finds(word(nowhere(8))));
     pages.protect(0, libc::PROT_READ);
-    assert!(!Reach::MayBeGone.finds(word(pages.segment(8, 8))));
-    assert!(!Reach::MayBeGone.finds(word(pages.segment(page() - 8, 8))));
-    assert!(Reach::MayBeGone.finds(word(pages.segment(page(), 8))), "the next page");
+    assert!(!LATER.finds(word(pages.segment(8, 8))));
+    assert!(!LATER.finds(word(pages.segment(page() - 8, 8))));
+    assert!(LATER.finds(word(pages.segment(page(), 8))), "the next page");
     pages.protect(0, libc::PROT_READ | libc::PROT_WRITE);
-    assert!(Reach::MayBeGone.finds(word(pages.segment(8, 8))));
+    assert!(LATER.finds(word(pages.segment(8, 8))));
     assert_eq!(pages.bytes(0, 16), [UNWRITTEN; 16], "it was changed by the look");
     pages.protect(0, libc::PROT_NONE);
-    assert!(!Reach::MayBeGone.finds(word(pages.segment(8, 8))));
+    assert!(!LATER.finds(word(pages.segment(8, 8))));
+}
+
+/// Memory of the test of which the device does not know that it stays.
+fn unsure(memory: &mut [u8]) -> Segment {
+    Segment { mapped: false, ..segment(memory) }
+}
+
+/// How many calls of the kernel a copy takes.
+fn calls(copy: impl FnOnce(Reach), count: &'static Rare) -> u64 {
+    let before = count.get();
+    copy(Reach::MayBeGone(count));
+    count.get() - before
+}
+
+/// Elsewhere than on x86-64 the last eight bytes are a call of their own.
+const ONE_COPY: u64 = if cfg!(target_arch = "x86_64") { 1 } else { 2 };
+
+#[test]
+fn lists_of_any_shape_are_copied_by_one_call() {
+    static COUNT: Rare = Rare::new();
+    if !is_guarded() {
+        return;
+    }
+    let mut whole = numbered(3200);
+    let source: Vec<_> = whole.chunks_mut(100).map(|part| unsure(part)).collect();
+    for length in [1, 8, 9, 100, 1000, 3200] {
+        let mut sink = vec![UNWRITTEN; 3200];
+        let taken = calls(
+            |reach| {
+                let sinks: Vec<_> = sink.chunks_mut(3200).map(|part| unsure(part)).collect();
+                assert_eq!(reach.transfer(&source, &sinks, 0, length), Ok(()));
+            },
+            &COUNT,
+        );
+        let one = if length > 8 { ONE_COPY } else { 1 };
+        assert_eq!(taken, one, "{length}");
+        let length = usize::try_from(length).unwrap();
+        assert_eq!(sink[..length], numbered(3200)[..length]);
+        assert!(sink[length..].iter().all(|&byte| byte == UNWRITTEN), "{length}");
+    }
+    // More pieces than one call has.
+    let mut sink = vec![UNWRITTEN; 3200];
+    let sinks: Vec<_> = sink.chunks_mut(7).map(|part| unsure(part)).collect();
+    let taken = calls(|reach| assert_eq!(reach.transfer(&source, &sinks, 0, 3200), Ok(())), &COUNT);
+    assert!((2..30).contains(&taken), "{taken}");
+    assert_eq!(sink, numbered(3200));
+}
+
+#[test]
+fn a_datagram_and_its_header_are_copied_by_one_call() {
+    static COUNT: Rare = Rare::new();
+    if !is_guarded() {
+        return;
+    }
+    let mut room = vec![UNWRITTEN; 140];
+    let sink = [unsure(&mut room)];
+    let deliver = |reach: Reach| {
+        let data = Data::Bytes(&[2; 90]);
+        assert_eq!(reach.deliver_behind(Some(&[1; 40]), data, &sink, 90), Ok(()));
+    };
+    assert_eq!(calls(deliver, &COUNT), ONE_COPY);
+    assert_eq!(room, [vec![1; 40], vec![2; 90], vec![UNWRITTEN; 10]].concat());
+}
+
+#[test]
+fn memory_that_is_mapped_for_certain_takes_no_call() {
+    static COUNT: Rare = Rare::new();
+    if !is_guarded() {
+        return;
+    }
+    let (mut a, mut b) = (numbered(64), vec![0; 64]);
+    let mut words = [0; 16];
+    let aligned = words.as_ptr().align_offset(8);
+    let word = segment(&mut words[aligned..aligned + 8]);
+    let [source, sink] = [segment(&mut a), segment(&mut b)];
+    let copies = |reach: Reach| {
+        assert_eq!(reach.transfer(&[source], &[sink], 0, 64), Ok(()));
+        assert_eq!(reach.transfer(&[source, source], &[sink], 8, 64), Ok(()));
+        assert_eq!(reach.deliver(5, &[sink]), Ok(()));
+        assert_eq!(reach.collect_bytes(&[source], 0, &mut [0; 64]), Ok(()));
+        assert_eq!(reach.deliver_behind(Some(&[1; 40]), Data::Bytes(&[2; 8]), &[sink], 8), Ok(()));
+        assert!(reach.finds(AtomicWord::at(word).unwrap()));
+    };
+    assert_eq!(calls(copies, &COUNT), 0);
+    // One of several that is not is enough.
+    let unsure = Segment { mapped: false, ..source };
+    let copy = |reach: Reach| assert_eq!(reach.transfer(&[source, unsure], &[sink], 0, 64), Ok(()));
+    assert_eq!(calls(copy, &COUNT), ONE_COPY);
 }
