@@ -11,6 +11,7 @@ mod exchange;
 mod inline;
 mod messages;
 mod multi_channel;
+mod noted;
 mod random_peers;
 mod random_programs;
 mod refusals;

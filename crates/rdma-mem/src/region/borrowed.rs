@@ -49,12 +49,13 @@ impl<'a> BorrowedRegion<'a> {
     pub fn register(pd: &ProtectionDomain, memory: &'a mut [u8]) -> Result<Self, Error> {
         let (length, base) = (memory.len(), NonNull::from(memory).cast());
         let access = AccessFlags::new().with_local_write();
-        // SAFETY: SAFETY.md F8: borrowed until the region is dropped, which deregisters it first.
+        // SAFETY: SAFETY.md F8, F29: borrowed until the region is dropped, which deregisters it first.
         // That the memory stays mapped as long as it is registered is not kept where the region is
         // forgotten, or cannot be deregistered. Nothing depends on it then: no element can be made
-        // any more, and whoever posted one sees to its bytes until its request is over. The rkey is
-        // worth nothing to a peer, who has no right here.
-        let registration = unsafe { Registration::new(pd, base, length, access, PhantomData) };
+        // any more, and whoever posted one sees to its bytes until its request is over. So it is
+        // mapped whenever a request can use it. The rkey is worth nothing to a peer, who has no
+        // right here, and no window can be bound to the region.
+        let registration = unsafe { Registration::mapped(pd, base, length, access, PhantomData) };
         let registration = registration.map_err(|(_, error)| error)?;
         // SAFETY: SAFETY.md F16: a slice, so mapped and initialised, that is exclusively borrowed
         // as long as the region lives; no peer has a right to it.

@@ -80,6 +80,26 @@ impl<M> Registration<M> {
         Ok(unsafe { Self::from_raw(pd, raw, base, length, access, memory, Ownership::Owned) })
     }
 
+    /// Same as [`new`](Self::new), and notes for the provider that the memory stays mapped.
+    ///
+    /// # Safety
+    /// That of [`new`](Self::new). The memory is mapped, and can be read and written, whenever a request or a peer can
+    /// use it by a key of the region.
+    pub(crate) unsafe fn mapped(
+        pd: &ProtectionDomain,
+        base: NonNull<u8>,
+        length: usize,
+        access: AccessFlags,
+        memory: M,
+    ) -> Result<Self, (M, Error)> {
+        // SAFETY: SAFETY.md F8: the same contract.
+        let registration = unsafe { Self::new(pd, base, length, access, memory) }?;
+        // SAFETY: SAFETY.md F2, F29: just registered by this table, and nobody has a key of it; the memory is as this
+        // function's contract says.
+        unsafe { pd.verbs().note_mapped(registration.as_raw()) };
+        Ok(registration)
+    }
+
     /// Of a region that is registered.
     ///
     /// # Safety
@@ -205,9 +225,9 @@ impl Registration<RegionMemory> {
         access: AccessFlags,
     ) -> Result<Self, (RegionMemory, Error)> {
         let (base, length) = (memory.base(), memory.len());
-        // SAFETY: SAFETY.md F8, F16: the memory stays mapped until `memory` is dropped, which the
+        // SAFETY: SAFETY.md F8, F16, F29: the memory stays mapped until `memory` is dropped, which the
         // registration owns; the rkey is this function's contract.
-        unsafe { Self::new(pd, base, length, access, memory) }
+        unsafe { Self::mapped(pd, base, length, access, memory) }
     }
 }
 

@@ -74,9 +74,9 @@ impl CommonMemory {
         let (length, memory) = (range.len(), self.clone());
         // SAFETY: SAFETY.md F16: the range is within the memory, which `self` keeps.
         let base = unsafe { self.0.base().add(range.start) };
-        // SAFETY: SAFETY.md F8, F16: the memory stays mapped until the last clone is dropped, of which the registration has
-        // one; whoever has the rkey may use the memory: no reference to it is formed while there is more than one clone.
-        let region = unsafe { Registration::new(pd, base, length, access, memory) };
+        // SAFETY: SAFETY.md F8, F16, F29: the memory stays mapped until the last clone is dropped, of which the registration
+        // has one; whoever has the rkey may use the memory: no reference to it is formed while there is more than one clone.
+        let region = unsafe { Registration::mapped(pd, base, length, access, memory) };
         region.map(CommonRegion).map_err(|(_, error)| error)
     }
 

@@ -1,0 +1,15 @@
+//! H1: a borrowed region is not forgotten, which ends its borrow, while an element of it is there.
+
+use rdma_mem::{Error, open_device};
+
+fn main() -> Result<(), Error> {
+    rdma_soft::install();
+    let pd = open_device("soft0")?.allocate_pd()?;
+    let mut memory = vec![0; 64];
+    let mut region = pd.register_borrowed(&mut memory)?;
+    let mut slice = region.as_slice_mut();
+    let element = slice.scatter_element();
+    std::mem::forget(region);
+    println!("{}", element.length());
+    Ok(())
+}
