@@ -304,3 +304,28 @@ fn a_blocking_batch_of_any_length_ends_in_its_time() {
         assert!(pair.here.closed().is_some(), "the memory is given back");
     });
 }
+
+#[test]
+fn a_batch_of_sends_of_any_length_ends_in_its_time() {
+    must_end(|| {
+        let mut pair = Pair::new("soft0");
+        let receives = || numbers::<3>().map(|_| ReceiveWorkRequest::only_immediate());
+        {
+            let Pair { here, there, .. } = &mut pair;
+            let sent = there.scope(|s| {
+                s.post_receive_batch(receives())?;
+                here.batch_of_timeout(numbers::<3>().map(Into::into), SECOND)
+            });
+            let opcodes: Vec<_> = sent.unwrap().iter().map(|success| success.opcode()).collect();
+            assert_eq!(opcodes, [WcOpcode::SEND; 3]);
+        }
+        let limit = Duration::from_millis(10);
+        let sends = numbers::<3>().map(Into::into);
+        let error = pair.here.batch_of_timeout(sends, limit).unwrap_err();
+        assert!(
+            matches!(error, TransportError::Timeout { timeout, .. } if timeout == limit),
+            "{error}"
+        );
+        assert!(pair.here.closed().is_some());
+    });
+}

@@ -107,6 +107,33 @@ fn a_message_is_answered_by_what_came_with_it() {
     }
 }
 
+/// The receiver finds them in the route header, and in the completion.
+#[test]
+fn what_an_address_vector_says_is_in_the_packets_that_take_it() {
+    let ((a, _), (b, b_end)) = (end("softib0"), end("softib0"));
+    let own = a.pd.context().gid_table().unwrap()[0];
+    let peer = b.pd.context().gid_table().unwrap()[0];
+    let route = rdma_qp::GlobalRoute::new(own.index.try_into().unwrap(), peer.gid);
+    let vector = AddressVector::new(own.port, b_end.lid())
+        .with_route(route)
+        .with_service_level(3)
+        .with_traffic_class(0x68)
+        .with_hop_limit(9)
+        .with_flow_label(0x1_2345);
+    let to_b = AddressHandle::create(&a.pd, &vector).unwrap();
+    receive(&b, 0, 1);
+    send(&a, b"ping", &to_b, &b_end);
+    let source = b.qp.datagram(&b.next()).unwrap();
+    assert_eq!(source.service_level, 3);
+    // IBTA volume 1, 8.3: version 6, traffic class and flow label; behind length and next header the hop limit.
+    let header = b.read::<HEADER>(0);
+    let first = u32::from_be_bytes(*header.first_chunk().unwrap());
+    assert_eq!(first >> 28, 6);
+    assert_eq!((first >> 20) & 0xff, 0x68, "traffic class");
+    assert_eq!(first & 0xf_ffff, 0x1_2345, "flow label");
+    assert_eq!(header[7], 9, "hop limit");
+}
+
 #[test]
 fn one_queue_pair_hears_from_many_and_from_itself() {
     for device in DEVICES {
