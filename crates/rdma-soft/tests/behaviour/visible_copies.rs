@@ -10,7 +10,7 @@ use std::process::Command;
 
 use rdma_soft::{Builder, Schedule, SoftDevice};
 use test_support::rig::connect::{Side, pair};
-use test_support::rig::memory::key_of;
+use test_support::rig::memory::{key_of, note_mapped};
 use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, LOCAL_WRITE};
 
@@ -89,6 +89,21 @@ fn read_of_freed_memory() {
     test_support::rig::memory::deregister(mr);
 }
 
+/// A packet comes for memory that was freed though its program has noted that it stays: the kernel does not check it.
+fn packet_to_freed_memory() {
+    Builder::new("noted").force_wire().install().unwrap();
+    let (a, b) = pair("noted");
+    let source = a.pd.register(BYTES, 0);
+    let mut sink = vec![0_u8; BYTES];
+    let (start, address) = (sink.as_mut_ptr(), sink.as_ptr().addr() as u64);
+    let mr = b.pd.try_register(start, BYTES, ALL_ACCESS).unwrap();
+    note_mapped(mr);
+    drop(sink);
+    a.qp.post(&Wr::write(1, &[source.sge(0, BYTES)], &source, 0).remote(address, key_of(mr)));
+    a.send_cq.expect_success(1);
+    test_support::rig::memory::deregister(mr);
+}
+
 #[cfg(rdma_visible_copies)]
 mod address_sanitizer {
     use super::*;
@@ -103,6 +118,12 @@ mod address_sanitizer {
     fn sees_a_write_past_the_end() {
         let name = "visible_copies::address_sanitizer::sees_a_write_past_the_end";
         expect_report(name, write_past_the_end, "AddressSanitizer: heap-buffer-overflow");
+    }
+
+    #[test]
+    fn sees_a_packet_to_freed_memory() {
+        let name = "address_sanitizer::sees_a_packet_to_freed_memory";
+        expect_report(name, packet_to_freed_memory, "AddressSanitizer: heap-use-after-free");
     }
 
     #[test]
@@ -132,6 +153,16 @@ mod valgrind {
         expect_report(
             "visible_copies::valgrind::sees_a_write_past_the_end",
             write_past_the_end,
+            "Invalid write",
+        );
+    }
+
+    #[test]
+    #[ignore = "needs valgrind, which the job `valgrind` has"]
+    fn sees_a_packet_to_freed_memory() {
+        expect_report(
+            "valgrind::sees_a_packet_to_freed_memory",
+            packet_to_freed_memory,
             "Invalid write",
         );
     }

@@ -82,6 +82,11 @@ pub fn fields_of(mr: *mut ibv_mr) -> ibv_mr {
     unsafe { *mr }
 }
 
+/// Notes that the memory stays mapped.
+pub fn note_mapped(mr: *mut ibv_mr) {
+    unsafe { verbs().note_mapped(mr) };
+}
+
 pub fn deregister(mr: *mut ibv_mr) {
     assert_eq!(try_deregister(mr), 0);
 }
@@ -98,7 +103,7 @@ impl Mr {
 
     /// Notes that the memory stays mapped, as it does: the `Mr` owns it.
     pub fn mapped(self) -> Self {
-        unsafe { verbs().note_mapped(self.mr) };
+        note_mapped(self.mr);
         self
     }
 
