@@ -28,6 +28,12 @@ impl Link {
         Self { source, sink, a, b }
     }
 
+    /// The same, and the device knows that the memory stays mapped.
+    pub(crate) fn noted(self) -> Self {
+        let Self { source, sink, a, b } = self;
+        Self { source: source.mapped(), sink: sink.mapped(), a, b }
+    }
+
     /// A write of the first `length` bytes from `a` to `b`.
     pub(crate) fn write(&self, length: usize) -> Prepared {
         Prepared::write(self.source.sge(0, length), self.sink.sge(0, length))

@@ -1,5 +1,5 @@
 //! Writes that are executed by somebody else's call, or later: what they name may have been unmapped
-//! meanwhile, so that they are copied with more care than within their own post.
+//! meanwhile, so that they are copied with more care than within their own post, unless the memory was noted as mapped.
 
 use criterion::Criterion;
 use rdma_soft::{Builder, Schedule};
@@ -23,9 +23,10 @@ struct Backlog {
 }
 
 impl Backlog {
-    fn new(device: &str, writes: u64, length: usize) -> Self {
+    fn new(device: &str, writes: u64, length: usize, noted: bool) -> Self {
         // As long as in the bench of copies: where the two buffers are matters to long copies.
         let link = Link::on(device, 4 << 20);
+        let link = if noted { link.noted() } else { link };
         let (send, receive) = link.send(0);
         Self { send, receive, write: link.write(length), writes, link }
     }
@@ -59,20 +60,18 @@ pub(crate) fn bench(c: &mut Criterion) {
     Builder::new(LATER).schedule(Schedule::Deferred { seed: 1 }).install().unwrap();
     let mut group = c.benchmark_group("turns");
     for (writes, length) in TURNS {
-        let mut own = Backlog::new("soft0", writes, length);
-        bench_beside(
-            &mut group,
-            &format!("by_a_turn_{length}B"),
-            "by its post",
-            BATCH,
-            |batches| {
+        for (memory, noted) in [("", false), ("_of_noted_memory", true)] {
+            let mut own = Backlog::new("soft0", writes, length, noted);
+            let name = format!("by_a_turn{memory}_{length}B");
+            bench_beside(&mut group, &name, "by its post", BATCH, |batches| {
                 (0..batches).map(|_| (own.ns_of_write(true), own.ns_of_write(false))).collect()
-            },
-        );
-        let mut later = Backlog::new(LATER, writes, length);
-        bench_beside(&mut group, &format!("deferred_{length}B"), "by its post", BATCH, |batches| {
-            (0..batches).map(|_| (later.ns_of_write(false), own.ns_of_write(false))).collect()
-        });
+            });
+            let mut later = Backlog::new(LATER, writes, length, noted);
+            let name = format!("deferred{memory}_{length}B");
+            bench_beside(&mut group, &name, "by its post", BATCH, |batches| {
+                (0..batches).map(|_| (later.ns_of_write(false), own.ns_of_write(false))).collect()
+            });
+        }
     }
     group.finish();
 }
