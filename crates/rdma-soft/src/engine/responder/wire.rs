@@ -5,8 +5,7 @@ use std::sync::{Arc, Weak};
 
 use rdma_proto::responder::{Owes, Responder as Reliable, Settings};
 use rdma_proto::{
-    Burst, Datagrams, Delivered, End, Host, Kind, Nak, Source, Start, Stop,
-    UnreliableResponder,
+    Burst, Datagrams, Delivered, End, Host, Kind, Nak, Source, Start, Stop, UnreliableResponder,
 };
 use rdma_types::{AsyncEventKind, MinRnrTimer, Mtu, Psn, QpState, Qpn, WcStatus as Status};
 
