@@ -36,7 +36,7 @@ use rustix::net::{
 use test_support::rig::connect::{Endpoint, Knobs, Side, connect, connect_unreliably};
 use test_support::rig::datagram::gid_of;
 use test_support::rig::post::Wr;
-use test_support::rig::{ALL_ACCESS, Mr, Size};
+use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, Size};
 
 use latency::Waits;
 
