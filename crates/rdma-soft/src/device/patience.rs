@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rdma_types::AckTimeout;
+
 /// Two durations, which the environment or a builder sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Patience {
@@ -44,6 +46,15 @@ fn seconds(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(text.trim().parse().ok()?).ok()
 }
 
+/// The timeout, or the shortest one that is as long as `least` if that is longer.
+pub(crate) fn at_least(timeout: AckTimeout, least: Duration) -> AckTimeout {
+    let is_short = |timeout: &AckTimeout| timeout.duration().is_some_and(|short| short < least);
+    let longer = |timeout: &AckTimeout| AckTimeout::limited(timeout.code() + 1);
+    let all = std::iter::successors(Some(timeout), longer);
+    let last = all.take_while(is_short).last();
+    last.map_or(timeout, |last| longer(&last).unwrap_or(last))
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -56,5 +67,18 @@ mod tests {
         for text in ["", "1s", "-1", "inf", "NaN", "1e30"] {
             assert_eq!(seconds(text), None, "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_timeout_that_is_too_short_is_the_shortest_that_is_not() {
+        let code = |code, least| {
+            let timeout = AckTimeout::from_code(code).unwrap();
+            at_least(timeout, Duration::from_nanos(least)).code()
+        };
+        // 4.096 us times two to the power of the code.
+        assert_eq!((code(1, 0), code(1, 8_192), code(1, 8_193), code(1, 16_385)), (1, 1, 2, 3));
+        assert_eq!(code(14, 2_000_000_000 / 8), 16);
+        assert_eq!((code(20, 1), code(31, u64::MAX), code(1, u64::MAX)), (20, 31, 31));
+        assert_eq!(code(0, u64::MAX), 0, "it has no end");
     }
 }

@@ -11,6 +11,7 @@ use rdma_types::{
     WcStatus as Status,
 };
 
+use crate::device::patience;
 use crate::engine::memory::copy::Reach;
 use crate::engine::memory::grace_period::Visit;
 use crate::engine::memory::region::LOCAL_READ;
@@ -178,21 +179,12 @@ fn settings(
     Settings {
         connection,
         psn: requester.psn,
-        timeout: at_least(timeout, least / (u32::from(requester.retries) + 1)),
+        timeout: patience::at_least(timeout, least / (u32::from(requester.retries) + 1)),
         retries: MaxAckRetries::from_code(requester.retries).unwrap_or_default(),
         rnr_retries: MaxRnrRetries::from_code(requester.rnr_retries).unwrap_or_default(),
         // With none allowed none is posted; those that were posted before go all the same.
         max_rd_atomic: requester.max_rd_atomic.max(1),
     }
-}
-
-/// The timeout, or the shortest one that is as long as `least` if that is longer.
-fn at_least(timeout: AckTimeout, least: Duration) -> AckTimeout {
-    let is_short = |timeout: &AckTimeout| timeout.duration().is_some_and(|short| short < least);
-    let longer = |timeout: &AckTimeout| AckTimeout::limited(timeout.code() + 1);
-    let all = std::iter::successors(Some(timeout), longer);
-    let last = all.take_while(is_short).last();
-    last.map_or(timeout, |last| longer(&last).unwrap_or(last))
 }
 
 impl SendSide {
@@ -589,23 +581,5 @@ impl Work for Queue<'_> {
 
     fn failed(&mut self, n: u32, status: Status) {
         self.end(n, Err(status));
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_timeout_that_is_too_short_is_the_shortest_that_is_not() {
-        let code = |code, least| {
-            let timeout = AckTimeout::from_code(code).unwrap();
-            at_least(timeout, Duration::from_nanos(least)).code()
-        };
-        // 4.096 us times two to the power of the code.
-        assert_eq!((code(1, 0), code(1, 8_192), code(1, 8_193), code(1, 16_385)), (1, 1, 2, 3));
-        assert_eq!(code(14, 2_000_000_000 / 8), 16);
-        assert_eq!((code(20, 1), code(31, u64::MAX), code(1, u64::MAX)), (20, 31, 31));
-        assert_eq!(code(0, u64::MAX), 0, "it has no end");
     }
 }
