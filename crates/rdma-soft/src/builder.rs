@@ -113,12 +113,13 @@ impl Builder {
         self
     }
 
-    /// How long a process of this host may take and answer nothing before requests to it fail with `RETRY_EXC_ERR`; by
-    /// default 60 seconds, or what the environment variable `RDMA_SOFT_PEER_LIMIT` says, in seconds.
+    /// Sets the longest time that a process of this host may read and answer nothing. After it, requests to that process
+    /// fail with `RETRY_EXC_ERR`. The default is 60 seconds, or the seconds in the environment variable
+    /// `RDMA_SOFT_PEER_LIMIT`.
     ///
-    /// It is about a process that has stopped (SIGSTOP, a debugger) or gets no processor: an adapter would answer for it, so
-    /// that the timeout and the retries of a queue pair do not count meanwhile. They count when a process runs and does not
-    /// answer, and the end of a process ends its connections at once. After half of the time there is a `tracing` event.
+    /// The limit concerns a process that is stopped (SIGSTOP, a debugger) or gets no processor. An adapter would answer for
+    /// it, so the timeout and the retries of a queue pair do not count meanwhile. They count when a process runs and does
+    /// not answer. The end of a process ends its connections at once. A `tracing` event is sent after half of the limit.
     ///
     /// ```
     /// use std::time::Duration;
@@ -133,13 +134,13 @@ impl Builder {
         self
     }
 
-    /// How long a request to another host is retried at least before it fails with `RETRY_EXC_ERR`; by default two seconds,
-    /// or what the environment variable `RDMA_SOFT_RETRY_TIME` says, in seconds. With zero, timeout and retries of the
-    /// queue pair are all.
+    /// Sets the shortest time for which a request to another host is retried before it fails with `RETRY_EXC_ERR`. The
+    /// default is two seconds, or the seconds in the environment variable `RDMA_SOFT_RETRY_TIME`. With zero, the timeout
+    /// and the retries of the queue pair decide alone.
     ///
-    /// A peer that is a software device needs a processor to answer, which a busy host may not give it in time. So a
-    /// shorter timeout of a queue pair is taken for one that gives its peer this time, with all retries. Packets that are
-    /// lost are sent again no later for that, once answers have come.
+    /// A peer that is a software device needs a processor to answer, and a busy host may give it none for half a second.
+    /// A queue pair whose timeout and retries end earlier gets the next longer timeout that does not. Lost packets are
+    /// sent again as early as before, by probes, once the peer has answered something.
     ///
     /// ```
     /// use std::time::Duration;

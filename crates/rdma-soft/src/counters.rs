@@ -150,8 +150,8 @@ counters! {
     no_route,
     /// Datagrams to a process that took nothing for a second, or for which more than 1 MiB waited.
     stalled,
-    /// How often a process of this host was there and took and answered nothing for half of the time that it has
-    /// ([`Builder::peer_limit`](crate::Builder::peer_limit)).
+    /// Times that a process of this host read and answered nothing for half of its
+    /// [limit](crate::Builder::peer_limit), and had not ended.
     silent,
     /// Messages of other processes that are not what a device sends: their connection is closed. UDP datagrams that are no
     /// packet.

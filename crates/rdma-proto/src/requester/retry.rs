@@ -142,7 +142,7 @@ impl Retry {
         self.held
     }
 
-    /// A silence is counted: what is found missing from now on is so anew.
+    /// A silence is counted: a packet that is found missing from now on is sent again.
     pub(super) const fn count_silence(&mut self) {
         self.repaired = false;
     }

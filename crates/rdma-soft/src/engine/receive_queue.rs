@@ -32,7 +32,7 @@ pub(crate) trait Waiter: Send + Sync + std::fmt::Debug {
     fn receiver_has_gone(&self);
 }
 
-/// Whom to inform of a receive request.
+/// A waiter for a receive request.
 #[derive(Debug)]
 pub(crate) struct Waits {
     pub(crate) waiter: Weak<dyn Waiter>,

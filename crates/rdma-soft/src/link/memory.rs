@@ -82,7 +82,7 @@ impl Letter {
         Self { path, burst, datagram, is_void, payload, number, from_outside, word, words }
     }
 
-    /// A refusal (an RNR NAK) that is void, since there is a receive request now. Only links between processes carry it.
+    /// A void refusal: an RNR NAK for whose packet there is a receive request now. Only links between processes carry it.
     pub(crate) fn void(path: Path, refusal: Burst, payload: Box<[u8]>) -> Self {
         Self { is_void: true, ..Self::new(path, refusal, None, payload) }
     }

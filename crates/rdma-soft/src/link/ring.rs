@@ -62,7 +62,7 @@ impl Words {
         self.space(tail)
     }
 
-    /// Sender: asks whether all is executed that was published before. The receiver is to be told.
+    /// Sender: asks whether everything is executed that was published before. The caller notifies the receiver.
     pub(crate) fn ask(&self, question: u32) {
         self.asked.0.store(question, Ordering::Release);
     }
@@ -77,7 +77,7 @@ impl Words {
         self.asked.0.load(Ordering::Acquire)
     }
 
-    /// Receiver: all is executed that was published before that question. The sender is to be told.
+    /// Receiver: everything is executed that was published before that question. The caller notifies the sender.
     pub(crate) fn answer(&self, question: u32) {
         self.answered.0.store(question, Ordering::Release);
     }

@@ -37,7 +37,7 @@ impl TurnedAway {
         self.order.push_back(sender);
     }
 
-    /// All of them, who stay.
+    /// Returns all of them, without removing any.
     pub(crate) fn all(&self) -> Vec<Weak<dyn Driven>> {
         self.order.iter().cloned().collect()
     }

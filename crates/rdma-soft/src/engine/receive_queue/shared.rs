@@ -64,8 +64,8 @@ impl Requests {
         self.head != self.next && !self.waiters.is_empty()
     }
 
-    /// Who has waited longest, if there is a request to take; only in this process, or anywhere. Says whether it is in
-    /// another process.
+    /// Removes and returns the waiter that has waited longest, in this process or `anywhere`, and whether it is in another
+    /// process. `None` without a request to take.
     fn take_waiter(&mut self, anywhere: bool) -> Option<(Arc<dyn receive_queue::Waiter>, bool)> {
         if !self.has_work() {
             return None;
@@ -151,8 +151,8 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Has those who wait go on, one after the other. Of those in other processes one is informed, of the request that
-    /// was just posted: if all were, all but one would find that it is taken.
+    /// Wakes the waiters, one after the other. Of those in other processes only one is woken, for the request that was just
+    /// posted: the others would find no request.
     #[cold]
     fn serve(&self, turn: &mut Turn, mut anywhere: bool) {
         while !turn.is_over() {

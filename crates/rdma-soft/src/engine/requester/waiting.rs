@@ -136,7 +136,7 @@ impl Waiter for QueuePair {
                 send.take_part(&self, turn, &mut aftermath);
             }
         }
-        // The requester is in another process, and hears of it in a turn of this queue pair.
+        // A requester in another process is informed in a turn of this queue pair.
         if self.responder.lock().receive_is_there() {
             self.device.fabric.unsettled.note_turn(&self);
         }

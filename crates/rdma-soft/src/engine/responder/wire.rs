@@ -35,7 +35,7 @@ pub(crate) struct Wire {
     mtu: Mtu,
     /// A packet of the peer has come.
     heard: bool,
-    /// There is a receive request for a packet that was refused, which the peer is to be told.
+    /// Whether the refusal is to be sent again as void.
     ready: bool,
 }
 
@@ -117,7 +117,7 @@ impl Wire {
         matches!(self.protocol, Protocol::Reliable(_))
     }
 
-    /// The refusal that is void, if the peer is to be told of one.
+    /// Returns the void refusal that is to be sent.
     fn void(&self) -> Option<Burst> {
         match &self.protocol {
             Protocol::Reliable(protocol) if self.ready => protocol.refusal(),
@@ -230,8 +230,8 @@ impl Responder {
         more
     }
 
-    /// There is a receive request. If a packet found none before, the peer, which waits, is told in this queue pair's next
-    /// turn. Says whether there is to be one.
+    /// A receive request was posted. If a packet found none before, this queue pair's next turn sends a void refusal to
+    /// the peer, which waits. Returns true if it needs such a turn.
     pub(crate) fn receive_is_there(&mut self) -> bool {
         let Some(wire) = &mut self.wire else { return false };
         wire.ready = true;
@@ -285,7 +285,7 @@ struct Arrival<'a> {
     dropped: Option<Reason>,
     /// The packets that are taken.
     run: Run<'a>,
-    /// Whether a packet that finds no receive request has the peer told of the next one.
+    /// Whether the peer is informed of the next receive request after a packet has found none.
     waits: bool,
 }
 
@@ -339,7 +339,7 @@ impl<'a> Arrival<'a> {
         Err(Stop::NotReady)
     }
 
-    /// Looks for a receive request once more, and has this queue pair informed of the next one if there is none.
+    /// Looks for a receive request again. If there is none, this queue pair is informed of the next one.
     #[cold]
     fn look_again(&mut self) -> bool {
         let own: Weak<dyn Waiter> = Arc::<QueuePair>::downgrade(self.own);

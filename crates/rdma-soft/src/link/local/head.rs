@@ -43,10 +43,10 @@ const WITH_LAST: u8 = 1;
 const DATAGRAM: u8 = 2;
 /// A datagram with a route header.
 const ROUTED: u8 = 4;
-/// A refusal that is void: the RNR NAK of a packet for which there is a receive request now. No packet.
+/// A void refusal: the RNR NAK of a packet for which there is a receive request now. It is no packet.
 const VOID: u8 = 8;
 
-/// What a head says.
+/// The contents of a head.
 pub(super) type Decoded = (Path, Burst, Option<Datagram>);
 
 /// What is in front of the payload of a letter.
@@ -144,7 +144,7 @@ pub(super) fn decode(device: &Device, head: &[u8; HEAD], length: usize) -> Optio
     Some((path, burst, Some(Datagram { source, header, group: None })))
 }
 
-/// Whether a head that was [decoded](decode) is that of a [void refusal](Letter::void).
+/// Returns true if a head that was [decoded](decode) is that of a [void refusal](Letter::void).
 pub(super) fn is_void(head: &[u8; HEAD]) -> bool {
     head[1] & VOID != 0
 }

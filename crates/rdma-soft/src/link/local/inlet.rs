@@ -26,7 +26,7 @@ use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_call
 /// How many messages are read in a turn.
 const TURN: u32 = 16;
 
-/// After what time an answer is told again for which there was no memory.
+/// The time after which an answer is sent again that the kernel had no memory for.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// More than a ring holds, or an inbox.
@@ -57,8 +57,8 @@ pub(super) struct Inlet {
     reading: Mutex<Vec<Letter>>,
     /// It waits for space, and not for messages.
     waits: AtomicBool,
-    /// The last question whether all is executed that has come; the last one for which it was; and the last one that is
-    /// answered.
+    /// The numbers of the last question that came, of the last one before which everything was executed, and of the last
+    /// one that was answered.
     asked: AtomicU32,
     executed: AtomicU32,
     answered: AtomicU32,
@@ -177,7 +177,7 @@ impl Inlet {
     }
 
     /// Takes what the connection says: first the ring, then that something is there, and at last that the process has
-    /// ended. Whatever else it says ends it. Says whether it asks something.
+    /// ended. Whatever else it says ends it. Returns true if it asks a question.
     fn hear(&self) -> bool {
         let mut told = false;
         for _ in 0..TELLS {
@@ -211,8 +211,8 @@ impl Inlet {
         self.asked.swap(asked, Ordering::Relaxed) != asked
     }
 
-    /// Answers a question, if all that had come with it is read: in this turn what has come is executed, and the next one,
-    /// before which those have theirs who answer what was executed, says so. Says whether there is to be one.
+    /// Answers a question once everything that came before it is read. This turn executes that, the turns of the queue
+    /// pairs that answer it come next, and then another turn answers the question. Returns true if that is still to come.
     fn answer(self: &Arc<Self>) -> bool {
         let Some(ring) = self.ring.get() else { return false };
         let asked = self.asked.load(Ordering::Relaxed);
@@ -220,7 +220,7 @@ impl Inlet {
             return false;
         }
         if self.executed.swap(asked, Ordering::Relaxed) != asked {
-            // Who sends without end is not waited for.
+            // Bounded, since others may send without end.
             let inbox = self.device.inbox();
             let _ = (0..MOST_TURNS).all(|_| Arc::clone(inbox).take_turn());
             answer_soon(self.device);
@@ -403,7 +403,7 @@ impl Driven for Inlet {
 
 impl Alarmed for Inlet {
     fn alarm_rings(self: Arc<Self>) {
-        // What could not be told before is told now.
+        // An answer may be due that could not be sent.
         self.device.fabric.unsettled.note_turn(&self);
         self.device.fabric.unsettled.settle();
     }

@@ -1,5 +1,5 @@
-//! What waits to be written for another process: of connections, whose senders wait when there is no space, and
-//! datagrams, whose senders do not.
+//! The outbox of a neighbor: bursts of connections, which make their senders wait when there is no space, and datagrams,
+//! which do not.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::fabric::clock::Time;
 use crate::link::memory::{BURST_BYTES, Letter};
 use crate::link::turned_away::TurnedAway;
 
-/// How many bursts of connections wait for a process that does not read.
+/// The most bursts of connections that wait.
 const BURSTS: usize = 64;
-/// How many bytes of datagrams do, with what a message has beside them.
+/// The most bytes of datagrams that wait, with their heads.
 pub(super) const DATAGRAM_BYTES: usize = 1 << 20;
-/// How many buffers are kept that are not in use.
+/// The most unused buffers that are kept.
 const SPARE: usize = 16;
-/// When more datagrams wait, each has a buffer of its own size.
+/// The number of waiting datagrams from which each further one has a buffer of its own size.
 const CROWD: usize = 16;
 
 /// A message: bursts with their heads.
@@ -25,37 +25,37 @@ pub(super) type Message = Vec<([u8; HEAD], Letter)>;
 
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    /// Of connections.
+    /// Bursts of connections.
     connections: VecDeque<Letter>,
     datagrams: VecDeque<Letter>,
-    /// What the datagrams take.
+    /// The bytes of the datagrams, with their heads.
     datagram_bytes: usize,
-    /// The next message begins with a datagram, if there is one.
+    /// Whether the next message begins with a datagram, if there is one.
     datagrams_first: bool,
     /// Buffers that queue pairs write to.
     lent: usize,
     spare: Vec<Box<[u8]>>,
     pub(super) turned_away: TurnedAway,
-    /// Whose connections lead there.
+    /// Queue pairs with connections to that process.
     pub(super) users: TurnedAway,
     pub(super) questions: Questions,
     pub(super) silence: Silence,
 }
 
-/// What the process owes.
+/// The time for which a process has given no sign of life that it owes.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
-    /// Since when it takes nothing, if something waits for it; for datagrams, which are lost after a while.
+    /// The time at which the ring became full, for datagrams, which are lost after a while.
     pub(super) stalled: Option<Time>,
-    /// Since when it has neither taken what waits nor answered a question.
+    /// The time at which the ring became full, or a question was asked.
     since: Option<Time>,
-    /// Half of the time that it has was over.
+    /// Whether half of the limit has passed.
     noticed: bool,
-    /// All of it was.
+    /// Whether all of it has passed.
     over: bool,
 }
 
-/// What a silence has come to.
+/// Parts of the limit that have just passed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Passed {
     pub(super) half: bool,
@@ -63,22 +63,22 @@ pub(super) struct Passed {
 }
 
 impl Silence {
-    /// Something waits that the process does not take, or was asked.
+    /// The process owes a sign of life from now on.
     pub(super) fn begin(&mut self, now: Time) {
         self.since.get_or_insert(now);
     }
 
-    /// The process has shown that it runs.
+    /// The process owes nothing.
     pub(super) fn end(&mut self) {
         *self = Self::default();
     }
 
-    /// Whether all of the time that the process has is over.
+    /// Returns true if the limit has passed.
     pub(super) fn is_over(&self) -> bool {
         self.over
     }
 
-    /// What has passed by now of the time that the process has, each of it once.
+    /// Returns the parts of the limit that have passed, each of them once.
     pub(super) fn pass(&mut self, now: Time, limit: Duration) -> Passed {
         let Some(since) = self.since else { return Passed::default() };
         let half = !self.noticed && since + limit / 2 <= now;
@@ -88,25 +88,25 @@ impl Silence {
         Passed { half, all }
     }
 
-    /// When to look again.
+    /// Returns the time of the next part.
     pub(super) fn next(&self, limit: Duration) -> Option<Time> {
         let since = self.since.filter(|_| !self.over)?;
         Some(since + if self.noticed { limit } else { limit / 2 })
     }
 }
 
-/// What a datagram takes.
+/// Returns the bytes of a datagram, with its head.
 fn size(letter: &Letter) -> usize {
     HEAD + letter.payload().len()
 }
 
 impl Outbox {
-    /// For how many bursts of connections there is space.
+    /// Returns the space that is left, in bursts of connections.
     pub(super) fn space(&self) -> usize {
         BURSTS.saturating_sub(self.connections.len() + self.lent)
     }
 
-    /// Whether there is space for a datagram of so many bytes.
+    /// Returns true if there is space for a datagram of that length.
     pub(super) fn has_room_for_datagram(&self, length: usize) -> bool {
         self.datagram_bytes + HEAD + length <= DATAGRAM_BYTES
     }
@@ -115,8 +115,8 @@ impl Outbox {
         self.connections.is_empty() && self.datagrams.is_empty()
     }
 
-    /// A buffer that is not in use, if there is one. It is to be [taken back](Self::take_back), or [put](Self::put) here
-    /// with what it has.
+    /// Lends a buffer; `None` if the caller has to make one. The buffer comes back by [`take_back`](Self::take_back) or
+    /// [`put`](Self::put).
     pub(super) fn lend(&mut self) -> Option<Box<[u8]>> {
         self.lent += 1;
         self.spare.pop()
@@ -150,10 +150,11 @@ impl Outbox {
         }
     }
 
-    /// Takes as many bursts as one message has, with their heads: in turn, first of connections, or first datagrams.
+    /// Moves as many bursts as a message holds to `message`, with their heads. Messages begin with bursts of connections
+    /// and with datagrams in turn.
     pub(super) fn fill(&mut self, device: &Device, message: &mut Message) {
         if self.is_empty() && !self.questions.are_open() {
-            // What had waited is lost.
+            // Lost datagrams were all that it owed.
             self.silence.end();
         }
         let (mut behind, first) = (0, self.datagrams_first);
@@ -187,12 +188,12 @@ impl Outbox {
         }
     }
 
-    /// A message was written.
+    /// The message was written.
     pub(super) fn has_written(&mut self, message: &mut Message) {
         let of_connections = message.iter().filter(|(_, letter)| letter.datagram.is_none());
         self.questions.note_written(of_connections.count() as u64);
         message.drain(..).for_each(|(_, letter)| self.keep(letter.into_buffer()));
-        // Not before: else the one kind might find space each time, and the other none.
+        // Only now: if each attempt did, one kind might find space each time and the other never.
         self.datagrams_first = !self.datagrams_first;
         self.silence.stalled = None;
         if !self.questions.are_open() {
@@ -200,7 +201,7 @@ impl Outbox {
         }
     }
 
-    /// There was no space for a message, which is the first to go.
+    /// Returns a message, for which there was no space, to the front of the queues.
     pub(super) fn put_back(&mut self, message: &mut Message) {
         for (_, letter) in message.drain(..).rev() {
             if letter.datagram.is_some() {
@@ -212,13 +213,13 @@ impl Outbox {
         }
     }
 
-    /// What waits of datagrams is lost.
+    /// Removes and returns all datagrams, which are lost.
     pub(super) fn take_datagrams(&mut self) -> VecDeque<Letter> {
         self.datagram_bytes = 0;
         std::mem::take(&mut self.datagrams)
     }
 
-    /// Nothing waits any more: nobody is there who would take it.
+    /// Drops everything: the process has ended.
     pub(super) fn clear(&mut self) {
         self.connections = VecDeque::new();
         self.take_datagrams();

@@ -1,5 +1,5 @@
-//! Whether a process that answers nothing has had the time to: it is asked, and answers when it has executed all that was
-//! sent before. One that has stopped, or gets no processor, does not.
+//! Questions to a process that answers no requests. It answers a question once it has executed everything that was sent
+//! before. A process that is stopped, or gets no processor, does not.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -8,37 +8,37 @@ use crate::fabric::turns::Driven;
 
 #[derive(Debug, Default)]
 pub(super) struct Questions {
-    /// How many bursts of connections were to be sent, ever, and how many were written.
+    /// Bursts of connections that entered the outbox, and that were written, since the beginning.
     put: u64,
     written: u64,
-    /// A question is to be asked when so many are written.
+    /// The count of written bursts at which the next question is due.
     due: Option<u64>,
     /// The number of the last question. The first one is 1.
     asked: u32,
-    /// That of the last one that was answered.
+    /// The number of the last question that was answered.
     answered: u32,
-    /// Who waits for which answer, by its place in memory.
+    /// Senders and the questions whose answers they wait for, by the sender's address.
     waiting: BTreeMap<usize, (u32, Weak<dyn Driven>)>,
 }
 
-/// Whether an answer is also one to that question.
+/// Returns true if an answer covers that question, too.
 pub(super) fn covers(answered: u32, question: u32) -> bool {
     answered.wrapping_sub(question).cast_signed() >= 0
 }
 
 impl Questions {
-    /// A burst of a connection is to be sent.
+    /// Notes that a burst of a connection has entered the outbox.
     pub(super) fn note_put(&mut self) {
         self.put += 1;
     }
 
-    /// So many were written.
+    /// Notes that bursts of connections were written.
     pub(super) fn note_written(&mut self, bursts: u64) {
         self.written += bursts;
     }
 
-    /// Has a question asked when all is written that is to be sent by now, and calls the sender when it is answered. Says
-    /// by which number.
+    /// Makes a question due once everything in the outbox is written. The sender is called when it is answered. Returns
+    /// the number of the question.
     pub(super) fn ask(&mut self, sender: Weak<dyn Driven>) -> u32 {
         self.due = Some(self.put);
         let question = self.asked.wrapping_add(1);
@@ -46,20 +46,20 @@ impl Questions {
         question
     }
 
-    /// The question that is to be asked now, if there is one.
+    /// Returns the question that is due now.
     pub(super) fn next(&mut self) -> Option<u32> {
         self.due.take_if(|due| *due <= self.written)?;
         self.asked = self.asked.wrapping_add(1);
         Some(self.asked)
     }
 
-    /// A question could not be asked, and is to be asked again.
+    /// Makes the last question, which could not be sent, due again.
     pub(super) fn ask_again(&mut self) {
         self.asked = self.asked.wrapping_sub(1);
         self.due = Some(self.written);
     }
 
-    /// Takes those who wait for that answer.
+    /// Removes and returns the senders that wait for that answer.
     pub(super) fn answer(&mut self, answered: u32) -> Vec<Weak<dyn Driven>> {
         self.answered = answered;
         let mut called = Vec::new();
@@ -73,7 +73,7 @@ impl Questions {
         called
     }
 
-    /// Whether a question was asked that is not answered.
+    /// Returns true if a question was asked and is not answered.
     pub(super) fn are_open(&self) -> bool {
         !covers(self.answered, self.asked)
     }
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(questions.next(), None);
         questions.note_written(2);
         assert_eq!((questions.next(), questions.are_open()), (None, false));
-        // Another one has sent something meanwhile, which the same question is about.
+        // Another sender has sent something meanwhile: the same question covers it.
         questions.note_put();
         assert_eq!(questions.ask(weak(1)), 1);
         questions.note_written(1);

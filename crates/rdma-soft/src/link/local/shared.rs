@@ -172,7 +172,8 @@ impl Sender {
         }
     }
 
-    /// Asks whether all is executed that was written before, by a question of that number. The receiver is to be told.
+    /// Asks the question of that number: whether everything is executed that was written before. The caller notifies the
+    /// receiver.
     pub(super) fn ask(&self, question: u32) {
         if let Ok(words) = self.memory.words() {
             words.ask(question);
@@ -305,7 +306,7 @@ impl Receiver {
         self.memory.words().map_or(0, Words::asked)
     }
 
-    /// All is executed that had come when that question was there. The sender is to be told.
+    /// Answers that question: everything is executed that came before. The caller notifies the sender.
     pub(super) fn answer(&self, question: u32) {
         if let Ok(words) = self.memory.words() {
             words.answer(question);

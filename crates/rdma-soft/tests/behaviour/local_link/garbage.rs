@@ -92,7 +92,7 @@ fn a_ring_that_no_device_writes_ends_its_connection_alone() {
 fn words_of_garbage_harm_their_own_connection_alone() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     let mut to = Connection::to(&name_of(slot_of(near.far.qpn)));
-    for word in [Word::Head, Word::Looks, Word::Waits] {
+    for word in [Word::Head, Word::Looks, Word::Waits, Word::Asked, Word::Answered] {
         for garbage in [1, 2, 3, 63, CAPACITY, CAPACITY + 1, 1 << 31, u32::MAX] {
             to.wait_until_read();
             to.ring.set(word, garbage);

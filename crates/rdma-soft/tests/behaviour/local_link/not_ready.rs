@@ -20,7 +20,7 @@ fn near(knobs: [&Knobs; 2]) -> Near {
 
 /// A request and its answer, each sent before the other end has a receive request.
 #[test]
-fn a_receive_that_is_posted_ends_the_wait_of_its_sender() {
+fn a_posted_receive_ends_the_wait_of_its_sender() {
     const ROUNDS: usize = 200;
     let begin = Instant::now();
     let mut near = near([&LONGEST; 2]);
@@ -40,7 +40,7 @@ fn a_receive_that_is_posted_ends_the_wait_of_its_sender() {
 
 /// A wait counts as a retry, however it ends.
 #[test]
-fn rnr_retries_are_counted_as_without_the_news() {
+fn a_wait_that_ends_early_counts_as_an_rnr_retry() {
     let mut near = near([&Knobs { rnr_retries: 1, ..PATIENT }, &PATIENT]);
     near.side.qp.post(&near.send(8));
     near.side.send_cq.expect(1, Status::IBV_WC_RNR_RETRY_EXC_ERR);
@@ -48,10 +48,9 @@ fn rnr_retries_are_counted_as_without_the_news() {
     near.peer.end();
 }
 
-/// A process says so though nobody waits, or of a packet that nobody has sent. Nothing comes of it; what says so in another
-/// form ends its connection.
+/// A void refusal without a wait, or of a packet that was not sent, changes nothing. A malformed one ends its connection.
 #[test]
-fn news_of_a_receive_that_no_wait_is_for_change_nothing() {
+fn a_void_refusal_without_a_wait_changes_nothing() {
     let mut near = near([&PATIENT; 2]);
     let mut to = Connection::to(&name_of(slot_of(near.far.qpn)));
     for psn in [0, 6, 7, 8, 0x00ff_ffff] {

@@ -33,7 +33,7 @@ struct Pair {
 
 impl Pair {
     fn new() -> (Self, Accepted) {
-        // Who answers nothing is not waited for for long.
+        // Its limit is short, since these receivers answer nothing.
         static DEVICE: LazyLock<SoftDevice> = LazyLock::new(|| {
             let limit = Duration::from_millis(100);
             Builder::new(DEVICE_NAME).peers(Peers::SameUser).peer_limit(limit).install().unwrap()
@@ -91,6 +91,9 @@ fn what_a_receiver_writes_ends_its_connection_at_most() {
         ("whether it looks is garbage", |from| from.ring.set(Word::Looks, u32::MAX)),
         ("nobody waits", |from| from.ring.set(Word::Waits, 0)),
         ("who waits is garbage", |from| from.ring.set(Word::Waits, u32::MAX)),
+        ("an answer without a question", |from| from.ring.set(Word::Answered, 1)),
+        ("an answer of garbage", |from| from.ring.set(Word::Answered, u32::MAX)),
+        ("garbage in place of a question", |from| from.ring.set(Word::Asked, 0xdead_beef)),
         ("garbage in place of the tail", |from| from.ring.set(Word::Tail, 0xdead_beef)),
         ("holes", |from| from.ring.punch()),
         ("garbage in place of what it has executed", |from| from.ring.fill_executed(0xa5)),

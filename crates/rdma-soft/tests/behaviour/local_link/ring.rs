@@ -37,6 +37,8 @@ pub(crate) enum Word {
     Head = 128,
     Looks = 256,
     Waits = 384,
+    Asked = 512,
+    Answered = 640,
 }
 
 /// A file of memory, as long as that.

@@ -1,4 +1,4 @@
-//! Processes that are there and do nothing: stopped, as by a debugger or a busy machine.
+//! Processes that are stopped, as by a debugger or a busy machine.
 
 use std::time::{Duration, Instant};
 

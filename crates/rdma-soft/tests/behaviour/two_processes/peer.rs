@@ -128,7 +128,7 @@ impl Peer {
         self.ask(&format!("ready {command}"));
     }
 
-    /// Has it answer so many messages, for each of which it posts a receive request when it has answered the one before.
+    /// Has it answer that many messages. It posts the receive request of each after its answer to the one before.
     pub(crate) fn begin_echoes(&mut self, count: usize) {
         self.tell(&format!("echoes {count}"));
     }
@@ -180,12 +180,12 @@ impl Peer {
         self.ask(&format!("send {length} {imm}"));
     }
 
-    /// It posts so many receive requests.
+    /// Has it post that many receive requests.
     pub(crate) fn receive_all(&mut self, count: usize) {
         self.ask(&format!("receives {count}"));
     }
 
-    /// It takes so many completions.
+    /// Has it poll that many completions.
     pub(crate) fn complete_all(&mut self, count: usize) {
         self.ask(&format!("completions {count}"));
     }
