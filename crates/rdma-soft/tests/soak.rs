@@ -106,7 +106,7 @@ impl Soak {
 
     fn start(&mut self) {
         let (number, by_udp) = (self.members.len(), self.members.len() % 3 == 2);
-        let own = Ipv4Addr::from_bits(0x7fc0_0000 + (number as u32 & 0x3f_ffff));
+        let own = Ipv4Addr::from_bits(0x7f20_0000 + (number as u32 & 0x1f_ffff));
         let mut command = this_program();
         command.env(PLACE, if by_udp { own.to_string() } else { "soft0".to_owned() });
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

@@ -32,7 +32,7 @@ const KNOBS: Knobs = Knobs { timeout: 14, ..PATIENT };
 fn address() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    Ipv4Addr::from_bits(0x7f80_0000 | (std::process::id() & 0xffff) << 7 | count).to_string()
+    Ipv4Addr::from_bits(0x7f00_0000 | (std::process::id() & 0xffff) << 7 | count).to_string()
 }
 
 /// A device that listens, and a second process that does.
