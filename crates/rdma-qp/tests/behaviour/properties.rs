@@ -68,6 +68,10 @@ proptest! {
                 Err(EndpointError::Version { found }) => {
                     prop_assert_eq!((at, found), (4, QueuePairEndpoint::VERSION ^ flip));
                 }
+                // Version 1, which has another length.
+                Err(EndpointError::Length { found }) => {
+                    prop_assert_eq!((at, bytes[at], found), (4, 1, BYTES));
+                }
                 Err(error) => {
                     prop_assert!(matches!(error, EndpointError::Field { .. }), "{}", error);
                     prop_assert!(at > 4);
