@@ -1,16 +1,21 @@
 //! `cargo xtask ci`: every job of CI by name, the same here as on GitHub.
 
 mod jobs;
+mod load;
 mod needs;
+pub(crate) mod only;
+mod recipes;
+mod setting;
 mod step;
+mod timed;
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
 use crate::tree;
-use jobs::{JOBS, Job, Tier};
-use step::Setting;
+pub(crate) use jobs::{JOBS, Job, Tier};
+use setting::Setting;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -31,7 +36,7 @@ pub(crate) struct Args {
     /// Remove what a job has built in a folder of its own when the job is over: all of them together need a large disk
     #[arg(long)]
     remove_outputs: bool,
-    /// Say which jobs there are and what they check
+    /// Say which jobs there are, where they run, how many minutes they take and what they find
     #[arg(long)]
     list: bool,
 }
@@ -43,7 +48,7 @@ enum Outcome {
 }
 
 /// The names of all jobs.
-pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+fn names() -> impl Iterator<Item = &'static str> {
     JOBS.iter().map(|job| job.name)
 }
 
@@ -51,7 +56,7 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
 pub(crate) fn run(args: &Args) -> Result<bool> {
     if args.list {
         for job in JOBS {
-            println!("{:<16}{:<6}{}", job.name, job.tier.as_str(), job.about);
+            println!("{:<16}{:<6}{:>5}  {}", job.name, job.tier.as_str(), job.minutes, job.about);
         }
         return Ok(true);
     }
@@ -63,20 +68,51 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         let start = Instant::now();
         let before = setting.outputs()?;
         let outcome = run_job(job, &setting, args.strict);
+        let disk = setting.disk_use();
         if args.remove_outputs {
             setting.remove_outputs_but(&before)?;
         }
         println!("=== {}: {}, {}", job.name, outcome.text(), seconds(start.elapsed()));
-        rows.push((job.name, outcome, start.elapsed()));
+        rows.push(Row { job, outcome, time: start.elapsed(), disk });
     }
-    println!("\n{:<16}{:>10}  result", "job", "time");
-    for (name, outcome, time) in &rows {
-        let result: String = outcome.text().chars().take(80).collect();
-        println!("{name:<16}{:>10}  {result}", seconds(*time));
-    }
-    let total = rows.iter().map(|(.., time)| *time).sum();
-    println!("{:<16}{:>10}", "total", seconds(total));
-    Ok(!rows.iter().any(|(_, outcome, _)| matches!(outcome, Outcome::Failed(_))))
+    println!("\n{}", summary(&rows));
+    Ok(!rows.iter().any(|row| matches!(row.outcome, Outcome::Failed(_))))
+}
+
+/// What became of a job.
+struct Row {
+    job: &'static Job,
+    outcome: Outcome,
+    time: Duration,
+    /// What the target folder took at its end, in bytes.
+    disk: u64,
+}
+
+/// A line for each job, with the time it took beside the time it states, and their sums.
+fn summary(rows: &[Row]) -> String {
+    let line = |name: &str, time: Duration, minutes: f64, disk: u64, result: &str| {
+        let (time, stated) = (seconds(time), seconds(Duration::from_secs_f64(minutes * 60.0)));
+        let disk = format!("{:.1} GiB", disk as f64 / f64::from(1 << 30));
+        let result: String = result.chars().take(80).collect();
+        format!("{name:<16}{time:>10}{stated:>10}{disk:>10}  {result}").trim_end().to_owned()
+    };
+    let mut lines =
+        vec![format!("{:<16}{:>10}{:>10}{:>10}  result", "job", "time", "stated", "disk")];
+    lines.extend(
+        rows.iter().map(|row| {
+            line(row.job.name, row.time, row.job.minutes, row.disk, &row.outcome.text())
+        }),
+    );
+    let stated = rows.iter().map(|row| row.job.minutes).sum();
+    let most = rows.iter().map(|row| row.disk).max().unwrap_or_default();
+    lines.push(line(
+        "total",
+        rows.iter().map(|row| row.time).sum(),
+        stated,
+        most,
+        "the most on disk",
+    ));
+    lines.join("\n")
 }
 
 fn run_job(job: &Job, setting: &Setting, strict: bool) -> Outcome {
@@ -101,7 +137,7 @@ fn choose(args: &Args) -> Result<Vec<&'static Job>> {
         let by_name = args.jobs.iter().any(|name| name == job.name);
         let by_tier = match (args.jobs.is_empty(), args.full) {
             (false, _) => false,
-            (true, true) => job.tier != Tier::Gate,
+            (true, true) => !matches!(job.tier, Tier::Short(_)),
             (true, false) => job.tier != Tier::Full,
         };
         (by_name || by_tier) && !args.except.iter().any(|name| name == job.name)
@@ -145,7 +181,12 @@ mod tests {
         assert_eq!(chosen("ci"), gate);
         for job in JOBS {
             assert_eq!(gate.contains(&job.name), job.tier != Tier::Full, "{}", job.name);
-            assert_eq!(full.contains(&job.name), job.tier != Tier::Gate, "{}", job.name);
+            let is_short = matches!(job.tier, Tier::Short(_));
+            assert_eq!(full.contains(&job.name), !is_short, "{}", job.name);
+            if let Tier::Short(long) = job.tier {
+                assert!(full.contains(&long), "{}: there is no `{long}`", job.name);
+                assert!(job.minutes < JOBS.iter().find(|job| job.name == long).unwrap().minutes);
+            }
         }
     }
 
@@ -162,9 +203,35 @@ mod tests {
             let steps = format!("{:?}", job.steps);
             assert!(!steps.contains("--all-features"), "{}", job.name);
             assert!(!steps.contains("--features linked"), "{}", job.name);
-            let excluded = steps.contains("--exclude-features linked");
-            assert_eq!(steps.contains("--each-feature"), excluded, "{}", job.name);
         }
+    }
+
+    /// What else a change waits for, tool installation apart, is in `.ci/run`.
+    #[test]
+    fn the_gate_states_thirty_minutes_at_most() {
+        let minutes: f64 =
+            JOBS.iter().filter(|job| job.tier != Tier::Full).map(|job| job.minutes).sum();
+        assert!(minutes <= 30.0, "{minutes} minutes");
+    }
+
+    #[test]
+    fn the_summary_has_the_stated_time_and_the_disk_beside_the_measured_time() {
+        let row = |name: &str, time, outcome| {
+            let job = JOBS.iter().find(|job| job.name == name).unwrap();
+            Row { job, outcome, time: Duration::from_secs(time), disk: time << 30 }
+        };
+        let rows =
+            [row("clippy", 5, Outcome::Passed), row("doc", 2, Outcome::Failed("why".into()))];
+        let text = summary(&rows);
+        let lines: Vec<_> = text
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect();
+        let [clippy, doc] = [&rows[0], &rows[1]]
+            .map(|row| seconds(Duration::from_secs_f64(row.job.minutes * 60.0)));
+        assert_eq!(lines[1], format!("clippy 5.0 s {clippy} 5.0 GiB ok"));
+        assert_eq!(lines[2], format!("doc 2.0 s {doc} 2.0 GiB FAILED: why"));
+        assert!(lines[3].starts_with("total 7.0 s ") && lines[3].contains(" 5.0 GiB"), "{text}");
     }
 
     #[test]
@@ -179,7 +246,8 @@ mod tests {
         const PASSING: &[step::Step] = &[step::run("true")];
         const FAILING: &[step::Step] = &[step::run("true"), step::run("false")];
         let setting = Setting::of(&tree::root()).unwrap();
-        let job = |steps| Job { name: "x", about: "", tier: Tier::Both, needs: &[], steps };
+        let job =
+            |steps| Job { name: "x", about: "", tier: Tier::Both, minutes: 1.0, needs: &[], steps };
         assert!(matches!(run_job(&job(PASSING), &setting, false), Outcome::Passed));
         let failing = job(FAILING);
         let Outcome::Failed(why) = run_job(&failing, &setting, false) else { panic!("passed") };
@@ -190,7 +258,8 @@ mod tests {
     fn a_lack_skips_unless_strict() {
         const LACK: &[needs::Need] = &[needs::Need::Tool("no-such-tool", "install it")];
         let setting = Setting::of(&tree::root()).unwrap();
-        let job = Job { name: "x", about: "", tier: Tier::Both, needs: LACK, steps: &[] };
+        let job =
+            Job { name: "x", about: "", tier: Tier::Both, minutes: 1.0, needs: LACK, steps: &[] };
         let Outcome::Skipped(why) = run_job(&job, &setting, false) else { panic!("not skipped") };
         assert!(why.contains("no-such-tool") && why.contains("install it"), "{why}");
         assert!(matches!(run_job(&job, &setting, true), Outcome::Failed(_)));

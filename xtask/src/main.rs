@@ -1,7 +1,8 @@
-//! The chores of this workspace: `cargo xtask ci`, `tidy`, `bindgen`, `rxe-setup` and its kin, `interop`, `sim`.
+//! The chores of this workspace: `cargo xtask ci`, `features`, `tidy`, `bindgen`, `rxe-setup` and its kin, `interop`, `sim`.
 
 mod bindgen;
 mod ci;
+mod features;
 mod interop;
 mod rxe;
 mod sim;
@@ -23,6 +24,10 @@ struct Cli {
 enum Chore {
     /// Run the jobs of CI by name, the same here as on GitHub
     Ci(ci::Args),
+    /// Compile each published crate alone, and with each of its features alone
+    Features,
+    /// Run a program that cargo has built if its name begins so; a runner for cargo
+    Only(ci::only::Args),
     /// Check what rustc and clippy do not: layers, lengths, rooms, unsafe files, links, repeated facts
     Tidy(tidy::Args),
     /// Regenerate the bindings of rdma-sys from the pinned headers
@@ -46,6 +51,10 @@ enum Chore {
 fn main() -> ExitCode {
     let done = match Cli::parse().chore {
         Chore::Ci(args) => ci::run(&args),
+        Chore::Features => features::run(),
+        Chore::Only(args) => {
+            return ci::only::run(&args).unwrap_or_else(|error| failed(&error, 125));
+        }
         Chore::Tidy(args) => tidy::run(&args),
         Chore::Bindgen { check } => bindgen::run(check).map(|()| true),
         Chore::RxeSetup(args) => rxe::setup(args),

@@ -10,6 +10,7 @@ mod drift;
 mod evidence;
 mod faults;
 mod fence;
+mod jobs;
 mod layers;
 mod length;
 mod links;
@@ -23,6 +24,11 @@ use std::fmt;
 use anyhow::Result;
 
 use crate::tree::{self, Tree};
+
+/// The crates that users may depend on, lowest first.
+pub(crate) fn products() -> impl Iterator<Item = &'static str> {
+    layers::names()
+}
 
 /// One thing to mend: where, what is wrong and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,6 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         links::check,
         differences::check,
         drift::check,
+        jobs::check,
         words::check,
         public_api::check,
         auto_traits::check,

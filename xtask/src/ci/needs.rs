@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::step::Setting;
+use super::setting::Setting;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Need {

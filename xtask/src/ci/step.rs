@@ -1,94 +1,60 @@
-//! One command line of a job.
+//! The command lines of a job.
 
-use std::fs;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::io::{self, BufRead, BufReader, Read as _, Write as _};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail, ensure};
-use cargo_metadata::MetadataCommand;
+use anyhow::{Context as _, Error, Result, bail, ensure};
 
-/// Folders of the target folder that more than one job uses.
-const SHARED_OUTPUTS: &[&str] = &["debug", "release", "rxe", "tmp"];
+use super::load::Load;
+use super::seconds;
+use super::setting::Setting;
 
-/// Where the jobs run.
-pub(crate) struct Setting {
-    pub(crate) root: PathBuf,
-    /// cargo's target folder; `{target}` in a line.
-    target: String,
-    /// The triple of this machine; `{host}`.
-    host: String,
-    /// The oldest compiler, from the root manifest; `{msrv}`.
-    msrv: String,
-}
-
-impl Setting {
-    pub(crate) fn of(root: &Path) -> Result<Self> {
-        let metadata = MetadataCommand::new().current_dir(root).no_deps().exec()?;
-        let msrv = metadata.packages.iter().find_map(|package| package.rust_version.as_ref());
-        let msrv = msrv.context("no crate has a `rust-version`")?;
-        let rustc = Command::new("rustc").arg("-vV").output().context("starting rustc")?;
-        let rustc = String::from_utf8_lossy(&rustc.stdout).into_owned();
-        let host = rustc.lines().find_map(|line| line.strip_prefix("host: "));
-        Ok(Self {
-            root: root.to_path_buf(),
-            target: metadata.target_directory.to_string(),
-            host: host.context("`rustc -vV` does not say its host")?.to_owned(),
-            msrv: format!("{}.{}", msrv.major, msrv.minor),
-        })
-    }
-
-    pub(crate) fn fill(&self, text: &str) -> String {
-        text.replace("{target}", &self.target)
-            .replace("{host}", &self.host)
-            .replace("{HOST}", &self.host.to_uppercase().replace('-', "_"))
-            .replace("{msrv}", &self.msrv)
-    }
-}
-
-impl Setting {
-    /// The folders of the target folder.
-    pub(crate) fn outputs(&self) -> Result<Vec<PathBuf>> {
-        let Ok(entries) = fs::read_dir(&self.target) else { return Ok(Vec::new()) };
-        let mut folders = Vec::new();
-        for entry in entries {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                folders.push(entry.path());
-            }
-        }
-        Ok(folders)
-    }
-
-    /// Removes the folders that a job has made in the target folder, but for those that other jobs use, too.
-    pub(crate) fn remove_outputs_but(&self, before: &[PathBuf]) -> Result<()> {
-        for folder in self.outputs()? {
-            let is_shared = SHARED_OUTPUTS.iter().any(|name| folder.ends_with(name));
-            if !is_shared && !before.contains(&folder) {
-                let failed = || format!("removing {}", folder.display());
-                fs::remove_dir_all(&folder).with_context(failed)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A command: words separated by blanks, run without a shell from the root.
+/// Commands: words separated by blanks, run without a shell from the root.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
-    line: &'static str,
+    lines: Lines,
     env: &'static [(&'static str, &'static str)],
     tests: bool,
+    rounds: u32,
+    loaded: bool,
+    /// After that many seconds it is ended, where nobody watches.
+    limit_s: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Lines {
+    One(&'static str),
+    /// Two at a time.
+    Many(&'static [&'static str]),
+}
+
+const fn step(lines: Lines) -> Step {
+    Step { lines, env: &[], tests: false, rounds: 1, loaded: false, limit_s: 1800 }
 }
 
 /// A command that has to succeed.
 pub(crate) const fn run(line: &'static str) -> Step {
-    Step { line, env: &[], tests: false }
+    step(Lines::One(line))
 }
 
 /// A run of tests that has to succeed and to have run at least one.
 pub(crate) const fn tests(line: &'static str) -> Step {
-    Step { line, env: &[], tests: true }
+    Step { tests: true, ..step(Lines::One(line)) }
+}
+
+/// Commands that have to succeed, two at a time. The output of each is shown as a whole when it has ended, that of those
+/// that failed last.
+pub(crate) const fn two_at_a_time(lines: &'static [&'static str]) -> Step {
+    step(Lines::Many(lines))
+}
+
+/// Runs of tests, two at a time, each of which has to have run at least one.
+pub(crate) const fn tests_two_at_a_time(lines: &'static [&'static str]) -> Step {
+    Step { tests: true, ..step(Lines::Many(lines)) }
 }
 
 impl Step {
@@ -96,19 +62,115 @@ impl Step {
         Self { env, ..self }
     }
 
-    pub(crate) fn run(&self, setting: &Setting) -> Result<()> {
-        let line = setting.fill(self.line);
-        let env: Vec<_> =
-            self.env.iter().map(|(k, v)| (setting.fill(k), setting.fill(v))).collect();
-        let shown: String = env.iter().map(|(key, value)| format!("{key}='{value}' ")).collect();
-        println!("+ {shown}{line}");
+    /// That many times, one after the other, on a machine that two busy loops for each processor keep busy.
+    pub(crate) const fn under_load(self, rounds: u32) -> Self {
+        Self { rounds, loaded: true, limit_s: 4 * 1800, ..self }
+    }
 
+    pub(crate) fn run(&self, setting: &Setting) -> Result<()> {
+        let _load = self.loaded.then(Load::start);
+        for round in 1..=self.rounds {
+            let begin = Instant::now();
+            if self.rounds > 1 {
+                println!("+ round {round} of {}", self.rounds);
+            }
+            match self.lines {
+                Lines::One(line) => self.show(&setting.fill(line), setting)?,
+                Lines::Many(lines) => self.two_at_a_time(lines, setting)?,
+            }
+            println!("+ took {}", seconds(begin.elapsed()));
+        }
+        Ok(())
+    }
+
+    /// Runs a command, whose output is shown as it comes.
+    fn show(&self, line: &str, setting: &Setting) -> Result<()> {
+        println!("+ {}", self.shown(line, setting));
+        let mut command = self.command(line, setting)?;
+        let child = command.stdout(Stdio::piped()).spawn();
+        let mut child = child.with_context(|| format!("starting `{line}`"))?;
+        let stdout = child.stdout.take().context("the step has no output")?;
+        let passed = copy_and_count(BufReader::new(stdout))?;
+        self.succeeded(child.wait()?, passed, line)
+    }
+
+    fn two_at_a_time(&self, lines: &[&str], setting: &Setting) -> Result<()> {
+        let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let worker = || {
+            while let Some(line) = lines.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let line = setting.fill(line);
+                let (said, outcome) = self.captured(&line, setting);
+                match outcome {
+                    Ok(()) => self.print(&line, setting, &said),
+                    Err(error) => {
+                        let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                        failed.push((line, said, error));
+                    }
+                }
+            }
+        };
+        thread::scope(|threads| {
+            threads.spawn(worker);
+            threads.spawn(worker);
+        });
+        let failed: Vec<(String, Vec<u8>, Error)> =
+            failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        for (line, said, _) in &failed {
+            self.print(line, setting, said);
+        }
+        let errors: Vec<_> = failed.iter().map(|(.., error)| format!("{error:#}")).collect();
+        ensure!(errors.is_empty(), "{}", errors.join("; "));
+        Ok(())
+    }
+
+    /// What a command writes, on both of its outputs, and whether it succeeds.
+    fn captured(&self, line: &str, setting: &Setting) -> (Vec<u8>, Result<()>) {
+        let mut said = Vec::new();
+        let mut run = || -> Result<()> {
+            let (mut output, writer) = io::pipe().context("a pipe")?;
+            let mut command = self.command(line, setting)?;
+            let child = command.stdout(writer.try_clone()?).stderr(writer).spawn();
+            let mut child = child.with_context(|| format!("starting `{line}`"))?;
+            drop(command); // The last writers are the child's, so that the output ends with it.
+            output.read_to_end(&mut said)?;
+            let passed = String::from_utf8_lossy(&said).lines().map(passed_in).sum();
+            self.succeeded(child.wait()?, passed, line)
+        };
+        let outcome = run();
+        (said, outcome)
+    }
+
+    fn succeeded(&self, status: ExitStatus, passed: usize, line: &str) -> Result<()> {
+        if !status.success() {
+            bail!("{status}: `{line}`");
+        }
+        ensure!(!self.tests || passed > 0, "no test ran, so it shows nothing: `{line}`");
+        Ok(())
+    }
+
+    fn print(&self, line: &str, setting: &Setting, said: &[u8]) {
+        let mut out = io::stdout().lock();
+        // Where nobody reads any more, nothing is to be done about it.
+        let _ = writeln!(out, "+ {}", self.shown(line, setting));
+        let _ = out.write_all(said);
+    }
+
+    /// The line, as a shell would take it.
+    fn shown(&self, line: &str, setting: &Setting) -> String {
+        let env = self.env.iter().map(|(k, v)| (setting.fill(k), setting.fill(v)));
+        let env: String = env.map(|(key, value)| format!("{key}='{value}' ")).collect();
+        format!("{env}{line}")
+    }
+
+    fn command(&self, line: &str, setting: &Setting) -> Result<Command> {
         // Where nobody watches, a step that hangs is ended; `timeout` ends its children too.
-        let limit = std::env::var_os("CI").map_or("", |_| "timeout --kill-after=30 1800");
+        let limit = std::env::var_os("CI");
+        let limit = limit.map(|_| format!("timeout --kill-after=30 {}", self.limit_s));
+        let limit = limit.unwrap_or_default();
         let mut words = limit.split_whitespace().chain(line.split_whitespace());
         let program = words.next().context("an empty step")?;
         let mut command = Command::new(program);
-        command.args(words).current_dir(&setting.root).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.args(words).current_dir(&setting.root).stdin(Stdio::null());
         // `cargo run` left its mark, which would make build scripts run again.
         for (key, _) in std::env::vars_os() {
             let name = key.to_string_lossy();
@@ -116,16 +178,8 @@ impl Step {
                 command.env_remove(&key);
             }
         }
-        let child = command.envs(env).spawn();
-        let mut child = child.with_context(|| format!("starting `{program}`"))?;
-        let stdout = child.stdout.take().context("the step has no output")?;
-        let passed = copy_and_count(BufReader::new(stdout))?;
-        let status = child.wait()?;
-        if !status.success() {
-            bail!("{status}: `{line}`");
-        }
-        ensure!(!self.tests || passed > 0, "no test ran, so it shows nothing: `{line}`");
-        Ok(())
+        command.envs(self.env.iter().map(|(k, v)| (setting.fill(k), setting.fill(v))));
+        Ok(command)
     }
 }
 
@@ -157,28 +211,6 @@ mod unit {
     }
 
     #[test]
-    fn what_a_job_has_built_for_itself_is_removed() {
-        let target = tempfile::tempdir().unwrap();
-        let path = |name: &str| target.path().join(name);
-        let make = |name: &str| fs::create_dir_all(path(name).join("deps")).unwrap();
-        let setting = Setting { target: target.path().to_str().unwrap().to_owned(), ..setting() };
-        make("doc");
-        fs::write(path("log"), "").unwrap();
-        let before = setting.outputs().unwrap();
-        ["debug", "asan"].into_iter().for_each(make);
-        setting.remove_outputs_but(&before).unwrap();
-        let is_there = ["debug", "asan", "doc", "log"].map(|name| path(name).exists());
-        assert_eq!(is_there, [true, false, true, true]);
-    }
-
-    #[test]
-    fn placeholders_are_filled() {
-        let setting = setting();
-        let filled = setting.fill("{target}/x {host} CARGO_TARGET_{HOST}_RUNNER +{msrv}");
-        assert!(!filled.contains('{') && filled.contains("_LINUX_GNU_RUNNER +1."), "{filled}");
-    }
-
-    #[test]
     fn a_missing_program_and_a_failing_one_are_errors_that_name_it() {
         let error = run("no-such-program x").run(&setting()).unwrap_err();
         assert!(format!("{error:#}").contains("no-such-program"));
@@ -197,5 +229,65 @@ mod unit {
         let none = tests("echo test result: ok. 0 passed; 0 failed;");
         assert!(none.run(&setting()).unwrap_err().to_string().contains("no test ran"));
         tests("echo test result: ok. 2 passed; 0 failed;").run(&setting()).unwrap();
+        const SOME: &str = "echo test result: ok. 2 passed; 0 failed;";
+        tests_two_at_a_time(&[SOME, SOME]).run(&setting()).unwrap();
+        let error = tests_two_at_a_time(&[SOME, "true"]).run(&setting()).unwrap_err().to_string();
+        assert!(error.contains("no test ran") && error.contains("`true`"), "{error}");
+    }
+
+    #[test]
+    fn each_of_many_runs_and_each_that_fails_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let mark = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        let (first, last) = (mark("first"), mark("last"));
+        let touch = |path: &str| &*format!("touch {path}").leak();
+        let lines: Vec<&str> = vec![touch(&first), "false one", "false two", touch(&last)];
+        let error = two_at_a_time(lines.leak()).run(&setting()).unwrap_err().to_string();
+        assert!(error.contains("`false one`") && error.contains("`false two`"), "{error}");
+        assert!([first, last].iter().all(|path| std::path::Path::new(path).exists()));
+        two_at_a_time(&["true", "true", "true"]).run(&setting()).unwrap();
+    }
+
+    #[test]
+    fn two_run_at_a_time() {
+        // Each waits until the other one has written into its pipe.
+        let folder = tempfile::tempdir().unwrap();
+        let [one, other] = ["one", "other"].map(|name| folder.path().join(name));
+        for path in [&one, &other] {
+            assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+        }
+        let line = |from: &std::path::Path, to: &std::path::Path| {
+            let script = folder.path().join(from.file_name().unwrap()).with_extension("sh");
+            let text = format!(
+                "exec 3<>{0} 4<>{1}; echo x >&4; head -c1 <&3 >/dev/null",
+                from.display(),
+                to.display()
+            );
+            std::fs::write(&script, text).unwrap();
+            &*format!("timeout 60 sh {}", script.display()).leak()
+        };
+        let lines = vec![line(&one, &other), line(&other, &one)];
+        two_at_a_time(lines.leak()).run(&setting()).unwrap();
+    }
+
+    #[test]
+    fn what_many_write_is_kept_whole() {
+        let line = "sh -c echo";
+        let (said, outcome) = run("").captured(line, &setting());
+        assert_eq!((said, outcome.is_ok()), (b"\n".to_vec(), true));
+        let (said, outcome) = run("").captured("ls /no/such/folder", &setting());
+        let said = String::from_utf8(said).unwrap();
+        assert!(said.contains("/no/such/folder") && outcome.is_err(), "{said}");
+    }
+
+    #[test]
+    fn under_load_a_step_runs_that_many_times() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let line = format!(
+            "dd if=/dev/zero of={} bs=1 count=1 oflag=append conv=notrunc",
+            file.path().display()
+        );
+        run(line.leak()).under_load(3).run(&setting()).unwrap();
+        assert_eq!(file.as_file().metadata().unwrap().len(), 3);
     }
 }

@@ -1,7 +1,7 @@
 //! Facts that stand in two places are the same in both.
 
 use super::{Finding, line_of};
-use crate::{ci, tree::Tree};
+use crate::tree::Tree;
 
 /// Where the oldest compiler is repeated, and the words before it.
 const OLDEST: [(&str, &str); 3] = [
@@ -12,7 +12,6 @@ const OLDEST: [(&str, &str); 3] = [
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut found = rust_version(tree);
-    found.extend(ci::names().flat_map(|job| job_is_named(tree, job)));
     found.extend(safety_facts(tree));
     found.extend(verbs(tree));
     found
@@ -50,25 +49,6 @@ fn rust_version(tree: &Tree) -> Vec<Finding> {
         }
     }
     found
-}
-
-/// Each job runs on GitHub, and people can read what it is for.
-fn job_is_named(tree: &Tree, job: &str) -> Vec<Finding> {
-    let pages = [
-        (".github/workflows/ci.yml", format!("job: {job} ")),
-        ("CONTRIBUTING.md", format!("`{job}`")),
-    ];
-    let lacks = pages.into_iter().filter(|(path, name)| {
-        // In the workflow a name ends its line or is followed by more of the row.
-        let text = tree.text(path).unwrap_or_default();
-        !text.lines().any(|line| format!("{} ", line.replace([',', '}'], " ")).contains(name))
-    });
-    lacks
-        .map(|(path, name)| {
-            let name = name.trim_end();
-            Finding::new(path, 1, format!("CI job `{job}` is missing; add a row with {name}"))
-        })
-        .collect()
 }
 
 /// Whoever comes from C finds each function, or why it is not there.
@@ -144,19 +124,6 @@ mod tests {
         let tree = Tree::of([MANIFEST, ("README.md", "Rust 1.88"), ("CONTRIBUTING.md", "Rust")]);
         assert_eq!(rust_version(&tree).len(), 2);
         assert_eq!(rust_version(&Tree::of([("Cargo.toml", "")])).len(), 1);
-    }
-
-    #[test]
-    fn a_job_that_github_or_the_page_lacks_fails() {
-        let yml = "          - { job: loom-long, setup: x }\n          - job: fmt\n";
-        let pages = [(".github/workflows/ci.yml", yml), ("CONTRIBUTING.md", "| `fmt` | `loom` |")];
-        let tree = Tree::of(pages);
-        assert_eq!(job_is_named(&tree, "fmt"), []);
-        let found = job_is_named(&tree, "loom");
-        assert!(found[0].to_string().starts_with(".github/workflows/ci.yml:1: CI job `loom`"));
-        assert_eq!(found.len(), 1);
-        assert_eq!(job_is_named(&tree, "loom-long").len(), 1, "the page lacks it");
-        assert_eq!(job_is_named(&tree, "fm").len(), 2);
     }
 
     #[test]

@@ -10,6 +10,9 @@ use crate::devices;
 /// As many as a run of CI has.
 const COUNT: u64 = 200;
 
+/// One program in that many has a fresh seed, if there is one.
+const FRESH_IN: u64 = 10;
+
 /// The device that others are compared with, unless another one is named.
 const SOFTWARE: &str = "soft0";
 
@@ -20,6 +23,8 @@ pub(super) type Programs = Box<dyn Iterator<Item = (String, Program)> + Send>;
 pub(super) struct Arguments {
     seed: u64,
     count: u64,
+    /// The first of the fresh seeds.
+    fresh: Option<u64>,
     program: Option<Program>,
     /// The device that others are compared with.
     pub(super) against: String,
@@ -29,12 +34,13 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// `--seed N`, `--count N`, `--against` with the software device that SoftRoCE and devices of `RDMA_TEST_DEVICES`
+    /// `--seed N`, `--count N`, `--fresh N` with a seed from which one program in ten is taken, `--against` with the software device that SoftRoCE and devices of `RDMA_TEST_DEVICES`
     /// are compared with, `--all` to go on after a failure, and `--program` with what a failure printed, or the name of
     /// a file with it; all others are those of the usual harness. Without a seed it is `RDMA_TEST_SEED`, or the
-    /// clock's.
+    /// clock's; without a fresh seed, `RDMA_TEST_FRESH_SEED` or none.
     pub(super) fn of_process() -> Self {
-        let mut seed = env::var("RDMA_TEST_SEED").ok().map(|text| number(&text));
+        let [mut seed, mut fresh] = ["RDMA_TEST_SEED", "RDMA_TEST_FRESH_SEED"]
+            .map(|name| env::var(name).ok().map(|text| number(&text)));
         let (mut count, mut program, mut all) = (COUNT, None, false);
         let mut against = SOFTWARE.to_owned();
         let mut others = Vec::new();
@@ -43,6 +49,7 @@ impl Arguments {
             let mut value = || given.next().unwrap_or_else(|| panic!("{argument} takes a value"));
             match argument.as_str() {
                 "--seed" => seed = Some(number(&value())),
+                "--fresh" => fresh = Some(number(&value())),
                 "--count" => count = number(&value()),
                 "--program" => program = Some(written(&value())),
                 "--against" => against = software(value()),
@@ -52,7 +59,7 @@ impl Arguments {
         }
         let harness = libtest_mimic::Arguments::from_iter(others);
         let seed = seed.unwrap_or_else(seed_of_clock);
-        Self { seed, count, program, against, all, harness }
+        Self { seed, count, fresh, program, against, all, harness }
     }
 
     /// Pairs of devices to compare: the schedules of the software devices and their ways of sending, or the
@@ -79,19 +86,17 @@ impl Arguments {
         }
         own.extend(["--seed".to_owned(), self.seed.to_string()]);
         own.extend(["--count".to_owned(), self.count.to_string()]);
+        own.extend(self.fresh.iter().flat_map(|seed| ["--fresh".to_owned(), seed.to_string()]));
         own.extend(self.all.then(|| "--all".to_owned()));
         own
     }
 
-    /// Seeds that follow each other, so that each can be run alone.
+    /// Of the seeds of this run, each of which can be run alone.
     pub(super) fn programs(&self) -> Programs {
         if let Some(program) = self.program.clone() {
             return Box::new(iter::once(("the program".to_owned(), program)));
         }
-        let seeds = (0..self.count).map({
-            let first = self.seed;
-            move |n| first.wrapping_add(n)
-        });
+        let seeds = seeds(self.seed, self.count, self.fresh);
         Box::new(seeds.map(|seed| (format!("--seed {seed} --count 1"), generate::program(seed))))
     }
 }
@@ -100,9 +105,20 @@ impl fmt::Display for Arguments {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.program {
             Some(_) => write!(f, "one program"),
-            None => write!(f, "--seed {} --count {}", self.seed, self.count),
+            None => {
+                write!(f, "--seed {} --count {}", self.seed, self.count)?;
+                self.fresh.map_or(Ok(()), |seed| write!(f, " --fresh {seed}"))
+            }
         }
     }
+}
+
+/// Seeds that follow each other; with a fresh one, the last of each ten is of those that follow that.
+fn seeds(first: u64, count: u64, fresh: Option<u64>) -> impl Iterator<Item = u64> {
+    (0..count).map(move |n| match fresh {
+        Some(fresh) if n % FRESH_IN == FRESH_IN - 1 => fresh.wrapping_add(n / FRESH_IN),
+        _ => first.wrapping_add(n),
+    })
 }
 
 fn software(name: String) -> String {
@@ -125,4 +141,41 @@ fn written(text: &str) -> Program {
 fn seed_of_clock() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.as_secs() * 1_000 + u64::from(now.subsec_millis())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_seed_in_ten_is_fresh_and_the_others_follow_each_other() {
+        let run: Vec<u64> = seeds(500, 200, Some(70_000)).collect();
+        assert_eq!(run[9], 70_000, "a run has some from its first programs on");
+        let (fresh, known): (Vec<u64>, Vec<u64>) =
+            run.into_iter().partition(|seed| *seed >= 70_000);
+        assert_eq!(fresh, (70_000..70_020).collect::<Vec<_>>());
+        assert_eq!(known, (500..700).filter(|seed| seed % 10 != 9).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_program_that_failed_runs_alone_by_its_seed() {
+        assert_eq!(seeds(70_003, 1, Some(90_000)).collect::<Vec<_>>(), [70_003]);
+        assert_eq!(seeds(u64::MAX, 2, None).collect::<Vec<_>>(), [u64::MAX, 0]);
+    }
+
+    #[test]
+    fn another_process_and_whoever_reads_are_given_the_fresh_seed_too() {
+        let arguments = Arguments {
+            seed: 3,
+            count: 200,
+            fresh: Some(90_000),
+            program: None,
+            against: SOFTWARE.to_owned(),
+            all: false,
+            harness: libtest_mimic::Arguments::default(),
+        };
+        assert_eq!(arguments.to_string(), "--seed 3 --count 200 --fresh 90000");
+        let own = arguments.own().join(" ");
+        assert_eq!(own, format!("--against {SOFTWARE} --seed 3 --count 200 --fresh 90000"));
+    }
 }

@@ -1,0 +1,57 @@
+//! `cargo xtask only`: a runner for cargo that runs the programs of one crate. So a job builds what others build too, with
+//! the same features, which cargo would compile once more for fewer crates; and runs a part of it.
+
+use std::env;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result};
+
+/// The crate whose programs are run.
+const ONLY: &str = "RDMA_CI_ONLY";
+
+/// By cargo, for what it runs.
+const PACKAGE: &str = "CARGO_PKG_NAME";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What runs the program, if anything does, with its options; then, by cargo, the program and its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    line: Vec<String>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let only = env::var(ONLY).with_context(|| format!("{ONLY} does not name a crate"))?;
+    let package = env::var(PACKAGE).with_context(|| format!("cargo does not set {PACKAGE}"))?;
+    run_if(package == only, &args.line)
+}
+
+/// What the line returns; success without a run of it if it is not wanted.
+fn run_if(wanted: bool, line: &[String]) -> Result<ExitCode> {
+    if !wanted {
+        println!("(not run: {})", line.join(" "));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (program, arguments) = line.split_first().context("an empty line")?;
+    let status = Command::new(program).args(arguments).status();
+    let status = status.with_context(|| format!("starting `{program}`"))?;
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_crates_succeed_without_a_run_and_its_own_end_as_they_end() {
+        let run = |wanted, line: &str| {
+            let words: Vec<_> = line.split(' ').map(str::to_owned).collect();
+            run_if(wanted, &words)
+        };
+        assert_eq!(run(false, "false").unwrap(), ExitCode::SUCCESS);
+        assert_eq!(run(true, "false").unwrap(), ExitCode::from(1));
+        assert_eq!(run(true, "true --quiet").unwrap(), ExitCode::SUCCESS);
+        assert!(run(true, "no-such-program").unwrap_err().to_string().contains("no-such-program"));
+    }
+}

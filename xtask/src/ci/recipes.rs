@@ -1,0 +1,372 @@
+//! The steps of the longer jobs.
+
+use super::needs::Need;
+use super::step::{Step, run, tests, tests_two_at_a_time, two_at_a_time};
+
+/// A compiler of the stable channel obeys `-Z` with it, so the sanitizers need no nightly.
+const UNSTABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
+
+/// Runs the programs of the crate that `RDMA_CI_ONLY` names.
+const RUN_ONLY: (&str, &str) = ("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask only");
+
+/// Runs a program under valgrind; a leak or an invalid access fails it.
+macro_rules! memcheck {
+    () => {
+        "valgrind --quiet --fair-sched=yes --error-exitcode=99 --leak-check=full \
+            --show-leak-kinds=definite --errors-for-leak-kinds=definite"
+    };
+}
+
+const MEMCHECK: (&str, &str) = ("CARGO_TARGET_{HOST}_RUNNER", memcheck!());
+
+pub(super) const AARCH64_NEEDS: &[Need] = &[
+    Need::Std("aarch64-unknown-linux-gnu"),
+    Need::Tool(
+        "aarch64-linux-gnu-gcc",
+        "apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+    ),
+    Need::Tool("qemu-aarch64", "apt-get install qemu-user"),
+];
+
+/// Debian's cross compiler links, qemu runs what comes out, and what a test starts of its own kind too.
+const EMULATED: &[(&str, &str)] = &[
+    ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc"),
+    ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-aarch64 -L /usr/aarch64-linux-gnu"),
+    ("RDMA_TEST_EMULATOR", "qemu-aarch64 -L /usr/aarch64-linux-gnu"),
+    ("CC", "aarch64-linux-gnu-gcc"),
+    // Nobody reads line numbers of it, and it compiles faster without.
+    ("CARGO_PROFILE_DEV_DEBUG", "0"),
+    WITHOUT_RXE,
+];
+
+/// Everything compiles, the programs too.
+const AARCH64_CHECK: Step = run(
+    "cargo check --target aarch64-unknown-linux-gnu --workspace --exclude xtask --exclude softroce",
+)
+.with(EMULATED);
+
+/// The published crates compile; what differs with the processor runs: the copy, atomics, the layout of C's structs and
+/// the functions of its headers. A child that a process of several threads forks may hang in qemu, which holds locks of
+/// its own: so no test that forks runs beside others here. The cases of the suite have a process each.
+pub(super) const AARCH64: &[Step] = &[
+    run("cargo check --target aarch64-unknown-linux-gnu {products}").with(EMULATED),
+    tests(
+        "cargo test --target aarch64-unknown-linux-gnu -p rdma-sys -p rdma-soft --lib -- --skip fork",
+    )
+    .with(EMULATED),
+    tests(
+        "cargo test --target aarch64-unknown-linux-gnu -p rdma-sys -p rdma-soft --test behaviour -- \
+            layout:: inline:: inline_extended:: inline_mw:: system:: device::abi:: device::atomics:: \
+            device::extended_posts:: device::half_copied:: device::keys:: --skip fork",
+    )
+    .with(EMULATED),
+];
+
+/// Of the tests of channels some that need no atomics.
+pub(super) const PROFILES: &[Step] = &[
+    tests("cargo test -p conformance --test conformance -- like-")
+        .with(&[("RDMA_TEST_DEVICES", "like-broadcom-thor,like-hip08,like-mana,like-connect-ib")]),
+    tests("cargo test -p rdma-channel --test behaviour -- exchange:: sleeping:: watch::")
+        .with(&[("RDMA_SOFT_LIKE", "intel-e810")]),
+];
+
+const STALLED: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg rdma_stalls"), WITHOUT_RXE];
+
+pub(super) const STALLS: &[Step] = &[
+    tests("cargo test --target-dir {target}/stalls -p conformance --test conformance")
+        .with(STALLED),
+    tests("cargo test --target-dir {target}/stalls --lib --tests -p rdma-soft").with(STALLED),
+    tests(
+        "cargo test --target-dir {target}/stalls -p rdma-channel --test behaviour -- exchange:: \
+            endings:: random_peers:: random_programs:: --skip multi_channel:: --skip watch::",
+    )
+    .with(STALLED),
+];
+
+/// What must not compile is the same for every processor.
+pub(super) const AARCH64_FULL: &[Step] = &[
+    AARCH64_CHECK,
+    tests(
+        "cargo test --target aarch64-unknown-linux-gnu --lib --tests -p rdma-types -p rdma-sys \
+            -p rdma-proto -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p test-support \
+            -- --skip and_their_twins --skip fork",
+    )
+    .with(EMULATED),
+    tests("cargo test --target aarch64-unknown-linux-gnu -p conformance --test conformance")
+        .with(EMULATED),
+];
+
+/// All are compiled at once, then run two at a time: callgrind uses one processor, and counts the same beside another one.
+macro_rules! instructions {
+    ($crate_:literal) => {
+        instructions!($crate_, "")
+    };
+    ($crate_:literal, $how:literal) => {
+        concat!(
+            "env RDMA_CI_ONLY=",
+            $crate_,
+            " cargo bench -p rdma-proto -p rdma-qp -p rdma-channel -p rdma-async -p rdma-soft \
+                --bench instructions ",
+            $how,
+        )
+    };
+}
+
+pub(super) const INSTRUCTIONS: &[Step] = &[
+    run(instructions!("", "--no-run")),
+    two_at_a_time(&[
+        instructions!("rdma-qp"),
+        instructions!("rdma-channel"),
+        instructions!("rdma-async"),
+        instructions!("rdma-soft"),
+        instructions!("rdma-proto"),
+    ])
+    .with(&[RUN_ONLY]),
+];
+
+/// The program of the job `test`.
+pub(super) const COPY_FILE: &[Step] = &[
+    run("cargo build --workspace --examples"),
+    run("mkdir -p {target}/copy-file"),
+    run("dd if=/dev/urandom of={target}/copy-file/src bs=10000019 count=1 iflag=fullblock"),
+    run("{target}/debug/examples/copy_file {target}/copy-file/src {target}/copy-file/soft0 \
+        --device soft0"),
+    run("cmp {target}/copy-file/src {target}/copy-file/soft0"),
+    run("{target}/debug/examples/copy_file {target}/copy-file/src {target}/copy-file/softib0 \
+        --device softib0"),
+    run("cmp {target}/copy-file/src {target}/copy-file/softib0"),
+];
+
+pub(super) const RXE: &[Step] = &[
+    run("cargo build -p rdma-examples --examples"),
+    run("cargo xtask rxe-setup"),
+    // Not `cargo xtask`: that would be run by the runner, too.
+    tests("cargo test -p rdma-examples --test behaviour -- --ignored --test-threads=1")
+        .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
+    // Its programs open `soft0`.
+    tests("cargo test -p rdma --doc Tutorial").with(&[(
+        "CARGO_TARGET_{HOST}_RUNNER",
+        "{target}/debug/xtask rxe-run --machine --timeout 300 -- \
+            /bin/sh ../../xtask/src/ci/rxe_as.sh soft0",
+    )]),
+    tests("cargo test -p conformance").with(&[("RDMA_TEST_RXE", "required")]),
+    run("cargo xtask interop --run 4,1024,0,65536,- --run 6,4096,1,16384,send --run 4,rc,0"),
+];
+
+/// Runs a target for half a minute, from a seed that it prints. Without a sanitizer, which would look for what only
+/// unsafe code can do, the stable compiler is enough.
+macro_rules! fuzz {
+    ($name:literal) => {
+        fuzz!($name, "fuzz --sanitizer none")
+    };
+    ($name:literal, $how:literal) => {
+        concat!(
+            "cargo fuzz run --fuzz-dir crates/fuzz --target-dir {target}/",
+            $how,
+            " ",
+            $name,
+            " {target}/tmp/fuzz/",
+            $name,
+            " -- -max_total_time=30 -max_len=4096 -rss_limit_mb=1024 -timeout=60",
+        )
+    };
+}
+
+pub(super) const FUZZ_NEEDS: &[Need] = &[
+    Need::Tool("cargo-fuzz", "cargo install --locked cargo-fuzz"),
+    Need::Tool("c++", "apt-get install g++"),
+];
+
+pub(super) const FUZZ: &[Step] = &[
+    // They write the inputs that the fuzzers begin with.
+    tests("cargo test --workspace --test fuzz"),
+    run("cargo fuzz build --fuzz-dir crates/fuzz --target-dir {target}/fuzz --sanitizer none"),
+    two_at_a_time(&[
+        fuzz!("packet"),
+        fuzz!("responder"),
+        fuzz!("requester"),
+        fuzz!("endpoint"),
+        fuzz!("work_request"),
+        fuzz!("local_link"),
+        fuzz!("udp_link"),
+        fuzz!("simulator"),
+    ]),
+];
+
+/// Where unsafe code is.
+pub(super) const FUZZ_ADDRESS: &[Step] = &[
+    tests("cargo test --workspace --test fuzz"),
+    run(fuzz!("work_request", "fuzz-address --sanitizer address")).with(VISIBLE_COPIES),
+];
+
+/// AddressSanitizer is to see the device's copies.
+const VISIBLE_COPIES: &[(&str, &str)] = &[UNSTABLE, ("RUSTFLAGS", "--cfg rdma_visible_copies")];
+
+/// The sanitizers and memcheck are for our own code.
+pub(super) const WITHOUT_RXE: (&str, &str) = ("RDMA_TEST_RXE", "off");
+
+/// Whatever runs, the same crates are chosen: cargo unites the features of those, and other features would have each of
+/// them compiled once more.
+macro_rules! asan {
+    ($which:literal) => {
+        tests(concat!(
+            "cargo test --target {host} --target-dir {target}/asan -p rdma-soft -p rdma-mem -p rdma-qp \
+                -p rdma-channel -p rdma-async -p conformance ",
+            $which,
+        ))
+        .with(ADDRESS)
+    };
+}
+
+const ADDRESS: &[(&str, &str)] =
+    &[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=address --cfg rdma_visible_copies"), WITHOUT_RXE];
+
+/// First that the sanitizer sees the device at all: these tests expect its abort.
+const ASAN_SEES: Step = asan!("--test behaviour visible_copies::");
+
+/// The suite by the direct path: the other devices differ in the schedule, the way of the packets and the kind of link, and
+/// the tests of the device have all of these. What must not compile, and what is `Send`, has nothing to find at run time.
+pub(super) const ASAN: &[Step] = &[
+    ASAN_SEES,
+    asan!(
+        "--lib --test behaviour --test fork --test fuzz --test stress --test no_alloc --test no_allocation \
+            --test collective_allocations --test ended_networks --test soak -- --skip differential::"
+    ),
+    asan!("--test conformance -- soft0::"),
+];
+
+pub(super) const ASAN_FULL: &[Step] = &[
+    ASAN_SEES,
+    // The programs of the examples, which a test starts.
+    run("cargo build --target {host} --target-dir {target}/asan -p rdma-examples --examples")
+        .with(ADDRESS),
+    tests(
+        "cargo test --target {host} --target-dir {target}/asan --lib --bins --tests --examples \
+            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-async -p rdma-examples \
+            -p conformance",
+    )
+    .with(ADDRESS),
+];
+
+const LEAKS: &[(&str, &str)] = &[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=leak"), WITHOUT_RXE];
+
+pub(super) const LSAN: &[Step] = &[
+    run("cargo build --target {host} --target-dir {target}/lsan -p rdma-examples --examples")
+        .with(LEAKS),
+    tests(
+        "cargo test --target {host} --target-dir {target}/lsan --lib --bins --tests --examples \
+            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-async -p rdma-examples \
+            -p conformance",
+    )
+    .with(LEAKS),
+];
+
+/// First that memcheck sees the device at all: these tests expect its report.
+const MEMCHECK_SEES: Step =
+    tests("cargo test --workspace --test behaviour visible_copies:: -- --ignored --test-threads=1");
+
+/// The tests of the device's parts in two halves, since valgrind runs one thread at a time. Copies of memory that is not
+/// there are not made by the kernel under valgrind, and it loses registers where an instruction faults and is resumed.
+macro_rules! memcheck_lib {
+    ($half:literal) => {
+        concat!(
+            "cargo test --workspace --lib -- --test-threads=1 ",
+            $half,
+            " --skip copy::tests::gone:: --skip copy::tests::order::",
+        )
+    };
+}
+
+pub(super) const VALGRIND: &[Step] = &[
+    MEMCHECK_SEES,
+    tests_two_at_a_time(&[memcheck_lib!("engine::"), memcheck_lib!("--skip engine::")]).with(&[
+        ("RDMA_CI_ONLY", "rdma-soft"),
+        ("CARGO_TARGET_{HOST}_RUNNER", concat!("{target}/debug/xtask only ", memcheck!())),
+    ]),
+];
+
+/// Each case is a process; of the devices one is enough. Of forks see below; what lives on is a leak.
+const MEMCHECK_SUITE: Step = tests(
+    "cargo test -p conformance --test conformance -- soft0:: --skip ::forks:: --skip _lives_on",
+)
+.with(&[MEMCHECK, ("VALGRIND_OPTS", "--trace-children=yes"), WITHOUT_RXE]);
+
+/// A forked child releases nothing, on purpose, and valgrind would call that leaks.
+pub(super) const VALGRIND_FULL: &[Step] = &[
+    MEMCHECK_SEES,
+    run("cargo build -p rdma-examples --examples"),
+    tests(
+        "cargo test --lib --bins --tests --examples -p rdma-soft -p rdma-mem -p rdma-qp \
+            -p rdma-channel -p rdma-examples -- --test-threads=1 --skip forked_child \
+            --skip copy::tests::gone:: --skip copy::tests::order:: --skip unmapped:: --skip polls_end",
+    )
+    .with(&[MEMCHECK]),
+    MEMCHECK_SUITE,
+];
+
+pub(super) const LINKED: &[Step] = &[
+    run("cargo clippy -p rdma-sys --features linked --all-targets --target-dir {target}/linked \
+        -- -D warnings"),
+    tests("cargo test -p rdma-sys --features linked --target-dir {target}/linked"),
+];
+
+/// Both crates are compiled at once, then run at once.
+macro_rules! loom {
+    ($crate_:literal, $how:literal) => {
+        concat!(
+            "env RDMA_CI_ONLY=",
+            $crate_,
+            " cargo test -p rdma-soft -p rdma-async --release --lib --target-dir {target}/loom ",
+            $how,
+        )
+    };
+}
+
+/// All orders of threads, which takes minutes; what has too many of them bounds its preemptions itself, in its model.
+pub(super) const LOOM: &[Step] = &[
+    run(loom!("", "--no-run")).with(UNDER_LOOM),
+    tests_two_at_a_time(&[loom!("rdma-soft", "loom"), loom!("rdma-async", "loom")])
+        .with(UNDER_LOOM),
+];
+
+const UNDER_LOOM: &[(&str, &str)] =
+    &[("RUSTFLAGS", "--cfg loom"), ("CARGO_PROFILE_RELEASE_DEBUG", "0"), RUN_ONLY];
+
+pub(super) const STRESS: &[Step] = &[
+    tests("cargo test -p rdma-soft --release --test stress")
+        .with(&[("RDMA_STRESS_SECONDS", "120")]),
+    tests("cargo test -p rdma-soft --test behaviour local_link -- --ignored"),
+    tests("cargo test -p rdma-async --test behaviour crowd -- --ignored"),
+];
+
+/// proptest looks for its files of failures, and miri is a hundred times slower than the machine. The copy
+/// has no assembly then. rdma-qp is not among them: its own tests of the table of
+/// transitions take miri minutes, and its unsafe code calls C.
+pub(super) const MIRI: &[Step] = &[
+    tests("cargo +nightly miri test -p rdma-types --target-dir {target}/miri").with(UNDER_MIRI),
+    tests("cargo +nightly miri test --lib -p rdma-mem -p rdma-channel --target-dir {target}/miri")
+        .with(UNDER_MIRI),
+    // The device is a mock, so that there is no C.
+    tests("cargo +nightly miri test --lib -p rdma-async --target-dir {target}/miri ledger::")
+        .with(UNDER_MIRI),
+    tests("cargo +nightly miri test --lib -p rdma-soft --target-dir {target}/miri engine::memory::copy::")
+        .with(UNDER_MIRI),
+];
+
+/// The device turns addresses into pointers, which is what exposed provenance is for.
+const UNDER_MIRI: &[(&str, &str)] = &[
+    ("MIRIFLAGS", "-Zmiri-disable-isolation -Zmiri-permissive-provenance"),
+    ("PROPTEST_CASES", "8"),
+];
+
+/// First all of them, then those that have a deadline or
+/// a second process, as their files say (`timed.rs`), and the programs of their own that have.
+pub(super) const LOADED: &[Step] = &[
+    run("cargo test --workspace --no-run"),
+    tests("cargo test --workspace").under_load(3),
+    tests("cargo test --workspace --test behaviour -- {timed}").under_load(10),
+    tests("cargo test --workspace --test fork --test stress").under_load(10),
+    run("cargo test --workspace --test soak --test interop").under_load(10),
+    tests("cargo test --workspace --test conformance -- soft0-local::").under_load(10),
+    tests("cargo test --workspace --test conformance -- soft0-udp::").under_load(10),
+];

@@ -1,0 +1,157 @@
+//! Where the jobs run.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use cargo_metadata::MetadataCommand;
+
+use super::timed;
+use crate::tidy;
+use crate::tree::Tree;
+
+/// Folders of the target folder that more than one job uses.
+const SHARED_OUTPUTS: &[&str] = &["debug", "release", "rxe", "tmp"];
+
+/// Where the jobs run.
+pub(crate) struct Setting {
+    pub(crate) root: PathBuf,
+    /// cargo's target folder; `{target}` in a line.
+    target: String,
+    /// The triple of this machine; `{host}`.
+    host: String,
+    /// The oldest compiler, from the root manifest; `{msrv}`.
+    msrv: String,
+    /// `-p` with each published crate; `{products}`.
+    products: String,
+    /// The modules of tests that a busy machine could fail; `{timed}`.
+    timed: String,
+}
+
+impl Setting {
+    pub(crate) fn of(root: &Path) -> Result<Self> {
+        let metadata = MetadataCommand::new().current_dir(root).no_deps().exec()?;
+        let msrv = metadata.packages.iter().find_map(|package| package.rust_version.as_ref());
+        let msrv = msrv.context("no crate has a `rust-version`")?;
+        let rustc = Command::new("rustc").arg("-vV").output().context("starting rustc")?;
+        let rustc = String::from_utf8_lossy(&rustc.stdout).into_owned();
+        let host = rustc.lines().find_map(|line| line.strip_prefix("host: "));
+        Ok(Self {
+            root: root.to_path_buf(),
+            target: metadata.target_directory.to_string(),
+            host: host.context("`rustc -vV` does not say its host")?.to_owned(),
+            msrv: format!("{}.{}", msrv.major, msrv.minor),
+            products: tidy::products()
+                .map(|name| format!("-p {name}"))
+                .collect::<Vec<_>>()
+                .join(" "),
+            timed: timed::filters(&Tree::read(root)?).join(" "),
+        })
+    }
+
+    pub(crate) fn fill(&self, text: &str) -> String {
+        text.replace("{target}", &self.target)
+            .replace("{host}", &self.host)
+            .replace("{HOST}", &self.host.to_uppercase().replace('-', "_"))
+            .replace("{msrv}", &self.msrv)
+            .replace("{products}", &self.products)
+            .replace("{timed}", &self.timed)
+    }
+
+    /// The bytes that the target folder takes.
+    pub(crate) fn disk_use(&self) -> u64 {
+        size(Path::new(&self.target))
+    }
+
+    /// The folders of the target folder.
+    pub(crate) fn outputs(&self) -> Result<Vec<PathBuf>> {
+        let Ok(entries) = fs::read_dir(&self.target) else { return Ok(Vec::new()) };
+        let mut folders = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                folders.push(entry.path());
+            }
+        }
+        Ok(folders)
+    }
+
+    /// Removes the folders that a job has made in the target folder, but for those that other jobs use, too.
+    pub(crate) fn remove_outputs_but(&self, before: &[PathBuf]) -> Result<()> {
+        for folder in self.outputs()? {
+            let is_shared = SHARED_OUTPUTS.iter().any(|name| folder.ends_with(name));
+            if !is_shared && !before.contains(&folder) {
+                let failed = || format!("removing {}", folder.display());
+                fs::remove_dir_all(&folder).with_context(failed)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The bytes on disk of all that is in a folder, of a file with several names once; what goes meanwhile counts as nothing.
+fn size(folder: &Path) -> u64 {
+    let (mut folders, mut seen, mut bytes) = (vec![folder.to_path_buf()], HashSet::new(), 0);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let Ok(metadata) = entry.metadata() else { continue };
+            if metadata.is_dir() {
+                folders.push(entry.path());
+            } else if seen.insert(metadata.ino()) {
+                bytes += metadata.blocks() * 512;
+            }
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree;
+
+    fn setting() -> Setting {
+        Setting::of(&tree::root()).unwrap()
+    }
+
+    #[test]
+    fn a_file_with_two_names_takes_its_space_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::create_dir(path("deps")).unwrap();
+        fs::write(path("deps/program"), vec![1; 1 << 20]).unwrap();
+        fs::hard_link(path("deps/program"), path("program")).unwrap();
+        let size = size(folder.path());
+        assert!((1 << 20..2 << 20).contains(&size), "{size}");
+    }
+
+    #[test]
+    fn what_a_job_has_built_for_itself_is_removed() {
+        let target = tempfile::tempdir().unwrap();
+        let path = |name: &str| target.path().join(name);
+        let make = |name: &str| fs::create_dir_all(path(name).join("deps")).unwrap();
+        let setting = Setting { target: target.path().to_str().unwrap().to_owned(), ..setting() };
+        make("doc");
+        fs::write(path("log"), "").unwrap();
+        let before = setting.outputs().unwrap();
+        ["debug", "asan"].into_iter().for_each(make);
+        setting.remove_outputs_but(&before).unwrap();
+        let is_there = ["debug", "asan", "doc", "log"].map(|name| path(name).exists());
+        assert_eq!(is_there, [true, false, true, true]);
+    }
+
+    #[test]
+    fn placeholders_are_filled() {
+        let setting = setting();
+        let filled =
+            setting.fill("{target}/x {host} CARGO_TARGET_{HOST}_RUNNER +{msrv} {products}");
+        assert!(!filled.contains('{') && filled.contains("_LINUX_GNU_RUNNER +1."), "{filled}");
+        assert!(
+            filled.contains(" -p rdma-types -p rdma-sys ") && !filled.contains("xtask"),
+            "{filled}"
+        );
+    }
+}

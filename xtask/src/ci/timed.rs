@@ -1,0 +1,70 @@
+//! The tests that a busy machine could fail: those with a deadline or a second process, as their files say.
+
+use crate::tree::Tree;
+
+/// Each starts a process, or is one's.
+const PROCESSES: &[&str] = &[
+    "this_program",
+    "in_own_process",
+    "in_a_process_of_its_own",
+    "must_live",
+    "must_abort",
+    "Process::",
+    "Peer::start",
+    "Near::",
+];
+
+/// Each is of the machine's clock.
+const DEADLINES: &[&str] = &["Instant::now", ".elapsed()", "timeout(", "deadline", "sleep("];
+
+/// Where time is a number that the test counts up.
+const WITHOUT_A_CLOCK: &str = "crates/rdma-proto/";
+
+/// The modules of `tests/behaviour` with such tests, as words that libtest looks for in their names.
+pub(super) fn filters(tree: &Tree) -> Vec<String> {
+    let files = tree.ending(&[".rs"]).filter(|(path, _)| !path.starts_with(WITHOUT_A_CLOCK));
+    let modules = files.filter_map(|(path, text)| Some((module(path)?, text)));
+    let timed = modules
+        .filter(|(_, text)| PROCESSES.iter().chain(DEADLINES).any(|mark| text.contains(mark)));
+    let mut filters: Vec<_> = timed.map(|(module, _)| module).collect();
+    filters.sort();
+    filters.dedup();
+    filters
+}
+
+/// `a::b::` of `…/tests/behaviour/a/b.rs`; none of what tests share.
+fn module(path: &str) -> Option<String> {
+    let (_, inside) = path.split_once("/tests/behaviour/")?;
+    let module = inside.strip_suffix(".rs")?;
+    let shared = module == "main" || module.starts_with("common/");
+    (!shared).then(|| module.replace('/', "::") + "::")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_with_a_clock_or_a_second_process_are_named() {
+        let tree = Tree::of([
+            ("crates/a/tests/behaviour/main.rs", "mod late; // Instant::now"),
+            ("crates/a/tests/behaviour/late.rs", "let begin = Instant::now();"),
+            ("crates/a/tests/behaviour/late/killed.rs", "let child = this_program();"),
+            ("crates/a/tests/behaviour/common/mod.rs", "sleep(A_WHILE)"),
+            ("crates/a/tests/behaviour/sums.rs", "assert_eq!(1 + 1, 2);"),
+            ("crates/a/tests/fork.rs", "this_program()"),
+            ("crates/rdma-proto/tests/behaviour/pair.rs", "pair.timeout(3)"),
+            ("crates/b/tests/behaviour/late.rs", "channel.timeout(SHORT)"),
+        ]);
+        assert_eq!(filters(&tree), ["late::", "late::killed::"]);
+    }
+
+    #[test]
+    fn this_repository_has_some_of_both_kinds() {
+        let tree = Tree::read(&crate::tree::root()).unwrap();
+        let filters = filters(&tree);
+        for known in ["local_link::", "sleeping::limits::", "leases::processes::", "told::"] {
+            assert!(filters.iter().any(|filter| filter == known), "{known}: {filters:?}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! `cargo xtask features`: each published crate compiles alone, and with each of its features alone.
+//!
+//! Cargo unites the features of all crates that it builds together, so that what is missing in one shows only when it is
+//! built alone.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use cargo_metadata::{MetadataCommand, Package};
+
+use crate::{tidy, tree};
+
+/// Builds all of rdma-core, and has a job of its own.
+const ELSEWHERE: &str = "linked";
+
+/// Checks each combination, also after one failed; fails with a list of those that do not compile.
+pub(crate) fn run() -> Result<bool> {
+    let root = tree::root();
+    let metadata = MetadataCommand::new().current_dir(&root).no_deps().exec()?;
+    let mut failed = Vec::new();
+    for name in tidy::products() {
+        let package = metadata.packages.iter().find(|package| package.name == name);
+        let package = package.with_context(|| format!("cargo does not know `{name}`"))?;
+        for features in combinations(package) {
+            let mut cargo = Command::new("cargo");
+            cargo.args(["check", "--quiet", "--package", name, "--no-default-features"]);
+            cargo.args(features.iter().flat_map(|one| ["--features", *one])).current_dir(&root);
+            let line = format!("{name} with {}", features.first().copied().unwrap_or("no feature"));
+            println!("{line}");
+            if !cargo.status().context("starting cargo")?.success() {
+                failed.push(line);
+            }
+        }
+    }
+    if !failed.is_empty() {
+        bail!("{} do not compile: {}", failed.len(), failed.join(", "));
+    }
+    Ok(true)
+}
+
+/// No feature, then each alone, `default` too.
+fn combinations(package: &Package) -> Vec<Vec<&str>> {
+    let features = package.features.keys().map(String::as_str);
+    let each = features.filter(|feature| *feature != ELSEWHERE).map(|feature| vec![feature]);
+    std::iter::once(Vec::new()).chain(each).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_feature_of_each_published_crate_is_tried_alone() {
+        let metadata = MetadataCommand::new().current_dir(tree::root()).no_deps().exec().unwrap();
+        let of = |name: &str| {
+            let package = metadata.packages.iter().find(|package| package.name == name).unwrap();
+            combinations(package)
+        };
+        let none: Vec<&str> = Vec::new();
+        assert_eq!(of("rdma-soft"), [none.clone()]);
+        assert_eq!(of("rdma-sys"), [none.clone()], "`linked` has a job of its own");
+        assert_eq!(of("rdma-qp"), [none.clone(), vec!["serde"]]);
+        assert_eq!(of("rdma"), [none, vec!["async"], vec!["default"], vec!["serde"], vec!["soft"]]);
+    }
+}
