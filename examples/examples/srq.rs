@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use rdma::device::AsyncEventSource;
 use rdma::prelude::*;
-use rdma::qp::{CompletionQueue, MaxRnrRetries, PollSlot, SharedReceiveQueue};
+use rdma::qp::{CompletionQueue, PollSlot, SharedReceiveQueue};
 use rdma_examples::ends::{Ends, OtherEnd, until};
 use rdma_examples::{Failure, program};
 
@@ -98,9 +98,8 @@ fn receive(
 /// Sends the numbers from 1 on, one at a time, without a region: they are copied when they are posted.
 fn send(context: &Context, server: &mut OtherEnd, messages: u32) -> Result<String, Failure> {
     let (cq, pd) = (CompletionQueue::create(context, 64)?, context.allocate_pd()?);
-    // As long as it takes: the others may have taken every receive.
-    let builder = pd.create_qp().max_rnr_retries(MaxRnrRetries::unlimited()).max_inline_data(8);
-    let prepared = builder.send_cq(&cq).recv_cq(&cq).build()?;
+    // A send is tried again for as long as it takes: the others may have taken every receive.
+    let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
     let peer = server.exchange(&prepared.endpoint())?;
     let qp = prepared.handshake(peer)?;
     server.tell(messages.into())?;

@@ -18,6 +18,7 @@ use crate::transport_error::{CloseReason, Rejected, TransportError};
 pub(crate) mod batch;
 pub(crate) mod blocking;
 pub(crate) mod builder;
+pub(crate) mod exchanging;
 pub(crate) mod options;
 pub(crate) mod prepared;
 pub(crate) mod slices;

@@ -48,6 +48,7 @@ use crate::transport_error::{CloseReason, TransportError};
 #[cfg(debug_assertions)]
 mod check;
 mod completion;
+mod copies;
 pub(crate) mod end;
 mod members;
 mod news;
@@ -89,6 +90,8 @@ pub(crate) struct Ledger {
     closure_failed: bool,
     /// Dropped behind the queue pairs.
     words: words::Words,
+    /// As the words.
+    copies: Option<copies::Copies>,
     pub(crate) pd: ProtectionDomain,
     /// Closed behind the queue pairs: who sees its end has what was sent before.
     pub(crate) watch: Option<Box<Watch>>,
@@ -139,6 +142,7 @@ impl Ledger {
             told: news::Told::default(),
             closure_failed: false,
             words: words::Words::default(),
+            copies: None,
             pd,
             watch: None,
             #[cfg(debug_assertions)]

@@ -110,6 +110,24 @@ impl Ledger {
         })
     }
 
+    /// Runs what posts several requests, whose memory is borrowed for `'data`, and waits for them; if it fails, `end` ends them.
+    /// Returns when the device uses the memory of none.
+    pub(crate) fn block_to_end<'data, T, F>(
+        &mut self,
+        run: impl for<'l> FnOnce(Call<'l, 'data>) -> Result<T, F>,
+        end: impl FnOnce(&mut Self, F) -> Result<T, TransportError>,
+    ) -> Result<T, TransportError> {
+        let result = without_unwinding(|| {
+            // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the requests.
+            let outcome = run(Call { ledger: self, kept: unsafe { Kept::new() } });
+            outcome.or_else(|failure| end(self, failure))
+        });
+        if result.is_err() {
+            self.say_news();
+        }
+        result
+    }
+
     /// Runs what posts several requests, whose memory is borrowed for `'data`, up to the first that is refused, and then what
     /// ends those. Returns when the device uses the memory of none.
     pub(crate) fn block_each<'data, T>(

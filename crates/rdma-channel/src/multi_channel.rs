@@ -4,7 +4,10 @@ use std::fmt;
 use std::time::Duration;
 
 use rdma_mem::{InlineElement, ProtectionDomain};
-use rdma_qp::{AtomicResult, ConnectAttributes, QpState, QueuePair, WorkSuccess};
+use rdma_qp::{
+    AtomicResult, ConnectAttributes, QpState, QueuePair, SendWorkRequest, WorkSuccess,
+    WriteWorkRequest,
+};
 
 use self::joining::Joining;
 use self::remote_memory_region::PeerRemoteMemoryRegion;
@@ -229,6 +232,11 @@ impl MultiChannel {
     #[doc(alias = "IBV_SEND_INLINE")]
     #[inline]
     pub fn send_inline(&mut self, peer: usize, data: &[u8]) -> Result<WorkSuccess, TransportError> {
+        if self.ledger.has_copies()
+            && let Some(copy) = self.ledger.copy_of_call(peer, data)?
+        {
+            return self.send(ToPeer::from_wr(peer, SendWorkRequest::from_list(&copy.list())));
+        }
         self.send(PeerSendWorkRequest::inline(peer, &[InlineElement::new_checked(data)?]))
     }
 
@@ -243,6 +251,13 @@ impl MultiChannel {
         data: &[u8],
         remote: PeerRemoteMemoryRegion,
     ) -> Result<WorkSuccess, TransportError> {
+        if self.ledger.has_copies()
+            && let Some(copy) = self.ledger.copy_of_call(remote.peer(), data)?
+        {
+            let list = copy.list();
+            let write = WriteWorkRequest::from_list(&list, remote.remote());
+            return self.write(ToPeer::from_wr(remote.peer(), write));
+        }
         self.write(PeerWriteWorkRequest::inline(&[InlineElement::new_checked(data)?], remote))
     }
 

@@ -340,6 +340,13 @@ pub enum CloseReason {
         /// The kind of the operation.
         operation: Operation,
     },
+    /// The device refused a request after the receive of its answer had been posted, as in
+    /// [`Channel::exchange`](crate::Channel::exchange): closing has ended the receive.
+    #[error("{} was refused when the receive of its answer had been posted", .operation.with_article())]
+    Refused {
+        /// The kind of the operation.
+        operation: Operation,
+    },
     /// The last request of a scope was unsignaled, so that nothing tells when it is done.
     #[error(
         "a scope ended with an unsignaled {operation}, which only a later signaled request would have \

@@ -92,6 +92,7 @@ pub use qp::builder::QueuePairBuilder;
 pub use qp::capabilities::QueuePairCapabilities;
 pub use qp::data_order::DataOrder;
 pub use qp::datagrams::DatagramSource;
+pub use qp::inline::Inline;
 pub use qp::modify::modification::QueuePairModification;
 pub use qp::prepared::PreparedQueuePair;
 pub use qp::queue_pair::QueuePair;

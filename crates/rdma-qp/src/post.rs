@@ -92,6 +92,32 @@ impl QueuePair {
         unsafe { Queued::post(request, self) }
     }
 
+    /// Checks a request of any kind as [`post`](Self::post) does, and posts nothing: what passes can only be refused by the
+    /// provider. For programs that post something else first.
+    ///
+    /// # Errors
+    /// See [`PostError`]; a full queue is not seen.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_qp::{InlineElement, PostErrorKind, SendWorkRequest};
+    /// # use rdma_qp::{CompletionQueue, prelude::*};
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let cq = CompletionQueue::create(pd.context(), 64)?;
+    /// # let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
+    /// # let endpoint = prepared.endpoint();
+    /// # let qp = prepared.handshake(endpoint)?; // to itself
+    /// let long = [0; 1000];
+    /// let error = qp.check(SendWorkRequest::inline(&[InlineElement::new(&long)])).unwrap_err();
+    /// assert_eq!(error.kind(), PostErrorKind::TooMuchInline);
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[inline]
+    pub fn check(&self, request: impl WorkRequest) -> Result<(), PostError> {
+        Queued::check(&request.queue(0), self)
+    }
+
     /// Posts a request of any kind as it is: the device finds out what is wrong with it.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rdma::prelude::*;
-use rdma::qp::{AckTimeout, MaxRnrRetries};
+use rdma::qp::{AckTimeout, MaxRnrRetries, MinRnrTimer};
 
 use super::receiver::Receiver;
 use super::sender::Sender;
@@ -83,6 +83,8 @@ impl Prepared<SharedRegion> {
 
 /// How long a message may be without an acknowledgement before it is sent again.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(2);
+/// The time between two attempts to send what has found no receive.
+const RETRY: Duration = Duration::from_micros(2560);
 
 /// Queues for `depth` messages in each direction.
 fn prepare(pd: &ProtectionDomain, settings: Settings) -> Result<PreparedChannel, Error> {
@@ -94,8 +96,9 @@ fn prepare(pd: &ProtectionDomain, settings: Settings) -> Result<PreparedChannel,
         .max_recv_wr(depth)
         // To the sender nothing is written, but with a write of nothing comes the credit.
         .access(AccessFlags::new().with_local_write().with_remote_write())
-        // Both sides have met before the first message: one without room then has gone.
-        .max_rnr_retries(MaxRnrRetries::default())
+        // Both sides have met before the first message: one without room then has gone. Six retries are 15 ms.
+        .max_rnr_retries(MaxRnrRetries::limited(6).unwrap_or_default())
+        .min_rnr_timer(MinRnrTimer::min_duration_greater_than(RETRY))
         // A process that is stopped acknowledges nothing on some devices. With all retries, this is
         // longer than one waits for a sign of it.
         .ack_timeout(AckTimeout::min_duration_greater_than(UNACKNOWLEDGED).unwrap_or_default())

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma::asynchronous::{Connection, ConnectionOptions, Driver, Listener};
 use rdma::prelude::*;
-use rdma::qp::MaxRnrRetries;
 use tokio::time::timeout;
 
 use super::client::{TRIES, always_written};
@@ -17,7 +16,7 @@ use crate::{Failure, warn};
 
 fn options(pd: &ProtectionDomain) -> ConnectionOptions {
     // Nobody waits for the other end's receives longer than its limit.
-    let qp = pd.create_qp().access(ACCESS).max_rnr_retries(MaxRnrRetries::unlimited());
+    let qp = pd.create_qp().access(ACCESS);
     ConnectionOptions::from(qp.max_send_wr(RING)).silence(LIMIT)
 }
 

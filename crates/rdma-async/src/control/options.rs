@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_channel::ConnectError;
 use rdma_mem::{AccessFlags, ProtectionDomain};
-use rdma_qp::{MaxRnrRetries, QueuePair, QueuePairBuilder};
+use rdma_qp::{QueuePair, QueuePairBuilder};
 
 use crate::lease::limits::LeaseLimits;
 
@@ -47,7 +47,7 @@ impl ConnectionOptions {
     /// long as it takes.
     pub fn new(pd: &ProtectionDomain) -> Self {
         let access = AccessFlags::new().with_remote_read().with_remote_write();
-        QueuePair::builder(pd).access(access).max_rnr_retries(MaxRnrRetries::unlimited()).into()
+        QueuePair::builder(pd).access(access).into()
     }
 
     /// Bytes for the other end, at most 1,024: of a client, what the server's program
@@ -104,8 +104,8 @@ impl ConnectionOptions {
     }
 }
 
-/// Of a queue pair with these options. Where they say nothing, they are not those of [`ConnectionOptions::new`]: the peer has no
-/// rights, and a send fails soon if the peer has no receive for it.
+/// Of a queue pair with these options. Where they say nothing of the peer's rights, it has none, unlike that of
+/// [`ConnectionOptions::new`].
 impl From<QueuePairBuilder<'static>> for ConnectionOptions {
     fn from(qp: QueuePairBuilder<'static>) -> Self {
         Self {

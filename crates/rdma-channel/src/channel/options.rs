@@ -7,8 +7,8 @@ use std::time::Duration;
 use rdma_mem::{AccessFlags, Errno, ProtectionDomain};
 use rdma_qp::prelude::*;
 use rdma_qp::{
-    CompletionChannel, CompletionQueue, Error, MaxRnrRetries, PreparedQueuePair, QueuePair,
-    QueuePairBuilder, QueuePairType, SharedReceiveQueue,
+    CompletionChannel, CompletionQueue, Error, PreparedQueuePair, QueuePair, QueuePairBuilder,
+    QueuePairType, SharedReceiveQueue,
 };
 
 use crate::deadline::Wait;
@@ -36,7 +36,7 @@ impl Options {
     pub(crate) fn new(pd: &ProtectionDomain) -> Self {
         let access = AccessFlags::new().with_remote_read().with_remote_write();
         Self {
-            qp: QueuePair::builder(pd).access(access).max_rnr_retries(MaxRnrRetries::unlimited()),
+            qp: QueuePair::builder(pd).access(access),
             pd: pd.clone(),
             qp_type: QueuePairType::RC,
             max_send_wr: DEPTH,
@@ -52,6 +52,11 @@ impl Options {
         let (sends, receives) = (self.max_send_wr, self.max_recv_wr);
         let asked = Asked { sends, receives, signals_all: self.sq_sig_all };
         (asked, self.limits, self.pd.clone())
+    }
+
+    /// How many bytes a program may want to send inline.
+    pub(crate) const fn inline(&self) -> u32 {
+        self.qp.asked().max_inline_data
     }
 
     /// A completion queue that so many channels cannot overflow, and whose requests can be

@@ -41,6 +41,8 @@ pub struct PreparedChannel {
     pub(crate) cq: CompletionQueue,
     /// What the queues were asked for: the completion queue has the capacity for it.
     pub(crate) asked: Asked,
+    /// How many inline bytes were asked for.
+    inline: u32,
     pub(crate) limits: Limits,
     pub(crate) pd: ProtectionDomain,
     watch: Option<(Arc<OwnedFd>, Duration)>,
@@ -52,7 +54,8 @@ impl PreparedChannel {
         let cq = options.completion_queue(("num_channels", 1))?;
         let qp = options.queue_pair(&cq)?;
         let (asked, limits, pd) = options.parts();
-        Ok(Self { qp, cq, asked, limits, pd, watch: options.watch.clone() })
+        let (inline, watch) = (options.inline(), options.watch.clone());
+        Ok(Self { qp, cq, asked, inline, limits, pd, watch })
     }
 
     /// The endpoint of this end, which the peer needs to connect.
@@ -96,9 +99,11 @@ impl PreparedChannel {
         self,
         connect: impl FnOnce(PreparedQueuePair) -> Result<QueuePair, Error>,
     ) -> Result<Channel, Error> {
-        let Self { qp, cq, asked, limits, pd, watch } = self;
-        let mut channel =
-            Channel { ledger: Ledger::new(cq, vec![Some(connect(qp)?)], asked, limits, pd) };
+        let Self { qp, cq, asked, inline, limits, pd, watch } = self;
+        let qp = connect(qp)?;
+        let given = qp.capabilities().max_inline_data;
+        let mut channel = Channel { ledger: Ledger::new(cq, vec![Some(qp)], asked, limits, pd) };
+        channel.ledger.provide_copies(inline, given)?;
         if let Some((stream, limit)) = watch {
             channel.ledger.watch = Some(Box::new(Watch::new(&stream, Some(limit))));
         }

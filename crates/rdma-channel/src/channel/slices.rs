@@ -4,9 +4,10 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use rdma_mem::{GatherList, InlineElement, RemoteMemoryRegion, ScatterList, SliceMut, SliceRef};
-use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WcOpcode, WriteWorkRequest};
+use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
 
 use super::Channel;
+use super::exchanging::bytes_here;
 use crate::transport_error::TransportError;
 
 /// One segment, without flags. Lists of elements, immediate data and flags are for the forms that take a
@@ -63,8 +64,7 @@ impl Channel {
     ) -> Result<usize, TransportError> {
         let mut list = ScatterList::from([into.into()]);
         let message = self.receive(ReceiveWorkRequest::from_list(&mut list))?;
-        let elsewhere = message.opcode() == WcOpcode::RECV_RDMA_WITH_IMM;
-        Ok(message.scattered_bytes().filter(|_| !elsewhere).unwrap_or(0))
+        Ok(bytes_here(&message))
     }
 
     /// Writes registered bytes to the beginning of `remote`. The bytes may be fewer than those of
@@ -98,7 +98,10 @@ impl Channel {
 
     /// Sends these bytes as one message. The bytes need no registration, since the post copies
     /// them; there can be as many as [`max_inline_data`](crate::ChannelBuilder::max_inline_data)
-    /// says.
+    /// says, by default 64.
+    ///
+    /// A device that takes less inline data, or none, is given a copy in registered memory of the channel's own, if
+    /// the option was [`Inline::UpTo`](rdma_qp::Inline::UpTo), as it is by default.
     ///
     /// With immediate data, use [`send`](Self::send) with [`SendWorkRequest::inline`]. Memory that
     /// peers may write is no slice; copy out of it what is to be sent.
@@ -113,9 +116,7 @@ impl Channel {
     /// use rdma_channel::prelude::*;
     /// # rdma_soft::install();
     /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
-    /// # let (here, there) = (pd.create_channel(), pd.create_channel().build()?);
-    ///
-    /// let here = here.max_inline_data(16).build()?;
+    /// # let (here, there) = (pd.create_channel().build()?, pd.create_channel().build()?);
     /// # let (here_end, there_end) = (here.endpoint(), there.endpoint());
     /// # let (mut here, mut there) = (here.handshake(there_end)?, there.handshake(here_end)?);
     /// # let receiver = std::thread::spawn(move || {
@@ -130,6 +131,11 @@ impl Channel {
     #[doc(alias = "IBV_SEND_INLINE")]
     #[inline]
     pub fn send_inline(&mut self, data: &[u8]) -> Result<(), TransportError> {
+        if self.ledger.has_copies()
+            && let Some(copy) = self.ledger.copy_of_call(0, data)?
+        {
+            return self.send(SendWorkRequest::from_list(&copy.list())).map(drop);
+        }
         self.send(SendWorkRequest::inline(&[InlineElement::new_checked(data)?])).map(drop)
     }
 
@@ -144,6 +150,12 @@ impl Channel {
         data: &[u8],
         remote: impl Into<RemoteMemoryRegion>,
     ) -> Result<(), TransportError> {
+        if self.ledger.has_copies()
+            && let Some(copy) = self.ledger.copy_of_call(0, data)?
+        {
+            let list = copy.list();
+            return self.write(WriteWorkRequest::from_list(&list, remote.into())).map(drop);
+        }
         let data = [InlineElement::new_checked(data)?];
         self.write(WriteWorkRequest::inline(&data, remote.into())).map(drop)
     }

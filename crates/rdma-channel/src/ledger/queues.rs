@@ -359,6 +359,12 @@ impl Connection {
         Some((slot, unsafe { self.qp.as_ref().unwrap_unchecked() }))
     }
 
+    /// Whether the next request of one of its queues has a slot at hand.
+    #[inline(always)]
+    pub(crate) fn has_room(&self, queue: &Queue) -> bool {
+        queue.next_free().is_some()
+    }
+
     /// The slot of the last request of the send queue, if that is unsignaled; else the dead one.
     #[inline(always)]
     pub(super) fn last_unsignaled(&self) -> &Slot {

@@ -88,6 +88,11 @@ impl Place<'_> {
         self.slot.operation.get()
     }
 
+    /// How it ended, if it is known to have.
+    pub(crate) fn reported(self) -> Option<WorkResult> {
+        self.slot.report()
+    }
+
     /// What is said of it if it has failed.
     pub(crate) fn failed(self, error: WorkError) -> TransportError {
         self.ledger.failed(self.slot, error)

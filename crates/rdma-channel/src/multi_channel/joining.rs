@@ -38,6 +38,11 @@ impl Joining {
         Self { options, prepared: Arc::default() }
     }
 
+    /// How many inline bytes each peer is asked for.
+    pub(super) const fn inline(&self) -> u32 {
+        self.options.inline()
+    }
+
     /// How many peers are prepared, and not added yet. No other thread makes more of them.
     pub(super) fn prepared(&self) -> usize {
         Arc::strong_count(&self.prepared) - 1

@@ -66,7 +66,10 @@ impl MultiChannel {
         self.ledger.check_process()?;
         let most = self.max_channels();
         let peer = self.ledger.lowest_absent().ok_or(TransportError::TooManyPeers { most })?;
-        self.ledger.add(peer, qp.handshake(endpoint)?);
+        let qp = qp.handshake(endpoint)?;
+        let (asked, given) = (self.joining.inline(), qp.capabilities().max_inline_data);
+        self.ledger.provide_copies(asked, given)?;
+        self.ledger.add(peer, qp);
         Ok(peer)
     }
 

@@ -64,7 +64,9 @@ impl PreparedMultiChannel {
         let mut qps = qps.collect::<Result<Vec<_>, _>>()?;
         qps.resize_with(most, || None);
         let (asked, limits, pd) = options.parts();
-        let ledger = Ledger::new(cq, qps, asked, limits, pd);
+        let given = qps.iter().flatten().map(|qp| qp.capabilities().max_inline_data).min();
+        let mut ledger = Ledger::new(cq, qps, asked, limits, pd);
+        ledger.provide_copies(options.inline(), given.unwrap_or(u32::MAX))?;
         Ok(MultiChannel { ledger, joining: Joining::new(options) })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_mem::{InlineElement, ProtectionDomain};
+use rdma_mem::ProtectionDomain;
 use rdma_qp::SendWorkRequest;
 
 use super::MultiChannel;
@@ -264,7 +264,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         peer: usize,
         data: &[u8],
     ) -> Result<ScopedPendingWork<'scope>, TransportError> {
-        self.post_send(PeerSendWorkRequest::inline(peer, &[InlineElement::new_checked(data)?]))
+        self.to(peer)?.send_inline(data)
     }
 
     /// Posts a write of these bytes to the beginning of `remote`; see [`ScopedPeer::write_inline`].
@@ -278,7 +278,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         data: &[u8],
         remote: PeerRemoteMemoryRegion,
     ) -> Result<ScopedPendingWork<'scope>, TransportError> {
-        self.post_write(PeerWriteWorkRequest::inline(&[InlineElement::new_checked(data)?], remote))
+        self.to(remote.peer())?.write_inline(data, remote.remote())
     }
 
     /// Posts one message to each of these peers; see [`post_scatter_send`](Self::post_scatter_send).

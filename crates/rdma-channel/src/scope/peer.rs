@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use rdma_mem::{InlineElement, ProtectionDomain, RemoteMemoryRegion};
+use rdma_mem::{GatherList, InlineElement, ProtectionDomain, RemoteMemoryRegion};
 use rdma_qp::{
     AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
 };
@@ -13,6 +13,7 @@ use crate::ledger::queues::Connection;
 use crate::ledger::queues::Kept;
 use crate::ledger::ticket::Ticket;
 use crate::ledger::{Ledger, SlotWait};
+use crate::operation::Operation;
 use crate::request::Post;
 use crate::transport_error::{CloseReason, TransportError};
 
@@ -233,6 +234,11 @@ impl<'scope> ScopedPeer<'scope> {
     #[doc(alias = "IBV_SEND_INLINE")]
     #[inline]
     pub fn send_inline(&self, data: &[u8]) -> Result<ScopedPendingWork<'scope>, TransportError> {
+        if self.ledger.has_copies()
+            && let Some(copy) = self.ledger.copy_for_slot(self.connection, Operation::Send, data)?
+        {
+            return self.post_send(SendWorkRequest::from_list(&GatherList::from([copy])));
+        }
         self.post_send(SendWorkRequest::inline(&[InlineElement::new_checked(data)?]))
     }
 
@@ -247,6 +253,11 @@ impl<'scope> ScopedPeer<'scope> {
         data: &[u8],
         remote: RemoteMemoryRegion,
     ) -> Result<ScopedPendingWork<'scope>, TransportError> {
+        if self.ledger.has_copies()
+            && let Some(copy) = self.ledger.copy_for_slot(self.connection, Operation::Write, data)?
+        {
+            return self.post_write(WriteWorkRequest::from_list(&GatherList::from([copy]), remote));
+        }
         self.post_write(WriteWorkRequest::inline(&[InlineElement::new_checked(data)?], remote))
     }
 

@@ -7,6 +7,7 @@ use crate::ah::vector::AddressVector;
 use crate::cq::queue::CompletionQueue;
 use crate::gid_choice::GidChoice;
 use crate::qp::capabilities::QueuePairCapabilities;
+use crate::qp::inline::Inline;
 use crate::qp::queue_pair::QueuePair;
 use crate::qp::settings::Settings;
 use crate::srq::queue::SharedReceiveQueue;
@@ -44,7 +45,9 @@ pub struct QueuePairBuilder<'a> {
     pub(crate) recv_cq: Option<&'a CompletionQueue>,
     pub(crate) srq: Option<&'a SharedReceiveQueue>,
     pub(crate) qp_type: QpType,
+    /// But for inline data.
     pub(crate) sizes: QueuePairCapabilities,
+    pub(crate) inline: Inline,
     pub(crate) sq_sig_all: bool,
     pub(crate) extended: bool,
     pub(crate) strict_cq: bool,
@@ -95,6 +98,7 @@ impl<'a> QueuePairBuilder<'a> {
             srq: None,
             qp_type: QpType::RC,
             sizes: QueuePairCapabilities::ASKED_BY_DEFAULT,
+            inline: Inline::default(),
             sq_sig_all: false,
             extended: false,
             strict_cq: false,
@@ -133,7 +137,15 @@ impl<'a> QueuePairBuilder<'a> {
     /// How large the queues shall be.
     #[must_use]
     pub const fn asked(&self) -> QueuePairCapabilities {
-        self.sizes
+        QueuePairCapabilities { max_inline_data: self.inline.wish(), ..self.sizes }
+    }
+
+    /// How many bytes an inline request can have. Default: up to 64, as many as the device gives of that.
+    ///
+    /// A number is [`Inline::Exactly`] that many.
+    pub fn max_inline_data(mut self, max_inline_data: impl Into<Inline>) -> Self {
+        self.inline = max_inline_data.into();
+        self
     }
 
     knobs! {
@@ -162,8 +174,6 @@ impl<'a> QueuePairBuilder<'a> {
         max_send_sge: u32 => sizes.max_send_sge;
         /// How many elements a receive can have. Default: 4.
         max_recv_sge: u32 => sizes.max_recv_sge;
-        /// How many bytes an inline request can have. Default: 0.
-        max_inline_data: u32 => sizes.max_inline_data;
         /// Every request of the send queue makes a completion, signaled or not. Default: no.
         sq_sig_all: bool => sq_sig_all;
         /// Post by function calls (`ibv_wr_send` and its kin) where the device can, and by lists
@@ -204,9 +214,11 @@ impl<'a> QueuePairBuilder<'a> {
         ack_timeout: AckTimeout => settings.ack_timeout;
         /// How often to send again when no acknowledgement comes.
         max_ack_retries: MaxAckRetries => settings.max_ack_retries;
-        /// How often to try again when the peer has no receive posted.
+        /// How often to try again when the peer has no receive posted. Default: without end, as most programs ask, so
+        /// that a peer which is slow to post fails nothing; who waits for the completion says how long.
         max_rnr_retries: MaxRnrRetries => settings.max_rnr_retries;
-        /// How long the peer has to wait when no receive is posted here.
+        /// How long the peer has to wait, at least, before it sends again what has found no receive posted here.
+        /// Default: 0.64 ms. A receive that is posted before the message comes costs nobody that time.
         min_rnr_timer: MinRnrTimer => settings.min_rnr_timer;
         /// The index of the partition key in the port's table. Default: 0.
         pkey_index: u16 => settings.pkey_index;

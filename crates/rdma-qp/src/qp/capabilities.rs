@@ -20,11 +20,15 @@ pub struct QueuePairCapabilities {
 }
 
 impl QueuePairCapabilities {
-    pub(crate) const ASKED_BY_DEFAULT: Self = Self {
-        max_send_wr: 16,
-        max_recv_wr: 16,
-        max_send_sge: 4,
-        max_recv_sge: 4,
+    /// Beside inline data, which is [asked for](crate::Inline) otherwise.
+    pub(crate) const ASKED_BY_DEFAULT: Self =
+        Self { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 4, max_recv_sge: 4, ..Self::NONE };
+
+    pub(crate) const NONE: Self = Self {
+        max_send_wr: 0,
+        max_recv_wr: 0,
+        max_send_sge: 0,
+        max_recv_sge: 0,
         max_inline_data: 0,
     };
 

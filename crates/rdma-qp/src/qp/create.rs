@@ -15,7 +15,7 @@ use crate::cq::claim::{Claims, claim};
 use crate::cq::queue::CompletionQueue;
 use crate::endpoint::QueuePairEndpoint;
 use crate::environment;
-use crate::error::{Error, create_hint};
+use crate::error::{Error, create_hint, name_culprit};
 use crate::post::extended;
 use crate::post::stand_in::Called;
 use crate::qp::builder::QueuePairBuilder;
@@ -25,6 +25,7 @@ use crate::qp::own_end::OwnEnd;
 use crate::qp::own_gids;
 use crate::qp::prepared::PreparedQueuePair;
 use crate::qp::settings::Settings;
+use crate::qp::sizing::{self, Refused};
 use crate::srq::queue::SharedReceiveQueue;
 
 /// Depths of reads that cost a device little.
@@ -227,39 +228,50 @@ fn create(
         Some(_) => QueuePairCapabilities { max_recv_wr: 0, max_recv_sge: 0, ..builder.sizes },
         None => builder.sizes,
     };
-    let mut attributes = ibv_qp_init_attr {
-        qp_context: ObjectId::unique().to_context(),
-        send_cq: send_cq.as_raw(),
-        recv_cq: recv_cq.as_raw(),
-        srq: builder.srq.map_or(null_mut(), SharedReceiveQueue::as_raw),
-        cap: sizes.to_raw(),
-        qp_type: ibv_qp_type(builder.qp_type.raw()),
-        sq_sig_all: i32::from(builder.sq_sig_all),
+    let id = ObjectId::unique();
+    let attempt = |sizes: QueuePairCapabilities| {
+        let mut attributes = ibv_qp_init_attr {
+            qp_context: id.to_context(),
+            send_cq: send_cq.as_raw(),
+            recv_cq: recv_cq.as_raw(),
+            srq: builder.srq.map_or(null_mut(), SharedReceiveQueue::as_raw),
+            cap: sizes.to_raw(),
+            qp_type: ibv_qp_type(builder.qp_type.raw()),
+            sq_sig_all: i32::from(builder.sq_sig_all),
+        };
+        let extended = match builder.extended {
+            // SAFETY: SAFETY.md F1, F2: a live domain and live queues of one context of this table.
+            true => unsafe { extended::create(&builder.pd, &mut attributes) }?,
+            false => None,
+        };
+        let created = match extended {
+            Some(created) => created,
+            None => {
+                // SAFETY: SAFETY.md F1, F2: as above.
+                let raw = unsafe { (verbs.create_qp)(builder.pd.as_raw(), &raw mut attributes) };
+                let raw = Errno::check_null(raw)?;
+                (raw, Called::itself(raw))
+            }
+        };
+        Ok((created, attributes.cap))
     };
-    let fail = |errno| {
-        let hint = create_hint(errno, &format!("{sizes:?}"), device);
-        VerbError::new("ibv_create_qp", errno).with_hint(hint)
-    };
-    let extended = match builder.extended {
-        // SAFETY: SAFETY.md F1, F2: a live domain and live queues of one context of this table.
-        true => unsafe { extended::create(&builder.pd, &mut attributes) }.map_err(fail)?,
-        false => None,
-    };
-    let (raw, posted) = match extended {
-        Some(created) => created,
-        None => {
-            // SAFETY: SAFETY.md F1, F2: as above.
-            let raw = unsafe { (verbs.create_qp)(builder.pd.as_raw(), &raw mut attributes) };
-            let raw = Errno::check_null(raw).map_err(fail)?;
-            (raw, Called::itself(raw))
+    let discard = |((raw, _), _): ((NonNull<ibv_qp>, _), _)| {
+        // SAFETY: SAFETY.md F1, F2: just created by this table, and nobody has it.
+        let returned = unsafe { (verbs.destroy_qp)(raw.as_ptr()) };
+        if returned != 0 {
+            tracing::error!(errno = returned, "a queue pair that was only tried was not destroyed");
         }
     };
-    let (queues, cap) = ((send_cq, recv_cq), &attributes.cap);
-    let has_atomics = has_atomics(device);
+    let created = sizing::create(sizes, builder.inline, attempt, discard);
+    let (created, cap) = created.map_err(|refused| {
+        let Refused { errno, sizes, culprit } = refused;
+        let hint = create_hint(errno, &format!("{sizes:?}"), device);
+        let hint = name_culprit(hint, culprit);
+        VerbError::new("ibv_create_qp", errno).with_hint(hint)
+    })?;
+    let (queues, has_atomics) = ((send_cq, recv_cq), has_atomics(device));
     // SAFETY: SAFETY.md F2, F9, F20: just created by this table, of these, so that nobody else has it.
-    Ok(unsafe {
-        object(builder, queues, claims, (raw, posted), (cap, has_atomics), Ownership::Owned)
-    })
+    Ok(unsafe { object(builder, queues, claims, created, (&cap, has_atomics), Ownership::Owned) })
 }
 
 /// Whether the device has atomic operations.

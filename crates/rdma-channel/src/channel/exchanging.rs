@@ -1,0 +1,316 @@
+//! A message and its answer in one call: the receive is posted before the message goes.
+
+use std::time::Duration;
+
+use rdma_mem::{GatherList, InlineElement, ScatterList, SliceMut, SliceRef};
+use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WcOpcode, WorkErrorClass, WorkSuccess};
+
+use super::Channel;
+use crate::deadline::Deadline;
+use crate::ledger::end::without_unwinding;
+use crate::ledger::post::Refusal;
+use crate::ledger::queues::Connection;
+use crate::ledger::ticket::Ticket;
+use crate::ledger::{Ledger, closed};
+use crate::lend::Call;
+use crate::operation::Operation;
+use crate::transport_error::context::RefusedWork;
+use crate::transport_error::{CloseReason, TransportError};
+
+/// An exchange that did not succeed.
+enum Failure {
+    /// Nothing was posted.
+    NotPosted(TransportError),
+    /// The receive was posted at least, and has to be ended, for that reason.
+    Ends(TransportError, CloseReason),
+}
+
+/// The limits of an exchange: one for all of it, or one for each of its operations.
+enum Limits {
+    Whole(Deadline),
+    Each { send: Deadline, receive: Deadline },
+}
+
+impl Limits {
+    fn of(&mut self, operation: Operation) -> &mut Deadline {
+        match self {
+            Self::Whole(deadline) => deadline,
+            Self::Each { receive, .. } if operation == Operation::Receive => receive,
+            Self::Each { send, .. } => send,
+        }
+    }
+}
+
+impl Ledger {
+    fn exchange<'both, 'sent: 'both, 'received: 'both>(
+        &mut self,
+        send: SendWorkRequest<'_, 'sent>,
+        receive: ReceiveWorkRequest<'_, 'received>,
+        timeout: Option<Duration>,
+    ) -> Result<WorkSuccess, TransportError> {
+        let mut limits = match timeout.or(self.limits.within) {
+            Some(whole) => Limits::Whole(Deadline::new(whole)),
+            None => Limits::Each {
+                send: Deadline::new(self.limits.of(Operation::Send)),
+                receive: Deadline::new(self.limits.of(Operation::Receive)),
+            },
+        };
+        self.block_to_end(
+            |call: Call<'_, 'both>| call.exchange(send, receive, &mut limits),
+            |ledger, failure| match failure {
+                Failure::NotPosted(error) => ledger.end_calls(Err(error)),
+                Failure::Ends(error, reason) => without_unwinding(|| {
+                    ledger.end_now(reason);
+                    Err(error)
+                }),
+            },
+        )
+    }
+
+    /// Sees to a free slot for the next request of that kind.
+    fn make_room(
+        &self,
+        connection: &Connection,
+        operation: Operation,
+        deadline: &mut Deadline,
+    ) -> Result<(), TransportError> {
+        let queue = connection.queue(operation);
+        if connection.has_room(queue) {
+            return Ok(());
+        }
+        let deadline = Some(deadline).filter(|deadline| deadline.is_for_room());
+        self.take_slot(connection, queue, operation, deadline).map(drop)
+    }
+}
+
+impl<'both> Call<'_, 'both> {
+    fn exchange<'sent: 'both, 'received: 'both>(
+        self,
+        send: SendWorkRequest<'_, 'sent>,
+        receive: ReceiveWorkRequest<'_, 'received>,
+        limits: &mut Limits,
+    ) -> Result<WorkSuccess, Failure> {
+        let ledger = self.ledger();
+        let only = ledger.only();
+        for operation in [Operation::Receive, Operation::Send] {
+            let room = ledger.make_room(only, operation, limits.of(operation));
+            room.map_err(Failure::NotPosted)?;
+        }
+        // What is known to be wrong with the send is known before the receive is posted.
+        let qp = only.qp().ok_or_else(|| Failure::NotPosted(closed(only)))?;
+        qp.check(send).map_err(|error| {
+            let operation = Operation::Send;
+            Failure::NotPosted(RefusedWork { operation, peer: only.peer, error }.into())
+        })?;
+        let doubtful = |operation| move |error| Failure::Ends(error, CloseReason::Doubtful { operation });
+        let received = self.post(only, receive).map_err(|refused| match refused.why() {
+            Refusal { error, perhaps: None } => Failure::NotPosted(error),
+            Refusal { error, perhaps: Some(_) } => doubtful(Operation::Receive)(error),
+        })?;
+        let sent = self.post(only, send).map_err(|refused| match refused.why() {
+            Refusal { error, perhaps: None } => {
+                Failure::Ends(error, CloseReason::Refused { operation: Operation::Send })
+            }
+            Refusal { error, perhaps: Some(_) } => doubtful(Operation::Send)(error),
+        })?;
+        ledger.succeed(sent, limits.of(Operation::Send)).map_err(|failure| {
+            // A message that does not fit flushes the send.
+            ledger.earlier_failure(&received).unwrap_or(failure)
+        })?;
+        ledger.succeed(received, limits.of(Operation::Receive))
+    }
+}
+
+impl Ledger {
+    /// Waits for a request of an exchange.
+    fn succeed(&self, ticket: Ticket<'_>, deadline: &mut Deadline) -> Result<WorkSuccess, Failure> {
+        let place = ticket.place();
+        let so_far = match place.glance() {
+            Ok(success) => {
+                ticket.release();
+                return Ok(success);
+            }
+            Err(so_far) => so_far,
+        };
+        let operation = place.operation();
+        match place.wait_until(so_far, deadline) {
+            Ok(Some(Ok(success))) => Ok(success),
+            Ok(Some(Err(error))) => {
+                let reason = CloseReason::Work { operation, error };
+                Err(Failure::Ends(place.failed(error), reason))
+            }
+            Ok(None) => {
+                let (timeout, peer) = (deadline.limit(), self.only().peer);
+                let error = TransportError::Timeout { operation, timeout, peer };
+                Err(Failure::Ends(error, CloseReason::Timeout { operation }))
+            }
+            Err(error) => Err(Failure::Ends(error, CloseReason::Poll)),
+        }
+    }
+
+    /// How the receive has failed, if that is why the send was flushed.
+    #[cold]
+    fn earlier_failure(&self, received: &Ticket<'_>) -> Option<Failure> {
+        let place = received.place();
+        let error = place.reported()?.err()?;
+        let is_cause = error.class() != WorkErrorClass::Flushed;
+        let reason = CloseReason::Work { operation: Operation::Receive, error };
+        is_cause.then(|| Failure::Ends(place.failed(error), reason))
+    }
+}
+
+/// Sends a message, and receives the answer: the receive is posted first, so that the answer finds it.
+///
+/// A program that sends first and posts the receive of the answer afterwards makes the peer's answer
+/// [wait](crate::guide#receives-that-are-posted-ahead), on a NIC too.
+impl Channel {
+    /// Posts the receive, then the send, and waits until both are done. Returns how the receive ended.
+    ///
+    /// Both ends of a conversation can use it: an answer is sent, and the next message received, by one call.
+    ///
+    /// # Limits
+    /// The send takes no longer than a send may, and the receive no longer than a receive may, by default without a limit.
+    /// A [timeout](Self::exchange_timeout), or that of [`within`](Self::within), is for the whole call.
+    ///
+    /// # Errors
+    /// Any [`TransportError`]. Whatever it is, the device uses none of the memory any more:
+    /// - a request that is refused before the receive was posted leaves the channel as it was. What this library knows to
+    ///   be wrong with the send, as too many elements, is refused so;
+    /// - any other error has closed the channel, since only that has the device let go of the receive. So has a send that
+    ///   the device refuses, with [`CloseReason::Refused`]. Of a receive that was ended so it is not
+    ///   said what is in its memory.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_channel::prelude::*;
+    /// use rdma_mem::{GatherList, ScatterList};
+    /// use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let (here, there) = (pd.create_channel().build()?, pd.create_channel().build()?);
+    /// # let (here_end, there_end) = (here.endpoint(), there.endpoint());
+    /// # let (mut channel, mut there) = (here.handshake(there_end)?, there.handshake(here_end)?);
+    /// # let other = pd.clone();
+    /// # let peer = std::thread::spawn(move || {
+    /// #     let mut buffer = other.allocate_region(64)?;
+    /// #     let length = there.receive_into(&mut buffer)?;
+    /// #     there.send_from(buffer.get_ref(0, length).expect("it fits"))
+    /// # });
+    /// let (question, mut answer) = (pd.allocate_region(8)?, pd.allocate_region(64)?);
+    /// let list = GatherList::from([question.as_slice()]);
+    /// let mut room = ScatterList::from([answer.as_slice_mut()]);
+    /// let send = SendWorkRequest::from_list(&list).with_immediate(7);
+    /// let answered = channel.exchange(send, ReceiveWorkRequest::from_list(&mut room))?;
+    /// assert_eq!(answered.scattered_bytes(), Some(8));
+    /// # peer.join().unwrap()?;
+    /// # Ok::<(), rdma_channel::TransportError>(())
+    /// ```
+    #[doc(alias("ibv_post_send", "ibv_post_recv"))]
+    pub fn exchange(
+        &mut self,
+        send: SendWorkRequest<'_, '_>,
+        receive: ReceiveWorkRequest<'_, '_>,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.ledger.exchange(send, receive, None)
+    }
+
+    /// The same as [`exchange`](Self::exchange), with a limit of its own for the whole call. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Same errors as [`exchange`](Self::exchange).
+    pub fn exchange_timeout(
+        &mut self,
+        send: SendWorkRequest<'_, '_>,
+        receive: ReceiveWorkRequest<'_, '_>,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.ledger.exchange(send, receive, Some(timeout))
+    }
+
+    /// Sends registered bytes as one message, as [`send_from`](Self::send_from), and receives the answer, as
+    /// [`receive_into`](Self::receive_into): returns how many bytes came into `into`.
+    ///
+    /// # Errors
+    /// Same errors as [`exchange`](Self::exchange).
+    ///
+    /// # Examples
+    /// A server that answers each message with the same bytes. The two regions take turns: the next message has its
+    /// receive before the answer is sent.
+    /// ```
+    /// use std::mem::swap;
+    /// use rdma_channel::{Channel, TransportError};
+    /// use rdma_mem::OwnedRegion;
+    ///
+    /// fn echo(channel: &mut Channel, mut here: OwnedRegion, mut there: OwnedRegion) -> Result<(), TransportError> {
+    ///     let mut length = channel.receive_into(&mut here)?;
+    ///     while length > 0 {
+    ///         let answer = here.get_ref(0, length).expect("it came into the region");
+    ///         length = channel.exchange_from(answer, &mut there)?;
+    ///         swap(&mut here, &mut there);
+    ///     }
+    ///     Ok(())
+    /// }
+    /// # use rdma_channel::prelude::*;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let (one, other) = (pd.create_channel().build()?, pd.create_channel().build()?);
+    /// # let (one_end, other_end) = (one.endpoint(), other.endpoint());
+    /// # let (mut client, mut server) = (one.handshake(other_end)?, other.handshake(one_end)?);
+    /// # let rooms = [pd.allocate_region(64)?, pd.allocate_region(64)?];
+    /// # let server = std::thread::spawn(move || {
+    /// #     let [here, there] = rooms;
+    /// #     echo(&mut server, here, there)
+    /// # });
+    /// # let mut answer = pd.allocate_region(64)?;
+    /// # for text in [&b"one"[..], b"two"] {
+    /// #     let length = client.exchange_inline(text, &mut answer)?;
+    /// #     assert_eq!(answer[..length], *text);
+    /// # }
+    /// # client.send_inline(b"")?;
+    /// # server.join().unwrap()?;
+    /// # Ok::<(), TransportError>(())
+    /// ```
+    pub fn exchange_from<'a>(
+        &mut self,
+        from: impl Into<SliceRef<'a>>,
+        into: impl Into<SliceMut<'a>>,
+    ) -> Result<usize, TransportError> {
+        let list = GatherList::from([from.into()]);
+        self.exchange_into(SendWorkRequest::from_list(&list), into.into())
+    }
+
+    /// Sends these bytes as one message, as [`send_inline`](Self::send_inline), and receives the answer, as
+    /// [`receive_into`](Self::receive_into): returns how many bytes came into `into`.
+    ///
+    /// # Errors
+    /// Same errors as [`exchange`](Self::exchange) and [`send_inline`](Self::send_inline).
+    pub fn exchange_inline<'a>(
+        &mut self,
+        data: &[u8],
+        into: impl Into<SliceMut<'a>>,
+    ) -> Result<usize, TransportError> {
+        if self.ledger.has_copies()
+            && let Some(copy) = self.ledger.copy_of_call(0, data)?
+        {
+            return self.exchange_into(SendWorkRequest::from_list(&copy.list()), into.into());
+        }
+        let data = [InlineElement::new_checked(data)?];
+        self.exchange_into(SendWorkRequest::inline(&data), into.into())
+    }
+
+    fn exchange_into(
+        &mut self,
+        send: SendWorkRequest<'_, '_>,
+        into: SliceMut<'_>,
+    ) -> Result<usize, TransportError> {
+        let mut list = ScatterList::from([into]);
+        let answer = self.exchange(send, ReceiveWorkRequest::from_list(&mut list))?;
+        Ok(bytes_here(&answer))
+    }
+}
+
+/// How many bytes a message has brought into the memory of its receive: those of an RDMA write are elsewhere.
+pub(crate) fn bytes_here(message: &WorkSuccess) -> usize {
+    let elsewhere = message.opcode() == WcOpcode::RECV_RDMA_WITH_IMM;
+    message.scattered_bytes().filter(|_| !elsewhere).unwrap_or(0)
+}

@@ -1,0 +1,89 @@
+//! How much inline data a queue pair is asked for.
+
+use std::iter::successors;
+
+/// How many bytes an inline request can have, as a builder asks the device.
+///
+/// Verbs have no limit of inline data to read: a device refuses to create a queue pair that asks for more than it has,
+/// and may give more than was asked for. [`QueuePair::capabilities`](crate::QueuePair::capabilities) has what it gave.
+///
+/// A number, where a builder takes an `Inline`, is [`Exactly`](Self::Exactly) that many.
+///
+/// # Examples
+/// ```
+/// use rdma_qp::{CompletionQueue, Inline, prelude::*};
+///
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let cq = CompletionQueue::create(pd.context(), 64)?;
+/// let builder = pd.create_qp().send_cq(&cq).recv_cq(&cq);
+/// let ours = builder.clone().max_inline_data(Inline::UpTo(1 << 20)).build()?; // no device has that many
+/// # let (here, mut there) = (ours.endpoint(), builder.clone().build()?);
+/// let ours = ours.handshake(there.endpoint())?;
+/// println!("requests of {} bytes can be inline", ours.capabilities().max_inline_data);
+/// assert!(builder.max_inline_data(1 << 20).build().is_err());
+/// # Ok::<(), rdma_qp::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Inline {
+    /// At least that many: a device that has fewer does not create the queue pair.
+    Exactly(u32),
+    /// That many if the device has them, else fewer: the wish is halved until the device agrees, down to 16, and then
+    /// there are none.
+    UpTo(u32),
+}
+
+/// Fewer inline bytes than that are not tried for.
+const LEAST: u32 = 16;
+
+impl Inline {
+    /// How many bytes are asked for first.
+    #[must_use]
+    pub const fn wish(self) -> u32 {
+        match self {
+            Self::Exactly(bytes) | Self::UpTo(bytes) => bytes,
+        }
+    }
+
+    /// What the device is asked for in turn, until it agrees.
+    pub(super) fn tries(self) -> impl Iterator<Item = u32> {
+        let (halved, last) = match self {
+            Self::Exactly(bytes) => (None, bytes),
+            Self::UpTo(bytes) => (Some(bytes), 0),
+        };
+        let half = |&bytes: &u32| (bytes / 2 >= LEAST).then_some(bytes / 2);
+        successors(halved.filter(|&bytes| bytes > 0), half).chain([last])
+    }
+}
+
+/// Up to 64 bytes, a cache line.
+impl Default for Inline {
+    fn default() -> Self {
+        Self::UpTo(64)
+    }
+}
+
+/// [`Exactly`](Inline::Exactly) that many.
+impl From<u32> for Inline {
+    fn from(bytes: u32) -> Self {
+        Self::Exactly(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_is_halved_down_to_16_and_then_nothing() {
+        let tries = |inline: Inline| inline.tries().collect::<Vec<_>>();
+        assert_eq!(tries(Inline::default()), [64, 32, 16, 0]);
+        assert_eq!(tries(Inline::UpTo(1)), [1, 0]);
+        assert_eq!(tries(Inline::UpTo(0)), [0]);
+        assert_eq!(tries(Inline::UpTo(200)), [200, 100, 50, 25, 0]);
+        assert_eq!(tries(Inline::UpTo(u32::MAX)).len(), 29);
+        assert_eq!(tries(Inline::Exactly(64)), [64]);
+        assert_eq!(tries(0.into()), [0]);
+    }
+}
