@@ -2,7 +2,6 @@
 //!
 //! Its buffers go round: a message arrives in one, leaves from it, and the next one arrives there.
 
-use std::collections::VecDeque;
 use std::process::ExitCode;
 use std::sync::mpsc;
 use std::thread;
@@ -130,24 +129,20 @@ fn serve(
     let mut memory = channel.pd().allocate_region(ROOMS * size)?;
     channel
         .scope(|s| {
-            let (mut rest, mut rooms) = (memory.as_slice_mut(), VecDeque::new());
-            for _ in 0..ROOMS {
-                let (room, others) = rest.split_at(size);
-                rooms.push_back(s.receive_into(room)?);
-                rest = others;
-            }
+            let rooms = memory.as_slice_mut().into_chunks(size).take(ROOMS);
+            let mut ring = s.receive_ring(rooms)?;
             ready()?;
             let mut count = 0;
-            while let Some(room) = rooms.pop_front() {
-                let (arrived, success) = room.done(wait)?;
-                if success.immediate_data() == Some(GOODBYE) {
+            loop {
+                // The other receives are posted while this message is answered from its own buffer.
+                let message = ring.next(wait)?;
+                if message.immediate_data() == Some(GOODBYE) {
                     break;
                 }
-                let length = success.scattered_bytes().unwrap_or(0);
+                let (arrived, length) = message.take();
                 let answer = Prefix::new(arrived, length).map_err(|_| "too long")?;
                 let sent = s.send_from(answer)?;
-                let room = sent.done(wait)?.0.into_whole();
-                rooms.push_back(s.receive_into(room)?);
+                ring.give_back(sent.done(wait)?.0.into_whole());
                 count += 1;
             }
             s.close(); // nobody will answer the receives that are left

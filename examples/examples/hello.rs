@@ -21,11 +21,9 @@ fn listen(address: &str, device: &str) -> Result<(), Box<dyn Error>> {
 fn connect(address: &str, device: &str) -> Result<(), Box<dyn Error>> {
     let pd = open_device(device)?.allocate_pd()?;
     let mut channel = Channel::connect(address, &pd)?;
-    let mut buffer = pd.allocate_region(64)?;
-    buffer[..5].copy_from_slice(b"hello");
-    channel.send_from(buffer.get_ref(0, 5).ok_or("it is too long")?)?;
-    let length = channel.receive_into(&mut buffer)?;
-    writeln!(stdout(), "{}", String::from_utf8_lossy(&buffer[..length]))?;
+    let mut answer = pd.allocate_region(64)?;
+    let length = channel.exchange_inline(b"hello", &mut answer)?; // the answer has its receive before it comes
+    writeln!(stdout(), "{}", String::from_utf8_lossy(&answer[..length]))?;
     Ok(())
 }
 

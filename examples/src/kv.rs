@@ -29,8 +29,8 @@ const TABLE: usize = FIRST_SLOT + SLOTS * entry::SLOT;
 pub const RING: u32 = 16;
 /// The longest request: a byte with the length of the key, the key, the value.
 const REQUEST: usize = 1 + entry::KEY + entry::VALUE;
-/// The longest answer to a request. It is sent inline.
-const ANSWER: u32 = 64;
+/// The longest answer to a request. It is sent inline, as long as a channel takes by default.
+const ANSWER: usize = 64;
 /// The answer if the entry is in the table. Another one says why it is not.
 const STORED: &[u8] = b"stored";
 /// How long one operation may take. What the other end does in it is little.
@@ -44,7 +44,6 @@ const ACCESS: AccessFlags =
 fn channel(pd: &ProtectionDomain) -> ChannelBuilder<'_> {
     pd.create_channel()
         .max_send_wr(RING)
-        .max_inline_data(ANSWER)
         .send_timeout(LIMIT)
         .receive_timeout(LIMIT)
         .write_timeout(LIMIT)

@@ -78,6 +78,7 @@ mod operation;
 pub mod prelude;
 mod prepared;
 mod region;
+mod ring;
 mod sync;
 
 pub use buffer::held::{Source, Target};
@@ -117,6 +118,7 @@ pub use prepared::PreparedConnection;
 pub use region::descriptor::Descriptor;
 pub use region::memory::Region;
 pub use region::reserve::{ReserveError, Reserved, ReservedEnd};
+pub use ring::{ReceiveRing, RingMessage};
 
 pub use rdma_channel::{CloseReason, ConnectError, LeaseEnd, PeerAddress, TransportError};
 pub use rdma_mem::{

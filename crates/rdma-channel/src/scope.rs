@@ -21,6 +21,7 @@ pub(crate) mod peer;
 pub(crate) mod pending_word;
 pub(crate) mod pending_work;
 pub(crate) mod rent;
+pub(crate) mod ring;
 
 /// A scope, in which operations are posted that all end before the scope does.
 ///

@@ -397,7 +397,8 @@ impl Server {
     }
 
     /// Sends a few plain bytes to a client, which are copied by this call, so that nothing comes back. There can be as many
-    /// as [`max_inline_data`](crate::ChannelBuilder::max_inline_data) says.
+    /// as [`max_inline_data`](crate::ChannelBuilder::max_inline_data) says, by default 64: what the device does not take
+    /// inline is copied into a buffer of the [pool](Self::pool).
     ///
     /// # Errors
     /// Those of [`send`](Self::send), without a buffer; more bytes than fit are
@@ -406,7 +407,14 @@ impl Server {
     pub fn send_inline(&mut self, peer: PeerId, bytes: &[u8]) -> Result<(), TransportError> {
         let most = self.options.max_send_wr;
         let Some(to) = self.peers.may_send(peer, most)? else { return Ok(()) };
-        let posted = self.lent.post_inline((peer, &to.end.qp), InlineElement::new_checked(bytes)?);
+        let given = to.end.qp.capabilities().max_inline_data as usize;
+        let posted = if bytes.len() > given && bytes.len() <= self.options.inline as usize {
+            let mut buffer = self.pool.allocate(bytes.len())?;
+            buffer.copy_from_slice(bytes);
+            self.lent.post_copy((peer, &to.end.qp), buffer)
+        } else {
+            self.lent.post_inline((peer, &to.end.qp), InlineElement::new_checked(bytes)?)
+        };
         match posted {
             Ok(()) => to.sent(),
             Err(error) if error.posted() == 0 => return Err(to.refused(error)),

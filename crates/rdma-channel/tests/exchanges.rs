@@ -12,9 +12,7 @@ use common::provider::{HONEST_POSTS, POST, Post, at_next_poll, faulty, honest};
 use common::{DEFERRED, DRAIN, HELD, Pair, WIRE, answer, must_end, open, short, wait_in_vain};
 use rdma_channel::{Channel, CloseReason, Operation, TransportError, prelude::*};
 use rdma_mem::{Errno, GatherList, ScatterElement, ScatterList};
-use rdma_qp::{
-    MaxRnrRetries, PostErrorKind, ReceiveWorkRequest, SendWorkRequest, WorkErrorCode,
-};
+use rdma_qp::{MaxRnrRetries, PostErrorKind, ReceiveWorkRequest, SendWorkRequest, WorkErrorCode};
 
 /// Devices on which a blocking call ends by itself.
 const LIVELY: [&str; 3] = ["soft0", DEFERRED, WIRE];
@@ -31,7 +29,10 @@ fn impatient_loop(device: &str) -> Channel {
 /// A send and a receive that a channel was closed by are over: what the peer sends reaches nobody.
 fn assert_memory_stays(pair: &mut Pair, memory: &[u8], was: u8) {
     pair.provoke();
-    assert!(memory.iter().all(|&byte| byte == was), "nothing is written after the call: {memory:?}");
+    assert!(
+        memory.iter().all(|&byte| byte == was),
+        "nothing is written after the call: {memory:?}"
+    );
 }
 
 #[test]
@@ -39,13 +40,15 @@ fn the_receive_is_posted_before_the_send() {
     for device in ["soft0", DEFERRED, WIRE] {
         let mut channel = impatient_loop(device);
         let pd = channel.pd().clone();
-        let (mut from, mut into) = (pd.allocate_region(8).unwrap(), pd.allocate_region(16).unwrap());
+        let (mut from, mut into) =
+            (pd.allocate_region(8).unwrap(), pd.allocate_region(16).unwrap());
         from.fill(3);
         assert_eq!(channel.exchange_from(&from, &mut into).unwrap(), 8, "{device}");
         assert_eq!(into[..8], [3; 8]);
         assert_eq!(channel.exchange_inline(b"four", &mut into).unwrap(), 4, "{device}");
         assert_eq!(into[..4], *b"four");
-        let (list, mut room) = (GatherList::from([from.as_slice()]), ScatterList::from([into.as_slice_mut()]));
+        let (list, mut room) =
+            (GatherList::from([from.as_slice()]), ScatterList::from([into.as_slice_mut()]));
         let send = SendWorkRequest::from_list(&list).with_immediate(7);
         let receive = ReceiveWorkRequest::from_list(&mut room);
         let received = channel.exchange_timeout(send, receive, Duration::MAX).unwrap();
@@ -69,7 +72,8 @@ fn both_ends_of_a_conversation_exchange() {
                     swap(&mut one, &mut other);
                 }
             });
-            let (mut question, mut answer) = (pd.allocate_region(8).unwrap(), pd.allocate_region(8).unwrap());
+            let (mut question, mut answer) =
+                (pd.allocate_region(8).unwrap(), pd.allocate_region(8).unwrap());
             for round in 1..50 {
                 let length = usize::from(round) % 8 + 1;
                 question[..length].fill(round);
@@ -158,7 +162,10 @@ fn an_answer_that_does_not_come_in_time_closes_the_channel() {
         // SAFETY: SAFETY.md F8: the region is shared, and lives as long as the channel.
         drop(unsafe { pair.there.receive_unpolled(ReceiveWorkRequest::new(&mut room)) }.unwrap());
         let error = pair.here.within(DRAIN).exchange_from(&from, &mut into).unwrap_err();
-        assert!(matches!(error, TransportError::Timeout { timeout: DRAIN, .. }), "{device}: {error}");
+        assert!(
+            matches!(error, TransportError::Timeout { timeout: DRAIN, .. }),
+            "{device}: {error}"
+        );
         assert!(matches!(pair.here.closed(), Some(CloseReason::Timeout { .. })), "{device}");
         assert_memory_stays(&mut pair, &into, 1);
     }
@@ -171,7 +178,10 @@ fn a_message_that_nobody_takes_ends_by_the_limit_of_a_send() {
         let (from, mut into) = (pair.memory(8, 5), pair.memory(8, 1));
         let probe = (pair.device, pair.here.qpn().unwrap());
         let error = pair.here.exchange_from(&from, &mut into).unwrap_err();
-        let is_it = matches!(error, TransportError::Timeout { operation: Operation::Send, timeout: DRAIN, .. });
+        let is_it = matches!(
+            error,
+            TransportError::Timeout { operation: Operation::Send, timeout: DRAIN, .. }
+        );
         assert!(is_it, "{device}: {error}");
         let reason = CloseReason::Timeout { operation: Operation::Send };
         assert_eq!(pair.here.closed(), Some(reason), "{device}");
@@ -231,7 +241,10 @@ fn a_full_queue_is_waited_for_before_anything_is_posted() {
     assert!(matches!(error, TransportError::WouldBlock), "receives have no limit: {error}");
     assert!(pair.here.closed().is_none(), "nothing was posted");
     let error = pair.here.within(DRAIN).exchange_from(&from, &mut into).unwrap_err();
-    assert!(matches!(error, TransportError::Timeout { operation: Operation::Receive, .. }), "{error}");
+    assert!(
+        matches!(error, TransportError::Timeout { operation: Operation::Receive, .. }),
+        "{error}"
+    );
     assert!(matches!(pair.here.closed(), Some(CloseReason::Timeout { .. })));
     wait_in_vain();
     assert_eq!(into[..], [1; 8]);

@@ -41,7 +41,8 @@ fn a_channel_sends_a_few_bytes_inline_without_an_option_on_every_device() {
     for (device, inline) in [("soft0", 64), (FEW, 32), (BARE[0].0, 0), (BARE[1].0, 0)] {
         let mut pair = pair(device);
         assert_eq!(given(&pair.here), inline, "{device}");
-        let (remote, mut room) = (pair.board.remote(), pair.there.pd().allocate_region(128).unwrap());
+        let (remote, mut room) =
+            (pair.board.remote(), pair.there.pd().allocate_region(128).unwrap());
         for length in [0, 4, 33, 64] {
             let bytes: Vec<u8> = (1..=length).collect();
             let Pair { here, there, board, .. } = &mut pair;
@@ -73,7 +74,8 @@ fn the_bytes_of_each_request_in_flight_have_a_place_of_their_own() {
         there
             .scope(|s| {
                 let slices = memory.as_slice_mut().into_chunks(4);
-                let rooms: Vec<_> = slices.map(|slice| s.receive_into(slice)).collect::<Result<_, _>>()?;
+                let rooms: Vec<_> =
+                    slices.map(|slice| s.receive_into(slice)).collect::<Result<_, _>>()?;
                 here.scope(|s| {
                     let (mut line, mut sent) = (String::new(), Vec::new());
                     for number in 0..8 {
@@ -121,7 +123,10 @@ fn a_place_is_not_used_again_before_its_request_has_completed() {
     assert!(is_full, "{second:?}");
     let mut board = [0; 24];
     pair.board.read(0, &mut board).unwrap();
-    assert_eq!((&board[..8], &board[8..16], &board[16..]), (&first[..], &[0; 8][..], &b"third..."[..]));
+    assert_eq!(
+        (&board[..8], &board[8..16], &board[16..]),
+        (&first[..], &[0; 8][..], &b"third..."[..])
+    );
 }
 
 #[test]

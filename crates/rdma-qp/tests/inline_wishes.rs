@@ -39,7 +39,8 @@ fn refused(
 
 #[test]
 fn a_queue_pair_has_up_to_64_inline_bytes_by_default() {
-    let devices = [("wish-all", 512, 64), ("wish-some", 40, 32), ("wish-few", 3, 0), ("wish-none", 0, 0)];
+    let devices =
+        [("wish-all", 512, 64), ("wish-some", 40, 32), ("wish-few", 3, 0), ("wish-none", 0, 0)];
     for (name, most, gets) in devices {
         let pd = domain(name, most, 16);
         for extended in [false, true] {
@@ -70,7 +71,10 @@ fn a_number_is_exactly_that_many_bytes() {
     assert_eq!(given(&pd, |builder| builder.max_inline_data(Inline::UpTo(1024))).unwrap(), 64);
     assert_eq!(given(&pd, |builder| builder.max_inline_data(Inline::UpTo(200))).unwrap(), 50);
     let hint = refused(&pd, |builder| builder.max_inline_data(97));
-    assert!(hint.contains("it refuses the `max_inline_data`, and accepts the rest with 0"), "{hint}");
+    assert!(
+        hint.contains("it refuses the `max_inline_data`, and accepts the rest with 0"),
+        "{hint}"
+    );
     assert!(hint.contains("max_inline_data: 97"), "{hint}");
 }
 

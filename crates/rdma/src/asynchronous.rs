@@ -31,8 +31,8 @@ pub use rdma_async::{
     Atomic, BufferExt, BufferSlice, Connection, ConnectionOptions, Denial, Descriptor, Driver,
     EndedLoan, Events, Failed, Incoming, Kind, LeaseEnd, LeaseError, LeaseLimits, LendError,
     Listener, Loan, ManualDriver, Op, Pool, PoolError, Post, Posted, PreparedConnection, Read,
-    Receive, ReceiveImmediate, Received, Region, RemoteRegion, ReserveError, Reserved, ReservedEnd,
-    Run, SendOut, SharedBuffer, Source, Target, Write,
+    Receive, ReceiveImmediate, ReceiveRing, Received, Region, RemoteRegion, ReserveError, Reserved,
+    ReservedEnd, RingMessage, Run, SendOut, SharedBuffer, Source, Target, Write,
 };
 #[cfg(feature = "serde")]
 pub use rdma_async::{ValueError, ValueExt};

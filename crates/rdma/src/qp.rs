@@ -34,7 +34,7 @@ pub use rdma_qp::{
     AddressHandle, AddressVector, AtomicResult, AtomicWorkRequest, BindWindow, CompletionChannel,
     CompletionQueue, CompletionQueueBuilder, ConnectAttributes, DataOrder, DatagramSource,
     EndpointError, EndpointGid, Error, GidChoice, GidNetwork, GidRule, GlobalRoute,
-    GlobalRouteHeader, HandshakeError, LocalInvalidate, ParseGidNetworkError, PollError, PollSlot,
+    GlobalRouteHeader, HandshakeError, Inline, LocalInvalidate, ParseGidNetworkError, PollError, PollSlot,
     PolledCompletions, PostError, PostErrorKind, PreparedQueuePair, QueuePair, QueuePairAttributes,
     QueuePairBuilder, QueuePairCapabilities, QueuePairEndpoint, QueuePairModification,
     QueuePairType, QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest,

@@ -6,7 +6,7 @@ use std::ops::Range;
 use rdma::prelude::*;
 
 use super::entry::{Entry, SLOT, check};
-use super::{LIMIT, REQUEST, RING, SLOTS, STORED, TABLE, channel, offset, places};
+use super::{ANSWER, LIMIT, REQUEST, RING, SLOTS, STORED, TABLE, channel, offset, places};
 use crate::Failure;
 
 /// How often a slot is read that is written at that time each time.
@@ -17,7 +17,8 @@ pub(super) const TRIES: usize = 100;
 pub struct Client {
     channel: Channel,
     table: RemoteMemoryRegion,
-    message: OwnedRegion,
+    request: OwnedRegion,
+    answer: OwnedRegion,
     slots: OwnedRegion,
 }
 
@@ -32,9 +33,9 @@ impl Client {
         let table = table.ok().filter(|table| table.length() == TABLE).ok_or_else(|| {
             format!("the server at {address} has no such table: run the same `kv` at both ends")
         })?;
-        let message = pd.allocate_region(REQUEST)?;
+        let (request, answer) = (pd.allocate_region(REQUEST)?, pd.allocate_region(ANSWER)?);
         let slots = pd.allocate_region(RING as usize * SLOT)?;
-        Ok(Self { channel, table, message, slots })
+        Ok(Self { channel, table, request, answer, slots })
     }
 
     /// The value of a key, by reading the server's memory.
@@ -65,11 +66,10 @@ impl Client {
         self.count()?;
         let length = u8::try_from(key.len())?; // `check` has seen to it
         let request = [&[length], key.as_bytes(), value.as_bytes()].concat();
-        let mut bytes = self.message.get_mut(0, request.len()).ok_or("the request is too long")?;
+        let mut bytes = self.request.get_mut(0, request.len()).ok_or("the request is too long")?;
         bytes.copy_from_slice(&request);
-        self.channel.send_from(bytes)?;
-        let length = self.channel.receive_into(&mut self.message)?;
-        match self.message.get(..length) {
+        let length = self.channel.exchange_from(bytes, &mut self.answer)?;
+        match self.answer.get(..length) {
             Some(STORED) => Ok(()),
             why => {
                 let why = String::from_utf8_lossy(why.unwrap_or_default());

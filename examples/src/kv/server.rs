@@ -6,7 +6,7 @@ use rdma::channel::{ServerError, Waker};
 use rdma::prelude::*;
 
 use super::entry::{Entry, SLOT, check};
-use super::{ACCESS, ANSWER, LIMIT, REQUEST, SLOTS, STORED, TABLE, offset, places};
+use super::{ACCESS, LIMIT, REQUEST, SLOTS, STORED, TABLE, offset, places};
 use crate::{Failure, warn};
 
 /// A table, and the server of its clients.
@@ -27,7 +27,6 @@ impl Store {
             .create_server()
             .max_peers(clients)
             .max_send_wr(1) // a client asks again when it was answered
-            .max_inline_data(ANSWER)
             .message_size(REQUEST)
             .access(ACCESS)
             .send_timeout(LIMIT)

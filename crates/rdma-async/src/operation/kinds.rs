@@ -1,8 +1,9 @@
 //! The kinds of operations: what each has and gives.
 
 use std::marker::PhantomData;
+use std::ops::Deref;
 
-use rdma_qp::WorkSuccess;
+use rdma_qp::{WcOpcode, WorkSuccess};
 
 use super::failed::Failed;
 use crate::buffer::held::sealed::Loan;
@@ -64,12 +65,24 @@ pub struct Received<B> {
     pub length: usize,
     /// The immediate data that came with it.
     pub immediate: Option<u32>,
+    /// It is an RDMA write.
+    is_write: bool,
 }
 
 impl<B> Received<B> {
     pub(crate) fn new(memory: B, success: &WorkSuccess) -> Self {
         let length = success.scattered_bytes().unwrap_or(0);
-        Self { memory, length, immediate: success.immediate_data() }
+        let is_write = success.opcode() == WcOpcode::RECV_RDMA_WITH_IMM;
+        Self { memory, length, immediate: success.immediate_data(), is_write }
+    }
+}
+
+impl<B: Deref<Target = [u8]>> Received<B> {
+    /// The bytes of the message: of an RDMA write none, since these are elsewhere.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        let length = if self.is_write { 0 } else { self.length.min(self.memory.len()) };
+        &self.memory[..length]
     }
 }
 

@@ -102,7 +102,8 @@ impl<'both> Call<'_, 'both> {
             let operation = Operation::Send;
             Failure::NotPosted(RefusedWork { operation, peer: only.peer, error }.into())
         })?;
-        let doubtful = |operation| move |error| Failure::Ends(error, CloseReason::Doubtful { operation });
+        let doubtful =
+            |operation| move |error| Failure::Ends(error, CloseReason::Doubtful { operation });
         let received = self.post(only, receive).map_err(|refused| match refused.why() {
             Refusal { error, perhaps: None } => Failure::NotPosted(error),
             Refusal { error, perhaps: Some(_) } => doubtful(Operation::Receive)(error),

@@ -254,7 +254,8 @@ impl<'scope> ScopedPeer<'scope> {
         remote: RemoteMemoryRegion,
     ) -> Result<ScopedPendingWork<'scope>, TransportError> {
         if self.ledger.has_copies()
-            && let Some(copy) = self.ledger.copy_for_slot(self.connection, Operation::Write, data)?
+            && let Some(copy) =
+                self.ledger.copy_for_slot(self.connection, Operation::Write, data)?
         {
             return self.post_write(WriteWorkRequest::from_list(&GatherList::from([copy]), remote));
         }

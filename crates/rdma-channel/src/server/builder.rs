@@ -42,6 +42,8 @@ pub(super) struct ServerOptions {
     pub(super) max_send_wr: u32,
     pub(super) max_recv_wr: u32,
     pub(super) message_size: usize,
+    /// How many bytes the program may want to send inline.
+    pub(super) inline: u32,
     pub(super) limits: Limits,
     /// What clients are told when they are accepted.
     pub(super) user_bytes: Box<[u8]>,
@@ -151,6 +153,7 @@ impl<'a> ServerBuilder<'a> {
             max_send_wr: options.max_send_wr,
             max_recv_wr: options.max_recv_wr,
             message_size: server.message_size,
+            inline: options.inline(),
             limits: options.limits,
             user_bytes: rendezvous.user_bytes,
             rendezvous_timeout: rendezvous.timeout,

@@ -1,6 +1,7 @@
 //! What a server does with completions: receives and sends that are over, and clients that have ended.
 
-use rdma_qp::{WcOpcode, WorkCompletion, WorkError, WorkErrorClass};
+use rdma_mem::Buffer;
+use rdma_qp::{WcOpcode, WorkCompletion, WorkError, WorkErrorClass, WorkResult};
 
 use super::Server;
 use super::event::{PeerId, ServerEvent};
@@ -65,20 +66,24 @@ impl Server {
                     self.fail_work(peer, Operation::Receive, error);
                 }
             }
-            (Some(Loan::Send(peer, buffer)), result) => {
-                let makes_room = self.peers.get(peer).is_some_and(Peer::done);
-                match (result, buffer) {
-                    (Ok(_), Some(buffer)) => {
-                        self.events.push_back(ServerEvent::Sent { peer, buffer });
-                    }
-                    (Ok(_), None) if makes_room => {
-                        self.events.push_back(ServerEvent::Room { peer });
-                    }
-                    (Ok(_), None) => {}
-                    (Err(error), _) => self.fail_work(peer, Operation::Send, error),
-                }
-            }
+            (Some(Loan::Copy(peer, _)), result) => self.sent(peer, None, result),
+            (Some(Loan::Send(peer, buffer)), result) => self.sent(peer, buffer, result),
             (None, _) => self.unmatched += 1,
+        }
+    }
+
+    /// A send to a client is over, whose buffer the program has back.
+    fn sent(&mut self, peer: PeerId, buffer: Option<Buffer>, result: WorkResult) {
+        let makes_room = self.peers.get(peer).is_some_and(Peer::done);
+        match (result, buffer) {
+            (Ok(_), Some(buffer)) => {
+                self.events.push_back(ServerEvent::Sent { peer, buffer });
+            }
+            (Ok(_), None) if makes_room => {
+                self.events.push_back(ServerEvent::Room { peer });
+            }
+            (Ok(_), None) => {}
+            (Err(error), _) => self.fail_work(peer, Operation::Send, error),
         }
     }
 

@@ -39,6 +39,8 @@ pub(super) enum Loan {
     Receive(Option<PeerId>, Buffer),
     /// To this client. Without a buffer, its bytes were inline.
     Send(PeerId, Option<Buffer>),
+    /// To this client, of bytes that were to be inline.
+    Copy(PeerId, Buffer),
 }
 
 impl Lent {
@@ -135,6 +137,29 @@ impl Lent {
         posted
     }
 
+    /// Has the device send bytes to a client that it does not take inline: all of the buffer, which goes back to its pool.
+    ///
+    /// # Errors
+    /// That of the post. The buffer is back in its pool, unless the provider does not say whether it has it.
+    pub(super) fn post_copy(
+        &mut self,
+        (peer, qp): (PeerId, &QueuePair),
+        buffer: Buffer,
+    ) -> Result<(), PostError> {
+        let (index, id) = self.put(Loan::Copy(peer, buffer));
+        let Some(Loan::Copy(_, buffer)) = &self.slots[index].loan else {
+            unreachable!("it was just put there");
+        };
+        let list = GatherList::from([buffer.as_slice()]);
+        let request = with(SendWorkRequest::from_list(&list), None);
+        // SAFETY: SAFETY.md F27: the buffer stays in its slot until the send is over, and nobody writes it there.
+        let posted = unsafe { qp.post_send(request, id) };
+        if posted.is_err_and(|error| error.posted() == 0) {
+            self.take(index);
+        }
+        posted
+    }
+
     /// The request of a completion that was just polled from the completion queue of this server. The device has it no
     /// more. `None` if there is no such request.
     pub(super) fn complete(&mut self, wr_id: u64) -> Option<Loan> {
@@ -146,7 +171,7 @@ impl Lent {
     /// buffers are added to `spare`.
     pub(super) fn end_of(&mut self, peer: PeerId, spare: &mut Vec<Buffer>) {
         for index in 0..self.slots.len() {
-            let (Some(Loan::Send(of, _)) | Some(Loan::Receive(Some(of), _))) =
+            let (Some(Loan::Send(of, _) | Loan::Copy(of, _)) | Some(Loan::Receive(Some(of), _))) =
                 &self.slots[index].loan
             else {
                 continue;

@@ -50,7 +50,7 @@ fn server_with(
 /// A client with a domain of its own.
 fn connect(device: &str, to: SocketAddr) -> Channel {
     let pd = domain(device);
-    let builder = pd.create_channel().max_inline_data(64).rendezvous_timeout(LATER);
+    let builder = pd.create_channel().rendezvous_timeout(LATER);
     builder.connect(to).unwrap().0
 }
 

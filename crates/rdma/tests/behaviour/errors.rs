@@ -247,6 +247,11 @@ fn too_many_elements() {
 }
 
 #[test]
+fn more_inline_bytes_than_the_device_has() {
+    says(domain("soft0").create_channel().max_inline_data(4096).build().unwrap_err());
+}
+
+#[test]
 fn too_many_inline_bytes() {
     let [mut here, _there] = pair(&domain("soft0"));
     says(here.send_inline(&[0; 4096]).unwrap_err());

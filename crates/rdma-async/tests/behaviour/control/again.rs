@@ -1,5 +1,6 @@
 //! Queue pairs that both ends agree on when they are connected: new ones, and further connections.
 
+use std::future::IntoFuture;
 use std::time::Duration;
 
 use rdma_async::{CloseReason, ConnectError, Connection, ConnectionOptions, TransportError};
@@ -272,5 +273,28 @@ fn too_many_at_a_time_are_refused_here() {
         );
         host.talk(&one.unwrap(), &other.unwrap(), b"still there").await;
         host.talk(&client, &server, b"and so are these").await;
+    });
+}
+
+#[test]
+fn a_ring_posts_its_receives_again_for_another_queue_pair() {
+    run(|| async {
+        for device in DEVICES {
+            let host = Host::new(device);
+            let (client, server) = host.pair().await;
+            let mut ring =
+                server.receive_ring([host.buffer(&[0; 8]), host.buffer(&[0; 8])]).unwrap();
+            fail(&host, &client).await;
+            let (at_client, at_server) = tokio::join!(client.reconnect(), server.reconnect());
+            assert_eq!((at_client.unwrap(), at_server.unwrap()), (1, 1));
+            for _ in 0..2 {
+                ring.next().await.unwrap_err(); // of the queue pair that has ended
+            }
+            let (sent, received) =
+                tokio::join!(client.send(host.buffer(b"again")).into_future(), ring.next());
+            sent.unwrap();
+            assert_eq!(*received.unwrap(), *b"again");
+            assert_eq!(ring.posted(), 2, "{device}");
+        }
     });
 }

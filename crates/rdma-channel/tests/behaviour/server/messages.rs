@@ -6,6 +6,7 @@ use rdma_channel::{Channel, ServerEvent, TransportError};
 use rdma_mem::InlineElement;
 use rdma_mem::{AccessFlags, BufferPool};
 use rdma_qp::{SendWorkRequest, WriteWorkRequest};
+use rdma_soft::{Builder, Schedule};
 
 use crate::server::{
     DEVICES, KINDS, connect, domain, join, joined, left, message, next, server, server_with,
@@ -139,6 +140,30 @@ fn inline_answers_have_no_buffer() {
         assert!(refused.to_string().contains("17 bytes"), "{refused}");
         server.send_inline(peer, b"goes on").unwrap();
         assert_eq!(client.receive_into(&mut room).unwrap(), 7);
+    }
+}
+
+#[test]
+fn answers_of_a_few_bytes_are_copied_on_a_device_that_takes_none_inline() {
+    let schedules = [Schedule::Immediate, Schedule::Deferred { seed: 9 }];
+    for (device, schedule) in ["softbareserver0", "softbareserver1"].into_iter().zip(schedules) {
+        Builder::new(device).max_inline_data(0).schedule(schedule).install().unwrap();
+        let mut server = server(device);
+        let (peer, mut client) = join(device, &mut server);
+        let mut room = client.pd().allocate_region(64).unwrap();
+        let before = server.pool().usage().buffers;
+        for round in 0..50_u8 {
+            let bytes = vec![round; usize::from(round) + 1];
+            server.send_inline(peer, &bytes).unwrap();
+            assert_eq!(client.receive_into(&mut room).unwrap(), bytes.len(), "{device}");
+            assert_eq!(room[..bytes.len()], bytes);
+            client.send_inline(b"ok").unwrap();
+            // Its end is no event, and gives the copy back to the pool.
+            assert_eq!(&message(&mut server).1[..2], b"ok");
+        }
+        assert!(server.pool().usage().buffers <= before + 1, "{device}: copies are given back");
+        let refused = server.send_inline(peer, &[0; 65]).unwrap_err();
+        assert!(refused.to_string().contains("65 bytes"), "{refused}");
     }
 }
 

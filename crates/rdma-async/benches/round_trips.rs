@@ -1,0 +1,298 @@
+//! How long a message and its answer take between two processes: by loops that post the receive of the answer too late, by
+//! loops that post it first, and by TCP.
+//!
+//! ```sh
+//! cargo bench -p rdma-async --bench round_trips
+//! ```
+//! `RDMA_DEVICE` names another device than soft0, `RDMA_ROUNDS` another number of round trips than 2,000, of which the
+//! median of nine runs is printed. A name as an argument (`blocking`) selects the lines that have it.
+#![allow(clippy::panic)] // A bench that fails says so.
+
+use std::env;
+use std::io::{BufRead, BufReader, Write, stdout};
+use std::mem::swap;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rdma_async::{Connection, ConnectionOptions, Driver, Pool};
+use rdma_channel::{Channel, ChannelListener, Wait, prelude::*};
+use rdma_mem::{ProtectionDomain, open_device};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+const LENGTH: usize = 64;
+const RUNS: usize = 9;
+const ANY: &str = "127.0.0.1:0";
+
+/// A pair of programs: the server answers each message with the same bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Program {
+    /// Sends, and then posts the receive of the answer.
+    Naive(Wait),
+    /// Posts the receive first.
+    Ahead(Wait),
+    AsyncNaive,
+    AsyncAhead,
+    /// The server and the client of docs/async.md.
+    Page,
+    Tcp,
+}
+
+const PROGRAMS: [(&str, Program); 8] = [
+    ("blocking, naive", Program::Naive(Wait::SpinThenSleep)),
+    ("blocking, ahead", Program::Ahead(Wait::SpinThenSleep)),
+    ("sleeping, naive", Program::Naive(Wait::Sleep)),
+    ("sleeping, ahead", Program::Ahead(Wait::Sleep)),
+    ("async, naive", Program::AsyncNaive),
+    ("async, ahead", Program::AsyncAhead),
+    ("the page's echo", Program::Page),
+    ("tokio over TCP", Program::Tcp),
+];
+
+/// Begins the argument of the process that answers.
+const SERVE: &str = "--serve=";
+
+fn main() {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let outcome = match arguments.iter().find_map(|argument| argument.strip_prefix(SERVE)) {
+        Some(name) => serve(name),
+        None => run_all(arguments.iter().find(|argument| !argument.starts_with('-'))),
+    };
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn run_all(selected: Option<&String>) -> Outcome<()> {
+    let rounds = env::var("RDMA_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
+    let rounds: u32 = rounds.unwrap_or(2000);
+    for (name, program) in PROGRAMS {
+        if selected.is_some_and(|part| !name.contains(part.as_str())) {
+            continue;
+        }
+        let mut server = Server::start(name)?;
+        let mut times = program.ask(&server.address()?, rounds)?;
+        times.sort();
+        let micros = |time: Duration| time.as_secs_f64() * 1e6 / f64::from(rounds.max(1));
+        let (least, median) = (micros(times[0]), micros(times[times.len() / 2]));
+        writeln!(stdout(), "{name:16} {median:8.2} us a round trip ({least:.2} at best)")?;
+    }
+    Ok(())
+}
+
+/// The other process.
+struct Server(Child);
+
+impl Server {
+    fn start(name: &str) -> Outcome<Self> {
+        let mut command = Command::new(env::current_exe()?);
+        let child = command.arg(format!("{SERVE}{name}")).stdout(Stdio::piped()).spawn()?;
+        Ok(Self(child))
+    }
+
+    fn address(&mut self) -> Outcome<String> {
+        let said = self.0.stdout.take().ok_or("it was piped")?;
+        let mut line = String::new();
+        BufReader::new(said).read_line(&mut line)?;
+        Ok(line.trim().to_owned())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn domain() -> Outcome<ProtectionDomain> {
+    rdma_soft::install();
+    let device = env::var("RDMA_DEVICE").unwrap_or_else(|_| "soft0".to_owned());
+    Ok(open_device(&device)?.allocate_pd()?)
+}
+
+fn say(address: impl std::fmt::Display) -> Outcome<()> {
+    writeln!(stdout(), "{address}")?;
+    Ok(stdout().flush()?)
+}
+
+fn serve(name: &str) -> Outcome<()> {
+    let program = PROGRAMS.into_iter().find(|(known, _)| *known == name);
+    let (_, program) = program.ok_or("no such program")?;
+    match program {
+        Program::Naive(wait) | Program::Ahead(wait) => {
+            let pd = domain()?;
+            let mut listener: ChannelListener = pd.create_channel().wait(wait).listen(ANY)?;
+            say(listener.local_addr())?;
+            let channel = listener.accept()?;
+            if program == Program::Naive(wait) { answer(channel) } else { answer_ahead(channel) }
+        }
+        Program::AsyncNaive | Program::AsyncAhead | Program::Page => {
+            Runtime::new()?.block_on(async {
+                let pd = domain()?;
+                let driver = Driver::spawn(pd.context())?;
+                let listener = driver.listen(ANY, ConnectionOptions::new(&pd)).await?;
+                say(listener.local_addr())?;
+                let (connection, pool) = (listener.accept().await?, Pool::new(&pd));
+                tokio::spawn(async move {
+                    match program {
+                        Program::AsyncNaive => answer_async(connection, pool).await,
+                        _ => echo(connection, pool).await,
+                    }
+                })
+                .await?
+            })
+        }
+        Program::Tcp => Runtime::new()?.block_on(async {
+            let listener = TcpListener::bind(ANY).await?;
+            say(listener.local_addr()?)?;
+            let (mut stream, _) = listener.accept().await?;
+            stream.set_nodelay(true)?;
+            tokio::spawn(async move {
+                let mut message = [0; LENGTH];
+                loop {
+                    stream.read_exact(&mut message).await?;
+                    stream.write_all(&message).await?;
+                }
+            })
+            .await?
+        }),
+    }
+}
+
+fn answer(mut channel: Channel) -> Outcome<()> {
+    let mut buffer = channel.pd().allocate_region(LENGTH)?;
+    loop {
+        channel.receive_into(&mut buffer)?;
+        channel.send_from(&buffer)?;
+    }
+}
+
+fn answer_ahead(mut channel: Channel) -> Outcome<()> {
+    let mut here = channel.pd().allocate_region(LENGTH)?;
+    let mut there = channel.pd().allocate_region(LENGTH)?;
+    channel.receive_into(&mut here)?;
+    loop {
+        channel.exchange_from(&here, &mut there)?;
+        swap(&mut here, &mut there);
+    }
+}
+
+async fn answer_async(connection: Connection, pool: Pool) -> Outcome<()> {
+    let mut buffer = pool.allocate(LENGTH).await?;
+    loop {
+        buffer = connection.receive(buffer).await?.memory;
+        buffer = connection.send(buffer).await?;
+    }
+}
+
+async fn echo(connection: Connection, pool: Pool) -> Outcome<()> {
+    let rooms = [pool.allocate(4096).await?, pool.allocate(4096).await?];
+    let mut ring = connection.receive_ring(rooms)?;
+    loop {
+        let message = ring.next().await?;
+        let mut answer = pool.allocate(message.len()).await?;
+        answer.copy_from_slice(&message);
+        drop(message);
+        connection.send(answer).await?;
+    }
+}
+
+impl Program {
+    /// How long so many round trips take, several times.
+    fn ask(self, address: &str, rounds: u32) -> Outcome<Vec<Duration>> {
+        match self {
+            Self::Naive(wait) | Self::Ahead(wait) => {
+                let pd = domain()?;
+                let (mut channel, _) = pd.create_channel().wait(wait).connect(address)?;
+                let from = pd.allocate_region(LENGTH)?;
+                let mut into = pd.allocate_region(LENGTH)?;
+                let mut round = || -> Outcome<()> {
+                    if self == Self::Naive(wait) {
+                        channel.send_from(&from)?;
+                        channel.receive_into(&mut into)?;
+                    } else {
+                        channel.exchange_from(&from, &mut into)?;
+                    }
+                    Ok(())
+                };
+                let mut run = || {
+                    let begin = Instant::now();
+                    (0..rounds).try_for_each(|_| round())?;
+                    Ok(begin.elapsed())
+                };
+                (0..RUNS).map(|_| run()).collect()
+            }
+            Self::AsyncNaive | Self::AsyncAhead | Self::Page => {
+                let address = address.to_owned();
+                Runtime::new()?.block_on(async move {
+                    let pd = domain()?;
+                    let driver = Driver::spawn(pd.context())?;
+                    let (connection, _) =
+                        driver.connect(address.as_str(), ConnectionOptions::new(&pd)).await?;
+                    let pool = Pool::new(&pd);
+                    tokio::spawn(async move { self.ask_async(&connection, &pool, rounds).await })
+                        .await?
+                })
+            }
+            Self::Tcp => {
+                let address = address.to_owned();
+                Runtime::new()?.block_on(async move {
+                    tokio::spawn(async move {
+                        let mut stream = TcpStream::connect(address).await?;
+                        stream.set_nodelay(true)?;
+                        let (mut message, mut times) = ([0; LENGTH], Vec::new());
+                        for _ in 0..RUNS {
+                            let begin = Instant::now();
+                            for _ in 0..rounds {
+                                stream.write_all(&message).await?;
+                                stream.read_exact(&mut message).await?;
+                            }
+                            times.push(begin.elapsed());
+                        }
+                        Ok(times)
+                    })
+                    .await?
+                })
+            }
+        }
+    }
+
+    async fn ask_async(
+        self,
+        connection: &Connection,
+        pool: &Pool,
+        rounds: u32,
+    ) -> Outcome<Vec<Duration>> {
+        let (mut times, mut question) = (Vec::new(), pool.allocate(LENGTH).await?);
+        let rooms = [pool.allocate(LENGTH).await?, pool.allocate(LENGTH).await?];
+        let mut ring = match self {
+            Self::AsyncAhead => Some(connection.receive_ring(rooms)?),
+            _ => None,
+        };
+        for _ in 0..RUNS {
+            let begin = Instant::now();
+            for _ in 0..rounds {
+                match (self, &mut ring) {
+                    (_, Some(ring)) => {
+                        question = connection.send(question).await?;
+                        drop(ring.next().await?);
+                    }
+                    (Self::AsyncNaive, None) => {
+                        question = connection.send(question).await?;
+                        drop(connection.receive(pool.allocate(LENGTH).await?).await?);
+                    }
+                    (_, None) => {
+                        let room = pool.allocate(4096).await?;
+                        let answer = connection.receive(room).post().await?;
+                        question = connection.send(question).await?;
+                        drop(answer.await?);
+                    }
+                }
+            }
+            times.push(begin.elapsed());
+        }
+        Ok(times)
+    }
+}

@@ -1,0 +1,195 @@
+//! Receives that are posted ahead, in a ring of buffers.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+
+use rdma_channel::TransportError;
+use rdma_mem::Buffer;
+
+use crate::buffer::held::Target;
+use crate::connection::Connection;
+use crate::operation::failed::Failed;
+use crate::operation::kinds::{Receive, Received};
+use crate::operation::posted::Posted;
+
+/// Buffers that are posted as receives, and come back in the order in which messages arrive.
+///
+/// A message that arrives finds a receive, as long as fewer messages are on their way than buffers are posted. So the
+/// peer's send never [waits](crate::guide#receives-that-are-posted-ahead) for one. The program says how many buffers
+/// there are, and how long: a message that is longer than its buffer fails the connection.
+///
+/// [`next`](Self::next) gives the next message. Its buffer is posted again when the [`RingMessage`] is dropped, or was
+/// [taken](RingMessage::take) and is [given back](Self::give_back). Other receives that the program posts on the same
+/// connection take their turn among these. After [`reconnect`](Connection::reconnect) `next` posts all again.
+///
+/// Dropped, the ring leaves its receives posted, as a dropped [`Posted`] does.
+///
+/// # Examples
+/// ```
+/// # rdma_soft::install();
+/// # tokio::runtime::Builder::new_current_thread().enable_io().build()?.block_on(async {
+/// # let context = rdma_mem::open_device("soft0")?;
+/// # let pd = context.allocate_pd()?;
+/// # let driver = rdma_async::Driver::spawn(&context)?;
+/// # let qp = || rdma_qp::prelude::CreateQueuePair::create_qp(&pd);
+/// # let (one, other) = (driver.prepare(qp())?, driver.prepare(qp())?);
+/// # let (at_one, at_other) = (one.endpoint(), other.endpoint());
+/// # let (one, other) = (one.handshake(at_other)?, other.handshake(at_one)?);
+/// # let pool = rdma_mem::BufferPool::new(&pd);
+/// // Two receives of 64 bytes, in order, for as many messages as there are.
+/// let mut ring = other.receive_ring([pool.allocate(64)?, pool.allocate(64)?])?;
+/// for length in 1..10 {
+///     one.send(pool.allocate(length)?).await?;
+///     let message = ring.next().await?;
+///     assert_eq!(message.len(), length);
+/// } // each is dropped, and its buffer is posted again
+/// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct ReceiveRing<'c, B: Target = Buffer> {
+    connection: &'c Connection,
+    /// The one that was posted first is the next to be done.
+    posted: VecDeque<Posted<'c, Receive<B>>>,
+    /// What could not be posted again, and why.
+    idle: Vec<B>,
+    refused: Option<TransportError>,
+}
+
+impl Connection {
+    /// Posts a receive for each of these buffers, in order, and hands out their messages.
+    ///
+    /// # Errors
+    /// If not all could be posted: [`TransportError::WouldBlock`] if the queue has no room for that many, which
+    /// [`max_recv_wr`](rdma_qp::QueuePairBuilder::max_recv_wr) says; those of [`Op::try_post`](crate::Op::try_post). What was
+    /// posted stays posted, as that of a dropped ring.
+    #[doc(alias = "ibv_post_recv")]
+    pub fn receive_ring<B: Target>(
+        &self,
+        buffers: impl IntoIterator<Item = B>,
+    ) -> Result<ReceiveRing<'_, B>, TransportError> {
+        let (posted, idle) = (VecDeque::new(), Vec::new());
+        let mut ring = ReceiveRing { connection: self, posted, idle, refused: None };
+        for buffer in buffers {
+            ring.give_back(buffer);
+        }
+        ring.refused.take().map_or(Ok(ring), Err)
+    }
+}
+
+impl<'c, B: Target> ReceiveRing<'c, B> {
+    /// The next message. Dropped before it is ready, nothing is lost: the next call waits for the same message.
+    ///
+    /// # Errors
+    /// - why the receive has failed: the connection has ended, and the ring keeps the buffer;
+    /// - if no receive is posted, the reason: [`TransportError::Closed`], or [`TransportError::WouldBlock`] if all buffers were
+    ///   [taken](RingMessage::take), or other receives have filled the queue.
+    pub async fn next(&mut self) -> Result<RingMessage<'_, 'c, B>, TransportError> {
+        if !self.idle.is_empty() {
+            self.post_idle();
+        }
+        let Some(first) = self.posted.front_mut() else {
+            return Err(self.refused.take().unwrap_or(TransportError::WouldBlock));
+        };
+        let received = first.await;
+        self.posted.pop_front();
+        match received {
+            Ok(received) => Ok(RingMessage { ring: self, received: Some(received) }),
+            Err(Failed { memory, error }) => {
+                self.idle.push(memory);
+                Err(error)
+            }
+        }
+    }
+
+    /// How many receives are posted: one less than there are buffers while a message is read.
+    #[must_use]
+    pub fn posted(&self) -> usize {
+        self.posted.len()
+    }
+
+    /// Posts a buffer that a message was [taken](RingMessage::take) in, or any other one. If that is not possible now, it is tried
+    /// again before the next message is waited for.
+    pub fn give_back(&mut self, buffer: B) {
+        self.idle.push(buffer);
+        self.post_idle();
+    }
+
+    /// Never waits: a drop posts, too.
+    fn post_idle(&mut self) {
+        self.refused = None;
+        while let Some(buffer) = self.idle.pop() {
+            match self.connection.receive(buffer).try_post() {
+                Ok(receive) => self.posted.push_back(receive),
+                Err(Failed { memory, error }) => {
+                    self.idle.push(memory);
+                    self.refused = Some(error);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl<B: Target> fmt::Debug for ReceiveRing<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (posted, idle) = (self.posted.len(), self.idle.len());
+        write!(f, "ReceiveRing({posted} posted, {idle} idle, {:?})", self.connection)
+    }
+}
+
+/// A message of a [`ReceiveRing`]. It derefs to the bytes that came; dropped, its buffer is posted again.
+///
+/// Of an RDMA write with immediate data, whose bytes are elsewhere, it has none.
+pub struct RingMessage<'r, 'c, B: Target = Buffer> {
+    ring: &'r mut ReceiveRing<'c, B>,
+    /// `None` when it was taken.
+    received: Option<Received<B>>,
+}
+
+impl<B: Target> RingMessage<'_, '_, B> {
+    /// The immediate data, if there was some.
+    #[must_use]
+    pub fn immediate(&self) -> Option<u32> {
+        self.received.as_ref().and_then(|received| received.immediate)
+    }
+
+    /// Takes the message with its buffer out of the ring: to send it, or to keep several. The ring has a receive less until the buffer
+    /// is [given back](ReceiveRing::give_back).
+    ///
+    /// # Panics
+    /// Never: it is taken once.
+    #[must_use = "the ring has a receive less until the buffer is given back"]
+    #[allow(clippy::expect_used)] // only this takes it, and it takes the message
+    pub fn take(mut self) -> Received<B> {
+        self.received.take().expect("taken once")
+    }
+}
+
+impl<B: Target + Deref<Target = [u8]>> Deref for RingMessage<'_, '_, B> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.received.as_ref().map_or(&[], Received::bytes)
+    }
+}
+
+impl<B: Target> Drop for RingMessage<'_, '_, B> {
+    fn drop(&mut self) {
+        let Some(Received { memory, .. }) = self.received.take() else { return };
+        if self.ring.connection.pd().context().check_process().is_err() {
+            // A forked child has none of it.
+            let _ = ManuallyDrop::new(memory);
+            return;
+        }
+        self.ring.give_back(memory);
+    }
+}
+
+impl<B: Target> fmt::Debug for RingMessage<'_, '_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let length = self.received.as_ref().map_or(0, |received| received.length);
+        write!(f, "RingMessage({length} bytes)")
+    }
+}

@@ -1,0 +1,231 @@
+//! Receives that are posted ahead, in a ring of buffers.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Deref;
+use std::time::Duration;
+
+use rdma_mem::SliceMut;
+use rdma_qp::{ReceiveWorkRequest, WorkSuccess};
+
+use super::in_flight::InFlight;
+use super::outcome::{Late, Refused};
+use super::peer::ScopedPeer;
+use super::rent::sealed::Writable as _;
+use crate::channel::exchanging::bytes_here;
+use crate::ledger::{Ledger, SlotWait, closed};
+use crate::transport_error::TransportError;
+
+/// Buffers that are posted as receives, and come back in the order in which messages arrive.
+///
+/// A message that arrives finds a receive, as long as fewer messages are on their way than buffers are posted. So the
+/// peer's send never [waits](crate::guide#receives-that-are-posted-ahead) for one. The program says how many buffers
+/// there are, and how long: a message that is longer than its buffer fails the connection.
+///
+/// [`next`](Self::next) gives the next message. Its buffer is posted again when the [`RingMessage`] is dropped, or was
+/// [taken](RingMessage::take) and is [given back](Self::give_back). Other receives that the program posts to the same peer take
+/// their turn among these.
+///
+/// When the ring is dropped, its receives stay posted, and their memory stays with the scope until it ends. If no messages will
+/// come for them, [close](crate::Scope::close) the channel before.
+///
+/// # Examples
+/// A server whose next receives are posted when it answers:
+/// ```
+/// use std::time::Duration;
+/// use rdma_channel::{Channel, ScopeError, TransportError};
+/// use rdma_mem::OwnedRegion;
+///
+/// const LIMIT: Duration = Duration::from_secs(10);
+///
+/// /// Answers each message with its length, until one is empty. 4 receives of 1 KiB are posted.
+/// fn serve(channel: &mut Channel, memory: &mut OwnedRegion) -> Result<(), TransportError> {
+///     let served = channel.scope(|s| {
+///         let mut ring = s.receive_ring(memory.as_slice_mut().into_chunks(1024).take(4))?;
+///         loop {
+///             let message = ring.next(LIMIT)?;
+///             if message.is_empty() {
+///                 break;
+///             }
+///             let length = message.len().to_le_bytes();
+///             drop(message); // its buffer is posted again
+///             s.send_inline(&length)?.wait(LIMIT)?;
+///         }
+///         s.close(); // nobody answers the receives that are left
+///         Ok::<_, TransportError>(())
+///     });
+///     served.map_err(ScopeError::flatten)
+/// }
+/// # use rdma_channel::prelude::*;
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// # let (one, other) = (pd.create_channel().build()?, pd.create_channel().build()?);
+/// # let (one_end, other_end) = (one.endpoint(), other.endpoint());
+/// # let (mut client, mut server) = (one.handshake(other_end)?, other.handshake(one_end)?);
+/// # let mut memory = pd.allocate_region(4096)?;
+/// # let server = std::thread::spawn(move || serve(&mut server, &mut memory));
+/// # let mut answer = pd.allocate_region(8)?;
+/// # for length in 1..10_usize {
+/// #     client.exchange_inline(&[7; 10][..length], &mut answer)?;
+/// #     assert_eq!(answer[..], length.to_le_bytes());
+/// # }
+/// # client.send_inline(b"")?;
+/// # server.join().unwrap()?;
+/// # Ok::<(), TransportError>(())
+/// ```
+pub struct ReceiveRing<'scope> {
+    peer: ScopedPeer<'scope>,
+    /// The one that was posted first is the next to be done.
+    posted: VecDeque<InFlight<'scope, SliceMut<'scope>>>,
+    /// What could not be posted again, and why.
+    idle: Vec<SliceMut<'scope>>,
+    refused: Option<TransportError>,
+}
+
+impl<'scope> ScopedPeer<'scope> {
+    /// Posts a receive for each of these buffers, in order, and hands out their messages, as long as the scope lasts.
+    ///
+    /// # Errors
+    /// If not all could be posted: [`TransportError::WouldBlock`] if the queue does not hold that many, which
+    /// [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr) says. What was posted stays with the scope.
+    #[doc(alias = "ibv_post_recv")]
+    pub fn receive_ring<'b: 'scope>(
+        &self,
+        buffers: impl IntoIterator<Item = SliceMut<'b>>,
+    ) -> Result<ReceiveRing<'scope>, TransportError> {
+        let (posted, idle) = (VecDeque::new(), Vec::new());
+        let mut ring = ReceiveRing { peer: *self, posted, idle, refused: None };
+        for buffer in buffers {
+            ring.give_back(buffer);
+        }
+        ring.refused.take().map_or(Ok(ring), Err)
+    }
+}
+
+impl<'scope> ReceiveRing<'scope> {
+    /// Waits for the next message, for at most `limit`. [`Duration::MAX`] is no limit.
+    ///
+    /// # Errors
+    /// - [`TransportError::Timeout`] changes nothing: ask again;
+    /// - why the receive has failed: its buffer stays with the scope;
+    /// - if no receive is posted, the reason: [`TransportError::Closed`], or [`TransportError::WouldBlock`] if all buffers were
+    ///   [taken](RingMessage::take), or other receives have filled the queue.
+    pub fn next(&mut self, limit: Duration) -> Result<RingMessage<'_, 'scope>, TransportError> {
+        if !self.idle.is_empty() {
+            self.post_idle();
+        }
+        let Some(first) = self.posted.pop_front() else {
+            return Err(self.refused.take().unwrap_or_else(|| closed(self.peer.connection())));
+        };
+        let finished = first.wait(limit).map_err(|Late { handle, error }| {
+            self.posted.push_front(handle);
+            error
+        })?;
+        let (buffer, success) = finished.ok()?;
+        Ok(RingMessage { ring: self, buffer: Some(buffer), success })
+    }
+
+    /// How many receives are posted: one less than there are buffers while a message is read.
+    #[must_use]
+    pub fn posted(&self) -> usize {
+        self.posted.len()
+    }
+
+    /// Posts a buffer that a message was [taken](RingMessage::take) in, or any other one of this scope. If that is not possible
+    /// now, it is tried again before the next message is waited for.
+    pub fn give_back<'b: 'scope>(&mut self, buffer: SliceMut<'b>) {
+        self.idle.push(buffer);
+        self.post_idle();
+    }
+
+    /// Never waits: a drop posts, too.
+    fn post_idle(&mut self) {
+        let Self { peer, posted, idle, refused } = self;
+        *refused = None;
+        while let Some(buffer) = idle.pop() {
+            let receive = Ledger::rent(buffer, |buffer, kept| {
+                let mut list = buffer.scatter();
+                let (elements, domains) = list.parts();
+                let request = ReceiveWorkRequest::new(elements).with_domains(domains);
+                peer.ledger().post(peer.connection(), request, SlotWait::Now, kept)
+            });
+            match receive {
+                Ok(receive) => posted.push_back(receive),
+                Err(Refused { buf, error }) => {
+                    idle.extend(buf);
+                    *refused = Some(error);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for ReceiveRing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (posted, idle) = (self.posted.len(), self.idle.len());
+        write!(f, "ReceiveRing({posted} posted, {idle} idle, {:?})", self.peer)
+    }
+}
+
+/// A message of a [`ReceiveRing`]. It derefs to the bytes that came; dropped, its buffer is posted again.
+///
+/// Of an RDMA write with immediate data, whose bytes are elsewhere, it has none.
+pub struct RingMessage<'r, 'scope> {
+    ring: &'r mut ReceiveRing<'scope>,
+    /// `None` when it was taken.
+    buffer: Option<SliceMut<'scope>>,
+    success: WorkSuccess,
+}
+
+impl<'scope> RingMessage<'_, 'scope> {
+    /// How the receive ended: with immediate data, if there was some.
+    #[must_use]
+    pub const fn success(&self) -> WorkSuccess {
+        self.success
+    }
+
+    /// The immediate data, if there was some.
+    #[must_use]
+    pub fn immediate_data(&self) -> Option<u32> {
+        self.success.immediate_data()
+    }
+
+    /// Takes the whole buffer out of the ring, with the length of the message: to send it, or to read several at a time. The ring
+    /// has a receive less until it is [given back](ReceiveRing::give_back).
+    ///
+    /// # Panics
+    /// Never: it is taken once.
+    #[must_use = "the ring has a receive less until the buffer is given back"]
+    #[allow(clippy::expect_used)] // only this takes it, and it takes the message
+    pub fn take(mut self) -> (SliceMut<'scope>, usize) {
+        let length = bytes_here(&self.success);
+        (self.buffer.take().expect("taken once"), length)
+    }
+}
+
+impl Deref for RingMessage<'_, '_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let buffer = self.buffer.as_deref().unwrap_or_default();
+        &buffer[..bytes_here(&self.success).min(buffer.len())]
+    }
+}
+
+impl Drop for RingMessage<'_, '_> {
+    fn drop(&mut self) {
+        // A forked child has none of it.
+        if let Some(buffer) = self.buffer.take()
+            && self.ring.peer.ledger().check_process().is_ok()
+        {
+            self.ring.give_back(buffer);
+        }
+    }
+}
+
+impl fmt::Debug for RingMessage<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RingMessage({} bytes)", self.len())
+    }
+}
