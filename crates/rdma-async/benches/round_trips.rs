@@ -57,11 +57,12 @@ const SERVE: &str = "--serve=";
 
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
-    let outcome = match arguments.iter().find_map(|argument| argument.strip_prefix(SERVE)) {
-        Some(name) => serve(name),
-        None => run_all(arguments.iter().find(|argument| !argument.starts_with('-'))),
-    };
-    outcome.unwrap_or_else(|error| panic!("{error}"));
+    match arguments.iter().find_map(|argument| argument.strip_prefix(SERVE)) {
+        // It ends with the connection, when the other process has what it wanted.
+        Some(name) => drop(serve(name)),
+        None => run_all(arguments.iter().find(|argument| !argument.starts_with('-')))
+            .unwrap_or_else(|error| panic!("{error}")),
+    }
 }
 
 fn run_all(selected: Option<&String>) -> Outcome<()> {
