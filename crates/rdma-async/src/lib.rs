@@ -78,7 +78,6 @@ mod operation;
 pub mod prelude;
 mod prepared;
 mod region;
-mod ring;
 mod sync;
 
 pub use buffer::held::{Source, Target};
@@ -113,12 +112,12 @@ pub use operation::kinds::{
 };
 pub use operation::post::Post;
 pub use operation::posted::Posted;
+pub use operation::ring::{ReceiveRing, RingMessage};
 pub use operation::run::Run;
 pub use prepared::PreparedConnection;
 pub use region::descriptor::Descriptor;
 pub use region::memory::Region;
 pub use region::reserve::{ReserveError, Reserved, ReservedEnd};
-pub use ring::{ReceiveRing, RingMessage};
 
 pub use rdma_channel::{CloseReason, ConnectError, LeaseEnd, PeerAddress, TransportError};
 pub use rdma_mem::{

@@ -4,6 +4,7 @@ pub(crate) mod failed;
 pub(crate) mod kinds;
 pub(crate) mod post;
 pub(crate) mod posted;
+pub(crate) mod ring;
 pub(crate) mod run;
 pub(crate) mod work;
 

@@ -6,8 +6,8 @@ use rdma_async::{
     Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Denial, Descriptor, Driver,
     EndedLoan, Events, Failed, Incoming, LeaseEnd, LeaseError, LeaseLimits, LendError, Listener,
     Loan, ManualDriver, Op, Pool, PoolError, Post, Posted, PreparedConnection, Read, Receive,
-    ReceiveImmediate, Received, Region, RemoteRegion, ReserveError, Reserved, ReservedEnd, Run,
-    SendOut, SharedBuffer, Write,
+    ReceiveImmediate, ReceiveRing, Received, Region, RemoteRegion, ReserveError, Reserved,
+    ReservedEnd, RingMessage, Run, SendOut, SharedBuffer, Write,
 };
 use rdma_mem::Buffer;
 
@@ -59,6 +59,8 @@ fn operations_go_to_other_tasks() {
     moved::<Run<'_, SendOut<BufferSlice>>>();
     moved::<Posted<'_, Receive<BufferSlice>>>();
     moved::<Posted<'_, Atomic>>();
+    moved::<ReceiveRing<'_>>();
+    moved::<RingMessage<'_, '_, BufferSlice>>();
     moved::<Posted<'_, ReceiveImmediate>>();
     unpinned::<Posted<'_, Read<Buffer>>>();
     let _ = |op: Op<'static, Read<Buffer>>, posted: Posted<'static, Atomic>| {

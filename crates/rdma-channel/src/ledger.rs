@@ -50,6 +50,7 @@ mod check;
 mod completion;
 mod copies;
 pub(crate) mod end;
+mod inline;
 mod members;
 mod news;
 mod pause;

@@ -6,10 +6,11 @@ use rdma_channel::{
     MultiChannel, MultiChannelBuilder, Operation, OperationError, PeerAddress,
     PeerAtomicWorkRequest, PeerId, PeerReadWorkRequest, PeerReceiveWorkRequest,
     PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest, PendingWord, PendingWork,
-    Pipes, Prefix, PreparedChannel, PreparedMultiChannel, PreparedPeer, Progress, Refused,
-    RefusedBatch, RefusedWork, Rejected, Rendezvous, RendezvousBuilder, Request, Scope, ScopeError,
-    ScopedPeer, ScopedPendingWork, Server, ServerBuilder, ServerError, ServerEvent, ToPeer,
-    TransportError, Wait, Waitable, Waker, Within, WithoutPd, WorkId,
+    Pipes, Prefix, PreparedChannel, PreparedMultiChannel, PreparedPeer, Progress, ReceiveRing,
+    Refused, RefusedBatch, RefusedWork, Rejected, Rendezvous, RendezvousBuilder, Request,
+    RingMessage, Scope, ScopeError, ScopedPeer, ScopedPendingWork, Server, ServerBuilder,
+    ServerError, ServerEvent, ToPeer, TransportError, Wait, Waitable, Waker, Within, WithoutPd,
+    WorkId,
 };
 
 fn send<T: Send>() {}
@@ -104,6 +105,10 @@ fn a_scope_and_its_handles_stay_on_their_thread() {
     <PendingWord<'_> as NotSync<_>>::holds();
     <InFlight<'_, ()> as NotSend<_>>::holds();
     <InFlight<'_, ()> as NotSync<_>>::holds();
+    <ReceiveRing<'_> as NotSend<_>>::holds();
+    <ReceiveRing<'_> as NotSync<_>>::holds();
+    <RingMessage<'_, '_> as NotSend<_>>::holds();
+    <RingMessage<'_, '_> as NotSync<_>>::holds();
     <Progress<'_, ()> as NotSend<_>>::holds();
     <Late<'_, ()> as NotSend<_>>::holds();
     <RefusedBatch<'_, ()> as NotSend<_>>::holds();

@@ -4,7 +4,7 @@ use rdma_qp::{
     AddressHandle, AddressVector, AtomicResult, AtomicWorkRequest, BindWindow, CompletionChannel,
     CompletionQueue, CompletionQueueBuilder, ConnectAttributes, DataOrder, DatagramSource,
     EndpointError, EndpointGid, Error, GidChoice, GidNetwork, GidRule, GlobalRoute,
-    GlobalRouteHeader, HandshakeError, LocalInvalidate, ParseGidNetworkError, PollError, PollSlot,
+    GlobalRouteHeader, HandshakeError, Inline, LocalInvalidate, ParseGidNetworkError, PollError, PollSlot,
     PolledCompletions, PostError, PostErrorKind, PreparedQueuePair, QueuePair, QueuePairAttributes,
     QueuePairBuilder, QueuePairCapabilities, QueuePairEndpoint, QueuePairModification,
     QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWithInvalidate,
@@ -51,6 +51,7 @@ fn values_are_send_and_sync() {
     send_sync::<PolledCompletions<'_>>();
     send_sync::<QueuePairAttributes>();
     send_sync::<QueuePairCapabilities>();
+    send_sync::<Inline>();
     send_sync::<QueuePairEndpoint>();
     send_sync::<QueuePairModification>();
     send_sync::<PostErrorKind>();

@@ -1,6 +1,6 @@
 //! How much inline data a queue pair is asked for, and what it gets of devices that have less, or none.
 #![allow(unsafe_code)]
-#![allow(clippy::unwrap_used)] // helpers of tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 mod common;
 

@@ -7,14 +7,17 @@ use rdma_mem::Errno;
 use crate::qp::capabilities::QueuePairCapabilities;
 use crate::qp::inline::Inline;
 
+/// An option of the builder, and a value of it that a device accepts.
+type Accepted = (&'static str, u32);
+
 /// A queue pair that was not created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
     pub(super) errno: Errno,
     /// What was asked for last.
     pub(super) sizes: QueuePairCapabilities,
-    /// The option of the builder without which the device creates it, and the value that it accepts.
-    pub(super) culprit: Option<(&'static str, u32)>,
+    /// The option with which the device does not create it, and the value with which it does.
+    pub(super) culprit: Option<Accepted>,
 }
 
 /// Creates a queue pair of these sizes, with as much inline data as the device gives. If it refuses, the sizes are lowered
@@ -43,7 +46,7 @@ pub(super) fn create<T>(
 fn culprit(
     sizes: QueuePairCapabilities,
     is_created: &mut impl FnMut(QueuePairCapabilities) -> bool,
-) -> Option<(&'static str, u32)> {
+) -> Option<Accepted> {
     let plain = QueuePairCapabilities { max_inline_data: 0, ..sizes };
     if sizes.max_inline_data > 0 && is_created(plain) {
         return Some(("max_inline_data", 0));
@@ -73,7 +76,7 @@ mod tests {
     fn create_at(
         inline: Inline,
         has: impl Fn(QueuePairCapabilities) -> bool,
-    ) -> (Result<u32, Option<(&'static str, u32)>>, usize) {
+    ) -> (Result<u32, Option<Accepted>>, usize) {
         let (asked, live) = (RefCell::new(Vec::new()), Cell::new(0));
         let attempt = |sizes: QueuePairCapabilities| {
             assert!(!asked.borrow().contains(&sizes), "asked twice for {sizes:?}");

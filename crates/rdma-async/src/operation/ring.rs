@@ -8,11 +8,11 @@ use std::ops::Deref;
 use rdma_channel::TransportError;
 use rdma_mem::Buffer;
 
+use super::failed::Failed;
+use super::kinds::{Receive, Received};
+use super::posted::Posted;
 use crate::buffer::held::Target;
 use crate::connection::Connection;
-use crate::operation::failed::Failed;
-use crate::operation::kinds::{Receive, Received};
-use crate::operation::posted::Posted;
 
 /// Buffers that are posted as receives, and come back in the order in which messages arrive.
 ///
