@@ -120,8 +120,8 @@ pub use rdma_mem::{
 };
 pub use rdma_qp::{
     AckTimeout, AsyncEventKind, AtomicResult, AtomicWorkRequest, ConnectAttributes, EndpointError,
-    Error, GidChoice, GidNetwork, Inline, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
-    PacketSequenceNumber, PollError, PostError, QpState, Qpn, QueuePairAttributes,
+    Error, GidChoice, GidNetwork, Inline, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit,
+    MinRnrTimer, PacketSequenceNumber, PollError, PostError, QpState, Qpn, QueuePairAttributes,
     QueuePairEndpoint, QueuePairType, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
     WorkError, WorkSuccess, WriteWorkRequest,
 };

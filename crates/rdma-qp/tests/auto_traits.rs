@@ -4,12 +4,13 @@ use rdma_qp::{
     AddressHandle, AddressVector, AtomicResult, AtomicWorkRequest, BindWindow, CompletionChannel,
     CompletionQueue, CompletionQueueBuilder, ConnectAttributes, DataOrder, DatagramSource,
     EndpointError, EndpointGid, Error, GidChoice, GidNetwork, GidRule, GlobalRoute,
-    GlobalRouteHeader, HandshakeError, Inline, LocalInvalidate, ParseGidNetworkError, PollError, PollSlot,
-    PolledCompletions, PostError, PostErrorKind, PreparedQueuePair, QueuePair, QueuePairAttributes,
-    QueuePairBuilder, QueuePairCapabilities, QueuePairEndpoint, QueuePairModification,
-    QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWithInvalidate,
-    SendWorkRequest, SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder,
-    WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
+    GlobalRouteHeader, HandshakeError, Inline, LocalInvalidate, ParseGidNetworkError, PollError,
+    PollSlot, PolledCompletions, PostError, PostErrorKind, PreparedQueuePair, QueuePair,
+    QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities, QueuePairEndpoint,
+    QueuePairModification, QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest,
+    SendWithInvalidate, SendWorkRequest, SharedReceiveQueue, SharedReceiveQueueAttributes,
+    SharedReceiveQueueBuilder, WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode,
+    WorkSuccess, WriteWorkRequest,
 };
 
 fn send_sync<T: Send + Sync>() {}

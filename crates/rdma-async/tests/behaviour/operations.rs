@@ -4,6 +4,7 @@ mod cancelled;
 mod done;
 mod ended;
 mod full;
+mod rings;
 mod spins;
 
 use crate::common::{Count, DEVICES, HANG, HELD, Pair, all, domain, poll_for, poll_once, run};

@@ -7,8 +7,8 @@ use rdma_mem::{AccessFlags, ProtectionDomain};
 #[cfg(doc)]
 use rdma_qp::QueuePairBuilder;
 use rdma_qp::{
-    AckTimeout, Error, GidChoice, Inline, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
-    PacketSequenceNumber, QueuePairType,
+    AckTimeout, Error, GidChoice, Inline, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit,
+    MinRnrTimer, PacketSequenceNumber, QueuePairType,
 };
 
 use super::Channel;

@@ -7,7 +7,7 @@ use crate::ah::vector::AddressVector;
 use crate::cq::queue::CompletionQueue;
 use crate::gid_choice::GidChoice;
 use crate::qp::capabilities::QueuePairCapabilities;
-use crate::qp::inline::Inline;
+use crate::qp::capabilities::inline::Inline;
 use crate::qp::queue_pair::QueuePair;
 use crate::qp::settings::Settings;
 use crate::srq::queue::SharedReceiveQueue;

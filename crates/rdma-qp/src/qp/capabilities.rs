@@ -2,6 +2,8 @@
 
 use rdma_sys::ibv_qp_cap;
 
+pub(crate) mod inline;
+
 /// How large the queues of a queue pair are.
 #[doc(alias = "ibv_qp_cap")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,8 +25,9 @@ use crate::qp::own_end::OwnEnd;
 use crate::qp::own_gids;
 use crate::qp::prepared::PreparedQueuePair;
 use crate::qp::settings::Settings;
-use crate::qp::sizing::{self, Refused};
 use crate::srq::queue::SharedReceiveQueue;
+
+mod sizing;
 
 /// Depths of reads that cost a device little.
 const RD_ATOMIC: u32 = 16;
@@ -264,7 +265,7 @@ fn create(
     };
     let created = sizing::create(sizes, builder.inline, attempt, discard);
     let (created, cap) = created.map_err(|refused| {
-        let Refused { errno, sizes, culprit } = refused;
+        let sizing::Refused { errno, sizes, culprit } = refused;
         let hint = create_hint(errno, &format!("{sizes:?}"), device);
         let hint = name_culprit(hint, culprit);
         VerbError::new("ibv_create_qp", errno).with_hint(hint)

@@ -16,6 +16,7 @@ mod extended;
 mod forgotten;
 mod gid_tables;
 mod inline;
+mod inline_wishes;
 mod lying_provider;
 mod messages;
 mod modify;

@@ -8,7 +8,7 @@ use rdma_mem::Buffer;
 use rdma_qp::{MaxRnrRetries, WorkErrorCode};
 
 use crate::common::polled_slowly;
-use crate::{DEVICES, HELD, Pair, run};
+use crate::operations::{DEVICES, HELD, Pair, run};
 
 /// A pair whose sends fail at once if they find no receive.
 fn impatient(device: &str) -> Pair {

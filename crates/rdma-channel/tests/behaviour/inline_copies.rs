@@ -1,11 +1,8 @@
 //! Bytes that are sent inline on devices that have less inline data than was asked for, or none.
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
-
-mod common;
 
 use std::thread;
 
-use common::{DRAIN, HANG, Pair, everything, open, short};
+use crate::common::{DRAIN, HANG, Pair, everything, open, short};
 use rdma_channel::{Channel, Inline, PeerRemoteMemoryRegion, TransportError, prelude::*};
 use rdma_qp::PostErrorKind;
 use rdma_soft::{Builder, Schedule};

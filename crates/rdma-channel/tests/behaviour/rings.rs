@@ -1,14 +1,11 @@
 //! Receives that are posted ahead, in a ring of buffers.
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 #![allow(clippy::mem_forget)] // what a program may do
-
-mod common;
 
 use std::mem;
 use std::thread;
 use std::time::Duration;
 
-use common::{DEFERRED, HANG, Pair, WIRE, must_end, short};
+use crate::common::{DEFERRED, HANG, Pair, WIRE, must_end, short};
 use rdma_channel::{Channel, ReceiveRing, ScopeError, TransportError};
 use rdma_qp::{MaxRnrRetries, ReceiveWorkRequest, SendWorkRequest, WorkErrorCode};
 

@@ -1,15 +1,14 @@
 //! A message and its answer in one call: what is posted first, and what becomes of the receive when something fails.
 #![allow(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
-
-mod common;
 
 use std::mem::swap;
 use std::thread;
 use std::time::Duration;
 
-use common::provider::{HONEST_POSTS, POST, Post, at_next_poll, faulty, honest};
-use common::{DEFERRED, DRAIN, HELD, Pair, WIRE, answer, must_end, open, short, wait_in_vain};
+use crate::common::provider::{HONEST_POSTS, POST, Post, at_next_poll, faulty, honest};
+use crate::common::{
+    DEFERRED, DRAIN, HELD, Pair, WIRE, answer, must_end, open, short, wait_in_vain,
+};
 use rdma_channel::{Channel, CloseReason, Operation, TransportError, prelude::*};
 use rdma_mem::{Errno, GatherList, ScatterElement, ScatterList};
 use rdma_qp::{MaxRnrRetries, PostErrorKind, ReceiveWorkRequest, SendWorkRequest, WorkErrorCode};

@@ -1,10 +1,7 @@
 //! How much inline data a queue pair is asked for, and what it gets of devices that have less, or none.
 #![allow(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
-mod common;
-
-use common::pair_with;
+use crate::common::pair_with;
 use rdma_mem::{Errno, InlineElement, ProtectionDomain, open_device};
 use rdma_qp::{CompletionQueue, Error, Inline, QueuePairBuilder, SendWorkRequest, prelude::*};
 use rdma_soft::Builder;

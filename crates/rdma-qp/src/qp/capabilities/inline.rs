@@ -47,7 +47,7 @@ impl Inline {
     }
 
     /// What the device is asked for in turn, until it agrees.
-    pub(super) fn tries(self) -> impl Iterator<Item = u32> {
+    pub(in crate::qp) fn tries(self) -> impl Iterator<Item = u32> {
         let (halved, last) = match self {
             Self::Exactly(bytes) => (None, bytes),
             Self::UpTo(bytes) => (Some(bytes), 0),

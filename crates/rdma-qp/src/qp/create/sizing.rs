@@ -5,7 +5,7 @@
 use rdma_mem::Errno;
 
 use crate::qp::capabilities::QueuePairCapabilities;
-use crate::qp::inline::Inline;
+use crate::qp::capabilities::inline::Inline;
 
 /// An option of the builder, and a value of it that a device accepts.
 type Accepted = (&'static str, u32);
