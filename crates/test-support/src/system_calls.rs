@@ -72,6 +72,42 @@ fn filter() -> bool {
         ));
     }
     program.extend([give(libc::SECCOMP_RET_TRAP), give(libc::SECCOMP_RET_ALLOW)]);
+    install(&mut program)
+}
+
+/// Has this thread, and those that it starts from now on, find a kernel without a socket option: to set it fails with
+/// `ENOPROTOOPT` (`man 2 setsockopt`).
+///
+/// # Panics
+/// If there can be no filter.
+pub fn refuse_socket_option(level: c_int, option: c_int) {
+    /// Where the number of the call is, and its second and third argument (`struct seccomp_data`).
+    const NUMBER: u32 = 0;
+    const LEVEL: u32 = if cfg!(target_endian = "little") { 24 } else { 28 };
+    const OPTION: u32 = LEVEL + 8;
+    let load = |at| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, at);
+    let give = |what| instruction(libc::BPF_RET | libc::BPF_K, 0, what);
+    // Where it is another value, on to what lets the call through.
+    let expect = |value, behind| libc::sock_filter {
+        jf: behind,
+        ..instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, value)
+    };
+    let refusal = libc::SECCOMP_RET_ERRNO | libc::ENOPROTOOPT.cast_unsigned();
+    let mut program = [
+        load(NUMBER),
+        expect(number(libc::SYS_setsockopt), 5),
+        load(LEVEL),
+        expect(level.cast_unsigned(), 3),
+        load(OPTION),
+        expect(option.cast_unsigned(), 1),
+        give(refusal),
+        give(libc::SECCOMP_RET_ALLOW),
+    ];
+    assert!(install(&mut program), "the kernel refuses filters of system calls");
+}
+
+/// From now on the filter looks at the calls of this thread, and of those that it starts.
+fn install(program: &mut [libc::sock_filter]) -> bool {
     let filter = libc::sock_fprog {
         len: u16::try_from(program.len()).unwrap_or(u16::MAX),
         filter: program.as_mut_ptr(),
