@@ -396,6 +396,10 @@ pub(crate) fn modify_hint(errno: Errno) -> Option<Cow<'static, str>> {
              be reachable from its interface; a software device reaches those processes that share it, and \
              other hosts from an address at which it listens"
         }
+        Errno::EACCES => {
+            "another user of this host has the peer's place, or the places by which processes find each other: run both \
+             ends as one user, or share the device with all users at both"
+        }
         _ => return None,
     }))
 }

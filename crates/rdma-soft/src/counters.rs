@@ -161,6 +161,9 @@ counters! {
     /// System calls that copied memory which may have been unmapped since its registration. `rdma-mem` notes that the memory
     /// of its regions stays mapped, except of `MemoryRegion` and `DmabufRegion`; programs in C note nothing.
     guarded_copies,
+    /// How often connections of other processes were left waiting, since others hold up all threads that close what they
+    /// have sent.
+    held_up_connections,
 }
 
 /// A counter that one thread at a time raises.

@@ -6,6 +6,10 @@ mod descriptor;
 mod driver;
 #[cfg_attr(loom, allow(dead_code))] // models are of its words alone
 pub(crate) mod executed;
+#[cfg(not(loom))]
+mod expendable;
+#[cfg(not(loom))]
+mod files;
 pub(crate) mod frame;
 #[cfg(not(loom))]
 pub(crate) mod local;

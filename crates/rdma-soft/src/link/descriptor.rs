@@ -6,11 +6,28 @@ use std::io::Error;
 use std::mem::ManuallyDrop;
 use std::num::NonZeroI32;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Once, OnceLock};
 
+use nix::sys::socket::SetSockOpt as _;
+use nix::{setsockopt_impl, sockopt_impl};
 use rustix::io::{Errno, Result};
 
+use super::{expendable, files};
 use crate::abi::fork::Process;
+
+/// Of `asm-generic/socket.h`, since Linux 6.16.
+const SO_PASSRIGHTS: libc::c_int = 83;
+
+sockopt_impl!(
+    /// Whether others may send files to a socket. Accepted connections inherit it. Where it is 0, `sendmsg` of a file fails
+    /// with `EPERM`.
+    PassRights,
+    SetOnly,
+    libc::SOL_SOCKET,
+    SO_PASSRIGHTS,
+    bool
+);
 
 /// All that are open. Held while one is opened or closed, and while the process forks.
 static OPEN: spin::Mutex<Vec<RawFd>> = spin::Mutex::new(Vec::new());
@@ -23,6 +40,8 @@ static OPEN: spin::Mutex<Vec<RawFd>> = spin::Mutex::new(Vec::new());
 pub(crate) struct Descriptor {
     fd: RawFd,
     opened_by: Process,
+    /// Files that others have sent may be in its queue.
+    holds_files: AtomicBool,
 }
 
 impl Descriptor {
@@ -38,7 +57,29 @@ impl Descriptor {
         all.reserve(1);
         let fd = open()?.into_raw_fd();
         all.push(fd);
-        Ok(Self { fd, opened_by: Process::current() })
+        Ok(Self { fd, opened_by: Process::current(), holds_files: AtomicBool::new(false) })
+    }
+
+    /// A socket that others can send to. Where the kernel can refuse files for it, it does so from now on.
+    pub(crate) fn open_for_others(open: impl FnOnce() -> Result<OwnedFd>) -> Result<Self> {
+        let socket = Self::open(open)?;
+        if PassRights.set(&socket.get()?, &false).is_err() {
+            socket.holds_files.store(true, Ordering::Relaxed);
+        }
+        Ok(socket)
+    }
+
+    /// Lets the other end of a connection send files from now on.
+    pub(crate) fn allow_files(&self) -> Result<()> {
+        self.holds_files.store(true, Ordering::Relaxed);
+        // An earlier kernel has no such option, and refuses none.
+        let _ = PassRights.set(&self.get()?, &true);
+        Ok(())
+    }
+
+    /// Whether a message that was sent here may bring files along.
+    pub(crate) fn holds_files(&self) -> bool {
+        self.holds_files.load(Ordering::Relaxed)
     }
 
     /// It, in the process that has opened it.
@@ -74,6 +115,17 @@ impl Drop for Descriptor {
     fn drop(&mut self) {
         if !self.opened_by.is_current() {
             return; // closed when the child began; the number may be another file's
+        }
+        if self.holds_files() {
+            // Its queue is emptied where that may take long; to close it then takes no time.
+            let (fd, opened_by) = (self.fd, self.opened_by);
+            let emptied = Self { fd, opened_by, holds_files: AtomicBool::new(false) };
+            return expendable::run(move || {
+                if let Ok(socket) = emptied.get() {
+                    files::empty(socket);
+                }
+                drop(emptied);
+            });
         }
         let mut all = OPEN.lock();
         if let Some(place) = all.iter().position(|&fd| fd == self.fd) {

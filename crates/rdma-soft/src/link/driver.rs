@@ -333,10 +333,8 @@ impl Driver {
             self.see_to_polls(&ends);
             closed
         };
-        if let Some((_, closed)) = closed
-            && let (Ok(events), Ok(socket)) = (self.events.get(), closed.descriptor().get())
-        {
-            let _ = epoll::delete(events, socket);
+        if let Some((_, closed)) = closed {
+            self.look_away(closed.descriptor());
             self.calls.remove(closed.descriptor());
         }
     }
@@ -349,6 +347,19 @@ impl Driver {
     pub(super) fn set_flags(&self, end: End, socket: &Descriptor, flags: epoll::EventFlags) {
         if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
             let _ = epoll::modify(events, socket, end.data(), flags);
+        }
+    }
+
+    /// A socket has nothing to tell until it is [looked at again](Self::look_again), not even its end.
+    pub(super) fn look_away(&self, socket: &Descriptor) {
+        if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
+            let _ = epoll::delete(events, socket);
+        }
+    }
+
+    pub(super) fn look_again(&self, end: End, socket: &Descriptor) {
+        if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
+            let _ = epoll::add(events, socket, end.data(), epoll::EventFlags::IN);
         }
     }
 

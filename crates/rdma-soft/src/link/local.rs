@@ -4,8 +4,12 @@
 //! A device of the host is one device for all its processes, with one identity. The upper 12 bits of a queue pair
 //! number are the slot of its process, which has bound the socket that is named after the device and the slot: the
 //! kernel sees to it that nobody else has. Who sends to a slot connects to that socket, and sends the file of a ring there,
-//! to which it writes; who owns the slot reads. One byte tells the other to look: at messages, or at space. The end of a
+//! to which it writes; who owns the slot reads. The kernel says whose process is at the other end; only then does the owner
+//! of the slot ask for the file, by a first byte. One byte tells the other to look: at messages, or at space. The end of a
 //! connection is the end of its process.
+//!
+//! To release a file that another process has sent takes as long as that process likes. So files are refused where the
+//! kernel can do so ([`Descriptor::open_for_others`]), and otherwise released by threads for that alone ([`expendable`]).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,16 +23,19 @@ use rustix::net::{
     bind, connect, listen, recv, recvmsg, send, sendmsg, socket_with,
 };
 
+use self::greeting::Greeting;
 use self::head::VERSION;
 use self::listener::{Admits, Listener};
 use self::neighbor::Neighbor;
 use self::shared::{Receiver, Sender};
 use super::descriptor::Descriptor;
 use super::driver::Driver;
+use super::{expendable, files};
 use crate::device::Device;
 use crate::engine::Refusal;
 
 mod claims;
+mod greeting;
 mod head;
 pub(crate) mod host;
 mod inlet;
@@ -78,7 +85,9 @@ fn socket() -> Result<OwnedFd> {
 /// Binds the socket of a slot of this process.
 fn listen_at(device: &'static Device, address: &SocketAddrUnix, admits: Admits) -> Result<()> {
     let driver = Driver::of(device.fabric)?;
-    let socket = Descriptor::open(socket)?;
+    let no_thread = |error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
+    expendable::start().map_err(no_thread)?;
+    let socket = Descriptor::open_for_others(socket)?;
     bind(socket.get()?, address)?;
     listen(socket.get()?, BACKLOG)?;
     driver.add(|end| Listener::new(driver, device, socket, end, admits))?;
@@ -91,12 +100,10 @@ fn connect_to(
     address: &SocketAddrUnix,
     admits: Admits,
 ) -> std::result::Result<Arc<Neighbor>, Unreachable> {
-    let connected = || {
-        let connection = Descriptor::open(socket)?;
-        connect(connection.get()?, address)?;
-        Ok(connection)
-    };
-    let connection = connected().map_err(|errno| match errno {
+    if expendable::is_full() {
+        return Err(Unreachable::Busy);
+    }
+    let connection = connection_to(address).map_err(|errno| match errno {
         Errno::CONNREFUSED => Unreachable::Nobody,
         Errno::AGAIN => Unreachable::Busy,
         errno => Unreachable::System(errno),
@@ -104,57 +111,91 @@ fn connect_to(
     if !connection.peer().is_ok_and(|(_, user)| admits(user)) {
         return Err(Unreachable::OtherUser);
     }
-    let ring = send_ring(&connection).map_err(|errno| match errno {
-        // It has just ended.
-        Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => Unreachable::Nobody,
-        // So many files of this user are on their way to processes that have not taken them yet.
-        Errno::TOOMANYREFS => Unreachable::Busy,
-        errno => Unreachable::System(errno),
-    })?;
+    let ring = || {
+        let mut made = None;
+        let file = Descriptor::open(|| {
+            let (sender, file) = Sender::new()?;
+            made = Some(sender);
+            Ok(file)
+        })?;
+        Ok((made.ok_or(Errno::NOMEM)?, Greeting::new(file)))
+    };
+    let ring = ring().map_err(Unreachable::System)?;
     let driver = Driver::of(device.fabric).map_err(Unreachable::System)?;
     let new = |end| Neighbor::new(driver, device, connection, ring, end);
     driver.add(new).map_err(Unreachable::System)
 }
 
-/// Makes a ring, and gives it to the other process: the first message of each connection.
-fn send_ring(connection: &Descriptor) -> Result<Sender> {
-    // A forked child that gets the file, too, has memory that nobody uses.
-    let (sender, file) = Sender::new()?;
+/// A connection to a socket, which may be anybody's.
+fn connection_to(address: &SocketAddrUnix) -> Result<Descriptor> {
+    let connection = Descriptor::open_for_others(socket)?;
+    connect(connection.get()?, address)?;
+    Ok(connection)
+}
+
+/// The user whose process listens at an address.
+fn user_at(address: &SocketAddrUnix) -> Option<u32> {
+    let (_, user) = connection_to(address).ok()?.peer().ok()?;
+    Some(user)
+}
+
+/// Asks the other process for its ring: the first message of each connection.
+fn ask_for_ring(connection: &Descriptor) -> Result<()> {
+    connection.allow_files()?;
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    send(connection.get()?, &[VERSION], flags).map(drop)
+}
+
+/// Takes the request for the ring.
+fn hear_request(connection: &Descriptor) -> Result<()> {
+    let mut bytes = [0; 2];
+    match hear(connection, &mut bytes)? {
+        0 => Err(Errno::PIPE),
+        1 if bytes[0] == VERSION => Ok(()),
+        _ => Err(Errno::PROTO),
+    }
+}
+
+/// Sends the file of a ring.
+fn send_ring(connection: &Descriptor, ring: &Descriptor) -> Result<()> {
     let (files, mut space) =
-        ([file.as_fd()], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+        ([ring.get()?], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
     let mut along = SendAncillaryBuffer::new(&mut space);
     along.push(SendAncillaryMessage::ScmRights(&files));
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    sendmsg(connection.get()?, &[IoSlice::new(&[VERSION])], &mut along, flags)?;
-    Ok(sender)
+    sendmsg(connection.get()?, &[IoSlice::new(&[VERSION])], &mut along, flags).map(drop)
 }
 
 /// The ring that the other process has made. `PIPE` if it has ended before.
+///
+/// The message is taken when its one file is known to be memory, and mapped: to release that takes no time. Any other message
+/// stays in the queue, and what was opened of it is closed by a thread that may be [held up](expendable).
 fn receive_ring(connection: &Descriptor) -> Result<Receiver> {
+    let socket = connection.get()?;
     let mut bytes = [0_u8; 2];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut along = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let parts = &mut [IoSliceMut::new(&mut bytes)];
-    let message = recvmsg(connection.get()?, parts, &mut along, flags)?;
-    if message.bytes == 0 {
-        return Err(Errno::PIPE);
-    }
-    let whole = !message.flags.contains(ReturnFlags::CTRUNC);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
+    let message = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut along, flags)?;
     let rights = along.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(files) => Some(files),
         _ => None,
     });
-    // One, and no other. They are closed while no lock is held: to close a file may take as long as its sender likes.
-    let mut files = rights.flatten();
-    let (file, other) = (files.next(), files.next());
-    match file {
-        Some(file) if whole && other.is_none() && bytes[..message.bytes] == [VERSION] => {
-            // What is an answer of the socket above is none of the memory.
-            Receiver::open(file.as_fd()).map_err(|_| Errno::PROTO)
-        }
-        _ => Err(Errno::PROTO),
+    let files: Vec<OwnedFd> = rights.flatten().collect();
+    let whole = !message.flags.contains(ReturnFlags::CTRUNC);
+    if message.bytes == 0 && whole && files.is_empty() {
+        return Err(Errno::PIPE);
     }
+    if let [file] = &files[..]
+        && whole
+        && bytes[..message.bytes] == [VERSION]
+        && let Ok(ring) = Receiver::open(file.as_fd())
+    {
+        recv(socket, &mut bytes, RecvFlags::DONTWAIT)?;
+        return Ok(ring);
+    }
+    expendable::run(|| drop(files));
+    Err(Errno::PROTO)
 }
 
 /// Has the other process look at the ring. If there is no space for that, it was told and has not looked yet. Says whether
@@ -168,6 +209,15 @@ fn tell(connection: &Descriptor) -> bool {
 
 /// Takes what the other process has said. Whether that was to look at the ring; `PIPE` if it has ended.
 fn hear_tell(connection: &Descriptor) -> Result<bool> {
-    let (read, _) = recv(connection.get()?, &mut [0_u8; 2], RecvFlags::DONTWAIT)?;
+    let read = hear(connection, &mut [0; 2])?;
     if read == 0 { Err(Errno::PIPE) } else { Ok(read == 1) }
+}
+
+/// Takes a message that brings no file along: what does stays where it is, and ends the connection.
+fn hear(connection: &Descriptor, bytes: &mut [u8; 2]) -> Result<usize> {
+    let socket = connection.get()?;
+    if connection.holds_files() && files::comes_with_files(socket)? {
+        return Err(Errno::PROTO);
+    }
+    recv(socket, bytes, RecvFlags::DONTWAIT).map(|(read, _)| read)
 }

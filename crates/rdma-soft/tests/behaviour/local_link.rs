@@ -4,9 +4,12 @@
 #![allow(clippy::cast_possible_truncation)]
 #![allow(clippy::disallowed_methods)] // Tests measure on their own.
 
+mod attacker;
+mod fuse;
 mod garbage;
 mod hostile;
 mod names;
+mod neighbours;
 mod not_ready;
 mod receiver;
 mod ring;
@@ -25,7 +28,7 @@ use test_support::rig::{Size, imm_of};
 
 use crate::two_processes::ends;
 use crate::two_processes::near::{Near, PATIENT};
-use crate::two_processes::peer::{self, ACCESS, LENGTH, Peer};
+use crate::two_processes::peer::{self, ACCESS, LENGTH, Peer, memory_in_use};
 use hostile::{Head, name_of, slot_of};
 use ring::{Connection, connect_to, wait_until_closed};
 
@@ -170,11 +173,16 @@ fn what_no_device_sends_ends_its_connection_alone() {
     let mut to = Connection::to(&name);
     let message = Head { qpn: 0x00ab_cdef, ..fine }.bytes(0);
     assert!(to.send_with_files(&message));
+    to.wait_until_closed();
     near.peer.until_counter("unknown_qp", 1);
-    assert_eq!(near.peer.files(), before + 1, "descriptors that came along");
+    near.peer.until_files(before);
+    assert_eq!(near.peer.counter("malformed"), count + 1);
+    let mut to = Connection::to(&name);
+    to.send_all(&message);
+    near.peer.until_counter("unknown_qp", 2);
     // As many bursts as there may be.
     to.send_all(&whole.repeat(8));
-    near.peer.until_counter("unknown_qp", 9);
+    near.peer.until_counter("unknown_qp", 10);
     near.all_of_it();
     near.peer.end();
 }
@@ -242,12 +250,13 @@ fn connections_that_find_no_descriptor_wait() {
     near.all_of_it();
     near.peer.allow_files(false);
     let name = name_of(slot_of(near.far.qpn));
-    let mut to = Connection::to(&name);
-    to.send_all(&Head { qpn: 0x00ab_cdef, ..Head::new(0) }.bytes(0));
+    let waiting = connect_to(&name).unwrap();
     let used = near.peer.processor_time(1000);
     assert!(used <= 20 || is_emulated(), "{used} of 100 ticks");
     near.all_of_it();
     near.peer.allow_files(true);
+    let mut to = Connection::new(waiting);
+    to.send_all(&Head { qpn: 0x00ab_cdef, ..Head::new(0) }.bytes(0));
     near.peer.until_counter("unknown_qp", 1);
     near.peer.end();
 }
@@ -291,12 +300,6 @@ fn a_process_that_is_stopped_holds_up_nobody_else() {
     stopped.expect_end();
     other.all_of_it();
     other.peer.end();
-}
-
-fn memory_in_use() -> usize {
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let resident: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();
-    resident * rustix::param::page_size()
 }
 
 #[test]

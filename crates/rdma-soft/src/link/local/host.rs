@@ -13,7 +13,8 @@ use rustix::process::geteuid;
 use super::head::VERSION;
 use super::listener::Admits;
 use super::neighbor::Neighbor;
-use super::{connect_to, listen_at};
+use super::{connect_to, listen_at, user_at};
+use crate::device::notices::tell_aside;
 use crate::device::{Device, Host};
 use crate::engine::Refusal;
 use crate::engine::queue_pair::qpn::slot_of;
@@ -80,7 +81,36 @@ pub(crate) struct LocalHost {
     /// How many slots in a row were others'.
     taken: AtomicU32,
     /// Why this process has no slot that others find, if so.
-    unavailable: OnceLock<Errno>,
+    alone: OnceLock<Alone>,
+}
+
+/// Why no other process reaches this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Alone {
+    /// Another user has bound the names.
+    NamesOf(u32),
+    /// It has no thread or no socket for a slot, or processes that it may reach have all slots that it has tried.
+    System(Errno),
+}
+
+impl Alone {
+    /// Reports it. The caller may hold locks.
+    fn report(self, device: &'static str) {
+        tell_aside(move || match self {
+            Self::NamesOf(user) => tracing::warn!(
+                device,
+                user,
+                "another user of this host has bound the names by which processes find each other: the device works \
+                 within this process, and connects to no other one. End the processes of that user that have them \
+                 (`ss -xlp`), or start this one in a network namespace of its own"
+            ),
+            Self::System(errno) => tracing::warn!(
+                device,
+                %errno,
+                "this process has no slot that others find: the device works within it, and connects to no other one"
+            ),
+        });
+    }
 }
 
 /// After so many slots that are others' the process does without one: somebody has them all.
@@ -104,7 +134,7 @@ impl LocalHost {
         let name = format!("rdma-soft/{VERSION}/{user}/{device}/");
         let admits = if peers == Peers::AnyUser { any_user } else { same_user };
         let (neighbors, taken) = (Mutex::default(), AtomicU32::new(0));
-        Ok((Self { name, admits, neighbors, taken, unavailable: OnceLock::new() }, seed))
+        Ok((Self { name, admits, neighbors, taken, alone: OnceLock::new() }, seed))
     }
 
     /// The name of the socket of a slot.
@@ -121,9 +151,21 @@ fn same_user(user: u32) -> bool {
     user == geteuid().as_raw()
 }
 
+impl LocalHost {
+    /// Why a slot cannot be had by this process, and there is no use in another one.
+    fn why_alone(&self, slot: u16, errno: Errno) -> Alone {
+        let user =
+            (errno == Errno::ADDRINUSE).then(|| user_at(&self.address(slot).ok()?)).flatten();
+        match user {
+            Some(user) if !(self.admits)(user) => Alone::NamesOf(user),
+            _ => Alone::System(errno),
+        }
+    }
+}
+
 impl Host for LocalHost {
     fn claim(&self, device: &'static Device, slot: u16) -> bool {
-        if self.unavailable.get().is_some() {
+        if self.alone.get().is_some() {
             return true;
         }
         let listens =
@@ -137,7 +179,11 @@ impl Host for LocalHost {
                 false
             }
             Err(errno) => {
-                let _ = self.unavailable.set(errno);
+                self.alone.get_or_init(|| {
+                    let alone = self.why_alone(slot, errno);
+                    alone.report(&device.name);
+                    alone
+                });
                 true
             }
         }
@@ -145,8 +191,10 @@ impl Host for LocalHost {
 
     fn connect(&self, device: &'static Device, number: u32) -> Result<Arc<dyn Carrier>, Refusal> {
         // Answers would not come back.
-        if let Some(&errno) = self.unavailable.get() {
-            return Err(Refusal::without_files(errno));
+        match self.alone.get() {
+            Some(Alone::NamesOf(_)) => return Err(Refusal::NotAllowed),
+            Some(&Alone::System(errno)) => return Err(Refusal::without_files(errno)),
+            None => {}
         }
         let slot = slot_of(number);
         let mut neighbors = locked(&self.neighbors);

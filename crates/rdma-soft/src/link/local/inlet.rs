@@ -20,6 +20,7 @@ use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, End, Happened, Watched};
 use crate::link::executed::WordKey;
+use crate::link::expendable;
 use crate::link::memory::{ExecutedWords, Letter};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
 
@@ -43,6 +44,8 @@ pub(super) struct Inlet {
     end: End,
     /// Once it has come.
     ring: OnceLock<Receiver>,
+    /// The ring is not received yet, since other processes hold up the threads that would release another file.
+    put_off: AtomicBool,
     /// The connection has something to say.
     told: AtomicBool,
     /// A message was read since it said so last.
@@ -65,6 +68,9 @@ pub(super) struct Inlet {
     place: Place,
     alarm: Alarm,
 }
+
+/// After what time it looks again whether a ring can be received.
+const RETRY: Duration = Duration::from_millis(100);
 
 /// What one look at the ring has found.
 enum Read {
@@ -91,6 +97,7 @@ impl Inlet {
             _guest: guest,
             end,
             ring: OnceLock::new(),
+            put_off: AtomicBool::new(false),
             told: AtomicBool::new(false),
             has_read: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -182,6 +189,10 @@ impl Inlet {
         let mut told = false;
         for _ in 0..TELLS {
             let heard = match self.ring.get() {
+                None if !expendable::is_ready() => {
+                    self.put_off();
+                    return false;
+                }
                 None => receive_ring(&self.connection).map(|ring| self.ring.set(ring).is_ok()),
                 Some(_) => hear_tell(&self.connection),
             };
@@ -233,6 +244,12 @@ impl Inlet {
             self.alarm.set(self.device.fabric.clock.now() + AGAIN);
         }
         false
+    }
+
+    fn put_off(&self) {
+        self.put_off.store(true, Ordering::Relaxed);
+        self.driver.look_away(&self.connection);
+        self.alarm.set(self.device.fabric.clock.now() + RETRY);
     }
 
     /// Takes a message apart, of which that is behind its first head: says what the first burst is, and copies the others
@@ -403,6 +420,9 @@ impl Driven for Inlet {
 
 impl Alarmed for Inlet {
     fn alarm_rings(self: Arc<Self>) {
+        if self.put_off.swap(false, Ordering::Relaxed) {
+            self.driver.look_again(self.end, &self.connection);
+        }
         // An answer may be due that could not be sent.
         self.device.fabric.unsettled.note_turn(&self);
         self.device.fabric.unsettled.settle();

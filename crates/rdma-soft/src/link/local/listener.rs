@@ -9,19 +9,21 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Resource, getrlimit};
 
+use super::ask_for_ring;
 use super::inlet::Inlet;
 use crate::device::Device;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::link::descriptor::{Descriptor, ProcessId};
 use crate::link::driver::{Driver, End, Happened, MOST, Watched};
-use crate::sync::locked;
+use crate::link::expendable;
+use crate::sync::{AtomicBool, Ordering, locked};
 
 /// How many connections one other process may make: one to each slot, and some that have ended and were not looked at
 /// yet.
 const MOST_OF_PROCESS: usize = 64;
 /// How many are taken at a time.
 const ACCEPTS: u32 = 16;
-/// After what time it looks again whether there are descriptors for connections that wait.
+/// After what time it looks again whether there are descriptors for connections that wait, and threads to close them.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// Whether the processes of a user may talk to this one.
@@ -34,6 +36,8 @@ pub(super) struct Listener {
     socket: Descriptor,
     end: End,
     admits: Admits,
+    /// The last look found no thread for what might come.
+    held_up: AtomicBool,
     alarm: Alarm,
 }
 
@@ -51,6 +55,7 @@ impl Listener {
             socket,
             end,
             admits,
+            held_up: AtomicBool::new(false),
             alarm: Alarm::new(device.fabric, weak.clone()),
         })
     }
@@ -59,10 +64,21 @@ impl Listener {
     fn accept(&self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         for _ in 0..ACCEPTS {
+            if expendable::is_full() {
+                // One look may find calls that are made in a moment.
+                if self.held_up.swap(true, Ordering::Relaxed) {
+                    self.device.tally.rare.held_up_connections.count();
+                    expendable::report();
+                }
+                return self.put_off();
+            }
+            self.held_up.store(false, Ordering::Relaxed);
             let Ok(listening) = self.socket.get() else { return };
             // The ring of the connection is a file, too, for a moment.
-            let accepted = Descriptor::open(|| fcntl_dupfd_cloexec(listening, 0))
-                .and_then(|_one_more| Descriptor::open(|| accept_with(listening, flags)));
+            let accepted =
+                Descriptor::open(|| fcntl_dupfd_cloexec(listening, 0)).and_then(|_one_more| {
+                    Descriptor::open_for_others(|| accept_with(listening, flags))
+                });
             match accepted {
                 Ok(connection) => {
                     if !self.admit(connection) {
@@ -72,15 +88,16 @@ impl Listener {
                 }
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(_) => {
-                    // This process has as many files open as it may. The connections wait, and nobody is to look at
-                    // them all the time.
-                    self.driver.set_flags(self.end, &self.socket, epoll::EventFlags::empty());
-                    self.alarm.set(self.driver.fabric.clock.now() + RETRY);
-                    return;
-                }
+                // This process has as many files open as it may.
+                Err(_) => return self.put_off(),
             }
         }
+    }
+
+    /// The connections wait, and nobody is to look at them all the time.
+    fn put_off(&self) {
+        self.driver.set_flags(self.end, &self.socket, epoll::EventFlags::empty());
+        self.alarm.set(self.driver.fabric.clock.now() + RETRY);
     }
 
     /// Takes what another process sends by a connection, if it may.
@@ -90,6 +107,9 @@ impl Listener {
             return false;
         }
         let Some(guest) = Guest::of(process) else { return false };
+        if ask_for_ring(&connection).is_err() {
+            return false;
+        }
         let new = |end| Inlet::new(self.driver, self.device, guest, connection, end);
         self.driver.add(new).is_ok()
     }

@@ -10,6 +10,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::claims::Claims;
+use super::greeting::Greeting;
 use super::outbox::{Message, Outbox, Silence};
 use super::questions::covers;
 use super::shared::Sender;
@@ -33,6 +34,9 @@ use crate::sync::{
 /// the process lives.
 const STALL: Duration = Duration::from_secs(1);
 
+/// After what time it tries again to send its ring.
+const RETRY: Duration = Duration::from_millis(100);
+
 /// After what time a question is asked again for which there was no memory.
 const AGAIN: Duration = Duration::from_millis(1);
 
@@ -46,6 +50,7 @@ pub(crate) struct Neighbor {
     device: &'static Device,
     connection: Descriptor,
     ring: Sender,
+    greeting: Greeting,
     /// Where the driver finds it.
     pub(super) end: End,
     outbox: Mutex<Outbox>,
@@ -66,7 +71,7 @@ impl Neighbor {
         driver: &'static Driver,
         device: &'static Device,
         connection: Descriptor,
-        ring: Sender,
+        (ring, greeting): (Sender, Greeting),
         end: End,
     ) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
@@ -74,6 +79,7 @@ impl Neighbor {
             device,
             connection,
             ring,
+            greeting,
             end,
             outbox: Mutex::default(),
             claims: Claims::default(),
@@ -125,6 +131,14 @@ impl Neighbor {
 
     /// Writes what waits. Whether the process takes more, and there is more.
     fn write(&self, message: &mut Message) -> bool {
+        match self.greeting.answer(&self.connection) {
+            Ok(true) => {}
+            Ok(false) => self.alarm.set(self.device.fabric.clock.now() + RETRY),
+            Err(_) => {
+                self.leave();
+                return false;
+            }
+        }
         for _ in 0..MESSAGES {
             locked(&self.outbox).fill(self.device, message);
             if message.is_empty() {
@@ -154,10 +168,16 @@ impl Neighbor {
     fn send_message(&self, message: &Message) -> rustix::io::Result<bool> {
         let parts = message.iter().flat_map(|(head, letter)| [&head[..], letter.payload()]);
         let written = self.ring.write(parts)?;
-        if written == Some(true) && !tell(&self.connection) {
+        if written == Some(true) && !self.tell() {
             self.ring.has_not_told();
         }
         Ok(written.is_some())
+    }
+
+    /// Has the process look at the ring, if it has the ring: until then it finds what was written when it gets it. Returns
+    /// false if there is no memory for that.
+    fn tell(&self) -> bool {
+        !self.greeting.is_over() || tell(&self.connection)
     }
 
     fn put_back(&self, message: &mut Message) {
@@ -210,7 +230,7 @@ impl Neighbor {
         let Some(question) = locked(&self.outbox).questions.next() else { return };
         let now = self.device.fabric.clock.now();
         self.ring.ask(question);
-        if tell(&self.connection) {
+        if self.tell() {
             self.begin_silence(now, false);
         } else {
             locked(&self.outbox).questions.ask_again();
@@ -346,7 +366,10 @@ impl Watched for Neighbor {
             return Happened::End;
         }
         // Whatever it says, there may be space.
-        let heard = (0..TELLS).try_for_each(|_| hear_tell(&self.connection).map(drop));
+        let heard = (0..TELLS).try_for_each(|_| match self.greeting.has_begun() {
+            true => hear_tell(&self.connection).map(drop),
+            false => self.greeting.hear(&self.connection),
+        });
         if heard.is_err_and(|errno| !matches!(errno, Errno::AGAIN | Errno::INTR)) {
             return Happened::End;
         }
@@ -379,7 +402,7 @@ impl Watched for Neighbor {
 
     fn look(self: Arc<Self>) -> bool {
         if self.ring.waits_for_reader() {
-            tell(&self.connection);
+            self.tell();
         }
         self.claims.take_news(&self.ring, &self.device.fabric.unsettled)
     }
@@ -405,7 +428,9 @@ impl Watched for Neighbor {
     }
 
     fn has_letters(&self) -> bool {
-        !locked(&self.outbox).is_empty() || self.writing.try_lock().is_err()
+        !locked(&self.outbox).is_empty()
+            || self.writing.try_lock().is_err()
+            || !self.greeting.is_over()
     }
 
     fn is_used(&self) -> bool {
@@ -462,6 +487,9 @@ impl Alarmed for Neighbor {
             let peer_qpn = Some(burst.header.bth.destination.get());
             let whose = Whose { qpn, peer_qpn, address: Some(path.remote) };
             self.device.drop_packets(Reason::Stalled, burst.segments, whose);
+        }
+        if self.greeting.has_begun() && !self.greeting.is_over() {
+            self.device.fabric.unsettled.note_turn(&self);
         }
         self.call_back_some();
         // What could not be told before is told now.

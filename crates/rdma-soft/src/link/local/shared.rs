@@ -235,10 +235,11 @@ pub(super) struct Message {
 impl Receiver {
     /// The ring that another process has made.
     pub(super) fn open(file: BorrowedFd<'_>) -> Result<Self> {
-        // Of one that becomes smaller pages would go that are read here.
-        let seals = fcntl_get_seals(file)?;
+        // First of all, since it fails for what is no memory. Of a file that becomes smaller pages would go that are read here;
+        // one that becomes larger would take long to release.
+        let sealed = fcntl_get_seals(file)?.contains(SealFlags::SHRINK | SealFlags::GROW);
         let size = fstat(file)?.st_size;
-        if !seals.contains(SealFlags::SHRINK) || u64::try_from(size) != Ok(SIZE as u64) {
+        if !sealed || u64::try_from(size) != Ok(SIZE as u64) {
             return Err(Errno::INVAL);
         }
         Ok(Self { memory: Mapping::of(file)?, head: AtomicU32::new(0), moves: Default::default() })

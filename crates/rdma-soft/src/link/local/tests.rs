@@ -8,6 +8,7 @@ use std::sync::{OnceLock, Weak};
 use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
 use rdma_proto::{Burst, Last};
 use rdma_types::Psn;
+use rustix::event::epoll;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::pwrite;
 use rustix::net::{RecvFlags, recv, socketpair};
@@ -21,7 +22,7 @@ use crate::engine::wire::Carrier as _;
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::link::Link;
-use crate::link::driver::End;
+use crate::link::driver::{End, Happened, Watched as _};
 use crate::link::executed::WordKey;
 use crate::link::memory::Letter;
 use crate::link::ring::CAPACITY;
@@ -72,9 +73,19 @@ fn neighbor(
     driver: &'static Driver,
 ) -> (Arc<Neighbor>, OwnedFd, Receiver) {
     let (connection, far) = connection();
-    let (sender, receiver, _) = ring();
-    let new = |end| Neighbor::new(driver, device, connection, sender, end);
-    (driver.add(new).unwrap(), far, receiver)
+    let (sender, receiver, file) = ring();
+    let file = Descriptor::open(|| Ok(file)).unwrap();
+    let new = |end| Neighbor::new(driver, device, connection, (sender, Greeting::new(file)), end);
+    let neighbor = driver.add(new).unwrap();
+    // Which gets the file, and needs it no more.
+    send(&far, &[VERSION], SendFlags::DONTWAIT).unwrap();
+    assert_eq!(Arc::clone(&neighbor).happened(epoll::EventFlags::IN), Happened::Other);
+    device.fabric.unsettled.settle();
+    assert!(
+        receive_ring(&Descriptor::open(|| far.try_clone().map_err(|_| Errno::MFILE)).unwrap())
+            .is_ok()
+    );
+    (neighbor, far, receiver)
 }
 
 /// Both ends of a ring, and its file.
@@ -100,6 +111,40 @@ fn a_late_event_is_not_taken_for_that_of_who_has_the_place_now() {
     first.leave();
     assert!(driver.at(second.end).is_some());
     assert!(first.has_ended() && !second.has_ended());
+}
+
+/// Of a connection, and of one that nobody has accepted.
+#[test]
+fn a_socket_that_was_emptied_takes_and_holds_nothing() {
+    let file = ring().2;
+    let send_file = |socket: &OwnedFd, bytes: &[u8]| {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let (mut along, files) = (SendAncillaryBuffer::new(&mut space), [file.as_fd()]);
+        along.push(SendAncillaryMessage::ScmRights(&files));
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        sendmsg(socket, &[IoSlice::new(bytes)], &mut along, flags)
+    };
+    let (near, far) = connection();
+    // Messages without bytes are no end.
+    for bytes in [&[][..], &[1], &[], &[1; 100]] {
+        assert_eq!(send_file(&far, bytes), Ok(bytes.len()));
+        assert_eq!(send(&far, &[], SendFlags::DONTWAIT), Ok(0));
+    }
+    assert_eq!(files::comes_with_files(near.get().unwrap()), Ok(true));
+    files::empty(near.get().unwrap());
+    assert_eq!(files::comes_with_files(near.get().unwrap()), Ok(false), "it is not empty");
+    let late = send(&far, &[1], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    assert_eq!(late, Err(Errno::PIPE));
+    let name = format!("rdma-soft-emptied-{}", std::process::id());
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+    let (listener, waiting) = (socket().unwrap(), socket().unwrap());
+    bind(&listener, &address).unwrap();
+    listen(&listener, 1).unwrap();
+    connect(&waiting, &address).unwrap();
+    assert_eq!(send_file(&waiting, &[1]), Ok(1));
+    files::empty(listener.as_fd());
+    assert_eq!(connect(socket().unwrap(), &address), Err(Errno::CONNREFUSED));
+    assert_eq!(send_file(&waiting, &[1]), Err(Errno::PIPE), "it has not been emptied");
 }
 
 /// Also if that is known from a message that could not be sent, and not from an event.
@@ -320,11 +365,13 @@ fn the_memory_of_a_ring_cannot_become_smaller() {
         fcntl_add_seals(&file, seals).unwrap();
         Receiver::open(file.as_fd()).map(drop)
     };
-    assert_eq!(make(size, SealFlags::SHRINK), Ok(()));
+    let both = SealFlags::SHRINK | SealFlags::GROW;
+    assert_eq!(make(size, both), Ok(()));
     assert_eq!(make(size, SealFlags::GROW), Err(Errno::INVAL));
-    assert_eq!(make(size, SealFlags::SHRINK | SealFlags::WRITE), Err(Errno::PERM));
+    assert_eq!(make(size, SealFlags::SHRINK), Err(Errno::INVAL));
+    assert_eq!(make(size, both | SealFlags::WRITE), Err(Errno::PERM));
     for length in [0, size - 1, size + 1] {
-        assert_eq!(make(length, SealFlags::SHRINK), Err(Errno::INVAL));
+        assert_eq!(make(length, both), Err(Errno::INVAL));
     }
 }
 

@@ -103,7 +103,10 @@ fn what_a_receiver_writes_ends_its_connection_at_most() {
         }),
         ("two bytes", |from| assert!(say(&from.socket, &[0; 2], &[]))),
         ("many bytes", |from| assert!((0..100).all(|_| say(&from.socket, &[7; 4096], &[])))),
-        ("a file", |from| assert!(say(&from.socket, &[0], &[from.ring.0.as_fd()]))),
+        // Which the kernel may refuse.
+        ("a file", |from| {
+            say(&from.socket, &[0], &[from.ring.0.as_fd()]);
+        }),
         ("no bytes", |from| assert!(say(&from.socket, &[], &[]))),
         ("the end", |from| {
             use rustix::net::{Shutdown, shutdown};

@@ -41,6 +41,9 @@ pub(crate) enum Word {
     Answered = 640,
 }
 
+/// Of a ring.
+pub(crate) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
 /// A file of memory, as long as that.
 pub(crate) fn file(length: u64, seals: SealFlags) -> OwnedFd {
     let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
@@ -53,7 +56,7 @@ pub(crate) struct Ring(pub(crate) OwnedFd);
 
 impl Ring {
     pub(crate) fn new() -> Self {
-        Self(file(SIZE, SealFlags::SHRINK))
+        Self(file(SIZE, SEALS))
     }
 
     pub(crate) fn get(&self, word: Word) -> u32 {
@@ -173,6 +176,17 @@ pub(crate) fn wait_until_closed(socket: &OwnedFd) {
     until("the end of a connection", || is_closed(socket));
 }
 
+/// Waits until the device asks for the ring. Says whether it does, and has not closed the connection.
+pub(crate) fn wait_until_asked(socket: &OwnedFd) -> bool {
+    let (mut said, mut read) = ([0; 2], Err(Errno::AGAIN));
+    until("a request for the ring", || {
+        read = recv(socket, &mut said, RecvFlags::DONTWAIT).map(|(read, _)| read);
+        read != Err(Errno::AGAIN)
+    });
+    assert!(read != Ok(1) || said == [VERSION, 0], "{said:?}");
+    read == Ok(1)
+}
+
 /// A connection by which messages go to a device.
 pub(crate) struct Connection {
     pub(crate) socket: OwnedFd,
@@ -181,8 +195,9 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// With the first message, which says where the ring is. The device may have closed it by then.
-    fn new(socket: OwnedFd) -> Self {
+    /// With the first message, which says where the ring is, once it was asked for. The device may have closed it by then.
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        wait_until_asked(&socket);
         let ring = Ring::new();
         let _ = say(&socket, &[VERSION], &[ring.0.as_fd()]);
         Self { socket, ring, tail: 0 }
@@ -297,6 +312,8 @@ impl Accepted {
     pub(crate) fn at(listener: &OwnedFd) -> Option<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = accept_with(listener, flags).ok()?;
+        // It may be gone.
+        let _ = send(&socket, &[VERSION], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         let (mut file, mut said) = (None, 0);
         until("the first message", || {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::mem::ManuallyDrop;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_soft::{Builder, Peers, SoftDevice};
 use rdma_sys::{ibv_gid, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_flags};
@@ -17,12 +17,13 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getrlimit, kill_pro
 use test_support::program::this_program;
 use test_support::rig::connect::{
     Endpoint, Knobs, Side, UC_RTR, attributes, connect, connect_unreliably, endpoint_with_gid,
-    to_init,
+    pair_with, to_init,
 };
 use test_support::rig::datagram::{self, QKEY};
 use test_support::rig::fork;
 use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, Mr, Size, imm_of, until};
+use test_support::system_calls;
 
 use crate::two_processes::near::PATIENT;
 
@@ -36,7 +37,13 @@ pub(crate) const LENGTH: usize = 100_000;
 const THIS: &str = "RDMA_TEST_SECOND_PROCESS";
 /// The ways in which the second process ends when it has its last completion.
 pub(crate) const ENDINGS: [&str; 5] = ["_exit", "SIGKILL", "abort", "exit", "return"];
+/// The second process finds a kernel that does not refuse files for its sockets.
+const EARLIER: &str = "RDMA_TEST_EARLIER_KERNEL";
 const MARK: &str = "> ";
+
+/// Of `asm-generic/socket.h`.
+const SOL_SOCKET: i32 = 1;
+const SO_PASSRIGHTS: i32 = 83;
 
 pub(crate) fn read(memory: &Mr, from: usize, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
@@ -98,16 +105,21 @@ impl Peer {
         Self::start_with(place, &[])
     }
 
+    /// On a kernel before Linux 6.16, as far as sockets are concerned.
+    pub(crate) fn start_on_earlier_kernel() -> Self {
+        Self::start_with("soft0", &[(EARLIER, "1")])
+    }
+
     pub(crate) fn start_with(place: &str, environment: &[(&str, &str)]) -> Self {
         let mut command = this_program();
-        command.envs(environment.iter().copied());
         command.args([
             "--exact",
             "two_processes::second_process",
             "--nocapture",
             "--test-threads=1",
         ]);
-        command.env(THIS, place).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.env(THIS, place).envs(environment.iter().copied());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let (commands, answers) = (child.stdin.take(), child.stdout.take().unwrap());
         Self { child, commands, answers: BufReader::new(answers) }
@@ -236,6 +248,16 @@ impl Peer {
         until("closed files", || self.files() == count);
     }
 
+    /// In bytes.
+    pub(crate) fn memory(&mut self) -> usize {
+        self.ask("memory")[0] as usize
+    }
+
+    /// The longest of the calls that a program makes which does ordinary work so many times.
+    pub(crate) fn longest_call(&mut self, times: usize) -> Duration {
+        Duration::from_micros(self.ask(&format!("work {times}"))[0] as u64)
+    }
+
     pub(crate) fn allow_files(&mut self, more: bool) {
         self.ask(&format!("allow {}", u8::from(more)));
     }
@@ -256,8 +278,17 @@ impl Peer {
         self.ask("fork");
     }
 
+    /// The child ends at once, and is waited for.
+    pub(crate) fn fork_and_join(&mut self) {
+        self.ask("fork_and_join");
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        kill_process(self.pid(), signal).unwrap();
     }
 
     pub(crate) fn stop(&self) {
@@ -306,6 +337,9 @@ pub(crate) fn network(name: &'static str, place: &str) -> &'static str {
 
 /// Does what it is told until there is nothing more.
 pub(crate) fn obey() {
+    if std::env::var_os(EARLIER).is_some() {
+        system_calls::refuse_socket_option(SOL_SOCKET, SO_PASSRIGHTS);
+    }
     rdma_soft::install();
     let stat = File::open("/proc/self/stat").unwrap();
     let place = std::env::var(THIS).unwrap();
@@ -348,6 +382,9 @@ impl World {
                 return u128::from_be_bytes(gids.last().unwrap().to_bytes()).to_string();
             }
             "files" => return files().to_string(),
+            "fork_and_join" => fork::Child::fork(|| {}).join(),
+            "memory" => return memory_in_use().to_string(),
+            "work" => return work(number(0)).as_micros().to_string(),
             "allow" => allow(number(0)),
             "wait" => {
                 let before = processor_time(&self.stat);
@@ -481,6 +518,34 @@ impl World {
         }
         String::new()
     }
+}
+
+/// Makes a pair of queue pairs, sends, and destroys both, so many times.
+#[allow(clippy::disallowed_methods)] // The program has a clock of its own.
+fn work(times: usize) -> Duration {
+    let mut longest = Duration::ZERO;
+    let mut timed = |begin: Instant| longest = longest.max(begin.elapsed());
+    for _ in 0..times {
+        let begin = Instant::now();
+        let (one, other) = pair_with("soft0", &Size::default(), &PATIENT);
+        timed(begin);
+        let begin = Instant::now();
+        other.qp.post_receive(1, &[]);
+        one.qp.post(&Wr::send(1, &[]));
+        other.receive_cq.expect_success(1);
+        one.send_cq.expect_success(1);
+        timed(begin);
+        let begin = Instant::now();
+        drop((one, other));
+        timed(begin);
+    }
+    longest
+}
+
+pub(crate) fn memory_in_use() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let resident: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();
+    resident * rustix::param::page_size()
 }
 
 fn files() -> usize {

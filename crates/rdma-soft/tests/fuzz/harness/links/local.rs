@@ -103,6 +103,7 @@ impl Process {
         let seals = SealFlags::from_bits_truncate(u32::from(seals) & 0x1f);
         let file = ring::file(length, seals);
         let socket = ring::connect_patiently(&self.name);
+        ring::wait_until_asked(&socket);
         let files = [file.as_fd(), socket.as_fd(), file.as_fd()];
         ring::say(&socket, &bytes, &files[..usize::from(kind >> 2 & 3)]);
     }

@@ -1,0 +1,259 @@
+//! A neighbour that means harm: a process that sends files which take an hour to release. It is this program once more, as another user where that is possible.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{SendFlags, accept, send, sockopt};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use test_support::program::{is_emulated, this_program};
+use test_support::rig::fork;
+
+use crate::local_link::fuse;
+use crate::local_link::ring::{
+    Connection, VERSION, connect_patiently, listen_at, say, wait_until_asked,
+};
+use crate::two_processes::peer::Peer;
+
+/// Not a test: the attacker.
+#[test]
+fn attacker() {
+    if std::env::var_os(PLAN).is_some() {
+        obey();
+    }
+}
+
+/// What it does, and to the socket of that name.
+const PLAN: &str = "RDMA_TEST_ATTACK";
+const NAME: &str = "RDMA_TEST_ATTACKED";
+const MARK: &str = "attacked ";
+/// Another user than any that runs tests.
+const NOBODY: u32 = 65534;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// How it sends so many files that linger.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Plan {
+    /// Without being asked, by connections of which half are closed at once. 300 others say nothing before.
+    Strangers(usize),
+    /// When it was asked for a ring: in place of the ring, with two others, or along with a later message.
+    Guests(usize),
+    /// A file of FUSE in place of the ring.
+    Fuse(usize),
+    /// To connections that were made to the name, which it has.
+    Squatter(usize),
+    /// It has all names of a device.
+    Names,
+}
+
+impl Plan {
+    fn words(self) -> String {
+        match self {
+            Self::Strangers(count) => format!("strangers {count}"),
+            Self::Guests(count) => format!("guests {count}"),
+            Self::Fuse(count) => format!("fuse {count}"),
+            Self::Squatter(count) => format!("squatter {count}"),
+            Self::Names => "names 4096".to_owned(),
+        }
+    }
+}
+
+pub(crate) struct Attacker {
+    child: Child,
+    commands: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Attacker {
+    /// Whether it can be another user.
+    pub(crate) fn may_be_other() -> bool {
+        rustix::process::geteuid().is_root() && !is_emulated()
+    }
+
+    /// Returns when it is ready to attack.
+    pub(crate) fn start(plan: Plan, name: &str, as_other: bool) -> Self {
+        let mut command = this_program();
+        let test = "local_link::attacker::attacker";
+        command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
+        command.env(PLAN, plan.words()).env(NAME, name);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        if as_other {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let mut child = command.spawn().unwrap();
+        let (commands, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let mut attacker = Self { child, commands, answers: BufReader::new(answers) };
+        attacker.finish();
+        attacker
+    }
+
+    /// Attacks a victim that stands still meanwhile, so that nothing is released before the attacker has closed its own
+    /// copies. How many files the kernel has taken.
+    pub(crate) fn attack(&mut self, victim: &Peer) -> usize {
+        victim.stop();
+        writeln!(self.commands).unwrap();
+        let sent = self.finish();
+        victim.go_on();
+        sent
+    }
+
+    fn finish(&mut self) -> usize {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "it has ended");
+            if let Some((_, sent)) = line.split_once(MARK) {
+                return sent.trim().parse().unwrap();
+            }
+        }
+    }
+}
+
+/// With it all ends that lingers.
+impl Drop for Attacker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A socket which nothing but its last descriptor lets go, and that takes an hour for it. The other end does not read.
+struct Lingering {
+    listener: TcpListener,
+    ends: Vec<TcpStream>,
+}
+
+impl Lingering {
+    fn new() -> Self {
+        Self { listener: TcpListener::bind("127.0.0.1:0").unwrap(), ends: Vec::new() }
+    }
+
+    fn make(&mut self) -> OwnedFd {
+        let socket = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
+        self.ends.push(self.listener.accept().unwrap().0);
+        sockopt::set_socket_linger(&socket, Some(HOUR)).unwrap();
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let bytes = [0; 1 << 16];
+        while send(&socket, &bytes, flags) != Err(Errno::AGAIN) {}
+        socket.into()
+    }
+}
+
+/// What it sends, and what it has open until it ends.
+struct Arms {
+    lingering: Lingering,
+    kept: Vec<OwnedFd>,
+    sent: usize,
+}
+
+impl Arms {
+    /// Sends a file so many times, and closes its own copy.
+    fn send(&mut self, socket: &OwnedFd, bytes: &[u8], times: usize) {
+        let file = self.lingering.make();
+        if say(socket, bytes, &vec![file.as_fd(); times]) {
+            self.sent += 1;
+        } else {
+            // To close this one would take an hour here.
+            self.kept.push(file);
+        }
+    }
+}
+
+/// What the attacker does until its standard input ends.
+fn obey() {
+    let (plan, name) = (std::env::var(PLAN).unwrap(), std::env::var(NAME).unwrap());
+    let (plan, count) = plan.split_once(' ').unwrap();
+    let count = count.parse().unwrap();
+    let mut arms = Arms { lingering: Lingering::new(), kept: Vec::new(), sent: 0 };
+    match plan {
+        "strangers" => strangers(&mut arms, &name, count),
+        "guests" => guests(&mut arms, &name, count),
+        "fuse" => fuse_file(&mut arms, &name, count),
+        "names" => names(&mut arms, &name, count),
+        _ => squatter(&mut arms, &name, count),
+    }
+    println!("{MARK}{}", arms.sent);
+    wait_for_line();
+    // Without waiting for what could not be sent.
+    fork::leave();
+}
+
+/// The attacker is ready.
+fn wait_until_called() {
+    println!("{MARK}0");
+    wait_for_line();
+}
+
+fn wait_for_line() {
+    std::io::stdout().flush().unwrap();
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+fn strangers(arms: &mut Arms, name: &str, count: usize) {
+    wait_until_called();
+    arms.kept.extend((0..300).map(|_| connect_patiently(name)));
+    for number in 0..count {
+        let socket = connect_patiently(name);
+        arms.send(&socket, &[VERSION], 1);
+        if number % 2 == 0 {
+            arms.kept.push(socket);
+        }
+    }
+}
+
+fn guests(arms: &mut Arms, name: &str, count: usize) {
+    let (mut asked, mut connected) = (Vec::new(), Vec::new());
+    for number in 0..count {
+        if number % 3 == 2 {
+            let to = Connection::patiently_to(name);
+            to.wait_until_read();
+            connected.push(to.socket);
+        } else {
+            let socket = connect_patiently(name);
+            assert!(wait_until_asked(&socket));
+            asked.push((socket, 1 + number % 3 * 2));
+        }
+    }
+    wait_until_called();
+    connected.iter().for_each(|socket| arms.send(socket, &[0], 1));
+    asked.iter().for_each(|(socket, files)| arms.send(socket, &[VERSION], *files));
+    arms.kept.extend(connected.into_iter().chain(asked.into_iter().map(|(socket, _)| socket)));
+}
+
+fn fuse_file(arms: &mut Arms, name: &str, count: usize) {
+    let sockets: Vec<OwnedFd> = (0..count).map(|_| connect_patiently(name)).collect();
+    assert!(sockets.iter().all(wait_until_asked));
+    wait_until_called();
+    // It is open for a moment only: the end of this process would wait for itself to answer.
+    match fuse::file() {
+        Ok(file) => {
+            for socket in &sockets {
+                arms.sent += usize::from(say(socket, &[VERSION], &[file.as_fd()]));
+            }
+        }
+        Err(why) => eprintln!("no file of FUSE can be had: {why}"),
+    }
+    arms.kept.extend(sockets);
+}
+
+/// Binds what begins with the name.
+fn names(arms: &mut Arms, name: &str, count: usize) {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    arms.kept.extend((0..count).map(|slot| listen_at(&format!("{name}{slot:03x}")).unwrap()));
+    wait_until_called();
+}
+
+fn squatter(arms: &mut Arms, name: &str, count: usize) {
+    let listener = listen_at(name).unwrap();
+    wait_until_called();
+    for _ in 0..count {
+        let socket = accept(&listener).unwrap();
+        arms.send(&socket, &[VERSION], 1);
+        arms.kept.push(socket);
+    }
+}

@@ -1,0 +1,217 @@
+//! A process that does its work while another one of the host, of its own user or another one, means it harm. Bounds of time
+//! catch what hangs, and no more: what the attacker sends takes an hour.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rdma_soft::{Builder, Peers};
+use rdma_sys::{Errno, ibv_qp_attr, ibv_qp_state, ibv_qp_type};
+use rustix::process::{Signal, kill_process};
+use test_support::events::{Event, Hears};
+use test_support::rig::connect::{Endpoint, RTR, Side, attributes, pair_with, to_init};
+use test_support::rig::post::Wr;
+use test_support::rig::{Size, until};
+
+use crate::local_link::attacker::{Attacker, Plan};
+use crate::local_link::hostile::{Head, name_at, name_of, slot_of};
+use crate::local_link::ring::{Connection, listen_at};
+use crate::two_processes::near::{Near, PATIENT};
+use crate::two_processes::peer::Peer;
+
+/// No call takes so long, on whatever machine.
+const HANGS: Duration = Duration::from_secs(30);
+/// What a victim may use beside what it has used before.
+const MEMORY: usize = 64 << 20;
+const FILES: usize = 128;
+
+/// A process that works, and is attacked.
+struct Victim {
+    /// Goes before the process, whose number may be another's afterwards.
+    _watchdog: Watchdog,
+    near: Near,
+    name: String,
+    files: usize,
+    memory: usize,
+}
+
+impl Victim {
+    /// On a kernel that does not refuse files; or on this one, which may.
+    fn new(earlier_kernel: bool) -> Self {
+        rdma_soft::install();
+        let peer = if earlier_kernel { Peer::start_on_earlier_kernel() } else { Peer::start() };
+        let watchdog = Watchdog::of(&peer);
+        let mut near = Near::on("soft0", peer, ibv_qp_type::IBV_QPT_RC, &PATIENT);
+        near.all_of_it();
+        let name = name_of(slot_of(near.far.qpn));
+        let (files, memory) = (near.peer.files(), near.peer.memory());
+        Self { _watchdog: watchdog, near, name, files, memory }
+    }
+
+    fn counter(&mut self, name: &str) -> u64 {
+        self.near.peer.counter(name)
+    }
+
+    /// Nothing of what it has is held up.
+    fn expect_to_work(&mut self) {
+        self.near.all_of_it();
+        let longest = self.near.peer.longest_call(20);
+        let files = self.near.peer.files().saturating_sub(self.files);
+        let memory = self.near.peer.memory().saturating_sub(self.memory);
+        println!("longest call {longest:?}, {files} files more, {memory} bytes more");
+        assert!(longest < HANGS, "a call took {longest:?}");
+        assert!(files <= FILES, "{files} files more");
+        assert!(memory <= MEMORY, "{memory} bytes more");
+        self.near.peer.fork_and_join();
+        self.near.all_of_it();
+    }
+
+    /// Another process is served.
+    fn expect_to_accept(&mut self) {
+        let before = self.counter("unknown_qp");
+        let mut to = Connection::patiently_to(&self.name);
+        to.send_all(&Head::new(0x00ab_cdef).bytes(0));
+        self.near.peer.until_counter("unknown_qp", before + 1);
+    }
+
+    /// All is as it was before.
+    fn expect_to_recover(mut self) {
+        self.expect_to_accept();
+        self.near.peer.until_files(self.files);
+        self.near.all_of_it();
+        self.near.peer.end();
+    }
+}
+
+/// Its numbers are given out nevertheless, and a connection to another process fails for a reason that says so.
+#[test]
+fn a_device_whose_names_another_user_has_works_alone() {
+    if !Attacker::may_be_other() {
+        eprintln!("skipped: only root can run the attacker as another user");
+        return;
+    }
+    let name = "squatted";
+    let all = name_at(name, 0).strip_suffix("000").unwrap().to_owned();
+    let _attacker = Attacker::start(Plan::Names, &all, true);
+    Builder::new(name).peers(Peers::SameUser).install().unwrap();
+    let (say, said) = mpsc::channel();
+    let hears = Hears(move |event: Event| drop(say.send(event)));
+    let (one, other) =
+        tracing::subscriber::with_default(hears, || pair_with(name, &Size::default(), &PATIENT));
+    other.qp.post_receive(1, &[]);
+    one.qp.post(&Wr::send(1, &[]));
+    other.receive_cq.expect_success(1);
+    let event = said.recv_timeout(HANGS).unwrap();
+    assert_eq!(event.field("user"), Some("65534"), "{event:?}");
+    // A number of a slot that this process does not have.
+    let side = Side::new(name, &Size::default(), 8);
+    let slot = (slot_of(side.qp.number()) + 1) % 4096;
+    let peer = Endpoint { qpn: slot << 12 | 5, ..side.endpoint() };
+    let attr = attributes(&side.endpoint(), &peer, &PATIENT);
+    to_init(&side.qp, &attr);
+    let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr };
+    assert_eq!(side.qp.modify(attr, RTR), Errno::EACCES.raw());
+}
+
+/// Ends a process that hangs, as its test would with it.
+struct Watchdog(
+    #[allow(dead_code, reason = "the thread waits until it is dropped")] mpsc::Sender<()>,
+);
+
+impl Watchdog {
+    #[allow(clippy::disallowed_methods)] // A thread of the program's.
+    fn of(peer: &Peer) -> Self {
+        let (alive, ended) = mpsc::channel();
+        let pid = peer.pid();
+        std::thread::spawn(move || {
+            if ended.recv_timeout(4 * HANGS) == Err(mpsc::RecvTimeoutError::Timeout) {
+                kill_process(pid, Signal::KILL).unwrap();
+            }
+        });
+        Self(alive)
+    }
+}
+
+/// Whether the kernel refuses files for a socket that asks for it (Linux 6.16).
+fn kernel_refuses_files() -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse().ok());
+    let version: (u32, u32) = (numbers.next().unwrap(), numbers.next().unwrap());
+    version >= (6, 16)
+}
+
+#[test]
+fn files_of_another_user_hold_up_nothing() {
+    let mut victim = Victim::new(false);
+    let as_other = Attacker::may_be_other();
+    let mut attacker = Attacker::start(Plan::Strangers(20), &victim.name, as_other);
+    let sent = attacker.attack(&victim.near.peer);
+    assert_eq!(sent, if kernel_refuses_files() { 0 } else { 20 });
+    victim.expect_to_work();
+    if as_other {
+        victim.near.peer.until_counter("refused_connections", 320);
+    }
+    if kernel_refuses_files() {
+        victim.expect_to_accept();
+    }
+    drop(attacker);
+    victim.expect_to_recover();
+}
+
+/// More than there are threads to close them, and more than may wait for these.
+#[test]
+fn files_of_another_user_hold_up_new_connections_alone_on_an_earlier_kernel() {
+    let mut victim = Victim::new(true);
+    let as_other = Attacker::may_be_other();
+    let mut attacker = Attacker::start(Plan::Strangers(150), &victim.name, as_other);
+    assert_eq!(attacker.attack(&victim.near.peer), 150);
+    victim.expect_to_work();
+    if as_other {
+        until("a full pool", || victim.counter("held_up_connections") > 0);
+    }
+    victim.expect_to_work();
+    drop(attacker);
+    victim.expect_to_recover();
+}
+
+#[test]
+fn files_of_the_same_user_hold_up_nothing_else() {
+    for earlier_kernel in [false, true] {
+        let mut victim = Victim::new(earlier_kernel);
+        let mut attacker = Attacker::start(Plan::Guests(30), &victim.name, false);
+        assert_eq!(attacker.attack(&victim.near.peer), 30);
+        victim.expect_to_work();
+        // It ends though they are not released.
+        victim.near.peer.end();
+    }
+}
+
+/// Each copy of it takes as long to close as its file system likes, and not the last one alone.
+#[test]
+fn files_of_fuse_hold_up_nothing_else() {
+    let mut victim = Victim::new(false);
+    let mut attacker = Attacker::start(Plan::Fuse(10), &victim.name, false);
+    match attacker.attack(&victim.near.peer) {
+        0 => eprintln!("skipped: there is no FUSE here"),
+        sent => assert_eq!(sent, 10),
+    }
+    victim.expect_to_work();
+    drop(attacker);
+    victim.expect_to_recover();
+}
+
+#[test]
+fn files_of_a_process_that_was_connected_to_hold_up_nothing() {
+    for earlier_kernel in [false, true] {
+        let mut victim = Victim::new(earlier_kernel);
+        let slot = (0x200..0x400).find(|&slot| listen_at(&name_of(slot)).is_ok());
+        let slot = slot.unwrap();
+        let mut attacker = Attacker::start(Plan::Squatter(1), &name_of(slot), false);
+        let squatter = Endpoint { qpn: slot << 12 | 5, ..victim.near.side.endpoint() };
+        victim.near.peer.victims(&squatter);
+        victim.files = victim.near.peer.files();
+        let sent = attacker.attack(&victim.near.peer);
+        assert_eq!(sent, usize::from(earlier_kernel || !kernel_refuses_files()));
+        victim.expect_to_work();
+        victim.near.peer.end();
+    }
+}
