@@ -54,6 +54,8 @@ pub struct Builder {
     #[cfg(not(loom))]
     peers: Peers,
     #[cfg(not(loom))]
+    directory: Option<PathBuf>,
+    #[cfg(not(loom))]
     listen: Vec<String>,
     #[cfg(not(loom))]
     loss: Option<Loss>,
@@ -83,6 +85,8 @@ impl Builder {
             unusable: None,
             #[cfg(not(loom))]
             peers: Peers::ThisProcess,
+            #[cfg(not(loom))]
+            directory: None,
             #[cfg(not(loom))]
             listen: Vec::new(),
             #[cfg(not(loom))]
@@ -152,6 +156,29 @@ impl Builder {
     /// ```
     pub fn retry_time(mut self, least: Duration) -> Self {
         self.limits.patience.host = least;
+        self
+    }
+
+    /// The directory by whose files the processes that share the device find each other, instead of by abstract sockets,
+    /// which every user of the host can bind and connect to. It belongs to this user, no other user may enter it (mode
+    /// 0700), and it is in a local file system. Processes that name another directory have another device.
+    ///
+    /// It is for [`Peers::SameUser`]; without other processes it is not looked at.
+    ///
+    /// ```
+    /// use std::os::unix::fs::DirBuilderExt;
+    ///
+    /// use rdma_soft::{Builder, Peers};
+    ///
+    /// let directory = std::env::temp_dir().join(format!("devices-{}", std::process::id()));
+    /// std::fs::DirBuilder::new().mode(0o700).create(&directory)?;
+    /// Builder::new("private0").peers(Peers::SameUser).directory(&directory).install()?;
+    /// # std::fs::remove_dir_all(&directory)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(not(loom))]
+    pub fn directory(mut self, path: impl Into<PathBuf>) -> Self {
+        self.directory = Some(path.into());
         self
     }
 
@@ -497,8 +524,9 @@ impl Builder {
         #[cfg(not(loom))]
         if self.peers != Peers::ThisProcess && fabric.simulation.is_none() {
             let shape = format!("{link:?} {:?} {on_loopback}", device.identity.places());
-            let (host, seed) = LocalHost::new(&device.name, &shape, self.peers)
-                .map_err(|error| InstallError::NotShared { reason: error.to_string() })?;
+            let (host, seed) =
+                LocalHost::new(&device.name, &shape, self.peers, self.directory.as_deref())
+                    .map_err(|error| InstallError::NotShared { reason: error.to_string() })?;
             device.force_link = force_wire;
             device.join_host(Box::new(host), &seed);
         }

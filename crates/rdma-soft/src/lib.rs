@@ -106,6 +106,16 @@ fn like(device: Builder) -> Builder {
     }
 }
 
+/// Has a device shared as the environment says.
+#[cfg(not(loom))]
+fn shared(device: Builder) -> Builder {
+    let device = device.peers(Peers::of_environment());
+    match std::env::var_os("RDMA_SOFT_DIRECTORY") {
+        Some(path) if !path.is_empty() => device.directory(path),
+        _ => device,
+    }
+}
+
 /// Has a RoCE device listen where the environment says.
 #[cfg(not(loom))]
 fn listening(link: Link, device: Builder) -> Builder {
@@ -118,17 +128,17 @@ fn listening(link: Link, device: Builder) -> Builder {
 /// Installs `soft0` and `softib0`. Calling it again, from any thread, changes nothing.
 ///
 /// Programs that want other devices use [`Builder`], with or without this. Environment variables are read:
-/// `RDMA_SOFT_PEERS` ([`Peers`]), `RDMA_SOFT_PEER_LIMIT` ([`Builder::peer_limit`]), `RDMA_SOFT_RETRY_TIME`
-/// ([`Builder::retry_time`]), `RDMA_SOFT_LISTEN`, the addresses at which `soft0` listens ([`Builder::listen`]),
-/// `RDMA_SOFT_LIKE`, the name of a [`Profile`] for both ([`Builder::like`], except its link layer), and
-/// `RDMA_SOFT_PCAP`, a capture file ([`Builder::pcap`]). If the file cannot be written, or no profile has that name, neither
-/// device can be opened; if `soft0` cannot listen, `soft0` cannot. The device is in the list then: `ibv_open_device` says why on standard error,
+/// `RDMA_SOFT_PEERS` ([`Peers`]), `RDMA_SOFT_DIRECTORY` ([`Builder::directory`]), `RDMA_SOFT_PEER_LIMIT`
+/// ([`Builder::peer_limit`]), `RDMA_SOFT_RETRY_TIME` ([`Builder::retry_time`]), `RDMA_SOFT_LISTEN`, the addresses at which
+/// `soft0` listens ([`Builder::listen`]), `RDMA_SOFT_LIKE`, the name of a [`Profile`] for both ([`Builder::like`], except its
+/// link layer), and `RDMA_SOFT_PCAP`, a capture file ([`Builder::pcap`]). If the file cannot be written, or no profile has
+/// that name, neither device can be opened; if `soft0` cannot listen, `soft0` cannot. The device is in the list then: `ibv_open_device` says why on standard error,
 /// and fails with `EIO`. A `tracing` event says so already here.
 pub fn install() {
     for (name, link) in [("soft0", Link::Ethernet), ("softib0", Link::InfiniBand)] {
         let device = like(Builder::new(name)).link(link);
         #[cfg(not(loom))]
-        let device = listening(link, device.peers(Peers::of_environment()));
+        let device = listening(link, shared(device));
         install_one(device);
     }
 }

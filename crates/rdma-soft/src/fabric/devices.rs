@@ -33,12 +33,13 @@ pub enum InstallError {
     #[error("no random numbers from the system: let the process call getrandom(2)")]
     NoRandomness,
     /// A device was to be shared with other processes, and the system does not say which host and which network namespace
-    /// this is.
+    /// this is, or the [directory](crate::Builder::directory) is not this user's alone.
     #[error(
-        "the device cannot be shared with other processes ({reason}): mount /proc, or install it for `Peers::ThisProcess`"
+        "the device cannot be shared with other processes ({reason}): mount /proc, name another directory \
+         (`RDMA_SOFT_DIRECTORY` or `Builder::directory`), or install it for `Peers::ThisProcess`"
     )]
     NotShared {
-        /// What the system said.
+        /// What the system said, or what is wrong with the directory.
         reason: String,
     },
     /// The device cannot listen where [`Builder::listen`](crate::Builder::listen) or the environment says.

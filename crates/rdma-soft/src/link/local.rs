@@ -40,6 +40,7 @@ mod head;
 pub(crate) mod host;
 mod inlet;
 mod listener;
+mod names;
 pub(crate) mod neighbor;
 mod outbox;
 mod questions;
@@ -104,7 +105,7 @@ fn connect_to(
         return Err(Unreachable::Busy);
     }
     let connection = connection_to(address).map_err(|errno| match errno {
-        Errno::CONNREFUSED => Unreachable::Nobody,
+        Errno::CONNREFUSED | Errno::NOENT => Unreachable::Nobody,
         Errno::AGAIN => Unreachable::Busy,
         errno => Unreachable::System(errno),
     })?;

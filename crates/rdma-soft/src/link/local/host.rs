@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::env::VarError;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::{fs, io};
 
 use rustix::io::Errno;
-use rustix::net::SocketAddrUnix;
 use rustix::process::geteuid;
 
 use super::head::VERSION;
 use super::listener::Admits;
+use super::names::Names;
 use super::neighbor::Neighbor;
 use super::{connect_to, listen_at, user_at};
 use crate::device::notices::tell_aside;
@@ -73,8 +74,7 @@ impl Peers {
 /// The processes of this host, each with sockets for its slots.
 #[derive(Debug)]
 pub(crate) struct LocalHost {
-    /// What the names of its sockets begin with.
-    name: String,
+    names: Names,
     admits: Admits,
     /// Where processes are that this one sends to, by slot.
     neighbors: Mutex<BTreeMap<u16, Weak<Neighbor>>>,
@@ -121,25 +121,34 @@ impl LocalHost {
     /// have in common, such as its GID table.
     ///
     /// # Errors
-    /// If the system does not say which host, or which namespace, this is.
-    pub(crate) fn new(device: &str, shape: &str, peers: Peers) -> io::Result<(Self, Seed)> {
+    /// If the system does not say which host, or which namespace, this is; if the directory is not this user's alone.
+    pub(crate) fn new(
+        device: &str,
+        shape: &str,
+        peers: Peers,
+        directory: Option<&Path>,
+    ) -> io::Result<(Self, Seed)> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         let namespace = fs::read_link("/proc/self/ns/net")?;
         let user = match peers {
             Peers::AnyUser => "any".to_owned(),
             Peers::ThisProcess | Peers::SameUser => geteuid().as_raw().to_string(),
         };
-        let text = format!("{} {} {user} {device} {shape}", boot.trim(), namespace.display());
-        let seed = Seed::of_text(&text);
-        let name = format!("rdma-soft/{VERSION}/{user}/{device}/");
+        let (names, place) = match directory {
+            None => {
+                (Names::Abstract(format!("rdma-soft/{VERSION}/{user}/{device}/")), String::new())
+            }
+            Some(_) if peers == Peers::AnyUser => {
+                return Err(io::Error::other("a directory is for processes of one user"));
+            }
+            Some(path) => Names::in_directory(path, device)?,
+        };
+        let namespace = namespace.display();
+        let seed =
+            Seed::of_text(&format!("{} {namespace} {user} {device} {shape}{place}", boot.trim()));
         let admits = if peers == Peers::AnyUser { any_user } else { same_user };
         let (neighbors, taken) = (Mutex::default(), AtomicU32::new(0));
-        Ok((Self { name, admits, neighbors, taken, alone: OnceLock::new() }, seed))
-    }
-
-    /// The name of the socket of a slot.
-    fn address(&self, slot: u16) -> rustix::io::Result<SocketAddrUnix> {
-        SocketAddrUnix::new_abstract_name(format!("{}{slot:03x}", self.name).as_bytes())
+        Ok((Self { names, admits, neighbors, taken, alone: OnceLock::new() }, seed))
     }
 }
 
@@ -155,7 +164,7 @@ impl LocalHost {
     /// Why a slot cannot be had by this process, and there is no use in another one.
     fn why_alone(&self, slot: u16, errno: Errno) -> Alone {
         let user =
-            (errno == Errno::ADDRINUSE).then(|| user_at(&self.address(slot).ok()?)).flatten();
+            (errno == Errno::ADDRINUSE).then(|| user_at(&self.names.address(slot).ok()?)).flatten();
         match user {
             Some(user) if !(self.admits)(user) => Alone::NamesOf(user),
             _ => Alone::System(errno),
@@ -168,8 +177,11 @@ impl Host for LocalHost {
         if self.alone.get().is_some() {
             return true;
         }
-        let listens =
-            self.address(slot).and_then(|address| listen_at(device, &address, self.admits));
+        let listens = self
+            .names
+            .take(slot)
+            .and_then(|()| self.names.address(slot))
+            .and_then(|address| listen_at(device, &address, self.admits));
         match listens {
             Ok(()) => {
                 self.taken.store(0, Ordering::Relaxed);
@@ -202,7 +214,7 @@ impl Host for LocalHost {
         if let Some(found) = found.filter(|found| !found.has_ended()) {
             return Ok(found);
         }
-        let address = self.address(slot).map_err(|_| Refusal::Invalid)?;
+        let address = self.names.address(slot).map_err(|_| Refusal::Invalid)?;
         let neighbor = connect_to(device, &address, self.admits)?;
         neighbors.retain(|_, neighbor| neighbor.strong_count() > 0);
         neighbors.insert(slot, Arc::downgrade(&neighbor));

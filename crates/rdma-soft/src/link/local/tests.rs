@@ -2,7 +2,9 @@
 
 mod waiting;
 
+use std::fs::{DirBuilder, Permissions};
 use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::sync::{OnceLock, Weak};
 
 use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
@@ -16,6 +18,7 @@ use rustix::net::{RecvFlags, recv, socketpair};
 use super::host::{LocalHost, Peers};
 use super::*;
 use crate::address::{Address, Path};
+use crate::device::Host as _;
 use crate::device::gid_place::GidPlace;
 use crate::device::limits::Limits;
 use crate::engine::wire::Carrier as _;
@@ -52,7 +55,7 @@ impl World {
         let device = self.device.get_or_init(|| {
             let (name, gids) = ("d".to_owned(), GidPlace::usual(link));
             let mut device = Device::new(fabric, name, link, gids, limits, schedule, &seed);
-            let (host, seed) = LocalHost::new("d", "", Peers::SameUser).unwrap();
+            let (host, seed) = LocalHost::new("d", "", Peers::SameUser, None).unwrap();
             device.join_host(Box::new(host), &seed);
             device
         });
@@ -145,6 +148,29 @@ fn a_socket_that_was_emptied_takes_and_holds_nothing() {
     files::empty(listener.as_fd());
     assert_eq!(connect(socket().unwrap(), &address), Err(Errno::CONNREFUSED));
     assert_eq!(send_file(&waiting, &[1]), Err(Errno::PIPE), "it has not been emptied");
+}
+
+/// Of a process that was killed only the files are left.
+#[test]
+fn a_name_of_a_directory_is_free_when_its_process_has_ended() {
+    static WORLD: World = World::new();
+    let (device, _) = WORLD.get();
+    let path = std::env::temp_dir().join(format!("rdma-soft-names-{}", std::process::id()));
+    DirBuilder::new().mode(0o700).create(&path).unwrap();
+    let host = || LocalHost::new("d", "", Peers::SameUser, Some(&path)).map(|(host, _)| host);
+    let [one, other] = [(); 2].map(|()| host().unwrap());
+    assert!(one.claim(device, 5) && !other.claim(device, 5) && other.claim(device, 6));
+    // It gives up its locks, and its sockets stay.
+    drop(one);
+    assert!(other.claim(device, 5));
+    for mode in [0o770, 0o701, 0o707] {
+        std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        let error = host().unwrap_err().to_string();
+        assert!(error.contains("mkdir -m 700"), "{mode:o}: {error}");
+    }
+    std::fs::remove_dir_all(&path).unwrap();
+    let error = host().unwrap_err().to_string();
+    assert!(error.contains("cannot be used"), "{error}");
 }
 
 /// Also if that is known from a message that could not be sent, and not from an event.

@@ -1,6 +1,8 @@
 //! A process that does its work while another one of the host, of its own user or another one, means it harm. Bounds of time
 //! catch what hangs, and no more: what the attacker sends takes an hour.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -16,7 +18,7 @@ use crate::local_link::attacker::{Attacker, Plan};
 use crate::local_link::hostile::{Head, name_at, name_of, slot_of};
 use crate::local_link::ring::{Connection, listen_at};
 use crate::two_processes::near::{Near, PATIENT};
-use crate::two_processes::peer::Peer;
+use crate::two_processes::peer::{Peer, in_directory};
 
 /// No call takes so long, on whatever machine.
 const HANGS: Duration = Duration::from_secs(30);
@@ -110,6 +112,30 @@ fn a_device_whose_names_another_user_has_works_alone() {
     to_init(&side.qp, &attr);
     let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr };
     assert_eq!(side.qp.modify(attr, RTR), Errno::EACCES.raw());
+}
+
+/// By no name that others could bind.
+#[test]
+fn processes_of_a_directory_reach_each_other() {
+    let path = std::env::temp_dir().join(format!("rdma-soft-private-{}", std::process::id()));
+    DirBuilder::new().mode(0o700).create(&path).unwrap();
+    let path = path.to_str().unwrap();
+    let device = in_directory(path);
+    let near = || {
+        let mut near = Near::on(device, Peer::start_in(path), ibv_qp_type::IBV_QPT_RC, &PATIENT);
+        near.all_of_it();
+        near
+    };
+    let (mut killed, other) = (near(), near());
+    let abstract_names = std::fs::read_to_string("/proc/net/unix").unwrap();
+    assert!(!abstract_names.contains(&name_at(device, 0)[..name_at(device, 0).len() - 3]));
+    // What is left of it is in nobody's way.
+    killed.wait();
+    killed.peer.kill();
+    killed.expect_end();
+    near().peer.end();
+    other.peer.end();
+    std::fs::remove_dir_all(path).unwrap();
 }
 
 /// Ends a process that hangs, as its test would with it.

@@ -37,6 +37,9 @@ pub(crate) const LENGTH: usize = 100_000;
 const THIS: &str = "RDMA_TEST_SECOND_PROCESS";
 /// The ways in which the second process ends when it has its last completion.
 pub(crate) const ENDINGS: [&str; 5] = ["_exit", "SIGKILL", "abort", "exit", "return"];
+/// A device of the processes of a directory, and where that is.
+const IN_DIRECTORY: &str = "private";
+const DIRECTORY: &str = "RDMA_TEST_DIRECTORY";
 /// The second process finds a kernel that does not refuse files for its sockets.
 const EARLIER: &str = "RDMA_TEST_EARLIER_KERNEL";
 const MARK: &str = "> ";
@@ -108,6 +111,11 @@ impl Peer {
     /// On a kernel before Linux 6.16, as far as sockets are concerned.
     pub(crate) fn start_on_earlier_kernel() -> Self {
         Self::start_with("soft0", &[(EARLIER, "1")])
+    }
+
+    /// With a device of the processes of a directory.
+    pub(crate) fn start_in(directory: &str) -> Self {
+        Self::start_with(IN_DIRECTORY, &[(DIRECTORY, directory)])
     }
 
     pub(crate) fn start_with(place: &str, environment: &[(&str, &str)]) -> Self {
@@ -335,6 +343,12 @@ pub(crate) fn network(name: &'static str, place: &str) -> &'static str {
     Builder::new(name).gids([]).listen(place).install().unwrap().name()
 }
 
+/// Installs a device of the processes of a directory, and says its name.
+pub(crate) fn in_directory(path: &str) -> &'static str {
+    let device = Builder::new(IN_DIRECTORY).peers(Peers::SameUser).directory(path);
+    device.install().unwrap().name()
+}
+
 /// Does what it is told until there is nothing more.
 pub(crate) fn obey() {
     if std::env::var_os(EARLIER).is_some() {
@@ -349,6 +363,7 @@ pub(crate) fn obey() {
             shared.install().unwrap().name()
         }
         None if place == "soft0" => "soft0",
+        None if place == IN_DIRECTORY => in_directory(&std::env::var(DIRECTORY).unwrap()),
         None => network("far", &place),
     };
     let mut world = World { stat, device, side: None, victims: Vec::new(), returns: false };

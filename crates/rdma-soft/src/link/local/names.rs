@@ -1,0 +1,104 @@
+//! The names of sockets by which processes find each other. Abstract ones are seen, and can be bound, by all processes of a
+//! network namespace. Those in a directory are this user's, and their files stay when a process is killed: a lock, which ends
+//! with its process, says whether somebody has a name.
+
+use std::io::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open, stat, unlink};
+use rustix::io::Errno;
+use rustix::net::SocketAddrUnix;
+use rustix::process::geteuid;
+
+use super::head::VERSION;
+use crate::link::descriptor::Descriptor;
+use crate::sync::locked;
+
+#[derive(Debug)]
+pub(super) enum Names {
+    /// They begin so.
+    Abstract(String),
+    Directory(Directory),
+}
+
+#[derive(Debug)]
+pub(super) struct Directory {
+    path: PathBuf,
+    device: String,
+    /// Of the names that this process has.
+    locks: Mutex<Vec<Descriptor>>,
+}
+
+impl Names {
+    /// Names in a directory, and what tells it from others.
+    ///
+    /// # Errors
+    /// If other users may enter the directory, or its path is too long for a socket.
+    pub(super) fn in_directory(path: &Path, device: &str) -> Result<(Self, String)> {
+        let found = stat(path).map_err(|errno| {
+            Error::other(format!("the directory {} cannot be used: {errno}", path.display()))
+        })?;
+        let is_directory = rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir();
+        if !is_directory || found.st_uid != geteuid().as_raw() || found.st_mode & 0o077 != 0 {
+            return Err(Error::other(format!(
+                "{} is no directory of this user that no other user may enter: `mkdir -m 700` makes one",
+                path.display()
+            )));
+        }
+        let (path, device) = (path.to_owned(), device.to_owned());
+        let directory = Directory { path, device, locks: Mutex::default() };
+        SocketAddrUnix::new(directory.socket(0)).map_err(|_| {
+            let path = directory.socket(0);
+            let length = path.as_os_str().len();
+            Error::other(format!(
+                "the path {} has {length} bytes: a socket's has 107 at most",
+                path.display()
+            ))
+        })?;
+        Ok((Self::Directory(directory), format!("{} {}", found.st_dev, found.st_ino)))
+    }
+
+    /// The name of the socket of a slot.
+    pub(super) fn address(&self, slot: u16) -> rustix::io::Result<SocketAddrUnix> {
+        match self {
+            Self::Abstract(begin) => {
+                SocketAddrUnix::new_abstract_name(format!("{begin}{slot:03x}").as_bytes())
+            }
+            Self::Directory(directory) => SocketAddrUnix::new(directory.socket(slot)),
+        }
+    }
+
+    /// Sees to it that this process can bind a name. `ADDRINUSE` if another one has it.
+    pub(super) fn take(&self, slot: u16) -> rustix::io::Result<()> {
+        match self {
+            Self::Abstract(_) => Ok(()),
+            Self::Directory(directory) => directory.take(slot),
+        }
+    }
+}
+
+impl Directory {
+    fn socket(&self, slot: u16) -> PathBuf {
+        self.path.join(format!("{}.{VERSION}.{slot:03x}", self.device))
+    }
+
+    fn take(&self, slot: u16) -> rustix::io::Result<()> {
+        let socket = self.socket(slot);
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let path = socket.with_extension(format!("{slot:03x}.lock"));
+        let lock = Descriptor::open(|| open(path, flags, Mode::RUSR | Mode::WUSR))?;
+        flock(lock.get()?, FlockOperation::NonBlockingLockExclusive).map_err(
+            |errno| match errno {
+                Errno::WOULDBLOCK => Errno::ADDRINUSE,
+                errno => errno,
+            },
+        )?;
+        locked(&self.locks).push(lock);
+        // Of a process that has ended.
+        match unlink(&socket) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+}
