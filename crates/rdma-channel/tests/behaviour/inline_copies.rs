@@ -14,7 +14,7 @@ const BARE: [(&str, Schedule); 3] = [
     ("softbare2", Schedule::Held),
 ];
 /// Its requests have at most 40 inline bytes.
-const FEW: &str = "softfew0";
+const FEW: &str = "softfewinline0";
 
 fn devices() {
     for (name, schedule) in BARE {

@@ -176,7 +176,7 @@ fn each_error_says_what_can_be_done_about_it() {
         (verb(Errno::ENOMEM), Recovery::Resource),
         (verb(Errno::EAGAIN), Recovery::Retry),
         (verb(Errno::EINVAL), Recovery::Programming),
-        (pair().here.send_inline(&[0; 64]).unwrap_err(), Recovery::Programming),
+        (pair().here.send_inline(&[0; 65]).unwrap_err(), Recovery::Programming),
         (TransportError::WouldBlock, Recovery::Retry),
         (
             pair().here.within(DRAIN).receive(ReceiveWorkRequest::only_immediate()).unwrap_err(),
