@@ -434,7 +434,7 @@ impl Afterwards {
                 carrier.flush();
             }
         }
-        held().for_each(|own| own.responder.lock().publish(own));
+        held().for_each(|own| own.responder.lock().has_answered(own));
     }
 }
 

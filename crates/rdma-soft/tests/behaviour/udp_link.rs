@@ -385,10 +385,10 @@ fn a_flood_for_nobody_holds_up_nobody() {
     near.peer.end();
 }
 
-/// One device for all of them: it does not go away with a connection.
+/// One address for each side of all connections, which are one after the other.
 fn ends_of(name: &'static str) -> impl Fn() -> Near {
-    let device = network(name, &address());
-    move || Near::on(device, Peer::start_at(&address()), RC, &KNOBS)
+    let (device, far) = (network(name, &address()), address());
+    move || Near::on(device, Peer::start_at(&far), RC, &KNOBS)
 }
 
 #[test]

@@ -54,6 +54,8 @@ pub(crate) struct Responder {
     /// Completions wait until what they are about is acknowledged, and those that do.
     pub(super) holds: bool,
     held: Vec<Completion>,
+    /// Answers were given to a carrier that this thread or another one may still have in hand.
+    pub(super) unflushed: bool,
     /// Requests that were executed, and receive requests that they completed.
     pub(crate) executed: u64,
     pub(crate) receives: u64,
@@ -82,6 +84,7 @@ impl Responder {
             room: Room::new(max_sge)?.list(),
             holds: false,
             held: Vec::new(),
+            unflushed: false,
             executed: 0,
             receives: 0,
         })
@@ -232,6 +235,12 @@ impl Responder {
     /// The program may see the completions that were held back.
     pub(crate) fn publish(&mut self, own: &QueuePair) {
         self.held.drain(..).for_each(|completion| own.push_receive(completion));
+    }
+
+    /// What it has answered has left: the program may see what was held back.
+    pub(crate) fn has_answered(&mut self, own: &QueuePair) {
+        self.unflushed = false;
+        self.publish(own);
     }
 
     /// Whether completions are held back.

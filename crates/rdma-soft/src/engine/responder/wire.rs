@@ -178,14 +178,13 @@ impl Responder {
         wire.count(own, self.peer_qpn);
         let owes = wire.owes();
         self.wire = Some(wire);
-        match owes {
-            Owes::Nothing => {
-                self.publish(own);
-                Answers::Never
-            }
-            Owes::Acknowledgement | Owes::Answer if self.has_held() => Answers::First,
-            Owes::Acknowledgement | Owes::Answer => Answers::Now,
+        let owes = owes != Owes::Nothing;
+        // What another thread answers may not have left yet.
+        if self.has_held() && (owes || self.unflushed) {
+            return Answers::First;
         }
+        self.publish(own);
+        if owes { Answers::Now } else { Answers::Never }
     }
 
     /// Whether what was taken is not acknowledged yet, to a peer out of this process.
@@ -210,11 +209,13 @@ impl Responder {
     pub(crate) fn transmit(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) -> bool {
         let owes = |wire: &mut Box<Wire>| wire.owes() != Owes::Nothing || wire.ready;
         let Some(mut wire) = self.wire.take_if(owes) else { return false };
+        let leaves = wire.acknowledges();
         let mut arrival = Arrival::new(own, self, aftermath);
         let more = match &mut wire.protocol {
             Protocol::Reliable(protocol) => {
                 wire::transmit(own, (&wire.route, None), wire.mtu, |room| {
                     let burst = protocol.poll_transmit(&mut arrival, room)?;
+                    arrival.side.unflushed = leaves;
                     Some((burst, protocol.owes() != Owes::Nothing))
                 })
             }

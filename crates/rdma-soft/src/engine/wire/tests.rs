@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_proto::wire::{Aeth, CreditCount, Headers, Opcode, Operation, Syndrome};
 use rdma_proto::{Datagrams, Destination, End};
@@ -17,12 +18,14 @@ use crate::engine::events::report::Reporter;
 use crate::engine::memory::protection::ProtectionDomain;
 use crate::engine::queue_pair::capacity::{Capacity, Init};
 use crate::engine::queue_pair::settings::Settings;
-use crate::engine::requester;
+use crate::engine::requester::drive::Turn;
+use crate::engine::{requester, responder};
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::link::Link;
 use crate::link::memory::Datagram;
 use crate::schedule::Schedule;
+use crate::sync::locked;
 
 const PATH: Path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
 
@@ -37,7 +40,7 @@ fn device(place: &'static OnceLock<Device>) -> &'static Device {
 }
 
 fn queue_pair(device: &'static Device, service: Service) -> Arc<QueuePair> {
-    let capacity = Capacity { send_wr: 1, receive_wr: 1, send_sge: 1, receive_sge: 1, inline: 0 };
+    let capacity = Capacity { send_wr: 1, receive_wr: 2, send_sge: 1, receive_sge: 1, inline: 0 };
     let init = Init { service, capacity, signal_all: false };
     let queue = || Arc::new(CompletionQueue::new(device.fabric, 4, None).unwrap());
     let pd = ProtectionDomain::new(device);
@@ -143,6 +146,89 @@ fn what_acknowledges_an_earlier_life_is_not_taken() {
     };
     assert_eq!(taken(0), (1, 0));
     assert_eq!(taken(1), (0, 1));
+    own.destroy();
+}
+
+/// Keeps what is sent until it is flushed, and looks then what the program has.
+#[derive(Debug)]
+struct Waiting {
+    own: Weak<QueuePair>,
+    sent: AtomicU32,
+    /// How much was sent, and how many completions there were, at each flush.
+    flushed: std::sync::Mutex<Vec<(u32, u32)>>,
+}
+
+impl Carrier for Waiting {
+    fn has_ended(&self) -> bool {
+        false
+    }
+
+    fn add_user(&self, _: Weak<dyn Driven>) {}
+
+    fn buffer(&self, _: Weak<dyn Driven>) -> Option<Box<[u8]>> {
+        Some(vec![0; 4096].into())
+    }
+
+    fn give_back(self: Arc<Self>, _: Box<[u8]>) {}
+
+    fn loses_datagrams(&self) -> bool {
+        false
+    }
+
+    fn send(
+        self: Arc<Self>,
+        _: Path,
+        _: Burst,
+        _: Option<Datagram>,
+        _: Option<WordKey>,
+        _: Box<[u8]>,
+    ) {
+        self.sent.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn flush(self: Arc<Self>) {
+        let own = self.own.upgrade().unwrap();
+        let polled = own.receive_cq.poll(4, |_, _, _| {}).unwrap();
+        locked(&self.flushed).push((self.sent.swap(0, Ordering::Relaxed), polled));
+    }
+}
+
+/// The acknowledgement of the first one is on its way, by another thread, when the second one comes.
+#[test]
+fn the_program_sees_no_message_before_all_answers_before_it_have_left() {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let device = device(&DEVICE);
+    let own = queue_pair(device, Service::ReliableConnection);
+    let (sent, flushed) = (AtomicU32::new(0), std::sync::Mutex::default());
+    let carrier = Arc::new(Waiting { own: Arc::downgrade(&own), sent, flushed });
+    {
+        let responder = &mut *own.responder.lock();
+        (responder.state, responder.path) = (QpState::RTS, Some(PATH));
+        let outlet = Outlet::Carrier(Arc::<Waiting>::clone(&carrier));
+        let route = Route { path: PATH, outlet };
+        let wire = responder::wire::Wire::new(own.service, responder, 10, route);
+        responder.wire = Some(Box::new(wire));
+    }
+    own.receive.lock().state = QpState::RTS;
+    (0..2).for_each(|n| own.post_receive(n, &[], &mut Turn::new()).unwrap());
+    let message = |psn, ack_request| {
+        let opcode = Opcode::new(WireService::Rc, Operation::SendOnly).unwrap();
+        let bth = Bth::new(opcode, Qpn::masked(own.qpn), Psn::masked(psn));
+        let headers = Headers::new(Bth { ack_request, ..bth });
+        let mut afterwards = Afterwards::default();
+        let letter = Letter::new(PATH, Burst::single(headers, 0), None, Box::default());
+        receive(device, &letter, &mut afterwards);
+        afterwards
+    };
+    let completions = || own.receive_cq.poll(4, |_, _, _| {}).unwrap();
+    let first = message(0, true);
+    Arc::clone(&own).take_turn();
+    let second = message(1, false);
+    assert_eq!(completions(), 0);
+    second.settle();
+    assert_eq!(*locked(&carrier.flushed), [(1, 0)]);
+    assert_eq!(completions(), 2);
+    first.settle();
     own.destroy();
 }
 
