@@ -14,6 +14,7 @@ mod jobs;
 mod layers;
 mod length;
 mod links;
+mod programs;
 mod public_api;
 mod rooms;
 mod tokens;
@@ -76,6 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         drift::check,
         jobs::check,
         words::check,
+        programs::check,
         public_api::check,
         auto_traits::check,
         evidence::check,
