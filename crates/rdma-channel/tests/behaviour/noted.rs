@@ -1,6 +1,7 @@
 //! Which memory the software device copies itself, since it stays mapped, and which the kernel copies for it. Borrows of
 //! registered memory that are forgotten.
 #![allow(unsafe_code)]
+#![allow(clippy::mem_forget)] // what they are about
 
 use std::mem::forget;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -205,7 +206,8 @@ fn a_forgotten_region_whose_requests_are_over_is_not_touched_again() {
         pair.one_sided(source.get_mut(0, 4096).unwrap());
         assert!(sink.iter().all(|&byte| byte == 6));
         forget((source, sink));
-        (from.take_away(), to.take_away());
+        from.take_away();
+        to.take_away();
         // The connection goes on with other memory.
         let (from, mut to) = (pair.memory(LENGTH, 7), pair.there.pd().allocate_region(LENGTH));
         pair.send(&from, to.as_mut().unwrap().as_slice_mut());

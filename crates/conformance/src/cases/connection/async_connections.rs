@@ -8,7 +8,7 @@ use rdma_async::{
     CloseReason, Connection, ConnectionOptions, Driver, LeaseLimits, Region, ReserveError,
     TransportError,
 };
-use rdma_mem::{AccessFlags, Buffer, BufferPool, ProtectionDomain, SharedRegion};
+use rdma_mem::{AccessFlags, AtomicCapability, Buffer, BufferPool, ProtectionDomain, SharedRegion};
 use rdma_qp::prelude::*;
 use rdma_qp::{MaxRnrRetries, WorkErrorCode};
 
@@ -42,11 +42,20 @@ pub(super) struct Ends {
     pub(super) server: Connection,
 }
 
+/// All that the device lets peers do.
+fn all_rights(pd: &ProtectionDomain) -> AccessFlags {
+    let rights = AccessFlags::new().with_remote_read().with_remote_write();
+    match pd.context().query_device().unwrap().atomic_capability {
+        AtomicCapability::NONE => rights,
+        _ => rights.with_remote_atomic(),
+    }
+}
+
 impl Ends {
     async fn connect(device: &str) -> Self {
         let pd = rdma_mem::open_device(device).unwrap().allocate_pd().unwrap();
         let driver = Driver::spawn(pd.context()).unwrap();
-        let rights = AccessFlags::new().with_remote_read().with_remote_write().with_remote_atomic();
+        let rights = all_rights(&pd);
         let qp = pd.create_qp().access(rights).max_rnr_retries(MaxRnrRetries::unlimited());
         let options = ConnectionOptions::from(qp);
         let options = options.rendezvous_timeout(BOUND).lease_limits(LeaseLimits::new(rights));
@@ -112,8 +121,7 @@ fn each_operation_gives_its_memory_back(device: &Device) {
     let has_atomics = device.has_atomics();
     run(device, move |ends| async move {
         let Ends { client, server, .. } = &ends;
-        let all = AccessFlags::new().with_remote_read().with_remote_write().with_remote_atomic();
-        let board = ends.board(all);
+        let board = ends.board(all_rights(&ends.pd));
         let remote = board.remote().slice(0..8).unwrap();
         let word = client.write(ends.buffer(b"the word"), remote).await.unwrap();
         assert_eq!(*word, *b"the word");

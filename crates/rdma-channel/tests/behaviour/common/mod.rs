@@ -7,12 +7,16 @@ pub(crate) mod provider;
 pub(crate) mod random;
 pub(crate) mod stuck;
 
+use std::sync::OnceLock;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
 use rdma_channel::{Channel, ChannelBuilder, prelude::*};
-use rdma_mem::{AccessFlags, Context, OwnedRegion, ProtectionDomain, SharedRegion, open_device};
+use rdma_mem::{
+    AccessFlags, AtomicCapability, Context, OwnedRegion, ProtectionDomain, SharedRegion,
+    open_device,
+};
 use rdma_qp::{MaxRnrRetries, ReceiveWorkRequest, SendWorkRequest};
 use rdma_soft::{Builder, Schedule, SoftDevice};
 
@@ -54,9 +58,15 @@ pub(crate) fn install() {
     let _ = Builder::new(WIRE_NO_SRQ).force_wire().max_shared_receive_queues(0).install();
 }
 
+/// All that peers may do on `soft0`: with `RDMA_SOFT_LIKE` it may have no atomics.
 pub(crate) fn everything() -> AccessFlags {
-    let local = AccessFlags::new().with_local_write();
-    local.with_remote_write().with_remote_read().with_remote_atomic()
+    static ATOMICS: OnceLock<AtomicCapability> = OnceLock::new();
+    let rights = AccessFlags::new().with_local_write().with_remote_write().with_remote_read();
+    let atomics = || open("soft0").query_device().unwrap().atomic_capability;
+    match *ATOMICS.get_or_init(atomics) {
+        AtomicCapability::NONE => rights,
+        _ => rights.with_remote_atomic(),
+    }
 }
 
 /// Two channels that are connected to each other, and memory of the second that the first may use.
