@@ -15,5 +15,5 @@
 
 pub use rdma_soft::{
     Builder, Counters, GidPlace, InstallError, Link, LinkModel, Network, OtherNetwork, Peers,
-    Schedule, SoftDevice, install, verbs,
+    Profile, Schedule, SoftDevice, install, verbs,
 };

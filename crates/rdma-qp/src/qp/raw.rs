@@ -65,8 +65,9 @@ impl QueuePair {
         // SAFETY: SAFETY.md F1: a live queue pair, whose type does not change.
         parents.qp_type = QpType::from_raw(unsafe { (*raw.as_ptr()).qp_type }.0);
         let queues = create::check_parents(&parents)?;
-        let device = parents.pd.context().query_device()?;
-        let has_atomics = create::has_atomics(&device);
+        let device = parents.pd.context().query_device();
+        // A provider that does not say what it has refuses by itself what it has not.
+        let has_atomics = device.as_ref().map_or(true, create::has_atomics);
         let object = |cap: &ibv_qp_cap, claims, ownership| {
             let called = (raw, Called::itself(raw));
             // SAFETY: SAFETY.md F2, F6, F9: this function's contract; it is posted to itself.
@@ -84,7 +85,7 @@ impl QueuePair {
             return Ok(Self::connected_elsewhere(object(&init.cap, claims, ownership)));
         }
         let own = parents.clone().port(attributes.port_num).qkey(attributes.qkey);
-        let mut end = create::own_end(&own, &device)?;
+        let mut end = create::own_end(&own, &device?)?;
         let object = object(&init.cap, claims, ownership);
         end.endpoint.qpn = object.qpn;
         Ok(Self::of_datagrams(object, end))

@@ -175,14 +175,23 @@ impl Carrier for Waiting {
         false
     }
 
-    fn send(
-        self: Arc<Self>,
-        _: Path,
-        _: Burst,
-        _: Option<Datagram>,
-        _: Option<WordKey>,
-        _: Box<[u8]>,
-    ) {
+    fn ask(self: Arc<Self>, _: Weak<dyn Driven>) -> u32 {
+        0
+    }
+
+    fn has_answered(&self, _: u32) -> bool {
+        true
+    }
+
+    fn is_silent(&self) -> bool {
+        false
+    }
+
+    fn carries_void(&self) -> bool {
+        false
+    }
+
+    fn send(self: Arc<Self>, _: Letter) {
         self.sent.fetch_add(1, Ordering::Relaxed);
     }
 

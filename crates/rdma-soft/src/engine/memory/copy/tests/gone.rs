@@ -218,12 +218,12 @@ fn lists_of_any_shape_are_copied_by_one_call() {
         return;
     }
     let mut whole = numbered(3200);
-    let source: Vec<_> = whole.chunks_mut(100).map(|part| unsure(part)).collect();
+    let source: Vec<_> = whole.chunks_mut(100).map(unsure).collect();
     for length in [1, 8, 9, 100, 1000, 3200] {
         let mut sink = vec![UNWRITTEN; 3200];
         let taken = calls(
             |reach| {
-                let sinks: Vec<_> = sink.chunks_mut(3200).map(|part| unsure(part)).collect();
+                let sinks: Vec<_> = sink.chunks_mut(3200).map(unsure).collect();
                 assert_eq!(reach.transfer(&source, &sinks, 0, length), Ok(()));
             },
             &COUNT,
@@ -236,7 +236,7 @@ fn lists_of_any_shape_are_copied_by_one_call() {
     }
     // More pieces than one call has.
     let mut sink = vec![UNWRITTEN; 3200];
-    let sinks: Vec<_> = sink.chunks_mut(7).map(|part| unsure(part)).collect();
+    let sinks: Vec<_> = sink.chunks_mut(7).map(unsure).collect();
     let taken = calls(|reach| assert_eq!(reach.transfer(&source, &sinks, 0, 3200), Ok(())), &COUNT);
     assert!((2..30).contains(&taken), "{taken}");
     assert_eq!(sink, numbered(3200));
