@@ -40,7 +40,7 @@ fn test_of(heading: &str) -> String {
 #[track_caller]
 fn says(error: impl Display) {
     let (said, thread) = (error.to_string(), thread::current());
-    let test = thread.name().unwrap();
+    let test = thread.name().unwrap().rsplit("::").next().unwrap();
     let (_, section) = sections().find(|(heading, _)| test_of(heading) == test).unwrap();
     let block = section.split("```").nth(1).unwrap().strip_prefix("text").unwrap();
     let expected = block.split_whitespace().collect::<Vec<_>>().join(" ");
