@@ -523,6 +523,13 @@ pub(crate) fn answer_soon(device: &Device) {
     }
 }
 
+/// Returns when all packets are executed that have arrived at the devices of a fabric. The caller holds no lock.
+#[cfg(not(loom))]
+pub(crate) fn execute_all(fabric: &'static Fabric) {
+    let inboxes = fabric.devices.one_by_one().filter_map(Device::inbox_if_any);
+    inboxes.for_each(Inbox::execute_all);
+}
+
 /// Delivers a datagram that is for the members of a group.
 fn receive_for_many(device: &Device, letter: &Letter) {
     let is_datagram = letter.burst.header.bth.opcode.service() == WireService::Ud;

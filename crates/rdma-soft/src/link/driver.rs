@@ -10,7 +10,7 @@ use rustix::io::{Errno, Result};
 
 use self::serve::{Calls, Processors};
 use super::descriptor::{self, Descriptor};
-use crate::engine::wire::answer_all;
+use crate::engine::wire::{answer_all, execute_all};
 use crate::fabric::thread::{STACK, spawn};
 use crate::fabric::{Fabric, Polled};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, locked, locked_for_calls};
@@ -419,6 +419,7 @@ impl Driver {
         true
     }
 
+    /// Takes all messages that have come by now, and returns when they are executed.
     fn read_all(&self) {
         // Without a list of them, which would take memory: each is looked up when it is its turn.
         let next = |place: usize| {
@@ -427,6 +428,8 @@ impl Driver {
             Some(end.as_ref().map(|(_, watched)| Arc::clone(watched)))
         };
         (0..).map_while(next).flatten().for_each(Watched::read_all);
+        // Another thread may have read the last message of a socket, and closed that, and execute it in a moment.
+        execute_all(self.fabric);
     }
 
     /// These have ended. What they have said before is heard first: an acknowledgement, for one.
@@ -470,5 +473,44 @@ impl Polled for Driver {
         if !self.look_near() {
             self.drive();
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // A failing helper fails its test.
+mod tests {
+    use rdma_proto::Burst;
+    use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
+    use rdma_types::{Psn, Qpn};
+
+    use super::*;
+    use crate::address::{Address, Path};
+    use crate::device::Device;
+    use crate::device::limits::Limits;
+    use crate::fabric::random::Seed;
+    use crate::link::Link;
+    use crate::link::memory::Letter;
+    use crate::schedule::Schedule;
+
+    /// Another thread has read it, has closed the socket where it came from, and has not executed it yet.
+    #[test]
+    fn what_was_read_is_executed_before_an_end_is_told() {
+        static FABRIC: Fabric = Fabric::new();
+        FABRIC.serve_by_polls_alone();
+        let (limits, schedule) = (Limits::default(), Schedule::Immediate);
+        let (link, seed) = (Link::InfiniBand, Seed::new(1));
+        let device = Device::new(&FABRIC, "d".into(), link, Vec::new(), limits, schedule, &seed);
+        let device = FABRIC.devices.add(device).unwrap();
+        let driver = Driver::new(&FABRIC).unwrap();
+        let bth =
+            Bth::new(Opcode::reliable(Operation::Acknowledge), Qpn::masked(5), Psn::masked(0));
+        let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
+        let burst = Burst::single(Headers::new(bth), 0);
+        let buffer = device.inbox().buffer_at_once();
+        device.inbox().arrive(Letter::from_outside(path, burst, None, buffer));
+        let counted = || device.tally.counters().unknown_qp;
+        assert_eq!(counted(), 0);
+        driver.read_all();
+        assert_eq!(counted(), 1);
     }
 }
