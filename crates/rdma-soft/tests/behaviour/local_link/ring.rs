@@ -41,6 +41,9 @@ pub(crate) enum Word {
     Answered = 640,
 }
 
+/// Where the receiver says how far it has executed what came.
+const EXECUTED: u64 = 768;
+
 /// Of a ring.
 pub(crate) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
@@ -86,15 +89,15 @@ impl Ring {
 
     /// What the receiver says of how far each connection is executed: all of it that byte.
     pub(crate) fn fill_executed(&self, byte: u8) {
-        const EXECUTED: usize = 128 + 128 + 8 * 1024;
-        assert_eq!(pwrite(&self.0, &[byte; EXECUTED], 512), Ok(EXECUTED));
+        const LENGTH: usize = 128 + 128 + 8 * 1024;
+        assert_eq!(pwrite(&self.0, &[byte; LENGTH], EXECUTED), Ok(LENGTH));
     }
 
     /// The word of the first connection, with any key, says that, and that it does.
     pub(crate) fn say_executed(&self, key: u32, expected: u32) {
         let word = u64::from(key) << 32 | u64::from(expected);
-        assert_eq!(pwrite(&self.0, &word.to_le_bytes(), 512 + 256), Ok(8));
-        assert_eq!(pwrite(&self.0, &expected.to_le_bytes(), 512), Ok(4));
+        assert_eq!(pwrite(&self.0, &word.to_le_bytes(), EXECUTED + 256), Ok(8));
+        assert_eq!(pwrite(&self.0, &expected.to_le_bytes(), EXECUTED), Ok(4));
     }
 
     /// All of it is zeros, and no memory any more.
