@@ -380,12 +380,16 @@ impl QueuePair {
         new: &Settings,
         mask: QpAttributes,
     ) -> Result<(), Refusal> {
-        // What was sent before a queue pair is ready is none of its messages.
+        // What was sent before a queue pair is ready is none of its messages, and what was executed before it is in error
+        // has succeeded: a program may move it there since it has found that the peer's process has ended.
         if mask.intersects(QpAttributes::STATE)
-            && matches!(new.state, QpState::RTR | QpState::RTS)
+            && matches!(new.state, QpState::RTR | QpState::RTS | QpState::ERR)
             && let Some(link) = self.device.fabric.polled.get()
         {
             link.catch_up();
+            let mut aftermath = aftermath::Aftermath::default();
+            self.send.lock().look_what_is_executed(self, &mut aftermath);
+            aftermath.flush(self);
         }
         self.answer_now();
         let to = self.modify_locked(new, mask);

@@ -305,7 +305,11 @@ impl SendSide {
     }
 
     /// Completes what the word of the connection says that the peer has executed.
-    fn look_what_is_executed(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
+    pub(crate) fn look_what_is_executed(
+        &mut self,
+        own: &Arc<QueuePair>,
+        aftermath: &mut Aftermath,
+    ) {
         let Some(Wire { protocol: Protocol::Reliable(protocol), word: Some(word), .. }) =
             self.wire.as_deref()
         else {
