@@ -79,8 +79,8 @@ fn a_request_counts_at_both_devices_also_when_the_queue_pairs_are_gone() {
 fn sends_and_receives_are_counted_when_they_are_done() {
     on_each_device("count-sends", |device| {
         let (a, b) = pair(device);
-        let room = b.pd.register(64, ALL_ACCESS);
-        let data = a.pd.register(64, LOCAL_WRITE);
+        let room = b.pd.register(64, ALL_ACCESS).mapped();
+        let data = a.pd.register(64, LOCAL_WRITE).mapped();
         for n in 0..3 {
             b.qp.post_receive(n, &[room.sge(0, 64)]);
         }
