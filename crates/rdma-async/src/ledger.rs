@@ -314,6 +314,12 @@ impl Ledger {
             if is_so(place) { place.take(reason) } else { None }
         };
         let Some(qp) = taken else { return Ok(()) };
+        if reason == CloseReason::Gone {
+            // What the peer has executed before it ended has succeeded: the device may not have been looked at since. If
+            // it refuses, the queue pair is destroyed all the same.
+            let _ = qp.to_error();
+            let _ = self.drain();
+        }
         // Without the lock: it takes its time, and the others go on.
         let closed = qp.close();
         // What a provider leaves in the queue of one that is gone, and what came meanwhile.
