@@ -17,13 +17,15 @@ pub(crate) fn query(context: &Context, ports: &[PortAttributes]) -> Result<Vec<G
     let mut table = Vec::new();
     for port in ports {
         let attributes = device.join(format!("ports/{}/gid_attrs", port.number));
+        let has_types = attributes.join("types").is_dir();
         for index in 0..port.gid_table_length {
             let gid = context.query_gid(port.number, index)?;
             if gid.is_zero() {
                 continue;
             }
             let read = |of: &str| fs::read_to_string(attributes.join(format!("{of}/{index}"))).ok();
-            let Some(gid_type) = gid_type(read("types").as_deref(), port.link_layer) else {
+            let Some(gid_type) = gid_type(read("types").as_deref(), has_types, port.link_layer)
+            else {
                 continue;
             };
             let netdev_index = read("ndevs").and_then(|name| netdev_index(name.trim()));
@@ -34,13 +36,13 @@ pub(crate) fn query(context: &Context, ports: &[PortAttributes]) -> Result<Vec<G
     Ok(table)
 }
 
-/// The kernel writes "IB/RoCE v1" for both of these, and has no such file on some InfiniBand ports. On an Ethernet port a
-/// file that cannot be read belongs to an interface of another network namespace: its GID cannot be used here.
-fn gid_type(text: Option<&str>, link: LinkLayer) -> Option<GidType> {
+/// The kernel writes "IB/RoCE v1" for both of these, and has no such file on some InfiniBand ports. A file of an Ethernet port
+/// that is there and cannot be read belongs to an interface of another network namespace: its GID cannot be used here.
+fn gid_type(text: Option<&str>, has_types: bool, link: LinkLayer) -> Option<GidType> {
     match (text.map(str::trim), link == LinkLayer::ETHERNET) {
         (Some("RoCE v2"), _) => Some(GidType::ROCE_V2),
-        (Some(_), true) => Some(GidType::ROCE_V1),
-        (None, true) => None,
+        (None, true) if has_types => None,
+        (_, true) => Some(GidType::ROCE_V1),
         (_, false) => Some(GidType::IB),
     }
 }
@@ -60,16 +62,17 @@ mod tests {
     #[test]
     fn the_kernels_words() {
         let ethernet = LinkLayer::ETHERNET;
-        assert_eq!(gid_type(Some("RoCE v2\n"), ethernet), Some(GidType::ROCE_V2));
-        assert_eq!(gid_type(Some("IB/RoCE v1\n"), ethernet), Some(GidType::ROCE_V1));
+        assert_eq!(gid_type(Some("RoCE v2\n"), true, ethernet), Some(GidType::ROCE_V2));
+        assert_eq!(gid_type(Some("IB/RoCE v1\n"), true, ethernet), Some(GidType::ROCE_V1));
         let infiniband = LinkLayer::INFINIBAND;
-        assert_eq!(gid_type(Some("IB/RoCE v1\n"), infiniband), Some(GidType::IB));
-        assert_eq!(gid_type(None, infiniband), Some(GidType::IB));
+        assert_eq!(gid_type(Some("IB/RoCE v1\n"), true, infiniband), Some(GidType::IB));
+        assert_eq!(gid_type(None, true, infiniband), Some(GidType::IB));
     }
 
     #[test]
     fn an_entry_whose_type_cannot_be_read_is_left_out_of_an_ethernet_ports_table() {
-        assert_eq!(gid_type(None, LinkLayer::ETHERNET), None);
+        assert_eq!(gid_type(None, true, LinkLayer::ETHERNET), None);
+        assert_eq!(gid_type(None, false, LinkLayer::ETHERNET), Some(GidType::ROCE_V1));
     }
 
     #[test]

@@ -231,7 +231,7 @@ fn without_the_verb_the_table_of_gids_comes_from_sysfs() {
         verbs
     }));
     let table = context.gid_table().unwrap();
-    assert_eq!(table.len(), 4);
+    assert_eq!(table.len(), 5);
     for entry in table {
         // This device is in no sysfs, so that the link layer decides.
         assert_eq!((entry.port, entry.gid_type), (1, GidType::ROCE_V1));
