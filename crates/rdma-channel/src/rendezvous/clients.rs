@@ -22,7 +22,7 @@ use super::until::Until;
 /// The socket of a listener and its clients, which progress when they are served.
 ///
 /// A client is half-open until both queue pairs are connected. One that is silent costs a file, and is in no other's
-/// way: if there is no room for a newcomer, one goes ([`in_order_to_go`]). No call here waits for a client.
+/// way: if there is no room for a newcomer, one goes (`in_order_to_go`). No call here waits for a client.
 pub struct Clients<M: MakeEnds> {
     socket: TcpListener,
     address: SocketAddr,
