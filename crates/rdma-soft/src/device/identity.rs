@@ -209,6 +209,7 @@ mod tests {
         }
     }
 
+    #[cfg(not(loom))]
     #[test]
     fn the_address_of_the_loopback_interface_is_last_and_drawn_with_the_others() {
         let usual = GidPlace::usual(Link::Ethernet);

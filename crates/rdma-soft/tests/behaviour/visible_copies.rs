@@ -31,6 +31,8 @@ fn expect_report(test: &str, wrong: impl FnOnce(), report: &str) {
     };
     child.args([test, "--exact", "--include-ignored", "--nocapture"]).env(CHILD, "1");
     let output = child.output().unwrap();
+    let ran = String::from_utf8_lossy(&output.stdout);
+    assert!(ran.contains("running 1 test"), "no test `{test}`: {ran}");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
         !output.status.success() && said.contains(report),
@@ -122,7 +124,7 @@ mod address_sanitizer {
 
     #[test]
     fn sees_a_packet_to_freed_memory() {
-        let name = "address_sanitizer::sees_a_packet_to_freed_memory";
+        let name = "visible_copies::address_sanitizer::sees_a_packet_to_freed_memory";
         expect_report(name, packet_to_freed_memory, "AddressSanitizer: heap-use-after-free");
     }
 
@@ -161,7 +163,7 @@ mod valgrind {
     #[ignore = "needs valgrind, which the job `valgrind` has"]
     fn sees_a_packet_to_freed_memory() {
         expect_report(
-            "valgrind::sees_a_packet_to_freed_memory",
+            "visible_copies::valgrind::sees_a_packet_to_freed_memory",
             packet_to_freed_memory,
             "Invalid write",
         );
