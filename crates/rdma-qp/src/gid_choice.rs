@@ -31,8 +31,8 @@ pub enum GidChoice {
     /// 3. two addresses of the best type and class that both have: RoCE v2 before RoCE v1, IPv4 before global IPv6 before
     ///    link-local addresses.
     ///
-    /// An address that both ends have counts only if their whole tables are equal. Of several pairs the one with the
-    /// smaller addresses is taken.
+    /// An address that both ends have counts only if they are of one port, whose tables are equal. Of several pairs the one
+    /// with the smaller addresses is taken.
     ///
     /// If the environment sets `RDMA_GID_INDEX` (a number) or `RDMA_GID_NETWORK` (such as `10.0.0.0/8`), it is that
     /// choice instead; the index goes before the network.

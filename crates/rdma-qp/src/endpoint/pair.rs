@@ -30,9 +30,40 @@ pub(crate) struct Pair {
 }
 
 /// The GIDs that the two ends use, if any of the one fits one of the other.
+///
+/// An address that both ends have leads each of them to itself, as that of a bridge on each host or a virtual address does.
+/// So it counts only if both ends are of one port: if their tables are equal, or if there is nothing else and one table is
+/// a part of the other. Then a choice or a program has left that end one address of the port.
 pub(crate) fn choose(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Option<Pair> {
+    match (holds(own, peer), holds(peer, own)) {
+        (true, true) => best(own, peer, |_, _| true),
+        (is_part, is_whole) => {
+            let is_of_one = |end: &QueuePairEndpoint, gid: &EndpointGid| {
+                !end.gids().iter().any(|other| other.gid == gid.gid)
+            };
+            best(own, peer, |a, b| is_of_one(peer, a) && is_of_one(own, b)).or_else(|| {
+                let equal = |a: &EndpointGid, b: &EndpointGid| a.gid == b.gid;
+                if is_part || is_whole { best(own, peer, equal) } else { None }
+            })
+        }
+    }
+}
+
+/// Whether the one end has all GIDs of the other.
+fn holds(all: &QueuePairEndpoint, some: &QueuePairEndpoint) -> bool {
+    let has = |gid: &EndpointGid| {
+        all.gids().iter().any(|other| (other.gid, other.gid_type) == (gid.gid, gid.gid_type))
+    };
+    some.gids().iter().all(has)
+}
+
+/// The best of the pairs that count.
+fn best(
+    own: &QueuePairEndpoint,
+    peer: &QueuePairEndpoint,
+    counts: impl Fn(&EndpointGid, &EndpointGid) -> bool,
+) -> Option<Pair> {
     let ethernet = own.link_layer() == LinkLayer::ETHERNET;
-    let ports = Ports::of(own, peer);
     let stream = common_stream(own, peer);
     // Smaller is better.
     let key = |a: &EndpointGid, b: &EndpointGid| {
@@ -53,7 +84,7 @@ pub(crate) fn choose(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Optio
     });
     let of_link = |gid: &EndpointGid| (gid.gid_type != GidType::IB) == ethernet;
     pairs
-        .filter(|((_, a), (_, b))| of_link(a) && ports.allow(a.gid == b.gid))
+        .filter(|((_, a), (_, b))| of_link(a) && counts(a, b))
         .filter_map(|((own, a), (peer, b))| Some((key(a, b)?, own, peer)))
         .min()
         .map(|((rule, ..), own, peer)| Pair { own, peer, rule })
@@ -63,50 +94,6 @@ pub(crate) fn choose(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Optio
 fn common_stream(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Option<(Gid, Gid)> {
     let (here, there) = own.stream?;
     (peer.stream == Some((there, here))).then_some((here, there))
-}
-
-/// What the tables of two ends say of their ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ports {
-    /// They are two. An address that both have, such as that of a bridge on each host or a virtual address, leads each
-    /// of them to itself.
-    Two,
-    /// The tables are equal: it is one port.
-    One,
-    /// One end was made from parts, by a program that was told one of the other end's addresses: it is one port, and that
-    /// address.
-    OneByAddress,
-}
-
-impl Ports {
-    fn of(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Self {
-        let has = |all: &QueuePairEndpoint, gid: &EndpointGid| {
-            all.gids().iter().any(|other| (other.gid, other.gid_type) == (gid.gid, gid.gid_type))
-        };
-        let holds = |all: &QueuePairEndpoint, some: &QueuePairEndpoint| {
-            some.gids().iter().all(|gid| has(all, gid))
-        };
-        let is_from_parts = |end: &QueuePairEndpoint| match end.gids() {
-            [only, rest @ ..] if end.stream.is_none() && only.prefix_length == 0 => {
-                rest.iter().all(|gid| gid == only)
-            }
-            _ => false,
-        };
-        match (holds(own, peer), holds(peer, own)) {
-            (true, true) => Self::One,
-            (true, false) if is_from_parts(peer) => Self::OneByAddress,
-            (false, true) if is_from_parts(own) => Self::OneByAddress,
-            _ => Self::Two,
-        }
-    }
-
-    const fn allow(self, equal: bool) -> bool {
-        match self {
-            Self::Two => !equal,
-            Self::One => true,
-            Self::OneByAddress => equal,
-        }
-    }
 }
 
 fn are_of_one_network(a: &EndpointGid, b: &EndpointGid) -> bool {
@@ -185,11 +172,25 @@ mod tests {
         let found =
             chosen(&port(&["10.0.0.9/32", "10.0.0.1/24"]), &port(&["10.0.0.2/24", "10.0.0.9/32"]));
         expect(found, "10.0.0.1", "10.0.0.2", GidRule::Network);
-        let only = port(&["10.0.0.9/32"]);
-        assert_eq!(
-            choose(&only, &port(&["10.0.0.9/32", "10.1.0.1/16"])).map(|pair| pair.peer),
-            Some(1)
-        );
+    }
+
+    #[test]
+    fn addresses_of_both_hosts_are_not_chosen_crosswise() {
+        let bridges = ["172.17.0.1/16", "172.17.0.2/16"];
+        let hosts = [bridges.as_slice(), &["192.168.1.1/24"]].concat();
+        let others = [&["192.168.9.2/24"], bridges.as_slice()].concat();
+        let found = chosen(&port(&hosts), &port(&others));
+        expect(found, "192.168.1.1", "192.168.9.2", GidRule::Class);
+        let others = [&["240.0.0.2"], bridges.as_slice()].concat();
+        let found = chosen(&port(&[bridges.as_slice(), &["240.0.0.1"]].concat()), &port(&others));
+        expect(found, "240.0.0.1", "240.0.0.2", GidRule::Class);
+    }
+
+    #[test]
+    fn an_end_that_is_restricted_meets_another_one_of_its_port() {
+        let table = port(&["10.0.0.2/24", "10.0.0.1/24", "10.0.0.3/24"]);
+        let found = chosen(&met(table, "10.9.9.1", "10.9.9.1"), &port(&["10.0.0.2/24"]));
+        expect(found, "10.0.0.2", "10.0.0.2", GidRule::Network);
     }
 
     #[test]

@@ -94,24 +94,38 @@ fn qualities(gid: &EndpointGid) -> Vec<(u8, u8)> {
 }
 
 /// What two ports have in common, best first. An address of both is none that they have in common, unless they are one
-/// port.
+/// port: their tables are equal, or there is nothing else and one is a part of the other.
 fn common(a: &QueuePairEndpoint, b: &QueuePairEndpoint) -> Vec<(u8, u8)> {
+    let holds = |all: &QueuePairEndpoint, some: &QueuePairEndpoint| {
+        some.gids().iter().all(|gid| all.gids().contains(gid))
+    };
+    let has = |end: &QueuePairEndpoint, gid: Gid| end.gids().iter().any(|other| other.gid == gid);
+    let (is_part, is_whole) = (holds(a, b), holds(b, a));
+    if is_part && is_whole {
+        return kinds(a, b, |_, _| true);
+    }
+    let apart = kinds(a, b, |one, other| !has(b, one.gid) && !has(a, other.gid));
+    match apart.is_empty() && (is_part || is_whole) {
+        true => kinds(a, b, |one, other| one.gid == other.gid),
+        false => apart,
+    }
+}
+
+/// What the pairs that count have in common, best first.
+fn kinds(
+    a: &QueuePairEndpoint,
+    b: &QueuePairEndpoint,
+    counts: impl Fn(&EndpointGid, &EndpointGid) -> bool,
+) -> Vec<(u8, u8)> {
     let of_link = |gid: &&EndpointGid| match a.link_layer {
         LinkLayer::ETHERNET => [GidType::ROCE_V1, GidType::ROCE_V2].contains(&gid.gid_type),
         _ => gid.gid_type == GidType::IB,
     };
-    let holds = |all: &QueuePairEndpoint, some: &QueuePairEndpoint| {
-        some.gids().iter().all(|gid| all.gids().contains(gid))
-    };
-    let is_one_port = holds(a, b) && holds(b, a);
     let mut both = Vec::new();
     for one in a.gids().iter().filter(of_link) {
-        for other in b.gids().iter().filter(of_link) {
+        for other in b.gids().iter().filter(of_link).filter(|other| counts(one, other)) {
             let theirs = qualities(other);
-            let shared = qualities(one).into_iter().filter(|kind| theirs.contains(kind));
-            if one.gid != other.gid || is_one_port {
-                both.extend(shared);
-            }
+            both.extend(qualities(one).into_iter().filter(|kind| theirs.contains(kind)));
         }
     }
     both.sort_unstable();
