@@ -247,7 +247,7 @@ fn clients_come_and_go_more_often_than_there_are_places(device: &Device) {
 }
 
 fn senders_wait_while_nobody_asks(device: &Device) {
-    let mut server = server(device, |builder| builder.max_recv_wr(4));
+    let mut server = server(device, |builder| builder.max_recv_wr(4).max_recv_wr_per_peer(4));
     let (to, pd) = (server.local_addr(), domain(device));
     let sent = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&sent);
