@@ -328,20 +328,6 @@ pub(crate) fn create_hint(
     })
 }
 
-/// The same hint, with the option of the builder that was refused, if it is known, and the value that is not.
-pub(crate) fn name_culprit(
-    hint: Option<Cow<'static, str>>,
-    culprit: Option<(&'static str, u32)>,
-) -> Option<Cow<'static, str>> {
-    let Some((knob, value)) = culprit else { return hint };
-    let instead = match knob {
-        "max_inline_data" => "ask for less, or for `Inline::UpTo`",
-        _ => "ask for fewer",
-    };
-    let why = format!("it refuses the `{knob}`, and accepts the rest with {value}: {instead}");
-    Some(hint.map_or_else(|| why.clone().into(), |hint| format!("{hint}; {why}").into()))
-}
-
 /// The hint for a shared receive queue that was not created.
 pub(crate) fn srq_hint(
     errno: Errno,

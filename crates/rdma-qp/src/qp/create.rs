@@ -15,7 +15,7 @@ use crate::cq::claim::{Claims, claim};
 use crate::cq::queue::CompletionQueue;
 use crate::endpoint::QueuePairEndpoint;
 use crate::environment;
-use crate::error::{Error, create_hint, name_culprit};
+use crate::error::{Error, create_hint};
 use crate::post::extended;
 use crate::post::stand_in::Called;
 use crate::qp::builder::QueuePairBuilder;
@@ -230,14 +230,14 @@ fn create(
         None => builder.sizes,
     };
     let id = ObjectId::unique();
-    let attempt = |sizes: QueuePairCapabilities| {
+    let attempt = |qp_type: QpType, sizes: QueuePairCapabilities| {
         let mut attributes = ibv_qp_init_attr {
             qp_context: id.to_context(),
             send_cq: send_cq.as_raw(),
             recv_cq: recv_cq.as_raw(),
             srq: builder.srq.map_or(null_mut(), SharedReceiveQueue::as_raw),
             cap: sizes.to_raw(),
-            qp_type: ibv_qp_type(builder.qp_type.raw()),
+            qp_type: ibv_qp_type(qp_type.raw()),
             sq_sig_all: i32::from(builder.sq_sig_all),
         };
         let extended = match builder.extended {
@@ -263,11 +263,14 @@ fn create(
             tracing::error!(errno = returned, "a queue pair that was only tried was not destroyed");
         }
     };
-    let created = sizing::create(sizes, builder.inline, attempt, discard);
+    let created = sizing::create(builder.qp_type, sizes, builder.inline, attempt, discard);
     let (created, cap) = created.map_err(|refused| {
         let sizing::Refused { errno, sizes, culprit } = refused;
         let hint = create_hint(errno, &format!("{sizes:?}"), device);
-        let hint = name_culprit(hint, culprit);
+        let hint = match (hint, culprit) {
+            (Some(hint), Some(culprit)) => Some(format!("{hint}; {culprit}").into()),
+            (hint, culprit) => hint.or_else(|| Some(culprit?.to_string().into())),
+        };
         VerbError::new("ibv_create_qp", errno).with_hint(hint)
     })?;
     let (queues, has_atomics) = ((send_cq, recv_cq), has_atomics(device));

@@ -4,12 +4,13 @@
 use std::time::Duration;
 
 use crate::common::{DEVICES, End, pair, pair_with, parts, try_connect};
-use rdma_mem::{GatherElement, ScatterElement};
+use rdma_mem::{GatherElement, ScatterElement, open_device};
 use rdma_qp::{
-    AtomicWorkRequest, Error, HandshakeError, PostErrorKind, QpState, QueuePairModification,
-    QueuePairType, ReadWorkRequest, ReceiveWorkRequest, SendWithInvalidate, SendWorkRequest,
-    WorkErrorCode, WorkRequest, WriteWorkRequest, prelude::*,
+    AtomicWorkRequest, CompletionQueue, Error, HandshakeError, PostErrorKind, QpState,
+    QueuePairModification, QueuePairType, ReadWorkRequest, ReceiveWorkRequest, SendWithInvalidate,
+    SendWorkRequest, WorkErrorCode, WorkRequest, WriteWorkRequest, prelude::*,
 };
+use rdma_soft::Builder;
 
 fn unreliable(device: &str) -> (End, End) {
     pair_with(device, |builder| builder.qp_type(QueuePairType::UC))
@@ -165,5 +166,24 @@ fn draining_takes_everything_that_was_posted() {
         let mut count = 0;
         a.qp.drain(Duration::from_secs(10), |_| count += 1).unwrap();
         assert!(count == 1 && a.is_idle());
+    }
+}
+
+#[test]
+fn a_device_without_them_says_so() {
+    let lacks = Builder::new("reliable-only").without_uc().without_ud();
+    lacks.install().unwrap();
+    let pd = open_device("reliable-only").unwrap().allocate_pd().unwrap();
+    let cq = CompletionQueue::create(pd.context(), 64).unwrap();
+    for qp_type in [QueuePairType::UC, QueuePairType::UD] {
+        let refused = pd.create_qp().qp_type(qp_type).send_cq(&cq).recv_cq(&cq).build();
+        let Err(Error::Verb(error)) = refused else { panic!("{qp_type} was created") };
+        let hint = error.hint.as_deref().unwrap();
+        assert_eq!(
+            hint,
+            format!(
+                "it refuses the type {qp_type}, and accepts the same as RC: not every device has {qp_type}"
+            )
+        );
     }
 }

@@ -1,14 +1,41 @@
-//! Sizes that a device may refuse: smaller ones in their place, and which one was refused.
+//! Sizes and types that a device may refuse: smaller sizes in their place, and which wish was refused.
 //!
-//! `ibv_create_qp` says `EINVAL` for all of them, and verbs have no limit of inline data to read.
+//! `ibv_create_qp` says `EINVAL` for all of them, and verbs have no limit of inline data and no list of types to read.
+
+use std::fmt;
 
 use rdma_mem::Errno;
+use rdma_types::QpType;
 
 use crate::qp::capabilities::QueuePairCapabilities;
 use crate::qp::capabilities::inline::Inline;
 
-/// An option of the builder, and a value of it that a device accepts.
-type Accepted = (&'static str, u32);
+/// What the device refuses of a queue pair that it creates otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Culprit {
+    /// An option of the builder, and a value of it with which the device creates the queue pair.
+    Size(&'static str, u32),
+    /// The type: the device creates a reliable connection of these sizes.
+    Type(QpType),
+}
+
+impl fmt::Display for Culprit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Size(knob, value) => {
+                write!(f, "it refuses the `{knob}`, and accepts the rest with {value}: ")?;
+                f.write_str(match *knob {
+                    "max_inline_data" => "ask for less, or for `Inline::UpTo`",
+                    _ => "ask for fewer",
+                })
+            }
+            Self::Type(qp_type) => write!(
+                f,
+                "it refuses the type {qp_type}, and accepts the same as RC: not every device has {qp_type}"
+            ),
+        }
+    }
+}
 
 /// A queue pair that was not created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,40 +43,44 @@ pub(super) struct Refused {
     pub(super) errno: Errno,
     /// What was asked for last.
     pub(super) sizes: QueuePairCapabilities,
-    /// The option with which the device does not create it, and the value with which it does.
-    pub(super) culprit: Option<Accepted>,
+    pub(super) culprit: Option<Culprit>,
 }
 
-/// Creates a queue pair of these sizes, with as much inline data as the device gives. If it refuses, the sizes are lowered
-/// one after the other to find which one it was: what is created so is discarded.
+/// Creates a queue pair of this type and these sizes, with as much inline data as the device gives. If it refuses, other
+/// ones are tried one after the other to find which wish it was: what is created so is discarded.
 pub(super) fn create<T>(
+    qp_type: QpType,
     sizes: QueuePairCapabilities,
     inline: Inline,
-    mut attempt: impl FnMut(QueuePairCapabilities) -> Result<T, Errno>,
+    mut attempt: impl FnMut(QpType, QueuePairCapabilities) -> Result<T, Errno>,
     mut discard: impl FnMut(T),
 ) -> Result<T, Refused> {
     let mut refused = None;
     for max_inline_data in inline.tries() {
         let sizes = QueuePairCapabilities { max_inline_data, ..sizes };
-        match attempt(sizes) {
+        match attempt(qp_type, sizes) {
             Ok(created) => return Ok(created),
             // Not every provider sets the number: whatever it is, less may be possible.
             Err(errno) => refused = Some((errno, sizes)),
         }
     }
     let Some((errno, sizes)) = refused else { unreachable!("there is at least one try") };
-    let mut is_created = |sizes| attempt(sizes).map(&mut discard).is_ok();
-    Err(Refused { errno, sizes, culprit: culprit(sizes, &mut is_created) })
+    let mut is_created = |qp_type, sizes| attempt(qp_type, sizes).map(&mut discard).is_ok();
+    let culprit = size(sizes, &mut |sizes| is_created(qp_type, sizes)).or_else(|| {
+        let is_the_type = qp_type != QpType::RC && is_created(QpType::RC, sizes);
+        is_the_type.then_some(Culprit::Type(qp_type))
+    });
+    Err(Refused { errno, sizes, culprit })
 }
 
 /// Which of the sizes the device refuses.
-fn culprit(
+fn size(
     sizes: QueuePairCapabilities,
     is_created: &mut impl FnMut(QueuePairCapabilities) -> bool,
-) -> Option<Accepted> {
+) -> Option<Culprit> {
     let plain = QueuePairCapabilities { max_inline_data: 0, ..sizes };
     if sizes.max_inline_data > 0 && is_created(plain) {
-        return Some(("max_inline_data", 0));
+        return Some(Culprit::Size("max_inline_data", 0));
     }
     let (sends, receives) = (sizes.max_send_sge.min(1), sizes.max_recv_sge.min(1));
     let single = QueuePairCapabilities { max_send_sge: sends, max_recv_sge: receives, ..plain };
@@ -58,8 +89,8 @@ fn culprit(
     }
     let send_single = QueuePairCapabilities { max_send_sge: sends, ..plain };
     Some(match is_created(send_single) {
-        true => ("max_send_sge", sends),
-        false => ("max_recv_sge", receives),
+        true => Culprit::Size("max_send_sge", sends),
+        false => Culprit::Size("max_recv_sge", receives),
     })
 }
 
@@ -67,27 +98,37 @@ fn culprit(
 mod tests {
     use std::cell::{Cell, RefCell};
 
+    use super::Culprit::Size;
     use super::*;
 
     const ASKED: QueuePairCapabilities =
         QueuePairCapabilities { max_send_sge: 8, max_recv_sge: 8, ..QueuePairCapabilities::NONE };
 
-    /// How the creation ends at a device that has so much, how often it was asked, and what was left there.
+    /// How the creation ends at a device that has so much, and how often it was asked.
     fn create_at(
         inline: Inline,
         has: impl Fn(QueuePairCapabilities) -> bool,
-    ) -> (Result<u32, Option<Accepted>>, usize) {
+    ) -> (Result<u32, Option<Culprit>>, usize) {
+        create_of(QpType::RC, inline, |_, sizes| has(sizes))
+    }
+
+    fn create_of(
+        qp_type: QpType,
+        inline: Inline,
+        has: impl Fn(QpType, QueuePairCapabilities) -> bool,
+    ) -> (Result<u32, Option<Culprit>>, usize) {
         let (asked, live) = (RefCell::new(Vec::new()), Cell::new(0));
-        let attempt = |sizes: QueuePairCapabilities| {
-            assert!(!asked.borrow().contains(&sizes), "asked twice for {sizes:?}");
-            asked.borrow_mut().push(sizes);
-            if !has(sizes) {
+        let attempt = |qp_type: QpType, sizes: QueuePairCapabilities| {
+            let wish = (qp_type, sizes);
+            assert!(!asked.borrow().contains(&wish), "asked twice for {wish:?}");
+            asked.borrow_mut().push(wish);
+            if !has(qp_type, sizes) {
                 return Err(Errno::EINVAL);
             }
             live.set(live.get() + 1);
             Ok(sizes.max_inline_data)
         };
-        let created = create(ASKED, inline, attempt, |_| live.set(live.get() - 1));
+        let created = create(qp_type, ASKED, inline, attempt, |_| live.set(live.get() - 1));
         assert_eq!(live.get(), usize::from(created.is_ok()), "what was only tried is discarded");
         (created.map_err(|refused| refused.culprit), asked.into_inner().len())
     }
@@ -109,12 +150,29 @@ mod tests {
         let refused = |has: &dyn Fn(QueuePairCapabilities) -> bool| {
             [Inline::Exactly(101), Inline::default()].map(|inline| create_at(inline, has).0)
         };
-        assert_eq!(refused(&inline), [Err(Some(("max_inline_data", 0))), Ok(64)]);
-        assert_eq!(refused(&sends), [Err(Some(("max_send_sge", 1))); 2]);
-        assert_eq!(refused(&receives), [Err(Some(("max_recv_sge", 1))); 2]);
+        assert_eq!(refused(&inline), [Err(Some(Size("max_inline_data", 0))), Ok(64)]);
+        assert_eq!(refused(&sends), [Err(Some(Size("max_send_sge", 1))); 2]);
+        assert_eq!(refused(&receives), [Err(Some(Size("max_recv_sge", 1))); 2]);
         assert_eq!(refused(&|_| false), [Err(None); 2]);
         let both = |sizes: QueuePairCapabilities| inline(sizes) && sends(sizes);
-        assert_eq!(refused(&both), [Err(Some(("max_send_sge", 1))); 2], "the other one is next");
+        assert_eq!(
+            refused(&both),
+            [Err(Some(Size("max_send_sge", 1))); 2],
+            "the other one is next"
+        );
         assert_eq!(create_at(Inline::default(), |_| false).1, 5, "it is asked seldom");
+    }
+
+    #[test]
+    fn the_type_that_was_refused_is_named() {
+        let (rc, uc) = (QpType::RC, QpType::UC);
+        let refused = |has: &dyn Fn(QpType, QueuePairCapabilities) -> bool| {
+            create_of(uc, Inline::default(), has).0
+        };
+        assert_eq!(refused(&|qp_type, _| qp_type == rc), Err(Some(Culprit::Type(uc))));
+        let few = |sizes: QueuePairCapabilities| sizes.max_send_sge <= 4;
+        assert_eq!(refused(&|_, sizes| few(sizes)), Err(Some(Size("max_send_sge", 1))));
+        assert_eq!(refused(&|qp_type, sizes| qp_type == rc && few(sizes)), Err(None));
+        assert_eq!(refused(&|_, _| true), Ok(64));
     }
 }
