@@ -31,7 +31,12 @@ pub(crate) fn run(bytes: &[u8]) {
 fn endpoint(bytes: &[u8]) {
     match QueuePairEndpoint::from_bytes(bytes) {
         Ok(endpoint) => {
-            assert_eq!(endpoint.to_bytes(), bytes, "{endpoint:?}");
+            // Those of the first version are written as the second one.
+            let written = endpoint.to_bytes();
+            assert_eq!(QueuePairEndpoint::from_bytes(&written).as_ref(), Ok(&endpoint));
+            if bytes.len() == written.len() {
+                assert_eq!(written, bytes, "{endpoint:?}");
+            }
             assert!(endpoint.gids().len() <= QueuePairEndpoint::MAX_GIDS);
             #[cfg(feature = "serde")]
             serialized::both_forms(&endpoint);

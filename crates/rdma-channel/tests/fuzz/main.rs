@@ -23,6 +23,16 @@ fn endpoint(qpn: u32) -> QueuePairEndpoint {
     QueuePairEndpoint::new(Qpn::masked(qpn), Psn::masked(0x0012_3456))
 }
 
+/// The endpoint in version 1, whose GIDs have no prefix and which has no stream.
+fn earlier(endpoint: &QueuePairEndpoint) -> Vec<u8> {
+    let (header, gids) = (24, 18 * QueuePairEndpoint::MAX_GIDS);
+    let mut bytes = endpoint.to_bytes()[..header + gids].to_vec();
+    bytes[4] = 1;
+    let gids = bytes.split_off(header);
+    bytes.extend(gids.chunks(18).flat_map(|gid| [&gid[..1], &gid[2..]].concat()));
+    bytes
+}
+
 fn seeds() -> Vec<Seed> {
     let roce = endpoint(0x11)
         .with_gid("fe80::1".parse().unwrap(), GidType::ROCE_V1)
@@ -41,6 +51,7 @@ fn seeds() -> Vec<Seed> {
         bytes.extend(all.iter().flat_map(QueuePairEndpoint::to_bytes));
         bytes
     };
+    seeds.push(("earlier", earlier(&full)));
     seeds.push(("one", message(&[roce])));
     seeds.push(("two", message(&[roce, ib])));
     seeds.push(("same", message(&[ib, ib])));
