@@ -4,8 +4,8 @@
 use super::needs::Need;
 use super::recipes::{
     AARCH64, AARCH64_FULL, AARCH64_NEEDS, ASAN, ASAN_FULL, COPY_FILE, FUZZ, FUZZ_ADDRESS,
-    FUZZ_NEEDS, INSTRUCTIONS, LINKED, LOADED, LOOM, LSAN, MIRI, PROFILES, RXE, STALLS, STRESS,
-    VALGRIND, VALGRIND_FULL, WITHOUT_RXE,
+    FUZZ_NEEDS, HOSTILE_NEIGHBOUR, INSTRUCTIONS, LINKED, LOADED, LOOM, LSAN, MIRI, PROFILES, RXE,
+    STALLS, STRESS, VALGRIND, VALGRIND_FULL, WITHOUT_RXE,
 };
 use super::step::{Step, run, tests};
 
@@ -298,6 +298,14 @@ pub(crate) const JOBS: &[Job] = &[
         minutes: 7.0,
         needs: &[],
         steps: STRESS,
+    },
+    Job {
+        name: "hostile-neighbour",
+        about: "how long calls take, and what memory and files a process has, beside others that mean it harm (`test` has the same, without the figures)",
+        tier: Tier::Full,
+        minutes: 1.0,
+        needs: &[],
+        steps: HOSTILE_NEIGHBOUR,
     },
     Job {
         name: "loaded",

@@ -359,6 +359,13 @@ const UNDER_MIRI: &[(&str, &str)] = &[
     ("PROPTEST_CASES", "8"),
 ];
 
+/// One at a time, so that the figures are of the attack.
+pub(super) const HOSTILE_NEIGHBOUR: &[Step] = &[tests(
+    "cargo test --workspace --test behaviour -- --nocapture --test-threads=1 local_link::neighbours:: \
+        local_link::garbage:: local_link::receiver:: local_link::names:: server::siege:: \
+        server::bad_clients:: rendezvous::half_open:: rendezvous::bad_clients::",
+)];
+
 /// First all of them, then those that have a deadline or
 /// a second process, as their files say (`timed.rs`), and the programs of their own that have.
 pub(super) const LOADED: &[Step] = &[

@@ -8,6 +8,7 @@ mod messages;
 mod own_receives;
 mod process;
 mod provider;
+mod siege;
 mod waiting;
 mod wake_ups;
 

@@ -1,0 +1,187 @@
+//! A server that is a process of its own, its clients, and beside them all kinds of clients that mean it harm. Bounds of time
+//! catch what hangs, and no more.
+
+use std::env;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdma_channel::{Channel, Recovery, Server, ServerEvent, Wait, prelude::*};
+use rdma_mem::{GatherList, ScatterList};
+use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+use test_support::crowd::{ELSEWHERE, allow_files, crowd};
+use test_support::program::this_program;
+use test_support::usage;
+
+use crate::server::{LATER, domain, server};
+
+const CHILD: &str = "RDMA_CHANNEL_BESIEGED";
+const CROWD: usize = 300;
+/// No turn of the server takes so long, on whatever machine.
+const HANGS: Duration = Duration::from_secs(30);
+/// What a server may have beside what it has had before: it keeps up to 256 clients that are half-open.
+const FILES: u64 = 300;
+const MEMORY: u64 = 64 << 20;
+
+/// What the server says of itself.
+#[derive(Clone, Copy, Debug)]
+struct Figures {
+    /// In microseconds, of the turns since the last time.
+    longest: u64,
+    files: u64,
+    memory: u64,
+}
+
+const BYTES: usize = size_of::<[u64; 3]>();
+
+impl Figures {
+    fn own(longest: Duration) -> [u64; 3] {
+        let files = fs::read_dir("/proc/self/fd").unwrap().count();
+        [longest.as_micros() as u64, files as u64, usage::resident().unwrap()]
+    }
+
+    fn of(bytes: &[u8]) -> Self {
+        let (words, _) = bytes.as_chunks();
+        let [longest, files, memory] = [0, 1, 2].map(|at| u64::from_le_bytes(words[at]));
+        Self { longest, files, memory }
+    }
+}
+
+/// Answers each message with its figures, until one says that this is the end.
+fn serve() {
+    allow_files(2_000);
+    let mut server = server("soft0");
+    println!("\nat {}", server.local_addr());
+    let mut longest = Duration::ZERO;
+    loop {
+        // What there is to do at once is measured, and waiting for it is not.
+        let begin = Instant::now();
+        let event = server.next(Some(Duration::ZERO)).unwrap();
+        longest = longest.max(begin.elapsed());
+        let event = event.or_else(|| server.next(Some(HANGS)).unwrap());
+        if !answer(&mut server, event, &mut longest) {
+            return;
+        }
+    }
+}
+
+fn answer(server: &mut Server, event: Option<ServerEvent>, longest: &mut Duration) -> bool {
+    if let Some(ServerEvent::Message { peer, buffer, length, .. }) = event {
+        if length > 0 && buffer[..length] == *b"end" {
+            return false;
+        }
+        let figures = Figures::own(std::mem::take(longest)).map(u64::to_le_bytes);
+        // A client that has left meanwhile is told of by the next event.
+        let _ = server.send_inline(peer, figures.as_flattened());
+    }
+    true
+}
+
+/// Those that cannot be served at this moment come again, as their error says.
+fn client(to: SocketAddr) -> Channel {
+    let begin = Instant::now();
+    loop {
+        let pd = domain("soft0");
+        let builder = pd.create_channel().wait(Wait::Sleep).rendezvous_timeout(LATER);
+        match builder.connect(to) {
+            Ok((channel, _)) => return channel,
+            Err(error) => assert_eq!(error.recovery(), Recovery::Retry, "{error}"),
+        }
+        assert!(begin.elapsed() < LATER, "there is never room for it");
+    }
+}
+
+fn ask(channel: &mut Channel) -> Figures {
+    let pd = channel.pd().clone();
+    let (question, mut figures) =
+        (pd.allocate_region(1).unwrap(), pd.allocate_region(BYTES).unwrap());
+    let list = GatherList::from([question.as_slice()]);
+    let mut room = ScatterList::from([figures.as_slice_mut()]);
+    let send = SendWorkRequest::from_list(&list);
+    channel.exchange(send, ReceiveWorkRequest::from_list(&mut room)).unwrap();
+    Figures::of(&figures.to_vec())
+}
+
+/// What a client says that means harm, and then nothing.
+fn words() -> Vec<(&'static str, Vec<u8>)> {
+    let endpoint = domain("soft0").create_channel().build().unwrap().endpoint().to_bytes();
+    let hello = [b"RDRV\0\x02\0\x01\0\0".as_slice(), &endpoint].concat();
+    vec![
+        ("nothing", Vec::new()),
+        ("part of a word", b"RDRV".to_vec()),
+        ("half a message", hello[..100].to_vec()),
+        ("another protocol", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
+        ("zeros", vec![0; 1 << 16]),
+        ("more than it has", b"RDRV\0\x07\0\x01\xff\xff".to_vec()),
+        ("hello without an end", hello.clone()),
+        ("garbage for an endpoint", [&hello[..10], &[0xa5; 400]].concat()),
+    ]
+}
+
+/// Says a byte at a time to that many connections, and begins anew where one has ended.
+fn drip(to: SocketAddr, says: &[u8], stop: &AtomicBool) {
+    let connect = || (0, TcpStream::connect(to).unwrap());
+    let mut slow: Vec<_> = (0..40).map(|_| connect()).collect();
+    while !stop.load(Relaxed) {
+        for client in &mut slow {
+            let byte = &says[client.0 % says.len()..][..1];
+            match client.1.write_all(byte) {
+                Ok(()) => client.0 += 1,
+                Err(_) => *client = connect(),
+            }
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_server_works_among_clients_that_mean_it_harm() {
+    if env::var_os(CHILD).is_some() {
+        return serve();
+    }
+    allow_files(6_000);
+    let mut program = this_program();
+    let test = "server::siege::a_server_works_among_clients_that_mean_it_harm";
+    program.args(["--exact", test, "--nocapture"]).env(CHILD, "1").stdout(Stdio::piped());
+    let mut process = program.spawn().unwrap();
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let to = lines.find_map(|line| line.strip_prefix("at ").map(str::to_owned)).unwrap();
+    let to: SocketAddr = to.parse().unwrap();
+    let mut stays = client(to);
+    drop(client(to));
+    let before = ask(&mut stays);
+    let (words, stop) = (words(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| drip(to, &words[6].1, &stop));
+        let mut kept = Vec::new();
+        for (what, says) in &words {
+            for from in [Ipv4Addr::LOCALHOST, ELSEWHERE] {
+                kept.push(crowd(from, to, CROWD, says));
+                let begin = Instant::now();
+                ask(&mut client(to));
+                let honest = begin.elapsed();
+                let figures = (0..20).map(|_| ask(&mut stays));
+                let figures = figures.max_by_key(|figures| figures.longest).unwrap();
+                let (longest, more) = (figures.longest, figures.files.saturating_sub(before.files));
+                let memory = figures.memory.saturating_sub(before.memory);
+                println!(
+                    "{what} from {from}: longest turn {longest} us, {more} files and {memory} bytes \
+                     more; another client served in {honest:?}"
+                );
+                assert!(u128::from(longest) < HANGS.as_micros(), "{figures:?}");
+                assert!(more <= FILES && memory <= MEMORY, "{figures:?} after {before:?}");
+            }
+            kept.truncate(2);
+        }
+        stop.store(true, Relaxed);
+    });
+    while ask(&mut stays).files > before.files {
+        thread::yield_now();
+    }
+    stays.send_inline(b"end").unwrap();
+    assert!(process.wait().unwrap().success());
+}
