@@ -182,7 +182,7 @@ fn a_device_without_them_says_so() {
         assert_eq!(
             hint,
             format!(
-                "it refuses the type {qp_type}, and accepts the same as RC: not every device has {qp_type}"
+                "it refuses the type {qp_type}, and accepts the same as RC: not every device has both"
             )
         );
     }

@@ -252,6 +252,13 @@ fn more_inline_bytes_than_the_device_has() {
 }
 
 #[test]
+fn a_type_of_queue_pair_that_the_device_does_not_have() {
+    rdma::soft::Builder::new("errors-reliable").without_uc().install().unwrap();
+    let pd = domain("errors-reliable");
+    says(pd.create_channel().qp_type(QueuePairType::UC).build().unwrap_err());
+}
+
+#[test]
 fn too_many_inline_bytes() {
     let [mut here, _there] = pair(&domain("soft0"));
     says(here.send_inline(&[0; 4096]).unwrap_err());

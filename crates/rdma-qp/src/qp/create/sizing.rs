@@ -31,7 +31,7 @@ impl fmt::Display for Culprit {
             }
             Self::Type(qp_type) => write!(
                 f,
-                "it refuses the type {qp_type}, and accepts the same as RC: not every device has {qp_type}"
+                "it refuses the type {qp_type}, and accepts the same as RC: not every device has both"
             ),
         }
     }
