@@ -5,9 +5,9 @@ use std::ops::Deref;
 use std::process;
 
 use rdma_sys::{
-    Errno, ibv_atomic_cap, ibv_device_attr, ibv_device_cap_flags,
-    ibv_qp_create_send_ops_flags as Op, ibv_qp_type,
+    ibv_device_attr, ibv_device_cap_flags, ibv_qp_create_send_ops_flags as Op, ibv_qp_type,
 };
+use test_support::features;
 use test_support::rig::connect::pair;
 use test_support::rig::extended::limit_operations;
 use test_support::rig::{Context, Size, limit_inline, usual_inline};
@@ -108,7 +108,7 @@ impl Device {
     }
 
     pub(crate) fn has_atomics(&self) -> bool {
-        self.attributes().atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE
+        features::has_atomics(&self.open())
     }
 
     /// Ends the case, since the device lacks what it is about.
@@ -159,12 +159,7 @@ impl Device {
         if qp_type == ibv_qp_type::IBV_QPT_RC || !matches!(self.kind, Kind::Profile | Kind::Other) {
             return true;
         }
-        let context = self.open();
-        let (cq, pd) = (context.cq(4), context.pd());
-        let size =
-            Size { qp_type, send_wr: 1, receive_wr: 1, sge: 1, inline: 0, signal_all: false };
-        let refused = pd.try_qp(&cq, &cq, &size).err();
-        ![Errno::EOPNOTSUPP, Errno::ENOSYS].map(Some).contains(&refused)
+        features::has_type(&self.open(), qp_type)
     }
 
     /// Goes on only if the device has that many bytes of inline data.

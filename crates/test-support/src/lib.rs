@@ -7,6 +7,7 @@
 //! - [`crowd`]: clients of TCP that hold on.
 //! - [`events`]: events of `tracing`, as a test hears them.
 //! - [`fault`]: faults that a test plants on purpose, as plain data.
+//! - [`features`]: whether a device has what a test needs.
 //! - [`flag`]: a flag for threads that go on until others have ended.
 //! - [`fuzz`]: what the inputs of fuzz targets are made of.
 //! - [`program`]: starting programs of the target, in an emulator where there is one.
@@ -24,6 +25,7 @@ pub mod callgrind;
 pub mod crowd;
 pub mod events;
 pub mod fault;
+pub mod features;
 pub mod flag;
 pub mod fuzz;
 pub mod program;

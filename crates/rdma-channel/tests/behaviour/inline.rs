@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-use crate::common::{DEFERRED, DEVICES, HANG, Pair, WIRE, everything, open};
+use crate::common::{DEFERRED, DEVICES, HANG, Pair, WIRE, everything, lacks, open};
 use rdma_channel::{
     MultiChannel, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
     TransportError, prelude::*,
@@ -12,6 +12,7 @@ use rdma_mem::{InlineElement, ProtectionDomain, SharedRegion};
 use rdma_qp::{
     PostErrorKind, QueuePairType, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
 };
+use test_support::features::Feature;
 
 /// Each transport, posted to by lists and by calls.
 const FORMS: [(QueuePairType, bool); 4] = [
@@ -20,6 +21,10 @@ const FORMS: [(QueuePairType, bool); 4] = [
     (QueuePairType::UC, false),
     (QueuePairType::UC, true),
 ];
+
+fn lacks_transport(device: &str, (qp_type, _): (QueuePairType, bool)) -> bool {
+    qp_type == QueuePairType::UC && lacks(device, Feature::Uc)
+}
 
 fn pair(device: &str, (qp_type, extended): (QueuePairType, bool)) -> Pair {
     Pair::with(device, |builder| builder.max_inline_data(32).qp_type(qp_type).extended(extended))
@@ -35,6 +40,9 @@ fn read(board: &SharedRegion, at: usize) -> [u8; 8] {
 fn a_blocking_call_sends_and_writes_bytes_that_nobody_registered() {
     for form in FORMS {
         for device in ["soft0", DEFERRED, WIRE] {
+            if lacks_transport(device, form) {
+                continue;
+            }
             let mut pair = pair(device, form);
             let remote = pair.board.remote();
             let mut room = pair.there.pd().allocate_region(16).unwrap();
@@ -63,6 +71,9 @@ static INSTEAD: LazyLock<[InlineElement<'static>; 1]> =
 fn in_a_scope_the_bytes_are_free_when_they_are_posted() {
     let devices = DEVICES.into_iter().chain([WIRE]);
     for (device, form) in devices.flat_map(|name| FORMS.map(|form| (name, form))) {
+        if lacks_transport(device, form) {
+            continue;
+        }
         let mut pair = pair(device, form);
         let (remote, device_of, here) = (pair.board.remote(), pair.device, pair.here.qpn());
         let place = |at| remote.sub_region(at).unwrap();
@@ -111,10 +122,10 @@ fn in_a_scope_the_bytes_are_free_when_they_are_posted() {
 fn looped(device: &str, extended: bool) -> (MultiChannel, [SharedRegion; 2], ProtectionDomain) {
     let pd = open(device).allocate_pd().unwrap();
     let builder =
-        pd.create_multi_channel().num_channels(2).max_inline_data(32).access(everything());
+        pd.create_multi_channel().num_channels(2).max_inline_data(32).access(everything(&pd));
     let prepared = builder.extended(extended).build().unwrap();
     let endpoints = prepared.endpoints();
-    let boards = [(); 2].map(|()| pd.allocate_shared_region(64, everything()).unwrap());
+    let boards = [(); 2].map(|()| pd.allocate_shared_region(64, everything(&pd)).unwrap());
     (prepared.handshake(endpoints).unwrap(), boards, pd)
 }
 

@@ -145,15 +145,15 @@ fn channels_to_several_peers_have_places_also_for_those_that_come_later() {
     devices();
     let pd = open(BARE[0].0).allocate_pd().unwrap();
     let prepared =
-        pd.create_multi_channel().num_channels(0).max_channels(2).access(everything()).build();
+        pd.create_multi_channel().num_channels(0).max_channels(2).access(everything(&pd)).build();
     let mut center = prepared.unwrap().handshake([]).unwrap();
     for _ in 0..2 {
-        let other = pd.create_channel().access(everything()).build().unwrap();
+        let other = pd.create_channel().access(everything(&pd)).build().unwrap();
         let prepared = center.prepare().unwrap();
         let endpoint = prepared.endpoint();
         let peer = center.add(prepared, other.endpoint()).unwrap();
         let mut other = other.handshake(endpoint).unwrap();
-        let board = pd.allocate_shared_region(16, everything()).unwrap();
+        let board = pd.allocate_shared_region(16, everything(&pd)).unwrap();
         let remote = PeerRemoteMemoryRegion::new(peer, board.remote());
         center.write_inline(b"written", remote).unwrap();
         let mut room = pd.allocate_region(8).unwrap();

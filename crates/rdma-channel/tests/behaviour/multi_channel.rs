@@ -63,10 +63,10 @@ impl Star {
         let name = context.device().name();
         let far = open(name).allocate_pd().unwrap();
         let center = pd.create_multi_channel().num_channels(3).drain_timeout(DRAIN);
-        let center = knobs(center.access(everything())).build().unwrap();
+        let center = knobs(center.access(everything(&pd))).build().unwrap();
         // They may send before there is a receive for it.
         let forever = MaxRnrRetries::unlimited();
-        let tune = |builder: ChannelBuilder<'_>| builder.access(everything()).build().unwrap();
+        let tune = |builder: ChannelBuilder<'_>| builder.access(everything(&far)).build().unwrap();
         let peer = || tune(far.create_channel().max_rnr_retries(forever));
         let peers: Vec<_> = (0..3).map(|_| peer()).collect();
         let ends = center.endpoints();
@@ -74,7 +74,7 @@ impl Star {
         let center = center.handshake(peers.iter().map(|peer| peer.endpoint())).unwrap();
         let peers = peers.into_iter().zip(ends).map(|(peer, end)| peer.handshake(end).unwrap());
         let boards =
-            (0..3).map(|_| far.allocate_shared_region(64, everything()).unwrap()).collect();
+            (0..3).map(|_| far.allocate_shared_region(64, everything(&far)).unwrap()).collect();
         let device = SoftDevice::find(name).unwrap();
         Self { center, peers: peers.collect(), boards, qpns, pd, far, device }
     }

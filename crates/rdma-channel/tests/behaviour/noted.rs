@@ -102,7 +102,7 @@ fn memory_that_several_regions_have_takes_no_guarded_copy() {
     for device in devices("common") {
         let mut pair = pair(&device);
         let memory = CommonMemory::new(RegionMemory::allocate(4096).unwrap());
-        let part = memory.open(pair.there.pd(), 96..4096, everything()).unwrap();
+        let part = memory.open(pair.there.pd(), 96..4096, everything(pair.there.pd())).unwrap();
         let from = pair.memory(4000, 3);
         pair.here.write_from(&from, part.remote()).unwrap();
         part.close().unwrap();

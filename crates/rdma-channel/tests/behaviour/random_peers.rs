@@ -33,13 +33,13 @@ fn star(device: &str, pd: &ProtectionDomain, random: &mut Random) -> (MultiChann
     let depth = |random: &mut Random| 1 + u32::try_from(random.below(6)).unwrap();
     let (count, depths) = (1 + random.below(3), (depth(random), depth(random)));
     let center = pd.create_multi_channel().num_channels(usize::try_from(count).unwrap());
-    let center = center.max_send_wr(depths.0).max_recv_wr(depths.1).access(everything());
+    let center = center.max_send_wr(depths.0).max_recv_wr(depths.1).access(everything(pd));
     let center = center.send_timeout(BRIEF).write_timeout(BRIEF).read_timeout(BRIEF);
     let center = center.sq_sig_all(random.one_in(4)).extended(random.one_in(4));
     let center = center.drain_timeout(DRAIN).build().unwrap();
     let prepare = |_| {
         let peer = pd.create_channel().max_rnr_retries(MaxRnrRetries::unlimited());
-        peer.access(everything()).build().unwrap()
+        peer.access(everything(pd)).build().unwrap()
     };
     let peers: Vec<_> = (0..count).map(prepare).collect();
     let ends = center.endpoints();
@@ -47,7 +47,7 @@ fn star(device: &str, pd: &ProtectionDomain, random: &mut Random) -> (MultiChann
     qpns.extend(peers.iter().map(|peer| peer.endpoint().qpn()));
     let center = center.handshake(peers.iter().map(|peer| peer.endpoint())).unwrap();
     let peers = peers.into_iter().zip(ends).map(|(peer, end)| peer.handshake(end).unwrap());
-    let [memory, board] = [(); 2].map(|()| pd.allocate_shared_region(64, everything()).unwrap());
+    let [memory, board] = [(); 2].map(|()| pd.allocate_shared_region(64, everything(pd)).unwrap());
     let device = SoftDevice::find(device).unwrap();
     (center, Star { peers: peers.collect(), qpns, memory, board, device, depths })
 }

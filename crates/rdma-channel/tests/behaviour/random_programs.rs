@@ -136,7 +136,7 @@ fn program(device: &str, random: &mut Random) -> u32 {
         let brief = Duration::from_millis(1);
         builder.send_timeout(brief).write_timeout(brief).read_timeout(brief)
     });
-    let memory = pair.pd.allocate_shared_region(64, crate::common::everything()).unwrap();
+    let memory = pair.pd.allocate_shared_region(64, crate::common::everything(&pair.pd)).unwrap();
     let remote = pair.board.remote();
     let (soft, qpns) = (pair.device, [&pair.here, &pair.there].map(|end| end.qpn().unwrap()));
     let release = |count| {

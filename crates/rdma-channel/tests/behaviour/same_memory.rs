@@ -61,10 +61,10 @@ fn what_a_scope_leaves_outstanding_into_the_same_memory_is_over_when_it_ends() {
     for device in DEVICES {
         must_end(move || {
             let pd = open(device).allocate_pd().unwrap();
-            let channel = pd.create_channel().access(everything()).build().unwrap();
+            let channel = pd.create_channel().access(everything(&pd)).build().unwrap();
             let end = channel.endpoint();
             let mut channel = channel.handshake(end).unwrap();
-            let board = pd.allocate_shared_region(LENGTH, everything()).unwrap();
+            let board = pd.allocate_shared_region(LENGTH, everything(&pd)).unwrap();
             let mut region = pd.allocate_region(LENGTH).unwrap();
             for byte in 1..9 {
                 board.write(0, &[byte; LENGTH]).unwrap();
@@ -93,7 +93,7 @@ fn shared_memory_is_sent_from_and_received_into_while_it_is_written() {
             let channel = pd.create_channel().build().unwrap();
             let end = channel.endpoint();
             let mut channel = channel.handshake(end).unwrap();
-            let board = pd.allocate_shared_region(2 * LENGTH, everything()).unwrap();
+            let board = pd.allocate_shared_region(2 * LENGTH, everything(&pd)).unwrap();
             board.write(0, &[1; 2 * LENGTH]).unwrap();
             let source = board.element(0..LENGTH).unwrap();
             let target = board.element(LENGTH..2 * LENGTH).unwrap();

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    DEFERRED, DEVICES, DRAIN, HANG, HELD, Pair, WIRE, everything, must_end, open, short,
+    DEFERRED, DEVICES, DRAIN, HANG, HELD, Pair, WIRE, everything, lacks, must_end, open, short,
 };
 use rdma_channel::{
     Channel, MultiChannel, Operation, PeerRemoteMemoryRegion, PendingWord, Scope, TransportError,
@@ -16,6 +16,7 @@ use rdma_channel::{
 };
 use rdma_mem::{BufferPool, RemoteMemoryRegion};
 use rdma_qp::{PostErrorKind, SendWorkRequest, WriteWorkRequest};
+use test_support::features::Feature;
 
 /// Devices on which a blocking call ends by itself.
 const LIVELY: [&str; 3] = ["soft0", DEFERRED, WIRE];
@@ -117,6 +118,9 @@ fn writes_and_reads_go_as_far_as_their_own_memory() {
 #[test]
 fn an_atomic_operation_returns_what_the_word_was() {
     for device in LIVELY {
+        if lacks(device, Feature::Atomics) {
+            continue;
+        }
         let Pair { mut here, there: _there, board, .. } = patient(device);
         let word = board.remote().slice(8..16).unwrap();
         assert_eq!(here.fetch_add(word, 5).unwrap(), 0, "{device}");
@@ -133,6 +137,9 @@ fn an_atomic_operation_returns_what_the_word_was() {
 #[test]
 fn atomic_operations_of_a_scope_each_have_a_word() {
     for device in LIVELY {
+        if lacks(device, Feature::Atomics) {
+            continue;
+        }
         let Pair { mut here, there: _there, board, .. } = patient(device);
         let word = board.remote().slice(0..8).unwrap();
         here.scope(|s| {
@@ -170,6 +177,9 @@ fn atomic_operations_of_a_scope_each_have_a_word() {
 #[test]
 fn a_word_that_is_held_is_not_written_again() {
     for device in LIVELY {
+        if lacks(device, Feature::Atomics) {
+            continue;
+        }
         let Pair { mut here, there: _there, board, .. } = patient(device);
         let word = board.remote().slice(0..8).unwrap();
         here.scope(|s| {
@@ -212,11 +222,15 @@ fn an_atomic_operation_that_is_never_answered_ends_and_its_word_is_not_needed() 
 
 #[test]
 fn channels_to_several_peers_draw_numbers_too() {
+    if lacks("soft0", Feature::Atomics) {
+        return;
+    }
     let pd = open("soft0").allocate_pd().unwrap();
-    let prepared = pd.create_multi_channel().num_channels(2).access(everything()).build().unwrap();
+    let prepared =
+        pd.create_multi_channel().num_channels(2).access(everything(&pd)).build().unwrap();
     let ends = prepared.endpoints();
     let mut channels: MultiChannel = prepared.handshake([ends[1], ends[0]]).unwrap();
-    let board = pd.allocate_shared_region(16, everything()).unwrap();
+    let board = pd.allocate_shared_region(16, everything(&pd)).unwrap();
     for peer in 0..2 {
         let word = board.remote().slice(8 * peer..8 * peer + 8).unwrap();
         let remote = PeerRemoteMemoryRegion::new(peer, word);
@@ -278,6 +292,9 @@ fn blocking_calls_end_in_boxed_errors() {
         Ok(channel.fetch_add(remote.slice(0..8).ok_or("too short")?, 1)?)
     }
     for device in DEVICES.into_iter().filter(|device| *device != HELD) {
+        if lacks(device, Feature::Atomics) {
+            continue;
+        }
         let Pair { mut here, there: _there, board, .. } = Pair::new(device);
         assert_eq!(talk(&mut here, board.remote()).unwrap(), 0);
         assert!(talk(&mut here, board.remote().slice(0..8).unwrap()).is_err());
@@ -297,6 +314,9 @@ impl From<Posts<'_, '_, '_>> for RemoteMemoryRegion {
 /// Whatever a program does between two posts, each operation has the word of its own slot.
 #[test]
 fn an_atomic_operation_that_is_posted_within_the_post_of_another_has_another_word() {
+    if lacks("soft0", Feature::Atomics) {
+        return;
+    }
     let Pair { mut here, there: _there, board, .. } = patient("soft0");
     let word = board.remote().slice(0..8).unwrap();
     here.scope(|s| {

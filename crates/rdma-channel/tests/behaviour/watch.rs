@@ -81,14 +81,14 @@ impl Watched {
     fn new(device: &str, wait: Wait, [own, end]: [End; 2]) -> Self {
         let (pd, far) = (open(device).allocate_pd().unwrap(), open(device).allocate_pd().unwrap());
         let never = Duration::MAX;
-        let builder = pd.create_channel().wait(wait).access(everything());
+        let builder = pd.create_channel().wait(wait).access(everything(&pd));
         let builder = builder.read_timeout(never).send_timeout(LIMIT).drain_timeout(never);
         let here = builder.max_send_wr(2).watch_stream(own, LIMIT).build().unwrap();
-        let there = far.create_channel().access(everything()).build().unwrap();
+        let there = far.create_channel().access(everything(&far)).build().unwrap();
         let (here_end, there_end) = (here.endpoint(), there.endpoint());
         let (here, there) =
             (here.handshake(there_end).unwrap(), there.handshake(here_end).unwrap());
-        let board = far.allocate_shared_region(64, everything()).unwrap();
+        let board = far.allocate_shared_region(64, everything(&far)).unwrap();
         Self { here, there, end, pd, board }
     }
 

@@ -7,7 +7,6 @@ pub(crate) mod provider;
 pub(crate) mod random;
 pub(crate) mod stuck;
 
-use std::sync::OnceLock;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
@@ -19,6 +18,7 @@ use rdma_mem::{
 };
 use rdma_qp::{MaxRnrRetries, ReceiveWorkRequest, SendWorkRequest};
 use rdma_soft::{Builder, Schedule, SoftDevice};
+use test_support::features::{self, Feature};
 
 /// A longer wait is a hang.
 pub(crate) const HANG: Duration = Duration::from_secs(20);
@@ -58,15 +58,19 @@ pub(crate) fn install() {
     let _ = Builder::new(WIRE_NO_SRQ).force_wire().max_shared_receive_queues(0).install();
 }
 
-/// All that peers may do on `soft0`: with `RDMA_SOFT_LIKE` it may have no atomics.
-pub(crate) fn everything() -> AccessFlags {
-    static ATOMICS: OnceLock<AtomicCapability> = OnceLock::new();
+/// All that peers may do, by what the device of the domain has.
+pub(crate) fn everything(pd: &ProtectionDomain) -> AccessFlags {
     let rights = AccessFlags::new().with_local_write().with_remote_write().with_remote_read();
-    let atomics = || open("soft0").query_device().unwrap().atomic_capability;
-    match *ATOMICS.get_or_init(atomics) {
+    match pd.context().query_device().unwrap().atomic_capability {
         AtomicCapability::NONE => rights,
         _ => rights.with_remote_atomic(),
     }
+}
+
+/// Returns true if the device lacks the feature, and prints that a test or a part of it is skipped.
+pub(crate) fn lacks(device: &str, feature: Feature) -> bool {
+    install();
+    features::lacks(device, feature)
 }
 
 /// Two channels that are connected to each other, and memory of the second that the first may use.
@@ -107,13 +111,13 @@ impl Pair {
         let prepare = |pd: &ProtectionDomain| {
             // A send that nobody receives waits.
             let patient = pd.create_channel().max_rnr_retries(MaxRnrRetries::unlimited());
-            knobs(patient.access(everything())).build().unwrap()
+            knobs(patient.access(everything(pd))).build().unwrap()
         };
         let (here, there) = (prepare(&pd), prepare(&far));
         let (here_end, there_end) = (here.endpoint(), there.endpoint());
         let (here, there) =
             (here.handshake(there_end).unwrap(), there.handshake(here_end).unwrap());
-        let board = far.allocate_shared_region(4096, everything()).unwrap();
+        let board = far.allocate_shared_region(4096, everything(&far)).unwrap();
         let device = SoftDevice::find(name).unwrap();
         Self { here, there, board, pd, device }
     }

@@ -109,7 +109,7 @@ fn leave_unpolled(device: &str) {
     let context = faulty(device);
     let Pair { here, there: _there, board: _board, pd, device } = Pair::on(&context, short);
     let qpn = here.qpn().unwrap();
-    let data = pd.allocate_shared_region(8, everything()).unwrap();
+    let data = pd.allocate_shared_region(8, everything(&pd)).unwrap();
     let element = GatherElement::from(data.element(0..8).unwrap());
     // SAFETY: SAFETY.md F8: the region is shared, and lives longer than the test looks.
     drop(unsafe { here.send_unpolled(SendWorkRequest::new(&[element])) }.unwrap());

@@ -379,7 +379,7 @@ fn a_batch_that_fails_leaves_other_connections_as_they_are() {
                     .unwrap(),
             );
             let nowhere = RemoteMemoryRegion::new(0, 8, 1);
-            let element = [star.pd.allocate_shared_region(8, everything()).unwrap()];
+            let element = [star.pd.allocate_shared_region(8, everything(&star.pd)).unwrap()];
             let elements = [GatherElement::from(element[0].element(0..8).unwrap())];
             let write = WriteWorkRequest::new(&elements, nowhere);
             let writes = [PeerWriteWorkRequest::from_wr(0, write).into()];

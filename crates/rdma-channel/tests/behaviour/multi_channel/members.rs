@@ -29,7 +29,7 @@ impl Star {
     fn join(&mut self) -> usize {
         let forever = MaxRnrRetries::unlimited();
         let builder: ChannelBuilder<'_> = self.far.create_channel().max_rnr_retries(forever);
-        let there = builder.access(everything()).build().unwrap();
+        let there = builder.access(everything(&self.far)).build().unwrap();
         let here = self.center.prepare().unwrap();
         let told = here.endpoint();
         let peer = self.center.add(here, there.endpoint()).unwrap();

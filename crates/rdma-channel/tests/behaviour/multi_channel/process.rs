@@ -72,7 +72,7 @@ fn channels_dropped_with_unpolled_work_of_which_one_cannot_be_destroyed_live_on(
     let test = "multi_channel::process::channels_dropped_with_unpolled_work_of_which_one_cannot_be_destroyed_live_on";
     must_live(test, |device| {
         let star = star(device);
-        let data = star.pd.allocate_shared_region(8, everything()).unwrap();
+        let data = star.pd.allocate_shared_region(8, everything(&star.pd)).unwrap();
         let element = [GatherElement::from(data.element(0..8).unwrap())];
         for peer in 0..3 {
             let request = PeerSendWorkRequest::new(peer, &element);

@@ -8,7 +8,9 @@ use rdma_channel::{Channel, ConnectError, RemoteMemoryRegion, prelude::*};
 use rdma_mem::{AccessFlags, GatherList, ScatterList};
 use rdma_qp::{QueuePairType, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
 use rdma_soft::Builder;
+use test_support::features::Feature;
 
+use crate::common::lacks;
 use crate::rendezvous::{
     DEVICES, LATER, LOCALHOST, SOON, assert_connected, assert_serves, client, domain, listener,
     patient,
@@ -171,12 +173,13 @@ fn accept_answers_with_the_bytes_of_the_builder() {
 fn options_of_channel_and_rendezvous_mix_in_any_order() {
     let pd = domain("soft0");
     let builder = pd.create_channel().max_send_wr(3).user_bytes(b"a").max_recv_wr(5);
-    let builder = builder.rendezvous_timeout(Duration::MAX).qp_type(QueuePairType::UC);
+    let qp_type = if lacks("soft0", Feature::Uc) { QueuePairType::RC } else { QueuePairType::UC };
+    let builder = builder.rendezvous_timeout(Duration::MAX).qp_type(qp_type);
     let mut listener = builder.clone().listen(LOCALHOST).unwrap();
     let address = listener.local_addr();
-    let unreliable = builder.clone();
+    let same = builder.clone();
     thread::scope(|threads| {
-        let client = threads.spawn(|| unreliable.connect(address));
+        let client = threads.spawn(|| same.connect(address));
         let server = listener.accept().unwrap();
         let (client, told) = client.join().unwrap().unwrap();
         assert_eq!(*told, *b"a");

@@ -12,11 +12,12 @@ use std::time::Duration;
 use rdma_channel::{CloseReason, LeftReason, ServerError, ServerEvent, TransportError, prelude::*};
 use rdma_mem::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use test_support::features::Feature;
 use test_support::program::{in_own_process, this_program};
 
-use crate::common::NO_SRQ;
 use crate::common::child::{must_live, wait_for};
 use crate::common::provider::{HONEST_POSTS, KEEP, POST, Post, edit, faulty, honest};
+use crate::common::{NO_SRQ, lacks};
 use crate::server::own_receives::{receives, refused};
 use crate::server::provider::pair;
 use crate::server::{
@@ -38,6 +39,9 @@ fn a_client_that_is_killed_leaves_at_once() {
         }
     }
     for (device, shares) in [("soft0", true), ("soft0", false), ("softib0", true)] {
+        if shares && lacks(device, Feature::SharedReceiveQueues) {
+            continue;
+        }
         let mut server = server_with(device, |builder| builder.shared_receive_queue(shares));
         let mut child = this_program();
         let test = "server::process::a_client_that_is_killed_leaves_at_once";

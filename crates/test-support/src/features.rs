@@ -1,0 +1,81 @@
+//! Features that a device may lack. A test that needs one is skipped on such a device.
+
+use std::io::Write as _;
+use std::{io, thread};
+
+use rdma_sys::{Errno, ibv_atomic_cap, ibv_qp_type};
+
+use crate::rig::{Context, Size};
+
+/// A feature that some NICs do not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Feature {
+    /// Atomic operations.
+    Atomics,
+    /// Memory windows.
+    Windows,
+    /// Shared receive queues.
+    SharedReceiveQueues,
+    /// Queue pairs of unreliable connections.
+    Uc,
+}
+
+impl Feature {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Atomics => "atomics",
+            Self::Windows => "memory windows",
+            Self::SharedReceiveQueues => "shared receive queues",
+            Self::Uc => "queue pairs of unreliable connections",
+        }
+    }
+}
+
+/// Returns true if the device has the feature.
+///
+/// # Panics
+/// If no device has that name. The caller installs the software devices before.
+#[must_use]
+pub fn has(device: &str, feature: Feature) -> bool {
+    let context = Context::open(device);
+    match feature {
+        Feature::Atomics => has_atomics(&context),
+        Feature::Windows => context.query_device().max_mw > 0,
+        Feature::SharedReceiveQueues => context.query_device().max_srq > 0,
+        Feature::Uc => has_type(&context, ibv_qp_type::IBV_QPT_UC),
+    }
+}
+
+/// Returns true if the device lacks the feature, and prints why the caller skips a test or a part of it.
+///
+/// The line goes to standard error even if the test harness captures output, so that each run shows its skips.
+///
+/// # Panics
+/// Same as [`has`].
+#[must_use]
+pub fn lacks(device: &str, feature: Feature) -> bool {
+    let lacks = !has(device, feature);
+    if lacks {
+        let what = feature.name();
+        // The harness names the thread of a test after the test.
+        let test = thread::current().name().map(|name| format!(" ({name})")).unwrap_or_default();
+        let _ = writeln!(io::stderr(), "skipped: {device} has no {what}{test}");
+    }
+    lacks
+}
+
+/// Returns true if the device has atomic operations.
+#[must_use]
+pub fn has_atomics(context: &Context) -> bool {
+    context.query_device().atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE
+}
+
+/// Returns true if the device has queue pairs of that type. No query reports it, so this creates one.
+#[must_use]
+pub fn has_type(context: &Context, qp_type: ibv_qp_type) -> bool {
+    let (cq, pd) = (context.cq(4), context.pd());
+    let size = Size { qp_type, send_wr: 1, receive_wr: 1, sge: 1, inline: 0, signal_all: false };
+    let refused = pd.try_qp(&cq, &cq, &size).err();
+    ![Errno::EOPNOTSUPP, Errno::ENOSYS].map(Some).contains(&refused)
+}
