@@ -104,7 +104,10 @@ async fn show(driver: &Driver, pd: &ProtectionDomain, device: &str) -> Result<St
     }
     let client = Client::connect(driver, pd, &address).await?;
     let none = if client.get("plum").await?.is_none() { "no plum" } else { "a plum" };
-    let count = client.operations().await?;
+    let count = match client.operations().await? {
+        Some(count) => format!("{count} operations"),
+        None => "operations not counted: the device has no atomics".to_owned(),
+    };
     serves.abort();
-    Ok(format!("{device}: {} keys, {none}, {count} operations", CLIENTS * KEYS))
+    Ok(format!("{device}: {} keys, {none}, {count}", CLIENTS * KEYS))
 }

@@ -85,7 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         Some(Command::Serve { listen, clients }) => {
             let mut store = Store::new(&pd, listen, u32::from(*clients))?;
             print(&format!("listening on {}", store.address()))?;
-            store.run().map(|count| format!("{count} operations"))
+            store.run().map(counted)
         }
         Some(Command::Get { key, server }) => with(server, &|client| {
             let value = client.get(key)?.ok_or_else(|| format!("there is no key `{key}`"))?;
@@ -100,6 +100,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
             print(&format!("connected to {}", server.connect))?;
             bench(client, *reads).map(|line| format!("{}: {line}", arguments.device))
         }),
+    }
+}
+
+/// The line about the operations that clients have counted.
+fn counted(count: Option<u64>) -> String {
+    match count {
+        Some(count) => format!("the server counted {count} operations"),
+        None => "the server counted no operations: its device has no atomics".to_owned(),
     }
 }
 
@@ -135,7 +143,7 @@ fn show(pd: &ProtectionDomain, device: &str) -> Result<String, Failure> {
         let lines = visit(pd, &address);
         waker.wake();
         let count = serves.join().map_err(|_| "the server panicked")??;
-        Ok(format!("{device}: {}\nthe server counted {count} operations", lines?))
+        Ok(format!("{device}: {}\n{}", lines?, counted(count)))
     })
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The table is memory that peers may read and count in. A client learns where it is when it connects. So a
 //! GET costs the server's processor nothing, and there is one writer, the server, which needs no lock that a
-//! client could hold.
+//! client could hold. If the device of either end has no atomics, the client does not count.
 //!
 //! The clients are trusted: a right is that of a region, so that the one to count is one to count in the slots, too.
 //! For others the counter needs a region of its own.
@@ -15,7 +15,10 @@ pub mod tasks;
 use std::time::Duration;
 
 use rdma::channel::ChannelBuilder;
+use rdma::device::AtomicCapability;
 use rdma::prelude::*;
+
+use crate::Failure;
 
 /// How many slots the table has.
 pub const SLOTS: usize = 256;
@@ -37,8 +40,33 @@ const STORED: &[u8] = b"stored";
 pub const LIMIT: Duration = Duration::from_secs(5);
 
 /// What clients may do with the table: read, and count.
-const ACCESS: AccessFlags =
-    AccessFlags::new().with_local_write().with_remote_read().with_remote_atomic();
+fn access(counts: bool) -> AccessFlags {
+    let reads = AccessFlags::new().with_local_write().with_remote_read();
+    if counts { reads.with_remote_atomic() } else { reads }
+}
+
+/// Returns true if the device has the atomics by which clients count.
+fn can_count(pd: &ProtectionDomain) -> Result<bool, Failure> {
+    Ok(pd.context().query_device()?.atomic_capability != AtomicCapability::NONE)
+}
+
+/// The bytes that a server sends each client: the place of its table, and whether clients can count there.
+fn greeting(table: &SharedRegion, counts: bool) -> Vec<u8> {
+    [&table.remote().to_bytes()[..], &[counts.into()]].concat()
+}
+
+/// Reads the bytes of [`greeting`] that a client received.
+fn read_greeting(bytes: &[u8], address: &str) -> Result<(RemoteMemoryRegion, bool), Failure> {
+    let (table, counts) = match bytes.split_first_chunk() {
+        Some((table, &[counts @ (0 | 1)])) => (RemoteMemoryRegion::from_bytes(*table), counts == 1),
+        _ => return Err(no_table(address)),
+    };
+    if table.length() == TABLE { Ok((table, counts)) } else { Err(no_table(address)) }
+}
+
+fn no_table(address: &str) -> Failure {
+    format!("the server at {address} has no such table: run the same `kv` at both ends").into()
+}
 
 /// A channel all of whose operations have the limit.
 fn channel(pd: &ProtectionDomain) -> ChannelBuilder<'_> {

@@ -6,7 +6,9 @@ use std::ops::Range;
 use rdma::prelude::*;
 
 use super::entry::{Entry, SLOT, check};
-use super::{ANSWER, LIMIT, REQUEST, RING, SLOTS, STORED, TABLE, channel, offset, places};
+use super::{
+    ANSWER, LIMIT, REQUEST, RING, SLOTS, STORED, can_count, channel, offset, places, read_greeting,
+};
 use crate::Failure;
 
 /// How often a slot is read that is written at that time each time.
@@ -17,6 +19,8 @@ pub(super) const TRIES: usize = 100;
 pub struct Client {
     channel: Channel,
     table: RemoteMemoryRegion,
+    /// Whether it counts its operations: both devices have atomics.
+    counts: bool,
     request: OwnedRegion,
     answer: OwnedRegion,
     slots: OwnedRegion,
@@ -29,13 +33,11 @@ impl Client {
     /// If nobody listens there, or it is no server of this store.
     pub fn connect(pd: &ProtectionDomain, address: &str) -> Result<Self, Failure> {
         let (channel, told) = channel(pd).watch(LIMIT).connect(address)?;
-        let table = told[..].try_into().map(RemoteMemoryRegion::from_bytes);
-        let table = table.ok().filter(|table| table.length() == TABLE).ok_or_else(|| {
-            format!("the server at {address} has no such table: run the same `kv` at both ends")
-        })?;
+        let (table, counts) = read_greeting(&told, address)?;
+        let counts = counts && can_count(pd)?;
         let (request, answer) = (pd.allocate_region(REQUEST)?, pd.allocate_region(ANSWER)?);
         let slots = pd.allocate_region(RING as usize * SLOT)?;
-        Ok(Self { channel, table, request, answer, slots })
+        Ok(Self { channel, table, counts, request, answer, slots })
     }
 
     /// The value of a key, by reading the server's memory.
@@ -113,21 +115,25 @@ impl Client {
         Ok(entries)
     }
 
-    /// How many operations clients have begun, this one's included.
+    /// The number of operations that clients have begun, this one's included. `None` if this client cannot count.
     ///
     /// # Errors
     /// If the operation fails.
-    pub fn operations(&mut self) -> Result<u64, Failure> {
-        Ok(self.channel.fetch_add(self.counter()?, 0)?)
+    pub fn operations(&mut self) -> Result<Option<u64>, Failure> {
+        self.add(0)
     }
 
     fn count(&mut self) -> Result<(), Failure> {
-        self.channel.fetch_add(self.counter()?, 1)?;
-        Ok(())
+        self.add(1).map(drop)
     }
 
-    fn counter(&self) -> Result<RemoteRef<u64>, Failure> {
-        Ok(self.table.typed(0).ok_or("the table is too short")?)
+    /// Adds to the counter, and returns its value before.
+    fn add(&mut self, more: u64) -> Result<Option<u64>, Failure> {
+        if !self.counts {
+            return Ok(None);
+        }
+        let counter = self.table.typed::<u64>(0).ok_or("the table is too short")?;
+        Ok(Some(self.channel.fetch_add(counter, more)?))
     }
 
     fn read(&mut self, slot: usize) -> Result<Entry, Failure> {

@@ -6,13 +6,15 @@ use rdma::channel::{ServerError, Waker};
 use rdma::prelude::*;
 
 use super::entry::{Entry, SLOT, check};
-use super::{ACCESS, LIMIT, REQUEST, SLOTS, STORED, TABLE, offset, places};
+use super::{LIMIT, REQUEST, SLOTS, STORED, TABLE, access, can_count, greeting, offset, places};
 use crate::{Failure, warn};
 
 /// A table, and the server of its clients.
 #[derive(Debug)]
 pub struct Store {
     table: SharedRegion,
+    /// Whether clients can count in the table: the device has atomics.
+    counts: bool,
     server: Server,
 }
 
@@ -22,17 +24,18 @@ impl Store {
     /// # Errors
     /// If the memory cannot be had, or nobody can listen there.
     pub fn new(pd: &ProtectionDomain, address: &str, clients: u32) -> Result<Self, Failure> {
-        let table = table(pd)?;
+        let counts = can_count(pd)?;
+        let table = table(pd, counts)?;
         let server = pd
             .create_server()
             .max_peers(clients)
             .max_send_wr(1) // a client asks again when it was answered
             .message_size(REQUEST)
-            .access(ACCESS)
+            .access(access(counts))
             .send_timeout(LIMIT)
-            .user_bytes(&table.remote().to_bytes()) // each client is told where the table is
+            .user_bytes(&greeting(&table, counts)) // each client is told where the table is
             .bind(address)?;
-        Ok(Self { table, server })
+        Ok(Self { table, counts, server })
     }
 
     /// Where clients connect to.
@@ -47,15 +50,18 @@ impl Store {
         self.server.waker()
     }
 
-    /// Serves clients until it is woken, and returns how many operations they have counted. It sleeps while there is
-    /// nothing to do.
+    /// Serves clients until it is woken, and returns how many operations they have counted: `None` if the device has no
+    /// atomics. It sleeps while there is nothing to do.
     ///
     /// # Errors
     /// If the server's own queues fail. What a client does wrong is no error: it is printed, and the server goes on.
-    pub fn run(&mut self) -> Result<u64, Failure> {
+    pub fn run(&mut self) -> Result<Option<u64>, Failure> {
         loop {
             match self.server.next(None) {
-                Ok(None) => return Ok(self.table.atomic_u64(0)?.load(Acquire)),
+                Ok(None) => {
+                    let count = self.table.atomic_u64(0)?.load(Acquire);
+                    return Ok(self.counts.then_some(count));
+                }
                 Ok(Some(ServerEvent::Message { peer, buffer, length, .. })) => {
                     let outcome = put(&buffer[..length], &self.table);
                     let said = outcome.map_or_else(str::as_bytes, |()| STORED);
@@ -80,8 +86,8 @@ impl Store {
 }
 
 /// A table without entries.
-pub(super) fn table(pd: &ProtectionDomain) -> Result<SharedRegion, Failure> {
-    let table = pd.allocate_shared_region(TABLE, ACCESS)?;
+pub(super) fn table(pd: &ProtectionDomain, counts: bool) -> Result<SharedRegion, Failure> {
+    let table = pd.allocate_shared_region(TABLE, access(counts))?;
     let free = Entry::default().to_bytes().ok_or("a free slot is a slot")?;
     for slot in 0..SLOTS {
         table.write(offset(slot), &free)?;

@@ -11,12 +11,14 @@ use tokio::time::timeout;
 use super::client::{TRIES, always_written};
 use super::entry::{Entry, SLOT, check};
 use super::server::{put, table};
-use super::{ACCESS, LIMIT, REQUEST, RING, STORED, TABLE, offset, places};
+use super::{
+    LIMIT, REQUEST, RING, STORED, access, can_count, greeting, offset, places, read_greeting,
+};
 use crate::{Failure, warn};
 
-fn options(pd: &ProtectionDomain) -> ConnectionOptions {
+fn options(pd: &ProtectionDomain, counts: bool) -> ConnectionOptions {
     // Nobody waits for the other end's receives longer than its limit.
-    let qp = pd.create_qp().access(ACCESS);
+    let qp = pd.create_qp().access(access(counts));
     ConnectionOptions::from(qp.max_send_wr(RING)).silence(LIMIT)
 }
 
@@ -39,9 +41,10 @@ impl Store {
         pd: &ProtectionDomain,
         address: &str,
     ) -> Result<Self, Failure> {
-        let table = table(pd)?;
+        let counts = can_count(pd)?;
+        let table = table(pd, counts)?;
         // Each client is told where the table is.
-        let options = options(pd).user_bytes(&table.remote().to_bytes());
+        let options = options(pd, counts).user_bytes(&greeting(&table, counts));
         let listener = driver.listen(address, options).await?;
         Ok(Self { listener, table: Arc::new(Mutex::new(table)), pool: BufferPool::new(pd) })
     }
@@ -101,6 +104,8 @@ async fn serve(
 pub struct Client {
     connection: Connection,
     table: RemoteMemoryRegion,
+    /// Whether it counts its operations: both devices have atomics.
+    counts: bool,
     pool: BufferPool,
     /// A request and its answer are of one task at a time.
     asks: Arc<tokio::sync::Mutex<()>>,
@@ -116,12 +121,11 @@ impl Client {
         pd: &ProtectionDomain,
         address: &str,
     ) -> Result<Self, Failure> {
-        let (connection, told) = driver.connect(address, options(pd)).await?;
-        let table = told[..].try_into().map(RemoteMemoryRegion::from_bytes);
-        let table = table.ok().filter(|table| table.length() == TABLE).ok_or_else(|| {
-            format!("the server at {address} has no such table: run the same `kv` at both ends")
-        })?;
-        Ok(Self { connection, table, pool: BufferPool::new(pd), asks: Arc::default() })
+        let can_count = can_count(pd)?;
+        let (connection, told) = driver.connect(address, options(pd, can_count)).await?;
+        let (table, counts) = read_greeting(&told, address)?;
+        let (pool, asks) = (BufferPool::new(pd), Arc::default());
+        Ok(Self { connection, table, counts: counts && can_count, pool, asks })
     }
 
     /// The value of a key, by reading the server's memory.
@@ -167,11 +171,11 @@ impl Client {
         }
     }
 
-    /// How many operations clients have begun, this one's included.
+    /// The number of operations that clients have begun, this one's included. `None` if this client cannot count.
     ///
     /// # Errors
     /// If the operation fails.
-    pub async fn operations(&self) -> Result<u64, Failure> {
+    pub async fn operations(&self) -> Result<Option<u64>, Failure> {
         self.add(0).await
     }
 
@@ -179,9 +183,13 @@ impl Client {
         self.add(1).await.map(drop)
     }
 
-    async fn add(&self, more: u64) -> Result<u64, Failure> {
+    /// Adds to the counter, and returns its value before.
+    async fn add(&self, more: u64) -> Result<Option<u64>, Failure> {
+        if !self.counts {
+            return Ok(None);
+        }
         let counter = self.table.slice(0..8).ok_or("the table is too short")?;
-        Ok(timeout(LIMIT, self.connection.fetch_add(counter, more).into_future()).await??)
+        Ok(Some(timeout(LIMIT, self.connection.fetch_add(counter, more).into_future()).await??))
     }
 
     async fn read(&self, slot: usize) -> Result<Entry, Failure> {
