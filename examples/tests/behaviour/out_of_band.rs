@@ -11,6 +11,7 @@ use rdma::device::GidType;
 use rdma::qp::{EndpointError, Psn, Qpn, QueuePairEndpoint};
 use rdma_examples::Failure;
 use rdma_examples::out_of_band::{OutOfBand, OutOfBandError, Peer};
+use test_support::crowd::ELSEWHERE;
 
 const ENDPOINT: usize = QueuePairEndpoint::BYTES;
 const SOON: Duration = Duration::from_millis(300);
@@ -73,7 +74,8 @@ fn each_side_gets_the_endpoint_of_the_other() {
 #[test]
 fn who_listens_answers_when_it_has_connected_and_also_when_it_could_not() {
     for fails in [false, true] {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        // On this address no other socket gets the port meanwhile, and no client connects to itself.
+        let free = TcpListener::bind((ELSEWHERE, 0)).unwrap().local_addr().unwrap().to_string();
         let address = free.clone();
         let (asks, asked) = mpsc::channel();
         let (answers, answered) = mpsc::channel::<bool>();
