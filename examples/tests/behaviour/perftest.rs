@@ -6,7 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use test_support::features::Feature;
 
+use crate::common::lacks;
 use crate::common::process::Process;
 use crate::examples::perftest;
 
@@ -31,6 +33,10 @@ fn both(program: &str, options: &[&str]) -> [String; 2] {
     [client, server].map(Process::succeed)
 }
 
+fn lacks_atomics_for(device: &str, program: &str) -> bool {
+    program.starts_with("atomic-") && lacks(device, Feature::Atomics)
+}
+
 fn is_latency(program: &str) -> bool {
     program.ends_with("-lat")
 }
@@ -39,6 +45,9 @@ fn is_latency(program: &str) -> bool {
 fn each_program_runs_between_two_processes() {
     for device in ["soft0", "softib0"] {
         for program in ALL {
+            if lacks_atomics_for(device, program) {
+                continue;
+            }
             let [client, server] = both(program, &["--device", device, "--iterations", "40"]);
             let size = match program {
                 "atomic-lat" | "atomic-bw" => 8,
@@ -64,6 +73,9 @@ fn messages_without_acknowledgement_and_datagrams() {
         ("ud", "send-lat"),
         ("ud", "send-bw"),
     ] {
+        if service == "uc" && lacks("soft0", Feature::Uc) {
+            continue;
+        }
         let options = ["--service", service, "--size", "700", "--iterations", "100"];
         let [client, _] = both(program, &options);
         assert!(
@@ -77,6 +89,9 @@ fn messages_without_acknowledgement_and_datagrams() {
 #[test]
 fn more_messages_than_there_is_room_for() {
     for program in ["send-bw", "write-lat", "write-bw", "read-bw", "atomic-bw"] {
+        if lacks_atomics_for("soft0", program) {
+            continue;
+        }
         let size: &[&str] = if program == "atomic-bw" { &[] } else { &["--size", "100"] };
         let options = [&["--iterations", "600", "--mtu", "256"], size].concat();
         let [client, _] = both(program, &options);

@@ -1,7 +1,9 @@
 //! The smaller programs run, and say what they should.
 
 use clap::Parser;
+use test_support::features::Feature;
 
+use crate::common::{has, lacks};
 use crate::examples::{
     atomics, channel, channel_blocking, devices, echo, failover, multi_channel,
     multi_channel_scatter_gather, pingpong, replication, shared_memory, srq, ud_pingpong, windows,
@@ -15,13 +17,17 @@ fn devices(arguments: &[&str]) -> String {
 #[test]
 fn devices_are_printed_for_people() {
     let text = devices(&["--device", "softib0"]);
+    let atomics = match has("softib0", Feature::Atomics) {
+        true => "atomic_capability          within the machine",
+        false => "atomic_capability          none",
+    };
     for line in [
         "state                      active",
         "link_layer                 InfiniBand",
         "physical_state             link up",
         "active_width               4X",
         "active_speed               25 Gb/s a lane (EDR)",
-        "atomic_capability          within the machine",
+        atomics,
         "node_type                  InfiniBand channel adapter",
         "odp                        none",
     ] {
@@ -95,6 +101,9 @@ fn every_thread_draws_numbers_of_its_own_and_the_lock_keeps_the_sum() {
     let schedule = rdma::soft::Schedule::Deferred { seed: 11 };
     rdma::soft::Builder::new(late).schedule(schedule).install().unwrap();
     for device in ["soft0", "softib0", late] {
+        if lacks(device, Feature::Atomics) {
+            continue;
+        }
         for (threads, numbers) in [("3", "40"), ("1", "1"), ("2", "0")] {
             let options =
                 ["atomics", "--device", device, "--threads", threads, "--numbers", numbers];
@@ -111,6 +120,9 @@ fn every_thread_draws_numbers_of_its_own_and_the_lock_keeps_the_sum() {
 #[test]
 fn records_are_found_on_the_board_that_was_lent() {
     for device in ["soft0", "softib0"] {
+        if lacks(device, Feature::Atomics) {
+            continue;
+        }
         for (records, line) in
             [("0", "0 of 0 records, sum 0"), ("300", "300 of 300 records, sum 44850")]
         {
@@ -125,6 +137,9 @@ fn records_are_found_on_the_board_that_was_lent() {
 #[test]
 fn a_window_is_lent_and_given_back_and_the_peer_is_out() {
     for device in ["soft0", "softib0"] {
+        if lacks(device, Feature::Windows) {
+            continue;
+        }
         let arguments = windows::Arguments::parse_from(["windows", "--device", device]);
         let text = windows::run(&arguments).unwrap();
         let begin = "lent and given back: written by the peer\na second write: remote access error";
@@ -150,6 +165,9 @@ fn datagrams_are_answered_by_a_server_that_knows_nobody() {
 #[test]
 fn clients_share_the_receives_of_a_server() {
     for device in ["soft0", "softib0"] {
+        if lacks(device, Feature::SharedReceiveQueues) {
+            continue;
+        }
         for messages in [0_u64, 1, 500] {
             let count = messages.to_string();
             let arguments = ["srq", "--device", device, "--messages", &count];

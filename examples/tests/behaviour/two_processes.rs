@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use rdma_examples::Failure;
+use test_support::features::Feature;
 
+use crate::common::lacks;
 use crate::common::process::{Process, processes};
 use crate::examples::{echo, pingpong, rc_pingpong};
 
@@ -81,6 +83,9 @@ fn a_message_goes_to_and_fro_between_sides_that_met_by_tcp() {
         }
     }
     for device in ["soft0", "softib0"] {
+        if lacks(device, Feature::Uc) {
+            continue;
+        }
         let options = ["--device", device, "--service", "uc", "--iterations", "20"];
         let _lines = sides(rc_pingpong, [&options, &options]).map(Result::unwrap);
     }
