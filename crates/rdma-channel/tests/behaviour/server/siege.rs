@@ -41,7 +41,8 @@ const BYTES: usize = size_of::<[u64; 3]>();
 impl Figures {
     fn own(longest: Duration) -> [u64; 3] {
         let files = fs::read_dir("/proc/self/fd").unwrap().count();
-        [longest.as_micros() as u64, files as u64, usage::resident().unwrap()]
+        let longest = u64::try_from(longest.as_micros()).unwrap();
+        [longest, files as u64, usage::resident().unwrap()]
     }
 
     fn of(bytes: &[u8]) -> Self {
@@ -103,7 +104,7 @@ fn ask(channel: &mut Channel) -> Figures {
     let mut room = ScatterList::from([figures.as_slice_mut()]);
     let send = SendWorkRequest::from_list(&list);
     channel.exchange(send, ReceiveWorkRequest::from_list(&mut room)).unwrap();
-    Figures::of(&figures.to_vec())
+    Figures::of(&figures)
 }
 
 /// What a client says that means harm, and then nothing.
