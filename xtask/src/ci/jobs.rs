@@ -4,8 +4,8 @@
 use super::needs::Need;
 use super::recipes::{
     AARCH64, AARCH64_FULL, AARCH64_NEEDS, ASAN, ASAN_FULL, COPY_FILE, FUZZ, FUZZ_ADDRESS,
-    FUZZ_NEEDS, HOSTILE_NEIGHBOUR, INSTRUCTIONS, LINKED, LOADED, LOOM, LSAN, MIRI, PROFILES, RXE,
-    STALLS, STRESS, VALGRIND, VALGRIND_FULL, WITHOUT_RXE,
+    FUZZ_NEEDS, HOSTILE_NEIGHBOUR, INSTRUCTIONS, LINKED, LOADED, LOOM, LSAN, MIRI, NICS, PROFILES,
+    RXE, STALLS, STRESS, VALGRIND, VALGRIND_FULL, WITHOUT_RXE,
 };
 use super::step::{Step, run, tests};
 
@@ -75,7 +75,7 @@ pub(crate) const JOBS: &[Job] = &[
         name: "tidy",
         about: "what breaks the rules below: layers, lengths, unsafe files, links, facts that are said twice",
         tier: Tier::Both,
-        minutes: 0.5,
+        minutes: 0.3,
         needs: &[],
         steps: &[run("cargo xtask tidy")],
     },
@@ -83,7 +83,7 @@ pub(crate) const JOBS: &[Job] = &[
         name: "clippy",
         about: "what rustc and clippy warn of, in tests, examples and benches too",
         tier: Tier::Both,
-        minutes: 2.0,
+        minutes: 1.4,
         needs: &[Need::Works("cargo clippy --version", "rustup component add clippy")],
         steps: &[run("cargo clippy --workspace --all-targets -- -D warnings")],
     },
@@ -91,7 +91,7 @@ pub(crate) const JOBS: &[Job] = &[
         name: "doc",
         about: "what rustdoc warns of",
         tier: Tier::Both,
-        minutes: 0.8,
+        minutes: 0.6,
         needs: &[],
         steps: &[run("cargo doc --workspace --no-deps").with(&[("RUSTDOCFLAGS", "-D warnings")])],
     },
@@ -99,7 +99,7 @@ pub(crate) const JOBS: &[Job] = &[
         name: "bindgen-check",
         about: "bindings that are not what the pinned headers give",
         tier: Tier::Both,
-        minutes: 0.6,
+        minutes: 0.2,
         needs: &[
             RUSTFMT,
             Need::Libclang,
@@ -136,7 +136,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "profiles",
-        about: "what the suite shows on devices that look like hardware, and channels on one like an E810",
+        about: "what the suite shows on devices that look like hardware, except the two of `test`",
         tier: Tier::Full,
         minutes: 8.0,
         needs: &[],
@@ -162,7 +162,7 @@ pub(crate) const JOBS: &[Job] = &[
         name: "features",
         about: "a published crate that does not compile alone, or with one of its features alone (except `linked`)",
         tier: Tier::Both,
-        minutes: 1.0,
+        minutes: 0.7,
         needs: &[],
         steps: &[run("cargo xtask features")],
     },
@@ -223,9 +223,17 @@ pub(crate) const JOBS: &[Job] = &[
         name: "copy-file",
         about: "a file that the main job does not copy on both kinds of software device",
         tier: Tier::Both,
-        minutes: 1.2,
+        minutes: 0.4,
         needs: &[],
         steps: COPY_FILE,
+    },
+    Job {
+        name: "nics",
+        about: "channels and examples that fail on devices that look like two NICs",
+        tier: Tier::Both,
+        minutes: 2.4,
+        needs: &[],
+        steps: NICS,
     },
     Job {
         name: "asan",

@@ -62,12 +62,35 @@ pub(super) const AARCH64: &[Step] = &[
     .with(EMULATED),
 ];
 
-/// Of the tests of channels some that need no atomics.
-pub(super) const PROFILES: &[Step] = &[
-    tests("cargo test -p conformance --test conformance -- like-")
-        .with(&[("RDMA_TEST_DEVICES", "like-broadcom-thor,like-hip08,like-mana,like-connect-ib")]),
-    tests("cargo test -p rdma-channel --test behaviour -- exchange:: sleeping:: watch::")
-        .with(&[("RDMA_SOFT_LIKE", "intel-e810")]),
+pub(super) const PROFILES: &[Step] =
+    &[tests("cargo test -p conformance --test conformance -- like-")
+        .with(&[("RDMA_TEST_DEVICES", "like-broadcom-thor,like-hip08,like-mana,like-connect-ib")])];
+
+/// The tests of a crate on devices that look like a NIC.
+macro_rules! on_nic {
+    ($crate_:literal, $profile:literal) => {
+        concat!(
+            "env RDMA_CI_ONLY=",
+            $crate_,
+            " RDMA_SOFT_LIKE=",
+            $profile,
+            " cargo test --workspace --test behaviour",
+        )
+    };
+}
+
+/// A NIC that has everything, and one that lacks much: tests of what it lacks are skipped. The tests mostly wait, so two
+/// runs at a time take as long as one.
+pub(super) const NICS: &[Step] = &[
+    run("cargo build --workspace --examples"),
+    run("cargo test --workspace --test behaviour --no-run"),
+    tests_two_at_a_time(&[
+        on_nic!("rdma-channel", "connectx-7"),
+        on_nic!("rdma-channel", "intel-e810"),
+        on_nic!("rdma-examples", "connectx-7"),
+        on_nic!("rdma-examples", "intel-e810"),
+    ])
+    .with(&[RUN_ONLY]),
 ];
 
 const STALLED: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg rdma_stalls"), WITHOUT_RXE];
