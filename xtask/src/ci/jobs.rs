@@ -136,9 +136,9 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "profiles",
-        about: "what the suite shows on devices that look like hardware, except the two of `test`",
+        about: "what the suite, channels and examples show on devices that look like hardware, except the two of `nics`",
         tier: Tier::Full,
-        minutes: 8.0,
+        minutes: 12.0,
         needs: &[],
         steps: PROFILES,
     },

@@ -62,10 +62,6 @@ pub(super) const AARCH64: &[Step] = &[
     .with(EMULATED),
 ];
 
-pub(super) const PROFILES: &[Step] =
-    &[tests("cargo test -p conformance --test conformance -- like-")
-        .with(&[("RDMA_TEST_DEVICES", "like-broadcom-thor,like-hip08,like-mana,like-connect-ib")])];
-
 /// The tests of a crate on devices that look like a NIC.
 macro_rules! on_nic {
     ($crate_:literal, $profile:literal) => {
@@ -78,6 +74,24 @@ macro_rules! on_nic {
         )
     };
 }
+
+pub(super) const PROFILES: &[Step] = &[
+    tests("cargo test -p conformance --test conformance -- like-")
+        .with(&[("RDMA_TEST_DEVICES", "like-broadcom-thor,like-hip08,like-mana,like-connect-ib")]),
+    run("cargo build --workspace --examples"),
+    run("cargo test --workspace --test behaviour --no-run"),
+    tests_two_at_a_time(&[
+        on_nic!("rdma-channel", "broadcom-thor"),
+        on_nic!("rdma-channel", "hip08"),
+        on_nic!("rdma-channel", "mana"),
+        on_nic!("rdma-channel", "connect-ib"),
+        on_nic!("rdma-examples", "broadcom-thor"),
+        on_nic!("rdma-examples", "hip08"),
+        on_nic!("rdma-examples", "mana"),
+        on_nic!("rdma-examples", "connect-ib"),
+    ])
+    .with(&[RUN_ONLY]),
+];
 
 /// A NIC that has everything, and one that lacks much: tests of what it lacks are skipped. The tests mostly wait, so two
 /// runs at a time take as long as one.
@@ -359,6 +373,9 @@ pub(super) const STRESS: &[Step] = &[
     tests("cargo test -p rdma-soft --release --test stress")
         .with(&[("RDMA_STRESS_SECONDS", "120")]),
     tests("cargo test -p rdma-soft --test behaviour local_link -- --ignored"),
+    // 200 processes for each last operation and each way to end.
+    tests("cargo test -p rdma-soft --test behaviour before_it_ends")
+        .with(&[("RDMA_TEST_ENDS", "800")]),
     tests("cargo test -p rdma-async --test behaviour crowd -- --ignored"),
 ];
 
@@ -385,7 +402,8 @@ const UNDER_MIRI: &[(&str, &str)] = &[
 /// One at a time, so that the figures are of the attack.
 pub(super) const HOSTILE_NEIGHBOUR: &[Step] = &[tests(
     "cargo test --workspace --test behaviour -- --nocapture --test-threads=1 local_link::neighbours:: \
-        local_link::garbage:: local_link::receiver:: local_link::names:: server::siege:: \
+        local_link::garbage:: local_link::receiver:: local_link::names:: \
+        local_link::the_end_of_a_process server::siege:: \
         server::bad_clients:: rendezvous::half_open:: rendezvous::bad_clients::",
 )];
 

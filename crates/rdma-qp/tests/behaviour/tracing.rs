@@ -23,9 +23,13 @@ fn opening_and_connecting_say_what_was_taken() {
         let gid = own.gids()[0].gid.to_string();
         let connected = move |event: &events::Event| {
             let names_gid = |field| event.field(field).is_some_and(|value| value.contains(&gid));
-            event.level == Level::DEBUG && ["own", "peer", "attributes"].into_iter().all(names_gid)
+            let names_rule =
+                event.field("attributes").is_some_and(|value| value.contains("gid_rule: Some("));
+            event.level == Level::DEBUG
+                && ["own", "peer", "attributes"].into_iter().all(names_gid)
+                && names_rule
         };
         let (_qp, count) = events::count(connected, || prepared.handshake(own).unwrap());
-        assert_eq!(count, 1, "the GIDs of both ends, and the one that was taken");
+        assert_eq!(count, 1, "the GIDs of both ends, the one that was taken, and why");
     });
 }

@@ -274,7 +274,7 @@ impl Ends {
         let knobs = Knobs { mtu: rdma_sys::ibv_mtu::IBV_MTU_4096, ..Knobs::default() };
         connect(&side.qp, &own, &peer, &knobs);
         let other = Endpoint { qpn: other, ..peer };
-        let word = unreliable.pd.register(8, LOCAL_WRITE);
+        let word = unreliable.pd.register(8, LOCAL_WRITE).mapped();
         connect_unreliably(&unreliable.qp, &unreliable.endpoint(), &other, &knobs);
         let ends = Self {
             socket,

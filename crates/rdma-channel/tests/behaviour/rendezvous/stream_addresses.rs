@@ -1,10 +1,12 @@
 //! The endpoints that two ends exchange name the addresses of the stream: by these both choose their GIDs.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::Read;
+use std::net::{SocketAddr, TcpListener};
 use std::thread;
+use std::time::Duration;
 
 use rdma_channel::prelude::*;
+use test_support::crowd::{ELSEWHERE, crowd};
 
 use super::{LOCALHOST, PREFACE, WITH_ENDPOINT, domain, hello, listener};
 
@@ -22,31 +24,50 @@ fn addresses_in(message: &[u8]) -> Option<[String; 2]> {
 
 #[test]
 fn a_client_names_the_addresses_of_its_stream() {
-    let server = TcpListener::bind(LOCALHOST).unwrap();
+    let server = TcpListener::bind((ELSEWHERE, 0)).unwrap();
     let address = server.local_addr().unwrap();
     thread::scope(|threads| {
         threads.spawn(move || domain("soft0").create_channel().connect(address).unwrap_err());
         let mut message = [0; WITH_ENDPOINT];
         server.accept().unwrap().0.read_exact(&mut message).unwrap();
-        assert_eq!(addresses_in(&message).unwrap(), ["127.0.0.1", "127.0.0.1"]);
+        assert_eq!(addresses_in(&message).unwrap(), ["127.0.0.1", "127.0.0.2"]);
     });
 }
 
-#[test]
-fn a_server_names_the_addresses_of_its_stream() {
-    let mut listener = listener("soft0");
-    let mut client = TcpStream::connect(listener.local_addr()).unwrap();
-    client.write_all(&hello(b"")).unwrap();
+/// What a listener of that address says to a client of another one, as long as `serve` is called.
+fn said_to_a_client(address: SocketAddr, mut serve: impl FnMut() -> u64) -> [String; 2] {
+    let mut client = crowd(ELSEWHERE, address, 1, &hello(b"")).remove(0);
+    client.set_nonblocking(false).unwrap();
     thread::scope(|threads| {
-        threads.spawn(|| {
+        let addresses = threads.spawn(move || {
             let mut message = [0; WITH_ENDPOINT];
             client.read_exact(&mut message).unwrap();
-            assert_eq!(addresses_in(&message).unwrap(), ["127.0.0.1", "127.0.0.1"]);
-            // Ends the client, which the listener has waited for.
-            drop(client);
+            // The client's end comes, for which the listener has waited.
+            addresses_in(&message).unwrap()
         });
-        while listener.refused() == 0 {
-            let _ = listener.incoming(Some(std::time::Duration::from_millis(10)));
-        }
+        while serve() == 0 {}
+        addresses.join().unwrap()
+    })
+}
+
+const A_MOMENT: Duration = Duration::from_millis(10);
+
+#[test]
+fn a_listener_names_the_addresses_of_its_stream() {
+    let mut listener = listener("soft0");
+    let addresses = said_to_a_client(listener.local_addr(), || {
+        let _ = listener.incoming(Some(A_MOMENT));
+        listener.refused()
     });
+    assert_eq!(addresses, ["127.0.0.1", "127.0.0.2"]);
+}
+
+#[test]
+fn a_server_of_several_clients_names_the_addresses_of_its_streams() {
+    let mut server = domain("soft0").create_server().bind(LOCALHOST).unwrap();
+    let addresses = said_to_a_client(server.local_addr(), || {
+        let _ = server.next(Some(A_MOMENT));
+        server.refused()
+    });
+    assert_eq!(addresses, ["127.0.0.1", "127.0.0.2"]);
 }

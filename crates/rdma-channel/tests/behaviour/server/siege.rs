@@ -5,7 +5,7 @@ use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -126,17 +126,28 @@ fn words() -> Vec<(&'static str, Vec<u8>)> {
 
 /// Says a byte at a time to that many connections, and begins anew where one has ended.
 fn drip(to: SocketAddr, says: &[u8], stop: &AtomicBool) {
-    let connect = || (0, TcpStream::connect(to).unwrap());
-    let mut slow: Vec<_> = (0..40).map(|_| connect()).collect();
+    let mut slow: [Option<(TcpStream, usize)>; 40] = [const { None }; 40];
     while !stop.load(Relaxed) {
         for client in &mut slow {
-            let byte = &says[client.0 % says.len()..][..1];
-            match client.1.write_all(byte) {
-                Ok(()) => client.0 += 1,
-                Err(_) => *client = connect(),
-            }
+            *client = match client.take() {
+                Some((mut stream, said)) => {
+                    let byte = &says[said % says.len()..][..1];
+                    stream.write_all(byte).is_ok().then_some((stream, said + 1))
+                }
+                None => TcpStream::connect(to).ok().map(|stream| (stream, 0)),
+            };
         }
         thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The server's process, which does not outlive the test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -154,12 +165,12 @@ fn a_server_works_among_clients_that_mean_it_harm() {
     if env::var_os(CHILD).is_some() {
         return serve();
     }
-    allow_files(6_000);
+    allow_files(2_000);
     let mut program = this_program();
     let test = "server::siege::a_server_works_among_clients_that_mean_it_harm";
     program.args(["--exact", test, "--nocapture"]).env(CHILD, "1").stdout(Stdio::piped());
-    let mut process = program.spawn().unwrap();
-    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let mut process = Process(program.spawn().unwrap());
+    let mut lines = BufReader::new(process.0.stdout.take().unwrap()).lines().map_while(Result::ok);
     let to = lines.find_map(|line| line.strip_prefix("at ").map(str::to_owned)).unwrap();
     let to: SocketAddr = to.parse().unwrap();
     let mut stays = client(to);
@@ -194,5 +205,5 @@ fn a_server_works_among_clients_that_mean_it_harm() {
         thread::yield_now();
     }
     stays.send_inline(b"end").unwrap();
-    assert!(process.wait().unwrap().success());
+    assert!(process.0.wait().unwrap().success());
 }

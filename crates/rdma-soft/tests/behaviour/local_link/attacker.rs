@@ -70,9 +70,17 @@ pub(crate) struct Attacker {
 }
 
 impl Attacker {
-    /// Whether it can be another user.
+    /// Whether it can be another user, who has to reach this program, too.
     pub(crate) fn may_be_other() -> bool {
-        rustix::process::geteuid().is_root() && !is_emulated()
+        let mut command = this_program();
+        command.arg("--list").stdout(Stdio::null()).uid(NOBODY).gid(NOBODY);
+        let may = rustix::process::geteuid().is_root()
+            && !is_emulated()
+            && command.status().is_ok_and(|status| status.success());
+        if !may {
+            eprintln!("the attacker is of this user: only root can start it as another one");
+        }
+        may
     }
 
     /// Returns when it is ready to attack.

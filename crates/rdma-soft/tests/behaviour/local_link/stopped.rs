@@ -1,9 +1,12 @@
 //! Processes that are stopped, as by a debugger or a busy machine.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::time::{Duration, Instant};
 
 use rdma_soft::{Builder, Peers, SoftDevice};
 use rdma_sys::{ibv_qp_type, ibv_wc_status as Status, ibv_wr_opcode as Opcode};
+use test_support::program::this_program;
 use test_support::rig::connect::Knobs;
 use test_support::rig::post::Wr;
 
@@ -76,7 +79,6 @@ fn a_process_that_is_stopped_for_half_a_minute_loses_nothing() {
 fn a_process_that_runs_and_does_not_answer_is_given_up_by_timeout_and_retries() {
     rdma_soft::install();
     let counter = || SoftDevice::find("soft0").unwrap().counters().local_ack_timeout_err;
-    let begin = Instant::now();
     let mut near = near("soft0", Peer::start());
     near.all_of_it();
     near.peer.receive();
@@ -85,6 +87,7 @@ fn a_process_that_runs_and_does_not_answer_is_given_up_by_timeout_and_retries() 
     near.peer.completion_and("completion_and_destroy");
     near.peer.finish();
     let before = counter();
+    let begin = Instant::now();
     near.side.qp.post(&near.send(8));
     near.expect_end();
     assert!(counter() >= before + 2, "first the timeout, then that of the retry");
@@ -118,4 +121,53 @@ fn a_process_that_is_silent_for_too_long_is_given_up() {
     let mut again = Near::on(device.name(), other.peer, ibv_qp_type::IBV_QPT_RC, &PATIENT);
     again.all_of_it();
     again.peer.end();
+}
+
+/// In the environment of a process that runs a case.
+const IS_CASE: &str = "RDMA_TEST_CASE";
+
+/// Runs a case in a process with that variable, which the processes that it starts have, too.
+fn with(test: &str, variable: (&str, &str), case: impl FnOnce()) {
+    if std::env::var_os(IS_CASE).is_some() {
+        return case();
+    }
+    let mut command = this_program();
+    command.args(["--exact", &format!("local_link::stopped::{test}"), "--test-threads=1"]);
+    let output = command.env(IS_CASE, "1").env(variable.0, variable.1).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+fn the_environment_says_how_long_a_silent_process_is_waited_for() {
+    let test = "the_environment_says_how_long_a_silent_process_is_waited_for";
+    with(test, ("RDMA_SOFT_PEER_LIMIT", "0.05"), || {
+        rdma_soft::install();
+        let near = near("soft0", Peer::start());
+        near.peer.stop();
+        let write = Wr::new(1, Opcode::IBV_WR_RDMA_WRITE, &[near.memory.sge(0, LENGTH)]);
+        let begin = Instant::now();
+        near.side.qp.post(&write.remote(near.remote.0, near.remote.1));
+        near.side.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+        // Half of what it is without the variable.
+        assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+        near.peer.go_on();
+        near.peer.end();
+    });
+}
+
+#[test]
+fn the_environment_says_in_which_directory_processes_meet() {
+    let path = std::env::temp_dir().join(format!("rdma-soft-meets-{}", std::process::id()));
+    DirBuilder::new().mode(0o700).create(&path).unwrap();
+    let test = "the_environment_says_in_which_directory_processes_meet";
+    with(test, ("RDMA_SOFT_DIRECTORY", path.to_str().unwrap()), || {
+        let path = std::env::var_os("RDMA_SOFT_DIRECTORY").unwrap();
+        rdma_soft::install();
+        let mut near = near("soft0", Peer::start());
+        near.all_of_it();
+        assert!(std::fs::read_dir(path).unwrap().count() >= 2, "there is a file of each process");
+        near.peer.end();
+    });
+    std::fs::remove_dir_all(path).unwrap();
 }

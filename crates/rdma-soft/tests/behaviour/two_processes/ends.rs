@@ -70,10 +70,11 @@ pub(crate) fn receivers_end(connect: impl Fn() -> Near) {
 /// The process that ends has sent its last message, and that has completed: it is there.
 pub(crate) fn senders_end(connect: impl Fn() -> Near) {
     for (ending, run) in all(runs() / 2) {
-        println!("{ending}, run {run}");
+        let last = ["send", "write"][run % 2];
+        println!("{ending}, {last}, run {run}");
         let mut near = connect();
         near.side.qp.post_receive(3, &[near.memory.sge(0, 8)]);
-        near.peer.begin_last(&format!("send_and_end {ending}"));
+        near.peer.begin_last(&format!("{last}_and_end {ending}"));
         if run % 3 == 0 {
             near.peer.wait_for_end();
         }

@@ -11,7 +11,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
 use rdma_soft::{Builder, Peers, SoftDevice};
-use rdma_sys::{ibv_gid, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_flags};
+use rdma_sys::{
+    ibv_gid, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_flags, ibv_wr_opcode as Opcode,
+};
 use rdma_types::Gid;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
 use test_support::program::this_program;
@@ -410,7 +412,7 @@ impl World {
                 self.with_side("completion", words);
                 self.side = None;
             }
-            "completion_and_end" | "send_and_end" => self.end(command, words[0]),
+            "completion_and_end" | "send_and_end" | "write_and_end" => self.end(command, words[0]),
             "ready" => {
                 self.with_side("receive", &[]);
                 println!("{MARK}");
@@ -430,8 +432,13 @@ impl World {
     /// Ends as soon as it has its completion.
     fn end(&mut self, command: &str, how: &str) {
         let (memory, side) = self.side.as_ref().unwrap();
-        if command == "send_and_end" {
-            side.qp.post(&Wr::send(1, &[memory.sge(0, 8)]));
+        let last = match command {
+            "send_and_end" => Some(Wr::send(1, &[memory.sge(0, 8)])),
+            "write_and_end" => Some(Wr::new(1, Opcode::IBV_WR_RDMA_WRITE_WITH_IMM, &[])),
+            _ => None,
+        };
+        if let Some(last) = last {
+            side.qp.post(&last);
             side.send_cq.expect_success(1);
         } else {
             side.receive_cq.expect_success(1);
