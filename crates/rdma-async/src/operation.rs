@@ -75,7 +75,7 @@ impl<'c, K: Kind> Op<'c, K> {
     /// Posts it, and waits for the outcome as [`Posted::spin_first`] does.
     ///
     /// # Errors
-    /// As the operation, when it is awaited.
+    /// Same errors as awaiting the operation.
     pub async fn spin_first(self, limit: Duration) -> Result<K::Output, Failed<K::Memory>> {
         self.post().await?.spin_first(limit).await
     }

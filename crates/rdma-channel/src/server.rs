@@ -38,7 +38,7 @@ mod receives;
 mod wait;
 pub(crate) mod waker;
 
-/// Clients that come and go, and their messages: one listener, receives for all, and one call that says what has happened.
+/// A server for clients that come and go: one listener, receives for all, and one call that returns events.
 ///
 /// It is made by [`bind`](Self::bind), or with options by [`create_server`](crate::prelude::CreateChannel::create_server)
 /// of the prelude. Clients [connect](crate::Channel::connect) as to a [`ChannelListener`](crate::ChannelListener). The
@@ -46,15 +46,15 @@ pub(crate) mod waker;
 ///
 /// # Memory
 /// Messages are received into buffers of a pool, which come to the program by value: it reads them, keeps them, sends
-/// them to anybody, or drops them, which gives them back. A buffer has what an earlier message left behind the `length`
-/// bytes of this one, and that may be another client's: send no more than `length`. There are
+/// them to anybody, or drops them, which gives them back. After the `length` bytes of a message, its buffer still has
+/// bytes of an earlier one, maybe of another client: send no more than `length`. There are
 /// [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr) buffers of [`message_size`](crate::ServerBuilder::message_size)
-/// bytes to receive into, be there one client or a thousand; what the program keeps comes on top. Clients share them by a
-/// shared receive queue; on a device without, each has
+/// bytes to receive into, for one client or a thousand; buffers that the program keeps are added to these. Clients
+/// share them in a shared receive queue. On a device without one, each client has
 /// [`max_recv_wr_per_peer`](crate::ServerBuilder::max_recv_wr_per_peer) of them, and a client that comes when all are
-/// given out is told so. If messages come faster than they are
-/// taken, the senders wait: a reliable connection sends again until there is a receive. A client costs a queue pair for
-/// `max_send_wr` sends, and one file: on the software device less than 10 KiB of memory.
+/// given out is told so. If messages arrive faster than `next` returns them, the senders wait: a reliable connection
+/// sends again until there is a receive. A client costs a queue pair for `max_send_wr` sends, and one file: on the
+/// software device less than 10 KiB of memory.
 ///
 /// # A client that leaves
 /// Its stream is watched as by [`watch`](crate::ChannelBuilder::watch): a client whose process has ended, or whose
@@ -396,9 +396,9 @@ impl Server {
         }
     }
 
-    /// Sends a few plain bytes to a client, which are copied by this call, so that nothing comes back. There can be as many
-    /// as [`max_inline_data`](crate::ChannelBuilder::max_inline_data) says, by default 64: what the device does not take
-    /// inline is copied into a buffer of the [pool](Self::pool).
+    /// Sends a few plain bytes to a client, which are copied by this call, so that nothing comes back. There can be as
+    /// many as [`max_inline_data`](crate::ChannelBuilder::max_inline_data) says, by default 64: data that the device
+    /// does not take inline is copied into a buffer of the [pool](Self::pool).
     ///
     /// # Errors
     /// Those of [`send`](Self::send), without a buffer; more bytes than fit are

@@ -24,7 +24,7 @@ pub struct EndpointGid {
     pub gid: Gid,
     /// What kind of packets it is for.
     pub gid_type: GidType,
-    /// How many leading bits of the GID name its network, by the mask of its interface; 0 if that is not known.
+    /// The number of leading bits of the GID that name its network, by the mask of its interface; 0 if it is not known.
     #[cfg_attr(feature = "serde", serde(default))]
     pub prefix_length: u8,
 }
@@ -33,13 +33,13 @@ impl EndpointGid {
     /// What an unused slot holds.
     pub(crate) const NONE: Self = Self::new(Gid::ZERO, GidType::IB);
 
-    /// A GID of a network that is not known.
+    /// A GID whose network is not known.
     #[must_use]
     pub const fn new(gid: Gid, gid_type: GidType) -> Self {
         Self { gid, gid_type, prefix_length: 0 }
     }
 
-    /// Sets how many leading bits name its network: of an IPv4 address 96 more than its mask has.
+    /// Sets the number of leading bits that name its network: for an IPv4 address, 96 more than its mask has.
     #[must_use]
     pub const fn with_prefix_length(mut self, prefix_length: u8) -> Self {
         self.prefix_length = prefix_length;
@@ -110,8 +110,9 @@ impl QueuePairEndpoint {
     /// version 1, too.
     pub const VERSION: u8 = 2;
 
-    /// The most GIDs that an endpoint carries. Of a port that has more it has those that are likely to be chosen: the
-    /// address of the stream by which the ends meet, those of the peer's network, and the best by type and class.
+    /// The most GIDs that an endpoint carries. If the port has more, the endpoint carries those that are likely to be
+    /// chosen: the address of the stream by which the ends meet, those of the peer's network, and the best by type and
+    /// class.
     pub const MAX_GIDS: usize = 16;
 
     /// An endpoint without address: add a LID or GIDs. It is of a reliable connection (RC), and has an MTU
@@ -159,8 +160,8 @@ impl QueuePairEndpoint {
         self
     }
 
-    /// Adds a GID, of a network that is not known. A RoCE type makes the port an Ethernet port. The seventeenth is
-    /// dropped.
+    /// Adds a GID whose network is not known. A RoCE type makes the port an Ethernet port. From the seventeenth on,
+    /// GIDs are dropped.
     #[must_use]
     pub fn with_gid(self, gid: Gid, gid_type: GidType) -> Self {
         self.with_endpoint_gid(EndpointGid::new(gid, gid_type))

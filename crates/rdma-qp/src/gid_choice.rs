@@ -4,7 +4,7 @@ use crate::environment;
 use crate::error::Error;
 use crate::gid_network::GidNetwork;
 
-/// Which GIDs of its port a queue pair may use.
+/// The GIDs of its port that a queue pair may use.
 ///
 /// # Examples
 /// ```
@@ -31,11 +31,11 @@ pub enum GidChoice {
     /// 3. two addresses of the best type and class that both have: RoCE v2 before RoCE v1, IPv4 before global IPv6 before
     ///    link-local addresses.
     ///
-    /// An address that both ends have counts only if they are of one port, whose tables are equal. Of several pairs the one
-    /// with the smaller addresses is taken.
+    /// An address that both ends have counts only if both ends use one port, so that their tables are equal. Of several
+    /// pairs, both ends choose the one with the smaller addresses.
     ///
-    /// If the environment sets `RDMA_GID_INDEX` (a number) or `RDMA_GID_NETWORK` (such as `10.0.0.0/8`), it is that
-    /// choice instead; the index goes before the network.
+    /// If the environment sets `RDMA_GID_INDEX` (a number) or `RDMA_GID_NETWORK` (such as `10.0.0.0/8`), that choice
+    /// replaces this one; the index takes precedence over the network.
     #[default]
     ByPeer,
     /// The GID at this index of the port's table.

@@ -6,8 +6,7 @@ use std::str::FromStr;
 
 use rdma_mem::Gid;
 
-/// A network: an address and how many of its leading bits count. Its text is that of addresses, `10.0.0.0/8` or
-/// `fd00::/8`.
+/// A network: an address and the number of its leading bits that count. Its text is like `10.0.0.0/8` or `fd00::/8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidNetwork {
     address: IpAddr,
@@ -15,7 +14,7 @@ pub struct GidNetwork {
 }
 
 impl GidNetwork {
-    /// The network of an address. `None` if the length is above 32 of an IPv4 address, or above 128.
+    /// The network of an address. `None` if the length is above 32 for an IPv4 address, or above 128.
     #[must_use]
     pub const fn new(address: IpAddr, length: u8) -> Option<Self> {
         let longest = if address.is_ipv4() { 32 } else { 128 };

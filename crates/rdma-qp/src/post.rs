@@ -92,11 +92,11 @@ impl QueuePair {
         unsafe { Queued::post(request, self) }
     }
 
-    /// Checks a request of any kind as [`post`](Self::post) does, and posts nothing: what passes can only be refused by the
-    /// provider. For programs that post something else first.
+    /// Checks a request of any kind as [`post`](Self::post) does, and posts nothing. After that, only the provider can
+    /// refuse the request. This is for programs that post something else first.
     ///
     /// # Errors
-    /// See [`PostError`]; a full queue is not seen.
+    /// See [`PostError`]; a full queue is not detected.
     ///
     /// # Examples
     /// ```

@@ -94,15 +94,16 @@ impl Builder {
         }
     }
 
-    /// Which processes share the device: those that install one of the same name, link layer and GID table for the same
-    /// peers. It has one identity in all of them, so that a queue pair is named by GID or LID, and number, from each.
+    /// Sets the processes that share the device: those that install one of the same name, link layer and GID table for
+    /// the same peers. It has one identity in all of them, so that each can name a queue pair by GID or LID, and
+    /// number.
     ///
-    /// If all is to go [as packets](Self::force_wire), those between queue pairs of one process take the same way as those
-    /// between two, through sockets.
+    /// If everything goes [as packets](Self::force_wire), packets within one process take the same way as those between
+    /// two, through sockets.
     ///
     /// The identity is derived from the boot of the host, the network namespace, the user (unless any may share it) and
-    /// the name. A device of a [`Network`] is not shared. Without this call only this process has the device;
-    /// [`Peers::of_environment`] has it follow `RDMA_SOFT_PEERS`, as `soft0` does.
+    /// the name. A device of a [`Network`] is not shared. Without this call only this process has the device; with
+    /// [`Peers::of_environment`] it follows `RDMA_SOFT_PEERS`, as `soft0` does.
     ///
     /// ```
     /// use rdma_soft::{Builder, Peers};
@@ -159,11 +160,12 @@ impl Builder {
         self
     }
 
-    /// The directory by whose files the processes that share the device find each other, instead of by abstract sockets,
-    /// which every user of the host can bind and connect to. It belongs to this user, no other user may enter it (mode
-    /// 0700), and it is in a local file system. Processes that name another directory have another device.
+    /// Sets the directory through which the processes that share the device find each other, instead of through
+    /// abstract sockets, which every user of the host can bind and connect to. It has to belong to this user, to be
+    /// closed to other users (mode 0700), and to be in a local file system. Processes that name another directory have
+    /// another device.
     ///
-    /// It is for [`Peers::SameUser`]; without other processes it is not looked at.
+    /// It is for [`Peers::SameUser`]; a device that is not shared ignores it.
     ///
     /// ```
     /// use std::os::unix::fs::DirBuilderExt;
@@ -188,9 +190,8 @@ impl Builder {
         self
     }
 
-    /// The entries of its port's GID table, in the order of their index. Without this they are the
-    /// usual ones: link-local and IPv4-mapped, each for RoCE v1 and v2, and last an address of the loopback interface; or
-    /// one on InfiniBand.
+    /// Sets the entries of its port's GID table, in the order of their index. By default they are link-local and
+    /// IPv4-mapped, each for RoCE v1 and v2, and last an address of the loopback interface; on InfiniBand there is one.
     ///
     /// A table may be empty, may have holes, and types that are not the link's or unknown: programs
     /// meet all of these. No index beyond 255 can be used.
@@ -265,9 +266,9 @@ impl Builder {
     /// addresses; or several of these, with commas in between. For `soft0` the environment variable `RDMA_SOFT_LISTEN` has
     /// the same text.
     ///
-    /// Each address is one more entry of the GID table, before that of the loopback interface. What a queue pair sends from there to an address that no
-    /// device of this process has goes to UDP port 4791 of that address. Packets are not larger than the MTU of the
-    /// interface lets them be (`active_mtu`). One process can listen at an address.
+    /// Each address is one more entry of the GID table, before that of the loopback interface. Packets that a queue
+    /// pair sends from there to an address that no device of this process has go to UDP port 4791 of that address. The
+    /// MTU of the interface limits their size (`active_mtu`). Only one process can listen at an address.
     ///
     /// Whoever can send UDP datagrams to the address is a peer then, as on a RoCE network: nothing is encrypted, and
     /// sources can be forged. Unreliable connections and datagrams have no protection against that; a reliable

@@ -129,11 +129,12 @@ fn listening(link: Link, device: Builder) -> Builder {
 ///
 /// Programs that want other devices use [`Builder`], with or without this. Environment variables are read:
 /// `RDMA_SOFT_PEERS` ([`Peers`]), `RDMA_SOFT_DIRECTORY` ([`Builder::directory`]), `RDMA_SOFT_PEER_LIMIT`
-/// ([`Builder::peer_limit`]), `RDMA_SOFT_RETRY_TIME` ([`Builder::retry_time`]), `RDMA_SOFT_LISTEN`, the addresses at which
-/// `soft0` listens ([`Builder::listen`]), `RDMA_SOFT_LIKE`, the name of a [`Profile`] for both ([`Builder::like`], except its
-/// link layer), and `RDMA_SOFT_PCAP`, a capture file ([`Builder::pcap`]). If the file cannot be written, or no profile has
-/// that name, neither device can be opened; if `soft0` cannot listen, `soft0` cannot. The device is in the list then: `ibv_open_device` says why on standard error,
-/// and fails with `EIO`. A `tracing` event says so already here.
+/// ([`Builder::peer_limit`]), `RDMA_SOFT_RETRY_TIME` ([`Builder::retry_time`]), `RDMA_SOFT_LISTEN`, the addresses at
+/// which `soft0` listens ([`Builder::listen`]), `RDMA_SOFT_LIKE`, the name of a [`Profile`] for both
+/// ([`Builder::like`], except its link layer), and `RDMA_SOFT_PCAP`, a capture file ([`Builder::pcap`]). If the file
+/// cannot be written, or no profile has that name, neither device can be opened; if `soft0` cannot listen, it cannot be
+/// opened. The device is in the list all the same: `ibv_open_device` reports the reason on standard error, and fails
+/// with `EIO`. A `tracing` event already reports it here.
 pub fn install() {
     for (name, link) in [("soft0", Link::Ethernet), ("softib0", Link::InfiniBand)] {
         let device = like(Builder::new(name)).link(link);

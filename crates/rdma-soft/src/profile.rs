@@ -8,13 +8,13 @@ use crate::link::Link;
 
 /// A piece of hardware that a software device can look like, for [`Builder::like`](crate::Builder::like).
 ///
-/// A program that runs on the usual device may use what its NIC does not have: shared receive queues, atomics, inline data,
-/// extended queue pairs. On a device with the NIC's profile it is refused as there.
+/// A program that runs on the usual device may use features that its NIC does not have: shared receive queues, atomics,
+/// inline data, extended queue pairs. A device with the NIC's profile refuses them as the NIC does.
 ///
 /// Each profile is made of public figures: what `ibv_devinfo -v` printed on such a machine, what the kernel driver's
-/// `query_device` reports, and what the provider of rdma-core (64) implements. The documentation of each profile names its
-/// sources. What has no public figure, such as a number that the firmware decides, is as on the usual device. A profile
-/// changes neither speed nor order, and says nothing about bugs of the hardware.
+/// `query_device` reports, and what the provider of rdma-core (64) implements. The documentation of each profile names
+/// its sources. A limit without a public figure, such as one that the firmware decides, is that of the usual device. A
+/// profile changes neither speed nor order, and says nothing about bugs of the hardware.
 ///
 /// ```
 /// use rdma_soft::Profile;

@@ -32,7 +32,7 @@ use super::bounded::{Bounded, Bounds};
 /// assert_eq!(region.value::<Order>()?, order);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-/// A client that has an order in memory of the server's, and the server that takes it:
+/// A client that places an order in memory of the server, and the server that receives it:
 /// ```
 /// use std::time::Duration;
 /// use rdma_async::{Connection, Pool, ValueExt};

@@ -22,11 +22,11 @@ use crate::driver::{Driver, file};
 
 /// Listens for clients, which become connections: made by [`Driver::listen`].
 ///
-/// A task of the runtime serves all clients until the program takes them, whether it waits for one or not, so that a
-/// bad client is in no other's way: as at a [`ChannelListener`](rdma_channel::ChannelListener), up to 256 are half-open at a
-/// time, and if one more comes, a silent one goes. Their queue pairs are made on tokio's blocking
-/// threads, since a device may take its time for them: one has to be free. A listener keeps its driver going. Dropped, it ends, and clients that were not taken are turned away; the
-/// connections go on.
+/// A task of the runtime serves all clients until the program accepts them, whether or not it waits for one, so that a
+/// bad client delays no other. As at a [`ChannelListener`](rdma_channel::ChannelListener), up to 256 clients are
+/// half-open at a time; if one more comes, a silent one is dropped. Their queue pairs are created on tokio's blocking
+/// threads, one of which has to be free, since a device may be slow to create them. A listener keeps its driver going.
+/// Dropping the listener turns away the clients that were not accepted; the connections go on.
 ///
 /// # Examples
 /// ```
@@ -179,9 +179,10 @@ impl Listener {
     /// [rejected](Incoming::reject). Dropped before it is ready, no client is lost.
     ///
     /// # Errors
-    /// What is wrong here, not what is wrong with a client. After any of these the listener can be asked again:
-    /// [`ConnectError::Verbs`] if no queue pair could be made for a client, which was told so, and [`ConnectError::Io`] if no
-    /// client can be taken from the socket, mostly since too many files are open: the listener tries again after a second.
+    /// Only errors of this end, not those of a client. The listener can be used again after any of them:
+    /// [`ConnectError::Verbs`] if no queue pair could be made for a client, which was told so, and [`ConnectError::Io`]
+    /// if no client can be accepted from the socket, mostly because too many files are open: the listener tries again
+    /// after a second.
     pub async fn incoming(&self) -> Result<Incoming, ConnectError> {
         loop {
             // A wake-up that comes now is kept for it.

@@ -118,13 +118,13 @@ impl Connection {
         Ok(epoch)
     }
 
-    /// Agrees with the peer on one more connection, with a queue pair of its own, by the control connection of this one. The
-    /// program of the peer does the same with the same number, which is not 0. Each gives its options, so that domain,
-    /// port and rights are others than those of this connection, if it wants that. They are those of a queue pair: unless
-    /// they say otherwise, the peer has no rights.
+    /// Agrees with the peer on one more connection, with a queue pair of its own, by the control connection of this
+    /// one. The program of the peer does the same with the same number, which is not 0. Each passes its own options, so
+    /// that domain, port and rights may differ from those of this connection. They are the options of a queue pair: by
+    /// default, the peer has no rights.
     ///
     /// The control connection is kept as long as there is one of its connections: when the other end is gone, all end.
-    /// Dropped before it is ready, there is no such connection, or it is closed at once.
+    /// If the future is dropped before it is ready, no such connection is made, or it is closed at once.
     ///
     /// # Errors
     /// Those of [`reconnect`](Self::reconnect); [`ConnectError::NumberTaken`] for the number of a connection that is here;

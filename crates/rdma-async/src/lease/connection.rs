@@ -21,12 +21,13 @@ use crate::region::memory::Region;
 use crate::region::reserve::{LONGEST, ReserveError, at_once, local_too};
 
 impl Connection {
-    /// Asks the peer for memory of so many bytes, zero, on pages of its own, for so long. The peer's control connection answers,
-    /// within the [limits](crate::LeaseLimits) of its program, which has to do nothing. `access` is what this end may do with it,
-    /// and no more than the peer's queue pair allows.
+    /// Requests `length` bytes of memory from the peer for the given time; they are zero, on pages of their own. The
+    /// peer's control connection answers, within the [limits](crate::LeaseLimits) of its program, which has to do
+    /// nothing. `access` is what this end may do with the memory, at most what the peer's queue pair allows.
     ///
-    /// The memory is new, and a registration of its own: its key opens nothing else. When its time is over, the peer closes and frees it, also
-    /// if this end is gone. Dropped before it is ready, the memory is given back.
+    /// The memory is new, and has a registration of its own, whose key opens nothing else. When its time is over, the
+    /// peer closes and frees it, even if this end is gone. If the future is dropped before it is ready, the memory is
+    /// given back.
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::Denied`];
@@ -76,14 +77,14 @@ impl Connection {
         self.request_aligned(length, 1, access, time).await
     }
 
-    /// As [`request`](Self::request), at an address of the peer's that is a multiple of `alignment`, a power of two, of 2 MiB at most.
-    /// Memory begins on a page of 4 KiB in any case.
+    /// Like [`request`](Self::request), at an address of the peer's that is a multiple of `alignment`: a power of two,
+    /// at most 2 MiB. Memory begins on a page of 4 KiB in any case.
     ///
     /// # Errors
-    /// Those of [`request`](Self::request).
+    /// Same errors as [`request`](Self::request).
     ///
     /// # Panics
-    /// As [`request`](Self::request).
+    /// Same panics as [`request`](Self::request).
     pub async fn request_aligned(
         &self,
         length: usize,
@@ -100,24 +101,25 @@ impl Connection {
         Ok(RemoteRegion::new(self.inner(), granted))
     }
 
-    /// Lends memory to the peer for so long: it is open to it from now on, and the peer's program
-    /// [takes](Self::receive_loan) it when it likes. `access` is what the peer may do, and no more than the queue pair
-    /// allows; what the verbs demand beside it is added.
+    /// Lends memory to the peer for the given time: it is open to the peer from now on, and the peer's program
+    /// [receives](Self::receive_loan) it when it likes. `access` is what the peer may do, at most what the queue pair
+    /// allows; rights that the verbs also demand are added.
     ///
-    /// The memory comes back from the [`Loan`], when the peer has given it back, its time is over, or the queue pair has
-    /// ended, whichever is first: then a late peer gets a remote access error, and changes nothing. The time is counted by a
-    /// task of the runtime that the connection was made in, and by the kernel's `CLOCK_MONOTONIC`, which stands still
-    /// while the machine is suspended. Memory of more than 1 MiB is opened and closed on tokio's blocking threads, of which one has
-    /// to be free; what is left when the control connection ends is closed at once, by its task. Dropped before it is ready, the
-    /// memory is freed.
+    /// The memory comes back from the [`Loan`], when the peer has given it back, its time is over, or the queue pair
+    /// has ended, whichever is first. After that, a late peer gets a remote access error, and changes nothing. The time
+    /// is counted by a task of the runtime that the connection was made in, and by the kernel's `CLOCK_MONOTONIC`,
+    /// which stands still while the machine is suspended. Memory of more than 1 MiB is opened and closed on tokio's
+    /// blocking threads, one of which has to be free. Memory that is still lent when the control connection ends is
+    /// closed at once, by its task. If the future is dropped before it is ready, the memory is freed.
     ///
-    /// The key is good for every connection of this domain, for whoever has been told of it, and providers use keys again: what a
-    /// peer has posted just before the end, and its device sends again later, may reach memory that was opened since.
+    /// The key is valid on every connection of this domain, for any peer that knows it, and providers reuse keys. A
+    /// request that a peer has posted just before the end, and its device sends again later, may reach memory that was
+    /// opened since.
     ///
     /// # Errors
-    /// With the memory: [`LeaseError::NoControl`], [`LeaseError::Closed`]; [`LeaseError::NotGranted`] if the queue pair does
-    /// not let its peer do that; [`LeaseError::NotOpened`]. Without it: [`LeaseError::NotRevoked`], and
-    /// [`LeaseError::RuntimeEnded`] for more than 1 MiB.
+    /// These return the memory: [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::NotOpened`], and
+    /// [`LeaseError::NotGranted`] if the queue pair does not give its peer these rights. These do not:
+    /// [`LeaseError::NotRevoked`], and [`LeaseError::RuntimeEnded`] for more than 1 MiB.
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio.
@@ -208,16 +210,16 @@ impl Connection {
         }
     }
 
-    /// As [`lend`](Self::lend), a part of memory that others may have parts of at the same time, each with rights and a key of its
-    /// own: counted in bytes from its beginning. The memory comes back when all of its loans have ended, and all clones are
-    /// gone: [`CommonMemory::try_into_memory`].
+    /// Like [`lend`](Self::lend), for a part of memory of which other loans may have parts at the same time, each with
+    /// rights and a key of its own. `range` counts bytes from the beginning of the memory. The memory comes back when
+    /// all of its loans have ended and all clones are dropped: [`CommonMemory::try_into_memory`].
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::NotGranted`], [`LeaseError::NotOpened`];
     /// [`LeaseError::RuntimeEnded`] for more than 1 MiB.
     ///
     /// # Panics
-    /// If the memory is not so long; if this is not called within a runtime of tokio.
+    /// If the range is not within the memory; if this is not called within a runtime of tokio.
     ///
     /// # Examples
     /// ```
@@ -294,10 +296,10 @@ impl Connection {
         Ok((Place { number, epoch }, leases))
     }
 
-    /// Takes the next memory that the peer has [lent](Self::lend), in the order in which that was, and waits for one. Dropped
-    /// before it is ready, the memory awaits the next call.
+    /// Receives the next memory that the peer has [lent](Self::lend), in the order of the loans, and waits if there is
+    /// none. If the future is dropped before it is ready, the memory waits for the next call.
     ///
-    /// At most 1,024 loans await the program; what is lent beyond that goes back at once, as if it had been dropped here.
+    /// At most 1,024 loans wait for the program; further ones go back at once, as if they had been dropped here.
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`]; [`LeaseError::Timeout`] if the peer has lent memory, and does not
@@ -327,10 +329,11 @@ impl Connection {
         }
     }
 
-    /// Takes the next memory that the peer had [asked for](Self::request) and has [given](RemoteRegion::give) to this
-    /// program, in the order in which that was, and waits for one. Dropped before it is ready, nothing is lost. What was given
-    /// before the connection ended is there behind its end, too, and is freed with the last clone of the connection. More than 1 MiB
-    /// is waited for until a blocking thread has closed it for the peer.
+    /// Receives the next memory that the peer had [requested](Self::request) and has [given](RemoteRegion::give) to
+    /// this program, in the order in which it was given, and waits if there is none. If the future is dropped before it
+    /// is ready, nothing is lost. Memory that was given before the connection ended can be received after that, too; it
+    /// is freed with the last clone of the connection. If it is more than 1 MiB, this call waits until a blocking
+    /// thread has closed it for the peer.
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`] when there is no more of it.

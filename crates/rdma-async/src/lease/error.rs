@@ -17,18 +17,18 @@ pub enum LeaseError {
         `Driver::connect` and `Driver::listen`"
     )]
     NoControl,
-    /// The connection has ended. The reason, if this end knows one. From `receive_loan` and `receive_region` it means that nothing
-    /// more comes: most often the peer has left.
+    /// The connection has ended, with the reason if this end knows one. From `receive_loan` and `receive_region` it
+    /// means that nothing more arrives: most often the peer has left.
     #[error("the connection has ended{}", since(*.0))]
     Closed(Option<CloseReason>),
     /// The peer does not lend that.
     #[error("the peer does not lend the memory: {0}")]
     Denied(Denial),
-    /// The peer has not answered in time, or earlier requests of this end still wait for their answers. Memory that is granted later goes
-    /// back by itself: ask again.
+    /// The peer has not answered in time, or earlier requests of this end still wait for their answers. Memory that is
+    /// granted later goes back by itself: request again.
     #[error("the peer has not answered within {limit:?}: does its program run?")]
     Timeout {
-        /// How long it was waited for.
+        /// The time that this end waited.
         limit: Duration,
     },
     /// The connection does not let its peer do that.
@@ -45,8 +45,8 @@ pub enum LeaseError {
     /// The memory cannot be opened.
     #[error("the memory was not opened to the peer: {0}")]
     NotOpened(Box<Error>),
-    /// The connection ended before the loan was made, and the provider refuses to close the memory, which is never used for anything
-    /// else. Peers may still reach it by each connection of its protection domain, until these are closed.
+    /// The connection ended before the loan was made, and the provider refuses to close the memory, which is never used
+    /// again. Peers may still reach it by the connections of its protection domain, until these are closed.
     #[error(
         "peers may still reach the memory, which is lost, by the connections of its domain: {0}"
     )]
@@ -57,8 +57,8 @@ pub enum LeaseError {
 }
 
 impl LeaseError {
-    /// What a program can do about it. After [`NotRevoked`](Self::NotRevoked) it is to close *all* connections of the protection
-    /// domain, which peers reach the memory by.
+    /// Returns what a program can do about the error. After [`NotRevoked`](Self::NotRevoked), close *all* connections
+    /// of the protection domain, by which peers can reach the memory.
     ///
     /// ```
     /// use rdma_async::{Denial, LeaseError};
@@ -88,10 +88,11 @@ fn since(reason: Option<CloseReason>) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Denial {
-    /// It lends nothing that it is asked for.
+    /// The peer lends nothing on request.
     #[error("it lends nothing on request (`ConnectionOptions::lease_limits` there)")]
     NotOffered,
-    /// It does not lend with these rights, of which there have to be some: by its limits, or by the rights of its queue pair.
+    /// The peer does not lend with these rights: its limits or its queue pair do not allow them, or none were
+    /// requested.
     #[error(
         "it lends with {allowed} at most: ask for some of these, or allow more there \
         (`LeaseLimits::new`, and the `access` of the queue pair)"
@@ -100,52 +101,53 @@ pub enum Denial {
         /// What it allows.
         allowed: AccessFlags,
     },
-    /// It never lends so much of that alignment.
+    /// The peer never lends that much with that alignment.
     #[error(
         "it lends {most} bytes at most: ask for less, or raise `per_peer` and `in_total` there"
     )]
     TooLong {
-        /// So many bytes at most, of the alignment that was asked for.
+        /// The most bytes that it lends with the requested alignment.
         most: u64,
     },
-    /// It has lent as much as it may, to this end or to all: ask for what is left, or later.
+    /// The peer has lent as much as it may, to this end or to all: request what is left, or try later.
     #[error("{left} bytes are left of what it may lend: give some back, or ask again later")]
     Full {
-        /// So many bytes are left, in whole pages.
+        /// The bytes that are left, in whole pages.
         left: u64,
     },
-    /// It has lent as many regions to this end as it may.
+    /// The peer has lent as many regions to this end as it may.
     #[error("it lends {most} regions at a time: give one back, or ask again later")]
     TooMany {
-        /// So many at most.
+        /// The most regions at a time.
         most: u64,
     },
-    /// It does not lend for so long.
+    /// The peer does not lend for that long.
     #[error("it lends for {longest:?} at most: ask for less, or raise `longest` there")]
     Time {
-        /// As long as it may be.
+        /// The longest time.
         longest: Duration,
     },
-    /// That is no alignment that it knows.
+    /// The peer does not support that alignment.
     #[error("an alignment is a power of two, and {most} at most")]
     Alignment {
         /// The largest one.
         most: u64,
     },
-    /// It has no memory, or its device refuses to open it: as much as its machine, `ulimit -l` and the device have is in use.
+    /// The peer has no memory left, or its device refuses to open it: its machine, `ulimit -l` or the device is at its
+    /// limit.
     #[error("it could not allocate the memory, or register it: ask again later, or for less")]
     Failed,
-    /// The queue pair has ended there, as this end is about to hear: connect anew.
+    /// The queue pair has ended at the peer, as this end is about to learn: connect again.
     #[error("the queue pair that the memory was for has ended there: connect anew")]
     Ended,
-    /// A reason of another release, by its number: take the same release at both ends.
+    /// A reason of another release, by its number: use the same release at both ends.
     #[error("for reason {0} of another release: take the same one at both ends")]
     Other(u32),
 }
 
 impl Denial {
-    /// What the program that asked can do about it. What the peer has used up is a [`Retry`](Recovery::Retry): some of it comes
-    /// back.
+    /// Returns what the requesting program can do about it. If the peer has used up a limit, that is
+    /// [`Retry`](Recovery::Retry), since some of it becomes free again.
     ///
     /// ```
     /// use rdma_async::Denial;

@@ -83,8 +83,8 @@ impl RemoteRegion {
         Op::new(Link::Owned(Arc::clone(&self.leased)), memory, request)
     }
 
-    /// Writes into it, from its first byte, as [`Connection::write`](crate::Connection::write). What is longer is refused, and nothing is
-    /// posted; to write elsewhere, write into a [`slice`](Self::slice).
+    /// Writes into the memory, from its first byte, like [`Connection::write`](crate::Connection::write). A longer
+    /// buffer is refused, and nothing is posted. To write elsewhere, write into a [`slice`](Self::slice).
     pub fn write<B: Source>(&self, from: B) -> Op<'static, Write<B>> {
         self.op(from, Request::Write(self.part, None))
     }
@@ -94,8 +94,9 @@ impl RemoteRegion {
         self.op(from, Request::Write(self.part, Some(immediate)))
     }
 
-    /// Reads from its first byte, as [`Connection::read`](crate::Connection::read), as many bytes as the buffer has. If that is
-    /// longer, it is refused, and nothing is posted; to read elsewhere, read from a [`slice`](Self::slice).
+    /// Reads as many bytes as the buffer has, from the first byte of the memory, like
+    /// [`Connection::read`](crate::Connection::read). A longer buffer is refused, and nothing is posted. To read
+    /// elsewhere, read from a [`slice`](Self::slice).
     pub fn read<B: Target>(&self, into: B) -> Op<'static, Read<B>> {
         self.op(into, Request::Read(self.part))
     }
@@ -110,14 +111,15 @@ impl RemoteRegion {
         self.op((), Request::FetchAdd(self.part, add))
     }
 
-    /// Hands the memory, with what this end has written, to the program of the peer:
-    /// [`receive_region`](crate::Connection::receive_region) there has it, or, if that program had lent it, its
-    /// [`Loan`](crate::Loan), [which says so](crate::EndedLoan::is_given). Nothing says here whether it has arrived. The peer is
-    /// told when the last clone and the last operation are dropped; nothing more is posted from now on.
+    /// Hands the memory, with what this end has written, to the program of the peer.
+    /// [`receive_region`](crate::Connection::receive_region) returns it there or, if that program had lent it, its
+    /// [`Loan`](crate::Loan) does, [which says so](crate::EndedLoan::is_given). This end does not learn whether it has
+    /// arrived. The peer is notified when the last clone and the last operation are dropped; nothing more is posted
+    /// from now on.
     ///
-    /// What comes there when its time is over, or the queue pair has ended, is not received. So
-    /// [`disconnect`](crate::Connection::disconnect) behind this, rather than just dropping the connection. If an operation was
-    /// dropped that may not have completed, the peer's program does not have the memory that was asked for.
+    /// Memory that arrives there after its time is over, or after the queue pair has ended, is not received. So call
+    /// [`disconnect`](crate::Connection::disconnect) after this, rather than just dropping the connection. If an
+    /// operation was dropped that may not have completed, the peer's program does not receive requested memory.
     pub fn give(self) {
         self.granted().give();
     }

@@ -78,7 +78,7 @@ impl<B> Received<B> {
 }
 
 impl<B: Deref<Target = [u8]>> Received<B> {
-    /// The bytes of the message: of an RDMA write none, since these are elsewhere.
+    /// The bytes of the message; none for an RDMA write, whose bytes are elsewhere.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         let length = if self.is_write { 0 } else { self.length.min(self.memory.len()) };

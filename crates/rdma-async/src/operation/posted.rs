@@ -36,14 +36,14 @@ impl<'c, K: Kind> Posted<'c, K> {
         Self { link: Some(link), id, kind: PhantomData }
     }
 
-    /// Waits for the outcome, and polls for so long before it sleeps: what completes meanwhile costs no event of the device and
-    /// no wake-up. It takes the processor for that time, but lets other tasks run after every 64 polls.
+    /// Waits for the outcome, and polls for at most `limit` before it sleeps. A completion in that time costs no event
+    /// of the device and no wake-up. Polling occupies the processor, but lets other tasks run after every 64 polls.
     ///
-    /// For answers that come within microseconds. A receive that may wait for long is better awaited.
-    /// Dropped while it waits, it leaves the memory with the request, as [`Posted`] does.
+    /// This is for answers that arrive within microseconds; a receive that may wait for long is better awaited. If the
+    /// future is dropped while it waits, it leaves the memory with the request, as [`Posted`] does.
     ///
     /// # Errors
-    /// As the operation, when it is awaited.
+    /// Same errors as awaiting the operation.
     ///
     /// # Examples
     /// ```

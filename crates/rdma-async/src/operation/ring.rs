@@ -16,15 +16,15 @@ use crate::connection::Connection;
 
 /// Buffers that are posted as receives, and come back in the order in which messages arrive.
 ///
-/// A message that arrives finds a receive, as long as fewer messages are on their way than buffers are posted. So the
-/// peer's send never [waits](crate::guide#receives-that-are-posted-ahead) for one. The program says how many buffers
-/// there are, and how long: a message that is longer than its buffer fails the connection.
+/// A message that arrives finds a receive, as long as fewer messages are in flight than buffers are posted. So the
+/// peer's send never [waits](crate::guide#receives-that-are-posted-ahead) for one. The program chooses the number of
+/// buffers and their length: a message that is longer than its buffer fails the connection.
 ///
-/// [`next`](Self::next) gives the next message. Its buffer is posted again when the [`RingMessage`] is dropped, or was
-/// [taken](RingMessage::take) and is [given back](Self::give_back). Other receives that the program posts on the same
-/// connection take their turn among these. After [`reconnect`](Connection::reconnect) `next` posts all again.
+/// [`next`](Self::next) returns the next message. Its buffer is posted again when the [`RingMessage`] is dropped, or
+/// was [taken](RingMessage::take) and is [given back](Self::give_back). Other receives that the program posts on the
+/// same connection take their turn among these. After [`reconnect`](Connection::reconnect) `next` posts all again.
 ///
-/// Dropped, the ring leaves its receives posted, as a dropped [`Posted`] does.
+/// A dropped ring leaves its receives posted, as a dropped [`Posted`] does.
 ///
 /// # Examples
 /// ```
@@ -61,9 +61,9 @@ impl Connection {
     /// Posts a receive for each of these buffers, in order, and hands out their messages.
     ///
     /// # Errors
-    /// If not all could be posted: [`TransportError::WouldBlock`] if the queue has no room for that many, which
-    /// [`max_recv_wr`](rdma_qp::QueuePairBuilder::max_recv_wr) says; those of [`Op::try_post`](crate::Op::try_post). What was
-    /// posted stays posted, as that of a dropped ring.
+    /// [`TransportError::WouldBlock`] if the queue has no room for all of them (see
+    /// [`max_recv_wr`](rdma_qp::QueuePairBuilder::max_recv_wr)); otherwise same errors as
+    /// [`Op::try_post`](crate::Op::try_post). Receives that were posted stay posted, as those of a dropped ring.
     #[doc(alias = "ibv_post_recv")]
     pub fn receive_ring<B: Target>(
         &self,
@@ -79,10 +79,11 @@ impl Connection {
 }
 
 impl<'c, B: Target> ReceiveRing<'c, B> {
-    /// The next message. Dropped before it is ready, nothing is lost: the next call waits for the same message.
+    /// Waits for the next message. If the future is dropped before it is ready, nothing is lost: the next call waits
+    /// for the same message.
     ///
     /// # Errors
-    /// - why the receive has failed: the connection has ended, and the ring keeps the buffer;
+    /// - the error of the receive, if it has failed: the connection has ended, and the ring keeps the buffer;
     /// - if no receive is posted, the reason: [`TransportError::Closed`], or [`TransportError::WouldBlock`] if all buffers were
     ///   [taken](RingMessage::take), or other receives have filled the queue.
     pub async fn next(&mut self) -> Result<RingMessage<'_, 'c, B>, TransportError> {
@@ -103,14 +104,14 @@ impl<'c, B: Target> ReceiveRing<'c, B> {
         }
     }
 
-    /// How many receives are posted: one less than there are buffers while a message is read.
+    /// The number of posted receives: one less than there are buffers while a message is read.
     #[must_use]
     pub fn posted(&self) -> usize {
         self.posted.len()
     }
 
-    /// Posts a buffer that a message was [taken](RingMessage::take) in, or any other one. If that is not possible now, it is tried
-    /// again before the next message is waited for.
+    /// Posts a buffer that was [taken](RingMessage::take) with its message, or any other one. If it cannot be posted
+    /// now, [`next`](Self::next) tries again before it waits.
     pub fn give_back(&mut self, buffer: B) {
         self.idle.push(buffer);
         self.post_idle();
@@ -141,7 +142,7 @@ impl<B: Target> fmt::Debug for ReceiveRing<'_, B> {
 
 /// A message of a [`ReceiveRing`]. It derefs to the bytes that came; dropped, its buffer is posted again.
 ///
-/// Of an RDMA write with immediate data, whose bytes are elsewhere, it has none.
+/// It is empty for an RDMA write with immediate data, whose bytes are elsewhere.
 pub struct RingMessage<'r, 'c, B: Target = Buffer> {
     ring: &'r mut ReceiveRing<'c, B>,
     /// `None` when it was taken.
@@ -155,8 +156,8 @@ impl<B: Target> RingMessage<'_, '_, B> {
         self.received.as_ref().and_then(|received| received.immediate)
     }
 
-    /// Takes the message with its buffer out of the ring: to send it, or to keep several. The ring has a receive less until the buffer
-    /// is [given back](ReceiveRing::give_back).
+    /// Takes the message with its buffer out of the ring: to send it, or to keep several. The ring has one receive less
+    /// until the buffer is [given back](ReceiveRing::give_back).
     ///
     /// # Panics
     /// Never: it is taken once.

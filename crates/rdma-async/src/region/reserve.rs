@@ -64,8 +64,8 @@ pub enum ReserveError {
         /// The memory.
         region: Region,
     },
-    /// The provider refuses to end the access. The memory is never used for anything else. Peers may still reach it by each
-    /// connection of its protection domain, until these are closed.
+    /// The provider refuses to end the access. The memory is never used again. Peers may still reach it by the
+    /// connections of its protection domain, until these are closed.
     #[error(
         "peers may still reach the memory, which is lost, by the connections of its domain: {0}"
     )]
@@ -77,8 +77,8 @@ pub enum ReserveError {
 }
 
 impl ReserveError {
-    /// What a program can do about it. After [`NotRevoked`](Self::NotRevoked) it is to close *all* connections of the protection
-    /// domain, which peers reach the memory by.
+    /// Returns what a program can do about the error. After [`NotRevoked`](Self::NotRevoked), close *all* connections
+    /// of the protection domain, by which peers can reach the memory.
     ///
     /// ```
     /// use rdma_async::ReserveError;

@@ -183,14 +183,14 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// How many bytes an inline request can have: a number, with which a device that has fewer does not create the
-    /// channel, or [`Inline::UpTo`]. Default: up to 64. See [`QueuePairBuilder::max_inline_data`].
+    /// The number of bytes that an inline request can have: an exact number, so that a device that allows fewer does
+    /// not create the channel, or [`Inline::UpTo`]. Default: up to 64. See [`QueuePairBuilder::max_inline_data`].
     ///
-    /// If the device has fewer than were asked for with `UpTo`, the channel registers as many bytes for each request that
-    /// its queues hold. Then [`send_inline`](Channel::send_inline) and
-    /// [`write_inline`](Channel::write_inline), here and in scopes, copy into these what does not fit inline, so
-    /// that a program works on each device. Requests that are made by hand
-    /// ([`SendWorkRequest::inline`](rdma_qp::SendWorkRequest::inline)) have what the device gave.
+    /// If the device allows fewer than `UpTo` asks for, the channel registers the number asked for, for each request
+    /// that its queues hold. Then [`send_inline`](Channel::send_inline) and [`write_inline`](Channel::write_inline),
+    /// here and in scopes, copy data that does not fit inline into these bytes, so that a program works on every
+    /// device. Requests that are made by hand ([`SendWorkRequest::inline`](rdma_qp::SendWorkRequest::inline)) have the
+    /// limit of the device.
     pub fn max_inline_data(mut self, max_inline_data: impl Into<Inline>) -> Self {
         self.options.qp = self.options.qp.max_inline_data(max_inline_data);
         self
@@ -263,7 +263,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// How long the peer has to wait when no receive is posted here. Default: 0.64 ms. See
+    /// The time that the peer has to wait when no receive is posted here. Default: 0.64 ms. See
     /// [`QueuePairBuilder::min_rnr_timer`].
     pub fn min_rnr_timer(mut self, min_rnr_timer: MinRnrTimer) -> Self {
         self.options.qp = self.options.qp.min_rnr_timer(min_rnr_timer);

@@ -165,21 +165,21 @@ impl Ledger {
 /// A program that sends first and posts the receive of the answer afterwards makes the peer's answer
 /// [wait](crate::guide#receives-that-are-posted-ahead), on a NIC too.
 impl Channel {
-    /// Posts the receive, then the send, and waits until both are done. Returns how the receive ended.
+    /// Posts the receive, then the send, and waits until both have completed. Returns the completion of the receive.
     ///
-    /// Both ends of a conversation can use it: an answer is sent, and the next message received, by one call.
+    /// Both ends of a conversation can use it: one call sends an answer and receives the next message.
     ///
     /// # Limits
-    /// The send takes no longer than a send may, and the receive no longer than a receive may, by default without a limit.
-    /// A [timeout](Self::exchange_timeout), or that of [`within`](Self::within), is for the whole call.
+    /// The send has the time limit of a send, and the receive that of a receive, by default none. A limit by
+    /// [`exchange_timeout`](Self::exchange_timeout) or [`within`](Self::within) is for the whole call.
     ///
     /// # Errors
-    /// Any [`TransportError`]. Whatever it is, the device uses none of the memory any more:
-    /// - a request that is refused before the receive was posted leaves the channel as it was. What this library knows to
-    ///   be wrong with the send, as too many elements, is refused so;
-    /// - any other error has closed the channel, since only that has the device let go of the receive. So has a send that
-    ///   the device refuses, with [`CloseReason::Refused`]. Of a receive that was ended so it is not
-    ///   said what is in its memory.
+    /// Any [`TransportError`]. In each case, the device uses none of the memory any more:
+    /// - a request that is refused before the receive was posted leaves the channel as it was. This library refuses a
+    ///   send in that way if it can check the mistake itself, such as too many elements;
+    /// - any other error has closed the channel, since only that makes the device release the receive. So does a send
+    ///   that the device refuses, with [`CloseReason::Refused`]. The contents of the memory of such a receive are
+    ///   unspecified.
     ///
     /// # Examples
     /// ```
@@ -215,7 +215,7 @@ impl Channel {
         self.ledger.exchange(send, receive, None)
     }
 
-    /// The same as [`exchange`](Self::exchange), with a limit of its own for the whole call. [`Duration::MAX`] is none.
+    /// Like [`exchange`](Self::exchange), with a limit of its own for the whole call. [`Duration::MAX`] is no limit.
     ///
     /// # Errors
     /// Same errors as [`exchange`](Self::exchange).
@@ -228,15 +228,15 @@ impl Channel {
         self.ledger.exchange(send, receive, Some(timeout))
     }
 
-    /// Sends registered bytes as one message, as [`send_from`](Self::send_from), and receives the answer, as
-    /// [`receive_into`](Self::receive_into): returns how many bytes came into `into`.
+    /// Sends registered bytes as one message, like [`send_from`](Self::send_from), and receives the answer, like
+    /// [`receive_into`](Self::receive_into). Returns the number of bytes received into `into`.
     ///
     /// # Errors
     /// Same errors as [`exchange`](Self::exchange).
     ///
     /// # Examples
-    /// A server that answers each message with the same bytes. The two regions take turns: the next message has its
-    /// receive before the answer is sent.
+    /// A server that answers each message with the same bytes. The two regions take turns: the receive of the next
+    /// message is posted before the answer is sent.
     /// ```
     /// use std::mem::swap;
     /// use rdma_channel::{Channel, TransportError};
@@ -280,8 +280,8 @@ impl Channel {
         self.exchange_into(SendWorkRequest::from_list(&list), into.into())
     }
 
-    /// Sends these bytes as one message, as [`send_inline`](Self::send_inline), and receives the answer, as
-    /// [`receive_into`](Self::receive_into): returns how many bytes came into `into`.
+    /// Sends these bytes as one message, like [`send_inline`](Self::send_inline), and receives the answer, like
+    /// [`receive_into`](Self::receive_into). Returns the number of bytes received into `into`.
     ///
     /// # Errors
     /// Same errors as [`exchange`](Self::exchange) and [`send_inline`](Self::send_inline).

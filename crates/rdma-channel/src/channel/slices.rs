@@ -100,8 +100,8 @@ impl Channel {
     /// them; there can be as many as [`max_inline_data`](crate::ChannelBuilder::max_inline_data)
     /// says, by default 64.
     ///
-    /// A device that takes less inline data, or none, is given a copy in registered memory of the channel's own, if
-    /// the option was [`Inline::UpTo`](rdma_qp::Inline::UpTo), as it is by default.
+    /// For a device that takes less inline data, or none, the bytes are copied into registered memory of the channel's
+    /// own, if the option was [`Inline::UpTo`](rdma_qp::Inline::UpTo), as it is by default.
     ///
     /// With immediate data, use [`send`](Self::send) with [`SendWorkRequest::inline`]. Memory that
     /// peers may write is no slice; copy out of it what is to be sent.

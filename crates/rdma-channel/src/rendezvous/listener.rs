@@ -23,19 +23,21 @@ use crate::channel::prepared::PreparedChannel;
 /// [`accept`](Self::accept) waits.
 ///
 /// # Clients that are slow or bad
-/// A client is half-open until its queue pair and one of this end are connected; then it comes to the program. It has the
-/// [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) for its first message, and the same time for the
-/// next one. It gets a queue pair when its first message was right, so that one that is silent costs a file.
+/// A client is half-open until its queue pair and one of this end are connected; then the program can accept it. It has
+/// the [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) for its first message, and the same time for
+/// the next one. It gets a queue pair once its first message is valid, so that a silent client costs only a file.
 ///
-/// Up to 256 clients are half-open at a time, or a quarter of the limit of open files if that is less. When one more comes,
-/// one goes, so that silent clients keep no others out: of the address that has most (an address of IPv4, or a network of
-/// 64 bits of IPv6) first those that have sent nothing within a second, and then those that the listener has waited
-/// for longest. It is told [`Busy`](ConnectError::Busy), and [counted](Self::dropped_half_open). While there is room, a
-/// slow client has all of its time. Likewise, if there is no queue pair for a client, one goes that has one and has
-/// kept it for a second, or whose address has more of them.
+/// Up to 256 clients are half-open at a time, or a quarter of the limit of open files if that is less. When one more
+/// comes, the listener drops one, so that silent clients do not block others. It is one of the address with the most
+/// half-open clients (an IPv4 address, or an IPv6 network of 64 bits): first one that has sent nothing within a second,
+/// and then the one for which the listener has waited longest. That client is told [`Busy`](ConnectError::Busy), and
+/// [counted](Self::dropped_half_open). While there is room, a slow client has all of its time. Likewise, if there is no
+/// queue pair for a client, the listener drops one that has had a queue pair for a second, or whose address has more of
+/// them.
 ///
-/// Clients that wait for the program have no limit but their own. If that are 64, others wait in the backlog of the
-/// socket. Time in which the program does not ask counts, but a client that spoke in it is not refused for that.
+/// Clients that wait for the program have no limit except their own. If 64 of them wait, others wait in the backlog of
+/// the socket. Time in which the program does not call the listener counts, but a client that has sent its message by
+/// then is not refused for that.
 ///
 /// The kernel may take a moment to find the way to a client's GID on Ethernet, when its queue pair is connected: a client
 /// with an address that nobody has can cost others that moment, and its own connection.
@@ -160,7 +162,7 @@ impl ChannelListener {
     /// |---|---|
     /// | [`Timeout`](ConnectError::Timeout) | no client came in time; those that have begun go on with the next call |
     /// | [`Verbs`](ConnectError::Verbs) | no queue pair could be made for a client, which was told so |
-    /// | [`Io`](ConnectError::Io) | no client can be taken from the socket, mostly since too many files are open; they wait, and the listener tries again after a second |
+    /// | [`Io`](ConnectError::Io) | no client can be accepted from the socket, mostly because too many files are open; clients wait, and the listener tries again after a second |
     pub fn incoming(&mut self, limit: Option<Duration>) -> Result<Incoming<'_>, ConnectError> {
         let limit = limit.unwrap_or(Duration::MAX);
         let until = Until::after(limit);
@@ -197,7 +199,8 @@ impl ChannelListener {
 
     /// The number of clients that were dropped so far while half-open: others needed the room, or the
     /// [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) was over. They are among those
-    /// [refused](Self::refused). A number that grows means silent clients, or more clients at a time than the listener serves.
+    /// [refused](Self::refused). If it grows, clients are silent, or more of them come at a time than the listener
+    /// serves.
     ///
     /// # Examples
     /// ```

@@ -18,16 +18,16 @@ use crate::transport_error::TransportError;
 
 /// Buffers that are posted as receives, and come back in the order in which messages arrive.
 ///
-/// A message that arrives finds a receive, as long as fewer messages are on their way than buffers are posted. So the
-/// peer's send never [waits](crate::guide#receives-that-are-posted-ahead) for one. The program says how many buffers
-/// there are, and how long: a message that is longer than its buffer fails the connection.
+/// A message that arrives finds a receive, as long as fewer messages are in flight than buffers are posted. So the
+/// peer's send never [waits](crate::guide#receives-that-are-posted-ahead) for one. The program chooses the number of
+/// buffers and their length: a message that is longer than its buffer fails the connection.
 ///
-/// [`next`](Self::next) gives the next message. Its buffer is posted again when the [`RingMessage`] is dropped, or was
-/// [taken](RingMessage::take) and is [given back](Self::give_back). Other receives that the program posts to the same peer take
-/// their turn among these.
+/// [`next`](Self::next) returns the next message. Its buffer is posted again when the [`RingMessage`] is dropped, or
+/// was [taken](RingMessage::take) and is [given back](Self::give_back). Other receives that the program posts to the
+/// same peer take their turn among these.
 ///
-/// When the ring is dropped, its receives stay posted, and their memory stays with the scope until it ends. If no messages will
-/// come for them, [close](crate::Scope::close) the channel before.
+/// When the ring is dropped, its receives stay posted, and their memory stays with the scope until it ends. If no
+/// messages will arrive for them, [close](crate::Scope::close) the channel before that.
 ///
 /// # Examples
 /// A server whose next receives are posted when it answers:
@@ -86,8 +86,9 @@ impl<'scope> ScopedPeer<'scope> {
     /// Posts a receive for each of these buffers, in order, and hands out their messages, as long as the scope lasts.
     ///
     /// # Errors
-    /// If not all could be posted: [`TransportError::WouldBlock`] if the queue does not hold that many, which
-    /// [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr) says. What was posted stays with the scope.
+    /// The error of the first buffer that could not be posted: [`TransportError::WouldBlock`] if the queue does not
+    /// hold that many (see [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr)). Buffers that were posted stay with the
+    /// scope.
     #[doc(alias = "ibv_post_recv")]
     pub fn receive_ring<'b: 'scope>(
         &self,
@@ -106,8 +107,8 @@ impl<'scope> ReceiveRing<'scope> {
     /// Waits for the next message, for at most `limit`. [`Duration::MAX`] is no limit.
     ///
     /// # Errors
-    /// - [`TransportError::Timeout`] changes nothing: ask again;
-    /// - why the receive has failed: its buffer stays with the scope;
+    /// - [`TransportError::Timeout`] changes nothing: call it again;
+    /// - the error of the receive, if it has failed: its buffer stays with the scope;
     /// - if no receive is posted, the reason: [`TransportError::Closed`], or [`TransportError::WouldBlock`] if all buffers were
     ///   [taken](RingMessage::take), or other receives have filled the queue.
     pub fn next(&mut self, limit: Duration) -> Result<RingMessage<'_, 'scope>, TransportError> {
@@ -125,14 +126,14 @@ impl<'scope> ReceiveRing<'scope> {
         Ok(RingMessage { ring: self, buffer: Some(buffer), success })
     }
 
-    /// How many receives are posted: one less than there are buffers while a message is read.
+    /// The number of posted receives: one less than there are buffers while a message is read.
     #[must_use]
     pub fn posted(&self) -> usize {
         self.posted.len()
     }
 
-    /// Posts a buffer that a message was [taken](RingMessage::take) in, or any other one of this scope. If that is not possible
-    /// now, it is tried again before the next message is waited for.
+    /// Posts a buffer that was [taken](RingMessage::take) with its message, or any other one of this scope. If it
+    /// cannot be posted now, [`next`](Self::next) tries again before it waits.
     pub fn give_back<'b: 'scope>(&mut self, buffer: SliceMut<'b>) {
         self.idle.push(buffer);
         self.post_idle();
@@ -170,7 +171,7 @@ impl fmt::Debug for ReceiveRing<'_> {
 
 /// A message of a [`ReceiveRing`]. It derefs to the bytes that came; dropped, its buffer is posted again.
 ///
-/// Of an RDMA write with immediate data, whose bytes are elsewhere, it has none.
+/// It is empty for an RDMA write with immediate data, whose bytes are elsewhere.
 pub struct RingMessage<'r, 'scope> {
     ring: &'r mut ReceiveRing<'scope>,
     /// `None` when it was taken.
@@ -191,8 +192,8 @@ impl<'scope> RingMessage<'_, 'scope> {
         self.success.immediate_data()
     }
 
-    /// Takes the whole buffer out of the ring, with the length of the message: to send it, or to read several at a time. The ring
-    /// has a receive less until it is [given back](ReceiveRing::give_back).
+    /// Takes the whole buffer out of the ring, with the length of the message: to send it, or to read several at a
+    /// time. The ring has one receive less until the buffer is [given back](ReceiveRing::give_back).
     ///
     /// # Panics
     /// Never: it is taken once.

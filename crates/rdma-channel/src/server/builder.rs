@@ -77,11 +77,11 @@ impl<'a> ServerBuilder<'a> {
         self
     }
 
-    /// Whether the clients share one receive queue, so that each can use all receives. Default: if the device has shared
-    /// receive queues. Some have none, such as Intel E810 and Alibaba erdma.
+    /// Whether the clients share one receive queue, so that each can use all receives. Default: true if the device has
+    /// shared receive queues. Some have none, such as Intel E810 and Alibaba erdma.
     ///
-    /// Where they share none, each client has [`max_recv_wr_per_peer`](Self::max_recv_wr_per_peer) receives of its
-    /// own. [`max_recv_wr`](Self::max_recv_wr) is the number of all receives on both kinds of device, and with
+    /// Otherwise each client has [`max_recv_wr_per_peer`](Self::max_recv_wr_per_peer) receives of its own.
+    /// [`max_recv_wr`](Self::max_recv_wr) is the number of all receives on both kinds of device, and with
     /// [`message_size`](Self::message_size) the memory for them.
     #[doc(alias = "ibv_create_srq")]
     pub fn shared_receive_queue(mut self, shares: bool) -> Self {
@@ -129,8 +129,8 @@ impl<'a> ServerBuilder<'a> {
     /// # Errors
     /// [`Io`](ConnectError::Io), of the first address; [`Resolve`](ConnectError::Resolve),
     /// [`NoAddress`](ConnectError::NoAddress) and [`UserBytesTooLong`](ConnectError::UserBytesTooLong) as for
-    /// [`connect`](ChannelBuilder::connect); [`Verbs`](ConnectError::Verbs) if the queues cannot be made, an option is
-    /// 0 with which no message could be received, one client would have more receives than there are for all, or there
+    /// [`connect`](ChannelBuilder::connect); [`Verbs`](ConnectError::Verbs) if the queues cannot be made, if an option
+    /// is 0 so that no message could be received, if one client would have more receives than all together, or if there
     /// is no memory for the receives.
     #[doc(alias("ibv_create_srq", "ibv_create_cq"))]
     pub fn bind(self, addr: impl ToSocketAddrs) -> Result<Server, ConnectError> {

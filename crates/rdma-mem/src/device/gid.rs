@@ -24,8 +24,8 @@ pub struct GidEntry {
     /// The number of the network interface (`if_nametoindex`) that the GID is an address of. `None`
     /// on InfiniBand and software ports.
     pub netdev_index: Option<u32>,
-    /// How many leading bits of the GID name its network, by the mask of the interface that has this address: 120 for
-    /// an IPv4 address of a /24. `None` if no interface of this network namespace has it.
+    /// The number of leading bits of the GID that name its network, by the mask of the interface that has this address:
+    /// 120 for an IPv4 address of a /24. `None` if no interface of this network namespace has it.
     pub prefix_length: Option<u8>,
 }
 

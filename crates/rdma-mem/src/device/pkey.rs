@@ -9,8 +9,8 @@ use crate::error::Error;
 use crate::error::verb::VerbError;
 
 impl Context {
-    /// The partition keys of a port, by index: what the option `pkey_index` of a queue pair chooses from. Entries that the
-    /// subnet manager has not set [are empty](Pkey::is_empty). See `man ibv_query_pkey`.
+    /// Returns the partition keys of a port, by the index that the option `pkey_index` of a queue pair names. Entries
+    /// that the subnet manager has not set [are empty](Pkey::is_empty). See `man ibv_query_pkey`.
     ///
     /// # Errors
     /// If there is no such port, or the provider refuses.

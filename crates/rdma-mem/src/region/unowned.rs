@@ -20,7 +20,7 @@ use crate::remote::RemoteMemoryRegion;
 /// here. Where the memory may as well belong to the region, [`OwnedRegion`](crate::OwnedRegion) is
 /// the simpler choice, and [`SharedRegion`](crate::SharedRegion) the safe one for peers.
 ///
-/// The software device checks for each later copy that this memory is still mapped, which takes it about a
+/// For each copy after the post, the software device checks that this memory is still mapped, which takes about a
 /// microsecond. Memory that a region owns or borrows needs no check.
 ///
 /// # Examples

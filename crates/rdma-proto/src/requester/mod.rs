@@ -218,26 +218,26 @@ impl<W: Window> Requester<W> {
         self.retry.forgo_probes();
     }
 
-    /// Whether the transport timer has run out, so that [`expire`](Self::expire) would count a retry. A caller that knows
-    /// better whether the peer could have answered does not call that, but [`hold`](Self::hold).
+    /// Returns true if the transport timer has run out, so that [`expire`](Self::expire) would count a retry. A caller
+    /// that knows better whether the peer could have answered calls [`hold`](Self::hold) instead.
     #[must_use]
     pub fn has_run_out(&self, now: Time) -> bool {
         !self.stopped && self.not_ready.until.is_none() && self.retry.has_run_out(now)
     }
 
-    /// The transport timer has run out, but the peer may have had no time to answer. The timer stands until the peer takes
-    /// something, or until [`count_held`](Self::count_held).
+    /// Holds the transport timer, which has run out although the peer may have had no time to answer. It stays held
+    /// until the peer takes something, or until [`count_held`](Self::count_held).
     pub const fn hold(&mut self) {
         self.retry.hold();
     }
 
-    /// Whether the transport timer [stands](Self::hold).
+    /// Returns true if the transport timer is [held](Self::hold).
     #[must_use]
     pub const fn is_held(&self) -> bool {
         self.retry.is_held()
     }
 
-    /// The peer had time to answer, and has not: a timer that [stands](Self::hold) is counted as one that has run out.
+    /// Counts a [held](Self::hold) timer as one that has run out: the peer had time to answer, and has not answered.
     pub fn count_held<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         if !self.stopped && self.is_held() {
             self.retry.count_silence();
@@ -245,14 +245,14 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Whether it waits for answers with a limit.
+    /// Returns true if it waits for answers with a limit.
     #[must_use]
     pub const fn has_timeout(&self) -> bool {
         self.retry.has_timeout()
     }
 
-    /// The receiver that was not ready for the packet with that PSN is ready now: a wait with that packet ends early. The
-    /// wait counts as an RNR retry all the same. Returns true if a wait ended.
+    /// Ends the wait with the packet of that PSN early: the receiver that was not ready for it is ready now. The wait
+    /// still counts as an RNR retry. Returns true if a wait ended.
     pub fn receiver_is_ready(&mut self, psn: Psn) -> bool {
         psn == self.oldest && self.not_ready.until.take().is_some()
     }
@@ -266,9 +266,9 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Takes the news that the peer has executed all packets before the one with that number, which its responder
-    /// [expects](crate::responder::Responder::expected) next: the same as an acknowledgement, by a way that is not a
-    /// packet. A READ or an atomic completes by its response alone; what is after it waits for the next call.
+    /// Records that the peer has executed all packets before the one with that number, which its responder
+    /// [expects](crate::responder::Responder::expected) next. This is an acknowledgement that did not arrive as a
+    /// packet. A READ or an atomic completes only by its response; requests after it wait for the next call.
     ///
     /// A number beyond what was sent is ignored.
     pub fn executed<Q: Work + ?Sized>(&mut self, now: Time, expected: Psn, work: &mut Q) {

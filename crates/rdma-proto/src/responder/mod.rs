@@ -108,7 +108,7 @@ impl Responder {
 
     /// The number of the packet that it takes next.
     ///
-    /// A link may bring that number to the peer's requester, which [takes](crate::requester::Requester::executed) it.
+    /// A link may bring that number to the peer's requester, which [records](crate::requester::Requester::executed) it.
     /// Then no packet has to [acknowledge](Self::is_acknowledged) what was executed.
     #[must_use]
     pub const fn expected(&self) -> Psn {
@@ -126,8 +126,8 @@ impl Responder {
         }
     }
 
-    /// The peer learns by other means than a packet which one is [expected](Self::expected) next: a mere acknowledgement
-    /// is not owed any more.
+    /// Notes that the peer learns the [expected](Self::expected) number by other means than a packet: a mere
+    /// acknowledgement is no longer owed.
     pub fn is_acknowledged(&mut self) {
         if self.owed == Owed::Ack {
             self.owed = Owed::Nothing;
@@ -139,8 +139,8 @@ impl Responder {
         self.min_rnr_timer = timer;
     }
 
-    /// The RNR NAK of the packet that found no receive, until that packet comes again. A link that can say so sends it
-    /// once more, marked as void, when there is a receive: see
+    /// The RNR NAK of the packet that found no receive, until that packet comes again. A link that supports this sends
+    /// it again, marked as void, when a receive is posted: see
     /// [`Requester::receiver_is_ready`](crate::requester::Requester::receiver_is_ready).
     #[must_use]
     pub fn refusal(&self) -> Option<Burst> {

@@ -107,7 +107,7 @@ impl Operation {
         matches!(self.row().place, Place::Last | Place::Only)
     }
 
-    /// Whether a packet of the operation `next` can follow this one within one message or response.
+    /// Returns true if a packet of the operation `next` can follow this one within one message or response.
     ///
     /// # Examples
     /// ```

@@ -111,10 +111,10 @@ impl QueuePairEndpoint {
         bytes
     }
 
-    /// The endpoint that these bytes are, of this version or of version 1.
+    /// Returns the endpoint that these bytes encode, in this version or in version 1.
     ///
     /// # Errors
-    /// If they are none, of another version, or malformed: the error says in which field.
+    /// If they are no endpoint, of another version, or malformed: the error names the field.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, EndpointError> {
         let found = bytes.len();
         if ![Self::BYTES, BYTES_OF_VERSION_1].contains(&found) {

@@ -140,7 +140,7 @@ impl<'a> QueuePairBuilder<'a> {
         QueuePairCapabilities { max_inline_data: self.inline.wish(), ..self.sizes }
     }
 
-    /// How many bytes an inline request can have. Default: up to 64, as many as the device gives of that.
+    /// The number of bytes that an inline request can have. Default: up to 64, as far as the device allows.
     ///
     /// A number is [`Inline::Exactly`] that many.
     pub fn max_inline_data(mut self, max_inline_data: impl Into<Inline>) -> Self {
@@ -214,11 +214,11 @@ impl<'a> QueuePairBuilder<'a> {
         ack_timeout: AckTimeout => settings.ack_timeout;
         /// How often to send again when no acknowledgement comes.
         max_ack_retries: MaxAckRetries => settings.max_ack_retries;
-        /// How often to try again when the peer has no receive posted. Default: without end, as most programs ask, so
-        /// that a peer which is slow to post fails nothing; who waits for the completion says how long.
+        /// The number of retries when the peer has no receive posted. Default: no limit, as in most programs, so that a
+        /// peer that is slow to post causes no failure; the program limits its wait for the completion.
         max_rnr_retries: MaxRnrRetries => settings.max_rnr_retries;
-        /// How long the peer has to wait, at least, before it sends again what has found no receive posted here.
-        /// Default: 0.64 ms. A receive that is posted before the message comes costs nobody that time.
+        /// The least time that the peer has to wait before it sends a message again that found no receive posted here.
+        /// Default: 0.64 ms. If the receive is posted before the message arrives, no peer waits.
         min_rnr_timer: MinRnrTimer => settings.min_rnr_timer;
         /// The index of the partition key in the port's table. Default: 0.
         pkey_index: u16 => settings.pkey_index;

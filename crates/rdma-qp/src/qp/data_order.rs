@@ -7,23 +7,24 @@ use rdma_types::WcOpcode;
 use crate::error::Error;
 use crate::qp::queue_pair::QueuePair;
 
-/// What a device guarantees of the order in which the bytes of one message reach memory.
+/// The guarantees of a device about the order in which the bytes of one message reach memory.
 ///
 /// A program that polls memory for the last byte of a message, instead of its completion, needs one of these. Packets take
 /// several ways on networks with adaptive routing, so that later bytes may arrive first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DataOrder {
-    /// All bytes of a message arrive in order.
+    /// Whether all bytes of a message arrive in order.
     pub whole_message: bool,
-    /// The bytes of each aligned block of 128 bytes arrive in order.
+    /// Whether the bytes of each aligned block of 128 bytes arrive in order.
     pub aligned_128_bytes: bool,
 }
 
 impl QueuePair {
-    /// What the device guarantees of messages of this kind ([`SEND`](WcOpcode::SEND), [`RDMA_WRITE`](WcOpcode::RDMA_WRITE) or
-    /// [`RDMA_READ`](WcOpcode::RDMA_READ)) that arrive by this queue pair. Nothing is guaranteed of other kinds, and by a
-    /// libibverbs that does not know the question (before rdma-core 36). See `man ibv_query_qp_data_in_order`.
+    /// Returns the guarantees of the device for messages of this kind ([`SEND`](WcOpcode::SEND),
+    /// [`RDMA_WRITE`](WcOpcode::RDMA_WRITE) or [`RDMA_READ`](WcOpcode::RDMA_READ)) that arrive on this queue pair.
+    /// There are none for other kinds, or if libibverbs does not have this query (before rdma-core 36). See `man
+    /// ibv_query_qp_data_in_order`.
     ///
     /// # Errors
     /// [`rdma_mem::Error::Forked`] in a forked child.

@@ -22,8 +22,8 @@ pub struct DatagramSource {
     pub qpn: Qpn,
     /// The sender's LID; nothing on Ethernet.
     pub lid: Lid,
-    /// The service level that it came with. On RoCE, which has none, some adapters and the software device report the type
-    /// of the packet: 8 for a UDP header, with 1 for IPv6 and 2 for IPv4; address handles take it as it is.
+    /// The service level of the packet. On RoCE, which has none, some adapters and the software device report the type
+    /// of the packet: 8 for a UDP header, plus 1 for IPv6 or 2 for IPv4. Address handles accept that value unchanged.
     pub service_level: u8,
     /// Whether the first 40 bytes of the receive are the header of the packet
     /// ([`GlobalRouteHeader`](crate::GlobalRouteHeader)). If not, nothing was written there.

@@ -5,8 +5,8 @@ use crate::device::limits::Limits;
 use crate::profile::Profile;
 
 impl Builder {
-    /// Has the device look like a piece of hardware: its limits, what it lacks, its vendor and its link layer, as far as
-    /// there are public figures of them. What is called after this changes the profile.
+    /// Makes the device look like a piece of hardware: its limits, what it lacks, its vendor and its link layer, as far
+    /// as there are public figures. Options that are set after this change the profile.
     ///
     /// For `soft0` and `softib0` the environment variable `RDMA_SOFT_LIKE` has the [name](Profile::name) of a profile.
     ///
@@ -27,8 +27,8 @@ impl Builder {
         self
     }
 
-    /// The vendor's number and the number of its part, which programs and libraries look up in tables of their own.
-    /// Without this the vendor is 0xffffff, which means none.
+    /// Sets the numbers of the vendor and of its part, which programs and libraries look up in tables of their own. By
+    /// default the vendor is 0xffffff, which means none.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -41,7 +41,7 @@ impl Builder {
         self
     }
 
-    /// The version of the firmware, of which 63 bytes can be seen; by default the version of this crate.
+    /// Sets the version of the firmware, of which 63 bytes are visible; by default the version of this crate.
     pub fn firmware(mut self, version: impl Into<String>) -> Self {
         self.model.firmware = version.into().into();
         self
@@ -66,7 +66,7 @@ impl Builder {
         self
     }
 
-    /// Without memory that comes as a file: `ibv_reg_dmabuf_mr` fails with `EOPNOTSUPP`.
+    /// Without dma-bufs: `ibv_reg_dmabuf_mr` fails with `EOPNOTSUPP`.
     pub fn without_dmabuf(mut self) -> Self {
         self.limits.dmabuf = false;
         self

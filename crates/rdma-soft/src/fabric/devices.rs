@@ -39,7 +39,7 @@ pub enum InstallError {
          (`RDMA_SOFT_DIRECTORY` or `Builder::directory`), or install it for `Peers::ThisProcess`"
     )]
     NotShared {
-        /// What the system said, or what is wrong with the directory.
+        /// The error of the system, or of the directory.
         reason: String,
     },
     /// The device cannot listen where [`Builder::listen`](crate::Builder::listen) or the environment says.

@@ -42,13 +42,13 @@ impl Pkey {
         self.0 & 0x7fff
     }
 
-    /// Whether the port is a full member, which talks to all members; a limited one talks to full members alone.
+    /// Returns true if the port is a full member, which talks to all members; a limited one talks only to full members.
     #[inline]
     pub const fn is_full_member(self) -> bool {
         self.0 & 0x8000 != 0
     }
 
-    /// Whether the entry of a table is empty: it names no partition.
+    /// Returns true if the entry of a table is empty: it names no partition.
     #[inline]
     pub const fn is_empty(self) -> bool {
         self.partition() == 0

@@ -2,12 +2,12 @@
 
 use std::iter::successors;
 
-/// How many bytes an inline request can have, as a builder asks the device.
+/// The number of inline bytes that a builder asks the device for.
 ///
-/// Verbs have no limit of inline data to read: a device refuses to create a queue pair that asks for more than it has,
-/// and may give more than was asked for. [`QueuePair::capabilities`](crate::QueuePair::capabilities) has what it gave.
+/// Verbs cannot query the limit of inline data: a device refuses to create a queue pair that asks for more than it has,
+/// and may give more than was asked for. [`QueuePair::capabilities`](crate::QueuePair::capabilities) has the result.
 ///
-/// A number, where a builder takes an `Inline`, is [`Exactly`](Self::Exactly) that many.
+/// Where a builder takes an `Inline`, a plain number means [`Exactly`](Self::Exactly) that many.
 ///
 /// # Examples
 /// ```
@@ -29,8 +29,8 @@ use std::iter::successors;
 pub enum Inline {
     /// At least that many: a device that has fewer does not create the queue pair.
     Exactly(u32),
-    /// That many if the device has them, else fewer: the wish is halved until the device agrees, down to 16, and then
-    /// there are none.
+    /// That many if the device has them, else fewer: the number is halved until the device agrees, down to 16, and then
+    /// to 0.
     UpTo(u32),
 }
 

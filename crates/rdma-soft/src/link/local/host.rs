@@ -42,8 +42,8 @@ pub enum Peers {
 }
 
 impl Peers {
-    /// Returns the peers that `RDMA_SOFT_PEERS` names, as `soft0` has them: a device of another name that follows the
-    /// environment, too, is shared with other processes unless its user wants none. A value that is none of the three gives
+    /// Returns the peers that `RDMA_SOFT_PEERS` names, as for `soft0`. With it, a device of another name is shared with
+    /// other processes, too, unless the user of the program sets `none`. A value that is none of the three gives
     /// [`ThisProcess`](Self::ThisProcess) and a `tracing` event.
     ///
     /// ```
