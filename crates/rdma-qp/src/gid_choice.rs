@@ -31,8 +31,8 @@ pub enum GidChoice {
     /// 3. two addresses of the best type and class that both have: RoCE v2 before RoCE v1, IPv4 before global IPv6 before
     ///    link-local addresses.
     ///
-    /// An address that both ends have counts only if both ends use one port, so that their tables are equal. Of several
-    /// pairs, both ends choose the one with the smaller addresses.
+    /// An address that both ends have counts only if both ends use one port: their tables are equal, or no other pair is
+    /// left and one table is a part of the other. Of several pairs, both ends choose the one with the smaller addresses.
     ///
     /// If the environment sets `RDMA_GID_INDEX` (a number) or `RDMA_GID_NETWORK` (such as `10.0.0.0/8`), that choice
     /// replaces this one; the index takes precedence over the network.

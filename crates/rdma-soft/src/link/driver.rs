@@ -290,11 +290,15 @@ impl Driver {
         let end = End { place: u32::try_from(place).unwrap_or(u32::MAX), number: ends.count };
         let watched = make(end);
         let descriptor = watched.descriptor().get()?;
-        epoll::add(self.events.get()?, descriptor, end.data(), epoll::EventFlags::IN)?;
-        if watched.tells() {
-            self.calls.add(watched.descriptor())?;
-        }
+        // Also if this fails: no other socket is ever taken for this one.
         ends.count = ends.count.wrapping_add(1);
+        epoll::add(self.events.get()?, descriptor, end.data(), epoll::EventFlags::IN)?;
+        if watched.tells()
+            && let Err(errno) = self.calls.add(watched.descriptor())
+        {
+            self.look_away(watched.descriptor());
+            return Err(errno);
+        }
         let added: Arc<dyn Watched> = Arc::<W>::clone(&watched);
         match free {
             Some(free) => ends.places[free] = Some((end, added)),

@@ -234,10 +234,16 @@ impl Inbox {
         self.call_back(&turned_away);
     }
 
-    /// Returns when all that has arrived by now is executed. The caller holds no lock.
+    /// Returns when all that has arrived by now is executed, whatever arrives meanwhile. The caller holds no lock.
     #[cfg(not(loom))]
     pub(crate) fn execute_all(self: &Arc<Self>) {
-        while Arc::clone(self).take_turn() {}
+        let arrived = self.arrived();
+        let waits = |letter: &Letter| letter.number < arrived;
+        while locked(&self.letters).arrived.front().is_some_and(waits) {
+            Arc::clone(self).take_turn();
+        }
+        // Another thread may have the last of it in hand.
+        drop(locked(&self.receive_side));
     }
 
     /// How many bursts have arrived.
@@ -360,7 +366,7 @@ mod tests {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use rdma_proto::wire::Bth;
+    use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
     use rdma_proto::{Datagrams, Destination, End};
     use rdma_types::{Mtu, Psn, Qpn};
 
@@ -501,5 +507,68 @@ mod tests {
         inbox.give_back(buffers.remove(0));
         assert_eq!(turns(), 1);
         assert!(inbox.buffer(&sender).is_some());
+    }
+
+    /// Sends as much as a turn takes, again each time when it may.
+    #[derive(Debug)]
+    struct Endless {
+        place: Place,
+        to: &'static Arc<Inbox>,
+        own: Weak<Endless>,
+        left: AtomicU32,
+    }
+
+    impl Endless {
+        fn send(&self) {
+            let opcode = Opcode::reliable(Operation::Acknowledge);
+            let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
+            for _ in 0..wire::TURN {
+                let bth = Bth::new(opcode, Qpn::masked(5), Psn::masked(0));
+                let burst = Burst::single(Headers::new(bth), 0);
+                let buffer = self.to.buffer_at_once();
+                self.to.arrive(Letter::from_outside(path, burst, None, buffer));
+            }
+            let own: Weak<dyn Driven> = Weak::<Self>::clone(&self.own);
+            locked(&self.to.letters).turned_away.push(own);
+        }
+    }
+
+    impl Driven for Endless {
+        /// Who is called back is asked for it.
+        fn place(&self) -> &Place {
+            if self.left.fetch_sub(1, Ordering::Relaxed) > 1 {
+                self.send();
+            }
+            &self.place
+        }
+
+        fn take_turn(self: Arc<Self>) -> bool {
+            false
+        }
+
+        fn call(&self) {}
+    }
+
+    /// A link would wait as long as a peer sends.
+    #[test]
+    fn what_arrives_meanwhile_is_not_waited_for() {
+        static FABRIC: Fabric = Fabric::new();
+        static DEVICE: OnceLock<Device> = OnceLock::new();
+        let (limits, schedule) = (Limits::default(), Schedule::Immediate);
+        let (link, seed) = (Link::InfiniBand, Seed::new(1));
+        let device = DEVICE.get_or_init(|| {
+            Device::new(&FABRIC, "d".into(), link, Vec::new(), limits, schedule, &seed)
+        });
+        let (to, place) = (device.inbox(), Place::default());
+        let sender = Arc::new_cyclic(|own| Endless {
+            place,
+            to,
+            own: Weak::clone(own),
+            left: AtomicU32::new(1000),
+        });
+        (0..3).for_each(|_| sender.send());
+        to.execute_all();
+        assert_eq!(device.tally.counters().unknown_qp, u64::from(3 * wire::TURN));
+        assert!(sender.left.load(Ordering::Relaxed) > 900);
     }
 }

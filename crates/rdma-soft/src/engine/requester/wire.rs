@@ -1,6 +1,7 @@
 //! The way of packets to a peer: what is in the send queue leaves by a requester of `rdma_proto`,
 //! which is informed of responses and of the time, and completes requests.
 
+use std::ptr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -74,9 +75,18 @@ impl Wire {
         Self { protocol, route, word, mtu, head, released, alarm, question, hears_from }
     }
 
-    /// Packets take another route from now on.
+    /// Packets take another route from now on. The word stays if the same connection of processes carries them: what is
+    /// sent already is executed with that word.
     pub(crate) fn go(&mut self, route: Route) {
-        (self.route, self.word) = (route, None);
+        let carrier = |route: &Route| route.outlet.carrier().map(Arc::as_ptr);
+        let is_same = match (carrier(&self.route), carrier(&route)) {
+            (Some(before), Some(now)) => ptr::addr_eq(before, now),
+            _ => false,
+        };
+        if !is_same {
+            self.word = None;
+        }
+        self.route = route;
     }
 
     /// Learns from now on by a word what is executed, if there is one to be had. Returns what carries its packets.

@@ -21,6 +21,7 @@ use rdma_proto::{Burst, Last};
 use crate::address::{Address, Path};
 use crate::device::Device;
 use crate::engine::completion::work_completion::Source;
+use crate::engine::wire::TURN;
 use crate::link::executed::WordKey;
 use crate::link::memory::{BURST_BYTES, Datagram, Letter};
 
@@ -122,7 +123,9 @@ pub(super) fn decode(device: &Device, head: &[u8; HEAD], length: usize) -> Optio
         if !usual || last.bth.opcode.service() != header.bth.opcode.service() {
             return None;
         }
-        if is_datagram || segments == 1 || segment == 0 || segment > LONGEST {
+        // No more packets than a device sends at a time, and of an MTU: the receiver executes all of them in one turn.
+        let is_turn = (2..=TURN).contains(&u32::from(segments));
+        if is_datagram || !is_turn || !(SHORTEST..=LONGEST).contains(&segment) {
             return None;
         }
         if length.div_ceil(segment) != usize::from(segments) {
@@ -157,6 +160,9 @@ fn is_refusal(header: &Headers) -> bool {
 
 /// The payload of the longest packet.
 pub(super) const LONGEST: usize = 4096;
+
+/// The payload of each packet of several but the last is that of an MTU.
+const SHORTEST: usize = 256;
 
 /// The headers of the last packet of several, of which [`Last`] is a part.
 fn headers_of(first: &Bth, last: Last) -> Headers {

@@ -370,8 +370,11 @@ impl Watched for Neighbor {
             true => hear_tell(&self.connection).map(drop),
             false => self.greeting.hear(&self.connection),
         });
-        if heard.is_err_and(|errno| !matches!(errno, Errno::AGAIN | Errno::INTR)) {
-            return Happened::End;
+        match heard {
+            // It tells without end.
+            Ok(()) => self.driver.note_useless(),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => return Happened::End,
         }
         self.hear_answer();
         self.device.fabric.unsettled.note_turn(&self);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rdma_sys::ibv_qp_type;
 use rustix::fs::{Mode, OFlags, SealFlags, open};
 
-use crate::local_link::hostile::{Head, Random, name_of, slot_of};
+use crate::local_link::hostile::{Head, Random, WITH_LAST, name_of, slot_of};
 use crate::local_link::ring::{
     ALIGN, CAPACITY, Connection, Over, SEALS, SIZE, VERSION, Word, connect_to, file, say,
     say_whole, wait_until_asked, wait_until_closed,
@@ -83,6 +83,34 @@ fn a_ring_that_no_device_writes_ends_its_connection_alone() {
         }
     }
     near.peer.until_files(before);
+    near.all_of_it();
+    near.peer.end();
+}
+
+/// One turn of the receiver executes all of them.
+#[test]
+fn more_packets_than_a_device_sends_at_a_time_are_no_message() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    let name = name_of(slot_of(near.far.qpn));
+    let run = |segment: u16, segments: u16| {
+        let said = u32::from(segment) * u32::from(segments);
+        let head = Head { flags: WITH_LAST, segment, segments, said, ..Head::new(0x00ab_cdef) };
+        head.bytes(said as usize)
+    };
+    let kinds = [(1, u16::MAX), (1, 17), (1, 2), (255, 16), (256, 17), (1024, 17)];
+    for (number, (segment, segments)) in kinds.into_iter().enumerate() {
+        let mut to = Connection::to(&name);
+        to.send_all(&run(segment, segments));
+        to.wait_until_closed();
+        near.message(3000, None);
+        assert_eq!(near.peer.counter("malformed"), number as u64 + 1, "{segments} of {segment}");
+    }
+    let mut to = Connection::to(&name);
+    for (segment, segments) in [(256, 2), (256, 16), (1024, 16), (4096, 15)] {
+        to.send_all(&run(segment, segments));
+        to.wait_until_read();
+    }
+    assert_eq!(near.peer.counter("malformed"), kinds.len() as u64);
     near.all_of_it();
     near.peer.end();
 }
