@@ -6,6 +6,7 @@ mod bad_peers;
 mod ends;
 mod graceful;
 mod meeting;
+mod stream_addresses;
 
 use crate::common::host::{Host, SHORT};
 use crate::common::{HANG, WIRE, run};

@@ -1,14 +1,16 @@
 //! The link to other hosts, between two processes of this one: each listens at an address of the loopback
 //! interface. What goes over it, and what a stranger may do to others by it.
 #![allow(clippy::cast_possible_truncation)]
+#![allow(clippy::disallowed_methods)] // The programs' side has a clock of its own.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_soft::{Builder, InstallError, Link, Network, SoftDevice};
 use rdma_sys::{
-    Errno, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_opcode as Done, ibv_wr_opcode,
+    Errno, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_opcode as Done, ibv_wc_status as Status,
+    ibv_wr_opcode,
 };
 use rdma_types::Gid;
 use test_support::program::is_emulated;
@@ -68,6 +70,22 @@ fn a_stopped_process_loses_nothing_within_the_retry_time() {
     near.side.send_cq.expect_success(1);
     near.peer.end();
     other.peer.end();
+}
+
+/// However short its own timeout.
+#[test]
+fn a_request_to_a_silent_process_is_retried_for_two_seconds_by_default() {
+    let name = Builder::new("usual").gids([]).listen(address()).install().unwrap().name();
+    let hasty = Knobs { timeout: 1, retries: 1, ..PATIENT };
+    let mut near = Near::on(name, Peer::start_at(&address()), RC, &hasty);
+    near.message(8, None);
+    near.peer.stop();
+    let begin = Instant::now();
+    near.side.qp.post(&near.send(8));
+    near.side.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+    assert!(begin.elapsed() >= Duration::from_secs(2), "{:?}", begin.elapsed());
+    near.peer.go_on();
+    near.peer.end();
 }
 
 /// As much as a call takes. Both ends are of this process, and talk by its socket.
