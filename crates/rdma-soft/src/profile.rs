@@ -1,7 +1,5 @@
 //! Devices like pieces of hardware.
 
-use std::borrow::Cow;
-
 use crate::device::limits::Limits;
 use crate::device::model::Model;
 use crate::link::Link;
@@ -27,17 +25,22 @@ use crate::link::Link;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile(&'static Sheet);
 
-/// The figures, each in a `static`: constants of Rust 1.88 refer to no value that has to be dropped.
+/// The figures.
 #[derive(Debug, PartialEq, Eq)]
 struct Sheet {
     name: &'static str,
     link: Link,
     limits: Limits,
-    model: Model,
+    model: Model<&'static str>,
 }
 
-const fn model(vendor: u32, part: u32, revision: u32, firmware: &'static str) -> Model {
-    Model { vendor, part, revision, firmware: Cow::Borrowed(firmware) }
+const fn model(
+    vendor: u32,
+    part: u32,
+    revision: u32,
+    firmware: &'static str,
+) -> Model<&'static str> {
+    Model { vendor, part, revision, firmware }
 }
 
 /// The version of firmware where none is public.
@@ -60,15 +63,12 @@ impl Profile {
     ///   that were found, such as [libfabric pull request 9940](https://github.com/ofiwg/libfabric/pull/9940).
     /// - 828 bytes of inline data: `mlx5_calc_send_wqe` and `_sq_overhead` of rdma-core, for a reliable connection with all
     ///   operations and few elements: 1,024 bytes, less 192 for the longest operation and 4 for the length.
-    pub const CONNECTX_7: Self = {
-        static SHEET: Sheet = Sheet {
-            name: "connectx-7",
-            link: Link::Ethernet,
-            limits: Limits { max_inline: 828, ..MLX5 },
-            model: model(0x02c9, 4129, 0, "28.42.1000"),
-        };
-        Self(&SHEET)
-    };
+    pub const CONNECTX_7: Self = Self(&Sheet {
+        name: "connectx-7",
+        link: Link::Ethernet,
+        limits: Limits { max_inline: 828, ..MLX5 },
+        model: model(0x02c9, 4129, 0, "28.42.1000"),
+    });
 
     /// Broadcom BCM57508 (Thor), with the driver `bnxt_re`.
     ///
@@ -79,26 +79,23 @@ impl Profile {
     /// - 6 elements, 65,536 protection domains, no atomics: `bnxt_qplib_get_dev_attr` of Linux, `qplib_sp.c`, for this generation of
     ///   chips. Newer drivers have atomics where the PCIe root port completes them.
     /// - All other limits are the firmware's.
-    pub const BROADCOM_THOR: Self = {
-        static SHEET: Sheet = Sheet {
-            name: "broadcom-thor",
-            link: Link::Ethernet,
-            limits: Limits {
-                max_sge: 6,
-                max_srq_sge: 6,
-                max_inline: 96,
-                max_pd: 65_536,
-                max_groups: 0,
-                atomics: false,
-                uc: false,
-                extended_cq: false,
-                timestamps: false,
-                ..NO_WINDOWS
-            },
-            model: model(0x14e4, 0x1750, 0, NO_FIRMWARE),
-        };
-        Self(&SHEET)
-    };
+    pub const BROADCOM_THOR: Self = Self(&Sheet {
+        name: "broadcom-thor",
+        link: Link::Ethernet,
+        limits: Limits {
+            max_sge: 6,
+            max_srq_sge: 6,
+            max_inline: 96,
+            max_pd: 65_536,
+            max_groups: 0,
+            atomics: false,
+            uc: false,
+            extended_cq: false,
+            timestamps: false,
+            ..NO_WINDOWS
+        },
+        model: model(0x14e4, 0x1750, 0, NO_FIRMWARE),
+    });
 
     /// Intel E810, with the driver `irdma` as RoCE.
     ///
@@ -108,35 +105,32 @@ impl Profile {
     /// - 101 bytes of inline data: `IRDMA_MAX_INLINE_DATA_SIZE` of rdma-core, `irdma/user.h`.
     /// - Reliable connections and datagrams only, no extended queue pairs: `irdma_ucreate_qp` and the operations of the
     ///   provider in rdma-core.
-    pub const INTEL_E810: Self = {
-        static SHEET: Sheet = Sheet {
-            name: "intel-e810",
-            link: Link::Ethernet,
-            limits: Limits {
-                max_qp: 4092,
-                max_qp_wr: 8127,
-                max_sge: 6,
-                max_inline: 101,
-                max_cq: 8189,
-                max_cqe: 1_048_574,
-                max_srq: 0,
-                max_mr: 4_194_301,
-                max_pd: 262_141,
-                max_ah: 131_072,
-                max_groups: 4096,
-                max_group_members: 8,
-                max_memberships: 32_768,
-                max_rd_atomic: 8,
-                atomics: false,
-                uc: false,
-                extended_qp: false,
-                timestamps: false,
-                ..NO_WINDOWS
-            },
-            model: model(0x8086, 5522, 2, "1.74"),
-        };
-        Self(&SHEET)
-    };
+    pub const INTEL_E810: Self = Self(&Sheet {
+        name: "intel-e810",
+        link: Link::Ethernet,
+        limits: Limits {
+            max_qp: 4092,
+            max_qp_wr: 8127,
+            max_sge: 6,
+            max_inline: 101,
+            max_cq: 8189,
+            max_cqe: 1_048_574,
+            max_srq: 0,
+            max_mr: 4_194_301,
+            max_pd: 262_141,
+            max_ah: 131_072,
+            max_groups: 4096,
+            max_group_members: 8,
+            max_memberships: 32_768,
+            max_rd_atomic: 8,
+            atomics: false,
+            uc: false,
+            extended_qp: false,
+            timestamps: false,
+            ..NO_WINDOWS
+        },
+        model: model(0x8086, 5522, 2, "1.74"),
+    });
 
     /// The RoCE engine of HiSilicon's Kunpeng 920 (hip08), with the driver `hns`.
     ///
@@ -146,32 +140,29 @@ impl Profile {
     ///   rdma-core, `hns_roce_u_verbs.c`.
     /// - No windows, dma-buf and multicast: the provider has no such operations.
     /// - Vendor 0x19e5, part 0xa222, one of several: the provider of rdma-core, `hns_roce_u.c`.
-    pub const HIP08: Self = {
-        static SHEET: Sheet = Sheet {
-            name: "hip08",
-            link: Link::Ethernet,
-            limits: Limits {
-                max_qp_wr: 0x8000,
-                max_sge: 64,
-                max_inline: 32,
-                max_cq: 0x0010_0000,
-                max_cqe: 0x0040_0000,
-                max_srq: 0x0010_0000,
-                max_srq_wr: 0x8000,
-                max_srq_sge: 64,
-                max_mr: 0x0010_0000,
-                max_groups: 0,
-                max_rd_atomic: 128,
-                uc: false,
-                ud: false,
-                dmabuf: false,
-                timestamps: false,
-                ..NO_WINDOWS
-            },
-            model: model(0x19e5, 0xa222, 0, NO_FIRMWARE),
-        };
-        Self(&SHEET)
-    };
+    pub const HIP08: Self = Self(&Sheet {
+        name: "hip08",
+        link: Link::Ethernet,
+        limits: Limits {
+            max_qp_wr: 0x8000,
+            max_sge: 64,
+            max_inline: 32,
+            max_cq: 0x0010_0000,
+            max_cqe: 0x0040_0000,
+            max_srq: 0x0010_0000,
+            max_srq_wr: 0x8000,
+            max_srq_sge: 64,
+            max_mr: 0x0010_0000,
+            max_groups: 0,
+            max_rd_atomic: 128,
+            uc: false,
+            ud: false,
+            dmabuf: false,
+            timestamps: false,
+            ..NO_WINDOWS
+        },
+        model: model(0x19e5, 0xa222, 0, NO_FIRMWARE),
+    });
 
     /// Microsoft Azure Network Adapter (MANA).
     ///
@@ -180,54 +171,48 @@ impl Profile {
     /// - No atomics, no flags of windows: `mana_ib_query_device` of Linux.
     /// - Vendor 0x1414, part 3 (the type of the device, `GDMA_DEVICE_MANA_IB`): the same function. Its firmware is not public.
     /// - All limits are the firmware's.
-    pub const MANA: Self = {
-        static SHEET: Sheet = Sheet {
-            name: "mana",
-            link: Link::Ethernet,
-            limits: Limits {
-                max_inline: 0,
-                max_srq: 0,
-                max_groups: 0,
-                atomics: false,
-                uc: false,
-                ud: false,
-                extended_qp: false,
-                extended_cq: false,
-                timestamps: false,
-                ..NO_WINDOWS
-            },
-            model: model(0x1414, 3, 0, NO_FIRMWARE),
-        };
-        Self(&SHEET)
-    };
+    pub const MANA: Self = Self(&Sheet {
+        name: "mana",
+        link: Link::Ethernet,
+        limits: Limits {
+            max_inline: 0,
+            max_srq: 0,
+            max_groups: 0,
+            atomics: false,
+            uc: false,
+            ud: false,
+            extended_qp: false,
+            extended_cq: false,
+            timestamps: false,
+            ..NO_WINDOWS
+        },
+        model: model(0x1414, 3, 0, NO_FIRMWARE),
+    });
 
     /// Mellanox Connect-IB, an InfiniBand adapter of 2012.
     ///
     /// - All limits except those of shared receive queues, no atomics, no windows, vendor 0x02c9, part 4113, firmware 10.16.1200:
     ///   `ibv_devinfo -v` in [libfabric pull request 9940](https://github.com/ofiwg/libfabric/pull/9940).
     /// - 828 bytes of inline data, as [`CONNECTX_7`](Self::CONNECTX_7), whose provider it has.
-    pub const CONNECT_IB: Self = {
-        static SHEET: Sheet = Sheet {
-            name: "connect-ib",
-            link: Link::InfiniBand,
-            limits: Limits {
-                max_qp: 262_144,
-                max_inline: 828,
-                max_cq: 16_777_216,
-                max_mr: 16_777_216,
-                max_pd: 16_777_216,
-                max_groups: 2_097_152,
-                max_group_members: 48,
-                max_mw: 0,
-                window_type_1: false,
-                window_type_2: false,
-                atomics: false,
-                ..MLX5
-            },
-            model: model(0x02c9, 4113, 0, "10.16.1200"),
-        };
-        Self(&SHEET)
-    };
+    pub const CONNECT_IB: Self = Self(&Sheet {
+        name: "connect-ib",
+        link: Link::InfiniBand,
+        limits: Limits {
+            max_qp: 262_144,
+            max_inline: 828,
+            max_cq: 16_777_216,
+            max_mr: 16_777_216,
+            max_pd: 16_777_216,
+            max_groups: 2_097_152,
+            max_group_members: 48,
+            max_mw: 0,
+            window_type_1: false,
+            window_type_2: false,
+            atomics: false,
+            ..MLX5
+        },
+        model: model(0x02c9, 4113, 0, "10.16.1200"),
+    });
 
     /// All profiles.
     pub const ALL: [Self; 6] = [
@@ -260,6 +245,7 @@ impl Profile {
     }
 
     pub(crate) fn model(self) -> Model {
-        self.0.model.clone()
+        let Model { vendor, part, revision, firmware } = self.0.model;
+        Model { vendor, part, revision, firmware: firmware.into() }
     }
 }

@@ -4,11 +4,11 @@ use std::borrow::Cow;
 
 /// What `ibv_query_device` says of vendor and version.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Model {
+pub(crate) struct Model<S = Cow<'static, str>> {
     pub(crate) vendor: u32,
     pub(crate) part: u32,
     pub(crate) revision: u32,
-    pub(crate) firmware: Cow<'static, str>,
+    pub(crate) firmware: S,
 }
 
 /// A vendor without a number of its own has all ones in these 24 bits.
