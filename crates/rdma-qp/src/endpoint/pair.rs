@@ -35,18 +35,14 @@ pub(crate) struct Pair {
 /// So it counts only if both ends are of one port: if their tables are equal, or if there is nothing else and one table is
 /// a part of the other. Then a choice or a program has left that end one address of the port.
 pub(crate) fn choose(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Option<Pair> {
-    match (holds(own, peer), holds(peer, own)) {
-        (true, true) => best(own, peer, |_, _| true),
-        (is_part, is_whole) => {
-            let is_of_one = |end: &QueuePairEndpoint, gid: &EndpointGid| {
-                !end.gids().iter().any(|other| other.gid == gid.gid)
-            };
-            best(own, peer, |a, b| is_of_one(peer, a) && is_of_one(own, b)).or_else(|| {
-                let equal = |a: &EndpointGid, b: &EndpointGid| a.gid == b.gid;
-                if is_part || is_whole { best(own, peer, equal) } else { None }
-            })
-        }
+    let (is_part, is_whole) = (holds(own, peer), holds(peer, own));
+    if is_part && is_whole {
+        return best(own, peer, |_, _| true);
     }
+    let has = |end: &QueuePairEndpoint, gid: Gid| end.gids().iter().any(|other| other.gid == gid);
+    let apart = best(own, peer, |a, b| !has(peer, a.gid) && !has(own, b.gid));
+    let is_one_port = is_part || is_whole;
+    apart.or_else(|| best(own, peer, |a, b| is_one_port && a.gid == b.gid))
 }
 
 /// Whether the one end has all GIDs of the other.
