@@ -75,19 +75,26 @@ macro_rules! on_nic {
     };
 }
 
+/// The tests of channels and examples on devices that look like two NICs.
+macro_rules! on_nics {
+    ($one:literal, $other:literal) => {
+        tests_two_at_a_time(&[
+            on_nic!("rdma-channel", $one),
+            on_nic!("rdma-channel", $other),
+            on_nic!("rdma-examples", $one),
+            on_nic!("rdma-examples", $other),
+        ])
+        .with(&[RUN_ONLY])
+    };
+}
+
 /// hip08 and MANA have no inline data and no datagrams, which many of the tests of channels use.
 pub(super) const PROFILES: &[Step] = &[
     tests("cargo test -p conformance --test conformance -- like-")
         .with(&[("RDMA_TEST_DEVICES", "like-broadcom-thor,like-hip08,like-mana,like-connect-ib")]),
     run("cargo build --workspace --examples"),
     run("cargo test --workspace --test behaviour --no-run"),
-    tests_two_at_a_time(&[
-        on_nic!("rdma-channel", "broadcom-thor"),
-        on_nic!("rdma-channel", "connect-ib"),
-        on_nic!("rdma-examples", "broadcom-thor"),
-        on_nic!("rdma-examples", "connect-ib"),
-    ])
-    .with(&[RUN_ONLY]),
+    on_nics!("broadcom-thor", "connect-ib"),
 ];
 
 /// A NIC that has everything, and one that lacks much: tests of what it lacks are skipped. The tests mostly wait, so two
@@ -95,13 +102,7 @@ pub(super) const PROFILES: &[Step] = &[
 pub(super) const NICS: &[Step] = &[
     run("cargo build --workspace --examples"),
     run("cargo test --workspace --test behaviour --no-run"),
-    tests_two_at_a_time(&[
-        on_nic!("rdma-channel", "connectx-7"),
-        on_nic!("rdma-channel", "intel-e810"),
-        on_nic!("rdma-examples", "connectx-7"),
-        on_nic!("rdma-examples", "intel-e810"),
-    ])
-    .with(&[RUN_ONLY]),
+    on_nics!("connectx-7", "intel-e810"),
 ];
 
 const STALLED: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg rdma_stalls"), WITHOUT_RXE];
