@@ -32,13 +32,23 @@ pub fn this_program() -> Command {
 ///
 /// # Panics
 /// If that process fails, or has no test of that name.
-#[expect(clippy::expect_used, reason = "a failing helper fails its test")]
 pub fn in_own_process(test: &str, work: impl FnOnce()) {
+    in_own_process_with(test, |_| {}, work);
+}
+
+/// Same as [`in_own_process`], with a command that was prepared: the environment of the process, for one.
+///
+/// # Panics
+/// Same as [`in_own_process`].
+#[expect(clippy::expect_used, reason = "a failing helper fails its test")]
+pub fn in_own_process_with(test: &str, prepare: impl FnOnce(&mut Command), work: impl FnOnce()) {
     if env::var_os(OWN).is_some() {
         return work();
     }
     let arguments = ["--exact", test, "--nocapture"];
-    let output = this_program().args(arguments).env(OWN, "1").output().expect("a second process");
+    let mut program = this_program();
+    prepare(&mut program);
+    let output = program.args(arguments).env(OWN, "1").output().expect("a second process");
     let said = String::from_utf8_lossy(&output.stdout);
     let failure = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains(" 1 passed"), "`{test}`: {said}{failure}");

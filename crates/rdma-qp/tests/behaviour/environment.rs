@@ -1,33 +1,22 @@
 //! Options that an operator sets in the environment: each case runs in a process of its own, which its test starts.
 #![allow(clippy::unwrap_used, clippy::panic)] // a failing helper fails its test
 
-use std::process::Stdio;
+use std::process::Command;
 
 use crate::common::parts;
 use rdma_qp::{Error, PreparedQueuePair, QueuePairBuilder, QueuePairType, prelude::*};
-
-/// Set in a process that runs a case.
-const IS_CASE: &str = "RDMA_TEST_CASE";
+use test_support::program::in_own_process_with;
 
 const VARIABLES: [&str; 4] =
     ["RDMA_GID_INDEX", "RDMA_GID_NETWORK", "RDMA_TRAFFIC_CLASS", "RDMA_SERVICE_LEVEL"];
 
 /// Runs the case of a test in a process that has only these of the variables.
 fn with(test: &str, variables: &[(&str, &str)], case: impl FnOnce()) {
-    if std::env::var_os(IS_CASE).is_some() {
-        return case();
-    }
-    // The path of the module begins with the crate's name, that of a test does not.
-    let path =
-        module_path!().split_once("::").map_or(String::new(), |(_, path)| format!("{path}::"));
-    let mut command = test_support::program::this_program();
-    command.args(["--exact", &format!("{path}{test}"), "--test-threads=1"]).stdin(Stdio::null());
-    for name in VARIABLES {
-        command.env_remove(name);
-    }
-    let output = command.env(IS_CASE, "1").envs(variables.iter().copied()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let prepare = |program: &mut Command| {
+        VARIABLES.into_iter().for_each(|name| _ = program.env_remove(name));
+        program.envs(variables.iter().copied());
+    };
+    in_own_process_with(&format!("environment::{test}"), prepare, case);
 }
 
 fn build(

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rdma_soft::{Builder, Peers, SoftDevice};
 use rdma_sys::{ibv_qp_type, ibv_wc_status as Status, ibv_wr_opcode as Opcode};
-use test_support::program::this_program;
+use test_support::program::in_own_process_with;
 use test_support::rig::connect::Knobs;
 use test_support::rig::post::Wr;
 
@@ -123,19 +123,10 @@ fn a_process_that_is_silent_for_too_long_is_given_up() {
     again.peer.end();
 }
 
-/// In the environment of a process that runs a case.
-const IS_CASE: &str = "RDMA_TEST_CASE";
-
 /// Runs a case in a process with that variable, which the processes that it starts have, too.
-fn with(test: &str, variable: (&str, &str), case: impl FnOnce()) {
-    if std::env::var_os(IS_CASE).is_some() {
-        return case();
-    }
-    let mut command = this_program();
-    command.args(["--exact", &format!("local_link::stopped::{test}"), "--test-threads=1"]);
-    let output = command.env(IS_CASE, "1").env(variable.0, variable.1).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+fn with(test: &str, (name, value): (&str, &str), case: impl FnOnce()) {
+    let test = format!("local_link::stopped::{test}");
+    in_own_process_with(&test, |program| _ = program.env(name, value), case);
 }
 
 #[test]
