@@ -31,9 +31,9 @@ pub(crate) struct Pair {
 
 /// The GIDs that the two ends use, if any of the one fits one of the other.
 ///
-/// An address that both ends have leads each of them to itself, as that of a bridge on each host or a virtual address does.
-/// So it counts only if both ends are of one port: if their tables are equal, or if there is nothing else and one table is
-/// a part of the other. Then a choice or a program has left that end one address of the port.
+/// An address that both ends have, such as that of a bridge on each host or a virtual address, leads each host to itself.
+/// Such an address counts only if both ends use one port: their tables are equal, or no other pair is left and one table is
+/// a part of the other, because a choice or a program restricted that end to some addresses of the port.
 pub(crate) fn choose(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Option<Pair> {
     let (is_part, is_whole) = (holds(own, peer), holds(peer, own));
     if is_part && is_whole {

@@ -34,7 +34,7 @@ fn a_client_names_the_addresses_of_its_stream() {
     });
 }
 
-/// What a listener of that address says to a client of another one, as long as `serve` is called.
+/// Returns the addresses that a listener sends to a client at another address, while `serve` runs the listener.
 fn said_to_a_client(address: SocketAddr, mut serve: impl FnMut() -> u64) -> [String; 2] {
     let mut client = crowd(ELSEWHERE, address, 1, &hello(b"")).remove(0);
     client.set_nonblocking(false).unwrap();

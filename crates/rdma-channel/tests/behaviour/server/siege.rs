@@ -1,5 +1,5 @@
-//! A server that is a process of its own, its clients, and beside them all kinds of clients that mean it harm. Bounds of time
-//! catch what hangs, and no more.
+//! A server in its own process, under attack by hostile clients while honest clients use it. The time limits only catch
+//! hangs.
 
 use std::env;
 use std::fs;
@@ -23,12 +23,12 @@ const CHILD: &str = "RDMA_CHANNEL_BESIEGED";
 const CROWD: usize = 300;
 /// No turn of the server takes so long, on whatever machine.
 const HANGS: Duration = Duration::from_secs(30);
-/// What a server may have beside what it has had before. It keeps up to 256 clients that are half-open; AddressSanitizer
-/// keeps up to 256 MiB of memory that was freed.
+/// The most that the server may use in addition. It keeps up to 256 half-open clients; AddressSanitizer keeps up to
+/// 256 MiB of freed memory.
 const FILES: u64 = 300;
 const MEMORY: u64 = 320 << 20;
 
-/// What the server says of itself.
+/// The figures that the server reports.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
     /// In microseconds, of the turns since the last time.
@@ -83,7 +83,7 @@ fn answer(server: &mut Server, event: Option<ServerEvent>, longest: &mut Duratio
     true
 }
 
-/// Those that cannot be served at this moment come again, as their error says.
+/// Connects a client, which retries as long as its error tells it to.
 fn client(to: SocketAddr) -> Channel {
     let begin = Instant::now();
     loop {
@@ -108,7 +108,7 @@ fn ask(channel: &mut Channel) -> Figures {
     Figures::of(&figures)
 }
 
-/// What a client says that means harm, and then nothing.
+/// The bytes that hostile clients send before they fall silent.
 fn words() -> Vec<(&'static str, Vec<u8>)> {
     let endpoint = domain("soft0").create_channel().build().unwrap().endpoint().to_bytes();
     let hello = [b"RDRV\0\x02\0\x01\0\0".as_slice(), &endpoint].concat();
