@@ -8,10 +8,12 @@ use std::num::NonZeroI32;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Once, OnceLock};
+use std::time::Duration;
 
 use nix::sys::socket::SetSockOpt as _;
 use nix::{setsockopt_impl, sockopt_impl};
-use rustix::io::{Errno, Result};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::{DupFlags, Errno, Result, dup3};
 
 use super::{expendable, files};
 use crate::abi::fork::Process;
@@ -29,8 +31,29 @@ sockopt_impl!(
     bool
 );
 
+/// How long a fork waits before it looks again whether foreign files were replaced.
+const REPLACED: Duration = Duration::from_micros(50);
+
 /// All that are open. Held while one is opened or closed, and while the process forks.
-static OPEN: spin::Mutex<Vec<RawFd>> = spin::Mutex::new(Vec::new());
+static OPEN: spin::Mutex<Open> = spin::Mutex::new(Open { own: Vec::new(), foreign: Vec::new() });
+
+struct Open {
+    own: Vec<RawFd>,
+    foreign: Vec<RawFd>,
+}
+
+impl Open {
+    /// Has forks go through the handlers from now on.
+    fn lock() -> spin::MutexGuard<'static, Self> {
+        static HANDLERS: Once = Once::new();
+        HANDLERS.call_once(|| {
+            // SAFETY: SAFETY.md F15: the handlers call what may be called in a child (close(2)), and are never unloaded:
+            // what is linked into a library that can be has its handlers removed with it (pthread_atfork(3)).
+            unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+        });
+        OPEN.lock()
+    }
+}
 
 /// A file descriptor that is closed in a forked child before `fork` returns there.
 ///
@@ -47,13 +70,7 @@ pub(crate) struct Descriptor {
 impl Descriptor {
     /// What `open` opens.
     pub(crate) fn open(open: impl FnOnce() -> Result<OwnedFd>) -> Result<Self> {
-        static HANDLERS: Once = Once::new();
-        HANDLERS.call_once(|| {
-            // SAFETY: SAFETY.md F15: the handlers call what may be called in a child (close(2)), and are never unloaded:
-            // what is linked into a library that can be has its handlers removed with it (pthread_atfork(3)).
-            unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
-        });
-        let mut all = OPEN.lock();
+        let all = &mut Open::lock().own;
         all.reserve(1);
         let fd = open()?.into_raw_fd();
         all.push(fd);
@@ -127,13 +144,56 @@ impl Drop for Descriptor {
                 drop(emptied);
             });
         }
-        let mut all = OPEN.lock();
-        if let Some(place) = all.iter().position(|&fd| fd == self.fd) {
-            all.swap_remove(place);
-        }
+        let mut open = OPEN.lock();
+        open.own.retain(|&fd| fd != self.fd);
         // SAFETY: SAFETY.md F15: open, owned by this value, and used by nobody when it is dropped.
         drop(unsafe { OwnedFd::from_raw_fd(self.fd) });
     }
+}
+
+/// Files that another process has sent, open in this process for a moment. To close one, in any process, may take as long as
+/// the sender likes, so a fork waits until none is open. A bare `clone` or `vfork` call does not.
+#[derive(Debug)]
+pub(super) struct Foreign {
+    files: Vec<OwnedFd>,
+    /// What takes their places before they are closed, so that a fork need not wait for that.
+    path: OwnedFd,
+}
+
+impl Foreign {
+    /// What `receive` receives, and says beside.
+    pub(super) fn open<T>(
+        receive: impl FnOnce() -> Result<(Vec<OwnedFd>, T)>,
+    ) -> Result<(Self, T)> {
+        let path = open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let open = &mut *Open::lock();
+        let (files, said) = receive()?;
+        open.foreign.extend(files.iter().map(AsRawFd::as_raw_fd));
+        Ok((Self { files, path }, said))
+    }
+
+    pub(super) fn files(&self) -> &[OwnedFd] {
+        &self.files
+    }
+}
+
+/// As long as the sender likes, unless the files are known to be memory.
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        for file in &mut self.files {
+            // It fails if the program has closed what is not its own.
+            let _ = dup3(&self.path, file, DupFlags::CLOEXEC);
+        }
+        let replaced = |fd: &RawFd| self.files.iter().any(|file| file.as_raw_fd() == *fd);
+        OPEN.lock().foreign.retain(|fd| !replaced(fd));
+    }
+}
+
+/// Whether nothing happens when that number is closed, or there is no such file.
+fn is_path(fd: RawFd) -> bool {
+    // SAFETY: SAFETY.md F15: touches no memory.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    flags & libc::O_PATH != 0
 }
 
 /// Has this called when the process ends by `exit`, or returns from `main`: not in a child that it has forked.
@@ -154,7 +214,16 @@ pub(crate) fn at_exit(run: fn()) {
 }
 
 extern "C" fn before_fork() {
-    let _ = ManuallyDrop::new(OPEN.lock());
+    loop {
+        let open = OPEN.lock();
+        if open.foreign.iter().all(|&fd| is_path(fd)) {
+            let _ = ManuallyDrop::new(open);
+            return;
+        }
+        drop(open);
+        // Each has a thread that replaces it, which no peer can delay.
+        std::thread::sleep(REPLACED);
+    }
 }
 
 extern "C" fn in_parent() {
@@ -166,10 +235,9 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     // This is the only thread of the child.
     in_parent();
-    let mut all = OPEN.lock();
-    for &fd in &*all {
+    let open = &mut *OPEN.lock();
+    for fd in open.own.drain(..).chain(open.foreign.drain(..)) {
         // SAFETY: SAFETY.md F15: the child's copy, which nothing of the child uses: `get` gives it to the parent alone.
         unsafe { libc::close(fd) };
     }
-    all.clear();
 }

@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -23,14 +24,24 @@ type Call = Box<dyn FnOnce() + Send>;
 struct Pool {
     /// The process that has the threads: a forked child has none of them.
     process: Option<Process>,
+    /// Each has a thread, which takes it next.
+    begun: VecDeque<Call>,
     waiting: VecDeque<Call>,
     threads: usize,
-    /// Threads that wait for a call.
-    idle: usize,
+    /// Threads that have a call.
+    busy: usize,
+    /// Threads that are kept for who has claimed one.
+    claimed: usize,
 }
 
-static POOL: Mutex<Pool> =
-    Mutex::new(Pool { process: None, waiting: VecDeque::new(), threads: 0, idle: 0 });
+static POOL: Mutex<Pool> = Mutex::new(Pool {
+    process: None,
+    begun: VecDeque::new(),
+    waiting: VecDeque::new(),
+    threads: 0,
+    busy: 0,
+    claimed: 0,
+});
 static MORE: Condvar = Condvar::new();
 
 /// Starts the first thread, which stays. Others come with calls that find no idle thread, and end when nothing waits.
@@ -41,8 +52,9 @@ pub(super) fn start() -> io::Result<()> {
     let pool = &mut *locked_to_wait(&POOL);
     if !pool.process.is_some_and(Process::is_current) {
         // What a parent has left belongs to the parent.
-        std::mem::take(&mut pool.waiting).into_iter().for_each(std::mem::forget);
-        (pool.process, pool.threads, pool.idle) = (Some(Process::current()), 0, 0);
+        pool.begun.drain(..).chain(pool.waiting.drain(..)).for_each(std::mem::forget);
+        pool.process = Some(Process::current());
+        (pool.threads, pool.busy, pool.claimed) = (0, 0, 0);
     }
     if pool.threads == 0 {
         pool.start_thread(true)?;
@@ -54,19 +66,41 @@ pub(super) fn start() -> io::Result<()> {
 pub(super) fn run(call: impl FnOnce() + Send + 'static) {
     let pool = &mut *locked_to_wait(&POOL);
     pool.waiting.push_back(Box::new(call));
-    if pool.waiting.len() <= pool.idle {
-        MORE.notify_one();
-    } else if pool.threads < THREADS {
-        // If there can be no further thread, the call waits for those that there are.
-        let _ = pool.start_thread(false);
+    pool.begin_waiting();
+}
+
+/// A thread that no peer holds up, and that takes no other call meanwhile.
+#[derive(Debug)]
+pub(super) struct Claim(());
+
+impl Claim {
+    /// `None` while there is no such thread.
+    pub(super) fn new() -> Option<Self> {
+        let pool = &mut *locked_to_wait(&POOL);
+        pool.has_thread().then(|| {
+            pool.claimed += 1;
+            Self(())
+        })
+    }
+
+    /// Makes a call on this thread.
+    pub(super) fn run(self, call: impl FnOnce() + Send + 'static) {
+        let pool = &mut *locked_to_wait(&POOL);
+        pool.waiting.push_front(Box::new(call));
+        let _ = ManuallyDrop::new(self);
+        pool.claimed -= 1;
+        pool.begin_waiting();
     }
 }
 
-/// Whether a call that is made now need not wait. What it is to release is in nobody's way then: a child that was forked
-/// meanwhile would have it, too.
-pub(super) fn is_ready() -> bool {
-    let pool = locked_to_wait(&POOL);
-    pool.waiting.len() < pool.idle + (THREADS - pool.threads)
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let pool = &mut *locked_to_wait(&POOL);
+        pool.claimed -= 1;
+        pool.begin_waiting();
+        // It may be one that does not stay.
+        MORE.notify_all();
+    }
 }
 
 /// Whether peers hold up all threads, and as many calls wait as may.
@@ -96,19 +130,35 @@ impl Pool {
         self.threads += 1;
         Ok(())
     }
+
+    /// Whether a call that begins now has a thread. Starts one if need be.
+    fn has_thread(&mut self) -> bool {
+        debug_assert!(self.busy + self.claimed <= self.threads && self.threads <= THREADS);
+        // If there can be no further thread, the calls wait for those that there are.
+        self.busy + self.claimed < self.threads
+            || self.threads < THREADS && self.start_thread(false).is_ok()
+    }
+
+    fn begin_waiting(&mut self) {
+        while !self.waiting.is_empty() && self.has_thread() {
+            self.busy += 1;
+            self.begun.extend(self.waiting.pop_front());
+            MORE.notify_one();
+        }
+    }
 }
 
 fn serve(stays: bool) {
     let mut pool = locked_to_wait(&POOL);
     loop {
-        if let Some(call) = pool.waiting.pop_front() {
+        if let Some(call) = pool.begun.pop_front() {
             drop(pool);
             call();
             pool = locked_to_wait(&POOL);
-        } else if stays {
-            pool.idle += 1;
+            pool.busy -= 1;
+            pool.begin_waiting();
+        } else if stays || pool.busy + pool.claimed == pool.threads {
             pool = MORE.wait(pool).unwrap_or_else(PoisonError::into_inner);
-            pool.idle -= 1;
         } else {
             pool.threads -= 1;
             return;

@@ -28,8 +28,9 @@ use self::head::VERSION;
 use self::listener::{Admits, Listener};
 use self::neighbor::Neighbor;
 use self::shared::{Receiver, Sender};
-use super::descriptor::Descriptor;
+use super::descriptor::{Descriptor, Foreign};
 use super::driver::Driver;
+use super::expendable::Claim;
 use super::{expendable, files};
 use crate::device::Device;
 use crate::engine::Refusal;
@@ -167,27 +168,33 @@ fn send_ring(connection: &Descriptor, ring: &Descriptor) -> Result<()> {
     sendmsg(connection.get()?, &[IoSlice::new(&[VERSION])], &mut along, flags).map(drop)
 }
 
-/// The ring that the other process has made. `PIPE` if it has ended before.
+/// The ring that the other process has made. `PIPE` if it has ended before, and `MFILE` while this one may open no more files.
 ///
 /// The message is taken when its one file is known to be memory, and mapped: to release that takes no time. Any other message
-/// stays in the queue, and what was opened of it is closed by a thread that may be [held up](expendable).
-fn receive_ring(connection: &Descriptor) -> Result<Receiver> {
+/// stays in the queue, and what was opened of it is closed by the thread that was claimed, which may be
+/// [held up](expendable).
+fn receive_ring(connection: &Descriptor, thread: Claim) -> Result<Receiver> {
     let socket = connection.get()?;
     let mut bytes = [0_u8; 2];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut along = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
-    let message = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut along, flags)?;
-    let rights = along.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(files) => Some(files),
-        _ => None,
-    });
-    let files: Vec<OwnedFd> = rights.flatten().collect();
+    let (files, message) = Foreign::open(|| {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut along = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
+        let message = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut along, flags)?;
+        let rights = along.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(files) => Some(files),
+            _ => None,
+        });
+        Ok((rights.flatten().collect(), message))
+    })?;
     let whole = !message.flags.contains(ReturnFlags::CTRUNC);
-    if message.bytes == 0 && whole && files.is_empty() {
+    if files.files().is_empty() && !whole {
+        return Err(Errno::MFILE);
+    }
+    if files.files().is_empty() && message.bytes == 0 {
         return Err(Errno::PIPE);
     }
-    if let [file] = &files[..]
+    if let [file] = files.files()
         && whole
         && bytes[..message.bytes] == [VERSION]
         && let Ok(ring) = Receiver::open(file.as_fd())
@@ -195,7 +202,7 @@ fn receive_ring(connection: &Descriptor) -> Result<Receiver> {
         recv(socket, &mut bytes, RecvFlags::DONTWAIT)?;
         return Ok(ring);
     }
-    expendable::run(|| drop(files));
+    thread.run(|| drop(files));
     Err(Errno::PROTO)
 }
 

@@ -20,7 +20,7 @@ use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, End, Happened, Watched};
 use crate::link::executed::WordKey;
-use crate::link::expendable;
+use crate::link::expendable::Claim;
 use crate::link::memory::{ExecutedWords, Letter};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
 
@@ -44,7 +44,8 @@ pub(super) struct Inlet {
     end: End,
     /// Once it has come.
     ring: OnceLock<Receiver>,
-    /// The ring is not received yet, since other processes hold up the threads that would release another file.
+    /// The ring is not received yet, since other processes hold up the threads that would release another file, or this one
+    /// may open none.
     put_off: AtomicBool,
     /// The connection has something to say.
     told: AtomicBool,
@@ -189,16 +190,19 @@ impl Inlet {
         let mut told = false;
         for _ in 0..TELLS {
             let heard = match self.ring.get() {
-                None if !expendable::is_ready() => {
-                    self.put_off();
-                    return false;
-                }
-                None => receive_ring(&self.connection).map(|ring| self.ring.set(ring).is_ok()),
+                None => Claim::new().ok_or(Errno::BUSY).and_then(|thread| {
+                    let ring = receive_ring(&self.connection, thread)?;
+                    Ok(self.ring.set(ring).is_ok())
+                }),
                 Some(_) => hear_tell(&self.connection),
             };
             match heard {
                 Ok(true) => told = true,
                 Err(Errno::AGAIN | Errno::INTR) => break,
+                Err(Errno::BUSY | Errno::MFILE | Errno::NFILE | Errno::NOMEM) => {
+                    self.put_off();
+                    return false;
+                }
                 Ok(false) | Err(_) => {
                     if heard != Err(Errno::PIPE) {
                         self.device.tally.rare.malformed.count();

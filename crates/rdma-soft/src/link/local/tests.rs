@@ -84,10 +84,9 @@ fn neighbor(
     send(&far, &[VERSION], SendFlags::DONTWAIT).unwrap();
     assert_eq!(Arc::clone(&neighbor).happened(epoll::EventFlags::IN), Happened::Other);
     device.fabric.unsettled.settle();
-    assert!(
-        receive_ring(&Descriptor::open(|| far.try_clone().map_err(|_| Errno::MFILE)).unwrap())
-            .is_ok()
-    );
+    expendable::start().unwrap();
+    let other = Descriptor::open(|| far.try_clone().map_err(|_| Errno::MFILE)).unwrap();
+    assert!(receive_ring(&other, Claim::new().unwrap()).is_ok());
     (neighbor, far, receiver)
 }
 

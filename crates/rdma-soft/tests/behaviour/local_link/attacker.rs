@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, accept, send, sockopt};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use test_support::program::{is_emulated, this_program};
 use test_support::rig::fork;
 
@@ -108,6 +108,10 @@ impl Attacker {
         let sent = self.finish();
         victim.go_on();
         sent
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
     }
 
     fn finish(&mut self) -> usize {

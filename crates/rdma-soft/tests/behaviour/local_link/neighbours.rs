@@ -2,13 +2,14 @@
 //! catch what hangs, and no more: what the attacker sends takes an hour.
 
 use std::fs::DirBuilder;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use rdma_soft::{Builder, Peers};
 use rdma_sys::{Errno, ibv_qp_attr, ibv_qp_state, ibv_qp_type};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use test_support::events::{Event, Hears};
 use test_support::rig::connect::{Endpoint, RTR, Side, attributes, pair_with, to_init};
 use test_support::rig::post::Wr;
@@ -28,8 +29,7 @@ const FILES: usize = 128;
 
 /// A process that works, and is attacked.
 struct Victim {
-    /// Goes before the process, whose number may be another's afterwards.
-    _watchdog: Watchdog,
+    watchdog: Watchdog,
     near: Near,
     name: String,
     files: usize,
@@ -41,12 +41,20 @@ impl Victim {
     fn new(earlier_kernel: bool) -> Self {
         rdma_soft::install();
         let peer = if earlier_kernel { Peer::start_on_earlier_kernel() } else { Peer::start() };
-        let watchdog = Watchdog::of(&peer);
+        let watchdog = Watchdog::default();
+        watchdog.watch(peer.pid());
         let mut near = Near::on("soft0", peer, ibv_qp_type::IBV_QPT_RC, &PATIENT);
         near.all_of_it();
         let name = name_of(slot_of(near.far.qpn));
         let (files, memory) = (near.peer.files(), near.peer.memory());
-        Self { _watchdog: watchdog, near, name, files, memory }
+        Self { watchdog, near, name, files, memory }
+    }
+
+    /// Starts who is to attack it.
+    fn attacker(&self, plan: Plan, as_other: bool) -> Attacker {
+        let attacker = Attacker::start(plan, &self.name, as_other);
+        self.watchdog.watch(attacker.pid());
+        attacker
     }
 
     fn counter(&mut self, name: &str) -> u64 {
@@ -138,22 +146,35 @@ fn processes_of_a_directory_reach_each_other() {
     std::fs::remove_dir_all(path).unwrap();
 }
 
-/// Ends a process that hangs, as its test would with it.
-struct Watchdog(
-    #[allow(dead_code, reason = "the thread waits until it is dropped")] mpsc::Sender<()>,
-);
+/// Ends processes that hang, as their test would with them. The last one goes first: what it has sent may keep the others.
+struct Watchdog {
+    watched: Arc<Mutex<Vec<OwnedFd>>>,
+    /// The thread waits until it is dropped.
+    _alive: mpsc::Sender<()>,
+}
 
-impl Watchdog {
+impl Default for Watchdog {
     #[allow(clippy::disallowed_methods)] // A thread of the program's.
-    fn of(peer: &Peer) -> Self {
+    fn default() -> Self {
         let (alive, ended) = mpsc::channel();
-        let pid = peer.pid();
+        let watched = Arc::<Mutex<Vec<OwnedFd>>>::default();
+        let all = Arc::clone(&watched);
         std::thread::spawn(move || {
             if ended.recv_timeout(4 * HANGS) == Err(mpsc::RecvTimeoutError::Timeout) {
-                kill_process(pid, Signal::KILL).unwrap();
+                for process in all.lock().unwrap().iter().rev() {
+                    // It may have ended, and somebody else have its number, but not this descriptor.
+                    let _ = pidfd_send_signal(process, Signal::KILL);
+                }
             }
         });
-        Self(alive)
+        Self { watched, _alive: alive }
+    }
+}
+
+impl Watchdog {
+    fn watch(&self, process: Pid) {
+        let process = pidfd_open(process, PidfdFlags::empty()).unwrap();
+        self.watched.lock().unwrap().push(process);
     }
 }
 
@@ -169,7 +190,7 @@ fn kernel_refuses_files() -> bool {
 fn files_of_another_user_hold_up_nothing() {
     let mut victim = Victim::new(false);
     let as_other = Attacker::may_be_other();
-    let mut attacker = Attacker::start(Plan::Strangers(20), &victim.name, as_other);
+    let mut attacker = victim.attacker(Plan::Strangers(20), as_other);
     let sent = attacker.attack(&victim.near.peer);
     assert_eq!(sent, if kernel_refuses_files() { 0 } else { 20 });
     victim.expect_to_work();
@@ -188,7 +209,7 @@ fn files_of_another_user_hold_up_nothing() {
 fn files_of_another_user_hold_up_new_connections_alone_on_an_earlier_kernel() {
     let mut victim = Victim::new(true);
     let as_other = Attacker::may_be_other();
-    let mut attacker = Attacker::start(Plan::Strangers(150), &victim.name, as_other);
+    let mut attacker = victim.attacker(Plan::Strangers(150), as_other);
     assert_eq!(attacker.attack(&victim.near.peer), 150);
     victim.expect_to_work();
     if as_other {
@@ -203,7 +224,7 @@ fn files_of_another_user_hold_up_new_connections_alone_on_an_earlier_kernel() {
 fn files_of_the_same_user_hold_up_nothing_else() {
     for earlier_kernel in [false, true] {
         let mut victim = Victim::new(earlier_kernel);
-        let mut attacker = Attacker::start(Plan::Guests(30), &victim.name, false);
+        let mut attacker = victim.attacker(Plan::Guests(30), false);
         assert_eq!(attacker.attack(&victim.near.peer), 30);
         victim.expect_to_work();
         // It ends though they are not released.
@@ -211,15 +232,18 @@ fn files_of_the_same_user_hold_up_nothing_else() {
     }
 }
 
-/// Each copy of it takes as long to close as its file system likes, and not the last one alone.
+/// Each copy of it takes as long to close as its file system likes, and not the last one alone: neither does one end that a
+/// child has.
 #[test]
 fn files_of_fuse_hold_up_nothing_else() {
     let mut victim = Victim::new(false);
-    let mut attacker = Attacker::start(Plan::Fuse(10), &victim.name, false);
+    let mut attacker = victim.attacker(Plan::Fuse(10), false);
     match attacker.attack(&victim.near.peer) {
         0 => eprintln!("skipped: there is no FUSE here"),
         sent => assert_eq!(sent, 10),
     }
+    // While it opens them.
+    (0..100).for_each(|_| victim.near.peer.fork_and_join());
     victim.expect_to_work();
     drop(attacker);
     victim.expect_to_recover();
@@ -232,6 +256,7 @@ fn files_of_a_process_that_was_connected_to_hold_up_nothing() {
         let slot = (0x200..0x400).find(|&slot| listen_at(&name_of(slot)).is_ok());
         let slot = slot.unwrap();
         let mut attacker = Attacker::start(Plan::Squatter(1), &name_of(slot), false);
+        victim.watchdog.watch(attacker.pid());
         let squatter = Endpoint { qpn: slot << 12 | 5, ..victim.near.side.endpoint() };
         victim.near.peer.victims(&squatter);
         victim.files = victim.near.peer.files();
