@@ -6,19 +6,42 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// Checks that `fail` and `pass` in this folder have the same cases, and that each differs in one line.
+/// Has the twins of `fail` in the folder `pass` beside this file, runs each as a test of its name, and checks that there is
+/// one for each case.
+#[macro_export]
+macro_rules! twins {
+    ($($name:ident)+) => {
+        mod pass {
+            $(pub mod $name;)+
+        }
+        mod twin {
+            $(
+                #[test]
+                fn $name() -> impl std::process::Termination {
+                    super::pass::$name::main()
+                }
+            )+
+        }
+        #[test]
+        fn each_case_has_a_twin_that_differs_in_one_line() {
+            let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compile");
+            $crate::twins::assert_one_line_apart(&folder, &[$(stringify!($name)),+]);
+        }
+    };
+}
+
+/// Checks that `fail` and `pass` in this folder have these cases, and that each differs in one line.
 ///
 /// # Panics
-/// If not, with the case; and if there is no such folder or no case.
-pub fn assert_one_line_apart(folder: &Path) {
-    let names = |kind: &str| -> BTreeSet<_> {
+/// If not, with the case.
+pub fn assert_one_line_apart(folder: &Path, cases: &[&str]) {
+    let cases: BTreeSet<_> = cases.iter().map(|case| format!("{case}.rs")).collect();
+    for kind in ["fail", "pass"] {
         let entries = fs::read_dir(folder.join(kind)).into_iter().flatten();
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        names.filter(|name| name.ends_with(".rs")).collect()
-    };
-    let cases = names("fail");
-    assert!(!cases.is_empty(), "no case in {folder:?}");
-    assert_eq!(cases, names("pass"), "each case has its twin");
+        let names: BTreeSet<_> = names.filter(|name| name.ends_with(".rs")).collect();
+        assert_eq!(names, cases, "each case has its twin");
+    }
     for case in cases {
         let read = |kind| fs::read_to_string(folder.join(kind).join(&case)).unwrap_or_default();
         let (fail, pass) = (read("fail"), read("pass"));

@@ -208,7 +208,9 @@ fn two_queue_pairs_send_to_each_other_at_once(device: &Device) {
 
 /// Has A write to B's memory until that fails, while another thread brings `end` about.
 fn write_until(device: &Device, end: impl Fn(&mut Qp) + Sync) {
-    for _ in 0..count(device, 10) {
+    // By network each round waits some seconds for a host that may be busy.
+    let rounds = if device.has_network() { 1 } else { count(device, 10) };
+    for _ in 0..rounds {
         let knobs = Knobs { timeout: 12, retries: 6, ..Knobs::default() };
         let Scene { a, mut b, at_a, at_b } = Scene::with(device, &Size::default(), &knobs);
         let works = AtomicBool::new(false);

@@ -3,7 +3,7 @@
 
 use rdma_channel::{PeerReceiveWorkRequest, TransportError, prelude::*};
 
-fn main() -> Result<(), TransportError> {
+pub fn main() -> Result<(), TransportError> {
     rdma_soft::install();
     let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
     let prepared = pd.create_multi_channel().num_channels(1).build()?;

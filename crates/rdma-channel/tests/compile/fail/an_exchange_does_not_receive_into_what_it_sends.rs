@@ -2,7 +2,7 @@
 
 use rdma_channel::{TransportError, prelude::*};
 
-fn main() -> Result<(), TransportError> {
+pub fn main() -> Result<(), TransportError> {
     rdma_soft::install();
     let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
     let channel = pd.create_channel().build()?;

@@ -3,7 +3,7 @@
 use rdma_channel::{PeerRemoteMemoryRegion, PeerWriteWorkRequest, TransportError, prelude::*};
 use rdma_mem::AccessFlags;
 
-fn main() -> Result<(), TransportError> {
+pub fn main() -> Result<(), TransportError> {
     rdma_soft::install();
     let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
     let channels = pd.create_multi_channel().num_channels(1).build()?;

@@ -4,7 +4,7 @@ use rdma_channel::{TransportError, prelude::*};
 use rdma_mem::AccessFlags;
 use rdma_qp::{QueuePairType, WriteWorkRequest};
 
-fn main() -> Result<(), TransportError> {
+pub fn main() -> Result<(), TransportError> {
     rdma_soft::install();
     let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
     let channel = pd.create_channel().qp_type(QueuePairType::UC).build()?;

@@ -4,7 +4,7 @@ use rdma_channel::{
     PeerReceiveWorkRequest, PeerSendWorkRequest, ScopeError, TransportError, prelude::*,
 };
 
-fn main() -> Result<(), ScopeError> {
+pub fn main() -> Result<(), ScopeError> {
     rdma_soft::install();
     let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
     let channels = pd.create_multi_channel().num_channels(2).build().unwrap();

@@ -3,7 +3,7 @@
 use rdma_channel::{PeerReceiveWorkRequest, ScopeError, TransportError, prelude::*};
 use rdma_qp::SendWorkRequest;
 
-fn main() -> Result<(), ScopeError> {
+pub fn main() -> Result<(), ScopeError> {
     rdma_soft::install();
     let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
     let channels = pd.create_multi_channel().num_channels(2).build().unwrap();

@@ -3,7 +3,7 @@
 use rdma_channel::{ScopeError, TransportError, prelude::*};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
 
-fn main() -> Result<(), ScopeError> {
+pub fn main() -> Result<(), ScopeError> {
     rdma_soft::install();
     let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
     let channel = pd.create_channel().build().unwrap();

@@ -2,7 +2,7 @@
 
 use rdma_mem::{AccessFlags, Error, GatherElement, InlineElement, open_device};
 
-fn main() -> Result<(), Error> {
+pub fn main() -> Result<(), Error> {
     rdma_soft::install();
     let pd = open_device("soft0")?.allocate_pd()?;
     let access = AccessFlags::new().with_local_write().with_zero_based();

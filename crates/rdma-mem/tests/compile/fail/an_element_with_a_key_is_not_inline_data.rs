@@ -2,7 +2,7 @@
 
 use rdma_mem::{Error, GatherElement, InlineElement, open_device};
 
-fn main() -> Result<(), Error> {
+pub fn main() -> Result<(), Error> {
     rdma_soft::install();
     let pd = open_device("soft0")?.allocate_pd()?;
     let region = pd.allocate_region(64)?;

@@ -2,7 +2,7 @@
 
 use rdma_mem::{Error, RemoteMemoryRegion, open_device, remote_struct_field};
 
-fn main() -> Result<(), Error> {
+pub fn main() -> Result<(), Error> {
     rdma_soft::install();
     let pd = open_device("soft0")?.allocate_pd()?;
     #[repr(C)]

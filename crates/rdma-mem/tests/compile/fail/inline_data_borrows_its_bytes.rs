@@ -2,7 +2,7 @@
 
 use rdma_mem::InlineElement;
 
-fn main() {
+pub fn main() {
     let (bytes, other) = (vec![1_u8; 8], vec![2_u8; 8]);
     let element = InlineElement::new(&bytes);
     drop(bytes);

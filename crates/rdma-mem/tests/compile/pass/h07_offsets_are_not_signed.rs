@@ -2,7 +2,7 @@
 
 use rdma_mem::{Error, RemoteMemoryRegion, open_device};
 
-fn main() -> Result<(), Error> {
+pub fn main() -> Result<(), Error> {
     rdma_soft::install();
     let pd = open_device("soft0")?.allocate_pd()?;
     let region = RemoteMemoryRegion::new(0x1000, 64, 7);

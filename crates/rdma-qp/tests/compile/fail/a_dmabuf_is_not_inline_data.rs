@@ -14,6 +14,6 @@ fn write(pd: &ProtectionDomain, file: BorrowedFd<'_>, secret: u64) -> Result<(),
     Ok(())
 }
 
-fn main() {
+pub fn main() {
     println!("{}", write as *const () as usize != 0);
 }

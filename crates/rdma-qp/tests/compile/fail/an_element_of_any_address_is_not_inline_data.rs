@@ -3,7 +3,7 @@
 use rdma_mem::{Error, GatherElement, open_device};
 use rdma_qp::{SendWithInvalidate, SendWorkRequest};
 
-fn main() -> Result<(), Error> {
+pub fn main() -> Result<(), Error> {
     rdma_soft::install();
     let pd = open_device("soft0")?.allocate_pd()?;
     let (inside, outside) = ([1; 8], [2; 8]);

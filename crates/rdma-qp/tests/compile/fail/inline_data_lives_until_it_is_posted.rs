@@ -3,7 +3,7 @@
 use rdma_mem::InlineElement;
 use rdma_qp::SendWorkRequest;
 
-fn main() {
+pub fn main() {
     let (bytes, other) = (vec![1_u8; 8], vec![2_u8; 8]);
     let elements = [InlineElement::new(&bytes)];
     let batch = [SendWorkRequest::inline(&elements).with_id(1)];

@@ -3,7 +3,7 @@
 use rdma_mem::open_device;
 use rdma_qp::{CompletionQueue, Error, PollSlot, prelude::*};
 
-fn main() -> Result<(), Error> {
+pub fn main() -> Result<(), Error> {
     rdma_soft::install();
     let context = open_device("soft0")?;
     let cq = CompletionQueue::create(&context, 64)?;
