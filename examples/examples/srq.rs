@@ -50,8 +50,7 @@ fn serve(context: &Context, clients: &mut [OtherEnd]) -> Result<String, Failure>
     let (mut connected, mut total) = (Vec::new(), 0);
     for client in &mut *clients {
         let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).srq(&srq).build()?;
-        let peer = client.exchange(&prepared.endpoint())?;
-        connected.push(prepared.handshake(peer)?);
+        connected.push(client.connect_queue_pair(prepared)?);
         total += client.hear()?; // how many messages it has
     }
     clients.iter().try_for_each(OtherEnd::ready)?;
@@ -100,8 +99,7 @@ fn send(context: &Context, server: &mut OtherEnd, messages: u32) -> Result<Strin
     let (cq, pd) = (CompletionQueue::create(context, 64)?, context.allocate_pd()?);
     // A send is tried again for as long as it takes: the others may have taken every receive.
     let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
-    let peer = server.exchange(&prepared.endpoint())?;
-    let qp = prepared.handshake(peer)?;
+    let qp = server.connect_queue_pair(prepared)?;
     server.tell(messages.into())?;
     server.ready()?;
     for number in 1..=u64::from(messages) {

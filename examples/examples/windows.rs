@@ -87,9 +87,8 @@ impl<'a> End<'a> {
         let access = AccessFlags::new().with_remote_write();
         let builder = pd.create_qp().send_cq(&cq).recv_cq(&cq).access(access);
         let prepared = builder.max_send_wr(4).max_recv_wr(2).build()?;
-        let peer = other.exchange(&prepared.endpoint())?;
-        let mut own =
-            Self { qp: prepared.handshake(peer)?, memory: pd.allocate_region(64)?, other };
+        let qp = other.connect_queue_pair(prepared)?;
+        let mut own = Self { qp, memory: pd.allocate_region(64)?, other };
         own.receive()?;
         other.ready()?;
         Ok(own)

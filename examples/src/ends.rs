@@ -12,7 +12,7 @@ use rdma::channel::{
 };
 use rdma::device::{Context, open_device};
 use rdma::memory::RemoteMemoryRegion;
-use rdma::qp::{QueuePairEndpoint, WorkError};
+use rdma::qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint, WorkError};
 
 use crate::out_of_band::{OutOfBand, OutOfBandError, Peer};
 use crate::reach::check_reach;
@@ -160,26 +160,35 @@ impl OtherEnd {
     /// # Errors
     /// If the other end is none to be reached, stalls or goes, or the device refuses.
     pub fn connect(&self, prepared: PreparedChannel) -> Result<Channel, Failure> {
-        let peer = self.exchange(&prepared.endpoint())?;
-        Ok(prepared.handshake(peer)?)
+        self.connect_all(vec![prepared])?.pop().ok_or_else(|| "no endpoint came".into())
     }
 
     /// Connects as many channels as the other end does.
     ///
     /// # Errors
     /// Those of [`connect`](Self::connect), and if it wants another number.
-    pub fn connect_all(&self, prepared: Vec<PreparedChannel>) -> Result<Vec<Channel>, Failure> {
+    pub fn connect_all(&self, mut prepared: Vec<PreparedChannel>) -> Result<Vec<Channel>, Failure> {
+        if let Some((own, peer)) = self.way.addresses() {
+            prepared.iter_mut().for_each(|one| one.set_stream_addresses(own, peer));
+        }
         let own: Vec<_> = prepared.iter().map(PreparedChannel::endpoint).collect();
         let peers = self.exchange_all(&own)?;
         prepared.into_iter().zip(peers).map(|(one, peer)| Ok(one.handshake(peer)?)).collect()
     }
 
-    /// Tells the other end where this one is, and returns where that is.
+    /// Connects a queue pair with one of the other end, which does the same.
     ///
     /// # Errors
-    /// If the other end is none to be reached, stalls or goes.
-    pub fn exchange(&self, own: &QueuePairEndpoint) -> Result<QueuePairEndpoint, Failure> {
-        self.exchange_all(&[*own])?.pop().ok_or_else(|| "no endpoint came".into())
+    /// Those of [`connect`](Self::connect).
+    pub fn connect_queue_pair(
+        &self,
+        mut prepared: PreparedQueuePair,
+    ) -> Result<QueuePair, Failure> {
+        if let Some((own, peer)) = self.way.addresses() {
+            prepared.set_stream_addresses(own, peer);
+        }
+        let peer = self.exchange_all(&[prepared.endpoint()])?.pop();
+        Ok(prepared.handshake(peer.ok_or("no endpoint came")?)?)
     }
 
     fn exchange_all(&self, own: &[QueuePairEndpoint]) -> Result<Vec<QueuePairEndpoint>, Failure> {

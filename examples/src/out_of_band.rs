@@ -4,7 +4,7 @@
 //! closes early, or speaks something else.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::net::{IpAddr, Shutdown, TcpListener, TcpStream, ToSocketAddrs as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
@@ -215,6 +215,12 @@ impl OutOfBand {
     #[must_use]
     pub const fn listens(&self) -> bool {
         self.listens
+    }
+
+    /// This end's and the other one's, by which the ends find the network that they share. Two threads have none.
+    #[must_use]
+    pub fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
+        Some((self.stream.local_addr().ok()?.ip(), self.stream.peer_addr().ok()?.ip()))
     }
 
     /// Whether the other process has ended, or does so within that time.

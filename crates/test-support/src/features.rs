@@ -19,6 +19,10 @@ pub enum Feature {
     SharedReceiveQueues,
     /// Queue pairs of unreliable connections.
     Uc,
+    /// Queue pairs of datagrams.
+    Ud,
+    /// So many bytes of inline data.
+    Inline(u32),
 }
 
 impl Feature {
@@ -28,6 +32,8 @@ impl Feature {
             Self::Windows => "memory windows",
             Self::SharedReceiveQueues => "shared receive queues",
             Self::Uc => "queue pairs of unreliable connections",
+            Self::Ud => "queue pairs of datagrams",
+            Self::Inline(_) => "inline data of so many bytes",
         }
     }
 }
@@ -44,6 +50,8 @@ pub fn has(device: &str, feature: Feature) -> bool {
         Feature::Windows => context.query_device().max_mw > 0,
         Feature::SharedReceiveQueues => context.query_device().max_srq > 0,
         Feature::Uc => has_type(&context, ibv_qp_type::IBV_QPT_UC),
+        Feature::Ud => has_type(&context, ibv_qp_type::IBV_QPT_UD),
+        Feature::Inline(bytes) => has_inline(&context, bytes),
     }
 }
 
@@ -69,6 +77,12 @@ pub fn lacks(device: &str, feature: Feature) -> bool {
 #[must_use]
 pub fn has_atomics(context: &Context) -> bool {
     context.query_device().atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE
+}
+
+/// No query reports it, so this creates a queue pair.
+fn has_inline(context: &Context, bytes: u32) -> bool {
+    let (cq, pd) = (context.cq(4), context.pd());
+    pd.try_qp(&cq, &cq, &Size { inline: bytes, ..Size::default() }).is_ok()
 }
 
 /// Returns true if the device has queue pairs of that type. No query reports it, so this creates one.

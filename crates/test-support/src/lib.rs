@@ -14,7 +14,7 @@
 //! - [`quiet_device`]: a device that does nothing, beside which the caller's own code is counted.
 //! - [`rig`]: the verbs as C calls them, for tests of devices.
 //! - [`system_calls`]: proof that a piece of code makes no system call.
-//! - [`twins`]: what must not compile, beside what does.
+//! - [`mod@twins`]: what must not compile, beside what does.
 //!
 //! Of the workspace it uses only the two lowest crates, so that every other one can use it.
 

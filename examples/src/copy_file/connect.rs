@@ -1,5 +1,6 @@
 //! From a device's name to two sides that are connected to each other.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use rdma::prelude::*;
@@ -52,6 +53,11 @@ pub(crate) fn prepare_receiver(
 }
 
 impl<Slots> Prepared<Slots> {
+    /// The sides meet by a stream between these addresses.
+    pub(crate) fn meet_by(&mut self, (own, peer): (IpAddr, IpAddr)) {
+        self.channel.set_stream_addresses(own, peer);
+    }
+
     /// What the other side has to know.
     pub(crate) fn endpoint(&self) -> QueuePairEndpoint {
         self.channel.endpoint()

@@ -41,7 +41,8 @@ pub fn send(
     let started = Instant::now();
     let mode = Origin::from(file.metadata()).mode;
     Line::run(stream, |line| {
-        let prepared = prepare_sender(&open_device(device)?, settings)?;
+        let mut prepared = prepare_sender(&open_device(device)?, settings)?;
+        prepared.meet_by(line.addresses()?);
         let endpoint = prepared.endpoint();
         line.say(Kind::Offer, &Offer { settings, mode, endpoint }.to_bytes())?;
         let answer = line.wait(Kind::Answer, control.cancelled, control.patience)?;
@@ -82,7 +83,8 @@ pub fn receive(
         let offer = line.wait(Kind::Offer, control.cancelled, control.patience)?;
         let Offer { settings, mode, endpoint: peer } = Offer::from_bytes(&offer)?;
         let mut file = Destination::create(destination, Origin { mode, inode: None })?;
-        let prepared = prepare_receiver(&open_device(device)?, settings)?;
+        let mut prepared = prepare_receiver(&open_device(device)?, settings)?;
+        prepared.meet_by(line.addresses()?);
         let (endpoint, slots) = (prepared.endpoint(), prepared.remote());
         check(device, &endpoint, &peer)?;
         let mut receiver = prepared.connect(peer)?;

@@ -138,7 +138,7 @@ pub(crate) const JOBS: &[Job] = &[
         name: "profiles",
         about: "what the suite, channels and examples show on devices that look like hardware, except the two of `nics`",
         tier: Tier::Full,
-        minutes: 12.0,
+        minutes: 14.0,
         needs: &[],
         steps: PROFILES,
     },

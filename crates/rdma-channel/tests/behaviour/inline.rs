@@ -38,6 +38,9 @@ fn read(board: &SharedRegion, at: usize) -> [u8; 8] {
 
 #[test]
 fn a_blocking_call_sends_and_writes_bytes_that_nobody_registered() {
+    if lacks("soft0", Feature::Inline(32)) {
+        return;
+    }
     for form in FORMS {
         for device in ["soft0", DEFERRED, WIRE] {
             if lacks_transport(device, form) {
@@ -69,6 +72,9 @@ static INSTEAD: LazyLock<[InlineElement<'static>; 1]> =
 
 #[test]
 fn in_a_scope_the_bytes_are_free_when_they_are_posted() {
+    if lacks("soft0", Feature::Inline(32)) {
+        return;
+    }
     let devices = DEVICES.into_iter().chain([WIRE]);
     for (device, form) in devices.flat_map(|name| FORMS.map(|form| (name, form))) {
         if lacks_transport(device, form) {
@@ -131,6 +137,9 @@ fn looped(device: &str, extended: bool) -> (MultiChannel, [SharedRegion; 2], Pro
 
 #[test]
 fn each_peer_gets_the_bytes_that_were_meant_for_it() {
+    if lacks("soft0", Feature::Inline(32)) {
+        return;
+    }
     for (device, extended) in
         [("soft0", false), ("soft0", true), (DEFERRED, false), (DEFERRED, true)]
     {
@@ -183,6 +192,9 @@ fn each_peer_gets_the_bytes_that_were_meant_for_it() {
 
 #[test]
 fn a_blocking_send_to_a_peer_takes_bytes_that_nobody_registered() {
+    if lacks("soft0", Feature::Inline(32)) {
+        return;
+    }
     let (mut channels, _boards, pd) = looped("soft0", false);
     let mut room = pd.allocate_region(8).unwrap();
     let mut slice = room.as_slice_mut();
@@ -200,6 +212,9 @@ fn a_blocking_send_to_a_peer_takes_bytes_that_nobody_registered() {
 
 #[test]
 fn more_inline_bytes_than_the_channel_takes_are_refused_and_nothing_has_changed() {
+    if lacks("soft0", Feature::Inline(64)) {
+        return;
+    }
     let mut pair = Pair::with("soft0", |builder| builder);
     let most = pair.here.query().unwrap().capabilities.max_inline_data as usize;
     let long = vec![1; most + 1];

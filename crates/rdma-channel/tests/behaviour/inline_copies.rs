@@ -2,10 +2,11 @@
 
 use std::thread;
 
-use crate::common::{DRAIN, HANG, Pair, everything, open, short};
+use crate::common::{DRAIN, HANG, Pair, everything, lacks, open, short};
 use rdma_channel::{Channel, Inline, PeerRemoteMemoryRegion, TransportError, prelude::*};
 use rdma_qp::PostErrorKind;
 use rdma_soft::{Builder, Schedule};
+use test_support::features::Feature;
 
 /// Devices that execute requests within their post, later, and when a test says so; none has inline data.
 const BARE: [(&str, Schedule); 3] = [
@@ -35,6 +36,9 @@ fn given(channel: &Channel) -> u32 {
 
 #[test]
 fn a_channel_sends_a_few_bytes_inline_without_an_option_on_every_device() {
+    if lacks("soft0", Feature::Inline(64)) {
+        return;
+    }
     for (device, inline) in [("soft0", 64), (FEW, 32), (BARE[0].0, 0), (BARE[1].0, 0)] {
         let mut pair = pair(device);
         assert_eq!(given(&pair.here), inline, "{device}");

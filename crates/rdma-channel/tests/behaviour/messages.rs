@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use crate::common::{DRAIN, HANG, HELD, Pair, must_end, short};
+use crate::common::{DRAIN, HANG, HELD, Pair, lacks, must_end, short};
 use rdma_channel::{Channel, Operation, Recovery, ScopeError, TransportError, prelude::*};
 use rdma_mem::{Errno, GatherList, RemoteMemoryRegion, VerbError};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WorkErrorCode, WriteWorkRequest};
+use test_support::features::Feature;
 
 /// As errors name the peer of a channel of that device, whose ports are Ethernet.
 fn name_of_peer(channel: &Channel) -> String {
@@ -40,6 +41,9 @@ fn a_timeout_names_the_operation_the_peer_and_the_limit() {
 
 #[test]
 fn a_failure_names_the_operation_and_the_peer_in_each_form() {
+    if lacks("soft0", Feature::Inline(8)) {
+        return;
+    }
     // Nobody may write there: it has no such key.
     let refused = |act: fn(&mut Channel) -> Result<(), TransportError>| {
         let mut pair = Pair::with("soft0", |builder| short(builder).max_inline_data(8));

@@ -29,6 +29,9 @@ fn refused(channel: PreparedChannel, endpoint: QueuePairEndpoint) -> String {
 
 #[test]
 fn an_endpoint_of_another_transport_is_refused() {
+    if lacks("soft0", Feature::Ud) {
+        return;
+    }
     let reliable = prepare(QueuePairType::RC).endpoint();
     let context = open("soft0");
     let (pd, cq) = (context.allocate_pd().unwrap(), CompletionQueue::create(&context, 64).unwrap());

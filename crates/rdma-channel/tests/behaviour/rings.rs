@@ -5,9 +5,10 @@ use std::mem;
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{DEFERRED, HANG, Pair, WIRE, must_end, short};
+use crate::common::{DEFERRED, HANG, Pair, WIRE, lacks, must_end, short};
 use rdma_channel::{Channel, ReceiveRing, ScopeError, TransportError};
 use rdma_qp::{MaxRnrRetries, ReceiveWorkRequest, SendWorkRequest, WorkErrorCode};
+use test_support::features::Feature;
 
 const LIVELY: [&str; 3] = ["soft0", DEFERRED, WIRE];
 /// A look, which gives nothing up.
@@ -207,6 +208,9 @@ fn a_message_that_does_not_fit_is_an_error_and_what_comes_after_it_is_closed() {
 
 #[test]
 fn a_write_with_immediate_data_has_no_bytes_here() {
+    if lacks("soft0", Feature::Inline(32)) {
+        return;
+    }
     let Pair { mut here, there, board, .. } = Pair::with("soft0", |builder| builder);
     drop(board);
     let mut there = there;

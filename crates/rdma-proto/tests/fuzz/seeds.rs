@@ -47,6 +47,10 @@ fn packets() -> Vec<Seed> {
             seeds.push(("packet", format!("v{version}-{opcode:02x}"), datagram.to_vec()));
         }
     }
+    // A checksum that a sender writes as 0.
+    let header =
+        [69, 0, 0, 52, 255, 255, 0, 0, 0, 17, 255, 255, 255, 255, 255, 255, 93, 93, 93, 93];
+    seeds.push(("packet", "v4-checksum".to_owned(), [&header[..], &[0; 32]].concat()));
     seeds
 }
 

@@ -7,7 +7,8 @@ use crate::common::{End, parts, try_connect};
 use proptest::prelude::*;
 use rdma_mem::GidType;
 use rdma_qp::{
-    Error, GidChoice, GlobalRoute, HandshakeError, ReceiveWorkRequest, SendWorkRequest, prelude::*,
+    Error, GidChoice, GidRule, GlobalRoute, HandshakeError, PreparedQueuePair, QueuePair,
+    ReceiveWorkRequest, SendWorkRequest, prelude::*,
 };
 use rdma_soft::{Builder, GidPlace};
 
@@ -105,4 +106,33 @@ fn the_network_of_a_choice_decides() {
     let text = error.to_string();
     assert!(matches!(error, Error::NoGidInNetwork { port: 1, .. }), "{text}");
     assert!(text.contains("192.0.2.0/24") && all.iter().all(|gid| text.contains(&gid.to_string())));
+}
+
+/// Though a pair of another class comes first.
+#[test]
+fn the_addresses_of_the_stream_by_which_they_met_decide() {
+    let roce = GidType::ROCE_V2;
+    let [mut a, mut b] = [(); 2].map(|()| {
+        let name = device(vec![GidPlace::Ipv4Mapped(roce), GidPlace::Global(roce)]);
+        let (pd, cq) = parts(&name);
+        pd.create_qp().send_cq(&cq).recv_cq(&cq).build().unwrap()
+    });
+    let rule = |own: &PreparedQueuePair, peer: &PreparedQueuePair| {
+        own.connect_attributes(&peer.endpoint()).unwrap().gid_rule
+    };
+    let [(first_of_a, at_a), (_, at_b)] = [&a, &b].map(|end| {
+        let gids = end.endpoint().gids().to_vec();
+        (gids[0].gid, gids[1].gid)
+    });
+    assert_ne!(rule(&a, &b), Some(GidRule::Stream));
+    // An end that sees other addresses is behind a translation of them.
+    a.set_stream_addresses(at_a.to_ipv6().into(), at_b.to_ipv6().into());
+    b.set_stream_addresses(at_b.to_ipv6().into(), first_of_a.to_ipv6().into());
+    assert_ne!(rule(&a, &b), Some(GidRule::Stream));
+    b.set_stream_addresses(at_b.to_ipv6().into(), at_a.to_ipv6().into());
+    assert_eq!((rule(&a, &b), rule(&b, &a)), (Some(GidRule::Stream), Some(GidRule::Stream)));
+    let (to_a, to_b) = (a.endpoint(), b.endpoint());
+    let (a, b) = (a.handshake(to_b).unwrap(), b.handshake(to_a).unwrap());
+    let destination = |qp: &QueuePair| qp.peer().unwrap().route.unwrap().destination;
+    assert_eq!((destination(&a), destination(&b)), (at_b, at_a));
 }

@@ -5,9 +5,9 @@
 use std::io::Error;
 use std::mem::ManuallyDrop;
 use std::num::NonZeroI32;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Once, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
 use nix::sys::socket::SetSockOpt as _;
@@ -31,15 +31,17 @@ sockopt_impl!(
     bool
 );
 
-/// How long a fork waits before it looks again whether foreign files were replaced.
-const REPLACED: Duration = Duration::from_micros(50);
-
 /// All that are open. Held while one is opened or closed, and while the process forks.
-static OPEN: spin::Mutex<Open> = spin::Mutex::new(Open { own: Vec::new(), foreign: Vec::new() });
+static OPEN: spin::Mutex<Open> =
+    spin::Mutex::new(Open { own: Vec::new(), foreign: Vec::new(), path: None, forks: 0 });
 
 struct Open {
     own: Vec<RawFd>,
     foreign: Vec<RawFd>,
+    /// What takes the place of a foreign file: it names a folder, and to close it does nothing.
+    path: Option<Arc<Descriptor>>,
+    /// Threads that are about to fork.
+    forks: u32,
 }
 
 impl Open {
@@ -151,41 +153,59 @@ impl Drop for Descriptor {
     }
 }
 
-/// Files that another process has sent, open in this process for a moment. To close one, in any process, may take as long as
-/// the sender likes, so a fork waits until none is open. A bare `clone` or `vfork` call does not.
+/// A file that another process has sent, open in this process for a moment. To close it, in any process, may take as long as
+/// the sender likes, so a fork waits until it was replaced. A bare `clone` or `vfork` call does not.
 #[derive(Debug)]
 pub(super) struct Foreign {
-    files: Vec<OwnedFd>,
-    /// What takes their places before they are closed, so that a fork need not wait for that.
-    path: OwnedFd,
+    file: Option<OwnedFd>,
+    path: Arc<Descriptor>,
 }
 
 impl Foreign {
-    /// What `receive` receives, and says beside.
-    pub(super) fn open<T>(
-        receive: impl FnOnce() -> Result<(Vec<OwnedFd>, T)>,
-    ) -> Result<(Self, T)> {
-        let path = open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        let open = &mut *Open::lock();
-        let (files, said) = receive()?;
-        open.foreign.extend(files.iter().map(AsRawFd::as_raw_fd));
-        Ok((Self { files, path }, said))
+    /// Opens what replaces such files, if this process has not done so.
+    pub(super) fn prepare() -> Result<()> {
+        let path = Open::lock().path.clone();
+        if path.is_none_or(|path| path.get().is_err()) {
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
+            let path = Descriptor::open(|| open("/", flags, Mode::empty()))?;
+            let _before = Open::lock().path.replace(Arc::new(path));
+        }
+        Ok(())
     }
 
-    pub(super) fn files(&self) -> &[OwnedFd] {
-        &self.files
+    /// The file that `receive` receives, and what it says beside. `BUSY` while the process forks.
+    pub(super) fn open<T>(
+        receive: impl FnOnce() -> Result<(Option<OwnedFd>, T)>,
+    ) -> Result<(Self, T)> {
+        let open = &mut *Open::lock();
+        if open.forks > 0 {
+            return Err(Errno::BUSY);
+        }
+        let path = open.path.clone().ok_or(Errno::BADF)?;
+        let (file, said) = receive()?;
+        open.foreign.extend(file.as_ref().map(AsRawFd::as_raw_fd));
+        Ok((Self { file, path }, said))
+    }
+
+    pub(super) fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
     }
 }
 
-/// As long as the sender likes, unless the files are known to be memory.
+/// Takes as long as the sender likes, unless the file is known to be memory.
 impl Drop for Foreign {
     fn drop(&mut self) {
-        for file in &mut self.files {
-            // It fails if the program has closed what is not its own.
-            let _ = dup3(&self.path, file, DupFlags::CLOEXEC);
+        let Some(mut file) = self.file.take() else { return };
+        let number = file.as_raw_fd();
+        // It fails if the program has closed the path, or may not have so high a number any more.
+        let path = self.path.get();
+        let replaced = path.and_then(|path| dup3(path, &mut file, DupFlags::CLOEXEC)).is_ok();
+        let mut open = OPEN.lock();
+        open.foreign.retain(|&foreign| foreign != number);
+        if !replaced {
+            drop(open);
         }
-        let replaced = |fd: &RawFd| self.files.iter().any(|file| file.as_raw_fd() == *fd);
-        OPEN.lock().foreign.retain(|fd| !replaced(fd));
+        drop(file);
     }
 }
 
@@ -213,29 +233,35 @@ pub(crate) fn at_exit(run: fn()) {
     }
 }
 
+/// How long a fork waits before it looks again whether foreign files were replaced.
+const REPLACED: Duration = Duration::from_micros(50);
+
 extern "C" fn before_fork() {
-    loop {
-        let open = OPEN.lock();
-        if open.foreign.iter().all(|&fd| is_path(fd)) {
-            let _ = ManuallyDrop::new(open);
-            return;
-        }
+    let mut open = OPEN.lock();
+    open.forks += 1;
+    while !open.foreign.iter().all(|&fd| is_path(fd)) {
         drop(open);
-        // Each has a thread that replaces it, which no peer can delay.
+        // The thread that has opened one closes it if it is memory; another one's was claimed, and replaces it at once.
         std::thread::sleep(REPLACED);
+        open = OPEN.lock();
     }
+    let _ = ManuallyDrop::new(open);
 }
 
 extern "C" fn in_parent() {
     // SAFETY: SAFETY.md F15: this thread, or that of the parent which it is a copy of, has locked it in `before_fork`, and has
     // forgotten the guard.
     unsafe { OPEN.force_unlock() };
+    let mut open = OPEN.lock();
+    debug_assert!(open.forks > 0, "a fork ends that has not begun");
+    open.forks = open.forks.saturating_sub(1);
 }
 
 extern "C" fn in_child() {
     // This is the only thread of the child.
     in_parent();
     let open = &mut *OPEN.lock();
+    open.forks = 0;
     for fd in open.own.drain(..).chain(open.foreign.drain(..)) {
         // SAFETY: SAFETY.md F15: the child's copy, which nothing of the child uses: `get` gives it to the parent alone.
         unsafe { libc::close(fd) };

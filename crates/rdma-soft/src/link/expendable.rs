@@ -44,7 +44,8 @@ static POOL: Mutex<Pool> = Mutex::new(Pool {
 });
 static MORE: Condvar = Condvar::new();
 
-/// Starts the first thread, which stays. Others come with calls that find no idle thread, and end when nothing waits.
+/// Starts the first thread, which stays. Others come with calls and claims that find no idle thread, and end when nothing
+/// waits.
 ///
 /// # Errors
 /// If the process has no thread of this kind and cannot start one.
@@ -98,7 +99,7 @@ impl Drop for Claim {
         let pool = &mut *locked_to_wait(&POOL);
         pool.claimed -= 1;
         pool.begin_waiting();
-        // It may be one that does not stay.
+        // The thread that was kept may be one that does not stay.
         MORE.notify_all();
     }
 }
@@ -157,6 +158,10 @@ fn serve(stays: bool) {
             pool = locked_to_wait(&POOL);
             pool.busy -= 1;
             pool.begin_waiting();
+            if pool.busy + pool.claimed < pool.threads {
+                // Those that do not stay end.
+                MORE.notify_all();
+            }
         } else if stays || pool.busy + pool.claimed == pool.threads {
             pool = MORE.wait(pool).unwrap_or_else(PoisonError::into_inner);
         } else {

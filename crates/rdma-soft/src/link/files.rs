@@ -17,10 +17,19 @@ fn receive(socket: BorrowedFd<'_>, flags: RecvFlags) -> Result<RecvMsg> {
     recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut RecvAncillaryBuffer::default(), flags)
 }
 
-/// Whether the next message brings files along. It stays where it is, and its files are not touched.
-pub(super) fn comes_with_files(socket: BorrowedFd<'_>) -> Result<bool> {
+/// Of the next message, which stays where it is: at most two of its bytes are counted, and its files are not touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Next {
+    /// 0 at the end, too.
+    pub(super) bytes: usize,
+    pub(super) has_files: bool,
+}
+
+pub(super) fn peek(socket: BorrowedFd<'_>) -> Result<Next> {
+    let message = receive(socket, RecvFlags::PEEK)?;
     // The kernel says that there was no room for them (recvmsg(2)).
-    Ok(receive(socket, RecvFlags::PEEK)?.flags.contains(ReturnFlags::CTRUNC))
+    let has_files = message.flags.contains(ReturnFlags::CTRUNC);
+    Ok(Next { bytes: message.bytes, has_files })
 }
 
 /// Takes all that is in the queue of a socket, to which nothing is added from now on. To close it releases nothing then:

@@ -13,10 +13,10 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
-use rustix::io::{Errno, Result};
+use rustix::io::{Errno, Result, fcntl_dupfd_cloexec};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -89,6 +89,7 @@ fn listen_at(device: &'static Device, address: &SocketAddrUnix, admits: Admits) 
     let driver = Driver::of(device.fabric)?;
     let no_thread = |error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
     expendable::start().map_err(no_thread)?;
+    Foreign::prepare()?;
     let socket = Descriptor::open_for_others(socket)?;
     bind(socket.get()?, address)?;
     listen(socket.get()?, BACKLOG)?;
@@ -168,42 +169,54 @@ fn send_ring(connection: &Descriptor, ring: &Descriptor) -> Result<()> {
     sendmsg(connection.get()?, &[IoSlice::new(&[VERSION])], &mut along, flags).map(drop)
 }
 
-/// The ring that the other process has made. `PIPE` if it has ended before, and `MFILE` while this one may open no more files.
+/// The ring that the other process has made. `PIPE` if it has ended before; `BUSY` while peers hold up all threads, or this
+/// process forks; `MFILE` and the like while it may open no file.
 ///
 /// The message is taken when its one file is known to be memory, and mapped: to release that takes no time. Any other message
-/// stays in the queue, and what was opened of it is closed by the thread that was claimed, which may be
+/// stays in the queue, and what was opened of it is closed by a thread that was claimed before, and that may be
 /// [held up](expendable).
-fn receive_ring(connection: &Descriptor, thread: Claim) -> Result<Receiver> {
+fn receive_ring(connection: &Descriptor) -> Result<Receiver> {
     let socket = connection.get()?;
+    let next = files::peek(socket)?;
+    if !next.has_files {
+        return Err(if next.bytes == 0 { Errno::PIPE } else { Errno::PROTO });
+    }
+    let thread = Claim::new().ok_or(Errno::BUSY)?;
     let mut bytes = [0_u8; 2];
-    let (files, message) = Foreign::open(|| {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut along = RecvAncillaryBuffer::new(&mut space);
+    let (file, (read, is_all)) = Foreign::open(|| {
+        // Neither more nor less than one file has room here.
+        let mut space = OneFile([MaybeUninit::uninit(); OneFile::SIZE]);
+        let mut along = RecvAncillaryBuffer::new(&mut space.0);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
         let message = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut along, flags)?;
-        let rights = along.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(files) => Some(files),
+        let file = along.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
             _ => None,
         });
-        Ok((rights.flatten().collect(), message))
+        Ok((file, (message.bytes, !message.flags.contains(ReturnFlags::CTRUNC))))
     })?;
-    let whole = !message.flags.contains(ReturnFlags::CTRUNC);
-    if files.files().is_empty() && !whole {
-        return Err(Errno::MFILE);
-    }
-    if files.files().is_empty() && message.bytes == 0 {
-        return Err(Errno::PIPE);
-    }
-    if let [file] = files.files()
-        && whole
-        && bytes[..message.bytes] == [VERSION]
-        && let Ok(ring) = Receiver::open(file.as_fd())
+    let Some(received) = file.file() else {
+        // This process may open no file, or not this one.
+        Descriptor::open(|| fcntl_dupfd_cloexec(socket, 0))?;
+        return Err(Errno::PROTO);
+    };
+    if is_all
+        && bytes[..read] == [VERSION]
+        && let Ok(ring) = Receiver::open(received)
     {
         recv(socket, &mut bytes, RecvFlags::DONTWAIT)?;
         return Ok(ring);
     }
-    thread.run(|| drop(files));
+    thread.run(|| drop(file));
     Err(Errno::PROTO)
+}
+
+/// Room for a message with one file (cmsg(3)).
+#[repr(align(8))]
+struct OneFile([MaybeUninit<u8>; Self::SIZE]);
+
+impl OneFile {
+    const SIZE: usize = size_of::<libc::cmsghdr>() + size_of::<RawFd>();
 }
 
 /// Has the other process look at the ring. If there is no space for that, it was told and has not looked yet. Says whether
@@ -224,7 +237,7 @@ fn hear_tell(connection: &Descriptor) -> Result<bool> {
 /// Takes a message that brings no file along: what does stays where it is, and ends the connection.
 fn hear(connection: &Descriptor, bytes: &mut [u8; 2]) -> Result<usize> {
     let socket = connection.get()?;
-    if connection.holds_files() && files::comes_with_files(socket)? {
+    if connection.holds_files() && files::peek(socket)?.has_files {
         return Err(Errno::PROTO);
     }
     recv(socket, bytes, RecvFlags::DONTWAIT).map(|(read, _)| read)

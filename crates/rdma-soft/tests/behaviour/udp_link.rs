@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods)] // The programs' side has a clock of its own.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use rdma_sys::{
     ibv_wr_opcode,
 };
 use rdma_types::Gid;
-use test_support::program::is_emulated;
+use test_support::program::{in_own_process_with, is_emulated};
 use test_support::rig::connect::{
     Endpoint, Knobs, RTR, Side, attributes, pair, pair_with, to_init,
 };
@@ -72,10 +73,9 @@ fn a_stopped_process_loses_nothing_within_the_retry_time() {
     other.peer.end();
 }
 
-/// However short its own timeout.
-#[test]
-fn a_request_to_a_silent_process_is_retried_for_two_seconds_by_default() {
-    let name = Builder::new("usual").gids([]).listen(address()).install().unwrap().name();
+/// Sends to a process that stands still, by a queue pair that would give up at once, and gives up later.
+fn is_retried_for(name: &'static str, least: Duration) {
+    Builder::new(name).gids([]).listen(address()).install().unwrap();
     let hasty = Knobs { timeout: 1, retries: 1, ..PATIENT };
     let mut near = Near::on(name, Peer::start_at(&address()), RC, &hasty);
     near.message(8, None);
@@ -83,9 +83,22 @@ fn a_request_to_a_silent_process_is_retried_for_two_seconds_by_default() {
     let begin = Instant::now();
     near.side.qp.post(&near.send(8));
     near.side.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
-    assert!(begin.elapsed() >= Duration::from_secs(2), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() >= least, "{:?}", begin.elapsed());
     near.peer.go_on();
     near.peer.end();
+}
+
+#[test]
+fn a_request_to_a_silent_process_is_retried_for_two_seconds_by_default() {
+    is_retried_for("usual", Duration::from_secs(2));
+}
+
+/// Longer than by default, which rounds to at most four seconds.
+#[test]
+fn the_environment_says_for_how_long_a_request_is_retried() {
+    let test = "udp_link::the_environment_says_for_how_long_a_request_is_retried";
+    let says = |program: &mut Command| _ = program.env("RDMA_SOFT_RETRY_TIME", "4.5");
+    in_own_process_with(test, says, || is_retried_for("told", Duration::from_millis(4500)));
 }
 
 /// As much as a call takes. Both ends are of this process, and talk by its socket.

@@ -1,7 +1,7 @@
 //! The TCP connection to the other process, which tells whether that is there, and why not.
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -71,6 +71,15 @@ impl Line {
                 error
             })
         })
+    }
+
+    /// This end's and the other one's.
+    ///
+    /// # Errors
+    /// [`Error::Line`] if the stream has ended.
+    pub(crate) fn addresses(&self) -> Result<(IpAddr, IpAddr), Error> {
+        let both = self.stream.local_addr().and_then(|own| Ok((own, self.stream.peer_addr()?)));
+        both.map(|(own, peer)| (own.ip(), peer.ip())).map_err(Error::Line)
     }
 
     /// Whether the other process is known to have ended, or has said that the copy ends.

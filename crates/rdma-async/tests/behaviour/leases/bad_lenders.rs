@@ -90,7 +90,7 @@ fn the_time_that_an_answer_takes_counts() {
             late
         });
         // `grant` is for five seconds.
-        let most = Duration::from_secs(5).checked_sub(late).unwrap();
+        let most = Duration::from_secs(5).saturating_sub(late);
         assert!(lent.unwrap().remaining() <= most);
     });
 }

@@ -4,10 +4,12 @@ use std::thread;
 
 use rdma_channel::{Channel, ConnectError, Error, Recovery, Server, ServerEvent, prelude::*};
 
+use crate::common::lacks;
 use crate::server::{
     DEVICES, KINDS, LATER, LOCALHOST, SOON, assert_quiet, connect, domain, join, left, message,
     next, server, server_with,
 };
+use test_support::features::Feature;
 
 #[test]
 fn both_ends_are_told_what_the_other_says() {
@@ -139,6 +141,9 @@ fn a_builder_that_cannot_work_says_what_is_wrong() {
 /// A server that was not asked for a while has lost nobody.
 #[test]
 fn clients_wait_for_a_server_that_is_busy() {
+    if lacks("soft0", Feature::Inline(8)) {
+        return;
+    }
     for device in KINDS {
         let mut server = server(device);
         let to = server.local_addr();

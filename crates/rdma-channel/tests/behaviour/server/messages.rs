@@ -8,9 +8,11 @@ use rdma_mem::{AccessFlags, BufferPool};
 use rdma_qp::{SendWorkRequest, WriteWorkRequest};
 use rdma_soft::{Builder, Schedule};
 
+use crate::common::lacks;
 use crate::server::{
     DEVICES, KINDS, connect, domain, join, joined, left, message, next, server, server_with,
 };
+use test_support::features::Feature;
 
 fn ask(channel: &mut Channel, question: &[u8]) -> Vec<u8> {
     channel.send_inline(question).unwrap();
@@ -105,6 +107,9 @@ fn sizes_and_immediate_data() {
 /// The server's memory is the program's affair: a region that peers may write is no buffer.
 #[test]
 fn a_client_that_writes_says_so_with_immediate_data() {
+    if lacks("soft0", Feature::Inline(8)) {
+        return;
+    }
     for device in KINDS {
         let mut server = server(device);
         let access = AccessFlags::new().with_local_write().with_remote_write();
@@ -124,6 +129,9 @@ fn a_client_that_writes_says_so_with_immediate_data() {
 
 #[test]
 fn inline_answers_have_no_buffer() {
+    if lacks("soft0", Feature::Inline(16)) {
+        return;
+    }
     for device in DEVICES {
         let mut server = server_with(device, |builder| builder.max_inline_data(16));
         let (peer, mut client) = join(device, &mut server);

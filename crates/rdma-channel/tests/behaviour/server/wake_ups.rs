@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use rdma_channel::{Channel, PeerId, Server, ServerEvent, TransportError, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::common::must_end;
+use crate::common::{lacks, must_end};
 use crate::server::{DEVICES, KINDS, LATER, connect, join, message, next, server, server_with};
+use test_support::features::Feature;
 
 /// More than a server takes at a time, and an answer behind them.
 const MANY: u32 = 60;
@@ -51,6 +52,9 @@ fn send_many_and_hear(server: &mut Server, peer: PeerId, client: &mut Channel) {
 
 #[test]
 fn a_message_behind_many_completions_wakes_a_sleeping_server() {
+    if lacks("soft0", Feature::Inline(8)) {
+        return;
+    }
     must_end(|| {
         for device in DEVICES {
             for wait in [Wait::Sleep, Wait::SpinThenSleep] {
@@ -66,6 +70,9 @@ fn a_message_behind_many_completions_wakes_a_sleeping_server() {
 
 #[test]
 fn a_message_behind_many_completions_wakes_a_loop_of_the_programs_own() {
+    if lacks("soft0", Feature::Inline(8)) {
+        return;
+    }
     must_end(|| {
         for device in DEVICES {
             let (mut server, peer, mut client) = joined_with_room(device, Wait::SpinThenSleep);
@@ -203,6 +210,9 @@ fn clients_in_the_backlog_wake_a_loop_of_the_programs_own() {
 
 #[test]
 fn who_was_refused_is_told_when_there_is_room() {
+    if lacks("soft0", Feature::Inline(8)) {
+        return;
+    }
     for device in DEVICES {
         let mut server = server_with(device, |builder| builder.max_send_wr(2).max_inline_data(8));
         let (peer, mut client) = join(device, &mut server);

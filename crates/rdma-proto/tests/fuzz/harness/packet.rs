@@ -21,7 +21,14 @@ fn datagram(bytes: &[u8]) {
     let mut room = [0xaa; Ipv6Header::LEN];
     let left = ip.emit(&mut room).expect("room for either").len();
     assert_eq!(left, Ipv6Header::LEN - len);
-    assert_eq!(room[..len], bytes[..len], "{ip:?}");
+    let mut expected = bytes[..len].to_vec();
+    if let IpHeader::V4(_) = ip
+        && expected[10..12] == [0xff; 2]
+    {
+        // Another way to write a checksum of 0 (RFC 1624).
+        expected[10..12].fill(0);
+    }
+    assert_eq!(room[..len], expected, "{ip:?}");
     assert_eq!(ip.emit(&mut room[..len - 1]), Err(EmitError::NoRoom));
     assert_eq!(carried, &bytes[len..][..announced]);
 

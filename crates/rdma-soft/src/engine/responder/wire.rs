@@ -187,10 +187,9 @@ impl Responder {
         if owes { Answers::Now } else { Answers::Never }
     }
 
-    /// Whether what was taken is not acknowledged yet, to a peer out of this process.
+    /// Whether what was taken is not acknowledged yet.
     pub(crate) fn owes_acknowledgement(&self) -> bool {
-        let wire = self.wire.as_deref().filter(|wire| wire.acknowledges());
-        wire.is_some_and(|wire| wire.owes() == Owes::Acknowledgement)
+        self.wire.as_deref().is_some_and(|wire| wire.owes() == Owes::Acknowledgement)
     }
 
     /// What carries answers out of this process.

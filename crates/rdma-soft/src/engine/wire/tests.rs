@@ -241,6 +241,33 @@ fn the_program_sees_no_message_before_all_answers_before_it_have_left() {
     own.destroy();
 }
 
+/// It has polled the completion when another thread still has to give the turn in which the acknowledgement is sent.
+#[test]
+fn a_queue_pair_that_goes_acknowledges_what_its_program_has_seen() {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let device = device(&DEVICE);
+    let own = queue_pair(device, Service::ReliableConnection);
+    {
+        let responder = &mut *own.responder.lock();
+        (responder.state, responder.path) = (QpState::RTS, Some(PATH));
+        // Back here, where nobody is its peer: that is counted.
+        let route = Route { path: PATH, outlet: Outlet::Inbox(device.inbox()) };
+        let wire = responder::wire::Wire::new(own.service, responder, 10, route);
+        responder.wire = Some(Box::new(wire));
+    }
+    own.receive.lock().state = QpState::RTS;
+    own.post_receive(0, &[], &mut Turn::new()).unwrap();
+    let opcode = Opcode::new(WireService::Rc, Operation::SendOnly).unwrap();
+    let bth = Bth::new(opcode, Qpn::masked(own.qpn), Psn::masked(0));
+    let headers = Headers::new(Bth { ack_request: true, ..bth });
+    let letter = Letter::new(PATH, Burst::single(headers, 0), None, Box::default());
+    receive(device, &letter, &mut Afterwards::default());
+    assert_eq!(own.receive_cq.poll(4, |_, _, _| {}).unwrap(), 1);
+    let before = device.tally.counters().unknown_qp;
+    own.destroy();
+    assert_eq!(device.tally.counters().unknown_qp, before + 1);
+}
+
 /// One that is longer than the MTU of the port is none (IBTA C9-205).
 #[test]
 fn a_datagram_is_no_longer_than_the_mtu() {

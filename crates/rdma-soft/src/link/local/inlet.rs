@@ -20,7 +20,6 @@ use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, End, Happened, Watched};
 use crate::link::executed::WordKey;
-use crate::link::expendable::Claim;
 use crate::link::memory::{ExecutedWords, Letter};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
 
@@ -190,10 +189,7 @@ impl Inlet {
         let mut told = false;
         for _ in 0..TELLS {
             let heard = match self.ring.get() {
-                None => Claim::new().ok_or(Errno::BUSY).and_then(|thread| {
-                    let ring = receive_ring(&self.connection, thread)?;
-                    Ok(self.ring.set(ring).is_ok())
-                }),
+                None => receive_ring(&self.connection).map(|ring| self.ring.set(ring).is_ok()),
                 Some(_) => hear_tell(&self.connection),
             };
             match heard {

@@ -74,12 +74,11 @@ impl Listener {
             }
             self.held_up.store(false, Ordering::Relaxed);
             let Ok(listening) = self.socket.get() else { return };
-            // The ring of the connection is a file, too, for a moment, and what may take its place.
-            let one_more = || Descriptor::open(|| fcntl_dupfd_cloexec(listening, 0));
-            let accepted = one_more().and_then(|_first| {
-                let _second = one_more()?;
-                Descriptor::open_for_others(|| accept_with(listening, flags))
-            });
+            // The ring of the connection is a file, too, for a moment.
+            let accepted =
+                Descriptor::open(|| fcntl_dupfd_cloexec(listening, 0)).and_then(|_one_more| {
+                    Descriptor::open_for_others(|| accept_with(listening, flags))
+                });
             match accepted {
                 Ok(connection) => {
                     if !self.admit(connection) {

@@ -43,7 +43,7 @@ pub(crate) enum Plan {
     Strangers(usize),
     /// When it was asked for a ring: in place of the ring, with two others, or along with a later message.
     Guests(usize),
-    /// A file of FUSE in place of the ring.
+    /// A file of FUSE in place of the ring, up to three times in a message.
     Fuse(usize),
     /// To connections that were made to the name, which it has.
     Squatter(usize),
@@ -243,8 +243,9 @@ fn fuse_file(arms: &mut Arms, name: &str, count: usize) {
     // It is open for a moment only: the end of this process would wait for itself to answer.
     match fuse::file() {
         Ok(file) => {
-            for socket in &sockets {
-                arms.sent += usize::from(say(socket, &[VERSION], &[file.as_fd()]));
+            for (number, socket) in sockets.iter().enumerate() {
+                let files = vec![file.as_fd(); 1 + number % 3];
+                arms.sent += usize::from(say(socket, &[VERSION], &files));
             }
         }
         Err(why) => eprintln!("no file of FUSE can be had: {why}"),
