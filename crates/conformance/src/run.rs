@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::thread;
 
 use libtest_mimic::{Arguments, Completion, Trial};
 
@@ -18,7 +19,10 @@ pub fn main() -> ExitCode {
     if child::run_own_case() || remote::serve() {
         return ExitCode::SUCCESS;
     }
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    // Each case is a process, and many of them wait for most of their time.
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    arguments.test_threads.get_or_insert(2 * processors);
     let results = Arc::new(Results::default());
     let mut trials: Vec<Trial> = devices::wanted()
         .iter()
