@@ -14,6 +14,7 @@ mod inline_copies;
 mod messages;
 mod multi_channel;
 mod noted;
+mod options;
 mod random_peers;
 mod random_programs;
 mod refusals;

@@ -7,6 +7,7 @@ mod atomics;
 mod common;
 mod completion_channel;
 mod completion_room;
+mod data_order;
 mod datagrams;
 mod dmabuf;
 mod doors;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_proto::wire::{Aeth, CreditCount, Headers, Opcode, Operation, Syndrome};
 use rdma_proto::{Datagrams, Destination, End};
-use rdma_types::{Psn, QpAttributes, QpState};
+use rdma_types::{AsyncEventKind, Psn, QpAttributes, QpState, WcStatus};
 
 use super::*;
 use crate::address::Address;
@@ -19,10 +19,13 @@ use crate::engine::memory::protection::ProtectionDomain;
 use crate::engine::queue_pair::capacity::{Capacity, Init};
 use crate::engine::queue_pair::settings::Settings;
 use crate::engine::requester::drive::Turn;
+use crate::engine::requester::post::post_each;
+use crate::engine::requester::request::{Payload, Request};
 use crate::engine::{requester, responder};
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::link::Link;
+use crate::link::executed::WordKey;
 use crate::link::memory::Datagram;
 use crate::schedule::Schedule;
 use crate::sync::locked;
@@ -156,6 +159,16 @@ struct Waiting {
     sent: AtomicU32,
     /// How much was sent, and how many completions there were, at each flush.
     flushed: std::sync::Mutex<Vec<(u32, u32)>>,
+    /// The packet that the peer expects next.
+    expected: AtomicU32,
+}
+
+impl Waiting {
+    fn of(own: &Arc<QueuePair>) -> Arc<Self> {
+        let (sent, expected) = (AtomicU32::new(0), AtomicU32::new(0));
+        let flushed = std::sync::Mutex::default();
+        Arc::new(Self { own: Arc::downgrade(own), sent, flushed, expected })
+    }
 }
 
 impl Carrier for Waiting {
@@ -200,6 +213,45 @@ impl Carrier for Waiting {
         let polled = own.receive_cq.poll(4, |_, _, _| {}).unwrap();
         locked(&self.flushed).push((self.sent.swap(0, Ordering::Relaxed), polled));
     }
+
+    fn claim_word(&self, _: Weak<dyn Driven>) -> Option<WordKey> {
+        Some(WordKey::new(0, 0))
+    }
+
+    fn expected(&self, _: WordKey) -> Option<Psn> {
+        Some(Psn::masked(self.expected.load(Ordering::Relaxed)))
+    }
+}
+
+/// The word says so when the packet comes that fails, and the program has had no turn since.
+#[test]
+fn what_the_peer_had_executed_before_this_end_failed_has_succeeded() {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let device = device(&DEVICE);
+    let own = queue_pair(device, Service::ReliableConnection);
+    let carrier = Waiting::of(&own);
+    locked(&own.attributes).settings.state = QpState::RTS;
+    {
+        let send = &mut *own.send.lock();
+        (send.state, send.requester.origin.path) = (QpState::RTS, Some(PATH));
+        let outlet = Outlet::Carrier(Arc::<Waiting>::clone(&carrier));
+        let route = Route { path: PATH, outlet };
+        let mut wire = requester::wire::Wire::new(&own, &send.requester, route);
+        wire.claim_word(&own);
+        send.wire = Some(Box::new(wire));
+    }
+    let request = Request { signaled: true, ..Request::EMPTY };
+    let mut requests = vec![Ok((request, Payload::keyed(&[])))];
+    post_each(&own, || requests.pop()).unwrap();
+    carrier.expected.store(1, Ordering::Relaxed);
+    let mut aftermath = Aftermath::default();
+    let incarnation = own.responder.lock().incarnation;
+    aftermath.responder_failed(&own, incarnation, AsyncEventKind::QP_ACCESS_ERR);
+    aftermath.flush(&own);
+    let mut found = Vec::new();
+    own.send_cq.poll(4, |_, completion, _| found.push(completion.status)).unwrap();
+    assert_eq!(found, [WcStatus::SUCCESS]);
+    own.destroy();
 }
 
 /// The acknowledgement of the first one is on its way, by another thread, when the second one comes.
@@ -208,8 +260,7 @@ fn the_program_sees_no_message_before_all_answers_before_it_have_left() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let device = device(&DEVICE);
     let own = queue_pair(device, Service::ReliableConnection);
-    let (sent, flushed) = (AtomicU32::new(0), std::sync::Mutex::default());
-    let carrier = Arc::new(Waiting { own: Arc::downgrade(&own), sent, flushed });
+    let carrier = Waiting::of(&own);
     {
         let responder = &mut *own.responder.lock();
         (responder.state, responder.path) = (QpState::RTS, Some(PATH));

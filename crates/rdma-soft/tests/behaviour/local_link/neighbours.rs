@@ -215,6 +215,10 @@ fn files_of_another_user_hold_up_new_connections_alone_on_an_earlier_kernel() {
     victim.expect_to_work();
     if as_other {
         until("a full pool", || victim.counter("held_up_connections") > 0);
+        let listens = |slot| Some((slot, listen_at(&name_of(slot)).ok()?));
+        let (slot, _listener) = (0x400..0x600).find_map(listens).unwrap();
+        let far = Endpoint { qpn: slot << 12 | 5, ..victim.near.side.endpoint() };
+        assert_eq!(victim.near.peer.ready_to_receive(&far), Errno::EBUSY.raw());
     }
     victim.expect_to_work();
     drop(attacker);

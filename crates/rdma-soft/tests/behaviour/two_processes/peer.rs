@@ -18,7 +18,7 @@ use rdma_types::Gid;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
 use test_support::program::this_program;
 use test_support::rig::connect::{
-    Endpoint, Knobs, Side, UC_RTR, attributes, connect, connect_unreliably, endpoint_with_gid,
+    Endpoint, Knobs, RTR, Side, UC_RTR, attributes, connect, connect_unreliably, endpoint_with_gid,
     pair_with, to_init,
 };
 use test_support::rig::datagram::{self, QKEY};
@@ -188,6 +188,11 @@ impl Peer {
     /// Numbers of queue pairs of each kind that take packets, with memory that no peer may touch.
     pub(crate) fn victims(&mut self, to: &Endpoint) -> Vec<u32> {
         self.ask(&format!("victims {}", say(to))).into_iter().map(|qpn| qpn as u32).collect()
+    }
+
+    /// Has it connect a queue pair to that one: 0 or an error number.
+    pub(crate) fn ready_to_receive(&mut self, from: &Endpoint) -> i32 {
+        self.ask(&format!("ready_to_receive {}", say(from)))[0] as i32
     }
 
     pub(crate) fn expect_untouched(&mut self) {
@@ -388,6 +393,13 @@ impl World {
         match command {
             "make" => return self.make(number(0)),
             "victims" => return self.make_victims(&heard(words)),
+            "ready_to_receive" => {
+                let side = Side::new(self.device, &Size::default(), 8);
+                let attr = attributes(&side.endpoint(), &heard(words), &PATIENT);
+                to_init(&side.qp, &attr);
+                let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr };
+                return side.qp.modify(attr, RTR).to_string();
+            }
             "untouched" => self.victims.iter().for_each(|(memory, _)| memory.assert_filled(0xee)),
             "counter" => {
                 let counters = SoftDevice::find(self.device).unwrap().counters();

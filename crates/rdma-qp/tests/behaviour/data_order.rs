@@ -1,0 +1,61 @@
+//! What a device promises about the order of bytes: the software device, with an answer of its own.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::sync::OnceLock;
+
+use rdma_mem::DeviceList;
+use rdma_qp::{CompletionQueue, DataOrder, WcOpcode, prelude::*};
+use rdma_sys::{Verbs, ibv_qp, ibv_query_qp_data_in_order_flags, ibv_wr_opcode};
+
+/// Whole messages of WRITE, blocks of 128 bytes of READ, and nothing of SEND.
+unsafe extern "C" fn answer(_: *mut ibv_qp, opcode: ibv_wr_opcode, flags: u32) -> c_int {
+    let caps = ibv_query_qp_data_in_order_flags::IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS.0;
+    let asks_for_caps = flags == caps;
+    match opcode {
+        ibv_wr_opcode::IBV_WR_RDMA_WRITE if asks_for_caps => 3,
+        ibv_wr_opcode::IBV_WR_RDMA_WRITE => 1,
+        ibv_wr_opcode::IBV_WR_RDMA_READ if asks_for_caps => 2,
+        ibv_wr_opcode::IBV_WR_SEND | ibv_wr_opcode::IBV_WR_RDMA_READ => 0,
+        _ => std::process::abort(), // nobody is to ask
+    }
+}
+
+fn orders(verbs: &'static Verbs) -> [DataOrder; 4] {
+    // SAFETY: SAFETY.md F2: the functions are the software device's, and one that only answers.
+    let list = unsafe { DeviceList::of(verbs) };
+    let context = list.iter().next().unwrap().open().unwrap();
+    let cq = CompletionQueue::create(&context, 16).unwrap();
+    let pd = context.allocate_pd().unwrap();
+    let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).build().unwrap();
+    let own = prepared.endpoint();
+    let qp = prepared.handshake(own).unwrap();
+    [WcOpcode::SEND, WcOpcode::RDMA_WRITE, WcOpcode::RDMA_READ, WcOpcode::FETCH_ADD]
+        .map(|opcode| qp.data_order(opcode).unwrap())
+}
+
+#[test]
+fn the_order_of_bytes_is_what_the_device_promises() {
+    static TABLE: OnceLock<Verbs> = OnceLock::new();
+    rdma_soft::install();
+    let verbs = TABLE.get_or_init(|| {
+        let mut verbs = *rdma_soft::verbs();
+        verbs.query_qp_data_in_order = Some(answer);
+        verbs
+    });
+    let found = orders(verbs).map(|order| (order.whole_message, order.aligned_128_bytes));
+    assert_eq!(found, [(false, false), (true, true), (false, true), (false, false)]);
+}
+
+/// As in libibverbs before rdma-core 36.
+#[test]
+fn without_the_query_nothing_is_promised() {
+    static TABLE: OnceLock<Verbs> = OnceLock::new();
+    rdma_soft::install();
+    let verbs = TABLE.get_or_init(|| {
+        let mut verbs = *rdma_soft::verbs();
+        verbs.query_qp_data_in_order = None;
+        verbs
+    });
+    assert_eq!(orders(verbs), [DataOrder::default(); 4]);
+}
