@@ -61,7 +61,7 @@ fn forked(child: impl FnOnce() -> u8) -> c_int {
     assert!(pid >= 0, "no child");
     if pid == 0 {
         // SAFETY: SAFETY.md F15: it ends this child.
-        unsafe { libc::alarm(10) };
+        unsafe { libc::alarm(120) };
         let returned = child();
         // SAFETY: SAFETY.md F15: nothing else runs in this child.
         unsafe { libc::_exit(returned.into()) };

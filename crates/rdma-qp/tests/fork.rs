@@ -54,7 +54,7 @@ fn a_forked_child_cannot_touch_the_connection_and_its_end_changes_nothing() {
         assert!(pid >= 0, "no child");
         if pid == 0 {
             // SAFETY: SAFETY.md F15: it ends a child that hangs.
-            unsafe { libc::alarm(10) };
+            unsafe { libc::alarm(120) };
             let forked = |error| matches!(error, Error::Memory(rdma_mem::Error::Forked(_)));
             let create = CompletionQueue::create(a.pd.context(), 16).err().is_some_and(forked);
             let query = a.qp.query().err().is_some_and(forked);

@@ -204,7 +204,7 @@ impl Soak {
         );
         assert!(self.met > 0);
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-        let own = format!("@rdma-soft/3/{}/soak-", rustix::process::geteuid().as_raw());
+        let own = format!("@rdma-soft/4/{}/soak-", rustix::process::geteuid().as_raw());
         assert!(!sockets.contains(&own), "{sockets}");
     }
 

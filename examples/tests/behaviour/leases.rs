@@ -6,7 +6,7 @@ use crate::common::process::{Process, processes};
 fn a_board_is_read_by_all_and_then_closed() {
     for device in ["soft0", "softib0"] {
         for readers in ["0", "1", "8"] {
-            let options = ["--device", device, "--readers", readers];
+            let options = ["--device", device, "--readers", readers, "--time", "60000"];
             let said = Process::example("board", &options).succeed();
             let all = format!("{device}: {readers} have read the board");
             assert_eq!(said, format!("{all}, and its 15 bytes are closed again"));

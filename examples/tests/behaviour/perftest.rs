@@ -131,13 +131,9 @@ fn what_there_is_not_is_refused_with_what_there_is() {
 
 /// Both ends as processes, with options of their own; what both say went wrong.
 fn fail(server: &[&str], client: &[&str]) -> [String; 2] {
-    let mut server = Process::example(
-        "perftest",
-        &[server, &["--wait", "2", "--listen", "127.0.0.1:0"]].concat(),
-    );
+    let mut server = Process::example("perftest", &[server, &["--listen", "127.0.0.1:0"]].concat());
     let address = server.address();
-    let client =
-        Process::example("perftest", &[client, &["--wait", "2", "--connect", &address]].concat());
+    let client = Process::example("perftest", &[client, &["--connect", &address]].concat());
     [client, server].map(Process::fail)
 }
 
@@ -160,7 +156,7 @@ fn ends_that_were_given_other_lengths_find_out() {
 
 /// Meets our server and says this; what the server says of it.
 fn served(bytes: &[u8], stays: bool) -> String {
-    let options = ["write-lat", "--listen", "127.0.0.1:0", "--wait", "1"];
+    let options = ["write-lat", "--listen", "127.0.0.1:0", "--wait", "5"];
     let mut server = Process::example("perftest", &options);
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.write_all(bytes).unwrap();
@@ -203,7 +199,7 @@ fn a_client_of_another_program_is_told() {
         stream.write_all(b"SSH-2.0-OpenSSH_9.2p1\r\n").unwrap();
         stream
     });
-    let client = Process::example("perftest", &["read-bw", "--connect", &address, "--wait", "2"]);
+    let client = Process::example("perftest", &["read-bw", "--connect", &address]);
     let output = client.end();
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("is no version of perftest"), "{text}");

@@ -1,7 +1,6 @@
 //! Programs whose ends are threads, when they are processes.
 
 use std::net::{TcpListener, TcpStream};
-use std::time::{Duration, Instant};
 
 use test_support::features::Feature;
 
@@ -111,10 +110,8 @@ fn processes_share_the_receives_of_a_server() {
 
 /// Sees that it fails, and says why: because of the other end.
 fn told(survivor: Process) {
-    let begin = Instant::now();
     let output = survivor.end();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(begin.elapsed() < Duration::from_secs(12), "{:?}", begin.elapsed());
     let text = String::from_utf8(output.stderr).unwrap();
     let why = ["the other end has gone", "the peer closed the stream early"];
     assert!(text.starts_with("error: ") && why.iter().any(|why| text.contains(why)), "{text}");
@@ -124,7 +121,7 @@ fn told(survivor: Process) {
 /// These do not end before they are killed.
 const LONG: [(&str, &[&str]); 4] = [
     ("atomics", &["--numbers", "100000000"]),
-    ("channel_blocking", &["--limit", "3000"]), // the client waits for the server to be done
+    ("channel_blocking", &["--limit", "8000"]), // the client waits for the server to be done
     ("shared_memory", &["--records", "3000000"]),
     ("srq", &["--messages", "1000000000", "--clients", "1"]),
 ];

@@ -2,7 +2,6 @@
 
 use std::net::TcpListener;
 use std::thread;
-use std::time::{Duration, Instant};
 
 use clap::Parser;
 use rdma_examples::Failure;
@@ -120,8 +119,8 @@ fn sides_that_do_not_fit_are_both_told() {
     // The one speaks its own format, the other that of the tool.
     let address = &free();
     let outcomes = thread::scope(|threads| {
-        let listens = threads.spawn(|| pingpong(&["--listen", address, "--wait", "3"]));
-        let connects = rc_pingpong(&["--connect", address, "--wait", "3"]);
+        let listens = threads.spawn(|| pingpong(&["--listen", address]));
+        let connects = rc_pingpong(&["--connect", address]);
         [listens.join().unwrap(), connects].map(|outcome| outcome.unwrap_err().to_string())
     });
     assert!(outcomes[0].contains("began with \"0000:"), "{outcomes:?}");
@@ -195,12 +194,10 @@ fn who_is_left_is_told_when_its_peer_is_killed() {
             let mut connects =
                 Process::example(name, &[&options[..], &["--connect", &address]].concat());
             connects.line("connected");
-            let begin = Instant::now();
             listens.0.kill().unwrap(); // SIGKILL
             assert!(!listens.end().status.success());
             let output = connects.end();
             assert_eq!(output.status.code(), Some(1), "{output:?}");
-            assert!(begin.elapsed() < Duration::from_secs(12), "{:?}", begin.elapsed());
             assert!(output.stderr.starts_with(b"error: "), "{output:?}");
         }
     }

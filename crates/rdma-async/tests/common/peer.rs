@@ -8,7 +8,8 @@ use rdma_qp::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::host::{Host, SHORT};
+use super::HANG;
+use super::host::Host;
 
 /// A peer by hand: its stream behind the rendezvous, and its queue pair.
 pub(crate) struct Peer {
@@ -69,7 +70,7 @@ pub(crate) fn handshake(prepared: PreparedConnection, endpoint: &[u8]) -> Connec
 
 /// A server's end of such a peer.
 pub(crate) async fn pair(host: &Host) -> (Peer, Connection) {
-    pair_with(host, host.options().rendezvous_timeout(SHORT)).await
+    pair_with(host, host.options().rendezvous_timeout(HANG)).await
 }
 
 /// The same with these options.

@@ -368,7 +368,7 @@ fn what_was_taken_is_acknowledged_though_nobody_polls_again() {
         }
         near.peer.receive();
         near.side.qp.post(&near.send(8));
-        near.peer.completion_and(ending);
+        near.peer.begin_last(ending);
         near.side.send_cq.expect_success(1);
     }
 }

@@ -226,6 +226,7 @@ fn connections_go_over_ipv6() {
 fn what_is_lost_is_sent_again() {
     let peer = Peer::start_at(&address());
     let device = Builder::new("lossy").gids([]).listen(address()).lossy(0.05, 1);
+    let device = device.retry_time(Duration::from_secs(60));
     let device = device.install().unwrap();
     let mut near = Near::on(device.name(), peer, RC, &KNOBS);
     // Emulated, each takes seconds.
@@ -240,8 +241,8 @@ fn what_is_lost_is_sent_again() {
 #[test]
 fn a_peer_that_is_gone_is_not_waited_for() {
     let peer = Peer::start_at(&address());
-    let device = network("alone", &address());
-    let mut near = Near::on(device, peer, RC, &Knobs { retries: 2, ..KNOBS });
+    let device = Builder::new("alone").gids([]).listen(address()).install().unwrap();
+    let mut near = Near::on(device.name(), peer, RC, &Knobs { retries: 2, ..KNOBS });
     near.message(8, None);
     near.peer.kill();
     near.wait();

@@ -5,15 +5,12 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Output, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdma_examples::copy_file::Settings;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::copy_file::bench::{Bench, noise, said, wait_until_written};
-
-/// More than it may take to learn of the other side's end, and less than anything takes that waits on.
-const SOON: Duration = Duration::from_secs(10);
 
 /// One side, which is killed if its test fails.
 struct Side(Option<Child>);
@@ -138,9 +135,7 @@ fn a_side_that_is_killed_is_missed_at_once_and_leaves_nothing() {
             let mut sides = Vec::from(sides(&bench, device, &[]));
             wait_until_written(sides[0].pid(), &bench);
             sides.remove(killed).kill();
-            let begin = Instant::now();
             let said = sides.remove(0).fail();
-            assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
             assert!(said.contains("the other process ended before"), "{said}");
             if killed == 1 || has_unnamed_files(&bench) {
                 assert_eq!(bench.names(), ["copy", "source"]);
@@ -195,10 +190,9 @@ fn a_side_that_stays_stopped_is_given_up_and_learns_it_later() {
                 let mut sides = Vec::from(sides(&bench, "soft0", &[]));
                 wait_until_written(sides[0].pid(), &bench);
                 sides[stopped].signal(Signal::STOP);
-                let (stopped, begin) = (sides.remove(stopped), Instant::now());
+                let stopped = sides.remove(stopped);
                 let said = sides.remove(0).fail();
                 assert!(said.contains("nothing was heard of the other process for 10s"), "{said}");
-                assert!(begin.elapsed() < 2 * SOON, "{:?}", begin.elapsed());
                 stopped.signal(Signal::CONT);
                 let said = stopped.fail();
                 assert!(said.contains("the other process "), "{said}");

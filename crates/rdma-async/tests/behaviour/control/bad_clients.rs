@@ -96,8 +96,8 @@ fn without_files() {
         setrlimit(Resource::Nofile, Rlimit { current: Some(200), maximum }).unwrap();
         let mut files: Vec<_> = (0..).map_while(|_| File::open("/dev/null").ok()).collect();
         files.pop();
-        let waits = std::net::TcpStream::connect(address).unwrap();
         let begin = Instant::now();
+        let waits = std::net::TcpStream::connect(address).unwrap();
         for _ in 0..3 {
             let error = listener.accept().await.unwrap_err();
             assert!(error.to_string().contains("ulimit -n"), "{error}");

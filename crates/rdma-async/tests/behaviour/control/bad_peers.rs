@@ -1,12 +1,13 @@
 //! Peers that have become a connection, and then say what they cannot say.
 
 use std::future::poll_fn;
+use std::time::Duration;
 
 use rdma_async::{CloseReason, ConnectError, TransportError};
 use rdma_qp::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::common::peer::{ENDPOINT, handshake, head, offer, pair};
+use crate::common::peer::{ENDPOINT, handshake, head, offer, pair, pair_with};
 use crate::control::{Host, run};
 
 #[test]
@@ -93,7 +94,8 @@ fn what_means_nothing_changes_nothing() {
 fn an_offer_that_leads_to_nothing_is_ended_in_time() {
     run(|| async {
         let host = Host::new("soft0");
-        let (mut peer, server) = pair(&host).await;
+        let options = host.options().rendezvous_timeout(Duration::from_secs(2));
+        let (mut peer, server) = pair_with(&host, options).await;
         let prepare = || host.driver.prepare(host.pd.create_qp()).unwrap();
         let reconnect = async || server.reconnect().await;
         for is_withdrawn in [true, false] {

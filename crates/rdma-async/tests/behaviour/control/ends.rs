@@ -256,6 +256,7 @@ fn a_peer_that_talks_on_the_control_connection_changes_nothing() {
         // A client that is a channel, on a stream of the test's own.
         let (front, back) = (std::net::TcpListener::bind("127.0.0.1:0").unwrap(), address);
         let at = front.local_addr().unwrap();
+        let (accepted, is_accepted) = std::sync::mpsc::channel();
         let relay = std::thread::spawn(move || {
             let (client, _) = front.accept().unwrap();
             let server = std::net::TcpStream::connect(back).unwrap();
@@ -270,7 +271,8 @@ fn a_peer_that_talks_on_the_control_connection_changes_nothing() {
                 let count = from_client.read(&mut block).unwrap();
                 to_server.write_all(&block[..count]).unwrap();
             }
-            std::thread::sleep(Duration::from_millis(20));
+            // The server may not have accepted it yet.
+            is_accepted.recv().unwrap();
             while std::io::Write::write_all(&mut to_server, &block).is_ok() {}
             drop((from_client, to_server));
             down.join().unwrap()
@@ -280,6 +282,7 @@ fn a_peer_that_talks_on_the_control_connection_changes_nothing() {
             watching.connect(at).unwrap().0
         });
         let server = listener.accept().await.unwrap();
+        accepted.send(()).unwrap();
         let mut client = client.await.unwrap();
         let receive = server.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
         // This task runs, and messages go through.

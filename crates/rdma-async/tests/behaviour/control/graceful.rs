@@ -123,11 +123,12 @@ fn a_peer_that_does_not_run_is_noticed() {
             });
         });
         let address = tokio::task::spawn_blocking(move || address.recv().unwrap()).await.unwrap();
-        let options = host.options().heartbeat(SHORT / 4);
+        let beat = SHORT * 5;
+        let options = host.options().heartbeat(beat);
         let (client, _) = host.driver.connect(address, options).await.unwrap();
         let receive = client.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
         // The time of many beats.
-        tokio::time::sleep(SHORT * 3).await;
+        tokio::time::sleep(beat * 4).await;
         assert_eq!(client.closed(), None);
         client.send_with_imm(host.pool.allocate(0).unwrap(), 1).await.unwrap();
         let failed = receive.await.unwrap_err();

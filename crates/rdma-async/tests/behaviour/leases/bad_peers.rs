@@ -12,7 +12,7 @@ use crate::leases::frames::{ASK, BACK, DENY, GRANT, LEND, OVER, frame, frame_of,
 use crate::leases::*;
 
 /// For so long an answer is waited for.
-const LIMIT: Duration = Duration::from_millis(500);
+const LIMIT: Duration = Duration::from_secs(2);
 /// The reason of a denial.
 const ENDED: u32 = 9;
 

@@ -12,11 +12,10 @@ fn memory_that_was_asked_for_in_vain_is_freed() {
         let host = Host::new("soft0");
         let limits = LeaseLimits::new(WRITE).regions_per_peer(1);
         let (asker, lender) = pair_with(&host, options(&host).lease_limits(limits)).await;
-        let mut is_over = false;
         for length in [64, LARGE] {
-            for polls in 0..12 {
+            for polls in 0.. {
                 let asked = polled_slowly(polls, asker.request(length, WRITE, HANG / 2)).await;
-                is_over = asked.is_some();
+                let is_over = asked.is_some();
                 drop(asked);
                 // What the one that was dropped has, comes back without a word of the program.
                 let next = async {
@@ -27,9 +26,11 @@ fn memory_that_was_asked_for_in_vain_is_freed() {
                     }
                 };
                 drop(timeout(HANG, next).await.unwrap());
+                if is_over && polls > 10 {
+                    break;
+                }
             }
         }
-        assert!(is_over, "the last one was not dropped");
         assert!(timeout(SOON, lender.receive_region()).await.is_err(), "nothing was given");
     });
 }
@@ -39,11 +40,10 @@ fn a_loan_that_was_not_taken_awaits_the_next_call() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
-        let mut is_over = false;
-        for polls in 0..12 {
+        for polls in 0.. {
             let loan = lender.lend(region(&host, polls + 1), WRITE, HANG).await.unwrap();
             let taken = polled_slowly(polls, borrower.receive_loan()).await;
-            is_over = taken.is_some();
+            let is_over = taken.is_some();
             let lent = match taken {
                 Some(taken) => taken.unwrap(),
                 None => timeout(HANG, borrower.receive_loan()).await.unwrap().unwrap(),
@@ -52,8 +52,10 @@ fn a_loan_that_was_not_taken_awaits_the_next_call() {
             lent.slice(0..1).unwrap().write(host.buffer(b"w")).await.unwrap();
             drop(lent);
             assert_eq!(timeout(HANG, loan).await.unwrap().unwrap().end, LeaseEnd::Returned);
+            if is_over && polls > 10 {
+                break;
+            }
         }
-        assert!(is_over, "the last one was not dropped");
     });
 }
 

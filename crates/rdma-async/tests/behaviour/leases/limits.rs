@@ -93,7 +93,7 @@ fn further_connections_share_the_limit_of_their_peer() {
         let (more, more_there) =
             tokio::join!(asker.connect_further(1, builder()), lender.connect_further(1, builder()));
         let (more, _more_there) = (more.unwrap(), more_there.unwrap());
-        let has = more.request(1, READ, SOON * 100).await.unwrap();
+        let has = more.request(1, READ, HANG / 2).await.unwrap();
         assert_eq!(denied(&asker, 1, READ, SOON).await, Denial::TooMany { most: 1 });
         // What a queue pair does not allow its peer, no memory does.
         assert_eq!(denied(&more, 1, WRITE, SOON).await, Denial::Access { allowed: READ });

@@ -16,7 +16,7 @@ use rdma_mem::{
     AccessFlags, AtomicCapability, Context, OwnedRegion, ProtectionDomain, SharedRegion,
     open_device,
 };
-use rdma_qp::{MaxRnrRetries, ReceiveWorkRequest, SendWorkRequest};
+use rdma_qp::{AckTimeout, MaxRnrRetries, ReceiveWorkRequest, SendWorkRequest};
 use rdma_soft::{Builder, Schedule, SoftDevice};
 use test_support::features::{self, Feature};
 
@@ -111,6 +111,11 @@ impl Pair {
         let prepare = |pd: &ProtectionDomain| {
             // A send that nobody receives waits.
             let patient = pd.create_channel().max_rnr_retries(MaxRnrRetries::unlimited());
+            // The packets of all tests are in one thread's hands, which may get no processor for some seconds.
+            let patient = match [WIRE, WIRE_NO_SRQ].contains(&name) {
+                true => patient.ack_timeout(AckTimeout::limited(20).unwrap()),
+                false => patient,
+            };
             knobs(patient.access(everything(pd))).build().unwrap()
         };
         let (here, there) = (prepare(&pd), prepare(&far));

@@ -77,7 +77,7 @@ fn a_blocking_call_whose_queue_pair_cannot_be_destroyed_aborts() {
 fn an_abort_does_not_wait_until_somebody_reads_why() {
     if let Some(device) = env::var_os(CHILD) {
         // SAFETY: SAFETY.md F15: it ends a child that hangs.
-        unsafe { libc::alarm(15) };
+        unsafe { libc::alarm(120) };
         return leave_a_scope(Pair::on(&faulty(device.to_str().unwrap()), short));
     }
     if is_emulated() {
@@ -136,7 +136,7 @@ fn a_forked_child_that_leaves_a_scope_touches_nothing_of_its_parent() {
             child = pid == 0;
             if child {
                 // SAFETY: SAFETY.md F15: it ends a child that hangs.
-                unsafe { libc::alarm(10) };
+                unsafe { libc::alarm(120) };
             } else {
                 wait_for(pid);
                 assert_eq!(soft.in_flight(qpn), 2, "all is as it was");
@@ -144,7 +144,7 @@ fn a_forked_child_that_leaves_a_scope_touches_nothing_of_its_parent() {
             Ok::<(), TransportError>(())
         });
         if child {
-            let good = begin.elapsed() < Duration::from_secs(5)
+            let good = begin.elapsed() < Duration::from_secs(60)
                 && matches!(&left, Err(ScopeError::AutoPollError(lost)) if lost.len() == 3)
                 && pair.here.closed() == Some(CloseReason::Forked)
                 && matches!(
@@ -171,7 +171,7 @@ fn a_wait_without_a_limit_ends_in_a_forked_child() {
             let pid = unsafe { libc::fork() };
             if pid == 0 {
                 // SAFETY: SAFETY.md F15: it ends a child that hangs.
-                unsafe { libc::alarm(10) };
+                unsafe { libc::alarm(120) };
                 let error = received.wait(Duration::MAX).unwrap_err();
                 let good =
                     matches!(error, TransportError::Closed { reason: CloseReason::Forked, .. });

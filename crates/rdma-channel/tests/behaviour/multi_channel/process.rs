@@ -106,7 +106,7 @@ fn a_forked_child_that_leaves_a_scope_touches_nothing_of_its_parents_peers() {
             child = pid == 0;
             if child {
                 // SAFETY: SAFETY.md F15: it ends a child that hangs.
-                unsafe { libc::alarm(10) };
+                unsafe { libc::alarm(120) };
             } else {
                 wait_for(pid);
                 assert!(qpns.iter().all(|&qpn| soft.in_flight(qpn) == 2), "all is as it was");
@@ -119,7 +119,7 @@ fn a_forked_child_that_leaves_a_scope_touches_nothing_of_its_parents_peers() {
         if child {
             let forked = Some(CloseReason::Forked);
             let sends = [0, 2].map(|peer| PeerSendWorkRequest::only_immediate(peer, 1));
-            let good = begin.elapsed() < Duration::from_secs(5)
+            let good = begin.elapsed() < Duration::from_secs(60)
                 && named
                 && (0..3).all(|peer| star.center.closed(peer).unwrap() == forked)
                 && matches!(
@@ -153,7 +153,7 @@ fn a_collective_without_a_limit_ends_in_a_forked_child() {
             let pid = unsafe { libc::fork() };
             if pid == 0 {
                 // SAFETY: SAFETY.md F15: it ends a child that hangs.
-                unsafe { libc::alarm(10) };
+                unsafe { libc::alarm(120) };
                 let rooms = [0, 1, 2].map(PeerReceiveWorkRequest::only_immediate);
                 let error = star.center.gather_receive(rooms).unwrap_err();
                 let good =
@@ -184,7 +184,7 @@ fn a_forked_child_neither_adds_nor_removes_its_parents_peers() {
             let pid = unsafe { libc::fork() };
             if pid == 0 {
                 // SAFETY: SAFETY.md F15: it ends a child that hangs.
-                unsafe { libc::alarm(10) };
+                unsafe { libc::alarm(120) };
                 let end = prepared.endpoint();
                 let errors = [
                     star.center.add(prepared, end).unwrap_err(),

@@ -149,7 +149,7 @@ fn a_byte_now_and_then_does_not_lengthen_the_limit() {
     let dripping = thread::spawn(move || {
         for byte in message {
             // The time between two bytes is what is tested.
-            thread::sleep(Duration::from_millis(10));
+            thread::sleep(Duration::from_millis(100));
             if slow.write_all(&[byte]).is_err() {
                 return true;
             }

@@ -83,7 +83,7 @@ fn a_forked_child_is_told_so_and_disturbs_nobody() {
             let pid = unsafe { libc::fork() };
             if pid == 0 {
                 // SAFETY: SAFETY.md F15: it ends a child that hangs.
-                unsafe { libc::alarm(10) };
+                unsafe { libc::alarm(120) };
                 let told = server.next(None);
                 let is_told = matches!(
                     told,

@@ -12,6 +12,8 @@ use rdma_channel::{
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use test_support::rig::until;
+
 use crate::common::provider::{POLL, faulty, honest};
 use crate::common::{Pair, must_end, open};
 use crate::sleeping::{DEVICES, MODES, SECONDS, SLEEPING, each, pair, sends_shortly};
@@ -117,13 +119,13 @@ fn what_came_before_is_ready_once_and_what_comes_later_wakes() {
                     let file = s.waitable().unwrap();
                     assert!(!is_readable(file));
                     there.send(SendWorkRequest::only_immediate(1))?;
-                    assert!(is_readable(file));
+                    until("an event", || is_readable(file));
                     assert_eq!(s.arm()?, Armed::Ready);
                     assert_eq!(s.arm()?, Armed::Sleep, "it was said");
                     assert_eq!(first.poll().unwrap()?.immediate_data(), Some(1));
                     assert_eq!(s.arm()?, Armed::Sleep);
                     there.send(SendWorkRequest::only_immediate(2))?;
-                    assert!(is_readable(file));
+                    until("an event", || is_readable(file));
                     assert_eq!(second.wait(SECONDS)?.immediate_data(), Some(2));
                     assert_eq!(s.arm()?, Armed::Sleep);
                     assert!(!is_readable(file), "its event was taken");

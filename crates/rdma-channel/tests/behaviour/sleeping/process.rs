@@ -30,6 +30,7 @@ fn signals_wake_nobody() {
     for wait in MODES {
         must_end(move || {
             let Pair { mut here, mut there, .. } = pair("soft0", wait);
+            let (say, is_over) = std::sync::mpsc::channel();
             let waiter = thread::spawn(move || {
                 let limit = Duration::from_millis(100);
                 let begin = Instant::now();
@@ -38,14 +39,14 @@ fn signals_wake_nobody() {
                     let late = received.wait(limit);
                     assert!(matches!(late, Err(TransportError::Timeout { .. })), "{late:?}");
                     assert!(begin.elapsed() >= limit);
+                    say.send(()).unwrap();
                     assert_eq!(received.wait(SECONDS)?.immediate_data(), Some(4));
                     Ok::<(), TransportError>(())
                 })
                 .unwrap();
             });
             let (thread, seen) = (waiter.as_pthread_t(), SIGNALS.load(Ordering::Relaxed));
-            for _ in 0..40 {
-                thread::sleep(Duration::from_millis(5));
+            while is_over.recv_timeout(Duration::from_millis(5)).is_err() {
                 // SAFETY: SAFETY.md F15: a thread that was not joined.
                 assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR1) }, 0);
             }
@@ -75,7 +76,7 @@ fn fork_in_a_scope(wait: Wait) {
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             // SAFETY: SAFETY.md F15: it ends a child that hangs.
-            unsafe { libc::alarm(10) };
+            unsafe { libc::alarm(120) };
             let forked =
                 |error| matches!(error, TransportError::Closed { reason: CloseReason::Forked, .. });
             let good = s.arm().is_err_and(forked)

@@ -84,7 +84,7 @@ fn a_process_that_runs_and_does_not_answer_is_given_up_by_timeout_and_retries() 
     near.peer.receive();
     near.side.qp.post(&near.send(8));
     near.side.send_cq.expect_success(1);
-    near.peer.completion_and("completion_and_destroy");
+    near.peer.begin_last("completion_and_destroy");
     near.peer.finish();
     let before = counter();
     let begin = Instant::now();

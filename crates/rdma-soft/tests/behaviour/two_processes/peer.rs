@@ -1,6 +1,5 @@
 //! The second process: what it does, and how the first one has it done. Each command is a line, and
 //! each answer one that begins with a mark, since the harness of tests writes there, too.
-
 #![allow(dead_code)] // each test program uses a part of it
 
 use std::fs::File;
@@ -238,11 +237,6 @@ impl Peer {
         self.child.wait().unwrap();
     }
 
-    /// It takes a completion, and does what the command says.
-    pub(crate) fn completion_and(&mut self, command: &str) {
-        self.tell(command);
-    }
-
     pub(crate) fn sum(&mut self, from: usize, length: usize) -> u64 {
         self.ask(&format!("sum {from} {length}"))[0] as u64
     }
@@ -347,7 +341,9 @@ struct World {
 
 /// Installs a device that has one address, and says its name.
 pub(crate) fn network(name: &'static str, place: &str) -> &'static str {
-    Builder::new(name).gids([]).listen(place).install().unwrap().name()
+    // The other process may get no processor for some seconds.
+    let device = Builder::new(name).gids([]).listen(place).retry_time(Duration::from_secs(60));
+    device.install().unwrap().name()
 }
 
 /// Installs a device of the processes of a directory, and says its name.
@@ -374,8 +370,7 @@ pub(crate) fn obey() {
         None => network("far", &place),
     };
     let mut world = World { stat, device, side: None, victims: Vec::new(), returns: false };
-    for line in std::io::stdin().lines() {
-        let line = line.unwrap();
+    for line in std::io::stdin().lines().map(Result::unwrap) {
         let words: Vec<&str> = line.split(' ').collect();
         let answer = world.act(words[0], &words[1..]);
         if world.returns {
@@ -395,16 +390,12 @@ impl World {
             "victims" => return self.make_victims(&heard(words)),
             "ready_to_receive" => {
                 let side = Side::new(self.device, &Size::default(), 8);
-                let attr = attributes(&side.endpoint(), &heard(words), &PATIENT);
-                to_init(&side.qp, &attr);
-                let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr };
-                return side.qp.modify(attr, RTR).to_string();
+                return to_receive(&side, &heard(words), RTR).to_string();
             }
             "untouched" => self.victims.iter().for_each(|(memory, _)| memory.assert_filled(0xee)),
             "counter" => {
                 let counters = SoftDevice::find(self.device).unwrap().counters();
-                let found = counters.iter().find(|(name, _)| *name == words[0]);
-                return found.unwrap().1.to_string();
+                return counters.iter().find(|(name, _)| *name == words[0]).unwrap().1.to_string();
             }
             "last_gid" => {
                 let gids = SoftDevice::find(self.device).unwrap().gids();
@@ -482,10 +473,7 @@ impl World {
             // registered.
             let memory = side.pd.register_filled(vec![0xee; LENGTH], 1);
             if qp_type == rc && self.victims.is_empty() {
-                let attr = attributes(&side.endpoint(), to, &PATIENT);
-                to_init(&side.qp, &attr);
-                let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr };
-                assert_ne!(side.qp.modify(attr, UC_RTR), 0, "what a reliable one lacks");
+                assert_ne!(to_receive(&side, to, UC_RTR), 0, "what a reliable one lacks");
             } else {
                 bring_up(&side, to, &PATIENT);
             }
@@ -552,6 +540,13 @@ impl World {
         }
         String::new()
     }
+}
+
+/// Has a queue pair be ready to receive from there: 0 or an error number.
+fn to_receive(side: &Side, far: &Endpoint, mask: u32) -> i32 {
+    let attr = attributes(&side.endpoint(), far, &PATIENT);
+    to_init(&side.qp, &attr);
+    side.qp.modify(ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr }, mask)
 }
 
 /// Makes a pair of queue pairs, sends, and destroys both, so many times.
