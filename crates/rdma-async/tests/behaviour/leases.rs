@@ -91,3 +91,5 @@ fn reason(error: &TransportError) -> LeaseEnd {
 
 /// Time that is over before any test is.
 const SOON: Duration = Duration::from_millis(50);
+/// What a loan is used within, and then waited for.
+const A_SECOND: Duration = Duration::from_secs(1);

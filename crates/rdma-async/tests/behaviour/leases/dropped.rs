@@ -88,7 +88,7 @@ fn a_write_that_is_half_way_is_done_or_refused() {
                 let host = Host::new(device);
                 let soft = SoftDevice::find(device).unwrap();
                 let (lender, borrower) = pair(&host).await;
-                let time = if revokes { HANG } else { 5 * SHORT };
+                let time = if revokes { HANG } else { A_SECOND };
                 let loan = lender.lend(region(&host, 64), WRITE, time).await.unwrap();
                 let lent = borrower.receive_loan().await.unwrap();
                 let write = lent.write(host.buffer(&[7; 64])).post().await.unwrap();
@@ -124,7 +124,7 @@ fn memory_of_a_request_that_was_dropped_is_given_back_with_its_time() {
         let host = Host::new(HELD);
         let (lender, borrower) = pair(&host).await;
         let device = SoftDevice::find(HELD).unwrap();
-        for (time, goes_on) in [(SHORT, true), (HANG, false)] {
+        for (time, goes_on) in [(A_SECOND, true), (HANG, false)] {
             let loan = lender.lend(region(&host, 64), WRITE, time).await.unwrap();
             let lent = borrower.receive_loan().await.unwrap();
             let write = lent.write(host.buffer(&[7; 64])).post().await.unwrap();
@@ -149,7 +149,7 @@ fn what_is_forgotten_ends_with_its_time() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
-        let loan = lender.lend(region(&host, 64), WRITE, SHORT).await.unwrap();
+        let loan = lender.lend(region(&host, 64), WRITE, A_SECOND).await.unwrap();
         let lent = borrower.receive_loan().await.unwrap();
         forget(lent.clone());
         forget(lent.write(host.buffer(b"word")));
@@ -157,7 +157,7 @@ fn what_is_forgotten_ends_with_its_time() {
         forget(lent);
         assert_eq!(timeout(HANG, loan).await.unwrap().unwrap().end, LeaseEnd::TimeOver);
         // Nobody takes the memory of this one, which is closed all the same.
-        let loan = lender.lend(region(&host, 64), WRITE, SHORT).await.unwrap();
+        let loan = lender.lend(region(&host, 64), WRITE, A_SECOND).await.unwrap();
         let lent = borrower.receive_loan().await.unwrap();
         forget(loan);
         until_closed(&host, &borrower, lent.remote()).await;

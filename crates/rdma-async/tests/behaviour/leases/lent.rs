@@ -143,10 +143,10 @@ fn it_ends_with_its_time() {
             let host = Host::new(device);
             let (lender, borrower) = pair(&host).await;
             let begin = Instant::now();
-            let loan = lender.lend(region(&host, length), WRITE, SOON).await.unwrap();
+            let loan = lender.lend(region(&host, length), WRITE, A_SECOND).await.unwrap();
             let borrowed = borrower.receive_loan().await.unwrap();
             let ended = timeout(HANG, loan).await.unwrap().unwrap();
-            assert!(begin.elapsed() >= SOON);
+            assert!(begin.elapsed() >= A_SECOND);
             assert_eq!(ended.end, LeaseEnd::TimeOver);
             assert_eq!(borrowed.remaining(), Duration::ZERO);
             let late = borrowed.write(host.buffer(b"late")).await.unwrap_err();
@@ -166,13 +166,13 @@ fn the_time_is_looked_at_when_a_request_is_posted() {
         let qp = host.pd.create_qp().access(all()).max_send_wr(1);
         let qp = qp.max_rnr_retries(MaxRnrRetries::unlimited());
         let (lender, borrower) = pair_with(&host, qp.into()).await;
-        let _loan = lender.lend(region(&host, 64), WRITE, SOON).await.unwrap();
+        let _loan = lender.lend(region(&host, 64), WRITE, A_SECOND).await.unwrap();
         let borrowed = borrower.receive_loan().await.unwrap();
         // As long as the peer has no receive for it.
         let send = borrower.send(host.buffer(b"first")).post().await.unwrap();
         let mut write = std::pin::pin!(borrowed.write(host.buffer(b"second")).into_future());
         assert!(poll_once(&mut write).is_pending());
-        tokio::time::sleep(SOON).await;
+        tokio::time::sleep(A_SECOND).await;
         let receive = lender.receive(host.pool.allocate(8).unwrap()).await.unwrap();
         assert_eq!(receive.length, 5);
         send.await.unwrap();
@@ -281,7 +281,7 @@ fn a_loan_that_is_dropped_goes_on() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
-        drop(lender.lend(region(&host, 64), WRITE, SHORT).await.unwrap());
+        drop(lender.lend(region(&host, 64), WRITE, A_SECOND).await.unwrap());
         let borrowed = borrower.receive_loan().await.unwrap();
         borrowed.write(host.buffer(b"word")).await.unwrap();
         until_closed(&host, &borrower, borrowed.remote()).await;
