@@ -59,7 +59,7 @@ fn it_ends_with_the_connection() {
     });
 }
 
-/// It takes all with it that was open to that peer by this connection, and what waits has its own error first.
+/// It takes all with it that was open to that peer by this connection.
 #[test]
 fn a_refused_access_ends_all_that_was_open_to_the_peer() {
     run(|| async {
@@ -87,9 +87,19 @@ fn a_refused_access_ends_all_that_was_open_to_the_peer() {
             };
             let (fails, waits) = tokio::join!(fails, waits);
             let (fails, waits) = (fails.unwrap(), waits.unwrap());
-            assert_eq!((fails.end, waits.end), (ReservedEnd::Done, ReservedEnd::OldEpoch));
-            let failed = fails.value.unwrap().unwrap_err().error;
-            assert!(matches!(failed, TransportError::WorkError(_) | TransportError::Closed { .. }));
+            assert_eq!(waits.end, ReservedEnd::OldEpoch);
+            // Its own error comes first, unless its task is late and sees both.
+            match fails.end {
+                ReservedEnd::Done => {
+                    let failed = fails.value.unwrap().unwrap_err().error;
+                    let is_known = matches!(
+                        failed,
+                        TransportError::WorkError(_) | TransportError::Closed { .. }
+                    );
+                    assert!(is_known, "{failed}");
+                }
+                end => assert_eq!(end, ReservedEnd::OldEpoch),
+            }
             assert_eq!((&*fails.region, &*waits.region), ([1; 64].as_slice(), [1; 64].as_slice()));
             let again = Pair::of(pair.driver.clone(), pair.pd.clone(), |builder| builder);
             is_closed(&again, told.unwrap(), &fails.region).await;
