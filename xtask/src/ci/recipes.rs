@@ -254,13 +254,8 @@ macro_rules! asan {
     };
 }
 
-/// Four tests at a time: many of them wait for most of their time.
-const ADDRESS: &[(&str, &str)] = &[
-    UNSTABLE,
-    ("RUSTFLAGS", "-Zsanitizer=address --cfg rdma_visible_copies"),
-    WITHOUT_RXE,
-    ("RUST_TEST_THREADS", "4"),
-];
+const ADDRESS: &[(&str, &str)] =
+    &[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=address --cfg rdma_visible_copies"), WITHOUT_RXE];
 
 /// First that the sanitizer sees the device at all: these tests expect its abort.
 const ASAN_SEES: Step = asan!("--test behaviour visible_copies::");
