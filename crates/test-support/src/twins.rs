@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// Has the twins of `fail` in the folder `pass` beside this file, runs each as a test of its name, and checks that there is
-/// one for each case.
+/// Declares the tests of a folder `tests/compile`: each case of `fail` is rejected by the compiler, and its twin in `pass`
+/// compiles and runs, as a test of its name. The crate that calls it depends on `trybuild`.
 #[macro_export]
 macro_rules! twins {
     ($($name:ident)+) => {
@@ -26,6 +26,13 @@ macro_rules! twins {
         fn each_case_has_a_twin_that_differs_in_one_line() {
             let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compile");
             $crate::twins::assert_one_line_apart(&folder, &[$(stringify!($name)),+]);
+        }
+        #[test]
+        fn no_case_compiles() {
+            if std::env::var_os("RUSTC_BOOTSTRAP").is_some() {
+                return println!("skipped: a sanitizer has nothing to see here");
+            }
+            trybuild::TestCases::new().compile_fail("tests/compile/fail/*.rs");
         }
     };
 }

@@ -1,4 +1,4 @@
-//! What the builder of a channel is told reaches its queue pair.
+//! The options of a channel builder reach the queue pair.
 
 use rdma_channel::prelude::*;
 use rdma_mem::AccessFlags;

@@ -1,4 +1,4 @@
-//! What a device promises about the order of bytes: the software device, with an answer of its own.
+//! The order in which the bytes of a message arrive, as a provider promises it: the software device with this query replaced.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 use rdma_mem::DeviceList;
 use rdma_qp::{CompletionQueue, DataOrder, WcOpcode, prelude::*};
 use rdma_sys::{Verbs, ibv_qp, ibv_query_qp_data_in_order_flags, ibv_wr_opcode};
+
+type Query = unsafe extern "C" fn(*mut ibv_qp, ibv_wr_opcode, u32) -> c_int;
 
 /// Whole messages of WRITE, blocks of 128 bytes of READ, and nothing of SEND.
 unsafe extern "C" fn answer(_: *mut ibv_qp, opcode: ibv_wr_opcode, flags: u32) -> c_int {
@@ -21,7 +23,14 @@ unsafe extern "C" fn answer(_: *mut ibv_qp, opcode: ibv_wr_opcode, flags: u32) -
     }
 }
 
-fn orders(verbs: &'static Verbs) -> [DataOrder; 4] {
+/// Asks a device whose provider has that query.
+fn orders(table: &'static OnceLock<Verbs>, query: Option<Query>) -> [DataOrder; 4] {
+    rdma_soft::install();
+    let verbs = table.get_or_init(|| {
+        let mut verbs = *rdma_soft::verbs();
+        verbs.query_qp_data_in_order = query;
+        verbs
+    });
     // SAFETY: SAFETY.md F2: the functions are the software device's, and one that only answers.
     let list = unsafe { DeviceList::of(verbs) };
     let context = list.iter().next().unwrap().open().unwrap();
@@ -37,25 +46,14 @@ fn orders(verbs: &'static Verbs) -> [DataOrder; 4] {
 #[test]
 fn the_order_of_bytes_is_what_the_device_promises() {
     static TABLE: OnceLock<Verbs> = OnceLock::new();
-    rdma_soft::install();
-    let verbs = TABLE.get_or_init(|| {
-        let mut verbs = *rdma_soft::verbs();
-        verbs.query_qp_data_in_order = Some(answer);
-        verbs
-    });
-    let found = orders(verbs).map(|order| (order.whole_message, order.aligned_128_bytes));
+    let found =
+        orders(&TABLE, Some(answer)).map(|order| (order.whole_message, order.aligned_128_bytes));
     assert_eq!(found, [(false, false), (true, true), (false, true), (false, false)]);
 }
 
-/// As in libibverbs before rdma-core 36.
+/// libibverbs before rdma-core 36 has no such query.
 #[test]
 fn without_the_query_nothing_is_promised() {
     static TABLE: OnceLock<Verbs> = OnceLock::new();
-    rdma_soft::install();
-    let verbs = TABLE.get_or_init(|| {
-        let mut verbs = *rdma_soft::verbs();
-        verbs.query_qp_data_in_order = None;
-        verbs
-    });
-    assert_eq!(orders(verbs), [DataOrder::default(); 4]);
+    assert_eq!(orders(&TABLE, None), [DataOrder::default(); 4]);
 }

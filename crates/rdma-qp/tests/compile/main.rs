@@ -21,11 +21,3 @@ test_support::twins! {
     inline_data_lives_until_it_is_posted
     posting_is_unsafe
 }
-
-#[test]
-fn holes_do_not_compile() {
-    if std::env::var_os("RUSTC_BOOTSTRAP").is_some() {
-        return println!("skipped: a sanitizer has nothing to see here");
-    }
-    trybuild::TestCases::new().compile_fail("tests/compile/fail/*.rs");
-}

@@ -374,6 +374,14 @@ impl QueuePair {
         Ok(())
     }
 
+    /// Completes the requests that the peer is known to have executed: they have succeeded, whatever happens next. The caller
+    /// holds no lock but the receive side of a device.
+    pub(crate) fn complete_what_is_executed(self: &Arc<Self>) {
+        let mut aftermath = aftermath::Aftermath::default();
+        self.send.lock().look_what_is_executed(self, &mut aftermath);
+        aftermath.flush(self);
+    }
+
     /// `ibv_modify_qp`.
     pub(crate) fn modify(
         self: &Arc<Self>,
@@ -387,9 +395,7 @@ impl QueuePair {
             && let Some(link) = self.device.fabric.polled.get()
         {
             link.catch_up();
-            let mut aftermath = aftermath::Aftermath::default();
-            self.send.lock().look_what_is_executed(self, &mut aftermath);
-            aftermath.flush(self);
+            self.complete_what_is_executed();
         }
         self.answer_now();
         let to = self.modify_locked(new, mask);

@@ -30,7 +30,7 @@ struct Pool {
     threads: usize,
     /// Threads that have a call.
     busy: usize,
-    /// Threads that are kept for who has claimed one.
+    /// Threads that are reserved, one for each [`Claim`].
     claimed: usize,
 }
 

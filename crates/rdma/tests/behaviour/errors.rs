@@ -87,6 +87,18 @@ fn pair_with(
     [here.handshake(at_there).unwrap(), there.handshake(at_here).unwrap()]
 }
 
+/// Runs the work of that test in a process of its own, whose command `prepare` completes.
+fn in_child(test: &str, prepare: impl FnOnce(&mut Command), work: impl FnOnce()) {
+    if env::var_os("IN_CHILD").is_some() {
+        return work();
+    }
+    let mut program = Command::new(env::current_exe().unwrap());
+    program.args(["--exact", &format!("errors::{test}"), "--nocapture"]).env("IN_CHILD", "1");
+    prepare(&mut program);
+    let child = program.output().unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
+}
+
 #[test]
 fn no_device_of_that_name() {
     says(open_device("mlx5_9").unwrap_err());
@@ -95,15 +107,14 @@ fn no_device_of_that_name() {
 /// What is loaded is loaded once, so in a process of its own.
 #[test]
 fn no_libibverbs() {
-    if env::var_os("IN_CHILD").is_some() {
-        return says(&list_devices().errors()[0]);
-    }
-    let child = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "errors::no_libibverbs", "--nocapture"])
-        .envs([("IN_CHILD", "1"), ("RDMA_LIBIBVERBS", "/no/such/libibverbs.so.1")])
-        .output()
-        .unwrap();
-    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
+    let library = ("RDMA_LIBIBVERBS", "/no/such/libibverbs.so.1");
+    in_child(
+        "no_libibverbs",
+        |program| _ = program.envs([library]),
+        || {
+            says(&list_devices().errors()[0]);
+        },
+    );
 }
 
 #[test]
@@ -253,18 +264,16 @@ fn more_inline_bytes_than_the_device_has() {
 
 #[test]
 fn a_type_of_queue_pair_that_the_device_does_not_have() {
-    // Others look which devices their process has.
-    if env::var_os("IN_CHILD").is_none() {
-        let child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "errors::a_type_of_queue_pair_that_the_device_does_not_have"])
-            .env("IN_CHILD", "1")
-            .output()
-            .unwrap();
-        return assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
-    }
-    rdma::soft::Builder::new("errors-reliable").without_uc().install().unwrap();
-    let pd = domain("errors-reliable");
-    says(pd.create_channel().qp_type(QueuePairType::UC).build().unwrap_err());
+    // Other tests list the devices of their process.
+    in_child(
+        "a_type_of_queue_pair_that_the_device_does_not_have",
+        |_| {},
+        || {
+            rdma::soft::Builder::new("errors-reliable").without_uc().install().unwrap();
+            let pd = domain("errors-reliable");
+            says(pd.create_channel().qp_type(QueuePairType::UC).build().unwrap_err());
+        },
+    );
 }
 
 #[test]

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use rdma_channel::{QueuePairEndpoint, ServerEvent, TransportError, prelude::*};
 use test_support::crowd::{ELSEWHERE, allow_files, crowd, is_kept, last_words};
+use test_support::features::Feature;
 
 use crate::common::lacks;
 use crate::server::{
     KINDS, SOON, assert_quiet, connect, domain, join, message, next, server, server_with,
 };
-use test_support::features::Feature;
 
 #[test]
 fn garbage_silence_and_floods_disturb_nobody() {

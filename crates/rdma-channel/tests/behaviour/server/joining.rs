@@ -3,13 +3,13 @@
 use std::thread;
 
 use rdma_channel::{Channel, ConnectError, Error, Recovery, Server, ServerEvent, prelude::*};
+use test_support::features::Feature;
 
 use crate::common::lacks;
 use crate::server::{
     DEVICES, KINDS, LATER, LOCALHOST, SOON, assert_quiet, connect, domain, join, left, message,
     next, server, server_with,
 };
-use test_support::features::Feature;
 
 #[test]
 fn both_ends_are_told_what_the_other_says() {

@@ -7,12 +7,12 @@ use rdma_mem::InlineElement;
 use rdma_mem::{AccessFlags, BufferPool};
 use rdma_qp::{SendWorkRequest, WriteWorkRequest};
 use rdma_soft::{Builder, Schedule};
+use test_support::features::Feature;
 
 use crate::common::lacks;
 use crate::server::{
     DEVICES, KINDS, connect, domain, join, joined, left, message, next, server, server_with,
 };
-use test_support::features::Feature;
 
 fn ask(channel: &mut Channel, question: &[u8]) -> Vec<u8> {
     channel.send_inline(question).unwrap();

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use rdma_channel::{Channel, PeerId, Server, ServerEvent, TransportError, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use test_support::features::Feature;
 
 use crate::common::{lacks, must_end};
 use crate::server::{DEVICES, KINDS, LATER, connect, join, message, next, server, server_with};
-use test_support::features::Feature;
 
 /// More than a server takes at a time, and an answer behind them.
 const MANY: u32 = 60;

@@ -11,7 +11,6 @@ use rdma_channel::{
 };
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
 use test_support::rig::until;
 
 use crate::common::provider::{POLL, faulty, honest};

@@ -56,11 +56,9 @@ impl Aftermath {
             requester.enter_error(incarnation, None);
         }
         if let Some((responder, incarnation, event)) = self.responder.take() {
-            // What its peer had executed before it sent what failed has succeeded.
-            let mut executed = Self::default();
-            responder.send.lock().look_what_is_executed(&responder, &mut executed);
+            // The peer executed them before it sent the request that failed here.
+            responder.complete_what_is_executed();
             responder.enter_error(Some(incarnation), Some(event));
-            debug_assert!(executed.responder.is_none(), "a requester fails no responder");
         }
     }
 }

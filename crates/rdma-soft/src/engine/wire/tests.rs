@@ -223,6 +223,30 @@ impl Carrier for Waiting {
     }
 }
 
+/// Has it receive packets, answer by that outlet, and have two receive requests.
+fn make_ready(own: &Arc<QueuePair>, outlet: Outlet) {
+    {
+        let responder = &mut *own.responder.lock();
+        (responder.state, responder.path) = (QpState::RTS, Some(PATH));
+        let route = Route { path: PATH, outlet };
+        let wire = responder::wire::Wire::new(own.service, responder, 10, route);
+        responder.wire = Some(Box::new(wire));
+    }
+    own.receive.lock().state = QpState::RTS;
+    (0..2).for_each(|n| own.post_receive(n, &[], &mut Turn::new()).unwrap());
+}
+
+/// Has it execute an empty SEND.
+fn take_send(own: &QueuePair, psn: u32, ack_request: bool) -> Afterwards {
+    let opcode = Opcode::new(WireService::Rc, Operation::SendOnly).unwrap();
+    let bth = Bth::new(opcode, Qpn::masked(own.qpn), Psn::masked(psn));
+    let headers = Headers::new(Bth { ack_request, ..bth });
+    let mut afterwards = Afterwards::default();
+    let letter = Letter::new(PATH, Burst::single(headers, 0), None, Box::default());
+    receive(own.device, &letter, &mut afterwards);
+    afterwards
+}
+
 /// The word says so when the packet comes that fails, and the program has had no turn since.
 #[test]
 fn what_the_peer_had_executed_before_this_end_failed_has_succeeded() {
@@ -261,25 +285,8 @@ fn the_program_sees_no_message_before_all_answers_before_it_have_left() {
     let device = device(&DEVICE);
     let own = queue_pair(device, Service::ReliableConnection);
     let carrier = Waiting::of(&own);
-    {
-        let responder = &mut *own.responder.lock();
-        (responder.state, responder.path) = (QpState::RTS, Some(PATH));
-        let outlet = Outlet::Carrier(Arc::<Waiting>::clone(&carrier));
-        let route = Route { path: PATH, outlet };
-        let wire = responder::wire::Wire::new(own.service, responder, 10, route);
-        responder.wire = Some(Box::new(wire));
-    }
-    own.receive.lock().state = QpState::RTS;
-    (0..2).for_each(|n| own.post_receive(n, &[], &mut Turn::new()).unwrap());
-    let message = |psn, ack_request| {
-        let opcode = Opcode::new(WireService::Rc, Operation::SendOnly).unwrap();
-        let bth = Bth::new(opcode, Qpn::masked(own.qpn), Psn::masked(psn));
-        let headers = Headers::new(Bth { ack_request, ..bth });
-        let mut afterwards = Afterwards::default();
-        let letter = Letter::new(PATH, Burst::single(headers, 0), None, Box::default());
-        receive(device, &letter, &mut afterwards);
-        afterwards
-    };
+    make_ready(&own, Outlet::Carrier(Arc::<Waiting>::clone(&carrier)));
+    let message = |psn, ack_request| take_send(&own, psn, ack_request);
     let completions = || own.receive_cq.poll(4, |_, _, _| {}).unwrap();
     let first = message(0, true);
     Arc::clone(&own).take_turn();
@@ -298,21 +305,9 @@ fn a_queue_pair_that_goes_acknowledges_what_its_program_has_seen() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let device = device(&DEVICE);
     let own = queue_pair(device, Service::ReliableConnection);
-    {
-        let responder = &mut *own.responder.lock();
-        (responder.state, responder.path) = (QpState::RTS, Some(PATH));
-        // Back here, where nobody is its peer: that is counted.
-        let route = Route { path: PATH, outlet: Outlet::Inbox(device.inbox()) };
-        let wire = responder::wire::Wire::new(own.service, responder, 10, route);
-        responder.wire = Some(Box::new(wire));
-    }
-    own.receive.lock().state = QpState::RTS;
-    own.post_receive(0, &[], &mut Turn::new()).unwrap();
-    let opcode = Opcode::new(WireService::Rc, Operation::SendOnly).unwrap();
-    let bth = Bth::new(opcode, Qpn::masked(own.qpn), Psn::masked(0));
-    let headers = Headers::new(Bth { ack_request: true, ..bth });
-    let letter = Letter::new(PATH, Burst::single(headers, 0), None, Box::default());
-    receive(device, &letter, &mut Afterwards::default());
+    // The acknowledgement comes back to this device, which counts it as a packet for an unknown queue pair.
+    make_ready(&own, Outlet::Inbox(device.inbox()));
+    take_send(&own, 0, true);
     assert_eq!(own.receive_cq.poll(4, |_, _, _| {}).unwrap(), 1);
     let before = device.tally.counters().unknown_qp;
     own.destroy();

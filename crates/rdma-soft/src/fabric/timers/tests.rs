@@ -187,6 +187,6 @@ fn an_alarm_rings_though_the_thread_leaves_all_to_polls() {
         }
         FABRIC.clock.now().since(begin)
     };
-    // The thread ends after so long, when there is nothing for it to do, or sleeps that long. It may get no processor.
+    // A thread with nothing to do sleeps, or ends, after `LINGER`. One attempt may get no processor for that long.
     assert!((0..5).map(hundred).any(|took| took < LINGER));
 }

@@ -51,7 +51,7 @@ impl Victim {
         Self { watchdog, near, name, files, memory }
     }
 
-    /// Starts who is to attack it.
+    /// Starts an attacker of this process.
     fn attacker(&self, plan: Plan, as_other: bool) -> Attacker {
         let attacker = Attacker::start(plan, &self.name, as_other);
         self.watchdog.watch(attacker.pid());
@@ -163,7 +163,7 @@ impl Default for Watchdog {
         std::thread::spawn(move || {
             if ended.recv_timeout(4 * HANGS) == Err(mpsc::RecvTimeoutError::Timeout) {
                 for process in all.lock().unwrap().iter().rev() {
-                    // It may have ended, and somebody else have its number, but not this descriptor.
+                    // One that has ended is no error: the descriptor means no other process.
                     let _ = pidfd_send_signal(process, Signal::KILL);
                 }
             }
