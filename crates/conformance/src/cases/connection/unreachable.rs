@@ -251,12 +251,12 @@ fn address_that_the_peer_does_not_expect_is_unreachable(device: &Device) {
 }
 
 /// Connects A at one of its GIDs with B at one of B's, and says how a SEND ends.
-fn over_gids(device: &Device, at_a: u8, at_b: u8) -> Status {
+fn over_gids(device: &Device, at_a: u8, at_b: u8, knobs: &Knobs) -> Status {
     let (a, b) = sides(device);
     let at_a = endpoint_with_gid(&a.context, &a.qp, at_a);
     let at_b = endpoint_with_gid(&b.context, &b.qp, at_b);
-    connect(&a.qp, &at_a, &at_b, &impatient());
-    connect(&b.qp, &at_b, &at_a, &impatient());
+    connect(&a.qp, &at_a, &at_b, knobs);
+    connect(&b.qp, &at_b, &at_a, knobs);
     b.qp.post_receive(1, &[]);
     a.qp.post(&Wr::send(2, &[]));
     a.send_cq.next().status
@@ -270,7 +270,7 @@ fn gids(device: &Device) -> Vec<(u8, u32)> {
 
 fn every_gid_of_a_port_reaches_itself(device: &Device) {
     for (gid, _) in gids(device) {
-        assert_eq!(over_gids(device, gid, gid), Status::IBV_WC_SUCCESS, "GID {gid}");
+        assert_eq!(over_gids(device, gid, gid, &Knobs::default()), Status::IBV_WC_SUCCESS, "GID {gid}");
     }
 }
 
@@ -282,7 +282,7 @@ fn roce_v1_and_v2_do_not_reach_each_other(device: &Device) {
         device.skip("the port has no GIDs of both versions of RoCE");
     };
     for (from, to) in [(v1, v2), (v2, v1)] {
-        let status = over_gids(device, from, to);
+        let status = over_gids(device, from, to, &impatient());
         assert_eq!(status, Status::IBV_WC_RETRY_EXC_ERR, "GID {from} to {to}");
     }
 }

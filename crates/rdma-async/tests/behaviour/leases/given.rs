@@ -103,14 +103,14 @@ fn it_is_taken_back_when_its_time_is_over() {
         let host = Host::new("soft0");
         let limits = LeaseLimits::new(WRITE).regions_per_peer(1);
         let (asker, lender) = pair_with(&host, options(&host).lease_limits(limits)).await;
-        let borrowed = asker.request(64, WRITE, SOON).await.unwrap();
+        let borrowed = asker.request(64, WRITE, A_SECOND).await.unwrap();
         let kept = borrowed.clone();
-        tokio::time::sleep(SOON).await;
+        tokio::time::sleep(A_SECOND).await;
         // Given too late, it does not come.
         borrowed.give();
         drop(kept);
         loop {
-            match asker.request(64, WRITE, SOON).await {
+            match asker.request(64, WRITE, HANG / 2).await {
                 Ok(_) => break,
                 Err(LeaseError::Denied(_)) => tokio::time::sleep(Duration::from_millis(1)).await,
                 Err(error) => panic!("{error}"),
@@ -127,7 +127,7 @@ fn it_is_not_written_when_its_time_is_over() {
     run(|| async {
         let host = Host::new("soft0");
         let (asker, lender) = pair(&host).await;
-        let asked = asker.request(64, WRITE, SOON).await.unwrap();
+        let asked = asker.request(64, WRITE, A_SECOND).await.unwrap();
         tokio::time::sleep(asked.remaining()).await;
         let late = asked.write(host.buffer(b"late")).await.unwrap_err();
         assert_eq!((reason(&late.error), &*late.memory), (LeaseEnd::TimeOver, &b"late"[..]));
