@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use rdma::asynchronous::{
+use rdma::aio::{
     BufferExt, BufferSlice, Connection, ConnectionOptions, Driver, Posted, SendOut,
 };
 use rdma::prelude::*;

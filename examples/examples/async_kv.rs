@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rdma::asynchronous::Driver;
+use rdma::aio::Driver;
 use rdma::prelude::*;
 use rdma_examples::kv::tasks::{Client, Store};
 use rdma_examples::{Failure, print, program};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use clap::builder::NonEmptyStringValueParser;
-use rdma::asynchronous::{ConnectionOptions, Descriptor, Driver, Incoming, Listener, Region};
+use rdma::aio::{ConnectionOptions, Descriptor, Driver, Incoming, Listener, Region};
 use rdma::prelude::*;
 use rdma_examples::{Failure, print, program, warn};
 use tokio::task::JoinSet;

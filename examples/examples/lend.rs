@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use clap::builder::NonEmptyStringValueParser;
-use rdma::asynchronous::{
+use rdma::aio::{
     Connection, ConnectionOptions, Driver, EndedLoan, LeaseEnd, LeaseLimits, Region,
 };
 use rdma::prelude::*;

@@ -44,7 +44,7 @@
 )]
 #![cfg_attr(
     feature = "async",
-    doc = "| [`asynchronous`] | operations as futures, on tokio | `rdma-async` |"
+    doc = "| [`aio`] | operations as futures, on tokio | `rdma-async` |"
 )]
 //! | [`prelude`] | the names that a program with channels uses | |
 //!
@@ -82,14 +82,14 @@
 //!
 //! # Features
 //!
-//! - `async`: operations as futures that own their memory, on tokio (`rdma-async`, as the module `asynchronous`).
+//! - `async`: operations as futures that own their memory, on tokio (`rdma-async`, as the module `aio`).
 //! - `soft` (on by default): the software devices. Without it `rdma-soft` is not built.
 //! - `serde`: endpoints, remote regions and the numbers of RDMA can be serialised.
 
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "async")]
-pub mod asynchronous;
+pub mod aio;
 pub mod channel;
 pub mod device;
 pub mod memory;

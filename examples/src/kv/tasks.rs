@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rdma::asynchronous::{Connection, ConnectionOptions, Driver, Listener};
+use rdma::aio::{Connection, ConnectionOptions, Driver, Listener};
 use rdma::prelude::*;
 use tokio::time::timeout;
 

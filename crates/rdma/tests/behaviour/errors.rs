@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 #[cfg(feature = "async")]
-use rdma::asynchronous::{Connection, ConnectionOptions, Driver, LeaseLimits, Region};
+use rdma::aio::{Connection, ConnectionOptions, Driver, LeaseLimits, Region};
 use rdma::channel::{ChannelBuilder, ChannelListener, ConnectError, PeerSendWorkRequest, Server};
 use rdma::prelude::*;
 use rdma::qp::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, QueuePairType};

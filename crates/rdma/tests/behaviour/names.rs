@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 const FACADE: [&str; 6] = [
-    include_str!("../../src/asynchronous.rs"),
+    include_str!("../../src/aio.rs"),
     include_str!("../../src/channel.rs"),
     include_str!("../../src/device.rs"),
     include_str!("../../src/memory.rs"),

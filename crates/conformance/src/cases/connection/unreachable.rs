@@ -270,7 +270,11 @@ fn gids(device: &Device) -> Vec<(u8, u32)> {
 
 fn every_gid_of_a_port_reaches_itself(device: &Device) {
     for (gid, _) in gids(device) {
-        assert_eq!(over_gids(device, gid, gid, &Knobs::default()), Status::IBV_WC_SUCCESS, "GID {gid}");
+        assert_eq!(
+            over_gids(device, gid, gid, &Knobs::default()),
+            Status::IBV_WC_SUCCESS,
+            "GID {gid}"
+        );
     }
 }
 

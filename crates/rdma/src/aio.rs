@@ -2,7 +2,7 @@
 //!
 //! ```
 //! # if cfg!(feature = "soft") {
-//! use rdma::asynchronous::{ConnectionOptions, Driver};
+//! use rdma::aio::{ConnectionOptions, Driver};
 //! use rdma::prelude::*;
 //!
 //! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
