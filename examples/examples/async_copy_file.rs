@@ -11,9 +11,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use rdma::aio::{
-    BufferExt, BufferSlice, Connection, ConnectionOptions, Driver, Posted, SendOut,
-};
+use rdma::aio::{BufferExt, BufferSlice, Connection, ConnectionOptions, Driver, Posted, SendOut};
 use rdma::prelude::*;
 use rdma_examples::{Failure, print, program};
 use tempfile::NamedTempFile;

@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use clap::builder::NonEmptyStringValueParser;
-use rdma::aio::{
-    Connection, ConnectionOptions, Driver, EndedLoan, LeaseEnd, LeaseLimits, Region,
-};
+use rdma::aio::{Connection, ConnectionOptions, Driver, EndedLoan, LeaseEnd, LeaseLimits, Region};
 use rdma::prelude::*;
 use rdma_examples::{Failure, print, program};
 use tokio::time::timeout;

@@ -414,10 +414,20 @@ const BUSY: &[(&str, &str)] = &[WITHOUT_RXE, ("RUST_TEST_THREADS", "4")];
 /// of their own that have.
 pub(super) const LOADED: &[Step] = &[
     run("cargo test --workspace --no-run"),
-    tests("cargo test --workspace").with(BUSY).under_load(3),
-    tests("cargo test --workspace --test behaviour -- {timed}").with(BUSY).under_load(10),
-    tests("cargo test --workspace --test fork --test stress").with(BUSY).under_load(10),
-    run("cargo test --workspace --test soak --test interop").with(BUSY).under_load(10),
-    tests("cargo test --workspace --test conformance -- soft0-local::").with(BUSY).under_load(10),
-    tests("cargo test --workspace --test conformance -- soft0-udp::").with(BUSY).under_load(10),
+    tests("cargo test --workspace --no-fail-fast").with(BUSY).under_load(3),
+    tests("cargo test --workspace --no-fail-fast --test behaviour -- {timed}")
+        .with(BUSY)
+        .under_load(10),
+    tests("cargo test --workspace --no-fail-fast --test fork --test stress")
+        .with(BUSY)
+        .under_load(10),
+    run("cargo test --workspace --no-fail-fast --test soak --test interop")
+        .with(BUSY)
+        .under_load(10),
+    tests("cargo test --workspace --no-fail-fast --test conformance -- soft0-local::")
+        .with(BUSY)
+        .under_load(10),
+    tests("cargo test --workspace --no-fail-fast --test conformance -- soft0-udp::")
+        .with(BUSY)
+        .under_load(10),
 ];
