@@ -155,9 +155,15 @@ fn a_client_that_comes_just_before_a_sleep_joins() {
                         drop(connect(device, to));
                     }
                 });
-                for _ in 0..300 {
-                    assert!(matches!(next(&mut server), ServerEvent::Joined { .. }));
-                    assert!(matches!(next(&mut server), ServerEvent::Left { .. }));
+                // A server that is late may find the next client before the end of the one that has gone.
+                let (mut joined, mut left) = (0, 0);
+                while left < 300 {
+                    match next(&mut server) {
+                        ServerEvent::Joined { .. } => joined += 1,
+                        ServerEvent::Left { .. } => left += 1,
+                        other => panic!("{other:?}"),
+                    }
+                    assert!(left <= joined && joined <= 300);
                 }
                 clients.join().unwrap();
             }
