@@ -59,6 +59,7 @@ mod elf;
 mod errno;
 mod generated;
 mod inline;
+mod interface;
 #[cfg(feature = "linked")]
 mod linked;
 mod load;
@@ -74,6 +75,7 @@ pub use errno::Errno;
 pub use generated::functions;
 pub use generated::verbs::*;
 pub use inline::*;
+pub use interface::{InterfaceAddress, interface_addresses};
 #[cfg(feature = "linked")]
 pub use linked::linked;
 pub use load::system;

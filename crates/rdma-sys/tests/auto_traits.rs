@@ -1,7 +1,9 @@
 //! A table of verbs is for every thread, as the functions in it are. The structs of C are not looked
 //! at here: they have raw pointers, which Rust leaves to one thread.
 
-use rdma_sys::{Errno, LoadError, Process, Provider, UnknownProvider, Unsupported, Verbs};
+use rdma_sys::{
+    Errno, InterfaceAddress, LoadError, Process, Provider, UnknownProvider, Unsupported, Verbs,
+};
 
 fn send_sync<T: Send + Sync + 'static>() {}
 fn error<T: std::error::Error + Send + Sync + 'static>() {}
@@ -15,6 +17,11 @@ fn tables_are_for_every_thread() {
 #[test]
 fn processes_are_told_apart_by_any_thread() {
     send_sync::<Process>();
+}
+
+#[test]
+fn interfaces_are_plain_data() {
+    send_sync::<InterfaceAddress>();
 }
 
 #[test]

@@ -8,7 +8,6 @@ use std::time::Duration;
 use std::{env, io, thread};
 
 use anyhow::{Context as _, Result, bail};
-use nix::sched::{CloneFlags, unshare};
 use test_support::program::this_program;
 
 use super::program::Program;
@@ -25,9 +24,6 @@ const LIMIT: Duration = Duration::from_secs(100);
 /// Runs what the parent sends, if this process was made for that.
 pub(super) fn serve() -> bool {
     let Ok(name) = env::var(VARIABLE) else { return false };
-    if devices::is_by_network(&name) {
-        own_network();
-    }
     let device = devices::prepare(&name);
     let context = device.open();
     for line in io::stdin().lines() {
@@ -39,18 +35,23 @@ pub(super) fn serve() -> bool {
     true
 }
 
-/// Gives this process a network of its own if it may have one, as root may: SoftRoCE has the port in the other.
-fn own_network() {
-    const UP: [&str; 5] = ["ip", "link", "set", "lo", "up"];
-    let succeeds = |program: &str, words: &[&str]| {
-        Command::new(program).args(words).output().is_ok_and(|output| output.status.success())
+/// The command that starts the process of a device, in a network of its own if the device needs one and this process
+/// may make one, as root may: SoftRoCE has the port in the other.
+fn command(device: &str) -> Command {
+    const UP: &str = "ip link set lo up";
+    let isolated = |then: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["-n", "sh", "-c", &format!("{UP} {then}"), "sh"]);
+        command
     };
-    // Tried by another process first, since there is no way back.
-    if !succeeds("unshare", &[&["-n"], &UP[..]].concat()) {
-        return;
+    let program = this_program();
+    let works = || isolated("").output().is_ok_and(|output| output.status.success());
+    if !devices::is_by_network(device) || !works() {
+        return program;
     }
-    unshare(CloneFlags::CLONE_NEWNET).expect("another process could");
-    assert!(succeeds(UP[0], &UP[1..]), "{UP:?}");
+    let mut command = isolated("&& exec \"$@\"");
+    command.arg(program.get_program()).args(program.get_args());
+    command
 }
 
 /// A device and its process, which is started again after it died.
@@ -95,7 +96,7 @@ impl Device {
 
 impl Process {
     fn start(device: &str) -> Result<Self> {
-        let mut child = this_program()
+        let mut child = command(device)
             .env(VARIABLE, device)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

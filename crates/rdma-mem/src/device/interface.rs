@@ -2,8 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use nix::ifaddrs::{InterfaceAddress, getifaddrs};
-use nix::sys::socket::SockaddrStorage;
+use rdma_sys::{InterfaceAddress, interface_addresses};
 use rdma_types::Gid;
 
 use crate::device::gid::GidEntry;
@@ -14,8 +13,8 @@ pub(crate) fn add_prefix_lengths(table: &mut [GidEntry]) {
         return;
     }
     // Without the list all lengths stay unknown, as they are for interfaces of another namespace.
-    let Ok(interfaces) = getifaddrs() else { return };
-    let networks: Vec<_> = interfaces.filter_map(|interface| network(&interface)).collect();
+    let Ok(interfaces) = interface_addresses() else { return };
+    let networks: Vec<_> = interfaces.iter().filter_map(network).collect();
     for entry in table {
         let lengths = networks.iter().filter(|(gid, _)| *gid == entry.gid);
         // Two interfaces may have one address: the longer prefix claims less.
@@ -32,14 +31,7 @@ fn can_be_of_an_interface(gid: Gid) -> bool {
 }
 
 fn network(interface: &InterfaceAddress) -> Option<(Gid, u8)> {
-    let address = ip(interface.address.as_ref()?)?;
-    let mask = ip(interface.netmask.as_ref()?)?;
-    Some((gid_of(address), length_of(mask)?))
-}
-
-fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
-    let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
-    v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
+    Some((gid_of(interface.address?.ip()), length_of(interface.mask?)?))
 }
 
 fn gid_of(address: IpAddr) -> Gid {
@@ -88,9 +80,10 @@ mod tests {
 
     #[test]
     fn an_address_of_the_host_has_the_prefix_of_its_interface() {
-        let has_loopback = getifaddrs()
+        let has_loopback = interface_addresses()
             .unwrap()
-            .filter_map(|each| network(&each))
+            .iter()
+            .filter_map(network)
             .any(|(gid, _)| gid == Gid::from_ipv4(Ipv4Addr::LOCALHOST));
         let mut table = [entry("::ffff:127.0.0.1"), entry("::ffff:192.0.2.77"), entry("fe80::1")];
         add_prefix_lengths(&mut table);

@@ -17,6 +17,8 @@ mod device;
 mod device_block;
 mod event;
 pub(crate) mod fork;
+#[cfg(not(loom))]
+pub(crate) mod interface;
 mod mr;
 mod mw;
 mod opcode;

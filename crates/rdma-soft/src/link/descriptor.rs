@@ -2,6 +2,7 @@
 //! slots of its parent, and hide the parent's death from its peers.
 #![allow(unsafe_code)]
 
+use std::ffi::c_int;
 use std::io::Error;
 use std::mem::ManuallyDrop;
 use std::num::NonZeroI32;
@@ -10,26 +11,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
-use nix::sys::socket::SetSockOpt as _;
-use nix::{setsockopt_impl, sockopt_impl};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{DupFlags, Errno, Result, dup3};
 
 use super::{expendable, files};
 use crate::abi::fork::Process;
 
-/// Of `asm-generic/socket.h`, since Linux 6.16.
-const SO_PASSRIGHTS: libc::c_int = 83;
-
-sockopt_impl!(
-    /// Whether others may send files to a socket. Accepted connections inherit it. Where it is 0, `sendmsg` of a file fails
-    /// with `EPERM`.
-    PassRights,
-    SetOnly,
-    libc::SOL_SOCKET,
-    SO_PASSRIGHTS,
-    bool
-);
+/// Whether others may send files to a socket. Accepted connections inherit it. Where it is 0, `sendmsg` of a file fails
+/// with `EPERM`. Of `asm-generic/socket.h`, since Linux 6.16.
+const SO_PASSRIGHTS: c_int = 83;
 
 /// All that are open. Held while one is opened or closed, and while the process forks.
 static OPEN: spin::Mutex<Open> =
@@ -82,7 +72,7 @@ impl Descriptor {
     /// A socket that others can send to. Where the kernel can refuse files for it, it does so from now on.
     pub(crate) fn open_for_others(open: impl FnOnce() -> Result<OwnedFd>) -> Result<Self> {
         let socket = Self::open(open)?;
-        if PassRights.set(&socket.get()?, &false).is_err() {
+        if set_flag(socket.get()?, libc::SOL_SOCKET, SO_PASSRIGHTS, false).is_err() {
             socket.holds_files.store(true, Ordering::Relaxed);
         }
         Ok(socket)
@@ -92,7 +82,7 @@ impl Descriptor {
     pub(crate) fn allow_files(&self) -> Result<()> {
         self.holds_files.store(true, Ordering::Relaxed);
         // An earlier kernel has no such option, and refuses none.
-        let _ = PassRights.set(&self.get()?, &true);
+        let _ = set_flag(self.get()?, libc::SOL_SOCKET, SO_PASSRIGHTS, true);
         Ok(())
     }
 
@@ -120,10 +110,29 @@ impl Descriptor {
         // SAFETY: writes at most `length` bytes, of integers (unix(7), SAFETY.md F15).
         let failed =
             unsafe { libc::getsockopt(fd, level, option, (&raw mut peer).cast(), &raw mut length) };
-        match failed {
-            0 => Ok((ProcessId::new(peer.pid), peer.uid)),
-            _ => Err(Errno::from_io_error(&Error::last_os_error()).unwrap_or(Errno::INVAL)),
-        }
+        check(failed).map(|()| (ProcessId::new(peer.pid), peer.uid))
+    }
+}
+
+/// Sets an option that rustix lacks, to 1 or 0.
+pub(super) fn set_flag(
+    socket: BorrowedFd<'_>,
+    level: c_int,
+    option: c_int,
+    value: bool,
+) -> Result<()> {
+    let value = c_int::from(value);
+    let length = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
+    let fd = socket.as_raw_fd();
+    // SAFETY: SAFETY.md F15: reads the `length` bytes of `value`, which lives until the call returns.
+    check(unsafe { libc::setsockopt(fd, level, option, (&raw const value).cast(), length) })
+}
+
+/// The result of a system call that returns 0, or -1 and sets `errno`.
+fn check(returned: c_int) -> Result<()> {
+    match returned {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&Error::last_os_error()).unwrap_or(Errno::INVAL)),
     }
 }
 

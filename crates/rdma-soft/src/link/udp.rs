@@ -18,7 +18,6 @@ mod tests;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use nix::net::if_::if_nametoindex;
 use rdma_proto::wire::UdpHeader;
 use rdma_types::{Gid, GidType, Mtu};
 use rustix::io::Errno;
@@ -102,7 +101,7 @@ impl Listening {
 
 /// The index of the loopback interface, if there is one in this network namespace.
 pub(crate) fn loopback() -> Option<u32> {
-    if_nametoindex("lo").ok()
+    address::index("lo")
 }
 
 /// The row of a GID table that an address is.

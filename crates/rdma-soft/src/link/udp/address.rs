@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use nix::ifaddrs::getifaddrs;
-use nix::net::if_::{InterfaceFlags, if_nametoindex};
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+use crate::abi::interface::{InterfaceAddress, interface_addresses};
 
 /// An address of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,23 +83,28 @@ fn list(names: impl Iterator<Item = String>) -> String {
 }
 
 fn interfaces() -> Result<BTreeMap<String, Interface>, String> {
-    let found = getifaddrs().map_err(|errno| format!("the interfaces are not told: {errno}"))?;
+    let found = interface_addresses()
+        .map_err(|errno| format!("the kernel does not list this host's interfaces: {errno}"))?;
     let mut interfaces = BTreeMap::<String, Interface>::new();
-    for part in found {
-        let interface = interfaces.entry(part.interface_name).or_default();
-        interface.is_loopback |= part.flags.contains(InterfaceFlags::IFF_LOOPBACK);
-        let Some(address) = part.address else { continue };
-        if let Some(address) = address.as_sockaddr_in() {
-            interface.addresses.push((address.ip().into(), 0));
-        } else if let Some(address) = address.as_sockaddr_in6() {
-            interface.addresses.push((address.ip().into(), address.scope_id()));
-        }
+    for InterfaceAddress { interface, is_loopback, address, .. } in found {
+        let interface = interfaces.entry(interface).or_default();
+        interface.is_loopback |= is_loopback;
+        interface.addresses.extend(address.map(|address| match address {
+            SocketAddr::V4(v4) => (IpAddr::from(*v4.ip()), 0),
+            SocketAddr::V6(v6) => (IpAddr::from(*v6.ip()), v6.scope_id()),
+        }));
     }
     Ok(interfaces)
 }
 
 fn station(ip: IpAddr, scope: u32, name: &str) -> Station {
-    Station { ip, scope, interface: if_nametoindex(name).unwrap_or(scope), mtu: mtu(name) }
+    Station { ip, scope, interface: index(name).unwrap_or(scope), mtu: mtu(name) }
+}
+
+/// The index of an interface, if this network namespace has one of that name.
+pub(super) fn index(interface: &str) -> Option<u32> {
+    let any = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    name_to_index(any.ok()?, interface).ok()
 }
 
 fn mtu(interface: &str) -> u32 {

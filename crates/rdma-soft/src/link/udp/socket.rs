@@ -4,15 +4,13 @@ use std::io::{Error, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::BorrowedFd;
 
-use nix::sys::socket::SetSockOpt as _;
-use nix::{setsockopt_impl, sockopt_impl};
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSocketState};
 use rdma_proto::wire::UdpHeader;
 use rustix::io::{Errno, Result};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 
 use super::address::Station;
-use crate::link::descriptor::Descriptor;
+use crate::link::descriptor::{Descriptor, set_flag};
 
 /// How much the kernel is to keep of what comes and of what goes: several windows of packets.
 const BUFFER: usize = 4 << 20;
@@ -24,15 +22,6 @@ pub(super) struct Socket {
     is_ipv4: bool,
     scope: u32,
 }
-
-sockopt_impl!(
-    /// Takes datagrams without a checksum over IPv6: RXE sends none, since there is the ICRC (udp(7), RFC 6936).
-    NoCheck6,
-    SetOnly,
-    libc::IPPROTO_UDP,
-    libc::UDP_NO_CHECK6_RX,
-    bool
-);
 
 impl Socket {
     /// At which a station sends and receives.
@@ -75,8 +64,9 @@ impl Socket {
         prepare(socket)?;
         if !is_ipv4 {
             sockopt::set_ipv6_v6only(socket, true)?;
-            // Where the kernel has no such option packets of RXE are lost, and no others.
-            let _ = NoCheck6.set(&socket, &true);
+            // RXE sends datagrams without a checksum over IPv6, since there is the ICRC (udp(7), RFC 6936). Where the kernel
+            // has no such option, its packets are lost, and no others.
+            let _ = set_flag(socket, libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, true);
         }
         // Without the right to more there is as much as anybody may have.
         let _ = sockopt::set_socket_recv_buffer_size_force(socket, BUFFER)

@@ -1,5 +1,7 @@
 //! The device list, and what a device, its port and its tables say of themselves.
 
+use std::net::UdpSocket;
+
 use rdma_soft::{Builder, InstallError, Link, SoftDevice};
 use rdma_sys::{ibv_atomic_cap, ibv_mtu, ibv_port_state};
 use rdma_types::Gid;
@@ -118,7 +120,8 @@ fn programs_of_every_age_get_as_much_of_the_port_as_they_know() {
 
 #[test]
 fn gids_have_the_kinds_of_their_link_and_the_last_of_roce_is_of_the_loopback_interface() {
-    let loopback = nix::net::if_::if_nametoindex("lo").unwrap();
+    let any = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let loopback = rustix::net::netdevice::name_to_index(any, "lo").unwrap();
     for (name, kinds, interfaces) in [
         ("soft0", &[1, 2, 1, 2, 2][..], &[0, 0, 0, 0, loopback][..]),
         ("softib0", &[0][..], &[0][..]),

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use arbitrary::Unstructured;
-use nix::sys::socket::{setsockopt, sockopt::UdpGsoSegment};
+use quinn_udp::{Transmit, UdpSocketState};
 use rdma_proto::wire::{IpHeader, Ipv4Header, UdpHeader, icrc};
 use rdma_soft::Builder;
 use rdma_sys::ibv_gid;
@@ -32,10 +32,14 @@ fn address(number: u32) -> Ipv4Addr {
 pub(crate) fn run(bytes: &[u8]) {
     static STATE: LazyLock<Mutex<(World, Hosts)>> = LazyLock::new(|| {
         let [device, peer, stranger] = [1, 2, 3].map(address);
+        // Of another socket, since it has its own join the datagrams that it receives.
+        let spare = UdpSocket::bind((device, 0)).expect("an address of its own");
         let bound = |at: Ipv4Addr, port| {
             let socket = UdpSocket::bind((at, port)).expect("an address of its own");
             socket.set_nonblocking(true).expect("a socket does not wait");
-            Sender { from: at, port: socket.local_addr().map_or(0, |at| at.port()), socket }
+            let cuts = UdpSocketState::new((&spare).into()).expect("a socket of this process");
+            let port = socket.local_addr().map_or(0, |at| at.port());
+            Sender { from: at, port, socket, cuts }
         };
         let senders = [bound(peer, PORT), bound(peer, 0), bound(stranger, PORT)];
         let builder = Builder::new("fuzz-udp").gids([]).listen(device.to_string());
@@ -52,19 +56,22 @@ struct Sender {
     from: Ipv4Addr,
     port: u16,
     socket: UdpSocket,
+    /// Has the kernel cut what one call sends.
+    cuts: UdpSocketState,
 }
 
 impl Sender {
     /// Sends what the kernel is to cut into datagrams of so many bytes, or one that is not cut.
     fn send(&self, to: Ipv4Addr, bytes: &[u8], segment: Option<usize>) {
-        let cut = segment.is_some_and(|segment| {
-            segment < bytes.len() && set_segment(&self.socket, segment.max(1))
-        });
+        let transmit = Transmit {
+            destination: SocketAddr::from((to, PORT)),
+            ecn: None,
+            contents: bytes,
+            segment_size: segment.map(|segment| segment.max(1)),
+            src_ip: None,
+        };
         // What is too long is refused, and what finds no space is lost.
-        let _ = self.socket.send_to(bytes, SocketAddr::from((to, PORT)));
-        if cut {
-            assert!(set_segment(&self.socket, 0));
-        }
+        let _ = self.cuts.try_send((&self.socket).into(), &transmit);
     }
 
     fn icrc(&self, to: Ipv4Addr, identification: u16, packet: &[u8]) -> u32 {
@@ -72,10 +79,6 @@ impl Sender {
         let Some(ip) = Ipv4Header::new(self.from, to, &udp) else { return 0 };
         icrc(&IpHeader::V4(Ipv4Header { identification, ..ip }), &udp, packet)
     }
-}
-
-fn set_segment(socket: &UdpSocket, segment: usize) -> bool {
-    setsockopt(socket, UdpGsoSegment, &(segment as i32)).is_ok()
 }
 
 struct Hosts {

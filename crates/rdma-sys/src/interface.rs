@@ -1,0 +1,127 @@
+//! The network interfaces of this host and their addresses, as the C library lists them.
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::iter;
+use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::ptr;
+
+use crate::Errno;
+
+/// An entry of [`interface_addresses`]: an interface with one of its addresses, or with none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InterfaceAddress {
+    /// The name of the interface.
+    pub interface: String,
+    /// Whether it is a loopback interface.
+    pub is_loopback: bool,
+    /// An IP address, without a port. A link-local one has its interface's index as scope. `None` for an entry with
+    /// another kind of address: each interface has at least one entry.
+    pub address: Option<SocketAddr>,
+    /// The mask of the address.
+    pub mask: Option<IpAddr>,
+}
+
+/// Returns the interfaces of this network namespace, with an entry for each address.
+///
+/// # Errors
+/// If the kernel does not list them, or a process limit leaves no memory or file for it.
+///
+/// ```
+/// for entry in rdma_sys::interface_addresses()? {
+///     println!("{}: {:?}", entry.interface, entry.address);
+/// }
+/// # Ok::<(), rdma_sys::Errno>(())
+/// ```
+#[doc(alias = "getifaddrs")]
+pub fn interface_addresses() -> Result<Vec<InterfaceAddress>, Errno> {
+    let mut first = ptr::null_mut();
+    // SAFETY: SAFETY.md F15: stores the address of a list in `first`, or fails.
+    Errno::check_minus_one(unsafe { libc::getifaddrs(&raw mut first) })?;
+    let list = List(first);
+    Ok(list.entries().map(|entry| entry.read()).collect())
+}
+
+/// The list that `getifaddrs` has allocated.
+struct List(*mut libc::ifaddrs);
+
+impl List {
+    fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
+        // SAFETY: SAFETY.md F15: NULL, or an entry of the list, which stays as it is while `self` is borrowed.
+        let at = |entry: *mut libc::ifaddrs| unsafe { entry.as_ref() }.map(Entry);
+        iter::successors(at(self.0), move |entry| at(entry.0.ifa_next))
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: SAFETY.md F15: from `getifaddrs`, freed once, and no longer borrowed.
+        unsafe { libc::freeifaddrs(self.0) };
+    }
+}
+
+/// An entry of a list that is not freed.
+struct Entry<'a>(&'a libc::ifaddrs);
+
+impl Entry<'_> {
+    fn read(&self) -> InterfaceAddress {
+        // SAFETY: SAFETY.md F15: the entry's name ends with a zero byte, and is freed with the list.
+        let name = unsafe { CStr::from_ptr(self.0.ifa_name) };
+        // SAFETY: an address of this entry.
+        let address = unsafe { ip(self.0.ifa_addr) };
+        // SAFETY: an address of this entry.
+        let mask = unsafe { ip(self.0.ifa_netmask) };
+        InterfaceAddress {
+            interface: name.to_string_lossy().into_owned(),
+            is_loopback: self.0.ifa_flags & libc::IFF_LOOPBACK.cast_unsigned() != 0,
+            address,
+            mask: mask.map(|mask| mask.ip()),
+        }
+    }
+}
+
+/// Reads an IP address; `None` for NULL and for other kinds of address.
+///
+/// # Safety
+/// `address` is NULL, or an address of an [`Entry`].
+unsafe fn ip(address: *const libc::sockaddr) -> Option<SocketAddr> {
+    // SAFETY: SAFETY.md F15: NULL, or as long as the struct that all kinds of address start with; freed with the list.
+    let family = unsafe { address.as_ref() }?.sa_family;
+    match i32::from(family) {
+        libc::AF_INET => {
+            // SAFETY: SAFETY.md F15: an address of this family is this struct (ip(7)).
+            let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+            let ip = u32::from_be(v4.sin_addr.s_addr);
+            Some(SocketAddrV4::new(ip.into(), 0).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: SAFETY.md F15: an address of this family is this struct (ipv6(7)).
+            let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
+            let ip = v6.sin6_addr.s6_addr;
+            Some(SocketAddrV6::new(ip.into(), 0, 0, v6.sin6_scope_id).into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(all(test, not(miri)))] // miri has no getifaddrs
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_is_listed_with_its_address_and_mask() {
+        let all = interface_addresses().unwrap();
+        // A network namespace of its own may have nothing that is up.
+        let Some(own) = all
+            .iter()
+            .find(|entry| entry.address.is_some_and(|own| own.ip().is_loopback() && own.is_ipv4()))
+        else {
+            return;
+        };
+        assert!(own.is_loopback && !own.interface.is_empty(), "{own:?}");
+        assert_eq!(own.mask, Some(IpAddr::from([255, 0, 0, 0])));
+        let named = all.iter().filter(|entry| entry.interface == own.interface);
+        assert!(named.into_iter().all(|entry| entry.is_loopback), "{all:?}");
+    }
+}
