@@ -1,10 +1,11 @@
 //! `cargo xtask tidy`: the rules of this workspace that rustc, rustfmt and clippy do not know.
 //!
-//! Each rule is a module with a `check` that looks at a [`Tree`] and returns findings, and with
+//! Each rule is a module with a `check` that looks at a [`Tree`] or at commits and returns findings, and with
 //! tests that show it failing.
 
 mod auto_traits;
 mod bindings;
+mod commits;
 mod differences;
 mod drift;
 mod evidence;
@@ -68,6 +69,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     }
     let mut found = layers::check(&layers::packages(&root)?);
     found.extend(faults::check(&root, &tree)?);
+    let commits = commits::read(&root, commits::SINCE)?;
+    found.extend(commits::check(&commits));
     let rules = [
         fence::check,
         bindings::check,
@@ -91,7 +94,11 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         eprintln!("{finding}");
     }
     match found.len() {
-        0 => println!("tidy: {} files, nothing to mend", tree.paths().len()),
+        0 => println!(
+            "tidy: {} files and {} commits, nothing to mend",
+            tree.paths().len(),
+            commits.len()
+        ),
         many => eprintln!("tidy: {many} to mend"),
     }
     Ok(found.is_empty())
