@@ -6,7 +6,7 @@ use std::iter;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr;
 
-use crate::Errno;
+use crate::errno::Errno;
 
 /// An entry of [`interface_addresses`]: an interface with one of its addresses, or with none.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -155,7 +155,7 @@ mod tests {
             ("rdma-soft: a failing responder flushes nothing", "a"),
             ("No fork copies a file", "No"),
             ("ci: `loaded` runs last", "`loaded`"),
-            ("ci: ", ""),
+            ("ci:", "ci:"),
         ] {
             let start = format!("commit 1a2b3c4:1: `{word}` is no imperative");
             let found = found(subject, 0);

@@ -18,7 +18,9 @@ mod device_block;
 mod event;
 pub(crate) mod fork;
 #[cfg(not(loom))]
-pub(crate) mod interface;
+pub(crate) mod interface {
+    pub(crate) use rdma_sys::{InterfaceAddress, interface_addresses};
+}
 mod mr;
 mod mw;
 mod opcode;
