@@ -5,10 +5,12 @@
 mod common;
 
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use common::{DEVICES, End, pair};
 use rdma_mem::{GatherElement, ScatterElement};
-use rdma_qp::{CompletionQueue, Error, ReceiveWorkRequest, SendWorkRequest, prelude::*};
+use rdma_qp::{CompletionQueue, Error, PollSlot, ReceiveWorkRequest, SendWorkRequest, prelude::*};
 
 fn post_receive(end: &End, id: u64) {
     let mut room = [ScatterElement::from(end.board.element(0..8).unwrap())];
@@ -72,5 +74,57 @@ fn a_forked_child_cannot_touch_the_connection_and_its_end_changes_nothing() {
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
         assert_eq!(status, 0);
         message(&a, &b, 1);
+    }
+}
+
+/// Exchanges messages that wait for their receives, so that alarms ring, until it is over.
+fn keep_busy(is_over: &AtomicBool, a: &End, b: &End) {
+    while !is_over.load(Ordering::Relaxed) {
+        let data = [GatherElement::from(a.board.element(0..8).unwrap())];
+        // SAFETY: SAFETY.md F8: a shared region, which outlives the completion.
+        unsafe { a.qp.post_send(SendWorkRequest::new(&data), 1) }.unwrap();
+        for _ in 0..100 {
+            assert!(a.cq.poll(&mut [PollSlot::default()]).unwrap().is_empty());
+        }
+        post_receive(b, 2);
+        assert!(a.next().result().is_ok() && b.next().result().is_ok());
+    }
+}
+
+/// The parent's threads hold locks of the device at any moment, and the child has none of these threads.
+#[test]
+fn a_forked_child_polls_without_waiting_for_threads_of_its_parent() {
+    const CHILDREN: usize = 100;
+    const POLLS: usize = 20_000;
+    for device in DEVICES {
+        let (idle, _peer) = pair(device);
+        let pairs = [(); 2].map(|()| pair(device));
+        let is_over = AtomicBool::new(false);
+        thread::scope(|threads| {
+            for (a, b) in &pairs {
+                threads.spawn(|| keep_busy(&is_over, a, b));
+            }
+            for _ in 0..CHILDREN {
+                // SAFETY: SAFETY.md F15: the child waits for no other thread, and ends below.
+                let pid = unsafe { libc::fork() };
+                assert!(pid >= 0, "no child");
+                if pid == 0 {
+                    // SAFETY: SAFETY.md F15: it ends a child that hangs.
+                    unsafe { libc::alarm(60) };
+                    let is_empty = |_| matches!(idle.cq.poll(&mut [PollSlot::default()]), Ok(new) if new.is_empty());
+                    let good = (0..POLLS).all(is_empty);
+                    // SAFETY: SAFETY.md F15: nothing else runs in this child.
+                    unsafe { libc::_exit(i32::from(!good)) };
+                }
+                let mut status = 0;
+                // SAFETY: SAFETY.md F15: the child of this process, and room for its status.
+                assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+                if status != 0 {
+                    is_over.store(true, Ordering::Relaxed);
+                }
+                assert_eq!(status, 0);
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
     }
 }

@@ -47,6 +47,13 @@ mod spinning {
             })
         }
 
+        /// Same as [`lock`](Self::lock), but waits for another thread only if that returns true.
+        #[inline]
+        pub(crate) fn lock_if(&self, may_wait: impl FnOnce() -> bool) -> Option<Guard<'_, T>> {
+            let guard = self.value.try_lock();
+            guard.or_else(|| may_wait().then(|| self.wait())).map(Held::new)
+        }
+
         #[cold]
         #[inline(never)]
         fn wait(&self) -> SpinMutexGuard<'_, T> {
@@ -167,6 +174,10 @@ mod model {
                 Ok(guard) => guard,
                 Err(poisoned) => poisoned.into_inner(),
             })
+        }
+
+        pub(crate) fn lock_if(&self, _: impl FnOnce() -> bool) -> Option<Guard<'_, T>> {
+            Some(self.lock())
         }
 
         pub(crate) fn pass(&self) {

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use rdma_types::{AsyncEventKind, WcStatus};
 
+use crate::abi::fork::Process;
 use crate::engine::Refusal;
 use crate::engine::completion::entry::{Seat, Timestamp};
 use crate::engine::completion::reclaimed::Reclaimed;
@@ -70,6 +71,8 @@ pub(super) struct Pollers {
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     pub(crate) fabric: &'static Fabric,
+    /// The process whose polls drive the fabric. Threads of the parent may have held any lock when a child was forked.
+    made_by: Process,
     deferred: Option<&'static Deferred>,
     /// With at least as many entries as the capacity, which is watched apart.
     pub(super) rings: Rings,
@@ -97,6 +100,7 @@ impl CompletionQueue {
         let producers = Producers { capacity: capacity.into(), ..Producers::default() };
         Ok(Self {
             fabric,
+            made_by: Process::current(),
             deferred,
             rings: Rings::new(capacity)?,
             overflowed: AtomicU32::default(),
@@ -122,7 +126,9 @@ impl CompletionQueue {
     /// A poll is a moment at which a deferred schedule may execute something.
     #[inline]
     pub(crate) fn step_deferred(&self) {
-        if let Some(deferred) = self.deferred {
+        if let Some(deferred) = self.deferred
+            && self.made_by.is_current()
+        {
             deferred.step();
         }
     }
@@ -292,7 +298,9 @@ impl CompletionQueue {
             }
         }
         self.pollers.in_vain.store(0, Ordering::Relaxed);
-        let seats = self.pollers.seats.lock();
+        let Some(seats) = self.pollers.seats.lock_if(|| self.made_by.is_current()) else {
+            return Ok(0);
+        };
         let ring = self.rings.current();
         let mut head = self.pollers.head.load(Ordering::Relaxed);
         let mut taken = 0;
@@ -333,6 +341,9 @@ impl CompletionQueue {
     /// clock takes as long as some polls.
     #[cold]
     fn look_at_clock(&self) {
+        if !self.made_by.is_current() {
+            return;
+        }
         if self.fabric.simulation.is_some() {
             return self.fabric.pass_moment();
         }
