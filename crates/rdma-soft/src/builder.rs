@@ -8,11 +8,11 @@ use std::time::Duration;
 use crate::abi;
 use crate::device::Device;
 use crate::device::gid_place::GidPlace;
-use crate::device::limits::Limits;
 use crate::device::model::Model;
-use crate::device::patience::Patience;
 use crate::fabric::Fabric;
 use crate::fabric::devices::{INSTALLED, InstallError};
+use crate::limits::Limits;
+use crate::limits::patience::Patience;
 use crate::link::Link;
 #[cfg(not(loom))]
 use crate::link::local::host::{LocalHost, Peers};

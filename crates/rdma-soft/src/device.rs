@@ -2,12 +2,10 @@
 
 pub(crate) mod gid_place;
 pub(crate) mod identity;
-pub(crate) mod limits;
 pub(crate) mod model;
 pub(crate) mod notices;
-pub(crate) mod patience;
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rdma_types::{AsyncEventKind, Gid, GidType, Guid, Lid, Mtu};
@@ -16,7 +14,6 @@ use crate::address::{Address, AddressAttributes, GidEntry, Group, Path};
 use crate::counters::Tally;
 use crate::device::gid_place::GidPlace;
 use crate::device::identity::Identity;
-use crate::device::limits::Limits;
 use crate::device::model::Model;
 use crate::device::notices::Notices;
 use crate::engine::Refusal;
@@ -24,8 +21,6 @@ use crate::engine::deferred::Deferred;
 use crate::engine::events::EventQueue;
 use crate::engine::events::report::{AsyncEvent, Element};
 use crate::engine::group::Groups;
-use crate::engine::memory::copy::Reach;
-use crate::engine::memory::region::RegionTable;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::qpn::slot_of;
 use crate::engine::queue_pair::table::QueuePairTable;
@@ -35,9 +30,12 @@ use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::fabric::devices::InstallError;
 use crate::fabric::random::{Purpose, Seed};
+use crate::limits::{Limits, Quota};
 use crate::link::Link;
 use crate::link::memory::Inbox;
 use crate::link::pcap::Tap;
+use crate::memory::budget::Budget;
+use crate::memory::copy::Reach;
 use crate::schedule::Schedule;
 use crate::sync::locked;
 
@@ -52,14 +50,11 @@ pub(crate) struct Device {
     pub(crate) schedule: Schedule,
     /// Only with a deferred schedule.
     pub(crate) deferred: Option<Deferred>,
-    pub(crate) regions: RegionTable,
+    pub(crate) memory: Budget,
     pub(crate) protection_domains: Quota,
     pub(crate) completion_queues: Quota,
     pub(crate) shared_receive_queues: Quota,
-    pub(crate) memory_regions: Quota,
-    pub(crate) memory_windows: Quota,
     pub(crate) address_handles: Quota,
-    locked_bytes: AtomicU64,
     queue_pairs: Mutex<QueuePairTable>,
     pub(crate) groups: Groups,
     pub(crate) tally: Tally,
@@ -105,22 +100,6 @@ impl Users {
 struct Port {
     is_up: AtomicBool,
     contexts: Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>,
-}
-
-/// How many objects of a kind there are, below a limit.
-#[derive(Debug, Default)]
-pub(crate) struct Quota(AtomicU32);
-
-impl Quota {
-    pub(crate) fn take(&self, limit: u32) -> Result<(), Refusal> {
-        let one_more = |count: u32| (count < limit).then(|| count + 1);
-        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
-        taken.map(drop).map_err(|_| Refusal::NoRoom)
-    }
-
-    pub(crate) fn give(&self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// The processes of a host that share a device. Each gives out queue pair numbers of its own [slots](slot_of).
@@ -184,17 +163,11 @@ impl Device {
             model: Model::OWN,
             schedule,
             deferred,
-            regions: RegionTable::new(
-                limits.max_mr.saturating_add(limits.max_mw),
-                seed.stream(Purpose::Keys),
-            ),
+            memory: Budget::new(&fabric.ids, limits, seed.stream(Purpose::Keys)),
             protection_domains: Quota::default(),
             completion_queues: Quota::default(),
             shared_receive_queues: Quota::default(),
-            memory_regions: Quota::default(),
-            memory_windows: Quota::default(),
             address_handles: Quota::default(),
-            locked_bytes: AtomicU64::new(0),
             queue_pairs: Mutex::new(QueuePairTable::new(numbers)),
             groups: Groups::default(),
             tally: Tally::default(),
@@ -261,7 +234,7 @@ impl Device {
     /// programs have pointers and names of stays.
     #[cold]
     fn retire(&self) {
-        self.regions.retire();
+        self.memory.regions.retire();
         locked(&self.queue_pairs).end();
         if let Some(inbox) = self.inbox_if_any() {
             inbox.retire();
@@ -557,17 +530,5 @@ impl Device {
 
     pub(crate) fn wrong_pkeys(&self) -> u32 {
         u32::try_from(self.tally.rare.bad_pkey_cntr.get()).unwrap_or(u32::MAX)
-    }
-
-    /// Counts pinned memory against the limit that the device was built with.
-    pub(crate) fn lock_memory(&self, bytes: u64) -> Result<(), Refusal> {
-        let limit = self.limits.memlock_bytes.unwrap_or(u64::MAX);
-        let add = |locked: u64| locked.checked_add(bytes).filter(|&locked| locked <= limit);
-        let added = self.locked_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-        added.map(drop).map_err(|_| Refusal::NoRoom)
-    }
-
-    pub(crate) fn unlock_memory(&self, bytes: u64) {
-        self.locked_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }

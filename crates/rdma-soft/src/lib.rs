@@ -48,7 +48,9 @@ mod counters;
 mod device;
 mod engine;
 mod fabric;
+mod limits;
 mod link;
+mod memory;
 #[cfg(not(loom))] // models have no links that lose packets
 mod network;
 mod profile;

@@ -1,7 +1,7 @@
 //! Devices like pieces of hardware.
 
-use crate::device::limits::Limits;
 use crate::device::model::Model;
+use crate::limits::Limits;
 use crate::link::Link;
 
 /// A piece of hardware that a software device can look like, for [`Builder::like`](crate::Builder::like).

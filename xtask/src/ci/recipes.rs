@@ -388,7 +388,7 @@ pub(super) const MIRI: &[Step] = &[
     // The device is a mock, so that there is no C.
     tests("cargo +nightly miri test --lib -p rdma-async --target-dir {target}/miri ledger::")
         .with(UNDER_MIRI),
-    tests("cargo +nightly miri test --lib -p rdma-soft --target-dir {target}/miri engine::memory::copy::")
+    tests("cargo +nightly miri test --lib -p rdma-soft --target-dir {target}/miri memory::copy::")
         .with(UNDER_MIRI),
 ];
 

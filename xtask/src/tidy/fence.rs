@@ -12,8 +12,8 @@ const LIST: &str = "xtask/unsafe-files.txt";
 const POINTERS: &str = "with_exposed_provenance";
 const OF_ADDRESSES: [&str; 3] = [
     "crates/rdma-qp/src/post/extended.rs",
-    "crates/rdma-soft/src/engine/memory/copy.rs",
-    "crates/rdma-soft/src/engine/memory/probe.rs",
+    "crates/rdma-soft/src/memory/copy.rs",
+    "crates/rdma-soft/src/memory/probe.rs",
 ];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {

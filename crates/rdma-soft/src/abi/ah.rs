@@ -10,7 +10,7 @@ use rdma_sys::{
 use rdma_types::{Gid, GidType};
 
 use super::attributes::address;
-use super::block::{AhBlock, device_of, pd_children, pd_of, vector_of};
+use super::block::{AhBlock, device_of, pd_children, pd_device, pd_of, vector_of};
 use super::{number, pointer};
 use crate::address::{AddressAttributes, AddressVector, Route};
 use crate::device::Device;
@@ -29,13 +29,15 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
     let attr = unsafe { attr.read() };
     // SAFETY: the caller's protection domain (SAFETY.md F1).
     let domain = unsafe { pd_of(pd) };
-    pointer(vector(domain.device, domain.number, &address(&attr)).and_then(|vector| {
-        domain.device.address_handles.take(domain.device.limits.max_ah)?;
+    // SAFETY: as above.
+    let device = *unsafe { pd_device(pd) };
+    pointer(vector(device, domain.number, &address(&attr)).and_then(|vector| {
+        device.address_handles.take(device.limits.max_ah)?;
         // SAFETY: as above.
         unsafe { pd_children(pd) }.add();
         // SAFETY: as above; the C part of a protection domain is only read once it is made.
         let context = unsafe { (*pd).context };
-        let handle = (domain.device.fabric.ids.unique() & 0xffff_ffff) as u32;
+        let handle = (device.fabric.ids.unique() & 0xffff_ffff) as u32;
         let verbs = ibv_ah { context, pd, handle };
         Ok(Box::into_raw(Box::new(AhBlock { verbs, vector })).cast())
     }))
@@ -74,7 +76,7 @@ pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     let block = unsafe { Box::from_raw(ah.cast::<AhBlock>()) };
     let pd = block.verbs.pd;
     // SAFETY: a protection domain outlives what was made in it (SAFETY.md F11).
-    unsafe { pd_of(pd) }.device.address_handles.give();
+    unsafe { pd_device(pd) }.address_handles.give();
     // SAFETY: as above.
     unsafe { pd_children(pd) }.remove();
     number(Ok(()))

@@ -11,14 +11,14 @@ use rdma_sys::{
 use super::data_path::{datagram, send_request};
 use crate::engine::Refusal;
 use crate::engine::critical_region::CriticalRegion;
-use crate::engine::memory::sge::Sge;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::capacity::{Capacity, Init};
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::post::post_all;
 use crate::engine::requester::queue::take_inline;
 use crate::engine::requester::request::Payload;
-use crate::engine::room::Room;
+use crate::memory::room::Room;
+use crate::memory::sge::Sge;
 
 pub(super) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 

@@ -24,11 +24,11 @@ use crate::engine::completion::CompletionQueue;
 use crate::engine::critical_region::CriticalRegion;
 use crate::engine::events::report::{AsyncEvent, Handle};
 use crate::engine::events::{Acknowledgements, EventQueue};
-use crate::engine::memory::import::Imported;
-use crate::engine::memory::protection::{ProtectionDomain, Registration};
-use crate::engine::memory::window::Name;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::shared::SharedReceiveQueue;
+use crate::memory::import::Imported;
+use crate::memory::protection::{ProtectionDomain, Registration};
+use crate::memory::window::Name;
 
 /// How many objects were made from this one and are still there.
 #[derive(Debug, Default)]
@@ -94,6 +94,7 @@ pub(super) struct ContextBlock {
 pub(super) struct PdBlock {
     pub(super) verbs: ibv_pd,
     pub(super) pd: Arc<ProtectionDomain>,
+    pub(super) device: &'static Device,
     pub(super) children: Children,
 }
 
@@ -181,6 +182,7 @@ macro_rules! block_of {
 }
 
 block_of!(pd_of, ibv_pd, PdBlock, pd: Arc<ProtectionDomain>);
+block_of!(pd_device, ibv_pd, PdBlock, device: &'static Device);
 block_of!(pd_children, ibv_pd, PdBlock, children: Children);
 block_of!(vector_of, ibv_ah, AhBlock, vector: AddressVector);
 block_of!(queue_of, ibv_cq, CqBlock, queue: Arc<CompletionQueue>);

@@ -17,11 +17,11 @@ use super::data_path::work_completion;
 use super::device::int;
 use super::pointer;
 use crate::device::Device;
-use crate::device::limits::Limits;
 use crate::engine::Refusal;
 use crate::engine::completion::work_completion::JUNK;
 use crate::engine::critical_region::Nested;
 use crate::fabric::clock::{Clock, Time};
+use crate::limits::Limits;
 
 /// The completion that a poll has come to.
 pub(super) struct Polled {

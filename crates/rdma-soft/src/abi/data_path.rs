@@ -16,8 +16,6 @@ use super::opcode::opcode;
 use super::{mw, number};
 use crate::engine::Refusal;
 use crate::engine::completion::work_completion::{Completion, JUNK};
-use crate::engine::memory::sge::Sge;
-use crate::engine::memory::window::Kind;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::service::Service;
@@ -25,6 +23,8 @@ use crate::engine::requester::drive::Turn;
 use crate::engine::requester::post::{post_datagrams, post_each};
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::single::post_single;
+use crate::memory::sge::Sge;
+use crate::memory::window::Kind;
 
 /// The flags that a request may have.
 const SEND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0

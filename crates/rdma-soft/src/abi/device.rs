@@ -12,10 +12,10 @@ use rdma_sys::{
 use super::block::device_of;
 use super::device_block::{DeviceBlock, blocks, put};
 use crate::device::Device;
-use crate::device::limits::Limits;
-use crate::engine::memory::window::Kind;
 use crate::engine::requester::direct::MAX_MESSAGE_BYTES;
 use crate::fabric::clock;
+use crate::limits::Limits;
+use crate::memory::window::Kind;
 
 pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let devices = blocks();

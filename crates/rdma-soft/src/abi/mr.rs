@@ -5,12 +5,12 @@ use std::ptr;
 
 use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
 
-use super::block::{MrBlock, pd_children, pd_of, registration_of};
+use super::block::{MrBlock, pd_children, pd_device, pd_of, registration_of};
 use super::{number, pointer};
 use crate::engine::Refusal;
-use crate::engine::memory::import::{self, Imported};
-use crate::engine::memory::probe::Access;
-use crate::engine::memory::protection::{ProtectionDomain, Registration};
+use crate::memory::import::{self, Imported};
+use crate::memory::probe::Access;
+use crate::memory::protection::{ProtectionDomain, Registration};
 
 pub(super) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
@@ -97,6 +97,10 @@ pub(super) unsafe extern "C" fn reg_dmabuf_mr(
     // SAFETY: the caller's protection domain (SAFETY.md F1).
     let domain = unsafe { pd_of(pd) };
     let access = access.cast_unsigned();
+    // SAFETY: as above.
+    if !unsafe { pd_device(pd) }.limits.dmabuf {
+        return pointer(Err(Refusal::Unsupported));
+    }
     pointer(import(domain, offset, length, iova, fd, access).map(|(registration, imported)| {
         // As libibverbs, which has no address for it either.
         let addr = ptr::without_provenance_mut(usize::try_from(offset).unwrap_or(0));
@@ -113,9 +117,6 @@ fn import(
     fd: c_int,
     access: u32,
 ) -> Result<(Registration, Imported), Refusal> {
-    if !domain.device.limits.dmabuf {
-        return Err(Refusal::Unsupported);
-    }
     let checked = Access::check(access)?;
     let page = rustix::param::page_size() as u64;
     if access & !DMABUF_ACCESS != 0 || !(offset ^ iova).is_multiple_of(page) {

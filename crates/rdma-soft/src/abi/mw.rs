@@ -11,9 +11,9 @@ use rdma_sys::{
 use super::block::{MwBlock, pd_children, pd_of, queue_pair_of, window_of};
 use super::{number, pointer};
 use crate::engine::Refusal;
-use crate::engine::memory::window::{Bind, Kind};
 use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::{Payload, Request};
+use crate::memory::window::{Bind, Kind};
 
 /// The flags that a request to bind may have (man `ibv_bind_mw`).
 const BIND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0 | ibv_send_flags::IBV_SEND_SIGNALED.0;

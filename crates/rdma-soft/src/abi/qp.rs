@@ -13,11 +13,11 @@ use rdma_types::QpAttributes;
 use super::attributes::{qp_attr, settings};
 use super::batch::Batch;
 use super::block::{
-    QpBlock, context_events, pd_children, pd_of, queue_children, queue_of, queue_pair_async_events,
-    queue_pair_init, queue_pair_of, shared_queue_children, shared_queue_of,
+    QpBlock, context_events, pd_children, pd_device, pd_of, queue_children, queue_of,
+    queue_pair_async_events, queue_pair_init, queue_pair_of, shared_queue_children,
+    shared_queue_of,
 };
 use super::{number, pointer, wr};
-use crate::device::limits::Limits;
 use crate::engine::Refusal;
 use crate::engine::events::Acknowledgements;
 use crate::engine::events::report::{Element, Handle, Reporter};
@@ -25,6 +25,7 @@ use crate::engine::group;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::capacity::{Capacity, Init};
 use crate::engine::queue_pair::service::Service;
+use crate::limits::Limits;
 
 pub(super) unsafe extern "C" fn create_qp(
     pd: *mut ibv_pd,
@@ -69,11 +70,13 @@ unsafe fn make(
 ) -> Result<*mut ibv_qp, Refusal> {
     // SAFETY: this function's contract.
     let domain = unsafe { pd_of(pd) };
-    let service = service(&domain.device.limits, init.qp_type).ok_or(Refusal::Unsupported)?;
+    // SAFETY: this function's contract.
+    let device = *unsafe { pd_device(pd) };
+    let service = service(&device.limits, init.qp_type).ok_or(Refusal::Unsupported)?;
     if init.send_cq.is_null() || init.recv_cq.is_null() {
         return Err(Refusal::Invalid);
     }
-    let capacity = check_capacity(&domain.device.limits, init)?;
+    let capacity = check_capacity(&device.limits, init)?;
     // SAFETY: this function's contract.
     let send_cq = unsafe { queue_of(init.send_cq) };
     // SAFETY: this function's contract.
@@ -83,7 +86,7 @@ unsafe fn make(
         // SAFETY: this function's contract.
         false => Some(unsafe { shared_queue_of(init.srq) }),
     };
-    if shared.is_some_and(|shared| !ptr::eq(shared.pd.device, domain.device)) {
+    if shared.is_some_and(|shared| !ptr::eq(shared.pd.memory, domain.memory)) {
         return Err(Refusal::Invalid);
     }
     let made = Init { service, capacity, signal_all: init.sq_sig_all != 0 };
@@ -94,7 +97,8 @@ unsafe fn make(
     let events = Arc::clone(unsafe { context_events(context) });
     let reporter = Reporter::new(events, Element::QueuePair);
     let posting = operations.map(|operations| Batch::region(operations, &made)).transpose()?;
-    let queue_pair = QueuePair::create(domain, send_cq, receive_cq, shared, made, reporter)?;
+    let queue_pair =
+        QueuePair::create(device, domain, send_cq, receive_cq, shared, made, reporter)?;
     for children in [
         // SAFETY: this function's contract.
         unsafe { pd_children(pd) },

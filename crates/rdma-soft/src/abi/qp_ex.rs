@@ -11,10 +11,10 @@ use super::block::{device_of, queue_pair_posting};
 use super::opcode::opcode;
 use super::pointer;
 use super::qp::create;
-use crate::device::limits::Limits;
 use crate::engine::Refusal;
-use crate::engine::memory::window::Kind;
 use crate::engine::operation::Opcode;
+use crate::limits::Limits;
+use crate::memory::window::Kind;
 
 pub(super) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,

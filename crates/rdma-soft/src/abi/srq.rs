@@ -8,16 +8,16 @@ use rdma_sys::{
 };
 
 use super::block::{
-    Children, SrqBlock, context_events, pd_children, pd_of, shared_queue_async_events,
+    Children, SrqBlock, context_events, pd_children, pd_device, pd_of, shared_queue_async_events,
     shared_queue_children, shared_queue_of,
 };
 use super::data_path::post_list;
 use super::{number, pointer};
-use crate::device::limits::Limits;
 use crate::engine::Refusal;
 use crate::engine::events::Acknowledgements;
 use crate::engine::events::report::{Element, Handle, Reporter};
 use crate::engine::receive_queue::shared::SharedReceiveQueue;
+use crate::limits::Limits;
 
 pub(super) unsafe extern "C" fn create_srq(
     pd: *mut ibv_pd,
@@ -28,7 +28,8 @@ pub(super) unsafe extern "C" fn create_srq(
     let init = unsafe { init.read() };
     // SAFETY: the caller's protection domain (SAFETY.md F1).
     let domain = unsafe { pd_of(pd) };
-    let device = domain.device;
+    // SAFETY: as above.
+    let device = *unsafe { pd_device(pd) };
     let limits = &device.limits;
     pointer(check(limits, &init.attr).and_then(|()| {
         device.shared_receive_queues.take(limits.max_srq)?;
@@ -38,7 +39,7 @@ pub(super) unsafe extern "C" fn create_srq(
         let events = Arc::clone(unsafe { context_events(context) });
         let reporter = Reporter::new(events, Element::SharedReceiveQueue);
         let (max_wr, max_sge) = (init.attr.max_wr, init.attr.max_sge);
-        let queue = SharedReceiveQueue::new(domain, max_wr, max_sge, reporter)
+        let queue = SharedReceiveQueue::new(device.fabric, domain, max_wr, max_sge, reporter)
             .inspect_err(|_| device.shared_receive_queues.give())?;
         // SAFETY: as above.
         unsafe { pd_children(pd) }.add();
@@ -108,8 +109,9 @@ pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
         unsafe { shared_queue_async_events(srq) }.wait();
         // SAFETY: made by `create_srq`, and the caller gives it up (SAFETY.md F11).
         let block = unsafe { Box::from_raw(srq.cast::<SrqBlock>()) };
-        block.queue.pd.device.shared_receive_queues.give();
         // SAFETY: a protection domain outlives what was made from it (SAFETY.md F11).
+        unsafe { pd_device(block.verbs.pd) }.shared_receive_queues.give();
+        // SAFETY: as above.
         unsafe { pd_children(block.verbs.pd) }.remove();
     }))
 }

@@ -1,7 +1,7 @@
 //! Devices that have less than the usual one, as hardware has less.
 
 use super::Builder;
-use crate::device::limits::Limits;
+use crate::limits::Limits;
 use crate::profile::Profile;
 
 impl Builder {

@@ -126,16 +126,16 @@ mod tests {
 
     use super::*;
     use crate::device::Device;
-    use crate::device::limits::Limits;
     use crate::engine::completion::CompletionQueue;
     use crate::engine::events::report::Reporter;
-    use crate::engine::memory::protection::ProtectionDomain;
     use crate::engine::queue_pair::capacity::{Capacity, Init};
     use crate::engine::queue_pair::service::Service;
     use crate::engine::requester::request::{Payload, Request};
     use crate::fabric::Fabric;
     use crate::fabric::random::Seed;
+    use crate::limits::Limits;
     use crate::link::Link;
+    use crate::memory::protection::ProtectionDomain;
     use crate::schedule::Schedule;
 
     #[test]
@@ -156,14 +156,15 @@ mod tests {
             )
         });
         let (pd, cq) = (
-            ProtectionDomain::new(device),
+            ProtectionDomain::new(&device.memory),
             Arc::new(CompletionQueue::new(&FABRIC, 2, None).unwrap()),
         );
         let capacity =
             Capacity { send_wr: 1, receive_wr: 0, send_sge: 1, receive_sge: 0, inline: 0 };
         let service = Service::ReliableConnection;
         let init = Init { service, capacity, signal_all: false };
-        let queue_pair = QueuePair::create(&pd, &cq, &cq, None, init, Reporter::silent()).unwrap();
+        let queue_pair =
+            QueuePair::create(device, &pd, &cq, &cq, None, init, Reporter::silent()).unwrap();
         {
             let mut send = queue_pair.send.lock();
             send.state = QpState::RTS;

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, Weak};
 use rdma_types::{Gid, Lid};
 
 use crate::address::Group;
-use crate::device::limits::Limits;
 use crate::engine::Refusal;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::service::Service;
+use crate::limits::Limits;
 use crate::link::Link;
 use crate::sync::locked;
 

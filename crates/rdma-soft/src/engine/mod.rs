@@ -12,7 +12,7 @@
 //! 4. A queue pair's send side.
 //! 5. A responder.
 //! 6. A receive queue, then a shared receive queue.
-//! 7. The windows of a domain, then the places of the [region](memory::region) table.
+//! 7. The windows of a domain, then the places of the [region](crate::memory::region) table.
 //! 8. A completion queue's pollers, then its producers.
 //! 9. The list of devices, a device's table of queue pairs, its multicast [groups](group), or what has arrived
 //!    at it.
@@ -23,7 +23,7 @@
 //! 12. Leaves, under which no other is taken: deadlines, what is in flight in a simulated network,
 //!     a device's tally of its queue pairs, what it has to tell of packets, the users of a
 //!     completion queue, all its rings, the gate of a critical region, the domains of a context,
-//!     and the list of threads of [grace periods](memory::grace_period).
+//!     and the list of threads of [grace periods](crate::memory::grace_period).
 //!
 //! One more is taken only by who holds none of these: that under which the file of an event queue, or of
 //! a capture, is written, by a system call. It comes before the queue's state, or the capture's.
@@ -37,7 +37,6 @@ pub(crate) mod critical_region;
 pub(crate) mod deferred;
 pub(crate) mod events;
 pub(crate) mod group;
-pub(crate) mod memory;
 #[cfg(test)]
 #[cfg(loom)]
 mod models;
@@ -46,7 +45,6 @@ pub(crate) mod queue_pair;
 pub(crate) mod receive_queue;
 pub(crate) mod requester;
 pub(crate) mod responder;
-pub(crate) mod room;
 pub(crate) mod wire;
 
 /// Why the device refuses a call; the shims turn it into an errno.

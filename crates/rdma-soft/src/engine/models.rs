@@ -8,12 +8,9 @@ use loom::thread;
 use rdma_types::{AccessFlags, QpAttributes, QpState, WcStatus};
 
 use crate::device::Device;
-use crate::device::limits::Limits;
 use crate::engine::completion::CompletionQueue;
 use crate::engine::completion::work_completion::Side;
 use crate::engine::events::report::Reporter;
-use crate::engine::memory::protection::{ProtectionDomain, Registration};
-use crate::engine::memory::sge::Sge;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::capacity::{Capacity, Init};
@@ -27,7 +24,10 @@ use crate::engine::requester::side::Peer;
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::fabric::timers::model::Alarms;
+use crate::limits::Limits;
 use crate::link::Link;
+use crate::memory::protection::{ProtectionDomain, Registration};
+use crate::memory::sge::Sge;
 use crate::schedule::Schedule;
 use crate::sync::{Ordering, locked};
 
@@ -94,11 +94,11 @@ fn queue_pair_of(
     shared: Option<&Arc<SharedReceiveQueue>>,
 ) -> Arc<QueuePair> {
     let capacity = Capacity { send_wr: 3, receive_wr: 2, send_sge: 2, receive_sge: 2, inline: 0 };
-    let pd = ProtectionDomain::new(device);
+    let pd = ProtectionDomain::new(&device.memory);
     let queue = || Arc::new(CompletionQueue::new(device.fabric, 3, None).unwrap());
     let reporter = Reporter::silent();
     let init = Init { service, capacity, signal_all: false };
-    QueuePair::create(&pd, &queue(), &queue(), shared, init, reporter).unwrap()
+    QueuePair::create(device, &pd, &queue(), &queue(), shared, init, reporter).unwrap()
 }
 
 /// Has `a` send to `b`.

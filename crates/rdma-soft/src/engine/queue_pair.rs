@@ -21,10 +21,6 @@ use crate::engine::Refusal;
 use crate::engine::completion::work_completion::{Completion, JUNK, Side, Source};
 use crate::engine::completion::{CompletionQueue, Reclaimed, Seat};
 use crate::engine::events::report::Reporter;
-use crate::engine::memory::grace_period::{self, Visit};
-use crate::engine::memory::keys::Keys;
-use crate::engine::memory::protection::ProtectionDomain;
-use crate::engine::memory::sge::Sge;
 use crate::engine::queue_pair::capacity::{Capacity, Init};
 use crate::engine::queue_pair::modify::{Attributes, check_values};
 use crate::engine::queue_pair::service::Service;
@@ -38,6 +34,10 @@ use crate::engine::wire::{Outlet, Route};
 use crate::engine::{requester, responder};
 use crate::fabric::timers::Alarm;
 use crate::fabric::turns::{Driven, Place};
+use crate::memory::grace_period::{self, Visit};
+use crate::memory::keys::Keys;
+use crate::memory::protection::ProtectionDomain;
+use crate::memory::sge::Sge;
 use crate::schedule::Schedule;
 use crate::sync::{ControlGuard, Line, Lock, Ordering, locked};
 
@@ -82,6 +82,7 @@ pub(crate) struct QueuePair {
 impl QueuePair {
     /// Makes a queue pair in RESET and enters it where peers, timers and its completion queues look.
     pub(crate) fn create(
+        device: &'static Device,
         pd: &Arc<ProtectionDomain>,
         send_cq: &Arc<CompletionQueue>,
         receive_cq: &Arc<CompletionQueue>,
@@ -91,7 +92,6 @@ impl QueuePair {
     ) -> Result<Arc<Self>, Refusal> {
         grace_period::prepare();
         let Init { service, capacity, signal_all } = init;
-        let device = pd.device;
         let receive_sge = shared.map_or(capacity.receive_sge, |shared| shared.max_sge);
         // First of all, since there may not be enough memory.
         let mut send = SendSide::new(&device.fabric.ids, &init)?;
@@ -315,7 +315,7 @@ impl QueuePair {
     /// The keys of its own domain.
     #[inline(always)]
     pub(crate) fn keys<'a>(&'a self, _visit: &'a Visit) -> Keys<'a> {
-        let (regions, pd) = (&self.device.regions, self.pd_number);
+        let (regions, pd) = (&self.device.memory.regions, self.pd_number);
         Keys { regions, visit: PhantomData, pd, queue_pair: self.id }
     }
 

@@ -9,9 +9,9 @@ use std::sync::{Arc, Weak};
 use rdma_types::QpState;
 
 use crate::engine::Refusal;
-use crate::engine::memory::sge::Sge;
 use crate::engine::requester::drive::Turn;
-use crate::engine::room::Room;
+use crate::memory::room::Room;
+use crate::memory::sge::Sge;
 use crate::sync::{AtomicU64, Ordering};
 
 #[cfg(test)]

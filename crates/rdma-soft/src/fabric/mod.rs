@@ -140,8 +140,8 @@ mod tests {
     use super::*;
     use crate::address::Address;
     use crate::device::Device;
-    use crate::device::limits::Limits;
     use crate::fabric::devices::InstallError;
+    use crate::limits::Limits;
     use crate::link::Link;
     use crate::schedule::Schedule;
     use random::Seed;

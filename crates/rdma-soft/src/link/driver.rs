@@ -490,8 +490,8 @@ mod tests {
     use super::*;
     use crate::address::{Address, Path};
     use crate::device::Device;
-    use crate::device::limits::Limits;
     use crate::fabric::random::Seed;
+    use crate::limits::Limits;
     use crate::link::Link;
     use crate::link::memory::Letter;
     use crate::schedule::Schedule;

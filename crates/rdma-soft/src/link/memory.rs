@@ -372,9 +372,9 @@ mod tests {
 
     use super::*;
     use crate::address::Address;
-    use crate::device::limits::Limits;
     use crate::fabric::Fabric;
     use crate::fabric::random::Seed;
+    use crate::limits::Limits;
     use crate::link::Link;
     use crate::schedule::Schedule;
     use crate::sync::while_one_waits;

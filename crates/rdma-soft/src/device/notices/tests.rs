@@ -10,9 +10,9 @@ use tracing::Level;
 
 use super::*;
 use crate::address::GidEntry;
-use crate::device::limits::Limits;
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
+use crate::limits::Limits;
 use crate::link::Link;
 use crate::schedule::Schedule;
 

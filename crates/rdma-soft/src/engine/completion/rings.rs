@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::engine::Refusal;
 use crate::engine::completion::entry::Entry;
-use crate::engine::room::Room;
+use crate::memory::room::Room;
 use crate::sync::{AtomicPtr, Ordering, locked};
 
 /// Places for completions, by their numbers.

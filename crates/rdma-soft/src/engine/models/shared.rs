@@ -17,8 +17,8 @@ impl Shared {
     }
 
     fn on(device: &'static Device) -> Self {
-        let pd = ProtectionDomain::new(device);
-        let queue = SharedReceiveQueue::new(&pd, 2, 2, Reporter::silent()).unwrap();
+        let pd = ProtectionDomain::new(&device.memory);
+        let queue = SharedReceiveQueue::new(device.fabric, &pd, 2, 2, Reporter::silent()).unwrap();
         let [a, c] = [(); 2].map(|()| queue_pair(device, None));
         let [b, d] = [(); 2].map(|()| queue_pair(device, Some(&queue)));
         connect(&a, &b);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::Refusal;
-use crate::engine::memory::window::{Bind, Kind, Name};
+use crate::memory::window::{Bind, Kind, Name};
 
 /// A window of `b`, bound to all of `sink`, and how its peer names it.
 fn bound(model: &Model, kind: Kind, sink: &Memory) -> (Name, Sge) {

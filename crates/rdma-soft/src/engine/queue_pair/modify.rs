@@ -4,8 +4,8 @@
 use rdma_types::{AccessFlags, Mtu, QpAttributes};
 
 use crate::engine::Refusal;
-use crate::engine::memory::probe;
 use crate::engine::queue_pair::settings::Settings;
+use crate::memory::probe;
 
 const LARGEST_24_BITS: u32 = 0x00ff_ffff;
 

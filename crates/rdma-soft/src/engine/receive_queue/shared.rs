@@ -15,12 +15,13 @@ use rdma_types::AsyncEventKind;
 
 use crate::engine::Refusal;
 use crate::engine::events::report::Reporter;
-use crate::engine::memory::protection::ProtectionDomain;
-use crate::engine::memory::sge::Sge;
 use crate::engine::receive_queue::{self, Receive, ReceiveSlots, Waits, index};
 use crate::engine::requester::drive::Turn;
+use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
+use crate::memory::protection::ProtectionDomain;
+use crate::memory::sge::Sge;
 use crate::sync::{AtomicU32, Line, Lock, Ordering};
 
 #[derive(Debug)]
@@ -92,6 +93,7 @@ impl Requests {
 
 impl SharedReceiveQueue {
     pub(crate) fn new(
+        fabric: &'static Fabric,
         pd: &Arc<ProtectionDomain>,
         max_wr: u32,
         max_sge: u32,
@@ -103,7 +105,7 @@ impl SharedReceiveQueue {
             max_wr,
             max_sge,
             reporter,
-            alarm: Alarm::new(pd.device.fabric, weak.clone()),
+            alarm: Alarm::new(fabric, weak.clone()),
             slots,
             requests: Line::default(),
             reclaimed: Line::default(),

@@ -3,12 +3,12 @@ use std::sync::{Mutex, OnceLock};
 use super::shared::SharedReceiveQueue;
 use super::*;
 use crate::device::Device;
-use crate::device::limits::Limits;
 use crate::engine::events::report::Reporter;
-use crate::engine::memory::protection::ProtectionDomain;
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
+use crate::limits::Limits;
 use crate::link::Link;
+use crate::memory::protection::ProtectionDomain;
 use crate::schedule::Schedule;
 
 fn sges(count: u32) -> Vec<Sge> {
@@ -133,8 +133,8 @@ fn a_shared_receive_wakes_one_sender_of_other_processes() {
     let device = DEVICE.get_or_init(|| {
         Device::new(&FABRIC, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed)
     });
-    let pd = ProtectionDomain::new(device);
-    let queue = SharedReceiveQueue::new(&pd, 8, 1, Reporter::silent()).unwrap();
+    let pd = ProtectionDomain::new(&device.memory);
+    let queue = SharedReceiveQueue::new(&FABRIC, &pd, 8, 1, Reporter::silent()).unwrap();
     let informed = Arc::default();
     let senders: Vec<Arc<Sender>> = [true, true, false, true, false]
         .into_iter()

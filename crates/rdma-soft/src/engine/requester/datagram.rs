@@ -11,7 +11,6 @@ use crate::address::{AddressVector, Path};
 use crate::device::Way;
 use crate::device::notices::{Reason, Whose};
 use crate::engine::completion::work_completion::Source;
-use crate::engine::memory::copy::{Data, Fault};
 use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
@@ -23,6 +22,7 @@ use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
 use crate::engine::wire::Outlet;
 use crate::link::memory;
+use crate::memory::copy::{Data, Fault};
 
 /// The longest datagram, in bytes: the largest MTU that a port has.
 pub(super) const PORT_MTU: u16 = 4096;

@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use rdma_types::{AccessFlags, WcStatus as Status};
 
-use crate::engine::memory::copy::{Data, Reach, Segment};
-use crate::engine::memory::grace_period::Visit;
-use crate::engine::memory::region::LOCAL_READ;
-use crate::engine::memory::window;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
+use crate::engine::requester::local;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Peer, Requester, Verdict, local_length};
 use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::inbound::{Inbound, Stop};
+use crate::memory::copy::{Data, Reach, Segment};
+use crate::memory::grace_period::Visit;
+use crate::memory::region::LOCAL_READ;
 
 /// The longest message (IBTA volume 1, 9.7.1: 2^31 bytes).
 pub(crate) const MAX_MESSAGE_BYTES: u64 = 1 << 31;
@@ -70,7 +70,7 @@ impl Requester {
     ) -> Verdict {
         let operation = &request.operation;
         if operation.opcode.is_local() {
-            return match window::execute(own, operation) {
+            return match local::execute(own, operation) {
                 Ok(()) => Verdict::Done { bytes: 0 },
                 Err(status) => Verdict::Failed(status),
             };

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use rdma_types::WcStatus as Status;
 
-use crate::engine::memory::copy::Reach;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::requester::direct::Extent;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 use crate::fabric::clock::Time;
+use crate::memory::copy::Reach;
 
 #[cfg(test)]
 #[cfg(not(loom))]

@@ -6,7 +6,6 @@ use rdma_types::WcStatus as Status;
 
 use crate::address::Path;
 use crate::device::Device;
-use crate::engine::memory::copy::{Data, Fault};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::requester::datagram::PORT_MTU;
@@ -16,6 +15,7 @@ use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
 use crate::engine::wire::Outlet;
 use crate::link::memory::{self, Inbox};
+use crate::memory::copy::{Data, Fault};
 
 impl Requester {
     /// Sends a datagram to all members of a group; the sender hears it too if it is one of them. Whoever does not
@@ -139,12 +139,9 @@ mod tests {
 
     use super::*;
     use crate::address::{Address, AddressVector, GidEntry, Route};
-    use crate::device::limits::Limits;
     use crate::engine::completion::CompletionQueue;
     use crate::engine::events::report::Reporter;
     use crate::engine::group;
-    use crate::engine::memory::protection::ProtectionDomain;
-    use crate::engine::memory::sge::Sge;
     use crate::engine::operation::{Opcode, Operation};
     use crate::engine::queue_pair::capacity::{Capacity, Init};
     use crate::engine::queue_pair::service::Service;
@@ -152,7 +149,10 @@ mod tests {
     use crate::engine::requester::request::{Payload, Request};
     use crate::fabric::Fabric;
     use crate::fabric::random::Seed;
+    use crate::limits::Limits;
     use crate::link::Link;
+    use crate::memory::protection::ProtectionDomain;
+    use crate::memory::sge::Sge;
     use crate::schedule::Schedule;
 
     const GROUP: Gid = Gid::from_bytes([0xff; 16]);
@@ -167,10 +167,11 @@ mod tests {
         let capacity =
             Capacity { send_wr: 4, receive_wr: 4, send_sge: 1, receive_sge: 1, inline: 0 };
         let init = Init { service: Service::UnreliableDatagram, capacity, signal_all: false };
-        let pd = ProtectionDomain::new(device);
+        let pd = ProtectionDomain::new(&device.memory);
         let queue = || Arc::new(CompletionQueue::new(fabric, 8, None).unwrap());
         let reporter = Reporter::silent();
-        let member = QueuePair::create(&pd, &queue(), &queue(), None, init, reporter).unwrap();
+        let member =
+            QueuePair::create(device, &pd, &queue(), &queue(), None, init, reporter).unwrap();
         member.send.lock().state = QpState::RTS;
         member.responder.lock().state = QpState::RTS;
         member.receive.lock().state = QpState::RTS;

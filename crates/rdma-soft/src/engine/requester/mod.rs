@@ -7,6 +7,7 @@ pub(crate) mod direct;
 pub(crate) mod drive;
 pub(crate) mod finish;
 mod group;
+mod local;
 pub(crate) mod post;
 pub(crate) mod queue;
 pub(crate) mod request;

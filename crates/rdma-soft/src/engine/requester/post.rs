@@ -6,7 +6,6 @@ use rdma_types::{QpState, WcStatus as Status};
 
 use crate::engine::Refusal;
 use crate::engine::completion::work_completion::Side;
-use crate::engine::memory::copy::Reach;
 use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
@@ -15,6 +14,7 @@ use crate::engine::requester::direct::Extent;
 use crate::engine::requester::drive::{STRETCH_BYTES, Work, let_others, run_posted};
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
+use crate::memory::copy::Reach;
 use crate::sync::Ordering;
 
 /// Posts requests until one is refused; those before it stay posted. `next` is asked for one at a time,

@@ -3,11 +3,11 @@
 
 use crate::address::AddressVector;
 use crate::engine::Refusal;
-use crate::engine::memory::copy::{Segment, transfer};
-use crate::engine::memory::sge::Sge;
 use crate::engine::queue_pair::capacity::Capacity;
 use crate::engine::requester::request::{Payload, Request};
-use crate::engine::room::Room;
+use crate::memory::copy::{Segment, transfer};
+use crate::memory::room::Room;
+use crate::memory::sge::Sge;
 
 #[derive(Debug, Clone, Copy)]
 struct Slot {

@@ -2,9 +2,9 @@
 #![allow(unsafe_code)]
 
 use crate::address::AddressVector;
-use crate::engine::memory::copy::Segment;
-use crate::engine::memory::sge::Sge;
 use crate::engine::operation::Operation;
+use crate::memory::copy::Segment;
+use crate::memory::sge::Sge;
 
 /// What a send request says besides its data.
 #[derive(Debug, Clone, Copy)]

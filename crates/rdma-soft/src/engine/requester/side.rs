@@ -7,7 +7,6 @@ use rdma_types::{Psn, QpAttributes, QpState, WcStatus};
 
 use crate::address::Path;
 use crate::engine::Refusal;
-use crate::engine::memory::copy::Segment;
 use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::capacity::Init;
@@ -18,9 +17,10 @@ use crate::engine::requester::queue::SendQueue;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::wire::Wire;
 use crate::engine::responder::origin::Origin;
-use crate::engine::room::Room;
 use crate::fabric::clock::Time;
 use crate::fabric::ids::Ids;
+use crate::memory::copy::Segment;
+use crate::memory::room::Room;
 
 /// The way to a connection's other end.
 #[derive(Debug)]

@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use rdma_types::QpState;
 
-use crate::engine::memory::copy::{Data, Reach};
-use crate::engine::memory::grace_period::Visit;
-use crate::engine::memory::region::LOCAL_READ;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::drive::STRETCH_BYTES;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Peer, Requester, SendSide};
 use crate::engine::responder::inbound::Inbound;
+use crate::memory::copy::{Data, Reach};
+use crate::memory::grace_period::Visit;
+use crate::memory::region::LOCAL_READ;
 
 /// Posts a SEND or WRITE and executes it to its end. Without `Some` nothing was posted, and the caller
 /// posts it in the general way.

@@ -5,8 +5,6 @@ use std::sync::Arc;
 
 use rdma_types::WcStatus as Status;
 
-use crate::engine::memory::copy::Reach;
-use crate::engine::memory::grace_period::Visit;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
@@ -14,6 +12,8 @@ use crate::engine::requester::direct::{Extent, Progress};
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Peer, Requester, Verdict};
 use crate::engine::responder::inbound::{Inbound, Stop};
+use crate::memory::copy::Reach;
+use crate::memory::grace_period::Visit;
 
 /// A request whose local data was found.
 pub(crate) struct Message<'a> {

@@ -12,22 +12,22 @@ use rdma_types::{
     WcStatus as Status,
 };
 
-use crate::device::patience;
-use crate::engine::memory::copy::Reach;
-use crate::engine::memory::grace_period::Visit;
-use crate::engine::memory::region::LOCAL_READ;
-use crate::engine::memory::window;
 use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
+use crate::engine::requester::local;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Blocked, Requester, SendSide, local_length};
 use crate::engine::wire::run::Run;
 use crate::engine::wire::{self, Carrier, Outlet, Route};
 use crate::fabric::clock::Time;
 use crate::fabric::turns::Driven;
+use crate::limits::patience;
 use crate::link::memory::Letter;
+use crate::memory::copy::Reach;
+use crate::memory::grace_period::Visit;
+use crate::memory::region::LOCAL_READ;
 
 /// What a send side needs for packets.
 #[derive(Debug)]
@@ -586,7 +586,7 @@ impl Work for Queue<'_> {
 
     fn execute_local(&mut self, n: u32) -> Result<(), Status> {
         let (request, _) = self.at(n).ok_or(Status::LOC_QP_OP_ERR)?;
-        window::execute(self.own, &request.operation)
+        local::execute(self.own, &request.operation)
     }
 
     fn done(&mut self, n: u32) {

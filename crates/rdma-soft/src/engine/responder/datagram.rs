@@ -4,13 +4,13 @@ use rdma_types::{WcOpcode, WcStatus};
 
 use crate::device::notices::Reason;
 use crate::engine::completion::work_completion::{GRH, Source};
-use crate::engine::memory::copy::Data;
 use crate::engine::operation::Operation;
 use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::route_header;
 use crate::engine::responder::inbound::{BAD_RECEIVE, Inbound, Stop, stop};
 use crate::link::Link;
+use crate::memory::copy::Data;
 
 /// How long the place in front of a datagram is where its route header goes.
 pub(crate) const HEADER_BYTES: u64 = 40;

@@ -9,13 +9,13 @@ use std::sync::{Arc, Weak};
 use rdma_types::{AccessFlags, AsyncEventKind, Psn, WcOpcode, WcStatus as Status};
 
 use crate::engine::completion::work_completion::Source;
-use crate::engine::memory::copy::{AtomicWord, Data, Fault, Reach, Segment};
-use crate::engine::memory::grace_period::Visit;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::receive_queue::{Waiter, Waits};
 use crate::engine::responder::side::Responder;
+use crate::memory::copy::{AtomicWord, Data, Fault, Reach, Segment};
+use crate::memory::grace_period::Visit;
 
 /// How a responder answers a request after which it is in error: the status of the request, and that of
 /// the receive request that it may have taken.

@@ -7,8 +7,6 @@ use rdma_types::{AsyncEventKind, Psn, QpAttributes, QpState, WcOpcode, WcStatus}
 use crate::address::Path;
 use crate::engine::Refusal;
 use crate::engine::completion::work_completion::{Completion, JUNK, Side, Source};
-use crate::engine::memory::copy::Segment;
-use crate::engine::memory::sge::Sge;
 use crate::engine::operation::Operation;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
@@ -16,7 +14,9 @@ use crate::engine::queue_pair::settings::Settings;
 use crate::engine::receive_queue::{Receive, Waits};
 use crate::engine::responder::origin::Origin;
 use crate::engine::responder::wire::Wire;
-use crate::engine::room::Room;
+use crate::memory::copy::Segment;
+use crate::memory::room::Room;
+use crate::memory::sge::Sge;
 
 #[derive(Debug)]
 pub(crate) struct Responder {

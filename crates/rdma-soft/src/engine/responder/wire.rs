@@ -10,8 +10,6 @@ use rdma_proto::{
 use rdma_types::{AsyncEventKind, MinRnrTimer, Mtu, Psn, QpState, Qpn, WcStatus as Status};
 
 use crate::device::notices::Reason;
-use crate::engine::memory::copy::Data;
-use crate::engine::memory::grace_period::Visit;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
@@ -23,6 +21,8 @@ use crate::engine::responder::side::Responder;
 use crate::engine::wire::run::Run;
 use crate::engine::wire::{self, Carrier, Route};
 use crate::link::memory::{self, Letter};
+use crate::memory::copy::Data;
+use crate::memory::grace_period::Visit;
 
 /// The longest datagram that the port takes.
 const PORT_MTU: Mtu = Mtu::MTU4096;

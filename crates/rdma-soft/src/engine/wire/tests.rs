@@ -11,11 +11,9 @@ use rdma_types::{AsyncEventKind, Psn, QpAttributes, QpState, WcStatus};
 
 use super::*;
 use crate::address::Address;
-use crate::device::limits::Limits;
 use crate::engine::completion::CompletionQueue;
 use crate::engine::completion::work_completion::Source;
 use crate::engine::events::report::Reporter;
-use crate::engine::memory::protection::ProtectionDomain;
 use crate::engine::queue_pair::capacity::{Capacity, Init};
 use crate::engine::queue_pair::settings::Settings;
 use crate::engine::requester::drive::Turn;
@@ -24,9 +22,11 @@ use crate::engine::requester::request::{Payload, Request};
 use crate::engine::{requester, responder};
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
+use crate::limits::Limits;
 use crate::link::Link;
 use crate::link::executed::WordKey;
 use crate::link::memory::Datagram;
+use crate::memory::protection::ProtectionDomain;
 use crate::schedule::Schedule;
 use crate::sync::locked;
 
@@ -46,8 +46,8 @@ fn queue_pair(device: &'static Device, service: Service) -> Arc<QueuePair> {
     let capacity = Capacity { send_wr: 1, receive_wr: 2, send_sge: 1, receive_sge: 1, inline: 0 };
     let init = Init { service, capacity, signal_all: false };
     let queue = || Arc::new(CompletionQueue::new(device.fabric, 4, None).unwrap());
-    let pd = ProtectionDomain::new(device);
-    QueuePair::create(&pd, &queue(), &queue(), None, init, Reporter::silent()).unwrap()
+    let pd = ProtectionDomain::new(&device.memory);
+    QueuePair::create(device, &pd, &queue(), &queue(), None, init, Reporter::silent()).unwrap()
 }
 
 /// An empty datagram to that queue pair.

@@ -3,10 +3,10 @@
 use super::*;
 use crate::device::Device;
 use crate::device::gid_place::GidPlace;
-use crate::device::limits::Limits;
-use crate::engine::memory::region::Region;
 use crate::fabric::Fabric;
+use crate::limits::Limits;
 use crate::link::Link;
+use crate::memory::region::Region;
 use crate::schedule::Schedule;
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -38,7 +38,7 @@ fn device(gids: Vec<GidPlace>, seed: &Seed) -> Device {
 
 fn first_key(device: &Device) -> u32 {
     let region = Region { address: 1, iova: 1, length: 1, access: 1, scope: 1 };
-    device.regions.insert(&region).unwrap()
+    device.memory.regions.insert(&region).unwrap()
 }
 
 /// 40 bits of an output are in a link-local GID, and 27 bits of the next in an IPv4-mapped one. If a

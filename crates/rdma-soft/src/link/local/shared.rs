@@ -24,9 +24,9 @@ use rustix::io::{Errno, Result};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::abi::fork::Process;
-use crate::engine::memory::copy::{Reach, Segment};
 use crate::link::executed::{Executed, GROUPS, WordKey};
 use crate::link::ring::{Broken, CAPACITY, Words};
+use crate::memory::copy::{Reach, Segment};
 
 /// Where the ring begins.
 const BEGIN: usize = 12_288;

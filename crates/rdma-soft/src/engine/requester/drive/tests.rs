@@ -9,11 +9,8 @@ use rdma_types::{AccessFlags, QpState};
 
 use super::*;
 use crate::device::Device;
-use crate::device::limits::Limits;
 use crate::engine::completion::CompletionQueue;
 use crate::engine::events::report::Reporter;
-use crate::engine::memory::protection::{ProtectionDomain, Registration};
-use crate::engine::memory::sge::Sge;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::capacity::{Capacity, Init};
 use crate::engine::queue_pair::service::Service;
@@ -22,7 +19,10 @@ use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::Peer;
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
+use crate::limits::Limits;
 use crate::link::Link;
+use crate::memory::protection::{ProtectionDomain, Registration};
+use crate::memory::sge::Sge;
 use crate::schedule::Schedule;
 use crate::sync::while_one_waits;
 
@@ -70,9 +70,9 @@ impl Memory {
 fn queue_pair(device: &'static Device) -> Arc<QueuePair> {
     let capacity = Capacity { send_wr: 64, receive_wr: 1, send_sge: 1, receive_sge: 1, inline: 0 };
     let init = Init { service: Service::ReliableConnection, capacity, signal_all: false };
-    let pd = ProtectionDomain::new(device);
+    let pd = ProtectionDomain::new(&device.memory);
     let queue = || Arc::new(CompletionQueue::new(device.fabric, 64, None).unwrap());
-    QueuePair::create(&pd, &queue(), &queue(), None, init, Reporter::silent()).unwrap()
+    QueuePair::create(device, &pd, &queue(), &queue(), None, init, Reporter::silent()).unwrap()
 }
 
 impl Pair {

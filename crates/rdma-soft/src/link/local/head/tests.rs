@@ -5,9 +5,9 @@ use rdma_proto::wire::Operation;
 
 use super::*;
 use crate::device::gid_place::GidPlace;
-use crate::device::limits::Limits;
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
+use crate::limits::Limits;
 use crate::link::Link;
 use crate::link::memory::BURST_BYTES;
 use crate::schedule::Schedule;

@@ -1,7 +1,7 @@
 //! Memory windows: keys that let peers use a part of a region until they are taken back
 //! (IBTA volume 1, 10.6.7).
 //!
-//! A bound window is a region of the [table](crate::engine::memory::region), so that requests find it as they
+//! A bound window is a region of the [table](crate::memory::region), so that requests find it as they
 //! find those. What it was bound to, and what the program may do with it, is kept here, by protection
 //! domain. A key is taken back in the same way as a region's: it is made unknown, and a
 //! [grace period](grace_period) passes. Peers use a window of type 2 under one lock, that of its queue
@@ -9,16 +9,14 @@
 
 use std::collections::BTreeMap;
 
-use rdma_types::{AccessFlags, WcStatus};
+use rdma_types::AccessFlags;
 
-use crate::device::limits::Limits;
 use crate::engine::Refusal;
-use crate::engine::memory::grace_period;
-use crate::engine::memory::probe::FROM_PEERS;
-use crate::engine::memory::protection::ProtectionDomain;
-use crate::engine::memory::region::{LOCAL_READ, MAPPED, Region};
-use crate::engine::operation::{Opcode, Operation};
-use crate::engine::queue_pair::QueuePair;
+use crate::limits::Limits;
+use crate::memory::grace_period;
+use crate::memory::probe::FROM_PEERS;
+use crate::memory::protection::ProtectionDomain;
+use crate::memory::region::{LOCAL_READ, MAPPED, Region};
 
 /// What a bind may ask for. Local write gives nothing, since a window has remote rights only; programs
 /// that pass the flags of the region have it, and providers take it.
@@ -75,8 +73,7 @@ pub(crate) struct Name {
     pub(crate) key: u32,
 }
 
-/// What a request to bind asks for. It travels in fields of the [`Operation`] that other requests use
-/// otherwise.
+/// What a request to bind asks for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bind {
     /// The window's number.
@@ -91,74 +88,18 @@ pub(crate) struct Bind {
     pub(crate) length: u64,
 }
 
-impl Bind {
-    pub(crate) fn into_operation(self) -> Operation {
-        Operation {
-            opcode: Opcode::BindWindow,
-            imm: self.window,
-            remote_address: self.address,
-            rkey: self.key,
-            operand: self.length,
-            swap: u64::from(self.region) << 32 | u64::from(self.access),
-            ..Operation::EMPTY
-        }
-    }
-
-    fn of(operation: &Operation) -> Self {
-        Self {
-            window: operation.imm,
-            key: operation.rkey,
-            region: (operation.swap >> 32) as u32,
-            access: (operation.swap & 0xffff_ffff) as u32,
-            address: operation.remote_address,
-            length: operation.operand,
-        }
-    }
-}
-
-/// Executes a request of this queue pair that no peer hears of; what it takes back is out of every peer's
-/// reach when this returns. The send lock is held.
-///
-/// Whatever is wrong is one status, which the specification calls memory management operation error
-/// (IBTA volume 1, 11.6.2).
-#[cold]
-pub(crate) fn execute(own: &QueuePair, operation: &Operation) -> Result<(), WcStatus> {
-    let done = match operation.opcode {
-        Opcode::BindWindow => match own.pd.bind(&Bind::of(operation), own) {
-            // Any queue pair of the domain may be using what it was bound to.
-            Some(Kind::One) => {
-                grace_period::wait();
-                true
-            }
-            bound => bound.is_some(),
-        },
-        _ => {
-            let invalidated = own.pd.invalidate(operation.imm, own.id);
-            if invalidated {
-                own.responder.pass();
-            }
-            invalidated
-        }
-    };
-    if !done {
-        return Err(WcStatus::MW_BIND_ERR);
-    }
-    own.counts.local.count();
-    Ok(())
-}
-
 impl ProtectionDomain {
     pub(crate) fn allocate_window(&self, kind: Kind) -> Result<Name, Refusal> {
-        let device = self.device;
-        if !device.limits.has_windows(kind) {
+        let memory = self.memory;
+        if !memory.limits.has_windows(kind) {
             return Err(Refusal::Unsupported);
         }
-        device.memory_windows.take(device.limits.max_mw)?;
-        let Some(key) = device.regions.reserve() else {
-            device.memory_windows.give();
+        memory.memory_windows.take(memory.limits.max_mw)?;
+        let Some(key) = memory.regions.reserve() else {
+            memory.memory_windows.give();
             return Err(Refusal::NoRoom);
         };
-        let number = (device.fabric.ids.unique() & 0xffff_ffff) as u32;
+        let number = (memory.ids.unique() & 0xffff_ffff) as u32;
         self.windows.lock().0.insert(key >> 8, Window { number, kind, key, bound: None });
         Ok(Name { number, key })
     }
@@ -169,18 +110,18 @@ impl ProtectionDomain {
             let mut windows = self.windows.lock();
             let Some(window) = windows.0.remove(&(name.key >> 8)) else { return };
             // Under the lock: from here on the region that it was bound to can be deregistered.
-            self.device.regions.unpublish(window.key);
+            self.memory.regions.unpublish(window.key);
             window
         };
         // Also if it was unbound: a request that did that may still wait.
         grace_period::wait();
-        self.device.regions.release(window.key);
-        self.device.memory_windows.give();
+        self.memory.regions.release(window.key);
+        self.memory.memory_windows.give();
     }
 
-    /// Binds a window for this queue pair, and says of which kind it is; `None`, and nothing has changed,
+    /// Binds a window for the queue pair with this id, and says of which kind it is; `None`, and nothing has changed,
     /// if the request is wrong. Peers that found what the window was bound to before may still use it.
-    fn bind(&self, bind: &Bind, queue_pair: &QueuePair) -> Option<Kind> {
+    pub(crate) fn bind(&self, bind: &Bind, queue_pair: u64) -> Option<Kind> {
         let mut windows = self.windows.lock();
         let window = windows.0.get_mut(&(bind.key >> 8))?;
         // The window may have been deallocated since the request was posted.
@@ -193,16 +134,16 @@ impl ProtectionDomain {
             // Length 0 does not unbind it (o10-37.2.40), nor does another bind (o10-37.2.30).
             (Kind::Two, 0) => return None,
             (Kind::Two, _) if window.bound.is_some() => return None,
-            (Kind::Two, _) => Some(self.part(bind, window.kind, queue_pair.id)?),
+            (Kind::Two, _) => Some(self.part(bind, window.kind, queue_pair)?),
         };
-        self.device.regions.unpublish(window.key);
+        self.memory.regions.unpublish(window.key);
         if let Some(region) = &region {
-            self.device.regions.publish(bind.key, region);
+            self.memory.regions.publish(bind.key, region);
         }
         window.key = bind.key;
         window.bound = region.map(|_| Bound {
             region: bind.region,
-            queue_pair: (window.kind == Kind::Two).then_some(queue_pair.id),
+            queue_pair: (window.kind == Kind::Two).then_some(queue_pair),
         });
         Some(window.kind)
     }
@@ -210,7 +151,7 @@ impl ProtectionDomain {
     /// The part of a region that a window is to be: of this domain, bindable (C10-73), with local write
     /// if peers are to change it (C10-74), and all of it inside (C10-75).
     fn part(&self, bind: &Bind, kind: Kind, scope: u64) -> Option<Region> {
-        let region = self.device.regions.find(bind.region)?;
+        let region = self.memory.regions.find(bind.region)?;
         let zero_based = bind.access & AccessFlags::ZERO_BASED.bits() != 0;
         let changes = AccessFlags::REMOTE_WRITE.bits() | AccessFlags::REMOTE_ATOMIC.bits();
         let lacking = if bind.access & changes != 0 { AccessFlags::LOCAL_WRITE.bits() } else { 0 }
@@ -243,7 +184,7 @@ impl ProtectionDomain {
         });
         let Some(window) = window else { return false };
         window.bound = None;
-        self.device.regions.unpublish(key)
+        self.memory.regions.unpublish(key)
     }
 
     /// Unbinds the windows of a queue pair that is reset.
@@ -251,7 +192,7 @@ impl ProtectionDomain {
         for window in self.windows.lock().0.values_mut() {
             if window.bound.as_ref().is_some_and(|bound| bound.queue_pair == Some(queue_pair)) {
                 window.bound = None;
-                self.device.regions.unpublish(window.key);
+                self.memory.regions.unpublish(window.key);
             }
         }
     }
@@ -264,7 +205,7 @@ impl ProtectionDomain {
         if windows.0.values().any(|window| window.bound.as_ref().is_some_and(is_bound_to)) {
             return Err(Refusal::Busy);
         }
-        self.device.regions.unpublish(region);
+        self.memory.regions.unpublish(region);
         Ok(())
     }
 }

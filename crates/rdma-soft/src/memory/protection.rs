@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 
-use crate::device::Device;
 use crate::engine::Refusal;
-use crate::engine::memory::grace_period;
-use crate::engine::memory::probe::{self, Access};
-use crate::engine::memory::region::{LOCAL_READ, Region};
-use crate::engine::memory::window::Windows;
+use crate::memory::budget::Budget;
+use crate::memory::grace_period;
+use crate::memory::probe::{self, Access};
+use crate::memory::region::{LOCAL_READ, Region};
+use crate::memory::window::Windows;
 use crate::sync::Lock;
 
 #[derive(Debug)]
 pub(crate) struct ProtectionDomain {
     /// Unique in the fabric, also among those of queue pairs.
     pub(crate) number: u64,
-    pub(crate) device: &'static Device,
+    /// Its device's.
+    pub(crate) memory: &'static Budget,
     pub(crate) windows: Lock<Windows>,
 }
 
@@ -26,9 +27,8 @@ pub(crate) struct Registration {
 }
 
 impl ProtectionDomain {
-    pub(crate) fn new(device: &'static Device) -> Arc<Self> {
-        let number = device.fabric.ids.unique();
-        Arc::new(Self { number, device, windows: Lock::default() })
+    pub(crate) fn new(memory: &'static Budget) -> Arc<Self> {
+        Arc::new(Self { number: memory.ids.unique(), memory, windows: Lock::default() })
     }
 
     /// Registers `length` bytes at `address`, which requests name from `iova` on.
@@ -45,17 +45,17 @@ impl ProtectionDomain {
         let locked_bytes = pages.length();
         let access = access | LOCAL_READ;
         let region = Region { address, iova, length, access, scope: self.number };
-        let device = self.device;
-        device.lock_memory(locked_bytes)?;
-        let entered = device.memory_regions.take(device.limits.max_mr).and_then(|()| {
+        let memory = self.memory;
+        memory.lock_memory(locked_bytes)?;
+        let entered = memory.memory_regions.take(memory.limits.max_mr).and_then(|()| {
             probe::populate(pages, access_checked.is_writable())
-                .and_then(|()| device.regions.insert(&region).ok_or(Refusal::NoRoom))
-                .inspect_err(|_| device.memory_regions.give())
+                .and_then(|()| memory.regions.insert(&region).ok_or(Refusal::NoRoom))
+                .inspect_err(|_| memory.memory_regions.give())
         });
         match entered {
             Ok(key) => Ok(Registration { key, locked_bytes }),
             Err(refusal) => {
-                device.unlock_memory(locked_bytes);
+                memory.unlock_memory(locked_bytes);
                 Err(refusal)
             }
         }
@@ -63,7 +63,7 @@ impl ProtectionDomain {
 
     /// Notes that the memory of a registration is mapped whenever a request can use it.
     pub(crate) fn note_mapped(&self, registration: Registration) {
-        self.device.regions.note_mapped(registration.key);
+        self.memory.regions.note_mapped(registration.key);
     }
 
     /// Ends a registration: when this returns no request touches its memory, and those that come
@@ -74,9 +74,9 @@ impl ProtectionDomain {
     pub(crate) fn deregister(&self, registration: Registration) -> Result<(), Refusal> {
         self.unpublish_unbound(registration.key)?;
         grace_period::wait();
-        self.device.regions.release(registration.key);
-        self.device.memory_regions.give();
-        self.device.unlock_memory(registration.locked_bytes);
+        self.memory.regions.release(registration.key);
+        self.memory.memory_regions.give();
+        self.memory.unlock_memory(registration.locked_bytes);
         Ok(())
     }
 }

@@ -10,7 +10,7 @@
 //! waiting side where the kernel has it.
 
 use crate::backoff::Backoff;
-use crate::engine::memory::barrier;
+use crate::memory::barrier;
 use crate::sync::{AtomicU64, Line, Lock, Ordering};
 
 #[cfg(test)]

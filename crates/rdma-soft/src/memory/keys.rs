@@ -3,10 +3,10 @@
 
 use std::marker::PhantomData;
 
-use crate::engine::memory::copy::Segment;
-use crate::engine::memory::grace_period::Visit;
-use crate::engine::memory::region::RegionTable;
-use crate::engine::memory::sge::Sge;
+use crate::memory::copy::Segment;
+use crate::memory::grace_period::Visit;
+use crate::memory::region::RegionTable;
+use crate::memory::sge::Sge;
 
 /// The keys that mean something to a queue pair while a visit lasts: regions of a protection domain, and
 /// windows that are its own.

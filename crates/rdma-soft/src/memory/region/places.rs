@@ -6,9 +6,9 @@
 //! of the regions that were registered just before and after: places are made by the chunk, and used the first time
 //! in such an order, too.
 
-use crate::engine::memory::region::CHUNK;
-use crate::engine::room::Room;
 use crate::fabric::random::Random;
+use crate::memory::region::CHUNK;
+use crate::memory::room::Room;
 
 /// A place is used again only when so many others are free.
 pub(super) const REST: u32 = 16_384;

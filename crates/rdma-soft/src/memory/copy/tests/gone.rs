@@ -2,7 +2,7 @@
 
 use std::{ptr, slice};
 
-use crate::engine::memory::copy::reach::{Fault, kernel_copies};
+use crate::memory::copy::reach::{Fault, kernel_copies};
 
 use super::*;
 

@@ -4,13 +4,13 @@
 //! A slot is written under the lock of the places and read by any thread with a sequence check: the
 //! version (key and incarnation) is read before and after the fields. A torn read is a miss. That a
 //! region found here *stays* is not this table's business: `ProtectionDomain::deregister` unpublishes
-//! first and then waits for a [grace period](crate::engine::memory::grace_period).
+//! first and then waits for a [grace period](crate::memory::grace_period).
 
 use std::sync::{Arc, OnceLock};
 
-use crate::engine::memory::region::places::{Places, REST};
-use crate::engine::room::Room;
 use crate::fabric::random::Random;
+use crate::memory::region::places::{Places, REST};
+use crate::memory::room::Room;
 use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering, fence, locked};
 
 mod places;

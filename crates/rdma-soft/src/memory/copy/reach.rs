@@ -5,7 +5,7 @@
 //! another queue pair's, its memory may have been unmapped by a library that it knows nothing of. The kernel makes such
 //! a copy (`process_vm_readv(2)` on this process): it reports memory that is not there,
 //! where an instruction of ours would end the process. It takes about a microsecond longer. Memory that a program
-//! has [noted as mapped](crate::engine::memory::region::MAPPED) needs none of this.
+//! has [noted as mapped](crate::memory::region::MAPPED) needs none of this.
 #![allow(unsafe_code)]
 
 use std::ffi::c_ulong;
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::abi::fork::Process;
 use crate::counters::rare::Rare;
-use crate::engine::memory::probe;
+use crate::memory::probe;
 
 /// Whether the memory of a copy is known to be there.
 #[derive(Debug, Clone, Copy)]

@@ -1,6 +1,27 @@
 //! What a device can hold.
 
-use crate::device::patience::Patience;
+pub(crate) mod patience;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::engine::Refusal;
+use crate::limits::patience::Patience;
+
+/// How many objects of a kind there are, below a limit.
+#[derive(Debug, Default)]
+pub(crate) struct Quota(AtomicU32);
+
+impl Quota {
+    pub(crate) fn take(&self, limit: u32) -> Result<(), Refusal> {
+        let one_more = |count: u32| (count < limit).then(|| count + 1);
+        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        taken.map(drop).map_err(|_| Refusal::NoRoom)
+    }
+
+    pub(crate) fn give(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// What a device can and can hold; asking for more is refused as hardware refuses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,12 +4,12 @@ use std::thread;
 
 use super::*;
 use crate::device::Device;
-use crate::device::limits::Limits;
 use crate::engine::completion::CompletionQueue;
-use crate::engine::memory::protection::ProtectionDomain;
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
+use crate::limits::Limits;
 use crate::link::Link;
+use crate::memory::protection::ProtectionDomain;
 use crate::schedule::Schedule;
 
 #[test]
@@ -98,7 +98,7 @@ fn a_thread_that_never_posted_is_not_in_the_list() {
     };
     let device = DEVICE.get_or_init(new);
     thread::spawn(|| {
-        let pd = ProtectionDomain::new(device);
+        let pd = ProtectionDomain::new(&device.memory);
         let cq = CompletionQueue::new(&FABRIC, 1, None).unwrap();
         let memory = [0u8; 8];
         let address = memory.as_ptr().expose_provenance() as u64;

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 
 use crate::engine::Refusal;
-use crate::engine::memory::region::{LOCAL_READ, MAPPED};
+use crate::memory::region::{LOCAL_READ, MAPPED};
 
 const WRITES_FROM_PEERS: u32 = AccessFlags::REMOTE_WRITE.bits() | AccessFlags::REMOTE_ATOMIC.bits();
 /// All rights that a peer can have here.

@@ -1,0 +1,65 @@
+//! Requests that no peer hears of: binding a memory window, and taking one back.
+
+use rdma_types::WcStatus;
+
+use crate::engine::operation::{Opcode, Operation};
+use crate::engine::queue_pair::QueuePair;
+use crate::memory::grace_period;
+use crate::memory::window::{Bind, Kind};
+
+/// A bind travels in fields of the [`Operation`] that other requests use otherwise.
+impl Bind {
+    pub(crate) fn into_operation(self) -> Operation {
+        Operation {
+            opcode: Opcode::BindWindow,
+            imm: self.window,
+            remote_address: self.address,
+            rkey: self.key,
+            operand: self.length,
+            swap: u64::from(self.region) << 32 | u64::from(self.access),
+            ..Operation::EMPTY
+        }
+    }
+
+    fn of(operation: &Operation) -> Self {
+        Self {
+            window: operation.imm,
+            key: operation.rkey,
+            region: (operation.swap >> 32) as u32,
+            access: (operation.swap & 0xffff_ffff) as u32,
+            address: operation.remote_address,
+            length: operation.operand,
+        }
+    }
+}
+
+/// Executes such a request of this queue pair; what it takes back is out of every peer's reach when this returns. The
+/// send lock is held.
+///
+/// Whatever is wrong is one status, which the specification calls memory management operation error
+/// (IBTA volume 1, 11.6.2).
+#[cold]
+pub(crate) fn execute(own: &QueuePair, operation: &Operation) -> Result<(), WcStatus> {
+    let done = match operation.opcode {
+        Opcode::BindWindow => match own.pd.bind(&Bind::of(operation), own.id) {
+            // Any queue pair of the domain may be using what it was bound to.
+            Some(Kind::One) => {
+                grace_period::wait();
+                true
+            }
+            bound => bound.is_some(),
+        },
+        _ => {
+            let invalidated = own.pd.invalidate(operation.imm, own.id);
+            if invalidated {
+                own.responder.pass();
+            }
+            invalidated
+        }
+    };
+    if !done {
+        return Err(WcStatus::MW_BIND_ERR);
+    }
+    own.counts.local.count();
+    Ok(())
+}
