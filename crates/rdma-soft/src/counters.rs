@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, Weak};
 use rdma_types::WcStatus;
 
 use crate::counters::rare::Rare;
-use crate::engine::queue_pair::QueuePair;
 use crate::sync::locked;
 
 macro_rules! counters {
@@ -176,7 +175,7 @@ impl Exclusive {
         self.0.store(self.get() + 1, Ordering::Relaxed);
     }
 
-    fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -190,7 +189,13 @@ pub(crate) struct SendCounts {
     pub(crate) local: Exclusive,
 }
 
-/// What a device counts itself, and the queue pairs that count the rest, each under its own locks.
+/// A queue pair, which counts what is executed under its own locks.
+pub(crate) trait Counting: Send + Sync + std::fmt::Debug {
+    /// Adds what it has counted by now.
+    fn add_to(&self, sum: &mut Counters);
+}
+
+/// What a device counts itself, and the queue pairs that count the rest.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     /// Those that queue pairs count are 0 here.
@@ -203,20 +208,20 @@ pub(crate) struct Tally {
 struct Traffic {
     /// The sums of queue pairs that are gone.
     gone: Counters,
-    by_id: BTreeMap<u64, Weak<QueuePair>>,
+    by_id: BTreeMap<u64, Weak<dyn Counting>>,
 }
 
 impl Tally {
-    pub(crate) fn add_queue_pair(&self, queue_pair: &Arc<QueuePair>) {
-        locked(&self.traffic).by_id.insert(queue_pair.id, Arc::downgrade(queue_pair));
+    pub(crate) fn add_queue_pair(&self, id: u64, queue_pair: Weak<dyn Counting>) {
+        locked(&self.traffic).by_id.insert(id, queue_pair);
     }
 
     /// Takes over the counts of a queue pair that executes nothing any more.
-    pub(crate) fn remove_queue_pair(&self, queue_pair: &QueuePair) {
+    pub(crate) fn remove_queue_pair(&self, id: u64, queue_pair: &impl Counting) {
         let mut counts = Counters::default();
-        counts.add(queue_pair);
+        queue_pair.add_to(&mut counts);
         let mut traffic = locked(&self.traffic);
-        traffic.by_id.remove(&queue_pair.id);
+        traffic.by_id.remove(&id);
         traffic.gone.sent_pkts += counts.sent_pkts;
         traffic.gone.rcvd_pkts += counts.rcvd_pkts;
         traffic.gone.rdma_sends += counts.rdma_sends;
@@ -235,7 +240,7 @@ impl Tally {
 
     pub(crate) fn counters(&self) -> Counters {
         // Each queue pair is in one of the two, also one that goes meanwhile. It keeps its counts.
-        let (gone, queue_pairs): (_, Vec<Arc<QueuePair>>) = {
+        let (gone, queue_pairs): (_, Vec<Arc<dyn Counting>>) = {
             let traffic = locked(&self.traffic);
             (traffic.gone, traffic.by_id.values().filter_map(Weak::upgrade).collect())
         };
@@ -245,21 +250,8 @@ impl Tally {
         sum.rdma_sends += gone.rdma_sends;
         sum.rdma_recvs += gone.rdma_recvs;
         for queue_pair in queue_pairs {
-            sum.add(&queue_pair);
+            queue_pair.add_to(&mut sum);
         }
         sum
-    }
-}
-
-impl Counters {
-    fn add(&mut self, queue_pair: &QueuePair) {
-        {
-            let send = queue_pair.send.lock();
-            self.sent_pkts += send.executed - queue_pair.counts.local.get();
-            self.rdma_sends += queue_pair.counts.sends.get();
-        }
-        let responder = queue_pair.responder.lock();
-        self.rcvd_pkts += responder.executed;
-        self.rdma_recvs += responder.receives;
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod aftermath;
 pub(crate) mod capacity;
 pub(crate) mod modify;
 pub(crate) mod qpn;
+mod roles;
 pub(crate) mod service;
 pub(crate) mod settings;
 pub(crate) mod table;
@@ -135,8 +136,8 @@ impl QueuePair {
         if let Some(shared) = shared {
             shared.attach();
         }
-        device.publish_queue_pair(qpn, weak);
-        device.tally.add_queue_pair(&queue_pair);
+        device.publish_queue_pair(qpn, weak.clone());
+        device.tally.add_queue_pair(id, weak);
         Ok(queue_pair)
     }
 
@@ -150,7 +151,7 @@ impl QueuePair {
         if let Some(deferred) = &self.device.deferred {
             deferred.remove(&self);
         }
-        self.device.tally.remove_queue_pair(&self);
+        self.device.tally.remove_queue_pair(self.id, &*self);
         if let Some(shared) = &self.shared {
             shared.detach();
         }
