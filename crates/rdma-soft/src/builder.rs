@@ -9,8 +9,7 @@ use crate::abi;
 use crate::device::Device;
 use crate::device::gid_place::GidPlace;
 use crate::device::model::Model;
-use crate::fabric::Fabric;
-use crate::fabric::devices::{INSTALLED, InstallError};
+use crate::device::subnet::{INSTALLED, InstallError, Subnet};
 use crate::limits::Limits;
 use crate::limits::patience::Patience;
 use crate::link::Link;
@@ -47,7 +46,7 @@ pub struct Builder {
     limits: Limits,
     model: Model,
     force_wire: bool,
-    fabric: &'static Fabric,
+    subnet: &'static Subnet,
     pcap: Capture,
     /// It cannot be opened, since it has not what was asked for.
     unusable: Option<InstallError>,
@@ -80,7 +79,7 @@ impl Builder {
             limits: Limits { patience: Patience::of_environment(), ..Limits::default() },
             model: Model::OWN,
             force_wire: false,
-            fabric: Fabric::of_process(),
+            subnet: Subnet::of_process(),
             pcap: Capture::OfEnvironment,
             unusable: None,
             #[cfg(not(loom))]
@@ -465,7 +464,7 @@ impl Builder {
     /// by packets.
     #[cfg(not(loom))]
     pub fn network(mut self, network: &Network) -> Self {
-        self.fabric = network.fabric;
+        self.subnet = network.subnet;
         self
     }
 
@@ -484,8 +483,8 @@ impl Builder {
         #[cfg(not(loom))]
         let on_loopback = self.gids.is_none() && self.link == Link::Ethernet;
         let gids = self.gids.unwrap_or_else(|| GidPlace::usual(self.link));
-        let fabric = self.fabric;
-        let seed = fabric.seeds.draw().map_err(|_| InstallError::NoRandomness)?;
+        let subnet = self.subnet;
+        let seed = subnet.seeds.draw().map_err(|_| InstallError::NoRandomness)?;
         let Self { name, link, limits, schedule, force_wire, pcap, .. } = self;
         // Before a file is made for nothing.
         if INSTALLED.named(&name).is_some() {
@@ -497,9 +496,9 @@ impl Builder {
             Capture::Nowhere => None,
         };
         #[cfg(not(loom))]
-        let listening = match (link, fabric.simulation.is_some()) {
+        let listening = match (link, subnet.simulation.is_some()) {
             _ if self.listen.is_empty() => None,
-            (Link::Ethernet, false) => Some(Listening::at(fabric, &self.listen)?),
+            (Link::Ethernet, false) => Some(Listening::at(subnet, &self.listen)?),
             _ => {
                 let reason = "a device of InfiniBand or of a simulated network has no addresses of this host";
                 let place = self.listen.join(",");
@@ -507,23 +506,23 @@ impl Builder {
             }
         };
         let tap = tap.map(|path| {
-            Tap::new(fabric, &name, link, &path)
+            Tap::new(subnet, &name, link, &path)
                 .map_err(|error| InstallError::NoCapture { path, reason: error.to_string() })
         });
         let tap = tap.transpose()?;
-        let mut device = Device::new(fabric, name, link, gids, limits, schedule, &seed);
+        let mut device = Device::new(subnet, name, link, gids, limits, schedule, &seed);
         device.model = self.model;
-        device.force_wire = force_wire || tap.is_some() || fabric.simulation.is_some();
+        device.force_wire = force_wire || tap.is_some() || subnet.simulation.is_some();
         (device.tap, device.unusable) = (tap, self.unusable);
         #[cfg(not(loom))]
         if on_loopback
-            && fabric.simulation.is_none()
+            && subnet.simulation.is_none()
             && let Some(interface) = udp::loopback()
         {
             device.identity.add_loopback(interface);
         }
         #[cfg(not(loom))]
-        if self.peers != Peers::ThisProcess && fabric.simulation.is_none() {
+        if self.peers != Peers::ThisProcess && subnet.simulation.is_none() {
             let shape = format!("{link:?} {:?} {on_loopback}", device.identity.places());
             let (host, seed) =
                 LocalHost::new(&device.name, &shape, self.peers, self.directory.as_deref())

@@ -4,6 +4,8 @@ pub(crate) mod gid_place;
 pub(crate) mod identity;
 pub(crate) mod model;
 pub(crate) mod notices;
+#[cfg_attr(loom, allow(dead_code))] // no model has one for programs
+pub(crate) mod subnet;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -16,6 +18,7 @@ use crate::device::gid_place::GidPlace;
 use crate::device::identity::Identity;
 use crate::device::model::Model;
 use crate::device::notices::Notices;
+use crate::device::subnet::{InstallError, Subnet};
 use crate::engine::Refusal;
 use crate::engine::deferred::Deferred;
 use crate::engine::events::EventQueue;
@@ -28,7 +31,6 @@ use crate::engine::requester::side::{Blocked, Peer};
 use crate::engine::wire::{Carrier, Outlet};
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
-use crate::fabric::devices::InstallError;
 use crate::fabric::random::{Purpose, Seed};
 use crate::limits::{Limits, Quota};
 use crate::link::Link;
@@ -41,6 +43,7 @@ use crate::sync::locked;
 
 #[derive(Debug)]
 pub(crate) struct Device {
+    pub(crate) subnet: &'static Subnet,
     pub(crate) fabric: &'static Fabric,
     pub(crate) name: String,
     pub(crate) link: Link,
@@ -140,7 +143,7 @@ pub(crate) enum Way {
 
 impl Device {
     pub(crate) fn new(
-        fabric: &'static Fabric,
+        subnet: &'static Subnet,
         name: String,
         link: Link,
         gids: Vec<GidPlace>,
@@ -154,7 +157,9 @@ impl Device {
             _ => None,
         };
         let numbers = seed.stream(Purpose::QueuePairNumbers);
+        let fabric: &Fabric = subnet;
         Self {
+            subnet,
             fabric,
             name,
             link,
@@ -242,11 +247,11 @@ impl Device {
         if let Some(tap) = &self.tap {
             tap.end();
         }
-        let mut devices = self.fabric.devices.one_by_one();
-        if let Some(simulation) = &self.fabric.simulation
+        let mut devices = self.subnet.devices();
+        if let Some(links) = &self.subnet.links
             && devices.all(|device| locked(&device.users).none())
         {
-            simulation.retire();
+            links.retire();
         }
     }
 
@@ -285,7 +290,7 @@ impl Device {
 
     /// The same, though no request would get there while the port is down.
     pub(crate) fn at_far_end(&self, path: &Path, number: u32) -> Option<Arc<QueuePair>> {
-        self.fabric.devices.at(self.link, &path.remote)?.queue_pair(number)
+        self.subnet.at(self.link, &path.remote)?.queue_pair(number)
     }
 
     /// Where packets for it arrive.
@@ -321,7 +326,7 @@ impl Device {
         number: u32,
         process: impl FnOnce(&dyn Host) -> Option<Arc<dyn Carrier>>,
     ) -> Way {
-        let there = self.fabric.devices.at(self.link, &path.remote);
+        let there = self.subnet.at(self.link, &path.remote);
         if let Some(network) = self.network_towards(path, there) {
             return Way::Wire(Outlet::Carrier(network.outlet()));
         }
@@ -340,7 +345,7 @@ impl Device {
     /// Connects this process to the one that has that queue pair number at the far end of a path, if that is another one;
     /// or says whether packets could get to another host.
     pub(crate) fn reach(&'static self, path: &Path, number: u32) -> Result<Outlet, Refusal> {
-        let there = self.fabric.devices.at(self.link, &path.remote);
+        let there = self.subnet.at(self.link, &path.remote);
         if let Some(network) = self.network_towards(path, there) {
             return network.reach(&path.remote).map(|()| Outlet::Nowhere);
         }
@@ -403,7 +408,7 @@ impl Device {
 
     /// The devices of its link on which a group has members, this one too.
     pub(crate) fn devices_of(&self, group: &Group) -> impl Iterator<Item = &'static Self> {
-        let devices = self.fabric.devices.one_by_one();
+        let devices = self.subnet.devices();
         devices.filter(|there| there.link == self.link && there.groups.has(group))
     }
 

@@ -62,7 +62,7 @@ pub use abi::{Verbs, verbs};
 pub use builder::Builder;
 pub use counters::Counters;
 pub use device::gid_place::GidPlace;
-pub use fabric::devices::InstallError;
+pub use device::subnet::InstallError;
 pub use link::Link;
 #[cfg(not(loom))]
 pub use link::local::host::Peers;

@@ -18,6 +18,8 @@ pub(crate) mod model;
 pub(crate) mod pcap;
 #[cfg_attr(loom, allow(dead_code))] // models are of its words alone
 mod ring;
+#[cfg_attr(loom, allow(dead_code))] // no model is in virtual time
+pub(crate) mod simulation;
 #[cfg(not(loom))]
 pub(crate) mod turned_away;
 #[cfg(not(loom))]

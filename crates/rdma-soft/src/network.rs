@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use crate::device::Device;
-use crate::fabric::Fabric;
+use crate::device::subnet::{INSTALLED, Subnet};
 use crate::fabric::clock::Time;
-use crate::fabric::devices::INSTALLED;
 use crate::link::model::LinkModel;
 use crate::soft_device::SoftDevice;
 
@@ -56,7 +55,7 @@ use crate::soft_device::SoftDevice;
 /// is open; what names it stays as long as the process.
 #[derive(Debug)]
 pub struct Network {
-    pub(crate) fabric: &'static Fabric,
+    pub(crate) subnet: &'static Subnet,
 }
 
 /// A device is not of the network that was asked.
@@ -69,15 +68,15 @@ impl Network {
     /// QPNs and keys its devices give out. So whoever knows the seed can guess the keys.
     #[must_use]
     pub fn simulated(seed: u64) -> Self {
-        Self { fabric: Box::leak(Box::new(Fabric::simulated(seed))) }
+        Self { subnet: Box::leak(Box::new(Subnet::simulated(seed))) }
     }
 
     /// What each link does from now on, in both directions, unless it has a model of its own
     /// ([`set_link`](Self::set_link)). What a device sends to
     /// itself is on no link.
     pub fn set_all_links(&self, model: LinkModel) {
-        if let Some(simulation) = &self.fabric.simulation {
-            simulation.set_all(model);
+        if let Some(links) = &self.subnet.links {
+            links.set_all(model);
         }
     }
 
@@ -124,22 +123,22 @@ impl Network {
         model: LinkModel,
     ) -> Result<(), OtherNetwork> {
         let (from, to) = (self.own(from)?, self.own(to)?);
-        if let Some(simulation) = &self.fabric.simulation {
-            simulation.set(self.fabric.clock.now() + time, from, to, model);
+        if let Some(links) = &self.subnet.links {
+            links.set(self.subnet.clock.now() + time, from, to, model);
         }
         Ok(())
     }
 
     fn own(&self, device: &SoftDevice) -> Result<&'static Device, OtherNetwork> {
         let device = device.device();
-        let own = std::ptr::eq(device.fabric, self.fabric);
+        let own = std::ptr::eq(device.subnet, self.subnet);
         own.then_some(device).ok_or_else(|| OtherNetwork(device.name.clone()))
     }
 
     /// How much time has passed in this network.
     #[must_use]
     pub fn now(&self) -> Duration {
-        self.fabric.clock.now().since(Time::BEGINNING)
+        self.subnet.clock.now().since(Time::BEGINNING)
     }
 
     /// Lets time pass until the next event: a packet arrives, or a deadline passes. Returns whether
@@ -151,7 +150,7 @@ impl Network {
     /// assert!(!network.step());
     /// ```
     pub fn step(&self) -> bool {
-        self.fabric.step()
+        self.subnet.step()
     }
 
     /// Lets so much time pass; what is due meanwhile happens.
@@ -164,13 +163,13 @@ impl Network {
     /// assert_eq!(network.now(), Duration::from_secs(3600));
     /// ```
     pub fn run_for(&self, time: Duration) {
-        self.fabric.pass_until(self.fabric.clock.now() + time);
+        self.subnet.pass_until(self.subnet.clock.now() + time);
     }
 
     /// How many packets were sent.
     #[must_use]
     pub fn packets(&self) -> u64 {
-        self.fabric.simulation.as_ref().map_or(0, |simulation| simulation.packets())
+        self.subnet.links.as_ref().map_or(0, |links| links.packets())
     }
 
     /// A number made of all packets that were sent, when, from where, to where, and what became of
@@ -179,12 +178,12 @@ impl Network {
     /// another number.
     #[must_use]
     pub fn trace(&self) -> u64 {
-        self.fabric.simulation.as_ref().map_or(0, |simulation| simulation.trace())
+        self.subnet.links.as_ref().map_or(0, |links| links.trace())
     }
 }
 
 impl Drop for Network {
     fn drop(&mut self) {
-        INSTALLED.remove_those_of(self.fabric);
+        INSTALLED.remove_those_of(self.subnet);
     }
 }

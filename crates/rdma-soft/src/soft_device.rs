@@ -4,9 +4,9 @@ use rdma_types::{Gid, Guid, Qpn};
 
 use crate::counters::Counters;
 use crate::device::Device;
+use crate::device::subnet::INSTALLED;
 use crate::engine::requester::drive::{release, release_half};
 use crate::engine::requester::side::SendSide;
-use crate::fabric::devices::INSTALLED;
 
 /// An installed software device, seen from outside the verbs: its identity, its counters, its port,
 /// and the calls by which a test releases the requests that a [`Held`](crate::Schedule::Held)

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use rdma_sys::{ibv_device, ibv_node_type, ibv_transport_type};
 
 use crate::device::Device;
-use crate::fabric::devices::INSTALLED;
+use crate::device::subnet::INSTALLED;
 use crate::sync::locked;
 
 /// What a program's pointer to a device points to. It is never freed, as the device is not, and only read

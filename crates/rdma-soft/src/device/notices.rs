@@ -1,25 +1,17 @@
 //! What explains "connected, but nothing comes": one event of [`tracing`] for each reason for which packets are
 //! dropped or refused, and no more than one in a minute.
-//!
-//! A subscriber is the program's: it may call verbs, wait, or panic. Who finds a packet to be dropped holds locks,
-//! and who settles may be in the midst of a call of the program, even in a critical region. So events come from a
-//! thread of their own, which ends when they are told.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rdma_proto::Counters as Packets;
-use tracing::Dispatch;
 use tracing::level_filters::LevelFilter;
-use tracing::subscriber::NoSubscriber;
 
 use crate::address::Address;
 use crate::counters::Rares;
 use crate::device::Device;
 use crate::fabric::clock::Time;
-#[cfg(not(loom))]
-use crate::fabric::thread;
+use crate::fabric::tellers::{Tell, Tells};
 use crate::sync::locked;
 
 #[cfg(all(test, not(loom)))]
@@ -197,22 +189,25 @@ impl Notices {
         (notice.called_for, notice.due) = (Some(now), true);
         true
     }
+}
 
-    /// Takes what is due.
-    fn take(&self, device: &'static str, into: &mut Vec<Told>) {
-        for (reason, notice) in Reason::ALL.into_iter().zip(locked(&self.0).iter_mut()) {
+impl Tells for Device {
+    fn take(&'static self) -> Option<Tell> {
+        let mut told = Vec::new();
+        for (reason, notice) in Reason::ALL.into_iter().zip(locked(&self.notices.0).iter_mut()) {
             if let Some(whose) = notice.whose
                 && std::mem::take(&mut notice.due)
             {
                 let packets = std::mem::take(&mut notice.packets);
-                into.push(Told { device, reason, packets, whose });
+                told.push(Told { device: &self.name, reason, packets, whose });
             }
         }
+        (!told.is_empty()).then(|| Box::new(move || told.iter().for_each(Told::tell)) as Tell)
     }
 
-    /// Nobody can be told now: the next packet calls for it again.
+    /// The next packet calls for it again.
     fn put_off(&self) {
-        for notice in locked(&self.0).iter_mut().filter(|notice| notice.due) {
+        for notice in locked(&self.notices.0).iter_mut().filter(|notice| notice.due) {
             (notice.called_for, notice.due) = (None, false);
         }
     }
@@ -244,67 +239,6 @@ impl Device {
             }
         }
     }
-}
-
-/// How many threads tell at a time. A subscriber that is slow, or virtual time that is fast, makes no more.
-const TELLERS: usize = 4;
-static TELLING: AtomicUsize = AtomicUsize::new(0);
-
-/// One of those threads, also if the subscriber panics.
-struct Teller;
-
-impl Teller {
-    fn new() -> Option<Self> {
-        let one_more = |count| (count < TELLERS).then_some(count + 1);
-        TELLING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Self)
-    }
-}
-
-impl Drop for Teller {
-    fn drop(&mut self) {
-        TELLING.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Tells what these devices have to tell, on a thread of its own, to the subscriber of this one. Where no thread can
-/// be started, nobody hears.
-pub(crate) fn tell(devices: &[&'static Device]) {
-    // Who has none to tell is no teller.
-    let subscriber = subscriber();
-    let Some((subscriber, teller)) = subscriber.and_then(|one| Some((one, Teller::new()?))) else {
-        return devices.iter().for_each(|device| device.notices.put_off());
-    };
-    let mut told = Vec::new();
-    devices.iter().for_each(|device| device.notices.take(&device.name, &mut told));
-    if told.is_empty() {
-        return;
-    }
-    tell_to(subscriber, move || {
-        let _teller = teller;
-        told.iter().for_each(Told::tell);
-    });
-}
-
-/// Tells something else so, by who settles.
-pub(crate) fn tell_aside(tell: impl FnOnce() + Send + 'static) {
-    if let Some(subscriber) = subscriber() {
-        tell_to(subscriber, tell);
-    }
-}
-
-/// Nobody, if this thread has none, or is in the midst of one.
-fn subscriber() -> Option<Dispatch> {
-    let subscriber = tracing::dispatcher::get_default(Dispatch::clone);
-    (!subscriber.is::<NoSubscriber>()).then_some(subscriber)
-}
-
-fn tell_to(subscriber: Dispatch, tell: impl FnOnce() + Send + 'static) {
-    let tell = move || tracing::dispatcher::with_default(&subscriber, tell);
-    // Models have threads of their own.
-    #[cfg(not(loom))]
-    let _ = thread::spawn("rdma-soft told", thread::STACK_OF_PROGRAM, tell);
-    #[cfg(loom)]
-    drop(tell);
 }
 
 impl Told {

@@ -126,12 +126,12 @@ mod tests {
 
     use super::*;
     use crate::device::Device;
+    use crate::device::subnet::Subnet;
     use crate::engine::completion::CompletionQueue;
     use crate::engine::events::report::Reporter;
     use crate::engine::queue_pair::capacity::{Capacity, Init};
     use crate::engine::queue_pair::service::Service;
     use crate::engine::requester::request::{Payload, Request};
-    use crate::fabric::Fabric;
     use crate::fabric::random::Seed;
     use crate::limits::Limits;
     use crate::link::Link;
@@ -142,11 +142,11 @@ mod tests {
     fn queue_pair_that_was_destroyed_with_work_to_do_is_forgotten() {
         let schedule = Schedule::Deferred { seed: 1 };
         // Where a leak checker finds it.
-        static FABRIC: Fabric = Fabric::new();
+        static SUBNET: Subnet = Subnet::new();
         static DEVICE: OnceLock<Device> = OnceLock::new();
         let device = DEVICE.get_or_init(|| {
             Device::new(
-                &FABRIC,
+                &SUBNET,
                 "d".into(),
                 Link::Ethernet,
                 Vec::new(),
@@ -157,7 +157,7 @@ mod tests {
         });
         let (pd, cq) = (
             ProtectionDomain::new(&device.memory),
-            Arc::new(CompletionQueue::new(&FABRIC, 2, None).unwrap()),
+            Arc::new(CompletionQueue::new(&SUBNET, 2, None).unwrap()),
         );
         let capacity =
             Capacity { send_wr: 1, receive_wr: 0, send_sge: 1, receive_sge: 0, inline: 0 };

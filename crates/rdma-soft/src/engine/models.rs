@@ -8,6 +8,7 @@ use loom::thread;
 use rdma_types::{AccessFlags, QpAttributes, QpState, WcStatus};
 
 use crate::device::Device;
+use crate::device::subnet::Subnet;
 use crate::engine::completion::CompletionQueue;
 use crate::engine::completion::work_completion::Side;
 use crate::engine::events::report::Reporter;
@@ -21,7 +22,6 @@ use crate::engine::requester::drive::{STRETCH_BYTES, Turn};
 use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::Peer;
-use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::fabric::timers::model::Alarms;
 use crate::limits::Limits;
@@ -73,13 +73,13 @@ impl Model {
 }
 
 fn device() -> &'static Device {
-    device_of(Fabric::of_model(), Schedule::Immediate)
+    device_of(Subnet::of_model(), Schedule::Immediate)
 }
 
-fn device_of(fabric: &'static Fabric, schedule: Schedule) -> &'static Device {
+fn device_of(subnet: &'static Subnet, schedule: Schedule) -> &'static Device {
     let limits = Limits { max_mr: 3, max_mw: 1, ..Limits::default() };
     let (name, seed) = ("model".into(), Seed::new(1));
-    let device = Device::new(fabric, name, Link::Ethernet, Vec::new(), limits, schedule, &seed);
+    let device = Device::new(subnet, name, Link::Ethernet, Vec::new(), limits, schedule, &seed);
     Box::leak(Box::new(device))
 }
 

@@ -12,12 +12,12 @@ use rdma_types::{Mtu, Psn, Qpn};
 use crate::address::Path;
 use crate::device::Device;
 use crate::device::notices::{Reason, Whose};
+#[cfg(not(loom))]
+use crate::device::subnet::Subnet;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::responder::wire::Answers;
-#[cfg(not(loom))]
-use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::fabric::turns::{Driven, Place};
 use crate::link::executed::WordKey;
@@ -505,10 +505,10 @@ impl QueuePair {
     }
 }
 
-/// Has all queue pairs of a fabric acknowledge what they have taken.
+/// Has all queue pairs of a subnet acknowledge what they have taken.
 #[cfg(not(loom))]
-pub(crate) fn answer_all(fabric: &'static Fabric) {
-    for own in fabric.devices.one_by_one().flat_map(Device::all_queue_pairs) {
+pub(crate) fn answer_all(subnet: &'static Subnet) {
+    for own in subnet.devices().flat_map(Device::all_queue_pairs) {
         own.answer_now();
     }
 }
@@ -523,10 +523,10 @@ pub(crate) fn answer_soon(device: &Device) {
     }
 }
 
-/// Returns when all packets are executed that have arrived at the devices of a fabric. The caller holds no lock.
+/// Returns when all packets are executed that have arrived at the devices of a subnet. The caller holds no lock.
 #[cfg(not(loom))]
-pub(crate) fn execute_all(fabric: &'static Fabric) {
-    let inboxes = fabric.devices.one_by_one().filter_map(Device::inbox_if_any);
+pub(crate) fn execute_all(subnet: &'static Subnet) {
+    let inboxes = subnet.devices().filter_map(Device::inbox_if_any);
     inboxes.for_each(Inbox::execute_all);
 }
 

@@ -6,9 +6,8 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::device::Device;
-use crate::device::notices;
 use crate::fabric::stalls;
+use crate::fabric::tellers::{self, Tells};
 use crate::fabric::turns::{self, Driven, Row};
 use crate::sync::{
     AtomicUsize, Held, Mutex, MutexGuard, Ordering, locked_for_calls, locked_in_models,
@@ -30,7 +29,7 @@ struct Due {
     /// Who has packets to send or to take.
     turns: Row,
     /// Who has to tell of packets that did not get through.
-    notices: Vec<&'static Device>,
+    notices: Vec<&'static dyn Tells>,
     /// One while a completion queue of `failed` was taken, and is not settled yet.
     settling: usize,
     /// How many queues of each kind there are: there is space for them all, so that noting one does
@@ -153,10 +152,10 @@ impl Unsettled {
         self.count(&due);
     }
 
-    /// Has a device tell what it has to tell.
-    pub(crate) fn note_notices(&self, device: &'static Device) {
+    /// Has somebody tell what they have to tell.
+    pub(crate) fn note_notices(&self, one: &'static dyn Tells) {
         let mut due = self.lock();
-        due.notices.push(device);
+        due.notices.push(one);
         self.count(&due);
     }
 
@@ -229,11 +228,11 @@ impl Unsettled {
 
     fn tell(&self) {
         let mut due = self.lock();
-        let devices = std::mem::take(&mut due.notices);
+        let who = std::mem::take(&mut due.notices);
         self.count(&due);
         drop(due);
-        if !devices.is_empty() {
-            notices::tell(&devices);
+        if !who.is_empty() {
+            tellers::tell(&who);
         }
     }
 

@@ -10,9 +10,10 @@ use rustix::io::{Errno, Result};
 
 use self::serve::{Calls, Processors};
 use super::descriptor::{self, Descriptor};
+use crate::device::subnet::Subnet;
 use crate::engine::wire::{answer_all, execute_all};
+use crate::fabric::Polled;
 use crate::fabric::thread::{STACK, spawn};
-use crate::fabric::{Fabric, Polled};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, locked, locked_for_calls};
 
 mod serve;
@@ -92,7 +93,7 @@ pub(super) enum Happened {
 /// What a fabric has that its devices share with other processes and hosts.
 #[derive(Debug)]
 pub(super) struct Driver {
-    pub(super) fabric: &'static Fabric,
+    pub(super) subnet: &'static Subnet,
     /// Tells of all sockets.
     events: Descriptor,
     /// Tells the thread of `events`, once.
@@ -213,17 +214,17 @@ static DRIVERS: std::sync::Mutex<Vec<&'static Driver>> = std::sync::Mutex::new(V
 
 impl Driver {
     /// The driver of a fabric, which the first one to ask makes, with its thread.
-    pub(super) fn of(fabric: &'static Fabric) -> Result<&'static Self> {
+    pub(super) fn of(subnet: &'static Subnet) -> Result<&'static Self> {
         let mut drivers = locked(&DRIVERS);
         // A forked child has none of its parent's descriptors.
         let is_this =
-            |driver: &&&Self| std::ptr::eq(driver.fabric, fabric) && driver.events.get().is_ok();
+            |driver: &&&Self| std::ptr::eq(driver.subnet, subnet) && driver.events.get().is_ok();
         if let Some(driver) = drivers.iter().find(is_this) {
             return Ok(driver);
         }
-        let driver: &'static Self = Box::leak(Box::new(Self::new(fabric)?));
+        let driver: &'static Self = Box::leak(Box::new(Self::new(subnet)?));
         drivers.push(driver);
-        let _ = fabric.polled.set(driver);
+        let _ = subnet.polled.set(driver);
         descriptor::at_exit(let_all_go);
         // Without a thread whoever polls drives the link.
         let spawned = spawn("rdma-soft link", STACK, || driver.serve());
@@ -231,13 +232,13 @@ impl Driver {
         Ok(driver)
     }
 
-    pub(super) fn new(fabric: &'static Fabric) -> Result<Self> {
+    pub(super) fn new(subnet: &'static Subnet) -> Result<Self> {
         let new = || epoll::create(epoll::CreateFlags::CLOEXEC);
         let (events, wake) = (Descriptor::open(new)?, Descriptor::open(new)?);
         let (data, flags) = (epoll::EventData::new_u64(0), WAKES);
         epoll::add(wake.get()?, events.get()?, data, flags)?;
         Ok(Self {
-            fabric,
+            subnet,
             events,
             wake,
             ends: std::sync::Mutex::default(),
@@ -260,16 +261,16 @@ impl Driver {
     /// The process is about to end: what another thread has in hand is executed and answered before, if that is soon. The
     /// peer would take the end of the process for that of what it has asked for.
     fn let_go(&self) {
-        let start = self.fabric.clock.now();
+        let start = self.subnet.clock.now();
         loop {
             // Before what they have to answer is answered.
             let busy = self.busy.load(Ordering::Acquire) != 0;
-            answer_all(self.fabric);
-            self.fabric.unsettled.settle();
+            answer_all(self.subnet);
+            self.subnet.unsettled.settle();
             let ready = !busy
                 && self.busy.load(Ordering::Acquire) == 0
                 && !locked(&self.ends).all().any(|watched| watched.has_letters());
-            if ready || self.fabric.clock.now().since(start) > LEAVE {
+            if ready || self.subnet.clock.now().since(start) > LEAVE {
                 return;
             }
             std::thread::yield_now();
@@ -325,7 +326,7 @@ impl Driver {
         let look = self.without_thread.load(Ordering::Relaxed)
             || ends.all().any(|watched| watched.is_used());
         if self.polls_look.swap(look, Ordering::Relaxed) != look {
-            self.fabric.timers.have_polls_look(look);
+            self.subnet.timers.have_polls_look(look);
         }
     }
 
@@ -381,7 +382,7 @@ impl Driver {
             let found = driving.near().fold(false, |found, near| near.look() | found);
             drop(driving);
             if found {
-                self.fabric.unsettled.settle();
+                self.subnet.unsettled.settle();
             }
             self.busy.fetch_sub(1, Ordering::AcqRel);
         }
@@ -416,7 +417,7 @@ impl Driver {
             }
         }
         drop(driving);
-        self.fabric.unsettled.settle();
+        self.subnet.unsettled.settle();
         if !ended.is_empty() {
             self.end(ended);
         }
@@ -433,7 +434,7 @@ impl Driver {
         };
         (0..).map_while(next).flatten().for_each(Watched::read_all);
         // Another thread may have read the last message of a socket, and closed that, and execute it in a moment.
-        execute_all(self.fabric);
+        execute_all(self.subnet);
     }
 
     /// These have ended. What they have said before is heard first: an acknowledgement, for one.
@@ -441,7 +442,7 @@ impl Driver {
     fn end(&self, ended: Vec<Arc<dyn Watched>>) {
         self.read_all();
         ended.into_iter().for_each(Watched::ended);
-        self.fabric.unsettled.settle();
+        self.subnet.unsettled.settle();
     }
 }
 
@@ -457,7 +458,7 @@ impl Polled for Driver {
             }
         }
         // Another thread may have a message in hand, or be about to give who has some its turn.
-        self.fabric.unsettled.settle();
+        self.subnet.unsettled.settle();
         self.read_all();
         self.busy.fetch_sub(1, Ordering::AcqRel);
     }
@@ -499,13 +500,13 @@ mod tests {
     /// Another thread has read it, has closed the socket where it came from, and has not executed it yet.
     #[test]
     fn what_was_read_is_executed_before_an_end_is_told() {
-        static FABRIC: Fabric = Fabric::new();
-        FABRIC.serve_by_polls_alone();
+        static SUBNET: Subnet = Subnet::new();
+        SUBNET.serve_by_polls_alone();
         let (limits, schedule) = (Limits::default(), Schedule::Immediate);
         let (link, seed) = (Link::InfiniBand, Seed::new(1));
-        let device = Device::new(&FABRIC, "d".into(), link, Vec::new(), limits, schedule, &seed);
-        let device = FABRIC.devices.add(device).unwrap();
-        let driver = Driver::new(&FABRIC).unwrap();
+        let device = Device::new(&SUBNET, "d".into(), link, Vec::new(), limits, schedule, &seed);
+        let device = SUBNET.add(device).unwrap();
+        let driver = Driver::new(&SUBNET).unwrap();
         let bth =
             Bth::new(Opcode::reliable(Operation::Acknowledge), Qpn::masked(5), Psn::masked(0));
         let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::abi::fork::Process;
-use crate::device::notices::tell_aside;
+use crate::fabric::tellers::tell_aside;
 use crate::fabric::thread::{STACK, spawn};
 use crate::sync::locked_to_wait;
 

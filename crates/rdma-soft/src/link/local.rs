@@ -86,7 +86,7 @@ fn socket() -> Result<OwnedFd> {
 
 /// Binds the socket of a slot of this process.
 fn listen_at(device: &'static Device, address: &SocketAddrUnix, admits: Admits) -> Result<()> {
-    let driver = Driver::of(device.fabric)?;
+    let driver = Driver::of(device.subnet)?;
     let no_thread = |error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
     expendable::start().map_err(no_thread)?;
     Foreign::prepare()?;
@@ -124,7 +124,7 @@ fn connect_to(
         Ok((made.ok_or(Errno::NOMEM)?, Greeting::new(file)))
     };
     let ring = ring().map_err(Unreachable::System)?;
-    let driver = Driver::of(device.fabric).map_err(Unreachable::System)?;
+    let driver = Driver::of(device.subnet).map_err(Unreachable::System)?;
     let new = |end| Neighbor::new(driver, device, connection, ring, end);
     driver.add(new).map_err(Unreachable::System)
 }

@@ -220,12 +220,12 @@ impl Inbox {
         payload: Box<[u8]>,
     ) {
         let letter = Letter::new(path, burst, datagram, payload);
-        let Some(simulation) = &self.device.fabric.simulation else { return self.arrive(letter) };
+        let Some(links) = &self.device.subnet.links else { return self.arrive(letter) };
         let turned_away = {
             // Before they are on their way, since another thread may have them arrive at once.
             let letters = &mut *locked(&self.letters);
             let payload = letter.payload();
-            let arriving = simulation.send(from, self.device, path, &burst, datagram, payload);
+            let arriving = links.send(from, self.device, path, &burst, datagram, payload);
             letters.lent = letters.lent - 1 + arriving;
             letters.keep(letter.payload);
             // If no packet is on its way, none will arrive that calls them back.
@@ -265,10 +265,10 @@ impl Inbox {
     /// Packets that the sender's device has not written down are written down here.
     #[cold]
     fn capture(&self, tap: &Arc<Tap>, letter: &Letter) {
-        let devices = &self.device.fabric.devices;
+        let subnet = self.device.subnet;
         let sender = match letter.from_outside {
             true => None,
-            false => devices.at(self.device.link, &letter.path.local),
+            false => subnet.at(self.device.link, &letter.path.local),
         };
         tap.received(sender.and_then(|sender| sender.tap.as_ref()), letter);
     }
@@ -372,7 +372,7 @@ mod tests {
 
     use super::*;
     use crate::address::Address;
-    use crate::fabric::Fabric;
+    use crate::device::subnet::Subnet;
     use crate::fabric::random::Seed;
     use crate::limits::Limits;
     use crate::link::Link;
@@ -402,18 +402,18 @@ mod tests {
     /// Another thread may have packets arrive as soon as they are on their way: they are counted by then.
     #[test]
     fn nothing_is_on_its_way_before_it_is_counted() {
-        static FABRIC: OnceLock<Fabric> = OnceLock::new();
+        static SUBNET: OnceLock<Subnet> = OnceLock::new();
         static DEVICE: OnceLock<Device> = OnceLock::new();
-        let fabric = FABRIC.get_or_init(|| Fabric::simulated(1));
+        let subnet = SUBNET.get_or_init(|| Subnet::simulated(1));
         let (limits, schedule) = (Limits::default(), Schedule::Immediate);
         let (link, seed) = (Link::InfiniBand, Seed::new(1));
         let device = DEVICE.get_or_init(|| {
-            Device::new(fabric, "d".into(), link, Vec::new(), limits, schedule, &seed)
+            Device::new(subnet, "d".into(), link, Vec::new(), limits, schedule, &seed)
         });
         let inbox = device.inbox();
         let buffer = inbox.buffer(&Arc::new(Sender::default())).unwrap();
         let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
-        let packets = || fabric.simulation.as_ref().unwrap().packets();
+        let packets = || subnet.links.as_ref().unwrap().packets();
         let to = Destination { qpn: Qpn::new(2).unwrap(), qkey: 0, p_key: Bth::DEFAULT_P_KEY };
         let end = End { length: 0, immediate: None, invalidate: None, solicited: false };
         let mut datagrams = Datagrams::new(Qpn::new(1).unwrap(), Mtu::MTU4096, Psn::masked(0));
@@ -421,20 +421,20 @@ mod tests {
         let send = || inbox.send(device, path, burst, None, buffer);
         while_one_waits(send, || locked(&inbox.letters), |_| assert_eq!(packets(), 0));
         assert_eq!((packets(), locked(&inbox.letters).lent), (1, 1));
-        assert!(fabric.step());
+        assert!(subnet.step());
         assert_eq!(locked(&inbox.letters).lent, 0);
     }
 
     /// A device of a fabric of its own, that no thread serves.
     fn device(
-        fabric: &'static OnceLock<Fabric>,
+        subnet: &'static OnceLock<Subnet>,
         place: &'static OnceLock<Device>,
     ) -> &'static Device {
-        let fabric = fabric.get_or_init(Fabric::new);
-        fabric.serve_by_polls_alone();
+        let subnet = subnet.get_or_init(Subnet::new);
+        subnet.serve_by_polls_alone();
         let (limits, schedule) = (Limits::default(), Schedule::Immediate);
         let (link, seed) = (Link::InfiniBand, Seed::new(1));
-        let make = || Device::new(fabric, "d".into(), link, Vec::new(), limits, schedule, &seed);
+        let make = || Device::new(subnet, "d".into(), link, Vec::new(), limits, schedule, &seed);
         place.get_or_init(make)
     }
 
@@ -453,9 +453,9 @@ mod tests {
     /// Also if they came in few runs.
     #[test]
     fn a_turn_takes_sixteen_packets() {
-        static FABRIC: OnceLock<Fabric> = OnceLock::new();
+        static SUBNET: OnceLock<Subnet> = OnceLock::new();
         static DEVICE: OnceLock<Device> = OnceLock::new();
-        let device = device(&FABRIC, &DEVICE);
+        let device = device(&SUBNET, &DEVICE);
         (0..32).for_each(|_| put(device, Bth::DEFAULT_P_KEY, 8));
         let taken = || device.tally.counters().unknown_qp;
         for packets in [16, 32, 48] {
@@ -467,13 +467,13 @@ mod tests {
     /// The port is a full member of the default partition, so that limited members of it are heard, too.
     #[test]
     fn packets_of_other_partitions_are_dropped() {
-        static FABRIC: OnceLock<Fabric> = OnceLock::new();
+        static SUBNET: OnceLock<Subnet> = OnceLock::new();
         static DEVICE: OnceLock<Device> = OnceLock::new();
-        let device = device(&FABRIC, &DEVICE);
+        let device = device(&SUBNET, &DEVICE);
         for p_key in [0x1234, 0x9234, 0, 0x8000, 0x7ffe, 0xfffe] {
             put(device, p_key, 1);
         }
-        FABRIC.get().unwrap().unsettled.settle();
+        SUBNET.get().unwrap().unsettled.settle();
         let counted = || {
             let counters = device.tally.counters();
             (counters.bad_pkey_cntr, counters.unknown_qp)
@@ -481,26 +481,26 @@ mod tests {
         assert_eq!(counted(), (6, 0));
         put(device, 0x7fff, 1);
         put(device, 0xffff, 1);
-        FABRIC.get().unwrap().unsettled.settle();
+        SUBNET.get().unwrap().unsettled.settle();
         assert_eq!(counted(), (6, 2));
     }
 
     /// Also if the space is given back unused, so that nothing arrives.
     #[test]
     fn who_found_no_room_gets_a_turn_when_there_is_some() {
-        static FABRIC: Fabric = Fabric::new();
+        static SUBNET: Subnet = Subnet::new();
         static DEVICE: OnceLock<Device> = OnceLock::new();
         let (limits, schedule) = (Limits::default(), Schedule::Immediate);
         let seed = Seed::new(1);
         let make = || {
-            Device::new(&FABRIC, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed)
+            Device::new(&SUBNET, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed)
         };
         let inbox = DEVICE.get_or_init(make).inbox();
         let sender = Arc::new(Sender::default());
         let mut buffers: Vec<_> = std::iter::from_fn(|| inbox.buffer(&sender)).collect();
         assert_eq!(buffers.len(), BURSTS);
         let turns = || {
-            FABRIC.unsettled.settle();
+            SUBNET.unsettled.settle();
             sender.turns.load(Ordering::Relaxed)
         };
         assert_eq!(turns(), 0);
@@ -552,12 +552,12 @@ mod tests {
     /// A link would wait as long as a peer sends.
     #[test]
     fn what_arrives_meanwhile_is_not_waited_for() {
-        static FABRIC: Fabric = Fabric::new();
+        static SUBNET: Subnet = Subnet::new();
         static DEVICE: OnceLock<Device> = OnceLock::new();
         let (limits, schedule) = (Limits::default(), Schedule::Immediate);
         let (link, seed) = (Link::InfiniBand, Seed::new(1));
         let device = DEVICE.get_or_init(|| {
-            Device::new(&FABRIC, "d".into(), link, Vec::new(), limits, schedule, &seed)
+            Device::new(&SUBNET, "d".into(), link, Vec::new(), limits, schedule, &seed)
         });
         let (to, place) = (device.inbox(), Place::default());
         let sender = Arc::new_cyclic(|own| Endless {

@@ -24,9 +24,9 @@ use rustix::io::Errno;
 pub(crate) use self::environment::of_environment;
 use self::format::{Direction, Interface, put_interface, put_packet, put_section};
 use crate::address::Path;
-use crate::device::notices;
 use crate::fabric::Fabric;
 use crate::fabric::overflow::Settle;
+use crate::fabric::tellers::tell_aside;
 use crate::link::memory::{Datagram, Letter};
 use crate::link::{Link, frame};
 #[cfg(not(all(test, loom)))]
@@ -268,7 +268,7 @@ impl Settle for Capture {
         #[cfg(not(all(test, loom)))]
         assert_nothing_held();
         if let Err(error) = self.flush() {
-            notices::tell_aside(move || {
+            tell_aside(move || {
                 tracing::warn!(%error, "the capture of a software device ends: its file takes no more");
             });
         }

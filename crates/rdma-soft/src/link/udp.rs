@@ -28,9 +28,8 @@ use self::port::Port;
 use self::socket::Socket;
 use super::driver::Driver;
 use crate::address::GidEntry;
+use crate::device::subnet::{InstallError, Subnet};
 use crate::device::{Device, Network};
-use crate::fabric::Fabric;
-use crate::fabric::devices::InstallError;
 
 /// What is in front of the payload and behind it at most, from the IP header to the ICRC, as RXE counts it.
 const MOST_HEADERS: u32 = 80;
@@ -43,12 +42,12 @@ pub(crate) struct Listening {
 
 impl Listening {
     /// Binds what `places` names: addresses and interfaces, with commas in between.
-    pub(crate) fn at(fabric: &'static Fabric, places: &[String]) -> Result<Self, InstallError> {
+    pub(crate) fn at(subnet: &'static Subnet, places: &[String]) -> Result<Self, InstallError> {
         let mut stations: Vec<(Station, Socket)> = Vec::new();
         for place in places.iter().flat_map(|places| places.split(',')).map(str::trim) {
             let failed =
                 |reason: String| InstallError::CannotListen { place: place.to_owned(), reason };
-            Driver::of(fabric).map_err(|errno| failed(format!("no epoll instance: {errno}")))?;
+            Driver::of(subnet).map_err(|errno| failed(format!("no epoll instance: {errno}")))?;
             for station in address::named(place).map_err(failed)? {
                 if stations.iter().any(|(other, _)| other.ip == station.ip) {
                     continue;
@@ -81,7 +80,7 @@ impl Listening {
 
     /// Packets come and go from now on.
     pub(crate) fn begin(self, device: &'static Device, loss: Option<Loss>) {
-        let Ok(driver) = Driver::of(device.fabric) else { return };
+        let Ok(driver) = Driver::of(device.subnet) else { return };
         let mut networks: Vec<Arc<dyn Network>> = Vec::new();
         let mut hearing = Vec::new();
         for (station, socket) in self.stations {

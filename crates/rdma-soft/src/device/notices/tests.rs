@@ -1,17 +1,19 @@
 //! When events come, and what they say.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failing helper fails its test.
 
+use std::sync::atomic::Ordering;
 use std::sync::{LazyLock, mpsc};
 
 use rdma_types::{Gid, GidType};
 use test_support::events::{Event, Hears};
 use test_support::rig::until;
-use tracing::Level;
+use tracing::{Dispatch, Level};
 
 use super::*;
 use crate::address::GidEntry;
-use crate::fabric::Fabric;
+use crate::device::subnet::Subnet;
 use crate::fabric::random::Seed;
+use crate::fabric::tellers::TELLING;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::schedule::Schedule;
@@ -29,9 +31,9 @@ fn hears(say: mpsc::Sender<Event>) -> Hears<impl Fn(Event)> {
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Has told what is due, when nobody tells any more.
-fn settle(fabric: &Fabric) {
+fn settle(subnet: &Subnet) {
     until("nobody tells", || TELLING.load(Ordering::Relaxed) == 0);
-    fabric.unsettled.settle();
+    subnet.unsettled.settle();
 }
 
 /// What comes next; only if something is due, since nobody knows that nothing will come.
@@ -44,9 +46,9 @@ fn summary(event: &Event) -> [&str; 3] {
     ["device", "reason", "packets"].map(|name| event.field(name).unwrap())
 }
 
-fn device(fabric: &'static Fabric, name: &str) -> Device {
+fn device(subnet: &'static Subnet, name: &str) -> Device {
     let (limits, schedule, seed) = (Limits::default(), Schedule::Immediate, Seed::new(1));
-    Device::new(fabric, name.into(), Link::Ethernet, Vec::new(), limits, schedule, &seed)
+    Device::new(subnet, name.into(), Link::Ethernet, Vec::new(), limits, schedule, &seed)
 }
 
 const WHOSE: Whose = Whose { qpn: 7, peer_qpn: None, address: None };
@@ -54,13 +56,13 @@ const WHOSE: Whose = Whose { qpn: 7, peer_qpn: None, address: None };
 #[test]
 fn one_event_in_a_minute_tells_how_many_packets_there_were() {
     let _alone = locked(&ALONE);
-    static FABRIC: LazyLock<Fabric> = LazyLock::new(Fabric::with_set_clock);
+    static SUBNET: LazyLock<Subnet> = LazyLock::new(Subnet::with_set_clock);
     static DEVICES: LazyLock<[Device; 2]> =
-        LazyLock::new(|| ["one", "other"].map(|name| device(&FABRIC, name)));
+        LazyLock::new(|| ["one", "other"].map(|name| device(&SUBNET, name)));
     let [one, other] = &*DEVICES;
     let drop_some = |device: &'static Device, reason, packets| {
         device.drop_packets(reason, packets, WHOSE);
-        settle(&FABRIC);
+        settle(&SUBNET);
     };
     // Nobody listens yet, and nothing is forgotten.
     drop_some(one, Reason::UnknownQp, 10);
@@ -69,14 +71,14 @@ fn one_event_in_a_minute_tells_how_many_packets_there_were() {
         drop_some(one, Reason::UnknownQp, 1);
         assert_eq!(summary(&next(&heard)), ["one", "unknown_qp", "11"]);
         drop_some(one, Reason::UnknownQp, 2);
-        FABRIC.clock.go_on_to(FABRIC.clock.now() + (APART - Duration::from_nanos(1)));
+        SUBNET.clock.go_on_to(SUBNET.clock.now() + (APART - Duration::from_nanos(1)));
         drop_some(one, Reason::UnknownQp, 3);
         // Another reason, or device, has a minute of its own.
         drop_some(one, Reason::WrongState, 1);
         assert_eq!(summary(&next(&heard)), ["one", "wrong_state", "1"]);
         drop_some(other, Reason::UnknownQp, 1);
         assert_eq!(summary(&next(&heard)), ["other", "unknown_qp", "1"]);
-        FABRIC.clock.go_on_to(FABRIC.clock.now() + (Duration::from_nanos(1)));
+        SUBNET.clock.go_on_to(SUBNET.clock.now() + (Duration::from_nanos(1)));
         drop_some(one, Reason::UnknownQp, 4);
         // Those of before were not told by any event.
         assert_eq!(summary(&next(&heard)), ["one", "unknown_qp", "9"]);
@@ -89,17 +91,17 @@ fn one_event_in_a_minute_tells_how_many_packets_there_were() {
 #[test]
 fn who_is_in_a_subscriber_puts_it_off() {
     let _alone = locked(&ALONE);
-    static FABRIC: LazyLock<Fabric> = LazyLock::new(Fabric::with_set_clock);
-    static DEVICE: LazyLock<Device> = LazyLock::new(|| device(&FABRIC, "within"));
+    static SUBNET: LazyLock<Subnet> = LazyLock::new(Subnet::with_set_clock);
+    static DEVICE: LazyLock<Device> = LazyLock::new(|| device(&SUBNET, "within"));
     let (say, heard) = mpsc::channel();
     let subscriber = Dispatch::new(hears(say));
     tracing::dispatcher::with_default(&subscriber, || {
         tracing::dispatcher::get_default(|_| {
             DEVICE.drop_packets(Reason::NoRoute, 1, WHOSE);
-            settle(&FABRIC);
+            settle(&SUBNET);
         });
         DEVICE.drop_packets(Reason::NoRoute, 1, WHOSE);
-        settle(&FABRIC);
+        settle(&SUBNET);
     });
     assert_eq!(summary(&next(&heard)), ["within", "no_route", "2"]);
 }
@@ -107,8 +109,8 @@ fn who_is_in_a_subscriber_puts_it_off() {
 #[test]
 fn an_event_says_whose_the_packets_were_and_what_to_look_at() {
     let _alone = locked(&ALONE);
-    static FABRIC: LazyLock<Fabric> = LazyLock::new(Fabric::with_set_clock);
-    static DEVICE: LazyLock<Device> = LazyLock::new(|| device(&FABRIC, "whose"));
+    static SUBNET: LazyLock<Subnet> = LazyLock::new(Subnet::with_set_clock);
+    static DEVICE: LazyLock<Device> = LazyLock::new(|| device(&SUBNET, "whose"));
     let (say, heard) = mpsc::channel();
     tracing::subscriber::with_default(hears(say), || {
         let gid = Gid::from(std::net::Ipv6Addr::LOCALHOST);
@@ -118,7 +120,7 @@ fn an_event_says_whose_the_packets_were_and_what_to_look_at() {
             let address = if reason == Reason::WrongSource { address } else { lid };
             DEVICE.drop_packets(reason, 1, Whose { qpn: 17, peer_qpn: Some(18), address });
         }
-        settle(&FABRIC);
+        settle(&SUBNET);
     });
     for reason in Reason::ALL {
         let event = next(&heard);
@@ -145,21 +147,21 @@ fn an_event_says_whose_the_packets_were_and_what_to_look_at() {
 #[test]
 fn a_subscriber_may_panic() {
     let _alone = locked(&ALONE);
-    static FABRIC: LazyLock<Fabric> = LazyLock::new(Fabric::with_set_clock);
-    static DEVICE: LazyLock<Device> = LazyLock::new(|| device(&FABRIC, "panics"));
+    static SUBNET: LazyLock<Subnet> = LazyLock::new(Subnet::with_set_clock);
+    static DEVICE: LazyLock<Device> = LazyLock::new(|| device(&SUBNET, "panics"));
     let (say, heard) = mpsc::channel();
     let gone = hears(say);
     drop(heard);
     // It cannot hand on the first event, to nobody.
     tracing::subscriber::with_default(gone, || {
         DEVICE.drop_packets(Reason::PortDown, 1, WHOSE);
-        settle(&FABRIC);
+        settle(&SUBNET);
     });
     let (say, heard) = mpsc::channel();
     tracing::subscriber::with_default(hears(say), || {
-        FABRIC.clock.go_on_to(FABRIC.clock.now() + APART);
+        SUBNET.clock.go_on_to(SUBNET.clock.now() + APART);
         DEVICE.drop_packets(Reason::PortDown, 5, WHOSE);
-        settle(&FABRIC);
+        settle(&SUBNET);
     });
     assert_eq!(summary(&next(&heard)), ["panics", "port_down", "5"]);
 }

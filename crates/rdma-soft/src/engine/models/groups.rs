@@ -10,13 +10,13 @@ const GROUP: Gid = Gid::from_bytes([0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 /// Of a sender, which nobody asks.
 const SOURCE: GidEntry = GidEntry { gid: Gid::ZERO, kind: GidType::ROCE_V2 };
 
-/// The pair of the models, for datagrams, on a device that its fabric knows. The second has joined the group.
+/// The pair of the models, for datagrams, on a device that its subnet knows. The second has joined the group.
 fn datagrams() -> Model {
-    let (fabric, seed) = (Fabric::of_model(), Seed::new(1));
+    let (subnet, seed) = (Subnet::of_model(), Seed::new(1));
     let limits = Limits { max_mr: 3, max_mw: 1, ..Limits::default() };
     let (link, schedule) = (Link::Ethernet, Schedule::Immediate);
-    let device = Device::new(fabric, "model".into(), link, Vec::new(), limits, schedule, &seed);
-    let device = fabric.devices.add(device).unwrap();
+    let device = Device::new(subnet, "model".into(), link, Vec::new(), limits, schedule, &seed);
+    let device = subnet.add(device).unwrap();
     let [a, b] = [(); 2].map(|()| queue_pair_of(Service::UnreliableDatagram, device, None));
     let model = Model { a, b };
     model.connect();

@@ -32,7 +32,7 @@ fn explore(model: impl Fn() + Send + Sync + 'static) {
 /// Has turns, of each of which it does one part.
 #[derive(Debug)]
 struct Worker {
-    fabric: &'static Fabric,
+    subnet: &'static Subnet,
     place: Place,
     alarm: Alarm,
     /// What it is to do, each part left by another thread.
@@ -42,11 +42,11 @@ struct Worker {
 }
 
 impl Worker {
-    fn new(fabric: &'static Fabric, more: u32) -> Arc<Self> {
+    fn new(subnet: &'static Subnet, more: u32) -> Arc<Self> {
         Arc::new_cyclic(|weak: &std::sync::Weak<Self>| Self {
-            fabric,
+            subnet,
             place: Place::default(),
-            alarm: Alarm::new(fabric, weak.clone()),
+            alarm: Alarm::new(subnet, weak.clone()),
             parts: [(); 2].map(|()| AtomicU32::new(0)),
             more: AtomicU32::new(more),
         })
@@ -76,7 +76,7 @@ impl Driven for Worker {
 
 impl Alarmed for Worker {
     fn alarm_rings(self: Arc<Self>) {
-        self.fabric.unsettled.settle();
+        self.subnet.unsettled.settle();
     }
 }
 
@@ -85,12 +85,12 @@ impl Alarmed for Worker {
 #[test]
 fn loom_what_is_left_for_a_turn_is_not_forgotten() {
     explore(|| {
-        let fabric = Fabric::of_model();
-        let worker = Worker::new(fabric, 0);
+        let subnet = Subnet::of_model();
+        let worker = Worker::new(subnet, 0);
         let leave = |worker: &Arc<Worker>, n: usize| {
             worker.parts[n].store(1, Ordering::Relaxed);
-            fabric.unsettled.note_turn(worker);
-            fabric.unsettled.settle();
+            subnet.unsettled.note_turn(worker);
+            subnet.unsettled.settle();
         };
         let other = {
             let worker = Arc::clone(&worker);
@@ -108,14 +108,14 @@ fn loom_what_is_left_for_a_turn_is_not_forgotten() {
 #[test]
 fn loom_more_turns_than_a_thread_gives_are_called_for() {
     explore(|| {
-        let fabric = Fabric::of_model_with(Alarms::WithThread);
-        let worker = Worker::new(fabric, 2 * AT_ONCE);
-        fabric.unsettled.note_turn(&worker);
-        fabric.unsettled.settle();
-        fabric.rest();
+        let subnet = Subnet::of_model_with(Alarms::WithThread);
+        let worker = Worker::new(subnet, 2 * AT_ONCE);
+        subnet.unsettled.note_turn(&worker);
+        subnet.unsettled.settle();
+        subnet.rest();
         assert_eq!(worker.more.load(Ordering::Relaxed), 0);
-        fabric.let_time_pass();
-        fabric.thread_ends();
+        subnet.let_time_pass();
+        subnet.thread_ends();
     });
 }
 
@@ -174,14 +174,14 @@ fn loom_who_found_no_room_gets_a_turn_when_there_is_some() {
     for unused in [true, false] {
         explore(move || {
             let device = device();
-            let fabric = device.fabric;
+            let subnet = device.subnet;
             let [other, sender] = [(); 2].map(|()| Sender::new(device.inbox()));
             let mut buffers = other.fill();
             let looks = {
                 let sender = Arc::clone(&sender);
                 thread::spawn(move || {
-                    fabric.unsettled.note_turn(&sender);
-                    fabric.unsettled.settle();
+                    subnet.unsettled.note_turn(&sender);
+                    subnet.unsettled.settle();
                 })
             };
             let buffer = buffers.pop().unwrap();
@@ -191,7 +191,7 @@ fn loom_who_found_no_room_gets_a_turn_when_there_is_some() {
                 // For nobody.
                 device.inbox().send(device, PATH, datagram(1), OF_LINK, buffer);
             }
-            fabric.unsettled.settle();
+            subnet.unsettled.settle();
             looks.join().unwrap();
             assert_eq!(sender.sent.load(Ordering::Relaxed), 1);
         });

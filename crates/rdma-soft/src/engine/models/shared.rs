@@ -136,8 +136,8 @@ fn loom_a_reset_gives_all_shared_slots_back() {
 #[test]
 fn loom_who_waits_behind_a_whole_turn_is_served() {
     loom::model(|| {
-        let fabric = Fabric::of_model_with(Alarms::AtPolls);
-        let model = Shared::on(device_of(fabric, Schedule::Immediate));
+        let subnet = Subnet::of_model_with(Alarms::AtPolls);
+        let model = Shared::on(device_of(subnet, Schedule::Immediate));
         let source = Memory::of_length(TURN, &model.a.pd, 1);
         let sink = Memory::of_length(TURN, &model.queue.pd, 0);
         post(&model.a, 1, &[source.sge()], None);
@@ -153,7 +153,7 @@ fn loom_who_waits_behind_a_whole_turn_is_served() {
         let ended: Vec<_> = (0..3).flat_map(|_| polled(&model.c.send_cq)).collect();
         assert_eq!(ended, [(2, DONE)]);
         assert_eq!(polled(&model.a.send_cq), [(1, DONE)]);
-        assert!(!fabric.timers.is_set());
+        assert!(!subnet.timers.is_set());
         model.end();
     });
 }

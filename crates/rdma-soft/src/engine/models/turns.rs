@@ -7,9 +7,9 @@ use crate::engine::requester::side::Blocked;
 
 const DONE: WcStatus = WcStatus::SUCCESS;
 
-fn fabric_and_model(alarms: Alarms) -> (&'static Fabric, Model) {
-    let fabric = Fabric::of_model_with(alarms);
-    (fabric, Model::on(device_of(fabric, Schedule::Immediate)))
+fn subnet_and_model(alarms: Alarms) -> (&'static Subnet, Model) {
+    let subnet = Subnet::of_model_with(alarms);
+    (subnet, Model::on(device_of(subnet, Schedule::Immediate)))
 }
 
 /// A thread that posts one request of `a`, which needs no receive.
@@ -33,7 +33,7 @@ fn polled_to_the_end(queue: &CompletionQueue) -> Vec<(u64, WcStatus)> {
 #[test]
 fn loom_what_a_turn_leaves_is_done_at_polls() {
     loom::model(|| {
-        let (_, model) = fabric_and_model(Alarms::AtPolls);
+        let (_, model) = subnet_and_model(Alarms::AtPolls);
         let source = Memory::of_length(TURN, &model.a.pd, 1);
         let sink = Memory::of_length(TURN, &model.b.pd, 0);
         post(&model.a, 1, &[source.sge()], None);
@@ -53,17 +53,17 @@ fn loom_what_a_turn_leaves_is_done_at_polls() {
 #[test]
 fn loom_what_a_turn_leaves_is_done_by_the_thread() {
     loom::model(|| {
-        let (fabric, model) = fabric_and_model(Alarms::WithThread);
+        let (subnet, model) = subnet_and_model(Alarms::WithThread);
         let source = Memory::of_length(TURN, &model.a.pd, 1);
         let sink = Memory::of_length(TURN, &model.b.pd, 0);
         post(&model.a, 1, &[source.sge()], None);
         post(&model.a, 2, &[], None);
         model.b.post_receive(11, &[sink.sge()], &mut Turn::new()).unwrap();
         model.b.post_receive(12, &[], &mut Turn::new()).unwrap();
-        fabric.rest();
+        subnet.rest();
         assert_eq!(polled(&model.a.send_cq), [(1, DONE), (2, DONE)]);
-        fabric.let_time_pass();
-        fabric.thread_ends();
+        subnet.let_time_pass();
+        subnet.thread_ends();
         model.end();
     });
 }
@@ -74,7 +74,7 @@ fn loom_what_a_turn_leaves_is_done_by_the_thread() {
 #[test]
 fn loom_what_is_posted_behind_a_long_post_is_not_forgotten() {
     loom::model(|| {
-        let (_, model) = fabric_and_model(Alarms::AtPolls);
+        let (_, model) = subnet_and_model(Alarms::AtPolls);
         let source = Memory::of_length(TURN + 4096, &model.a.pd, 1);
         let sink = Memory::of_length(TURN + 4096, &model.b.pd, 0);
         let (from, to) = (source.sge(), sink.sge());
@@ -103,7 +103,7 @@ fn loom_what_is_posted_behind_a_long_post_is_not_forgotten() {
 #[test]
 fn loom_what_is_posted_to_a_drained_queue_is_not_forgotten() {
     loom::model(|| {
-        let (_, model) = fabric_and_model(Alarms::AtPolls);
+        let (_, model) = subnet_and_model(Alarms::AtPolls);
         let go_to = |state| {
             let new = Settings { state, current_state: state, ..Settings::default() };
             model.a.modify(&new, QpAttributes::STATE).unwrap();
@@ -123,7 +123,7 @@ fn loom_what_is_posted_to_a_drained_queue_is_not_forgotten() {
 #[test]
 fn loom_who_waits_for_a_receiver_that_goes_finds_out() {
     loom::model(|| {
-        let (_, model) = fabric_and_model(Alarms::AtPolls);
+        let (_, model) = subnet_and_model(Alarms::AtPolls);
         let sender = {
             let a = Arc::clone(&model.a);
             thread::spawn(move || post(&a, 1, &[], None))
@@ -142,12 +142,12 @@ fn loom_who_waits_for_a_receiver_that_goes_finds_out() {
 #[test]
 fn loom_a_sender_whose_deadline_passes_sends_or_gives_up() {
     loom::model(|| {
-        let (fabric, model) = fabric_and_model(Alarms::WithThread);
+        let (subnet, model) = subnet_and_model(Alarms::WithThread);
         model.a.send.lock().requester.rnr_retries = 1;
         post(&model.a, 1, &[], None);
-        fabric.let_time_pass();
+        subnet.let_time_pass();
         model.b.post_receive(11, &[], &mut Turn::new()).unwrap();
-        fabric.thread_ends();
+        subnet.thread_ends();
         let status = match &polled(&model.a.send_cq)[..] {
             &[(1, status)] => status,
             others => panic!("{others:?}"),
@@ -166,13 +166,13 @@ fn loom_a_sender_whose_deadline_passes_sends_or_gives_up() {
 #[test]
 fn loom_a_sender_whose_deadline_passes_gives_up() {
     loom::model(|| {
-        let (fabric, model) = fabric_and_model(Alarms::WithThread);
+        let (subnet, model) = subnet_and_model(Alarms::WithThread);
         model.a.send.lock().requester.rnr_retries = 1;
         post(&model.a, 1, &[], None);
-        fabric.rest();
+        subnet.rest();
         assert!(polled(&model.a.send_cq).is_empty());
-        fabric.let_time_pass();
-        fabric.thread_ends();
+        subnet.let_time_pass();
+        subnet.thread_ends();
         assert_eq!(polled(&model.a.send_cq), [(1, WcStatus::RNR_RETRY_EXC_ERR)]);
         model.end();
     });
@@ -183,7 +183,7 @@ fn loom_a_sender_whose_deadline_passes_gives_up() {
 #[test]
 fn loom_a_queue_pair_may_go_while_its_alarm_rings() {
     loom::model(|| {
-        let (fabric, model) = fabric_and_model(Alarms::AtPolls);
+        let (subnet, model) = subnet_and_model(Alarms::AtPolls);
         let Model { a, b } = model;
         a.alarm.set(crate::fabric::clock::Time::AT_ONCE);
         let poller = {
@@ -191,7 +191,7 @@ fn loom_a_queue_pair_may_go_while_its_alarm_rings() {
             thread::spawn(move || assert!(polled(&queue).is_empty()))
         };
         // Its alarm is taken, and rings.
-        while fabric.timers.is_set() {
+        while subnet.timers.is_set() {
             thread::yield_now();
         }
         let last = Arc::clone(&a);
@@ -202,7 +202,7 @@ fn loom_a_queue_pair_may_go_while_its_alarm_rings() {
         drop(last);
         poller.join().unwrap();
         assert!(polled(&b.send_cq).is_empty());
-        assert!(!fabric.timers.is_set());
+        assert!(!subnet.timers.is_set());
         b.destroy();
     });
 }
@@ -213,18 +213,18 @@ fn loom_a_queue_pair_may_go_while_its_alarm_rings() {
 fn loom_what_is_held_back_is_not_forgotten() {
     for with_step in [false, true] {
         loom::model(move || {
-            let fabric = Fabric::of_model_with(Alarms::WithThread);
-            let device = device_of(fabric, Schedule::Deferred { seed: 1 });
+            let subnet = Subnet::of_model_with(Alarms::WithThread);
+            let device = device_of(subnet, Schedule::Deferred { seed: 1 });
             let model = Model::on(device);
             let source = Memory::of_length(TURN, &model.a.pd, 1);
             let sink = Memory::of_length(TURN, &model.b.pd, 0);
             post(&model.a, 1, &[source.sge()], Some(sink.sge()));
-            fabric.let_time_pass();
+            subnet.let_time_pass();
             if with_step {
                 device.deferred.as_ref().unwrap().step();
             }
             post(&model.a, 2, &[], Some(Sge::default()));
-            fabric.thread_ends();
+            subnet.thread_ends();
             assert_eq!(polled(&model.a.send_cq), [(1, DONE), (2, DONE)]);
             model.end();
         });

@@ -3,8 +3,8 @@ use std::sync::{Mutex, OnceLock};
 use super::shared::SharedReceiveQueue;
 use super::*;
 use crate::device::Device;
+use crate::device::subnet::Subnet;
 use crate::engine::events::report::Reporter;
-use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::limits::Limits;
 use crate::link::Link;
@@ -127,14 +127,14 @@ impl Waiter for Sender {
 /// If all were informed, all but one would find that another has taken the request.
 #[test]
 fn a_shared_receive_wakes_one_sender_of_other_processes() {
-    static FABRIC: Fabric = Fabric::new();
+    static SUBNET: Subnet = Subnet::new();
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let (limits, schedule, seed) = (Limits::default(), Schedule::Immediate, Seed::new(1));
     let device = DEVICE.get_or_init(|| {
-        Device::new(&FABRIC, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed)
+        Device::new(&SUBNET, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed)
     });
     let pd = ProtectionDomain::new(&device.memory);
-    let queue = SharedReceiveQueue::new(&FABRIC, &pd, 8, 1, Reporter::silent()).unwrap();
+    let queue = SharedReceiveQueue::new(&SUBNET, &pd, 8, 1, Reporter::silent()).unwrap();
     let informed = Arc::default();
     let senders: Vec<Arc<Sender>> = [true, true, false, true, false]
         .into_iter()

@@ -139,6 +139,7 @@ mod tests {
 
     use super::*;
     use crate::address::{Address, AddressVector, GidEntry, Route};
+    use crate::device::subnet::Subnet;
     use crate::engine::completion::CompletionQueue;
     use crate::engine::events::report::Reporter;
     use crate::engine::group;
@@ -147,7 +148,6 @@ mod tests {
     use crate::engine::queue_pair::service::Service;
     use crate::engine::requester::drive::{Turn, Work};
     use crate::engine::requester::request::{Payload, Request};
-    use crate::fabric::Fabric;
     use crate::fabric::random::Seed;
     use crate::limits::Limits;
     use crate::link::Link;
@@ -157,18 +157,18 @@ mod tests {
 
     const GROUP: Gid = Gid::from_bytes([0xff; 16]);
 
-    fn member(fabric: &'static Fabric, name: &str, seed: u8) -> Arc<QueuePair> {
+    fn member(subnet: &'static Subnet, name: &str, seed: u8) -> Arc<QueuePair> {
         let (limits, schedule) = (Limits::default(), Schedule::Immediate);
         let (link, seed) = (Link::Ethernet, Seed::new(seed));
         let mut device =
-            Device::new(fabric, name.into(), link, Vec::new(), limits, schedule, &seed);
+            Device::new(subnet, name.into(), link, Vec::new(), limits, schedule, &seed);
         device.force_wire = true;
-        let device = fabric.devices.add(device).unwrap();
+        let device = subnet.add(device).unwrap();
         let capacity =
             Capacity { send_wr: 4, receive_wr: 4, send_sge: 1, receive_sge: 1, inline: 0 };
         let init = Init { service: Service::UnreliableDatagram, capacity, signal_all: false };
         let pd = ProtectionDomain::new(&device.memory);
-        let queue = || Arc::new(CompletionQueue::new(fabric, 8, None).unwrap());
+        let queue = || Arc::new(CompletionQueue::new(subnet, 8, None).unwrap());
         let reporter = Reporter::silent();
         let member =
             QueuePair::create(device, &pd, &queue(), &queue(), None, init, reporter).unwrap();
@@ -182,8 +182,8 @@ mod tests {
     /// As long as an inbox has no space the packet is in none; then it is in each once.
     #[test]
     fn a_packet_goes_to_all_inboxes_or_to_none() {
-        static FABRIC: Fabric = Fabric::new();
-        let members = [("one", 1), ("two", 2)].map(|(name, seed)| member(&FABRIC, name, seed));
+        static SUBNET: Subnet = Subnet::new();
+        let members = [("one", 1), ("two", 2)].map(|(name, seed)| member(&SUBNET, name, seed));
         let mut rooms = [[0_u8; 40]; 2];
         for (member, room) in members.iter().zip(&mut rooms) {
             let addr = room.as_mut_ptr().expose_provenance() as u64;
@@ -195,7 +195,7 @@ mod tests {
             }
         }
         let heard = || {
-            FABRIC.unsettled.settle();
+            SUBNET.unsettled.settle();
             members.each_ref().map(|member| {
                 let mut count = 0;
                 member.receive_cq.poll(8, |_, _, _| count += 1).unwrap();

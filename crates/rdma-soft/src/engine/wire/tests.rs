@@ -11,6 +11,7 @@ use rdma_types::{AsyncEventKind, Psn, QpAttributes, QpState, WcStatus};
 
 use super::*;
 use crate::address::Address;
+use crate::device::subnet::Subnet;
 use crate::engine::completion::CompletionQueue;
 use crate::engine::completion::work_completion::Source;
 use crate::engine::events::report::Reporter;
@@ -20,7 +21,6 @@ use crate::engine::requester::drive::Turn;
 use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::{requester, responder};
-use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::limits::Limits;
 use crate::link::Link;
@@ -36,9 +36,9 @@ const PATH: Path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
 fn device(place: &'static OnceLock<Device>) -> &'static Device {
     let (limits, schedule, link) = (Limits::default(), Schedule::Immediate, Link::InfiniBand);
     place.get_or_init(|| {
-        let fabric: &'static Fabric = Box::leak(Box::new(Fabric::new()));
-        fabric.serve_by_polls_alone();
-        Device::new(fabric, "d".into(), link, Vec::new(), limits, schedule, &Seed::new(1))
+        let subnet: &'static Subnet = Box::leak(Box::new(Subnet::new()));
+        subnet.serve_by_polls_alone();
+        Device::new(subnet, "d".into(), link, Vec::new(), limits, schedule, &Seed::new(1))
     })
 }
 

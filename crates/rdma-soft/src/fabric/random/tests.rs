@@ -3,7 +3,7 @@
 use super::*;
 use crate::device::Device;
 use crate::device::gid_place::GidPlace;
-use crate::fabric::Fabric;
+use crate::device::subnet::Subnet;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::memory::region::Region;
@@ -29,11 +29,11 @@ const fn inverse(odd: u64) -> u64 {
     x
 }
 
-static FABRIC: Fabric = Fabric::new();
+static SUBNET: Subnet = Subnet::new();
 
 fn device(gids: Vec<GidPlace>, seed: &Seed) -> Device {
     let (name, limits) = ("attacked".to_owned(), Limits::default());
-    Device::new(&FABRIC, name, Link::Ethernet, gids, limits, Schedule::Immediate, seed)
+    Device::new(&SUBNET, name, Link::Ethernet, gids, limits, Schedule::Immediate, seed)
 }
 
 fn first_key(device: &Device) -> u32 {

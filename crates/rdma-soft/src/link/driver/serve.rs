@@ -103,10 +103,10 @@ impl Driver {
     /// Takes what has come, and rests as long as that has taken if it was for nobody: a stranger that sends without end
     /// gets no more than half of a processor.
     fn drive_and_rest(&'static self) -> bool {
-        let (begin, before) = (self.fabric.clock.now(), self.useless.load(Ordering::Relaxed));
+        let (begin, before) = (self.subnet.clock.now(), self.useless.load(Ordering::Relaxed));
         let found = self.drive();
         if self.useless.load(Ordering::Relaxed) != before {
-            std::thread::sleep(self.fabric.clock.now().since(begin));
+            std::thread::sleep(self.subnet.clock.now().since(begin));
         }
         found
     }
@@ -140,11 +140,11 @@ impl Driver {
         }
         self.see_to_near(true);
         let has_come = || near.iter().flatten().any(|near| near.has_come());
-        let (mut last, mut polls, mut polled) = (self.fabric.clock.now(), self.polls(), None);
+        let (mut last, mut polls, mut polled) = (self.subnet.clock.now(), self.polls(), None);
         let mut taken = 0;
         while taken < TAKES {
             std::hint::spin_loop();
-            let now = self.fabric.clock.now();
+            let now = self.subnet.clock.now();
             if self.polls() != polls {
                 if !called {
                     return false;
@@ -158,7 +158,7 @@ impl Driver {
             } else if polled.is_none_or(|polled| now.since(polled) >= POLLED) {
                 self.look_near();
                 taken += 1;
-                last = self.fabric.clock.now();
+                last = self.subnet.clock.now();
             }
         }
         true

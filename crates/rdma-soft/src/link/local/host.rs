@@ -15,12 +15,12 @@ use super::listener::Admits;
 use super::names::Names;
 use super::neighbor::Neighbor;
 use super::{connect_to, listen_at, user_at};
-use crate::device::notices::tell_aside;
 use crate::device::{Device, Host};
 use crate::engine::Refusal;
 use crate::engine::queue_pair::qpn::slot_of;
 use crate::engine::wire::Carrier;
 use crate::fabric::random::Seed;
+use crate::fabric::tellers::tell_aside;
 use crate::sync::locked;
 
 /// Which processes of the host share a device, so that their queue pairs reach each other. They are in one network

@@ -97,7 +97,7 @@ impl Listener {
     /// The connections wait, and nobody is to look at them all the time.
     fn put_off(&self) {
         self.driver.set_flags(self.end, &self.socket, epoll::EventFlags::empty());
-        self.alarm.set(self.driver.fabric.clock.now() + RETRY);
+        self.alarm.set(self.driver.subnet.clock.now() + RETRY);
     }
 
     /// Takes what another process sends by a connection, if it may.

@@ -20,8 +20,8 @@ use super::*;
 use crate::address::{Address, Path};
 use crate::device::Host as _;
 use crate::device::gid_place::GidPlace;
+use crate::device::subnet::Subnet;
 use crate::engine::wire::Carrier as _;
-use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::limits::Limits;
 use crate::link::Link;
@@ -32,34 +32,34 @@ use crate::link::ring::CAPACITY;
 use crate::schedule::Schedule;
 
 struct World {
-    fabric: OnceLock<Fabric>,
+    subnet: OnceLock<Subnet>,
     device: OnceLock<Device>,
     driver: OnceLock<Driver>,
 }
 
 impl World {
     const fn new() -> Self {
-        Self { fabric: OnceLock::new(), device: OnceLock::new(), driver: OnceLock::new() }
+        Self { subnet: OnceLock::new(), device: OnceLock::new(), driver: OnceLock::new() }
     }
 
     /// A device, and a driver that no thread serves.
     fn get(&'static self) -> (&'static Device, &'static Driver) {
-        self.get_with(Fabric::new)
+        self.get_with(Subnet::new)
     }
 
-    fn get_with(&'static self, fabric: fn() -> Fabric) -> (&'static Device, &'static Driver) {
-        let fabric = self.fabric.get_or_init(fabric);
-        fabric.serve_by_polls_alone();
+    fn get_with(&'static self, subnet: fn() -> Subnet) -> (&'static Device, &'static Driver) {
+        let subnet = self.subnet.get_or_init(subnet);
+        subnet.serve_by_polls_alone();
         let (limits, schedule) = (Limits::default(), Schedule::Immediate);
         let (link, seed) = (Link::Ethernet, Seed::new(1));
         let device = self.device.get_or_init(|| {
             let (name, gids) = ("d".to_owned(), GidPlace::usual(link));
-            let mut device = Device::new(fabric, name, link, gids, limits, schedule, &seed);
+            let mut device = Device::new(subnet, name, link, gids, limits, schedule, &seed);
             let (host, seed) = LocalHost::new("d", "", Peers::SameUser, None).unwrap();
             device.join_host(Box::new(host), &seed);
             device
         });
-        (device, self.driver.get_or_init(|| Driver::new(fabric).unwrap()))
+        (device, self.driver.get_or_init(|| Driver::new(subnet).unwrap()))
     }
 }
 

@@ -256,7 +256,7 @@ impl Receiver {
 
     /// Whether a packet to a group comes from this process, whose members have it already.
     fn is_own(&self, path: &Path) -> bool {
-        self.group.is_some() && self.device.fabric.devices.at(Link::Ethernet, &path.local).is_some()
+        self.group.is_some() && self.device.subnet.at(Link::Ethernet, &path.local).is_some()
     }
 
     /// What is said of a datagram beside its headers.

@@ -4,8 +4,8 @@ use std::thread;
 
 use super::*;
 use crate::device::Device;
+use crate::device::subnet::Subnet;
 use crate::engine::completion::CompletionQueue;
-use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::limits::Limits;
 use crate::link::Link;
@@ -89,17 +89,17 @@ fn a_visit_at_the_end_of_a_thread_is_waited_for() {
 #[test]
 fn a_thread_that_never_posted_is_not_in_the_list() {
     // Where a leak checker finds it.
-    static FABRIC: Fabric = Fabric::new();
+    static SUBNET: Subnet = Subnet::new();
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let (limits, schedule) = (Limits::default(), Schedule::Immediate);
     let new = || {
         let seed = Seed::new(1);
-        Device::new(&FABRIC, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed)
+        Device::new(&SUBNET, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed)
     };
     let device = DEVICE.get_or_init(new);
     thread::spawn(|| {
         let pd = ProtectionDomain::new(&device.memory);
-        let cq = CompletionQueue::new(&FABRIC, 1, None).unwrap();
+        let cq = CompletionQueue::new(&SUBNET, 1, None).unwrap();
         let memory = [0u8; 8];
         let address = memory.as_ptr().expose_provenance() as u64;
         let registration = pd.register(address, 8, address, 0).unwrap();

@@ -9,6 +9,7 @@ use rdma_types::{AccessFlags, QpState};
 
 use super::*;
 use crate::device::Device;
+use crate::device::subnet::Subnet;
 use crate::engine::completion::CompletionQueue;
 use crate::engine::events::report::Reporter;
 use crate::engine::operation::{Opcode, Operation};
@@ -17,7 +18,6 @@ use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::Peer;
-use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::limits::Limits;
 use crate::link::Link;
@@ -30,11 +30,11 @@ use crate::sync::while_one_waits;
 static DEVICES: OnceLock<Mutex<Vec<&'static Device>>> = OnceLock::new();
 
 fn device(schedule: Schedule) -> &'static Device {
-    let fabric: &'static Fabric = Box::leak(Box::new(Fabric::new()));
-    fabric.serve_by_polls_alone();
+    let subnet: &'static Subnet = Box::leak(Box::new(Subnet::new()));
+    subnet.serve_by_polls_alone();
     let (limits, seed) = (Limits::default(), Seed::new(1));
     let device =
-        Device::new(fabric, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed);
+        Device::new(subnet, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed);
     let device: &'static Device = Box::leak(Box::new(device));
     DEVICES.get_or_init(Mutex::default).lock().unwrap().push(device);
     device
@@ -161,12 +161,12 @@ fn a_turn_is_of_so_many_bytes() {
 fn what_a_turn_leaves_goes_on_within_a_millisecond() {
     for schedule in [Schedule::Immediate, Schedule::Deferred { seed: 3 }] {
         let pair = Pair::new(schedule, 8);
-        let fabric = pair.a.device.fabric;
+        let subnet = pair.a.device.subnet;
         pair.queue(40, 0);
-        assert_eq!(fabric.timers.next(), None);
+        assert_eq!(subnet.timers.next(), None);
         pair.a.send.lock().leave_rest(&pair.a);
-        let latest = fabric.clock.now() + Duration::from_millis(1);
-        let set = fabric.timers.next();
+        let latest = subnet.clock.now() + Duration::from_millis(1);
+        let set = subnet.timers.next();
         assert!(set.is_some_and(|at| at <= latest), "{set:?} of {latest:?}, {schedule:?}");
         pair.end();
     }

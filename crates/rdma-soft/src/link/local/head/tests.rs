@@ -5,7 +5,7 @@ use rdma_proto::wire::Operation;
 
 use super::*;
 use crate::device::gid_place::GidPlace;
-use crate::fabric::Fabric;
+use crate::device::subnet::Subnet;
 use crate::fabric::random::Seed;
 use crate::limits::Limits;
 use crate::link::Link;
@@ -14,13 +14,13 @@ use crate::schedule::Schedule;
 
 /// One of each link layer.
 fn devices() -> &'static [Device; 2] {
-    static FABRIC: Fabric = Fabric::new();
+    static SUBNET: Subnet = Subnet::new();
     static DEVICES: OnceLock<[Device; 2]> = OnceLock::new();
     DEVICES.get_or_init(|| {
         [Link::Ethernet, Link::InfiniBand].map(|link| {
             let (limits, schedule) = (Limits::default(), Schedule::Immediate);
             let gids = GidPlace::usual(link);
-            Device::new(&FABRIC, "d".into(), link, gids, limits, schedule, &Seed::new(1))
+            Device::new(&SUBNET, "d".into(), link, gids, limits, schedule, &Seed::new(1))
         })
     })
 }

@@ -23,7 +23,7 @@ struct Scene {
 
 impl Scene {
     fn new(world: &'static World) -> Self {
-        let (device, driver) = world.get_with(Fabric::with_set_clock);
+        let (device, driver) = world.get_with(Subnet::with_set_clock);
         let (neighbor, far, ring) = neighbor(device, driver);
         Self { device, neighbor, ring, _far: far }
     }
@@ -101,9 +101,9 @@ impl Scene {
     }
 
     fn go_on(&self, duration: Duration) {
-        let fabric = self.device.fabric;
-        fabric.clock.go_on_to(fabric.clock.now() + duration);
-        fabric.ring_due_alarms();
+        let subnet = self.device.fabric;
+        subnet.clock.go_on_to(subnet.clock.now() + duration);
+        subnet.ring_due_alarms();
     }
 
     fn stalled(&self) -> u64 {

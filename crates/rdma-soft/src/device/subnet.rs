@@ -1,13 +1,17 @@
-//! The devices of a fabric, and who of them is where, from which none is ever removed; and those that programs
-//! see, of whatever fabric.
+//! Devices that can reach each other: their fabric, who of them is where, from which none is ever removed, and what is
+//! between them; and those that programs see, of whatever subnet.
 
+use std::ops::Deref;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use crate::address::{Address, GidEntry};
 use crate::device::Device;
 use crate::fabric::Fabric;
+#[cfg(loom)]
+use crate::fabric::timers::model::Alarms;
 use crate::link::Link;
+use crate::link::simulation::Links;
 use crate::profile::Profile;
 use crate::sync::locked;
 
@@ -80,29 +84,29 @@ fn profiles() -> String {
 #[derive(Debug)]
 pub(crate) struct Installed {
     devices: Mutex<Vec<&'static Device>>,
-    /// Fabrics whose devices nobody sees any more: here a leak checker finds them.
-    gone: Mutex<Vec<&'static Fabric>>,
+    /// Subnets whose devices nobody sees any more: here a leak checker finds them.
+    gone: Mutex<Vec<&'static Subnet>>,
 }
 
 pub(crate) static INSTALLED: Installed =
     Installed { devices: Mutex::new(Vec::new()), gone: Mutex::new(Vec::new()) };
 
 impl Installed {
-    /// Adds a device that was made for its fabric, to that, too, unless there is one of that name.
+    /// Adds a device that was made for its subnet, to that, too, unless there is one of that name.
     pub(crate) fn add(&self, device: Device) -> Result<&'static Device, InstallError> {
         let mut installed = locked(&self.devices);
         if installed.iter().any(|other| other.name == device.name) {
             return Err(InstallError::NameTaken(device.name));
         }
-        let device = device.fabric.devices.add(device)?;
+        let device = device.subnet.add(device)?;
         installed.push(device);
         Ok(device)
     }
 
-    pub(crate) fn remove_those_of(&self, fabric: &'static Fabric) {
-        locked(&self.devices).retain(|device| !std::ptr::eq(device.fabric, fabric));
-        locked(&self.gone).push(fabric);
-        fabric.devices.one_by_one().for_each(Device::leave_network);
+    pub(crate) fn remove_those_of(&self, subnet: &'static Subnet) {
+        locked(&self.devices).retain(|device| !std::ptr::eq(device.subnet, subnet));
+        locked(&self.gone).push(subnet);
+        subnet.devices().for_each(Device::leave_network);
     }
 
     pub(crate) fn all(&self) -> Vec<&'static Device> {
@@ -114,19 +118,79 @@ impl Installed {
     }
 }
 
-/// Those of one fabric.
-#[derive(Debug)]
-pub(crate) struct Devices(Mutex<Vec<&'static Device>>);
+/// Devices, and what they share.
+pub(crate) struct Subnet {
+    fabric: Fabric,
+    devices: Mutex<Vec<&'static Device>>,
+    /// What is between the devices, if time is virtual.
+    pub(crate) links: Option<Arc<Links>>,
+}
 
-impl Devices {
-    pub(super) const fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
+impl Deref for Subnet {
+    type Target = Fabric;
+    fn deref(&self) -> &Fabric {
+        &self.fabric
+    }
+}
+
+impl std::fmt::Debug for Subnet {
+    /// Without its devices, which would print it again.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Subnet").finish_non_exhaustive()
+    }
+}
+
+impl Subnet {
+    #[cfg(not(loom))]
+    pub(crate) const fn new() -> Self {
+        Self::of(Fabric::new())
     }
 
-    /// Adds a device that was made for this fabric, unless there is one of that name. Its identity is drawn
+    const fn of(fabric: Fabric) -> Self {
+        Self { fabric, devices: Mutex::new(Vec::new()), links: None }
+    }
+
+    /// A subnet in virtual time.
+    #[cfg(not(loom))]
+    pub(crate) fn simulated(seed: u64) -> Self {
+        let links = Arc::new(Links::new(seed));
+        let fabric = Fabric::simulated(seed, Arc::<Links>::clone(&links));
+        Self { links: Some(links), ..Self::of(fabric) }
+    }
+
+    /// The subnet of all devices that are in no [network](crate::Network).
+    pub(crate) fn of_process() -> &'static Self {
+        #[cfg(not(loom))]
+        static OF_PROCESS: Subnet = Subnet::new();
+        // No model has it: what is in it belongs to one run of a model.
+        #[cfg(loom)]
+        static OF_PROCESS: std::sync::LazyLock<Subnet> =
+            std::sync::LazyLock::new(|| Subnet::of(Fabric::with(Alarms::None)));
+        &OF_PROCESS
+    }
+
+    /// The subnet of one model, which is never freed, as its devices are not. No alarm ever rings in it.
+    #[cfg(all(test, loom))]
+    pub(crate) fn of_model() -> &'static Self {
+        Self::of_model_with(Alarms::None)
+    }
+
+    /// The subnet of one model, with alarms.
+    #[cfg(all(test, loom))]
+    pub(crate) fn of_model_with(alarms: Alarms) -> &'static Self {
+        Box::leak(Box::new(Self::of(Fabric::with(alarms))))
+    }
+
+    /// The subnet of a test, whose clock goes on when the test says so.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn with_set_clock() -> Self {
+        Self::of(Fabric::with_set_clock())
+    }
+
+    /// Adds a device that was made for this subnet, unless there is one of that name. Its identity is drawn
     /// again until no other device here shares an address with it: 16 bits of LID alone collide soon.
     pub(crate) fn add(&self, mut device: Device) -> Result<&'static Device, InstallError> {
-        let mut devices = locked(&self.0);
+        let mut devices = locked(&self.devices);
         if devices.iter().any(|other| other.name == device.name) {
             return Err(InstallError::NameTaken(device.name));
         }
@@ -150,13 +214,43 @@ impl Devices {
     }
 
     /// All devices, without a list of them: each is looked up when it is its turn.
-    pub(crate) fn one_by_one(&self) -> impl Iterator<Item = &'static Device> {
-        (0..).map_while(|n| locked(&self.0).get(n).copied())
+    pub(crate) fn devices(&self) -> impl Iterator<Item = &'static Device> {
+        (0..).map_while(|n| locked(&self.devices).get(n).copied())
     }
 
     /// The device with that port address on that kind of link.
     pub(crate) fn at(&self, link: Link, address: &Address) -> Option<&'static Device> {
-        let devices = locked(&self.0);
+        let devices = locked(&self.devices);
         devices.iter().copied().find(|device| device.link == link && device.has_address(address))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::address::Address;
+    use crate::fabric::random::Seed;
+    use crate::limits::Limits;
+    use crate::schedule::Schedule;
+
+    fn add(subnet: &'static Subnet) -> Result<&'static Device, InstallError> {
+        let (link, limits, schedule) = (Link::InfiniBand, Limits::default(), Schedule::Immediate);
+        let seed = Seed::new(1);
+        let device = Device::new(subnet, "twin".into(), link, Vec::new(), limits, schedule, &seed);
+        subnet.add(device)
+    }
+
+    #[test]
+    fn devices_of_two_subnets_share_neither_names_nor_addresses() {
+        static SUBNETS: [Subnet; 2] = [const { Subnet::new() }; 2];
+        let [one, other] = SUBNETS.each_ref().map(|subnet| add(subnet).unwrap());
+        // Within one subnet the name would be taken and the identity drawn again.
+        assert_eq!(one.guid(), other.guid());
+        let address = Address::Lid(one.identity.lid);
+        for (subnet, device) in SUBNETS.iter().zip([one, other]) {
+            assert!(matches!(add(subnet), Err(InstallError::NameTaken(_))));
+            let found = subnet.at(device.link, &address);
+            assert!(std::ptr::eq(found.unwrap(), device));
+        }
     }
 }

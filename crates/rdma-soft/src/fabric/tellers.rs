@@ -1,0 +1,85 @@
+//! Threads that tell the program's subscriber of [`tracing`] what has come to pass.
+//!
+//! A subscriber is the program's: it may call verbs, wait, or panic. Who finds a packet to be dropped holds locks,
+//! and who settles may be in the midst of a call of the program, even in a critical region. So events come from a
+//! thread of their own, which ends when they are told.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tracing::Dispatch;
+use tracing::subscriber::NoSubscriber;
+
+#[cfg(not(loom))]
+use crate::fabric::thread;
+
+/// Tells a subscriber.
+pub(crate) type Tell = Box<dyn FnOnce() + Send>;
+
+/// Somebody who has something to tell now and then.
+pub(crate) trait Tells: Send + Sync + std::fmt::Debug {
+    /// Takes what is due, if there is something.
+    fn take(&'static self) -> Option<Tell>;
+
+    /// Nobody can be told now.
+    fn put_off(&self);
+}
+
+/// How many threads tell at a time. A subscriber that is slow, or virtual time that is fast, makes no more.
+const TELLERS: usize = 4;
+pub(crate) static TELLING: AtomicUsize = AtomicUsize::new(0);
+
+/// One of those threads, also if the subscriber panics.
+struct Teller;
+
+impl Teller {
+    fn new() -> Option<Self> {
+        let one_more = |count| (count < TELLERS).then_some(count + 1);
+        TELLING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Self)
+    }
+}
+
+impl Drop for Teller {
+    fn drop(&mut self) {
+        TELLING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Has these tell what they have to tell, on a thread of its own, to the subscriber of this one. Where no thread can
+/// be started, nobody hears.
+pub(crate) fn tell(who: &[&'static dyn Tells]) {
+    // Who has none to tell is no teller.
+    let subscriber = subscriber();
+    let Some((subscriber, teller)) = subscriber.and_then(|one| Some((one, Teller::new()?))) else {
+        return who.iter().for_each(|one| one.put_off());
+    };
+    let due: Vec<_> = who.iter().filter_map(|one| one.take()).collect();
+    if due.is_empty() {
+        return;
+    }
+    tell_to(subscriber, move || {
+        let _teller = teller;
+        due.into_iter().for_each(|tell| tell());
+    });
+}
+
+/// Tells something else so, by who settles.
+pub(crate) fn tell_aside(tell: impl FnOnce() + Send + 'static) {
+    if let Some(subscriber) = subscriber() {
+        tell_to(subscriber, tell);
+    }
+}
+
+/// Nobody, if this thread has none, or is in the midst of one.
+fn subscriber() -> Option<Dispatch> {
+    let subscriber = tracing::dispatcher::get_default(Dispatch::clone);
+    (!subscriber.is::<NoSubscriber>()).then_some(subscriber)
+}
+
+fn tell_to(subscriber: Dispatch, tell: impl FnOnce() + Send + 'static) {
+    let tell = move || tracing::dispatcher::with_default(&subscriber, tell);
+    // Models have threads of their own.
+    #[cfg(not(loom))]
+    let _ = thread::spawn("rdma-soft told", thread::STACK_OF_PROGRAM, tell);
+    #[cfg(loom)]
+    drop(tell);
+}

@@ -1,0 +1,253 @@
+//! Links in virtual time: packets that arrive, or are lost, and links that change.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Mutex;
+
+use rdma_proto::Burst;
+use rdma_proto::wire::Headers;
+
+use crate::address::Path;
+use crate::device::Device;
+use crate::device::notices::{Reason, Whose};
+use crate::fabric::clock::Time;
+use crate::fabric::random::SplitMix;
+use crate::fabric::simulation::Events;
+use crate::link::frame;
+use crate::link::memory::{Datagram, Letter};
+use crate::link::model::{Direction, Fate, LinkModel};
+use crate::sync::locked;
+
+/// Ethernet, IPv4, UDP, BTH and ICRC: about what packets have beside their payload.
+const HEADERS: u64 = 14 + 20 + 8 + 12 + 4;
+
+/// What is between the devices of a simulated subnet.
+#[derive(Debug)]
+pub(crate) struct Links {
+    net: Mutex<Net>,
+}
+
+#[derive(Debug)]
+struct Net {
+    random: SplitMix,
+    /// The model of links that have none of their own.
+    model: LinkModel,
+    /// By the names of sender and receiver.
+    directions: BTreeMap<(&'static str, &'static str), Direction>,
+    /// What is to happen.
+    events: BinaryHeap<Reverse<Event>>,
+    /// How many there have been.
+    numbered: u64,
+    /// How many packets were sent.
+    packets: u64,
+    trace: DefaultHasher,
+}
+
+#[derive(Debug)]
+struct Event {
+    at: Time,
+    /// Orders events of the same moment.
+    number: u64,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    /// A packet arrives.
+    Packet { to: &'static Device, letter: Box<Letter> },
+    /// A link does something else from now on.
+    Change { from: &'static Device, to: &'static Device, model: LinkModel },
+}
+
+impl PartialEq for Event {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Event {}
+
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Event {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+impl Links {
+    pub(crate) fn new(seed: u64) -> Self {
+        let net = Net {
+            random: SplitMix::new(seed),
+            model: LinkModel::new(),
+            directions: BTreeMap::new(),
+            events: BinaryHeap::new(),
+            numbered: 0,
+            packets: 0,
+            trace: DefaultHasher::new(),
+        };
+        Self { net: Mutex::new(net) }
+    }
+
+    /// What all links do that have no model of their own.
+    pub(crate) fn set_all(&self, model: LinkModel) {
+        locked(&self.net).model = model;
+    }
+
+    /// What the link does from one device to another, from that time on.
+    pub(crate) fn set(
+        &self,
+        at: Time,
+        from: &'static Device,
+        to: &'static Device,
+        model: LinkModel,
+    ) {
+        let mut net = locked(&self.net);
+        if at <= from.fabric.clock.now() {
+            net.direction(from, to).model = Some(model);
+        } else {
+            net.plan(at, What::Change { from, to, model });
+        }
+    }
+
+    /// Nobody sends any more, and nobody takes what is in flight.
+    pub(crate) fn retire(&self) {
+        let mut net = locked(&self.net);
+        net.events = BinaryHeap::new();
+        net.directions = BTreeMap::new();
+    }
+
+    /// How many packets were sent.
+    pub(crate) fn packets(&self) -> u64 {
+        locked(&self.net).packets
+    }
+
+    /// A number that depends on each packet that was sent, and on what became of it.
+    pub(crate) fn trace(&self) -> u64 {
+        locked(&self.net).trace.finish()
+    }
+
+    /// Puts packets on their way. Says how many will arrive.
+    pub(crate) fn send(
+        &self,
+        from: &'static Device,
+        to: &'static Device,
+        path: Path,
+        burst: &Burst,
+        datagram: Option<Datagram>,
+        payload: &[u8],
+    ) -> usize {
+        let now = to.fabric.clock.now();
+        let mut net = locked(&self.net);
+        let (mut arriving, mut damaged) = (0, 0);
+        for (mut headers, mut payload) in burst.packets(payload) {
+            let fate = net.fate(from, to, HEADERS + payload.len() as u64, now);
+            net.note(now, (from, to), &headers, payload, &fate);
+            let frame;
+            if fate.flipped > 0 {
+                frame = net.flip(fate.flipped, path, datagram, &headers, payload);
+                let Ok(found) = frame::check(to.link, &frame) else {
+                    damaged += 1;
+                    continue;
+                };
+                (headers, payload) = (found.headers, &frame[found.payload]);
+            }
+            let burst = Burst::single(headers, payload.len());
+            for at in [fate.arrives, fate.again].into_iter().flatten() {
+                let letter = Box::new(Letter::new(path, burst, datagram, payload.into()));
+                net.plan(at, What::Packet { to, letter });
+                arriving += 1;
+            }
+        }
+        drop(net);
+        if damaged > 0 {
+            // Who receives them drops them.
+            let qpn = burst.header.bth.destination.get();
+            let whose = Whose { qpn, peer_qpn: None, address: Some(path.local) };
+            to.drop_packets(Reason::Damaged, damaged, whose);
+        }
+        arriving
+    }
+}
+
+impl Events for Links {
+    fn next(&self) -> Option<Time> {
+        locked(&self.net).events.peek().map(|Reverse(event)| event.at)
+    }
+
+    fn happen(&self) {
+        let mut net = locked(&self.net);
+        match net.events.pop() {
+            Some(Reverse(Event { what: What::Packet { to, letter }, .. })) => {
+                drop(net);
+                to.inbox().arrive(*letter);
+            }
+            Some(Reverse(Event { what: What::Change { from, to, model }, .. })) => {
+                net.direction(from, to).model = Some(model);
+            }
+            None => {}
+        }
+    }
+}
+
+impl Net {
+    fn plan(&mut self, at: Time, what: What) {
+        self.numbered += 1;
+        self.events.push(Reverse(Event { at, number: self.numbered, what }));
+    }
+
+    fn direction(&mut self, from: &'static Device, to: &'static Device) -> &mut Direction {
+        self.directions.entry((&from.name, &to.name)).or_default()
+    }
+
+    fn fate(&mut self, from: &'static Device, to: &'static Device, bytes: u64, now: Time) -> Fate {
+        self.packets += 1;
+        let direction = self.directions.entry((&from.name, &to.name)).or_default();
+        // What a device sends to itself does not leave it.
+        let all = if from.name == to.name { LinkModel::new() } else { self.model };
+        let model = direction.model.unwrap_or(all);
+        direction.send(&model, bytes, now, &mut self.random)
+    }
+
+    /// The frame of a packet, of which so many bits are flipped.
+    fn flip(
+        &mut self,
+        bits: u32,
+        path: Path,
+        datagram: Option<Datagram>,
+        headers: &Headers,
+        payload: &[u8],
+    ) -> Vec<u8> {
+        let mut frame = Vec::new();
+        // What cannot be written is empty, and no packet.
+        let _ = frame::write(&path, datagram.as_ref(), headers, payload, &mut frame);
+        for _ in 0..bits {
+            let bit = self.random.below(8 * u32::try_from(frame.len()).unwrap_or(0));
+            if let Some(byte) = frame.get_mut(bit as usize / 8) {
+                *byte ^= 1 << (bit % 8);
+            }
+        }
+        frame
+    }
+
+    /// Neither addresses of memory nor sequence numbers: programs have others each time.
+    fn note(
+        &mut self,
+        now: Time,
+        (from, to): (&Device, &Device),
+        headers: &Headers,
+        payload: &[u8],
+        fate: &Fate,
+    ) {
+        let bth = &headers.bth;
+        let header = (bth.opcode.code(), bth.destination.get(), bth.ack_request);
+        let arrivals = [fate.arrives, fate.again].map(|at| at.map(Time::nanoseconds));
+        (now.nanoseconds(), &from.name, &to.name, header, payload).hash(&mut self.trace);
+        (arrivals, fate.flipped).hash(&mut self.trace);
+    }
+}
