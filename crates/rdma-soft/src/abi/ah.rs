@@ -15,7 +15,7 @@ use super::{number, pointer};
 use crate::address::{AddressAttributes, AddressVector, Route};
 use crate::device::Device;
 use crate::engine::Refusal;
-use crate::engine::requester::route_header::{self, IPV4_AT};
+use crate::engine::wire::route_header::{self, IPV4_AT};
 use crate::link::Link;
 
 /// The largest service level (IBTA volume 1, 7.6.5).

@@ -18,10 +18,11 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::responder::wire::Answers;
+use crate::engine::wire::letter::{Datagram, ExecutedWords, Letter};
+use crate::engine::wire::word::WordKey;
 use crate::fabric::clock::Time;
 use crate::fabric::turns::{Driven, Place};
-use crate::link::executed::WordKey;
-use crate::link::memory::{Datagram, ExecutedWords, Inbox, Letter};
+use crate::link::memory::Inbox;
 
 /// After how many packets the turn of a queue pair is over, and that of a device. The last run of packets is whole.
 pub(crate) const TURN: u32 = 16;
@@ -570,6 +571,9 @@ impl Driven for QueuePair {
     }
 }
 
+pub(crate) mod letter;
+pub(crate) mod route_header;
 pub(super) mod run;
 #[cfg(all(test, not(loom)))]
 mod tests;
+pub(crate) mod word;

@@ -491,10 +491,10 @@ mod tests {
     use super::*;
     use crate::address::{Address, Path};
     use crate::device::Device;
+    use crate::engine::wire::letter::Letter;
     use crate::fabric::random::Seed;
     use crate::limits::Limits;
     use crate::link::Link;
-    use crate::link::memory::Letter;
     use crate::schedule::Schedule;
 
     /// Another thread has read it, has closed the socket where it came from, and has not executed it yet.

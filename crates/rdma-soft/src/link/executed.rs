@@ -4,44 +4,8 @@
 
 use rdma_types::Psn;
 
+use crate::engine::wire::word::{GROUPS, WORDS, WordKey};
 use crate::sync::{AtomicU32, AtomicU64, Line, Ordering, fence};
-
-/// How many connections from one process to another have a word.
-pub(crate) const WORDS: usize = if cfg!(loom) { 2 } else { 1024 };
-/// How many words are looked at together.
-const GROUP: usize = if cfg!(loom) { 1 } else { 64 };
-pub(crate) const GROUPS: usize = WORDS / GROUP;
-
-/// Which word a connection has, and for the how manieth connection it is used: never 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct WordKey(u32);
-
-impl WordKey {
-    /// What a request says of it; 0 is none.
-    pub(crate) fn of(raw: u32) -> Option<Self> {
-        (raw != 0).then_some(Self(raw))
-    }
-
-    /// The key of a word for its next user, of which there were `users` in all. After many of them, keys come again.
-    #[expect(clippy::cast_possible_truncation, reason = "a remainder")]
-    pub(crate) fn new(index: usize, users: u32) -> Self {
-        const LIVES: u32 = u32::MAX / WORDS as u32;
-        let index = (index % WORDS) as u32;
-        Self((1 + users % LIVES) * WORDS as u32 + index)
-    }
-
-    pub(crate) fn raw(self) -> u32 {
-        self.0
-    }
-
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize % WORDS
-    }
-
-    pub(crate) fn group(self) -> usize {
-        self.index() / GROUP
-    }
-}
 
 /// What is in the memory that two processes share. Zeros are words that nobody has stored, and each of which is told.
 #[derive(Debug)]
@@ -60,7 +24,7 @@ const TOLD: u32 = 2;
 impl Executed {
     /// Responder: all packets before this one were executed. `moves` is another number each time.
     pub(crate) fn store(&self, key: WordKey, expected: Psn, moves: u32) {
-        let word = u64::from(key.0) << 32 | u64::from(expected.get());
+        let word = u64::from(key.raw()) << 32 | u64::from(expected.get());
         self.words[key.index()].store(word, Ordering::Release);
         self.moves[key.group()].store(moves, Ordering::Release);
     }
@@ -87,7 +51,7 @@ impl Executed {
         let word = self.words[key.index()].load(Ordering::Acquire);
         #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
         let psn = Psn::masked(word as u32);
-        (word >> 32 == u64::from(key.0)).then_some(psn)
+        (word >> 32 == u64::from(key.raw())).then_some(psn)
     }
 
     /// Requester: it looks at the words from now on, whatever it is told.

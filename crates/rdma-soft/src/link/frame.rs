@@ -18,9 +18,9 @@ use rdma_proto::wire::{
 use rdma_types::{Gid, GidType};
 
 use crate::address::{Address, GidEntry, Path, Route};
-use crate::engine::requester::route_header::{self, IPV4_AT, NEXT_INFINIBAND};
+use crate::engine::wire::letter::Datagram;
+use crate::engine::wire::route_header::{self, IPV4_AT, NEXT_INFINIBAND};
 use crate::link::Link;
-use crate::link::memory::Datagram;
 
 /// The header of Ethernet.
 const ETHERNET: usize = 14;

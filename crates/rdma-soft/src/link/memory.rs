@@ -7,130 +7,23 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use rdma_proto::Burst;
-use rdma_types::Psn;
 
-use crate::address::{Group, Path};
+use crate::address::Path;
 use crate::device::Device;
-use crate::engine::completion::work_completion::Source;
 use crate::engine::wire;
+use crate::engine::wire::letter::{BURST_BYTES, Datagram, Letter};
 use crate::fabric::clock::Time;
 use crate::fabric::stalls;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
-use crate::link::executed::WordKey;
 use crate::link::pcap::Tap;
 use crate::sync::{Held, Mutex, MutexGuard, locked_in_models as locked};
-
-/// How many bytes of payload a burst has at most: a packet of the largest MTU, or several of smaller ones.
-pub(crate) const BURST_BYTES: usize = if cfg!(loom) { 16 << 10 } else { 64 << 10 };
 
 /// How many bursts wait in an inbox, or are being written for it: in models few.
 pub(crate) const BURSTS: usize = if cfg!(loom) { 2 } else { 256 };
 
 /// How many buffers an inbox keeps that are not in use.
 const SPARE: usize = 32;
-
-/// A burst on its way.
-#[derive(Debug)]
-pub(crate) struct Letter {
-    /// From its sender to its receiver.
-    pub(crate) path: Path,
-    pub(crate) burst: Burst,
-    /// What is said of a datagram beside its headers.
-    pub(crate) datagram: Option<Datagram>,
-    /// Whether it is a refusal that is void: its receiver has a receive request now.
-    pub(crate) is_void: bool,
-    payload: Box<[u8]>,
-    /// How many had arrived at the inbox before it.
-    pub(crate) number: u64,
-    /// Another process or another host has sent it.
-    from_outside: bool,
-    /// Of requests to another process: the word that says how far they are executed.
-    pub(crate) word: Option<WordKey>,
-    /// Where that is, if they came from another process.
-    pub(crate) words: Option<Arc<dyn ExecutedWords>>,
-}
-
-/// Where another process looks how far its requests are executed.
-pub(crate) trait ExecutedWords: Send + Sync + std::fmt::Debug {
-    /// All packets before this one were executed, of the connection that has this word.
-    fn store(&self, key: WordKey, expected: Psn);
-
-    /// Has the process look, if it does not look by itself. The caller holds no lock but the receive side of a device.
-    fn announce(&self);
-}
-
-/// What the link says of a datagram.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Datagram {
-    pub(crate) source: Source,
-    /// The route header of its packet, if it came with one.
-    pub(crate) header: Option<[u8; 40]>,
-    /// The multicast group that it is for, if it is for one.
-    pub(crate) group: Option<Group>,
-}
-
-impl Letter {
-    pub(crate) fn new(
-        path: Path,
-        burst: Burst,
-        datagram: Option<Datagram>,
-        payload: Box<[u8]>,
-    ) -> Self {
-        debug_assert!(burst.length as usize <= payload.len());
-        let (number, from_outside, is_void, word, words) = (0, false, false, None, None);
-        Self { path, burst, datagram, is_void, payload, number, from_outside, word, words }
-    }
-
-    /// A void refusal: an RNR NAK for whose packet there is a receive request now. Only links between processes carry it.
-    pub(crate) fn void(path: Path, refusal: Burst, payload: Box<[u8]>) -> Self {
-        Self { is_void: true, ..Self::new(path, refusal, None, payload) }
-    }
-
-    /// Another process or another host has sent it.
-    #[cfg(not(loom))]
-    pub(crate) fn from_outside(
-        path: Path,
-        burst: Burst,
-        datagram: Option<Datagram>,
-        payload: Box<[u8]>,
-    ) -> Self {
-        Self { from_outside: true, ..Self::new(path, burst, datagram, payload) }
-    }
-
-    /// With the word that says how far it is executed.
-    pub(crate) fn with_word(self, word: Option<WordKey>) -> Self {
-        Self { word, ..self }
-    }
-
-    /// All packets before this one were executed, of what this one belongs to. Says whether its sender learns that.
-    pub(crate) fn store(&self, expected: Psn) -> bool {
-        let (Some(words), Some(word)) = (&self.words, self.word) else { return false };
-        words.store(word, expected);
-        true
-    }
-
-    #[cfg(not(loom))]
-    pub(crate) fn into_buffer(self) -> Box<[u8]> {
-        self.payload
-    }
-
-    /// The same with a buffer that is no longer than its payload, and the buffer that it had.
-    #[cfg(not(loom))]
-    pub(crate) fn of_own_size(self) -> (Self, Box<[u8]>) {
-        let payload = self.payload().into();
-        let Self { payload: buffer, .. } = self;
-        (Self { payload, ..self }, buffer)
-    }
-
-    fn is_for_many(&self) -> bool {
-        self.datagram.is_some_and(|datagram| datagram.group.is_some())
-    }
-
-    pub(crate) fn payload(&self) -> &[u8] {
-        &self.payload[..self.burst.length as usize]
-    }
-}
 
 /// Where the packets of a device arrive.
 #[derive(Debug)]
@@ -227,7 +120,7 @@ impl Inbox {
             let payload = letter.payload();
             let arriving = links.send(from, self.device, path, &burst, datagram, payload);
             letters.lent = letters.lent - 1 + arriving;
-            letters.keep(letter.payload);
+            letters.keep(letter.into_buffer());
             // If no packet is on its way, none will arrive that calls them back.
             if arriving == 0 { std::mem::take(&mut letters.turned_away) } else { Vec::new() }
         };
@@ -256,7 +149,7 @@ impl Inbox {
         {
             let letters = &mut *locked(&self.letters);
             letters.lent -= 1;
-            letters.arrived.push_back(Letter { number: letters.count, ..letter });
+            letters.arrived.push_back(letter.numbered(letters.count));
             letters.count += 1;
         }
         self.device.fabric.unsettled.note_turn(self);
@@ -331,7 +224,7 @@ impl Driven for Inbox {
                 left = left.saturating_sub(letter.burst.segments.into());
                 wire::receive(self.device, &letter, &mut afterwards);
                 let for_many = letter.is_for_many();
-                locked(&self.letters).keep(letter.payload);
+                locked(&self.letters).keep(letter.into_buffer());
                 if for_many {
                     // A packet for a group is as much work as many others.
                     break;

@@ -24,10 +24,10 @@ use rustix::io::Errno;
 pub(crate) use self::environment::of_environment;
 use self::format::{Direction, Interface, put_interface, put_packet, put_section};
 use crate::address::Path;
+use crate::engine::wire::letter::{Datagram, Letter};
 use crate::fabric::Fabric;
 use crate::fabric::overflow::Settle;
 use crate::fabric::tellers::tell_aside;
-use crate::link::memory::{Datagram, Letter};
 use crate::link::{Link, frame};
 #[cfg(not(all(test, loom)))]
 use crate::sync::assert_nothing_held;

@@ -11,11 +11,11 @@ use rdma_proto::wire::Headers;
 use crate::address::Path;
 use crate::device::Device;
 use crate::device::notices::{Reason, Whose};
+use crate::engine::wire::letter::{Datagram, Letter};
 use crate::fabric::clock::Time;
 use crate::fabric::random::SplitMix;
 use crate::fabric::simulation::Events;
 use crate::link::frame;
-use crate::link::memory::{Datagram, Letter};
 use crate::link::model::{Direction, Fate, LinkModel};
 use crate::sync::locked;
 

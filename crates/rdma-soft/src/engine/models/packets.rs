@@ -8,12 +8,13 @@ use rdma_types::{Psn, Qpn};
 use super::*;
 use crate::address::{Address, Path};
 use crate::engine::completion::work_completion::Source;
+use crate::engine::wire::letter::Datagram;
 use crate::engine::wire::{Outlet, Route};
 use crate::engine::{requester, responder};
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{AT_ONCE, Driven, Place};
-use crate::link::memory::{BURSTS, Datagram, Inbox};
+use crate::link::memory::{BURSTS, Inbox};
 use crate::sync::AtomicU32;
 
 const DONE: WcStatus = WcStatus::SUCCESS;

@@ -15,13 +15,13 @@ use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::requester::direct::Extent;
-use crate::engine::requester::route_header;
 use crate::engine::requester::side::{Requester, Verdict};
 use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
 use crate::engine::wire::Outlet;
-use crate::link::memory;
+use crate::engine::wire::letter;
+use crate::engine::wire::route_header;
 use crate::memory::copy::{Data, Fault};
 
 /// The longest datagram, in bytes: the largest MTU that a port has.
@@ -52,7 +52,7 @@ impl Requester {
             to.route.map(|route| route_header::of(&route, operation.opcode, message.length));
         if message.request.destination_qpn == Qpn::MULTICAST.get() {
             let group = to.group();
-            let datagram = memory::Datagram { source, header, group };
+            let datagram = letter::Datagram { source, header, group };
             return self.send_to_group(own, (to.path, qkey), message, datagram, aftermath);
         }
         let found = self.take_receiver(own, to, message.request.destination_qpn);
@@ -62,7 +62,7 @@ impl Requester {
                 &outlet,
                 (to.path, qkey),
                 message,
-                memory::Datagram { source, header, group: None },
+                letter::Datagram { source, header, group: None },
             );
         }
         if let Receiver::Direct(receiver) = found {
@@ -113,7 +113,7 @@ impl Requester {
         outlet: &Outlet,
         (path, qkey): (Path, u32),
         message: &Message<'_>,
-        datagram: memory::Datagram,
+        datagram: letter::Datagram,
     ) -> Verdict {
         let mut lost = match outlet {
             _ if !own.device.port_is_up() => Some(Reason::PortDown),

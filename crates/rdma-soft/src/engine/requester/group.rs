@@ -14,7 +14,8 @@ use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
 use crate::engine::wire::Outlet;
-use crate::link::memory::{self, Inbox};
+use crate::engine::wire::letter;
+use crate::link::memory::Inbox;
 use crate::memory::copy::{Data, Fault};
 
 impl Requester {
@@ -26,7 +27,7 @@ impl Requester {
         own: &Arc<QueuePair>,
         (path, qkey): (Path, u32),
         message: &Message<'_>,
-        datagram: memory::Datagram,
+        datagram: letter::Datagram,
         aftermath: &mut Aftermath,
     ) -> Verdict {
         if let Some(group) = datagram.group.filter(|_| own.device.port_is_up()) {
@@ -68,7 +69,7 @@ impl Requester {
         outside: Option<(Outlet, Box<[u8]>)>,
         (path, qkey): (Path, u32),
         message: &Message<'_>,
-        datagram: memory::Datagram,
+        datagram: letter::Datagram,
     ) -> Result<(), Fault> {
         let (tap, mut inboxes) = (&own.device.tap, inboxes.peekable());
         if tap.is_none() && inboxes.peek().is_none() && outside.is_none() {
@@ -108,10 +109,10 @@ impl Requester {
         there: &Device,
         qkey: u32,
         message: &Message<'_>,
-        datagram: memory::Datagram,
+        datagram: letter::Datagram,
         aftermath: &mut Aftermath,
     ) -> bool {
-        let memory::Datagram { source, header, group } = datagram;
+        let letter::Datagram { source, header, group } = datagram;
         let Some(group) = group.filter(|_| there.port_is_up()) else { return true };
         let Message { request, length, visit, reach, .. } = *message;
         let datagram = Datagram {

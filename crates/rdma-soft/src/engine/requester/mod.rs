@@ -11,7 +11,6 @@ mod local;
 pub(crate) mod post;
 pub(crate) mod queue;
 pub(crate) mod request;
-pub(crate) mod route_header;
 pub(crate) mod side;
 pub(crate) mod single;
 pub(crate) mod unreliable;

@@ -19,12 +19,12 @@ use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::local;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Blocked, Requester, SendSide, local_length};
+use crate::engine::wire::letter::Letter;
 use crate::engine::wire::run::Run;
-use crate::engine::wire::{self, Carrier, Outlet, Route};
+use crate::engine::wire::{self, Carrier, Outlet, Route, Word};
 use crate::fabric::clock::Time;
 use crate::fabric::turns::Driven;
 use crate::limits::patience;
-use crate::link::memory::Letter;
 use crate::memory::copy::Reach;
 use crate::memory::grace_period::Visit;
 use crate::memory::region::LOCAL_READ;
@@ -35,7 +35,7 @@ pub(crate) struct Wire {
     protocol: Protocol,
     route: Route,
     /// Says what the peer has executed, if its process is another one of this host.
-    word: Option<wire::Word>,
+    word: Option<Word>,
     mtu: Mtu,
     /// The number that the protocol knows the oldest request of the queue by.
     head: u32,
@@ -96,7 +96,7 @@ impl Wire {
         let wants_word = user.device.tap.is_none() && self.word.is_none();
         if wants_word && matches!(self.protocol, Protocol::Reliable(_)) {
             let user: Weak<dyn Driven> = Arc::<QueuePair>::downgrade(user);
-            self.word = wire::Word::claim(carrier, user);
+            self.word = Word::claim(carrier, user);
         }
         Some(Arc::clone(carrier))
     }
@@ -448,7 +448,7 @@ fn expire_if_heard(
 /// Where packets go.
 struct Way<'a> {
     route: &'a Route,
-    word: Option<&'a wire::Word>,
+    word: Option<&'a Word>,
     mtu: Mtu,
 }
 

@@ -7,8 +7,8 @@ use crate::engine::completion::work_completion::{GRH, Source};
 use crate::engine::operation::Operation;
 use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
-use crate::engine::requester::route_header;
 use crate::engine::responder::inbound::{BAD_RECEIVE, Inbound, Stop, stop};
+use crate::engine::wire::route_header;
 use crate::link::Link;
 use crate::memory::copy::Data;
 

@@ -18,9 +18,9 @@ use crate::engine::receive_queue::{Waiter, Waits};
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::{self, Inbound, Refused};
 use crate::engine::responder::side::Responder;
+use crate::engine::wire::letter::{self, Letter};
 use crate::engine::wire::run::Run;
 use crate::engine::wire::{self, Carrier, Route};
-use crate::link::memory::{self, Letter};
 use crate::memory::copy::Data;
 use crate::memory::grace_period::Visit;
 
@@ -244,7 +244,7 @@ impl Responder {
         &mut self,
         own: &Arc<QueuePair>,
         letter: &Letter,
-        datagram: memory::Datagram,
+        datagram: letter::Datagram,
         aftermath: &mut Aftermath,
     ) -> Option<Reason> {
         let listens = self.is_ready() && letter.number >= self.hears_from;
@@ -280,7 +280,7 @@ struct Arrival<'a> {
     /// where it is if this one is refused.
     uses_receive: bool,
     /// What the link says of a datagram.
-    datagram: Option<memory::Datagram>,
+    datagram: Option<letter::Datagram>,
     /// Why a datagram was dropped, if it was.
     dropped: Option<Reason>,
     /// The packets that are taken.
@@ -454,7 +454,7 @@ impl Host for Arrival<'_> {
     }
 
     fn datagram(&mut self, from: &Source, end: &End, payload: &[u8]) -> Delivered {
-        let Some(memory::Datagram { source, header, .. }) = self.datagram else {
+        let Some(letter::Datagram { source, header, .. }) = self.datagram else {
             return Delivered::Dropped;
         };
         let operation = operation(&Start::send(), Some(end));

@@ -5,9 +5,10 @@ use std::sync::Weak;
 use rdma_types::Psn;
 
 use super::shared::Sender;
+use crate::engine::wire::word::{GROUPS, WORDS, WordKey};
 use crate::fabric::overflow::Unsettled;
 use crate::fabric::turns::Driven;
-use crate::link::executed::{Executed, GROUPS, WORDS, WordKey};
+use crate::link::executed::Executed;
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, locked_in_models as locked};
 
 /// Who has which word.

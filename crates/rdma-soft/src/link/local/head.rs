@@ -22,8 +22,8 @@ use crate::address::{Address, Path};
 use crate::device::Device;
 use crate::engine::completion::work_completion::Source;
 use crate::engine::wire::TURN;
-use crate::link::executed::WordKey;
-use crate::link::memory::{BURST_BYTES, Datagram, Letter};
+use crate::engine::wire::letter::{BURST_BYTES, Datagram, Letter};
+use crate::engine::wire::word::WordKey;
 
 /// Of the messages, and of the names of sockets: processes of two versions do not see each other.
 pub(super) const VERSION: u8 = 4;

@@ -13,14 +13,14 @@ use super::listener::Guest;
 use super::shared::Receiver;
 use super::{TELLS, hear_tell, receive_ring, tell};
 use crate::device::Device;
+use crate::engine::wire::letter::{ExecutedWords, Letter};
+use crate::engine::wire::word::WordKey;
 use crate::engine::wire::{answer_soon, is_for_nobody};
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, End, Happened, Watched};
-use crate::link::executed::WordKey;
-use crate::link::memory::{ExecutedWords, Letter};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
 
 /// How many messages are read in a turn.

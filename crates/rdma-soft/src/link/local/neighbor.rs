@@ -18,13 +18,13 @@ use super::{TELLS, hear_tell, tell};
 use crate::device::Device;
 use crate::device::notices::{Reason, Whose};
 use crate::engine::wire::Carrier;
+use crate::engine::wire::letter::{BURST_BYTES, Letter};
+use crate::engine::wire::word::WordKey;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, End, Happened, Watched};
-use crate::link::executed::WordKey;
-use crate::link::memory::{BURST_BYTES, Letter};
 use crate::link::turned_away;
 use crate::sync::{
     AtomicBool, Mutex, Ordering, fence, locked_for_calls, locked_in_models as locked,

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::head::{HEAD, LONGEST, LONGEST_MESSAGE, MOST, encode};
 use super::questions::Questions;
 use crate::device::Device;
+use crate::engine::wire::letter::{BURST_BYTES, Letter};
 use crate::fabric::clock::Time;
-use crate::link::memory::{BURST_BYTES, Letter};
 use crate::link::turned_away::TurnedAway;
 
 /// The most bursts of connections that wait.

@@ -24,7 +24,8 @@ use rustix::io::{Errno, Result};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::abi::fork::Process;
-use crate::link::executed::{Executed, GROUPS, WordKey};
+use crate::engine::wire::word::{GROUPS, WordKey};
+use crate::link::executed::Executed;
 use crate::link::ring::{Broken, CAPACITY, Words};
 use crate::memory::copy::{Reach, Segment};
 

@@ -22,12 +22,12 @@ use crate::device::Host as _;
 use crate::device::gid_place::GidPlace;
 use crate::device::subnet::Subnet;
 use crate::engine::wire::Carrier as _;
+use crate::engine::wire::letter::Letter;
+use crate::engine::wire::word::WordKey;
 use crate::fabric::random::Seed;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::link::driver::{End, Happened, Watched as _};
-use crate::link::executed::WordKey;
-use crate::link::memory::Letter;
 use crate::link::ring::CAPACITY;
 use crate::schedule::Schedule;
 

@@ -17,11 +17,11 @@ use crate::address::Address;
 use crate::device::Device;
 use crate::device::notices::{Reason, Whose};
 use crate::engine::wire::Carrier;
+use crate::engine::wire::letter::{Datagram, Letter};
 use crate::fabric::clock::Time;
 use crate::fabric::random::SplitMix;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
-use crate::link::memory::{Datagram, Letter};
 use crate::link::turned_away::{self, TurnedAway};
 use crate::sync::{Mutex, locked_for_calls, locked_in_models as locked};
 

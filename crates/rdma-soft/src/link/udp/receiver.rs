@@ -18,15 +18,15 @@ use crate::address::{Address, Group, Path, Route};
 use crate::device::Device;
 use crate::device::notices::{Reason, Whose};
 use crate::engine::completion::work_completion::Source;
-use crate::engine::requester::route_header;
 use crate::engine::wire;
+use crate::engine::wire::letter::{BURST_BYTES, Datagram, Letter};
+use crate::engine::wire::route_header;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::Link;
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Happened, Watched};
-use crate::link::memory::{BURST_BYTES, Datagram, Letter};
 use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
 
 /// How many calls read packets in a turn.

@@ -6,10 +6,10 @@ use rdma_proto::wire::Operation;
 use super::*;
 use crate::device::gid_place::GidPlace;
 use crate::device::subnet::Subnet;
+use crate::engine::wire::letter::BURST_BYTES;
 use crate::fabric::random::Seed;
 use crate::limits::Limits;
 use crate::link::Link;
-use crate::link::memory::BURST_BYTES;
 use crate::schedule::Schedule;
 
 /// One of each link layer.

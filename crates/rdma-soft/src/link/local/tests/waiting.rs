@@ -7,7 +7,7 @@ use rdma_types::{Mtu, Psn, Qpn};
 
 use super::*;
 use crate::engine::completion::work_completion::Source;
-use crate::link::memory::Datagram;
+use crate::engine::wire::letter::Datagram;
 
 /// How long each datagram is.
 const LENGTH: usize = 1024;

@@ -1,0 +1,119 @@
+//! Packets on their way, as every link carries them.
+
+use std::sync::Arc;
+
+use rdma_proto::Burst;
+use rdma_types::Psn;
+
+use crate::address::{Group, Path};
+use crate::engine::completion::work_completion::Source;
+use crate::engine::wire::word::WordKey;
+
+/// How many bytes of payload a burst has at most: a packet of the largest MTU, or several of smaller ones.
+pub(crate) const BURST_BYTES: usize = if cfg!(loom) { 16 << 10 } else { 64 << 10 };
+
+/// A burst on its way.
+#[derive(Debug)]
+pub(crate) struct Letter {
+    /// From its sender to its receiver.
+    pub(crate) path: Path,
+    pub(crate) burst: Burst,
+    /// What is said of a datagram beside its headers.
+    pub(crate) datagram: Option<Datagram>,
+    /// Whether it is a refusal that is void: its receiver has a receive request now.
+    pub(crate) is_void: bool,
+    payload: Box<[u8]>,
+    /// How many had arrived at the inbox before it.
+    pub(crate) number: u64,
+    /// Another process or another host has sent it.
+    pub(crate) from_outside: bool,
+    /// Of requests to another process: the word that says how far they are executed.
+    pub(crate) word: Option<WordKey>,
+    /// Where that is, if they came from another process.
+    pub(crate) words: Option<Arc<dyn ExecutedWords>>,
+}
+
+/// Where another process looks how far its requests are executed.
+pub(crate) trait ExecutedWords: Send + Sync + std::fmt::Debug {
+    /// All packets before this one were executed, of the connection that has this word.
+    fn store(&self, key: WordKey, expected: Psn);
+
+    /// Has the process look, if it does not look by itself. The caller holds no lock but the receive side of a device.
+    fn announce(&self);
+}
+
+/// What the link says of a datagram.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Datagram {
+    pub(crate) source: Source,
+    /// The route header of its packet, if it came with one.
+    pub(crate) header: Option<[u8; 40]>,
+    /// The multicast group that it is for, if it is for one.
+    pub(crate) group: Option<Group>,
+}
+
+impl Letter {
+    pub(crate) fn new(
+        path: Path,
+        burst: Burst,
+        datagram: Option<Datagram>,
+        payload: Box<[u8]>,
+    ) -> Self {
+        debug_assert!(burst.length as usize <= payload.len());
+        let (number, from_outside, is_void, word, words) = (0, false, false, None, None);
+        Self { path, burst, datagram, is_void, payload, number, from_outside, word, words }
+    }
+
+    /// A void refusal: an RNR NAK for whose packet there is a receive request now. Only links between processes carry it.
+    pub(crate) fn void(path: Path, refusal: Burst, payload: Box<[u8]>) -> Self {
+        Self { is_void: true, ..Self::new(path, refusal, None, payload) }
+    }
+
+    /// Another process or another host has sent it.
+    #[cfg(not(loom))]
+    pub(crate) fn from_outside(
+        path: Path,
+        burst: Burst,
+        datagram: Option<Datagram>,
+        payload: Box<[u8]>,
+    ) -> Self {
+        Self { from_outside: true, ..Self::new(path, burst, datagram, payload) }
+    }
+
+    /// With the word that says how far it is executed.
+    pub(crate) fn with_word(self, word: Option<WordKey>) -> Self {
+        Self { word, ..self }
+    }
+
+    /// It has arrived at an inbox, as the one with that number.
+    pub(crate) fn numbered(self, number: u64) -> Self {
+        Self { number, ..self }
+    }
+
+    /// All packets before this one were executed, of what this one belongs to. Says whether its sender learns that.
+    pub(crate) fn store(&self, expected: Psn) -> bool {
+        let (Some(words), Some(word)) = (&self.words, self.word) else { return false };
+        words.store(word, expected);
+        true
+    }
+
+    pub(crate) fn into_buffer(self) -> Box<[u8]> {
+        self.payload
+    }
+
+    /// The same with a buffer that is no longer than its payload, and the buffer that it had.
+    #[cfg(not(loom))]
+    pub(crate) fn of_own_size(self) -> (Self, Box<[u8]>) {
+        let payload = self.payload().into();
+        let Self { payload: buffer, .. } = self;
+        (Self { payload, ..self }, buffer)
+    }
+
+    pub(crate) fn is_for_many(&self) -> bool {
+        self.datagram.is_some_and(|datagram| datagram.group.is_some())
+    }
+
+    pub(crate) fn payload(&self) -> &[u8] {
+        &self.payload[..self.burst.length as usize]
+    }
+}

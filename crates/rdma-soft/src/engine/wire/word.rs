@@ -1,0 +1,38 @@
+//! Words by which a process learns how far another one has executed its requests.
+
+/// How many connections from one process to another have a word.
+pub(crate) const WORDS: usize = if cfg!(loom) { 2 } else { 1024 };
+/// How many words are looked at together.
+const GROUP: usize = if cfg!(loom) { 1 } else { 64 };
+pub(crate) const GROUPS: usize = WORDS / GROUP;
+
+/// Which word a connection has, and for the how manieth connection it is used: never 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WordKey(u32);
+
+impl WordKey {
+    /// What a request says of it; 0 is none.
+    pub(crate) fn of(raw: u32) -> Option<Self> {
+        (raw != 0).then_some(Self(raw))
+    }
+
+    /// The key of a word for its next user, of which there were `users` in all. After many of them, keys come again.
+    #[expect(clippy::cast_possible_truncation, reason = "a remainder")]
+    pub(crate) fn new(index: usize, users: u32) -> Self {
+        const LIVES: u32 = u32::MAX / WORDS as u32;
+        let index = (index % WORDS) as u32;
+        Self((1 + users % LIVES) * WORDS as u32 + index)
+    }
+
+    pub(crate) fn raw(self) -> u32 {
+        self.0
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize % WORDS
+    }
+
+    pub(crate) fn group(self) -> usize {
+        self.index() / GROUP
+    }
+}
