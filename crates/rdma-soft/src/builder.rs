@@ -513,7 +513,7 @@ impl Builder {
         let mut device = Device::new(subnet, name, link, gids, limits, schedule, &seed);
         device.model = self.model;
         device.force_wire = force_wire || tap.is_some() || subnet.simulation.is_some();
-        (device.tap, device.unusable) = (tap, self.unusable);
+        (device.adapter.tap, device.unusable) = (tap, self.unusable);
         #[cfg(not(loom))]
         if on_loopback
             && subnet.simulation.is_none()
@@ -534,7 +534,7 @@ impl Builder {
         if let Some(listening) = &listening {
             device.force_link = force_wire;
             device.identity.add(listening.addresses());
-            device.mtu = listening.mtu().unwrap_or(device.mtu);
+            device.adapter.mtu = listening.mtu().unwrap_or(device.mtu);
         }
         let device = INSTALLED.add(device)?;
         #[cfg(not(loom))]

@@ -1,26 +1,25 @@
 //! A software device: its identity, its tables, its limits.
 
+#[cfg_attr(loom, allow(dead_code))] // models have no links to others
+pub(crate) mod arrivals;
 pub(crate) mod gid_place;
 pub(crate) mod identity;
 pub(crate) mod model;
-pub(crate) mod notices;
 #[cfg_attr(loom, allow(dead_code))] // no model has one for programs
 pub(crate) mod subnet;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use rdma_types::{AsyncEventKind, Gid, GidType, Guid, Lid, Mtu};
+use rdma_types::{AsyncEventKind, Gid, GidType, Guid, Lid};
 
 use crate::address::{Address, AddressAttributes, GidEntry, Group, Path};
-use crate::counters::Tally;
 use crate::device::gid_place::GidPlace;
 use crate::device::identity::Identity;
 use crate::device::model::Model;
-use crate::device::notices::Notices;
 use crate::device::subnet::{InstallError, Subnet};
 use crate::engine::Refusal;
-use crate::engine::deferred::Deferred;
+use crate::engine::adapter::Adapter;
 use crate::engine::events::EventQueue;
 use crate::engine::events::report::{AsyncEvent, Element};
 use crate::engine::group::Groups;
@@ -29,57 +28,50 @@ use crate::engine::queue_pair::qpn::slot_of;
 use crate::engine::queue_pair::table::QueuePairTable;
 use crate::engine::requester::side::{Blocked, Peer};
 use crate::engine::wire::{Carrier, Outlet};
-use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::fabric::random::{Purpose, Seed};
 use crate::limits::{Limits, Quota};
 use crate::link::Link;
 use crate::link::memory::Inbox;
-use crate::link::pcap::Tap;
 use crate::memory::budget::Budget;
-use crate::memory::copy::Reach;
 use crate::schedule::Schedule;
 use crate::sync::locked;
 
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) subnet: &'static Subnet,
-    pub(crate) fabric: &'static Fabric,
-    pub(crate) name: String,
-    pub(crate) link: Link,
+    pub(crate) adapter: Adapter,
     pub(crate) identity: Identity,
-    pub(crate) limits: Limits,
     pub(crate) model: Model,
-    pub(crate) schedule: Schedule,
-    /// Only with a deferred schedule.
-    pub(crate) deferred: Option<Deferred>,
-    pub(crate) memory: Budget,
     pub(crate) protection_domains: Quota,
     pub(crate) completion_queues: Quota,
     pub(crate) shared_receive_queues: Quota,
     pub(crate) address_handles: Quota,
     queue_pairs: Mutex<QueuePairTable>,
     pub(crate) groups: Groups,
-    pub(crate) tally: Tally,
-    pub(crate) notices: Notices,
     /// Packets to itself go over the link between processes, too.
     pub(crate) force_link: bool,
-    /// The largest packets of its port.
-    pub(crate) mtu: Mtu,
     /// The ways to other hosts, each from an address of its own.
     networks: OnceLock<Vec<Arc<dyn Network>>>,
     /// It is one device for several processes of the host.
     pub(crate) host: Option<Box<dyn Host>>,
     /// Whether all that it sends and receives goes as packets.
     pub(crate) force_wire: bool,
-    /// Writes down what it sends and receives; only if that goes as packets.
-    pub(crate) tap: Option<Arc<Tap>>,
     /// Why it cannot be opened: something was asked for that it has not.
     pub(crate) unusable: Option<InstallError>,
     /// Where packets for it arrive, once there may be some.
-    inbox: OnceLock<Arc<Inbox>>,
-    port: Port,
+    inbox: OnceLock<Arc<Inbox<Device>>>,
+    /// The contexts that hear of its port.
+    contexts: Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>,
     users: Mutex<Users>,
+}
+
+impl Deref for Device {
+    type Target = Adapter;
+    #[inline]
+    fn deref(&self) -> &Adapter {
+        &self.adapter
+    }
 }
 
 /// Who may come to the device by the verbs.
@@ -96,13 +88,6 @@ impl Users {
     fn none(&self) -> bool {
         self.closed && self.contexts == 0
     }
-}
-
-/// The port, and the contexts that hear of it.
-#[derive(Debug)]
-struct Port {
-    is_up: AtomicBool,
-    contexts: Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>,
 }
 
 /// The processes of a host that share a device. Each gives out queue pair numbers of its own [slots](slot_of).
@@ -152,40 +137,26 @@ impl Device {
         seed: &Seed,
     ) -> Self {
         let identity = Identity::drawn(link, gids, seed.stream(Purpose::Identity));
-        let deferred = match schedule {
-            Schedule::Deferred { seed } => Some(Deferred::new(seed)),
-            _ => None,
-        };
+        let memory = Budget::new(&subnet.ids, limits, seed.stream(Purpose::Keys));
         let numbers = seed.stream(Purpose::QueuePairNumbers);
-        let fabric: &Fabric = subnet;
         Self {
             subnet,
-            fabric,
-            name,
-            link,
+            adapter: Adapter::new(subnet, name, link, limits, schedule, memory),
             identity,
-            limits,
             model: Model::OWN,
-            schedule,
-            deferred,
-            memory: Budget::new(&fabric.ids, limits, seed.stream(Purpose::Keys)),
             protection_domains: Quota::default(),
             completion_queues: Quota::default(),
             shared_receive_queues: Quota::default(),
             address_handles: Quota::default(),
             queue_pairs: Mutex::new(QueuePairTable::new(numbers)),
             groups: Groups::default(),
-            tally: Tally::default(),
-            notices: Notices::default(),
             host: None,
-            mtu: Mtu::MTU4096,
             networks: OnceLock::new(),
             force_link: false,
             force_wire: false,
-            tap: None,
             unusable: None,
             inbox: OnceLock::new(),
-            port: Port { is_up: AtomicBool::new(true), contexts: Mutex::default() },
+            contexts: Mutex::default(),
             users: Mutex::default(),
         }
     }
@@ -197,7 +168,7 @@ impl Device {
     /// It has become one device for several processes, with an identity that all of them draw.
     #[cfg(not(loom))]
     pub(crate) fn join_host(&mut self, host: Box<dyn Host>, seed: &Seed) {
-        self.identity.become_shared(self.link, seed.stream(Purpose::Identity));
+        self.identity.become_shared(self.adapter.link, seed.stream(Purpose::Identity));
         self.host = Some(host);
     }
 
@@ -294,12 +265,12 @@ impl Device {
     }
 
     /// Where packets for it arrive.
-    pub(crate) fn inbox(&'static self) -> &'static Arc<Inbox> {
+    pub(crate) fn inbox(&'static self) -> &'static Arc<Inbox<Self>> {
         self.inbox.get_or_init(|| Inbox::of(self))
     }
 
     /// The same, if there is one.
-    pub(crate) fn inbox_if_any(&self) -> Option<&Arc<Inbox>> {
+    pub(crate) fn inbox_if_any(&self) -> Option<&Arc<Inbox<Self>>> {
         self.inbox.get()
     }
 
@@ -337,7 +308,7 @@ impl Device {
             _ if !there.map_or(self.force_wire, |there| self.sends_packets_to(there)) => {
                 Way::Direct(there)
             }
-            Some(there) => Way::Wire(Outlet::Inbox(there.inbox())),
+            Some(there) => Way::Wire(Outlet::Inbox(&**there.inbox())),
             None => Way::Wire(Outlet::Nowhere),
         }
     }
@@ -419,19 +390,9 @@ impl Device {
         }
     }
 
-    /// Returns the reach of copies that run later than their post, or on another thread than it: the memory may have been
-    /// unmapped by a part of the program that knows nothing of the queue pair.
-    pub(crate) fn later(&'static self) -> Reach {
-        Reach::MayBeGone(&self.tally.rare.guarded_copies)
-    }
-
-    pub(crate) fn port_is_up(&self) -> bool {
-        self.port.is_up.load(Ordering::Acquire)
-    }
-
     /// A context was opened that wants to hear of the port.
     pub(crate) fn add_context(&self, events: &Arc<EventQueue<AsyncEvent>>) {
-        let mut contexts = locked(&self.port.contexts);
+        let mut contexts = locked(&self.contexts);
         contexts.retain(|context| context.strong_count() > 0);
         contexts.push(Arc::downgrade(events));
     }
@@ -444,8 +405,8 @@ impl Device {
     }
 
     fn change_port(&self, up: bool) {
-        let contexts = locked(&self.port.contexts);
-        if self.port.is_up.swap(up, Ordering::AcqRel) == up {
+        let contexts = locked(&self.contexts);
+        if self.adapter.swap_port(up) == up {
             return;
         }
         for queue_pair in self.all_queue_pairs() {
@@ -522,11 +483,6 @@ impl Device {
                 Ok(Path { local: Address::Gid(*source), remote: Address::Gid(remote) })
             }
         }
-    }
-
-    /// A datagram came with another key than its receiver has.
-    pub(crate) fn count_wrong_qkey(&self) {
-        self.tally.rare.qkey_viol_cntr.count();
     }
 
     pub(crate) fn wrong_qkeys(&self) -> u32 {

@@ -96,7 +96,7 @@ impl Installed {
     pub(crate) fn add(&self, device: Device) -> Result<&'static Device, InstallError> {
         let mut installed = locked(&self.devices);
         if installed.iter().any(|other| other.name == device.name) {
-            return Err(InstallError::NameTaken(device.name));
+            return Err(InstallError::NameTaken(device.adapter.name));
         }
         let device = device.subnet.add(device)?;
         installed.push(device);
@@ -192,7 +192,7 @@ impl Subnet {
     pub(crate) fn add(&self, mut device: Device) -> Result<&'static Device, InstallError> {
         let mut devices = locked(&self.devices);
         if devices.iter().any(|other| other.name == device.name) {
-            return Err(InstallError::NameTaken(device.name));
+            return Err(InstallError::NameTaken(device.adapter.name));
         }
         // So that an identity is always found soon.
         if devices.len() >= MAX_DEVICES {
@@ -206,7 +206,7 @@ impl Subnet {
         while device.host.is_none()
             && devices.iter().any(|other| other.shares_address_with(&device))
         {
-            device.identity.redraw(device.link);
+            device.identity.redraw(device.adapter.link);
         }
         let device: &'static Device = Box::leak(Box::new(device));
         devices.push(device);

@@ -32,6 +32,7 @@
 //! done [after](queue_pair::aftermath::Aftermath) all locks are dropped. Only to have a peer's requester forget it, a
 //! queue pair locks that one's send side under its own attributes, and under nothing else.
 
+pub(crate) mod adapter;
 pub(crate) mod completion;
 pub(crate) mod critical_region;
 pub(crate) mod deferred;

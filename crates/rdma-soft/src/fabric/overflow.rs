@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 
 use crate::fabric::stalls;
 use crate::fabric::tellers::{self, Tells};
-use crate::fabric::turns::{self, Driven, Row};
+use crate::fabric::turns::{self, Driven, Place, Row};
 use crate::sync::{
     AtomicUsize, Held, Mutex, MutexGuard, Ordering, locked_for_calls, locked_in_models,
 };
@@ -134,22 +134,21 @@ impl Unsettled {
 
     /// Has somebody get a turn who has packets to send or to take. Any lock may be held.
     pub(crate) fn note_turn<D: Driven + 'static>(&self, driven: &Arc<D>) {
-        if driven.place().take() {
-            self.line_up(Arc::<D>::downgrade(driven));
-        }
+        self.note_turn_at(driven.place(), || Arc::<D>::downgrade(driven));
     }
 
-    /// As [`note_turn`](Self::note_turn), for a trait object.
+    /// Like [`note_turn`](Self::note_turn), for a trait object.
     pub(crate) fn note_turn_of(&self, driven: &Arc<dyn Driven>) {
-        if driven.place().take() {
-            self.line_up(Arc::downgrade(driven));
-        }
+        self.note_turn_at(driven.place(), || Arc::downgrade(driven));
     }
 
-    fn line_up(&self, driven: Weak<dyn Driven>) {
-        let mut due = self.lock();
-        due.turns.push(driven);
-        self.count(&due);
+    /// Like [`note_turn`](Self::note_turn), by a place, for one who is asked for only if that is free.
+    pub(crate) fn note_turn_at(&self, place: &Place, driven: impl FnOnce() -> Weak<dyn Driven>) {
+        if place.take() {
+            let mut due = self.lock();
+            due.turns.push(driven());
+            self.count(&due);
+        }
     }
 
     /// Has somebody tell what they have to tell.

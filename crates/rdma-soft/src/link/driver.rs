@@ -10,8 +10,8 @@ use rustix::io::{Errno, Result};
 
 use self::serve::{Calls, Processors};
 use super::descriptor::{self, Descriptor};
+use crate::device::arrivals::{answer_all, execute_all};
 use crate::device::subnet::Subnet;
-use crate::engine::wire::{answer_all, execute_all};
 use crate::fabric::Polled;
 use crate::fabric::thread::{STACK, spawn};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, locked, locked_for_calls};
@@ -491,6 +491,7 @@ mod tests {
     use super::*;
     use crate::address::{Address, Path};
     use crate::device::Device;
+    use crate::engine::wire::Mailbox as _;
     use crate::engine::wire::letter::Letter;
     use crate::fabric::random::Seed;
     use crate::limits::Limits;

@@ -4,19 +4,19 @@
 //! order. A sender that finds no space gets another turn when there is some.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
-use rdma_proto::Burst;
-
-use crate::address::Path;
-use crate::device::Device;
-use crate::engine::wire;
-use crate::engine::wire::letter::{BURST_BYTES, Datagram, Letter};
+use crate::address::Address;
+use crate::engine::adapter::Adapter;
+use crate::engine::wire::letter::{BURST_BYTES, Letter};
+use crate::engine::wire::{Mailbox, TURN};
 use crate::fabric::clock::Time;
 use crate::fabric::stalls;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::pcap::Tap;
+use crate::link::simulation::Links;
 use crate::sync::{Held, Mutex, MutexGuard, locked_in_models as locked};
 
 /// How many bursts wait in an inbox, or are being written for it: in models few.
@@ -25,10 +25,31 @@ pub(crate) const BURSTS: usize = if cfg!(loom) { 2 } else { 256 };
 /// How many buffers an inbox keeps that are not in use.
 const SPARE: usize = 32;
 
+/// A device that takes packets from its inbox.
+pub(crate) trait Receives:
+    Deref<Target = Adapter> + Sync + std::fmt::Debug + 'static
+{
+    /// What packets leave to be done when a turn is over, before the receive side is free.
+    type Afterwards: Default;
+
+    /// Executes packets that have arrived. The caller holds the receive side.
+    fn receive(&'static self, letter: &Letter, afterwards: &mut Self::Afterwards);
+
+    /// Does what they have left. The caller holds the receive side, and no other lock.
+    fn settle(&self, afterwards: &Self::Afterwards);
+
+    /// The links of its subnet, if time is virtual.
+    fn links(&self) -> Option<&Links>;
+
+    /// The capture of the device with that address, if there is one.
+    fn tap_at(&self, address: &Address) -> Option<&'static Arc<Tap>>;
+}
+
 /// Where the packets of a device arrive.
 #[derive(Debug)]
-pub(crate) struct Inbox {
-    device: &'static Device,
+pub(crate) struct Inbox<D: 'static> {
+    device: &'static D,
+    own: Weak<Self>,
     /// Held by the thread that takes packets out, until they are executed.
     receive_side: Mutex<()>,
     letters: Mutex<Letters>,
@@ -48,35 +69,16 @@ struct Letters {
     turned_away: Vec<Weak<dyn Driven>>,
 }
 
-impl Inbox {
-    pub(crate) fn of(device: &'static Device) -> Arc<Self> {
+impl<D: Receives> Inbox<D> {
+    pub(crate) fn of(device: &'static D) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             device,
+            own: weak.clone(),
             receive_side: Mutex::default(),
             letters: Mutex::default(),
             place: Place::default(),
             alarm: Alarm::new(device.fabric, weak.clone()),
         })
-    }
-
-    /// A buffer for the payload of one burst, which is to be [sent](Self::send) or [given
-    /// back](Self::give_back). If there is no space the sender gets another turn when there is.
-    pub(crate) fn buffer<D: Driven + 'static>(&self, sender: &Arc<D>) -> Option<Box<[u8]>> {
-        let mut letters = locked(&self.letters);
-        letters.has_room_for(sender).then(|| Self::lend(letters))
-    }
-
-    /// Whether there is space, for a sender that has something for several inboxes. If there is
-    /// none it gets another turn when there is.
-    pub(crate) fn has_room<D: Driven + 'static>(&self, sender: &Arc<D>) -> bool {
-        locked(&self.letters).has_room_for(sender)
-    }
-
-    /// A buffer as [`buffer`](Self::buffer) gives it, for a sender that has [found
-    /// space](Self::has_room): also if others have taken it since, so that it is for all inboxes or
-    /// for none.
-    pub(crate) fn buffer_at_once(&self) -> Box<[u8]> {
-        Self::lend(locked(&self.letters))
     }
 
     fn lend(mut letters: Held<MutexGuard<'_, Letters>>) -> Box<[u8]> {
@@ -86,45 +88,11 @@ impl Inbox {
         spare.unwrap_or_else(|| vec![0; BURST_BYTES].into_boxed_slice())
     }
 
-    pub(crate) fn give_back(&self, buffer: Box<[u8]>) {
-        let turned_away = {
-            let mut letters = locked(&self.letters);
-            letters.lent -= 1;
-            letters.keep(buffer);
-            std::mem::take(&mut letters.turned_away)
-        };
-        self.call_back(&turned_away);
-    }
-
     /// Gives a turn to those who found no space.
     fn call_back(&self, turned_away: &[Weak<dyn Driven>]) {
         for sender in turned_away.iter().filter_map(Weak::upgrade) {
             self.device.fabric.unsettled.note_turn_of(&sender);
         }
-    }
-
-    /// The payload of the burst is at the beginning of the buffer.
-    pub(crate) fn send(
-        self: &Arc<Self>,
-        from: &'static Device,
-        path: Path,
-        burst: Burst,
-        datagram: Option<Datagram>,
-        payload: Box<[u8]>,
-    ) {
-        let letter = Letter::new(path, burst, datagram, payload);
-        let Some(links) = &self.device.subnet.links else { return self.arrive(letter) };
-        let turned_away = {
-            // Before they are on their way, since another thread may have them arrive at once.
-            let letters = &mut *locked(&self.letters);
-            let payload = letter.payload();
-            let arriving = links.send(from, self.device, path, &burst, datagram, payload);
-            letters.lent = letters.lent - 1 + arriving;
-            letters.keep(letter.into_buffer());
-            // If no packet is on its way, none will arrive that calls them back.
-            if arriving == 0 { std::mem::take(&mut letters.turned_away) } else { Vec::new() }
-        };
-        self.call_back(&turned_away);
     }
 
     /// Returns when all that has arrived by now is executed, whatever arrives meanwhile. The caller holds no lock.
@@ -144,26 +112,14 @@ impl Inbox {
         locked(&self.letters).count
     }
 
-    /// What was sent is there.
-    pub(crate) fn arrive(self: &Arc<Self>, letter: Letter) {
-        {
-            let letters = &mut *locked(&self.letters);
-            letters.lent -= 1;
-            letters.arrived.push_back(letter.numbered(letters.count));
-            letters.count += 1;
-        }
-        self.device.fabric.unsettled.note_turn(self);
-    }
-
     /// Packets that the sender's device has not written down are written down here.
     #[cold]
     fn capture(&self, tap: &Arc<Tap>, letter: &Letter) {
-        let subnet = self.device.subnet;
         let sender = match letter.from_outside {
             true => None,
-            false => subnet.at(self.device.link, &letter.path.local),
+            false => self.device.tap_at(&letter.path.local),
         };
-        tap.received(sender.and_then(|sender| sender.tap.as_ref()), letter);
+        tap.received(sender, letter);
     }
 
     /// Nobody takes packets here any more.
@@ -182,12 +138,60 @@ impl Inbox {
     }
 }
 
+impl<D: Receives> Mailbox for Inbox<D> {
+    fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>> {
+        let mut letters = locked(&self.letters);
+        letters.has_room_for(sender).then(|| Self::lend(letters))
+    }
+
+    fn has_room(&self, sender: Weak<dyn Driven>) -> bool {
+        locked(&self.letters).has_room_for(sender)
+    }
+
+    fn buffer_at_once(&self) -> Box<[u8]> {
+        Self::lend(locked(&self.letters))
+    }
+
+    fn give_back(&self, buffer: Box<[u8]>) {
+        let turned_away = {
+            let mut letters = locked(&self.letters);
+            letters.lent -= 1;
+            letters.keep(buffer);
+            std::mem::take(&mut letters.turned_away)
+        };
+        self.call_back(&turned_away);
+    }
+
+    fn send(&'static self, from: &'static Adapter, letter: Letter) {
+        let Some(links) = self.device.links() else { return self.arrive(letter) };
+        let turned_away = {
+            // Before they are on their way, since another thread may have them arrive at once.
+            let letters = &mut *locked(&self.letters);
+            let arriving = links.send(from, self.device, self, &letter);
+            letters.lent = letters.lent - 1 + arriving;
+            letters.keep(letter.into_buffer());
+            // If no packet is on its way, none will arrive that calls them back.
+            if arriving == 0 { std::mem::take(&mut letters.turned_away) } else { Vec::new() }
+        };
+        self.call_back(&turned_away);
+    }
+
+    fn arrive(&self, letter: Letter) {
+        {
+            let letters = &mut *locked(&self.letters);
+            letters.lent -= 1;
+            letters.arrived.push_back(letter.numbered(letters.count));
+            letters.count += 1;
+        }
+        self.device.fabric.unsettled.note_turn_at(&self.place, || self.own.clone());
+    }
+}
+
 impl Letters {
-    fn has_room_for<D: Driven + 'static>(&mut self, sender: &Arc<D>) -> bool {
+    fn has_room_for(&mut self, sender: Weak<dyn Driven>) -> bool {
         if self.arrived.len() + self.lent < BURSTS {
             return true;
         }
-        let sender: Weak<dyn Driven> = Arc::<D>::downgrade(sender);
         if !self.turned_away.iter().any(|other| Weak::ptr_eq(other, &sender)) {
             self.turned_away.push(sender);
         }
@@ -202,7 +206,7 @@ impl Letters {
     }
 }
 
-impl Driven for Inbox {
+impl<D: Receives> Driven for Inbox<D> {
     fn place(&self) -> &Place {
         &self.place
     }
@@ -211,8 +215,8 @@ impl Driven for Inbox {
     fn take_turn(self: Arc<Self>) -> bool {
         {
             let _receive_side = locked(&self.receive_side);
-            let mut afterwards = wire::Afterwards::default();
-            let mut left = wire::TURN;
+            let mut afterwards = D::Afterwards::default();
+            let mut left = TURN;
             while left > 0 {
                 let Some(letter) = locked(&self.letters).arrived.pop_front() else { break };
                 stalls::here();
@@ -222,7 +226,7 @@ impl Driven for Inbox {
                     self.capture(tap, &letter);
                 }
                 left = left.saturating_sub(letter.burst.segments.into());
-                wire::receive(self.device, &letter, &mut afterwards);
+                self.device.receive(&letter, &mut afterwards);
                 let for_many = letter.is_for_many();
                 locked(&self.letters).keep(letter.into_buffer());
                 if for_many {
@@ -231,7 +235,7 @@ impl Driven for Inbox {
                 }
             }
             // Before another thread executes what comes next.
-            afterwards.settle();
+            self.device.settle(&afterwards);
         }
         let (more, turned_away) = {
             let letters = &mut *locked(&self.letters);
@@ -247,7 +251,7 @@ impl Driven for Inbox {
     }
 }
 
-impl Alarmed for Inbox {
+impl<D: Receives> Alarmed for Inbox<D> {
     fn alarm_rings(self: Arc<Self>) {
         self.device.fabric.unsettled.settle();
     }
@@ -260,11 +264,12 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
-    use rdma_proto::{Datagrams, Destination, End};
+    use rdma_proto::{Burst, Datagrams, Destination, End};
     use rdma_types::{Mtu, Psn, Qpn};
 
     use super::*;
-    use crate::address::Address;
+    use crate::address::Path;
+    use crate::device::Device;
     use crate::device::subnet::Subnet;
     use crate::fabric::random::Seed;
     use crate::limits::Limits;
@@ -292,6 +297,15 @@ mod tests {
         fn call(&self) {}
     }
 
+    fn weak(sender: &Arc<Sender>) -> Weak<dyn Driven> {
+        Arc::<Sender>::downgrade(sender)
+    }
+
+    /// A sender that has gone.
+    fn nobody() -> Weak<dyn Driven> {
+        Weak::<Sender>::new()
+    }
+
     /// Another thread may have packets arrive as soon as they are on their way: they are counted by then.
     #[test]
     fn nothing_is_on_its_way_before_it_is_counted() {
@@ -304,14 +318,14 @@ mod tests {
             Device::new(subnet, "d".into(), link, Vec::new(), limits, schedule, &seed)
         });
         let inbox = device.inbox();
-        let buffer = inbox.buffer(&Arc::new(Sender::default())).unwrap();
+        let buffer = inbox.buffer(nobody()).unwrap();
         let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
         let packets = || subnet.links.as_ref().unwrap().packets();
         let to = Destination { qpn: Qpn::new(2).unwrap(), qkey: 0, p_key: Bth::DEFAULT_P_KEY };
         let end = End { length: 0, immediate: None, invalidate: None, solicited: false };
         let mut datagrams = Datagrams::new(Qpn::new(1).unwrap(), Mtu::MTU4096, Psn::masked(0));
         let burst = datagrams.send(&to, &end).unwrap();
-        let send = || inbox.send(device, path, burst, None, buffer);
+        let send = || inbox.send(device, Letter::new(path, burst, None, buffer));
         while_one_waits(send, || locked(&inbox.letters), |_| assert_eq!(packets(), 0));
         assert_eq!((packets(), locked(&inbox.letters).lent), (1, 1));
         assert!(subnet.step());
@@ -334,7 +348,7 @@ mod tests {
     /// Has a datagram of a partition lie in the inbox of a device, as a run of so many packets.
     fn put(device: &'static Device, p_key: u16, segments: u16) {
         let inbox = device.inbox();
-        let buffer = inbox.buffer(&Arc::new(Sender::default())).unwrap();
+        let buffer = inbox.buffer(nobody()).unwrap();
         let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
         let to = Destination { qpn: Qpn::new(2).unwrap(), qkey: 0, p_key };
         let end = End { length: 0, immediate: None, invalidate: None, solicited: false };
@@ -390,7 +404,7 @@ mod tests {
         };
         let inbox = DEVICE.get_or_init(make).inbox();
         let sender = Arc::new(Sender::default());
-        let mut buffers: Vec<_> = std::iter::from_fn(|| inbox.buffer(&sender)).collect();
+        let mut buffers: Vec<_> = std::iter::from_fn(|| inbox.buffer(weak(&sender))).collect();
         assert_eq!(buffers.len(), BURSTS);
         let turns = || {
             SUBNET.unsettled.settle();
@@ -399,14 +413,14 @@ mod tests {
         assert_eq!(turns(), 0);
         inbox.give_back(buffers.remove(0));
         assert_eq!(turns(), 1);
-        assert!(inbox.buffer(&sender).is_some());
+        assert!(inbox.buffer(weak(&sender)).is_some());
     }
 
     /// Sends as much as a turn takes, again each time when it may.
     #[derive(Debug)]
     struct Endless {
         place: Place,
-        to: &'static Arc<Inbox>,
+        to: &'static Arc<Inbox<Device>>,
         own: Weak<Endless>,
         left: AtomicU32,
     }
@@ -415,7 +429,7 @@ mod tests {
         fn send(&self) {
             let opcode = Opcode::reliable(Operation::Acknowledge);
             let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
-            for _ in 0..wire::TURN {
+            for _ in 0..TURN {
                 let bth = Bth::new(opcode, Qpn::masked(5), Psn::masked(0));
                 let burst = Burst::single(Headers::new(bth), 0);
                 let buffer = self.to.buffer_at_once();
@@ -461,7 +475,7 @@ mod tests {
         });
         (0..3).for_each(|_| sender.send());
         to.execute_all();
-        assert_eq!(device.tally.counters().unknown_qp, u64::from(3 * wire::TURN));
+        assert_eq!(device.tally.counters().unknown_qp, u64::from(3 * TURN));
         assert!(sender.left.load(Ordering::Relaxed) > 900);
     }
 }

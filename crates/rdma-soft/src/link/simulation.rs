@@ -9,8 +9,9 @@ use rdma_proto::Burst;
 use rdma_proto::wire::Headers;
 
 use crate::address::Path;
-use crate::device::Device;
-use crate::device::notices::{Reason, Whose};
+use crate::engine::adapter::Adapter;
+use crate::engine::adapter::notices::{Reason, Whose};
+use crate::engine::wire::Mailbox;
 use crate::engine::wire::letter::{Datagram, Letter};
 use crate::fabric::clock::Time;
 use crate::fabric::random::SplitMix;
@@ -55,9 +56,9 @@ struct Event {
 #[derive(Debug)]
 enum What {
     /// A packet arrives.
-    Packet { to: &'static Device, letter: Box<Letter> },
+    Packet { to: &'static dyn Mailbox, letter: Box<Letter> },
     /// A link does something else from now on.
-    Change { from: &'static Device, to: &'static Device, model: LinkModel },
+    Change { from: &'static Adapter, to: &'static Adapter, model: LinkModel },
 }
 
 impl PartialEq for Event {
@@ -103,8 +104,8 @@ impl Links {
     pub(crate) fn set(
         &self,
         at: Time,
-        from: &'static Device,
-        to: &'static Device,
+        from: &'static Adapter,
+        to: &'static Adapter,
         model: LinkModel,
     ) {
         let mut net = locked(&self.net);
@@ -135,17 +136,16 @@ impl Links {
     /// Puts packets on their way. Says how many will arrive.
     pub(crate) fn send(
         &self,
-        from: &'static Device,
-        to: &'static Device,
-        path: Path,
-        burst: &Burst,
-        datagram: Option<Datagram>,
-        payload: &[u8],
+        from: &'static Adapter,
+        to: &'static Adapter,
+        inbox: &'static dyn Mailbox,
+        letter: &Letter,
     ) -> usize {
+        let Letter { path, ref burst, datagram, .. } = *letter;
         let now = to.fabric.clock.now();
         let mut net = locked(&self.net);
         let (mut arriving, mut damaged) = (0, 0);
-        for (mut headers, mut payload) in burst.packets(payload) {
+        for (mut headers, mut payload) in burst.packets(letter.payload()) {
             let fate = net.fate(from, to, HEADERS + payload.len() as u64, now);
             net.note(now, (from, to), &headers, payload, &fate);
             let frame;
@@ -160,7 +160,7 @@ impl Links {
             let burst = Burst::single(headers, payload.len());
             for at in [fate.arrives, fate.again].into_iter().flatten() {
                 let letter = Box::new(Letter::new(path, burst, datagram, payload.into()));
-                net.plan(at, What::Packet { to, letter });
+                net.plan(at, What::Packet { to: inbox, letter });
                 arriving += 1;
             }
         }
@@ -185,7 +185,7 @@ impl Events for Links {
         match net.events.pop() {
             Some(Reverse(Event { what: What::Packet { to, letter }, .. })) => {
                 drop(net);
-                to.inbox().arrive(*letter);
+                to.arrive(*letter);
             }
             Some(Reverse(Event { what: What::Change { from, to, model }, .. })) => {
                 net.direction(from, to).model = Some(model);
@@ -201,11 +201,17 @@ impl Net {
         self.events.push(Reverse(Event { at, number: self.numbered, what }));
     }
 
-    fn direction(&mut self, from: &'static Device, to: &'static Device) -> &mut Direction {
+    fn direction(&mut self, from: &'static Adapter, to: &'static Adapter) -> &mut Direction {
         self.directions.entry((&from.name, &to.name)).or_default()
     }
 
-    fn fate(&mut self, from: &'static Device, to: &'static Device, bytes: u64, now: Time) -> Fate {
+    fn fate(
+        &mut self,
+        from: &'static Adapter,
+        to: &'static Adapter,
+        bytes: u64,
+        now: Time,
+    ) -> Fate {
         self.packets += 1;
         let direction = self.directions.entry((&from.name, &to.name)).or_default();
         // What a device sends to itself does not leave it.
@@ -239,7 +245,7 @@ impl Net {
     fn note(
         &mut self,
         now: Time,
-        (from, to): (&Device, &Device),
+        (from, to): (&Adapter, &Adapter),
         headers: &Headers,
         payload: &[u8],
         fate: &Fate,

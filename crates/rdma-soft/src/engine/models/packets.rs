@@ -8,13 +8,13 @@ use rdma_types::{Psn, Qpn};
 use super::*;
 use crate::address::{Address, Path};
 use crate::engine::completion::work_completion::Source;
-use crate::engine::wire::letter::Datagram;
-use crate::engine::wire::{Outlet, Route};
+use crate::engine::wire::letter::{Datagram, Letter};
+use crate::engine::wire::{Mailbox, Outlet, Route};
 use crate::engine::{requester, responder};
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{AT_ONCE, Driven, Place};
-use crate::link::memory::{BURSTS, Inbox};
+use crate::link::memory::BURSTS;
 use crate::sync::AtomicU32;
 
 const DONE: WcStatus = WcStatus::SUCCESS;
@@ -123,19 +123,20 @@ fn loom_more_turns_than_a_thread_gives_are_called_for() {
 /// Wants to send a packet.
 #[derive(Debug)]
 struct Sender {
-    inbox: &'static Arc<Inbox>,
+    inbox: &'static dyn Mailbox,
     place: Place,
     sent: AtomicU32,
 }
 
 impl Sender {
-    fn new(inbox: &'static Arc<Inbox>) -> Arc<Self> {
+    fn new(inbox: &'static dyn Mailbox) -> Arc<Self> {
         Arc::new(Self { inbox, place: Place::default(), sent: AtomicU32::new(0) })
     }
 
     /// All the room that there is.
     fn fill(self: &Arc<Self>) -> Vec<Box<[u8]>> {
-        let buffers: Vec<_> = std::iter::from_fn(|| self.inbox.buffer(self)).collect();
+        let buffers: Vec<_> =
+            std::iter::from_fn(|| self.inbox.buffer(Arc::<Self>::downgrade(self))).collect();
         assert_eq!(buffers.len(), BURSTS);
         buffers
     }
@@ -147,7 +148,7 @@ impl Driven for Sender {
     }
 
     fn take_turn(self: Arc<Self>) -> bool {
-        if let Some(buffer) = self.inbox.buffer(&self) {
+        if let Some(buffer) = self.inbox.buffer(Arc::<Self>::downgrade(&self)) {
             self.sent.store(1, Ordering::Relaxed);
             self.inbox.give_back(buffer);
         }
@@ -176,7 +177,7 @@ fn loom_who_found_no_room_gets_a_turn_when_there_is_some() {
         explore(move || {
             let device = device();
             let subnet = device.subnet;
-            let [other, sender] = [(); 2].map(|()| Sender::new(device.inbox()));
+            let [other, sender] = [(); 2].map(|()| Sender::new(&**device.inbox()));
             let mut buffers = other.fill();
             let looks = {
                 let sender = Arc::clone(&sender);
@@ -190,7 +191,7 @@ fn loom_who_found_no_room_gets_a_turn_when_there_is_some() {
                 device.inbox().give_back(buffer);
             } else {
                 // For nobody.
-                device.inbox().send(device, PATH, datagram(1), OF_LINK, buffer);
+                device.inbox().send(device, Letter::new(PATH, datagram(1), OF_LINK, buffer));
             }
             subnet.unsettled.settle();
             looks.join().unwrap();
@@ -221,13 +222,13 @@ fn loom_no_packet_is_executed_for_a_queue_pair_that_is_gone() {
         b.post_receive(11, &[sink.sge()], &mut Turn::new()).unwrap();
         let other = Memory::of_length(40, &c.pd, 0);
         c.post_receive(12, &[other.sge()], &mut Turn::new()).unwrap();
-        let buffer = device.inbox().buffer(&b).unwrap();
-        device.inbox().send(device, PATH, datagram(b.qpn), OF_LINK, buffer);
+        let buffer = device.inbox().buffer(Arc::<QueuePair>::downgrade(&b)).unwrap();
+        device.inbox().send(device, Letter::new(PATH, datagram(b.qpn), OF_LINK, buffer));
         let taker = thread::spawn(|| device.fabric.unsettled.settle());
         let (pd, number) = (Arc::clone(&b.pd), b.qpn);
         // The model checker does not see the table of numbers. The lock of the inbox, which the other thread takes
         // before it looks there, has it try either first.
-        device.inbox().give_back(device.inbox().buffer(&b).unwrap());
+        device.inbox().give_back(device.inbox().buffer(Arc::<QueuePair>::downgrade(&b)).unwrap());
         b.destroy();
         sink.free(&pd);
         device.publish_queue_pair(number, Arc::downgrade(&c));
@@ -249,8 +250,8 @@ fn loom_a_queue_pair_that_begins_again_gets_nothing_old() {
         let device = device();
         let b = queue_pair_of(Service::UnreliableDatagram, device, None);
         make_ready(&b);
-        let buffer = device.inbox().buffer(&b).unwrap();
-        device.inbox().send(device, PATH, datagram(b.qpn), OF_LINK, buffer);
+        let buffer = device.inbox().buffer(Arc::<QueuePair>::downgrade(&b)).unwrap();
+        device.inbox().send(device, Letter::new(PATH, datagram(b.qpn), OF_LINK, buffer));
         let taker = thread::spawn(|| device.fabric.unsettled.settle());
         b.reset(&mut locked(&b.attributes));
         let init = Settings { state: QpState::INIT, port: 1, ..Settings::default() };
@@ -271,7 +272,7 @@ fn loom_a_queue_pair_that_begins_again_gets_nothing_old() {
 fn by_packets(service: Service) -> Model {
     let device = device();
     let [a, b] = [(); 2].map(|()| queue_pair_of(service, device, None));
-    let route = Route { path: PATH, outlet: Outlet::Inbox(device.inbox()) };
+    let route = Route { path: PATH, outlet: Outlet::Inbox(&**device.inbox()) };
     [&a, &b].into_iter().for_each(|queue_pair| make_ready(queue_pair));
     for (from, to) in [(&a, &b), (&b, &a)] {
         let send = &mut *from.send.lock();

@@ -9,7 +9,7 @@ use rdma_types::{Mtu, Qpn, WcStatus as Status};
 
 use crate::address::{AddressVector, Path};
 use crate::device::Way;
-use crate::device::notices::{Reason, Whose};
+use crate::engine::adapter::notices::{Reason, Whose};
 use crate::engine::completion::work_completion::Source;
 use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
@@ -20,7 +20,7 @@ use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
 use crate::engine::wire::Outlet;
-use crate::engine::wire::letter;
+use crate::engine::wire::letter::{self, Letter};
 use crate::engine::wire::route_header;
 use crate::memory::copy::{Data, Fault};
 
@@ -124,7 +124,7 @@ impl Requester {
         if let Some(burst) = packet.filter(|_| lost != Some(Reason::PortDown)) {
             let tap = own.device.tap.as_ref();
             if lost.is_none() {
-                match outlet.datagram_buffer(own, message.length) {
+                match outlet.datagram_buffer(Arc::<QueuePair>::downgrade(own), message.length) {
                     Some(mut buffer) => {
                         if self.gather(message, &mut buffer).is_err() {
                             outlet.give_back(buffer);
@@ -133,7 +133,8 @@ impl Requester {
                         if let Some(tap) = tap {
                             tap.sent(&path, &burst, Some(&datagram), &buffer);
                         }
-                        outlet.send(own.device, path, burst, Some(datagram), None, buffer);
+                        let letter = Letter::new(path, burst, Some(datagram), buffer);
+                        outlet.send(&own.device.adapter, letter);
                     }
                     None if outlet.loses_datagrams() => lost = Some(Reason::Stalled),
                     None => return Verdict::NoRoom,

@@ -13,9 +13,8 @@ use crate::engine::requester::side::{Requester, Verdict};
 use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
-use crate::engine::wire::Outlet;
-use crate::engine::wire::letter;
-use crate::link::memory::Inbox;
+use crate::engine::wire::letter::{self, Letter};
+use crate::engine::wire::{Mailbox, Outlet};
 use crate::memory::copy::{Data, Fault};
 
 impl Requester {
@@ -33,14 +32,15 @@ impl Requester {
         if let Some(group) = datagram.group.filter(|_| own.device.port_is_up()) {
             let by_packets = |there: &&'static Device| own.device.sends_packets_to(there);
             let devices = || own.device.devices_of(&group);
-            let inboxes = || devices().filter(by_packets).map(Device::inbox);
+            let inboxes =
+                || devices().filter(by_packets).map(|there| &**there.inbox() as &dyn Mailbox);
             // First of all, so that it goes to nobody as long as it cannot go to everybody.
-            if !inboxes().all(|inbox| inbox.has_room(own)) {
+            if !inboxes().all(|inbox| inbox.has_room(Arc::<QueuePair>::downgrade(own))) {
                 return Verdict::NoRoom;
             }
             let outlet = own.device.outlet_from(&path);
             let outside = match outlet {
-                Some(outlet) => match outlet.buffer(own) {
+                Some(outlet) => match outlet.buffer(Arc::<QueuePair>::downgrade(own)) {
                     Some(buffer) => Some((outlet, buffer)),
                     None => return Verdict::NoRoom,
                 },
@@ -65,7 +65,7 @@ impl Requester {
     fn send_to_inboxes(
         &self,
         own: &QueuePair,
-        inboxes: impl Iterator<Item = &'static Arc<Inbox>>,
+        inboxes: impl Iterator<Item = &'static dyn Mailbox>,
         outside: Option<(Outlet, Box<[u8]>)>,
         (path, qkey): (Path, u32),
         message: &Message<'_>,
@@ -94,11 +94,11 @@ impl Requester {
         for inbox in inboxes {
             let mut buffer = inbox.buffer_at_once();
             buffer[..bytes.len()].copy_from_slice(bytes);
-            inbox.send(own.device, path, burst, Some(datagram), buffer);
+            inbox.send(&own.device.adapter, Letter::new(path, burst, Some(datagram), buffer));
         }
         if let Some((outlet, mut buffer)) = outside {
             buffer[..bytes.len()].copy_from_slice(bytes);
-            outlet.send(own.device, path, burst, Some(datagram), None, buffer);
+            outlet.send(&own.device.adapter, Letter::new(path, burst, Some(datagram), buffer));
         }
         Ok(())
     }
@@ -225,7 +225,8 @@ mod tests {
         a.send.lock().push(&request, Payload::keyed(&[]).to(Some(&vector)));
         let drive = || a.send.lock().drive(a, Work::Head, &mut Aftermath::default());
 
-        let buffers: Vec<_> = std::iter::from_fn(|| full.buffer(&members[1])).collect();
+        let buffers: Vec<_> =
+            std::iter::from_fn(|| full.buffer(Arc::<QueuePair>::downgrade(&members[1]))).collect();
         assert_eq!((drive(), heard()), (0, [0, 0]));
         buffers.into_iter().for_each(|buffer| full.give_back(buffer));
         assert_eq!((drive(), heard()), (1, [1, 1]));

@@ -357,7 +357,7 @@ impl SendSide {
         let ours = self.requester.origin.path;
         if let Some(reason) = wire::why_not_taken(listens, ours, letter) {
             let peer_qpn = Some(self.requester.peer_qpn);
-            wire::drop_packets(own.device, letter, reason, peer_qpn);
+            wire::drop_packets(&own.device.adapter, letter, reason, peer_qpn);
             return false;
         }
         let now = wire::time(own.device.fabric.clock.now());

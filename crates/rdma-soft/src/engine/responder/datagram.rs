@@ -2,7 +2,7 @@
 
 use rdma_types::{WcOpcode, WcStatus};
 
-use crate::device::notices::Reason;
+use crate::engine::adapter::notices::Reason;
 use crate::engine::completion::work_completion::{GRH, Source};
 use crate::engine::operation::Operation;
 use crate::engine::queue_pair::aftermath::Aftermath;

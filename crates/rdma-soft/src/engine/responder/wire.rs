@@ -9,7 +9,7 @@ use rdma_proto::{
 };
 use rdma_types::{AsyncEventKind, MinRnrTimer, Mtu, Psn, QpState, Qpn, WcStatus as Status};
 
-use crate::device::notices::Reason;
+use crate::engine::adapter::notices::Reason;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
@@ -152,7 +152,7 @@ impl Responder {
     ) -> Answers {
         let listens = self.is_ready() && self.wire.is_some() && letter.number >= self.hears_from;
         if let Some(reason) = wire::why_not_taken(listens, self.path, letter) {
-            wire::drop_packets(own.device, letter, reason, Some(self.peer_qpn));
+            wire::drop_packets(&own.device.adapter, letter, reason, Some(self.peer_qpn));
             return Answers::Never;
         }
         let Some(mut wire) = self.wire.take() else { return Answers::Never };

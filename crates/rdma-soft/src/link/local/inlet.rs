@@ -13,9 +13,10 @@ use super::listener::Guest;
 use super::shared::Receiver;
 use super::{TELLS, hear_tell, receive_ring, tell};
 use crate::device::Device;
+use crate::device::arrivals::{answer_soon, is_for_nobody};
+use crate::engine::wire::Mailbox as _;
 use crate::engine::wire::letter::{ExecutedWords, Letter};
 use crate::engine::wire::word::WordKey;
-use crate::engine::wire::{answer_soon, is_for_nobody};
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
@@ -137,7 +138,9 @@ impl Inlet {
             return Read::Nothing;
         };
         let inbox = self.device.inbox();
-        let Some(mut buffer) = inbox.buffer(self) else { return Read::NoRoom };
+        let Some(mut buffer) = inbox.buffer(Arc::<Self>::downgrade(self)) else {
+            return Read::NoRoom;
+        };
         let mut head = [0; HEAD];
         let behind = match ring.read(&mut head, &mut buffer) {
             Ok(None) => {

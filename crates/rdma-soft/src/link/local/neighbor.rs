@@ -16,7 +16,7 @@ use super::questions::covers;
 use super::shared::Sender;
 use super::{TELLS, hear_tell, tell};
 use crate::device::Device;
-use crate::device::notices::{Reason, Whose};
+use crate::engine::adapter::notices::{Reason, Whose};
 use crate::engine::wire::Carrier;
 use crate::engine::wire::letter::{BURST_BYTES, Letter};
 use crate::engine::wire::word::WordKey;

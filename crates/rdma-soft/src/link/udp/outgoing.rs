@@ -15,7 +15,7 @@ use super::open::Open;
 use super::packet::{self, Way};
 use crate::address::Address;
 use crate::device::Device;
-use crate::device::notices::{Reason, Whose};
+use crate::engine::adapter::notices::{Reason, Whose};
 use crate::engine::wire::Carrier;
 use crate::engine::wire::letter::{Datagram, Letter};
 use crate::fabric::clock::Time;

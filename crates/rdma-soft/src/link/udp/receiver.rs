@@ -16,9 +16,10 @@ use super::run::Run;
 use super::{address, entry};
 use crate::address::{Address, Group, Path, Route};
 use crate::device::Device;
-use crate::device::notices::{Reason, Whose};
+use crate::device::arrivals::is_for_nobody;
+use crate::engine::adapter::notices::{Reason, Whose};
 use crate::engine::completion::work_completion::Source;
-use crate::engine::wire;
+use crate::engine::wire::Mailbox as _;
 use crate::engine::wire::letter::{BURST_BYTES, Datagram, Letter};
 use crate::engine::wire::route_header;
 use crate::fabric::clock::Time;
@@ -225,13 +226,13 @@ impl Receiver {
         if self.is_own(&path) {
             return Some((behind, true));
         }
-        if wire::is_for_nobody(self.device, &path, &run.burst, self.group.is_some()) {
+        if is_for_nobody(self.device, &path, &run.burst, self.group.is_some()) {
             self.open.driver.note_useless();
             return Some((behind, false));
         }
         self.use_it();
         let inbox = self.device.inbox();
-        let mut buffer = inbox.buffer(self)?;
+        let mut buffer = inbox.buffer(Arc::<Self>::downgrade(self))?;
         let mut length = payload.len();
         buffer[..length].copy_from_slice(payload);
         let mut begin = behind;

@@ -11,6 +11,7 @@ use tracing::{Dispatch, Level};
 
 use super::*;
 use crate::address::GidEntry;
+use crate::device::Device;
 use crate::device::subnet::Subnet;
 use crate::fabric::random::Seed;
 use crate::fabric::tellers::TELLING;

@@ -2,12 +2,12 @@
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
 use std::cell::Cell;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{OnceLock, Weak};
 
 use rdma_proto::wire::{Aeth, CreditCount, Headers, Opcode, Operation, Syndrome};
 use rdma_proto::{Datagrams, Destination, End};
-use rdma_types::{AsyncEventKind, Psn, QpAttributes, QpState, WcStatus};
+use rdma_types::{AsyncEventKind, Mtu, Psn, QpAttributes, QpState, WcStatus};
 
 use super::*;
 use crate::address::Address;
@@ -22,8 +22,10 @@ use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::wire::letter::Datagram;
 use crate::engine::wire::word::WordKey;
+use crate::engine::wire::{Carrier, Mailbox as _, Outlet, Route, transmit};
 use crate::engine::{requester, responder};
 use crate::fabric::random::Seed;
+use crate::fabric::turns::Driven;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::memory::protection::ProtectionDomain;
@@ -65,7 +67,7 @@ fn a_turn_sends_sixteen_packets() {
     let device = device(&DEVICE);
     let own = queue_pair(device, Service::ReliableConnection);
     for mtu in [Mtu::MTU256, Mtu::MTU1024, Mtu::MTU4096] {
-        for outlet in [Outlet::Nowhere, Outlet::Inbox(device.inbox())] {
+        for outlet in [Outlet::Nowhere, Outlet::Inbox(&**device.inbox())] {
             let nowhere = outlet.is_nowhere();
             let sent = Cell::new(0);
             let more = transmit(&own, (&Route { path: PATH, outlet }, None), mtu, |room| {
@@ -87,7 +89,7 @@ fn what_came_for_an_earlier_life_is_not_taken() {
     let own = queue_pair(device, Service::UnreliableDatagram);
     let said = Datagram { source: Source::UNDEFINED, header: None, group: None };
     let arrives = || {
-        let buffer = device.inbox().buffer(&own).unwrap();
+        let buffer = device.inbox().buffer(Arc::<QueuePair>::downgrade(&own)).unwrap();
         device.inbox().arrive(Letter::new(PATH, datagram(own.qpn), Some(said), buffer));
     };
     let taken = |number| {
@@ -127,13 +129,13 @@ fn what_acknowledges_an_earlier_life_is_not_taken() {
     headers.aeth = Some(Aeth { syndrome: Syndrome::Ack(CreditCount::UNLIMITED), msn: 1 });
     let letter = || Letter::new(PATH, Burst::single(headers, 0), None, Box::default());
     let inbox = device.inbox();
-    let _ = inbox.buffer(&own).unwrap();
+    let _ = inbox.buffer(Arc::<QueuePair>::downgrade(&own)).unwrap();
     inbox.arrive(letter());
     device.fabric.unsettled.settle();
     {
         let send = &mut *own.send.lock();
         (send.state, send.requester.origin.path) = (QpState::RTS, Some(PATH));
-        let route = Route { path: PATH, outlet: Outlet::Inbox(inbox) };
+        let route = Route { path: PATH, outlet: Outlet::Inbox(&**inbox) };
         send.wire = Some(Box::new(requester::wire::Wire::new(&own, &send.requester, route)));
     }
     let taken = |number| {
@@ -306,7 +308,7 @@ fn a_queue_pair_that_goes_acknowledges_what_its_program_has_seen() {
     let device = device(&DEVICE);
     let own = queue_pair(device, Service::ReliableConnection);
     // The acknowledgement comes back to this device, which counts it as a packet for an unknown queue pair.
-    make_ready(&own, Outlet::Inbox(device.inbox()));
+    make_ready(&own, Outlet::Inbox(&**device.inbox()));
     take_send(&own, 0, true);
     assert_eq!(own.receive_cq.poll(4, |_, _, _| {}).unwrap(), 1);
     let before = device.tally.counters().unknown_qp;

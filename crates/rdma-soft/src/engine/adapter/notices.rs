@@ -9,7 +9,7 @@ use tracing::level_filters::LevelFilter;
 
 use crate::address::Address;
 use crate::counters::Rares;
-use crate::device::Device;
+use crate::engine::adapter::Adapter;
 use crate::fabric::clock::Time;
 use crate::fabric::tellers::{Tell, Tells};
 use crate::sync::locked;
@@ -191,7 +191,7 @@ impl Notices {
     }
 }
 
-impl Tells for Device {
+impl Tells for Adapter {
     fn take(&'static self) -> Option<Tell> {
         let mut told = Vec::new();
         for (reason, notice) in Reason::ALL.into_iter().zip(locked(&self.notices.0).iter_mut()) {
@@ -213,7 +213,7 @@ impl Tells for Device {
     }
 }
 
-impl Device {
+impl Adapter {
     /// Counts packets that do not get through, and has that told. The caller may hold locks, but no leaf.
     #[cold]
     pub(crate) fn drop_packets(&'static self, reason: Reason, packets: u16, whose: Whose) {

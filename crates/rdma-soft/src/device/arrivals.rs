@@ -1,0 +1,215 @@
+//! Packets that have arrived at a device: whose they are, and what they leave to be done.
+
+use std::sync::Arc;
+
+use rdma_proto::Burst;
+use rdma_proto::wire::{Bth, Service as WireService};
+use rdma_types::Qpn;
+
+use crate::address::{Address, Path};
+use crate::device::Device;
+use crate::device::subnet::Subnet;
+use crate::engine::adapter::notices::Reason;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::queue_pair::aftermath::Aftermath;
+use crate::engine::queue_pair::service::Service;
+use crate::engine::responder::wire::Answers;
+use crate::engine::wire::letter::{ExecutedWords, Letter};
+use crate::engine::wire::{TURN, drop_burst, drop_packets};
+use crate::link::memory::Receives;
+use crate::link::pcap::Tap;
+use crate::link::simulation::Links;
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+/// The partition of the port, of which it is a full member.
+const P_KEY: u16 = Bth::DEFAULT_P_KEY;
+
+/// Whether packets are for a queue pair that is not there, so that they take no space in the inbox: those to a group
+/// are for all of its members, and others for one queue pair. They are counted.
+pub(crate) fn is_for_nobody(
+    device: &'static Device,
+    path: &Path,
+    burst: &Burst,
+    to_group: bool,
+) -> bool {
+    let number = burst.header.bth.destination;
+    let for_many = number == Qpn::MULTICAST;
+    let nobody = for_many != to_group || !for_many && device.queue_pair(number.get()).is_none();
+    if nobody {
+        let source = burst.header.deth.map(|deth| deth.source.get());
+        drop_burst(device, path, burst, Reason::UnknownQp, source);
+    }
+    nobody
+}
+
+/// Whether the port hears who shows that P_Key: both are members of one partition, and not both limited ones (IBTA
+/// volume 1, 10.9.3).
+const fn is_of_partition(p_key: u16) -> bool {
+    const FULL: u16 = 0x8000;
+    (p_key ^ P_KEY) & !FULL == 0 && (p_key | P_KEY) & FULL != 0
+}
+
+/// What packets leave to be done when the turn of their inbox is over, before its receive side is free.
+#[derive(Debug, Default)]
+pub(crate) struct Afterwards {
+    /// Queue pairs whose completions are held back until what they owe has left.
+    held: [Option<Arc<QueuePair>>; TURN as usize],
+    /// Where words were stored that the peer's process may have to be told of.
+    words: Option<Arc<dyn ExecutedWords>>,
+}
+
+impl Afterwards {
+    fn hold(&mut self, own: Arc<QueuePair>) {
+        if self.held.iter().map_while(Option::as_ref).any(|held| Arc::ptr_eq(held, &own)) {
+            return;
+        }
+        match self.held.iter_mut().find(|place| place.is_none()) {
+            Some(place) => *place = Some(own),
+            // A turn has no more packets than that.
+            None => own.responder.lock().publish(&own),
+        }
+    }
+
+    fn announce(&mut self, words: &Arc<dyn ExecutedWords>) {
+        let last = self.words.get_or_insert_with(|| Arc::clone(words));
+        if !Arc::ptr_eq(last, words) {
+            std::mem::replace(last, Arc::clone(words)).announce();
+        }
+    }
+
+    /// The caller holds the receive side, and no other lock.
+    #[inline]
+    fn settle(&self) {
+        if let Some(words) = &self.words {
+            words.announce();
+        }
+        if self.held[0].is_some() {
+            self.answer();
+        }
+    }
+
+    /// Nothing that was taken is unacknowledged when the program sees that it came, as far as the link takes what is owed.
+    fn answer(&self) {
+        let held = || self.held.iter().map_while(Option::as_ref);
+        held().for_each(|own| own.answer());
+        for own in held() {
+            let carrier = own.responder.lock().carrier();
+            if let Some(carrier) = carrier {
+                carrier.flush();
+            }
+        }
+        held().for_each(|own| own.responder.lock().has_answered(own));
+    }
+}
+
+impl Receives for Device {
+    type Afterwards = Afterwards;
+
+    fn receive(&'static self, letter: &Letter, afterwards: &mut Afterwards) {
+        receive(self, letter, afterwards);
+    }
+
+    fn settle(&self, afterwards: &Afterwards) {
+        afterwards.settle();
+    }
+
+    fn links(&self) -> Option<&Links> {
+        self.subnet.links.as_deref()
+    }
+
+    fn tap_at(&self, address: &Address) -> Option<&'static Arc<Tap>> {
+        self.subnet.at(self.link, address)?.adapter.tap.as_ref()
+    }
+}
+
+/// Executes packets that have arrived at a device. Those for nobody are not answered. The caller holds its receive side.
+fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards) {
+    let bth = &letter.burst.header.bth;
+    let source = letter.burst.header.deth.map(|deth| deth.source.get());
+    if !device.port_is_up() {
+        return drop_packets(device, letter, Reason::PortDown, source);
+    }
+    if !is_of_partition(bth.p_key) {
+        return drop_packets(device, letter, Reason::WrongPartition, source);
+    }
+    if bth.destination == Qpn::MULTICAST {
+        return receive_for_many(device, letter);
+    }
+    let Some(own) = device.queue_pair(bth.destination.get()) else {
+        return drop_packets(device, letter, Reason::UnknownQp, source);
+    };
+    let mut aftermath = Aftermath::default();
+    let service = match bth.opcode.service() {
+        WireService::Rc => Service::ReliableConnection,
+        WireService::Uc => Service::UnreliableConnection,
+        _ => Service::UnreliableDatagram,
+    };
+    if own.service != service {
+        return drop_packets(device, letter, Reason::WrongService, source);
+    }
+    let answers = if service == Service::UnreliableDatagram {
+        receive_datagram(&own, letter, &mut aftermath);
+        Answers::Never
+    } else if bth.opcode.operation().is_response() {
+        match own.send.lock().receive_responses(&own, letter, &mut aftermath) {
+            true => Answers::Now,
+            false => Answers::Never,
+        }
+    } else {
+        own.responder.lock().receive_requests(&own, letter, &mut aftermath)
+    };
+    aftermath.flush(&own);
+    if let Some(words) = &letter.words {
+        afterwards.announce(words);
+    }
+    match answers {
+        Answers::Never => {}
+        Answers::Now => own.device.fabric.unsettled.note_turn(&own),
+        Answers::First => afterwards.hold(own),
+    }
+}
+
+/// Has all queue pairs of a subnet acknowledge what they have taken.
+pub(crate) fn answer_all(subnet: &'static Subnet) {
+    for own in subnet.devices().flat_map(Device::all_queue_pairs) {
+        own.answer_now();
+    }
+}
+
+/// Has the queue pairs of a device acknowledge in their next turn what they have taken. The caller holds no lock.
+pub(crate) fn answer_soon(device: &Device) {
+    for own in device.all_queue_pairs() {
+        if own.responder.lock().owes_acknowledgement() {
+            device.fabric.unsettled.note_turn(&own);
+        }
+    }
+}
+
+/// Returns when all packets are executed that have arrived at the devices of a subnet. The caller holds no lock.
+#[cfg(not(loom))]
+pub(crate) fn execute_all(subnet: &'static Subnet) {
+    let inboxes = subnet.devices().filter_map(Device::inbox_if_any);
+    inboxes.for_each(|inbox| inbox.execute_all());
+}
+
+/// Delivers a datagram that is for the members of a group.
+fn receive_for_many(device: &Device, letter: &Letter) {
+    let is_datagram = letter.burst.header.bth.opcode.service() == WireService::Ud;
+    let group = letter.datagram.and_then(|datagram| datagram.group);
+    let Some(group) = group.filter(|_| is_datagram && device.port_is_up()) else { return };
+    for member in device.groups.members(group) {
+        let mut aftermath = Aftermath::default();
+        receive_datagram(&member, letter, &mut aftermath);
+        aftermath.flush(&member);
+    }
+}
+
+fn receive_datagram(own: &Arc<QueuePair>, letter: &Letter, aftermath: &mut Aftermath) {
+    let Some(datagram) = letter.datagram else { return };
+    let dropped = own.responder.lock().receive_datagram(own, letter, datagram, aftermath);
+    let Some(reason) = dropped else { return };
+    let peer_qpn = letter.burst.header.deth.map(|deth| deth.source.get());
+    drop_packets(own.device, letter, reason, peer_qpn);
+}

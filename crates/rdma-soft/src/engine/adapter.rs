@@ -1,0 +1,89 @@
+//! What the objects of a device know of it.
+
+pub(crate) mod notices;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rdma_types::Mtu;
+
+use crate::counters::Tally;
+use crate::engine::adapter::notices::Notices;
+use crate::engine::deferred::Deferred;
+use crate::fabric::Fabric;
+use crate::limits::Limits;
+use crate::link::Link;
+use crate::link::pcap::Tap;
+use crate::memory::budget::Budget;
+use crate::memory::copy::Reach;
+use crate::schedule::Schedule;
+
+/// A device without its tables of objects and without its ways to others.
+#[derive(Debug)]
+pub(crate) struct Adapter {
+    pub(crate) fabric: &'static Fabric,
+    pub(crate) name: String,
+    pub(crate) link: Link,
+    pub(crate) limits: Limits,
+    pub(crate) schedule: Schedule,
+    /// Only with a deferred schedule.
+    pub(crate) deferred: Option<Deferred>,
+    pub(crate) memory: Budget,
+    pub(crate) tally: Tally,
+    pub(crate) notices: Notices,
+    /// The largest packets of its port.
+    pub(crate) mtu: Mtu,
+    /// Writes down what it sends and receives; only if that goes as packets.
+    pub(crate) tap: Option<Arc<Tap>>,
+    port_is_up: AtomicBool,
+}
+
+impl Adapter {
+    pub(crate) fn new(
+        fabric: &'static Fabric,
+        name: String,
+        link: Link,
+        limits: Limits,
+        schedule: Schedule,
+        memory: Budget,
+    ) -> Self {
+        let deferred = match schedule {
+            Schedule::Deferred { seed } => Some(Deferred::new(seed)),
+            _ => None,
+        };
+        Self {
+            fabric,
+            name,
+            link,
+            limits,
+            schedule,
+            deferred,
+            memory,
+            tally: Tally::default(),
+            notices: Notices::default(),
+            mtu: Mtu::MTU4096,
+            tap: None,
+            port_is_up: AtomicBool::new(true),
+        }
+    }
+
+    pub(crate) fn port_is_up(&self) -> bool {
+        self.port_is_up.load(Ordering::Acquire)
+    }
+
+    /// Brings the port up or down, and says whether it was up.
+    pub(crate) fn swap_port(&self, up: bool) -> bool {
+        self.port_is_up.swap(up, Ordering::AcqRel)
+    }
+
+    /// Returns the reach of copies that run later than their post, or on another thread than it: the memory may have been
+    /// unmapped by a part of the program that knows nothing of the queue pair.
+    pub(crate) fn later(&'static self) -> Reach {
+        Reach::MayBeGone(&self.tally.rare.guarded_copies)
+    }
+
+    /// A datagram came with another key than its receiver has.
+    pub(crate) fn count_wrong_qkey(&self) {
+        self.tally.rare.qkey_viol_cntr.count();
+    }
+}
