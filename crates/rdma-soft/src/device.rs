@@ -48,7 +48,7 @@ pub(crate) struct Device {
     pub(crate) shared_receive_queues: Quota,
     pub(crate) address_handles: Quota,
     queue_pairs: Mutex<QueuePairTable>,
-    pub(crate) groups: Groups,
+    pub(crate) groups: Groups<QueuePair>,
     /// Packets to itself go over the link between processes, too.
     pub(crate) force_link: bool,
     /// The ways to other hosts, each from an address of its own.

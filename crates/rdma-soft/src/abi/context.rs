@@ -19,7 +19,7 @@ use super::{cq_ex, data_path, device, mw, pointer, port, qp_ex, srq};
 use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
-use crate::engine::group;
+use crate::engine::queue_pair::membership;
 use crate::engine::queue_pair::settings::Settings;
 use crate::sync::locked;
 
@@ -107,7 +107,7 @@ fn reset_queue_pairs(device: &Device, domains: &Mutex<BTreeSet<u64>>) {
         if domains.contains(&queue_pair.pd_number) {
             // To RESET, for which every state can be left.
             let _ = queue_pair.modify(&Settings::default(), QpAttributes::STATE);
-            group::leave_all(&queue_pair);
+            membership::leave_all(&queue_pair);
         }
     }
 }

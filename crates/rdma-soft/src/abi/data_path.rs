@@ -19,10 +19,10 @@ use crate::engine::completion::work_completion::{Completion, JUNK};
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::service::Service;
-use crate::engine::requester::drive::Turn;
 use crate::engine::requester::post::{post_datagrams, post_each};
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::single::post_single;
+use crate::engine::turn::Turn;
 use crate::memory::sge::Sge;
 use crate::memory::window::Kind;
 

@@ -21,9 +21,9 @@ use super::{number, pointer, wr};
 use crate::engine::Refusal;
 use crate::engine::events::Acknowledgements;
 use crate::engine::events::report::{Element, Handle, Reporter};
-use crate::engine::group;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::capacity::{Capacity, Init};
+use crate::engine::queue_pair::membership;
 use crate::engine::queue_pair::service::Service;
 use crate::limits::Limits;
 
@@ -228,7 +228,7 @@ pub(super) unsafe extern "C" fn attach_mcast(
     // SAFETY: the caller's address (SAFETY.md F1).
     let gid = gid_bytes(unsafe { &*gid });
     // SAFETY: the caller's queue pair (SAFETY.md F1).
-    number(group::join(unsafe { queue_pair_of(qp) }, gid.into(), lid))
+    number(membership::join(unsafe { queue_pair_of(qp) }, gid.into(), lid))
 }
 
 pub(super) unsafe extern "C" fn detach_mcast(
@@ -239,13 +239,13 @@ pub(super) unsafe extern "C" fn detach_mcast(
     // SAFETY: the caller's address (SAFETY.md F1).
     let gid = gid_bytes(unsafe { &*gid });
     // SAFETY: the caller's queue pair (SAFETY.md F1).
-    number(group::leave(unsafe { queue_pair_of(qp) }, gid.into(), lid))
+    number(membership::leave(unsafe { queue_pair_of(qp) }, gid.into(), lid))
 }
 
 pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the caller's queue pair, which nobody uses any more (SAFETY.md F1).
     let queue_pair = Arc::clone(unsafe { queue_pair_of(qp) });
-    if let refused @ Err(_) = group::is_in_none(&queue_pair) {
+    if let refused @ Err(_) = membership::is_in_none(&queue_pair) {
         return number(refused);
     }
     queue_pair.destroy();

@@ -10,8 +10,8 @@ use crate::address::{Address, Path};
 use crate::device::Device;
 use crate::device::subnet::Subnet;
 use crate::engine::adapter::notices::Reason;
+use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::responder::wire::Answers;
 use crate::engine::wire::letter::{ExecutedWords, Letter};
@@ -166,7 +166,7 @@ fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards
     }
     match answers {
         Answers::Never => {}
-        Answers::Now => own.device.fabric.unsettled.note_turn(&own),
+        Answers::Now => own.note_turn(),
         Answers::First => afterwards.hold(own),
     }
 }
@@ -182,7 +182,7 @@ pub(crate) fn answer_all(subnet: &'static Subnet) {
 pub(crate) fn answer_soon(device: &Device) {
     for own in device.all_queue_pairs() {
         if own.responder.lock().owes_acknowledgement() {
-            device.fabric.unsettled.note_turn(&own);
+            own.note_turn();
         }
     }
 }

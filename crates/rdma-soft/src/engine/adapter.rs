@@ -9,8 +9,8 @@ use rdma_types::Mtu;
 
 use crate::counters::Tally;
 use crate::engine::adapter::notices::Notices;
-use crate::engine::deferred::Deferred;
 use crate::fabric::Fabric;
+use crate::fabric::deferred::Deferred;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::link::pcap::Tap;

@@ -18,5 +18,5 @@ mod tests;
 pub(crate) mod work_completion;
 
 pub(crate) use entry::Seat;
-pub(crate) use queue::{CompletionQueue, Notifier};
+pub(crate) use queue::{CompletionQueue, Notifier, User};
 pub(crate) use reclaimed::Reclaimed;

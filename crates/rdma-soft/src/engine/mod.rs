@@ -29,13 +29,13 @@
 //! a capture, is written, by a system call. It comes before the queue's state, or the capture's.
 //!
 //! What must touch another queue pair's send side (its error state, a requester that waits for a receive) is
-//! done [after](queue_pair::aftermath::Aftermath) all locks are dropped. Only to have a peer's requester forget it, a
+//! done [after](aftermath::Aftermath) all locks are dropped. Only to have a peer's requester forget it, a
 //! queue pair locks that one's send side under its own attributes, and under nothing else.
 
 pub(crate) mod adapter;
+pub(crate) mod aftermath;
 pub(crate) mod completion;
 pub(crate) mod critical_region;
-pub(crate) mod deferred;
 pub(crate) mod events;
 pub(crate) mod group;
 #[cfg(test)]
@@ -46,6 +46,8 @@ pub(crate) mod queue_pair;
 pub(crate) mod receive_queue;
 pub(crate) mod requester;
 pub(crate) mod responder;
+pub(crate) mod station;
+pub(crate) mod turn;
 pub(crate) mod wire;
 
 /// Why the device refuses a call; the shims turn it into an errno.

@@ -1,7 +1,7 @@
 //! Queue pairs: what they are made of, their making, their error state and their end.
 
-pub(crate) mod aftermath;
 pub(crate) mod capacity;
+pub(crate) mod membership;
 pub(crate) mod modify;
 pub(crate) mod qpn;
 mod roles;
@@ -10,33 +10,34 @@ pub(crate) mod settings;
 pub(crate) mod table;
 pub(crate) mod transition;
 
-use std::marker::PhantomData;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, Weak};
 
-use rdma_types::{AsyncEventKind, QpAttributes, QpState, WcOpcode, WcStatus};
+use rdma_types::{AsyncEventKind, QpAttributes, QpState, WcStatus};
 
 use crate::address::Path;
 use crate::counters::SendCounts;
 use crate::device::{Device, Way};
 use crate::engine::Refusal;
-use crate::engine::completion::work_completion::{Completion, JUNK, Side, Source};
-use crate::engine::completion::{CompletionQueue, Reclaimed, Seat};
+use crate::engine::completion::work_completion::Side;
+use crate::engine::completion::{CompletionQueue, Reclaimed};
 use crate::engine::events::report::Reporter;
-use crate::engine::queue_pair::capacity::{Capacity, Init};
+use crate::engine::queue_pair::capacity::Init;
 use crate::engine::queue_pair::modify::{Attributes, check_values};
 use crate::engine::queue_pair::service::Service;
 use crate::engine::queue_pair::settings::{Found, Settings};
 use crate::engine::receive_queue::shared::SharedReceiveQueue;
-use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, index};
-use crate::engine::requester::drive::{Turn, resume, wait_anew};
+use crate::engine::receive_queue::{ReceiveQueue, ReceiveSlots, index};
+use crate::engine::requester::drive::{resume, wait_anew};
 use crate::engine::requester::side::{Peer, SendSide};
 use crate::engine::responder::side::Responder;
+use crate::engine::station::{Owner, Station};
+use crate::engine::turn::Turn;
 use crate::engine::wire::{Outlet, Route};
 use crate::engine::{requester, responder};
 use crate::fabric::timers::Alarm;
 use crate::fabric::turns::{Driven, Place};
-use crate::memory::grace_period::{self, Visit};
-use crate::memory::keys::Keys;
+use crate::memory::grace_period;
 use crate::memory::protection::ProtectionDomain;
 use crate::memory::sge::Sge;
 use crate::schedule::Schedule;
@@ -44,40 +45,19 @@ use crate::sync::{ControlGuard, Line, Lock, Ordering, locked};
 
 #[derive(Debug)]
 pub(crate) struct QueuePair {
-    /// Unique in the fabric, also among the numbers of domains, and never 0: the scope of the windows
-    /// that are bound to it.
-    pub(crate) id: u64,
-    pub(crate) qpn: u32,
-    pub(crate) service: Service,
+    station: Station,
     pub(crate) device: &'static Device,
-    pub(crate) pd: Arc<ProtectionDomain>,
-    /// Its domain's number, here because every request needs it.
-    pub(crate) pd_number: u64,
-    /// Requests are executed within their post.
-    pub(crate) immediate: bool,
-    pub(crate) send_cq: Arc<CompletionQueue>,
-    pub(crate) receive_cq: Arc<CompletionQueue>,
-    pub(crate) capacity: Capacity,
-    /// Every send request completes aloud.
-    pub(crate) signal_all: bool,
-    send_seat: Seat,
-    receive_seat: Seat,
-    pub(crate) reclaimed: Arc<Reclaimed>,
-    pub(crate) alarm: Alarm,
-    /// Among those who have packets to send.
-    pub(crate) place: Place,
-    pub(crate) reporter: Reporter,
     pub(crate) attributes: Mutex<Attributes>,
     pub(crate) send: Line<Lock<SendSide>>,
-    pub(crate) counts: Line<SendCounts>,
     pub(crate) responder: Line<Lock<Responder>>,
-    pub(crate) receive: Line<Lock<ReceiveQueue>>,
-    /// The requests of `receive`, outside its lock.
-    pub(crate) receives: ReceiveSlots,
-    /// Where receive requests are taken from instead.
-    pub(crate) shared: Option<Arc<SharedReceiveQueue>>,
-    /// The domain of the elements of receive requests.
-    pub(crate) receive_pd_number: u64,
+}
+
+impl Deref for QueuePair {
+    type Target = Station;
+    #[inline(always)]
+    fn deref(&self) -> &Station {
+        &self.station
+    }
 }
 
 impl QueuePair {
@@ -103,32 +83,39 @@ impl QueuePair {
         let reclaimed = Arc::new(Reclaimed::new(shared));
         let receive_pd = shared.map_or(pd, |shared| &shared.pd);
         let id = device.fabric.ids.unique();
-        let queue_pair = Arc::new_cyclic(|weak: &Weak<Self>| Self {
-            id,
-            qpn,
-            service,
-            device,
-            pd: Arc::clone(pd),
-            pd_number: pd.number,
-            immediate: device.schedule == Schedule::Immediate,
-            send_cq: Arc::clone(send_cq),
-            receive_cq: Arc::clone(receive_cq),
-            capacity,
-            signal_all,
-            send_seat: send_cq.attach(&reclaimed),
-            receive_seat: receive_cq.attach(&reclaimed),
-            reclaimed: Arc::clone(&reclaimed),
-            alarm: Alarm::new(device.fabric, weak.clone()),
-            place: Place::default(),
-            reporter,
-            attributes: Mutex::new(Attributes::default()),
-            counts: Line(SendCounts::default()),
-            send: Line(Lock::new(send)),
-            responder: Line(Lock::new(responder)),
-            receive: Line(Lock::new(ReceiveQueue::new())),
-            receives,
-            shared: shared.map(Arc::clone),
-            receive_pd_number: receive_pd.number,
+        let queue_pair = Arc::new_cyclic(|weak: &Weak<Self>| {
+            let station = Station {
+                id,
+                qpn,
+                service,
+                adapter: device,
+                pd: Arc::clone(pd),
+                pd_number: pd.number,
+                immediate: device.schedule == Schedule::Immediate,
+                send_cq: Arc::clone(send_cq),
+                receive_cq: Arc::clone(receive_cq),
+                capacity,
+                signal_all,
+                send_seat: send_cq.attach(&reclaimed),
+                receive_seat: receive_cq.attach(&reclaimed),
+                reclaimed: Arc::clone(&reclaimed),
+                alarm: Alarm::new(device.fabric, weak.clone()),
+                place: Place::default(),
+                reporter,
+                counts: Line(SendCounts::default()),
+                receive: Line(Lock::new(ReceiveQueue::new())),
+                receives,
+                shared: shared.map(Arc::clone),
+                receive_pd_number: receive_pd.number,
+                owner: weak.clone(),
+            };
+            Self {
+                station,
+                device,
+                attributes: Mutex::new(Attributes::default()),
+                send: Line(Lock::new(send)),
+                responder: Line(Lock::new(responder)),
+            }
         });
         let weak = Arc::downgrade(&queue_pair);
         send_cq.add_user(id, weak.clone());
@@ -214,31 +201,12 @@ impl QueuePair {
         self.leave(connection);
     }
 
-    /// Moves to the error state and flushes both queues, oldest first. With an incarnation, only if
-    /// the queue pair was not reset since. The event is reported, if none was since.
-    pub(crate) fn enter_error(&self, incarnation: Option<u32>, event: Option<AsyncEventKind>) {
-        let mut attributes = locked(&self.attributes);
-        if incarnation.is_some_and(|incarnation| incarnation != attributes.incarnation)
-            || attributes.settings.state == QpState::RESET
-        {
-            return;
-        }
-        if let Some(event) = event
-            && !attributes.reported
-        {
-            attributes.reported = true;
-            self.reporter.report(event);
-        }
-        attributes.settings.state = QpState::ERR;
-        self.flush();
-    }
-
     /// Enters the error state in each part of the queue pair; its attributes' lock is held.
     pub(crate) fn flush(&self) {
         {
             let mut send = self.send.lock();
             send.state = QpState::ERR;
-            self.flush_send(&mut send);
+            send.flush(self);
         }
         let mut responder = self.responder.lock();
         if responder.state != QpState::ERR {
@@ -262,78 +230,6 @@ impl QueuePair {
             // What it took is where it can be polled, and it takes no more.
             self.reporter.report(AsyncEventKind::QP_LAST_WQE_REACHED);
         }
-    }
-
-    /// Whoever waits for a receive request here finds, in a moment, that nobody answers.
-    pub(crate) fn dismiss_waiter(&self, receive: &mut ReceiveQueue) {
-        let of_shared = || self.shared.as_ref()?.dismiss_waiter(self.id);
-        let waiter = receive.waiter.take().or_else(of_shared);
-        if let Some(requester) = waiter.and_then(|waiter| waiter.upgrade()) {
-            requester.receiver_has_gone();
-        }
-    }
-
-    /// Completes everything in the send queue as flushed, unsignaled requests too.
-    pub(crate) fn flush_send(&self, send: &mut SendSide) {
-        send.blocked = crate::engine::requester::side::Blocked::No;
-        send.requester.progress = 0;
-        send.requester.peer = Peer::Unresolved;
-        if let Some(wire) = &mut send.wire {
-            wire.stop();
-        }
-        let mut index = send.head_index();
-        while let Some(request) = send.queue.pop() {
-            index = index.wrapping_add(1);
-            self.push_send(self.failed_send(request.wr_id, index, WcStatus::WR_FLUSH_ERR));
-        }
-    }
-
-    /// A failed send completion; the request is the last that it gives back before `upto`.
-    pub(crate) fn failed_send(&self, wr_id: u64, upto: u32, status: WcStatus) -> Completion {
-        Completion {
-            wr_id,
-            status,
-            opcode: WcOpcode::SEND,
-            byte_len: JUNK,
-            imm: JUNK,
-            flags: 0,
-            qpn: self.qpn,
-            vendor_err: status.raw(),
-            source: Source::UNDEFINED,
-            solicited: false,
-            side: Side::Send,
-            upto,
-        }
-    }
-
-    pub(crate) fn failed_receive(&self, receive: &Receive, status: WcStatus) -> Completion {
-        Completion {
-            side: Side::Receive,
-            ..self.failed_send(receive.wr_id, receive.index.wrapping_add(1), status)
-        }
-    }
-
-    /// The keys of its own domain.
-    #[inline(always)]
-    pub(crate) fn keys<'a>(&'a self, _visit: &'a Visit) -> Keys<'a> {
-        let (regions, pd) = (&self.device.memory.regions, self.pd_number);
-        Keys { regions, visit: PhantomData, pd, queue_pair: self.id }
-    }
-
-    /// The keys of the elements of receive requests.
-    #[inline(always)]
-    pub(crate) fn receive_keys<'a>(&'a self, visit: &'a Visit) -> Keys<'a> {
-        Keys { pd: self.receive_pd_number, ..self.keys(visit) }
-    }
-
-    #[inline]
-    pub(crate) fn push_send(&self, completion: Completion) {
-        self.send_cq.push(self.send_seat, completion);
-    }
-
-    #[inline]
-    pub(crate) fn push_receive(&self, completion: Completion) {
-        self.receive_cq.push(self.receive_seat, completion);
     }
 
     /// Posts one receive request; a requester that waits for it goes on before this returns, as long as the
@@ -375,14 +271,6 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Completes the requests that the peer is known to have executed: they have succeeded, whatever happens next. The caller
-    /// holds no lock but the receive side of a device.
-    pub(crate) fn complete_what_is_executed(self: &Arc<Self>) {
-        let mut aftermath = aftermath::Aftermath::default();
-        self.send.lock().look_what_is_executed(self, &mut aftermath);
-        aftermath.flush(self);
-    }
-
     /// `ibv_modify_qp`.
     pub(crate) fn modify(
         self: &Arc<Self>,
@@ -396,7 +284,7 @@ impl QueuePair {
             && let Some(link) = self.device.fabric.polled.get()
         {
             link.catch_up();
-            self.complete_what_is_executed();
+            Arc::clone(self).complete_what_is_executed();
         }
         self.answer_now();
         let to = self.modify_locked(new, mask);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use rdma_types::QpState;
 
 use crate::engine::Refusal;
-use crate::engine::requester::drive::Turn;
+use crate::engine::turn::Turn;
 use crate::memory::room::Room;
 use crate::memory::sge::Sge;
 use crate::sync::{AtomicU64, Ordering};

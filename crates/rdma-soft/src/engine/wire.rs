@@ -12,7 +12,7 @@ use rdma_types::{Mtu, Psn, Qpn};
 use crate::address::Path;
 use crate::engine::adapter::Adapter;
 use crate::engine::adapter::notices::{Reason, Whose};
-use crate::engine::queue_pair::QueuePair;
+use crate::engine::station::Station;
 use crate::engine::wire::letter::Letter;
 use crate::engine::wire::word::WordKey;
 use crate::fabric::clock::Time;
@@ -236,7 +236,7 @@ pub(crate) struct Route {
 
 impl Route {
     /// What an event says of packets of a connection that takes this route.
-    pub(super) fn whose(&self, own: &QueuePair, peer_qpn: u32) -> Whose {
+    pub(super) fn whose(&self, own: &Station, peer_qpn: u32) -> Whose {
         let peer_qpn = Some(peer_qpn);
         Whose { qpn: own.qpn, peer_qpn, address: Some(self.path.remote) }
     }
@@ -258,7 +258,7 @@ pub(crate) fn time(now: Time) -> rdma_proto::Time {
 /// Sends what `next` fills buffers with, which also says whether it may have more, until there is nothing, the link has no
 /// space or the turn is over. Says whether there may be more.
 pub(crate) fn transmit(
-    own: &Arc<QueuePair>,
+    own: &Station,
     (route, word): (&Route, Option<WordKey>),
     mtu: Mtu,
     mut next: impl FnMut(&mut [u8]) -> Option<(Burst, bool)>,
@@ -266,11 +266,11 @@ pub(crate) fn transmit(
     let mut left = TURN;
     // No run of packets is longer than a turn, and none is cut off at its end: each is a message or a system call.
     let room = |buffer: &[u8]| buffer.len().min(TURN as usize * mtu.bytes() as usize);
-    let up = own.device.port_is_up();
-    let tap = own.device.tap.as_ref().filter(|_| up);
+    let up = own.adapter.port_is_up();
+    let tap = own.adapter.tap.as_ref().filter(|_| up);
     let lost = |reason, burst: &Burst| {
         let whose = route.whose(own, burst.header.bth.destination.get());
-        own.device.drop_packets(reason, burst.segments, whose);
+        own.adapter.drop_packets(reason, burst.segments, whose);
     };
     let outlet = &route.outlet;
     if outlet.is_nowhere() {
@@ -288,7 +288,7 @@ pub(crate) fn transmit(
         return true;
     }
     while left > 0 {
-        let Some(mut buffer) = outlet.buffer(Arc::<QueuePair>::downgrade(own)) else {
+        let Some(mut buffer) = outlet.buffer(own.driven()) else {
             return false;
         };
         let room = room(&buffer);
@@ -302,7 +302,7 @@ pub(crate) fn transmit(
         }
         if up {
             let letter = Letter::new(route.path, burst, None, buffer);
-            outlet.send(&own.device.adapter, letter.with_word(word));
+            outlet.send(own.adapter, letter.with_word(word));
         } else {
             lost(Reason::PortDown, &burst);
             outlet.give_back(buffer);
@@ -315,12 +315,12 @@ pub(crate) fn transmit(
 }
 
 /// Tells the requester that a refusal is void. Says whether the link had space for that; if not there is another turn.
-pub(super) fn send_void(own: &Arc<QueuePair>, route: &Route, refusal: Burst) -> bool {
+pub(super) fn send_void(own: &Station, route: &Route, refusal: Burst) -> bool {
     let Outlet::Carrier(carrier) = &route.outlet else { return true };
-    if !own.device.port_is_up() || carrier.has_ended() {
+    if !own.adapter.port_is_up() || carrier.has_ended() {
         return true;
     }
-    let Some(buffer) = route.outlet.buffer(Arc::<QueuePair>::downgrade(own)) else { return false };
+    let Some(buffer) = route.outlet.buffer(own.driven()) else { return false };
     Arc::clone(carrier).send(Letter::void(route.path, refusal, buffer));
     true
 }

@@ -20,6 +20,7 @@ use timers::Timers;
 use timers::model::Alarms;
 
 pub(crate) mod clock;
+pub(crate) mod deferred;
 pub(crate) mod ids;
 pub(crate) mod overflow;
 #[cfg_attr(loom, allow(dead_code))] // models need no seeds

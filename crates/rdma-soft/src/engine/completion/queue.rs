@@ -17,13 +17,18 @@ use crate::engine::completion::reclaimed::Reclaimed;
 use crate::engine::completion::rings::Rings;
 use crate::engine::completion::seats::Seats;
 use crate::engine::completion::work_completion::Completion;
-use crate::engine::deferred::Deferred;
 use crate::engine::events::EventQueue;
 use crate::engine::events::report::{Handle, Reporter};
-use crate::engine::queue_pair::QueuePair;
 use crate::fabric::Fabric;
+use crate::fabric::deferred::Deferred;
 use crate::fabric::overflow::Settle;
 use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
+
+/// A queue pair that completes here.
+pub(crate) trait User: Send + Sync + std::fmt::Debug {
+    /// A completion was lost, of this queue pair or another one.
+    fn completion_is_lost(&self);
+}
 
 /// The completion queue overflowed: a completion was lost, and it is in error for good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +86,7 @@ pub(crate) struct CompletionQueue {
     /// Who has this lock and that of the producers has this one first.
     pub(super) pollers: Line<Pollers>,
     /// The queue pairs that go to error if this queue overflows.
-    users: std::sync::Mutex<BTreeMap<u64, Weak<QueuePair>>>,
+    users: std::sync::Mutex<BTreeMap<u64, Weak<dyn User>>>,
     /// Each completion is stamped with the time at which it came.
     timestamps: bool,
     /// Without a completion channel there is nobody to notify.
@@ -365,7 +370,7 @@ impl CompletionQueue {
         self.overflowed.load(Ordering::Acquire) != 0
     }
 
-    pub(crate) fn add_user(&self, id: u64, user: Weak<QueuePair>) {
+    pub(crate) fn add_user(&self, id: u64, user: Weak<dyn User>) {
         locked(&self.users).insert(id, user);
     }
 
@@ -388,8 +393,8 @@ impl Settle for CompletionQueue {
         };
         let mut next = behind(0);
         while let Some((id, user)) = next {
-            if let Some(queue_pair) = user.upgrade() {
-                queue_pair.enter_error(None, Some(AsyncEventKind::QP_FATAL));
+            if let Some(user) = user.upgrade() {
+                user.completion_is_lost();
             }
             next = behind(id);
         }

@@ -4,7 +4,7 @@ use rdma_types::{Gid, GidType, Qpn};
 
 use super::*;
 use crate::address::{Address, AddressVector, GidEntry, Path, Route};
-use crate::engine::group;
+use crate::engine::queue_pair::membership;
 
 const GROUP: Gid = Gid::from_bytes([0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
 /// Of a sender, which nobody asks.
@@ -22,7 +22,7 @@ fn datagrams() -> Model {
     model.connect();
     // Datagrams find their receiver themselves.
     model.a.send.lock().requester.peer = Peer::Unresolved;
-    group::join(&model.b, GROUP, 0).unwrap();
+    membership::join(&model.b, GROUP, 0).unwrap();
     model
 }
 
@@ -57,7 +57,7 @@ fn loom_a_datagram_to_a_group_arrives_or_is_lost() {
             let a = Arc::clone(&model.a);
             thread::spawn(move || send(&a, from))
         };
-        group::leave(&model.b, GROUP, 0).unwrap();
+        membership::leave(&model.b, GROUP, 0).unwrap();
         model.b.destroy();
         sink.free(&pd);
         sender.join().unwrap();
@@ -85,7 +85,7 @@ fn loom_a_member_that_is_reset_takes_nothing_later() {
         sender.join().unwrap();
         assert!(sink.is_free(), "written after it was freed");
         assert!(polled(&model.b.receive_cq).is_empty(), "a completion of before the reset");
-        assert!(group::is_in_none(&model.b).is_err());
+        assert!(membership::is_in_none(&model.b).is_err());
         model.end();
     });
 }

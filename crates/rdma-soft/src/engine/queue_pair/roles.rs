@@ -2,11 +2,22 @@
 
 use std::sync::Arc;
 
+use rdma_types::{AsyncEventKind, QpState};
+
 use crate::counters::{Counters, Counting};
+use crate::engine::aftermath::Aftermath;
+use crate::engine::completion::User;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair::aftermath::Aftermath;
+use crate::engine::receive_queue::Waiter;
+use crate::engine::requester::drive::Work;
+use crate::engine::requester::side::Blocked;
+use crate::engine::station::Owner;
+use crate::engine::turn::Turn;
 use crate::fabric::clock::Time;
+use crate::fabric::deferred::Postponed;
+use crate::fabric::timers::Alarmed;
 use crate::fabric::turns::{Driven, Place};
+use crate::sync::locked;
 
 impl Counting for QueuePair {
     fn add_to(&self, sum: &mut Counters) {
@@ -52,7 +63,7 @@ impl QueuePair {
         let more = (0..ANSWERS).all(|_| self.responder.lock().transmit(self, &mut aftermath));
         aftermath.flush(self);
         if more {
-            self.device.fabric.unsettled.note_turn(self);
+            self.note_turn();
         }
     }
 
@@ -62,5 +73,88 @@ impl QueuePair {
             self.answer();
             self.device.fabric.unsettled.settle();
         }
+    }
+}
+
+impl Owner for QueuePair {
+    fn enter_error(&self, incarnation: Option<u32>, event: Option<AsyncEventKind>) {
+        let mut attributes = locked(&self.attributes);
+        if incarnation.is_some_and(|incarnation| incarnation != attributes.incarnation)
+            || attributes.settings.state == QpState::RESET
+        {
+            return;
+        }
+        if let Some(event) = event
+            && !attributes.reported
+        {
+            attributes.reported = true;
+            self.reporter.report(event);
+        }
+        attributes.settings.state = QpState::ERR;
+        self.flush();
+    }
+
+    fn complete_what_is_executed(self: Arc<Self>) {
+        let mut aftermath = Aftermath::default();
+        self.send.lock().look_what_is_executed(&self, &mut aftermath);
+        aftermath.flush(&self);
+    }
+}
+
+impl User for QueuePair {
+    fn completion_is_lost(&self) {
+        self.enter_error(None, Some(AsyncEventKind::QP_FATAL));
+    }
+}
+
+impl Postponed for QueuePair {
+    fn step(self: Arc<Self>, requests: u32) {
+        let Some(deferred) = &self.device.deferred else { return };
+        let mut aftermath = Aftermath::default();
+        {
+            let mut send = self.send.lock();
+            send.pending = false;
+            if send.blocked == Blocked::No {
+                send.drive(&self, Work::Turn(requests), &mut aftermath);
+            }
+            send.stay_pending(&self, deferred);
+        }
+        aftermath.settle(&self);
+    }
+}
+
+impl Alarmed for QueuePair {
+    fn alarm_rings(self: Arc<Self>) {
+        let mut aftermath = Aftermath::default();
+        // A process that was stopped, or found no processor for so long, may have its answer.
+        let late = self.send.lock().has_expired(&self);
+        if late && let Some(link) = self.device.fabric.polled.get() {
+            link.catch_up();
+        }
+        self.send.lock().alarm_rings(&self, &mut aftermath);
+        aftermath.settle(&self);
+    }
+}
+
+impl Waiter for QueuePair {
+    #[cold]
+    fn receiver_is_ready(self: Arc<Self>, turn: &mut Turn) {
+        let mut aftermath = Aftermath::default();
+        {
+            let mut send = self.send.lock();
+            // If it waits no more it was reset, or gave up.
+            if let Blocked::NotReady { .. } = send.blocked {
+                send.take_part(&self, turn, &mut aftermath);
+            }
+        }
+        // A requester in another process is informed in a turn of this queue pair.
+        if self.responder.lock().receive_is_there() {
+            self.note_turn();
+        }
+        aftermath.settle(&self);
+    }
+
+    fn receiver_has_gone(&self) {
+        self.alarm.set(Time::AT_ONCE);
     }
 }

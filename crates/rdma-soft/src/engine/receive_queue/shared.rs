@@ -16,7 +16,7 @@ use rdma_types::AsyncEventKind;
 use crate::engine::Refusal;
 use crate::engine::events::report::Reporter;
 use crate::engine::receive_queue::{self, Receive, ReceiveSlots, Waits, index};
-use crate::engine::requester::drive::Turn;
+use crate::engine::turn::Turn;
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use rdma_types::{AccessFlags, WcStatus as Status};
 
+use crate::engine::aftermath::Aftermath;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::local;
 use crate::engine::requester::request::{Payload, Request};

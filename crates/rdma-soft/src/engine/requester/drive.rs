@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use rdma_types::WcStatus as Status;
 
+use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::requester::direct::Extent;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
+use crate::engine::turn::{STRETCH_BYTES, TURN_BYTES, Turn};
 use crate::fabric::clock::Time;
 use crate::memory::copy::Reach;
 
@@ -29,29 +30,6 @@ pub(crate) enum Work {
     Stretch(u32),
     /// The head, half-way through its copy.
     HalfOfHead,
-}
-
-/// What a turn executes at most; also of several queues, if one call comes to them.
-const TURN_REQUESTS: u32 = 16;
-const TURN_BYTES: u64 = if cfg!(loom) { STRETCH_BYTES } else { 64 << 10 };
-/// Some tens of microseconds; less in models, which copy it often.
-pub(crate) const STRETCH_BYTES: u64 = if cfg!(loom) { 8 << 10 } else { 1 << 20 };
-
-/// What a thread may still execute, in one call, of queues that are not its own.
-#[derive(Debug)]
-pub(crate) struct Turn {
-    requests: u32,
-    bytes: u64,
-}
-
-impl Turn {
-    pub(crate) const fn new() -> Self {
-        Self { requests: TURN_REQUESTS, bytes: TURN_BYTES }
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        self.requests == 0 || self.bytes == 0
-    }
 }
 
 /// What is left of some work.
@@ -286,7 +264,7 @@ pub(crate) fn wait_anew(own: &Arc<QueuePair>) {
     {
         let mut send = own.send.lock();
         if send.wire.is_some() {
-            own.device.fabric.unsettled.note_turn(own);
+            own.note_turn();
         } else if let Blocked::Unanswered { left, .. } = send.blocked {
             let timeout = send.requester.answer_timeout();
             let at = timeout.map(|timeout| own.device.fabric.clock.now() + timeout);
@@ -310,7 +288,7 @@ pub(crate) fn resume(own: &Arc<QueuePair>) {
         } else {
             // What the schedule let go while the queue was drained has not been sent.
             if send.wire.is_some() {
-                own.device.fabric.unsettled.note_turn(own);
+                own.note_turn();
             }
             send.arm_if_deferred(own);
         }

@@ -1,22 +1,20 @@
 //! The completions of send requests, and what a failed one does to its queue.
 
-use std::sync::Arc;
-
 use rdma_types::{AsyncEventKind, QpState, WcStatus as Status};
 
+use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::work_completion::{Completion, JUNK, Side, Source};
-use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::request::Request;
-use crate::engine::requester::side::{Blocked, SendSide};
+use crate::engine::requester::side::{Blocked, Peer, SendSide};
+use crate::engine::station::Station;
 
 impl SendSide {
     /// Completes a request whose attempt came to an end; `upto` is the number behind its own.
     #[inline]
     pub(crate) fn finish(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &Station,
         request: &Request,
         upto: u32,
         result: Result<u64, Status>,
@@ -30,7 +28,7 @@ impl SendSide {
 
     /// Completes a request that was executed.
     #[inline(always)]
-    pub(super) fn succeed(&mut self, own: &QueuePair, request: &Request, upto: u32, bytes: u64) {
+    pub(super) fn succeed(&mut self, own: &Station, request: &Request, upto: u32, bytes: u64) {
         self.executed += 1;
         let opcode = request.operation.opcode;
         if opcode.is_send() {
@@ -60,34 +58,49 @@ impl SendSide {
     #[cold]
     fn fail(
         &mut self,
-        own: &QueuePair,
+        own: &Station,
         request: &Request,
         upto: u32,
         status: Status,
         aftermath: &mut Aftermath,
     ) {
-        own.device.tally.count_failure(status);
+        own.adapter.tally.count_failure(status);
         own.push_send(own.failed_send(request.wr_id, upto, status));
         self.stop(own, aftermath);
     }
 
     /// A request failed. The receiver of a reliable connection cannot go on without it; of the other
     /// services only the send queue stops (IBTA volume 1, 10.3.1.6).
-    fn stop(&mut self, own: &QueuePair, aftermath: &mut Aftermath) {
+    fn stop(&mut self, own: &Station, aftermath: &mut Aftermath) {
         let reliable = own.service == Service::ReliableConnection;
         if !reliable && self.state == QpState::RTS {
             self.state = QpState::SQE;
-            own.flush_send(self);
+            self.flush(own);
         } else {
             self.state = QpState::ERR;
             aftermath.requester_failed(self.incarnation);
         }
     }
 
+    /// Completes everything in the send queue as flushed, unsignaled requests too.
+    pub(crate) fn flush(&mut self, own: &Station) {
+        self.blocked = Blocked::No;
+        self.requester.progress = 0;
+        self.requester.peer = Peer::Unresolved;
+        if let Some(wire) = &mut self.wire {
+            wire.stop();
+        }
+        let mut index = self.head_index();
+        while let Some(request) = self.queue.pop() {
+            index = index.wrapping_add(1);
+            own.push_send(own.failed_send(request.wr_id, index, Status::WR_FLUSH_ERR));
+        }
+    }
+
     /// Completes the head of the queue.
     pub(super) fn end_head(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &Station,
         request: &Request,
         upto: u32,
         result: Result<u64, Status>,
@@ -101,7 +114,7 @@ impl SendSide {
     }
 
     /// Sends the event that was asked for when the queue was told to drain, once it is drained.
-    pub(crate) fn report_drained(&self, own: &QueuePair) {
+    pub(crate) fn report_drained(&self, own: &Station) {
         let drained = self.state == QpState::SQD && !self.may_run();
         if drained && self.notify_drained {
             own.reporter.report(AsyncEventKind::SQ_DRAINED);

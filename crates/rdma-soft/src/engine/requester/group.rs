@@ -6,8 +6,8 @@ use rdma_types::WcStatus as Status;
 
 use crate::address::Path;
 use crate::device::Device;
+use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::requester::datagram::PORT_MTU;
 use crate::engine::requester::side::{Requester, Verdict};
 use crate::engine::requester::unreliable::Message;
@@ -143,12 +143,13 @@ mod tests {
     use crate::device::subnet::Subnet;
     use crate::engine::completion::CompletionQueue;
     use crate::engine::events::report::Reporter;
-    use crate::engine::group;
     use crate::engine::operation::{Opcode, Operation};
     use crate::engine::queue_pair::capacity::{Capacity, Init};
+    use crate::engine::queue_pair::membership;
     use crate::engine::queue_pair::service::Service;
-    use crate::engine::requester::drive::{Turn, Work};
+    use crate::engine::requester::drive::Work;
     use crate::engine::requester::request::{Payload, Request};
+    use crate::engine::turn::Turn;
     use crate::fabric::random::Seed;
     use crate::limits::Limits;
     use crate::link::Link;
@@ -176,7 +177,7 @@ mod tests {
         member.send.lock().state = QpState::RTS;
         member.responder.lock().state = QpState::RTS;
         member.receive.lock().state = QpState::RTS;
-        group::join(&member, GROUP, 0).unwrap();
+        membership::join(&member, GROUP, 0).unwrap();
         member
     }
 

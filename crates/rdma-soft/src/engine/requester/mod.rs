@@ -3,6 +3,7 @@
 //! the send lock.
 
 pub(crate) mod datagram;
+mod deferred;
 pub(crate) mod direct;
 pub(crate) mod drive;
 pub(crate) mod finish;

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use rdma_types::{QpState, WcStatus as Status};
 
 use crate::engine::Refusal;
+use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::work_completion::Side;
 use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::direct::Extent;
-use crate::engine::requester::drive::{STRETCH_BYTES, Work, let_others, run_posted};
+use crate::engine::requester::drive::{Work, let_others, run_posted};
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
+use crate::engine::turn::STRETCH_BYTES;
 use crate::memory::copy::Reach;
 use crate::sync::Ordering;
 
@@ -191,7 +192,7 @@ impl SendSide {
     fn post_later(&mut self, own: &Arc<QueuePair>, request: &Request, payload: Payload<'_>) {
         if matches!(self.state, QpState::ERR | QpState::SQE) {
             // What is queued was posted before, and may not be flushed yet.
-            own.flush_send(self);
+            self.flush(own);
             self.posted = self.posted.wrapping_add(1);
             let status = Status::WR_FLUSH_ERR;
             own.push_send(own.failed_send(request.wr_id, self.posted, status));
@@ -199,7 +200,7 @@ impl SendSide {
             self.push(request, payload);
             self.defer(own);
             if self.wire.is_some() {
-                own.device.fabric.unsettled.note_turn(own);
+                own.note_turn();
             }
         }
     }

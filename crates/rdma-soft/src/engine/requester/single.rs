@@ -10,10 +10,10 @@ use std::sync::Arc;
 use rdma_types::QpState;
 
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::requester::drive::STRETCH_BYTES;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Peer, Requester, SendSide};
 use crate::engine::responder::inbound::Inbound;
+use crate::engine::turn::STRETCH_BYTES;
 use crate::memory::copy::{Data, Reach};
 use crate::memory::grace_period::Visit;
 use crate::memory::region::LOCAL_READ;

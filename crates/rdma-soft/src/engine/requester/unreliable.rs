@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use rdma_types::WcStatus as Status;
 
+use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::direct::{Extent, Progress};
 use crate::engine::requester::request::{Payload, Request};

@@ -4,13 +4,9 @@ use std::sync::Arc;
 
 use rdma_types::{MinRnrTimer, WcStatus as Status};
 
+use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair::aftermath::Aftermath;
-use crate::engine::receive_queue::Waiter;
-use crate::engine::requester::drive::Turn;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
-use crate::fabric::clock::Time;
-use crate::fabric::timers::Alarmed;
 
 impl SendSide {
     /// Records why the head waits, and sets the alarm. A reason that it already waits for keeps its
@@ -81,7 +77,7 @@ impl SendSide {
     }
 
     /// What is to be done when the alarm of this queue pair rings.
-    fn alarm_rings(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
+    pub(crate) fn alarm_rings(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
         if self.wire.is_some() {
             self.expire(own, aftermath);
             self.run_deferred(own, aftermath);
@@ -109,41 +105,5 @@ impl SendSide {
             Blocked::NotReady { until: None } => self.take_turn(own, aftermath),
             Blocked::Unanswered { at: None, .. } | Blocked::NoRoom => {}
         }
-    }
-}
-
-impl Alarmed for QueuePair {
-    fn alarm_rings(self: Arc<Self>) {
-        let mut aftermath = Aftermath::default();
-        // A process that was stopped, or found no processor for so long, may have its answer.
-        let late = self.send.lock().has_expired(&self);
-        if late && let Some(link) = self.device.fabric.polled.get() {
-            link.catch_up();
-        }
-        self.send.lock().alarm_rings(&self, &mut aftermath);
-        aftermath.settle(&self);
-    }
-}
-
-impl Waiter for QueuePair {
-    #[cold]
-    fn receiver_is_ready(self: Arc<Self>, turn: &mut Turn) {
-        let mut aftermath = Aftermath::default();
-        {
-            let mut send = self.send.lock();
-            // If it waits no more it was reset, or gave up.
-            if let Blocked::NotReady { .. } = send.blocked {
-                send.take_part(&self, turn, &mut aftermath);
-            }
-        }
-        // A requester in another process is informed in a turn of this queue pair.
-        if self.responder.lock().receive_is_there() {
-            self.device.fabric.unsettled.note_turn(&self);
-        }
-        aftermath.settle(&self);
-    }
-
-    fn receiver_has_gone(&self) {
-        self.alarm.set(Time::AT_ONCE);
     }
 }

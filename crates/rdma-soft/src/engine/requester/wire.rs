@@ -12,9 +12,9 @@ use rdma_types::{
     WcStatus as Status,
 };
 
+use crate::engine::aftermath::Aftermath;
 use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::local;
 use crate::engine::requester::request::{Payload, Request};
@@ -247,7 +247,7 @@ impl SendSide {
     }
 
     /// Whether an answer has not come in time, or the peer's process says that it had the time.
-    pub(super) fn has_expired(&self, own: &QueuePair) -> bool {
+    pub(crate) fn has_expired(&self, own: &QueuePair) -> bool {
         let Some(Wire { protocol: Protocol::Reliable(protocol), .. }) = self.wire.as_deref() else {
             return false;
         };
@@ -399,7 +399,7 @@ impl SendSide {
         if let (Some(wire), Some(asked)) = (&mut self.wire, asked) {
             wire.question = asked;
         }
-        own.device.fabric.unsettled.note_turn(own);
+        own.note_turn();
     }
 
     /// Lets up to so many more requests go.
@@ -410,7 +410,7 @@ impl SendSide {
             let before = released.wrapping_sub(wire.head).cast_signed().max(0).cast_unsigned();
             *released = wire.head.wrapping_add(before.saturating_add(requests).min(queued));
         }
-        own.device.fabric.unsettled.note_turn(own);
+        own.note_turn();
     }
 
     /// Whether the device's schedule holds back requests that were to go as packets.

@@ -3,9 +3,9 @@
 use rdma_types::{WcOpcode, WcStatus};
 
 use crate::engine::adapter::notices::Reason;
+use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::work_completion::{GRH, Source};
 use crate::engine::operation::Operation;
-use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::responder::inbound::{BAD_RECEIVE, Inbound, Stop, stop};
 use crate::engine::wire::route_header;
@@ -53,7 +53,7 @@ impl Inbound<'_> {
         aftermath: &mut Aftermath,
     ) -> Arrived {
         if datagram.qkey != self.side.qkey {
-            self.own.device.count_wrong_qkey();
+            self.own.adapter.count_wrong_qkey();
             return Arrived::Not(Reason::WrongQkey);
         }
         if !self.begin(datagram.operation) {
@@ -83,7 +83,7 @@ impl Inbound<'_> {
             return Ok(Arrived::InPart);
         }
         let flags = header.map_or(0, |_| GRH);
-        let source = match (self.own.device.link, &header) {
+        let source = match (self.own.adapter.link, &header) {
             (Link::Ethernet, Some(header)) => {
                 Source { service_level: route_header::packet_type(header), ..source }
             }

@@ -4,16 +4,16 @@
 //! The requester decides how much of a message comes at a time; the order of calls is `begin`, then
 //! `place`, `fetch` or `atomic` until all of it is there, then `finish`.
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 use rdma_types::{AccessFlags, AsyncEventKind, Psn, WcOpcode, WcStatus as Status};
 
+use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::work_completion::Source;
 use crate::engine::operation::{Opcode, Operation};
-use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::receive_queue::{Waiter, Waits};
 use crate::engine::responder::side::Responder;
+use crate::engine::station::Station;
 use crate::memory::copy::{AtomicWord, Data, Fault, Reach, Segment};
 use crate::memory::grace_period::Visit;
 
@@ -59,7 +59,7 @@ pub(super) fn stop(fault: Fault, refused: Refused) -> Stop {
 
 /// A responder that was found to listen, with its lock held.
 pub(crate) struct Inbound<'a> {
-    pub(crate) own: &'a Arc<QueuePair>,
+    pub(crate) own: &'a Station,
     pub(crate) side: &'a mut Responder,
     pub(crate) visit: &'a Visit,
     /// Whether memory may have been unmapped that is registered.
@@ -82,7 +82,7 @@ impl Inbound<'_> {
         let waits = Waits { waiter: requester, is_far: false };
         let taken = self.side.take_receive_or_wait(self.own, waits);
         if !taken {
-            self.own.device.tally.rare.send_rnr_err.count();
+            self.own.adapter.tally.rare.send_rnr_err.count();
         }
         taken
     }
@@ -154,7 +154,7 @@ impl Inbound<'_> {
     #[cold]
     pub(crate) fn atomic(&mut self, operation: &Operation) -> Result<u64, Refused> {
         let invalid = || fault_of_request(Status::REM_INV_REQ_ERR);
-        if !operation.remote_address.is_multiple_of(8) || !self.own.device.limits.atomics {
+        if !operation.remote_address.is_multiple_of(8) || !self.own.adapter.limits.atomics {
             return Err(invalid());
         }
         // The peer's address may be aligned and the local one not, if the region was registered under other addresses.

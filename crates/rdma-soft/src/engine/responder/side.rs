@@ -1,19 +1,17 @@
 //! The responder's half of a queue pair, driven by the peer's thread under this lock.
 
-use std::sync::Arc;
-
 use rdma_types::{AsyncEventKind, Psn, QpAttributes, QpState, WcOpcode, WcStatus};
 
 use crate::address::Path;
 use crate::engine::Refusal;
+use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::work_completion::{Completion, JUNK, Side, Source};
 use crate::engine::operation::Operation;
-use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::settings::Settings;
 use crate::engine::receive_queue::{Receive, Waits};
 use crate::engine::responder::origin::Origin;
 use crate::engine::responder::wire::Wire;
+use crate::engine::station::Station;
 use crate::memory::copy::Segment;
 use crate::memory::room::Room;
 use crate::memory::sge::Sge;
@@ -124,7 +122,7 @@ impl Responder {
     /// is from the connected queue pair, along the connected path, and expected next; anything else is
     /// dropped without an answer.
     #[inline]
-    pub(crate) fn listens_to(&mut self, own: &QueuePair, from: &Origin, psn: Psn) -> bool {
+    pub(crate) fn listens_to(&mut self, own: &Station, from: &Origin, psn: Psn) -> bool {
         self.psn == psn && self.knows(own, from)
     }
 
@@ -136,13 +134,13 @@ impl Responder {
 
     /// Whether it takes packets, and those of this requester.
     #[inline]
-    pub(crate) fn knows(&mut self, own: &QueuePair, from: &Origin) -> bool {
+    pub(crate) fn knows(&mut self, own: &Station, from: &Origin) -> bool {
         self.is_ready() && (self.verified == from.number || self.verify(own, from))
     }
 
     #[cold]
-    fn verify(&mut self, own: &QueuePair, from: &Origin) -> bool {
-        let connected = own.device.port_is_up()
+    fn verify(&mut self, own: &Station, from: &Origin) -> bool {
+        let connected = own.adapter.port_is_up()
             && self.wire.is_none()
             && own.service == from.service
             && from.is(self.peer_qpn, self.path.as_ref());
@@ -158,7 +156,7 @@ impl Responder {
 
     /// Takes the receive request for the message that comes in, if there is one.
     #[inline]
-    pub(super) fn take_receive(&mut self, own: &QueuePair) -> bool {
+    pub(super) fn take_receive(&mut self, own: &Station) -> bool {
         if self.current.is_none() {
             self.current = own.receives.take(&mut self.next_receive, &mut self.sges);
         }
@@ -166,7 +164,7 @@ impl Responder {
     }
 
     #[cold]
-    fn take_shared(&mut self, own: &QueuePair) -> bool {
+    fn take_shared(&mut self, own: &Station) -> bool {
         if let Some(shared) = &own.shared {
             self.current = shared.take(&mut self.next_receive, &mut self.sges, None);
         }
@@ -176,7 +174,7 @@ impl Responder {
     /// Looks for a receive request again, under the lock under which requests are posted: one that came
     /// meanwhile is taken, and whoever posts one later tells the requester.
     #[cold]
-    pub(super) fn take_receive_or_wait(&mut self, own: &QueuePair, waits: Waits) -> bool {
+    pub(super) fn take_receive_or_wait(&mut self, own: &Station, waits: Waits) -> bool {
         let Self { next_receive, sges, .. } = self;
         self.current = match &own.shared {
             Some(shared) => shared.take(next_receive, sges, Some((own.id, waits))),
@@ -196,7 +194,7 @@ impl Responder {
     #[inline(always)]
     pub(crate) fn complete(
         &mut self,
-        own: &QueuePair,
+        own: &Station,
         opcode: WcOpcode,
         bytes: u64,
         operation: &Operation,
@@ -233,12 +231,12 @@ impl Responder {
     }
 
     /// The program may see the completions that were held back.
-    pub(crate) fn publish(&mut self, own: &QueuePair) {
+    pub(crate) fn publish(&mut self, own: &Station) {
         self.held.drain(..).for_each(|completion| own.push_receive(completion));
     }
 
     /// What it has answered has left: the program may see what was held back.
-    pub(crate) fn has_answered(&mut self, own: &QueuePair) {
+    pub(crate) fn has_answered(&mut self, own: &Station) {
         self.unflushed = false;
         self.publish(own);
     }
@@ -253,7 +251,7 @@ impl Responder {
     #[cold]
     pub(crate) fn fail(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &Station,
         status: WcStatus,
         event: AsyncEventKind,
         aftermath: &mut Aftermath,
@@ -268,8 +266,8 @@ impl Responder {
     }
 
     /// Counts a request that was dropped for its sequence number, if it is from the connected peer.
-    pub(crate) fn count_dropped(&self, own: &QueuePair, from: &Origin, psn: Psn) {
-        let tally = &own.device.tally;
+    pub(crate) fn count_dropped(&self, own: &Station, from: &Origin, psn: Psn) {
+        let tally = &own.adapter.tally;
         match psn.offset_from(self.psn) {
             0 => {}
             _ if !from.is(self.peer_qpn, self.path.as_ref()) => {}

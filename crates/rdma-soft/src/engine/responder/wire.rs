@@ -1,7 +1,7 @@
 //! Requests that come as packets: a responder of `rdma_proto` puts them in order, has [`Inbound`] execute
 //! them, and answers.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use rdma_proto::responder::{Owes, Responder as Reliable, Settings};
 use rdma_proto::{
@@ -10,14 +10,14 @@ use rdma_proto::{
 use rdma_types::{AsyncEventKind, MinRnrTimer, Mtu, Psn, QpState, Qpn, WcStatus as Status};
 
 use crate::engine::adapter::notices::Reason;
+use crate::engine::aftermath::Aftermath;
 use crate::engine::operation::{Opcode, Operation};
-use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
-use crate::engine::receive_queue::{Waiter, Waits};
+use crate::engine::receive_queue::Waits;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::{self, Inbound, Refused};
 use crate::engine::responder::side::Responder;
+use crate::engine::station::Station;
 use crate::engine::wire::letter::{self, Letter};
 use crate::engine::wire::run::Run;
 use crate::engine::wire::{self, Carrier, Route};
@@ -95,12 +95,12 @@ impl Wire {
 
     /// Has the peer's process know what was executed of this letter, if it has a word for that: before the program can see
     /// it. A duplicate is acknowledged by a packet, since its word may not have said so.
-    fn tell_executed(&mut self, own: &QueuePair, expected_before: Psn, letter: &Letter) {
+    fn tell_executed(&mut self, own: &Station, expected_before: Psn, letter: &Letter) {
         if let Protocol::Reliable(protocol) = &mut self.protocol
             && protocol.expected() != expected_before
             && letter.store(protocol.expected())
             // A capture is to have acknowledgements.
-            && own.device.tap.is_none()
+            && own.adapter.tap.is_none()
         {
             protocol.is_acknowledged();
         }
@@ -126,13 +126,13 @@ impl Wire {
     }
 
     /// Adds what the protocol has counted to what the device counts.
-    fn count(&mut self, own: &QueuePair, peer_qpn: u32) {
+    fn count(&mut self, own: &Station, peer_qpn: u32) {
         let counted = match &mut self.protocol {
             Protocol::Reliable(protocol) => protocol.take_counters(),
             Protocol::Unreliable(protocol) => protocol.take_counters(),
         };
         if let Some(counted) = counted {
-            own.device.count_packets(&counted, self.route.whose(own, peer_qpn));
+            own.adapter.count_packets(&counted, self.route.whose(own, peer_qpn));
         }
     }
 }
@@ -146,13 +146,13 @@ impl Responder {
     /// Packets have come that ask for something. Says when they are to be answered.
     pub(crate) fn receive_requests(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &Station,
         letter: &Letter,
         aftermath: &mut Aftermath,
     ) -> Answers {
         let listens = self.is_ready() && self.wire.is_some() && letter.number >= self.hears_from;
         if let Some(reason) = wire::why_not_taken(listens, self.path, letter) {
-            wire::drop_packets(&own.device.adapter, letter, reason, Some(self.peer_qpn));
+            wire::drop_packets(own.adapter, letter, reason, Some(self.peer_qpn));
             return Answers::Never;
         }
         let Some(mut wire) = self.wire.take() else { return Answers::Never };
@@ -205,7 +205,7 @@ impl Responder {
     }
 
     /// Answers some of what was asked for. Says whether there may be more.
-    pub(crate) fn transmit(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) -> bool {
+    pub(crate) fn transmit(&mut self, own: &Station, aftermath: &mut Aftermath) -> bool {
         let owes = |wire: &mut Box<Wire>| wire.owes() != Owes::Nothing || wire.ready;
         let Some(mut wire) = self.wire.take_if(owes) else { return false };
         let leaves = wire.acknowledges();
@@ -242,7 +242,7 @@ impl Responder {
     /// A datagram has come. Says why it was dropped, if it was.
     pub(crate) fn receive_datagram(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &Station,
         letter: &Letter,
         datagram: letter::Datagram,
         aftermath: &mut Aftermath,
@@ -263,7 +263,7 @@ impl Responder {
             (counted.qkey_viol_cntr, Reason::WrongQkey),
             (counted.resp_invalid_request_errors, Reason::RefusedInvalid),
         ];
-        own.device.tally.rare.wrong_opcode.add(counted.wrong_opcode);
+        own.adapter.tally.rare.wrong_opcode.add(counted.wrong_opcode);
         let of_packet = of_packet.into_iter().find(|(count, _)| *count > 0);
         of_packet.map(|(_, reason)| reason).or(arrival.dropped)
     }
@@ -271,7 +271,7 @@ impl Responder {
 
 /// A responder as the protocol sees it, with its lock held.
 struct Arrival<'a> {
-    own: &'a Arc<QueuePair>,
+    own: &'a Station,
     side: &'a mut Responder,
     aftermath: &'a mut Aftermath,
     /// Why the present request was refused.
@@ -290,7 +290,7 @@ struct Arrival<'a> {
 }
 
 impl<'a> Arrival<'a> {
-    fn new(own: &'a Arc<QueuePair>, side: &'a mut Responder, aftermath: &'a mut Aftermath) -> Self {
+    fn new(own: &'a Station, side: &'a mut Responder, aftermath: &'a mut Aftermath) -> Self {
         let (refused, uses_receive, datagram, dropped) = (None, false, None, None);
         let (run, waits) = (Run::default(), false);
         Self { own, side, aftermath, refused, uses_receive, datagram, dropped, run, waits }
@@ -299,7 +299,7 @@ impl<'a> Arrival<'a> {
     /// Has the responder do something within a visit of its own.
     fn inbound<R>(&mut self, work: impl FnOnce(&mut Inbound<'_>, &mut Aftermath) -> R) -> R {
         let visit = Visit::begin();
-        let (own, side, reach) = (self.own, &mut *self.side, self.own.device.later());
+        let (own, side, reach) = (self.own, &mut *self.side, self.own.adapter.later());
         work(&mut Inbound { own, side, visit: &visit, reach }, self.aftermath)
     }
 
@@ -342,8 +342,8 @@ impl<'a> Arrival<'a> {
     /// Looks for a receive request again. If there is none, this queue pair is informed of the next one.
     #[cold]
     fn look_again(&mut self) -> bool {
-        let own: Weak<dyn Waiter> = Arc::<QueuePair>::downgrade(self.own);
-        self.waits && self.side.take_receive_or_wait(self.own, Waits { waiter: own, is_far: true })
+        let waits = || Waits { waiter: self.own.waiter(), is_far: true };
+        self.waits && self.side.take_receive_or_wait(self.own, waits())
     }
 }
 

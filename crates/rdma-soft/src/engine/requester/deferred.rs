@@ -1,84 +1,14 @@
-//! The schedule that executes requests at a later poll, or a moment later on the device's thread.
+//! Requests that a deferred schedule holds back.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::Refusal;
+use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::requester::drive::Work;
-use crate::engine::requester::side::{Blocked, SendSide};
+use crate::engine::requester::side::SendSide;
 use crate::fabric::clock::Time;
-use crate::fabric::random::SplitMix;
-use crate::sync::locked;
-
-/// The longest that deferred work waits for a poll before the other thread takes it.
-const PATIENCE: Duration = Duration::from_micros(300);
-/// The most requests that one step of deferred work executes.
-const STEP: u32 = 4;
-
-/// The queue pairs of a device with deferred work.
-#[derive(Debug)]
-pub(crate) struct Deferred {
-    state: Mutex<State>,
-}
-
-#[derive(Debug)]
-struct State {
-    pending: Vec<Arc<QueuePair>>,
-    rng: SplitMix,
-}
-
-impl Deferred {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self { state: Mutex::new(State { pending: Vec::new(), rng: SplitMix::new(seed) }) }
-    }
-
-    /// Makes space for that many queue pairs beside those in the list, which may be about to go
-    /// away, so that posting never allocates.
-    pub(crate) fn reserve(&self, queue_pairs: usize) -> Result<(), Refusal> {
-        let reserved = locked(&self.state).pending.try_reserve(queue_pairs);
-        reserved.map_err(|_| Refusal::NoRoom)
-    }
-
-    fn add(&self, queue_pair: Arc<QueuePair>) {
-        locked(&self.state).pending.push(queue_pair);
-    }
-
-    /// The queue pair goes away, and has nothing left to execute.
-    pub(crate) fn remove(&self, queue_pair: &Arc<QueuePair>) {
-        let mut state = locked(&self.state);
-        state.pending.retain(|other| !Arc::ptr_eq(other, queue_pair));
-    }
-
-    fn below(&self, bound: u32) -> u32 {
-        locked(&self.state).rng.below(bound)
-    }
-
-    /// A step at a poll: now and then, some requests of some queue pair.
-    pub(crate) fn step(&self) {
-        let (queue_pair, requests) = {
-            let mut state = locked(&self.state);
-            let count = u32::try_from(state.pending.len()).unwrap_or(u32::MAX);
-            if count == 0 || state.rng.below(2) == 0 {
-                return;
-            }
-            let chosen = state.rng.below(count) as usize;
-            let requests = 1 + state.rng.below(STEP);
-            (state.pending.swap_remove(chosen), requests)
-        };
-        let mut aftermath = Aftermath::default();
-        {
-            let mut send = queue_pair.send.lock();
-            send.pending = false;
-            if send.blocked == Blocked::No {
-                send.drive(&queue_pair, Work::Turn(requests), &mut aftermath);
-            }
-            send.stay_pending(&queue_pair, self);
-        }
-        aftermath.settle(&queue_pair);
-    }
-}
+use crate::fabric::deferred::{Deferred, PATIENCE, STEP};
 
 impl SendSide {
     /// A request was queued: sees to it that it is executed, as the device's schedule says.
@@ -89,10 +19,10 @@ impl SendSide {
         }
     }
 
-    fn stay_pending(&mut self, own: &Arc<QueuePair>, deferred: &Deferred) {
+    pub(crate) fn stay_pending(&mut self, own: &Arc<QueuePair>, deferred: &Deferred) {
         if !self.pending && self.may_run() && !self.queue.is_empty() {
             self.pending = true;
-            deferred.add(Arc::clone(own));
+            deferred.add(Arc::<QueuePair>::clone(own));
         }
     }
 
@@ -171,7 +101,7 @@ mod tests {
             send.push(&Request::EMPTY, Payload::keyed(&[]));
             send.defer(&queue_pair);
         }
-        let pending = || locked(&device.deferred.as_ref().unwrap().state).pending.len();
+        let pending = || device.deferred.as_ref().unwrap().pending();
         assert_eq!(pending(), 1);
         let weak = Arc::downgrade(&queue_pair);
         queue_pair.destroy();

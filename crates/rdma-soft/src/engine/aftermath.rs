@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use rdma_types::AsyncEventKind;
 
-use crate::engine::queue_pair::QueuePair;
+use crate::engine::station::{Owner, Station};
 
 /// Queue pairs that a request moved to the error state, whose queues are still to be flushed: the
 /// requester, by its incarnation, and one responder, since a requester in error executes no other.
 #[derive(Debug, Default)]
 pub(crate) struct Aftermath {
     requester: Option<u32>,
-    responder: Option<(Arc<QueuePair>, u32, AsyncEventKind)>,
+    responder: Option<(Arc<dyn Owner>, u32, AsyncEventKind)>,
 }
 
 impl Aftermath {
@@ -23,11 +23,11 @@ impl Aftermath {
     #[cold]
     pub(crate) fn responder_failed(
         &mut self,
-        queue_pair: &Arc<QueuePair>,
+        own: &Station,
         incarnation: u32,
         event: AsyncEventKind,
     ) {
-        self.responder = Some((Arc::clone(queue_pair), incarnation, event));
+        self.responder = own.owner.upgrade().map(|owner| (owner, incarnation, event));
     }
 
     /// Whether a responder has failed: no other may, as there is space for one.
@@ -37,27 +37,29 @@ impl Aftermath {
 
     /// Flushes, then moves the users of completion queues that overflowed meanwhile to error.
     #[inline]
-    pub(crate) fn settle(&mut self, requester: &QueuePair) {
+    pub(crate) fn settle(&mut self, requester: &Station) {
         self.flush(requester);
-        requester.device.fabric.unsettled.settle();
+        requester.adapter.fabric.unsettled.settle();
     }
 
     /// Flushes. Whoever holds no lock but the receive side of a device may do it.
     #[inline]
-    pub(crate) fn flush(&mut self, requester: &QueuePair) {
+    pub(crate) fn flush(&mut self, requester: &Station) {
         if self.requester.is_some() || self.responder.is_some() {
             self.flush_failed(requester);
         }
     }
 
     #[cold]
-    fn flush_failed(&mut self, requester: &QueuePair) {
-        if let incarnation @ Some(_) = self.requester.take() {
+    fn flush_failed(&mut self, requester: &Station) {
+        if let incarnation @ Some(_) = self.requester.take()
+            && let Some(requester) = requester.owner.upgrade()
+        {
             requester.enter_error(incarnation, None);
         }
         if let Some((responder, incarnation, event)) = self.responder.take() {
             // The peer executed them before it sent the request that failed here.
-            responder.complete_what_is_executed();
+            Arc::clone(&responder).complete_what_is_executed();
             responder.enter_error(Some(incarnation), Some(event));
         }
     }

@@ -1,0 +1,68 @@
+//! The groups that a queue pair is in.
+
+use std::sync::Arc;
+
+use rdma_types::{Gid, Lid};
+
+use crate::address::Group;
+use crate::engine::Refusal;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::queue_pair::service::Service;
+use crate::link::Link;
+
+/// The group that a program means by this address.
+fn meant(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<Group, Refusal> {
+    let device = queue_pair.device;
+    if device.limits.max_groups == 0 {
+        return Err(Refusal::Unsupported);
+    }
+    if queue_pair.service != Service::UnreliableDatagram {
+        return Err(Refusal::Invalid);
+    }
+    let (lid, on_link) = match device.link {
+        Link::InfiniBand => (lid, Lid::new(lid).is_multicast()),
+        Link::Ethernet => (0, true),
+    };
+    if gid.is_multicast() && on_link { Ok(Group { gid, lid }) } else { Err(Refusal::Invalid) }
+}
+
+/// `ibv_attach_mcast`. A queue pair is a member in every state, and hears what is sent while it is ready to receive.
+pub(crate) fn join(queue_pair: &Arc<QueuePair>, gid: Gid, lid: u16) -> Result<(), Refusal> {
+    let group = meant(queue_pair, gid, lid)?;
+    let device = queue_pair.device;
+    let is_new =
+        device.groups.join(&device.limits, group, (queue_pair.id, Arc::downgrade(queue_pair)))?;
+    device.see_to_groups(Some(gid)).inspect_err(|_| {
+        if is_new {
+            device.groups.leave(&group, queue_pair.id);
+            // It opens none, which alone can fail.
+            let _ = device.see_to_groups(None);
+        }
+    })
+}
+
+/// `ibv_detach_mcast`. Packets that are in flight are not for it any more; a datagram that another
+/// thread is about to copy may still come.
+pub(crate) fn leave(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<(), Refusal> {
+    let group = meant(queue_pair, gid, lid)?;
+    if !queue_pair.device.groups.leave(&group, queue_pair.id) {
+        return Err(Refusal::Invalid);
+    }
+    queue_pair.device.see_to_groups(None)
+}
+
+/// A queue pair's memberships end with the context that it was made from.
+pub(crate) fn leave_all(queue_pair: &QueuePair) {
+    queue_pair.device.groups.leave_all(queue_pair.id);
+    // It opens none, which alone can fail.
+    let _ = queue_pair.device.see_to_groups(None);
+}
+
+/// Refuses to destroy a queue pair while it is a member (IBTA volume 1, o10-2.2.3).
+pub(crate) fn is_in_none(queue_pair: &QueuePair) -> Result<(), Refusal> {
+    let datagrams = queue_pair.service == Service::UnreliableDatagram;
+    if datagrams && queue_pair.device.groups.is_in_any(queue_pair.id) {
+        return Err(Refusal::Busy);
+    }
+    Ok(())
+}

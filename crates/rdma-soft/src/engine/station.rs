@@ -1,0 +1,145 @@
+//! The header of a queue pair: what its sides, its queues and its events need of it.
+
+use std::marker::PhantomData;
+use std::sync::{Arc, Weak};
+
+use rdma_types::{AsyncEventKind, WcOpcode, WcStatus};
+
+use crate::counters::SendCounts;
+use crate::engine::adapter::Adapter;
+use crate::engine::completion::work_completion::{Completion, JUNK, Side, Source};
+use crate::engine::completion::{CompletionQueue, Reclaimed, Seat};
+use crate::engine::events::report::Reporter;
+use crate::engine::queue_pair::capacity::Capacity;
+use crate::engine::queue_pair::service::Service;
+use crate::engine::receive_queue::shared::SharedReceiveQueue;
+use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, Waiter};
+use crate::fabric::timers::Alarm;
+use crate::fabric::turns::{Driven, Place};
+use crate::memory::grace_period::Visit;
+use crate::memory::keys::Keys;
+use crate::memory::protection::ProtectionDomain;
+use crate::sync::{Line, Lock};
+
+/// A queue pair, as what knows its header alone sees it.
+pub(crate) trait Owner: Driven + Waiter {
+    /// Moves to the error state and flushes both queues, oldest first. With an incarnation, only if the queue pair was not
+    /// reset since. The event is reported, if none was since. The caller holds no lock but the receive side of a device.
+    fn enter_error(&self, incarnation: Option<u32>, event: Option<AsyncEventKind>);
+
+    /// Completes the requests that the peer is known to have executed: they have succeeded, whatever happens next. The
+    /// caller holds no lock but the receive side of a device.
+    fn complete_what_is_executed(self: Arc<Self>);
+}
+
+/// What stays the same as long as a queue pair lives, and its receive queue.
+#[derive(Debug)]
+pub(crate) struct Station {
+    /// Unique in the fabric, also among the numbers of domains, and never 0: the scope of the windows
+    /// that are bound to it.
+    pub(crate) id: u64,
+    pub(crate) qpn: u32,
+    pub(crate) service: Service,
+    pub(crate) adapter: &'static Adapter,
+    pub(crate) pd: Arc<ProtectionDomain>,
+    /// Its domain's number, here because every request needs it.
+    pub(crate) pd_number: u64,
+    /// Requests are executed within their post.
+    pub(crate) immediate: bool,
+    pub(crate) send_cq: Arc<CompletionQueue>,
+    pub(crate) receive_cq: Arc<CompletionQueue>,
+    pub(crate) capacity: Capacity,
+    /// Every send request completes aloud.
+    pub(crate) signal_all: bool,
+    pub(super) send_seat: Seat,
+    pub(super) receive_seat: Seat,
+    pub(crate) reclaimed: Arc<Reclaimed>,
+    pub(crate) alarm: Alarm,
+    /// Among those who have packets to send.
+    pub(crate) place: Place,
+    pub(crate) reporter: Reporter,
+    pub(crate) counts: Line<SendCounts>,
+    pub(crate) receive: Line<Lock<ReceiveQueue>>,
+    /// The requests of `receive`, outside its lock.
+    pub(crate) receives: ReceiveSlots,
+    /// Where receive requests are taken from instead.
+    pub(crate) shared: Option<Arc<SharedReceiveQueue>>,
+    /// The domain of the elements of receive requests.
+    pub(crate) receive_pd_number: u64,
+    /// The queue pair itself.
+    pub(crate) owner: Weak<dyn Owner>,
+}
+
+impl Station {
+    /// A failed send completion; the request is the last that it gives back before `upto`.
+    pub(crate) fn failed_send(&self, wr_id: u64, upto: u32, status: WcStatus) -> Completion {
+        Completion {
+            wr_id,
+            status,
+            opcode: WcOpcode::SEND,
+            byte_len: JUNK,
+            imm: JUNK,
+            flags: 0,
+            qpn: self.qpn,
+            vendor_err: status.raw(),
+            source: Source::UNDEFINED,
+            solicited: false,
+            side: Side::Send,
+            upto,
+        }
+    }
+
+    pub(crate) fn failed_receive(&self, receive: &Receive, status: WcStatus) -> Completion {
+        Completion {
+            side: Side::Receive,
+            ..self.failed_send(receive.wr_id, receive.index.wrapping_add(1), status)
+        }
+    }
+
+    /// The keys of its own domain.
+    #[inline(always)]
+    pub(crate) fn keys<'a>(&'a self, _visit: &'a Visit) -> Keys<'a> {
+        let (regions, pd) = (&self.adapter.memory.regions, self.pd_number);
+        Keys { regions, visit: PhantomData, pd, queue_pair: self.id }
+    }
+
+    /// The keys of the elements of receive requests.
+    #[inline(always)]
+    pub(crate) fn receive_keys<'a>(&'a self, visit: &'a Visit) -> Keys<'a> {
+        Keys { pd: self.receive_pd_number, ..self.keys(visit) }
+    }
+
+    #[inline]
+    pub(crate) fn push_send(&self, completion: Completion) {
+        self.send_cq.push(self.send_seat, completion);
+    }
+
+    #[inline]
+    pub(crate) fn push_receive(&self, completion: Completion) {
+        self.receive_cq.push(self.receive_seat, completion);
+    }
+
+    /// Whoever waits for a receive request here finds, in a moment, that nobody answers.
+    pub(crate) fn dismiss_waiter(&self, receive: &mut ReceiveQueue) {
+        let of_shared = || self.shared.as_ref()?.dismiss_waiter(self.id);
+        let waiter = receive.waiter.take().or_else(of_shared);
+        if let Some(requester) = waiter.and_then(|waiter| waiter.upgrade()) {
+            requester.receiver_has_gone();
+        }
+    }
+
+    /// Has the queue pair get a turn. Any lock may be held.
+    pub(crate) fn note_turn(&self) {
+        self.adapter.fabric.unsettled.note_turn_at(&self.place, || self.driven());
+    }
+
+    /// The queue pair, for those who give turns.
+    pub(crate) fn driven(&self) -> Weak<dyn Driven> {
+        self.owner.clone()
+    }
+
+    /// The queue pair, for those who have receive requests.
+    pub(crate) fn waiter(&self) -> Weak<dyn Waiter> {
+        self.owner.clone()
+    }
+}

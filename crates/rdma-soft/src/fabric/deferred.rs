@@ -1,0 +1,79 @@
+//! The schedule that executes requests at a later poll, or a moment later on the device's thread.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::engine::Refusal;
+use crate::fabric::random::SplitMix;
+use crate::sync::locked;
+
+/// The longest that deferred work waits for a poll before the other thread takes it.
+pub(crate) const PATIENCE: Duration = Duration::from_micros(300);
+/// The most requests that one step of deferred work executes.
+pub(crate) const STEP: u32 = 4;
+
+/// Somebody with deferred work.
+pub(crate) trait Postponed: Send + Sync + std::fmt::Debug {
+    /// Executes so many requests, and stays among those with deferred work if there are more. The caller holds no lock.
+    fn step(self: Arc<Self>, requests: u32);
+}
+
+/// The queue pairs of a device with deferred work.
+#[derive(Debug)]
+pub(crate) struct Deferred {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    pending: Vec<Arc<dyn Postponed>>,
+    rng: SplitMix,
+}
+
+impl Deferred {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { state: Mutex::new(State { pending: Vec::new(), rng: SplitMix::new(seed) }) }
+    }
+
+    /// Makes space for that many queue pairs beside those in the list, which may be about to go
+    /// away, so that posting never allocates.
+    pub(crate) fn reserve(&self, queue_pairs: usize) -> Result<(), Refusal> {
+        let reserved = locked(&self.state).pending.try_reserve(queue_pairs);
+        reserved.map_err(|_| Refusal::NoRoom)
+    }
+
+    pub(crate) fn add(&self, queue_pair: Arc<dyn Postponed>) {
+        locked(&self.state).pending.push(queue_pair);
+    }
+
+    /// The queue pair goes away, and has nothing left to execute.
+    pub(crate) fn remove(&self, queue_pair: &Arc<impl Postponed>) {
+        let mut state = locked(&self.state);
+        let queue_pair = Arc::as_ptr(queue_pair);
+        state.pending.retain(|other| !std::ptr::addr_eq(Arc::as_ptr(other), queue_pair));
+    }
+
+    pub(crate) fn below(&self, bound: u32) -> u32 {
+        locked(&self.state).rng.below(bound)
+    }
+
+    /// A step at a poll: now and then, some requests of some queue pair.
+    pub(crate) fn step(&self) {
+        let (queue_pair, requests) = {
+            let mut state = locked(&self.state);
+            let count = u32::try_from(state.pending.len()).unwrap_or(u32::MAX);
+            if count == 0 || state.rng.below(2) == 0 {
+                return;
+            }
+            let chosen = state.rng.below(count) as usize;
+            let requests = 1 + state.rng.below(STEP);
+            (state.pending.swap_remove(chosen), requests)
+        };
+        queue_pair.step(requests);
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn pending(&self) -> usize {
+        locked(&self.state).pending.len()
+    }
+}
