@@ -378,9 +378,9 @@ impl Device {
     }
 
     /// The devices of its link on which a group has members, this one too.
-    pub(crate) fn devices_of(&self, group: &Group) -> impl Iterator<Item = &'static Self> {
+    pub(crate) fn devices_of(&self, group: Group) -> impl Iterator<Item = &'static Self> {
         let devices = self.subnet.devices();
-        devices.filter(|there| there.link == self.link && there.groups.has(group))
+        devices.filter(move |there| there.link == self.link && there.groups.has(&group))
     }
 
     pub(crate) fn has_address(&self, address: &Address) -> bool {

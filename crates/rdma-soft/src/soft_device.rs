@@ -5,6 +5,7 @@ use rdma_types::{Gid, Guid, Qpn};
 use crate::counters::Counters;
 use crate::device::Device;
 use crate::device::subnet::INSTALLED;
+use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::drive::{release, release_half};
 use crate::engine::requester::side::SendSide;
 
@@ -125,7 +126,11 @@ impl SoftDevice {
         queue_pairs.iter().map(|queue_pair| release(queue_pair, u32::MAX)).sum()
     }
 
-    fn with_send_side<T: Default>(&self, qpn: Qpn, look: impl FnOnce(&SendSide) -> T) -> T {
+    fn with_send_side<T: Default>(
+        &self,
+        qpn: Qpn,
+        look: impl FnOnce(&SendSide<QueuePair>) -> T,
+    ) -> T {
         let found = self.device.queue_pair(qpn.get());
         found.map_or_else(T::default, |queue_pair| look(&queue_pair.send.lock()))
     }

@@ -12,7 +12,7 @@ use rdma_sys::{
 use super::block::device_of;
 use super::device_block::{DeviceBlock, blocks, put};
 use crate::device::Device;
-use crate::engine::requester::direct::MAX_MESSAGE_BYTES;
+use crate::engine::requester::side::MAX_MESSAGE_BYTES;
 use crate::fabric::clock;
 use crate::limits::Limits;
 use crate::memory::window::Kind;

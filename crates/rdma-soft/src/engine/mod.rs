@@ -16,7 +16,7 @@
 //! 8. A completion queue's pollers, then its producers.
 //! 9. The list of devices, a device's table of queue pairs, its multicast [groups](group), or what has arrived
 //!    at it.
-//! 10. [Deferred](deferred) work.
+//! 10. [Deferred](crate::fabric::deferred) work.
 //! 11. The handle of a [reporter](events::report), then the state of an [event queue](events), or what a capture has
 //!     not written yet (`link/pcap.rs`), then what is left to be done without locks (`fabric/overflow.rs`), or the
 //!     acknowledgements of an object.

@@ -21,6 +21,7 @@ use crate::engine::receive_queue::shared::SharedReceiveQueue;
 use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::Peer;
+use crate::engine::station::Owner;
 use crate::engine::turn::{STRETCH_BYTES, Turn};
 use crate::fabric::random::Seed;
 use crate::fabric::timers::model::Alarms;

@@ -36,7 +36,7 @@ use crate::engine::turn::Turn;
 use crate::engine::wire::{Outlet, Route};
 use crate::engine::{requester, responder};
 use crate::fabric::timers::Alarm;
-use crate::fabric::turns::{Driven, Place};
+use crate::fabric::turns::Place;
 use crate::memory::grace_period;
 use crate::memory::protection::ProtectionDomain;
 use crate::memory::sge::Sge;
@@ -48,7 +48,7 @@ pub(crate) struct QueuePair {
     station: Station,
     pub(crate) device: &'static Device,
     pub(crate) attributes: Mutex<Attributes>,
-    pub(crate) send: Line<Lock<SendSide>>,
+    pub(crate) send: Line<Lock<SendSide<Self>>>,
     pub(crate) responder: Line<Lock<Responder>>,
 }
 
@@ -305,8 +305,7 @@ impl QueuePair {
     fn hear_of_end(self: &Arc<Self>) {
         let carrier = self.send.lock().wire.as_mut().and_then(|wire| wire.claim_word(self));
         if let Some(carrier) = carrier {
-            let user: Weak<dyn Driven> = Arc::<Self>::downgrade(self);
-            carrier.add_user(user);
+            carrier.add_user(self.driven());
         }
     }
 
@@ -427,7 +426,7 @@ impl QueuePair {
     /// A connection that has begun as one of packets stays one until it is reset.
     fn set_wire_of_requester(
         &self,
-        send: &mut SendSide,
+        send: &mut SendSide<Self>,
         (from, to): (QpState, QpState),
         moved: bool,
     ) {

@@ -14,6 +14,7 @@ use crate::engine::queue_pair::capacity::Capacity;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::receive_queue::shared::SharedReceiveQueue;
 use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, Waiter};
+use crate::fabric::deferred::Postponed;
 use crate::fabric::timers::Alarm;
 use crate::fabric::turns::{Driven, Place};
 use crate::memory::grace_period::Visit;
@@ -22,7 +23,7 @@ use crate::memory::protection::ProtectionDomain;
 use crate::sync::{Line, Lock};
 
 /// A queue pair, as what knows its header alone sees it.
-pub(crate) trait Owner: Driven + Waiter {
+pub(crate) trait Owner: Driven + Waiter + Postponed {
     /// Moves to the error state and flushes both queues, oldest first. With an incarnation, only if the queue pair was not
     /// reset since. The event is reported, if none was since. The caller holds no lock but the receive side of a device.
     fn enter_error(&self, incarnation: Option<u32>, event: Option<AsyncEventKind>);

@@ -365,4 +365,5 @@ pub(crate) fn drop_burst(
 pub(crate) mod letter;
 pub(crate) mod route_header;
 pub(super) mod run;
+#[cfg_attr(loom, allow(dead_code))] // models have no words
 pub(crate) mod word;

@@ -136,7 +136,7 @@ fn what_acknowledges_an_earlier_life_is_not_taken() {
         let send = &mut *own.send.lock();
         (send.state, send.requester.origin.path) = (QpState::RTS, Some(PATH));
         let route = Route { path: PATH, outlet: Outlet::Inbox(&**inbox) };
-        send.wire = Some(Box::new(requester::wire::Wire::new(&own, &send.requester, route)));
+        send.wire = Some(Box::new(requester::wire::Wire::new(&*own, &send.requester, route)));
     }
     let taken = |number| {
         let before = device.tally.counters();
@@ -262,7 +262,7 @@ fn what_the_peer_had_executed_before_this_end_failed_has_succeeded() {
         (send.state, send.requester.origin.path) = (QpState::RTS, Some(PATH));
         let outlet = Outlet::Carrier(Arc::<Waiting>::clone(&carrier));
         let route = Route { path: PATH, outlet };
-        let mut wire = requester::wire::Wire::new(&own, &send.requester, route);
+        let mut wire = requester::wire::Wire::new(&*own, &send.requester, route);
         wire.claim_word(&own);
         send.wire = Some(Box::new(wire));
     }

@@ -279,7 +279,7 @@ fn by_packets(service: Service) -> Model {
         (send.requester.origin.path, send.requester.peer_qpn) = (Some(PATH), to.qpn);
         send.requester.mtu_log2 = 10;
         send.wire =
-            Some(Box::new(requester::wire::Wire::new(from, &send.requester, route.clone())));
+            Some(Box::new(requester::wire::Wire::new(&**from, &send.requester, route.clone())));
         let responder = &mut *from.responder.lock();
         (responder.path, responder.peer_qpn) = (Some(PATH), to.qpn);
         responder.access = AccessFlags::REMOTE_WRITE.bits();

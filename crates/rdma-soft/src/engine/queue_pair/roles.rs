@@ -4,20 +4,25 @@ use std::sync::Arc;
 
 use rdma_types::{AsyncEventKind, QpState};
 
+use crate::address::{Group, Path};
 use crate::counters::{Counters, Counting};
+use crate::device::Way;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::User;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::Waiter;
 use crate::engine::requester::drive::Work;
-use crate::engine::requester::side::Blocked;
+use crate::engine::requester::peer::{Near, Receiver};
+use crate::engine::requester::side::{Blocked, SendSide};
+use crate::engine::responder::side::Responder;
 use crate::engine::station::Owner;
 use crate::engine::turn::Turn;
+use crate::engine::wire::{Mailbox, Outlet};
 use crate::fabric::clock::Time;
 use crate::fabric::deferred::Postponed;
 use crate::fabric::timers::Alarmed;
 use crate::fabric::turns::{Driven, Place};
-use crate::sync::locked;
+use crate::sync::{Lock, locked};
 
 impl Counting for QueuePair {
     fn add_to(&self, sum: &mut Counters) {
@@ -98,6 +103,57 @@ impl Owner for QueuePair {
         let mut aftermath = Aftermath::default();
         self.send.lock().look_what_is_executed(&self, &mut aftermath);
         aftermath.flush(&self);
+    }
+}
+
+impl Near for QueuePair {
+    #[inline(always)]
+    fn send_side(&self) -> &Lock<SendSide<Self>> {
+        &self.send
+    }
+
+    #[inline(always)]
+    fn responder(&self) -> &Lock<Responder> {
+        &self.responder
+    }
+
+    fn arrived(&self) -> u64 {
+        self.device.arrived()
+    }
+
+    fn lid(&self) -> u16 {
+        self.device.identity.lid
+    }
+
+    fn find_peer(&self, path: Option<&Path>, number: u32) -> Option<Arc<Self>> {
+        self.device.find_peer(path, number)
+    }
+
+    fn receiver(&self, path: &Path, number: u32) -> Receiver<Self> {
+        match self.device.way_of_datagrams(path, number) {
+            Way::Wire(outlet) => Receiver::Wire(outlet),
+            Way::Direct(there) => {
+                let found = there.and_then(|there| there.queue_pair(number));
+                found.map_or(Receiver::Nobody, Receiver::Direct)
+            }
+        }
+    }
+
+    fn inboxes_of(&self, group: Group) -> impl Iterator<Item = &'static dyn Mailbox> {
+        let device = self.device;
+        let by_packets = device.devices_of(group).filter(|there| device.sends_packets_to(there));
+        by_packets.map(|there| &**there.inbox() as &dyn Mailbox)
+    }
+
+    fn members_of(&self, group: Group) -> impl Iterator<Item = Arc<Self>> {
+        let device = self.device;
+        let others = device.devices_of(group).filter(|there| !device.sends_packets_to(there));
+        let up = others.filter(|there| there.port_is_up());
+        up.flat_map(move |there| there.groups.members(group))
+    }
+
+    fn outlet_from(&self, path: &Path) -> Option<Outlet> {
+        self.device.outlet_from(path)
     }
 }
 

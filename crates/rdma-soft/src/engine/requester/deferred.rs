@@ -1,34 +1,38 @@
 //! Requests that a deferred schedule holds back.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::drive::Work;
+use crate::engine::requester::peer::Near;
 use crate::engine::requester::side::SendSide;
+use crate::engine::station::Station;
 use crate::fabric::clock::Time;
 use crate::fabric::deferred::{Deferred, PATIENCE, STEP};
 
-impl SendSide {
+impl<P: Near> SendSide<P> {
     /// A request was queued: sees to it that it is executed, as the device's schedule says.
-    pub(crate) fn defer(&mut self, own: &Arc<QueuePair>) {
-        if let Some(deferred) = &own.device.deferred {
+    pub(crate) fn defer(&mut self, own: &P) {
+        if let Some(deferred) = &own.adapter.deferred {
             self.stay_pending(own, deferred);
             self.arm_if_deferred(own);
         }
     }
 
-    pub(crate) fn stay_pending(&mut self, own: &Arc<QueuePair>, deferred: &Deferred) {
-        if !self.pending && self.may_run() && !self.queue.is_empty() {
+    pub(crate) fn stay_pending(&mut self, own: &Station, deferred: &Deferred) {
+        if !self.pending
+            && self.may_run()
+            && !self.queue.is_empty()
+            && let Some(owner) = own.owner.upgrade()
+        {
             self.pending = true;
-            deferred.add(Arc::<QueuePair>::clone(own));
+            deferred.add(owner);
         }
     }
 
     /// Has the other thread look at the queue in a moment, if there is something to execute.
-    pub(crate) fn arm_if_deferred(&self, own: &QueuePair) {
-        let Some(deferred) = &own.device.deferred else { return };
+    pub(crate) fn arm_if_deferred(&self, own: &Station) {
+        let Some(deferred) = &own.adapter.deferred else { return };
         if !self.has_work() {
             return;
         }
@@ -36,12 +40,12 @@ impl SendSide {
             return own.alarm.set(Time::AT_ONCE);
         }
         let micros = deferred.below(u32::try_from(PATIENCE.as_micros()).unwrap_or(1));
-        own.alarm.set(own.device.fabric.clock.now() + Duration::from_micros(u64::from(micros)));
+        own.alarm.set(own.adapter.fabric.clock.now() + Duration::from_micros(u64::from(micros)));
     }
 
     /// A step on the other thread.
-    pub(crate) fn run_deferred(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
-        let Some(deferred) = &own.device.deferred else { return };
+    pub(crate) fn run_deferred(&mut self, own: &P, aftermath: &mut Aftermath) {
+        let Some(deferred) = &own.adapter.deferred else { return };
         let requests = 1 + deferred.below(STEP);
         self.drive(own, Work::Turn(requests), aftermath);
         self.arm_if_deferred(own);
@@ -50,15 +54,15 @@ impl SendSide {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::OnceLock;
+    use std::sync::{Arc, OnceLock};
 
     use rdma_types::QpState;
 
-    use super::*;
     use crate::device::Device;
     use crate::device::subnet::Subnet;
     use crate::engine::completion::CompletionQueue;
     use crate::engine::events::report::Reporter;
+    use crate::engine::queue_pair::QueuePair;
     use crate::engine::queue_pair::capacity::{Capacity, Init};
     use crate::engine::queue_pair::service::Service;
     use crate::engine::requester::request::{Payload, Request};

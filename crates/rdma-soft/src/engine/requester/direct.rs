@@ -1,25 +1,21 @@
 //! The direct way to a peer in this process: one attempt at a request is a check on this side, then calls
 //! of the peer's [`Inbound`], with its lock held from the first look to the last byte.
 
-use std::sync::Arc;
-
 use rdma_types::{AccessFlags, WcStatus as Status};
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::operation::{Opcode, Operation};
-use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::local;
+use crate::engine::requester::peer::Near;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Peer, Requester, Verdict, local_length};
 use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::inbound::{Inbound, Stop};
+use crate::engine::station::Station;
 use crate::memory::copy::{Data, Reach, Segment};
 use crate::memory::grace_period::Visit;
 use crate::memory::region::LOCAL_READ;
-
-/// The longest message (IBTA volume 1, 9.7.1: 2^31 bytes).
-pub(crate) const MAX_MESSAGE_BYTES: u64 = 1 << 31;
 
 /// How much of a request one attempt may copy before it pauses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,12 +52,12 @@ fn part_end(progress: u64, length: u64, bytes: u64) -> u64 {
     if length.saturating_sub(end) < SHORTEST_PART { length } else { end }
 }
 
-impl Requester {
+impl<P: Near> Requester<P> {
     /// Tries to execute `request` for the queue pair `own`.
     #[inline]
     pub(crate) fn attempt(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &P,
         request: &Request,
         payload: Payload<'_>,
         extent: Extent,
@@ -88,7 +84,7 @@ impl Requester {
             self.peer = self.find_peer(own);
         }
         let Peer::Direct(found) = &self.peer else { return Verdict::Unanswered };
-        let mut responder = found.responder.lock();
+        let mut responder = found.responder().lock();
         if !responder.listens_to(found, &self.origin, self.psn) {
             responder.count_dropped(found, &self.origin, self.psn);
             drop(responder);
@@ -97,7 +93,7 @@ impl Requester {
             return Verdict::Unanswered;
         }
         let mut inbound = Inbound { own: found, side: &mut responder, visit: &visit, reach };
-        if !inbound.begin(operation) && !inbound.begin_or_wait(Arc::<QueuePair>::downgrade(own)) {
+        if !inbound.begin(operation) && !inbound.begin_or_wait(own.waiter()) {
             return Verdict::NotReady { timer: inbound.side.min_rnr_timer };
         }
         let progress = Progress { origin: self.origin.number, copied: &mut self.progress, extent };
@@ -124,8 +120,8 @@ impl Requester {
 
     /// The queue pair at the far end of the connection, if it is in this process.
     #[cold]
-    pub(super) fn find_peer(&self, own: &QueuePair) -> Peer {
-        match own.device.find_peer(self.origin.path.as_ref(), self.peer_qpn) {
+    pub(super) fn find_peer(&self, own: &P) -> Peer<P> {
+        match own.find_peer(self.origin.path.as_ref(), self.peer_qpn) {
             Some(found) => Peer::Direct(found),
             None => Peer::Unresolved,
         }
@@ -136,7 +132,7 @@ impl Requester {
     #[inline]
     pub(super) fn locate_payload(
         &mut self,
-        own: &QueuePair,
+        own: &Station,
         visit: &Visit,
         opcode: Opcode,
         payload: Payload<'_>,

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use rdma_types::WcStatus as Status;
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::direct::Extent;
+use crate::engine::requester::peer::Near;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
+use crate::engine::station::Station;
 use crate::engine::turn::{STRETCH_BYTES, TURN_BYTES, Turn};
 use crate::fabric::clock::Time;
 use crate::memory::copy::Reach;
@@ -43,10 +44,10 @@ struct Left {
 impl Work {
     /// A post on a device with the immediate schedule executes requests of the program that has called:
     /// what it names is there.
-    fn reach(self, own: &QueuePair) -> Reach {
+    fn reach(self, own: &Station) -> Reach {
         match self {
             Self::Stretch(_) if own.immediate => Reach::Mapped,
-            _ => own.device.later(),
+            _ => own.adapter.later(),
         }
     }
 }
@@ -66,21 +67,16 @@ impl Left {
     }
 }
 
-impl SendSide {
+impl<P: Near> SendSide<P> {
     /// Executes from the head of the queue; a blocked head is tried again first. Says how many
     /// requests ended. If requests go as packets, this lets them go; they end later.
-    pub(crate) fn drive(
-        &mut self,
-        own: &Arc<QueuePair>,
-        work: Work,
-        aftermath: &mut Aftermath,
-    ) -> u32 {
+    pub(crate) fn drive(&mut self, own: &P, work: Work, aftermath: &mut Aftermath) -> u32 {
         self.drive_within(own, &mut Left::of(work), work.reach(own), aftermath)
     }
 
     fn drive_within(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &P,
         left: &mut Left,
         reach: Reach,
         aftermath: &mut Aftermath,
@@ -132,18 +128,13 @@ impl SendSide {
 
     /// Executes a turn of this queue. What is left is for whoever polls next, or posts here, or for the
     /// device's thread.
-    pub(crate) fn take_turn(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
+    pub(crate) fn take_turn(&mut self, own: &P, aftermath: &mut Aftermath) {
         self.take_part(own, &mut Turn::new(), aftermath);
     }
 
     /// Executes of this queue what is left of a turn: nothing if the turn is over.
-    pub(crate) fn take_part(
-        &mut self,
-        own: &Arc<QueuePair>,
-        turn: &mut Turn,
-        aftermath: &mut Aftermath,
-    ) {
-        let requests = match (own.immediate, &own.device.deferred) {
+    pub(crate) fn take_part(&mut self, own: &P, turn: &mut Turn, aftermath: &mut Aftermath) {
+        let requests = match (own.immediate, &own.adapter.deferred) {
             (true, _) => turn.requests,
             // Under a schedule that holds requests back, the one that has begun.
             (false, Some(_)) => turn.requests.min(1),
@@ -157,13 +148,13 @@ impl SendSide {
             return own.alarm.set(Time::AT_ONCE);
         }
         let mut left = Left { requests, bytes: turn.bytes, half: false };
-        turn.requests -= self.drive_within(own, &mut left, own.device.later(), aftermath);
+        turn.requests -= self.drive_within(own, &mut left, own.adapter.later(), aftermath);
         turn.bytes = left.bytes;
         self.leave_rest(own);
     }
 
     /// Has what can be executed go on soon.
-    pub(crate) fn leave_rest(&self, own: &QueuePair) {
+    pub(crate) fn leave_rest(&self, own: &Station) {
         if !own.immediate {
             self.arm_if_deferred(own);
         } else if self.has_work() {
@@ -172,12 +163,7 @@ impl SendSide {
     }
 
     /// Gives the head up.
-    pub(super) fn give_up(
-        &mut self,
-        own: &Arc<QueuePair>,
-        status: Status,
-        aftermath: &mut Aftermath,
-    ) {
+    pub(super) fn give_up(&mut self, own: &P, status: Status, aftermath: &mut Aftermath) {
         if !self.may_run() {
             return;
         }
@@ -189,13 +175,13 @@ impl SendSide {
 
 /// Executes up to so many of the requests that are there, and lets others have the locks between long copies. Says
 /// how many ended by this.
-pub(crate) fn release(own: &Arc<QueuePair>, most: u32) -> u32 {
+pub(crate) fn release<P: Near>(own: &Arc<P>, most: u32) -> u32 {
     let mut ended = 0;
     let mut begun = None;
     loop {
         let mut aftermath = Aftermath::default();
         let (more, peer) = {
-            let mut send = own.send.lock();
+            let mut send = own.send_side().lock();
             let there = (u32::try_from(send.queue.len()).unwrap_or(u32::MAX), send.incarnation);
             let (count, incarnation) = *begun.get_or_insert(there);
             // What was posted since a reset was not there.
@@ -218,22 +204,22 @@ pub(crate) fn release(own: &Arc<QueuePair>, most: u32) -> u32 {
 }
 
 /// Copies half of the head, or the rest of it.
-pub(crate) fn release_half(own: &Arc<QueuePair>) {
+pub(crate) fn release_half<P: Near>(own: &Arc<P>) {
     let mut aftermath = Aftermath::default();
-    own.send.lock().drive(own, Work::HalfOfHead, &mut aftermath);
+    own.send_side().lock().drive(own, Work::HalfOfHead, &mut aftermath);
     aftermath.settle(own);
 }
 
 /// Executes requests up to number `upto` on the thread that posted them, and lets others have the locks
 /// between long copies.
 #[cold]
-pub(crate) fn run_posted(own: &Arc<QueuePair>, upto: u32) {
+pub(crate) fn run_posted<P: Near>(own: &Arc<P>, upto: u32) {
     loop {
         let mut aftermath = Aftermath::default();
         let (more, peer) = {
-            let mut send = own.send.lock();
+            let mut send = own.send_side().lock();
             // Behind them may be what others have posted meanwhile.
-            let left = |send: &SendSide| upto.wrapping_sub(send.head_index()).cast_signed();
+            let left = |send: &SendSide<P>| upto.wrapping_sub(send.head_index()).cast_signed();
             let requests = u32::try_from(left(&send)).unwrap_or(0);
             send.drive(own, Work::Stretch(requests), &mut aftermath);
             let more = send.has_work() && left(&send) > 0;
@@ -252,37 +238,37 @@ pub(crate) fn run_posted(own: &Arc<QueuePair>, upto: u32) {
 
 /// Lets those have the locks who wait for them, between two long copies.
 #[cold]
-pub(super) fn let_others(own: &QueuePair, peer: Option<Arc<QueuePair>>) {
-    own.send.let_others();
+pub(super) fn let_others<P: Near>(own: &Arc<P>, peer: Option<Arc<P>>) {
+    own.send_side().let_others();
     if let Some(peer) = peer {
-        peer.responder.let_others();
+        peer.responder().let_others();
     }
 }
 
 /// There is another timeout, which counts from now on, also for a request that has no answer yet.
-pub(crate) fn wait_anew(own: &Arc<QueuePair>) {
+pub(crate) fn wait_anew<P: Near>(own: &Arc<P>) {
     {
-        let mut send = own.send.lock();
+        let mut send = own.send_side().lock();
         if send.wire.is_some() {
             own.note_turn();
         } else if let Blocked::Unanswered { left, .. } = send.blocked {
             let timeout = send.requester.answer_timeout();
-            let at = timeout.map(|timeout| own.device.fabric.clock.now() + timeout);
+            let at = timeout.map(|timeout| own.adapter.fabric.clock.now() + timeout);
             send.blocked = Blocked::Unanswered { at, left };
             if let Some(at) = at {
                 own.alarm.set(at);
             }
         }
     }
-    own.device.fabric.unsettled.settle();
+    own.adapter.fabric.unsettled.settle();
 }
 
 /// Ready to send again, after a drain: goes on with what was posted meanwhile, and looks whether what has
 /// waited still has to.
-pub(crate) fn resume(own: &Arc<QueuePair>) {
+pub(crate) fn resume<P: Near>(own: &Arc<P>) {
     let mut aftermath = Aftermath::default();
     {
-        let mut send = own.send.lock();
+        let mut send = own.send_side().lock();
         if own.immediate || send.blocked != Blocked::No {
             send.take_turn(own, &mut aftermath);
         } else {

@@ -5,11 +5,12 @@ use rdma_types::{AsyncEventKind, QpState, WcStatus as Status};
 use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::work_completion::{Completion, JUNK, Side, Source};
 use crate::engine::queue_pair::service::Service;
+use crate::engine::requester::peer::Near;
 use crate::engine::requester::request::Request;
 use crate::engine::requester::side::{Blocked, Peer, SendSide};
 use crate::engine::station::Station;
 
-impl SendSide {
+impl<P: Near> SendSide<P> {
     /// Completes a request whose attempt came to an end; `upto` is the number behind its own.
     #[inline]
     pub(crate) fn finish(

@@ -3,7 +3,7 @@
 use rdma_types::WcStatus;
 
 use crate::engine::operation::{Opcode, Operation};
-use crate::engine::queue_pair::QueuePair;
+use crate::engine::requester::peer::Near;
 use crate::memory::grace_period;
 use crate::memory::window::{Bind, Kind};
 
@@ -39,7 +39,7 @@ impl Bind {
 /// Whatever is wrong is one status, which the specification calls memory management operation error
 /// (IBTA volume 1, 11.6.2).
 #[cold]
-pub(crate) fn execute(own: &QueuePair, operation: &Operation) -> Result<(), WcStatus> {
+pub(crate) fn execute(own: &impl Near, operation: &Operation) -> Result<(), WcStatus> {
     let done = match operation.opcode {
         Opcode::BindWindow => match own.pd.bind(&Bind::of(operation), own.id) {
             // Any queue pair of the domain may be using what it was bound to.
@@ -52,7 +52,7 @@ pub(crate) fn execute(own: &QueuePair, operation: &Operation) -> Result<(), WcSt
         _ => {
             let invalidated = own.pd.invalidate(operation.imm, own.id);
             if invalidated {
-                own.responder.pass();
+                own.responder().pass();
             }
             invalidated
         }

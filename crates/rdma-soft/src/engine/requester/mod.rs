@@ -2,13 +2,12 @@
 //! posted, in order. It is driven by the thread that posts, or by whoever finds that it can go on, under
 //! the send lock.
 
-pub(crate) mod datagram;
 mod deferred;
 pub(crate) mod direct;
 pub(crate) mod drive;
 pub(crate) mod finish;
-mod group;
 mod local;
+pub(crate) mod peer;
 pub(crate) mod post;
 pub(crate) mod queue;
 pub(crate) mod request;

@@ -8,12 +8,13 @@ use crate::engine::Refusal;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::work_completion::Side;
 use crate::engine::operation::Opcode;
-use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::direct::Extent;
 use crate::engine::requester::drive::{Work, let_others, run_posted};
+use crate::engine::requester::peer::Near;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
+use crate::engine::station::Station;
 use crate::engine::turn::STRETCH_BYTES;
 use crate::memory::copy::Reach;
 use crate::sync::Ordering;
@@ -21,8 +22,8 @@ use crate::sync::Ordering;
 /// Posts requests until one is refused; those before it stay posted. `next` is asked for one at a time,
 /// under the send lock, which others may have whenever [`STRETCH_BYTES`] were posted.
 #[inline]
-pub(crate) fn post_each<'a>(
-    own: &Arc<QueuePair>,
+pub(crate) fn post_each<'a, P: Near>(
+    own: &Arc<P>,
     mut next: impl FnMut() -> Option<Result<(Request, Payload<'a>), Refusal>>,
 ) -> Result<(), Refusal> {
     // Whether what others posted before is in the queue: then this thread executes a turn of it.
@@ -32,7 +33,7 @@ pub(crate) fn post_each<'a>(
         let (mut bytes, mut ended) = (0, None);
         let (rest, peer);
         {
-            let mut send = own.send.lock();
+            let mut send = own.send_side().lock();
             let behind_others = *behind_others.get_or_insert(!send.queue.is_empty());
             let before = send.posted;
             while bytes < STRETCH_BYTES && ended.is_none() {
@@ -65,8 +66,8 @@ pub(crate) fn post_each<'a>(
 }
 
 /// Posts all requests, or none if one is refused, and goes through them twice for that.
-pub(crate) fn post_all<'a>(
-    own: &Arc<QueuePair>,
+pub(crate) fn post_all<'a, P: Near>(
+    own: &Arc<P>,
     requests: impl ExactSizeIterator<Item = Result<(Request, Payload<'a>), Refusal>> + Clone,
 ) -> Result<(), Refusal> {
     post_by_queue(own, |send| {
@@ -84,8 +85,8 @@ pub(crate) fn post_all<'a>(
 }
 
 /// As [`post_each`], for datagrams.
-pub(crate) fn post_datagrams<'a>(
-    own: &Arc<QueuePair>,
+pub(crate) fn post_datagrams<'a, P: Near>(
+    own: &Arc<P>,
     next: &mut dyn FnMut() -> Option<Result<(Request, Payload<'a>), Refusal>>,
 ) -> Result<(), Refusal> {
     post_by_queue(own, |send| {
@@ -101,14 +102,14 @@ pub(crate) fn post_datagrams<'a>(
 
 /// Has requests queued first and executed then, so that there is one copy of the code that executes within a
 /// post.
-fn post_by_queue(
-    own: &Arc<QueuePair>,
-    queue: impl FnOnce(&mut SendSide) -> Result<(), Refusal>,
+fn post_by_queue<P: Near>(
+    own: &Arc<P>,
+    queue: impl FnOnce(&mut SendSide<P>) -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
     let mut aftermath = Aftermath::default();
     let (result, rest);
     {
-        let mut send = own.send.lock();
+        let mut send = own.send_side().lock();
         let behind_others = !send.queue.is_empty();
         let before = send.posted;
         result = queue(&mut send);
@@ -129,7 +130,7 @@ fn post_by_queue(
 
 /// That a datagram is one, and goes somewhere.
 fn check_destination(
-    own: &QueuePair,
+    own: &Station,
     request: &Request,
     payload: Payload<'_>,
 ) -> Result<(), Refusal> {
@@ -142,16 +143,11 @@ fn check_destination(
     }
 }
 
-impl SendSide {
+impl<P: Near> SendSide<P> {
     /// What a post leaves in the queue: the number behind the last request, if this thread is to execute
     /// them before it returns. What is behind requests of others is not its own work: it takes a turn.
     #[inline]
-    fn rest(
-        &mut self,
-        own: &Arc<QueuePair>,
-        behind_others: bool,
-        aftermath: &mut Aftermath,
-    ) -> Option<u32> {
+    fn rest(&mut self, own: &P, behind_others: bool, aftermath: &mut Aftermath) -> Option<u32> {
         if self.queue.is_empty() || !own.immediate || !self.has_work() {
             return None;
         }
@@ -165,7 +161,7 @@ impl SendSide {
     #[inline]
     fn post(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &P,
         request: &Request,
         payload: Payload<'_>,
         aftermath: &mut Aftermath,
@@ -189,7 +185,7 @@ impl SendSide {
     }
 
     /// Queues a request that is not executed now; a queue in error flushes it.
-    fn post_later(&mut self, own: &Arc<QueuePair>, request: &Request, payload: Payload<'_>) {
+    fn post_later(&mut self, own: &P, request: &Request, payload: Payload<'_>) {
         if matches!(self.state, QpState::ERR | QpState::SQE) {
             // What is queued was posted before, and may not be flushed yet.
             self.flush(own);
@@ -209,7 +205,7 @@ impl SendSide {
     #[inline(always)]
     pub(super) fn check(
         &mut self,
-        own: &QueuePair,
+        own: &Station,
         request: &Request,
         payload: Payload<'_>,
     ) -> Result<(), Refusal> {
@@ -229,7 +225,7 @@ impl SendSide {
 
     /// Whether so many more requests have space, of which there is at least one.
     #[inline]
-    fn check_room(&mut self, own: &QueuePair, count: u32) -> Result<(), Refusal> {
+    fn check_room(&mut self, own: &Station, count: u32) -> Result<(), Refusal> {
         let fits = |send: &Self| {
             let queued = send.posted.wrapping_sub(send.reclaimed);
             own.capacity.send_wr.saturating_sub(queued) >= count
@@ -245,9 +241,9 @@ impl SendSide {
 
     /// Whether a request that is no plain send or write can be posted here.
     #[cold]
-    fn allows(&self, own: &QueuePair, opcode: Opcode, inline: bool) -> bool {
+    fn allows(&self, own: &Station, opcode: Opcode, inline: bool) -> bool {
         if opcode.fetches() {
-            let served = own.device.limits.atomics || !opcode.is_atomic();
+            let served = own.adapter.limits.atomics || !opcode.is_atomic();
             return !inline && served && self.requester.max_rd_atomic > 0;
         }
         // IBTA volume 1, table 39.
@@ -261,7 +257,7 @@ impl SendSide {
     #[cold]
     fn post_unfinished(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &P,
         request: &Request,
         payload: Payload<'_>,
         verdict: Verdict,

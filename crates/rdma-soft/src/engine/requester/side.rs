@@ -8,11 +8,9 @@ use rdma_types::{Psn, QpAttributes, QpState, WcStatus};
 use crate::address::Path;
 use crate::engine::Refusal;
 use crate::engine::operation::Opcode;
-use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::capacity::Init;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::queue_pair::settings::Settings;
-use crate::engine::requester::direct::MAX_MESSAGE_BYTES;
 use crate::engine::requester::queue::SendQueue;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::wire::Wire;
@@ -24,16 +22,16 @@ use crate::memory::room::Room;
 
 /// The way to a connection's other end.
 #[derive(Debug)]
-pub(crate) enum Peer {
+pub(crate) enum Peer<P> {
     /// Not looked for, or not found, yet; or whoever was there listens no more.
     Unresolved,
     /// In this process; the responder's lock says whether it still listens.
-    Direct(Arc<QueuePair>),
+    Direct(Arc<P>),
 }
 
 /// What the requester knows of its connection.
 #[derive(Debug)]
-pub(crate) struct Requester {
+pub(crate) struct Requester<P> {
     /// What responders know this connection by.
     pub(crate) origin: Origin,
     /// Where the next origin comes from.
@@ -50,9 +48,9 @@ pub(crate) struct Requester {
     /// The Q_Key of datagrams whose requests name none.
     pub(crate) qkey: u32,
     /// Found at the first request of a connection.
-    pub(crate) peer: Peer,
+    pub(crate) peer: Peer<P>,
     /// Where the last datagram went.
-    pub(super) last: Weak<QueuePair>,
+    pub(super) last: Weak<P>,
     /// Bytes of the head request that were copied. They count for nothing if the responder has
     /// [begun](crate::engine::responder::side::Responder::begun) something else since.
     pub(crate) progress: u64,
@@ -61,7 +59,7 @@ pub(crate) struct Requester {
     pub(crate) local: Vec<Segment>,
 }
 
-impl Requester {
+impl<P> Requester<P> {
     fn new(ids: &'static Ids, service: Service, max_sge: u32) -> Result<Self, Refusal> {
         Ok(Self {
             origin: Origin { number: ids.unique(), service, qpn: 0, path: None },
@@ -125,7 +123,7 @@ impl Requester {
     }
 
     /// The queue pair that it was found to talk to.
-    pub(crate) fn direct_peer(&self) -> Option<Arc<QueuePair>> {
+    pub(crate) fn direct_peer(&self) -> Option<Arc<P>> {
         match &self.peer {
             Peer::Direct(peer) => Some(Arc::clone(peer)),
             Peer::Unresolved => None,
@@ -148,6 +146,9 @@ impl Requester {
         }
     }
 }
+
+/// The longest message (IBTA volume 1, 9.7.1: 2^31 bytes).
+pub(crate) const MAX_MESSAGE_BYTES: u64 = 1 << 31;
 
 /// The length of a message of that many bytes, if a request with that opcode may have it.
 #[inline]
@@ -201,12 +202,12 @@ pub(crate) enum Verdict {
 }
 
 #[derive(Debug)]
-pub(crate) struct SendSide {
+pub(crate) struct SendSide<P> {
     pub(crate) state: QpState,
     /// Counts resets, so that a late error of an earlier life does no harm.
     pub(crate) incarnation: u32,
     pub(crate) queue: SendQueue,
-    pub(crate) requester: Requester,
+    pub(crate) requester: Requester<P>,
     /// The state of the protocol, from RTS to RESET, if messages go as packets.
     pub(crate) wire: Option<Box<Wire>>,
     /// How many requests at the end of the queue are of a post that goes on.
@@ -224,7 +225,7 @@ pub(crate) struct SendSide {
     pub(crate) pending: bool,
 }
 
-impl SendSide {
+impl<P> SendSide<P> {
     pub(crate) fn new(ids: &'static Ids, init: &Init) -> Result<Self, Refusal> {
         let capacity = &init.capacity;
         let datagrams = init.service == Service::UnreliableDatagram;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rdma_types::QpState;
 
-use crate::engine::queue_pair::QueuePair;
+use crate::engine::requester::peer::Near;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Peer, Requester, SendSide};
 use crate::engine::responder::inbound::Inbound;
@@ -21,24 +21,19 @@ use crate::memory::region::LOCAL_READ;
 /// Posts a SEND or WRITE and executes it to its end. Without `Some` nothing was posted, and the caller
 /// posts it in the general way.
 #[inline(always)]
-pub(crate) fn post_single(
-    own: &Arc<QueuePair>,
+pub(crate) fn post_single<P: Near>(
+    own: &Arc<P>,
     request: &Request,
     payload: Payload<'_>,
 ) -> Option<()> {
-    own.send.lock().post_single(own, request, payload)?;
-    own.device.fabric.unsettled.settle();
+    own.send_side().lock().post_single(own, request, payload)?;
+    own.adapter.fabric.unsettled.settle();
     Some(())
 }
 
-impl SendSide {
+impl<P: Near> SendSide<P> {
     #[inline(always)]
-    fn post_single(
-        &mut self,
-        own: &Arc<QueuePair>,
-        request: &Request,
-        payload: Payload<'_>,
-    ) -> Option<()> {
+    fn post_single(&mut self, own: &P, request: &Request, payload: Payload<'_>) -> Option<()> {
         if self.state != QpState::RTS || !own.immediate || !self.queue.is_empty() {
             return None;
         }
@@ -50,17 +45,12 @@ impl SendSide {
     }
 }
 
-impl Requester {
+impl<P: Near> Requester<P> {
     /// As [`attempt`](Self::attempt), of a request that nothing was copied of yet; says how long it is.
     /// What it has done when it gives up is done by an attempt as well, which goes on from there: the
     /// responder knows the requester, or has taken the receive request that comes next.
     #[inline(always)]
-    fn execute_single(
-        &mut self,
-        own: &Arc<QueuePair>,
-        request: &Request,
-        payload: Payload<'_>,
-    ) -> Option<u64> {
+    fn execute_single(&mut self, own: &P, request: &Request, payload: Payload<'_>) -> Option<u64> {
         let [sge] = payload.sges() else { return None };
         let length = u64::from(sge.length);
         let Peer::Direct(peer) = &self.peer else { return None };
@@ -73,7 +63,7 @@ impl Requester {
         } else {
             own.keys(&visit).find(sge.lkey, sge.addr, length, LOCAL_READ)?
         };
-        let mut responder = peer.responder.lock();
+        let mut responder = peer.responder().lock();
         if !responder.listens_to(peer, &self.origin, self.psn) {
             return None;
         }

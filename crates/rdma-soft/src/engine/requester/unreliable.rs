@@ -1,14 +1,15 @@
 //! Messages that nobody acknowledges, on unreliable connections. Where one gets lost its sender does not
 //! hear of it.
 
-use std::sync::Arc;
+mod datagram;
+mod group;
 
 use rdma_types::WcStatus as Status;
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::direct::{Extent, Progress};
+use crate::engine::requester::peer::Near;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Peer, Requester, Verdict};
 use crate::engine::responder::inbound::{Inbound, Stop};
@@ -25,13 +26,13 @@ pub(crate) struct Message<'a> {
     pub(crate) visit: &'a Visit,
 }
 
-impl Requester {
+impl<P: Near> Requester<P> {
     /// Sends a message whose local data was found, on a queue pair without acknowledgements. Out of line,
     /// for the sake of those with them.
     #[inline(never)]
     pub(super) fn send_unreliably(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &P,
         message: &Message<'_>,
         aftermath: &mut Aftermath,
     ) -> Verdict {
@@ -45,7 +46,7 @@ impl Requester {
     /// sequence number (IBTA volume 1, 9.8.2.2), so that a message that was lost stops no other.
     fn send_on_connection(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &P,
         message: &Message<'_>,
         aftermath: &mut Aftermath,
     ) -> Verdict {
@@ -56,7 +57,7 @@ impl Requester {
         let operation = &request.operation;
         let packets = self.packets(length);
         if let Peer::Direct(peer) = &self.peer {
-            let mut responder = peer.responder.lock();
+            let mut responder = peer.responder().lock();
             let knows = responder.knows(peer, &self.origin);
             let mut inbound = Inbound { own: peer, side: &mut responder, visit, reach };
             if knows && inbound.begin(operation) {

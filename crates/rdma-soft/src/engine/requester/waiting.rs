@@ -1,20 +1,18 @@
 //! Why the head of a send queue waits, until when, and what happens then.
 
-use std::sync::Arc;
-
 use rdma_types::{MinRnrTimer, WcStatus as Status};
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::queue_pair::QueuePair;
+use crate::engine::requester::peer::Near;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 
-impl SendSide {
+impl<P: Near> SendSide<P> {
     /// Records why the head waits, and sets the alarm. A reason that it already waits for keeps its
     /// deadline; without one it may have got one since.
     #[cold]
-    pub(super) fn block(&mut self, own: &Arc<QueuePair>, verdict: Verdict) -> Result<(), Status> {
+    pub(super) fn block(&mut self, own: &P, verdict: Verdict) -> Result<(), Status> {
         if let Verdict::NotReady { .. } = verdict {
-            own.device.tally.rare.rcvd_rnr_err.count();
+            own.adapter.tally.rare.rcvd_rnr_err.count();
         }
         let requester = &self.requester;
         let next = match (verdict, self.blocked) {
@@ -25,7 +23,7 @@ impl SendSide {
                     0 => return Err(Status::RNR_RETRY_EXC_ERR),
                     7 => None,
                     retries => MinRnrTimer::from_code(timer).map(|timer| {
-                        own.device.fabric.clock.now() + timer.duration() * u32::from(retries)
+                        own.adapter.fabric.clock.now() + timer.duration() * u32::from(retries)
                     }),
                 };
                 Blocked::NotReady { until }
@@ -33,7 +31,7 @@ impl SendSide {
             (Verdict::Unanswered, _) => {
                 let at = requester
                     .answer_timeout()
-                    .map(|timeout| own.device.fabric.clock.now() + timeout);
+                    .map(|timeout| own.adapter.fabric.clock.now() + timeout);
                 Blocked::Unanswered { at, left: requester.retries }
             }
             (Verdict::NoRoom, _) => Blocked::NoRoom,
@@ -49,7 +47,7 @@ impl SendSide {
     }
 
     /// Tries a blocked head whose time has come again, and gives it up if that was the last time.
-    fn retry(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
+    fn retry(&mut self, own: &P, aftermath: &mut Aftermath) {
         let exhausted = match &mut self.blocked {
             Blocked::NotReady { .. } => Some(Status::RNR_RETRY_EXC_ERR),
             Blocked::Unanswered { left: 0, .. } => {
@@ -57,9 +55,9 @@ impl SendSide {
             }
             Blocked::Unanswered { at, left } => {
                 *left -= 1;
-                own.device.tally.rare.completer_retry_err.count();
+                own.adapter.tally.rare.completer_retry_err.count();
                 let timeout = self.requester.answer_timeout();
-                *at = timeout.map(|timeout| own.device.fabric.clock.now() + timeout);
+                *at = timeout.map(|timeout| own.adapter.fabric.clock.now() + timeout);
                 None
             }
             Blocked::No | Blocked::NoRoom => None,
@@ -77,7 +75,7 @@ impl SendSide {
     }
 
     /// What is to be done when the alarm of this queue pair rings.
-    pub(crate) fn alarm_rings(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
+    pub(crate) fn alarm_rings(&mut self, own: &P, aftermath: &mut Aftermath) {
         if self.wire.is_some() {
             self.expire(own, aftermath);
             self.run_deferred(own, aftermath);
@@ -87,7 +85,7 @@ impl SendSide {
             Blocked::No if own.immediate => self.take_turn(own, aftermath),
             Blocked::No => self.run_deferred(own, aftermath),
             Blocked::NotReady { until: Some(at) } | Blocked::Unanswered { at: Some(at), .. }
-                if at <= own.device.fabric.clock.now() =>
+                if at <= own.adapter.fabric.clock.now() =>
             {
                 self.retry(own, aftermath);
             }

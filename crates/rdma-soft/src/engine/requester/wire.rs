@@ -14,11 +14,12 @@ use rdma_types::{
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::operation::Opcode;
-use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::local;
+use crate::engine::requester::peer::Near;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Blocked, Requester, SendSide, local_length};
+use crate::engine::station::Station;
 use crate::engine::wire::letter::Letter;
 use crate::engine::wire::run::Run;
 use crate::engine::wire::{self, Carrier, Outlet, Route, Word};
@@ -57,7 +58,7 @@ enum Protocol {
 
 impl Wire {
     /// For a queue pair that becomes ready to send.
-    pub(crate) fn new(own: &QueuePair, requester: &Requester, route: Route) -> Self {
+    pub(crate) fn new<P: Near>(own: &P, requester: &Requester<P>, route: Route) -> Self {
         let connection = wire::connection(requester.peer_qpn, requester.mtu_log2);
         let protocol = match own.service {
             Service::ReliableConnection => {
@@ -70,7 +71,7 @@ impl Wire {
             _ => Protocol::Unreliable(UnreliableRequester::new(connection, requester.psn)),
         };
         let released = (!own.immediate).then_some(0);
-        let hears_from = own.device.arrived();
+        let hears_from = own.arrived();
         let (word, mtu, head, alarm, question) = (None, connection.mtu, 0, None, 0);
         Self { protocol, route, word, mtu, head, released, alarm, question, hears_from }
     }
@@ -90,20 +91,19 @@ impl Wire {
     }
 
     /// Learns from now on by a word what is executed, if there is one to be had. Returns what carries its packets.
-    pub(crate) fn claim_word(&mut self, user: &Arc<QueuePair>) -> Option<Arc<dyn Carrier>> {
+    pub(crate) fn claim_word(&mut self, own: &Station) -> Option<Arc<dyn Carrier>> {
         let carrier = self.route.outlet.carrier()?;
         // A capture is to have acknowledgements.
-        let wants_word = user.device.tap.is_none() && self.word.is_none();
+        let wants_word = own.adapter.tap.is_none() && self.word.is_none();
         if wants_word && matches!(self.protocol, Protocol::Reliable(_)) {
-            let user: Weak<dyn Driven> = Arc::<QueuePair>::downgrade(user);
-            self.word = Word::claim(carrier, user);
+            self.word = Word::claim(carrier, own.driven());
         }
         Some(Arc::clone(carrier))
     }
 
     /// The attributes of a queue pair that is ready to send have changed.
-    pub(crate) fn set(&mut self, own: &QueuePair, requester: &Requester) {
-        let now = own.device.fabric.clock.now();
+    pub(crate) fn set<P>(&mut self, own: &Station, requester: &Requester<P>) {
+        let now = own.adapter.fabric.clock.now();
         let connection = wire::connection(requester.peer_qpn, requester.mtu_log2);
         match &mut self.protocol {
             Protocol::Reliable(protocol) => {
@@ -152,18 +152,18 @@ impl Wire {
     }
 
     /// Adds what the protocol has counted to what the device counts.
-    fn count(&mut self, own: &QueuePair, peer_qpn: u32) {
+    fn count(&mut self, own: &Station, peer_qpn: u32) {
         let counted = match &mut self.protocol {
             Protocol::Reliable(protocol) => protocol.take_counters(),
             Protocol::Unreliable(protocol) => protocol.take_counters(),
         };
         if let Some(counted) = counted {
-            own.device.count_packets(&counted, self.route.whose(own, peer_qpn));
+            own.adapter.count_packets(&counted, self.route.whose(own, peer_qpn));
         }
     }
 
     /// Has the alarm ring when the protocol wants to be informed of the time.
-    fn arm(&mut self, own: &QueuePair) {
+    fn arm(&mut self, own: &Station) {
         let Protocol::Reliable(protocol) = &self.protocol else { return };
         let Some(deadline) = protocol.deadline() else { return };
         let deadline = Time::from_nanoseconds(deadline.as_nanos());
@@ -174,16 +174,16 @@ impl Wire {
     }
 }
 
-fn settings(
-    own: &QueuePair,
-    requester: &Requester,
+fn settings<P>(
+    own: &Station,
+    requester: &Requester<P>,
     connection: Connection,
     route: &Route,
 ) -> Settings {
     // The codes were checked when the attributes were set.
     let timeout = AckTimeout::from_code(requester.ack_timeout).unwrap_or(AckTimeout::unlimited());
     let least = match route.outlet.is_network() {
-        true => own.device.limits.patience.host,
+        true => own.adapter.limits.patience.host,
         false => Duration::ZERO,
     };
     Settings {
@@ -197,13 +197,13 @@ fn settings(
     }
 }
 
-impl SendSide {
+impl<P: Near> SendSide<P> {
     /// Has the protocol do something with this queue.
     fn with_wire<R>(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &P,
         aftermath: &mut Aftermath,
-        work: impl FnOnce(&mut Protocol, &Way<'_>, &mut Queue<'_>) -> R,
+        work: impl FnOnce(&mut Protocol, &Way<'_>, &mut Queue<'_, P>) -> R,
     ) -> Option<R> {
         self.with_packets(own, None, aftermath, work)
     }
@@ -211,10 +211,10 @@ impl SendSide {
     /// The same, when packets have come.
     fn with_packets<R>(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &P,
         letter: Option<&Letter>,
         aftermath: &mut Aftermath,
-        work: impl FnOnce(&mut Protocol, &Way<'_>, &mut Queue<'_>) -> R,
+        work: impl FnOnce(&mut Protocol, &Way<'_>, &mut Queue<'_, P>) -> R,
     ) -> Option<R> {
         let mut wire = self.wire.take()?;
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
@@ -247,16 +247,18 @@ impl SendSide {
     }
 
     /// Whether an answer has not come in time, or the peer's process says that it had the time.
-    pub(crate) fn has_expired(&self, own: &QueuePair) -> bool {
+    pub(crate) fn has_expired(&self, own: &Station) -> bool {
         let Some(Wire { protocol: Protocol::Reliable(protocol), .. }) = self.wire.as_deref() else {
             return false;
         };
         protocol.is_held()
-            || protocol.deadline().is_some_and(|at| at <= wire::time(own.device.fabric.clock.now()))
+            || protocol
+                .deadline()
+                .is_some_and(|at| at <= wire::time(own.adapter.fabric.clock.now()))
     }
 
     /// Sends some of what is in the queue. Says whether there may be more.
-    pub(crate) fn transmit(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) -> bool {
+    pub(crate) fn transmit(&mut self, own: &P, aftermath: &mut Aftermath) -> bool {
         if self.wire.is_none() {
             // Datagrams have their own way, and wait here when the link has no space.
             if self.blocked == Blocked::NoRoom {
@@ -284,7 +286,7 @@ impl SendSide {
                 return false;
             }
         }
-        let now = wire::time(own.device.fabric.clock.now());
+        let now = wire::time(own.adapter.fabric.clock.now());
         let sent = self.with_wire(own, aftermath, |protocol, way, queue| {
             let word = way.word.map(|word| word.key);
             wire::transmit(own, (way.route, word), way.mtu, |room| match protocol {
@@ -303,23 +305,14 @@ impl SendSide {
     /// Sends some of the requests that this call has posted, which are the last so many: while it is here, their memory
     /// can be copied as any other. The rest, and what was posted before, has its turns.
     #[cold]
-    pub(super) fn transmit_posted(
-        &mut self,
-        own: &Arc<QueuePair>,
-        posts: u32,
-        aftermath: &mut Aftermath,
-    ) {
+    pub(super) fn transmit_posted(&mut self, own: &P, posts: u32, aftermath: &mut Aftermath) {
         self.posts = Some(posts);
         self.transmit(own, aftermath);
         self.posts = None;
     }
 
     /// Completes what the word of the connection says that the peer has executed.
-    pub(crate) fn look_what_is_executed(
-        &mut self,
-        own: &Arc<QueuePair>,
-        aftermath: &mut Aftermath,
-    ) {
+    pub(crate) fn look_what_is_executed(&mut self, own: &P, aftermath: &mut Aftermath) {
         let Some(Wire { protocol: Protocol::Reliable(protocol), word: Some(word), .. }) =
             self.wire.as_deref()
         else {
@@ -327,7 +320,7 @@ impl SendSide {
         };
         let news = word.expected().filter(|&expected| expected != protocol.oldest());
         let Some(expected) = news else { return };
-        let now = wire::time(own.device.fabric.clock.now());
+        let now = wire::time(own.adapter.fabric.clock.now());
         self.with_wire(own, aftermath, |protocol, _, queue| {
             if let Protocol::Reliable(protocol) = protocol {
                 protocol.executed(now, expected, queue);
@@ -337,7 +330,7 @@ impl SendSide {
 
     /// The peer's process has ended: a request that waits for an answer fails at once.
     #[cold]
-    fn peer_has_ended(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
+    fn peer_has_ended(&mut self, own: &P, aftermath: &mut Aftermath) {
         self.with_wire(own, aftermath, |protocol, _, queue| {
             if let Protocol::Reliable(protocol) = protocol {
                 protocol.give_up(queue);
@@ -348,7 +341,7 @@ impl SendSide {
     /// Packets have come that answer requests. Says whether there may be something to send now.
     pub(crate) fn receive_responses(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &P,
         letter: &Letter,
         aftermath: &mut Aftermath,
     ) -> bool {
@@ -357,10 +350,10 @@ impl SendSide {
         let ours = self.requester.origin.path;
         if let Some(reason) = wire::why_not_taken(listens, ours, letter) {
             let peer_qpn = Some(self.requester.peer_qpn);
-            wire::drop_packets(&own.device.adapter, letter, reason, peer_qpn);
+            wire::drop_packets(own.adapter, letter, reason, peer_qpn);
             return false;
         }
-        let now = wire::time(own.device.fabric.clock.now());
+        let now = wire::time(own.adapter.fabric.clock.now());
         self.with_packets(own, Some(letter), aftermath, |protocol, _, queue| {
             if let Protocol::Reliable(protocol) = protocol {
                 if letter.is_void {
@@ -376,8 +369,8 @@ impl SendSide {
     }
 
     /// The alarm rings: a deadline may have passed.
-    pub(crate) fn expire(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
-        let now = own.device.fabric.clock.now();
+    pub(crate) fn expire(&mut self, own: &P, aftermath: &mut Aftermath) {
+        let now = own.adapter.fabric.clock.now();
         let Some(wire) = &mut self.wire else { return };
         // The alarm has rung, whatever for, and is not set any more.
         wire.alarm = None;
@@ -386,10 +379,14 @@ impl SendSide {
         let asked = self.with_wire(own, aftermath, |protocol, way, queue| {
             let Protocol::Reliable(protocol) = protocol else { return question };
             match &way.route.outlet {
-                Outlet::Carrier(carrier) if carrier.loses_nothing() => {
-                    let own: Weak<dyn Driven> = Arc::<QueuePair>::downgrade(own);
-                    expire_if_heard(protocol, carrier, own, question, wire::time(now), queue)
-                }
+                Outlet::Carrier(carrier) if carrier.loses_nothing() => expire_if_heard(
+                    protocol,
+                    carrier,
+                    own.driven(),
+                    question,
+                    wire::time(now),
+                    queue,
+                ),
                 _ => {
                     protocol.expire(wire::time(now), queue);
                     question
@@ -403,7 +400,7 @@ impl SendSide {
     }
 
     /// Lets up to so many more requests go.
-    pub(super) fn release_packets(&mut self, own: &Arc<QueuePair>, requests: u32) {
+    pub(super) fn release_packets(&mut self, own: &P, requests: u32) {
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
         let Some(wire) = &mut self.wire else { return };
         if let Some(released) = &mut wire.released {
@@ -424,13 +421,13 @@ impl SendSide {
 /// On a link that loses nothing silence is no loss: the peer's process has stopped, or gets no processor, as no adapter
 /// does. A timer that has run out counts only if the process has executed what was sent and has not answered, which it is
 /// asked. Says by what question.
-fn expire_if_heard(
+fn expire_if_heard<P: Near>(
     protocol: &mut Reliable,
     carrier: &Arc<dyn Carrier>,
     own: Weak<dyn Driven>,
     question: u32,
     now: rdma_proto::Time,
-    queue: &mut Queue<'_>,
+    queue: &mut Queue<'_, P>,
 ) -> u32 {
     if protocol.has_timeout() && carrier.is_silent() {
         protocol.give_up(queue);
@@ -453,9 +450,9 @@ struct Way<'a> {
 }
 
 /// A send queue as the protocol sees it, with its lock held.
-struct Queue<'a> {
-    own: &'a Arc<QueuePair>,
-    send: &'a mut SendSide,
+struct Queue<'a, P> {
+    own: &'a P,
+    send: &'a mut SendSide<P>,
     head: u32,
     begun: u32,
     admitted: u32,
@@ -466,7 +463,7 @@ struct Queue<'a> {
     run: Run<'a>,
 }
 
-impl Queue<'_> {
+impl<P: Near> Queue<'_, P> {
     fn at(&self, n: u32) -> Option<(Request, Payload<'_>)> {
         self.send.queue.at(n.wrapping_sub(self.head) as usize)
     }
@@ -494,7 +491,8 @@ impl Queue<'_> {
         let (request, room) = found.ok_or(Status::LOC_QP_OP_ERR)?;
         let visit = Visit::begin();
         requester.locate_payload(self.own, &visit, request.operation.opcode, room)?;
-        let delivered = self.own.device.later().deliver_bytes(payload, &requester.local, at.into());
+        let delivered =
+            self.own.adapter.later().deliver_bytes(payload, &requester.local, at.into());
         requester.local.clear();
         delivered.map_err(|_| Status::LOC_PROT_ERR)
     }
@@ -516,7 +514,7 @@ fn access(opcode: Opcode) -> u32 {
     if opcode.fetches() { AccessFlags::LOCAL_WRITE.bits() } else { LOCAL_READ }
 }
 
-impl Work for Queue<'_> {
+impl<P: Near> Work for Queue<'_, P> {
     fn admitted(&self) -> u32 {
         self.admitted
     }
@@ -567,7 +565,7 @@ impl Work for Queue<'_> {
         requester.locate_payload(self.own, &visit, request.operation.opcode, payload)?;
         let is_posted = self.posted.is_some_and(|posted| n.wrapping_sub(posted).cast_signed() >= 0);
         // What a request names is there as long as the call that posts it.
-        let reach = if is_posted { Reach::Mapped } else { self.own.device.later() };
+        let reach = if is_posted { Reach::Mapped } else { self.own.adapter.later() };
         let collected = reach.collect_bytes(&requester.local, at.into(), out);
         requester.local.clear();
         collected.map_err(|_| Status::LOC_PROT_ERR)

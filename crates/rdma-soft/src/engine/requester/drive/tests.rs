@@ -13,6 +13,7 @@ use crate::device::subnet::Subnet;
 use crate::engine::completion::CompletionQueue;
 use crate::engine::events::report::Reporter;
 use crate::engine::operation::{Opcode, Operation};
+use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::capacity::{Capacity, Init};
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::post::post_each;

@@ -1,56 +1,55 @@
 //! Datagrams to a group, which reach each member of it on each device of the link.
 
-use std::sync::Arc;
-
 use rdma_types::WcStatus as Status;
 
-use crate::address::Path;
-use crate::device::Device;
+use crate::address::{Group, Path};
 use crate::engine::aftermath::Aftermath;
-use crate::engine::queue_pair::QueuePair;
-use crate::engine::requester::datagram::PORT_MTU;
+use crate::engine::requester::peer::Near;
 use crate::engine::requester::side::{Requester, Verdict};
 use crate::engine::requester::unreliable::Message;
+use crate::engine::requester::unreliable::datagram::PORT_MTU;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
+use crate::engine::station::Station;
 use crate::engine::wire::letter::{self, Letter};
 use crate::engine::wire::{Mailbox, Outlet};
 use crate::memory::copy::{Data, Fault};
 
-impl Requester {
+impl<P: Near> Requester<P> {
     /// Sends a datagram to all members of a group; the sender hears it too if it is one of them. Whoever does not
     /// take it misses it alone. It has no half: it goes to all of them at once.
     #[cold]
     pub(super) fn send_to_group(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &P,
         (path, qkey): (Path, u32),
         message: &Message<'_>,
         datagram: letter::Datagram,
         aftermath: &mut Aftermath,
     ) -> Verdict {
-        if let Some(group) = datagram.group.filter(|_| own.device.port_is_up()) {
-            let by_packets = |there: &&'static Device| own.device.sends_packets_to(there);
-            let devices = || own.device.devices_of(&group);
-            let inboxes =
-                || devices().filter(by_packets).map(|there| &**there.inbox() as &dyn Mailbox);
+        if let Some(group) = datagram.group.filter(|_| own.adapter.port_is_up()) {
             // First of all, so that it goes to nobody as long as it cannot go to everybody.
-            if !inboxes().all(|inbox| inbox.has_room(Arc::<QueuePair>::downgrade(own))) {
+            if !own.inboxes_of(group).all(|inbox| inbox.has_room(own.driven())) {
                 return Verdict::NoRoom;
             }
-            let outlet = own.device.outlet_from(&path);
+            let outlet = own.outlet_from(&path);
             let outside = match outlet {
-                Some(outlet) => match outlet.buffer(Arc::<QueuePair>::downgrade(own)) {
+                Some(outlet) => match outlet.buffer(own.driven()) {
                     Some(buffer) => Some((outlet, buffer)),
                     None => return Verdict::NoRoom,
                 },
                 None => None,
             };
-            let mut others = devices().filter(|there| !by_packets(there));
-            let sent =
-                self.send_to_inboxes(own, inboxes(), outside, (path, qkey), message, datagram);
+            let sent = self.send_to_inboxes(
+                own,
+                own.inboxes_of(group),
+                outside,
+                (path, qkey),
+                message,
+                datagram,
+            );
             let sent = sent.is_ok()
-                && others.all(|to| self.copy_to_members(to, qkey, message, datagram, aftermath));
+                && self.copy_to_members(own, group, qkey, message, datagram, aftermath);
             if !sent {
                 return Verdict::Failed(Status::LOC_PROT_ERR);
             }
@@ -64,14 +63,14 @@ impl Requester {
     /// devices copy it to their members.
     fn send_to_inboxes(
         &self,
-        own: &QueuePair,
+        own: &Station,
         inboxes: impl Iterator<Item = &'static dyn Mailbox>,
         outside: Option<(Outlet, Box<[u8]>)>,
         (path, qkey): (Path, u32),
         message: &Message<'_>,
         datagram: letter::Datagram,
     ) -> Result<(), Fault> {
-        let (tap, mut inboxes) = (&own.device.tap, inboxes.peekable());
+        let (tap, mut inboxes) = (&own.adapter.tap, inboxes.peekable());
         if tap.is_none() && inboxes.peek().is_none() && outside.is_none() {
             return Ok(());
         }
@@ -94,26 +93,26 @@ impl Requester {
         for inbox in inboxes {
             let mut buffer = inbox.buffer_at_once();
             buffer[..bytes.len()].copy_from_slice(bytes);
-            inbox.send(&own.device.adapter, Letter::new(path, burst, Some(datagram), buffer));
+            inbox.send(own.adapter, Letter::new(path, burst, Some(datagram), buffer));
         }
         if let Some((outlet, mut buffer)) = outside {
             buffer[..bytes.len()].copy_from_slice(bytes);
-            outlet.send(&own.device.adapter, Letter::new(path, burst, Some(datagram), buffer));
+            outlet.send(own.adapter, Letter::new(path, burst, Some(datagram), buffer));
         }
         Ok(())
     }
 
-    /// A copy for each member on a device. Says whether the sender's memory was there.
+    /// A copy for each member on devices that take no packets. Says whether the sender's memory was there.
     fn copy_to_members(
         &self,
-        there: &Device,
+        own: &P,
+        group: Group,
         qkey: u32,
         message: &Message<'_>,
         datagram: letter::Datagram,
         aftermath: &mut Aftermath,
     ) -> bool {
-        let letter::Datagram { source, header, group } = datagram;
-        let Some(group) = group.filter(|_| there.port_is_up()) else { return true };
+        let letter::Datagram { source, header, .. } = datagram;
         let Message { request, length, visit, reach, .. } = *message;
         let datagram = Datagram {
             source,
@@ -124,8 +123,8 @@ impl Requester {
             data: Data::Segments(&self.local),
             upto: length,
         };
-        there.groups.members(group).all(|member| {
-            let mut responder = member.responder.lock();
+        own.members_of(group).all(|member| {
+            let mut responder = member.responder().lock();
             let mut inbound = Inbound { own: &member, side: &mut responder, visit, reach };
             !inbound.takes_datagrams()
                 || inbound.datagram(&datagram, aftermath) != Arrived::Unreadable
@@ -136,14 +135,18 @@ impl Requester {
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
+    use std::sync::Arc;
+
     use rdma_types::{AccessFlags, Gid, GidType, QpState, Qpn};
 
     use super::*;
     use crate::address::{Address, AddressVector, GidEntry, Route};
+    use crate::device::Device;
     use crate::device::subnet::Subnet;
     use crate::engine::completion::CompletionQueue;
     use crate::engine::events::report::Reporter;
     use crate::engine::operation::{Opcode, Operation};
+    use crate::engine::queue_pair::QueuePair;
     use crate::engine::queue_pair::capacity::{Capacity, Init};
     use crate::engine::queue_pair::membership;
     use crate::engine::queue_pair::service::Service;

@@ -8,17 +8,17 @@ use rdma_proto::{Burst, Datagrams, Destination, End};
 use rdma_types::{Mtu, Qpn, WcStatus as Status};
 
 use crate::address::{AddressVector, Path};
-use crate::device::Way;
 use crate::engine::adapter::notices::{Reason, Whose};
 use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::work_completion::Source;
 use crate::engine::operation::Opcode;
-use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::direct::Extent;
+use crate::engine::requester::peer::{Near, Receiver};
 use crate::engine::requester::side::{Requester, Verdict};
 use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
+use crate::engine::station::Station;
 use crate::engine::wire::Outlet;
 use crate::engine::wire::letter::{self, Letter};
 use crate::engine::wire::route_header;
@@ -29,23 +29,23 @@ pub(super) const PORT_MTU: u16 = 4096;
 /// This bit of a request's Q_Key says: use the queue pair's own (IBTA volume 1, 10.2.5).
 const OWN_QKEY: u32 = 0x8000_0000;
 
-impl Requester {
+impl<P: Near> Requester<P> {
     /// Sends a datagram. For the requester it is done then, whether or not anybody takes it.
     pub(super) fn send_datagram(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &P,
         message: &Message<'_>,
         aftermath: &mut Aftermath,
     ) -> Verdict {
         let Some(to) = message.payload.destination().filter(|to| to.pd == own.pd_number) else {
             return Verdict::Failed(Status::LOC_QP_OP_ERR);
         };
-        if message.length > own.device.mtu.bytes().into() {
+        if message.length > own.adapter.mtu.bytes().into() {
             return Verdict::Failed(Status::LOC_LEN_ERR);
         }
         let own_key = message.request.qkey & OWN_QKEY != 0;
         let qkey = if own_key { self.qkey } else { message.request.qkey };
-        let (lid, service_level) = (own.device.identity.lid, to.service_level);
+        let (lid, service_level) = (own.lid(), to.service_level);
         let source = Source { qpn: own.qpn, lid, service_level, path_bits: 0 };
         let operation = &message.request.operation;
         let header =
@@ -80,7 +80,7 @@ impl Requester {
                 data: Data::Segments(&self.local),
                 upto: extent.end(0, length),
             };
-            let mut responder = receiver.responder.lock();
+            let mut responder = receiver.responder().lock();
             let mut inbound = Inbound { own: &receiver, side: &mut responder, visit, reach };
             // If it takes none, another may have its number by the next datagram.
             let ready = inbound.takes_datagrams();
@@ -109,22 +109,22 @@ impl Requester {
     #[cold]
     fn send_packet(
         &mut self,
-        own: &Arc<QueuePair>,
+        own: &P,
         outlet: &Outlet,
         (path, qkey): (Path, u32),
         message: &Message<'_>,
         datagram: letter::Datagram,
     ) -> Verdict {
         let mut lost = match outlet {
-            _ if !own.device.port_is_up() => Some(Reason::PortDown),
+            _ if !own.adapter.port_is_up() => Some(Reason::PortDown),
             outlet if outlet.is_nowhere() => Some(Reason::NoRoute),
             _ => None,
         };
         let packet = self.packet(own, qkey, message);
         if let Some(burst) = packet.filter(|_| lost != Some(Reason::PortDown)) {
-            let tap = own.device.tap.as_ref();
+            let tap = own.adapter.tap.as_ref();
             if lost.is_none() {
-                match outlet.datagram_buffer(Arc::<QueuePair>::downgrade(own), message.length) {
+                match outlet.datagram_buffer(own.driven(), message.length) {
                     Some(mut buffer) => {
                         if self.gather(message, &mut buffer).is_err() {
                             outlet.give_back(buffer);
@@ -134,7 +134,7 @@ impl Requester {
                             tap.sent(&path, &burst, Some(&datagram), &buffer);
                         }
                         let letter = Letter::new(path, burst, Some(datagram), buffer);
-                        outlet.send(&own.device.adapter, letter);
+                        outlet.send(own.adapter, letter);
                     }
                     None if outlet.loses_datagrams() => lost = Some(Reason::Stalled),
                     None => return Verdict::NoRoom,
@@ -150,7 +150,7 @@ impl Requester {
         if let Some(reason) = lost {
             let peer_qpn = Some(message.request.destination_qpn);
             let whose = Whose { qpn: own.qpn, peer_qpn, address: Some(path.remote) };
-            own.device.drop_packets(reason, 1, whose);
+            own.adapter.drop_packets(reason, 1, whose);
         }
         self.local.clear();
         self.psn = self.psn.wrapping_add(1);
@@ -158,12 +158,7 @@ impl Requester {
     }
 
     /// The packet of a datagram, without its payload.
-    pub(super) fn packet(
-        &self,
-        own: &QueuePair,
-        qkey: u32,
-        message: &Message<'_>,
-    ) -> Option<Burst> {
+    pub(super) fn packet(&self, own: &Station, qkey: u32, message: &Message<'_>) -> Option<Burst> {
         let operation = &message.request.operation;
         let with_imm = operation.opcode == Opcode::SendWithImm;
         let end = End {
@@ -192,26 +187,18 @@ impl Requester {
     }
 
     /// Finds where a datagram goes. The fields that describe a connection's peer have where the last one went.
-    fn take_receiver(&mut self, own: &QueuePair, to: &AddressVector, qpn: u32) -> Receiver {
+    fn take_receiver(&mut self, own: &P, to: &AddressVector, qpn: u32) -> Receiver<P> {
         let same = self.peer_qpn == qpn && self.origin.path == Some(to.path);
         (self.origin.path, self.peer_qpn) = (Some(to.path), qpn);
         let last = std::mem::take(&mut self.last);
-        let up = own.device.port_is_up();
+        let up = own.adapter.port_is_up();
         let found = match last.upgrade().filter(|_| same && up) {
-            Some(last) => Some(last),
-            None => match own.device.way_of_datagrams(&to.path, qpn) {
-                Way::Wire(outlet) => return Receiver::Wire(outlet),
-                Way::Direct(there) => there.filter(|_| up).and_then(|there| there.queue_pair(qpn)),
-            },
+            Some(last) => Receiver::Direct(last),
+            None => own.receiver(&to.path, qpn),
         };
-        let found = found.filter(|receiver| receiver.device.port_is_up());
-        found.map_or(Receiver::Nobody, Receiver::Direct)
+        match found {
+            Receiver::Direct(receiver) if !up || !receiver.adapter.port_is_up() => Receiver::Nobody,
+            found => found,
+        }
     }
-}
-
-/// Where a datagram goes.
-enum Receiver {
-    Direct(Arc<QueuePair>),
-    Wire(Outlet),
-    Nobody,
 }
