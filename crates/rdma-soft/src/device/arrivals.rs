@@ -1,4 +1,4 @@
-//! Packets that have arrived at a device: whose they are, and what they leave to be done.
+//! Packets that have arrived at a device: finds their queue pairs, which execute them.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Devices that can reach each other: their fabric, who of them is where, from which none is ever removed, and what is
-//! between them; and those that programs see, of whatever subnet.
+//! Subnets: devices that can reach each other. They share a fabric, and none of them is ever removed. Also the list of
+//! the devices that programs see, of all subnets.
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -118,11 +118,11 @@ impl Installed {
     }
 }
 
-/// Devices, and what they share.
+/// Devices that can reach each other, and the fabric that they share.
 pub(crate) struct Subnet {
     fabric: Fabric,
     devices: Mutex<Vec<&'static Device>>,
-    /// What is between the devices, if time is virtual.
+    /// The links between the devices, if time is virtual.
     pub(crate) links: Option<Arc<Links>>,
 }
 

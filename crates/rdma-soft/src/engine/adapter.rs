@@ -1,4 +1,4 @@
-//! What the objects of a device know of it.
+//! The part of a device that its objects use.
 
 pub(crate) mod notices;
 
@@ -18,7 +18,7 @@ use crate::memory::budget::Budget;
 use crate::memory::copy::Reach;
 use crate::schedule::Schedule;
 
-/// A device without its tables of objects and without its ways to others.
+/// A device without its tables of objects, and without its routes to others.
 #[derive(Debug)]
 pub(crate) struct Adapter {
     pub(crate) fabric: &'static Fabric,

@@ -1,4 +1,4 @@
-//! The header of a queue pair: what its sides, its queues and its events need of it.
+//! The header of a queue pair, which its sides, its queues and its events take by reference.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
@@ -22,7 +22,7 @@ use crate::memory::keys::Keys;
 use crate::memory::protection::ProtectionDomain;
 use crate::sync::{Line, Lock};
 
-/// A queue pair, as what knows its header alone sees it.
+/// A queue pair, as code that has its header alone reaches it.
 pub(crate) trait Owner: Driven + Waiter + Postponed {
     /// Moves to the error state and flushes both queues, oldest first. With an incarnation, only if the queue pair was not
     /// reset since. The event is reported, if none was since. The caller holds no lock but the receive side of a device.
@@ -33,7 +33,8 @@ pub(crate) trait Owner: Driven + Waiter + Postponed {
     fn complete_what_is_executed(self: Arc<Self>);
 }
 
-/// What stays the same as long as a queue pair lives, and its receive queue.
+/// The header of a queue pair. It does not change while the queue pair lives, except for its receive queue and its
+/// counts.
 #[derive(Debug)]
 pub(crate) struct Station {
     /// Unique in the fabric, also among the numbers of domains, and never 0: the scope of the windows
@@ -134,12 +135,12 @@ impl Station {
         self.adapter.fabric.unsettled.note_turn_at(&self.place, || self.driven());
     }
 
-    /// The queue pair, for those who give turns.
+    /// Returns the queue pair as a run queue holds it.
     pub(crate) fn driven(&self) -> Weak<dyn Driven> {
         self.owner.clone()
     }
 
-    /// The queue pair, for those who have receive requests.
+    /// Returns the queue pair as a waiter for a receive request.
     pub(crate) fn waiter(&self) -> Weak<dyn Waiter> {
         self.owner.clone()
     }

@@ -1,4 +1,4 @@
-//! How much a thread executes before it does something else.
+//! The budget of a thread that executes requests.
 
 /// What a turn executes at most; also of several queues, if one call comes to them.
 const TURN_REQUESTS: u32 = 16;

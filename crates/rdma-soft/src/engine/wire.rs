@@ -86,7 +86,7 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     }
 }
 
-/// Where packets arrive at a device of this process.
+/// The inbox of a device of this process, as its senders use it.
 pub(crate) trait Mailbox: Send + Sync + std::fmt::Debug {
     /// A buffer for the payload of one burst, which is to be [sent](Self::send) or [given back](Self::give_back). If
     /// there is no space the sender gets another turn when there is.
@@ -105,7 +105,7 @@ pub(crate) trait Mailbox: Send + Sync + std::fmt::Debug {
     /// Sends a letter, whose payload is in such a buffer, from a device.
     fn send(&'static self, from: &'static Adapter, letter: Letter);
 
-    /// What was sent is there.
+    /// A packet that was sent has arrived.
     fn arrive(&self, letter: Letter);
 }
 

@@ -12,9 +12,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_micros(300);
 /// The most requests that one step of deferred work executes.
 pub(crate) const STEP: u32 = 4;
 
-/// Somebody with deferred work.
+/// A queue pair with deferred work.
 pub(crate) trait Postponed: Send + Sync + std::fmt::Debug {
-    /// Executes so many requests, and stays among those with deferred work if there are more. The caller holds no lock.
+    /// Executes at most `requests` requests, and enters the list again if there are more. The caller holds no lock.
     fn step(self: Arc<Self>, requests: u32);
 }
 

@@ -142,7 +142,7 @@ impl Unsettled {
         self.note_turn_at(driven.place(), || Arc::downgrade(driven));
     }
 
-    /// Like [`note_turn`](Self::note_turn), by a place, for one who is asked for only if that is free.
+    /// Like [`note_turn`](Self::note_turn), by a place. `driven` is called only if that is free.
     pub(crate) fn note_turn_at(&self, place: &Place, driven: impl FnOnce() -> Weak<dyn Driven>) {
         if place.take() {
             let mut due = self.lock();
@@ -151,7 +151,7 @@ impl Unsettled {
         }
     }
 
-    /// Has somebody tell what they have to tell.
+    /// Notes that events are due.
     pub(crate) fn note_notices(&self, one: &'static dyn Tells) {
         let mut due = self.lock();
         due.notices.push(one);

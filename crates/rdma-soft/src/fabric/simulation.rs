@@ -16,7 +16,7 @@ const POLL: Duration = Duration::from_nanos(100);
 /// One poll has time for so many events.
 const EVENTS: u32 = 16;
 
-/// What happens between the devices of a fabric.
+/// Events between the devices of a fabric.
 pub(crate) trait Events: Send + Sync + std::fmt::Debug {
     /// When the next event is due.
     fn next(&self) -> Option<Time>;
@@ -25,7 +25,7 @@ pub(crate) trait Events: Send + Sync + std::fmt::Debug {
     fn happen(&self);
 }
 
-/// Virtual time.
+/// The order of events in virtual time.
 #[derive(Debug)]
 pub(crate) struct Simulation {
     /// Held by who has something happen; no lock of the engine is held then.

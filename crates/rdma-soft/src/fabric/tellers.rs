@@ -1,4 +1,4 @@
-//! Threads that tell the program's subscriber of [`tracing`] what has come to pass.
+//! Threads that report events to the program's subscriber of [`tracing`].
 //!
 //! A subscriber is the program's: it may call verbs, wait, or panic. Who finds a packet to be dropped holds locks,
 //! and who settles may be in the midst of a call of the program, even in a critical region. So events come from a
@@ -12,15 +12,15 @@ use tracing::subscriber::NoSubscriber;
 #[cfg(not(loom))]
 use crate::fabric::thread;
 
-/// Tells a subscriber.
+/// Reports events to the subscriber of the thread that calls it.
 pub(crate) type Tell = Box<dyn FnOnce() + Send>;
 
-/// Somebody who has something to tell now and then.
+/// A source of events for the subscriber.
 pub(crate) trait Tells: Send + Sync + std::fmt::Debug {
-    /// Takes what is due, if there is something.
+    /// Takes the events that are due; `None` if there are none.
     fn take(&'static self) -> Option<Tell>;
 
-    /// Nobody can be told now.
+    /// Keeps the events that are due for later: no thread can report them now.
     fn put_off(&self);
 }
 

@@ -29,13 +29,13 @@ const SPARE: usize = 32;
 pub(crate) trait Receives:
     Deref<Target = Adapter> + Sync + std::fmt::Debug + 'static
 {
-    /// What packets leave to be done when a turn is over, before the receive side is free.
+    /// Work that packets leave for the end of a turn, before the receive side is free.
     type Afterwards: Default;
 
     /// Executes packets that have arrived. The caller holds the receive side.
     fn receive(&'static self, letter: &Letter, afterwards: &mut Self::Afterwards);
 
-    /// Does what they have left. The caller holds the receive side, and no other lock.
+    /// Does that work. The caller holds the receive side, and no other lock.
     fn settle(&self, afterwards: &Self::Afterwards);
 
     /// The links of its subnet, if time is virtual.

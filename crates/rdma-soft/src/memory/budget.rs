@@ -1,4 +1,4 @@
-//! What the protection domains of a device share: its table of regions, and how much it registers at most.
+//! The memory budget of a device, which its protection domains share: a table of regions, and the limits on it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ use crate::memory::region::RegionTable;
 /// The memory that a device can register.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    /// Where the numbers of domains and windows come from.
+    /// The source of numbers for domains and windows.
     pub(super) ids: &'static Ids,
     pub(super) limits: Limits,
     pub(crate) regions: RegionTable,

@@ -205,7 +205,7 @@ impl Tells for Adapter {
         (!told.is_empty()).then(|| Box::new(move || told.iter().for_each(Told::tell)) as Tell)
     }
 
-    /// The next packet calls for it again.
+    /// The next dropped packet makes them due again.
     fn put_off(&self) {
         for notice in locked(&self.notices.0).iter_mut().filter(|notice| notice.due) {
             (notice.called_for, notice.due) = (None, false);

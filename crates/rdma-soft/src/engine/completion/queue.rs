@@ -26,7 +26,7 @@ use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
 
 /// A queue pair that completes here.
 pub(crate) trait User: Send + Sync + std::fmt::Debug {
-    /// A completion was lost, of this queue pair or another one.
+    /// The queue has lost a completion, of this queue pair or another one: moves it to the error state.
     fn completion_is_lost(&self);
 }
 

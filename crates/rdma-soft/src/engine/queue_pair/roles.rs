@@ -1,4 +1,4 @@
-//! The queue pair as those see it who know no queue pairs.
+//! The traits by which lower modules use a queue pair.
 
 use std::sync::Arc;
 

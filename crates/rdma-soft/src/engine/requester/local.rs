@@ -1,4 +1,4 @@
-//! Requests that no peer hears of: binding a memory window, and taking one back.
+//! Local requests: binding a memory window, and invalidating one.
 
 use rdma_types::WcStatus;
 

@@ -1,4 +1,4 @@
-//! Queue pairs of this process, as their requesters know them.
+//! Queue pairs of this process, as requesters use them: their own, and their peers.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -10,36 +10,36 @@ use crate::engine::station::{Owner, Station};
 use crate::engine::wire::{Mailbox, Outlet};
 use crate::sync::Lock;
 
-/// A queue pair of this process: a requester's own, and its peer. There is one type of them, so that all of this is known
-/// to the compiler.
+/// A queue pair of this process: a requester's own, or its peer. There is one implementation, and all calls of it are
+/// static.
 pub(crate) trait Near: Owner + Deref<Target = Station> + Sized + 'static {
     fn send_side(&self) -> &Lock<SendSide<Self>>;
 
     fn responder(&self) -> &Lock<Responder>;
 
-    /// How many packets, or runs of them, have arrived at its device.
+    /// The number of packets, or runs of them, that have arrived at its device.
     fn arrived(&self) -> u64;
 
     /// The LID of its port.
     fn lid(&self) -> u16;
 
-    /// The queue pair at the far end of a path from here, if it is in this process.
+    /// Finds the queue pair at the far end of a path, if it is in this process.
     fn find_peer(&self, path: Option<&Path>, number: u32) -> Option<Arc<Self>>;
 
-    /// Where datagrams go that take that path from here.
+    /// Finds the destination of datagrams that take a path to a queue pair number.
     fn receiver(&self, path: &Path, number: u32) -> Receiver<Self>;
 
-    /// The inboxes of the devices that have members of a group and take packets from here.
+    /// The inboxes of devices that have members of a group, and to which this one sends packets.
     fn inboxes_of(&self, group: Group) -> impl Iterator<Item = &'static dyn Mailbox>;
 
-    /// The members of a group on the devices that take no packets from here.
+    /// The members of a group on devices to which this one copies directly, if their port is up.
     fn members_of(&self, group: Group) -> impl Iterator<Item = Arc<Self>>;
 
-    /// Where packets to a group go beside the devices of this process.
+    /// The outlet of packets to a group beside the devices of this process.
     fn outlet_from(&self, path: &Path) -> Option<Outlet>;
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 pub(crate) enum Receiver<P> {
     Direct(Arc<P>),
     Wire(Outlet),

@@ -85,7 +85,7 @@ impl Letter {
         Self { word, ..self }
     }
 
-    /// It has arrived at an inbox, as the one with that number.
+    /// The same letter, with its number in the inbox at which it has arrived.
     pub(crate) fn numbered(self, number: u64) -> Self {
         Self { number, ..self }
     }
