@@ -10,13 +10,14 @@ use rdma_sys::{
 };
 use rdma_types::QpAttributes;
 
-use super::attributes::{qp_attr, settings};
-use super::batch::Batch;
-use super::block::{
+use super::attributes::{gid_bytes, qp_attr, settings};
+use crate::abi::block::{
     QpBlock, context_events, pd_children, pd_of, queue_children, queue_of, queue_pair_async_events,
     queue_pair_init, queue_pair_of, shared_queue_children, shared_queue_of,
 };
-use super::{number, pointer, wr};
+use crate::abi::errno::{number, pointer};
+use crate::abi::work::batch::Batch;
+use crate::abi::work::wr;
 use crate::device::limits::Limits;
 use crate::engine::Refusal;
 use crate::engine::events::Acknowledgements;
@@ -26,7 +27,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::capacity::{Capacity, Init};
 use crate::engine::queue_pair::service::Service;
 
-pub(super) unsafe extern "C" fn create_qp(
+pub(crate) unsafe extern "C" fn create_qp(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
@@ -159,12 +160,7 @@ fn check_capacity(limits: &Limits, init: &ibv_qp_init_attr) -> Result<Capacity, 
     if fits { Ok(capacity) } else { Err(Refusal::Invalid) }
 }
 
-pub(super) fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
-    // SAFETY: all bytes of the union are its `raw` field, and any bytes are a value of it (F4).
-    unsafe { gid.raw }
-}
-
-pub(super) unsafe extern "C" fn modify_qp(
+pub(crate) unsafe extern "C" fn modify_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     mask: c_int,
@@ -196,7 +192,7 @@ unsafe fn note_state(qp: *mut ibv_qp, state: ibv_qp_state) {
     place.store(state.0, Ordering::Relaxed);
 }
 
-pub(super) unsafe extern "C" fn query_qp(
+pub(crate) unsafe extern "C" fn query_qp(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
     _mask: c_int,
@@ -216,7 +212,7 @@ pub(super) unsafe extern "C" fn query_qp(
     0
 }
 
-pub(super) unsafe extern "C" fn attach_mcast(
+pub(crate) unsafe extern "C" fn attach_mcast(
     qp: *mut ibv_qp,
     gid: *const ibv_gid,
     lid: u16,
@@ -227,7 +223,7 @@ pub(super) unsafe extern "C" fn attach_mcast(
     number(group::join(unsafe { queue_pair_of(qp) }, gid.into(), lid))
 }
 
-pub(super) unsafe extern "C" fn detach_mcast(
+pub(crate) unsafe extern "C" fn detach_mcast(
     qp: *mut ibv_qp,
     gid: *const ibv_gid,
     lid: u16,
@@ -238,7 +234,7 @@ pub(super) unsafe extern "C" fn detach_mcast(
     number(group::leave(unsafe { queue_pair_of(qp) }, gid.into(), lid))
 }
 
-pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the caller's queue pair, which nobody uses any more (SAFETY.md F1).
     let queue_pair = Arc::clone(unsafe { queue_pair_of(qp) });
     if let refused @ Err(_) = group::is_in_none(&queue_pair) {

@@ -4,14 +4,14 @@ use std::ffi::c_int;
 
 use rdma_sys::{ibv_context, ibv_pd};
 
-use super::block::{
+use crate::abi::block::{
     Children, PdBlock, context_domains, device_of, hold_context, pd_children, release_context,
 };
-use super::{number, pointer};
+use crate::abi::errno::{number, pointer};
 use crate::engine::memory::protection::ProtectionDomain;
 use crate::sync::locked;
 
-pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: the caller's context (SAFETY.md F1).
     let device = unsafe { device_of(context) };
     pointer(device.protection_domains.take(device.limits.max_pd).map(|()| {
@@ -25,7 +25,7 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
     }))
 }
 
-pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: the caller's protection domain (SAFETY.md F1).
     let free = unsafe { pd_children(pd) }.none();
     number(free.map(|()| {

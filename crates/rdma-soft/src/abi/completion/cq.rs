@@ -6,13 +6,13 @@ use std::sync::{Arc, OnceLock};
 
 use rdma_sys::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex};
 
-use super::block::{
+use super::poll_ex::functions;
+use super::polled::{Polled, has_timestamps};
+use crate::abi::block::{
     Children, CqBlock, channel_children, channel_events, context_events, device_of, hold_context,
     queue_async_events, queue_children, queue_completion_events, queue_of, release_context,
 };
-use super::context::COMPLETION_VECTORS;
-use super::cq_ex::Polled;
-use super::{cq_ex, number, pointer};
+use crate::abi::errno::{number, pointer};
 use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::completion::{CompletionQueue, Notifier};
@@ -20,14 +20,17 @@ use crate::engine::critical_region::CriticalRegion;
 use crate::engine::events::Acknowledgements;
 use crate::engine::events::report::{Element, Handle, Reporter};
 
-pub(super) unsafe extern "C" fn create_cq(
+/// The completion vectors that a context has.
+pub(crate) const COMPLETION_VECTORS: c_int = 1;
+
+pub(crate) unsafe extern "C" fn create_cq(
     context: *mut ibv_context,
     cqe: c_int,
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
-    let verbs = ibv_cq_ex { context, channel, cq_context, cqe, ..cq_ex::functions() };
+    let verbs = ibv_cq_ex { context, channel, cq_context, cqe, ..functions() };
     // SAFETY: the caller's context and channel (SAFETY.md F1).
     let created = unsafe { create(verbs, comp_vector, 0) };
     pointer(created).cast()
@@ -59,8 +62,7 @@ pub(super) unsafe fn create(
     // SAFETY: this function's contract.
     let events = Arc::clone(unsafe { context_events(context) });
     let reporter = Reporter::new(events, Element::CompletionQueue);
-    let queue =
-        queue.with_events(notifier, reporter).with_timestamps(cq_ex::has_timestamps(fields));
+    let queue = queue.with_events(notifier, reporter).with_timestamps(has_timestamps(fields));
     let queue = Arc::new(queue);
     // SAFETY: this function's contract.
     unsafe { hold_context(context) };
@@ -95,7 +97,7 @@ fn check_capacity(device: &Device, cqe: c_int) -> Result<u32, Refusal> {
     capacity.ok_or(Refusal::Invalid)
 }
 
-pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: the caller's completion queue (SAFETY.md F1).
     let queue = unsafe { queue_of(cq) };
     // SAFETY: as above; its context does not change.
@@ -113,7 +115,7 @@ pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     )
 }
 
-pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: the caller's completion queue (SAFETY.md F1).
     let free = unsafe { queue_children(cq) }.none();
     number(free.map(|()| {

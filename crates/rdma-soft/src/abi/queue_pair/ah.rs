@@ -10,8 +10,8 @@ use rdma_sys::{
 use rdma_types::{Gid, GidType};
 
 use super::attributes::address;
-use super::block::{AhBlock, device_of, pd_children, pd_of, vector_of};
-use super::{number, pointer};
+use crate::abi::block::{AhBlock, device_of, pd_children, pd_of, vector_of};
+use crate::abi::errno::{number, pointer};
 use crate::address::{AddressAttributes, AddressVector, Route};
 use crate::device::Device;
 use crate::engine::Refusal;
@@ -24,7 +24,7 @@ const MAX_SERVICE_LEVEL: u8 = 15;
 /// [type of its packet](route_header::packet_type), which has a fourth bit.
 const VLAN_PRIORITY: u8 = 7;
 
-pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: the caller's attributes (SAFETY.md F1).
     let attr = unsafe { attr.read() };
     // SAFETY: the caller's protection domain (SAFETY.md F1).
@@ -68,7 +68,7 @@ fn vector(device: &Device, pd: u64, attr: &AddressAttributes) -> Result<AddressV
     Ok(AddressVector { pd, path, service_level, route })
 }
 
-pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
+pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     // SAFETY: made by `create_ah`, and the caller gives it up (SAFETY.md F11). Requests that were posted
     // with it have copies.
     let block = unsafe { Box::from_raw(ah.cast::<AhBlock>()) };
@@ -80,7 +80,7 @@ pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     number(Ok(()))
 }
 
-pub(super) unsafe extern "C" fn create_ah_from_wc(
+pub(crate) unsafe extern "C" fn create_ah_from_wc(
     pd: *mut ibv_pd,
     wc: *mut ibv_wc,
     grh: *mut ibv_grh,
@@ -97,7 +97,7 @@ pub(super) unsafe extern "C" fn create_ah_from_wc(
     unsafe { create_ah(pd, &raw mut attr) }
 }
 
-pub(super) unsafe extern "C" fn init_ah_from_wc(
+pub(crate) unsafe extern "C" fn init_ah_from_wc(
     context: *mut ibv_context,
     port: u8,
     wc: *mut ibv_wc,
@@ -183,7 +183,7 @@ fn index_of(device: &Device, gid: Gid, kind: GidType) -> Result<u8, Errno> {
 /// # Safety
 ///
 /// The handle is a live one of this provider's while the result is used, or NULL.
-pub(super) unsafe fn destination<'a>(ah: *mut ibv_ah) -> Option<&'a AddressVector> {
+pub(crate) unsafe fn destination<'a>(ah: *mut ibv_ah) -> Option<&'a AddressVector> {
     if ah.is_null() {
         return None;
     }

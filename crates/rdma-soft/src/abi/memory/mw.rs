@@ -8,8 +8,8 @@ use rdma_sys::{
     ibv_send_flags,
 };
 
-use super::block::{MwBlock, pd_children, pd_of, queue_pair_of, window_of};
-use super::{number, pointer};
+use crate::abi::block::{MwBlock, pd_children, pd_of, queue_pair_of, window_of};
+use crate::abi::errno::{number, pointer};
 use crate::engine::Refusal;
 use crate::engine::memory::window::{Bind, Kind};
 use crate::engine::requester::post::post_each;
@@ -18,7 +18,7 @@ use crate::engine::requester::request::{Payload, Request};
 /// The flags that a request to bind may have (man `ibv_bind_mw`).
 const BIND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0 | ibv_send_flags::IBV_SEND_SIGNALED.0;
 
-pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw {
+pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw {
     let kind = match type_ {
         ibv_mw_type::IBV_MW_TYPE_1 => Ok(Kind::One),
         ibv_mw_type::IBV_MW_TYPE_2 => Ok(Kind::Two),
@@ -41,7 +41,7 @@ pub(super) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, type_: ibv_mw_type) ->
     }))
 }
 
-pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     // SAFETY: made by `alloc_mw`, and the caller gives it up (SAFETY.md F11).
     let block = unsafe { Box::from_raw(mw.cast::<MwBlock>()) };
     let pd = block.verbs.pd;
@@ -52,7 +52,7 @@ pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     0
 }
 
-pub(super) unsafe extern "C" fn bind_mw(
+pub(crate) unsafe extern "C" fn bind_mw(
     qp: *mut ibv_qp,
     mw: *mut ibv_mw,
     request: *mut ibv_mw_bind,
@@ -90,7 +90,7 @@ pub(super) unsafe extern "C" fn bind_mw(
 /// # Safety
 ///
 /// The window is NULL or one of this provider's, the region too, and both are live.
-pub(super) unsafe fn bind(
+pub(crate) unsafe fn bind(
     mw: *mut ibv_mw,
     kind: Kind,
     key: u32,

@@ -1,79 +1,19 @@
-//! The device list, and what `ibv_query_device` says.
+//! What `ibv_query_device` and its successors say.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::c_int;
 use std::mem::offset_of;
-use std::ptr;
 
 use rdma_sys::{
-    Errno, ibv_atomic_cap, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex,
-    ibv_device_cap_flags, ibv_query_device_ex_input, ibv_values_ex, ibv_values_mask,
+    Errno, ibv_atomic_cap, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_device_cap_flags,
+    ibv_query_device_ex_input, ibv_values_ex, ibv_values_mask,
 };
 
-use super::block::device_of;
-use super::device_block::{DeviceBlock, blocks, put};
+use crate::abi::block::device_of;
+use crate::abi::convert::{fill, int, put};
 use crate::device::Device;
 use crate::device::limits::Limits;
 use crate::engine::memory::window::Kind;
-use crate::engine::requester::direct::MAX_MESSAGE_BYTES;
 use crate::fabric::clock;
-
-pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    let devices = blocks();
-    // SAFETY: no precondition (SAFETY.md F15); the last entry stays NULL.
-    let memory = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_device>()) };
-    let list = memory.cast::<*mut ibv_device>();
-    if list.is_null() {
-        Errno::ENOMEM.set();
-        return list;
-    }
-    for (n, block) in devices.iter().enumerate() {
-        let device = ptr::from_ref::<DeviceBlock>(block).cast_mut().cast();
-        // SAFETY: `n` is less than the number of entries that were allocated (SAFETY.md F11).
-        let entry = unsafe { list.add(n) };
-        // SAFETY: an entry of the list just made (SAFETY.md F11).
-        unsafe { entry.write(device) };
-    }
-    if !count.is_null() {
-        // SAFETY: the caller's place for the count, or NULL (SAFETY.md F1).
-        unsafe { count.write(int(devices.len() as u64)) };
-    }
-    list
-}
-
-pub(super) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: made by `get_device_list` with calloc (SAFETY.md F1).
-    unsafe { libc::free(list.cast()) }
-}
-
-pub(super) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
-    // SAFETY: devices live as long as the process (SAFETY.md F11).
-    let name = unsafe { &raw const (*device).name };
-    name.cast()
-}
-
-/// # Safety
-///
-/// The device is one of this provider's.
-unsafe fn block<'a>(device: *mut ibv_device) -> &'a DeviceBlock {
-    // SAFETY: an `ibv_device` of ours is the beginning of its block, lives as long as the process and
-    // is never written (SAFETY.md F11).
-    unsafe { &*device.cast::<DeviceBlock>() }
-}
-
-pub(super) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
-    // SAFETY: the caller's device (SAFETY.md F1).
-    unsafe { block(device) }.device().guid().to_be()
-}
-
-pub(super) unsafe extern "C" fn get_device_index(_device: *mut ibv_device) -> c_int {
-    // The kernel numbers its devices; this one is none of them (man ibv_get_device_index).
-    -1
-}
-
-/// Limits as C has them.
-pub(super) fn int(number: u64) -> c_int {
-    c_int::try_from(number).unwrap_or(c_int::MAX)
-}
 
 /// What the device can, of `enum ibv_device_cap_flags`.
 const CAPABILITIES: ibv_device_cap_flags = {
@@ -137,7 +77,7 @@ fn device_attr(device: &Device) -> ibv_device_attr {
     attr
 }
 
-pub(super) unsafe extern "C" fn query_device(
+pub(crate) unsafe extern "C" fn query_device(
     context: *mut ibv_context,
     out: *mut ibv_device_attr,
 ) -> c_int {
@@ -180,19 +120,6 @@ pub(super) unsafe extern "C" fn query_device_ex(
     0
 }
 
-/// Fills as much of a program's struct as both sides know, and zeroes the rest.
-///
-/// # Safety
-///
-/// `size` bytes may be written at `out`.
-pub(super) unsafe fn fill<T: Copy>(known: &T, out: *mut T, size: usize) {
-    // SAFETY: this function's contract.
-    unsafe { out.cast::<u8>().write_bytes(0, size) };
-    let common = size.min(size_of::<T>());
-    // SAFETY: as above, and `common` is no more than either struct has.
-    unsafe { out.cast::<u8>().copy_from_nonoverlapping(ptr::from_ref(known).cast(), common) };
-}
-
 pub(super) unsafe extern "C" fn query_rt_values(
     context: *mut ibv_context,
     values: *mut ibv_values_ex,
@@ -214,6 +141,3 @@ pub(super) unsafe extern "C" fn query_rt_values(
     unsafe { values.write(found) };
     0
 }
-
-/// The longest message, as a port says it.
-pub(super) const MAX_MESSAGE: u32 = (MAX_MESSAGE_BYTES & 0xffff_ffff) as u32;

@@ -7,19 +7,19 @@ use rdma_sys::{
     ibv_pd, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask as Mask, ibv_srq_init_attr,
 };
 
-use super::block::{
+use crate::abi::block::{
     Children, SrqBlock, context_events, pd_children, pd_of, shared_queue_async_events,
     shared_queue_children, shared_queue_of,
 };
-use super::data_path::post_list;
-use super::{number, pointer};
+use crate::abi::errno::{number, pointer};
+use crate::abi::work::post::post_list;
 use crate::device::limits::Limits;
 use crate::engine::Refusal;
 use crate::engine::events::Acknowledgements;
 use crate::engine::events::report::{Element, Handle, Reporter};
 use crate::engine::receive_queue::shared::SharedReceiveQueue;
 
-pub(super) unsafe extern "C" fn create_srq(
+pub(crate) unsafe extern "C" fn create_srq(
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
@@ -65,7 +65,7 @@ fn check(limits: &Limits, attr: &ibv_srq_attr) -> Result<(), Refusal> {
     if fits { Ok(()) } else { Err(Refusal::Invalid) }
 }
 
-pub(super) unsafe extern "C" fn modify_srq(
+pub(crate) unsafe extern "C" fn modify_srq(
     srq: *mut ibv_srq,
     attr: *mut ibv_srq_attr,
     mask: c_int,
@@ -88,7 +88,7 @@ pub(super) unsafe extern "C" fn modify_srq(
     })
 }
 
-pub(super) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+pub(crate) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     // SAFETY: the caller's queue (SAFETY.md F1).
     let queue = unsafe { shared_queue_of(srq) };
     let found =
@@ -98,7 +98,7 @@ pub(super) unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_
     0
 }
 
-pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     // SAFETY: the caller's queue (SAFETY.md F1).
     let free = unsafe { shared_queue_children(srq) }.none();
     number(free.map(|()| {
@@ -114,7 +114,7 @@ pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     }))
 }
 
-pub(super) unsafe extern "C" fn post_srq_recv(
+pub(crate) unsafe extern "C" fn post_srq_recv(
     srq: *mut ibv_srq,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,

@@ -5,14 +5,14 @@ use std::ptr;
 
 use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
 
-use super::block::{MrBlock, pd_children, pd_of, registration_of};
-use super::{number, pointer};
+use crate::abi::block::{MrBlock, pd_children, pd_of, registration_of};
+use crate::abi::errno::{number, pointer};
 use crate::engine::Refusal;
 use crate::engine::memory::import::{self, Imported};
 use crate::engine::memory::probe::Access;
 use crate::engine::memory::protection::{ProtectionDomain, Registration};
 
-pub(super) unsafe extern "C" fn reg_mr(
+pub(crate) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
@@ -22,7 +22,7 @@ pub(super) unsafe extern "C" fn reg_mr(
     unsafe { reg_mr_iova2(pd, addr, length, addr.addr() as u64, access.cast_unsigned()) }
 }
 
-pub(super) unsafe extern "C" fn reg_mr_iova(
+pub(crate) unsafe extern "C" fn reg_mr_iova(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
@@ -33,7 +33,7 @@ pub(super) unsafe extern "C" fn reg_mr_iova(
     unsafe { reg_mr_iova2(pd, addr, length, iova, access.cast_unsigned()) }
 }
 
-pub(super) unsafe extern "C" fn reg_mr_iova2(
+pub(crate) unsafe extern "C" fn reg_mr_iova2(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
@@ -86,7 +86,7 @@ const DMABUF_ACCESS: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
     | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0
     | ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
 
-pub(super) unsafe extern "C" fn reg_dmabuf_mr(
+pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut ibv_pd,
     offset: u64,
     length: usize,
@@ -128,7 +128,7 @@ fn import(
 }
 
 /// Not a verb of libibverbs: [`Verbs::note_mapped`](rdma_sys::Verbs::note_mapped).
-pub(super) unsafe extern "C" fn note_mapped(mr: *mut ibv_mr) {
+pub(crate) unsafe extern "C" fn note_mapped(mr: *mut ibv_mr) {
     // SAFETY: the caller's region (SAFETY.md F1). That its memory is mapped is the caller's promise (F29).
     let registration = unsafe { *registration_of(mr) };
     // SAFETY: as above.
@@ -137,7 +137,7 @@ pub(super) unsafe extern "C" fn note_mapped(mr: *mut ibv_mr) {
     unsafe { pd_of(pd) }.note_mapped(registration);
 }
 
-pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: the caller's region (SAFETY.md F1).
     let registration = unsafe { *registration_of(mr) };
     // SAFETY: as above.

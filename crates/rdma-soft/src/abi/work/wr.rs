@@ -5,6 +5,7 @@
 //! kept in the form in which `post_send` takes them, so that both ways post the same.
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 use rdma_sys::{
     Errno, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info,
@@ -15,9 +16,12 @@ use rdma_sys::{
 };
 
 use super::batch::{Batch, INLINE};
-use super::block::{queue_pair_of, queue_pair_posting};
-use super::number;
+use super::request::{datagram, send_request};
+use crate::abi::block::{queue_pair_of, queue_pair_posting};
+use crate::abi::errno::number;
 use crate::engine::Refusal;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::requester::post::post_all;
 
 /// Works on the batch of the thread that is inside; no other call has anything to work on.
 ///
@@ -49,18 +53,37 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     };
     // SAFETY: as above.
     let queue_pair = unsafe { queue_pair_of(qp.cast()) };
-    // SAFETY: what this calls does not call `with` of the region again. Only functions of this file and of `cq_ex` do,
+    // SAFETY: what this calls does not call `with` of the region again. Only functions of this file and of `poll_ex` do,
     // and only programs call these. A post executes requests, of any queue pair, and settles what is left; but that
     // is the engine's, which calls nothing of a program's, and of `abi` only what reads this batch (SAFETY.md F17).
     let posted = unsafe {
         posting.with(|batch| {
-            let posted = batch.post(queue_pair);
+            let posted = post(batch, queue_pair);
             batch.clear();
             posted
         })
     };
     posting.leave();
     number(posted.unwrap_or(Err(Refusal::Invalid)))
+}
+
+/// Posts all requests or none.
+fn post(batch: &mut Batch, queue_pair: &Arc<QueuePair>) -> Result<(), Refusal> {
+    let (datagrams, most) = (batch.datagrams, batch.capacity.send_sge);
+    let requests = batch.requests()?;
+    post_all(
+        queue_pair,
+        requests.iter().map(|wr| match datagrams {
+            // SAFETY: the batch is borrowed until the post returns. `Batch::requests` has set `sg_list` to the
+            // request's own elements: `attach` has put as many into `sges` as it says, in the order of the
+            // requests. Inline ones name bytes of `inline`, written by `attach_inline`, exposed by `requests` and
+            // not written until the next batch (SAFETY.md F7, F12). The queue pair is one of datagrams,
+            // and address handles are the caller's (F1).
+            true => unsafe { datagram(wr, most) },
+            // SAFETY: as above; windows and regions of binds are the caller's (SAFETY.md F1).
+            false => unsafe { send_request(wr, most) },
+        }),
+    )
 }
 
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
@@ -101,7 +124,7 @@ macro_rules! requests {
             }
         )+
 
-        pub(super) fn set_functions(verbs: &mut ibv_qp_ex) {
+        pub(crate) fn set_functions(verbs: &mut ibv_qp_ex) {
             $(verbs.$name = Some($name);)+
             verbs.wr_start = Some(wr_start);
             verbs.wr_complete = Some(wr_complete);

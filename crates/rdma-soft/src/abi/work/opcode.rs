@@ -6,7 +6,7 @@ use crate::engine::operation::Opcode;
 
 /// What the device does for a program's opcode; nothing for those that it does not have.
 #[inline]
-pub(super) fn opcode(opcode: ibv_wr_opcode) -> Option<Opcode> {
+pub(crate) fn opcode(opcode: ibv_wr_opcode) -> Option<Opcode> {
     Some(match opcode {
         ibv_wr_opcode::IBV_WR_SEND => Opcode::Send,
         ibv_wr_opcode::IBV_WR_SEND_WITH_IMM => Opcode::SendWithImm,

@@ -11,11 +11,16 @@ use rdma_sys::{ibv_context, ibv_device, verbs_context};
 use rdma_types::QpAttributes;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::block::{
+use super::{list, port, query};
+use crate::abi::block::{
     ContextBlock, Holders, context_block, context_domains, device_of, release_context,
 };
-use super::device_block::DeviceBlock;
-use super::{cq_ex, data_path, device, mw, pointer, port, qp_ex, srq};
+use crate::abi::completion::cq::COMPLETION_VECTORS;
+use crate::abi::completion::{cq_ex, poll};
+use crate::abi::errno::pointer;
+use crate::abi::memory::mw;
+use crate::abi::queue_pair::{qp_ex, srq};
+use crate::abi::work::post;
 use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
@@ -23,12 +28,9 @@ use crate::engine::group;
 use crate::engine::queue_pair::settings::Settings;
 use crate::sync::locked;
 
-/// The completion vectors that a context has.
-pub(super) const COMPLETION_VECTORS: c_int = 1;
-
-pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of ours lives as long as the process (SAFETY.md F11).
-    let block: &'static DeviceBlock = unsafe { &*device.cast::<DeviceBlock>() };
+    let block = unsafe { list::block(device) };
     if let Some(error) = &block.device().unusable {
         // There is no other way to tell a program in C which file it is. Nobody may read it.
         let _ =
@@ -44,9 +46,9 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         block.device().add_context(&events);
         let mut verbs = verbs_context::default();
         verbs.query_port = Some(port::query_port);
-        verbs.query_device_ex = Some(device::query_device_ex);
+        verbs.query_device_ex = Some(query::query_device_ex);
         let limits = &block.device().limits;
-        verbs.query_rt_values = limits.timestamps.then_some(device::query_rt_values);
+        verbs.query_rt_values = limits.timestamps.then_some(query::query_rt_values);
         verbs.create_cq_ex = limits.extended_cq.then_some(cq_ex::create_cq_ex);
         verbs.create_qp_ex = limits.extended_qp.then_some(qp_ex::create_qp_ex);
         verbs.sz = std::mem::offset_of!(ContextBlock, device);
@@ -54,10 +56,10 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         verbs.context.ops.alloc_mw = Some(mw::alloc_mw);
         verbs.context.ops.bind_mw = Some(mw::bind_mw);
         verbs.context.ops.dealloc_mw = Some(mw::dealloc_mw);
-        verbs.context.ops.poll_cq = Some(data_path::poll_cq);
-        verbs.context.ops.req_notify_cq = Some(data_path::req_notify_cq);
-        verbs.context.ops.post_send = Some(data_path::post_send);
-        verbs.context.ops.post_recv = Some(data_path::post_recv);
+        verbs.context.ops.poll_cq = Some(poll::poll_cq);
+        verbs.context.ops.req_notify_cq = Some(poll::req_notify_cq);
+        verbs.context.ops.post_send = Some(post::post_send);
+        verbs.context.ops.post_recv = Some(post::post_recv);
         verbs.context.ops.post_srq_recv = Some(srq::post_srq_recv);
         verbs.context.cmd_fd = command.as_raw_fd();
         verbs.context.async_fd = events.fd();
@@ -83,7 +85,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
 /// Succeeds whatever the program has left, as in libibverbs. What is left is of no more use: its queue
 /// pairs are reset, so that the device touches no memory for them, as the kernel destroys them when the
 /// file is closed. It can still be destroyed, and the context is freed with the last of it.
-pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
+pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: the caller's context (SAFETY.md F1).
     let block = unsafe { context_block(context) };
     // SAFETY: a live block, which the program holds until below (SAFETY.md F11); the counter is only used

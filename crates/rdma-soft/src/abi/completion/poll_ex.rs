@@ -1,4 +1,4 @@
-//! Extended completion queues: polling one completion at a time, and reading its fields.
+//! Polling an extended completion queue: one completion at a time, of which the program reads the fields.
 //!
 //! From `start_poll` to `end_poll` one thread is in the queue's critical region, and others that start
 //! wait. A completion is taken out of the queue when the poll comes to it.
@@ -6,97 +6,15 @@
 use std::ffi::{c_int, c_uint};
 
 use rdma_sys::{
-    Errno, ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_cq_init_attr_mask,
-    ibv_create_cq_attr_flags, ibv_create_cq_wc_flags as Fields, ibv_poll_cq_attr, ibv_wc,
-    ibv_wc_opcode, ibv_wc_tm_info,
+    Errno, ibv_cq_ex, ibv_create_cq_wc_flags as Fields, ibv_poll_cq_attr, ibv_wc, ibv_wc_opcode,
+    ibv_wc_tm_info,
 };
 
-use super::block::{device_of, queue_of, queue_polling};
-use super::cq::create;
-use super::data_path::work_completion;
-use super::device::int;
-use super::pointer;
-use crate::device::Device;
-use crate::device::limits::Limits;
-use crate::engine::Refusal;
+use super::poll::work_completion;
+use crate::abi::block::{queue_of, queue_polling};
 use crate::engine::completion::work_completion::JUNK;
 use crate::engine::critical_region::Nested;
-use crate::fabric::clock::{Clock, Time};
-
-/// The completion that a poll has come to.
-pub(super) struct Polled {
-    /// The fields that the queue was created with (`enum ibv_create_cq_wc_flags`).
-    fields: u64,
-    wc: ibv_wc,
-    /// When it came.
-    timestamp: Time,
-    /// What the time is of.
-    clock: &'static Clock,
-}
-
-impl Polled {
-    pub(super) fn new(device: &Device, fields: u64) -> Self {
-        let clock = &device.fabric.clock;
-        Self { fields, wc: ibv_wc::default(), timestamp: Time::AT_ONCE, clock }
-    }
-
-    /// A field's value, if the queue was created with it.
-    fn field<T>(&self, flag: Fields, value: T) -> Option<T> {
-        (self.fields & u64::from(flag.0) != 0).then_some(value)
-    }
-}
-
-/// The fields that completions here can have.
-const FIELDS: u64 = (Fields::IBV_WC_EX_WITH_BYTE_LEN.0
-    | Fields::IBV_WC_EX_WITH_IMM.0
-    | Fields::IBV_WC_EX_WITH_QP_NUM.0
-    | Fields::IBV_WC_EX_WITH_SRC_QP.0
-    | Fields::IBV_WC_EX_WITH_SLID.0
-    | Fields::IBV_WC_EX_WITH_SL.0
-    | Fields::IBV_WC_EX_WITH_DLID_PATH_BITS.0) as u64
-    | TIMESTAMPS;
-const TIMESTAMPS: u64 = (Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0
-    | Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK.0) as u64;
-
-pub(super) unsafe extern "C" fn create_cq_ex(
-    context: *mut ibv_context,
-    attr: *mut ibv_cq_init_attr_ex,
-) -> *mut ibv_cq_ex {
-    // SAFETY: the caller's attributes (SAFETY.md F1).
-    let attr = unsafe { attr.read() };
-    let verbs = ibv_cq_ex {
-        context,
-        channel: attr.channel,
-        cq_context: attr.cq_context,
-        cqe: int(attr.cqe.into()),
-        ..functions()
-    };
-    let vector = int(attr.comp_vector.into());
-    // SAFETY: as above.
-    let limits = &unsafe { device_of(context) }.limits;
-    pointer(check(limits, &attr).and_then(|()| {
-        // SAFETY: the caller's context, and the channel of its attributes (SAFETY.md F1).
-        unsafe { create(verbs, vector, attr.wc_flags) }
-    }))
-}
-
-/// Refuses what the device does not have. That only one thread polls is good to know and changes
-/// nothing; a queue that overflows is in error whatever its owner says.
-fn check(limits: &Limits, attr: &ibv_cq_init_attr_ex) -> Result<(), Refusal> {
-    let with_flags = ibv_cq_init_attr_mask::IBV_CQ_INIT_ATTR_MASK_FLAGS.0;
-    let single_threaded = ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED.0;
-    let flags = if attr.comp_mask & with_flags != 0 { attr.flags } else { 0 };
-    let fields = if limits.timestamps { FIELDS } else { FIELDS & !TIMESTAMPS };
-    let known = attr.comp_mask & !with_flags == 0
-        && flags & !single_threaded == 0
-        && attr.wc_flags & !fields == 0;
-    if known { Ok(()) } else { Err(Refusal::Unsupported) }
-}
-
-/// Whether a queue that was created with these fields keeps the times of its completions.
-pub(super) fn has_timestamps(fields: u64) -> bool {
-    fields & TIMESTAMPS != 0
-}
+use crate::fabric::clock::Time;
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: the caller's attributes (SAFETY.md F1).

@@ -1,21 +1,17 @@
 //! The requests that a thread is building.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 
 use rdma_sys::{
     ibv_ah, ibv_data_buf, ibv_qp_create_send_ops_flags as Operation, ibv_send_flags, ibv_send_wr,
     ibv_send_wr__bindgen_ty_2__bindgen_ty_3 as Destination, ibv_sge,
 };
 
-use super::data_path::{datagram, send_request};
 use crate::engine::Refusal;
 use crate::engine::critical_region::CriticalRegion;
 use crate::engine::memory::sge::Sge;
-use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::capacity::{Capacity, Init};
 use crate::engine::queue_pair::service::Service;
-use crate::engine::requester::post::post_all;
 use crate::engine::requester::queue::take_inline;
 use crate::engine::requester::request::Payload;
 use crate::engine::room::Room;
@@ -24,12 +20,12 @@ pub(super) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 
 /// The requests that a thread is building, in memory that was taken when the queue pair was created.
 /// The first mistake is kept, and what follows it is ignored.
-pub(super) struct Batch {
+pub(crate) struct Batch {
     /// What the queue pair was created to post.
     operations: u64,
     /// Each request says where it goes.
-    datagrams: bool,
-    capacity: Capacity,
+    pub(super) datagrams: bool,
+    pub(super) capacity: Capacity,
     wrs: Vec<ibv_send_wr>,
     sges: Vec<ibv_sge>,
     inline: Box<[u8]>,
@@ -41,7 +37,7 @@ pub(super) struct Batch {
 
 impl Batch {
     /// A queue pair's, with nothing in it.
-    pub(super) fn region(
+    pub(crate) fn region(
         operations: u64,
         init: &Init,
     ) -> Result<Box<CriticalRegion<Self>>, Refusal> {
@@ -144,8 +140,8 @@ impl Batch {
         self.attach(&[whole], INLINE);
     }
 
-    /// Posts all requests or none.
-    pub(super) fn post(&mut self, queue_pair: &Arc<QueuePair>) -> Result<(), Refusal> {
+    /// The requests as `ibv_post_send` takes them, each with its own elements; or the first mistake.
+    pub(super) fn requests(&mut self) -> Result<&[ibv_send_wr], Refusal> {
         if let Some(refused) = self.refused {
             return Err(refused);
         }
@@ -156,19 +152,6 @@ impl Batch {
         }
         // For those who read inline data from here on: what exposed it before was borrowed from again since.
         self.inline.as_ptr().expose_provenance();
-        let most = self.capacity.send_sge;
-        post_all(
-            queue_pair,
-            self.wrs.iter().map(|wr| match self.datagrams {
-                // SAFETY: this batch is borrowed until the post returns. `sg_list` was set above to the request's
-                // own elements: `attach` has put as many into `sges` as it says, in the order of the
-                // requests. Inline ones name bytes of `inline`, written by `attach_inline`, exposed above and
-                // not written until the next batch (SAFETY.md F7, F12). The queue pair is one of datagrams,
-                // and address handles are the caller's (F1).
-                true => unsafe { datagram(wr, most) },
-                // SAFETY: as above; windows and regions of binds are the caller's (SAFETY.md F1).
-                false => unsafe { send_request(wr, most) },
-            }),
-        )
+        Ok(&self.wrs)
     }
 }

@@ -7,16 +7,16 @@ use rdma_sys::{
     ibv_qp_init_attr_mask as Mask, ibv_qp_type, ibv_wr_opcode,
 };
 
-use super::block::{device_of, queue_pair_posting};
-use super::opcode::opcode;
-use super::pointer;
 use super::qp::create;
+use crate::abi::block::{device_of, queue_pair_posting};
+use crate::abi::errno::pointer;
+use crate::abi::work::opcode::opcode;
 use crate::device::limits::Limits;
 use crate::engine::Refusal;
 use crate::engine::memory::window::Kind;
 use crate::engine::operation::Opcode;
 
-pub(super) unsafe extern "C" fn create_qp_ex(
+pub(crate) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
@@ -90,7 +90,7 @@ fn operations(limits: &Limits, kind: ibv_qp_type) -> u64 {
     offered.fold(0, |all, (operation, _)| all | u64::from(operation.0))
 }
 
-pub(super) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     let extended = qp.cast::<ibv_qp_ex>();
     // SAFETY: the caller's queue pair, whose C part is an extended one (SAFETY.md F1, F5).
     match unsafe { queue_pair_posting(extended) } {

@@ -5,7 +5,6 @@ use rdma_sys::{
 };
 use rdma_types::QpState;
 
-use super::qp::gid_bytes;
 use crate::address::AddressAttributes;
 use crate::engine::queue_pair::capacity::Capacity;
 use crate::engine::queue_pair::settings::{Found, Settings};
@@ -101,6 +100,11 @@ fn ah_attr(address: &AddressAttributes) -> ibv_ah_attr {
         is_global: address.is_global,
         port_num: address.port,
     }
+}
+
+pub(super) fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
+    // SAFETY: all bytes of the union are its `raw` field, and any bytes are a value of it (F4).
+    unsafe { gid.raw }
 }
 
 #[cfg(test)]

@@ -7,16 +7,19 @@ use rdma_sys::{
     ibv_gid, ibv_gid_entry, ibv_mtu, ibv_port_attr, ibv_port_state,
 };
 
-use super::block::device_of;
-use super::device::{MAX_MESSAGE, fill, int};
+use crate::abi::block::device_of;
+use crate::abi::convert::{fill, int};
 use crate::address::GidEntry;
 use crate::device::Device;
+use crate::engine::requester::direct::MAX_MESSAGE_BYTES;
 use crate::link::Link;
 
 /// The default partition, full membership (IBTA volume 1, 10.9.1.2).
 const PKEY: u16 = 0xffff;
 /// `IBV_QPF_GRH_REQUIRED`: RoCE packets are addressed by GID.
 const GRH_REQUIRED: u8 = 1;
+/// The longest message, as a port says it.
+const MAX_MESSAGE: u32 = (MAX_MESSAGE_BYTES & 0xffff_ffff) as u32;
 /// What `ibv_query_port` filled when its symbol was frozen.
 const COMPAT_BYTES: usize = 48;
 
@@ -52,7 +55,7 @@ fn port_attr(device: &Device) -> ibv_port_attr {
     attr
 }
 
-pub(super) unsafe extern "C" fn query_port(
+pub(crate) unsafe extern "C" fn query_port(
     context: *mut ibv_context,
     port: u8,
     out: *mut ibv_port_attr,
@@ -68,7 +71,7 @@ pub(super) unsafe extern "C" fn query_port(
     0
 }
 
-pub(super) unsafe extern "C" fn query_port_compat(
+pub(crate) unsafe extern "C" fn query_port_compat(
     context: *mut ibv_context,
     port: u8,
     out: *mut _compat_ibv_port_attr,
@@ -93,7 +96,7 @@ fn to_verbs(device: &Device, index: u32, entry: GidEntry) -> ibv_gid_entry {
     }
 }
 
-pub(super) unsafe extern "C" fn query_gid(
+pub(crate) unsafe extern "C" fn query_gid(
     context: *mut ibv_context,
     port: u8,
     index: c_int,
@@ -114,7 +117,7 @@ pub(super) unsafe extern "C" fn query_gid(
     }
 }
 
-pub(super) unsafe extern "C" fn query_gid_ex(
+pub(crate) unsafe extern "C" fn query_gid_ex(
     context: *mut ibv_context,
     port: u32,
     index: u32,
@@ -138,7 +141,7 @@ pub(super) unsafe extern "C" fn query_gid_ex(
     }
 }
 
-pub(super) unsafe extern "C" fn query_gid_table(
+pub(crate) unsafe extern "C" fn query_gid_table(
     context: *mut ibv_context,
     entries: *mut ibv_gid_entry,
     max_entries: usize,
@@ -165,7 +168,7 @@ pub(super) unsafe extern "C" fn query_gid_table(
     isize::try_from(count).unwrap_or(isize::MAX)
 }
 
-pub(super) unsafe extern "C" fn query_pkey(
+pub(crate) unsafe extern "C" fn query_pkey(
     _context: *mut ibv_context,
     port: u8,
     index: c_int,
@@ -180,7 +183,7 @@ pub(super) unsafe extern "C" fn query_pkey(
     0
 }
 
-pub(super) unsafe extern "C" fn get_pkey_index(
+pub(crate) unsafe extern "C" fn get_pkey_index(
     _context: *mut ibv_context,
     port: u8,
     pkey: u16,

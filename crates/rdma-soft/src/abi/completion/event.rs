@@ -7,17 +7,17 @@ use rdma_sys::{
     ibv_event_type, ibv_qp, ibv_srq,
 };
 
-use super::block::{
+use crate::abi::block::{
     ChannelBlock, Children, channel_children, channel_events, context_events, device_of,
     hold_context, queue_async_events, queue_completion_events, queue_pair_async_events,
     release_context, shared_queue_async_events,
 };
-use super::{number, pointer};
+use crate::abi::errno::{number, pointer};
 use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
 use crate::engine::events::report::Element;
 
-pub(super) unsafe extern "C" fn create_comp_channel(
+pub(crate) unsafe extern "C" fn create_comp_channel(
     context: *mut ibv_context,
 ) -> *mut ibv_comp_channel {
     // SAFETY: the caller's context (SAFETY.md F1).
@@ -32,7 +32,7 @@ pub(super) unsafe extern "C" fn create_comp_channel(
     }))
 }
 
-pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: the caller's channel (SAFETY.md F1).
     let free = unsafe { channel_children(channel) }.none();
     number(free.map(|()| {
@@ -43,7 +43,7 @@ pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_chan
     }))
 }
 
-pub(super) unsafe extern "C" fn get_cq_event(
+pub(crate) unsafe extern "C" fn get_cq_event(
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
@@ -81,12 +81,12 @@ fn finish<T>(taken: rustix::io::Result<T>, deliver: impl FnOnce(T)) -> c_int {
     }
 }
 
-pub(super) unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
+pub(crate) unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     // SAFETY: the caller's completion queue (SAFETY.md F1).
     unsafe { queue_completion_events(cq) }.acknowledge(count);
 }
 
-pub(super) unsafe extern "C" fn get_async_event(
+pub(crate) unsafe extern "C" fn get_async_event(
     context: *mut ibv_context,
     out: *mut ibv_async_event,
 ) -> c_int {
@@ -121,7 +121,7 @@ pub(super) unsafe extern "C" fn get_async_event(
     finish(taken, |event| unsafe { out.write(event) })
 }
 
-pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
+pub(crate) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     use ibv_event_type as Type;
     // SAFETY: an event that `get_async_event` filled (SAFETY.md F1).
     let event = unsafe { event.read() };
