@@ -2,8 +2,11 @@
 
 use rdma_types::{Psn, WcStatus};
 
+use crate::burst::{Burst, Last};
+use crate::connection::Connection;
+use crate::operation::{End, Kind, Remote, Start};
 use crate::wire::{Headers, Ieth, ImmDt, Opcode, Operation, PadCount, Reth, Service};
-use crate::{Burst, Connection, End, Kind, Last, Remote, Start, Work};
+use crate::work::Work;
 
 /// What is left to be sent of a message or a response.
 #[derive(Clone, Copy, Debug)]

@@ -2,13 +2,16 @@
 
 use rdma_types::{Psn, WcStatus};
 
-use crate::counters::count;
-use crate::operation::MAX_MESSAGE_BYTES;
+use crate::burst::Burst;
+use crate::connection::Connection;
+use crate::counters::{Counters, count};
+use crate::host::Host;
+use crate::operation::{MAX_MESSAGE_BYTES, Nak, Stop};
 use crate::responder::sequence::{self, Message, Step};
 use crate::responder::takes_receive_at_end;
 use crate::segmentation::{Outbound, Run};
 use crate::wire::{Headers, Service};
-use crate::{Burst, Connection, Counters, Host, Nak, Request, Stop, Work};
+use crate::work::{Request, Work};
 
 /// The requester of an unreliable connection: a request is done when its last packet is given out (IBTA
 /// chapter 9, unreliable connections). Only SENDs and WRITEs may be queued, and what is executed locally.

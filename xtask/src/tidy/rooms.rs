@@ -30,7 +30,6 @@ struct Ceiling {
 
 /// Crates that have more than is allowed, with what they have. A number here only ever goes down.
 const NOT_DONE: &[Ceiling] = &[
-    Ceiling { name: "rdma-proto", files: 18, circle: 11, from_root: 73 },
     Ceiling { name: "rdma-soft", files: FILES, circle: 37, from_root: 0 },
 ];
 

@@ -4,8 +4,11 @@ use rdma_types::Psn;
 
 use super::Responder;
 use super::resources::Resource;
+use crate::burst::Burst;
+use crate::connection::Connection;
+use crate::host::Host;
+use crate::operation::{Nak, Stop};
 use crate::wire::{Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, Syndrome};
-use crate::{Burst, Connection, Host, Nak, Stop};
 
 /// What is owed besides the responses of READs and atomics. One slot is enough: an acknowledgement
 /// is cumulative, and a negative one is about the expected packet, which none can follow before

@@ -5,8 +5,9 @@ use alloc::vec;
 
 use rdma_types::Psn;
 
+use crate::connection::Connection;
+use crate::operation::Start;
 use crate::segmentation::Rest;
-use crate::{Connection, Start};
 
 /// A READ or an atomic that was executed (IBTA chapter 9, responder resources).
 #[derive(Clone, Copy, Debug)]

@@ -1,8 +1,8 @@
 //! Which packet may come next in a message, and how long it may be.
 
-use crate::operation::MAX_MESSAGE_BYTES;
+use crate::connection::Connection;
+use crate::operation::{End, Kind, MAX_MESSAGE_BYTES, Remote, Start};
 use crate::wire::{Headers, Operation};
-use crate::{Connection, End, Kind, Remote, Start};
 
 /// A SEND or a WRITE of which a part is there.
 #[derive(Clone, Copy, Debug)]

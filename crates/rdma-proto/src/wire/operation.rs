@@ -1,6 +1,6 @@
 //! What a packet does, and which headers it needs for that.
 
-use super::Header;
+use super::opcode::Header;
 
 /// A packet's position in its message.
 #[derive(Clone, Copy, PartialEq)]

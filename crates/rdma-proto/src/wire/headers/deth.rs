@@ -2,7 +2,7 @@
 
 use rdma_types::Qpn;
 
-use super::bytes::{Reader, Writer};
+use crate::wire::bytes::{Reader, Writer};
 
 /// The datagram extended transport header (IBTA section 9.3).
 ///

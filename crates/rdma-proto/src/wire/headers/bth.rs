@@ -2,8 +2,9 @@
 
 use rdma_types::{Psn, Qpn};
 
-use super::bytes::{Reader, Writer};
-use super::{Opcode, ParseError};
+use crate::wire::bytes::{Reader, Writer};
+use crate::wire::error::ParseError;
+use crate::wire::opcode::Opcode;
 
 const SOLICITED: u8 = 0x80;
 const MIGRATION: u8 = 0x40;

@@ -2,7 +2,7 @@
 
 use rdma_types::Rkey;
 
-use super::bytes::{Reader, Writer};
+use crate::wire::bytes::{Reader, Writer};
 
 /// The RDMA extended transport header (IBTA section 9.3): the range of remote memory that a WRITE or a READ is
 /// about.

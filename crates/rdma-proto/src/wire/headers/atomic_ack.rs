@@ -1,7 +1,7 @@
 //! AtomicAckETH: what an atomic operation found.
 
 /// The atomic acknowledge extended transport header (IBTA section 9.3). It follows an
-/// [`Aeth`](super::Aeth).
+/// [`Aeth`](super::aeth::Aeth).
 ///
 /// # Examples
 ///

@@ -2,7 +2,7 @@
 
 use rdma_types::MinRnrTimer;
 
-use super::bytes::{Reader, Writer};
+use crate::wire::bytes::{Reader, Writer};
 
 /// The acknowledge extended transport header (IBTA section 9.3).
 ///
