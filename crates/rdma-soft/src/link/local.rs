@@ -43,9 +43,10 @@ mod inlet;
 mod listener;
 mod names;
 pub(crate) mod neighbor;
-mod outbox;
 mod questions;
+mod queues;
 mod shared;
+mod silence;
 #[cfg(test)]
 mod tests;
 

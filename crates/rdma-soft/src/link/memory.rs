@@ -3,7 +3,6 @@
 //! Nothing is lost here, and nothing overtakes: packets that one device sends arrive in their
 //! order. A sender that finds no space gets another turn when there is some.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use rdma_proto::Burst;
@@ -18,6 +17,7 @@ use crate::fabric::stalls;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::executed::WordKey;
+use crate::link::outbox::{Outbox, Sizes, new_buffer};
 use crate::link::pcap::Tap;
 use crate::sync::{Held, Mutex, MutexGuard, locked_in_models as locked};
 
@@ -27,8 +27,7 @@ pub(crate) const BURST_BYTES: usize = if cfg!(loom) { 16 << 10 } else { 64 << 10
 /// How many bursts wait in an inbox, or are being written for it: in models few.
 pub(crate) const BURSTS: usize = if cfg!(loom) { 2 } else { 256 };
 
-/// How many buffers an inbox keeps that are not in use.
-const SPARE: usize = 32;
+const INBOX: Sizes = Sizes { bursts: BURSTS, spare: 32, buffer: BURST_BYTES };
 
 /// A burst on its way.
 #[derive(Debug)]
@@ -143,16 +142,11 @@ pub(crate) struct Inbox {
     alarm: Alarm,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Letters {
-    arrived: VecDeque<Letter>,
-    /// How many have arrived, ever.
+    arrived: Outbox<Letter>,
+    /// The number of letters that have arrived, since the beginning.
     count: u64,
-    /// Buffers that senders write to, and packets that are on their way.
-    lent: usize,
-    spare: Vec<Box<[u8]>>,
-    /// Who found no space.
-    turned_away: Vec<Weak<dyn Driven>>,
 }
 
 impl Inbox {
@@ -160,7 +154,7 @@ impl Inbox {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             device,
             receive_side: Mutex::default(),
-            letters: Mutex::default(),
+            letters: Mutex::new(Letters { arrived: Outbox::new(INBOX), count: 0 }),
             place: Place::default(),
             alarm: Alarm::new(device.fabric, weak.clone()),
         })
@@ -187,18 +181,16 @@ impl Inbox {
     }
 
     fn lend(mut letters: Held<MutexGuard<'_, Letters>>) -> Box<[u8]> {
-        letters.lent += 1;
-        let spare = letters.spare.pop();
+        let spare = letters.arrived.lend();
         drop(letters);
-        spare.unwrap_or_else(|| vec![0; BURST_BYTES].into_boxed_slice())
+        spare.unwrap_or_else(|| new_buffer(BURST_BYTES))
     }
 
     pub(crate) fn give_back(&self, buffer: Box<[u8]>) {
         let turned_away = {
-            let mut letters = locked(&self.letters);
-            letters.lent -= 1;
-            letters.keep(buffer);
-            std::mem::take(&mut letters.turned_away)
+            let arrived = &mut locked(&self.letters).arrived;
+            arrived.take_back(buffer);
+            arrived.readmit_all()
         };
         self.call_back(&turned_away);
     }
@@ -223,13 +215,13 @@ impl Inbox {
         let Some(simulation) = &self.device.fabric.simulation else { return self.arrive(letter) };
         let turned_away = {
             // Before they are on their way, since another thread may have them arrive at once.
-            let letters = &mut *locked(&self.letters);
+            let arrived = &mut locked(&self.letters).arrived;
             let payload = letter.payload();
             let arriving = simulation.send(from, self.device, path, &burst, datagram, payload);
-            letters.lent = letters.lent - 1 + arriving;
-            letters.keep(letter.payload);
+            arrived.lent += arriving;
+            arrived.take_back(letter.payload);
             // If no packet is on its way, none will arrive that calls them back.
-            if arriving == 0 { std::mem::take(&mut letters.turned_away) } else { Vec::new() }
+            if arriving == 0 { arrived.readmit_all() } else { Vec::new() }
         };
         self.call_back(&turned_away);
     }
@@ -239,7 +231,7 @@ impl Inbox {
     pub(crate) fn execute_all(self: &Arc<Self>) {
         let arrived = self.arrived();
         let waits = |letter: &Letter| letter.number < arrived;
-        while locked(&self.letters).arrived.front().is_some_and(waits) {
+        while locked(&self.letters).arrived.waiting.front().is_some_and(waits) {
             Arc::clone(self).take_turn();
         }
         // Another thread may have the last of it in hand.
@@ -255,8 +247,7 @@ impl Inbox {
     pub(crate) fn arrive(self: &Arc<Self>, letter: Letter) {
         {
             let letters = &mut *locked(&self.letters);
-            letters.lent -= 1;
-            letters.arrived.push_back(Letter { number: letters.count, ..letter });
+            letters.arrived.put(Letter { number: letters.count, ..letter });
             letters.count += 1;
         }
         self.device.fabric.unsettled.note_turn(self);
@@ -275,9 +266,7 @@ impl Inbox {
 
     /// Nobody takes packets here any more.
     pub(crate) fn retire(&self) {
-        let mut letters = locked(&self.letters);
-        letters.arrived = VecDeque::new();
-        letters.spare = Vec::new();
+        locked(&self.letters).arrived.clear();
     }
 
     /// Waits until nobody executes packets that have arrived, and drops those for the queue pair with that
@@ -285,27 +274,18 @@ impl Inbox {
     pub(crate) fn pass(&self, number: u32) {
         let _receive_side = locked(&self.receive_side);
         let is_for = |letter: &Letter| letter.burst.header.bth.destination.get() == number;
-        locked(&self.letters).arrived.retain(|letter| !is_for(letter));
+        locked(&self.letters).arrived.waiting.retain(|letter| !is_for(letter));
     }
 }
 
 impl Letters {
     fn has_room_for<D: Driven + 'static>(&mut self, sender: &Arc<D>) -> bool {
-        if self.arrived.len() + self.lent < BURSTS {
+        if self.arrived.space() > 0 {
             return true;
         }
         let sender: Weak<dyn Driven> = Arc::<D>::downgrade(sender);
-        if !self.turned_away.iter().any(|other| Weak::ptr_eq(other, &sender)) {
-            self.turned_away.push(sender);
-        }
+        self.arrived.turn_away(sender);
         false
-    }
-
-    fn keep(&mut self, buffer: Box<[u8]>) {
-        // Simulated packets have buffers of their own size.
-        if self.spare.len() < SPARE && buffer.len() == BURST_BYTES {
-            self.spare.push(buffer);
-        }
     }
 }
 
@@ -321,7 +301,7 @@ impl Driven for Inbox {
             let mut afterwards = wire::Afterwards::default();
             let mut left = wire::TURN;
             while left > 0 {
-                let Some(letter) = locked(&self.letters).arrived.pop_front() else { break };
+                let Some(letter) = locked(&self.letters).arrived.waiting.pop_front() else { break };
                 stalls::here();
                 // A void refusal is no packet.
                 let captures = self.device.port_is_up() && !letter.is_void;
@@ -331,7 +311,7 @@ impl Driven for Inbox {
                 left = left.saturating_sub(letter.burst.segments.into());
                 wire::receive(self.device, &letter, &mut afterwards);
                 let for_many = letter.is_for_many();
-                locked(&self.letters).keep(letter.payload);
+                locked(&self.letters).arrived.keep(letter.payload);
                 if for_many {
                     // A packet for a group is as much work as many others.
                     break;
@@ -341,9 +321,8 @@ impl Driven for Inbox {
             afterwards.settle();
         }
         let (more, turned_away) = {
-            let letters = &mut *locked(&self.letters);
-            let more = !letters.arrived.is_empty();
-            (more, std::mem::take(&mut letters.turned_away))
+            let arrived = &mut locked(&self.letters).arrived;
+            (!arrived.waiting.is_empty(), arrived.readmit_all())
         };
         self.call_back(&turned_away);
         more
@@ -420,9 +399,9 @@ mod tests {
         let burst = datagrams.send(&to, &end).unwrap();
         let send = || inbox.send(device, path, burst, None, buffer);
         while_one_waits(send, || locked(&inbox.letters), |_| assert_eq!(packets(), 0));
-        assert_eq!((packets(), locked(&inbox.letters).lent), (1, 1));
+        assert_eq!((packets(), locked(&inbox.letters).arrived.lent), (1, 1));
         assert!(fabric.step());
-        assert_eq!(locked(&inbox.letters).lent, 0);
+        assert_eq!(locked(&inbox.letters).arrived.lent, 0);
     }
 
     /// A device of a fabric of its own, that no thread serves.
@@ -529,7 +508,7 @@ mod tests {
                 self.to.arrive(Letter::from_outside(path, burst, None, buffer));
             }
             let own: Weak<dyn Driven> = Weak::<Self>::clone(&self.own);
-            locked(&self.to.letters).turned_away.push(own);
+            locked(&self.to.letters).arrived.turn_away(own);
         }
     }
 

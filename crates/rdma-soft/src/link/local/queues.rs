@@ -1,98 +1,38 @@
-//! The outbox of a neighbor: bursts of connections, which make their senders wait when there is no space, and datagrams,
-//! which do not.
+//! Everything that waits for a neighbor: bursts of connections, which make their senders wait when there is no space,
+//! datagrams, which do not, and questions.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use super::head::{HEAD, LONGEST, LONGEST_MESSAGE, MOST, encode};
 use super::questions::Questions;
+use super::silence::Silence;
 use crate::device::Device;
-use crate::fabric::clock::Time;
 use crate::link::memory::{BURST_BYTES, Letter};
+use crate::link::outbox::{Outbox, Sizes};
 use crate::link::turned_away::TurnedAway;
 
-/// The most bursts of connections that wait.
-const BURSTS: usize = 64;
+/// Bursts of connections. Datagrams have buffers of the same outbox.
+const CONNECTIONS: Sizes = Sizes { bursts: 64, spare: 16, buffer: BURST_BYTES };
 /// The most bytes of datagrams that wait, with their heads.
 pub(super) const DATAGRAM_BYTES: usize = 1 << 20;
-/// The most unused buffers that are kept.
-const SPARE: usize = 16;
 /// The number of waiting datagrams from which each further one has a buffer of its own size.
 const CROWD: usize = 16;
 
 /// A message: bursts with their heads.
 pub(super) type Message = Vec<([u8; HEAD], Letter)>;
 
-#[derive(Debug, Default)]
-pub(super) struct Outbox {
-    /// Bursts of connections.
-    connections: VecDeque<Letter>,
+#[derive(Debug)]
+pub(super) struct Queues {
+    pub(super) connections: Outbox<Letter>,
     datagrams: VecDeque<Letter>,
     /// The bytes of the datagrams, with their heads.
     datagram_bytes: usize,
     /// Whether the next message begins with a datagram, if there is one.
     datagrams_first: bool,
-    /// Buffers that queue pairs write to.
-    lent: usize,
-    spare: Vec<Box<[u8]>>,
-    pub(super) turned_away: TurnedAway,
     /// Queue pairs with connections to that process.
     pub(super) users: TurnedAway,
     pub(super) questions: Questions,
     pub(super) silence: Silence,
-}
-
-/// The time for which a process has given no sign of life that it owes.
-#[derive(Debug, Default)]
-pub(super) struct Silence {
-    /// The time at which the ring became full, for datagrams, which are lost after a while.
-    pub(super) stalled: Option<Time>,
-    /// The time at which the ring became full, or a question was asked.
-    since: Option<Time>,
-    /// Whether half of the limit has passed.
-    noticed: bool,
-    /// Whether all of it has passed.
-    over: bool,
-}
-
-/// Parts of the limit that have just passed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Passed {
-    pub(super) half: bool,
-    pub(super) all: bool,
-}
-
-impl Silence {
-    /// The process owes a sign of life from now on.
-    pub(super) fn begin(&mut self, now: Time) {
-        self.since.get_or_insert(now);
-    }
-
-    /// The process owes nothing.
-    pub(super) fn end(&mut self) {
-        *self = Self::default();
-    }
-
-    /// Returns true if the limit has passed.
-    pub(super) fn is_over(&self) -> bool {
-        self.over
-    }
-
-    /// Returns the parts of the limit that have passed, each of them once.
-    pub(super) fn pass(&mut self, now: Time, limit: Duration) -> Passed {
-        let Some(since) = self.since else { return Passed::default() };
-        let half = !self.noticed && since + limit / 2 <= now;
-        let all = !self.over && since + limit <= now;
-        self.noticed |= half;
-        self.over |= all;
-        Passed { half, all }
-    }
-
-    /// Returns the time of the next part.
-    pub(super) fn next(&self, limit: Duration) -> Option<Time> {
-        let since = self.since.filter(|_| !self.over)?;
-        Some(since + if self.noticed { limit } else { limit / 2 })
-    }
 }
 
 /// Returns the bytes of a datagram, with its head.
@@ -100,54 +40,45 @@ fn size(letter: &Letter) -> usize {
     HEAD + letter.payload().len()
 }
 
-impl Outbox {
-    /// Returns the space that is left, in bursts of connections.
-    pub(super) fn space(&self) -> usize {
-        BURSTS.saturating_sub(self.connections.len() + self.lent)
+impl Default for Queues {
+    fn default() -> Self {
+        Self {
+            connections: Outbox::new(CONNECTIONS),
+            datagrams: VecDeque::new(),
+            datagram_bytes: 0,
+            datagrams_first: false,
+            users: TurnedAway::default(),
+            questions: Questions::default(),
+            silence: Silence::default(),
+        }
     }
+}
 
+impl Queues {
     /// Returns true if there is space for a datagram of that length.
     pub(super) fn has_room_for_datagram(&self, length: usize) -> bool {
         self.datagram_bytes + HEAD + length <= DATAGRAM_BYTES
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.connections.is_empty() && self.datagrams.is_empty()
-    }
-
-    /// Lends a buffer; `None` if the caller has to make one. The buffer comes back by [`take_back`](Self::take_back) or
-    /// [`put`](Self::put).
-    pub(super) fn lend(&mut self) -> Option<Box<[u8]>> {
-        self.lent += 1;
-        self.spare.pop()
-    }
-
-    pub(super) fn take_back(&mut self, buffer: Box<[u8]>) {
-        self.lent -= 1;
-        self.keep(buffer);
+        self.connections.waiting.is_empty() && self.datagrams.is_empty()
     }
 
     pub(super) fn put(&mut self, letter: Letter) {
-        self.lent -= 1;
         if letter.datagram.is_none() {
             self.questions.note_put();
-            return self.connections.push_back(letter);
+            return self.connections.put(letter);
         }
+        self.connections.lent -= 1;
         self.datagram_bytes += size(&letter);
         let letter = if self.datagrams.len() < CROWD {
             letter
         } else {
             let (letter, buffer) = letter.of_own_size();
-            self.keep(buffer);
+            self.connections.keep(buffer);
             letter
         };
         self.datagrams.push_back(letter);
-    }
-
-    pub(super) fn keep(&mut self, buffer: Box<[u8]>) {
-        if self.spare.len() < SPARE && buffer.len() == BURST_BYTES {
-            self.spare.push(buffer);
-        }
     }
 
     /// Moves as many bursts as a message holds to `message`, with their heads. Messages begin with bursts of connections
@@ -159,9 +90,13 @@ impl Outbox {
         }
         let (mut behind, first) = (0, self.datagrams_first);
         while message.len() < MOST {
-            let is_datagram =
-                if first { !self.datagrams.is_empty() } else { self.connections.is_empty() };
-            let queue = if is_datagram { &mut self.datagrams } else { &mut self.connections };
+            let is_datagram = if first {
+                !self.datagrams.is_empty()
+            } else {
+                self.connections.waiting.is_empty()
+            };
+            let queue =
+                if is_datagram { &mut self.datagrams } else { &mut self.connections.waiting };
             let Some(letter) = queue.front() else { break };
             let length = letter.payload().len();
             if !message.is_empty() {
@@ -182,7 +117,7 @@ impl Outbox {
                 Some(head) => message.push((head, letter)),
                 None => {
                     debug_assert!(false, "a letter that no device sends");
-                    self.keep(letter.into_buffer());
+                    self.connections.keep(letter.into_buffer());
                 }
             }
         }
@@ -192,7 +127,7 @@ impl Outbox {
     pub(super) fn has_written(&mut self, message: &mut Message) {
         let of_connections = message.iter().filter(|(_, letter)| letter.datagram.is_none());
         self.questions.note_written(of_connections.count() as u64);
-        message.drain(..).for_each(|(_, letter)| self.keep(letter.into_buffer()));
+        message.drain(..).for_each(|(_, letter)| self.connections.keep(letter.into_buffer()));
         // Only now: if each attempt did, one kind might find space each time and the other never.
         self.datagrams_first = !self.datagrams_first;
         self.silence.stalled = None;
@@ -208,7 +143,7 @@ impl Outbox {
                 self.datagram_bytes += size(&letter);
                 self.datagrams.push_front(letter);
             } else {
-                self.connections.push_front(letter);
+                self.connections.waiting.push_front(letter);
             }
         }
     }
@@ -221,7 +156,7 @@ impl Outbox {
 
     /// Drops everything: the process has ended.
     pub(super) fn clear(&mut self) {
-        self.connections = VecDeque::new();
+        self.connections.clear();
         self.take_datagrams();
     }
 }
