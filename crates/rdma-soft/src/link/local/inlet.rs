@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::head::{Decoded, HEAD, MOST, decode, is_void, length_said, word_of};
 use super::listener::Guest;
 use super::shared::Receiver;
-use super::{TELLS, hear_tell, receive_ring, tell};
+use super::socket::{TELLS, hear_tell, receive_ring, tell};
 use crate::device::Device;
 use crate::engine::wire::{answer_soon, is_for_nobody};
 use crate::fabric::clock::Time;

@@ -9,8 +9,8 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Resource, getrlimit};
 
-use super::ask_for_ring;
 use super::inlet::Inlet;
+use super::socket::ask_for_ring;
 use crate::device::Device;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::link::descriptor::{Descriptor, ProcessId};

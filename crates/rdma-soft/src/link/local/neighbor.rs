@@ -15,7 +15,7 @@ use super::questions::covers;
 use super::queues::{Message, Queues};
 use super::shared::Sender;
 use super::silence::Silence;
-use super::{TELLS, hear_tell, tell};
+use super::socket::{TELLS, hear_tell, tell};
 use crate::device::Device;
 use crate::device::notices::{Reason, Whose};
 use crate::engine::wire::Carrier;

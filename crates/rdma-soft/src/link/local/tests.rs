@@ -3,7 +3,9 @@
 mod waiting;
 
 use std::fs::{DirBuilder, Permissions};
-use std::os::fd::AsFd;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::sync::{OnceLock, Weak};
 
@@ -13,9 +15,15 @@ use rdma_types::Psn;
 use rustix::event::epoll;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::pwrite;
-use rustix::net::{RecvFlags, recv, socketpair};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
+    SocketType, connect, recv, send, sendmsg, socketpair,
+};
 
+use super::head::VERSION;
 use super::host::{LocalHost, Peers};
+use super::shared::Receiver;
+use super::socket::receive_ring;
 use super::*;
 use crate::address::{Address, Path};
 use crate::device::Host as _;
@@ -27,6 +35,7 @@ use crate::fabric::random::Seed;
 use crate::link::Link;
 use crate::link::driver::{End, Happened, Watched as _};
 use crate::link::executed::WordKey;
+use crate::link::files;
 use crate::link::memory::Letter;
 use crate::link::ring::CAPACITY;
 use crate::schedule::Schedule;
