@@ -9,7 +9,7 @@ use crate::host::Host;
 use crate::operation::{MAX_MESSAGE_BYTES, Nak, Stop};
 use crate::responder::sequence::{self, Message, Step};
 use crate::responder::takes_receive_at_end;
-use crate::segmentation::{Outbound, Run};
+use crate::segmentation::{Outbound, PacketRun};
 use crate::wire::{Headers, Service};
 use crate::work::{Request, Work};
 
@@ -106,7 +106,7 @@ impl UnreliableRequester {
                         packet: self.packet,
                         psn: self.psn,
                     };
-                    let run = outbound.rest().run(&self.connection, u32::MAX, room.len())?;
+                    let run = outbound.remainder().run(&self.connection, u32::MAX, room.len())?;
                     if let Err(status) = outbound.gather(&run, n, work, room) {
                         self.fail(status, work);
                         return None;
@@ -119,7 +119,7 @@ impl UnreliableRequester {
         None
     }
 
-    fn advance<Q: Work + ?Sized>(&mut self, run: &Run, work: &mut Q) {
+    fn advance<Q: Work + ?Sized>(&mut self, run: &PacketRun, work: &mut Q) {
         self.counters.sent(run.segments());
         self.psn = self.psn.wrapping_add(run.packets);
         self.packet = self.packet.wrapping_add(run.packets);

@@ -155,7 +155,7 @@ impl<W: Window> Requester<W> {
             psn: self.oldest.wrapping_add(self.sent),
         };
         let most = self.in_flight.most(window).min(MOST_PSNS.saturating_sub(self.sent));
-        let run = outbound.rest().run(&self.connection, most, room.len())?;
+        let run = outbound.remainder().run(&self.connection, most, room.len())?;
         if let Err(status) = outbound.gather(&run, self.next, work, room) {
             self.break_at(self.next, status, work);
             return None;

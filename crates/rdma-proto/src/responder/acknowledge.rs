@@ -106,7 +106,7 @@ impl Responder {
         let burst = if resource.start.kind.is_atomic() {
             atomic(connection, resource)
         } else {
-            let run = resource.rest(connection).run(connection, u32::MAX, room.len());
+            let run = resource.remainder(connection).run(connection, u32::MAX, room.len());
             let Some(run) = run else { return Ok(None) };
             let payload = run.payload(room);
             let at = resource.offset(connection);

@@ -79,7 +79,7 @@ fn listen_at(device: &'static Device, address: &SocketAddrUnix, admits: Admits) 
     let socket = Descriptor::open_for_others(socket)?;
     bind(socket.get()?, address)?;
     listen(socket.get()?, BACKLOG)?;
-    driver.add(|end| Listener::new(driver, device, socket, end, admits))?;
+    driver.add(|token| Listener::new(driver, device, socket, token, admits))?;
     Ok(())
 }
 
@@ -111,7 +111,7 @@ fn connect_to(
     };
     let ring = ring().map_err(Unreachable::System)?;
     let driver = Driver::of(device.fabric).map_err(Unreachable::System)?;
-    let new = |end| Neighbor::new(driver, device, connection, ring, end);
+    let new = |token| Neighbor::new(driver, device, connection, ring, token);
     driver.add(new).map_err(Unreachable::System)
 }
 

@@ -23,7 +23,7 @@ use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
-use crate::link::driver::{Driver, End, Happened, Watched};
+use crate::link::driver::{Driver, Happened, Token, Watched};
 use crate::link::executed::WordKey;
 use crate::link::memory::{BURST_BYTES, Letter};
 use crate::link::outbox::new_buffer;
@@ -53,7 +53,7 @@ pub(crate) struct Neighbor {
     ring: Sender,
     greeting: Greeting,
     /// Where the driver finds it.
-    pub(super) end: End,
+    pub(super) token: Token,
     queues: Mutex<Queues>,
     /// Who learns from the ring what was executed.
     claims: Claims,
@@ -73,7 +73,7 @@ impl Neighbor {
         device: &'static Device,
         connection: Descriptor,
         (ring, greeting): (Sender, Greeting),
-        end: End,
+        token: Token,
     ) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             driver,
@@ -81,7 +81,7 @@ impl Neighbor {
             connection,
             ring,
             greeting,
-            end,
+            token,
             queues: Mutex::default(),
             claims: Claims::default(),
             writing: Mutex::default(),
@@ -113,7 +113,7 @@ impl Neighbor {
     /// turn.
     pub(super) fn leave(&self) {
         // Only those who have connections there keep its descriptor.
-        self.driver.close(self.end);
+        self.driver.close(self.token);
         let (users, turned_away) = {
             let queues = &mut *locked(&self.queues);
             self.gone.store(true, Ordering::Release);

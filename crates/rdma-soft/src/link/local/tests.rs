@@ -33,7 +33,7 @@ use crate::engine::wire::Carrier as _;
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::link::Link;
-use crate::link::driver::{End, Happened, Watched as _};
+use crate::link::driver::{Happened, Token, Watched as _};
 use crate::link::executed::WordKey;
 use crate::link::files;
 use crate::link::memory::Letter;
@@ -87,7 +87,8 @@ fn neighbor(
     let (connection, far) = connection();
     let (sender, receiver, file) = ring();
     let file = Descriptor::open(|| Ok(file)).unwrap();
-    let new = |end| Neighbor::new(driver, device, connection, (sender, Greeting::new(file)), end);
+    let new =
+        |token| Neighbor::new(driver, device, connection, (sender, Greeting::new(file)), token);
     let neighbor = driver.add(new).unwrap();
     // Which gets the file, and needs it no more.
     send(&far, &[VERSION], SendFlags::DONTWAIT).unwrap();
@@ -114,14 +115,14 @@ fn a_late_event_is_not_taken_for_that_of_who_has_the_place_now() {
     static WORLD: World = World::new();
     let (device, driver) = WORLD.get();
     let (first, _far, _ring) = neighbor(device, driver);
-    driver.close(first.end);
+    driver.close(first.token);
     let (second, _far, _ring) = neighbor(device, driver);
-    assert_eq!(first.end.place, second.end.place);
-    assert_eq!(End::of(second.end.data()), second.end);
-    assert!(driver.at(first.end).is_none());
-    driver.close(first.end);
+    assert_eq!(first.token.index, second.token.index);
+    assert_eq!(Token::of(second.token.data()), second.token);
+    assert!(driver.at(first.token).is_none());
+    driver.close(first.token);
     first.leave();
-    assert!(driver.at(second.end).is_some());
+    assert!(driver.at(second.token).is_some());
     assert!(first.has_ended() && !second.has_ended());
 }
 

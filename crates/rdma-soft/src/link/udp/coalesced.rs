@@ -1,17 +1,17 @@
-//! Packets that come one after the other, put together again to the run that they were sent as.
+//! Packets that arrive one after the other, coalesced to the burst that they were sent as.
 
 use rdma_proto::wire::{Headers, Operation};
 use rdma_proto::{Burst, Last};
 
-/// A run of packets that grows.
+/// A burst of packets that grows.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct CoalescedBurst {
     pub(super) burst: Burst,
     /// Nothing follows any more.
     complete: bool,
 }
 
-impl Run {
+impl CoalescedBurst {
     /// That begins with a packet with so many bytes of payload.
     pub(super) fn of(headers: Headers, length: usize) -> Self {
         let bth = &headers.bth;
