@@ -2,7 +2,7 @@
 
 use core::ops::AddAssign;
 
-use crate::{Nak, Stop};
+use crate::operation::{Nak, Stop};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)+) => {

@@ -2,9 +2,11 @@
 
 use rdma_types::{Mtu, Psn, Qpn};
 
-use crate::counters::count;
+use crate::burst::Burst;
+use crate::counters::{Counters, count};
+use crate::host::Host;
+use crate::operation::End;
 use crate::wire::{Bth, Deth, Headers, ImmDt, Opcode, Operation, PadCount, Service};
-use crate::{Burst, Counters, End, Host};
 
 /// Where a datagram came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

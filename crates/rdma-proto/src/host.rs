@@ -1,7 +1,7 @@
 //! What a responder needs: somebody to execute requests.
 
 use crate::datagram::{Delivered, Source};
-use crate::{End, Nak, Start, Stop};
+use crate::operation::{End, Nak, Start, Stop};
 
 /// Executes what a peer asks for: the owner of the memory that requests are about.
 ///

@@ -2,12 +2,15 @@
 
 use rdma_types::{Psn, WcStatus};
 
+use crate::burst::{Burst, Last};
+use crate::connection::Connection;
+use crate::operation::{End, Kind, Remote, Start};
 use crate::wire::{Headers, Ieth, ImmDt, Opcode, Operation, PadCount, Reth, Service};
-use crate::{Burst, Connection, End, Kind, Last, Remote, Start, Work};
+use crate::work::Work;
 
-/// What is left to be sent of a message or a response.
+/// The part of a message or a response that is left to be sent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rest {
+pub(crate) struct Remainder {
     /// How many bytes.
     pub(crate) bytes: u32,
     /// In how many packets.
@@ -20,18 +23,18 @@ pub(crate) struct Rest {
 
 /// A run of packets of the same length, the last not longer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Run {
+pub(crate) struct PacketRun {
     pub(crate) packets: u32,
     bytes: u32,
     /// Whether nothing is left behind it.
     pub(crate) ends: bool,
 }
 
-impl Rest {
+impl Remainder {
     /// The next packets: at most `most`, and as many as fit into the buffer. `None` if there is no
     /// space for one.
     #[inline]
-    pub(crate) fn run(&self, connection: &Connection, most: u32, room: usize) -> Option<Run> {
+    pub(crate) fn run(&self, connection: &Connection, most: u32, room: usize) -> Option<PacketRun> {
         let room = u32::try_from(room).unwrap_or(u32::MAX);
         let fits = if room >= self.bytes { self.packets } else { connection.full_packets(room) };
         let most = if self.alone { most.min(1) } else { most.min(u16::MAX.into()) };
@@ -47,11 +50,11 @@ impl Rest {
             }
         }
         let bytes = self.bytes.min(connection.offset(packets));
-        Some(Run { packets, bytes, ends: packets == self.packets })
+        Some(PacketRun { packets, bytes, ends: packets == self.packets })
     }
 }
 
-impl Run {
+impl PacketRun {
     pub(crate) fn segments(&self) -> u16 {
         u16::try_from(self.packets).unwrap_or(u16::MAX)
     }
@@ -106,12 +109,12 @@ pub(crate) struct Outbound<'a> {
 }
 
 impl Outbound<'_> {
-    /// What is left to be sent.
+    /// The part that is left to be sent.
     #[inline]
-    pub(crate) fn rest(&self) -> Rest {
+    pub(crate) fn remainder(&self) -> Remainder {
         let Self { start, end, packet, .. } = *self;
         let has_word = end.immediate.is_some() || end.invalidate.is_some();
-        Rest {
+        Remainder {
             bytes: end.length.saturating_sub(self.connection.offset(packet)),
             packets: self.connection.packets(end.length).saturating_sub(packet),
             alone: packet == 0 && start.kind == Kind::Write,
@@ -123,7 +126,7 @@ impl Outbound<'_> {
     #[inline]
     pub(crate) fn gather<Q: Work + ?Sized>(
         &self,
-        run: &Run,
+        run: &PacketRun,
         n: u32,
         work: &mut Q,
         room: &mut [u8],
@@ -136,7 +139,7 @@ impl Outbound<'_> {
 
     /// The packets of a run.
     #[inline]
-    pub(crate) fn burst(&self, run: &Run, asks: bool) -> Burst {
+    pub(crate) fn burst(&self, run: &PacketRun, asks: bool) -> Burst {
         run.burst(&self.connection, asks, |ahead, ends| self.headers(ahead, ends))
     }
 

@@ -2,13 +2,16 @@
 
 use rdma_types::{Psn, WcStatus};
 
-use crate::counters::count;
-use crate::operation::MAX_MESSAGE_BYTES;
+use crate::burst::Burst;
+use crate::connection::Connection;
+use crate::counters::{Counters, count};
+use crate::host::Host;
+use crate::operation::{MAX_MESSAGE_BYTES, Nak, Stop};
 use crate::responder::sequence::{self, Message, Step};
 use crate::responder::takes_receive_at_end;
-use crate::segmentation::{Outbound, Run};
+use crate::segmentation::{Outbound, PacketRun};
 use crate::wire::{Headers, Service};
-use crate::{Burst, Connection, Counters, Host, Nak, Request, Stop, Work};
+use crate::work::{Request, Work};
 
 /// The requester of an unreliable connection: a request is done when its last packet is given out (IBTA
 /// chapter 9, unreliable connections). Only SENDs and WRITEs may be queued, and what is executed locally.
@@ -103,7 +106,7 @@ impl UnreliableRequester {
                         packet: self.packet,
                         psn: self.psn,
                     };
-                    let run = outbound.rest().run(&self.connection, u32::MAX, room.len())?;
+                    let run = outbound.remainder().run(&self.connection, u32::MAX, room.len())?;
                     if let Err(status) = outbound.gather(&run, n, work, room) {
                         self.fail(status, work);
                         return None;
@@ -116,7 +119,7 @@ impl UnreliableRequester {
         None
     }
 
-    fn advance<Q: Work + ?Sized>(&mut self, run: &Run, work: &mut Q) {
+    fn advance<Q: Work + ?Sized>(&mut self, run: &PacketRun, work: &mut Q) {
         self.counters.sent(run.segments());
         self.psn = self.psn.wrapping_add(run.packets);
         self.packet = self.packet.wrapping_add(run.packets);

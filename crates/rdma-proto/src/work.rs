@@ -2,7 +2,7 @@
 
 use rdma_types::WcStatus;
 
-use crate::{End, Start};
+use crate::operation::{End, Start};
 
 /// A request as its requester sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

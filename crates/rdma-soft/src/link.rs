@@ -15,13 +15,13 @@ pub(crate) mod frame;
 pub(crate) mod local;
 pub(crate) mod memory;
 pub(crate) mod model;
+mod outbox;
 pub(crate) mod pcap;
 #[cfg_attr(loom, allow(dead_code))] // models are of its words alone
 mod ring;
 #[cfg_attr(loom, allow(dead_code))] // no model is in virtual time
 pub(crate) mod simulation;
-#[cfg(not(loom))]
-pub(crate) mod turned_away;
+mod turned_away;
 #[cfg(not(loom))]
 pub(crate) mod udp;
 

@@ -12,9 +12,13 @@ mod window;
 
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, Psn, WcStatus};
 
-use crate::counters::count;
+use crate::burst::Burst;
+use crate::connection::Connection;
+use crate::counters::{Counters, count};
+use crate::operation::Nak;
+use crate::time::Time;
 use crate::wire::{Aeth, Headers, NakCode, Operation, Service, Syndrome};
-use crate::{Burst, Connection, Counters, Nak, Request, Time, Work};
+use crate::work::{Request, Work};
 
 use retry::{Retry, Silence};
 use rnr::NotReady;

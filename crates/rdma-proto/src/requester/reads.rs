@@ -3,9 +3,12 @@
 use rdma_types::WcStatus;
 
 use super::{Requester, Window};
+use crate::burst::Burst;
 use crate::counters::count;
+use crate::operation::{Kind, Remote, Start};
+use crate::time::Time;
 use crate::wire::{AtomicEth, Headers, Operation, Reth};
-use crate::{Burst, Kind, Remote, Request, Start, Time, Work};
+use crate::work::{Request, Work};
 
 impl<W: Window> Requester<W> {
     /// The request packet of a READ or an atomic. A READ of which a part is there asks for the rest

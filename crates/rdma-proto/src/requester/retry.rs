@@ -2,8 +2,7 @@
 
 use rdma_types::{AckTimeout, MaxAckRetries};
 
-use crate::Time;
-use crate::time::nanos;
+use crate::time::{Time, nanos};
 
 /// The transport timer and the retry counter (IBTA section 9.7.6.1.3), and probes that come
 /// before the timer expires.

@@ -2,7 +2,7 @@
 
 use rdma_types::{MaxRnrRetries, MinRnrTimer};
 
-use crate::Time;
+use crate::time::Time;
 
 /// The wait that an RNR NAK asks for, and its counter (IBTA section 9.7.5.2.8).
 #[derive(Debug)]

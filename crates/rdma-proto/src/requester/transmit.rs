@@ -4,10 +4,12 @@ use rdma_types::WcStatus;
 
 use super::window::{InFlight, MOST_PSNS};
 use super::{Requester, Window};
-use crate::operation::MAX_MESSAGE_BYTES;
+use crate::burst::Burst;
+use crate::operation::{End, MAX_MESSAGE_BYTES, Start};
 use crate::segmentation::Outbound;
+use crate::time::Time;
 use crate::wire::{Headers, Opcode, Operation, Service};
-use crate::{Burst, End, Request, Start, Time, Work};
+use crate::work::{Request, Work};
 
 impl<W: Window> Requester<W> {
     /// The next packets to send, if there are any that may be sent now. Their payload is at the beginning
@@ -153,7 +155,7 @@ impl<W: Window> Requester<W> {
             psn: self.oldest.wrapping_add(self.sent),
         };
         let most = self.in_flight.most(window).min(MOST_PSNS.saturating_sub(self.sent));
-        let run = outbound.rest().run(&self.connection, most, room.len())?;
+        let run = outbound.remainder().run(&self.connection, most, room.len())?;
         if let Err(status) = outbound.gather(&run, self.next, work, room) {
             self.break_at(self.next, status, work);
             return None;

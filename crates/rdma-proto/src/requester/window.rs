@@ -1,6 +1,6 @@
 //! How many packets may be in flight.
 
-use crate::Time;
+use crate::time::Time;
 
 /// A window: says how many request packets may be in flight, unacknowledged.
 ///

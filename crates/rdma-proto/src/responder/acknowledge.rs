@@ -4,8 +4,11 @@ use rdma_types::Psn;
 
 use super::Responder;
 use super::resources::Resource;
+use crate::burst::Burst;
+use crate::connection::Connection;
+use crate::host::Host;
+use crate::operation::{Nak, Stop};
 use crate::wire::{Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, Syndrome};
-use crate::{Burst, Connection, Host, Nak, Stop};
 
 /// What is owed besides the responses of READs and atomics. One slot is enough: an acknowledgement
 /// is cumulative, and a negative one is about the expected packet, which none can follow before
@@ -103,7 +106,7 @@ impl Responder {
         let burst = if resource.start.kind.is_atomic() {
             atomic(connection, resource)
         } else {
-            let run = resource.rest(connection).run(connection, u32::MAX, room.len());
+            let run = resource.remainder(connection).run(connection, u32::MAX, room.len());
             let Some(run) = run else { return Ok(None) };
             let payload = run.payload(room);
             let at = resource.offset(connection);

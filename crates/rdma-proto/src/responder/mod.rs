@@ -7,9 +7,12 @@ pub(crate) mod sequence;
 
 use rdma_types::{MinRnrTimer, Psn};
 
-use crate::counters::count;
+use crate::burst::Burst;
+use crate::connection::Connection;
+use crate::counters::{Counters, count};
+use crate::host::Host;
+use crate::operation::{End, Kind, Nak, Remote, Start, Stop};
 use crate::wire::{Headers, Service};
-use crate::{Burst, Connection, Counters, End, Host, Kind, Nak, Remote, Start, Stop};
 
 use acknowledge::Owed;
 use resources::{Resource, Resources};

@@ -5,8 +5,9 @@ use alloc::vec;
 
 use rdma_types::Psn;
 
-use crate::segmentation::Rest;
-use crate::{Connection, Start};
+use crate::connection::Connection;
+use crate::operation::Start;
+use crate::segmentation::Remainder;
 
 /// A READ or an atomic that was executed (IBTA chapter 9, responder resources).
 #[derive(Clone, Copy, Debug)]
@@ -43,9 +44,9 @@ impl Resource {
     }
 
     /// What is left of the response of a READ. The first packet has an AETH, and so has the last.
-    pub(super) fn rest(&self, connection: &Connection) -> Rest {
+    pub(super) fn remainder(&self, connection: &Connection) -> Remainder {
         let length = self.start.length.unwrap_or_default();
-        Rest {
+        Remainder {
             bytes: length.saturating_sub(self.offset(connection)),
             packets: self.packets.saturating_sub(self.next),
             alone: self.begins(),

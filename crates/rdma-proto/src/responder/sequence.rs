@@ -1,8 +1,8 @@
 //! Which packet may come next in a message, and how long it may be.
 
-use crate::operation::MAX_MESSAGE_BYTES;
+use crate::connection::Connection;
+use crate::operation::{End, Kind, MAX_MESSAGE_BYTES, Remote, Start};
 use crate::wire::{Headers, Operation};
-use crate::{Connection, End, Kind, Remote, Start};
 
 /// A SEND or a WRITE of which a part is there.
 #[derive(Clone, Copy, Debug)]
@@ -32,15 +32,15 @@ pub(crate) enum Step {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Invalid;
 
-/// Where a packet stands in its message.
+/// A packet's position in its message.
 #[derive(Clone, Copy)]
-struct Place {
+struct Position {
     kind: Kind,
     begins: bool,
     ends: bool,
 }
 
-impl Place {
+impl Position {
     #[inline]
     fn of(operation: Operation) -> Option<Self> {
         use Operation as Op;
@@ -65,7 +65,7 @@ impl Place {
 
 /// Whether the message begins with the packet (FIRST or ONLY, or the request of a READ or an atomic).
 pub(crate) fn begins(operation: Operation) -> bool {
-    Place::of(operation).is_none_or(|place| place.begins)
+    Position::of(operation).is_none_or(|position| position.begins)
 }
 
 /// Judges a packet with the expected PSN: the sequence of opcodes (IBTA section 9.7.4.1), and lengths (C9-92
@@ -79,37 +79,37 @@ pub(crate) fn judge(
     payload: &[u8],
 ) -> Result<Step, Invalid> {
     let operation = headers.bth.opcode.operation();
-    let Some(place) = Place::of(operation) else {
+    let Some(position) = Position::of(operation) else {
         return fetch(begun, headers, payload).map(Step::Fetch);
     };
-    let message = match (begun, place.begins) {
-        (None, true) => Message { start: start(place.kind, headers)?, at: 0 },
-        (Some(begun), false) if begun.start.kind == place.kind => *begun,
+    let message = match (begun, position.begins) {
+        (None, true) => Message { start: start(position.kind, headers)?, at: 0 },
+        (Some(begun), false) if begun.start.kind == position.kind => *begun,
         _ => return Err(Invalid),
     };
     let mtu = connection.mtu.bytes();
     let bytes = u32::try_from(payload.len()).map_err(|_| Invalid)?;
-    let fits = match (place.begins, place.ends) {
+    let fits = match (position.begins, position.ends) {
         (_, false) => bytes == mtu,
         (true, true) => bytes <= mtu,
         (false, true) => (1..=mtu).contains(&bytes),
     };
     let length = message.at.checked_add(bytes).ok_or(Invalid)?;
     let in_all = message.start.length;
-    let right = match place.ends {
+    let right = match position.ends {
         true => in_all.is_none_or(|in_all| in_all == length),
         false => in_all.is_none_or(|in_all| in_all > length),
     };
     if !fits || !right || length > MAX_MESSAGE_BYTES {
         return Err(Invalid);
     }
-    let end = place.ends.then(|| End {
+    let end = position.ends.then(|| End {
         length,
         immediate: headers.imm.map(|imm| imm.immediate),
         invalidate: headers.ieth.map(|ieth| ieth.rkey),
         solicited: headers.bth.solicited,
     });
-    Ok(Step::Data { message, begins: place.begins, end })
+    Ok(Step::Data { message, begins: position.begins, end })
 }
 
 #[inline]

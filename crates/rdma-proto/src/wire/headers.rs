@@ -1,9 +1,24 @@
 //! The headers of a packet, from the BTH to the payload.
 
-use super::error::{room, take};
-use super::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, EmitError, Header, Ieth, ImmDt, ParseError, Reth,
-};
+pub(super) mod aeth;
+pub(super) mod atomic;
+pub(super) mod atomic_ack;
+pub(super) mod bth;
+pub(super) mod deth;
+pub(super) mod ieth;
+pub(super) mod imm;
+pub(super) mod reth;
+
+use super::error::{EmitError, ParseError, room, take};
+use super::opcode::Header;
+use aeth::Aeth;
+use atomic::AtomicEth;
+use atomic_ack::AtomicAckEth;
+use bth::Bth;
+use deth::Deth;
+use ieth::Ieth;
+use imm::ImmDt;
+use reth::Reth;
 
 /// A BTH, and the extended transport headers that its opcode asks for (IBTA section 9.3).
 ///

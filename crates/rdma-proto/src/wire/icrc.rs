@@ -4,7 +4,9 @@ pub(super) mod identification;
 
 use crc32fast::Hasher;
 
-use super::{Bth, IpHeader, Ipv4Header, Ipv6Header, UdpHeader};
+use super::headers::bth::Bth;
+use super::ip::{IpHeader, Ipv4Header, Ipv6Header};
+use super::udp::UdpHeader;
 
 /// Bits that count as ones, since they may change on the way: where, and which.
 type Mask = &'static [(usize, u8)];

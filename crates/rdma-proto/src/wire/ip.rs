@@ -3,8 +3,8 @@
 use core::net::{Ipv4Addr, Ipv6Addr};
 
 use super::bytes::{Reader, Writer};
-use super::error::{room, take};
-use super::{EmitError, ParseError, UdpHeader};
+use super::error::{EmitError, ParseError, room, take};
+use super::udp::UdpHeader;
 
 /// The protocol number of UDP.
 const UDP: u8 = 17;

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! [`Packet`] is what a UDP datagram carries: [`Headers`], a payload, and the ICRC, which [`icrc`] computes.
-//! Each header is a struct with `parse` and `emit`, and has a file. [`Opcode`] is the table of what follows
+//! Each header is a struct with `parse` and `emit`, and has a file in `headers`. [`Opcode`] is the table of what follows
 //! what.
 //!
 //! # Rules
@@ -50,38 +50,30 @@
 //! # Ok::<(), rdma_proto::wire::EmitError>(())
 //! ```
 
-mod aeth;
-mod atomic;
-mod atomic_ack;
-mod bth;
 mod bytes;
-mod deth;
 mod error;
 mod headers;
 mod icrc;
-mod ieth;
-mod imm;
 mod ip;
 mod opcode;
 mod operation;
 mod packet;
-mod reth;
 mod udp;
 
-pub use aeth::{Aeth, CreditCount, NakCode, Syndrome};
-pub use atomic::AtomicEth;
-pub use atomic_ack::AtomicAckEth;
-pub use bth::{Bth, PadCount};
-pub use deth::Deth;
 pub use error::{EmitError, ParseError};
 pub use headers::Headers;
+pub use headers::aeth::{Aeth, CreditCount, NakCode, Syndrome};
+pub use headers::atomic::AtomicEth;
+pub use headers::atomic_ack::AtomicAckEth;
+pub use headers::bth::{Bth, PadCount};
+pub use headers::deth::Deth;
+pub use headers::ieth::Ieth;
+pub use headers::imm::ImmDt;
+pub use headers::reth::Reth;
 pub use icrc::identification::IdentificationSearch;
 pub use icrc::{icrc, icrc_behind};
-pub use ieth::Ieth;
-pub use imm::ImmDt;
 pub use ip::{IpHeader, Ipv4Header, Ipv6Header};
 pub use opcode::{Header, Opcode, Service};
 pub use operation::Operation;
 pub use packet::Packet;
-pub use reth::Reth;
 pub use udp::UdpHeader;

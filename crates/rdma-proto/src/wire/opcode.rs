@@ -2,7 +2,14 @@
 
 use core::fmt;
 
-use super::{Aeth, AtomicAckEth, AtomicEth, Deth, Ieth, ImmDt, Operation, Reth};
+use super::headers::aeth::Aeth;
+use super::headers::atomic::AtomicEth;
+use super::headers::atomic_ack::AtomicAckEth;
+use super::headers::deth::Deth;
+use super::headers::ieth::Ieth;
+use super::headers::imm::ImmDt;
+use super::headers::reth::Reth;
+use super::operation::Operation;
 
 /// The transport service of a queue pair: the upper three bits of an opcode (IBTA section 9.2).
 ///

@@ -1,10 +1,10 @@
 //! What a packet does, and which headers it needs for that.
 
-use super::Header;
+use super::opcode::Header;
 
 /// A packet's position in its message.
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum Position {
     First,
     Middle,
     Last,
@@ -12,7 +12,7 @@ enum Place {
 }
 
 macro_rules! operations {
-    ($( $code:literal $name:ident $place:ident [$($header:ident)*] $text:literal; )+) => {
+    ($( $code:literal $name:ident $position:ident [$($header:ident)*] $text:literal; )+) => {
         /// What a packet does: the lower five bits of an opcode (IBTA section 9.2).
         ///
         /// Reliable connections have all of them; see [`Opcode`](super::Opcode) for the others.
@@ -51,7 +51,7 @@ macro_rules! operations {
             const fn row(self) -> Row {
                 match self {
                     $( Self::$name => Row {
-                        place: Place::$place,
+                        position: Position::$position,
                         headers: &[$(Header::$header),*],
                         text: $text,
                     }, )+
@@ -63,7 +63,7 @@ macro_rules! operations {
 
 /// What the table says of an operation.
 struct Row {
-    place: Place,
+    position: Position,
     headers: &'static [Header],
     text: &'static str,
 }
@@ -98,13 +98,13 @@ impl Operation {
     /// Whether a message or a response begins with the packet.
     #[must_use]
     pub const fn starts_message(self) -> bool {
-        matches!(self.row().place, Place::First | Place::Only)
+        matches!(self.row().position, Position::First | Position::Only)
     }
 
     /// Whether a message or a response ends with the packet.
     #[must_use]
     pub const fn ends_message(self) -> bool {
-        matches!(self.row().place, Place::Last | Place::Only)
+        matches!(self.row().position, Position::Last | Position::Only)
     }
 
     /// Returns true if a packet of the operation `next` can follow this one within one message or response.

@@ -1,6 +1,8 @@
 //! A packet: all that a UDP datagram of RoCEv2 carries.
 
-use super::{EmitError, Headers, PadCount, ParseError};
+use super::error::{EmitError, ParseError};
+use super::headers::Headers;
+use super::headers::bth::PadCount;
 
 /// A packet of RoCEv2, from the BTH to the ICRC (IBTA section 9.2, annex A17).
 ///

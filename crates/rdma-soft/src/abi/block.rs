@@ -15,8 +15,8 @@ use rdma_sys::{
     ibv_qp_ex, ibv_qp_init_attr, ibv_srq, verbs_context,
 };
 
-use super::batch::Batch;
-use super::cq_ex::Polled;
+use super::completion::polled::Polled;
+use super::work::batch::Batch;
 use crate::address::AddressVector;
 use crate::device::Device;
 use crate::engine::Refusal;

@@ -98,7 +98,7 @@ pub(super) struct Driver {
     events: Descriptor,
     /// Tells the thread of `events`, once.
     wake: Descriptor,
-    ends: std::sync::Mutex<Ends>,
+    sockets: std::sync::Mutex<Sockets>,
     /// Held by who takes events.
     driving: Mutex<Driving>,
     /// How many threads have something in hand that has come.
@@ -164,42 +164,42 @@ impl Driving {
     }
 }
 
-/// A socket: its place in the driver's list, and which one it is of all that there were, so that a late event of one
-/// that is closed is not taken for another's.
+/// The name of a socket in the driver and in its epoll: an index, which is used again, and a number, which is not, so
+/// that a late event of a closed socket is not taken for another's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct End {
-    pub(super) place: u32,
+pub(super) struct Token {
+    pub(super) index: u32,
     number: u32,
 }
 
-impl End {
+impl Token {
     pub(super) fn data(self) -> epoll::EventData {
-        epoll::EventData::new_u64(u64::from(self.number) << 32 | u64::from(self.place))
+        epoll::EventData::new_u64(u64::from(self.number) << 32 | u64::from(self.index))
     }
 
     pub(super) fn of(data: epoll::EventData) -> Self {
-        let [place, number] =
+        let [index, number] =
             [data.u64(), data.u64() >> 32].map(|half| (half & 0xffff_ffff) as u32);
-        Self { place, number }
+        Self { index, number }
     }
 }
 
 /// All sockets.
 #[derive(Debug, Default)]
-struct Ends {
-    places: Vec<Option<(End, Arc<dyn Watched>)>>,
+struct Sockets {
+    by_index: Vec<Option<(Token, Arc<dyn Watched>)>>,
     /// How many there were, ever.
     count: u32,
 }
 
-impl Ends {
-    fn place(&mut self, end: End) -> Option<&mut Option<(End, Arc<dyn Watched>)>> {
-        let place = self.places.get_mut(end.place as usize)?;
-        place.as_ref().is_some_and(|(found, _)| *found == end).then_some(place)
+impl Sockets {
+    fn entry(&mut self, token: Token) -> Option<&mut Option<(Token, Arc<dyn Watched>)>> {
+        let entry = self.by_index.get_mut(token.index as usize)?;
+        entry.as_ref().is_some_and(|(found, _)| *found == token).then_some(entry)
     }
 
     fn all(&self) -> impl Iterator<Item = &Arc<dyn Watched>> {
-        self.places.iter().flatten().map(|(_, watched)| watched)
+        self.by_index.iter().flatten().map(|(_, watched)| watched)
     }
 }
 
@@ -241,7 +241,7 @@ impl Driver {
             subnet,
             events,
             wake,
-            ends: std::sync::Mutex::default(),
+            sockets: std::sync::Mutex::default(),
             driving: Mutex::new(Driving {
                 near: Vec::with_capacity(NEAR),
                 looks: 0,
@@ -269,7 +269,7 @@ impl Driver {
             self.subnet.unsettled.settle();
             let ready = !busy
                 && self.busy.load(Ordering::Acquire) == 0
-                && !locked(&self.ends).all().any(|watched| watched.has_letters());
+                && !locked(&self.sockets).all().any(|watched| watched.has_letters());
             if ready || self.subnet.clock.now().since(start) > LEAVE {
                 return;
             }
@@ -280,20 +280,21 @@ impl Driver {
     /// Adds a socket, and is told of messages there from now on.
     pub(super) fn add<W: Watched + 'static>(
         &self,
-        make: impl FnOnce(End) -> Arc<W>,
+        make: impl FnOnce(Token) -> Arc<W>,
     ) -> Result<Arc<W>> {
-        let mut ends = locked(&self.ends);
-        let free = ends.places.iter().position(Option::is_none);
-        let place = free.unwrap_or(ends.places.len());
-        if place >= MOST {
+        let mut sockets = locked(&self.sockets);
+        let free = sockets.by_index.iter().position(Option::is_none);
+        let index = free.unwrap_or(sockets.by_index.len());
+        if index >= MOST {
             return Err(Errno::MFILE);
         }
-        let end = End { place: u32::try_from(place).unwrap_or(u32::MAX), number: ends.count };
-        let watched = make(end);
+        let token =
+            Token { index: u32::try_from(index).unwrap_or(u32::MAX), number: sockets.count };
+        let watched = make(token);
         let descriptor = watched.descriptor().get()?;
         // Also if this fails: no other socket is ever taken for this one.
-        ends.count = ends.count.wrapping_add(1);
-        epoll::add(self.events.get()?, descriptor, end.data(), epoll::EventFlags::IN)?;
+        sockets.count = sockets.count.wrapping_add(1);
+        epoll::add(self.events.get()?, descriptor, token.data(), epoll::EventFlags::IN)?;
         if watched.tells()
             && let Err(errno) = self.calls.add(watched.descriptor())
         {
@@ -302,17 +303,17 @@ impl Driver {
         }
         let added: Arc<dyn Watched> = Arc::<W>::clone(&watched);
         match free {
-            Some(free) => ends.places[free] = Some((end, added)),
-            None => ends.places.push(Some((end, added))),
+            Some(free) => sockets.by_index[free] = Some((token, added)),
+            None => sockets.by_index.push(Some((token, added))),
         }
-        self.see_to_polls(&ends);
+        self.see_to_polls(&sockets);
         Ok(watched)
     }
 
     /// One of the sockets is used from now on.
     #[cold]
     pub(super) fn note_use(&self) {
-        self.see_to_polls(&locked(&self.ends));
+        self.see_to_polls(&locked(&self.sockets));
     }
 
     /// A packet has come that is for nobody.
@@ -322,20 +323,20 @@ impl Driver {
     }
 
     /// Whoever polls looks here only if there are sockets in use: for others there is the thread, if it could be started.
-    fn see_to_polls(&self, ends: &Ends) {
+    fn see_to_polls(&self, sockets: &Sockets) {
         let look = self.without_thread.load(Ordering::Relaxed)
-            || ends.all().any(|watched| watched.is_used());
+            || sockets.all().any(|watched| watched.is_used());
         if self.polls_look.swap(look, Ordering::Relaxed) != look {
             self.subnet.timers.have_polls_look(look);
         }
     }
 
     /// Forgets a socket. Who still has it does not use it any more; it is closed when the last one is done.
-    pub(super) fn close(&self, end: End) {
+    pub(super) fn close(&self, token: Token) {
         let closed = {
-            let mut ends = locked(&self.ends);
-            let closed = ends.place(end).and_then(Option::take);
-            self.see_to_polls(&ends);
+            let mut sockets = locked(&self.sockets);
+            let closed = sockets.entry(token).and_then(Option::take);
+            self.see_to_polls(&sockets);
             closed
         };
         if let Some((_, closed)) = closed {
@@ -344,14 +345,14 @@ impl Driver {
         }
     }
 
-    pub(super) fn at(&self, end: End) -> Option<Arc<dyn Watched>> {
-        locked(&self.ends).place(end)?.as_ref().map(|(_, watched)| Arc::clone(watched))
+    pub(super) fn at(&self, token: Token) -> Option<Arc<dyn Watched>> {
+        locked(&self.sockets).entry(token)?.as_ref().map(|(_, watched)| Arc::clone(watched))
     }
 
     /// Says what it is to be told of a socket.
-    pub(super) fn set_flags(&self, end: End, socket: &Descriptor, flags: epoll::EventFlags) {
+    pub(super) fn set_flags(&self, token: Token, socket: &Descriptor, flags: epoll::EventFlags) {
         if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
-            let _ = epoll::modify(events, socket, end.data(), flags);
+            let _ = epoll::modify(events, socket, token.data(), flags);
         }
     }
 
@@ -362,9 +363,9 @@ impl Driver {
         }
     }
 
-    pub(super) fn look_again(&self, end: End, socket: &Descriptor) {
+    pub(super) fn look_again(&self, token: Token, socket: &Descriptor) {
         if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
-            let _ = epoll::add(events, socket, end.data(), epoll::EventFlags::IN);
+            let _ = epoll::add(events, socket, token.data(), epoll::EventFlags::IN);
         }
     }
 
@@ -409,7 +410,7 @@ impl Driver {
         }
         let mut ended = Vec::new();
         for event in found {
-            let Some(watched) = self.at(End::of(event.data)) else { continue };
+            let Some(watched) = self.at(Token::of(event.data)) else { continue };
             match Arc::clone(&watched).happened(event.flags) {
                 Happened::Messages => driving.look_at(&watched),
                 Happened::End => ended.push(watched),
@@ -428,9 +429,9 @@ impl Driver {
     fn read_all(&self) {
         // Without a list of them, which would take memory: each is looked up when it is its turn.
         let next = |place: usize| {
-            let ends = locked(&self.ends);
-            let end = ends.places.get(place)?;
-            Some(end.as_ref().map(|(_, watched)| Arc::clone(watched)))
+            let sockets = locked(&self.sockets);
+            let entry = sockets.by_index.get(place)?;
+            Some(entry.as_ref().map(|(_, watched)| Arc::clone(watched)))
         };
         (0..).map_while(next).flatten().for_each(Watched::read_all);
         // Another thread may have read the last message of a socket, and closed that, and execute it in a moment.

@@ -3,7 +3,6 @@
 //! Nothing is lost here, and nothing overtakes: packets that one device sends arrive in their
 //! order. A sender that finds no space gets another turn when there is some.
 
-use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
@@ -15,6 +14,7 @@ use crate::fabric::clock::Time;
 use crate::fabric::stalls;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
+use crate::link::outbox::{Outbox, Sizes, new_buffer};
 use crate::link::pcap::Tap;
 use crate::link::simulation::Links;
 use crate::sync::{Held, Mutex, MutexGuard, locked_in_models as locked};
@@ -22,8 +22,7 @@ use crate::sync::{Held, Mutex, MutexGuard, locked_in_models as locked};
 /// How many bursts wait in an inbox, or are being written for it: in models few.
 pub(crate) const BURSTS: usize = if cfg!(loom) { 2 } else { 256 };
 
-/// How many buffers an inbox keeps that are not in use.
-const SPARE: usize = 32;
+const INBOX: Sizes = Sizes { bursts: BURSTS, spare: 32, buffer: BURST_BYTES };
 
 /// A device that takes packets from its inbox.
 pub(crate) trait Receives:
@@ -57,16 +56,11 @@ pub(crate) struct Inbox<D: 'static> {
     alarm: Alarm,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Letters {
-    arrived: VecDeque<Letter>,
-    /// How many have arrived, ever.
+    arrived: Outbox<Letter>,
+    /// The number of letters that have arrived, since the beginning.
     count: u64,
-    /// Buffers that senders write to, and packets that are on their way.
-    lent: usize,
-    spare: Vec<Box<[u8]>>,
-    /// Who found no space.
-    turned_away: Vec<Weak<dyn Driven>>,
 }
 
 impl<D: Receives> Inbox<D> {
@@ -75,17 +69,16 @@ impl<D: Receives> Inbox<D> {
             device,
             own: weak.clone(),
             receive_side: Mutex::default(),
-            letters: Mutex::default(),
+            letters: Mutex::new(Letters { arrived: Outbox::new(INBOX), count: 0 }),
             place: Place::default(),
             alarm: Alarm::new(device.fabric, weak.clone()),
         })
     }
 
     fn lend(mut letters: Held<MutexGuard<'_, Letters>>) -> Box<[u8]> {
-        letters.lent += 1;
-        let spare = letters.spare.pop();
+        let spare = letters.arrived.lend();
         drop(letters);
-        spare.unwrap_or_else(|| vec![0; BURST_BYTES].into_boxed_slice())
+        spare.unwrap_or_else(|| new_buffer(BURST_BYTES))
     }
 
     /// Gives a turn to those who found no space.
@@ -100,7 +93,7 @@ impl<D: Receives> Inbox<D> {
     pub(crate) fn execute_all(self: &Arc<Self>) {
         let arrived = self.arrived();
         let waits = |letter: &Letter| letter.number < arrived;
-        while locked(&self.letters).arrived.front().is_some_and(waits) {
+        while locked(&self.letters).arrived.waiting.front().is_some_and(waits) {
             Arc::clone(self).take_turn();
         }
         // Another thread may have the last of it in hand.
@@ -124,9 +117,7 @@ impl<D: Receives> Inbox<D> {
 
     /// Nobody takes packets here any more.
     pub(crate) fn retire(&self) {
-        let mut letters = locked(&self.letters);
-        letters.arrived = VecDeque::new();
-        letters.spare = Vec::new();
+        locked(&self.letters).arrived.clear();
     }
 
     /// Waits until nobody executes packets that have arrived, and drops those for the queue pair with that
@@ -134,7 +125,7 @@ impl<D: Receives> Inbox<D> {
     pub(crate) fn pass(&self, number: u32) {
         let _receive_side = locked(&self.receive_side);
         let is_for = |letter: &Letter| letter.burst.header.bth.destination.get() == number;
-        locked(&self.letters).arrived.retain(|letter| !is_for(letter));
+        locked(&self.letters).arrived.waiting.retain(|letter| !is_for(letter));
     }
 }
 
@@ -154,10 +145,9 @@ impl<D: Receives> Mailbox for Inbox<D> {
 
     fn give_back(&self, buffer: Box<[u8]>) {
         let turned_away = {
-            let mut letters = locked(&self.letters);
-            letters.lent -= 1;
-            letters.keep(buffer);
-            std::mem::take(&mut letters.turned_away)
+            let arrived = &mut locked(&self.letters).arrived;
+            arrived.take_back(buffer);
+            arrived.readmit_all()
         };
         self.call_back(&turned_away);
     }
@@ -166,12 +156,12 @@ impl<D: Receives> Mailbox for Inbox<D> {
         let Some(links) = self.device.links() else { return self.arrive(letter) };
         let turned_away = {
             // Before they are on their way, since another thread may have them arrive at once.
-            let letters = &mut *locked(&self.letters);
+            let arrived = &mut locked(&self.letters).arrived;
             let arriving = links.send(from, self.device, self, &letter);
-            letters.lent = letters.lent - 1 + arriving;
-            letters.keep(letter.into_buffer());
+            arrived.lent += arriving;
+            arrived.take_back(letter.into_buffer());
             // If no packet is on its way, none will arrive that calls them back.
-            if arriving == 0 { std::mem::take(&mut letters.turned_away) } else { Vec::new() }
+            if arriving == 0 { arrived.readmit_all() } else { Vec::new() }
         };
         self.call_back(&turned_away);
     }
@@ -179,8 +169,7 @@ impl<D: Receives> Mailbox for Inbox<D> {
     fn arrive(&self, letter: Letter) {
         {
             let letters = &mut *locked(&self.letters);
-            letters.lent -= 1;
-            letters.arrived.push_back(letter.numbered(letters.count));
+            letters.arrived.put(letter.numbered(letters.count));
             letters.count += 1;
         }
         self.device.fabric.unsettled.note_turn_at(&self.place, || self.own.clone());
@@ -189,20 +178,11 @@ impl<D: Receives> Mailbox for Inbox<D> {
 
 impl Letters {
     fn has_room_for(&mut self, sender: Weak<dyn Driven>) -> bool {
-        if self.arrived.len() + self.lent < BURSTS {
+        if self.arrived.space() > 0 {
             return true;
         }
-        if !self.turned_away.iter().any(|other| Weak::ptr_eq(other, &sender)) {
-            self.turned_away.push(sender);
-        }
+        self.arrived.turn_away(sender);
         false
-    }
-
-    fn keep(&mut self, buffer: Box<[u8]>) {
-        // Simulated packets have buffers of their own size.
-        if self.spare.len() < SPARE && buffer.len() == BURST_BYTES {
-            self.spare.push(buffer);
-        }
     }
 }
 
@@ -218,7 +198,7 @@ impl<D: Receives> Driven for Inbox<D> {
             let mut afterwards = D::Afterwards::default();
             let mut left = TURN;
             while left > 0 {
-                let Some(letter) = locked(&self.letters).arrived.pop_front() else { break };
+                let Some(letter) = locked(&self.letters).arrived.waiting.pop_front() else { break };
                 stalls::here();
                 // A void refusal is no packet.
                 let captures = self.device.port_is_up() && !letter.is_void;
@@ -228,7 +208,7 @@ impl<D: Receives> Driven for Inbox<D> {
                 left = left.saturating_sub(letter.burst.segments.into());
                 self.device.receive(&letter, &mut afterwards);
                 let for_many = letter.is_for_many();
-                locked(&self.letters).keep(letter.into_buffer());
+                locked(&self.letters).arrived.keep(letter.into_buffer());
                 if for_many {
                     // A packet for a group is as much work as many others.
                     break;
@@ -238,9 +218,8 @@ impl<D: Receives> Driven for Inbox<D> {
             self.device.settle(&afterwards);
         }
         let (more, turned_away) = {
-            let letters = &mut *locked(&self.letters);
-            let more = !letters.arrived.is_empty();
-            (more, std::mem::take(&mut letters.turned_away))
+            let arrived = &mut locked(&self.letters).arrived;
+            (!arrived.waiting.is_empty(), arrived.readmit_all())
         };
         self.call_back(&turned_away);
         more
@@ -327,9 +306,9 @@ mod tests {
         let burst = datagrams.send(&to, &end).unwrap();
         let send = || inbox.send(device, Letter::new(path, burst, None, buffer));
         while_one_waits(send, || locked(&inbox.letters), |_| assert_eq!(packets(), 0));
-        assert_eq!((packets(), locked(&inbox.letters).lent), (1, 1));
+        assert_eq!((packets(), locked(&inbox.letters).arrived.lent), (1, 1));
         assert!(subnet.step());
-        assert_eq!(locked(&inbox.letters).lent, 0);
+        assert_eq!(locked(&inbox.letters).arrived.lent, 0);
     }
 
     /// A device of a fabric of its own, that no thread serves.
@@ -436,7 +415,7 @@ mod tests {
                 self.to.arrive(Letter::from_outside(path, burst, None, buffer));
             }
             let own: Weak<dyn Driven> = Weak::<Self>::clone(&self.own);
-            locked(&self.to.letters).turned_away.push(own);
+            locked(&self.to.letters).arrived.turn_away(own);
         }
     }
 

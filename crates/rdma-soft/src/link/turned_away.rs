@@ -3,7 +3,6 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Weak;
 
-use crate::fabric::overflow::Unsettled;
 use crate::fabric::turns::Driven;
 
 /// Each is there once.
@@ -38,6 +37,7 @@ impl TurnedAway {
     }
 
     /// Returns all of them, without removing any.
+    #[cfg(not(loom))]
     pub(crate) fn all(&self) -> Vec<Weak<dyn Driven>> {
         self.order.iter().cloned().collect()
     }
@@ -54,11 +54,4 @@ impl TurnedAway {
 
 fn place(sender: &Weak<dyn Driven>) -> usize {
     sender.as_ptr().cast::<()>().addr()
-}
-
-/// Gives each of them a turn.
-pub(crate) fn call_back(all: &[Weak<dyn Driven>], unsettled: &Unsettled) {
-    for sender in all.iter().filter_map(Weak::upgrade) {
-        unsettled.note_turn_of(&sender);
-    }
 }

@@ -5,12 +5,12 @@
 //! which covers the identification, is known before.
 
 mod address;
+mod coalesced;
 mod open;
 mod outgoing;
 mod packet;
 mod port;
 mod receiver;
-mod run;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -22,7 +22,7 @@ use rdma_proto::wire::UdpHeader;
 use rdma_types::{Gid, GidType, Mtu};
 use rustix::io::Errno;
 
-use self::address::Station;
+use self::address::LocalAddress;
 pub(crate) use self::outgoing::Loss;
 use self::port::Port;
 use self::socket::Socket;
@@ -37,45 +37,45 @@ const MOST_HEADERS: u32 = 80;
 /// The addresses at which a device is going to listen, each with its socket.
 #[derive(Debug)]
 pub(crate) struct Listening {
-    stations: Vec<(Station, Socket)>,
+    sockets: Vec<(LocalAddress, Socket)>,
 }
 
 impl Listening {
     /// Binds what `places` names: addresses and interfaces, with commas in between.
     pub(crate) fn at(subnet: &'static Subnet, places: &[String]) -> Result<Self, InstallError> {
-        let mut stations: Vec<(Station, Socket)> = Vec::new();
+        let mut sockets: Vec<(LocalAddress, Socket)> = Vec::new();
         for place in places.iter().flat_map(|places| places.split(',')).map(str::trim) {
             let failed =
                 |reason: String| InstallError::CannotListen { place: place.to_owned(), reason };
             Driver::of(subnet).map_err(|errno| failed(format!("no epoll instance: {errno}")))?;
-            for station in address::named(place).map_err(failed)? {
-                if stations.iter().any(|(other, _)| other.ip == station.ip) {
+            for address in address::named(place).map_err(failed)? {
+                if sockets.iter().any(|(other, _)| other.ip == address.ip) {
                     continue;
                 }
-                mtu_of(&station).ok_or_else(|| {
+                mtu_of(&address).ok_or_else(|| {
                     let least = Mtu::MTU256.bytes() + MOST_HEADERS;
                     failed(format!(
                         "the MTU of its interface is {}: set it to {least} or more, to 4200 for the largest packets",
-                        station.mtu
+                        address.mtu
                     ))
                 })?;
                 let socket =
-                    Socket::bind(&station).map_err(|errno| failed(reason(&station, errno)))?;
-                stations.push((station, socket));
+                    Socket::bind(&address).map_err(|errno| failed(reason(&address, errno)))?;
+                sockets.push((address, socket));
             }
         }
-        Ok(Self { stations })
+        Ok(Self { sockets })
     }
 
     /// What the device has in its GID table, each with the index of its interface.
     pub(crate) fn addresses(&self) -> Vec<(GidEntry, u32)> {
-        let row = |station: &Station| (entry(station.ip), station.interface);
-        self.stations.iter().map(|(station, _)| row(station)).collect()
+        let row = |address: &LocalAddress| (entry(address.ip), address.interface);
+        self.sockets.iter().map(|(address, _)| row(address)).collect()
     }
 
     /// The largest packets that fit through all of the interfaces.
     pub(crate) fn mtu(&self) -> Option<Mtu> {
-        self.stations.iter().filter_map(|(station, _)| mtu_of(station)).min()
+        self.sockets.iter().filter_map(|(address, _)| mtu_of(address)).min()
     }
 
     /// Packets come and go from now on.
@@ -83,14 +83,14 @@ impl Listening {
         let Ok(driver) = Driver::of(device.subnet) else { return };
         let mut networks: Vec<Arc<dyn Network>> = Vec::new();
         let mut hearing = Vec::new();
-        for (station, socket) in self.stations {
-            let way = (station.interface, station.ip.is_ipv4());
+        for (address, socket) in self.sockets {
+            let way = (address.interface, address.ip.is_ipv4());
             let hears_groups = !hearing.contains(&way);
             hearing.push(way);
-            match Port::open(driver, device, station, socket, hears_groups, loss) {
+            match Port::open(driver, device, address, socket, hears_groups, loss) {
                 Ok(port) => networks.push(port),
                 Err(errno) => {
-                    tracing::error!(device = device.name, address = %station.ip, %errno, "nothing is heard at an address");
+                    tracing::error!(device = device.name, address = %address.ip, %errno, "nothing is heard at an address");
                 }
             }
         }
@@ -118,27 +118,27 @@ fn address(gid: Gid) -> IpAddr {
 }
 
 /// The largest packets that fit through an interface.
-fn mtu_of(station: &Station) -> Option<Mtu> {
+fn mtu_of(address: &LocalAddress) -> Option<Mtu> {
     let all = [Mtu::MTU4096, Mtu::MTU2048, Mtu::MTU1024, Mtu::MTU512, Mtu::MTU256];
-    all.into_iter().find(|mtu| mtu.bytes() + MOST_HEADERS <= station.mtu)
+    all.into_iter().find(|mtu| mtu.bytes() + MOST_HEADERS <= address.mtu)
 }
 
 /// Why an address could not be bound, and what to do.
-fn reason(station: &Station, errno: Errno) -> String {
+fn reason(address: &LocalAddress, errno: Errno) -> String {
     let port = UdpHeader::ROCE_V2_PORT;
     match errno {
         Errno::ADDRINUSE => format!(
             "UDP port {port} of {} is in use, by another process that listens there, or by the kernel's SoftRoCE \
              (rdma_rxe), which takes it for all addresses: end that process, listen at another address, or in another \
              network namespace",
-            station.ip
+            address.ip
         ),
-        Errno::ADDRNOTAVAIL => format!("this host has no address {}: see `ip address`", station.ip),
+        Errno::ADDRNOTAVAIL => format!("this host has no address {}: see `ip address`", address.ip),
         Errno::ACCESS | Errno::PERM => format!(
             "this process may not bind UDP port {port} of {} ({errno}): look at its seccomp filter and its security \
              module",
-            station.ip
+            address.ip
         ),
-        errno => format!("no socket at UDP port {port} of {}: {errno}", station.ip),
+        errno => format!("no socket at UDP port {port} of {}: {errno}", address.ip),
     }
 }

@@ -1,28 +1,28 @@
-//! The largest circle of a graph: the largest of its strongly connected components.
+//! The circles of a graph: its strongly connected components.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What each file imports from.
 pub(super) type Imports = BTreeMap<String, BTreeSet<String>>;
 
-/// The files of the largest circle, sorted; of several the first. A file that is in none is one by
-/// itself.
-pub(super) fn largest(imports: &Imports) -> Vec<&str> {
+/// The circles of more than one file, the largest first. Files are sorted.
+pub(super) fn all(imports: &Imports) -> Vec<Vec<&str>> {
     // Two files are in one circle if each can be reached from the other. There are few files.
     let reached: BTreeMap<_, _> =
         imports.keys().map(|file| (file.as_str(), reached(imports, file))).collect();
-    let circle = |file: &str| {
+    let circle = |file: &&str| {
         let back = |other: &&str| reached.get(other).is_some_and(|from| from.contains(file));
         reached[file].iter().copied().filter(back).collect::<Vec<_>>()
     };
-    let mut largest = Vec::new();
-    for file in imports.keys() {
-        let circle = circle(file);
-        if circle.len() > largest.len() {
-            largest = circle;
-        }
-    }
-    largest
+    // Each circle has one first file.
+    let circles = reached.keys().map(|file| (file, circle(file)));
+    let mut circles: Vec<_> = circles
+        .filter(|(file, circle)| circle.len() > 1 && circle.first() == Some(*file))
+        .map(|(_, circle)| circle)
+        .collect();
+    circles.sort_by_key(|circle| Reverse(circle.len()));
+    circles
 }
 
 /// The file, and what it imports from, and what that imports from, and so on.
@@ -50,19 +50,20 @@ mod tests {
             imports.entry(to.to_owned()).or_default();
             imports.entry(from.to_owned()).or_default().insert(to.to_owned());
         }
-        largest(&imports).concat()
+        all(&imports).iter().map(|circle| circle.concat()).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
     fn a_circle_is_what_leads_back() {
         assert_eq!(of("a>b b>c c>a c>d d>e"), "abc");
-        assert_eq!(of("a>b b>a c>d d>e e>c x>a"), "cde");
+        assert_eq!(of("a>b b>a c>d d>e e>c x>a"), "cde ab");
+        assert_eq!(of("e>f f>e a>b b>a"), "ab ef");
         assert_eq!(of("a>b b>c c>b c>d d>b"), "bcd", "two circles with a file in common are one");
     }
 
     #[test]
-    fn without_a_circle_each_file_is_alone() {
-        assert_eq!(of("a>b a>c b>c"), "a");
-        assert_eq!(largest(&Imports::new()), [""; 0]);
+    fn a_file_by_itself_is_no_circle() {
+        assert_eq!(of("a>b a>c b>c"), "");
+        assert!(all(&Imports::new()).is_empty());
     }
 }

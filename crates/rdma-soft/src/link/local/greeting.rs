@@ -2,7 +2,7 @@
 
 use rustix::io::{Errno, Result};
 
-use super::{hear_request, send_ring};
+use super::socket::{hear_request, send_ring};
 use crate::link::descriptor::Descriptor;
 use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
 

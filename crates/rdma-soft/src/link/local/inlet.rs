@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::head::{Decoded, HEAD, MOST, decode, is_void, length_said, word_of};
 use super::listener::Guest;
 use super::shared::Receiver;
-use super::{TELLS, hear_tell, receive_ring, tell};
+use super::socket::{TELLS, hear_tell, receive_ring, tell};
 use crate::device::Device;
 use crate::device::arrivals::{answer_soon, is_for_nobody};
 use crate::engine::wire::Mailbox as _;
@@ -21,7 +21,7 @@ use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
-use crate::link::driver::{Driver, End, Happened, Watched};
+use crate::link::driver::{Driver, Happened, Token, Watched};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
 
 /// How many messages are read in a turn.
@@ -41,7 +41,7 @@ pub(super) struct Inlet {
     /// Behind the connection, which it counts until that is closed.
     _guest: Guest,
     /// Where the driver finds it.
-    end: End,
+    token: Token,
     /// Once it has come.
     ring: OnceLock<Receiver>,
     /// The ring is not received yet, since other processes hold up the threads that would release another file, or this one
@@ -89,14 +89,14 @@ impl Inlet {
         device: &'static Device,
         guest: Guest,
         connection: Descriptor,
-        end: End,
+        token: Token,
     ) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             driver,
             device,
             connection,
             _guest: guest,
-            end,
+            token,
             ring: OnceLock::new(),
             put_off: AtomicBool::new(false),
             told: AtomicBool::new(false),
@@ -117,7 +117,7 @@ impl Inlet {
     /// Says whether the driver is to tell of messages.
     fn hear_of_messages(&self, messages: bool) {
         let flags = if messages { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-        self.driver.set_flags(self.end, &self.connection, flags);
+        self.driver.set_flags(self.token, &self.connection, flags);
     }
 
     /// Whether there is something to read, and space for it.
@@ -129,7 +129,7 @@ impl Inlet {
 
     fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
-        self.driver.close(self.end);
+        self.driver.close(self.token);
     }
 
     /// Reads a message into a buffer of the device's inbox, which takes it.
@@ -424,7 +424,7 @@ impl Driven for Inlet {
 impl Alarmed for Inlet {
     fn alarm_rings(self: Arc<Self>) {
         if self.put_off.swap(false, Ordering::Relaxed) {
-            self.driver.look_again(self.end, &self.connection);
+            self.driver.look_again(self.token, &self.connection);
         }
         // An answer may be due that could not be sent.
         self.device.fabric.unsettled.note_turn(&self);

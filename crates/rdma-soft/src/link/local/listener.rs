@@ -9,12 +9,12 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Resource, getrlimit};
 
-use super::ask_for_ring;
 use super::inlet::Inlet;
+use super::socket::ask_for_ring;
 use crate::device::Device;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::link::descriptor::{Descriptor, ProcessId};
-use crate::link::driver::{Driver, End, Happened, MOST, Watched};
+use crate::link::driver::{Driver, Happened, MOST, Token, Watched};
 use crate::link::expendable;
 use crate::sync::{AtomicBool, Ordering, locked};
 
@@ -34,7 +34,7 @@ pub(super) struct Listener {
     driver: &'static Driver,
     device: &'static Device,
     socket: Descriptor,
-    end: End,
+    token: Token,
     admits: Admits,
     /// The last look found no thread for what might come.
     held_up: AtomicBool,
@@ -46,14 +46,14 @@ impl Listener {
         driver: &'static Driver,
         device: &'static Device,
         socket: Descriptor,
-        end: End,
+        token: Token,
         admits: Admits,
     ) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             driver,
             device,
             socket,
-            end,
+            token,
             admits,
             held_up: AtomicBool::new(false),
             alarm: Alarm::new(device.fabric, weak.clone()),
@@ -96,7 +96,7 @@ impl Listener {
 
     /// The connections wait, and nobody is to look at them all the time.
     fn put_off(&self) {
-        self.driver.set_flags(self.end, &self.socket, epoll::EventFlags::empty());
+        self.driver.set_flags(self.token, &self.socket, epoll::EventFlags::empty());
         self.alarm.set(self.driver.subnet.clock.now() + RETRY);
     }
 
@@ -110,7 +110,7 @@ impl Listener {
         if ask_for_ring(&connection).is_err() {
             return false;
         }
-        let new = |end| Inlet::new(self.driver, self.device, guest, connection, end);
+        let new = |token| Inlet::new(self.driver, self.device, guest, connection, token);
         self.driver.add(new).is_ok()
     }
 }
@@ -132,7 +132,7 @@ impl Watched for Listener {
 
 impl Alarmed for Listener {
     fn alarm_rings(self: Arc<Self>) {
-        self.driver.set_flags(self.end, &self.socket, epoll::EventFlags::IN);
+        self.driver.set_flags(self.token, &self.socket, epoll::EventFlags::IN);
     }
 }
 

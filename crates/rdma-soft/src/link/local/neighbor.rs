@@ -11,10 +11,11 @@ use rustix::io::Errno;
 
 use super::claims::Claims;
 use super::greeting::Greeting;
-use super::outbox::{Message, Outbox, Silence};
 use super::questions::covers;
+use super::queues::{Message, Queues};
 use super::shared::Sender;
-use super::{TELLS, hear_tell, tell};
+use super::silence::Silence;
+use super::socket::{TELLS, hear_tell, tell};
 use crate::device::Device;
 use crate::engine::adapter::notices::{Reason, Whose};
 use crate::engine::wire::Carrier;
@@ -24,8 +25,8 @@ use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
-use crate::link::driver::{Driver, End, Happened, Watched};
-use crate::link::turned_away;
+use crate::link::driver::{Driver, Happened, Token, Watched};
+use crate::link::outbox::new_buffer;
 use crate::sync::{
     AtomicBool, Mutex, Ordering, fence, locked_for_calls, locked_in_models as locked,
 };
@@ -52,8 +53,8 @@ pub(crate) struct Neighbor {
     ring: Sender,
     greeting: Greeting,
     /// Where the driver finds it.
-    pub(super) end: End,
-    outbox: Mutex<Outbox>,
+    pub(super) token: Token,
+    queues: Mutex<Queues>,
     /// Who learns from the ring what was executed.
     claims: Claims,
     /// Held by the thread that writes, so that messages stay in order; empty otherwise.
@@ -72,7 +73,7 @@ impl Neighbor {
         device: &'static Device,
         connection: Descriptor,
         (ring, greeting): (Sender, Greeting),
-        end: End,
+        token: Token,
     ) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             driver,
@@ -80,8 +81,8 @@ impl Neighbor {
             connection,
             ring,
             greeting,
-            end,
-            outbox: Mutex::default(),
+            token,
+            queues: Mutex::default(),
             claims: Claims::default(),
             writing: Mutex::default(),
             attended: AtomicBool::new(false),
@@ -93,21 +94,15 @@ impl Neighbor {
 
     /// Gives each of them a turn.
     fn call_back(&self, all: &[Weak<dyn Driven>]) {
-        turned_away::call_back(all, &self.device.fabric.unsettled);
+        for sender in all.iter().filter_map(Weak::upgrade) {
+            self.device.fabric.unsettled.note_turn_of(&sender);
+        }
     }
 
     /// There may be space now: gives as many of those a turn that found none, and itself the next one, so that it sees
     /// what they have made of it.
     fn call_back_some(self: &Arc<Self>) {
-        let (first, more) = {
-            let outbox = &mut *locked(&self.outbox);
-            if outbox.turned_away.is_empty() {
-                return;
-            }
-            let first = outbox.turned_away.take(outbox.space());
-            let more = !first.is_empty() && !outbox.turned_away.is_empty();
-            (first, more)
-        };
+        let (first, more) = locked(&self.queues).connections.readmit();
         self.call_back(&first);
         if more {
             self.device.fabric.unsettled.note_turn(self);
@@ -118,12 +113,12 @@ impl Neighbor {
     /// turn.
     pub(super) fn leave(&self) {
         // Only those who have connections there keep its descriptor.
-        self.driver.close(self.end);
+        self.driver.close(self.token);
         let (users, turned_away) = {
-            let outbox = &mut *locked(&self.outbox);
+            let queues = &mut *locked(&self.queues);
             self.gone.store(true, Ordering::Release);
-            outbox.clear();
-            (outbox.users.take(usize::MAX), outbox.turned_away.take(usize::MAX))
+            queues.clear();
+            (queues.users.take(usize::MAX), queues.connections.readmit_all())
         };
         self.call_back(&users);
         self.call_back(&turned_away);
@@ -140,13 +135,13 @@ impl Neighbor {
             }
         }
         for _ in 0..MESSAGES {
-            locked(&self.outbox).fill(self.device, message);
+            locked(&self.queues).fill(self.device, message);
             if message.is_empty() {
                 return false;
             }
             match self.send_message(message) {
                 Ok(true) => {
-                    locked(&self.outbox).has_written(message);
+                    locked(&self.queues).has_written(message);
                 }
                 Ok(false) => {
                     self.put_back(message);
@@ -181,11 +176,11 @@ impl Neighbor {
     }
 
     fn put_back(&self, message: &mut Message) {
-        let outbox = &mut *locked(&self.outbox);
+        let queues = &mut *locked(&self.queues);
         if self.has_ended() {
             return message.clear();
         }
-        outbox.put_back(message);
+        queues.put_back(message);
     }
 
     /// There was no space. The process tells of it when there is some, if there is none now.
@@ -213,7 +208,7 @@ impl Neighbor {
     /// The process owes something from now on.
     fn begin_silence(&self, now: Time, stalled: bool) {
         let next = {
-            let silence = &mut locked(&self.outbox).silence;
+            let silence = &mut locked(&self.queues).silence;
             if stalled {
                 silence.stalled.get_or_insert(now);
             }
@@ -227,13 +222,13 @@ impl Neighbor {
 
     /// Asks whether all is executed that was sent, if that is to be asked and all of it is written. Who writes calls this.
     fn put_question(&self) {
-        let Some(question) = locked(&self.outbox).questions.next() else { return };
+        let Some(question) = locked(&self.queues).questions.next() else { return };
         let now = self.device.fabric.clock.now();
         self.ring.ask(question);
         if self.tell() {
             self.begin_silence(now, false);
         } else {
-            locked(&self.outbox).questions.ask_again();
+            locked(&self.queues).questions.ask_again();
             self.alarm.set(now + AGAIN);
         }
     }
@@ -242,22 +237,18 @@ impl Neighbor {
     pub(super) fn hear_answer(&self) {
         let answered = self.ring.answered();
         let called = {
-            let outbox = &mut *locked(&self.outbox);
-            if !outbox.questions.are_open() {
+            let queues = &mut *locked(&self.queues);
+            if !queues.questions.are_open() {
                 return;
             }
-            let called = outbox.questions.answer(answered);
-            if !outbox.questions.are_open() {
-                outbox.silence.end();
+            let called = queues.questions.answer(answered);
+            if !queues.questions.are_open() {
+                queues.silence.end();
             }
             called
         };
         called.iter().filter_map(Weak::upgrade).for_each(|sender| sender.call());
     }
-}
-
-fn new_buffer() -> Box<[u8]> {
-    vec![0; BURST_BYTES].into_boxed_slice()
 }
 
 impl Carrier for Neighbor {
@@ -266,12 +257,12 @@ impl Carrier for Neighbor {
     }
 
     fn add_user(&self, user: Weak<dyn Driven>) {
-        let mut outbox = locked(&self.outbox);
+        let mut queues = locked(&self.queues);
         if self.has_ended() {
-            drop(outbox);
+            drop(queues);
             return self.call_back(&[user]);
         }
-        outbox.users.add(user);
+        queues.users.add(user);
     }
 
     fn loses_datagrams(&self) -> bool {
@@ -279,34 +270,34 @@ impl Carrier for Neighbor {
     }
 
     fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>> {
-        let mut outbox = locked(&self.outbox);
-        if !self.has_ended() && outbox.space() == 0 {
-            outbox.turned_away.add(sender);
+        let mut queues = locked(&self.queues);
+        if !self.has_ended() && queues.connections.space() == 0 {
+            queues.connections.turn_away(sender);
             return None;
         }
-        let spare = outbox.lend();
-        drop(outbox);
-        Some(spare.unwrap_or_else(new_buffer))
+        let spare = queues.connections.lend();
+        drop(queues);
+        Some(spare.unwrap_or_else(|| new_buffer(BURST_BYTES)))
     }
 
     /// A datagram for which there is no space is lost: who sends it may have others for other processes.
     fn datagram_buffer(&self, _sender: Weak<dyn Driven>, length: usize) -> Option<Box<[u8]>> {
-        let mut outbox = locked(&self.outbox);
-        if !outbox.has_room_for_datagram(length) {
+        let mut queues = locked(&self.queues);
+        if !queues.has_room_for_datagram(length) {
             return None;
         }
-        let spare = outbox.lend();
-        drop(outbox);
-        Some(spare.unwrap_or_else(new_buffer))
+        let spare = queues.connections.lend();
+        drop(queues);
+        Some(spare.unwrap_or_else(|| new_buffer(BURST_BYTES)))
     }
 
     fn give_back(self: Arc<Self>, buffer: Box<[u8]>) {
-        locked(&self.outbox).take_back(buffer);
+        locked(&self.queues).connections.take_back(buffer);
         self.call_back_some();
     }
 
     fn ask(self: Arc<Self>, sender: Weak<dyn Driven>) -> u32 {
-        let question = locked(&self.outbox).questions.ask(sender);
+        let question = locked(&self.queues).questions.ask(sender);
         self.device.fabric.unsettled.note_turn(&self);
         question
     }
@@ -320,7 +311,7 @@ impl Carrier for Neighbor {
     }
 
     fn is_silent(&self) -> bool {
-        locked(&self.outbox).silence.is_over()
+        locked(&self.queues).silence.is_over()
     }
 
     fn carries_void(&self) -> bool {
@@ -329,11 +320,11 @@ impl Carrier for Neighbor {
 
     fn send(self: Arc<Self>, letter: Letter) {
         {
-            let outbox = &mut *locked(&self.outbox);
+            let queues = &mut *locked(&self.queues);
             if self.has_ended() {
-                return outbox.take_back(letter.into_buffer());
+                return queues.connections.take_back(letter.into_buffer());
             }
-            outbox.put(letter);
+            queues.put(letter);
         }
         self.device.fabric.unsettled.note_turn(&self);
     }
@@ -431,7 +422,7 @@ impl Watched for Neighbor {
     }
 
     fn has_letters(&self) -> bool {
-        !locked(&self.outbox).is_empty()
+        !locked(&self.queues).is_empty()
             || self.writing.try_lock().is_err()
             || !self.greeting.is_over()
     }
@@ -466,15 +457,15 @@ impl Alarmed for Neighbor {
     fn alarm_rings(self: Arc<Self>) {
         let now = self.device.fabric.clock.now();
         let (lost, passed, users, next) = {
-            let outbox = &mut *locked(&self.outbox);
-            let stalled = outbox.silence.stalled.is_some_and(|since| since + STALL <= now);
+            let queues = &mut *locked(&self.queues);
+            let stalled = queues.silence.stalled.is_some_and(|since| since + STALL <= now);
             if stalled {
-                outbox.silence.stalled = None;
+                queues.silence.stalled = None;
             }
-            let lost = if stalled { outbox.take_datagrams() } else { VecDeque::new() };
-            let passed = outbox.silence.pass(now, self.limit());
-            let users = if passed.all { outbox.users.all() } else { Vec::new() };
-            (lost, passed, users, self.next_alarm(&outbox.silence))
+            let lost = if stalled { queues.take_datagrams() } else { VecDeque::new() };
+            let passed = queues.silence.pass(now, self.limit());
+            let users = if passed.all { queues.users.all() } else { Vec::new() };
+            (lost, passed, users, self.next_alarm(&queues.silence))
         };
         if let Some(next) = next {
             self.alarm.set(next);

@@ -3,7 +3,9 @@
 mod waiting;
 
 use std::fs::{DirBuilder, Permissions};
-use std::os::fd::AsFd;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::sync::{OnceLock, Weak};
 
@@ -13,9 +15,15 @@ use rdma_types::Psn;
 use rustix::event::epoll;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::pwrite;
-use rustix::net::{RecvFlags, recv, socketpair};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
+    SocketType, connect, recv, send, sendmsg, socketpair,
+};
 
+use super::head::VERSION;
 use super::host::{LocalHost, Peers};
+use super::shared::Receiver;
+use super::socket::receive_ring;
 use super::*;
 use crate::address::{Address, Path};
 use crate::device::Host as _;
@@ -27,7 +35,8 @@ use crate::engine::wire::word::WordKey;
 use crate::fabric::random::Seed;
 use crate::limits::Limits;
 use crate::link::Link;
-use crate::link::driver::{End, Happened, Watched as _};
+use crate::link::driver::{Happened, Token, Watched as _};
+use crate::link::files;
 use crate::link::ring::CAPACITY;
 use crate::schedule::Schedule;
 
@@ -78,7 +87,8 @@ fn neighbor(
     let (connection, far) = connection();
     let (sender, receiver, file) = ring();
     let file = Descriptor::open(|| Ok(file)).unwrap();
-    let new = |end| Neighbor::new(driver, device, connection, (sender, Greeting::new(file)), end);
+    let new =
+        |token| Neighbor::new(driver, device, connection, (sender, Greeting::new(file)), token);
     let neighbor = driver.add(new).unwrap();
     // Which gets the file, and needs it no more.
     send(&far, &[VERSION], SendFlags::DONTWAIT).unwrap();
@@ -105,14 +115,14 @@ fn a_late_event_is_not_taken_for_that_of_who_has_the_place_now() {
     static WORLD: World = World::new();
     let (device, driver) = WORLD.get();
     let (first, _far, _ring) = neighbor(device, driver);
-    driver.close(first.end);
+    driver.close(first.token);
     let (second, _far, _ring) = neighbor(device, driver);
-    assert_eq!(first.end.place, second.end.place);
-    assert_eq!(End::of(second.end.data()), second.end);
-    assert!(driver.at(first.end).is_none());
-    driver.close(first.end);
+    assert_eq!(first.token.index, second.token.index);
+    assert_eq!(Token::of(second.token.data()), second.token);
+    assert!(driver.at(first.token).is_none());
+    driver.close(first.token);
     first.leave();
-    assert!(driver.at(second.end).is_some());
+    assert!(driver.at(second.token).is_some());
     assert!(first.has_ended() && !second.has_ended());
 }
 

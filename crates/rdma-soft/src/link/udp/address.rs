@@ -11,7 +11,7 @@ use crate::abi::interface::{InterfaceAddress, interface_addresses};
 
 /// An address of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Station {
+pub(super) struct LocalAddress {
     pub(super) ip: IpAddr,
     /// The index of the interface, if the address means one there only.
     pub(super) scope: u32,
@@ -32,26 +32,26 @@ struct Interface {
 const USUAL_MTU: u32 = 1500;
 
 /// The addresses that a name means: itself, or those of an interface.
-pub(super) fn named(place: &str) -> Result<Vec<Station>, String> {
+pub(super) fn named(place: &str) -> Result<Vec<LocalAddress>, String> {
     let interfaces = interfaces()?;
     match place.parse::<IpAddr>() {
-        Ok(ip) => one(ip, &interfaces).map(|station| vec![station]),
+        Ok(ip) => one(ip, &interfaces).map(|own| vec![own]),
         Err(_) => all_of(place, &interfaces),
     }
 }
 
-fn one(ip: IpAddr, interfaces: &BTreeMap<String, Interface>) -> Result<Station, String> {
+fn one(ip: IpAddr, interfaces: &BTreeMap<String, Interface>) -> Result<LocalAddress, String> {
     if ip.is_unspecified() || ip.is_multicast() {
         return Err("packets have to come from one address: name one of this host".to_owned());
     }
     let exactly = |(name, interface): (&String, &Interface)| {
         let found = interface.addresses.iter().find(|(own, _)| *own == ip);
-        found.map(|&(ip, scope)| station(ip, scope, name))
+        found.map(|&(ip, scope)| of_interface(ip, scope, name))
     };
     // All of 127.0.0.0/8 is there.
     let loopback = |(name, interface): (&String, &Interface)| {
         let there = interface.is_loopback && ip.is_loopback();
-        there.then(|| station(ip, 0, name))
+        there.then(|| of_interface(ip, 0, name))
     };
     let found = interfaces.iter().find_map(exactly);
     found.or_else(|| interfaces.iter().find_map(loopback)).ok_or_else(|| {
@@ -61,7 +61,10 @@ fn one(ip: IpAddr, interfaces: &BTreeMap<String, Interface>) -> Result<Station, 
 }
 
 /// In the order of RXE's GID table: link-local, IPv4, IPv6.
-fn all_of(place: &str, interfaces: &BTreeMap<String, Interface>) -> Result<Vec<Station>, String> {
+fn all_of(
+    place: &str,
+    interfaces: &BTreeMap<String, Interface>,
+) -> Result<Vec<LocalAddress>, String> {
     let Some(interface) = interfaces.get(place) else {
         let names = list(interfaces.keys().cloned());
         return Err(format!(
@@ -70,12 +73,12 @@ fn all_of(place: &str, interfaces: &BTreeMap<String, Interface>) -> Result<Vec<S
     };
     let mut addresses = interface.addresses.clone();
     addresses.sort_by_key(|(ip, scope)| (*scope == 0, ip.is_ipv6()));
-    let stations: Vec<_> =
-        addresses.into_iter().map(|(ip, scope)| station(ip, scope, place)).collect();
-    if stations.is_empty() {
+    let addresses: Vec<_> =
+        addresses.into_iter().map(|(ip, scope)| of_interface(ip, scope, place)).collect();
+    if addresses.is_empty() {
         return Err("the interface has no address: give it one (`ip address add`)".to_owned());
     }
-    Ok(stations)
+    Ok(addresses)
 }
 
 fn list(names: impl Iterator<Item = String>) -> String {
@@ -97,8 +100,8 @@ fn interfaces() -> Result<BTreeMap<String, Interface>, String> {
     Ok(interfaces)
 }
 
-fn station(ip: IpAddr, scope: u32, name: &str) -> Station {
-    Station { ip, scope, interface: index(name).unwrap_or(scope), mtu: mtu(name) }
+fn of_interface(ip: IpAddr, scope: u32, name: &str) -> LocalAddress {
+    LocalAddress { ip, scope, interface: index(name).unwrap_or(scope), mtu: mtu(name) }
 }
 
 /// The index of an interface, if this network namespace has one of that name.

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use rustix::event::epoll;
 
 use super::socket::Socket;
-use crate::link::driver::{Driver, End};
+use crate::link::driver::{Driver, Token};
 use crate::sync::locked;
 
 #[derive(Debug)]
@@ -13,20 +13,20 @@ pub(super) struct Open {
     pub(super) driver: &'static Driver,
     pub(super) socket: Socket,
     /// Where the driver finds it.
-    pub(super) end: End,
+    pub(super) token: Token,
     /// What the driver is to tell of.
     flags: Mutex<epoll::EventFlags>,
 }
 
 impl Open {
-    pub(super) fn new(driver: &'static Driver, socket: Socket, end: End) -> Self {
-        Self { driver, socket, end, flags: Mutex::new(epoll::EventFlags::IN) }
+    pub(super) fn new(driver: &'static Driver, socket: Socket, token: Token) -> Self {
+        Self { driver, socket, token, flags: Mutex::new(epoll::EventFlags::IN) }
     }
 
     /// Has the driver tell of something, or not any more.
     pub(super) fn hear_of(&self, what: epoll::EventFlags, tell: bool) {
         let mut flags = locked(&self.flags);
         flags.set(what, tell);
-        self.driver.set_flags(self.end, self.socket.descriptor(), *flags);
+        self.driver.set_flags(self.token, self.socket.descriptor(), *flags);
     }
 }

@@ -1,6 +1,5 @@
 //! What goes from one address of a device to other hosts.
 
-use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
@@ -22,17 +21,14 @@ use crate::fabric::clock::Time;
 use crate::fabric::random::SplitMix;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
-use crate::link::turned_away::{self, TurnedAway};
+use crate::link::outbox::{Outbox, Sizes, new_buffer};
 use crate::sync::{Mutex, locked_for_calls, locked_in_models as locked};
 
-/// How many bursts wait for the socket to take more.
-const BURSTS: usize = 64;
-/// How many buffers are kept that are not in use.
-const SPARE: usize = 16;
 /// How many bytes go with one call at most: less than a UDP datagram may have.
 const CALL: usize = 65_000;
 /// How many bytes of payload a burst has at most, so that its packets go with one call.
 const BURST: usize = 15 << 12;
+const OUTBOX: Sizes = Sizes { bursts: 64, spare: 16, buffer: BURST };
 /// How many calls there are in a turn.
 const CALLS: u32 = 16;
 /// How many routers a packet passes at most, if nobody says so.
@@ -50,20 +46,11 @@ pub(super) struct Outgoing {
     device: &'static Device,
     pub(super) open: Arc<Open>,
     own: IpAddr,
-    outbox: Mutex<Outbox>,
+    outbox: Mutex<Outbox<Letter>>,
     /// Held by the thread that writes, so that packets stay in order.
     writing: Mutex<Writing>,
     place: Place,
     alarm: Alarm,
-}
-
-#[derive(Debug, Default)]
-struct Outbox {
-    waiting: VecDeque<Letter>,
-    /// Buffers that queue pairs write to.
-    lent: usize,
-    spare: Vec<Box<[u8]>>,
-    turned_away: TurnedAway,
 }
 
 /// Packets for one call.
@@ -169,7 +156,7 @@ impl Outgoing {
             device,
             open,
             own,
-            outbox: Mutex::default(),
+            outbox: Mutex::new(Outbox::new(OUTBOX)),
             writing: Mutex::new(Writing {
                 packets: Vec::with_capacity(CALL),
                 segment: 1,
@@ -193,16 +180,10 @@ impl Outgoing {
     /// There may be space now: gives as many of those a turn that found none, and itself the next one, so that it sees
     /// what they have made of it.
     fn call_back(self: &Arc<Self>) {
-        let (first, more) = {
-            let outbox = &mut *locked(&self.outbox);
-            if outbox.turned_away.is_empty() {
-                return;
-            }
-            let first = outbox.turned_away.take(outbox.space());
-            let more = !first.is_empty() && !outbox.turned_away.is_empty();
-            (first, more)
-        };
-        turned_away::call_back(&first, &self.device.fabric.unsettled);
+        let (first, more) = locked(&self.outbox).readmit();
+        for sender in first.iter().filter_map(Weak::upgrade) {
+            self.device.fabric.unsettled.note_turn_of(&sender);
+        }
         if more {
             self.device.fabric.unsettled.note_turn(self);
         }
@@ -266,19 +247,6 @@ impl Outgoing {
     }
 }
 
-impl Outbox {
-    /// For how many bursts.
-    fn space(&self) -> usize {
-        BURSTS.saturating_sub(self.waiting.len() + self.lent)
-    }
-
-    fn keep(&mut self, buffer: Box<[u8]>) {
-        if self.spare.len() < SPARE {
-            self.spare.push(buffer);
-        }
-    }
-}
-
 impl Carrier for Outgoing {
     fn has_ended(&self) -> bool {
         false
@@ -293,21 +261,16 @@ impl Carrier for Outgoing {
     fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>> {
         let mut outbox = locked(&self.outbox);
         if outbox.space() == 0 {
-            outbox.turned_away.add(sender);
+            outbox.turn_away(sender);
             return None;
         }
-        outbox.lent += 1;
-        let spare = outbox.spare.pop();
+        let spare = outbox.lend();
         drop(outbox);
-        Some(spare.unwrap_or_else(|| vec![0; BURST].into_boxed_slice()))
+        Some(spare.unwrap_or_else(|| new_buffer(BURST)))
     }
 
     fn give_back(self: Arc<Self>, buffer: Box<[u8]>) {
-        {
-            let outbox = &mut *locked(&self.outbox);
-            outbox.lent -= 1;
-            outbox.keep(buffer);
-        }
+        locked(&self.outbox).take_back(buffer);
         self.call_back();
     }
 
@@ -328,11 +291,7 @@ impl Carrier for Outgoing {
     }
 
     fn send(self: Arc<Self>, letter: Letter) {
-        {
-            let outbox = &mut *locked(&self.outbox);
-            outbox.lent -= 1;
-            outbox.waiting.push_back(letter);
-        }
+        locked(&self.outbox).put(letter);
         self.device.fabric.unsettled.note_turn(&self);
     }
 

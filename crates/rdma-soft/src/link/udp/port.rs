@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use rdma_types::Gid;
 use rustix::io::{Errno, Result};
 
-use super::address::Station;
+use super::address::LocalAddress;
 use super::open::Open;
 use super::outgoing::{Loss, Outgoing};
 use super::receiver::Receiver;
@@ -27,7 +27,7 @@ const GROUPS: usize = 64;
 pub(super) struct Port {
     driver: &'static Driver,
     device: &'static Device,
-    station: Station,
+    own: LocalAddress,
     receiver: Arc<Receiver>,
     outgoing: Arc<Outgoing>,
     /// Of several addresses of one interface one hears groups, so that each datagram comes once.
@@ -39,28 +39,28 @@ impl Port {
     pub(super) fn open(
         driver: &'static Driver,
         device: &'static Device,
-        station: Station,
+        own: LocalAddress,
         socket: Socket,
         hears_groups: bool,
         loss: Option<Loss>,
     ) -> Result<Arc<Self>> {
         let mut made = None;
-        let receiver = driver.add(|end| {
-            let open = Arc::new(Open::new(driver, socket, end));
-            let outgoing = Outgoing::new(device, station.ip, Arc::clone(&open), loss);
-            Receiver::new(device, station.ip, open, Arc::clone(made.insert(outgoing)))
+        let receiver = driver.add(|token| {
+            let open = Arc::new(Open::new(driver, socket, token));
+            let outgoing = Outgoing::new(device, own.ip, Arc::clone(&open), loss);
+            Receiver::new(device, own.ip, open, Arc::clone(made.insert(outgoing)))
         })?;
         let outgoing = made.ok_or(Errno::NOMEM)?;
         let groups = Mutex::default();
-        Ok(Arc::new(Self { driver, device, station, receiver, outgoing, hears_groups, groups }))
+        Ok(Arc::new(Self { driver, device, own, receiver, outgoing, hears_groups, groups }))
     }
 
     /// Hears what is sent to a group from now on.
     fn join(&self, group: Gid) -> Result<Arc<Receiver>> {
-        let socket = Socket::join(&self.station, address(group))?;
-        let receiver = self.driver.add(|end| {
-            let open = Arc::new(Open::new(self.driver, socket, end));
-            Receiver::of_group(self.device, group, self.station.interface, open)
+        let socket = Socket::join(&self.own, address(group))?;
+        let receiver = self.driver.add(|token| {
+            let open = Arc::new(Open::new(self.driver, socket, token));
+            Receiver::of_group(self.device, group, self.own.interface, open)
         })?;
         receiver.use_it();
         Ok(receiver)
@@ -69,7 +69,7 @@ impl Port {
 
 impl Network for Port {
     fn address(&self) -> GidEntry {
-        entry(self.station.ip)
+        entry(self.own.ip)
     }
 
     fn reach(&self, remote: &Address) -> std::result::Result<(), Refusal> {
@@ -102,11 +102,11 @@ impl Network for Port {
         groups.retain(|&group, receiver| {
             let stays = has(group);
             if !stays {
-                self.driver.close(receiver.open.end);
+                self.driver.close(receiver.open.token);
             }
             stays
         });
-        let of_version = |group: &Gid| address(*group).is_ipv4() == self.station.ip.is_ipv4();
+        let of_version = |group: &Gid| address(*group).is_ipv4() == self.own.ip.is_ipv4();
         let Some(group) = newest.filter(of_version).filter(|group| has(*group)) else {
             return Ok(());
         };
@@ -126,7 +126,7 @@ impl Network for Port {
             }
             // Its members in this process are none the less.
             Err(errno) => {
-                let (group, at): (IpAddr, IpAddr) = (address(group), self.station.ip);
+                let (group, at): (IpAddr, IpAddr) = (address(group), self.own.ip);
                 let device = &self.device.name;
                 tracing::warn!(device, %group, %at, %errno, "what other hosts send to a group is not heard");
                 Ok(())

@@ -9,10 +9,10 @@ use rdma_types::Gid;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
+use super::coalesced::CoalescedBurst;
 use super::open::Open;
 use super::outgoing::Outgoing;
 use super::packet::{NoPacket, Reader, Way};
-use super::run::Run;
 use super::{address, entry};
 use crate::address::{Address, Group, Path, Route};
 use crate::device::Device;
@@ -222,7 +222,7 @@ impl Receiver {
             local: Address::Gid(entry(left.way.from)),
             remote: Address::Gid(entry(self.own)),
         };
-        let mut run = Run::of(headers, payload.len());
+        let mut run = CoalescedBurst::of(headers, payload.len());
         if self.is_own(&path) {
             return Some((behind, true));
         }
@@ -261,7 +261,7 @@ impl Receiver {
     }
 
     /// What is said of a datagram beside its headers.
-    fn datagram(&self, run: &Run, left: &Left, length: usize) -> Option<Datagram> {
+    fn datagram(&self, run: &CoalescedBurst, left: &Left, length: usize) -> Option<Datagram> {
         let header = &run.burst.header;
         let source = header.deth.filter(|_| header.bth.opcode.service() == Service::Ud)?.source;
         let route = Route {

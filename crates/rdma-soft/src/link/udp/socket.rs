@@ -9,7 +9,7 @@ use rdma_proto::wire::UdpHeader;
 use rustix::io::{Errno, Result};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
 
-use super::address::Station;
+use super::address::LocalAddress;
 use crate::link::descriptor::{Descriptor, set_flag};
 
 /// How much the kernel is to keep of what comes and of what goes: several windows of packets.
@@ -24,29 +24,28 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// At which a station sends and receives.
-    pub(super) fn bind(station: &Station) -> Result<Self> {
-        let bound = Self::new(station, station.ip, |_| Ok(()))?;
+    /// A socket that sends and receives at an address.
+    pub(super) fn bind(own: &LocalAddress) -> Result<Self> {
+        let bound = Self::new(own, own.ip, |_| Ok(()))?;
         let socket = bound.descriptor.get()?;
         // To groups by the same interface. Who has none for that is told so by the first datagram.
-        let _ = match station.ip {
+        let _ = match own.ip {
             IpAddr::V4(ip) => sockopt::set_ip_multicast_if(socket, &ip),
-            IpAddr::V6(_) => sockopt::set_ipv6_multicast_if(socket, station.interface),
+            IpAddr::V6(_) => sockopt::set_ipv6_multicast_if(socket, own.interface),
         };
         Ok(bound)
     }
 
-    /// At which a station receives what is sent to a group. Others of this host may do so, too.
-    pub(super) fn join(station: &Station, group: IpAddr) -> Result<Self> {
-        let joined =
-            Self::new(station, group, |socket| sockopt::set_socket_reuseaddr(socket, true))?;
+    /// A socket that receives what is sent to a group. Others of this host may do so, too.
+    pub(super) fn join(own: &LocalAddress, group: IpAddr) -> Result<Self> {
+        let joined = Self::new(own, group, |socket| sockopt::set_socket_reuseaddr(socket, true))?;
         let socket = joined.descriptor.get()?;
-        match (group, station.ip) {
+        match (group, own.ip) {
             (IpAddr::V4(group), IpAddr::V4(own)) => {
                 sockopt::set_ip_add_membership(socket, &group, &own)?;
             }
             (IpAddr::V6(group), _) => {
-                sockopt::set_ipv6_add_membership(socket, &group, station.interface)?;
+                sockopt::set_ipv6_add_membership(socket, &group, own.interface)?;
             }
             _ => return Err(Errno::AFNOSUPPORT),
         }
@@ -54,7 +53,7 @@ impl Socket {
     }
 
     fn new(
-        station: &Station,
+        own: &LocalAddress,
         ip: IpAddr,
         prepare: impl FnOnce(BorrowedFd<'_>) -> Result<()>,
     ) -> Result<Self> {
@@ -74,10 +73,10 @@ impl Socket {
         let _ = sockopt::set_socket_send_buffer_size_force(socket, BUFFER)
             .or_else(|_| sockopt::set_socket_send_buffer_size(socket, BUFFER));
         // A group means one of an interface, if it is no address of everywhere.
-        let scope = if ip.is_multicast() { station.interface } else { station.scope };
+        let scope = if ip.is_multicast() { own.interface } else { own.scope };
         bind(socket, &at(ip, scope))?;
         let state = UdpSocketState::new((&socket).into()).map_err(|error| errno(&error))?;
-        Ok(Self { descriptor, state, is_ipv4, scope: station.scope })
+        Ok(Self { descriptor, state, is_ipv4, scope: own.scope })
     }
 
     pub(super) fn descriptor(&self) -> &Descriptor {

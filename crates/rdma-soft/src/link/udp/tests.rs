@@ -6,22 +6,23 @@ use rdma_proto::Burst;
 use rdma_proto::wire::{Bth, Headers, IpHeader, Opcode, Operation, Reth, Service, UdpHeader};
 use rdma_types::{Psn, Qpn};
 
+use super::coalesced::CoalescedBurst;
 use super::packet::{NoPacket, Reader, Way, write};
-use super::run::Run;
 use super::*;
 
 #[test]
 fn an_interface_stands_for_its_addresses() {
-    let stations = address::named("lo").unwrap();
-    let loopback = |ip: &str| Station { ip: ip.parse().unwrap(), ..stations[0] };
-    assert!(stations.contains(&loopback("127.0.0.1")));
+    let addresses = address::named("lo").unwrap();
+    let loopback = |ip: &str| LocalAddress { ip: ip.parse().unwrap(), ..addresses[0] };
+    assert!(addresses.contains(&loopback("127.0.0.1")));
     // All of 127.0.0.0/8 is there without being listed.
     assert_eq!(address::named("127.9.8.7").unwrap(), [loopback("127.9.8.7")]);
 }
 
 #[test]
 fn packets_are_as_large_as_their_interface_lets_them_be() {
-    let mtu = |mtu| mtu_of(&Station { ip: [127, 0, 0, 1].into(), scope: 0, interface: 1, mtu });
+    let mtu =
+        |mtu| mtu_of(&LocalAddress { ip: [127, 0, 0, 1].into(), scope: 0, interface: 1, mtu });
     assert_eq!([1500, 4200, 9000].map(mtu), [Mtu::MTU1024, Mtu::MTU4096, Mtu::MTU4096].map(Some));
     assert_eq!(
         [1104, 1103, 336, 335].map(mtu),
@@ -106,7 +107,7 @@ fn middle(psn: u32) -> Headers {
 #[track_caller]
 fn assert_run(packets: &[(Headers, usize)], together: usize) {
     let (first, behind) = packets.split_first().unwrap();
-    let mut run = Run::of(first.0, first.1);
+    let mut run = CoalescedBurst::of(first.0, first.1);
     let count = 1 + behind.iter().take_while(|(next, length)| run.extend(next, *length)).count();
     assert_eq!(count, together);
     let payload = vec![0; run.burst.length as usize];

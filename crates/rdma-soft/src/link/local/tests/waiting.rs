@@ -133,8 +133,8 @@ fn datagrams_without_space_are_refused_until_there_is_some() {
         }
         sent += 1;
     }
-    let most = (outbox::DATAGRAM_BYTES + CAPACITY as usize) / SIZE;
-    assert!((outbox::DATAGRAM_BYTES / SIZE..=most).contains(&sent), "{sent}");
+    let most = (queues::DATAGRAM_BYTES + CAPACITY as usize) / SIZE;
+    assert!((queues::DATAGRAM_BYTES / SIZE..=most).contains(&sent), "{sent}");
     assert_eq!(scene.read_all(), (sent, 0));
     assert!(scene.send_datagram());
 }

@@ -1,0 +1,206 @@
+//! AETH: what the responder says to a request.
+
+use rdma_types::MinRnrTimer;
+
+use crate::wire::bytes::{Reader, Writer};
+
+/// The acknowledge extended transport header (IBTA section 9.3).
+///
+/// # Examples
+///
+/// ```
+/// use rdma_proto::wire::{Aeth, CreditCount, NakCode, Syndrome};
+///
+/// let ack = Aeth::parse(&[0x1f, 0, 0, 7]);
+/// assert_eq!(ack, Aeth { syndrome: Syndrome::Ack(CreditCount::UNLIMITED), msn: 7 });
+///
+/// let mut bytes = [0; Aeth::LEN];
+/// Aeth { syndrome: Syndrome::Nak(NakCode::RemoteAccess), msn: 7 }.emit(&mut bytes);
+/// assert_eq!(bytes, [0x62, 0, 0, 7]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Aeth {
+    /// Whether it worked.
+    pub syndrome: Syndrome,
+    /// The message sequence number: how many messages the responder has completed, modulo 2^24 (IBTA
+    /// section 9.7.7.1). Higher bits are not sent.
+    pub msn: u32,
+}
+
+impl Aeth {
+    /// How many bytes it has.
+    pub const LEN: usize = 4;
+
+    /// Reads the header.
+    #[must_use]
+    #[inline]
+    pub fn parse(bytes: &[u8; Self::LEN]) -> Self {
+        let mut fields = Reader::new(bytes);
+        Self { syndrome: Syndrome::from_code(fields.u8()), msn: fields.u24() }
+    }
+
+    /// Writes the header.
+    #[inline]
+    pub fn emit(&self, bytes: &mut [u8; Self::LEN]) {
+        Writer::new(bytes).u8(self.syndrome.code()).u24(self.msn);
+    }
+}
+
+/// What an acknowledgement says (IBTA section 9.7.5).
+///
+/// # Examples
+///
+/// ```
+/// use rdma_proto::wire::Syndrome;
+/// use rdma_types::MinRnrTimer;
+///
+/// let timer = MinRnrTimer::limited(12).unwrap();
+/// assert_eq!(Syndrome::from_code(0x2c), Syndrome::RnrNak(timer));
+/// assert_eq!(Syndrome::RnrNak(timer).code(), 0x2c);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Syndrome {
+    /// It worked, up to and with this PSN; and so many more messages may be sent.
+    Ack(CreditCount),
+    /// The receiver is not ready: try again after this time.
+    RnrNak(MinRnrTimer),
+    /// It did not work.
+    Nak(NakCode),
+    /// A code that the specification reserves, as it came.
+    Reserved(u8),
+}
+
+impl Syndrome {
+    /// The syndrome with this code.
+    #[must_use]
+    #[inline]
+    pub fn from_code(code: u8) -> Self {
+        let value = code & 0x1f;
+        let known = match code >> 5 {
+            0b000 => CreditCount::from_code(value).map(Self::Ack),
+            0b001 => MinRnrTimer::from_code(value).map(Self::RnrNak),
+            0b011 => NakCode::from_code(value).map(Self::Nak),
+            _ => None,
+        };
+        known.unwrap_or(Self::Reserved(code))
+    }
+
+    /// The byte in the packet.
+    #[must_use]
+    #[inline]
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Ack(credits) => credits.code(),
+            Self::RnrNak(timer) => 0b001 << 5 | timer.code(),
+            Self::Nak(code) => 0b011 << 5 | code as u8,
+            Self::Reserved(code) => code,
+        }
+    }
+}
+
+/// How many more messages the responder has receives for, as a code of 5 bits (IBTA section 9.7.7.2).
+///
+/// # Examples
+///
+/// ```
+/// use rdma_proto::wire::CreditCount;
+///
+/// let codes = [0, 4, 5, 6, 7, 30].map(|code| CreditCount::from_code(code).unwrap());
+/// assert_eq!(codes.map(CreditCount::messages), [0, 4, 6, 8, 12, 32768].map(Some));
+/// assert_eq!(CreditCount::UNLIMITED.messages(), None);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CreditCount(u8);
+
+impl CreditCount {
+    /// The responder does not count: what a queue pair with a shared receive queue says, and SoftRoCE always.
+    pub const UNLIMITED: Self = Self(31);
+
+    /// The count with this code, or `None` if it has more than 5 bits.
+    #[must_use]
+    #[inline]
+    pub const fn from_code(code: u8) -> Option<Self> {
+        if code <= Self::UNLIMITED.0 { Some(Self(code)) } else { None }
+    }
+
+    /// The code.
+    #[must_use]
+    #[inline]
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// How many messages that is; `None` if there is no limit. The codes go up by half or a third each: 1,
+    /// 2, 3, 4, 6, 8, 12, and so on.
+    #[must_use]
+    pub const fn messages(self) -> Option<u16> {
+        let half = self.0 >> 1;
+        match (self.0, self.0 & 1) {
+            (31, _) => None,
+            (0 | 1, _) => Some(self.0 as u16),
+            (_, 0) => Some(1 << half),
+            _ => Some(3 << half >> 1),
+        }
+    }
+}
+
+/// Why a request did not work (IBTA section 9.7.5.2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum NakCode {
+    /// A packet before this one is missing: send again from the PSN of the NAK.
+    PsnSequence = 0,
+    /// The request itself is wrong, or more than fits the receive.
+    InvalidRequest = 1,
+    /// Key, range or rights are wrong.
+    RemoteAccess = 2,
+    /// The responder cannot go on.
+    RemoteOperational = 3,
+    /// Of reliable datagrams.
+    InvalidRdRequest = 4,
+}
+
+impl NakCode {
+    /// The lower five bits of the syndrome; `None` if the specification reserves them.
+    #[must_use]
+    #[inline]
+    pub const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            0 => Self::PsnSequence,
+            1 => Self::InvalidRequest,
+            2 => Self::RemoteAccess,
+            3 => Self::RemoteOperational,
+            4 => Self::InvalidRdRequest,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_byte_is_a_syndrome_and_comes_back() {
+        let mut reserved = 0;
+        for code in 0..=u8::MAX {
+            let syndrome = Syndrome::from_code(code);
+            assert_eq!(syndrome.code(), code);
+            reserved += u32::from(syndrome == Syndrome::Reserved(code));
+        }
+        // Known are 32 counts, 32 timers and 5 codes.
+        assert_eq!(reserved, 256 - 32 - 32 - 5);
+    }
+
+    #[test]
+    fn credits_grow_by_half_or_a_third() {
+        let counts: std::vec::Vec<_> =
+            (0..31).map(|code| CreditCount(code).messages().unwrap()).collect();
+        assert_eq!(counts[..10], [0, 1, 2, 3, 4, 6, 8, 12, 16, 24]);
+        assert_eq!(counts[25..], [6144, 8192, 12288, 16384, 24576, 32768]);
+        assert!(counts.is_sorted_by(|a, b| a < b));
+        assert_eq!((CreditCount::from_code(32), CreditCount(31).messages()), (None, None));
+    }
+}

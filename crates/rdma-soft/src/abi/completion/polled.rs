@@ -1,0 +1,39 @@
+//! What a thread reads while it polls an extended completion queue.
+
+use rdma_sys::{ibv_create_cq_wc_flags as Fields, ibv_wc};
+
+use crate::device::Device;
+use crate::fabric::clock::{Clock, Time};
+
+/// The completion that a poll has come to.
+pub(crate) struct Polled {
+    /// The fields that the queue was created with (`enum ibv_create_cq_wc_flags`).
+    fields: u64,
+    pub(super) wc: ibv_wc,
+    /// When it completed.
+    pub(super) timestamp: Time,
+    /// The clock of `timestamp`.
+    pub(super) clock: &'static Clock,
+}
+
+impl Polled {
+    pub(super) fn new(device: &Device, fields: u64) -> Self {
+        let clock = &device.fabric.clock;
+        Self { fields, wc: ibv_wc::default(), timestamp: Time::AT_ONCE, clock }
+    }
+
+    /// A field's value, if the queue was created with it.
+    pub(super) fn field<T>(&self, flag: Fields, value: T) -> Option<T> {
+        (self.fields & u64::from(flag.0) != 0).then_some(value)
+    }
+}
+
+/// The fields that are times.
+pub(super) const TIMESTAMPS: u64 = (Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0
+    | Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK.0)
+    as u64;
+
+/// Whether a queue that was created with these fields keeps the times of its completions.
+pub(super) fn has_timestamps(fields: u64) -> bool {
+    fields & TIMESTAMPS != 0
+}

@@ -1,0 +1,122 @@
+//! The device list, and the blocks that its pointers point to.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int};
+use std::ptr;
+use std::sync::Mutex;
+
+use rdma_sys::{Errno, ibv_device, ibv_node_type, ibv_transport_type};
+
+use crate::abi::convert::{int, put};
+use crate::device::Device;
+use crate::device::subnet::INSTALLED;
+use crate::sync::locked;
+
+/// What a program's pointer to a device points to. It is never freed, as the device is not, and only read
+/// once it is made.
+///
+/// Vendors' direct verbs look behind `ibv_device`, where libibverbs keeps its own part of
+/// `struct verbs_device`, to see whose device it is: they find zeroes.
+#[repr(C)]
+pub(super) struct DeviceBlock {
+    verbs: ibv_device,
+    libibverbs: [u64; 16],
+    device: &'static Device,
+}
+
+/// By the address of their device.
+static BLOCKS: Mutex<BTreeMap<usize, &'static DeviceBlock>> = Mutex::new(BTreeMap::new());
+
+/// The number of `uverbsN` of `soft0`, the same in each process. Numbers of the kernel's devices are less than this: it has
+/// at most 8,192 ports in all (`RDMA_MAX_PORTS`).
+const FIRST_NUMBER: usize = 8192;
+/// Those that each process has, with the numbers from [`FIRST_NUMBER`] on.
+const EVERYWHERE: [&str; 2] = ["soft0", "softib0"];
+
+/// The blocks of all devices, in the order in which they were installed. A device always has the same.
+fn blocks() -> Vec<&'static DeviceBlock> {
+    let mut blocks = locked(&BLOCKS);
+    let block = |device: &'static Device| -> &'static DeviceBlock {
+        let before = blocks.len();
+        let number = EVERYWHERE.iter().position(|name| *name == device.name);
+        let number = FIRST_NUMBER + number.unwrap_or(EVERYWHERE.len() + before);
+        blocks
+            .entry(ptr::from_ref(device).addr())
+            .or_insert_with(|| Box::leak(Box::new(DeviceBlock::new(device, number))))
+    };
+    INSTALLED.all().into_iter().map(block).collect()
+}
+
+impl DeviceBlock {
+    fn new(device: &'static Device, number: usize) -> Self {
+        let mut verbs = ibv_device::default();
+        verbs.node_type = ibv_node_type::IBV_NODE_CA;
+        verbs.transport_type = ibv_transport_type::IBV_TRANSPORT_IB;
+        let uverbs = format!("uverbs{number}");
+        // Where the kernel would describe the device; nothing is there.
+        let dev_path = format!("/sys/class/infiniband_verbs/{uverbs}");
+        let ibdev_path = format!("/sys/class/infiniband/{}", device.name);
+        put(&mut verbs.name, &device.name);
+        put(&mut verbs.dev_name, &uverbs);
+        put(&mut verbs.dev_path, &dev_path);
+        put(&mut verbs.ibdev_path, &ibdev_path);
+        Self { verbs, libibverbs: [0; 16], device }
+    }
+
+    pub(super) fn device(&self) -> &'static Device {
+        self.device
+    }
+}
+
+pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    let devices = blocks();
+    // SAFETY: no precondition (SAFETY.md F15); the last entry stays NULL.
+    let memory = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_device>()) };
+    let list = memory.cast::<*mut ibv_device>();
+    if list.is_null() {
+        Errno::ENOMEM.set();
+        return list;
+    }
+    for (n, block) in devices.iter().enumerate() {
+        let device = ptr::from_ref::<DeviceBlock>(block).cast_mut().cast();
+        // SAFETY: `n` is less than the number of entries that were allocated (SAFETY.md F11).
+        let entry = unsafe { list.add(n) };
+        // SAFETY: an entry of the list just made (SAFETY.md F11).
+        unsafe { entry.write(device) };
+    }
+    if !count.is_null() {
+        // SAFETY: the caller's place for the count, or NULL (SAFETY.md F1).
+        unsafe { count.write(int(devices.len() as u64)) };
+    }
+    list
+}
+
+pub(crate) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
+    // SAFETY: made by `get_device_list` with calloc (SAFETY.md F1).
+    unsafe { libc::free(list.cast()) }
+}
+
+pub(crate) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
+    // SAFETY: devices live as long as the process (SAFETY.md F11).
+    let name = unsafe { &raw const (*device).name };
+    name.cast()
+}
+
+/// # Safety
+///
+/// The device is one of this provider's.
+pub(super) unsafe fn block<'a>(device: *mut ibv_device) -> &'a DeviceBlock {
+    // SAFETY: an `ibv_device` of ours is the beginning of its block, lives as long as the process and
+    // is never written (SAFETY.md F11).
+    unsafe { &*device.cast::<DeviceBlock>() }
+}
+
+pub(crate) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
+    // SAFETY: the caller's device (SAFETY.md F1).
+    unsafe { block(device) }.device().guid().to_be()
+}
+
+pub(crate) unsafe extern "C" fn get_device_index(_device: *mut ibv_device) -> c_int {
+    // The kernel numbers its devices; this one is none of them (man ibv_get_device_index).
+    -1
+}

@@ -1,0 +1,154 @@
+//! Memory regions.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+
+use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
+
+use crate::abi::block::{MrBlock, pd_children, pd_device, pd_of, registration_of};
+use crate::abi::errno::{number, pointer};
+use crate::engine::Refusal;
+use crate::memory::import::{self, Imported};
+use crate::memory::probe::Access;
+use crate::memory::protection::{ProtectionDomain, Registration};
+
+pub(crate) unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: as this call (SAFETY.md F1).
+    unsafe { reg_mr_iova2(pd, addr, length, addr.addr() as u64, access.cast_unsigned()) }
+}
+
+pub(crate) unsafe extern "C" fn reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: as this call (SAFETY.md F1).
+    unsafe { reg_mr_iova2(pd, addr, length, iova, access.cast_unsigned()) }
+}
+
+pub(crate) unsafe extern "C" fn reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    let zero_based = access & ibv_access_flags::IBV_ACCESS_ZERO_BASED.0 != 0;
+    let iova = if zero_based { 0 } else { iova };
+    // The device comes back to this memory by its address alone (SAFETY.md F7).
+    let address = addr.expose_provenance() as u64;
+    // SAFETY: the caller's protection domain (SAFETY.md F1).
+    let domain = unsafe { pd_of(pd) };
+    pointer(domain.register(address, length as u64, iova, access).map(|registration| {
+        // SAFETY: as above.
+        unsafe { region(pd, addr, length, registration, None) }
+    }))
+}
+
+/// The object of a registration that was just made.
+///
+/// # Safety
+///
+/// The protection domain is a live one of this provider's.
+unsafe fn region(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    registration: Registration,
+    imported: Option<Imported>,
+) -> *mut ibv_mr {
+    // SAFETY: this function's contract.
+    unsafe { pd_children(pd) }.add();
+    let verbs = ibv_mr {
+        // SAFETY: as above; the C part of a protection domain is only read once it is made.
+        context: unsafe { (*pd).context },
+        pd,
+        addr,
+        length,
+        handle: registration.key,
+        lkey: registration.key,
+        rkey: registration.key,
+    };
+    Box::into_raw(Box::new(MrBlock { verbs, registration, imported })).cast()
+}
+
+/// The flags that the kernel takes for a dma-buf (`UVERBS_METHOD_REG_DMABUF_MR`).
+const DMABUF_ACCESS: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
+    | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0
+    | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
+    | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0
+    | ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
+
+pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's protection domain (SAFETY.md F1).
+    let domain = unsafe { pd_of(pd) };
+    let access = access.cast_unsigned();
+    // SAFETY: as above.
+    if !unsafe { pd_device(pd) }.limits.dmabuf {
+        return pointer(Err(Refusal::Unsupported));
+    }
+    pointer(import(domain, offset, length, iova, fd, access).map(|(registration, imported)| {
+        // As libibverbs, which has no address for it either.
+        let addr = ptr::without_provenance_mut(usize::try_from(offset).unwrap_or(0));
+        // SAFETY: as above.
+        unsafe { region(pd, addr, length, registration, Some(imported)) }
+    }))
+}
+
+fn import(
+    domain: &ProtectionDomain,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: u32,
+) -> Result<(Registration, Imported), Refusal> {
+    let checked = Access::check(access)?;
+    let page = rustix::param::page_size() as u64;
+    if access & !DMABUF_ACCESS != 0 || !(offset ^ iova).is_multiple_of(page) {
+        return Err(Refusal::Invalid);
+    }
+    let file = import::open_file(fd)?;
+    let imported = Imported::map(file, offset, length, checked.is_writable())?;
+    let registration = domain.register(imported.address(), length as u64, iova, access)?;
+    Ok((registration, imported))
+}
+
+/// Not a verb of libibverbs: [`Verbs::note_mapped`](rdma_sys::Verbs::note_mapped).
+pub(crate) unsafe extern "C" fn note_mapped(mr: *mut ibv_mr) {
+    // SAFETY: the caller's region (SAFETY.md F1). That its memory is mapped is the caller's promise (F29).
+    let registration = unsafe { *registration_of(mr) };
+    // SAFETY: as above.
+    let pd = unsafe { (*mr).pd };
+    // SAFETY: a protection domain outlives its regions (SAFETY.md F11).
+    unsafe { pd_of(pd) }.note_mapped(registration);
+}
+
+pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: the caller's region (SAFETY.md F1).
+    let registration = unsafe { *registration_of(mr) };
+    // SAFETY: as above.
+    let pd = unsafe { (*mr).pd };
+    // SAFETY: a protection domain outlives its regions (SAFETY.md F11).
+    let deregistered = unsafe { pd_of(pd) }.deregister(registration);
+    number(deregistered.map(|()| {
+        // SAFETY: made by `reg_mr_iova2`, and the caller gives it up (SAFETY.md F11).
+        drop(unsafe { Box::from_raw(mr.cast::<MrBlock>()) });
+        // SAFETY: as above.
+        unsafe { pd_children(pd) }.remove();
+    }))
+}

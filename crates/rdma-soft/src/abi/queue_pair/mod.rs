@@ -1,0 +1,7 @@
+//! Queue pairs, shared receive queues, address handles.
+
+pub(super) mod ah;
+mod attributes;
+pub(super) mod qp;
+pub(super) mod qp_ex;
+pub(super) mod srq;

@@ -1,0 +1,263 @@
+//! Posting by function calls: requests are built between `wr_start` and `wr_complete`, and posted all
+//! or none.
+//!
+//! One thread at a time is in the queue pair's critical region, and others that start wait. Requests are
+//! kept in the form in which `post_send` takes them, so that both ways post the same.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use rdma_sys::{
+    Errno, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info,
+    ibv_qp_create_send_ops_flags as Operation, ibv_qp_ex, ibv_send_wr,
+    ibv_send_wr__bindgen_ty_2__bindgen_ty_1 as Remote,
+    ibv_send_wr__bindgen_ty_2__bindgen_ty_2 as Atomic,
+    ibv_send_wr__bindgen_ty_4__bindgen_ty_1 as Bind, ibv_sge, ibv_wr_opcode,
+};
+
+use super::batch::{Batch, INLINE};
+use super::request::{datagram, send_request};
+use crate::abi::block::{queue_pair_of, queue_pair_posting};
+use crate::abi::errno::number;
+use crate::engine::Refusal;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::requester::post::post_all;
+
+/// Works on the batch of the thread that is inside; no other call has anything to work on.
+///
+/// # Safety
+///
+/// The queue pair is a live one of this provider's.
+unsafe fn batch(qp: *mut ibv_qp_ex, work: impl FnOnce(&mut Batch)) {
+    // SAFETY: this function's contract.
+    if let Some(posting) = unsafe { queue_pair_posting(qp) } {
+        // SAFETY: `work` is of this file: a method of `Batch` that builds a request, of which none comes back to
+        // this file, where `with` of this region is called (SAFETY.md F17).
+        let _ = unsafe { posting.with(work) };
+    }
+}
+
+unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    let entered = unsafe { queue_pair_posting(qp) }.as_ref().map(|posting| posting.enter());
+    if let Some(Err(_)) = entered {
+        // SAFETY: as above.
+        unsafe { batch(qp, |batch| batch.refuse(Refusal::Invalid)) };
+    }
+}
+
+unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    let Some(posting) = (unsafe { queue_pair_posting(qp) }) else {
+        return Errno::EOPNOTSUPP.raw();
+    };
+    // SAFETY: as above.
+    let queue_pair = unsafe { queue_pair_of(qp.cast()) };
+    // SAFETY: what this calls does not call `with` of the region again. Only functions of this file and of `poll_ex` do,
+    // and only programs call these. A post executes requests, of any queue pair, and settles what is left; but that
+    // is the engine's, which calls nothing of a program's, and of `abi` only what reads this batch (SAFETY.md F17).
+    let posted = unsafe {
+        posting.with(|batch| {
+            let posted = post(batch, queue_pair);
+            batch.clear();
+            posted
+        })
+    };
+    posting.leave();
+    number(posted.unwrap_or(Err(Refusal::Invalid)))
+}
+
+/// Posts all requests or none.
+fn post(batch: &mut Batch, queue_pair: &Arc<QueuePair>) -> Result<(), Refusal> {
+    let (datagrams, most) = (batch.datagrams, batch.capacity.send_sge);
+    let requests = batch.requests()?;
+    post_all(
+        queue_pair,
+        requests.iter().map(|wr| match datagrams {
+            // SAFETY: the batch is borrowed until the post returns. `Batch::requests` has set `sg_list` to the
+            // request's own elements: `attach` has put as many into `sges` as it says, in the order of the
+            // requests. Inline ones name bytes of `inline`, written by `attach_inline`, exposed by `requests` and
+            // not written until the next batch (SAFETY.md F7, F12). The queue pair is one of datagrams,
+            // and address handles are the caller's (F1).
+            true => unsafe { datagram(wr, most) },
+            // SAFETY: as above; windows and regions of binds are the caller's (SAFETY.md F1).
+            false => unsafe { send_request(wr, most) },
+        }),
+    )
+}
+
+unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    unsafe { batch(qp, Batch::clear) };
+    // SAFETY: as above.
+    if let Some(posting) = unsafe { queue_pair_posting(qp) } {
+        posting.leave();
+    }
+}
+
+/// Begins a request, with what the program's part of the queue pair says now. Inline data says itself
+/// that it is.
+///
+/// # Safety
+///
+/// As for [`batch`].
+unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation, wr: ibv_send_wr) {
+    // SAFETY: the program's part, which belongs to the thread that is inside (SAFETY.md F17).
+    let wr_id = unsafe { (*qp).wr_id };
+    // SAFETY: as above.
+    let send_flags = unsafe { (*qp).wr_flags } & !INLINE;
+    let wr = ibv_send_wr { wr_id, send_flags, ..wr };
+    // SAFETY: this function's contract.
+    unsafe { batch(qp, |batch| batch.begin(operation, wr)) };
+}
+
+/// Defines the functions that begin requests, and puts all functions into a queue pair's C part: also
+/// those that it was not created with, since programs call them unchecked.
+macro_rules! requests {
+    ($($name:ident($($argument:ident: $type:ty),*): $operation:ident, $opcode:ident, $wr:expr;)+) => {
+        $(
+            unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, $argument: $type)*) {
+                let (operation, opcode) = (Operation::$operation, ibv_wr_opcode::$opcode);
+                let wr = $wr;
+                // SAFETY: the caller's queue pair (SAFETY.md F1).
+                unsafe { begin(qp, operation, ibv_send_wr { opcode, ..wr }) };
+            }
+        )+
+
+        pub(crate) fn set_functions(verbs: &mut ibv_qp_ex) {
+            $(verbs.$name = Some($name);)+
+            verbs.wr_start = Some(wr_start);
+            verbs.wr_complete = Some(wr_complete);
+            verbs.wr_abort = Some(wr_abort);
+            verbs.wr_set_ud_addr = Some(wr_set_ud_addr);
+            verbs.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
+            verbs.wr_set_inline_data = Some(wr_set_inline_data);
+            verbs.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+            verbs.wr_set_sge = Some(wr_set_sge);
+            verbs.wr_set_sge_list = Some(wr_set_sge_list);
+        }
+    };
+}
+
+requests! {
+    wr_send(): IBV_QP_EX_WITH_SEND, IBV_WR_SEND, ibv_send_wr::default();
+    wr_send_imm(imm: u32): IBV_QP_EX_WITH_SEND_WITH_IMM, IBV_WR_SEND_WITH_IMM, immediate(imm);
+    wr_send_inv(rkey: u32): IBV_QP_EX_WITH_SEND_WITH_INV, IBV_WR_SEND_WITH_INV, invalidate(rkey);
+    wr_local_inv(rkey: u32): IBV_QP_EX_WITH_LOCAL_INV, IBV_WR_LOCAL_INV, invalidate(rkey);
+    wr_rdma_write(rkey: u32, remote_addr: u64):
+        IBV_QP_EX_WITH_RDMA_WRITE, IBV_WR_RDMA_WRITE, remote(Remote { remote_addr, rkey });
+    wr_rdma_write_imm(rkey: u32, remote_addr: u64, imm: u32):
+        IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_WRITE_WITH_IMM,
+        ibv_send_wr { wr: remote(Remote { remote_addr, rkey }).wr, ..immediate(imm) };
+    wr_rdma_read(rkey: u32, remote_addr: u64):
+        IBV_QP_EX_WITH_RDMA_READ, IBV_WR_RDMA_READ, remote(Remote { remote_addr, rkey });
+    wr_atomic_cmp_swp(rkey: u32, remote_addr: u64, compare_add: u64, swap: u64):
+        IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_CMP_AND_SWP,
+        atomic(Atomic { remote_addr, compare_add, swap, rkey });
+    wr_atomic_fetch_add(rkey: u32, remote_addr: u64, compare_add: u64):
+        IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_FETCH_AND_ADD,
+        atomic(Atomic { remote_addr, compare_add, swap: 0, rkey });
+    wr_bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info):
+        IBV_QP_EX_WITH_BIND_MW, IBV_WR_BIND_MW,
+        {
+            // SAFETY: the caller's description of the window (SAFETY.md F1).
+            let bind_info = unsafe { info.read() };
+            bind(Bind { mw, rkey, bind_info })
+        };
+    wr_send_tso(_header: *mut c_void, _size: u16, _mss: u16):
+        IBV_QP_EX_WITH_TSO, IBV_WR_TSO, ibv_send_wr::default();
+    wr_atomic_write(_rkey: u32, _address: u64, _value: *const c_void):
+        IBV_QP_EX_WITH_ATOMIC_WRITE, IBV_WR_ATOMIC_WRITE, ibv_send_wr::default();
+    wr_flush(_rkey: u32, _address: u64, _length: usize, _kind: u8, _level: u8):
+        IBV_QP_EX_WITH_FLUSH, IBV_WR_FLUSH, ibv_send_wr::default();
+}
+
+fn immediate(imm_data: u32) -> ibv_send_wr {
+    let mut wr = ibv_send_wr::default();
+    wr.__bindgen_anon_1.imm_data = imm_data;
+    wr
+}
+
+fn invalidate(rkey: u32) -> ibv_send_wr {
+    let mut wr = ibv_send_wr::default();
+    wr.__bindgen_anon_1.invalidate_rkey = rkey;
+    wr
+}
+
+fn remote(rdma: Remote) -> ibv_send_wr {
+    let mut wr = ibv_send_wr::default();
+    wr.wr.rdma = rdma;
+    wr
+}
+
+fn atomic(atomic: Atomic) -> ibv_send_wr {
+    let mut wr = ibv_send_wr::default();
+    wr.wr.atomic = atomic;
+    wr
+}
+
+fn bind(bind_mw: Bind) -> ibv_send_wr {
+    let mut wr = ibv_send_wr::default();
+    wr.__bindgen_anon_2.bind_mw = bind_mw;
+    wr
+}
+
+unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    unsafe { batch(qp, |batch| batch.address(ah, qpn, qkey)) };
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, _srqn: u32) {
+    // SAFETY: the caller's queue pair (SAFETY.md F1), which is no XRC one.
+    unsafe { batch(qp, |batch| batch.refuse(Refusal::Invalid)) };
+}
+
+unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    unsafe { batch(qp, |batch| batch.attach(&[ibv_sge { addr, length, lkey }], 0)) };
+}
+
+unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
+    let attach = |batch: &mut Batch| {
+        if !batch.takes(count) {
+            // As in a list of requests, before it is looked at.
+            return batch.refuse(Refusal::Invalid);
+        }
+        // SAFETY: the caller's list (SAFETY.md F12).
+        batch.attach(unsafe { slice(list, count) }, 0);
+    };
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    unsafe { batch(qp, attach) };
+}
+
+unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
+    let buffer = [ibv_data_buf { addr, length }];
+    // SAFETY: the caller's queue pair and buffer (SAFETY.md F1, F12).
+    unsafe { wr_set_inline_data_list(qp, 1, buffer.as_ptr()) };
+}
+
+unsafe extern "C" fn wr_set_inline_data_list(
+    qp: *mut ibv_qp_ex,
+    count: usize,
+    list: *const ibv_data_buf,
+) {
+    // SAFETY: the caller's list (SAFETY.md F12).
+    let buffers = unsafe { slice(list, count) };
+    let attach = |batch: &mut Batch| {
+        // SAFETY: the caller's buffers (SAFETY.md F12).
+        unsafe { batch.attach_inline(buffers) };
+    };
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    unsafe { batch(qp, attach) };
+}
+
+/// # Safety
+///
+/// `list` points to `count` values that are not written while the result is used, unless `count` is 0.
+unsafe fn slice<'a, T>(list: *const T, count: usize) -> &'a [T] {
+    if count == 0 {
+        return &[];
+    }
+    // SAFETY: this function's contract (SAFETY.md F12).
+    unsafe { std::slice::from_raw_parts(list, count) }
+}

@@ -1,0 +1,162 @@
+//! Everything that waits for a neighbor: bursts of connections, which make their senders wait when there is no space,
+//! datagrams, which do not, and questions.
+
+use std::collections::VecDeque;
+
+use super::head::{HEAD, LONGEST, LONGEST_MESSAGE, MOST, encode};
+use super::questions::Questions;
+use super::silence::Silence;
+use crate::device::Device;
+use crate::engine::wire::letter::{BURST_BYTES, Letter};
+use crate::link::outbox::{Outbox, Sizes};
+use crate::link::turned_away::TurnedAway;
+
+/// Bursts of connections. Datagrams have buffers of the same outbox.
+const CONNECTIONS: Sizes = Sizes { bursts: 64, spare: 16, buffer: BURST_BYTES };
+/// The most bytes of datagrams that wait, with their heads.
+pub(super) const DATAGRAM_BYTES: usize = 1 << 20;
+/// The number of waiting datagrams from which each further one has a buffer of its own size.
+const CROWD: usize = 16;
+
+/// A message: bursts with their heads.
+pub(super) type Message = Vec<([u8; HEAD], Letter)>;
+
+#[derive(Debug)]
+pub(super) struct Queues {
+    pub(super) connections: Outbox<Letter>,
+    datagrams: VecDeque<Letter>,
+    /// The bytes of the datagrams, with their heads.
+    datagram_bytes: usize,
+    /// Whether the next message begins with a datagram, if there is one.
+    datagrams_first: bool,
+    /// Queue pairs with connections to that process.
+    pub(super) users: TurnedAway,
+    pub(super) questions: Questions,
+    pub(super) silence: Silence,
+}
+
+/// Returns the bytes of a datagram, with its head.
+fn size(letter: &Letter) -> usize {
+    HEAD + letter.payload().len()
+}
+
+impl Default for Queues {
+    fn default() -> Self {
+        Self {
+            connections: Outbox::new(CONNECTIONS),
+            datagrams: VecDeque::new(),
+            datagram_bytes: 0,
+            datagrams_first: false,
+            users: TurnedAway::default(),
+            questions: Questions::default(),
+            silence: Silence::default(),
+        }
+    }
+}
+
+impl Queues {
+    /// Returns true if there is space for a datagram of that length.
+    pub(super) fn has_room_for_datagram(&self, length: usize) -> bool {
+        self.datagram_bytes + HEAD + length <= DATAGRAM_BYTES
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.connections.waiting.is_empty() && self.datagrams.is_empty()
+    }
+
+    pub(super) fn put(&mut self, letter: Letter) {
+        if letter.datagram.is_none() {
+            self.questions.note_put();
+            return self.connections.put(letter);
+        }
+        self.connections.lent -= 1;
+        self.datagram_bytes += size(&letter);
+        let letter = if self.datagrams.len() < CROWD {
+            letter
+        } else {
+            let (letter, buffer) = letter.of_own_size();
+            self.connections.keep(buffer);
+            letter
+        };
+        self.datagrams.push_back(letter);
+    }
+
+    /// Moves as many bursts as a message holds to `message`, with their heads. Messages begin with bursts of connections
+    /// and with datagrams in turn.
+    pub(super) fn fill(&mut self, device: &Device, message: &mut Message) {
+        if self.is_empty() && !self.questions.are_open() {
+            // Lost datagrams were all that it owed.
+            self.silence.end();
+        }
+        let (mut behind, first) = (0, self.datagrams_first);
+        while message.len() < MOST {
+            let is_datagram = if first {
+                !self.datagrams.is_empty()
+            } else {
+                self.connections.waiting.is_empty()
+            };
+            let queue =
+                if is_datagram { &mut self.datagrams } else { &mut self.connections.waiting };
+            let Some(letter) = queue.front() else { break };
+            let length = letter.payload().len();
+            if !message.is_empty() {
+                // The receiver copies the payload of all but the first.
+                behind += HEAD + length;
+                if length > LONGEST || behind > LONGEST_MESSAGE {
+                    break;
+                }
+            } else {
+                behind = length;
+            }
+            let head = encode(device, letter);
+            let Some(letter) = queue.pop_front() else { break };
+            if is_datagram {
+                self.datagram_bytes -= size(&letter);
+            }
+            match head {
+                Some(head) => message.push((head, letter)),
+                None => {
+                    debug_assert!(false, "a letter that no device sends");
+                    self.connections.keep(letter.into_buffer());
+                }
+            }
+        }
+    }
+
+    /// The message was written.
+    pub(super) fn has_written(&mut self, message: &mut Message) {
+        let of_connections = message.iter().filter(|(_, letter)| letter.datagram.is_none());
+        self.questions.note_written(of_connections.count() as u64);
+        message.drain(..).for_each(|(_, letter)| self.connections.keep(letter.into_buffer()));
+        // Only now: if each attempt did, one kind might find space each time and the other never.
+        self.datagrams_first = !self.datagrams_first;
+        self.silence.stalled = None;
+        if !self.questions.are_open() {
+            self.silence.end();
+        }
+    }
+
+    /// Returns a message, for which there was no space, to the front of the queues.
+    pub(super) fn put_back(&mut self, message: &mut Message) {
+        for (_, letter) in message.drain(..).rev() {
+            if letter.datagram.is_some() {
+                self.datagram_bytes += size(&letter);
+                self.datagrams.push_front(letter);
+            } else {
+                self.connections.waiting.push_front(letter);
+            }
+        }
+    }
+
+    /// Removes and returns all datagrams, which are lost.
+    pub(super) fn take_datagrams(&mut self) -> VecDeque<Letter> {
+        self.datagram_bytes = 0;
+        std::mem::take(&mut self.datagrams)
+    }
+
+    /// Drops everything: the process has ended.
+    pub(super) fn clear(&mut self) {
+        self.connections.clear();
+        self.take_datagrams();
+    }
+}

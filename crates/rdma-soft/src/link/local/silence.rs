@@ -1,0 +1,58 @@
+//! The time for which a process has given no sign of life that it owes.
+
+use std::time::Duration;
+
+use crate::fabric::clock::Time;
+
+/// The time for which a process has given no sign of life that it owes.
+#[derive(Debug, Default)]
+pub(super) struct Silence {
+    /// The time at which the ring became full, for datagrams, which are lost after a while.
+    pub(super) stalled: Option<Time>,
+    /// The time at which the ring became full, or a question was asked.
+    since: Option<Time>,
+    /// Whether half of the limit has passed.
+    noticed: bool,
+    /// Whether all of it has passed.
+    over: bool,
+}
+
+/// Parts of the limit that have just passed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Passed {
+    pub(super) half: bool,
+    pub(super) all: bool,
+}
+
+impl Silence {
+    /// The process owes a sign of life from now on.
+    pub(super) fn begin(&mut self, now: Time) {
+        self.since.get_or_insert(now);
+    }
+
+    /// The process owes nothing.
+    pub(super) fn end(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Returns true if the limit has passed.
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Returns the parts of the limit that have passed, each of them once.
+    pub(super) fn pass(&mut self, now: Time, limit: Duration) -> Passed {
+        let Some(since) = self.since else { return Passed::default() };
+        let half = !self.noticed && since + limit / 2 <= now;
+        let all = !self.over && since + limit <= now;
+        self.noticed |= half;
+        self.over |= all;
+        Passed { half, all }
+    }
+
+    /// Returns the time of the next part.
+    pub(super) fn next(&self, limit: Duration) -> Option<Time> {
+        let since = self.since.filter(|_| !self.over)?;
+        Some(since + if self.noticed { limit } else { limit / 2 })
+    }
+}

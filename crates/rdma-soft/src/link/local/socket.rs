@@ -1,0 +1,134 @@
+//! Connections between two processes, and the messages on them: the file of a ring, its request, and single bytes.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{OwnedFd, RawFd};
+
+use rustix::io::{Errno, Result, fcntl_dupfd_cloexec};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    connect, recv, recvmsg, send, sendmsg, socket_with,
+};
+
+use super::head::VERSION;
+use super::shared::Receiver;
+use crate::link::descriptor::{Descriptor, Foreign};
+use crate::link::expendable::Claim;
+use crate::link::files;
+
+/// How often one end takes what the other tells before others get their turn.
+pub(super) const TELLS: u32 = 16;
+
+pub(super) fn socket() -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// A connection to a socket, which may be anybody's.
+pub(super) fn connection_to(address: &SocketAddrUnix) -> Result<Descriptor> {
+    let connection = Descriptor::open_for_others(socket)?;
+    connect(connection.get()?, address)?;
+    Ok(connection)
+}
+
+/// Asks the other process for its ring: the first message of each connection.
+pub(super) fn ask_for_ring(connection: &Descriptor) -> Result<()> {
+    connection.allow_files()?;
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    send(connection.get()?, &[VERSION], flags).map(drop)
+}
+
+/// Takes the request for the ring.
+pub(super) fn hear_request(connection: &Descriptor) -> Result<()> {
+    let mut bytes = [0; 2];
+    match hear(connection, &mut bytes)? {
+        0 => Err(Errno::PIPE),
+        1 if bytes[0] == VERSION => Ok(()),
+        _ => Err(Errno::PROTO),
+    }
+}
+
+/// Sends the file of a ring.
+pub(super) fn send_ring(connection: &Descriptor, ring: &Descriptor) -> Result<()> {
+    let (files, mut space) =
+        ([ring.get()?], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+    let mut along = SendAncillaryBuffer::new(&mut space);
+    along.push(SendAncillaryMessage::ScmRights(&files));
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(connection.get()?, &[IoSlice::new(&[VERSION])], &mut along, flags).map(drop)
+}
+
+/// The ring that the other process has made. `PIPE` if it has ended before; `BUSY` while peers hold up all threads, or this
+/// process forks; `MFILE` and the like while it may open no file.
+///
+/// The message is taken when its one file is known to be memory, and mapped: to release that takes no time. Any other message
+/// stays in the queue, and what was opened of it is closed by a thread that was claimed before, and that may be
+/// [held up](expendable).
+pub(super) fn receive_ring(connection: &Descriptor) -> Result<Receiver> {
+    let socket = connection.get()?;
+    let next = files::peek(socket)?;
+    if !next.has_files {
+        return Err(if next.bytes == 0 { Errno::PIPE } else { Errno::PROTO });
+    }
+    let thread = Claim::new().ok_or(Errno::BUSY)?;
+    let mut bytes = [0_u8; 2];
+    let (file, (read, is_all)) = Foreign::open(|| {
+        // Neither more nor less than one file has room here.
+        let mut space = OneFile([MaybeUninit::uninit(); OneFile::SIZE]);
+        let mut along = RecvAncillaryBuffer::new(&mut space.0);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
+        let message = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut along, flags)?;
+        let file = along.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        });
+        Ok((file, (message.bytes, !message.flags.contains(ReturnFlags::CTRUNC))))
+    })?;
+    let Some(received) = file.file() else {
+        // This process may open no file, or not this one.
+        Descriptor::open(|| fcntl_dupfd_cloexec(socket, 0))?;
+        return Err(Errno::PROTO);
+    };
+    if is_all
+        && bytes[..read] == [VERSION]
+        && let Ok(ring) = Receiver::open(received)
+    {
+        recv(socket, &mut bytes, RecvFlags::DONTWAIT)?;
+        return Ok(ring);
+    }
+    thread.run(|| drop(file));
+    Err(Errno::PROTO)
+}
+
+/// Room for a message with one file (cmsg(3)).
+#[repr(align(8))]
+struct OneFile([MaybeUninit<u8>; Self::SIZE]);
+
+impl OneFile {
+    const SIZE: usize = size_of::<libc::cmsghdr>() + size_of::<RawFd>();
+}
+
+/// Has the other process look at the ring. If there is no space for that, it was told and has not looked yet. Says whether
+/// it was told, or has ended.
+pub(super) fn tell(connection: &Descriptor) -> bool {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let told = connection.get().and_then(|connection| send(connection, &[0], flags));
+    // For want of memory.
+    !matches!(told, Err(Errno::NOBUFS | Errno::NOMEM | Errno::INTR))
+}
+
+/// Takes what the other process has said. Whether that was to look at the ring; `PIPE` if it has ended.
+pub(super) fn hear_tell(connection: &Descriptor) -> Result<bool> {
+    let read = hear(connection, &mut [0; 2])?;
+    if read == 0 { Err(Errno::PIPE) } else { Ok(read == 1) }
+}
+
+/// Takes a message that brings no file along: what does stays where it is, and ends the connection.
+fn hear(connection: &Descriptor, bytes: &mut [u8; 2]) -> Result<usize> {
+    let socket = connection.get()?;
+    if connection.holds_files() && files::peek(socket)?.has_files {
+        return Err(Errno::PROTO);
+    }
+    recv(socket, bytes, RecvFlags::DONTWAIT).map(|(read, _)| read)
+}
