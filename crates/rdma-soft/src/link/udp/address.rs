@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use crate::abi::interface::{InterfaceAddress, interface_addresses};
 
-/// An address of an interface.
+/// An address of this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LocalAddress {
     pub(super) ip: IpAddr,
