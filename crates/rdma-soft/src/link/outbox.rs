@@ -51,6 +51,7 @@ impl<T> Outbox<T> {
 
     /// Removes and returns as many senders that found no space as there is space for now. Returns true if others are
     /// left for the next turn.
+    #[cfg(not(loom))]
     pub(super) fn readmit(&mut self) -> (Vec<Weak<dyn Driven>>, bool) {
         let first = self.turned_away.take(self.space());
         let more = !first.is_empty() && !self.turned_away.is_empty();

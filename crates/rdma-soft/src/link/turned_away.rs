@@ -14,6 +14,7 @@ pub(crate) struct TurnedAway {
 }
 
 impl TurnedAway {
+    #[cfg(not(loom))]
     pub(crate) fn is_empty(&self) -> bool {
         self.order.is_empty()
     }
