@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use rdma_connect::{CloseReason, Rejected, TransportError};
 use rdma_mem::{ProtectionDomain, RemoteMemoryRegion};
 use rdma_qp::{
     AtomicResult, AtomicWorkRequest, ConnectAttributes, QpState, Qpn, QueuePair,
@@ -13,7 +14,6 @@ use rdma_qp::{
 use self::builder::WithoutPd;
 use crate::ledger::Ledger;
 use crate::request::Post;
-use crate::transport_error::{CloseReason, Rejected, TransportError};
 
 pub(crate) mod batch;
 pub(crate) mod blocking;
@@ -316,6 +316,6 @@ impl Channel {
     #[doc(alias = "ibv_destroy_qp")]
     #[allow(clippy::result_large_err)] // it is the channel itself
     pub fn close(mut self) -> Result<(), Rejected<Self>> {
-        self.ledger.close().map_err(|error| Rejected { value: self, error: error.into() })
+        self.ledger.close().map_err(|error| Rejected::new(self, error.into()))
     }
 }

@@ -33,6 +33,7 @@
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
+use rdma_connect::{CloseReason, FailedWork, Operation, PeerAddress, TransportError};
 use rdma_mem::ProtectionDomain;
 use rdma_qp::{CompletionQueue, PollSlot, QueuePair, WorkError, WorkErrorClass};
 
@@ -41,9 +42,6 @@ use self::state::State;
 use self::watch::Watch;
 use crate::deadline::Deadline;
 use crate::limits::Limits;
-use crate::operation::Operation;
-use crate::transport_error::context::{FailedWork, PeerAddress};
-use crate::transport_error::{CloseReason, TransportError};
 
 #[cfg(debug_assertions)]
 mod check;
@@ -342,7 +340,7 @@ impl Ledger {
         // Of a failure that is no flush, the completion has said why.
         let connection = connection.filter(|_| error.class() == WorkErrorClass::Flushed);
         let event = connection.and_then(Connection::ask_for_cause);
-        TransportError::WorkError(FailedWork { operation, peer, error, event })
+        TransportError::WorkError(FailedWork::new(operation, peer, error, event))
     }
 
     /// Asks the device of each connection that was closed by a flush why that was.

@@ -5,6 +5,7 @@
 use std::mem::ManuallyDrop;
 use std::time::Duration;
 
+use rdma_connect::{CloseReason, TransportError, WorkId};
 use rdma_qp::{
     AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
     WriteWorkRequest,
@@ -28,7 +29,6 @@ use crate::scope::in_flight::InFlight;
 use crate::scope::outcome::Refused;
 use crate::scope::pending_work::PendingWork;
 use crate::scope::rent::Rent;
-use crate::transport_error::{CloseReason, TransportError, WorkId};
 
 /// Ends what is in flight, also if a closure panics.
 struct Guard<'l>(&'l mut Ledger);
@@ -140,7 +140,7 @@ impl Ledger {
             let (ids, refused) = post(Call { ledger: self, kept: unsafe { Kept::new() } });
             let perhaps = refused.as_ref().and_then(|refusal| refusal.perhaps);
             let ended = end(self, &ids, refused);
-            let left = ids.iter().chain(&perhaps).find_map(|id| self.in_flight(id.0));
+            let left = ids.iter().chain(&perhaps).find_map(|id| self.in_flight(id.wr_id()));
             if let Some(slot) = left {
                 let operation = slot.operation.get();
                 self.end_now(CloseReason::Timeout { operation });

@@ -66,13 +66,11 @@ mod ledger;
 mod lend;
 mod limits;
 mod multi_channel;
-mod operation;
 pub mod prelude;
 mod rendezvous;
 mod request;
 mod scope;
 mod server;
-mod transport_error;
 
 pub use channel::Channel;
 pub use channel::builder::{ChannelBuilder, MultiChannelBuilder, WithoutPd};
@@ -89,9 +87,7 @@ pub use multi_channel::to_peer::{
     PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerSendWorkRequest,
     PeerWriteWorkRequest, ToPeer,
 };
-pub use operation::Operation;
 pub use rendezvous::builder::{Rendezvous, RendezvousBuilder};
-pub use rendezvous::error::ConnectError;
 pub use rendezvous::incoming::Incoming;
 pub use rendezvous::listener::ChannelListener;
 pub use request::Request;
@@ -106,13 +102,13 @@ pub use scope::ring::{ReceiveRing, RingMessage};
 pub use scope::{Scope, ScopeError};
 pub use server::Server;
 pub use server::builder::ServerBuilder;
-pub use server::event::{LeftReason, PeerId, ServerError, ServerEvent};
+pub use server::event::{LeftReason, ServerError, ServerEvent};
 pub use server::waker::Waker;
-pub use transport_error::context::{FailedWork, PeerAddress, RefusedWork};
-pub use transport_error::{
-    CloseReason, LeaseEnd, OperationError, Rejected, TransportError, WorkId,
-};
 
+pub use rdma_connect::{
+    CloseReason, ConnectError, FailedWork, LeaseEnd, Operation, OperationError, PeerAddress,
+    PeerId, RefusedWork, Rejected, TransportError, WorkId,
+};
 pub use rdma_mem::{
     AccessFlags, Buffer, BufferPool, Error as MemoryError, GatherElement, GatherList,
     InlineElement, ProtectionDomain, Recovery, RemoteMemoryRegion, ScatterElement,
@@ -129,12 +125,13 @@ pub use rdma_qp::{
 /// The rendezvous for rdma-async, whose ends are made otherwise. Not for programs.
 #[doc(hidden)]
 pub mod parts {
+    pub use rdma_connect::{Message, Told};
+
     pub use crate::ledger::watch::notice_silence;
     pub use crate::rendezvous::address::{StreamAddresses, addresses_of};
     pub use crate::rendezvous::clients::Clients;
     pub use crate::rendezvous::files::Files;
     pub use crate::rendezvous::half_open::{Candidate, MakeEnds, NoEnd};
-    pub use crate::rendezvous::message::{Message, Told};
     pub use crate::rendezvous::talk::{ANSWER, Awaited, Heard, Talk, VERDICT, not_connected};
     pub use crate::rendezvous::until::Until;
 }

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use rdma_connect::Operation;
+
 use crate::deadline::{Bound, NO_LIMIT, Wait};
-use crate::operation::Operation;
 
 /// The default limits of a channel, by kind.
 #[derive(Clone, Copy, Debug)]
@@ -52,11 +53,11 @@ impl Limits {
             return within;
         }
         match operation {
-            Operation::Send | Operation::Bind | Operation::Invalidation => self.send,
             Operation::Receive => self.receive,
             Operation::Write => self.write,
             Operation::Read => self.read,
             Operation::Atomic => self.atomic,
+            _ => self.send,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use rdma_connect::{CloseReason, Rejected, TransportError};
 use rdma_mem::{InlineElement, ProtectionDomain};
 use rdma_qp::{
     AtomicResult, ConnectAttributes, QpState, QueuePair, SendWorkRequest, WorkSuccess,
@@ -18,7 +19,6 @@ use self::to_peer::{
 use crate::channel::builder::WithoutPd;
 use crate::ledger::Ledger;
 use crate::request::Post;
-use crate::transport_error::{CloseReason, Rejected, TransportError};
 
 mod batch;
 mod collective;
@@ -363,6 +363,6 @@ impl MultiChannel {
     #[doc(alias = "ibv_destroy_qp")]
     #[allow(clippy::result_large_err)] // it is the channels themselves
     pub fn close(mut self) -> Result<(), Rejected<Self>> {
-        self.ledger.close().map_err(|error| Rejected { value: self, error: error.into() })
+        self.ledger.close().map_err(|error| Rejected::new(self, error.into()))
     }
 }

@@ -1,11 +1,10 @@
 //! What is posted: work requests of each kind, one at a time or in a batch.
 
+use rdma_connect::Operation;
 use rdma_qp::{
     AtomicWorkRequest, QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest,
     SendWorkRequest, WorkRequest, WriteWorkRequest,
 };
-
-use crate::operation::Operation;
 
 /// A work request, whose memory is borrowed for `'data`.
 pub(crate) trait Post<'data>: WorkRequest {
@@ -52,13 +51,6 @@ impl<'data> Post<'data> for ReceiveWorkRequest<'_, 'data> {
     #[inline(always)]
     fn signaled(self, _: bool) -> Self {
         self
-    }
-}
-
-impl Operation {
-    /// Of the send queue, whose requests are done in order.
-    pub(crate) const fn is_of_send_queue(self) -> bool {
-        !matches!(self, Self::Receive)
     }
 }
 

@@ -5,12 +5,13 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::time::Duration;
 
+use rdma_connect::{CloseReason, OperationError, TransportError};
+
 use crate::channel::Channel;
 use crate::deadline::Bound;
 use crate::ledger::Ledger;
 use crate::ledger::end::Ended;
 use crate::ledger::queues::Kept;
-use crate::transport_error::{CloseReason, OperationError, TransportError, first};
 
 use self::peer::ScopedPeer;
 
@@ -111,7 +112,7 @@ pub enum ScopeError<E = TransportError> {
     #[error("{0}")]
     ClosureError(E),
     /// The closure succeeded, but not all operations did that it had left in flight.
-    #[error("{} of the operations that the scope had left failed; first: {}", .0.len(), first(.0))]
+    #[error("{} of the operations that the scope had left failed; first: {}", .0.len(), .0.first().map(ToString::to_string).unwrap_or_default())]
     AutoPollError(Vec<OperationError>),
 }
 

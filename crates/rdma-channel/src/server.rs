@@ -8,11 +8,12 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use rdma_connect::{CloseReason, ConnectError, PeerId, Rejected, Told, TransportError};
 use rdma_mem::{Buffer, BufferPool, InlineElement, ProtectionDomain};
 use rdma_qp::PollSlot;
 
 use self::builder::{ServerBuilder, ServerOptions};
-use self::event::{LeftReason, PeerId, ServerError, ServerEvent};
+use self::event::{LeftReason, ServerError, ServerEvent};
 use self::lent::Lent;
 use self::peers::{Peer, Peers};
 use self::queues::{End, Queues};
@@ -22,11 +23,8 @@ use crate::deadline::{Deadline, NO_LIMIT, Next};
 use crate::ledger::watch::notice_silence;
 use crate::limits::Limits;
 use crate::rendezvous::clients::Clients;
-use crate::rendezvous::error::ConnectError;
 use crate::rendezvous::files::{EventFlags, Files};
 use crate::rendezvous::half_open::Candidate;
-use crate::rendezvous::message::Told;
-use crate::transport_error::{CloseReason, Rejected, TransportError};
 
 pub(crate) mod builder;
 mod completions;
@@ -370,7 +368,7 @@ impl Server {
         length: usize,
         immediate: Option<u32>,
     ) -> Result<(), Rejected<Buffer>> {
-        let rejected = |value, error| Err(Rejected { value, error });
+        let rejected = |value, error| Err(Rejected::new(value, error));
         let most = buffer.len();
         if length > most {
             return rejected(buffer, TransportError::TooLong { length, most });
@@ -493,7 +491,7 @@ impl Server {
         id: PeerId,
         client: &mut Candidate<End>,
     ) -> Result<u32, Option<ConnectError>> {
-        let key = FIRST_STREAM + u64::from(id.index);
+        let key = FIRST_STREAM + id.index() as u64;
         notice_silence(client.stream(), self.options.watch);
         let lacking = self.post_first_receives(id, &client.end).map_err(|error| {
             self.clients.refuse(format!("{}: {error}", client.address));

@@ -198,7 +198,7 @@ pub(crate) fn refused(
     peer: Option<PeerAddress>,
     error: PostError,
 ) -> TransportError {
-    TransportError::PostError(Box::new(RefusedWork::of(operation, peer, error)))
+    TransportError::PostError(Box::new(RefusedWork::new(operation, peer, error)))
 }
 
 #[cold]
@@ -208,5 +208,5 @@ pub(crate) fn failed(
     error: WorkError,
     qp: Option<&QueuePair>,
 ) -> TransportError {
-    TransportError::WorkError(FailedWork::of(operation, peer, error, qp))
+    TransportError::WorkError(FailedWork::of_qp(operation, peer, error, qp))
 }

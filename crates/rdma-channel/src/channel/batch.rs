@@ -3,6 +3,7 @@
 use std::array;
 use std::time::Duration;
 
+use rdma_connect::TransportError;
 use rdma_qp::{ReceiveWorkRequest, WcOpcode, WorkSuccess};
 
 use crate::channel::Channel;
@@ -15,7 +16,6 @@ use crate::ledger::ticket::Ticket;
 use crate::lend::Call;
 use crate::request::{Request, queued, queued_list};
 use crate::scope::in_flight::InFlight;
-use crate::transport_error::TransportError;
 
 /// A batch that was not posted, or not wholly: the tickets of what was.
 pub(crate) struct BatchRefused<'l, const N: usize> {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rdma_connect::{CloseReason, Operation, TransportError, WorkId};
 use rdma_qp::{WorkErrorClass, WorkSuccess};
 
 use crate::deadline::BatchDeadline;
@@ -10,8 +11,6 @@ use crate::ledger::end::without_unwinding;
 use crate::ledger::post::Refusal;
 use crate::ledger::queues::Slot;
 use crate::ledger::ticket::{Ticket, Unsettled};
-use crate::operation::Operation;
-use crate::transport_error::{CloseReason, TransportError, WorkId};
 
 /// What is left of a blocking call that has not ended at a glance.
 pub(crate) enum Left {
@@ -65,7 +64,7 @@ impl Ledger {
             // It was done before the device was made to let go.
             Some(Ok(success)) => Ok(success),
             Some(Err(work)) if work.class() != WorkErrorClass::Flushed => {
-                Err(self.queues.slot_of(id.0).map_or(failure, |slot| self.failed(slot, work)))
+                Err(self.queues.slot_of(id.wr_id()).map_or(failure, |slot| self.failed(slot, work)))
             }
             _ => Err(failure),
         }
@@ -75,7 +74,7 @@ impl Ledger {
     #[cold]
     #[inline(never)]
     fn end_perhaps_posted(&mut self, id: WorkId) {
-        if let Some(slot) = self.in_flight(id.0) {
+        if let Some(slot) = self.in_flight(id.wr_id()) {
             let operation = slot.operation.get();
             self.give_up(id, CloseReason::Doubtful { operation });
         }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rdma_connect::{CloseReason, Operation, RefusedWork, TransportError};
 use rdma_mem::{GatherList, InlineElement, ScatterList, SliceMut, SliceRef};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WcOpcode, WorkErrorClass, WorkSuccess};
 
@@ -13,9 +14,6 @@ use crate::ledger::queues::Connection;
 use crate::ledger::ticket::Ticket;
 use crate::ledger::{Ledger, closed};
 use crate::lend::Call;
-use crate::operation::Operation;
-use crate::transport_error::context::RefusedWork;
-use crate::transport_error::{CloseReason, TransportError};
 
 /// An exchange that did not succeed.
 enum Failure {
@@ -100,7 +98,7 @@ impl<'both> Call<'_, 'both> {
         let qp = only.qp().ok_or_else(|| Failure::NotPosted(closed(only)))?;
         qp.check(send).map_err(|error| {
             let operation = Operation::Send;
-            Failure::NotPosted(RefusedWork { operation, peer: only.peer, error }.into())
+            Failure::NotPosted(RefusedWork::new(operation, only.peer, error).into())
         })?;
         let doubtful =
             |operation| move |error| Failure::Ends(error, CloseReason::Doubtful { operation });

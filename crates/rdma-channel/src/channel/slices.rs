@@ -3,12 +3,12 @@
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
+use rdma_connect::TransportError;
 use rdma_mem::{GatherList, InlineElement, RemoteMemoryRegion, ScatterList, SliceMut, SliceRef};
 use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
 
 use super::Channel;
 use super::exchanging::bytes_here;
-use crate::transport_error::TransportError;
 
 /// One segment, without flags. Lists of elements, immediate data and flags are for the forms that take a
 /// work request: [`send`](Self::send), [`receive`](Self::receive), [`write`](Self::write), [`read`](Self::read),

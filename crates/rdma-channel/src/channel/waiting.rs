@@ -2,10 +2,11 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rdma_connect::TransportError;
+
 use super::Channel;
 use crate::multi_channel::MultiChannel;
 use crate::scope::Scope;
-use crate::transport_error::TransportError;
 
 /// What [`arm`](Scope::arm) of a channel says.
 #[must_use]

@@ -3,12 +3,12 @@
 use std::cell::Cell;
 use std::mem;
 
+use rdma_connect::{CloseReason, TransportError};
 use rdma_qp::{PollError, PollSlot};
 
 use super::Ledger;
 use super::queues::Slot;
 use super::state::State;
-use crate::transport_error::{CloseReason, TransportError};
 
 impl Ledger {
     /// Takes completions, as many as there are. How many were of requests in flight: others, from a device that makes

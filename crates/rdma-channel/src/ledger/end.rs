@@ -7,6 +7,7 @@ use std::mem::ManuallyDrop;
 use std::process;
 use std::time::Duration;
 
+use rdma_connect::{CloseReason, Operation, OperationError, TransportError, WorkId};
 use rdma_qp::{PollError, QueuePair, WorkErrorClass, WorkResult};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -15,8 +16,6 @@ use super::state::State;
 use super::{Ledger, closed_by};
 use crate::deadline::Deadline;
 use crate::ledger::queues::post_marker;
-use crate::operation::Operation;
-use crate::transport_error::{CloseReason, OperationError, TransportError, WorkId};
 
 /// How a scope ended.
 #[derive(Debug, Default)]
@@ -190,7 +189,7 @@ impl Ledger {
     pub(crate) fn give_up(&mut self, id: WorkId, reason: CloseReason) -> Option<WorkResult> {
         without_unwinding(|| {
             self.settle(|ledger| ledger.close_connection_of(id, reason));
-            let own = self.queues.by_id(id.0).and_then(Slot::report);
+            let own = self.queues.by_id(id.wr_id()).and_then(Slot::report);
             self.collect(0);
             own
         })
@@ -253,7 +252,7 @@ impl Ledger {
 
     /// Closes the connection of a request that is with the device.
     pub(crate) fn close_connection_of(&self, id: WorkId, reason: CloseReason) {
-        let slot = self.in_flight(id.0);
+        let slot = self.in_flight(id.wr_id());
         let connection = slot.and_then(|slot| self.queues.get(slot.connection as usize));
         connection.into_iter().for_each(|connection| connection.close(reason));
     }
@@ -402,7 +401,7 @@ impl Ledger {
         let (mut errors, mut occupied) = (Vec::new(), 0);
         self.ask_for_causes();
         for slot in self.queues.slots().iter().filter(|slot| slot.state().is_occupied()) {
-            let (state, id) = (slot.state(), WorkId(slot.id()));
+            let (state, id) = (slot.state(), WorkId::from_wr_id(slot.id()));
             if self.goes_on(slot) {
                 occupied += 1;
                 continue;
@@ -416,7 +415,7 @@ impl Ledger {
             }
             if let Some(error) = self.failure(slot, result) {
                 let peer = (self.queues.len() > 1).then_some(slot.connection as usize);
-                errors.push(OperationError { operation, id, peer, error });
+                errors.push(OperationError::new(operation, id, peer, error));
             }
         }
         self.unreleased.set(occupied);

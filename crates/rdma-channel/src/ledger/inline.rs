@@ -1,12 +1,11 @@
 //! What programs send inline, and the device does not take inline.
 
+use rdma_connect::{Operation, TransportError};
 use rdma_mem::SharedElement;
 
 use super::copies::{Copies, CopyOfCall};
 use super::queues::{Connection, index};
 use super::{Ledger, SlotWait};
-use crate::operation::Operation;
-use crate::transport_error::TransportError;
 
 impl Ledger {
     /// Registers the places, if so many bytes were asked for, and a queue pair has been given fewer.

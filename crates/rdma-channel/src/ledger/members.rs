@@ -1,10 +1,10 @@
 //! Peers that come and go while the channels are there.
 
+use rdma_connect::{CloseReason, TransportError};
 use rdma_qp::QueuePair;
 
 use super::queues::{Connection, Slot};
 use super::{Ledger, closed};
-use crate::transport_error::{CloseReason, TransportError};
 
 impl Ledger {
     /// The places of the peers that are there.

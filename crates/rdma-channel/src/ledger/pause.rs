@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
+use rdma_connect::{CloseReason, Operation, TransportError};
 use rdma_qp::CompletionChannel;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -12,8 +13,6 @@ use super::Ledger;
 use super::watch::Watch;
 use crate::channel::waiting::{Armed, Waitable};
 use crate::deadline::{Bound, Deadline, Next};
-use crate::operation::Operation;
-use crate::transport_error::{CloseReason, TransportError};
 
 impl Ledger {
     /// To be called after each empty poll, by whoever polls again then. Whether the deadline has passed.

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fmt;
 
+use rdma_connect::{Operation, RefusedWork, TransportError, WorkId};
 use rdma_qp::PostError;
 
 use super::queues::{Connection, InBatch, Kept, Queue, Slot};
@@ -10,10 +11,7 @@ use super::state::State;
 use super::ticket::Ticket;
 use super::{Ledger, SlotWait, closed, seldom};
 use crate::deadline::BatchDeadline;
-use crate::operation::Operation;
 use crate::request::Post;
-use crate::transport_error::context::RefusedWork;
-use crate::transport_error::{TransportError, WorkId};
 
 /// A request that was not posted. Why is in the ledger, so that the result of a post is as small as a pointer, and stays in
 /// registers.
@@ -148,12 +146,12 @@ impl Ledger {
         error: PostError,
     ) -> NotPosted<'_> {
         self.forget_call();
-        let refused = RefusedWork { operation, peer: connection.peer, error };
+        let refused = RefusedWork::new(operation, connection.peer, error);
         if error.posted() == 0 {
             return self.refuse(refused.into(), None);
         }
         self.perhaps_posted(connection, slot, operation, signaled);
-        self.refuse(refused.into(), Some(WorkId(slot.id())))
+        self.refuse(refused.into(), Some(WorkId::from_wr_id(slot.id())))
     }
 }
 
@@ -210,7 +208,7 @@ impl Ledger {
         let posted = match connection.qp() {
             Some(qp) => kept.post_batch(qp, items).map_err(|error| {
                 let operation = items.get(error.refused()).map_or(first, InBatch::operation);
-                (error.posted(), RefusedWork { operation, peer: connection.peer, error }.into())
+                (error.posted(), RefusedWork::new(operation, connection.peer, error).into())
             }),
             None => Err((0, closed(connection))),
         };

@@ -9,16 +9,14 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::slice;
 
+use rdma_connect::{CloseReason, Operation, PeerAddress, WorkId, cause_of};
 use rdma_qp::{
     AsyncEventKind, PollSlot, PostError, QueuePair, QueuedReceive, QueuedRequest, SendWorkRequest,
     WorkResult, WorkSuccess,
 };
 
 use super::state::State;
-use crate::operation::Operation;
 use crate::request::{Post, Request};
-use crate::transport_error::CloseReason;
-use crate::transport_error::context::{PeerAddress, cause};
 
 mod members;
 
@@ -46,7 +44,7 @@ pub(crate) struct Slot {
 
 /// WR IDs have the index in so many bits, and the generation above them: what is added for the next one is still a
 /// constant of an instruction.
-const INDEX_BITS: u32 = 30;
+const INDEX_BITS: u32 = WorkId::INDEX_BITS;
 pub(crate) const GENERATION: u64 = 1 << INDEX_BITS;
 /// So many requests can a ledger have: as many as there are indices, but for the dead slot's.
 pub(crate) const MOST_REQUESTS: u32 = (1 << INDEX_BITS) - 1;
@@ -56,11 +54,6 @@ pub(crate) const MOST_REQUESTS: u32 = (1 << INDEX_BITS) - 1;
 #[allow(clippy::cast_possible_truncation)] // masked; and usize has as many bits wherever there is RDMA
 pub(crate) const fn index(id: u64) -> usize {
     (id & (GENERATION - 1)) as usize
-}
-
-/// The generation in this WR ID.
-pub(crate) const fn generation(id: u64) -> u64 {
-    id >> INDEX_BITS
 }
 
 impl Slot {
@@ -332,7 +325,7 @@ impl Connection {
     #[cold]
     pub(crate) fn ask_for_cause(&self) -> Option<AsyncEventKind> {
         if self.cause.get().is_none() {
-            self.cause.set(self.qp().and_then(cause));
+            self.cause.set(self.qp().and_then(cause_of));
         }
         self.cause.get()
     }

@@ -5,14 +5,13 @@ use std::mem::ManuallyDrop;
 use std::slice;
 use std::time::Duration;
 
+use rdma_connect::{Operation, TransportError, WorkId};
 use rdma_qp::{PollError, WorkError, WorkResult, WorkSuccess};
 
 use super::Ledger;
 use super::queues::Slot;
 use super::state::State;
 use crate::deadline::Deadline;
-use crate::operation::Operation;
-use crate::transport_error::{TransportError, WorkId};
 
 /// Who holds it may ask how its request ended; the request goes on when it is dropped, and its slot is free
 /// when it has reported its end or the request is over.
@@ -99,7 +98,7 @@ impl Place<'_> {
     }
 
     pub(crate) fn id(self) -> WorkId {
-        WorkId(self.slot.id())
+        WorkId::from_wr_id(self.slot.id())
     }
 
     /// The usual cases, in few instructions: its success is the next completion, or has come. Then it is over: its ticket

@@ -3,11 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
+use rdma_connect::TransportError;
 use rdma_mem::{AccessFlags, ScatterList, SharedElement, SharedRegion};
 
 use super::Ledger;
 use super::queues::index;
-use crate::transport_error::TransportError;
 
 /// A registered word for each slot, and the dead slot's for calls. Registered when the first one is needed.
 #[derive(Debug, Default)]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rdma_connect::TransportError;
 use rdma_qp::WorkSuccess;
 
 use super::MultiChannel;
@@ -15,7 +16,6 @@ use crate::lend::Call;
 use crate::request::Request;
 use crate::scope::Scope;
 use crate::scope::pending_work::{PendingWork, ScopedPendingWork};
-use crate::transport_error::TransportError;
 
 /// The requests for one peer, and their indices among all.
 struct Group<'wr, 'data> {

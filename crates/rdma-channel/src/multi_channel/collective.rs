@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rdma_connect::{CloseReason, Operation, OperationError, TransportError, WorkId};
 use rdma_qp::{SendWorkRequest, WorkSuccess};
 
 use super::MultiChannel;
@@ -12,9 +13,7 @@ use crate::deadline::Deadline;
 use crate::ledger::post::Refusal;
 use crate::ledger::{Ledger, closed};
 use crate::lend::Call;
-use crate::operation::Operation;
 use crate::request::Post;
-use crate::transport_error::{CloseReason, OperationError, TransportError, WorkId};
 
 impl Ledger {
     /// The requests, if there is a peer for each, which takes requests.
@@ -89,7 +88,7 @@ impl Ledger {
     fn await_each(&self, ids: &[WorkId], limit: Duration) -> Result<(), TransportError> {
         let mut deadline = Deadline::new(limit);
         for id in ids {
-            while let Some(slot) = self.in_flight(id.0) {
+            while let Some(slot) = self.in_flight(id.wr_id()) {
                 let operation = slot.operation.get();
                 if self.take_completions()? == 0 && self.pause(&mut deadline, operation)? {
                     return Ok(());
@@ -101,13 +100,13 @@ impl Ledger {
 
     /// Ends those that are not done, and the one that was refused and may be posted all the same.
     fn settle_each(&mut self, ids: &[WorkId], perhaps: Option<WorkId>) {
-        let mut late = ids.iter().chain(&perhaps).filter_map(|id| self.in_flight(id.0));
+        let mut late = ids.iter().chain(&perhaps).filter_map(|id| self.in_flight(id.wr_id()));
         if late.next().is_none() {
             return;
         }
         self.settle(|ledger| {
             let close = |id: WorkId, reason: fn(Operation) -> CloseReason| {
-                if let Some(slot) = ledger.in_flight(id.0) {
+                if let Some(slot) = ledger.in_flight(id.wr_id()) {
                     ledger.close_connection_of(id, reason(slot.operation.get()));
                 }
             };
@@ -127,7 +126,7 @@ impl Ledger {
         let (mut successes, mut errors) = (Vec::with_capacity(ids.len()), Vec::new());
         self.ask_for_causes();
         for &id in ids {
-            let Some(slot) = self.queues.slot_of(id.0) else { continue };
+            let Some(slot) = self.queues.slot_of(id.wr_id()) else { continue };
             let operation = slot.operation.get();
             let peer = self.peer_of(slot);
             let result = slot.report().ok_or(TransportError::Lost { operation, peer });
@@ -142,7 +141,7 @@ impl Ledger {
                     Some(error) => error,
                 };
                 let peer = Some(slot.connection as usize);
-                errors.push(OperationError { operation, id, peer, error });
+                errors.push(OperationError::new(operation, id, peer, error));
             }
             self.release(slot);
         }

@@ -1,11 +1,11 @@
 //! Peers that are added and removed.
 
+use rdma_connect::TransportError;
 use rdma_qp::QueuePairEndpoint;
 
 use super::MultiChannel;
 use super::joining::PreparedPeer;
 use crate::scope::Scope;
-use crate::transport_error::TransportError;
 
 impl MultiChannel {
     /// Creates a queue pair for one more peer, with the options of the builder. [`add`](Self::add) connects it.

@@ -1,12 +1,12 @@
 //! Channels that are not connected yet.
 
+use rdma_connect::TransportError;
 use rdma_qp::{CompletionQueue, PreparedQueuePair, QueuePairEndpoint};
 
 use super::MultiChannel;
 use super::joining::Joining;
 use crate::channel::options::Options;
 use crate::ledger::Ledger;
-use crate::transport_error::TransportError;
 
 /// Channels that wait for the endpoints of their peers.
 ///

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rdma_connect::TransportError;
 use rdma_mem::ProtectionDomain;
 use rdma_qp::SendWorkRequest;
 
@@ -15,7 +16,6 @@ use crate::request::Post;
 use crate::scope::peer::ScopedPeer;
 use crate::scope::pending_work::{PendingWork, ScopedPendingWork};
 use crate::scope::{Bounded, Scope, ScopeError, settle, settle_manual};
-use crate::transport_error::TransportError;
 
 impl MultiChannel {
     /// Runs a closure that posts operations, with any of the peers, which are all over when this returns; see

@@ -3,9 +3,8 @@
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::AsFd;
 
+use rdma_connect::ConnectError;
 use rustix::net::{SocketAddrAny, getpeername, getsockname};
-
-use super::error::ConnectError;
 
 /// The addresses of a stream, this end's and the peer's, if they are known.
 pub type StreamAddresses = Option<(IpAddr, IpAddr)>;

@@ -3,11 +3,11 @@
 use std::net::ToSocketAddrs;
 use std::time::Duration;
 
+use rdma_connect::ConnectError;
 use rdma_mem::ProtectionDomain;
 
 use super::address::resolve;
 use super::client;
-use super::error::ConnectError;
 use super::listener::ChannelListener;
 use crate::channel::Channel;
 use crate::channel::builder::ChannelBuilder;

@@ -1,13 +1,12 @@
 //! The client's part of the rendezvous.
 
+use rdma_connect::{ConnectError, LONGEST, Message, Told};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::address::addresses_of;
-use super::error::ConnectError;
-use super::message::{LONGEST, Message, Told};
 use super::talk::{ANSWER, Awaited, Heard, Talk, VERDICT, not_connected};
 use super::until::Until;
 use crate::channel::Channel;

@@ -7,13 +7,12 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rdma_connect::{ConnectError, Told};
 use rdma_qp::QueuePairEndpoint;
 use rustix::io::Errno;
 
-use super::error::ConnectError;
 use super::files::{EventFlags, Files};
 use super::half_open::{Candidate, HalfOpen, MakeEnds, Step};
-use super::message::Told;
 use super::room::{
     FIRST_BYTE, Occupant, in_order_to_go, in_order_to_yield, late, most_connected, most_half_open,
 };

@@ -5,11 +5,10 @@ use std::process;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rdma_connect::ConnectError;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-
-use super::error::ConnectError;
 
 pub(crate) use rustix::event::epoll::EventFlags;
 

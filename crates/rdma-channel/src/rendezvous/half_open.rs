@@ -7,14 +7,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rdma_connect::{ConnectError, LONGEST, Message, Parsed, Told, VERSION, Wrong, parse};
 use rdma_qp::QueuePairEndpoint;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::address::{StreamAddresses, addresses_of};
-use super::error::ConnectError;
 use super::files::Added;
-use super::message::{LONGEST, Message, Parsed, Told, VERSION, Wrong, parse};
 use super::room::{FIRST_BYTE, Network, Occupant};
 use super::until::Until;
 

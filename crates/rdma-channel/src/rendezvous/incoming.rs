@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::error::ConnectError;
+use rdma_connect::{ConnectError, Told};
+
 use super::half_open::Candidate;
-use super::message::Told;
 use crate::channel::Channel;
 use crate::ledger::watch::Watch;
 

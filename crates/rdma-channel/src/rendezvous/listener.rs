@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use rdma_connect::ConnectError;
 use rdma_qp::QueuePairEndpoint;
 
 use super::address::StreamAddresses;
 use super::clients::Clients;
-use super::error::ConnectError;
 use super::files::Files;
 use super::half_open::{MakeEnds, NoEnd};
 use super::incoming::Incoming;

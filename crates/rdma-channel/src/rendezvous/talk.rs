@@ -1,11 +1,9 @@
 //! What a client says and hears, whatever moves the bytes.
 
+use rdma_connect::{ConnectError, Message, Parsed, Wrong, parse};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
-
-use super::error::ConnectError;
-use super::message::{Message, Parsed, Wrong, parse};
 
 /// What a client waits for: in words, and what may be wrong if it does not come.
 #[derive(Debug)]

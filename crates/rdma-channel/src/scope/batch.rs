@@ -2,6 +2,7 @@
 
 use std::{array, fmt};
 
+use rdma_connect::TransportError;
 use rdma_mem::RemoteMemoryRegion;
 use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
 
@@ -17,7 +18,6 @@ use crate::ledger::post::BatchNotPosted;
 use crate::ledger::queues::{InBatch, Kept};
 use crate::ledger::ticket::Ticket;
 use crate::request::{Request, queued, queued_list};
-use crate::transport_error::TransportError;
 
 /// A batch that was not posted, or not wholly, with its memory.
 #[non_exhaustive]

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use rdma_connect::{Operation, TransportError, WorkId};
 use rdma_mem::{RemoteMemoryRegion, ScatterList, SliceMut};
 use rdma_qp::{
     AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
@@ -15,8 +16,6 @@ use super::rent::sealed::{Gathered as _, Scattered as _};
 use super::rent::{Rent, RentMut};
 use crate::ledger::Ledger;
 use crate::ledger::ticket::{Ticket, Unsettled};
-use crate::operation::Operation;
-use crate::transport_error::{TransportError, WorkId};
 
 /// An operation in flight, with the memory that it has rented.
 ///

@@ -3,11 +3,11 @@
 use std::error::Error;
 use std::fmt;
 
+use rdma_connect::TransportError;
 use rdma_qp::WorkSuccess;
 
 use super::batch::RefusedBatch;
 use super::in_flight::InFlight;
-use crate::transport_error::TransportError;
 
 /// An operation that is over, with its memory.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use rdma_connect::{CloseReason, Operation, TransportError};
 use rdma_mem::{GatherList, InlineElement, ProtectionDomain, RemoteMemoryRegion};
 use rdma_qp::{
     AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
@@ -13,9 +14,7 @@ use crate::ledger::queues::Connection;
 use crate::ledger::queues::Kept;
 use crate::ledger::ticket::Ticket;
 use crate::ledger::{Ledger, SlotWait};
-use crate::operation::Operation;
 use crate::request::Post;
-use crate::transport_error::{CloseReason, TransportError};
 
 /// Posts operations with one peer, which end before their [scope](crate::Scope) does.
 ///

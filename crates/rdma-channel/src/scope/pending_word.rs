@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use rdma_connect::{Operation, TransportError, WorkId};
 use rdma_mem::{RemoteMemoryRegion, ScatterList};
 use rdma_qp::{AtomicResult, AtomicWorkRequest};
 
@@ -10,8 +11,6 @@ use super::peer::ScopedPeer;
 use super::pending_work::PendingWork;
 use crate::ledger::SlotWait;
 use crate::ledger::words::Word;
-use crate::operation::Operation;
-use crate::transport_error::{TransportError, WorkId};
 
 /// The handle of an atomic operation in flight, which says what the peer's word was.
 ///
@@ -129,7 +128,7 @@ impl<'scope> ScopedPeer<'scope> {
             ledger.wait_for_slot(connection, &connection.send, Operation::Atomic, wait)?;
         let word = Word::of_slot(words, slot.id());
         let work = self.post(request((&mut ScatterList::from([word.element()])).into()))?;
-        debug_assert_eq!(work.id(), WorkId(slot.id()), "the slot that was found free");
+        debug_assert_eq!(work.id(), WorkId::from_wr_id(slot.id()), "the slot that was found free");
         Ok(PendingWord { work, word })
     }
 }

@@ -3,11 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use rdma_connect::{Operation, TransportError, WorkId};
 use rdma_qp::WorkSuccess;
 
 use crate::ledger::ticket::{Ticket, Unsettled};
-use crate::operation::Operation;
-use crate::transport_error::{TransportError, WorkId};
 
 /// The handle of an operation in flight.
 ///

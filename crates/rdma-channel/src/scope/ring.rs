@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::time::Duration;
 
+use rdma_connect::TransportError;
 use rdma_mem::SliceMut;
 use rdma_qp::{ReceiveWorkRequest, WorkSuccess};
 
@@ -14,7 +15,6 @@ use super::peer::ScopedPeer;
 use super::rent::sealed::Writable as _;
 use crate::channel::exchanging::bytes_here;
 use crate::ledger::{Ledger, SlotWait, closed};
-use crate::transport_error::TransportError;
 
 /// Buffers that are posted as receives, and come back in the order in which messages arrive.
 ///

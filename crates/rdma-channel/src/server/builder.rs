@@ -3,6 +3,7 @@
 use std::net::ToSocketAddrs;
 use std::time::Duration;
 
+use rdma_connect::ConnectError;
 use rdma_mem::ProtectionDomain;
 use rdma_qp::Error;
 
@@ -11,7 +12,6 @@ use super::queues::Queues;
 use crate::channel::builder::ChannelBuilder;
 use crate::limits::Limits;
 use crate::rendezvous::address::resolve;
-use crate::rendezvous::error::ConnectError;
 
 /// Makes a [`Server`]. The options of the connections are those of a channel; the receives are for all clients.
 ///

@@ -1,16 +1,14 @@
 //! What a server does with completions: receives and sends that are over, and clients that have ended.
 
+use rdma_connect::{FailedWork, Operation, PeerId, TransportError};
 use rdma_mem::Buffer;
 use rdma_qp::{WcOpcode, WorkCompletion, WorkError, WorkErrorClass, WorkResult};
 
 use super::Server;
-use super::event::{PeerId, ServerEvent};
+use super::event::ServerEvent;
 use super::lent::Loan;
 use super::peers::Peer;
 use super::queues::End;
-use crate::operation::Operation;
-use crate::transport_error::TransportError;
-use crate::transport_error::context::FailedWork;
 
 impl Server {
     /// Takes completions that are there.
@@ -90,7 +88,7 @@ impl Server {
     pub(super) fn fail_work(&mut self, id: PeerId, operation: Operation, error: WorkError) {
         let client = self.peers.get(id).map(|client| (client.address, &client.end.qp));
         let (peer, qp) = client.unzip();
-        let failed = FailedWork::of(operation, peer.flatten(), error, qp);
+        let failed = FailedWork::of_qp(operation, peer.flatten(), error, qp);
         self.fail(id, TransportError::WorkError(failed));
     }
 

@@ -1,39 +1,10 @@
 //! What a server is told, and why it is told nothing.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use rdma_connect::{ConnectError, PeerId, Reported, TransportError};
 use rdma_mem::{AsyncEventKind, Buffer, Recovery};
-
-use crate::rendezvous::error::ConnectError;
-use crate::transport_error::TransportError;
-use crate::transport_error::context::Says;
-
-/// A client of a [`Server`](crate::Server), from [`Joined`](ServerEvent::Joined) to [`Left`](ServerEvent::Left).
-///
-/// It is of one server. A client that comes later may have the same [index](Self::index), and never the same `PeerId`: what is sent to one that
-/// has left reaches nobody else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PeerId {
-    pub(super) index: u32,
-    pub(super) generation: u32,
-}
-
-impl PeerId {
-    /// The place of this client among all, less than [`max_peers`](crate::ServerBuilder::max_peers): no two
-    /// clients have the same at a time, so that it can be an index of what a program knows of its clients.
-    #[must_use]
-    pub const fn index(self) -> usize {
-        self.index as usize
-    }
-}
-
-impl fmt::Display for PeerId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "peer {}.{}", self.index, self.generation)
-    }
-}
 
 /// What has happened at a [`Server`](crate::Server).
 ///
@@ -151,7 +122,7 @@ pub enum LeftReason {
     /// A request of the client was refused here, as the device says, which has ended the connection: it had a wrong key
     /// or length, or was of a kind that this end does not take. Of devices that do not say so, as SoftRoCE, it is
     /// [`Gone`](Self::Gone).
-    #[error("the connection has failed{}", Says(Some(*event)))]
+    #[error("the connection has failed{}", Reported::from(Some(*event)))]
     Refused {
         /// What the device says.
         event: AsyncEventKind,

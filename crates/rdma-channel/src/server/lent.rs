@@ -3,10 +3,10 @@
 
 use std::mem::ManuallyDrop;
 
+use rdma_connect::PeerId;
 use rdma_mem::{Buffer, GatherList, InlineElement, ScatterList};
 use rdma_qp::{PostError, QueuePair, ReceiveWorkRequest, SendWorkRequest, SharedReceiveQueue};
 
-use super::event::PeerId;
 use crate::ledger::queues::{GENERATION, index};
 
 /// The requests that the device has, and their buffers.

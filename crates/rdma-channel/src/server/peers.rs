@@ -4,24 +4,22 @@ use std::collections::HashMap;
 use std::mem;
 use std::time::{Duration, Instant};
 
+use rdma_connect::{Operation, PeerAddress, PeerId, RefusedWork, TransportError};
 use rdma_qp::{PostError, Qpn};
 
-use super::event::{LeftReason, PeerId};
+use super::event::LeftReason;
 use super::queues::End;
-use crate::operation::Operation;
 use crate::rendezvous::files::Added;
 use crate::rendezvous::until::Until;
-use crate::transport_error::TransportError;
-use crate::transport_error::context::{PeerAddress, RefusedWork};
 
 /// The clients by their places, of which there are as many as there can be clients.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     places: Vec<Place>,
-    free: Vec<u32>,
-    by_qpn: HashMap<Qpn, u32>,
+    free: Vec<usize>,
+    by_qpn: HashMap<Qpn, usize>,
     /// Those whose connections are to end.
-    leaving: Vec<u32>,
+    leaving: Vec<usize>,
     most: u32,
 }
 
@@ -80,7 +78,7 @@ impl Peer {
 
     /// What is said of a send that was not posted.
     pub(super) fn refused(&self, error: PostError) -> TransportError {
-        RefusedWork { operation: Operation::Send, peer: self.address, error }.into()
+        RefusedWork::new(Operation::Send, self.address, error).into()
     }
 
     /// Whether its connection can be ended now.
@@ -112,11 +110,11 @@ impl Peers {
     /// The ID that the next one will have. There is room for it.
     pub(super) fn next_id(&mut self) -> PeerId {
         if self.free.is_empty() {
-            self.free.push(u32::try_from(self.places.len()).unwrap_or(u32::MAX));
+            self.free.push(self.places.len());
             self.places.push(Place::default());
         }
         let index = self.free.last().copied().unwrap_or_default();
-        PeerId { index, generation: self.place(index).generation }
+        PeerId::new(index, self.place(index).generation)
     }
 
     /// Puts it into the place of that ID.
@@ -129,28 +127,28 @@ impl Peers {
 
     /// Nobody joins with that ID, which was the next one: the queue pair that has it may not be destroyed yet.
     pub(super) fn skip(&mut self, id: PeerId) {
-        let place = self.place(id.index);
+        let place = self.place(id.index());
         place.generation = place.generation.wrapping_add(1);
     }
 
-    fn place(&mut self, index: u32) -> &mut Place {
-        &mut self.places[index as usize]
+    fn place(&mut self, index: usize) -> &mut Place {
+        &mut self.places[index]
     }
 
     /// The ID of whoever is, was or will be at an index.
-    fn id(&self, index: u32) -> Option<PeerId> {
-        let generation = self.places.get(index as usize)?.generation;
-        Some(PeerId { index, generation })
+    fn id(&self, index: usize) -> Option<PeerId> {
+        let generation = self.places.get(index)?.generation;
+        Some(PeerId::new(index, generation))
     }
 
     /// Whether the program was not told that it has left.
     pub(super) fn has(&self, id: PeerId) -> bool {
-        self.id(id.index) == Some(id)
+        self.id(id.index()) == Some(id)
     }
 
     /// The client of that ID, if it has not ended.
     pub(super) fn get(&mut self, id: PeerId) -> Option<&mut Peer> {
-        if self.has(id) { self.place(id.index).peer.as_mut() } else { None }
+        if self.has(id) { self.place(id.index()).peer.as_mut() } else { None }
     }
 
     /// The client of that ID, if one more send to it can be posted, and `None` if that would be lost.
@@ -181,8 +179,8 @@ impl Peers {
     }
 
     /// Who is at an index and has not ended.
-    pub(super) fn at(&self, index: u32) -> Option<PeerId> {
-        self.places.get(index as usize)?.peer.as_ref().and_then(|_| self.id(index))
+    pub(super) fn at(&self, index: usize) -> Option<PeerId> {
+        self.places.get(index)?.peer.as_ref().and_then(|_| self.id(index))
     }
 
     /// Who has that queue pair.
@@ -197,13 +195,13 @@ impl Peers {
         peer.stream = None;
         // If it is refused nothing is flushed, and the queue pair is destroyed when the time is over.
         let _ = peer.end.qp.to_error();
-        self.leaving.push(id.index);
+        self.leaving.push(id.index());
     }
 
     /// One whose connection can be ended now.
     pub(super) fn ended(&self) -> Option<PeerId> {
-        let peer = |index: u32| self.places.get(index as usize)?.peer.as_ref();
-        let ended = |&&index: &&u32| peer(index).is_some_and(Peer::has_ended);
+        let peer = |index: usize| self.places.get(index)?.peer.as_ref();
+        let ended = |&&index: &&usize| peer(index).is_some_and(Peer::has_ended);
         self.leaving.iter().find(ended).and_then(|&index| self.id(index))
     }
 
@@ -211,8 +209,7 @@ impl Peers {
     pub(super) fn stalled(&self, timeout: Duration) -> Option<PeerId> {
         let stalled = |peer: &Peer| peer.leaving.is_none() && peer.next_end(timeout).is_zero();
         let of = |place: &Place| place.peer.as_ref().is_some_and(stalled);
-        let index = self.places.iter().position(of)?;
-        self.id(u32::try_from(index).ok()?)
+        self.id(self.places.iter().position(of)?)
     }
 
     /// How long until something is to be done about one of them.
@@ -223,8 +220,8 @@ impl Peers {
 
     /// Takes one out that has ended, whose place stays taken.
     pub(super) fn take(&mut self, id: PeerId) -> Option<Peer> {
-        self.leaving.retain(|&index| index != id.index);
-        self.place(id.index).peer.take()
+        self.leaving.retain(|&index| index != id.index());
+        self.place(id.index()).peer.take()
     }
 
     /// Nobody has that queue pair any more, and nothing of it is to come.
@@ -234,14 +231,14 @@ impl Peers {
 
     /// The program was told that it has left: the place is free.
     pub(super) fn free(&mut self, id: PeerId) {
-        let place = self.place(id.index);
+        let place = self.place(id.index());
         place.generation = place.generation.wrapping_add(1);
-        self.free.push(id.index);
+        self.free.push(id.index());
     }
 
     /// Takes all of them out.
     pub(super) fn take_all(&mut self) -> Vec<(PeerId, Peer)> {
-        let id = |index, place: &Place| PeerId { index, generation: place.generation };
+        let id = |index, place: &Place| PeerId::new(index, place.generation);
         let peers = (0..).zip(&mut self.places);
         peers.filter_map(|(index, place)| Some((id(index, place), place.peer.take()?))).collect()
     }

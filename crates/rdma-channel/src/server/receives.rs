@@ -2,14 +2,11 @@
 
 use std::collections::VecDeque;
 
+use rdma_connect::{Operation, PeerId, RefusedWork, TransportError};
 use rdma_mem::Buffer;
 
 use super::Server;
-use super::event::PeerId;
 use super::queues::End;
-use crate::operation::Operation;
-use crate::transport_error::TransportError;
-use crate::transport_error::context::RefusedWork;
 
 /// Buffers and receives of clients that share no receive queue.
 #[derive(Debug, Default)]
@@ -42,8 +39,7 @@ impl Server {
     }
 
     fn post_shared_receives(&mut self) -> Result<(), TransportError> {
-        let refused =
-            |error| RefusedWork { operation: Operation::Receive, peer: None, error }.into();
+        let refused = |error| RefusedWork::new(Operation::Receive, None, error).into();
         while self.lent.receives() < self.options.max_recv_wr {
             let buffer = self.pool.allocate(self.options.message_size);
             let posted = buffer
@@ -68,8 +64,7 @@ impl Server {
             let Some(buffer) = self.own.spare.pop() else { break };
             self.own.owed.pop_front();
             if let Err(error) = self.lent.post_receive(Some((id, &peer.end.qp)), buffer) {
-                let refused =
-                    RefusedWork { operation: Operation::Receive, peer: peer.address, error };
+                let refused = RefusedWork::new(Operation::Receive, peer.address, error);
                 self.fail(id, refused.into());
             }
         }
@@ -105,10 +100,8 @@ impl Server {
             let _ = self.allocate_spare();
             let Some(buffer) = self.own.spare.pop() else { return Ok(each - posted) };
             let posted = self.lent.post_receive(Some((id, &end.qp)), buffer);
-            posted.map_err(|error| RefusedWork {
-                operation: Operation::Receive,
-                peer: end.qp.peer().map(Into::into),
-                error,
+            posted.map_err(|error| {
+                RefusedWork::new(Operation::Receive, end.qp.peer().map(Into::into), error)
             })?;
         }
         Ok(0)

@@ -4,14 +4,12 @@ use std::mem;
 use std::thread;
 use std::time::Duration;
 
+use rdma_connect::{ConnectError, Operation, TransportError, cause_of};
+
 use super::event::{LeftReason, ServerError};
 use super::{COMPLETIONS, FIRST_STREAM, Server, WAKER};
-use crate::operation::Operation;
 use crate::rendezvous::clients::SOCKET;
-use crate::rendezvous::error::ConnectError;
 use crate::rendezvous::until::Until;
-use crate::transport_error::TransportError;
-use crate::transport_error::context::cause;
 
 impl Server {
     /// Sleeps until something happens, or for so long.
@@ -88,13 +86,13 @@ impl Server {
 
     /// The client at this index has closed its stream, or is silent: what it had sent before is taken first.
     pub(super) fn end_of_stream(&mut self, index: u64) {
-        let Some(peer) = u32::try_from(index).ok().and_then(|index| self.peers.at(index)) else {
+        let Some(peer) = usize::try_from(index).ok().and_then(|index| self.peers.at(index)) else {
             return;
         };
         // Whoever polls next says what is wrong with the completion queue.
         let _ = self.drain();
         // Receives of all clients are not flushed, and those of its own do not say why.
-        let refused = self.peers.get(peer).and_then(|peer| cause(&peer.end.qp));
+        let refused = self.peers.get(peer).and_then(|peer| cause_of(&peer.end.qp));
         let gone = LeftReason::Gone { limit: self.options.watch };
         self.leave(peer, refused.map_or(gone, |event| LeftReason::Refused { event }));
     }

@@ -1,10 +1,9 @@
 //! Queue pairs that go, and those that come into the place of one that is gone.
 
+use rdma_connect::{CloseReason, PeerAddress};
 use rdma_qp::QueuePair;
 
 use super::{Connection, Queues};
-use crate::transport_error::CloseReason;
-use crate::transport_error::context::PeerAddress;
 
 impl Connection {
     /// Whether its place is for a peer that was not added yet.

@@ -1,43 +1,12 @@
-//! What errors say of an operation beside its cause.
+//! Operations that failed or were refused, as errors report them.
 
 use std::fmt;
 use std::ops::Deref;
 
-use rdma_qp::{
-    AsyncEventKind, ConnectAttributes, PostError, Qpn, QueuePair, WorkError, WorkErrorClass,
-};
-use rdma_types::{Gid, Lid};
+use rdma_qp::{AsyncEventKind, PostError, QueuePair, WorkError, WorkErrorClass};
 
-use crate::operation::Operation;
-
-/// The peer of a connection, as errors name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PeerAddress {
-    /// The peer's queue pair.
-    pub qpn: Qpn,
-    /// The GID of the peer's port; `None` within an InfiniBand subnet.
-    pub gid: Option<Gid>,
-    /// The LID of the peer's port; none on Ethernet.
-    pub lid: Lid,
-}
-
-impl From<ConnectAttributes> for PeerAddress {
-    fn from(attributes: ConnectAttributes) -> Self {
-        let gid = attributes.route.map(|route| route.destination);
-        Self { qpn: attributes.peer_qpn, gid, lid: attributes.peer_lid }
-    }
-}
-
-impl fmt::Display for PeerAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { qpn, gid, lid } = self;
-        match gid {
-            Some(gid) => write!(f, "QPN {qpn} at GID {gid}"),
-            None => write!(f, "QPN {qpn} at LID {lid}"),
-        }
-    }
-}
+use crate::error::operation::Operation;
+use crate::error::peer::{PeerAddress, With};
 
 /// An operation that completed with a failure. It derefs to how it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,16 +29,26 @@ pub struct FailedWork {
 }
 
 impl FailedWork {
-    /// Of a request to this queue pair, which is asked for the cause if the request was flushed. For crates above, too.
-    #[doc(hidden)]
+    /// A failure, with the asynchronous event that explains it, if there is one.
     #[must_use]
-    pub fn of(
+    pub const fn new(
+        operation: Operation,
+        peer: Option<PeerAddress>,
+        error: WorkError,
+        event: Option<AsyncEventKind>,
+    ) -> Self {
+        Self { operation, peer, error, event }
+    }
+
+    /// A failure of this queue pair, whose asynchronous events are searched for the cause if the request was flushed.
+    #[must_use]
+    pub fn of_qp(
         operation: Operation,
         peer: Option<PeerAddress>,
         error: WorkError,
         qp: Option<&QueuePair>,
     ) -> Self {
-        let event = qp.filter(|_| error.class() == WorkErrorClass::Flushed).and_then(cause);
+        let event = qp.filter(|_| error.class() == WorkErrorClass::Flushed).and_then(cause_of);
         Self { operation, peer, error, event }
     }
 }
@@ -85,7 +64,7 @@ impl Deref for FailedWork {
 impl fmt::Display for FailedWork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { operation, peer, error, event } = self;
-        write!(f, "the {operation}{} failed: {error}{}", With(*peer), Says(*event))
+        write!(f, "the {operation}{} failed: {error}{}", With(*peer), Reported(*event))
     }
 }
 
@@ -104,10 +83,9 @@ pub struct RefusedWork {
 }
 
 impl RefusedWork {
-    /// For crates above.
-    #[doc(hidden)]
+    /// The refusal of an operation.
     #[must_use]
-    pub const fn of(operation: Operation, peer: Option<PeerAddress>, error: PostError) -> Self {
+    pub const fn new(operation: Operation, peer: Option<PeerAddress>, error: PostError) -> Self {
         Self { operation, peer, error }
     }
 }
@@ -129,28 +107,11 @@ impl fmt::Display for RefusedWork {
 
 impl std::error::Error for RefusedWork {}
 
-/// Behind the name of an operation: whom it was with, if that is known.
-pub(super) struct With(pub(super) Option<PeerAddress>);
-
-impl fmt::Display for With {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |peer| write!(f, " with {peer}"))
-    }
-}
-
-/// Behind what goes to a peer: to whom, if that is known.
-pub(super) struct To(pub(super) Option<PeerAddress>);
-
-impl fmt::Display for To {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |peer| write!(f, " to {peer}"))
-    }
-}
-
-/// What the device has said of a queue pair whose requests were flushed, if that is a cause: the first, since it has
-/// closed the queue pair.
+/// Returns the first asynchronous event of a queue pair that explains why its requests are flushed; `None` if the device
+/// reported none.
 #[cold]
-pub(crate) fn cause(qp: &QueuePair) -> Option<AsyncEventKind> {
+#[must_use]
+pub fn cause_of(qp: &QueuePair) -> Option<AsyncEventKind> {
     let said = qp.async_events().ok()?;
     said.into_iter().find(|&kind| hint(kind).is_some())
 }
@@ -171,13 +132,48 @@ const fn hint(kind: AsyncEventKind) -> Option<&'static str> {
     })
 }
 
-/// Behind why a request failed: what the device said of the queue pair.
-pub(crate) struct Says(pub(crate) Option<AsyncEventKind>);
+/// The asynchronous event that explains a failure, as the end of an error's text; empty if there is none.
+#[derive(Clone, Copy, Debug)]
+pub struct Reported(Option<AsyncEventKind>);
 
-impl fmt::Display for Says {
+impl From<Option<AsyncEventKind>> for Reported {
+    fn from(event: Option<AsyncEventKind>) -> Self {
+        Self(event)
+    }
+}
+
+impl fmt::Display for Reported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(kind) = self.0 else { return Ok(()) };
         write!(f, "; the device says: {kind}")?;
         hint(kind).map_or(Ok(()), |hint| write!(f, " ({hint})"))
+    }
+}
+
+/// The ID of an operation, by which errors name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WorkId(u64);
+
+impl WorkId {
+    /// How many bits of a WR ID are the index of a slot. Those above are how often the slot was used before.
+    pub const INDEX_BITS: u32 = 30;
+
+    /// The ID of the operation with this WR ID.
+    #[must_use]
+    pub const fn from_wr_id(wr_id: u64) -> Self {
+        Self(wr_id)
+    }
+
+    /// The WR ID of the operation.
+    #[must_use]
+    pub const fn wr_id(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for WorkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let index = self.0 & ((1 << Self::INDEX_BITS) - 1);
+        write!(f, "work {index}.{}", self.0 >> Self::INDEX_BITS)
     }
 }

@@ -1,4 +1,4 @@
-//! Why two ends did not become a channel.
+//! Why two ends did not connect.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,10 +7,9 @@ use std::time::Duration;
 use rdma_mem::Recovery;
 use rustix::io::Errno;
 
-use super::message::{MOST, VERSION};
+use crate::message::{MOST, VERSION};
 
-/// Why a client could not [connect](crate::Channel::connect), or a server could not
-/// [listen](crate::ChannelBuilder::listen) or take a client.
+/// Why a client could not connect, or a server could not listen or take a client.
 ///
 /// # Examples
 /// ```
@@ -141,11 +140,10 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether a rendezvous takes so many.
+    /// Checks that there are no more user bytes than a rendezvous takes.
     ///
     /// # Errors
     /// [`UserBytesTooLong`](Self::UserBytesTooLong).
-    #[doc(hidden)]
     pub fn check_user_bytes(user_bytes: &[u8]) -> Result<(), Self> {
         match user_bytes.len() {
             length if length > MOST => Err(Self::UserBytesTooLong { length, most: MOST }),

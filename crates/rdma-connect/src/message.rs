@@ -3,11 +3,11 @@
 use rdma_qp::{EndpointError, QueuePairEndpoint};
 
 /// The most user bytes, and the longest reason.
-pub(super) const MOST: usize = 1024;
+pub(crate) const MOST: usize = 1024;
 /// The longest message.
-pub(super) const LONGEST: usize = PREFACE + QueuePairEndpoint::BYTES + MOST;
+pub const LONGEST: usize = PREFACE + QueuePairEndpoint::BYTES + MOST;
 /// The version of the messages.
-pub(super) const VERSION: u16 = 2;
+pub const VERSION: u16 = 2;
 
 const MAGIC: [u8; 4] = *b"RDRV";
 const PREFACE: usize = 10;
@@ -49,7 +49,9 @@ pub struct Told {
 
 /// What bytes are so far.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Parsed {
+#[allow(clippy::exhaustive_enums)] // both are what a reader has to know
+pub enum Parsed {
+    /// A message.
     Whole(Message),
     /// The beginning of a message that lacks as many bytes at least, and none behind them is its own.
     Lacks(usize),
@@ -57,7 +59,8 @@ pub(super) enum Parsed {
 
 /// Why bytes are no message, or not the one that was awaited.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Wrong {
+#[allow(missing_docs, clippy::exhaustive_enums)] // each says it
+pub enum Wrong {
     #[error("it began with \"{}\"", .0.escape_ascii())]
     Foreign(Vec<u8>),
     #[error("it has version {0}")]
@@ -125,7 +128,7 @@ fn cut(why: &str) -> &str {
 }
 
 /// Reads a message, as far as it has come; refuses it as soon as it cannot become one.
-pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
+pub fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
     let magic = bytes.get(..MAGIC.len()).unwrap_or(bytes);
     if !MAGIC.starts_with(magic) {
         return Err(Wrong::Foreign(bytes.get(..SHOWN).unwrap_or(bytes).to_vec()));

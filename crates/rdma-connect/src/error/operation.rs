@@ -1,10 +1,10 @@
-//! What a channel is asked to do.
+//! The kinds of operations.
 
 use std::fmt;
 
 use rdma_types::WcOpcode;
 
-/// The kinds of operations of a channel.
+/// The kinds of operations of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u16)] // a slot notes it with its state, in one store
@@ -26,9 +26,10 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Of a request of the send queue whose completion says this.
+    /// The kind of a request of the send queue that completes with this opcode.
     #[inline(always)]
-    pub(crate) const fn of(opcode: WcOpcode) -> Self {
+    #[must_use]
+    pub const fn of(opcode: WcOpcode) -> Self {
         match opcode {
             WcOpcode::RDMA_WRITE => Self::Write,
             WcOpcode::RDMA_READ => Self::Read,
@@ -49,8 +50,17 @@ impl Operation {
         }
     }
 
-    /// What a completion of it says. Of atomics it stands for both.
-    pub(crate) const fn opcode(self) -> WcOpcode {
+    /// Returns true if its requests go to the send queue, which does them in order.
+    #[inline]
+    #[must_use]
+    pub const fn is_of_send_queue(self) -> bool {
+        !matches!(self, Self::Receive)
+    }
+
+    /// The opcode of its completion; of atomic operations, that of fetch-and-add.
+    #[inline]
+    #[must_use]
+    pub const fn opcode(self) -> WcOpcode {
         match self {
             Self::Send => WcOpcode::SEND,
             Self::Receive => WcOpcode::RECV,

@@ -3,16 +3,15 @@
 use std::time::Duration;
 
 use rdma_mem::{Recovery, ScatterGatherElementError};
-use rdma_qp::{AsyncEventKind, PollError, PostErrorKind, WorkError};
+use rdma_qp::{AsyncEventKind, PollError, PostErrorKind};
 
-use self::context::{FailedWork, PeerAddress, RefusedWork, Says, To, With};
-use crate::ledger::queues::{generation, index};
-use crate::operation::Operation;
-use crate::server::event::PeerId;
+use crate::error::close_reason::CloseReason;
+use crate::error::lease_end::LeaseEnd;
+use crate::error::operation::Operation;
+use crate::error::peer::{PeerAddress, PeerId, To, With};
+use crate::error::work::{FailedWork, RefusedWork, Reported, WorkId};
 
-pub(crate) mod context;
-
-/// Why an operation of a channel failed.
+/// Why an operation of a channel, or of a connection of rdma-async, failed.
 ///
 /// # Examples
 /// ```
@@ -69,7 +68,7 @@ pub enum TransportError {
         /// Whom it was with. `None` if a queue pair of the program's own does not know.
         peer: Option<PeerAddress>,
     },
-    /// The peer is gone, as the [watched](crate::ChannelBuilder::watch) stream says, and the operation was not done
+    /// The peer is gone, as the watched stream says, and the operation was not done
     /// before. The channel is closed: what is in flight ends with the call, or with the scope.
     #[error(
         "the {operation}{} was not done, and the peer is gone: its end of the watched stream is closed, as when \
@@ -103,7 +102,7 @@ pub enum TransportError {
         capacity: u32,
     },
     /// An earlier operation has closed the channel.
-    #[error("the channel{} is closed, since {reason}{}: connect a new one", To(*.peer), Says(*.event))]
+    #[error("the channel{} is closed, since {reason}{}: connect a new one", To(*.peer), Reported::from(*.event))]
     Closed {
         /// What has closed it.
         reason: CloseReason,
@@ -143,12 +142,12 @@ pub enum TransportError {
         /// How many there can be.
         most: usize,
     },
-    /// The peer was [prepared](crate::MultiChannel::prepare) by other channels.
+    /// The peer was prepared by other channels.
     #[error(
         "the peer was prepared by other channels: have it prepared by those that it is added to"
     )]
     ForeignPeer,
-    /// The client of a server has [left](crate::ServerEvent::Left).
+    /// The client of a server has left.
     #[error("{0} has left: what is sent to it would reach nobody")]
     PeerLeft(PeerId),
     /// The buffer has not so many bytes.
@@ -229,24 +228,6 @@ impl TransportError {
     }
 }
 
-/// Why memory that was lent for a time is not lent any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-#[non_exhaustive]
-pub enum LeaseEnd {
-    /// The borrower has given it back.
-    #[error("it was given back")]
-    Returned,
-    /// Its time is over, or nearly so.
-    #[error("its time is over")]
-    TimeOver,
-    /// The lender has taken it back before its time.
-    #[error("the lender has taken it back")]
-    Revoked,
-    /// The queue pair that it was lent to has ended.
-    #[error("the queue pair that it was lent to has ended")]
-    OldEpoch,
-}
-
 /// Errors are returned by value, on paths that have few instructions.
 const _: () = assert!(size_of::<TransportError>() <= 56);
 
@@ -259,117 +240,8 @@ fn count_endpoints(endpoints: usize, channels: usize) -> String {
 }
 
 /// The first of several.
-pub(crate) fn first(errors: &[OperationError]) -> String {
+fn first(errors: &[OperationError]) -> String {
     errors.first().map(ToString::to_string).unwrap_or_default()
-}
-
-/// What was not taken, as it was, and why not. It is an [`Error`](std::error::Error), for values that own what they are.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Rejected<T> {
-    /// What was not taken, as it was.
-    pub value: T,
-    /// Why it was not taken.
-    pub error: TransportError,
-}
-
-impl<T> std::fmt::Display for Rejected<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<T: std::fmt::Debug> std::error::Error for Rejected<T> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
-    }
-}
-
-impl<T> From<Rejected<T>> for TransportError {
-    fn from(rejected: Rejected<T>) -> Self {
-        rejected.error
-    }
-}
-
-/// What has closed a channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CloseReason {
-    /// An operation was not done in time.
-    #[error("{} was not done in time", .operation.with_article())]
-    Timeout {
-        /// The kind of the operation.
-        operation: Operation,
-    },
-    /// The peer of a [watched](crate::ChannelBuilder::watch) stream is gone.
-    #[error("the peer was gone before {} was done", .operation.with_article())]
-    PeerGone {
-        /// The kind of the operation.
-        operation: Operation,
-    },
-    /// The peer's end is gone: it was closed or has failed, its process has ended, or its machine has been silent for too
-    /// long.
-    #[error("the peer is gone: its end was closed or has failed, or its machine is silent")]
-    Gone,
-    /// The device has failed.
-    #[error("the device has failed")]
-    Device,
-    /// The port went down.
-    #[error("port {port} went down")]
-    Port {
-        /// Its number.
-        port: u8,
-    },
-    /// An operation failed.
-    #[error("{} failed: {error}", .operation.with_article())]
-    Work {
-        /// The kind of the operation.
-        operation: Operation,
-        /// How it failed.
-        error: WorkError,
-    },
-    /// The completion queue failed.
-    #[error("its completion queue failed")]
-    Poll,
-    /// The provider refused a request, and did not say whether it had posted it.
-    #[error(
-        "{} was refused by a provider that does not say whether it had posted it",
-        .operation.with_article()
-    )]
-    Doubtful {
-        /// The kind of the operation.
-        operation: Operation,
-    },
-    /// The device refused a request after the receive of its answer had been posted, as in
-    /// [`Channel::exchange`](crate::Channel::exchange): closing has ended the receive.
-    #[error("{} was refused when the receive of its answer had been posted", .operation.with_article())]
-    Refused {
-        /// The kind of the operation.
-        operation: Operation,
-    },
-    /// The last request of a scope was unsignaled, so that nothing tells when it is done.
-    #[error(
-        "a scope ended with an unsignaled {operation}, which only a later signaled request would have \
-         shown to be done: have the last request of a scope signaled"
-    )]
-    Unsignaled {
-        /// The kind of the operation.
-        operation: Operation,
-    },
-    /// This end was closed by the program, as by [`Scope::close`](crate::Scope::close).
-    #[error("this end has closed it")]
-    Asked,
-    /// The channel was to be destroyed, and of several queue pairs not all could be; or the peer was to be
-    /// [removed](crate::MultiChannel::remove), and its queue pair could not be destroyed.
-    #[error("it was to be destroyed")]
-    Destroyed,
-    /// There is no peer of that index now: it was [removed](crate::MultiChannel::remove), or none was
-    /// [added](crate::MultiChannel::add) yet.
-    #[error("there is no peer of that index: it was removed, or none was added yet")]
-    Absent,
-    /// This is a forked child, and the channel is its parent's.
-    #[error("it belongs to the process that this one was forked from")]
-    Forked,
 }
 
 impl From<rdma_qp::Error> for TransportError {
@@ -409,16 +281,19 @@ pub struct OperationError {
     pub error: TransportError,
 }
 
-fn of_peer(peer: Option<usize>) -> String {
-    peer.map(|peer| format!(", peer {peer}")).unwrap_or_default()
+impl OperationError {
+    /// The failure of one operation among several.
+    #[must_use]
+    pub const fn new(
+        operation: Operation,
+        id: WorkId,
+        peer: Option<usize>,
+        error: TransportError,
+    ) -> Self {
+        Self { operation, id, peer, error }
+    }
 }
 
-/// The ID of an operation, by which errors name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct WorkId(pub(crate) u64);
-
-impl std::fmt::Display for WorkId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "work {}.{}", index(self.0), generation(self.0))
-    }
+fn of_peer(peer: Option<usize>) -> String {
+    peer.map(|peer| format!(", peer {peer}")).unwrap_or_default()
 }

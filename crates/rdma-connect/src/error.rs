@@ -1,0 +1,10 @@
+//! Why connections are not made, and why their operations fail.
+
+pub(crate) mod close_reason;
+pub(crate) mod connect_error;
+pub(crate) mod lease_end;
+pub(crate) mod operation;
+pub(crate) mod peer;
+pub(crate) mod rejected;
+pub(crate) mod transport_error;
+pub(crate) mod work;

@@ -1,0 +1,19 @@
+//! Why memory that was lent for a time is not lent any more.
+
+/// Why memory that was lent for a time is not lent any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeaseEnd {
+    /// The borrower has given it back.
+    #[error("it was given back")]
+    Returned,
+    /// Its time is over, or nearly so.
+    #[error("its time is over")]
+    TimeOver,
+    /// The lender has taken it back before its time.
+    #[error("the lender has taken it back")]
+    Revoked,
+    /// The queue pair that it was lent to has ended.
+    #[error("the queue pair that it was lent to has ended")]
+    OldEpoch,
+}

@@ -1,0 +1,84 @@
+//! Peers, as errors name them.
+
+use std::fmt;
+
+use rdma_qp::{ConnectAttributes, Qpn};
+use rdma_types::{Gid, Lid};
+
+/// The peer of a connection, as errors name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeerAddress {
+    /// The peer's queue pair.
+    pub qpn: Qpn,
+    /// The GID of the peer's port; `None` within an InfiniBand subnet.
+    pub gid: Option<Gid>,
+    /// The LID of the peer's port; none on Ethernet.
+    pub lid: Lid,
+}
+
+impl From<ConnectAttributes> for PeerAddress {
+    fn from(attributes: ConnectAttributes) -> Self {
+        let gid = attributes.route.map(|route| route.destination);
+        Self { qpn: attributes.peer_qpn, gid, lid: attributes.peer_lid }
+    }
+}
+
+impl fmt::Display for PeerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { qpn, gid, lid } = self;
+        match gid {
+            Some(gid) => write!(f, "QPN {qpn} at GID {gid}"),
+            None => write!(f, "QPN {qpn} at LID {lid}"),
+        }
+    }
+}
+
+/// Behind the name of an operation: whom it was with, if that is known.
+pub(crate) struct With(pub(crate) Option<PeerAddress>);
+
+impl fmt::Display for With {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |peer| write!(f, " with {peer}"))
+    }
+}
+
+/// Behind what goes to a peer: to whom, if that is known.
+pub(crate) struct To(pub(crate) Option<PeerAddress>);
+
+impl fmt::Display for To {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |peer| write!(f, " to {peer}"))
+    }
+}
+
+/// A client of a server, from the event that it has joined to the event that it has left.
+///
+/// It is of one server. A client that comes later may have the same [index](Self::index), and never the same `PeerId`:
+/// what is sent to one that has left reaches nobody else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId {
+    index: usize,
+    generation: u32,
+}
+
+impl PeerId {
+    /// The client that has this place as the `generation`th.
+    #[must_use]
+    pub const fn new(index: usize, generation: u32) -> Self {
+        Self { index, generation }
+    }
+
+    /// The place of this client among all, less than the server's limit of clients: no two clients have the same at a
+    /// time, so that it can be an index of what a program knows of its clients.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.index
+    }
+}
+
+impl fmt::Display for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "peer {}.{}", self.index, self.generation)
+    }
+}

@@ -1,0 +1,38 @@
+//! A value that was not taken.
+
+use crate::error::transport_error::TransportError;
+
+/// What was not taken, as it was, and why not. It is an [`Error`](std::error::Error), for values that own what they are.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Rejected<T> {
+    /// What was not taken, as it was.
+    pub value: T,
+    /// Why it was not taken.
+    pub error: TransportError,
+}
+
+impl<T> Rejected<T> {
+    /// A value that was not taken, and why not.
+    pub const fn new(value: T, error: TransportError) -> Self {
+        Self { value, error }
+    }
+}
+
+impl<T> std::fmt::Display for Rejected<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T: std::fmt::Debug> std::error::Error for Rejected<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<T> From<Rejected<T>> for TransportError {
+    fn from(rejected: Rejected<T>) -> Self {
+        rejected.error
+    }
+}
