@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use rdma_channel::{CloseReason, PeerAddress, TransportError};
+use rdma_connect::{CloseReason, PeerAddress, TransportError};
 use rdma_mem::{ProtectionDomain, RemoteMemoryRegion};
 use rdma_qp::Qpn;
 

@@ -1,7 +1,7 @@
 //! Control connections: two ends that know an address of TCP become a connection, and each keeps its end of the stream as
 //! long as the connection, so that the other one notices when it is gone.
 //!
-//! The messages are those of the [rendezvous](rdma_channel::ChannelListener) of channels, so that either end may also be a
+//! The messages are those by which channels connect, so that either end may also be a
 //! channel. Behind them, two ends of this crate speak of queue pairs that end, and of others ([`frame`]). Nothing travels on
 //! the queue pair but what the programs post.
 
@@ -13,4 +13,5 @@ mod maker;
 mod meet;
 pub(crate) mod options;
 pub(crate) mod shared;
+mod socket;
 mod stream;

@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rdma_channel::ConnectError;
+use rdma_connect::ConnectError;
 use rdma_mem::Context;
 use rdma_qp::{Error, QueuePairBuilder};
 
@@ -27,7 +27,7 @@ use crate::prepared::PreparedConnection;
 /// Who awaits an operation polls its completion queue itself; the driver only sleeps, and wakes. Clones are
 /// cheap. The driver ends with the last clone and the last connection, or when its task is dropped, as by the end of
 /// the runtime: then it destroys its queue pairs, and operations that are with the device fail with
-/// [`TransportError::Closed`](rdma_channel::TransportError::Closed), with their memory.
+/// [`TransportError::Closed`](rdma_connect::TransportError::Closed), with their memory.
 ///
 /// # Examples
 /// ```

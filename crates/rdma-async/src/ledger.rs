@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 use std::task::Waker;
 
-use rdma_channel::{CloseReason, Operation, PeerAddress, TransportError};
+use rdma_connect::{CloseReason, Operation, PeerAddress, TransportError};
 use rdma_qp::{CompletionQueue, Error, PollError, PollSlot, QueuePair, WorkResult};
 
 use self::after::{After, Afters};

@@ -119,7 +119,7 @@ pub use region::descriptor::Descriptor;
 pub use region::memory::Region;
 pub use region::reserve::{ReserveError, Reserved, ReservedEnd};
 
-pub use rdma_channel::{CloseReason, ConnectError, LeaseEnd, PeerAddress, TransportError};
+pub use rdma_connect::{CloseReason, ConnectError, LeaseEnd, PeerAddress, TransportError};
 pub use rdma_mem::{
     AsyncEvent, Buffer, Context, ProtectionDomain, RemoteMemoryRegion, SliceMut, SliceRef,
 };

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
-use rdma_channel::{CloseReason, Operation, TransportError};
+use rdma_connect::{CloseReason, Operation, TransportError};
 use rdma_mem::ProtectionDomain;
 use rdma_qp::QueuePair;
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use loom::model::Builder;
 use loom::thread::{self, JoinHandle};
-use rdma_channel::TransportError;
+use rdma_connect::TransportError;
 
 use crate::connection::Connection;
 use crate::mock::{Rig, block_on};

@@ -67,7 +67,7 @@ impl<'c, K: Kind> Op<'c, K> {
     /// ready, nothing was posted.
     ///
     /// # Errors
-    /// With the memory: [`TransportError::Closed`](rdma_channel::TransportError::Closed), [`TransportError::PostError`](rdma_channel::TransportError::PostError).
+    /// With the memory: [`TransportError::Closed`](rdma_connect::TransportError::Closed), [`TransportError::PostError`](rdma_connect::TransportError::PostError).
     pub fn post(self) -> Post<'c, K> {
         Post::new(self.into_work())
     }
@@ -83,7 +83,7 @@ impl<'c, K: Kind> Op<'c, K> {
     /// Posts it now or not at all.
     ///
     /// # Errors
-    /// With the memory: [`TransportError::WouldBlock`](rdma_channel::TransportError::WouldBlock) if no slot is free; those of
+    /// With the memory: [`TransportError::WouldBlock`](rdma_connect::TransportError::WouldBlock) if no slot is free; those of
     /// [`post`](Self::post).
     pub fn try_post(self) -> Result<Posted<'c, K>, Failed<K::Memory>> {
         let Self { link, memory, request } = self;

@@ -121,17 +121,3 @@ pub use rdma_qp::{
     QueuePairEndpoint, QueuePairType, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
     WorkError, WorkSuccess, WriteWorkRequest,
 };
-
-/// The rendezvous for rdma-async, whose ends are made otherwise. Not for programs.
-#[doc(hidden)]
-pub mod parts {
-    pub use rdma_connect::{Message, Told};
-
-    pub use crate::ledger::watch::notice_silence;
-    pub use crate::rendezvous::address::{StreamAddresses, addresses_of};
-    pub use crate::rendezvous::clients::Clients;
-    pub use crate::rendezvous::files::Files;
-    pub use crate::rendezvous::half_open::{Candidate, MakeEnds, NoEnd};
-    pub use crate::rendezvous::talk::{ANSWER, Awaited, Heard, Talk, VERDICT, not_connected};
-    pub use crate::rendezvous::until::Until;
-}

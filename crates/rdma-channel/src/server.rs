@@ -8,7 +8,9 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use rdma_connect::{CloseReason, ConnectError, PeerId, Rejected, Told, TransportError};
+use rdma_connect::{
+    Candidate, CloseReason, ConnectError, Greeting, PeerId, Rejected, TransportError,
+};
 use rdma_mem::{Buffer, BufferPool, InlineElement, ProtectionDomain};
 use rdma_qp::PollSlot;
 
@@ -22,9 +24,8 @@ use self::waker::Waker;
 use crate::deadline::{Deadline, NO_LIMIT, Next};
 use crate::ledger::watch::notice_silence;
 use crate::limits::Limits;
-use crate::rendezvous::clients::Clients;
-use crate::rendezvous::files::{EventFlags, Files};
-use crate::rendezvous::half_open::Candidate;
+use crate::rendezvous::clients::Listening;
+use crate::rendezvous::files::{Added, EventFlags, Files};
 
 pub(crate) mod builder;
 mod completions;
@@ -109,7 +110,7 @@ pub(crate) mod waker;
 #[doc(alias("ibv_create_srq", "ibv_post_srq_recv"))]
 pub struct Server {
     /// Dropped first: what is lent is given back when no queue pair is left that might use it.
-    clients: Clients<Queues>,
+    clients: Listening<Queues>,
     lent: Lent,
     own: OwnReceives,
     peers: Peers,
@@ -145,7 +146,7 @@ const LOOKS: u32 = 16;
 const REGION: usize = 1 << 20;
 
 /// The keys of the files; behind them those of the streams of clients that have joined, and then those of others
-/// ([`SOCKET`](crate::rendezvous::clients::SOCKET)).
+/// ([`FIRST_KEY`](rdma_connect::FIRST_KEY)).
 const COMPLETIONS: u64 = 0;
 const WAKER: u64 = 1;
 const FIRST_STREAM: u64 = 2;
@@ -183,7 +184,7 @@ impl Server {
         let pool = BufferPool::with_region_size(&options.pd, options.receive_bytes().min(REGION));
         let (files, waker) = (Files::new()?, Waker::new().map_err(failed)?);
         let timeout = options.rendezvous_timeout;
-        let clients = Clients::listen(queues, timeout, addresses, files.clone())?;
+        let clients = Listening::new(queues, timeout, addresses, files.clone())?;
         let mut server = Self {
             clients,
             lent,
@@ -219,7 +220,7 @@ impl Server {
 
     /// Where it listens. With the port that the kernel has chosen, if it was asked for port 0.
     #[must_use]
-    pub const fn local_addr(&self) -> SocketAddr {
+    pub fn local_addr(&self) -> SocketAddr {
         self.clients.address()
     }
 
@@ -239,14 +240,14 @@ impl Server {
     /// How many clients were refused so far since they were bad, came when there were as many as there can be, or went
     /// before they had joined.
     #[must_use]
-    pub const fn refused(&self) -> u64 {
+    pub fn refused(&self) -> u64 {
         self.clients.refused
     }
 
     /// The number of clients that were dropped so far while half-open; same as
     /// [`dropped_half_open`](crate::ChannelListener::dropped_half_open) of a listener.
     #[must_use]
-    pub const fn dropped_half_open(&self) -> u64 {
+    pub fn dropped_half_open(&self) -> u64 {
         self.clients.dropped_half_open()
     }
 
@@ -461,54 +462,53 @@ impl Server {
         Ok(())
     }
 
-    fn join(&mut self, mut client: Candidate<End>) -> Result<(), ServerError> {
+    fn join(&mut self, mut client: Candidate<Added, End>) -> Result<(), ServerError> {
         // What is there of an earlier queue pair with the same number is nobody's.
         self.drain()?;
         let id = self.peers.next_id();
-        let lacking = match self.accept(id, &mut client) {
-            Ok(lacking) => lacking,
+        let (stream, lacking) = match self.accept(id, &mut client) {
+            Ok(accepted) => accepted,
             Err(error) => {
                 self.end(id, client.end);
                 self.peers.skip(id);
                 return error.map_or(Ok(()), |error| Err(error.into()));
             }
         };
-        let stream = client.added().clone();
-        let Candidate { end, address, told, .. } = client;
-        let user_bytes = told.user_bytes;
+        let Candidate { end, address, greeting, .. } = client;
+        let user_bytes = greeting.user_bytes;
         self.peers.join(Peer::new(end, stream));
         (0..lacking).for_each(|_| self.own.owe(id));
         self.events.push_back(ServerEvent::Joined { peer: id, address, user_bytes });
         Ok(())
     }
 
-    /// Accepts a client that will have that ID. Returns the receives that there is no memory for now.
+    /// Accepts a client that will have that ID. Returns its stream, and the receives that there is no memory for now.
     ///
     /// # Errors
     /// None of the server's if the client was refused, which is counted.
     fn accept(
         &mut self,
         id: PeerId,
-        client: &mut Candidate<End>,
-    ) -> Result<u32, Option<ConnectError>> {
+        client: &mut Candidate<Added, End>,
+    ) -> Result<(Added, u32), Option<ConnectError>> {
         let key = FIRST_STREAM + id.index() as u64;
-        notice_silence(client.stream(), self.options.watch);
         let lacking = self.post_first_receives(id, &client.end).map_err(|error| {
             self.clients.refuse(format!("{}: {error}", client.address));
             client.reject("the server cannot receive from this client");
             None
         })?;
         let user_bytes = self.options.user_bytes.clone();
-        let told = Told { user_bytes, watches: true, talks: false };
-        client.check().and_then(|()| client.accept(told)).map_err(|error| {
+        let greeting = Greeting { user_bytes, watches: true, talks: false };
+        let stream = client.accept(greeting).map_err(|error| {
             self.clients.refuse(error.to_string());
             None
         })?;
-        client.added().change(key, EventFlags::RDHUP).map_err(|error| {
+        notice_silence(stream.stream(), self.options.watch);
+        stream.change(key, EventFlags::RDHUP).map_err(|error| {
             let tried = format!("watching the client at {}", client.address);
             Some(ConnectError::Io { tried, source: error.into() })
         })?;
-        Ok(lacking)
+        Ok((stream, lacking))
     }
 }
 

@@ -1,12 +1,32 @@
-//! The errors of connections, and the messages by which two ends meet.
+//! How two ends of an RDMA connection meet, and the errors of connections.
 //!
-//! Programs use `rdma-channel` or `rdma-async`, which re-export the errors.
+//! Programs use `rdma-channel` or `rdma-async`, which re-export the errors. This crate has what both need to connect:
+//!
+//! | | |
+//! |---|---|
+//! | errors | [`TransportError`], [`ConnectError`], [`CloseReason`] and their parts |
+//! | the client | [`Dial`], the addresses to try, and [`Client`], its part of the conversation |
+//! | the server | [`Clients`], each from its first byte until the program takes it as a [`Candidate`] |
+//! | both | [`Greeting`], what an end sends for its program; [`KeepAlive`], by which a silent peer is noticed |
+//!
+//! Nothing here has a socket, a clock or a thread: a driver passes in bytes and the time, and sends what it is given.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::disallowed_methods))] // tests begin at some time
 
+mod client;
+mod clients;
+mod dial;
 mod error;
+mod half_open;
+mod keep_alive;
 mod message;
+mod room;
+mod until;
 
+pub use client::Client;
+pub use clients::{Clients, FIRST_KEY, listen_at_first};
+pub use dial::{Dial, StreamAddresses, stream_addresses};
 pub use error::close_reason::CloseReason;
 pub use error::connect_error::ConnectError;
 pub use error::lease_end::LeaseEnd;
@@ -15,4 +35,7 @@ pub use error::peer::{PeerAddress, PeerId};
 pub use error::rejected::Rejected;
 pub use error::transport_error::{OperationError, TransportError};
 pub use error::work::{FailedWork, RefusedWork, Reported, WorkId, cause_of};
-pub use message::{LONGEST, Message, Parsed, Told, VERSION, Wrong, parse};
+pub use half_open::{Candidate, ClientStream, Hello, MakeEnds, NoEnd};
+pub use keep_alive::KeepAlive;
+pub use message::Greeting;
+pub use until::Until;

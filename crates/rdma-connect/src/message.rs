@@ -1,16 +1,45 @@
 //! The messages of the rendezvous as bytes.
+//!
+//! A message is this preface, an endpoint if its kind has one, and as many bytes as the preface says. Numbers are in
+//! network order.
+//!
+//! | at | bytes | what |
+//! |---|---|---|
+//! | 0 | 4 | `RDRV` |
+//! | 4 | 2 | version, 2 |
+//! | 6 | 2 | kind |
+//! | 8 | 2 | how many bytes are at the end, at most 1,024 |
+//! | 10 | 344 | of HELLO and ENDPOINT: [`QueuePairEndpoint::to_bytes`] |
+//! | 10 or 354 | | of HELLO and ACCEPT the user bytes, of REJECT and BUSY the reason in UTF-8, of others none |
+//!
+//! | | kind | from | when |
+//! |---|---|---|---|
+//! | 1 | HELLO | client | first |
+//! | 2 | ENDPOINT | server | its queue pair is connected |
+//! | 3 | READY | client | so is the client's |
+//! | 4 | ACCEPT | server | the program has accepted; the end |
+//! | 5 | REJECT | server | at any time instead; the end |
+//! | 6 | BUSY | server | instead of REJECT, if a later attempt may succeed |
+//!
+//! An end that watches the stream adds 256 to the kind of its HELLO or ACCEPT: then both ends keep the stream as long as
+//! the channel. Else both close it after ACCEPT. An end that adds 512 sends and receives more on the stream if the other
+//! end does so, too.
+//!
+//! The client says nothing that it was not asked for, so what comes early is a mistake. REJECT and BUSY are the same
+//! in all versions, so that a client of any version is told why it was turned away.
 
 use rdma_qp::{EndpointError, QueuePairEndpoint};
 
 /// The most user bytes, and the longest reason.
 pub(crate) const MOST: usize = 1024;
 /// The longest message.
-pub const LONGEST: usize = PREFACE + QueuePairEndpoint::BYTES + MOST;
+pub(crate) const LONGEST: usize = PREFACE + QueuePairEndpoint::BYTES + MOST;
 /// The version of the messages.
-pub const VERSION: u16 = 2;
+pub(crate) const VERSION: u16 = 2;
 
 const MAGIC: [u8; 4] = *b"RDRV";
-const PREFACE: usize = 10;
+/// The bytes with which each message begins.
+pub(crate) const PREFACE: usize = 10;
 
 const HELLO: u16 = 1;
 const ENDPOINT: u16 = 2;
@@ -25,33 +54,30 @@ const TALKS: u16 = 0x200;
 
 /// A message that is whole.
 #[derive(Debug, PartialEq, Eq)]
-#[allow(missing_docs, clippy::exhaustive_enums)] // not for programs
-pub enum Message {
-    Hello(Box<QueuePairEndpoint>, Told),
+pub(crate) enum Message {
+    Hello(Box<QueuePairEndpoint>, Greeting),
     Endpoint(Box<QueuePairEndpoint>),
     Ready,
-    Accept(Told),
+    Accept(Greeting),
     Reject(Box<str>),
     /// The server would take the client, and cannot for now.
     Busy(Box<str>),
 }
 
-/// What an end says for its program.
-#[derive(Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, clippy::exhaustive_structs)] // not for programs
-pub struct Told {
+/// What an end sends for its program when the two meet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Greeting {
+    /// The program's own bytes, at most 1,024.
     pub user_bytes: Box<[u8]>,
-    /// It watches the stream, which the other end is to keep, too.
+    /// Whether the end watches the stream, which the other end keeps, too.
     pub watches: bool,
-    /// It says and hears more on the stream when both have become a connection.
+    /// Whether the end sends and receives more on the stream once both are connected.
     pub talks: bool,
 }
 
 /// What bytes are so far.
 #[derive(Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // both are what a reader has to know
-pub enum Parsed {
-    /// A message.
+pub(crate) enum Parsed {
     Whole(Message),
     /// The beginning of a message that lacks as many bytes at least, and none behind them is its own.
     Lacks(usize),
@@ -59,8 +85,7 @@ pub enum Parsed {
 
 /// Why bytes are no message, or not the one that was awaited.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, clippy::exhaustive_enums)] // each says it
-pub enum Wrong {
+pub(crate) enum Wrong {
     #[error("it began with \"{}\"", .0.escape_ascii())]
     Foreign(Vec<u8>),
     #[error("it has version {0}")]
@@ -80,12 +105,12 @@ const SHOWN: usize = 32;
 
 impl Message {
     /// User bytes are no more than [`MOST`]; a longer reason is cut.
-    pub fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let (endpoint, rest): (_, &[u8]) = match self {
-            Self::Hello(endpoint, told) => (Some(endpoint), &told.user_bytes),
+            Self::Hello(endpoint, greeting) => (Some(endpoint), &greeting.user_bytes),
             Self::Endpoint(endpoint) => (Some(endpoint), &[]),
             Self::Ready => (None, &[]),
-            Self::Accept(told) => (None, &told.user_bytes),
+            Self::Accept(greeting) => (None, &greeting.user_bytes),
             Self::Reject(why) | Self::Busy(why) => (None, cut(why).as_bytes()),
         };
         let rest = rest.get(..MOST).unwrap_or(rest);
@@ -100,7 +125,7 @@ impl Message {
     }
 
     /// The number of its kind.
-    pub const fn kind(&self) -> u16 {
+    pub(crate) const fn kind(&self) -> u16 {
         match self {
             Self::Hello(..) => HELLO,
             Self::Endpoint(_) => ENDPOINT,
@@ -113,8 +138,9 @@ impl Message {
 
     const fn flags(&self) -> u16 {
         match self {
-            Self::Hello(_, told) | Self::Accept(told) => {
-                (if told.watches { WATCHES } else { 0 }) | (if told.talks { TALKS } else { 0 })
+            Self::Hello(_, greeting) | Self::Accept(greeting) => {
+                (if greeting.watches { WATCHES } else { 0 })
+                    | (if greeting.talks { TALKS } else { 0 })
             }
             _ => 0,
         }
@@ -128,7 +154,7 @@ fn cut(why: &str) -> &str {
 }
 
 /// Reads a message, as far as it has come; refuses it as soon as it cannot become one.
-pub fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
     let magic = bytes.get(..MAGIC.len()).unwrap_or(bytes);
     if !MAGIC.starts_with(magic) {
         return Err(Wrong::Foreign(bytes.get(..SHOWN).unwrap_or(bytes).to_vec()));
@@ -166,16 +192,16 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
         QueuePairEndpoint::from_bytes(bytes).map(Box::new)
     };
     let rest = bytes.get(begin..).unwrap_or_default();
-    let told = || Told {
+    let greeting = || Greeting {
         user_bytes: rest.into(),
         watches: flags & WATCHES != 0,
         talks: flags & TALKS != 0,
     };
     Ok(Parsed::Whole(match kind {
-        HELLO => Message::Hello(endpoint()?, told()),
+        HELLO => Message::Hello(endpoint()?, greeting()),
         ENDPOINT => Message::Endpoint(endpoint()?),
         READY => Message::Ready,
-        ACCEPT => Message::Accept(told()),
+        ACCEPT => Message::Accept(greeting()),
         BUSY => Message::Busy(printable(rest)),
         _ => Message::Reject(printable(rest)),
     }))
@@ -205,20 +231,20 @@ mod tests {
         Box::new(endpoint.with_gid(gid, GidType::ROCE_V2))
     }
 
-    fn told(user_bytes: &[u8], watches: bool) -> Told {
-        Told { user_bytes: user_bytes.into(), watches, talks: false }
+    fn greeting(user_bytes: &[u8], watches: bool) -> Greeting {
+        Greeting { user_bytes: user_bytes.into(), watches, talks: false }
     }
 
     fn messages() -> Vec<Message> {
         vec![
-            Message::Hello(endpoint(), told(b"hi", false)),
-            Message::Hello(endpoint(), told(&[7; MOST], true)),
+            Message::Hello(endpoint(), greeting(b"hi", false)),
+            Message::Hello(endpoint(), greeting(&[7; MOST], true)),
             Message::Endpoint(endpoint()),
             Message::Ready,
-            Message::Accept(Told::default()),
-            Message::Accept(told(&[9; MOST], true)),
-            Message::Accept(Told { talks: true, ..told(b"", true) }),
-            Message::Accept(Told { talks: true, ..told(b"", false) }),
+            Message::Accept(Greeting::default()),
+            Message::Accept(greeting(&[9; MOST], true)),
+            Message::Accept(Greeting { talks: true, ..greeting(b"", true) }),
+            Message::Accept(Greeting { talks: true, ..greeting(b"", false) }),
             Message::Reject("no".into()),
             Message::Busy("no room".into()),
         ]
@@ -230,13 +256,13 @@ mod tests {
         assert_eq!(Message::Ready.to_bytes(), b"RDRV\0\x02\0\x03\0\0");
         let reject = Message::Reject("no".into()).to_bytes();
         assert_eq!(reject, b"RDRV\0\x02\0\x05\0\x02no");
-        let accept = |watches| Message::Accept(told(b"yes", watches)).to_bytes();
+        let accept = |watches| Message::Accept(greeting(b"yes", watches)).to_bytes();
         assert_eq!(accept(false), b"RDRV\0\x02\0\x04\0\x03yes");
         assert_eq!(accept(true), b"RDRV\0\x02\x01\x04\0\x03yes");
-        let talks = Message::Accept(Told { talks: true, ..told(b"yes", true) }).to_bytes();
+        let talks = Message::Accept(Greeting { talks: true, ..greeting(b"yes", true) }).to_bytes();
         assert_eq!(talks, b"RDRV\0\x02\x03\x04\0\x03yes");
         let bytes = endpoint().to_bytes();
-        let hello = |watches| Message::Hello(endpoint(), told(b"hi", watches)).to_bytes();
+        let hello = |watches| Message::Hello(endpoint(), greeting(b"hi", watches)).to_bytes();
         assert_eq!(hello(false), [b"RDRV\0\x02\0\x01\0\x02", bytes.as_slice(), b"hi"].concat());
         assert_eq!(hello(true), [b"RDRV\0\x02\x01\x01\0\x02", bytes.as_slice(), b"hi"].concat());
         let answer = Message::Endpoint(endpoint()).to_bytes();
@@ -272,7 +298,7 @@ mod tests {
         let length = |kind, length, most| Wrong::Length { kind, length, most };
         assert_eq!(parsed(b"RDRV\0\x02\0\x01\x04\x01"), length(HELLO, 1025, 1024));
         assert_eq!(parsed(b"RDRV\0\x02\0\x03\0\x01"), length(READY, 1, 0));
-        let mut hello = Message::Hello(endpoint(), Told::default()).to_bytes();
+        let mut hello = Message::Hello(endpoint(), Greeting::default()).to_bytes();
         hello[PREFACE + 4] = 9;
         assert_eq!(parsed(&hello), Wrong::Endpoint(EndpointError::Version { found: 9 }));
     }

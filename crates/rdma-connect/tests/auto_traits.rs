@@ -1,8 +1,11 @@
 //! Which types may go to, and be used from, other threads.
 
+use std::io;
+
 use rdma_connect::{
-    CloseReason, ConnectError, FailedWork, LeaseEnd, Message, Operation, OperationError, Parsed,
-    PeerAddress, PeerId, RefusedWork, Rejected, Reported, Told, TransportError, WorkId, Wrong,
+    Candidate, Client, ClientStream, Clients, CloseReason, ConnectError, Dial, FailedWork,
+    Greeting, Hello, KeepAlive, LeaseEnd, NoEnd, Operation, OperationError, PeerAddress, PeerId,
+    RefusedWork, Rejected, Reported, TransportError, Until, WorkId,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -16,9 +19,9 @@ fn errors_go_to_any_thread() {
     error::<RefusedWork>();
     error::<Rejected<()>>();
     error::<TransportError>();
-    error::<Wrong>();
     send_sync::<CloseReason>();
     send_sync::<LeaseEnd>();
+    send_sync::<NoEnd>();
     send_sync::<Operation>();
     send_sync::<PeerAddress>();
     send_sync::<PeerId>();
@@ -26,9 +29,30 @@ fn errors_go_to_any_thread() {
     send_sync::<WorkId>();
 }
 
+struct Stream;
+
+impl ClientStream for Stream {
+    fn receive(&self, _: &mut [u8]) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn peek(&self) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn send(&self, _: &[u8]) -> io::Result<usize> {
+        Ok(0)
+    }
+}
+
 #[test]
-fn messages_go_to_any_thread() {
-    send_sync::<Message>();
-    send_sync::<Parsed>();
-    send_sync::<Told>();
+fn both_parts_of_the_conversation_go_to_any_thread() {
+    send_sync::<Candidate<Stream, ()>>();
+    send_sync::<Client>();
+    send_sync::<Clients<Stream, ()>>();
+    send_sync::<Dial>();
+    send_sync::<Greeting>();
+    send_sync::<Hello<Stream, ()>>();
+    send_sync::<KeepAlive>();
+    send_sync::<Until>();
 }

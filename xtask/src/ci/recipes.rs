@@ -383,8 +383,10 @@ pub(super) const STRESS: &[Step] = &[
 /// transitions take miri minutes, and its unsafe code calls C.
 pub(super) const MIRI: &[Step] = &[
     tests("cargo +nightly miri test -p rdma-types --target-dir {target}/miri").with(UNDER_MIRI),
-    tests("cargo +nightly miri test --lib -p rdma-mem -p rdma-channel --target-dir {target}/miri")
-        .with(UNDER_MIRI),
+    tests(
+        "cargo +nightly miri test --lib -p rdma-mem -p rdma-connect -p rdma-channel --target-dir {target}/miri",
+    )
+    .with(UNDER_MIRI),
     // The device is a mock, so that there is no C.
     tests("cargo +nightly miri test --lib -p rdma-async --target-dir {target}/miri ledger::")
         .with(UNDER_MIRI),

@@ -1,14 +1,10 @@
 //! The client's part.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::Instant;
 
-use rdma_channel::ConnectError;
-use rdma_channel::parts::{
-    ANSWER, Awaited, Heard, Message, Talk, Told, Until, VERDICT, addresses_of, not_connected,
-};
+use rdma_connect::{Client, ConnectError, Dial, Greeting, Until, stream_addresses};
 use tokio::net::{TcpStream, ToSocketAddrs, lookup_host};
 use tokio::time::timeout;
 
@@ -21,14 +17,24 @@ use crate::driver::Driver;
 
 impl Driver {
     /// Connects to the [listener](crate::Listener) at this address, and returns what its program says, the
-    /// [`user_bytes`](ConnectionOptions::user_bytes) of the other end. A
-    /// [`ChannelListener`](rdma_channel::ChannelListener) takes such a client, too.
+    /// [`user_bytes`](ConnectionOptions::user_bytes) of the other end. A `ChannelListener` of `rdma-channel` takes such a
+    /// client, too.
     ///
     /// Both ends can send when it has returned. If there are several addresses, each is tried in order, with its share of
     /// the time. Dropped before it is ready, nothing remains of it, but the server may have accepted it.
     ///
     /// # Errors
-    /// Those of [`ChannelBuilder::connect`](rdma_channel::ChannelBuilder::connect).
+    /// | | |
+    /// |---|---|
+    /// | [`NobodyListens`](ConnectError::NobodyListens), [`Io`](ConnectError::Io) | there is no connection to any of the addresses |
+    /// | [`Rejected`](ConnectError::Rejected) | the server does not want this client, or its queue pair does not fit, with the reason |
+    /// | [`Busy`](ConnectError::Busy) | the server has as many clients as there can be, or no queue pair for this one: try again later |
+    /// | [`Timeout`](ConnectError::Timeout) | it took longer than the [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) |
+    /// | [`Closed`](ConnectError::Closed) | the server ended meanwhile |
+    /// | [`Foreign`](ConnectError::Foreign), [`Version`](ConnectError::Version), [`Garbled`](ConnectError::Garbled) | what listens there speaks something else |
+    /// | [`Resolve`](ConnectError::Resolve), [`NoAddress`](ConnectError::NoAddress) | the name has no address |
+    /// | [`UserBytesTooLong`](ConnectError::UserBytesTooLong) | there are more than 1,024 user bytes |
+    /// | [`Verbs`](ConnectError::Verbs) | no queue pair can be made with these options, or not connected |
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with I/O and time.
@@ -44,125 +50,101 @@ impl Driver {
         options.check()?;
         self.check()?;
         let addresses = lookup_host(addr).await;
-        let addresses: Vec<_> =
-            addresses.map_err(|source| ConnectError::Resolve { source })?.collect();
-        if addresses.is_empty() {
-            return Err(ConnectError::NoAddress);
-        }
+        let addresses = addresses.map_err(|source| ConnectError::Resolve { source })?.collect();
         let leases = (options.lease_limits, options.lease_margin);
-        let ConnectionOptions { qp, user_bytes, rendezvous_timeout: timeout, .. } = options;
+        let ConnectionOptions { qp, user_bytes, rendezvous_timeout: limit, .. } = options;
         let beats = (options.silence, options.heartbeat);
-        let until = Until::after(timeout);
+        let mut dial = Dial::new(addresses, limit, Instant::now())?;
         let (driver, options) = (self.clone(), qp.clone());
         let mut prepared = blocking(move || Ok(driver.prepare(options)?)).await?;
-        let (stream, address) = dial(&addresses, timeout, until).await?;
-        let stream_addresses = addresses_of(&stream);
-        if let Some((own, peer)) = stream_addresses {
+        let (stream, address) = reach(&mut dial).await?;
+        let addresses = stream_addresses(stream.local_addr(), address);
+        if let Some((own, peer)) = addresses {
             prepared.set_stream_addresses(own, peer);
         }
-        let mut server = Server { stream, talk: Talk::new(address, timeout), until };
-        let told = Told { user_bytes, watches: true, talks: true };
-        server.say(&Message::Hello(Box::new(prepared.endpoint()), told)).await?;
-        let endpoint = match server.hear(&ANSWER).await? {
-            Message::Endpoint(endpoint) => *endpoint,
-            other => return Err(server.talk.misplaced(&other)),
-        };
+        let client = Client::new(address, limit);
+        let greeting = Greeting { user_bytes, watches: true, talks: true };
+        let hello = client.hello(prepared.endpoint(), greeting);
+        let mut server = Server { stream, client, until: dial.until() };
+        server.send(&hello).await?;
+        let endpoint = server.receive(Client::answer).await?;
         let connection = blocking(move || Ok(prepared.handshake(endpoint)?)).await?;
-        server.say(&Message::Ready).await?;
-        let told = match server.hear(&VERDICT).await? {
-            Message::Accept(told) => told,
-            other => return Err(server.talk.misplaced(&other)),
-        };
-        let kept = server.stream.into_std().map(OwnedFd::from);
-        let shared = Shared::new((address, stream_addresses), true, told.talks, timeout, leases);
-        let kept = kept.and_then(|stream| keep(connection.inner(), stream, shared, qp, beats));
-        kept.map_err(|source| {
-            let tried = format!("keeping the control connection to {address}");
-            ConnectError::Io { tried, source }
-        })?;
-        Ok((connection, told.user_bytes))
+        server.send(&server.client.ready()).await?;
+        let Greeting { user_bytes, talks, .. } = server.receive(Client::verdict).await?;
+        let shared = Shared::new((address, addresses), true, talks, limit, leases);
+        keep(connection.inner(), server.stream, shared, qp, beats)?;
+        Ok((connection, user_bytes))
     }
 }
 
-/// A stream to the first of the addresses that takes one. Each has an equal share of the time that is left.
-async fn dial(
-    addresses: &[SocketAddr],
-    limit: Duration,
-    until: Until,
-) -> Result<(TcpStream, SocketAddr), ConnectError> {
-    let mut tried = Vec::new();
-    let mut failure = None;
-    for (&address, shares) in addresses.iter().zip((1..=addresses.len()).rev()) {
-        let left = match until.left() {
-            Duration::MAX => Duration::MAX,
-            left => left / u32::try_from(shares).unwrap_or(u32::MAX),
-        };
-        let outcome = timeout(left, TcpStream::connect(address)).await;
-        let outcome = outcome.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-        let outcome = outcome.and_then(|stream| {
-            // TCP may connect a socket to itself, where nobody listens.
-            let is_itself = stream.local_addr()? == stream.peer_addr()?;
+/// A stream to the first of the addresses that takes one.
+async fn reach(dial: &mut Dial) -> Result<(TcpStream, SocketAddr), ConnectError> {
+    loop {
+        let (address, share) = dial.next(Instant::now())?;
+        let stream = timeout(share, TcpStream::connect(address)).await;
+        let stream = stream.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()));
+        let stream = stream.and_then(|stream| {
+            Dial::check(stream.local_addr()?, stream.peer_addr()?)?;
             stream.set_nodelay(true)?;
-            if is_itself { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(stream) }
+            Ok(stream)
         });
-        let source = match outcome {
+        match stream {
             Ok(stream) => return Ok((stream, address)),
-            Err(source) => source,
-        };
-        tried.push(address);
-        if source.kind() != io::ErrorKind::ConnectionRefused {
-            failure.get_or_insert_with(|| not_connected(address, limit, source));
+            Err(error) => dial.failed(error),
         }
     }
-    Err(failure.unwrap_or(ConnectError::NobodyListens { tried }))
 }
 
 /// The server, as its client sees it.
 struct Server {
     stream: TcpStream,
-    talk: Talk,
+    client: Client,
     until: Until,
 }
 
 impl Server {
-    async fn say(&mut self, message: &Message) -> Result<(), ConnectError> {
-        let bytes = message.to_bytes();
-        let mut rest = bytes.as_slice();
-        while !rest.is_empty() {
+    async fn send(&mut self, mut bytes: &[u8]) -> Result<(), ConnectError> {
+        while !bytes.is_empty() {
             let writable = within(self.until, self.stream.writable()).await;
-            match writable.and_then(|()| self.stream.try_write(rest)) {
-                Ok(count) => rest = rest.get(count..).unwrap_or_default(),
+            match writable.and_then(|()| self.stream.try_write(bytes)) {
+                Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
                 Err(error) if is_spurious(&error) => {}
-                Err(error) => return self.talk.not_said(error),
+                Err(error) => return self.client.not_sent(error),
             }
         }
         Ok(())
     }
 
-    async fn hear(&mut self, awaited: &Awaited) -> Result<Message, ConnectError> {
+    /// Receives until the client has what it awaits.
+    async fn receive<T>(
+        &mut self,
+        take: impl Fn(&mut Client, &[u8]) -> Result<Option<T>, ConnectError>,
+    ) -> Result<T, ConnectError> {
         let mut block = [0; 512];
         loop {
-            let lacks = match self.talk.heard()? {
-                Heard::Message(message) => return Ok(message),
-                Heard::Lacks(lacks) => lacks.min(block.len()),
-            };
+            let lacks = self.client.lacks().min(block.len());
             let room = block.get_mut(..lacks).unwrap_or_default();
             let readable = within(self.until, self.stream.readable()).await;
             match readable.and_then(|()| self.stream.try_read(room)) {
-                Ok(count) => self.talk.hear(room.get(..count).unwrap_or_default(), awaited)?,
+                Ok(count) => {
+                    let bytes = room.get(..count).unwrap_or_default();
+                    if let Some(awaited) = take(&mut self.client, bytes)? {
+                        return Ok(awaited);
+                    }
+                }
                 Err(error) if is_spurious(&error) => {}
-                Err(error) => return Err(self.talk.not_heard(error, awaited)),
+                Err(error) => return Err(self.client.not_received(error)),
             }
         }
     }
 }
 
 async fn within(until: Until, ready: impl Future<Output = io::Result<()>>) -> io::Result<()> {
-    let ready = timeout(until.left(), ready).await;
-    ready.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    let ready = timeout(until.left(Instant::now()), ready).await;
+    ready.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
 }
 
 /// The stream was not ready after all.
 fn is_spurious(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }

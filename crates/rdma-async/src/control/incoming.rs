@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use rdma_channel::ConnectError;
-use rdma_channel::parts::{Candidate, Told, addresses_of};
+use rdma_connect::{Candidate, ConnectError, Greeting, stream_addresses};
 
 use super::listener::Served;
 use super::shared::Shared;
+use super::socket::ClientSocket;
 use super::stream::keep;
 use crate::connection::Connection;
 
@@ -18,7 +18,7 @@ use crate::connection::Connection;
 #[must_use = "a client that is dropped is told that it was turned away"]
 #[derive(Debug)]
 pub struct Incoming {
-    pub(super) client: Candidate<Connection>,
+    pub(super) client: Candidate<ClientSocket, Connection>,
     pub(super) listener: Arc<Served>,
 }
 
@@ -33,7 +33,7 @@ impl Incoming {
     /// is has not been checked.
     #[must_use]
     pub fn user_bytes(&self) -> &[u8] {
-        &self.client.told.user_bytes
+        &self.client.greeting.user_bytes
     }
 
     /// Accepts the client, whose [`connect`](crate::Driver::connect) returns these bytes, at most 1,024. It waits for
@@ -42,7 +42,7 @@ impl Incoming {
     /// # Errors
     /// [`ConnectError::UserBytesTooLong`], after which the client is told that it was turned away;
     /// [`ConnectError::Closed`] if the client is known to be gone, and [`ConnectError::Garbled`] if it has said what
-    /// it was not asked for; [`ConnectError::Io`] if there can be no more files.
+    /// it was not asked for; [`ConnectError::Io`] if the runtime cannot wait for its stream.
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with I/O and time.
@@ -52,25 +52,15 @@ impl Incoming {
         drop(tokio::time::sleep(std::time::Duration::ZERO));
         let Self { mut client, listener } = self;
         let address = client.address;
-        let failed = |source| {
-            let tried = format!("keeping the control connection to {address}");
-            ConnectError::Io { tried, source }
-        };
-        // Before the client is told that it is accepted.
-        let stream = client.stream().try_clone().map_err(failed)?;
-        let told = Told { user_bytes: user_bytes.into(), watches: true, talks: true };
-        let accepted = client.check().and_then(|()| client.accept(told));
-        if let Err(error) = accepted {
-            listener.note_gone();
-            return Err(error);
-        }
+        let greeting = Greeting { user_bytes: user_bytes.into(), watches: true, talks: true };
+        let stream = client.accept(greeting).inspect_err(|_| listener.note_gone())?.0;
         let options = &listener.options;
         let leases = (options.lease_limits.clone(), options.lease_margin);
-        let (talks, timeout) = (client.told.talks, options.rendezvous_timeout);
-        let shared = Shared::new((address, addresses_of(&stream)), false, talks, timeout, leases);
+        let (talks, limit) = (client.greeting.talks, options.rendezvous_timeout);
+        let addresses = stream_addresses(stream.local_addr(), address);
+        let shared = Shared::new((address, addresses), false, talks, limit, leases);
         let beats = (options.silence, options.heartbeat);
-        let kept = keep(client.end.inner(), stream, shared, options.qp.clone(), beats);
-        kept.map_err(failed)?;
+        keep(client.end.inner(), stream, shared, options.qp.clone(), beats)?;
         Ok(client.end)
     }
 

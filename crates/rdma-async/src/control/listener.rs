@@ -1,15 +1,14 @@
 //! Listeners, whose clients become connections.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
-use rdma_channel::ConnectError;
-use rdma_channel::parts::{Clients, Files};
-use tokio::io::unix::AsyncFd;
-use tokio::net::{ToSocketAddrs, lookup_host};
+use rdma_connect::{Clients, ConnectError, Hello, MakeEnds};
+use tokio::net::{TcpListener, ToSocketAddrs, lookup_host};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
@@ -17,13 +16,14 @@ use super::incoming::Incoming;
 use super::maker::Maker;
 use super::meet::blocking;
 use super::options::ConnectionOptions;
+use super::socket::{ClientSocket, listen, open_files, poll_accept};
 use crate::connection::Connection;
-use crate::driver::{Driver, file};
+use crate::driver::Driver;
 
 /// Listens for clients, which become connections: made by [`Driver::listen`].
 ///
 /// A task of the runtime serves all clients until the program accepts them, whether or not it waits for one, so that a
-/// bad client delays no other. As at a [`ChannelListener`](rdma_channel::ChannelListener), up to 256 clients are
+/// bad client delays no other. As at a `ChannelListener` of channels, up to 256 clients are
 /// half-open at a time; if one more comes, a silent one is dropped. Their queue pairs are created on tokio's blocking
 /// threads, one of which has to be free, since a device may be slow to create them. A listener keeps its driver going.
 /// Dropping the listener turns away the clients that were not accepted; the connections go on.
@@ -72,26 +72,19 @@ pub struct Listener {
 #[derive(Debug)]
 pub(super) struct Served {
     state: Mutex<State>,
-    driver: Driver,
+    maker: Maker,
     pub(super) options: ConnectionOptions,
-    /// Told when a client can be taken, or something is wrong.
+    /// Notified when a client can be taken, or the listener has failed.
     news: Notify,
-    /// Told when the program has taken one, or has heard what is wrong: then clients are taken again.
+    /// Notified when the program has taken one, or the failure: then clients are accepted again.
     taken: Notify,
 }
 
 /// What is under the lock.
 #[derive(Debug)]
 struct State {
-    /// `None` while the task serves them, or if it has ended.
-    clients: Option<Clients<Maker>>,
+    clients: Clients<ClientSocket, Connection>,
     has_ended: bool,
-    /// How many have gone when they were accepted.
-    gone: u64,
-    /// What the clients say of those that were refused, when they were served last.
-    refused: u64,
-    dropped_half_open: u64,
-    last_refused: Option<String>,
 }
 
 impl Driver {
@@ -123,31 +116,19 @@ impl Driver {
         let maker = blocking(move || {
             drop(maker.driver.prepare(maker.qp.clone())?);
             Ok(maker)
-        });
-        let timeout = options.rendezvous_timeout;
-        let clients = Clients::listen(maker.await?, timeout, &addresses, Files::new()?)?;
-        let address = clients.address();
-        let files = file::readable(clients.files().as_fd()).map_err(|source| ConnectError::Io {
-            tried: format!("waiting for clients at {address}"),
-            source,
-        })?;
-        let state = State {
-            clients: Some(clients),
-            has_ended: false,
-            gone: 0,
-            refused: 0,
-            dropped_half_open: 0,
-            last_refused: None,
-        };
+        })
+        .await?;
+        let (socket, address) = listen(&addresses)?;
+        let clients = Clients::new(address, options.rendezvous_timeout, open_files);
         let shared = Arc::new(Served {
-            state: Mutex::new(state),
-            driver: self.clone(),
+            state: Mutex::new(State { clients, has_ended: false }),
+            maker,
             options,
             news: Notify::new(),
             taken: Notify::new(),
         });
         let guard = Guard(Arc::clone(&shared));
-        let task = tokio::spawn(async move { serve(&guard.0, &files).await }).abort_handle();
+        let task = tokio::spawn(async move { serve(&guard.0, &socket).await }).abort_handle();
         Ok(Listener { shared, address, task })
     }
 }
@@ -205,26 +186,20 @@ impl Listener {
             let tried = format!("waiting for clients at {}", self.address);
             return Some(Err(ConnectError::Io { tried, source }));
         }
-        // While they are served, the task says when it is done.
-        let clients = state.clients.as_mut()?;
-        let taken = match clients.take() {
-            Some(client) => {
-                client.leave();
-                Some(Ok(Incoming { client, listener: Arc::clone(&self.shared) }))
-            }
-            None => clients.take_failure().map(Err),
+        let taken = match state.clients.take() {
+            Some(client) => Ok(Incoming { client, listener: Arc::clone(&self.shared) }),
+            None => Err(state.clients.take_failure()?),
         };
         drop(state);
         self.shared.taken.notify_one();
-        taken
+        Some(taken)
     }
 
     /// How many clients were refused so far since they were bad, or have gone before the program had decided. Those that
     /// the program has rejected do not count.
     #[must_use]
     pub fn refused(&self) -> u64 {
-        let state = self.shared.state();
-        state.refused + state.gone
+        self.shared.state().clients.refused
     }
 
     /// The number of clients that were dropped so far while half-open: others needed the room, or the
@@ -232,13 +207,13 @@ impl Listener {
     /// [refused](Self::refused).
     #[must_use]
     pub fn dropped_half_open(&self) -> u64 {
-        self.shared.state().dropped_half_open
+        self.shared.state().clients.dropped_half_open()
     }
 
     /// Which client was refused last, by its address, and why. `None` if none was.
     #[must_use]
     pub fn last_refused(&self) -> Option<String> {
-        self.shared.state().last_refused.clone()
+        self.shared.state().clients.last_refused().map(str::to_owned)
     }
 }
 
@@ -265,67 +240,80 @@ impl Drop for Guard {
 
 impl Served {
     fn is_of_this_process(&self) -> bool {
-        self.driver.context().check_process().is_ok()
+        self.maker.driver.context().check_process().is_ok()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A client that was taken has gone.
+    /// Counts a client that has gone when the program accepted it.
     pub(super) fn note_gone(&self) {
-        self.state().gone += 1;
+        self.state().clients.refused += 1;
     }
 
-    /// The clients are back from being served. Whether there is news of them, and until when they can wait.
-    fn put_back(&self, clients: Clients<Maker>) -> Option<(bool, Duration)> {
+    /// Ready when clients were accepted, or have sent something: the keys of these.
+    fn poll_ready(&self, socket: &TcpListener, cx: &mut Context<'_>) -> Poll<Vec<u64>> {
+        let clients = &mut self.state().clients;
+        let ready = clients.streams().filter(|(_, stream)| stream.is_ready(cx));
+        let ready: Vec<_> = ready.map(|(key, _)| key).collect();
+        let accepted = poll_accept(clients, socket, cx);
+        if ready.is_empty() && accepted.is_pending() { Poll::Pending } else { Poll::Ready(ready) }
+    }
+
+    /// Receives what clients have sent, and ends those whose time is over. Returns those that need a queue pair now.
+    fn step(&self, ready: &[u64]) -> Vec<Hello<ClientSocket, Connection>> {
+        let clients = &mut self.state().clients;
+        clients.check(ready);
+        let hellos = ready.iter().filter_map(|&key| clients.step(key)).collect();
+        clients.expire(Instant::now());
+        hellos
+    }
+
+    /// Makes a queue pair for a client, which may take the device its time.
+    fn answer(&self, hello: Hello<ClientSocket, Connection>) {
+        let make_room = || self.state().clients.make_room(&hello, Instant::now());
+        let made = self.maker.make(hello.stream_addresses(), hello.endpoint(), make_room);
         let mut state = self.state();
-        if state.has_ended {
-            drop(state);
-            drop(clients);
-            return None;
+        if !state.has_ended {
+            state.clients.answer(hello, made, Instant::now());
         }
-        (state.refused, state.dropped_half_open) = (clients.refused, clients.dropped_half_open());
-        state.last_refused = clients.last_refused().map(str::to_owned);
-        let clients = state.clients.insert(clients);
-        Some((clients.has_news(), clients.next_end()))
     }
 
-    /// Turns away who was not taken.
+    /// Has a program that waits look, if there is something for it.
+    fn tell_news(&self) {
+        if self.state().clients.has_news() {
+            self.news.notify_one();
+        }
+    }
+
+    /// Turns away the clients that were not taken.
     fn end(&self) {
         let mut state = self.state();
         state.has_ended = true;
-        let clients = state.clients.take();
+        state.clients.close();
         drop(state);
-        drop(clients);
         self.news.notify_waiters();
     }
 }
 
 /// Serves the clients as long as there is a listener.
-async fn serve(shared: &Served, files: &AsyncFd<OwnedFd>) {
+async fn serve(shared: &Arc<Served>, socket: &TcpListener) {
     loop {
-        let Some(mut clients) = shared.state().clients.take() else { return };
-        // A device may take its time to make a queue pair, and to connect it.
-        let served = tokio::task::spawn_blocking(move || (clients.serve_now(), clients)).await;
-        let Ok((was_ready, clients)) = served else { return };
-        let Some((has_news, next_end)) = shared.put_back(clients) else { return };
-        if has_news {
-            shared.news.notify_one();
+        let next_end = shared.state().clients.next_end(Instant::now());
+        // There are more streams than a task may poll in one turn.
+        let ready = tokio::task::unconstrained(poll_fn(|cx| shared.poll_ready(socket, cx)));
+        let ready = tokio::select! {
+            ready = ready => ready,
+            () = tokio::time::sleep(next_end) => Vec::new(),
+            () = shared.taken.notified() => Vec::new(),
+        };
+        for hello in shared.step(&ready) {
+            let shared = Arc::clone(shared);
+            if tokio::task::spawn_blocking(move || shared.answer(hello)).await.is_err() {
+                return;
+            }
         }
-        if !was_ready && let Err(error) = wait(shared, files, next_end).await {
-            tracing::error!(%error, "a listener cannot wait for its clients");
-            return;
-        }
+        shared.tell_news();
     }
-}
-
-/// Waits until a file may be ready, or somebody's time is over, or the program has taken a client.
-async fn wait(shared: &Served, files: &AsyncFd<OwnedFd>, next_end: Duration) -> io::Result<()> {
-    tokio::select! {
-        ready = files.readable() => ready?.clear_ready(),
-        () = tokio::time::sleep(next_end) => {}
-        () = shared.taken.notified() => {}
-    }
-    Ok(())
 }

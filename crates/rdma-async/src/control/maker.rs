@@ -1,6 +1,6 @@
 //! What makes connections of options.
 
-use rdma_channel::parts::{MakeEnds, NoEnd, StreamAddresses};
+use rdma_connect::{MakeEnds, NoEnd, StreamAddresses};
 use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
 
 use crate::connection::Connection;

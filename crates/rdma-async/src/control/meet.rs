@@ -5,8 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_channel::parts::{MakeEnds, NoEnd, StreamAddresses};
-use rdma_channel::{CloseReason, ConnectError};
+use rdma_connect::{CloseReason, ConnectError, MakeEnds, NoEnd, StreamAddresses};
 use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairBuilder, QueuePairEndpoint};
 use tokio::time::timeout;
 
@@ -323,7 +322,7 @@ where
 
 fn made<T>(made: Result<T, NoEnd>) -> Result<T, ConnectError> {
     made.map_err(|error| match error {
-        NoEnd::Failed(error) => error.into(),
+        NoEnd::Failed(error) | NoEnd::Unfit(error) => error.into(),
         NoEnd::Full(why) => ConnectError::Busy(why.into()),
     })
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_channel::ConnectError;
+use rdma_connect::ConnectError;
 use rdma_mem::{AccessFlags, ProtectionDomain};
 use rdma_qp::{QueuePair, QueuePairBuilder};
 

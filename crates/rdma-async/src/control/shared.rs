@@ -7,8 +7,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rdma_channel::parts::StreamAddresses;
-use rdma_channel::{CloseReason, ConnectError};
+use rdma_connect::{CloseReason, ConnectError, StreamAddresses};
 use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
 use tokio::sync::Notify;
 

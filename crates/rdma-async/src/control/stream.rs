@@ -3,14 +3,13 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rdma_channel::CloseReason;
-use rdma_channel::parts::notice_silence;
+use rdma_connect::{CloseReason, ConnectError, KeepAlive};
 use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
+use rustix::net::sockopt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
@@ -34,18 +33,20 @@ const LONGEST_BEAT: Duration = Duration::from_secs(1 << 30);
 /// or its machine has been silent for so long.
 ///
 /// # Errors
-/// If the runtime cannot wait for the stream.
+/// [`ConnectError::Io`] if the runtime cannot wait for the stream.
 pub(super) fn keep(
     inner: &Arc<Inner>,
-    stream: OwnedFd,
+    stream: TcpStream,
     shared: Shared,
     qp: QueuePairBuilder<'static>,
     (silence, beat): (Duration, Option<Duration>),
-) -> io::Result<()> {
+) -> Result<(), ConnectError> {
     notice_silence(&stream, silence);
-    let stream = std::net::TcpStream::from(stream);
-    stream.set_nonblocking(true)?;
-    let stream = TcpStream::from_std(stream)?;
+    // It may have been accepted by another runtime.
+    let stream = stream.into_std().and_then(TcpStream::from_std).map_err(|source| {
+        let tried = format!("keeping the control connection to {}", shared.address);
+        ConnectError::Io { tried, source }
+    })?;
     let shared = Arc::new(shared);
     let task = Arc::new(Task(Arc::clone(&shared)));
     inner.keep(Member { shared: Arc::clone(&shared), number: 0, qp, task });
@@ -53,6 +54,15 @@ pub(super) fn keep(
     let guard = Guard { shared, reason: CloseReason::Destroyed };
     tokio::spawn(until_gone(stream, guard, beat));
     Ok(())
+}
+
+/// Has the kernel end a stream whose peer is silent for this long.
+fn notice_silence(stream: &TcpStream, limit: Duration) {
+    let KeepAlive { interval, user_timeout_ms, .. } = KeepAlive::within(limit);
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, interval);
+    let _ = sockopt::set_tcp_keepintvl(stream, interval);
+    let _ = sockopt::set_tcp_user_timeout(stream, user_timeout_ms);
 }
 
 /// Ends the connections when the task ends, however it does: nobody would notice a peer that goes.

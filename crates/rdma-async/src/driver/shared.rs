@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use rdma_channel::CloseReason;
+use rdma_connect::CloseReason;
 use rdma_mem::{AsyncEvent, AsyncEventKind, AsyncEventSource, Context};
 use rdma_qp::{CompletionChannel, CompletionQueue, Error};
 use tokio::sync::Notify;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rdma_channel::LeaseEnd;
+use rdma_connect::LeaseEnd;
 use rdma_mem::AccessFlags;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_channel::CloseReason;
+use rdma_connect::CloseReason;
 use rdma_mem::{AccessFlags, Error, Recovery};
 
 use crate::region::memory::Region;

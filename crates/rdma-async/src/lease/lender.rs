@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use rdma_channel::LeaseEnd;
+use rdma_connect::LeaseEnd;
 use rdma_mem::{AccessFlags, CommonMemory, CommonRegion, Error, ProtectionDomain, SharedRegion};
 use tokio::sync::oneshot;
 

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use rdma_channel::LeaseEnd;
+use rdma_connect::LeaseEnd;
 use tokio::sync::oneshot;
 
 use super::table::Leases;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rdma_channel::LeaseEnd;
+use rdma_connect::LeaseEnd;
 use rdma_mem::{AccessFlags, ProtectionDomain, RegionMemory, SharedRegion};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::JoinHandle;

@@ -6,7 +6,7 @@ use std::mem;
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
-use rdma_channel::{CloseReason, Operation, PeerAddress, TransportError};
+use rdma_connect::{CloseReason, Operation, PeerAddress, TransportError};
 use rdma_mem::{AccessFlags, SharedRegion};
 use rdma_qp::{
     Qpn, QueuePair, QueuePairType, WorkCompletion, WorkError, WorkErrorClass, WorkResult,

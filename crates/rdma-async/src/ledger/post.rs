@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use rdma_channel::{FailedWork, Operation, PeerAddress, RefusedWork, TransportError};
+use rdma_connect::{FailedWork, Operation, PeerAddress, RefusedWork, TransportError};
 use rdma_mem::{
     AccessFlags, GatherList, RemoteMemoryRegion, Rkey, ScatterList, SharedRegion, SliceRef,
 };

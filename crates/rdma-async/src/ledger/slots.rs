@@ -2,7 +2,7 @@
 
 use std::task::Waker;
 
-use rdma_channel::Operation;
+use rdma_connect::Operation;
 use rdma_qp::WorkResult;
 
 use crate::buffer::held::Held;

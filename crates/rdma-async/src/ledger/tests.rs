@@ -11,7 +11,7 @@ use std::mem::forget;
 use std::sync::Arc;
 use std::task::Poll;
 
-use rdma_channel::TransportError;
+use rdma_connect::TransportError;
 
 use crate::connection::Connection;
 use crate::mock::{End, Rig, Sleeper, poll_once};

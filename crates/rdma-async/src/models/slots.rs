@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rdma_channel::TransportError;
+use rdma_connect::TransportError;
 
 use super::{Others, model, post, send, spawn};
 use crate::CloseReason;

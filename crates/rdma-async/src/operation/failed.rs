@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use rdma_channel::TransportError;
+use rdma_connect::TransportError;
 
 use super::kinds::{Kind, memory};
 use crate::buffer::held::Held;

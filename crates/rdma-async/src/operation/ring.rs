@@ -5,7 +5,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
-use rdma_channel::TransportError;
+use rdma_connect::TransportError;
 use rdma_mem::Buffer;
 
 use super::failed::Failed;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use pin_project_lite::pin_project;
-use rdma_channel::{Operation, TransportError};
+use rdma_connect::{Operation, TransportError};
 use rdma_qp::{PollError, WorkError};
 
 use super::failed::Failed;

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_channel::TransportError;
+use rdma_connect::TransportError;
 use rdma_mem::{AccessFlags, Buffer, BufferPool, OwnedRegion, ProtectionDomain};
 use rdma_qp::prelude::*;
 use rdma_qp::{Error, WorkErrorClass};

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use rdma_channel::TransportError;
+use rdma_connect::TransportError;
 use rdma_mem::{AccessFlags, Error, Recovery};
 use tokio::time::sleep;
 

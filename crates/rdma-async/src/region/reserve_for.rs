@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_channel::TransportError;
+use rdma_connect::TransportError;
 use rdma_mem::{AccessFlags, ProtectionDomain};
 
 use super::descriptor::Descriptor;

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rdma_connect::KeepAlive;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
@@ -76,15 +77,12 @@ impl Watch {
     }
 }
 
-/// Has TCP ask a silent peer, and end the stream when no answer has come for so long. Other streams refuse the options,
-/// and have no machine at their other end that could be silent.
-pub fn notice_silence(stream: &OwnedFd, limit: Duration) {
-    // It asks after whole seconds, again and again, and looks at the silence just then. The kernel takes no more.
-    let each = Duration::from_secs((limit.as_secs() / 4).clamp(1, 32767));
-    let silence = limit.saturating_sub(each).max(Duration::from_millis(1));
-    let silence = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX).min(i32::MAX as u32);
+/// Has the kernel end a TCP stream whose peer is silent for this long. Other streams refuse the options, and have no
+/// machine at their other end that could be silent.
+pub(crate) fn notice_silence(stream: &OwnedFd, limit: Duration) {
+    let KeepAlive { interval, user_timeout_ms, .. } = KeepAlive::within(limit);
     let _ = sockopt::set_socket_keepalive(stream, true);
-    let _ = sockopt::set_tcp_keepidle(stream, each);
-    let _ = sockopt::set_tcp_keepintvl(stream, each);
-    let _ = sockopt::set_tcp_user_timeout(stream, silence);
+    let _ = sockopt::set_tcp_keepidle(stream, interval);
+    let _ = sockopt::set_tcp_keepintvl(stream, interval);
+    let _ = sockopt::set_tcp_user_timeout(stream, user_timeout_ms);
 }

@@ -148,7 +148,7 @@ impl RendezvousBuilder<'_> {
     /// Those of [`ChannelBuilder::connect`].
     pub fn connect(self, addr: impl ToSocketAddrs) -> Result<(Channel, Box<[u8]>), ConnectError> {
         ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;
-        client::connect(&self.options, &self.rendezvous, &resolve(addr)?)
+        client::connect(&self.options, &self.rendezvous, resolve(addr)?)
     }
 
     /// Listens for clients; as [`ChannelBuilder::listen`].

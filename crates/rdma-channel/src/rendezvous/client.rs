@@ -1,14 +1,12 @@
 //! The client's part of the rendezvous.
 
-use rdma_connect::{ConnectError, LONGEST, Message, Told};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::Instant;
 
-use super::address::addresses_of;
-use super::talk::{ANSWER, Awaited, Heard, Talk, VERDICT, not_connected};
-use super::until::Until;
+use rdma_connect::{Client, ConnectError, Dial, Greeting, Until, stream_addresses};
+
 use crate::channel::Channel;
 use crate::channel::options::{Options, RendezvousOptions};
 use crate::channel::prepared::PreparedChannel;
@@ -19,113 +17,92 @@ use crate::ledger::watch::Watch;
 pub(super) fn connect(
     options: &Options,
     rendezvous: &RendezvousOptions,
-    addresses: &[SocketAddr],
+    addresses: Vec<SocketAddr>,
 ) -> Result<(Channel, Box<[u8]>), ConnectError> {
     let RendezvousOptions { user_bytes, timeout, watch } = rendezvous;
-    let until = Until::after(*timeout);
+    let mut dial = Dial::new(addresses, *timeout, Instant::now())?;
     let mut prepared = PreparedChannel::new(options)?;
-    let (stream, address) = dial(addresses, *timeout, until)?;
-    if let Some((own, peer)) = addresses_of(&stream) {
+    let (stream, address) = reach(&mut dial)?;
+    if let Some((own, peer)) = stream_addresses(stream.local_addr(), address) {
         prepared.set_stream_addresses(own, peer);
     }
-    let mut server = Server { stream, talk: Talk::new(address, *timeout), until };
-    let told = Told { user_bytes: user_bytes.clone(), watches: watch.is_some(), talks: false };
-    server.say(&Message::Hello(Box::new(prepared.endpoint()), told))?;
-    let endpoint = match server.hear(&ANSWER)? {
-        Message::Endpoint(endpoint) => *endpoint,
-        other => return Err(server.talk.misplaced(&other)),
-    };
+    let client = Client::new(address, *timeout);
+    let greeting =
+        Greeting { user_bytes: user_bytes.clone(), watches: watch.is_some(), talks: false };
+    let hello = client.hello(prepared.endpoint(), greeting);
+    let mut server = Server { stream, client, until: dial.until() };
+    server.send(&hello)?;
+    let endpoint = server.receive(Client::answer)?;
     let mut channel = prepared.handshake(endpoint)?;
-    server.say(&Message::Ready)?;
-    match server.hear(&VERDICT)? {
-        Message::Accept(told) => {
-            if told.watches || watch.is_some() {
-                let stream = Arc::new(server.stream.into());
-                channel.ledger.watch = Some(Box::new(Watch::new(&stream, *watch)));
-            }
-            Ok((channel, told.user_bytes))
-        }
-        other => Err(server.talk.misplaced(&other)),
+    server.send(&server.client.ready())?;
+    let Greeting { user_bytes, watches, .. } = server.receive(Client::verdict)?;
+    if watches || watch.is_some() {
+        let stream = Arc::new(server.stream.into());
+        channel.ledger.watch = Some(Box::new(Watch::new(&stream, *watch)));
     }
+    Ok((channel, user_bytes))
 }
 
-/// A stream to the first of the addresses that takes one. Each has an equal share of the time that is left.
-fn dial(
-    addresses: &[SocketAddr],
-    limit: Duration,
-    until: Until,
-) -> Result<(TcpStream, SocketAddr), ConnectError> {
-    let mut tried = Vec::new();
-    let mut failure = None;
-    for (&address, shares) in addresses.iter().zip((1..=addresses.len()).rev()) {
-        let left = match until.left() {
-            Duration::MAX => Duration::MAX,
-            left => left / u32::try_from(shares).unwrap_or(u32::MAX),
-        };
-        let outcome = match left {
-            Duration::ZERO => Err(ErrorKind::TimedOut.into()),
-            left => TcpStream::connect_timeout(&address, left),
-        };
-        let outcome = outcome.and_then(|stream| {
-            // TCP may connect a socket to itself, where nobody listens.
-            let is_itself = stream.local_addr()? == stream.peer_addr()?;
+/// A stream to the first of the addresses that takes one.
+fn reach(dial: &mut Dial) -> Result<(TcpStream, SocketAddr), ConnectError> {
+    loop {
+        let (address, share) = dial.next(Instant::now())?;
+        let stream = TcpStream::connect_timeout(&address, share).and_then(|stream| {
+            Dial::check(stream.local_addr()?, stream.peer_addr()?)?;
             stream.set_nodelay(true)?;
-            if is_itself { Err(ErrorKind::ConnectionRefused.into()) } else { Ok(stream) }
+            Ok(stream)
         });
-        let source = match outcome {
+        match stream {
             Ok(stream) => return Ok((stream, address)),
-            Err(source) => source,
-        };
-        tried.push(address);
-        let error = match source.kind() {
-            ErrorKind::ConnectionRefused => continue,
-            _ => not_connected(address, limit, source),
-        };
-        failure.get_or_insert(error);
+            Err(error) => dial.failed(error),
+        }
     }
-    Err(failure.unwrap_or(ConnectError::NobodyListens { tried }))
 }
 
 /// The server, as its client sees it.
 struct Server {
     stream: TcpStream,
-    talk: Talk,
+    client: Client,
     until: Until,
 }
 
 impl Server {
-    fn say(&mut self, message: &Message) -> Result<(), ConnectError> {
-        let bytes = message.to_bytes();
-        let mut rest = bytes.as_slice();
-        while !rest.is_empty() {
-            match (&self.stream).write_within(rest, self.until.left()) {
-                Ok(count) => rest = rest.get(count..).unwrap_or_default(),
-                Err(error) if is_interrupted(&error) && !self.until.is_over() => {}
-                Err(error) => return self.talk.not_said(error),
+    fn send(&mut self, mut bytes: &[u8]) -> Result<(), ConnectError> {
+        while !bytes.is_empty() {
+            let now = Instant::now();
+            match (&self.stream).write_within(bytes, self.until.left(now)) {
+                Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
+                Err(error) if self.is_retried(&error) => {}
+                Err(error) => return self.client.not_sent(error),
             }
         }
         Ok(())
     }
 
-    fn hear(&mut self, awaited: &Awaited) -> Result<Message, ConnectError> {
-        let mut block = [0; LONGEST];
+    /// Receives until the client has what it awaits.
+    fn receive<T>(
+        &mut self,
+        take: impl Fn(&mut Client, &[u8]) -> Result<Option<T>, ConnectError>,
+    ) -> Result<T, ConnectError> {
+        let mut block = [0; 512];
         loop {
-            let lacks = match self.talk.heard()? {
-                Heard::Message(message) => return Ok(message),
-                Heard::Lacks(lacks) => lacks,
-            };
+            let lacks = self.client.lacks().min(block.len());
             let room = block.get_mut(..lacks).unwrap_or_default();
-            match (&self.stream).read_within(room, self.until.left()) {
+            let received = (&self.stream).read_within(room, self.until.left(Instant::now()));
+            match received {
                 Ok(count) => {
-                    self.talk.hear(room.get(..count).unwrap_or_default(), awaited)?;
+                    let bytes = room.get(..count).unwrap_or_default();
+                    if let Some(awaited) = take(&mut self.client, bytes)? {
+                        return Ok(awaited);
+                    }
                 }
-                Err(error) if is_interrupted(&error) && !self.until.is_over() => {}
-                Err(error) => return Err(self.talk.not_heard(error, awaited)),
+                Err(error) if self.is_retried(&error) => {}
+                Err(error) => return Err(self.client.not_received(error)),
             }
         }
     }
-}
 
-fn is_interrupted(error: &std::io::Error) -> bool {
-    error.kind() == ErrorKind::Interrupted
+    fn is_retried(&self, error: &std::io::Error) -> bool {
+        error.kind() == ErrorKind::Interrupted && !self.until.is_over(Instant::now())
+    }
 }

@@ -1,21 +1,23 @@
 //! Files that are waited for together: epoll(7), each file with a key.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_connect::ConnectError;
+use rdma_connect::{ClientStream, ConnectError};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 pub(crate) use rustix::event::epoll::EventFlags;
 
 /// Files that are waited for together. A file leaves them before it is closed: a forked child may still have it, and it
 /// would be reported without end.
 #[derive(Clone, Debug)]
-pub struct Files {
+pub(crate) struct Files {
     epoll: Arc<OwnedFd>,
     /// A forked child has the same list of files, and leaves it as it is.
     process: u32,
@@ -27,7 +29,7 @@ const MANY: usize = 64;
 impl Files {
     /// # Errors
     /// [`ConnectError::Io`], mostly since too many files are open.
-    pub fn new() -> Result<Self, ConnectError> {
+    pub(crate) fn new() -> Result<Self, ConnectError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| {
             let tried = "preparing to wait for clients".into();
             ConnectError::Io { tried, source: error.into() }
@@ -93,20 +95,23 @@ impl Added {
         &self.0.stream
     }
 
-    /// Whether it was added by this process, and not by one that has forked it.
-    pub(crate) fn is_of_this_process(&self) -> bool {
-        process::id() == self.0.files.process
-    }
-
-    /// Is waited for no longer.
-    pub(crate) fn leave(&self) {
-        // It is there, and leaves once more when it is dropped, which changes nothing.
-        let _ = epoll::delete(&*self.0.files.epoll, &self.0.stream);
-    }
-
     /// Changes what it is waited for, and its key.
     pub(crate) fn change(&self, key: u64, flags: EventFlags) -> Result<(), Errno> {
         self.0.files.change(&self.0.stream, key, flags)
+    }
+}
+
+impl ClientStream for Added {
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(recv(&**self.stream(), buffer, RecvFlags::DONTWAIT)?.0)
+    }
+
+    fn peek(&self) -> io::Result<usize> {
+        Ok(recv(&**self.stream(), &mut [0], RecvFlags::DONTWAIT | RecvFlags::PEEK)?.0)
+    }
+
+    fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(send(&**self.stream(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
     }
 }
 

@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rdma_connect::{ConnectError, Told};
+use rdma_connect::{Candidate, ConnectError, Greeting};
 
-use super::half_open::Candidate;
+use super::files::Added;
 use crate::channel::Channel;
 use crate::ledger::watch::Watch;
 
@@ -59,7 +59,7 @@ use crate::ledger::watch::Watch;
 #[derive(Debug)]
 pub struct Incoming<'l> {
     pub(super) refused: &'l mut u64,
-    pub(super) client: Candidate<Channel>,
+    pub(super) client: Candidate<Added, Channel>,
     pub(super) watch: Option<Duration>,
 }
 
@@ -74,7 +74,7 @@ impl Incoming<'_> {
     /// has not been checked.
     #[must_use]
     pub fn user_bytes(&self) -> &[u8] {
-        &self.client.told.user_bytes
+        &self.client.greeting.user_bytes
     }
 
     /// Accepts the client, whose [`connect`](crate::ChannelBuilder::connect) returns these bytes, at most 1,024. It
@@ -88,15 +88,11 @@ impl Incoming<'_> {
     pub fn accept(self, user_bytes: &[u8]) -> Result<Channel, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
         let Self { refused, mut client, watch } = self;
-        let told = Told { user_bytes: user_bytes.into(), watches: watch.is_some(), talks: false };
-        let accepted = client.check().and_then(|()| client.accept(told));
-        if let Err(error) = accepted {
-            *refused += 1;
-            return Err(error);
-        }
-        if client.told.watches || watch.is_some() {
-            let stream = client.stream();
-            client.end.ledger.watch = Some(Box::new(Watch::new(stream, watch)));
+        let watches = watch.is_some();
+        let greeting = Greeting { user_bytes: user_bytes.into(), watches, talks: false };
+        let stream = client.accept(greeting).inspect_err(|_| *refused += 1)?;
+        if client.greeting.watches || watches {
+            client.end.ledger.watch = Some(Box::new(Watch::new(stream.stream(), watch)));
         }
         Ok(client.end)
     }

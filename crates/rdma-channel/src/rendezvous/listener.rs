@@ -1,17 +1,14 @@
 //! Listeners, whose clients become channels.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rdma_connect::ConnectError;
+use rdma_connect::{ConnectError, MakeEnds, NoEnd, StreamAddresses, Until};
 use rdma_qp::QueuePairEndpoint;
 
-use super::address::StreamAddresses;
-use super::clients::Clients;
+use super::clients::Listening;
 use super::files::Files;
-use super::half_open::{MakeEnds, NoEnd};
 use super::incoming::Incoming;
-use super::until::Until;
 use crate::channel::Channel;
 use crate::channel::options::{Options, RendezvousOptions};
 use crate::channel::prepared::PreparedChannel;
@@ -79,7 +76,7 @@ use crate::channel::prepared::PreparedChannel;
 /// ```
 #[derive(Debug)]
 pub struct ChannelListener {
-    clients: Clients<Options>,
+    clients: Listening<Options>,
     user_bytes: Box<[u8]>,
     watch: Option<Duration>,
 }
@@ -121,7 +118,7 @@ impl ChannelListener {
         drop(PreparedChannel::new(&options)?);
         let RendezvousOptions { user_bytes, timeout, watch } = rendezvous;
         Ok(Self {
-            clients: Clients::listen(options, timeout, addresses, Files::new()?)?,
+            clients: Listening::new(options, timeout, addresses, Files::new()?)?,
             user_bytes,
             watch,
         })
@@ -129,7 +126,7 @@ impl ChannelListener {
 
     /// Where it listens. With the port that the kernel has chosen, if it was asked for port 0.
     #[must_use]
-    pub const fn local_addr(&self) -> SocketAddr {
+    pub fn local_addr(&self) -> SocketAddr {
         self.clients.address()
     }
 
@@ -165,7 +162,7 @@ impl ChannelListener {
     /// | [`Io`](ConnectError::Io) | no client can be accepted from the socket, mostly because too many files are open; clients wait, and the listener tries again after a second |
     pub fn incoming(&mut self, limit: Option<Duration>) -> Result<Incoming<'_>, ConnectError> {
         let limit = limit.unwrap_or(Duration::MAX);
-        let until = Until::after(limit);
+        let until = Until::after(Instant::now(), limit);
         let clients = &mut self.clients;
         loop {
             clients.update_taking()?;
@@ -177,7 +174,7 @@ impl ChannelListener {
             if let Some(failure) = clients.take_failure() {
                 return Err(failure);
             }
-            if until.is_over() {
+            if until.is_over(Instant::now()) {
                 let address = clients.address();
                 let awaited = match clients.last_refused() {
                     None => format!("client at {address}: does one connect to this address?"),
@@ -193,7 +190,7 @@ impl ChannelListener {
     /// How many clients were refused so far since they were bad, or have gone before the program had decided. Those that
     /// the program has rejected do not count.
     #[must_use]
-    pub const fn refused(&self) -> u64 {
+    pub fn refused(&self) -> u64 {
         self.clients.refused
     }
 
@@ -204,7 +201,7 @@ impl ChannelListener {
     ///
     /// # Examples
     /// ```
-    /// use std::time::Duration;
+    /// use std::time::{Duration, Instant};
     /// use rdma_channel::prelude::*;
     ///
     /// rdma_soft::install();
@@ -218,7 +215,7 @@ impl ChannelListener {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub const fn dropped_half_open(&self) -> u64 {
+    pub fn dropped_half_open(&self) -> u64 {
         self.clients.dropped_half_open()
     }
 

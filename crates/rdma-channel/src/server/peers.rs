@@ -4,13 +4,12 @@ use std::collections::HashMap;
 use std::mem;
 use std::time::{Duration, Instant};
 
-use rdma_connect::{Operation, PeerAddress, PeerId, RefusedWork, TransportError};
+use rdma_connect::{Operation, PeerAddress, PeerId, RefusedWork, TransportError, Until};
 use rdma_qp::{PostError, Qpn};
 
 use super::event::LeftReason;
 use super::queues::End;
 use crate::rendezvous::files::Added;
-use crate::rendezvous::until::Until;
 
 /// The clients by their places, of which there are as many as there can be clients.
 #[derive(Debug, Default)]
@@ -84,13 +83,13 @@ impl Peer {
     /// Whether its connection can be ended now.
     fn has_ended(&self) -> bool {
         let Some((_, until)) = &self.leaving else { return false };
-        self.outstanding == 0 || until.is_over()
+        self.outstanding == 0 || until.is_over(Instant::now())
     }
 
     /// How long until something is to be done about it, if sends have so long.
     fn next_end(&self, timeout: Duration) -> Duration {
         match (&self.leaving, self.since) {
-            (Some((_, until)), _) => until.left(),
+            (Some((_, until)), _) => until.left(Instant::now()),
             (None, Some(since)) => timeout.saturating_sub(since.elapsed()),
             (None, None) => Duration::MAX,
         }
@@ -191,7 +190,7 @@ impl Peers {
     /// Ends a connection, for that reason; what is outstanding has so long to be flushed.
     pub(super) fn leave(&mut self, id: PeerId, reason: LeftReason, flush: Duration) {
         let Some(peer) = self.get(id).filter(|peer| peer.leaving.is_none()) else { return };
-        peer.leaving = Some((reason, Until::after(flush)));
+        peer.leaving = Some((reason, Until::after(Instant::now(), flush)));
         peer.stream = None;
         // If it is refused nothing is flushed, and the queue pair is destroyed when the time is over.
         let _ = peer.end.qp.to_error();

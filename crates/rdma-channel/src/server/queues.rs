@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
+use rdma_connect::{MakeEnds, NoEnd, StreamAddresses};
 use rdma_qp::{
     CompletionQueue, Error, PreparedQueuePair, QueuePair, QueuePairEndpoint, SharedReceiveQueue,
 };
 
 use crate::channel::options::{Options, ServerKnobs};
-use crate::rendezvous::address::StreamAddresses;
-use crate::rendezvous::half_open::{MakeEnds, NoEnd};
 
 /// The completion queue of a server, and its receives.
 #[derive(Debug)]

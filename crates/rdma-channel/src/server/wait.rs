@@ -2,14 +2,12 @@
 
 use std::mem;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rdma_connect::{ConnectError, Operation, TransportError, cause_of};
+use rdma_connect::{ConnectError, FIRST_KEY, Operation, TransportError, Until, cause_of};
 
 use super::event::{LeftReason, ServerError};
 use super::{COMPLETIONS, FIRST_STREAM, Server, WAKER};
-use crate::rendezvous::clients::SOCKET;
-use crate::rendezvous::until::Until;
 
 impl Server {
     /// Sleeps until something happens, or for so long.
@@ -23,7 +21,7 @@ impl Server {
             return Ok(());
         }
         let peers = self.peers.next_end(self.limits().send);
-        self.look(left.min(peers).min(self.clients.next_end()))
+        self.look(left.min(peers).min(self.clients.next_end(Instant::now())))
     }
 
     /// Has the next completion make an event, and takes all that came before.
@@ -55,18 +53,18 @@ impl Server {
             match key {
                 COMPLETIONS => self.take_event()?,
                 WAKER => self.is_woken |= self.waker.take(),
-                SOCKET.. => {}
+                FIRST_KEY.. => {}
                 key => self.end_of_stream(key - FIRST_STREAM),
             }
         }
-        self.clients.serve_ready(&ready, Until::after(Duration::ZERO));
+        self.clients.serve_ready(&ready, Until::after(Instant::now(), Duration::ZERO));
         self.ready = ready;
         waited.map_err(|error| ConnectError::Io {
             tried: "waiting for clients and completions".into(),
             source: error.into(),
         })?;
         if let Some(failure) = self.clients.take_failure() {
-            self.clients.pause();
+            self.clients.pause(Instant::now());
             self.failure = Some(failure);
         }
         let timeout = self.limits().send;

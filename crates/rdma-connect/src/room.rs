@@ -5,8 +5,6 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, getrlimit};
-
 /// Half-open clients at a time, if the limit of open files allows that many. Each costs a file, and the queue pair of
 /// a channel costs one more.
 const MOST: u64 = 256;
@@ -17,26 +15,25 @@ const PART_OF_FILES: u64 = 4;
 
 /// The time in which a client sends its next message, if nothing is wrong. One that takes longer is late: it goes when
 /// there is no room. While there is room it has the whole time of the rendezvous, since its machine may be busy.
-pub(super) const FIRST_BYTE: Duration = Duration::from_secs(1);
+pub(crate) const FIRST_BYTE: Duration = Duration::from_secs(1);
 
-/// Half-open clients at a time, by the limit of open files that holds now.
-pub(super) fn most_half_open() -> usize {
-    let files = getrlimit(Resource::Nofile).current;
+/// Half-open clients at a time, by the limit of open files.
+pub(crate) fn most_half_open(files: Option<u64>) -> usize {
     let most = files.map_or(MOST, |files| (files / PART_OF_FILES).clamp(1, MOST));
     usize::try_from(most).unwrap_or(usize::MAX)
 }
 
 /// Connected clients at a time that the program has not been given. With more, others wait in the socket's backlog.
-pub(super) fn most_connected() -> usize {
-    (most_half_open() / 4).max(1)
+pub(crate) fn most_connected(files: Option<u64>) -> usize {
+    (most_half_open(files) / 4).max(1)
 }
 
 /// The addresses that share their room: one of IPv4, a network of 64 bits of IPv6, which one host may have for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Network(IpAddr);
+pub(crate) struct Network(IpAddr);
 
 impl Network {
-    pub(super) fn of(address: IpAddr) -> Self {
+    pub(crate) fn of(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
             IpAddr::V6(address) => {
                 let [a, b, c, d, ..] = address.segments();
@@ -49,22 +46,22 @@ impl Network {
 
 /// A half-open client, as far as its turn to go depends on it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Occupant {
-    pub(super) key: u64,
-    pub(super) network: Network,
+pub(crate) struct Occupant {
+    pub(crate) key: u64,
+    pub(crate) network: Network,
     /// When the listener began to wait for its next message.
-    pub(super) since: Instant,
+    pub(crate) since: Instant,
     /// Whether it has sent nothing at all.
-    pub(super) is_mute: bool,
+    pub(crate) is_mute: bool,
 }
 
 impl Occupant {
-    pub(super) fn waited(&self, now: Instant) -> Duration {
+    pub(crate) fn waited(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.since)
     }
 
     /// Returns true if its next message is awaited for [`FIRST_BYTE`].
-    pub(super) fn is_late(&self, now: Instant) -> bool {
+    pub(crate) fn is_late(&self, now: Instant) -> bool {
         self.waited(now) >= FIRST_BYTE
     }
 }
@@ -75,7 +72,7 @@ impl Occupant {
 /// nothing, then others that are late, the longest first. If room is `scarce`, since late ones had to go lately, a
 /// client has no time to be late: it goes, too, if it has sent nothing, or if its network has more than half of the
 /// room.
-pub(super) fn in_order_to_go(
+pub(crate) fn in_order_to_go(
     mut clients: Vec<Occupant>,
     room: usize,
     is_scarce: bool,
@@ -94,7 +91,7 @@ pub(super) fn in_order_to_go(
 
 /// The clients with a queue pair that may go for a newcomer who needs one, in order: those that are late, and those whose
 /// network has more queue pairs than that of the newcomer will have.
-pub(super) fn in_order_to_yield(
+pub(crate) fn in_order_to_yield(
     mut clients: Vec<Occupant>,
     newcomer: Network,
     now: Instant,
@@ -107,7 +104,7 @@ pub(super) fn in_order_to_yield(
 }
 
 /// The clients that are late, in order.
-pub(super) fn late(mut clients: Vec<Occupant>, now: Instant) -> Vec<Occupant> {
+pub(crate) fn late(mut clients: Vec<Occupant>, now: Instant) -> Vec<Occupant> {
     clients.retain(|client| client.is_late(now));
     sort(&mut clients, now);
     clients

@@ -1,0 +1,100 @@
+//! The sockets of a listener and its clients, as a task of tokio waits for them.
+
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use rdma_connect::{ClientStream, Clients, ConnectError, listen_at_first, stream_addresses};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::process::{Resource, getrlimit};
+use tokio::io::Interest;
+use tokio::net::{TcpListener, TcpStream};
+
+/// Clients accepted at a time, before those that have sent something are served.
+const ACCEPTED: usize = 64;
+
+/// Clients that wait in the socket's backlog, if the kernel allows that many (`net.core.somaxconn`).
+const BACKLOG: i32 = 1024;
+
+/// Listens at the first of the addresses that can be listened at.
+pub(super) fn listen(addresses: &[SocketAddr]) -> Result<(TcpListener, SocketAddr), ConnectError> {
+    listen_at_first(addresses, |address| {
+        let socket = std::net::TcpListener::bind(address)?;
+        // The standard library has asked for a short backlog, and this changes it.
+        rustix::net::listen(&socket, BACKLOG)?;
+        socket.set_nonblocking(true)?;
+        let address = socket.local_addr()?;
+        Ok((TcpListener::from_std(socket)?, address))
+    })
+}
+
+/// The limit of open files.
+pub(super) fn open_files() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
+
+/// Accepts clients while there are some, and room for them. Pending if none came.
+pub(super) fn poll_accept<E>(
+    clients: &mut Clients<ClientSocket, E>,
+    socket: &TcpListener,
+    cx: &mut Context<'_>,
+) -> Poll<()> {
+    if !clients.takes(Instant::now()) {
+        return Poll::Pending;
+    }
+    for accepted in 0..ACCEPTED {
+        let now = Instant::now();
+        if !clients.has_room(now) {
+            break;
+        }
+        match socket.poll_accept(cx) {
+            Poll::Pending if accepted == 0 => return Poll::Pending,
+            Poll::Pending => break,
+            Poll::Ready(Ok((stream, from))) => {
+                // Without it the client waits longer, no more.
+                let _ = stream.set_nodelay(true);
+                let addresses = stream_addresses(stream.local_addr(), from);
+                clients.admit(ClientSocket(stream), (from, addresses), now);
+            }
+            Poll::Ready(Err(error)) => {
+                clients.not_admitted(error, accepted, now);
+                break;
+            }
+        }
+    }
+    Poll::Ready(())
+}
+
+/// The stream of a client that was not accepted by the program yet.
+#[derive(Debug)]
+pub(super) struct ClientSocket(pub(super) TcpStream);
+
+impl ClientSocket {
+    /// Returns true if something has come, or the stream has ended; else the task is woken then.
+    pub(super) fn is_ready(&self, cx: &mut Context<'_>) -> bool {
+        while self.0.poll_read_ready(cx).is_ready() {
+            // What was received since makes the stream count as ready until a call finds nothing.
+            match self.0.try_io(Interest::READABLE, || self.peek()) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                _ => return true,
+            }
+        }
+        false
+    }
+}
+
+/// Each call asks the kernel, which may know more than the runtime.
+impl ClientStream for ClientSocket {
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(recv(&self.0, buffer, RecvFlags::DONTWAIT)?.0)
+    }
+
+    fn peek(&self) -> io::Result<usize> {
+        Ok(recv(&self.0, &mut [0], RecvFlags::DONTWAIT | RecvFlags::PEEK)?.0)
+    }
+
+    fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(send(&self.0, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
+    }
+}

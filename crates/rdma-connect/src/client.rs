@@ -1,0 +1,158 @@
+//! The client's part of the rendezvous.
+
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rdma_qp::QueuePairEndpoint;
+
+use crate::error::connect_error::ConnectError;
+use crate::message::{Greeting, Message, PREFACE, Parsed, Wrong, parse};
+
+/// A client's conversation with its server.
+///
+/// A driver sends [`hello`](Self::hello), passes what comes to [`answer`](Self::answer), connects its queue pair, sends
+/// [`ready`](Self::ready), and passes what comes to [`verdict`](Self::verdict). It receives at most
+/// [`lacks`](Self::lacks) bytes at a time, so that it receives nothing that follows the verdict.
+#[derive(Debug)]
+pub struct Client {
+    address: SocketAddr,
+    limit: Duration,
+    received: Vec<u8>,
+    lacks: usize,
+    is_answered: bool,
+}
+
+impl Client {
+    /// A conversation with the server at this address. Errors name the limit.
+    #[must_use]
+    pub const fn new(address: SocketAddr, limit: Duration) -> Self {
+        Self { address, limit, received: Vec::new(), lacks: PREFACE, is_answered: false }
+    }
+
+    /// The first message to the server.
+    #[must_use]
+    pub fn hello(&self, endpoint: QueuePairEndpoint, greeting: Greeting) -> Vec<u8> {
+        Message::Hello(Box::new(endpoint), greeting).to_bytes()
+    }
+
+    /// The message that the queue pair is connected to that of the answer.
+    #[must_use]
+    pub fn ready(&self) -> Vec<u8> {
+        Message::Ready.to_bytes()
+    }
+
+    /// How many bytes of the next message are still to come, at least.
+    #[must_use]
+    pub const fn lacks(&self) -> usize {
+        self.lacks
+    }
+
+    /// Takes bytes that have come, none if the stream has ended. Returns the endpoint of the server, once it is whole.
+    ///
+    /// # Errors
+    /// If the server has refused this client, has closed the stream, or sends something else.
+    pub fn answer(&mut self, bytes: &[u8]) -> Result<Option<QueuePairEndpoint>, ConnectError> {
+        match self.receive(bytes)? {
+            None => Ok(None),
+            Some(Message::Endpoint(endpoint)) => {
+                self.is_answered = true;
+                Ok(Some(*endpoint))
+            }
+            Some(other) => Err(self.wrong(Wrong::Kind(other.kind()))),
+        }
+    }
+
+    /// Takes bytes that have come, none if the stream has ended. Returns what the server's program says when it has
+    /// accepted this client.
+    ///
+    /// # Errors
+    /// Same as [`answer`](Self::answer).
+    pub fn verdict(&mut self, bytes: &[u8]) -> Result<Option<Greeting>, ConnectError> {
+        match self.receive(bytes)? {
+            None => Ok(None),
+            Some(Message::Accept(greeting)) => Ok(Some(greeting)),
+            Some(other) => Err(self.wrong(Wrong::Kind(other.kind()))),
+        }
+    }
+
+    fn receive(&mut self, bytes: &[u8]) -> Result<Option<Message>, ConnectError> {
+        if bytes.is_empty() {
+            return Err(self.closed());
+        }
+        self.received.extend(bytes);
+        match parse(&self.received) {
+            Ok(Parsed::Lacks(lacks)) => {
+                self.lacks = lacks;
+                Ok(None)
+            }
+            Ok(Parsed::Whole(message)) => {
+                self.received.clear();
+                self.lacks = PREFACE;
+                match message {
+                    Message::Reject(why) => Err(ConnectError::Rejected(why)),
+                    Message::Busy(why) => Err(ConnectError::Busy(why)),
+                    message => Ok(Some(message)),
+                }
+            }
+            Err(wrong) => Err(self.wrong(wrong)),
+        }
+    }
+
+    /// The error of bytes that could not be sent.
+    ///
+    /// # Errors
+    /// None if the server has closed the stream: it may have said why before, and that is received next.
+    pub fn not_sent(&self, error: io::Error) -> Result<(), ConnectError> {
+        match error.kind() {
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(()),
+            _ => Err(self.failed("sending to", error)),
+        }
+    }
+
+    /// The error of a stream from which nothing could be received.
+    #[must_use]
+    pub fn not_received(&self, error: io::Error) -> ConnectError {
+        match error.kind() {
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => self.closed(),
+            _ => self.failed("receiving from", error),
+        }
+    }
+
+    fn failed(&self, tried: &str, source: io::Error) -> ConnectError {
+        let address = self.address;
+        let awaited = match source.kind() {
+            ErrorKind::TimedOut | ErrorKind::WouldBlock | ErrorKind::Interrupted => {
+                if self.is_answered {
+                    format!(
+                        "verdict of the server at {address}: does it accept or reject the clients that it is given? \
+                         If it needs longer, raise `rendezvous_timeout`"
+                    )
+                } else {
+                    format!(
+                        "answer of the server at {address}: does it call `incoming` or `accept`, or `next` of a \
+                         `Server`? If it is busy, or other clients fill its backlog, raise `rendezvous_timeout` or \
+                         try again"
+                    )
+                }
+            }
+            _ => return ConnectError::Io { tried: format!("{tried} {address}"), source },
+        };
+        ConnectError::Timeout { limit: self.limit, awaited }
+    }
+
+    const fn closed(&self) -> ConnectError {
+        let awaited =
+            if self.is_answered { "it had accepted this client" } else { "it had answered" };
+        ConnectError::Closed { address: self.address, awaited }
+    }
+
+    fn wrong(&self, wrong: Wrong) -> ConnectError {
+        let address = self.address;
+        match wrong {
+            Wrong::Foreign(received) => ConnectError::Foreign { address, received },
+            Wrong::Version(found) => ConnectError::Version { address, found },
+            other => ConnectError::Garbled { address, what: other.to_string() },
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! The clients of a listener, from the first byte until the program has decided about them.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use rdma_qp::QueuePairEndpoint;
+use rustix::io::Errno;
+
+use crate::dial::StreamAddresses;
+use crate::error::connect_error::ConnectError;
+use crate::half_open::{Candidate, ClientStream, HalfOpen, Hello, NoEnd, Step};
+use crate::room::{
+    FIRST_BYTE, Occupant, in_order_to_go, in_order_to_yield, late, most_connected, most_half_open,
+};
+use crate::until::Until;
+
+/// The clients of a listener, which progress when their streams are ready.
+///
+/// A client is half-open until both queue pairs are connected. A silent one costs a file and delays no other: if there
+/// is no room for a newcomer, one is dropped (`in_order_to_go`). No call here waits for a client.
+///
+/// A driver accepts streams while [`takes`](Self::takes) says so, passes each to [`admit`](Self::admit), and calls
+/// [`step`](Self::step) when one is ready. It makes a queue pair for each [`Hello`] that comes of that, with
+/// [`MakeEnds::make`](crate::MakeEnds::make) and [`make_room`](Self::make_room), and calls [`answer`](Self::answer) with it.
+pub struct Clients<S: ClientStream, E> {
+    address: SocketAddr,
+    /// How long a client has for its part.
+    limit: Duration,
+    open_files: fn() -> Option<u64>,
+    /// When clients are accepted again, after none could be.
+    resumes: Option<Until>,
+    /// Until when room counts as scarce, since a late client had to go.
+    scarce: Option<Until>,
+    next_key: u64,
+    half_open: BTreeMap<u64, HalfOpen<S, E>>,
+    connected: VecDeque<Candidate<S, E>>,
+    /// How many were refused.
+    pub refused: u64,
+    /// How many of these were dropped while half-open, since others needed the room, or their time was over.
+    dropped_half_open: u64,
+    /// Which client was refused last, and why.
+    last_refused: Option<String>,
+    failure: Option<ConnectError>,
+}
+
+/// The key of the first client. Smaller ones, and [`u64::MAX`], are the driver's.
+pub const FIRST_KEY: u64 = 1 << 63;
+
+/// No client is accepted for this long after one could not be: the same error would come at once.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Room counts as scarce for this long after a late client had to go.
+const SCARCE: Duration = Duration::from_secs(10);
+
+impl<S: ClientStream, E> Clients<S, E> {
+    /// The clients of a listener at this address, each with this limit for its part. `open_files` returns the limit of
+    /// open files, which bounds how many can be half-open at a time.
+    #[must_use]
+    pub const fn new(
+        address: SocketAddr,
+        limit: Duration,
+        open_files: fn() -> Option<u64>,
+    ) -> Self {
+        Self {
+            address,
+            limit,
+            open_files,
+            resumes: None,
+            scarce: None,
+            next_key: FIRST_KEY,
+            half_open: BTreeMap::new(),
+            connected: VecDeque::new(),
+            refused: 0,
+            dropped_half_open: 0,
+            last_refused: None,
+            failure: None,
+        }
+    }
+
+    /// Where the listener listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// How many clients were dropped while half-open, since others needed the room, or their time was over.
+    #[must_use]
+    pub const fn dropped_half_open(&self) -> u64 {
+        self.dropped_half_open
+    }
+
+    /// The client that was refused last, and why.
+    #[must_use]
+    pub fn last_refused(&self) -> Option<&str> {
+        self.last_refused.as_deref()
+    }
+
+    /// Removes and returns the client that has been connected longest, if there is one.
+    pub fn take(&mut self) -> Option<Candidate<S, E>> {
+        self.connected.pop_front()
+    }
+
+    /// Removes and returns the listener's own failure, if there is one.
+    pub const fn take_failure(&mut self) -> Option<ConnectError> {
+        self.failure.take()
+    }
+
+    /// Returns true if a client is connected and waits to be taken, or the listener has failed.
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        !self.connected.is_empty() || self.failure.is_some()
+    }
+
+    /// The streams of all clients, with their keys.
+    pub fn streams(&self) -> impl Iterator<Item = (u64, &S)> {
+        let half_open = self.half_open.values().map(|client| (client.key, &client.stream));
+        let connected = self.connected.iter().map(|client| (client.key, &client.stream));
+        half_open.chain(connected).filter_map(|(key, stream)| Some((key, stream.get()?)))
+    }
+
+    /// The time until that of a client is over, or clients can be accepted again; [`Duration::MAX`] if neither is to come.
+    #[must_use]
+    pub fn next_end(&self, now: Instant) -> Duration {
+        let ends = self.half_open.values().map(|client| client.until).chain(self.resumes);
+        // If there is no room and none can go, one can when it is late.
+        let is_full = self.is_full();
+        let waited = self.half_open.values().map(|client| client.occupant().waited(now));
+        let in_time = waited.filter(|waited| is_full && *waited < FIRST_BYTE);
+        let late = in_time.map(|waited| FIRST_BYTE.saturating_sub(waited));
+        ends.map(|until| until.left(now)).chain(late).min().unwrap_or(Duration::MAX)
+    }
+
+    /// Accepts no clients for a while.
+    pub fn pause(&mut self, now: Instant) {
+        self.resumes = Some(Until::after(now, PAUSE));
+    }
+
+    /// Accepts clients again, since a file may be free.
+    pub const fn resume(&mut self) {
+        self.resumes = None;
+    }
+
+    /// Returns true if a client can be accepted now: not after one could not be, not if too many wait for the program,
+    /// and not if there is no room and none can go.
+    pub fn takes(&mut self, now: Instant) -> bool {
+        self.resumes = self.resumes.filter(|until| !until.is_over(now));
+        self.resumes.is_none()
+            && (self.connected.is_empty()
+                || self.connected.len() < most_connected((self.open_files)()))
+            && self.has_room(now)
+    }
+
+    /// Returns true if there is room for a client, or one can go.
+    #[must_use]
+    pub fn has_room(&self, now: Instant) -> bool {
+        !self.is_full() || self.victim(now).is_some()
+    }
+
+    /// Drops those of the connected clients with these keys that have gone, or have sent something.
+    pub fn check(&mut self, ready: &[u64]) {
+        let before = self.connected.len();
+        self.connected.retain_mut(|client| !ready.contains(&client.key) || client.check().is_ok());
+        self.refused += (before - self.connected.len()) as u64;
+    }
+
+    /// Receives what a half-open client has sent. Returns the client if it needs a queue pair now.
+    pub fn step(&mut self, key: u64) -> Option<Hello<S, E>> {
+        match self.half_open.remove(&key)?.step() {
+            Step::Hello(hello) => Some(hello),
+            step => {
+                self.note(step);
+                None
+            }
+        }
+    }
+
+    /// Drops a half-open client so that another one can have its queue pair. Returns false if none can go.
+    pub fn make_room(&mut self, newcomer: &Hello<S, E>, now: Instant) -> bool {
+        let with_queue_pair = self.half_open.values().filter(|other| other.has_queue_pair());
+        let occupants = with_queue_pair.map(HalfOpen::occupant).collect();
+        let order = in_order_to_yield(occupants, newcomer.client.network(), now);
+        self.first_to_go(&order).inspect(|&key| self.evict(key, now)).is_some()
+    }
+
+    /// Sends a client the endpoint of its queue pair, or why it has none.
+    pub fn answer(
+        &mut self,
+        hello: Hello<S, E>,
+        made: Result<(E, QueuePairEndpoint), NoEnd>,
+        now: Instant,
+    ) {
+        self.note(hello.answer(made, now));
+    }
+
+    /// Turns all clients away.
+    pub fn close(&mut self) {
+        self.half_open.clear();
+        self.connected.clear();
+    }
+
+    fn note(&mut self, step: Step<S, E>) {
+        match step {
+            Step::Open(client) | Step::Hello(Hello { client, .. }) => {
+                self.half_open.insert(client.key, client);
+            }
+            Step::Connected(client) => self.connected.push_back(client),
+            Step::Refused(why) => self.refuse(why),
+            Step::Failed(error) => {
+                self.failure.get_or_insert(error.into());
+            }
+        }
+    }
+
+    /// Ends the clients whose time is over. What one has sent in time is received first.
+    pub fn expire(&mut self, now: Instant) {
+        let is_over = |client: &HalfOpen<_, _>| client.until.is_over(now) && !client.has_unread();
+        let over = self.half_open.values().filter(|client| is_over(client));
+        let over: Vec<_> = over.map(|client| client.key).collect();
+        for key in over {
+            let Some(client) = self.half_open.remove(&key) else { continue };
+            self.dropped_half_open += 1;
+            self.refuse(client.expire());
+        }
+    }
+
+    /// The first of these that has sent nothing which the listener has not received.
+    fn first_to_go(&self, order: &[Occupant]) -> Option<u64> {
+        let waits = |occupant: &&Occupant| {
+            self.half_open.get(&occupant.key).is_some_and(|client| !client.has_unread())
+        };
+        order.iter().find(waits).map(|occupant| occupant.key)
+    }
+
+    /// Drops a client for the sake of another one.
+    fn evict(&mut self, key: u64, now: Instant) {
+        let Some(client) = self.half_open.remove(&key) else { return };
+        self.dropped_half_open += 1;
+        let why = client.evict(now);
+        tracing::debug!(server = %self.address, why, "half-open client dropped");
+        self.refuse(why);
+    }
+
+    /// Counts a client that was refused, and keeps the reason.
+    pub fn refuse(&mut self, why: String) {
+        self.refused += 1;
+        self.last_refused = Some(why);
+    }
+
+    fn is_full(&self) -> bool {
+        // An idle listener does not ask for the limit of files.
+        !self.half_open.is_empty() && self.half_open.len() >= most_half_open((self.open_files)())
+    }
+
+    /// The client that goes when there is no room, if one can.
+    fn victim(&self, now: Instant) -> Option<u64> {
+        let occupants = self.half_open.values().map(HalfOpen::occupant).collect();
+        let is_scarce = self.scarce.is_some_and(|until| !until.is_over(now));
+        let room = most_half_open((self.open_files)());
+        self.first_to_go(&in_order_to_go(occupants, room, is_scarce, now))
+    }
+
+    /// The key of the next client.
+    #[must_use]
+    pub const fn next_key(&self) -> u64 {
+        self.next_key
+    }
+
+    /// Takes a client that was accepted, from this address, and with these addresses of its stream. If there is no room
+    /// for it, another one goes.
+    pub fn admit(&mut self, stream: S, from: (SocketAddr, StreamAddresses), now: Instant) {
+        if self.is_full()
+            && let Some(victim) = self.victim(now)
+        {
+            let client = self.half_open.get(&victim).map(HalfOpen::occupant);
+            if client.is_some_and(|client| client.is_late(now)) {
+                self.scarce = Some(Until::after(now, SCARCE));
+            }
+            self.evict(victim, now);
+        }
+        let key = self.next_key;
+        self.next_key += 1;
+        self.half_open.insert(key, HalfOpen::new(key, stream, from, self.limit, now));
+    }
+
+    /// Notes that a client could not be accepted, after some were.
+    pub fn not_admitted(&mut self, error: io::Error, admitted: usize, now: Instant) {
+        match Errno::from_io_error(&error) {
+            Some(Errno::MFILE | Errno::NFILE) if admitted > 0 => {
+                // To ask for a client that is not there needs a free file, too. If there is one, the socket is ready
+                // again.
+            }
+            Some(Errno::MFILE | Errno::NFILE) if self.make_file(now) => {}
+            // It is about this socket or process, so the next call would say the same.
+            Some(
+                Errno::MFILE
+                | Errno::NFILE
+                | Errno::NOBUFS
+                | Errno::NOMEM
+                | Errno::NOSPC
+                | Errno::BADF
+                | Errno::INVAL
+                | Errno::NOTSOCK,
+            )
+            | None => {
+                let failure = self.failed(error);
+                self.fail(failure);
+                self.pause(now);
+            }
+            // None is there, or it has gone, or cannot be reached; see `man 2 accept`.
+            Some(_) => {}
+        }
+    }
+
+    /// Drops a client that has kept its file for long enough, so that another one can have it. Returns true if it has.
+    fn make_file(&mut self, now: Instant) -> bool {
+        let occupants = self.half_open.values().map(HalfOpen::occupant).collect();
+        let victim = self.first_to_go(&late(occupants, now));
+        victim.inspect(|&key| self.evict(key, now)).is_some()
+    }
+
+    /// Keeps a failure of the listener for [`take_failure`](Self::take_failure), unless there is one.
+    pub fn fail(&mut self, failure: ConnectError) {
+        self.failure.get_or_insert(failure);
+    }
+
+    /// The error of a listener that cannot accept clients.
+    #[must_use]
+    pub fn failed(&self, source: io::Error) -> ConnectError {
+        ConnectError::Io { tried: format!("taking clients at {}", self.address), source }
+    }
+}
+
+impl<S: ClientStream, E> fmt::Debug for Clients<S, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, half_open, connected, .. } = self;
+        let (begun, connected) = (half_open.len(), connected.len());
+        write!(f, "at {address}, {begun} clients that have begun, {connected} that wait")
+    }
+}
+
+/// Listens at the first of these addresses that can be listened at.
+///
+/// # Errors
+/// [`ConnectError::Io`], of the first address; [`ConnectError::NoAddress`] if there are none.
+pub fn listen_at_first<T>(
+    addresses: &[SocketAddr],
+    mut listen: impl FnMut(SocketAddr) -> io::Result<T>,
+) -> Result<T, ConnectError> {
+    let mut failure = None;
+    for &address in addresses {
+        match listen(address) {
+            Ok(listener) => return Ok(listener),
+            Err(source) => {
+                let tried = format!("listening at {address}");
+                failure.get_or_insert(ConnectError::Io { tried, source });
+            }
+        }
+    }
+    Err(failure.unwrap_or(ConnectError::NoAddress))
+}

@@ -1,0 +1,143 @@
+//! The addresses at which a client tries to reach its server.
+
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+use std::vec;
+
+use crate::error::connect_error::ConnectError;
+use crate::until::Until;
+
+/// The addresses of a stream, this end's and the peer's, if they are known.
+pub type StreamAddresses = Option<(IpAddr, IpAddr)>;
+
+/// The addresses of a stream to this peer, if those of this end are known.
+#[must_use]
+pub fn stream_addresses(own: io::Result<SocketAddr>, peer: SocketAddr) -> StreamAddresses {
+    Some((own.ok()?.ip(), peer.ip()))
+}
+
+/// The addresses of a server, tried in order until one accepts a stream. Each has an equal share of the time that is
+/// left.
+#[derive(Debug)]
+pub struct Dial {
+    untried: vec::IntoIter<SocketAddr>,
+    tried: Vec<SocketAddr>,
+    failure: Option<ConnectError>,
+    limit: Duration,
+    until: Until,
+}
+
+impl Dial {
+    /// Begins to try these addresses, within `limit` for all that connecting takes.
+    ///
+    /// # Errors
+    /// [`ConnectError::NoAddress`] if there are none.
+    pub fn new(
+        addresses: Vec<SocketAddr>,
+        limit: Duration,
+        now: Instant,
+    ) -> Result<Self, ConnectError> {
+        if addresses.is_empty() {
+            return Err(ConnectError::NoAddress);
+        }
+        let until = Until::after(now, limit);
+        Ok(Self { untried: addresses.into_iter(), tried: Vec::new(), failure: None, limit, until })
+    }
+
+    /// The end of the time for all that connecting takes.
+    #[must_use]
+    pub const fn until(&self) -> Until {
+        self.until
+    }
+
+    /// The next address to try, and the time that it has.
+    ///
+    /// # Errors
+    /// If all were tried: the first failure, or [`ConnectError::NobodyListens`].
+    pub fn next(&mut self, now: Instant) -> Result<(SocketAddr, Duration), ConnectError> {
+        let mut shares = self.untried.len();
+        while let Some(address) = self.untried.next() {
+            self.tried.push(address);
+            match self.until.left(now) {
+                Duration::MAX => return Ok((address, Duration::MAX)),
+                Duration::ZERO => self.failed(ErrorKind::TimedOut.into()),
+                left => return Ok((address, left / u32::try_from(shares).unwrap_or(u32::MAX))),
+            }
+            shares -= 1;
+        }
+        let tried = std::mem::take(&mut self.tried);
+        Err(self.failure.take().unwrap_or(ConnectError::NobodyListens { tried }))
+    }
+
+    /// Checks a stream to the server: TCP may connect a socket to itself where nobody listens.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ConnectionRefused`] if both ends have the same address.
+    pub fn check(own: SocketAddr, peer: SocketAddr) -> io::Result<()> {
+        if own == peer { Err(ErrorKind::ConnectionRefused.into()) } else { Ok(()) }
+    }
+
+    /// Notes that there is no stream to the address that was tried last.
+    pub fn failed(&mut self, source: io::Error) {
+        let Some(&address) = self.tried.last() else { return };
+        let failure = match source.kind() {
+            ErrorKind::ConnectionRefused => return,
+            ErrorKind::TimedOut => ConnectError::Timeout {
+                limit: self.limit,
+                awaited: format!(
+                    "TCP connection to {address}: is the address right? If it is, a firewall drops what goes there, \
+                     or the server is too busy to take clients and its backlog is full: then try again, or raise \
+                     `rendezvous_timeout`"
+                ),
+            },
+            _ => ConnectError::Io { tried: format!("connecting to {address}"), source },
+        };
+        self.failure.get_or_insert(failure);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(count: u16) -> Vec<SocketAddr> {
+        (1..=count).map(|port| ([192, 0, 2, 1], port).into()).collect()
+    }
+
+    #[test]
+    fn each_address_has_an_equal_share_of_the_time_that_is_left() {
+        let now = Instant::now();
+        let mut dial = Dial::new(addresses(3), Duration::from_secs(6), now).unwrap();
+        let share = |dial: &mut Dial, after: u64| {
+            dial.next(now + Duration::from_secs(after))
+                .map(|(address, share)| (address.port(), share))
+        };
+        assert_eq!(share(&mut dial, 0).unwrap(), (1, Duration::from_secs(2)));
+        assert_eq!(share(&mut dial, 2).unwrap(), (2, Duration::from_secs(2)));
+        assert_eq!(share(&mut dial, 3).unwrap(), (3, Duration::from_secs(3)));
+        let error = share(&mut dial, 3).unwrap_err();
+        assert!(matches!(error, ConnectError::NobodyListens { tried } if tried == addresses(3)));
+    }
+
+    #[test]
+    fn the_first_failure_is_reported_unless_every_address_refuses() {
+        let now = Instant::now();
+        let mut dial = Dial::new(addresses(3), Duration::MAX, now).unwrap();
+        for kind in [ErrorKind::ConnectionRefused, ErrorKind::HostUnreachable, ErrorKind::TimedOut]
+        {
+            assert_eq!(dial.next(now).unwrap().1, Duration::MAX);
+            dial.failed(kind.into());
+        }
+        let error = dial.next(now).unwrap_err();
+        assert!(matches!(error, ConnectError::Io { tried, .. } if tried.ends_with(":2")));
+    }
+
+    #[test]
+    fn addresses_that_have_no_time_left_are_not_tried() {
+        let now = Instant::now();
+        let mut dial = Dial::new(addresses(2), Duration::ZERO, now).unwrap();
+        assert!(matches!(dial.next(now), Err(ConnectError::Timeout { .. })));
+        assert!(matches!(Dial::new(Vec::new(), Duration::MAX, now), Err(ConnectError::NoAddress)));
+    }
+}

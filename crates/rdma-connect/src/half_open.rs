@@ -1,0 +1,432 @@
+//! A client at the listener, from its first byte until the program has decided.
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::process;
+use std::time::{Duration, Instant};
+
+use rdma_qp::QueuePairEndpoint;
+
+use crate::dial::StreamAddresses;
+use crate::error::connect_error::ConnectError;
+use crate::message::{Greeting, LONGEST, Message, Parsed, VERSION, Wrong, parse};
+use crate::room::{FIRST_BYTE, Network, Occupant};
+use crate::until::Until;
+
+/// The stream of a client, as its driver has it. No call waits.
+pub trait ClientStream {
+    /// Receives what has come, as far as the buffer takes it; 0 bytes if the client has ended the stream.
+    ///
+    /// # Errors
+    /// [`ErrorKind::WouldBlock`] or [`ErrorKind::Interrupted`] if nothing has come; others if the stream has failed.
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize>;
+
+    /// Looks for one byte, which is still to be received.
+    ///
+    /// # Errors
+    /// Same as [`receive`](Self::receive).
+    fn peek(&self) -> io::Result<usize>;
+
+    /// Sends bytes, as far as the stream has space for them.
+    ///
+    /// # Errors
+    /// If none can be sent.
+    fn send(&self, bytes: &[u8]) -> io::Result<usize>;
+}
+
+/// Makes this end's queue pair for each client.
+pub trait MakeEnds {
+    /// A queue pair that is not connected.
+    type Prepared;
+    /// The end of a connection.
+    type End: fmt::Debug;
+
+    /// Makes a queue pair for the next client, whose stream has these addresses. Returns it with its endpoint.
+    ///
+    /// # Errors
+    /// Why the client gets none.
+    fn prepare(
+        &self,
+        stream: StreamAddresses,
+    ) -> Result<(Self::Prepared, QueuePairEndpoint), NoEnd>;
+
+    /// Connects it to that of the client.
+    ///
+    /// # Errors
+    /// If the queue pair cannot be connected to that one.
+    fn connect(
+        &self,
+        prepared: Self::Prepared,
+        peer: QueuePairEndpoint,
+    ) -> Result<Self::End, rdma_qp::Error>;
+
+    /// Makes the end for a client, and its endpoint. If there is no queue pair and `make_room` returns true, tries again.
+    ///
+    /// # Errors
+    /// Why the client gets none.
+    fn make(
+        &self,
+        stream: StreamAddresses,
+        peer: QueuePairEndpoint,
+        make_room: impl FnOnce() -> bool,
+    ) -> Result<(Self::End, QueuePairEndpoint), NoEnd> {
+        let mut prepared = self.prepare(stream);
+        if prepared.is_err() && make_room() {
+            prepared = self.prepare(stream);
+        }
+        let (prepared, endpoint) = prepared?;
+        let end = self.connect(prepared, peer).map_err(NoEnd::Unfit)?;
+        Ok((end, endpoint))
+    }
+}
+
+/// Why a client gets no queue pair.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_enums)] // drivers handle each
+pub enum NoEnd {
+    /// There are as many clients as there can be. The text is sent to the client.
+    Full(String),
+    /// The queue pair cannot be made.
+    Failed(rdma_qp::Error),
+    /// The queue pair cannot be connected to that of the client.
+    Unfit(rdma_qp::Error),
+}
+
+/// A client that has sent its endpoint and needs a queue pair.
+pub struct Hello<S: ClientStream, E> {
+    pub(crate) client: HalfOpen<S, E>,
+    endpoint: Box<QueuePairEndpoint>,
+    greeting: Greeting,
+}
+
+/// A client that is not connected yet.
+pub(crate) struct HalfOpen<S: ClientStream, E> {
+    /// By which it is known while it waits.
+    pub(crate) key: u64,
+    pub(crate) stream: Undecided<S>,
+    address: SocketAddr,
+    stream_addresses: StreamAddresses,
+    /// How long it may take, and when that is over.
+    limit: Duration,
+    pub(crate) until: Until,
+    /// When the listener began to wait for its next message.
+    since: Instant,
+    received: Vec<u8>,
+    /// The end whose endpoint it was sent, and what it has sent itself.
+    answered: Option<(E, Greeting)>,
+}
+
+/// What a step has made of a client.
+pub(crate) enum Step<S: ClientStream, E> {
+    Open(HalfOpen<S, E>),
+    Hello(Hello<S, E>),
+    Connected(Candidate<S, E>),
+    /// It has made a mistake, or is gone, and was told why.
+    Refused(String),
+    /// The server cannot take it, and it was told so.
+    Failed(rdma_qp::Error),
+}
+
+/// A client that is connected, and that the program has not decided about.
+pub struct Candidate<S: ClientStream, E> {
+    pub(crate) key: u64,
+    // Told before the queue pair is destroyed.
+    pub(crate) stream: Undecided<S>,
+    /// Where it connected from.
+    pub address: SocketAddr,
+    /// What it has sent.
+    pub greeting: Greeting,
+    /// This end.
+    pub end: E,
+}
+
+/// A stream to a client, which is told that it was turned away unless something else is decided.
+#[derive(Debug)]
+pub(crate) struct Undecided<S: ClientStream> {
+    /// `None` once it is decided.
+    stream: Option<S>,
+    /// A forked child has the same stream, and leaves it as it is.
+    process: u32,
+}
+
+/// Without what it said, which may be a secret.
+impl<S: ClientStream, E: fmt::Debug> fmt::Debug for Candidate<S, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, greeting, end, .. } = self;
+        write!(f, "client at {address}, {} user bytes, {end:?}", greeting.user_bytes.len())
+    }
+}
+
+impl<S: ClientStream, E> HalfOpen<S, E> {
+    pub(crate) fn new(
+        key: u64,
+        stream: S,
+        (address, stream_addresses): (SocketAddr, StreamAddresses),
+        limit: Duration,
+        now: Instant,
+    ) -> Self {
+        let (stream, until) = (Undecided::new(stream), Until::after(now, limit));
+        let (since, received, answered) = (now, Vec::new(), None);
+        Self { key, stream, address, stream_addresses, limit, until, since, received, answered }
+    }
+
+    /// What decides whether it goes when there is no room.
+    pub(crate) fn occupant(&self) -> Occupant {
+        let is_mute = self.received.is_empty() && self.answered.is_none();
+        Occupant { key: self.key, network: self.network(), since: self.since, is_mute }
+    }
+
+    pub(crate) fn network(&self) -> Network {
+        Network::of(self.address.ip())
+    }
+
+    pub(crate) const fn has_queue_pair(&self) -> bool {
+        self.answered.is_some()
+    }
+
+    /// Returns true if it has sent something, or ended, and the listener has not looked yet: then the listener is late.
+    pub(crate) fn has_unread(&self) -> bool {
+        !self.stream.is_quiet()
+    }
+
+    /// Receives what has come.
+    pub(crate) fn step(mut self) -> Step<S, E> {
+        match self.read() {
+            Ok(None) => Step::Open(self),
+            Ok(Some(message)) => self.take(message),
+            Err(Some(why)) => {
+                self.stream.reject(&why);
+                Step::Refused(self.about(&why))
+            }
+            Err(None) => {
+                drop(self.stream.stream.take());
+                Step::Refused(self.about("it has ended early, or speaks something else"))
+            }
+        }
+    }
+
+    /// Ends it, since its time is over.
+    pub(crate) fn expire(mut self) -> String {
+        let limit = self.limit;
+        let why = format!("the client did not do its part of the rendezvous within {limit:?}");
+        self.stream.reject(&why);
+        self.about(&why)
+    }
+
+    /// Ends it, since another client needs its room.
+    pub(crate) fn evict(mut self, now: Instant) -> String {
+        let waited = self.occupant().waited(now);
+        let sent = match self.occupant().is_mute {
+            true if waited >= FIRST_BYTE => "had sent nothing",
+            _ => "had not finished the rendezvous",
+        };
+        let why = format!(
+            "the client {sent} after {waited:.0?} and had to make room for others, since too many connect at a time: \
+             connect again"
+        );
+        self.stream.refuse(&Message::Busy(why.as_str().into()));
+        self.about(&why)
+    }
+
+    fn about(&self, why: &str) -> String {
+        format!("{}: {why}", self.address)
+    }
+
+    /// A message if one is whole; else what the client is to be told, if anything.
+    fn read(&mut self) -> Result<Option<Message>, Option<String>> {
+        // One more byte than a message has, to see whether there is one.
+        let mut block = [0; LONGEST + 1];
+        let room = block.get_mut(self.received.len()..).unwrap_or_default();
+        match self.stream.stream.as_ref().ok_or(None)?.receive(room) {
+            Ok(0) => return Err(None),
+            Ok(count) => self.received.extend(room.get(..count).unwrap_or_default()),
+            Err(error) if is_nothing(&error) => return Ok(None),
+            Err(_) => return Err(None),
+        }
+        match parse(&self.received) {
+            Ok(Parsed::Lacks(_)) => Ok(None),
+            Ok(Parsed::Whole(message)) => {
+                self.received.clear();
+                Ok(Some(message))
+            }
+            // Who speaks something else does not understand the reason either.
+            Err(Wrong::Foreign(_)) => Err(None),
+            Err(Wrong::Version(found)) => Err(Some(format!(
+                "the client has version {found} of the rendezvous, the server {VERSION}: run the same version at \
+                 both ends"
+            ))),
+            Err(wrong) => Err(Some(not_kept(&wrong))),
+        }
+    }
+
+    fn take(mut self, message: Message) -> Step<S, E> {
+        match (message, self.answered.take()) {
+            (Message::Hello(endpoint, greeting), None) => {
+                Step::Hello(Hello { client: self, endpoint, greeting })
+            }
+            (Message::Ready, Some((end, greeting))) => {
+                let Self { key, stream, address, .. } = self;
+                Step::Connected(Candidate { key, stream, address, greeting, end })
+            }
+            (other, _) => {
+                let why = not_kept(&Wrong::Kind(other.kind()));
+                self.stream.reject(&why);
+                Step::Refused(self.about(&why))
+            }
+        }
+    }
+
+    /// Ends it, since there is no queue pair for it.
+    fn turn_away(mut self, no_end: NoEnd) -> Step<S, E> {
+        match no_end {
+            NoEnd::Full(why) => {
+                self.stream.refuse(&Message::Busy(why.as_str().into()));
+                Step::Refused(self.about(&why))
+            }
+            NoEnd::Failed(error) => {
+                let why = format!("it has made no queue pair: {error}");
+                self.stream.refuse(&Message::Busy(why.into()));
+                Step::Failed(error)
+            }
+            NoEnd::Unfit(error) => {
+                let why =
+                    format!("the server's queue pair cannot connect to the client's: {error}");
+                self.stream.reject(&why);
+                Step::Refused(self.about(&why))
+            }
+        }
+    }
+}
+
+impl<S: ClientStream, E> Hello<S, E> {
+    /// The addresses of its stream.
+    pub const fn stream_addresses(&self) -> StreamAddresses {
+        self.client.stream_addresses
+    }
+
+    /// Its endpoint.
+    pub fn endpoint(&self) -> QueuePairEndpoint {
+        *self.endpoint
+    }
+
+    /// Sends the endpoint of the queue pair that was made for the client, or why there is none.
+    pub(crate) fn answer(
+        self,
+        made: Result<(E, QueuePairEndpoint), NoEnd>,
+        now: Instant,
+    ) -> Step<S, E> {
+        let Self { mut client, greeting, .. } = self;
+        let (end, endpoint) = match made {
+            Ok(made) => made,
+            Err(no_end) => return client.turn_away(no_end),
+        };
+        client.answered = Some((end, greeting));
+        // The program may have been elsewhere when it came.
+        (client.since, client.until) = (now, Until::after(now, client.limit));
+        match client.stream.send(&Message::Endpoint(Box::new(endpoint))) {
+            Ok(()) => Step::Open(client),
+            Err(_) => Step::Refused(client.about("it has ended early")),
+        }
+    }
+}
+
+fn not_kept(wrong: &Wrong) -> String {
+    format!(
+        "the client does not keep to the rendezvous: {wrong}; run the same version at both ends"
+    )
+}
+
+impl<S: ClientStream, E> fmt::Debug for Hello<S, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "client at {}", self.client.address)
+    }
+}
+
+impl<S: ClientStream, E> Candidate<S, E> {
+    /// Turns it away, for that reason.
+    pub fn reject(&mut self, why: &str) {
+        self.stream.reject(why);
+    }
+
+    /// Checks that it still waits for the program to decide, and accepts it. Returns its stream: if either end watches
+    /// it, both keep it.
+    ///
+    /// # Errors
+    /// [`ConnectError::Closed`] if it is gone, [`ConnectError::Garbled`] if it has sent something.
+    pub fn accept(&mut self, greeting: Greeting) -> Result<S, ConnectError> {
+        self.check()?;
+        let sent = self.stream.send(&Message::Accept(greeting));
+        let stream = self.stream.stream.take();
+        sent.ok().and(stream).ok_or_else(|| self.closed())
+    }
+
+    /// Checks that it still waits for the program to decide.
+    pub(crate) fn check(&mut self) -> Result<(), ConnectError> {
+        match self.stream.stream.as_ref().map(ClientStream::peek) {
+            Some(Err(error)) if is_nothing(&error) => Ok(()),
+            Some(Ok(1..)) => {
+                let what = "the client spoke before it was answered";
+                self.stream.reject(what);
+                Err(ConnectError::Garbled { address: self.address, what: what.into() })
+            }
+            _ => Err(self.closed()),
+        }
+    }
+
+    const fn closed(&self) -> ConnectError {
+        ConnectError::Closed { address: self.address, awaited: "it was accepted" }
+    }
+}
+
+impl<S: ClientStream> Undecided<S> {
+    fn new(stream: S) -> Self {
+        Self { stream: Some(stream), process: process::id() }
+    }
+
+    pub(crate) const fn get(&self) -> Option<&S> {
+        self.stream.as_ref()
+    }
+
+    /// Returns true if it has not ended, and nothing has come.
+    fn is_quiet(&self) -> bool {
+        let peeked = self.stream.as_ref().map(ClientStream::peek);
+        matches!(peeked, Some(Err(error)) if is_nothing(&error))
+    }
+
+    fn reject(&mut self, why: &str) {
+        self.refuse(&Message::Reject(why.into()));
+    }
+
+    /// Ends it. That a client is gone, and is not told, is no failure.
+    fn refuse(&mut self, message: &Message) {
+        let _ = self.send(message);
+        if let Some(stream) = self.stream.take() {
+            // Unread bytes would reset the stream when it is closed, maybe before the reason is read.
+            let _ = stream.receive(&mut [0; LONGEST]);
+        }
+    }
+
+    /// Never waits: a socket has space for the few bytes of both messages that it is ever given.
+    fn send(&self, message: &Message) -> io::Result<()> {
+        let bytes = message.to_bytes();
+        match self.stream.as_ref().map_or(Ok(0), |stream| stream.send(&bytes))? {
+            count if count == bytes.len() => Ok(()),
+            _ => Err(ErrorKind::WriteZero.into()),
+        }
+    }
+}
+
+impl<S: ClientStream> Drop for Undecided<S> {
+    fn drop(&mut self) {
+        if self.stream.is_some() && self.process == process::id() {
+            self.reject(
+                "the program of the server has turned the client away, and did not say why",
+            );
+        }
+    }
+}
+
+fn is_nothing(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}

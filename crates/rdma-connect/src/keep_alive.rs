@@ -1,0 +1,46 @@
+//! How a silent peer is noticed.
+
+use std::time::Duration;
+
+/// The options of a TCP stream by which the kernel ends it when the peer's machine has been silent for a limit.
+///
+/// TCP probes an idle peer four times within the limit, but at most once per second, so that the shortest limit is two
+/// seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeepAlive {
+    /// `TCP_KEEPIDLE` and `TCP_KEEPINTVL`.
+    pub interval: Duration,
+    /// `TCP_USER_TIMEOUT`, in milliseconds.
+    pub user_timeout_ms: u32,
+}
+
+impl KeepAlive {
+    /// The options for this limit.
+    #[must_use]
+    pub fn within(limit: Duration) -> Self {
+        // TCP compares the silence with the timeout only when it probes. The kernel takes no longer interval.
+        let interval = Duration::from_secs((limit.as_secs() / 4).clamp(1, 32767));
+        let silence = limit.saturating_sub(interval).max(Duration::from_millis(1));
+        let user_timeout_ms =
+            u32::try_from(silence.as_millis()).unwrap_or(u32::MAX).min(i32::MAX as u32);
+        Self { interval, user_timeout_ms }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_of_four_probes_is_within_the_limit() {
+        let of = |limit| {
+            let KeepAlive { interval, user_timeout_ms } = KeepAlive::within(limit);
+            (interval.as_secs(), user_timeout_ms)
+        };
+        assert_eq!(of(Duration::from_secs(40)), (10, 30_000));
+        assert_eq!(of(Duration::from_millis(1500)), (1, 500));
+        assert_eq!(of(Duration::ZERO), (1, 1));
+        assert_eq!(of(Duration::MAX), (32767, i32::MAX as u32));
+    }
+}
