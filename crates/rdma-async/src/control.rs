@@ -11,6 +11,7 @@ pub(crate) mod incoming;
 pub(crate) mod listener;
 mod maker;
 mod meet;
+mod meeting;
 pub(crate) mod options;
 pub(crate) mod shared;
 mod socket;

@@ -314,7 +314,7 @@ impl Ledger {
             if is_so(place) { place.take(reason) } else { None }
         };
         let Some(qp) = taken else { return Ok(()) };
-        if reason == CloseReason::Gone {
+        if reason.is_of_peer() {
             // What the peer has executed before it ended has succeeded: the device may not have been looked at since. If
             // it refuses, the queue pair is destroyed all the same.
             let _ = qp.to_error();

@@ -54,7 +54,7 @@ pub(crate) enum Member {}
 
 #[cfg(loom)]
 impl Member {
-    const fn leave(&self, _: u32) {
+    const fn leave(&self, _: u32, _: Option<CloseReason>) {
         match *self {}
     }
 }
@@ -225,10 +225,10 @@ impl Drop for Inner {
         }
         // A forked child has none of it, and nobody may be there to unlock it.
         if self.is_of_this_process() {
-            let epoch = self.look(|place| place.epoch);
+            let (epoch, closed) = self.look(|place| (place.epoch, place.closed()));
             self.ledger.leave(self.place);
             if let Some(member) = self.member.get() {
-                member.leave(epoch);
+                member.leave(epoch, closed);
             }
         } else {
             #[allow(clippy::mem_forget)] // the runtime is the parent's

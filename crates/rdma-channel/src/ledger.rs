@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 
 use rdma_connect::{CloseReason, FailedWork, Operation, PeerAddress, TransportError};
 use rdma_mem::ProtectionDomain;
-use rdma_qp::{CompletionQueue, PollSlot, QueuePair, WorkError, WorkErrorClass};
+use rdma_qp::{CompletionQueue, PollSlot, QueuePair, WorkError, WorkErrorClass, WorkErrorCode};
 
 use self::queues::{Connection, Queue, Queues, Slot};
 use self::state::State;
@@ -337,6 +337,12 @@ impl Ledger {
     pub(crate) fn failed(&self, slot: &Slot, error: WorkError) -> TransportError {
         let (operation, peer) = (slot.operation.get(), self.peer_of(slot));
         let connection = self.queues.get(slot.connection as usize);
+        if let Some(reason) = connection.and_then(Connection::closed)
+            && reason.is_of_peer()
+            && error.code() == WorkErrorCode::RetryExceededError
+        {
+            return TransportError::PeerGone { operation, reason, peer };
+        }
         // Of a failure that is no flush, the completion has said why.
         let connection = connection.filter(|_| error.class() == WorkErrorClass::Flushed);
         let event = connection.and_then(Connection::ask_for_cause);

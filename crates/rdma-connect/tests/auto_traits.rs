@@ -4,8 +4,8 @@ use std::io;
 
 use rdma_connect::{
     Candidate, Client, ClientStream, Clients, CloseReason, ConnectError, Dial, FailedWork,
-    Greeting, Hello, KeepAlive, LeaseEnd, NoEnd, Operation, OperationError, PeerAddress, PeerId,
-    RefusedWork, Rejected, Reported, TransportError, Until, WorkId,
+    Farewell, Greeting, Hello, KeepAlive, LeaseEnd, NoEnd, Operation, OperationError, PeerAddress,
+    PeerId, RefusedWork, Rejected, Reported, TransportError, Until, WorkId,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -51,6 +51,7 @@ fn both_parts_of_the_conversation_go_to_any_thread() {
     send_sync::<Client>();
     send_sync::<Clients<Stream, ()>>();
     send_sync::<Dial>();
+    send_sync::<Farewell>();
     send_sync::<Greeting>();
     send_sync::<Hello<Stream, ()>>();
     send_sync::<KeepAlive>();

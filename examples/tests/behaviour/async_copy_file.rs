@@ -50,7 +50,7 @@ fn what_is_not_whole_is_no_file() {
     let said = Process::example("async_copy_file", &["--connect", &address, &nothing]).fail();
     assert!(said.contains("No such file"), "{said}");
     let said = listens.fail();
-    assert!(said.contains("the peer is gone"), "{said}");
+    assert!(said.contains("the peer has disconnected"), "{said}");
     assert!(!fs::exists(to).unwrap());
     let left = fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(left, 1, "the source alone");

@@ -5,7 +5,7 @@
 //! | at | bytes | what |
 //! |---|---|---|
 //! | 0 | 2 | kind |
-//! | 2 | 2 | how many bytes are behind the head: 344 of OFFER and ANSWER, 0 of the others here |
+//! | 2 | 2 | how many bytes are behind the head: 344 of OFFER and ANSWER, 65 of FAREWELL, 0 of the others here |
 //! | 4 | 4 | which connection; 0 is the one that was made by an address |
 //! | 8 | 4 | its epoch |
 //!
@@ -19,7 +19,9 @@
 //! | 6 | BEAT | both | it wants a sign of life |
 //! | 7 | ALIVE | both | the answer |
 //! | 8 to 13 | | | of [memory that is lent](crate::lease::frame) |
+//! | 14 | FAREWELL | both | its program ends the connection, for this reason: then FINISH or ENDED follow |
 
+use rdma_connect::Farewell;
 use rdma_qp::{EndpointError, QueuePairEndpoint};
 
 use crate::lease::frame::{self as lease, LeaseFrame};
@@ -35,6 +37,7 @@ pub(super) enum Frame {
     Beat,
     Alive,
     Lease(LeaseFrame),
+    Farewell(Farewell),
 }
 
 /// What is before the endpoint.
@@ -81,6 +84,10 @@ impl Frame {
                 write_head(lease.kind(), number, epoch, bytes);
                 return lease.write(bytes);
             }
+            Self::Farewell(farewell) => {
+                write_head(Farewell::KIND, number, epoch, bytes);
+                return bytes.extend(farewell.to_bytes());
+            }
         };
         write_head(kind, number, epoch, bytes);
         bytes.extend(endpoint.iter().flat_map(|endpoint| endpoint.to_bytes()));
@@ -101,6 +108,7 @@ const fn length_of(kind: u16) -> Option<u16> {
     match kind {
         OFFER | ANSWER => Some(QueuePairEndpoint::BYTES as u16),
         READY..=ALIVE => Some(0),
+        Farewell::KIND => Some(Farewell::BYTES as u16),
         kind => lease::length_of(kind),
     }
 }
@@ -134,7 +142,9 @@ impl Head {
             ALIVE => Frame::Alive,
             kind => {
                 let wrong = Wrong::Head { kind, length: self.length };
-                Frame::Lease(LeaseFrame::read(kind, bytes).ok_or(wrong)?)
+                let farewell = || Farewell::from_bytes(bytes).map(Frame::Farewell);
+                let lease = LeaseFrame::read(kind, bytes).map(Frame::Lease);
+                lease.or_else(farewell).ok_or(wrong)?
             }
         })
     }
@@ -158,7 +168,9 @@ mod tests {
         let endpoint = Box::new(QueuePairEndpoint::new(Qpn::masked(0x102), Psn::masked(7)));
         let offer = Frame::Offer(endpoint.clone());
         let lease = Frame::Lease(LeaseFrame::Lend { loan: 9 });
-        let others = [Frame::Ready, Frame::Ended, Frame::Finish, Frame::Beat, Frame::Alive, lease];
+        let farewell = Frame::Farewell(Farewell::new(b"bye").unwrap());
+        let others = [Frame::Ready, Frame::Ended, Frame::Finish, Frame::Beat, Frame::Alive];
+        let others = others.into_iter().chain([lease, farewell]);
         for frame in [offer, Frame::Answer(endpoint)].into_iter().chain(others) {
             let mut bytes = Vec::new();
             frame.write(0x0102_0304, 0x0506_0708, &mut bytes);

@@ -5,13 +5,14 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_connect::{CloseReason, ConnectError, MakeEnds, NoEnd, StreamAddresses};
+use rdma_connect::{CloseReason, ConnectError, Farewell, MakeEnds, NoEnd, StreamAddresses};
 use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairBuilder, QueuePairEndpoint};
 use tokio::time::timeout;
 
 use super::frame::Frame;
 use super::maker::Maker;
-use super::shared::{Meeting, Member, Met, Shared};
+use super::meeting::{Meeting, Met};
+use super::shared::{Member, Shared};
 use crate::connection::Connection;
 use crate::driver::Driver;
 use crate::ledger::Ledger;
@@ -181,7 +182,7 @@ impl Connection {
     /// Ends the connection when all that was sent has completed, and the peer has ended its end, too: it is told that nothing
     /// more comes, and ends as soon as what it has sent itself has completed. So nothing is lost of what either end of a
     /// reliable connection had sent before, if the other one has posted receives for it, and lives. The peer's operations that
-    /// are left fail with [`CloseReason::Gone`].
+    /// are left fail with [`CloseReason::Disconnected`].
     ///
     /// From now on all other operations fail with [`CloseReason::Asked`]. It takes at most so long, and then the queue pair
     /// is destroyed, whatever was achieved. A connection that was made without a control connection, or with a channel, ends
@@ -218,6 +219,49 @@ impl Connection {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub async fn disconnect(&self, limit: Duration) -> Result<(), ConnectError> {
+        self.disconnect_with(b"", limit).await
+    }
+
+    /// Ends the connection like [`disconnect`](Self::disconnect), and gives the peer's program a reason of at most 64
+    /// bytes, which its [`disconnect_reason`](Self::disconnect_reason) returns. A channel at the other end does not
+    /// read it.
+    ///
+    /// # Errors
+    /// Same as [`disconnect`](Self::disconnect), and [`ConnectError::ReasonTooLong`], after which the connection is as it
+    /// was.
+    ///
+    /// # Panics
+    /// Same as [`disconnect`](Self::disconnect).
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::time::Duration;
+    /// use rdma_async::CloseReason;
+    ///
+    /// # rdma_soft::install();
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let driver = rdma_async::Driver::spawn(&context)?;
+    /// # let options = rdma_async::ConnectionOptions::new(&pd);
+    /// # let listener = driver.listen("127.0.0.1:0", options.clone()).await?;
+    /// # let (client, server) = tokio::join!(driver.connect(listener.local_addr(), options), listener.accept());
+    /// # let ((client, _), server) = (client?, server?);
+    /// let waits = server.receive_imm().post().await?;
+    /// client.disconnect_with(b"maintenance", Duration::from_secs(5)).await?;
+    /// assert!(waits.await.is_err());
+    /// assert_eq!(server.closed(), Some(CloseReason::Disconnected));
+    /// assert_eq!(server.disconnect_reason().as_deref(), Some(&b"maintenance"[..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "rdma_disconnect")]
+    pub async fn disconnect_with(
+        &self,
+        reason: &[u8],
+        limit: Duration,
+    ) -> Result<(), ConnectError> {
+        let farewell = Farewell::new(reason)?;
         // A runtime without time is found out before anything has changed.
         drop(tokio::time::sleep(Duration::ZERO));
         let inner = self.inner();
@@ -228,6 +272,7 @@ impl Connection {
         inner.ledger.stop_if(inner.place, CloseReason::Asked, |place| place.epoch == epoch);
         if let Some(member) = inner.member() {
             member.shared.leases.tell_end();
+            member.say_farewell(epoch, farewell);
         }
         let over = async {
             let has_lost = inner.until(|place| {
@@ -257,6 +302,16 @@ impl Connection {
                 Err(ConnectError::Timeout { limit, awaited: awaited.to_owned() })
             }
         }
+    }
+}
+
+impl Connection {
+    /// The reason with which the peer's program has [disconnected](Self::disconnect_with), empty if it gave none. `None`
+    /// if it has not disconnected: [`closed`](Self::closed) says how the connection has ended.
+    #[must_use]
+    pub fn disconnect_reason(&self) -> Option<Box<[u8]>> {
+        let epoch = self.epoch();
+        Some(self.inner().member()?.farewell(epoch)?.reason().into())
     }
 }
 

@@ -78,7 +78,7 @@ impl ConnectionOptions {
     }
 
     /// Has the peer's program answer by the control connection so often, and ends the connection with
-    /// [`CloseReason::Gone`](crate::CloseReason::Gone) when it has missed three times: so a program is noticed that is there and
+    /// [`CloseReason::Silent`](crate::CloseReason::Silent) when it has missed three times: so a program is noticed that is there and
     /// does not run, as in a debugger, or with a runtime whose threads all hang. Default: never. A channel at the other
     /// end is not asked.
     pub const fn heartbeat(mut self, every: Duration) -> Self {

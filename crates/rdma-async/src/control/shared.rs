@@ -4,11 +4,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use rdma_connect::{CloseReason, ConnectError, StreamAddresses};
+use rdma_connect::{CloseReason, ConnectError, Farewell, StreamAddresses};
 use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
 use super::frame::{Frame, write_head};
@@ -16,11 +19,12 @@ use crate::lease::limits::LeaseLimits;
 use crate::lease::outbox::Outbox;
 use crate::lease::table::{Closing, Leases};
 use crate::ledger::after::apart;
+use crate::ledger::place::Place;
 use crate::link::{Inner, Seat};
 use crate::sync::until;
 
 /// Of so many connections that nobody here has asked for the other end can speak, and so many it makes at a time.
-const MOST_STRANGERS: usize = 64;
+pub(super) const MOST_STRANGERS: usize = 64;
 
 /// A connection's part of its control connection.
 #[derive(Debug)]
@@ -35,8 +39,23 @@ pub(crate) struct Member {
 
 impl Member {
     /// The connection is no more: the other end is told.
-    pub(crate) fn leave(&self, epoch: u32) {
-        self.shared.leave(self.number, epoch);
+    pub(crate) fn leave(&self, epoch: u32, reason: Option<CloseReason>) {
+        self.shared.leave(self.number, epoch, reason);
+    }
+
+    /// Tells the other end that the program ends the connection, and why.
+    pub(super) fn say_farewell(&self, epoch: u32, farewell: Farewell) {
+        self.shared.say_farewell(self.number, epoch, farewell);
+    }
+
+    /// How the other end has gone, as far as the stream shows it now.
+    pub(crate) fn gone(&self, epoch: u32) -> Option<CloseReason> {
+        self.shared.gone(self.number, epoch)
+    }
+
+    /// The reason that the program of the other end has given.
+    pub(crate) fn farewell(&self, epoch: u32) -> Option<Farewell> {
+        self.shared.farewell(self.number, epoch)
     }
 
     /// Tells the other end that all was sent with the queue pair of that epoch, and waits until it has ended.
@@ -75,45 +94,68 @@ pub(crate) struct Shared {
     pub(crate) limit: Duration,
     /// What is lent and borrowed.
     pub(crate) leases: Arc<Leases>,
+    /// The stream, as long as its task has it, and after how long of silence it ends.
+    pub(super) to_look_at: Weak<TcpStream>,
+    pub(super) silence: Duration,
     /// Which process has it: in a forked child nobody may be there to unlock it.
     process: u32,
 }
 
 /// What is under the lock.
 #[derive(Default)]
-struct State {
-    lanes: BTreeMap<u32, Lane>,
+pub(super) struct State {
+    pub(super) lanes: BTreeMap<u32, Lane>,
     /// The newest epoch that was offered.
-    newest: u32,
+    pub(super) newest: u32,
     /// A sign of life is wanted of the other end, or by it.
     owes_beat: bool,
     owes_alive: bool,
-    /// The stream is closed.
-    is_over: bool,
+    /// Why the stream is closed.
+    over: Option<CloseReason>,
+    /// What this end has said last of why its program ends a connection.
+    farewell: Option<Farewell>,
 }
 
 /// What is known of one connection.
 #[derive(Default)]
-struct Lane {
+pub(super) struct Lane {
     /// The one that is here, if there is one.
-    here: Option<Seat>,
+    pub(super) here: Option<Seat>,
     /// A queue pair for it is being made.
-    is_meeting: bool,
+    pub(super) is_meeting: bool,
     /// What was offered by the client, or answered by the server.
-    endpoint: Option<(u32, Box<QueuePairEndpoint>)>,
+    pub(super) endpoint: Option<(u32, Box<QueuePairEndpoint>)>,
     /// Of the queue pair that is ready at the client.
-    ready: Option<u32>,
-    /// The newest whose end was said.
+    pub(super) ready: Option<u32>,
+    /// The newest whose end was said, and the newest of which it was said that the program ends it.
     told: Option<u32>,
+    bidden: Option<u32>,
+    /// Why the program of the other end ends the connection.
+    farewell: Option<(u32, Farewell)>,
     /// The newest that has ended at the other end, or will not be.
-    withdrawn: Option<u32>,
+    pub(super) withdrawn: Option<u32>,
     /// The newest with which the other end has nothing more to send, and waits for this one to end.
     finished: Option<u32>,
 }
 
+impl Lane {
+    /// What the other end has said last of the queue pair of that epoch.
+    fn farewell(&self, epoch: u32) -> Option<Farewell> {
+        self.farewell.filter(|(of, _)| *of == epoch).map(|(_, farewell)| farewell)
+    }
+
+    /// Why the queue pair of that epoch has ended, if the other end has ended it, or the stream for this reason.
+    fn gone(&self, epoch: u32, over: Option<CloseReason>) -> CloseReason {
+        if self.farewell(epoch).is_some() || self.finished == Some(epoch) {
+            return CloseReason::Disconnected;
+        }
+        over.unwrap_or(CloseReason::PeerFailed)
+    }
+}
+
 impl State {
     /// Forgets a connection that is not here, and that neither end speaks of.
-    fn forget_unknown(&mut self, number: u32) {
+    pub(super) fn forget_unknown(&mut self, number: u32) {
         let is_unknown =
             |lane: &Lane| lane.here.is_none() && !lane.is_meeting && lane.endpoint.is_none();
         if self.lanes.get(&number).is_some_and(is_unknown) {
@@ -134,14 +176,29 @@ impl Shared {
         let (heard, left) = (Notify::new(), Notify::new());
         let out = Arc::new(Outbox::new(write_head));
         let leases = Arc::new(Leases::new(Arc::clone(&out), limits, margin));
-        Self { state, out, heard, left, address, stream, is_client, talks, limit, leases, process }
+        let (to_look_at, silence) = (Weak::new(), Duration::MAX);
+        Self {
+            state,
+            out,
+            heard,
+            left,
+            address,
+            stream,
+            is_client,
+            talks,
+            limit,
+            leases,
+            to_look_at,
+            silence,
+            process,
+        }
     }
 
     pub(super) fn is_of_this_process(&self) -> bool {
         self.process == std::process::id()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -164,7 +221,10 @@ impl Shared {
         self.out.to_say.notify_one();
     }
 
-    fn leave(&self, number: u32, epoch: u32) {
+    fn leave(&self, number: u32, epoch: u32, reason: Option<CloseReason>) {
+        if reason.is_none_or(is_of_program) {
+            self.say_farewell(number, epoch, Farewell::PLAIN);
+        }
         // As long as no other connection can have the number.
         self.leases.leave(number);
         let mut state = self.state();
@@ -182,6 +242,55 @@ impl Shared {
     /// Says that of a connection.
     pub(super) fn say(&self, number: u32, epoch: u32, frame: &Frame) {
         self.out.write(|bytes| frame.write(number, epoch, bytes));
+    }
+
+    /// Says that the program ends the connection, once.
+    fn say_farewell(&self, number: u32, epoch: u32, farewell: Farewell) {
+        let mut state = self.state();
+        let lane = state.lanes.get_mut(&number);
+        let Some(lane) = lane.filter(|lane| lane.bidden.max(lane.told) < Some(epoch)) else {
+            return;
+        };
+        lane.bidden = Some(epoch);
+        state.farewell = Some(farewell);
+        self.say(number, epoch, &Frame::Farewell(farewell));
+    }
+
+    /// Says that the program ends all connections.
+    pub(super) fn say_farewells(&self) {
+        for (number, connection) in self.connections() {
+            if let Some(epoch) = connection.look(|place| place.epoch) {
+                self.say_farewell(number, epoch, Farewell::PLAIN);
+            }
+        }
+    }
+
+    /// What the other end has said of why its program ends a connection.
+    fn farewell(&self, number: u32, epoch: u32) -> Option<Farewell> {
+        self.state().lanes.get(&number)?.farewell(epoch)
+    }
+
+    /// How the other end has gone, as far as the stream shows it now: its task may not have read that yet.
+    fn gone(&self, number: u32, epoch: u32) -> Option<CloseReason> {
+        let state = self.state();
+        let lane = state.lanes.get(&number)?;
+        let is_gone = state.over.is_some() || lane.withdrawn >= Some(epoch);
+        if is_gone || lane.farewell(epoch).is_some() {
+            return Some(lane.gone(epoch, state.over));
+        }
+        drop(state);
+        let stream = self.to_look_at.upgrade()?;
+        match recv(&*stream, &mut [0], RecvFlags::DONTWAIT | RecvFlags::PEEK) {
+            Ok((0, _)) => Some(CloseReason::Died),
+            // The other end may have said why.
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(error) => Some(CloseReason::of_stream(Some(&error.into()), self.silence)),
+        }
+    }
+
+    /// What a channel is told at the end of the stream, if the program has ended the connection.
+    pub(super) fn last_word(&self) -> Option<Farewell> {
+        self.state().farewell
     }
 
     /// What is to be said now. Those whose end was not said yet are among it, and those that are done with what they had to
@@ -212,13 +321,13 @@ impl Shared {
     /// pair of an epoch, which another one may follow meanwhile.
     fn settle(&self, number: u32, connection: &Seat) {
         let Some(epoch) = connection.look(|place| place.epoch) else { return };
-        let (is_over, is_finished) = {
+        let (is_over, is_finished, gone) = {
             let state = self.state();
             let Some(lane) = state.lanes.get(&number) else { return };
             let newest = Some(epoch);
-            (state.is_over || lane.withdrawn >= newest, lane.finished == newest)
+            let is_over = state.over.is_some() || lane.withdrawn >= newest;
+            (is_over, lane.finished == newest, lane.gone(epoch, state.over))
         };
-        let gone = CloseReason::Gone;
         if is_over {
             connection.end_if(gone, |place| {
                 place.epoch == epoch && !place.is_gone() && !place.has_refused()
@@ -236,6 +345,9 @@ impl Shared {
             place.epoch == epoch && place.closed().is_some() && !goes_on
         });
         if has_ended == Some(true) {
+            if connection.look(Place::closed).flatten().is_some_and(is_of_program) {
+                self.say_farewell(number, epoch, Farewell::PLAIN);
+            }
             self.note_end(number, epoch);
         }
     }
@@ -340,6 +452,12 @@ impl Shared {
                 }
                 state.forget_unknown(number);
             }
+            Frame::Farewell(farewell) => {
+                let lane = state.lanes.get_mut(&number);
+                if let Some(lane) = lane.filter(|lane| lane.farewell(epoch).is_none()) {
+                    lane.farewell = Some((epoch, farewell));
+                }
+            }
             Frame::Beat => {
                 state.owes_alive = true;
                 self.out.to_say.notify_one();
@@ -351,14 +469,18 @@ impl Shared {
 
     /// The stream is closed, and its connections end with it.
     pub(super) fn end(&self, reason: CloseReason) {
-        self.state().is_over = true;
-        self.connections().iter().for_each(|(_, connection)| connection.end_if(reason, |_| true));
+        self.state().over = Some(reason);
+        for (number, connection) in self.connections() {
+            let Some(epoch) = connection.look(|place| place.epoch) else { continue };
+            let gone = self.state().lanes.get(&number).map(|lane| lane.gone(epoch, Some(reason)));
+            connection.end_if(gone.unwrap_or(reason), |_| true);
+        }
         self.leases.end();
         self.tell();
     }
 
     /// Ready when the other end has said that, or can say nothing any more.
-    async fn until<R>(
+    pub(super) async fn until<R>(
         &self,
         number: u32,
         mut look: impl FnMut(&mut Lane) -> Option<R>,
@@ -366,7 +488,7 @@ impl Shared {
         let find = || {
             let mut state = self.state();
             let found = state.lanes.get_mut(&number).and_then(&mut look).map(Ok);
-            found.or_else(|| state.is_over.then_some(Err(())))
+            found.or_else(|| state.over.map(|_| Err(())))
         };
         until(&self.heard, find).await.map_err(|()| {
             let (address, awaited) = (self.address, "it had agreed on a queue pair");
@@ -388,166 +510,9 @@ impl Shared {
     }
 }
 
-/// A queue pair that is being made with the other end. Dropped, the other end is told that it will not be.
-pub(super) struct Meeting<'s> {
-    shared: &'s Shared,
-    number: u32,
-    /// There is a connection, which is to have the queue pair.
-    is_here: bool,
-    /// What was said last of it.
-    epoch: Option<u32>,
-    /// What may be lent to, and is not there yet.
-    entered: Option<u32>,
-}
-
-/// What the other end has done about it.
-pub(super) enum Met<T> {
-    Yes(T),
-    /// It has given up, and may begin again.
-    Withdrawn,
-}
-
-impl<'s> Meeting<'s> {
-    /// For a connection that is here, or is not.
-    ///
-    /// # Errors
-    /// [`ConnectError::NoControl`], [`ConnectError::NumberTaken`], and [`ConnectError::Busy`] if this end makes as many
-    /// already as the other one remembers.
-    pub(super) fn begin(
-        shared: &'s Shared,
-        number: u32,
-        is_here: bool,
-    ) -> Result<Self, ConnectError> {
-        if !shared.talks {
-            return Err(ConnectError::NoControl);
-        }
-        let mut state = shared.state();
-        let meeting = state.lanes.values().filter(|lane| lane.is_meeting).count();
-        if shared.is_client && meeting >= MOST_STRANGERS {
-            let why = format!(
-                "this end makes {MOST_STRANGERS} queue pairs by the control connection already: wait for some"
-            );
-            return Err(ConnectError::Busy(why.into()));
-        }
-        let lane = state.lanes.entry(number).or_default();
-        if lane.is_meeting || lane.here.is_some() != is_here {
-            return Err(ConnectError::NumberTaken { number });
-        }
-        (lane.is_meeting, lane.ready) = (true, None);
-        Ok(Self { shared, number, is_here, epoch: None, entered: None })
-    }
-
-    /// The client's first part.
-    pub(super) fn offer(&mut self, endpoint: QueuePairEndpoint) -> u32 {
-        let mut state = self.shared.state();
-        state.newest += 1;
-        let epoch = state.newest;
-        // Under the same lock: the server hears them in this order.
-        self.shared.say(self.number, epoch, &Frame::Offer(Box::new(endpoint)));
-        drop(state);
-        self.epoch = Some(epoch);
-        epoch
-    }
-
-    pub(super) fn say(&mut self, epoch: u32, frame: &Frame) {
-        self.epoch = Some(epoch);
-        self.shared.say(self.number, epoch, frame);
-    }
-
-    /// What the server answers.
-    pub(super) async fn answered(
-        &self,
-        epoch: u32,
-    ) -> Result<Met<QueuePairEndpoint>, ConnectError> {
-        let look = |lane: &mut Lane| {
-            if let Some((_, endpoint)) = lane.endpoint.take_if(|(answered, _)| *answered == epoch) {
-                return Some(Met::Yes(*endpoint));
-            }
-            (lane.withdrawn >= Some(epoch)).then_some(Met::Withdrawn)
-        };
-        self.shared.until(self.number, look).await
-    }
-
-    /// Whether the other end has given up.
-    pub(super) fn is_withdrawn(&self, epoch: u32) -> bool {
-        let state = self.shared.state();
-        state.lanes.get(&self.number).is_some_and(|lane| lane.withdrawn >= Some(epoch))
-    }
-
-    /// What the client offers.
-    pub(super) async fn offered(&mut self) -> Result<(u32, QueuePairEndpoint), ConnectError> {
-        let look = |lane: &mut Lane| lane.endpoint.take();
-        let (epoch, endpoint) = self.shared.until(self.number, look).await?;
-        // Whatever becomes of it, the client is told.
-        self.epoch = Some(epoch);
-        Ok((epoch, *endpoint))
-    }
-
-    /// Whether the client is ready.
-    pub(super) async fn ready(&self, epoch: u32) -> Result<Met<()>, ConnectError> {
-        let look = |lane: &mut Lane| {
-            if lane.ready == Some(epoch) {
-                return Some(Met::Yes(()));
-            }
-            let is_newer = lane.endpoint.as_ref().is_some_and(|(offered, _)| *offered > epoch);
-            (lane.withdrawn >= Some(epoch) || is_newer).then_some(Met::Withdrawn)
-        };
-        self.shared.until(self.number, look).await
-    }
-
-    /// The other end may lend something to the queue pair from now on.
-    pub(super) fn enter(&mut self, epoch: u32, qp: &QueuePairBuilder<'static>) {
-        self.shared.leases.enter(self.number, epoch, qp.pd(), qp.granted());
-        self.entered = Some(epoch);
-    }
-
-    /// It was withdrawn by the other end.
-    pub(super) fn forget(&mut self) {
-        self.epoch = None;
-        self.take_back();
-    }
-
-    /// Nothing can be lent to a queue pair that will not be.
-    fn take_back(&mut self) {
-        if let Some(epoch) = self.entered.take() {
-            let leases = &self.shared.leases;
-            if self.is_here {
-                leases.end_of(self.number, epoch);
-            } else {
-                leases.leave(self.number);
-            }
-        }
-    }
-
-    /// The queue pair is there.
-    pub(super) fn done(mut self, epoch: u32) {
-        if self.shared.is_client {
-            self.say(epoch, &Frame::Ready);
-        }
-        (self.epoch, self.entered) = (None, None);
-    }
-}
-
-impl Drop for Meeting<'_> {
-    fn drop(&mut self) {
-        if !self.shared.is_of_this_process() {
-            return;
-        }
-        self.take_back();
-        let mut state = self.shared.state();
-        if let Some(lane) = state.lanes.get_mut(&self.number) {
-            lane.is_meeting = false;
-            if self.shared.is_client {
-                lane.endpoint = None;
-            }
-        }
-        state.forget_unknown(self.number);
-        // Under the same lock: the server hears of it before it hears of one more.
-        if let Some(epoch) = self.epoch {
-            self.shared.say(self.number, epoch, &Frame::Ended);
-        }
-        drop(state);
-    }
+/// Whether the program has ended a connection, and nothing has failed.
+fn is_of_program(reason: CloseReason) -> bool {
+    matches!(reason, CloseReason::Asked | CloseReason::Destroyed)
 }
 
 impl fmt::Debug for Shared {

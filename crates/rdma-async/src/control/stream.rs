@@ -7,12 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rdma_connect::{CloseReason, ConnectError, KeepAlive};
+use rdma_connect::{CloseReason, ConnectError, Farewell, KeepAlive};
 use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
-use rustix::net::sockopt;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use rustix::net::{SendFlags, send, sockopt};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
@@ -37,7 +35,7 @@ const LONGEST_BEAT: Duration = Duration::from_secs(1 << 30);
 pub(super) fn keep(
     inner: &Arc<Inner>,
     stream: TcpStream,
-    shared: Shared,
+    mut shared: Shared,
     qp: QueuePairBuilder<'static>,
     (silence, beat): (Duration, Option<Duration>),
 ) -> Result<(), ConnectError> {
@@ -47,12 +45,14 @@ pub(super) fn keep(
         let tried = format!("keeping the control connection to {}", shared.address);
         ConnectError::Io { tried, source }
     })?;
+    let stream = Arc::new(stream);
+    (shared.to_look_at, shared.silence) = (Arc::downgrade(&stream), silence);
     let shared = Arc::new(shared);
     let task = Arc::new(Task(Arc::clone(&shared)));
     inner.keep(Member { shared: Arc::clone(&shared), number: 0, qp, task });
     shared.enter(0, inner);
-    let guard = Guard { shared, reason: CloseReason::Destroyed };
-    tokio::spawn(until_gone(stream, guard, beat));
+    let guard = Guard { shared, stream, rest: Vec::new(), reason: CloseReason::Destroyed };
+    tokio::spawn(until_gone(guard, beat));
     Ok(())
 }
 
@@ -68,54 +68,67 @@ fn notice_silence(stream: &TcpStream, limit: Duration) {
 /// Ends the connections when the task ends, however it does: nobody would notice a peer that goes.
 struct Guard {
     shared: Arc<Shared>,
+    stream: Arc<TcpStream>,
+    /// What of what was said is not written yet.
+    rest: Vec<u8>,
     reason: CloseReason,
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         // A forked child has none of it.
-        if self.shared.is_of_this_process() {
-            self.shared.end(self.reason);
+        if !self.shared.is_of_this_process() {
+            return;
         }
+        if self.reason == CloseReason::Destroyed {
+            self.shared.say_farewells();
+        }
+        // What was said before, as far as it goes out at once.
+        let due = self.shared.take_due();
+        self.shared.end(self.reason);
+        if self.shared.talks {
+            self.rest.extend(due);
+        } else if let Some(farewell) = self.shared.last_word() {
+            self.rest = farewell.to_frame().into();
+        }
+        let _ = send(&*self.stream, &self.rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }
 
-async fn until_gone(mut stream: TcpStream, mut guard: Guard, beat: Option<Duration>) {
+async fn until_gone(mut guard: Guard, beat: Option<Duration>) {
     let has_heard = AtomicBool::new(true);
-    let shared = &*guard.shared;
-    let (from, to) = stream.split();
-    let mut rest = Vec::new();
+    let Guard { shared, stream, rest, .. } = &mut guard;
     let (queue, frames) = mpsc::channel(MOST_FRAMES);
     let (ends, ended) = watch::channel(false);
     let lives = beats(shared, beat, &has_heard, ended.clone());
     // What was heard before the end is taken before it.
     let hears = async {
-        let end = hear(shared, from, &has_heard, queue).await;
+        let end = hear(shared, stream, &has_heard, queue).await;
         ends.send_replace(true);
         Ok(end)
     };
     let listens = async { tokio::try_join!(hears, take(shared, frames, ended)) };
+    let mut limit = shared.silence;
     let ended = tokio::select! {
         ended = listens => ended.and_then(|(Err(end), ())| Err(end)),
-        ended = say(shared, to, &mut rest) => ended,
-        () = shared.left.notified() => {
-            // Nobody is here any more: what was said before, as far as it goes out at once.
-            rest.append(&mut shared.take_due());
-            if shared.talks {
-                let _ = stream.try_write(&rest);
-            }
-            return;
+        ended = say(shared, stream, rest) => ended,
+        // Nobody is here any more.
+        () = shared.left.notified() => return,
+        ended = lives => {
+            limit = beat.unwrap_or_default().saturating_mul(SILENT_BEATS);
+            ended
         }
-        ended = lives => ended,
         ended = shared.leases.tend() => ended,
     };
     match ended {
         // The runtime ends.
-        Err(error) if error.kind() == io::ErrorKind::Other => return,
-        Err(error) => tracing::debug!(peer = %shared.address, %error, "a peer is gone"),
+        Err(error) if error.kind() == io::ErrorKind::Other => {}
+        Err(error) => {
+            tracing::debug!(peer = %shared.address, %error, "a peer is gone");
+            guard.reason = CloseReason::of_stream(Some(&error), limit);
+        }
         Ok(()) => {}
     }
-    guard.reason = CloseReason::Gone;
 }
 
 /// A frame, of which connection, and of which epoch.
@@ -125,22 +138,34 @@ type Heard = (u32, u32, Frame);
 /// in its turn.
 async fn hear(
     shared: &Shared,
-    mut from: ReadHalf<'_>,
+    from: &TcpStream,
     has_heard: &AtomicBool,
     queue: mpsc::Sender<Heard>,
 ) -> io::Result<Infallible> {
     if !shared.talks {
-        // What a channel says changes nothing, only that it goes.
-        while from.read(&mut [0; 512]).await? > 0 {}
-        return Err(io::ErrorKind::UnexpectedEof.into());
+        // All that a channel says is its farewell. Else it changes nothing, only that it goes.
+        let (mut said, mut block) = (Vec::new(), [0; 512]);
+        let end = loop {
+            match receive_some(from, &mut block).await {
+                Ok(count) if said.len() <= Farewell::FRAME => {
+                    said.extend_from_slice(&block[..count])
+                }
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        if let Some(farewell) = Farewell::from_frame(&said) {
+            shared.hear(0, 0, Frame::Farewell(farewell)).map_err(not_kept)?;
+        }
+        return Err(end);
     }
     let mut endpoint = [0; QueuePairEndpoint::BYTES];
     loop {
         let mut head = [0; HEAD];
-        from.read_exact(&mut head).await?;
+        fill(from, &mut head).await?;
         let head = Head::read(head).map_err(not_kept)?;
         let rest = endpoint.get_mut(..head.length()).unwrap_or_default();
-        from.read_exact(rest).await?;
+        fill(from, rest).await?;
         let frame = head.frame(rest).map_err(not_kept)?;
         has_heard.store(true, Ordering::Relaxed);
         if matches!(frame, Frame::Beat | Frame::Alive) {
@@ -148,6 +173,39 @@ async fn hear(
         } else {
             queue.send((head.number, head.epoch, frame)).await.map_err(not_kept)?;
         }
+    }
+}
+
+/// Receives as many bytes as there is room for.
+///
+/// # Errors
+/// [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the stream ends before that.
+async fn fill(from: &TcpStream, mut room: &mut [u8]) -> io::Result<()> {
+    while !room.is_empty() {
+        let count = receive_some(from, room).await?;
+        room = room.get_mut(count..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// Receives what comes next; same errors as [`fill`].
+async fn receive_some(from: &TcpStream, room: &mut [u8]) -> io::Result<usize> {
+    loop {
+        from.readable().await?;
+        match from.try_read(room) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            received => return received,
+        }
+    }
+}
+
+/// Sends what the stream takes at once, after it takes some.
+async fn send_some(to: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
+    to.writable().await?;
+    match to.try_write(bytes) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+        sent => sent,
     }
 }
 
@@ -188,7 +246,7 @@ fn not_kept(what: impl ToString) -> io::Error {
 
 /// Says what there is to say; what is not written yet is in `rest`. Ends when a channel is to be told that the connection has
 /// ended.
-async fn say(shared: &Shared, mut to: WriteHalf<'_>, rest: &mut Vec<u8>) -> io::Result<()> {
+async fn say(shared: &Shared, to: &TcpStream, rest: &mut Vec<u8>) -> io::Result<()> {
     loop {
         if !rest.is_empty() && shared.out.is_full() {
             return Err(not_kept("it does not read what it is told"));
@@ -206,7 +264,7 @@ async fn say(shared: &Shared, mut to: WriteHalf<'_>, rest: &mut Vec<u8>) -> io::
             }
         }
         let written = tokio::select! {
-            written = to.write(rest), if !rest.is_empty() => written,
+            written = send_some(to, rest), if !rest.is_empty() => written,
             () = shared.out.to_say.notified() => Ok(0),
         };
         match written {

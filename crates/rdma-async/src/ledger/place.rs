@@ -9,8 +9,8 @@ use std::task::Waker;
 use rdma_connect::{CloseReason, Operation, PeerAddress, TransportError};
 use rdma_mem::{AccessFlags, SharedRegion};
 use rdma_qp::{
-    Qpn, QueuePair, QueuePairType, WorkCompletion, WorkError, WorkErrorClass, WorkResult,
-    WorkSuccess,
+    Qpn, QueuePair, QueuePairType, WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode,
+    WorkResult, WorkSuccess,
 };
 
 use super::Ended;
@@ -507,12 +507,22 @@ impl Place {
         Some(Ended { operation, result, word })
     }
 
+    /// The peer has gone, which is why a request has failed.
+    pub(crate) fn note_gone(&mut self, reason: CloseReason) {
+        if let Some(CloseReason::Work { .. }) = self.closed {
+            self.closed = Some(reason);
+        }
+    }
+
     /// Why a request has failed, or was over with its queue pair.
     #[cold]
     pub(crate) fn failure(&self, operation: Operation, error: Option<WorkError>) -> TransportError {
         match (error, self.closed.or(self.ended_before)) {
-            // Of what was flushed, why it was.
-            (Some(error), Some(reason)) if error.class() == WorkErrorClass::Flushed => {
+            // Of what was flushed, why it was. A peer that has gone answers nothing.
+            (Some(error), Some(reason))
+                if error.class() == WorkErrorClass::Flushed
+                    || reason.is_of_peer() && error.code() == WorkErrorCode::RetryExceededError =>
+            {
                 super::closed(reason, self.peer)
             }
             (Some(error), _) => post::failed(operation, self.peer, error, self.qp.as_ref()),

@@ -7,6 +7,8 @@ use std::task::{Context, Poll, ready};
 
 use pin_project_lite::pin_project;
 use rdma_connect::{Operation, TransportError};
+#[cfg(not(loom))]
+use rdma_qp::WorkErrorCode;
 use rdma_qp::{PollError, WorkError};
 
 use super::failed::Failed;
@@ -403,6 +405,15 @@ impl Inner {
     /// Why a request has failed, or was over with its queue pair.
     #[cold]
     pub(crate) fn failure(&self, operation: Operation, error: Option<WorkError>) -> TransportError {
+        #[cfg(not(loom))]
+        if let Some(WorkErrorCode::RetryExceededError) = error.map(|error| error.code())
+            && let Some(reason) = self.member().and_then(|member| {
+                let epoch = self.look(|place| place.epoch);
+                member.gone(epoch)
+            })
+        {
+            self.look(|place| place.note_gone(reason));
+        }
         self.ledger.lock().at(self.place).failure(operation, error)
     }
 

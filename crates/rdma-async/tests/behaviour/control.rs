@@ -4,6 +4,7 @@ mod again;
 mod bad_clients;
 mod bad_peers;
 mod ends;
+mod farewell;
 mod graceful;
 mod meeting;
 mod stream_addresses;

@@ -57,7 +57,7 @@ impl Ledger {
         };
         let reason = match failure {
             TransportError::Timeout { .. } => CloseReason::Timeout { operation },
-            TransportError::PeerGone { .. } => CloseReason::PeerGone { operation },
+            TransportError::PeerGone { reason, .. } => reason,
             _ => CloseReason::Poll,
         };
         match self.give_up(id, reason) {
@@ -96,10 +96,8 @@ impl Ledger {
                 | Err(TransportError::Timeout { operation, .. }) => {
                     self.end_now(CloseReason::Timeout { operation: *operation });
                 }
-                Ok(Err(TransportError::PeerGone { operation, .. }))
-                | Err(TransportError::PeerGone { operation, .. }) => {
-                    self.end_now(CloseReason::PeerGone { operation: *operation });
-                }
+                Ok(Err(TransportError::PeerGone { reason, .. }))
+                | Err(TransportError::PeerGone { reason, .. }) => self.end_now(*reason),
                 // What is in flight is given the time that a scope would give it.
                 Ok(Err(_)) => drop(self.end()),
                 // Nothing was posted.

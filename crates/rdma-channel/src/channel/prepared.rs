@@ -105,7 +105,7 @@ impl PreparedChannel {
         let mut channel = Channel { ledger: Ledger::new(cq, vec![Some(qp)], asked, limits, pd) };
         channel.ledger.provide_copies(inline, given)?;
         if let Some((stream, limit)) = watch {
-            channel.ledger.watch = Some(Box::new(Watch::new(&stream, Some(limit))));
+            channel.ledger.watch = Some(Box::new(Watch::of_program(&stream, limit)));
         }
         Ok(channel)
     }

@@ -11,7 +11,8 @@ impl<'a> ChannelBuilder<'a> {
     /// Notices a peer that is gone: the stream of the rendezvous is kept as long as the channel, and whatever
     /// waits for an operation looks at it, too. When the peer's end of it is closed, since the peer's process has
     /// ended or has dropped the channel, what has completed is taken, and a wait for more ends with
-    /// [`PeerGone`](crate::TransportError::PeerGone), which closes the channel. Default: no stream is kept.
+    /// [`PeerGone`](crate::TransportError::PeerGone), which closes the channel and has as its reason whether the peer
+    /// has disconnected or died. Default: no stream is kept.
     ///
     /// A machine without power or network stays silent; it counts as gone after `limit`: TCP asks it four times in
     /// that time (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but not more than once per second, so that the limit is two
@@ -50,6 +51,7 @@ impl<'a> ChannelBuilder<'a> {
 
     /// Notices a peer that is gone, as [`watch`](Self::watch), by a stream to it that the program has made, of TCP
     /// or a Unix socket. The peer keeps its end of the stream as long as it keeps its channel.
+    /// Nothing is written to such a stream, so that its end counts as [`Died`](crate::CloseReason::Died).
     ///
     /// Only the end of what the peer sends is looked for: bytes that pass through the stream, and a
     /// [shutdown](std::net::Shutdown::Write) of this end, change nothing. The program may have a duplicate of the

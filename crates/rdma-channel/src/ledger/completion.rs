@@ -2,13 +2,17 @@
 
 use std::cell::Cell;
 use std::mem;
+use std::time::Duration;
 
 use rdma_connect::{CloseReason, TransportError};
-use rdma_qp::{PollError, PollSlot};
+use rdma_qp::{PollError, PollSlot, WorkError, WorkErrorCode};
 
 use super::Ledger;
 use super::queues::Slot;
 use super::state::State;
+
+/// How long the stream is looked at after the peer did not answer: a process that ends may lose its device first.
+const LAST_LOOK: Duration = Duration::from_millis(100);
 
 impl Ledger {
     /// Takes completions, as many as there are. How many were of requests in flight: others, from a device that makes
@@ -92,7 +96,8 @@ impl Ledger {
         if let Err(error) = result
             && let Some(connection) = self.queues.get(slot.connection as usize)
         {
-            connection.close(CloseReason::Work { operation: slot.operation.get(), error });
+            let failed = CloseReason::Work { operation: slot.operation.get(), error };
+            connection.close(self.gone_without_answer(error).unwrap_or(failed));
         }
         if state.is_linked() {
             self.complete_unsignaled(slot.link());
@@ -133,6 +138,17 @@ impl Ledger {
             }
             slot = before;
         }
+    }
+
+    /// How the peer has gone that did not answer, if the watched stream shows it.
+    #[cold]
+    fn gone_without_answer(&self, error: WorkError) -> Option<CloseReason> {
+        let watch = self.watch.as_ref().filter(|watch| watch.is_watched())?;
+        if error.code() != WorkErrorCode::RetryExceededError {
+            return None;
+        }
+        watch.look(LAST_LOOK);
+        watch.gone()
     }
 
     /// After a failed poll nothing will be known of any request.

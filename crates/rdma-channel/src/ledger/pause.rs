@@ -49,8 +49,10 @@ impl Ledger {
             Next::End => Ok(true),
             Next::Rest(left) => {
                 self.check_process()?;
-                if let Some((_, awaited)) = watched.filter(|(watch, _)| watch.is_gone()) {
-                    return Err(self.peer_gone(awaited));
+                if let Some((watch, awaited)) = watched
+                    && let Some(reason) = watch.gone()
+                {
+                    return Err(self.peer_gone(awaited, reason));
                 }
                 self.rest(left, watched.map(|(watch, _)| watch))?;
                 Ok(false)
@@ -60,10 +62,9 @@ impl Ledger {
 
     /// The stream to the peer has ended, and the completion queue was empty after that.
     #[cold]
-    fn peer_gone(&self, operation: Operation) -> TransportError {
-        self.queues.iter().for_each(|one| one.close(CloseReason::PeerGone { operation }));
-        let limit = self.watch.as_ref().and_then(|watch| watch.limit()).unwrap_or_default();
-        TransportError::PeerGone { operation, limit, peer: self.only().peer }
+    fn peer_gone(&self, operation: Operation, reason: CloseReason) -> TransportError {
+        self.queues.iter().for_each(|one| one.close(reason));
+        TransportError::PeerGone { operation, reason, peer: self.only().peer }
     }
 
     /// Sleeps until something completes, or for so long. It may wake early, and has then taken completions, or not.

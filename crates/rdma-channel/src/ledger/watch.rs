@@ -2,12 +2,13 @@
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
+use std::process;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma_connect::KeepAlive;
+use rdma_connect::{CloseReason, Farewell, KeepAlive};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt;
+use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 
 /// The stream of a channel to its peer, which is kept as long as the channel.
 #[derive(Debug)]
@@ -15,38 +16,49 @@ pub(crate) struct Watch {
     stream: Arc<OwnedFd>,
     /// `None` if only the peer watches it.
     limit: Option<Duration>,
+    /// The stream is that of the rendezvous: both ends send a farewell before they close it.
+    is_of_rendezvous: bool,
+    /// A forked child has the same stream, and leaves it as it is.
+    process: u32,
     looked: Cell<Option<Instant>>,
-    is_gone: Cell<bool>,
+    gone: Cell<Option<CloseReason>>,
 }
 
 /// Between two looks of a channel that does not sleep.
 const LOOKS: Duration = Duration::from_millis(1);
 
 impl Watch {
-    /// Keeps the stream, and watches it if there is a limit.
-    pub(crate) fn new(stream: &Arc<OwnedFd>, limit: Option<Duration>) -> Self {
+    /// Keeps the stream of a rendezvous, and watches it if there is a limit.
+    pub(crate) fn of_rendezvous(stream: &Arc<OwnedFd>, limit: Option<Duration>) -> Self {
+        Self::new(stream, limit, true)
+    }
+
+    /// Watches a stream of the program's own.
+    pub(crate) fn of_program(stream: &Arc<OwnedFd>, limit: Duration) -> Self {
+        Self::new(stream, Some(limit), false)
+    }
+
+    fn new(stream: &Arc<OwnedFd>, limit: Option<Duration>, is_of_rendezvous: bool) -> Self {
         if let Some(limit) = limit {
             notice_silence(stream, limit);
         }
         Self {
             stream: Arc::clone(stream),
             limit,
+            is_of_rendezvous,
+            process: process::id(),
             looked: Cell::default(),
-            is_gone: Cell::default(),
+            gone: Cell::default(),
         }
-    }
-
-    pub(crate) const fn limit(&self) -> Option<Duration> {
-        self.limit
     }
 
     pub(crate) const fn is_watched(&self) -> bool {
         self.limit.is_some()
     }
 
-    /// Whether a look has found its end.
-    pub(crate) const fn is_gone(&self) -> bool {
-        self.is_gone.get()
+    /// How the peer has gone, if a look has found that.
+    pub(crate) const fn gone(&self) -> Option<CloseReason> {
+        self.gone.get()
     }
 
     /// What to poll for. Bytes that come on the stream wake nobody.
@@ -54,13 +66,14 @@ impl Watch {
         PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::RDHUP)
     }
 
-    /// Notes what a poll has found, and says whether that is the end.
+    /// Notes what a poll has found. Returns true if that is the end.
     pub(crate) fn note(&self, polled: &PollFd<'_>) -> bool {
         let end = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-        if polled.revents().intersects(end) {
-            self.is_gone.set(true);
+        if polled.revents().intersects(end) && self.gone().is_none() {
+            let limit = self.limit.unwrap_or_default();
+            self.gone.set(Some(end_of(&self.stream, self.is_of_rendezvous, limit)));
         }
-        self.is_gone()
+        self.gone().is_some()
     }
 
     /// Looks without waiting, unless it was done just now.
@@ -70,11 +83,49 @@ impl Watch {
             return;
         }
         self.looked.set(Some(now));
+        self.look(Duration::ZERO);
+    }
+
+    /// Looks for this long.
+    pub(crate) fn look(&self, limit: Duration) {
         let mut files = [self.file()];
-        if let Ok(1..) = poll(&mut files, Some(&Timespec::default())) {
+        let limit = Timespec::try_from(limit).ok();
+        if let Ok(1..) = poll(&mut files, limit.as_ref()) {
             self.note(&files[0]);
         }
     }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if self.is_of_rendezvous && self.process == process::id() && self.gone().is_none() {
+            say_farewell(&self.stream);
+        }
+    }
+}
+
+/// How a stream has ended. What came on a stream of the program's own is the program's.
+pub(crate) fn end_of(stream: &OwnedFd, is_of_rendezvous: bool, limit: Duration) -> CloseReason {
+    // One more byte, which would be something else.
+    let mut bytes = [0; Farewell::FRAME + 1];
+    let peek = if is_of_rendezvous { RecvFlags::empty() } else { RecvFlags::PEEK };
+    match recv(stream, &mut bytes, RecvFlags::DONTWAIT | peek) {
+        Ok((count, _)) => {
+            let farewell = Farewell::from_frame(bytes.get(..count).unwrap_or_default());
+            match farewell.filter(|_| is_of_rendezvous) {
+                Some(_) => CloseReason::Disconnected,
+                None => CloseReason::Died,
+            }
+        }
+        Err(error) => CloseReason::of_stream(Some(&error.into()), limit),
+    }
+}
+
+/// Sends the word that the program has ended this end, if the stream takes it at once. A peer that has gone does not
+/// miss it.
+pub(crate) fn say_farewell(stream: &OwnedFd) {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let _ = send(stream, &Farewell::PLAIN.to_frame(), flags);
 }
 
 /// Has the kernel end a TCP stream whose peer is silent for this long. Other streams refuse the options, and have no

@@ -38,7 +38,7 @@ pub(super) fn connect(
     let Greeting { user_bytes, watches, .. } = server.receive(Client::verdict)?;
     if watches || watch.is_some() {
         let stream = Arc::new(server.stream.into());
-        channel.ledger.watch = Some(Box::new(Watch::new(&stream, *watch)));
+        channel.ledger.watch = Some(Box::new(Watch::of_rendezvous(&stream, *watch)));
     }
     Ok((channel, user_bytes))
 }

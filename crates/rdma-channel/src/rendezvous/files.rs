@@ -12,6 +12,8 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
+use crate::ledger::watch::say_farewell;
+
 pub(crate) use rustix::event::epoll::EventFlags;
 
 /// Files that are waited for together. A file leaves them before it is closed: a forked child may still have it, and it
@@ -93,6 +95,13 @@ struct InFiles {
 impl Added {
     pub(crate) fn stream(&self) -> &Arc<OwnedFd> {
         &self.0.stream
+    }
+
+    /// Sends the word that the program has ended this end, unless this is a forked child.
+    pub(crate) fn say_farewell(&self) {
+        if process::id() == self.0.files.process {
+            say_farewell(&self.0.stream);
+        }
     }
 
     /// Changes what it is waited for, and its key.

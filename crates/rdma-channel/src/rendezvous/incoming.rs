@@ -92,7 +92,7 @@ impl Incoming<'_> {
         let greeting = Greeting { user_bytes: user_bytes.into(), watches, talks: false };
         let stream = client.accept(greeting).inspect_err(|_| *refused += 1)?;
         if client.greeting.watches || watches {
-            client.end.ledger.watch = Some(Box::new(Watch::new(stream.stream(), watch)));
+            client.end.ledger.watch = Some(Box::new(Watch::of_rendezvous(stream.stream(), watch)));
         }
         Ok(client.end)
     }

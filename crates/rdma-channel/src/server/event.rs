@@ -1,9 +1,8 @@
 //! What a server is told, and why it is told nothing.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
-use rdma_connect::{ConnectError, PeerId, Reported, TransportError};
+use rdma_connect::{CloseReason, ConnectError, PeerId, Reported, TransportError};
 use rdma_mem::{AsyncEventKind, Buffer, Recovery};
 
 /// What has happened at a [`Server`](crate::Server).
@@ -107,14 +106,11 @@ pub enum ServerEvent {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeftReason {
-    /// Its end of the stream is closed, since it has dropped its channel, or its process has ended; or its machine is
-    /// silent.
-    #[error(
-        "the client is gone: it has dropped its channel, or its process has ended, or nothing came from its machine for {limit:?}"
-    )]
+    /// It has dropped its channel, its process has ended, or its machine is silent.
+    #[error("the client is gone: {reason}")]
     Gone {
-        /// After so long a silent machine is gone.
-        limit: Duration,
+        /// How it has gone.
+        reason: CloseReason,
     },
     /// The server has [disconnected](crate::Server::disconnect) it.
     #[error("the server has disconnected the client")]

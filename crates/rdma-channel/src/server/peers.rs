@@ -4,11 +4,14 @@ use std::collections::HashMap;
 use std::mem;
 use std::time::{Duration, Instant};
 
-use rdma_connect::{Operation, PeerAddress, PeerId, RefusedWork, TransportError, Until};
+use rdma_connect::{
+    CloseReason, Operation, PeerAddress, PeerId, RefusedWork, TransportError, Until,
+};
 use rdma_qp::{PostError, Qpn};
 
 use super::event::LeftReason;
 use super::queues::End;
+use crate::ledger::watch::end_of;
 use crate::rendezvous::files::Added;
 
 /// The clients by their places, of which there are as many as there can be clients.
@@ -78,6 +81,13 @@ impl Peer {
     /// What is said of a send that was not posted.
     pub(super) fn refused(&self, error: PostError) -> TransportError {
         RefusedWork::new(Operation::Send, self.address, error).into()
+    }
+
+    /// How it has gone, when its stream has ended.
+    pub(super) fn gone(&self, limit: Duration) -> CloseReason {
+        self.stream
+            .as_ref()
+            .map_or(CloseReason::Died, |stream| end_of(stream.stream(), true, limit))
     }
 
     /// Whether its connection can be ended now.
@@ -190,6 +200,9 @@ impl Peers {
     /// Ends a connection, for that reason; what is outstanding has so long to be flushed.
     pub(super) fn leave(&mut self, id: PeerId, reason: LeftReason, flush: Duration) {
         let Some(peer) = self.get(id).filter(|peer| peer.leaving.is_none()) else { return };
+        if let (LeftReason::Disconnected, Some(stream)) = (&reason, &peer.stream) {
+            stream.say_farewell();
+        }
         peer.leaving = Some((reason, Until::after(Instant::now(), flush)));
         peer.stream = None;
         // If it is refused nothing is flushed, and the queue pair is destroyed when the time is over.
@@ -235,9 +248,11 @@ impl Peers {
         self.free.push(id.index());
     }
 
-    /// Takes all of them out.
+    /// Takes all of them out, since the server ends.
     pub(super) fn take_all(&mut self) -> Vec<(PeerId, Peer)> {
         let id = |index, place: &Place| PeerId::new(index, place.generation);
+        let peers = self.places.iter().filter_map(|place| place.peer.as_ref());
+        peers.filter_map(|peer| peer.stream.as_ref()).for_each(Added::say_farewell);
         let peers = (0..).zip(&mut self.places);
         peers.filter_map(|(index, place)| Some((id(index, place), place.peer.take()?))).collect()
     }

@@ -4,7 +4,9 @@ use std::mem;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma_connect::{ConnectError, FIRST_KEY, Operation, TransportError, Until, cause_of};
+use rdma_connect::{
+    CloseReason, ConnectError, FIRST_KEY, Operation, TransportError, Until, cause_of,
+};
 
 use super::event::{LeftReason, ServerError};
 use super::{COMPLETIONS, FIRST_STREAM, Server, WAKER};
@@ -91,7 +93,9 @@ impl Server {
         let _ = self.drain();
         // Receives of all clients are not flushed, and those of its own do not say why.
         let refused = self.peers.get(peer).and_then(|peer| cause_of(&peer.end.qp));
-        let gone = LeftReason::Gone { limit: self.options.watch };
+        let limit = self.options.watch;
+        let reason = self.peers.get(peer).map_or(CloseReason::Died, |peer| peer.gone(limit));
+        let gone = LeftReason::Gone { reason };
         self.leave(peer, refused.map_or(gone, |event| LeftReason::Refused { event }));
     }
 }

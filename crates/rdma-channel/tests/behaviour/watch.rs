@@ -113,13 +113,19 @@ fn ends_shortly(end: End) -> JoinHandle<()> {
     })
 }
 
-/// That it says so of this operation and of the peer, and that the channel is closed.
+/// That it says so of this operation and of the peer, and that the channel is closed. Nothing was said on the stream.
 #[track_caller]
 fn assert_gone(error: &TransportError, which: Operation, channel: &Channel) {
-    let TransportError::PeerGone { operation, limit, peer, .. } = *error else { panic!("{error}") };
-    assert_eq!((operation, limit), (which, LIMIT));
+    assert_gone_by(error, which, CloseReason::Died, channel);
+}
+
+#[track_caller]
+fn assert_gone_by(error: &TransportError, which: Operation, how: CloseReason, channel: &Channel) {
+    let TransportError::PeerGone { operation, reason, peer, .. } = *error else {
+        panic!("{error}")
+    };
+    assert_eq!((operation, reason), (which, how));
     assert_eq!(peer.map(|peer| peer.qpn), channel.peer().map(|peer| peer.peer_qpn));
     assert!(peer.is_some());
-    let closed = channel.closed();
-    assert!(matches!(closed, Some(CloseReason::PeerGone { .. })), "{closed:?}");
+    assert_eq!(channel.closed(), Some(how));
 }

@@ -1,5 +1,8 @@
 //! Why a connection is closed.
 
+use std::io::{self, ErrorKind};
+use std::time::Duration;
+
 use rdma_qp::WorkError;
 
 use crate::error::operation::Operation;
@@ -14,16 +17,27 @@ pub enum CloseReason {
         /// The kind of the operation.
         operation: Operation,
     },
-    /// The peer of a watched stream is gone.
-    #[error("the peer was gone before {} was done", .operation.with_article())]
-    PeerGone {
-        /// The kind of the operation.
-        operation: Operation,
+    /// The program of the peer has ended its end: it has disconnected, or has closed or dropped its connection.
+    #[error("the peer has disconnected")]
+    Disconnected,
+    /// The stream to the peer has ended without a word: the peer's process has ended, or has closed a stream of its own.
+    #[error("the peer's process has ended without disconnecting: what does it say itself?")]
+    Died,
+    /// Nothing came from the peer's machine, or from its program if that is asked, for this limit.
+    #[error(
+        "nothing came from the peer for {} s: is its machine up, and does its program run?",
+        f64::from(*.limit_ms) / 1e3
+    )]
+    Silent {
+        /// The limit.
+        limit_ms: u32,
     },
-    /// The peer's end is gone: it was closed or has failed, its process has ended, or its machine has been silent for too
-    /// long.
-    #[error("the peer is gone: its end was closed or has failed, or its machine is silent")]
-    Gone,
+    /// The network reports that the peer's machine cannot be reached any more.
+    #[error("the peer's machine cannot be reached any more: is its network up?")]
+    Unreachable,
+    /// The peer's end has failed, or has broken the protocol of the control connection.
+    #[error("the peer's end has failed: what does its program say?")]
+    PeerFailed,
     /// The device has failed.
     #[error("the device has failed")]
     Device,
@@ -82,4 +96,58 @@ pub enum CloseReason {
     /// This is a forked child, and the channel is its parent's.
     #[error("it belongs to the process that this one was forked from")]
     Forked,
+}
+
+impl CloseReason {
+    /// The reason when the stream to the peer ends without a word, by this error if it has not just ended. A stream
+    /// that times out has been silent for the limit.
+    #[must_use]
+    pub fn of_stream(error: Option<&io::Error>, limit: Duration) -> Self {
+        match error.map(io::Error::kind) {
+            Some(ErrorKind::TimedOut) => Self::silent(limit),
+            Some(
+                ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::NetworkDown,
+            ) => Self::Unreachable,
+            Some(ErrorKind::InvalidData) => Self::PeerFailed,
+            _ => Self::Died,
+        }
+    }
+
+    /// The reason when nothing came from the peer for this limit.
+    #[must_use]
+    pub fn silent(limit: Duration) -> Self {
+        Self::Silent { limit_ms: u32::try_from(limit.as_millis()).unwrap_or(u32::MAX) }
+    }
+
+    /// Returns true if the peer has ended the connection, or the way to it.
+    #[must_use]
+    pub const fn is_of_peer(self) -> bool {
+        matches!(
+            self,
+            Self::Disconnected
+                | Self::Died
+                | Self::Silent { .. }
+                | Self::Unreachable
+                | Self::PeerFailed
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_stream_decides_how_the_peer_has_gone() {
+        let limit = Duration::from_millis(2500);
+        let of = |kind: ErrorKind| CloseReason::of_stream(Some(&kind.into()), limit);
+        assert_eq!(CloseReason::of_stream(None, limit), CloseReason::Died);
+        assert_eq!(of(ErrorKind::UnexpectedEof), CloseReason::Died);
+        assert_eq!(of(ErrorKind::ConnectionReset), CloseReason::Died);
+        assert_eq!(of(ErrorKind::TimedOut), CloseReason::Silent { limit_ms: 2500 });
+        assert_eq!(of(ErrorKind::HostUnreachable), CloseReason::Unreachable);
+        assert_eq!(of(ErrorKind::InvalidData), CloseReason::PeerFailed);
+        assert!(of(ErrorKind::TimedOut).to_string().contains("2.5 s"));
+        assert!(CloseReason::Died.is_of_peer() && !CloseReason::Asked.is_of_peer());
+    }
 }

@@ -54,6 +54,14 @@ pub enum ConnectError {
         /// How many there can be.
         most: usize,
     },
+    /// The reason of a disconnection is longer than 64 bytes.
+    #[error(
+        "a reason of {length} bytes is too long, at most 64 are sent: send more by the connection itself"
+    )]
+    ReasonTooLong {
+        /// How many bytes there are.
+        length: usize,
+    },
     /// A socket failed.
     #[error("{tried}: {source}{}", hint(.source))]
     Io {
@@ -178,6 +186,7 @@ impl ConnectError {
             Self::Verbs(error) => error.recovery(),
             Self::NoAddress
             | Self::UserBytesTooLong { .. }
+            | Self::ReasonTooLong { .. }
             | Self::NoControl
             | Self::NumberTaken { .. }
             | Self::Rejected(_)

@@ -68,18 +68,14 @@ pub enum TransportError {
         /// Whom it was with. `None` if a queue pair of the program's own does not know.
         peer: Option<PeerAddress>,
     },
-    /// The peer is gone, as the watched stream says, and the operation was not done
-    /// before. The channel is closed: what is in flight ends with the call, or with the scope.
-    #[error(
-        "the {operation}{} was not done, and the peer is gone: its end of the watched stream is closed, as when \
-         its process ends, or nothing came from its machine for {limit:?}",
-        With(*.peer)
-    )]
+    /// The peer is gone, as the watched stream shows, and the operation was not done before. The channel is closed: what
+    /// is in flight ends with the call, or with the scope.
+    #[error("the {operation}{} was not done: {reason}", With(*.peer))]
     PeerGone {
         /// The kind of the operation.
         operation: Operation,
-        /// The limit of the watch: after so long a silent machine is gone.
-        limit: Duration,
+        /// How the peer has gone.
+        reason: CloseReason,
         /// Whom it was with. `None` if a queue pair of the program's own does not know.
         peer: Option<PeerAddress>,
     },

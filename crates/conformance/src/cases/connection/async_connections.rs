@@ -114,7 +114,7 @@ pub(super) fn is_refused(error: &TransportError) -> bool {
     // The peer may know of it, and say so, before the device here does.
     let is_remote_access = matches!(error, TransportError::WorkError(error)
         if error.code() == WorkErrorCode::RemoteAccessError);
-    is_remote_access || is_closed(error, CloseReason::Gone)
+    is_remote_access || is_closed(error, CloseReason::PeerFailed)
 }
 
 fn each_operation_gives_its_memory_back(device: &Device) {
@@ -256,7 +256,7 @@ fn what_was_sent_before_a_graceful_end_has_come(device: &Device) {
             assert_eq!(receive.await.unwrap().memory[0], number);
         }
         let failed = rest.await.unwrap_err();
-        assert!(is_closed(&failed.error, CloseReason::Gone), "{failed}");
+        assert!(is_closed(&failed.error, CloseReason::Disconnected), "{failed}");
     });
 }
 
@@ -266,7 +266,7 @@ fn a_peer_that_goes_ends_what_waits_for_it(device: &Device) {
         let waits = server.receive(pool.allocate(64).unwrap()).post().await.unwrap();
         drop(client);
         let failed = waits.await.unwrap_err();
-        assert!(is_closed(&failed.error, CloseReason::Gone), "{failed}");
+        assert!(is_closed(&failed.error, CloseReason::Disconnected), "{failed}");
         assert_eq!(failed.memory.len(), 64);
     });
 }
@@ -320,7 +320,7 @@ fn memory_is_open_to_one_peer_until_the_function_ends_and_again_later(device: &D
         }
         let late = ends.client.write(ends.buffer(b"late"), last.unwrap()).await.unwrap_err();
         let is_refused = matches!(late.error, TransportError::WorkError(_));
-        assert!(is_refused || is_closed(&late.error, CloseReason::Gone), "{late}");
+        assert!(is_refused || is_closed(&late.error, CloseReason::PeerFailed), "{late}");
         assert_eq!(region[..4], *b"two.");
         // The refusal has ended the connection, and what is asked of it later opens nothing.
         while ends.server.closed().is_none() {

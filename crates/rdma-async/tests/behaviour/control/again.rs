@@ -53,10 +53,11 @@ fn a_connection_goes_on_with_another_queue_pair() {
             assert_eq!(client.qpn(), clone.qpn());
             drop((client, clone));
             let receive = server.receive(host.pool.allocate(8).unwrap()).await;
-            let reason = CloseReason::Gone;
+            let reason = CloseReason::Disconnected;
             let failed = receive.unwrap_err();
             assert!(
-                matches!(failed.error, TransportError::Closed { reason: r, .. } if r == reason)
+                matches!(failed.error, TransportError::Closed { reason: r, .. } if r == reason),
+                "{failed}"
             );
             let gone = server.reconnect().await.unwrap_err();
             assert!(matches!(gone, ConnectError::Closed { .. }), "{gone}");
@@ -79,7 +80,7 @@ fn either_end_may_be_first() {
             // The other end hears of it, as the end of its queue pair says.
             let waits = second.receive(host.pool.allocate(8).unwrap()).await.unwrap_err();
             assert!(matches!(waits.error, TransportError::Closed { .. }), "{waits}");
-            assert_eq!(second.closed(), Some(CloseReason::Gone));
+            assert_eq!(second.closed(), Some(CloseReason::Disconnected));
             assert_eq!(second.reconnect().await.unwrap(), epoch);
             assert_eq!(begun.await.unwrap().unwrap(), epoch);
             host.talk(&client, &server, b"again").await;
@@ -151,8 +152,11 @@ fn further_connections_have_options_of_their_own() {
             assert_eq!(one.fetch_add(word.remote(), 3).await.unwrap(), 9);
             drop(one);
             let waits = other.receive_imm().await.unwrap_err();
-            let reason = CloseReason::Gone;
-            assert!(matches!(waits.error, TransportError::Closed { reason: r, .. } if r == reason));
+            let reason = CloseReason::Disconnected;
+            assert!(
+                matches!(waits.error, TransportError::Closed { reason: r, .. } if r == reason),
+                "{waits}"
+            );
         }
     });
 }

@@ -14,7 +14,7 @@ use crate::common::provider::Provider;
 use crate::control::{DEVICES, HANG, Host, run};
 
 fn is_gone(error: &TransportError) -> bool {
-    matches!(error, TransportError::Closed { reason: CloseReason::Gone, peer: Some(_), .. })
+    matches!(error, TransportError::Closed { reason: CloseReason::Disconnected, peer: Some(_), .. })
 }
 
 /// What was sent before is received, and what waits for more fails.
@@ -39,7 +39,7 @@ fn a_peer_that_goes_ends_what_waits_for_it() {
                 assert_eq!(failed.memory.len(), 8);
                 let after = server.send(failed.memory).await.unwrap_err();
                 assert!(is_gone(&after.error), "{device}: {after}");
-                assert_eq!(server.closed(), Some(CloseReason::Gone));
+                assert_eq!(server.closed(), Some(CloseReason::Disconnected));
             }
         }
     });
@@ -121,7 +121,8 @@ fn a_runtime_that_ends_is_told_to_both_sides() {
     drop(servers);
     assert!(server.closed().is_some());
     let told = clients.block_on(async { timeout(HANG, receive).await });
-    assert!(is_gone(&told.unwrap().unwrap_err().error));
+    let told = told.unwrap().unwrap_err();
+    assert!(is_gone(&told.error), "{told}");
     let ended = clients.block_on(async { timeout(HANG, listener.accept()).await });
     let ended = ended.unwrap().unwrap_err();
     assert!(ended.to_string().contains("has ended, as with its runtime"), "{ended}");
@@ -139,7 +140,8 @@ fn a_port_that_goes_down_ends_its_connections() {
         let receive = server.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
         device.set_port_up(false);
         let ended = receive.await.unwrap_err().error;
-        let is_port = |reason| matches!(reason, CloseReason::Port { port: 1 } | CloseReason::Gone);
+        let is_port =
+            |reason| matches!(reason, CloseReason::Port { port: 1 } | CloseReason::Disconnected);
         assert!(
             matches!(ended, TransportError::Closed { reason, .. } if is_port(reason)),
             "{ended}"
@@ -190,7 +192,9 @@ fn a_stream_that_is_reset_ends_the_connection() {
         stream.set_zero_linger().unwrap();
         drop(stream);
         let ended = timeout(HANG, receive).await.unwrap().unwrap_err();
-        assert!(is_gone(&ended.error), "{ended}");
+        let died =
+            TransportError::Closed { reason: CloseReason::Died, peer: server.peer(), event: None };
+        assert_eq!(ended.error.to_string(), died.to_string());
         assert_eq!(connection.closed(), None, "its queue pair alone says nothing");
     });
 }

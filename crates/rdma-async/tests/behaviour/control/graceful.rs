@@ -25,14 +25,15 @@ fn what_was_sent_before_the_end_has_come() {
                 let received = receive.await.unwrap();
                 assert_eq!((usize::from(received.memory[0]), received.length), (number, 1));
             }
-            for (waits, reason) in [(rest, CloseReason::Gone), (waits, CloseReason::Asked)] {
+            for (waits, reason) in [(rest, CloseReason::Disconnected), (waits, CloseReason::Asked)]
+            {
                 let failed = waits.await.unwrap_err();
                 let closed =
                     matches!(failed.error, TransportError::Closed { reason: r, .. } if r == reason);
                 assert!(closed, "{device}: {failed}");
                 assert_eq!(failed.memory.len(), 8);
             }
-            assert_eq!(server.closed(), Some(CloseReason::Gone));
+            assert_eq!(server.closed(), Some(CloseReason::Disconnected));
             assert_eq!(client.closed(), Some(CloseReason::Asked));
             let after = client.send(host.buffer(b"late")).await.unwrap_err();
             assert_eq!(*after.memory, *b"late");
@@ -132,8 +133,8 @@ fn a_peer_that_does_not_run_is_noticed() {
         assert_eq!(client.closed(), None);
         client.send_with_imm(host.pool.allocate(0).unwrap(), 1).await.unwrap();
         let failed = receive.await.unwrap_err();
-        assert!(failed.to_string().contains("the peer is gone"), "{failed}");
-        assert_eq!(client.closed(), Some(CloseReason::Gone));
+        assert!(failed.to_string().contains("nothing came from the peer for 1.5 s"), "{failed}");
+        assert_eq!(client.closed(), Some(CloseReason::silent(beat * 3)));
         drop(hang);
         peer.join().unwrap();
     });
@@ -172,7 +173,7 @@ fn a_peer_that_cannot_end_holds_nobody_up() {
         assert!(matches!(late, ConnectError::Timeout { limit: SHORT, .. }), "{late}");
         // The end of the client's end is the end of what waits.
         assert_eq!(*stuck.await.unwrap_err().memory, *b"stuck");
-        assert_eq!(server.closed(), Some(CloseReason::Gone));
+        assert_eq!(server.closed(), Some(CloseReason::Disconnected));
     });
 }
 

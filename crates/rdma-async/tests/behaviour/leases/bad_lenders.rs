@@ -54,7 +54,7 @@ fn a_lender_that_vanishes_is_not_waited_for() {
                 let both = async { tokio::join!(wanted, say_part(peer, bytes, lends, denies)) };
                 let (lent, ()) = timeout(HANG, both).await.unwrap();
                 timeout(HANG, server.receive_imm()).await.unwrap().unwrap_err();
-                assert_eq!(server.closed(), Some(CloseReason::Gone));
+                assert_eq!(server.closed(), Some(CloseReason::Died));
                 match lent {
                     Ok(lent) => {
                         assert!(!denies && bytes >= answered, "{bytes} bytes are no grant");
@@ -118,7 +118,10 @@ fn what_is_no_memory_is_not_taken() {
                     peer.say(&grant(asked, LOAN, READ.bits(), memory)).await;
                 });
                 let gone = lent.unwrap_err();
-                assert!(matches!(gone, LeaseError::Closed(Some(CloseReason::Gone))), "{gone}");
+                assert!(
+                    matches!(gone, LeaseError::Closed(Some(CloseReason::PeerFailed))),
+                    "{gone}"
+                );
             }
         }
     });

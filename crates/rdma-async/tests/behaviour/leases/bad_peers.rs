@@ -42,7 +42,7 @@ fn who_lends_less_than_it_says_is_gone() {
                 peer.say(&grant(asked[0], 1, rights, memory)).await;
             });
             let gone = refused.unwrap_err();
-            assert!(matches!(gone, LeaseError::Closed(Some(CloseReason::Gone))), "{gone}");
+            assert!(matches!(gone, LeaseError::Closed(Some(CloseReason::PeerFailed))), "{gone}");
         }
     });
 }
@@ -163,7 +163,7 @@ fn a_flood_ends_the_connection() {
             };
             timeout(HANG, flooded).await.unwrap();
             timeout(HANG, server.receive_imm()).await.unwrap().unwrap_err();
-            assert_eq!(server.closed(), Some(CloseReason::Gone), "{kind}");
+            assert_eq!(server.closed(), Some(CloseReason::PeerFailed), "{kind}");
         }
     });
 }
@@ -186,7 +186,7 @@ fn who_does_not_read_is_gone() {
             }
         };
         timeout(HANG, lends).await.unwrap();
-        assert_eq!(server.closed(), Some(CloseReason::Gone));
+        assert_eq!(server.closed(), Some(CloseReason::PeerFailed));
     });
 }
 

@@ -269,7 +269,7 @@ fn who_waits_is_told_that_the_peer_is_gone() {
             // Taken back too late.
             Ok(_) => assert!(one.receive_loan().await.is_err()),
             Err(gone) => {
-                let is_gone = matches!(gone, LeaseError::Closed(Some(CloseReason::Gone)));
+                let is_gone = matches!(gone, LeaseError::Closed(Some(CloseReason::Disconnected)));
                 assert!(is_gone, "{gone}");
             }
         }
@@ -277,7 +277,7 @@ fn who_waits_is_told_that_the_peer_is_gone() {
         assert!(one.receive_region().await.is_ok());
         assert!(matches!(one.receive_region().await, Err(LeaseError::Closed(_))));
         let late = one.request(1, READ, SOON).await.unwrap_err();
-        assert!(matches!(late, LeaseError::Closed(Some(CloseReason::Gone))), "{late}");
+        assert!(matches!(late, LeaseError::Closed(Some(CloseReason::Disconnected))), "{late}");
     });
 }
 
@@ -438,7 +438,7 @@ fn no_thread_is_needed_behind_the_end() {
         let ended = timeout(HANG, others).await.unwrap().unwrap();
         assert_eq!((ended.end, ended.region.len()), (LeaseEnd::Returned, LARGE));
         timeout(HANG, other_lender.receive_region()).await.unwrap().unwrap_err();
-        assert_eq!(other_lender.closed(), Some(CloseReason::Gone));
+        assert_eq!(other_lender.closed(), Some(CloseReason::Disconnected));
         drop(unblock);
     });
 }

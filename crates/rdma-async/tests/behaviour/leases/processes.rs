@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 
 use rdma_async::prelude::*;
-use rdma_async::{CloseReason, Descriptor, LeaseEnd, ReservedEnd};
+use rdma_async::{
+    CloseReason, Descriptor, LeaseEnd, RemoteMemoryRegion, ReservedEnd, TransportError,
+};
 use test_support::program::this_program;
 
 use crate::leases::*;
@@ -111,7 +113,7 @@ async fn be_late(device: &str, lender: SocketAddr) {
     now.await.unwrap();
     let late = client.write(host.buffer(b"late"), to).await.unwrap_err();
     // The lender, whose connection ends by it, may have said so before the refusal has come.
-    if client.closed() != Some(CloseReason::Gone) {
+    if !client.closed().is_some_and(CloseReason::is_of_peer) {
         assert_refused(&late.error);
     }
     println!("{REFUSED}");
@@ -157,8 +159,20 @@ async fn kill(role: &str) {
         timeout(HANG, told).await.unwrap().unwrap();
         lent.write(host.buffer(b"word")).await.unwrap();
         peer.kill().unwrap();
+        peer.wait().unwrap();
+        // The device finds out first, by a request that nobody answers: that is no failure of the network.
+        let nowhere = RemoteMemoryRegion::new(0, 0, 0);
+        let failed = loop {
+            let write = server.write(host.pool.allocate(0).unwrap(), nowhere);
+            if let Err(failed) = timeout(HANG, write.into_future()).await.unwrap() {
+                break failed;
+            }
+        };
+        let is_death =
+            matches!(failed.error, TransportError::Closed { reason: CloseReason::Died, .. });
+        assert!(is_death, "{failed}");
         timeout(HANG, server.receive_imm()).await.unwrap().unwrap_err();
-        assert_eq!(server.closed(), Some(CloseReason::Gone));
+        assert_eq!(server.closed(), Some(CloseReason::Died));
         timeout(HANG, lent.write(host.buffer(b"late"))).await.unwrap().unwrap_err();
         timeout(HANG, server.receive_loan()).await.unwrap().unwrap_err();
     }

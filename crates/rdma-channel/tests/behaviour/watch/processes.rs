@@ -5,7 +5,9 @@ use std::process::{Child, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use rdma_channel::{Channel, Operation, ScopeError, TransportError, Wait, prelude::*};
+use rdma_channel::{
+    Channel, Operation, RemoteMemoryRegion, ScopeError, TransportError, Wait, prelude::*,
+};
 use rdma_qp::SendWorkRequest;
 use test_support::program::this_program;
 
@@ -58,6 +60,30 @@ fn a_receive_waits_for_a_peer_that_is_killed() {
             let killer = thread::spawn(|| kill(child));
             assert_gone(&channel.receive(ROOM).unwrap_err(), Operation::Receive, &channel);
             killer.join().unwrap();
+        });
+    }
+}
+
+/// The device may find out before the stream has ended.
+#[test]
+fn a_write_to_a_peer_that_is_killed_is_no_failure_of_the_network() {
+    if let Ok(address) = env::var(ADDRESS) {
+        return child(&address);
+    }
+    for wait in MODES {
+        must_end(move || {
+            let test =
+                "watch::processes::a_write_to_a_peer_that_is_killed_is_no_failure_of_the_network";
+            let (mut channel, child) = parent(test, wait);
+            channel.receive(ROOM).unwrap();
+            kill(child);
+            let nowhere = RemoteMemoryRegion::new(0, 0, 0);
+            let gone = loop {
+                if let Err(error) = channel.write_inline(&[], nowhere) {
+                    break error;
+                }
+            };
+            assert_gone(&gone, Operation::Write, &channel);
         });
     }
 }

@@ -3,11 +3,11 @@
 use std::thread;
 use std::time::Duration;
 
-use rdma_channel::{Channel, Operation, TransportError, Wait, prelude::*};
+use rdma_channel::{Channel, CloseReason, Operation, TransportError, Wait, prelude::*};
 use rdma_qp::SendWorkRequest;
 
 use crate::common::{must_end, open};
-use crate::watch::{LIMIT, MODES, ROOM, assert_gone};
+use crate::watch::{LIMIT, MODES, ROOM, assert_gone_by};
 
 /// A client and its server, of which these watch.
 fn connected(wait: Wait, [client, server]: [bool; 2]) -> [Channel; 2] {
@@ -46,7 +46,8 @@ fn who_watches_is_told_and_who_does_not_keeps_its_end() {
                 let late = late.unwrap();
                 assert!(matches!(late, TransportError::Timeout { .. }), "{late}");
                 drop(there);
-                assert_gone(&here.receive(ROOM).unwrap_err(), Operation::Receive, &here);
+                let gone = here.receive(ROOM).unwrap_err();
+                assert_gone_by(&gone, Operation::Receive, CloseReason::Disconnected, &here);
             });
         }
     }

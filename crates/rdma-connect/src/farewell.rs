@@ -1,0 +1,123 @@
+//! The last word of an end, by which an orderly end differs from a process that died.
+
+use std::fmt;
+
+use crate::error::connect_error::ConnectError;
+
+/// The word that a program has ended its end of a connection, with up to 64 bytes for the program of the peer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Farewell {
+    length: u8,
+    reason: [u8; Self::MOST],
+}
+
+/// The head of the word on a stream that belongs to one connection: kind, length, connection and epoch, as of other
+/// frames of a control connection.
+const HEAD: [u8; 12] = [0, 14, 0, 65, 0, 0, 0, 0, 0, 0, 0, 0];
+
+impl Farewell {
+    /// The most bytes of a reason.
+    pub const MOST: usize = 64;
+    /// The kind of its frame on a control connection.
+    pub const KIND: u16 = 14;
+    /// How many bytes it has there.
+    pub const BYTES: usize = 1 + Self::MOST;
+    /// How many bytes it has on a stream that belongs to one connection.
+    pub const FRAME: usize = HEAD.len() + Self::BYTES;
+    /// Without a reason.
+    pub const PLAIN: Self = Self { length: 0, reason: [0; Self::MOST] };
+
+    /// With this reason.
+    ///
+    /// # Errors
+    /// [`ConnectError::ReasonTooLong`] of more than 64 bytes.
+    pub fn new(reason: &[u8]) -> Result<Self, ConnectError> {
+        let too_long = ConnectError::ReasonTooLong { length: reason.len() };
+        let mut farewell = Self::PLAIN;
+        let place = farewell.reason.get_mut(..reason.len()).ok_or(too_long)?;
+        place.copy_from_slice(reason);
+        farewell.length = u8::try_from(reason.len()).unwrap_or(0);
+        Ok(farewell)
+    }
+
+    /// The reason; empty if there is none.
+    #[must_use]
+    pub fn reason(&self) -> &[u8] {
+        self.reason.get(..self.length.into()).unwrap_or_default()
+    }
+
+    /// Its bytes on a control connection, after the head of its frame.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        let [length, rest @ ..] = &mut bytes;
+        (*length, *rest) = (self.length, self.reason);
+        bytes
+    }
+
+    /// Reads those bytes. `None` if they are not those of a farewell.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (&length, reason) = bytes.split_first()?;
+        let reason = reason.try_into().ok()?;
+        (usize::from(length) <= Self::MOST).then_some(Self { length, reason })
+    }
+
+    /// Its bytes on a stream that belongs to one connection.
+    #[must_use]
+    pub fn to_frame(&self) -> [u8; Self::FRAME] {
+        let mut bytes = [0; Self::FRAME];
+        for (to, from) in bytes.iter_mut().zip(HEAD.into_iter().chain(self.to_bytes())) {
+            *to = from;
+        }
+        bytes
+    }
+
+    /// Reads what has come on such a stream before it ended. `None` if it is not just a farewell.
+    #[must_use]
+    pub fn from_frame(bytes: &[u8]) -> Option<Self> {
+        Self::from_bytes(bytes.strip_prefix(&HEAD)?)
+    }
+}
+
+/// Without the reason, which may be a secret.
+impl fmt::Debug for Farewell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Farewell({} bytes)", self.length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_comes_back_and_a_longer_one_is_refused() {
+        for length in [0, 1, 63, 64] {
+            let reason = vec![7; length];
+            let farewell = Farewell::new(&reason).unwrap();
+            assert_eq!(Farewell::from_bytes(&farewell.to_bytes()).unwrap().reason(), reason);
+            assert_eq!(Farewell::from_frame(&farewell.to_frame()), Some(farewell));
+        }
+        let refused = Farewell::new(&[7; 65]);
+        assert!(matches!(refused, Err(ConnectError::ReasonTooLong { length: 65 })));
+    }
+
+    /// In every release.
+    #[test]
+    fn the_format() {
+        let frame = Farewell::new(b"bye").unwrap().to_frame();
+        assert_eq!(frame[..16], *b"\0\x0e\0\x41\0\0\0\0\0\0\0\0\x03bye");
+        assert_eq!(frame[16..], [0; 61]);
+    }
+
+    #[test]
+    fn what_is_no_farewell_is_refused() {
+        assert_eq!(Farewell::from_bytes(&[]), None);
+        assert_eq!(Farewell::from_bytes(&[65; 65]), None);
+        assert_eq!(Farewell::from_bytes(&[0; 66]), None);
+        let frame = Farewell::PLAIN.to_frame();
+        assert_eq!(Farewell::from_frame(&frame[1..]), None);
+        assert_eq!(Farewell::from_frame(&[frame.as_slice(), b"?"].concat()), None);
+    }
+}
