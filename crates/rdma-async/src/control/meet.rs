@@ -223,8 +223,7 @@ impl Connection {
     }
 
     /// Ends the connection like [`disconnect`](Self::disconnect), and gives the peer's program a reason of at most 64
-    /// bytes, which its [`disconnect_reason`](Self::disconnect_reason) returns. A channel at the other end does not
-    /// read it.
+    /// bytes, which its [`disconnect_reason`](Self::disconnect_reason) returns.
     ///
     /// # Errors
     /// Same as [`disconnect`](Self::disconnect), and [`ConnectError::ReasonTooLong`], after which the connection is as it

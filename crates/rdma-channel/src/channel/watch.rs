@@ -4,7 +4,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rdma_connect::{ConnectError, Farewell};
+
 use super::builder::ChannelBuilder;
+use crate::channel::Channel;
 use crate::rendezvous::builder::RendezvousBuilder;
 
 impl<'a> ChannelBuilder<'a> {
@@ -89,6 +92,55 @@ impl<'a> ChannelBuilder<'a> {
     pub fn watch_stream(mut self, stream: impl Into<OwnedFd>, limit: Duration) -> Self {
         self.options.watch = Some((Arc::new(stream.into()), limit));
         self
+    }
+}
+
+impl Channel {
+    /// Closes the channel, and gives the peer's program a reason of at most 64 bytes, which its
+    /// [`disconnect_reason`](Self::disconnect_reason) returns. It waits for nothing: what is to arrive has completed
+    /// before. A channel that keeps no stream of a rendezvous, since neither end [watches](ChannelBuilder::watch), sends
+    /// no reason.
+    ///
+    /// # Errors
+    /// [`ConnectError::ReasonTooLong`], and [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
+    /// The channel is dropped in each case.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_channel::{CloseReason, ReceiveWorkRequest, prelude::*};
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let mut listener = pd.create_channel().watch(Duration::from_secs(10)).listen("127.0.0.1:0")?;
+    /// let address = listener.local_addr();
+    /// let client = std::thread::spawn({
+    ///     let pd = pd.clone();
+    ///     move || pd.create_channel().connect(address)?.0.disconnect_with(b"no more work")
+    /// });
+    ///
+    /// let mut channel = listener.accept()?;
+    /// client.join().unwrap()?;
+    /// channel.receive(ReceiveWorkRequest::only_immediate()).unwrap_err();
+    /// assert_eq!(channel.closed(), Some(CloseReason::Disconnected));
+    /// assert_eq!(channel.disconnect_reason().as_deref(), Some(&b"no more work"[..]));
+    /// # Ok::<(), rdma_channel::ConnectError>(())
+    /// ```
+    #[doc(alias = "rdma_disconnect")]
+    pub fn disconnect_with(mut self, reason: &[u8]) -> Result<(), ConnectError> {
+        let farewell = Farewell::new(reason)?;
+        if let Some(watch) = &self.ledger.watch {
+            watch.end_with(farewell);
+        }
+        Ok(self.ledger.close()?)
+    }
+
+    /// The reason with which the peer's program has [disconnected](Self::disconnect_with), empty if it has dropped its
+    /// channel. `None` if this end does not [watch](ChannelBuilder::watch), has not noticed the end yet, or the peer has
+    /// gone otherwise, as [`closed`](Self::closed) says.
+    #[must_use]
+    pub fn disconnect_reason(&self) -> Option<Box<[u8]>> {
+        Some(self.ledger.watch.as_ref()?.farewell()?.reason().into())
     }
 }
 

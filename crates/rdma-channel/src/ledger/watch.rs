@@ -22,6 +22,9 @@ pub(crate) struct Watch {
     process: u32,
     looked: Cell<Option<Instant>>,
     gone: Cell<Option<CloseReason>>,
+    /// The last word of this end, and that of the peer.
+    last_word: Cell<Farewell>,
+    farewell: Cell<Option<Farewell>>,
 }
 
 /// Between two looks of a channel that does not sleep.
@@ -49,6 +52,8 @@ impl Watch {
             process: process::id(),
             looked: Cell::default(),
             gone: Cell::default(),
+            last_word: Cell::new(Farewell::PLAIN),
+            farewell: Cell::default(),
         }
     }
 
@@ -61,6 +66,16 @@ impl Watch {
         self.gone.get()
     }
 
+    /// The word with which the peer has gone.
+    pub(crate) const fn farewell(&self) -> Option<Farewell> {
+        self.farewell.get()
+    }
+
+    /// Has the stream end with this word.
+    pub(crate) fn end_with(&self, last_word: Farewell) {
+        self.last_word.set(last_word);
+    }
+
     /// What to poll for. Bytes that come on the stream wake nobody.
     pub(crate) fn file(&self) -> PollFd<'_> {
         PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::RDHUP)
@@ -71,7 +86,9 @@ impl Watch {
         let end = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         if polled.revents().intersects(end) && self.gone().is_none() {
             let limit = self.limit.unwrap_or_default();
-            self.gone.set(Some(end_of(&self.stream, self.is_of_rendezvous, limit)));
+            let (reason, farewell) = end_of(&self.stream, self.is_of_rendezvous, limit);
+            self.gone.set(Some(reason));
+            self.farewell.set(farewell);
         }
         self.gone().is_some()
     }
@@ -99,13 +116,17 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         if self.is_of_rendezvous && self.process == process::id() && self.gone().is_none() {
-            say_farewell(&self.stream);
+            say_farewell(&self.stream, &self.last_word.get());
         }
     }
 }
 
 /// How a stream has ended. What came on a stream of the program's own is the program's.
-pub(crate) fn end_of(stream: &OwnedFd, is_of_rendezvous: bool, limit: Duration) -> CloseReason {
+pub(crate) fn end_of(
+    stream: &OwnedFd,
+    is_of_rendezvous: bool,
+    limit: Duration,
+) -> (CloseReason, Option<Farewell>) {
     // One more byte, which would be something else.
     let mut bytes = [0; Farewell::FRAME + 1];
     let peek = if is_of_rendezvous { RecvFlags::empty() } else { RecvFlags::PEEK };
@@ -113,19 +134,19 @@ pub(crate) fn end_of(stream: &OwnedFd, is_of_rendezvous: bool, limit: Duration) 
         Ok((count, _)) => {
             let farewell = Farewell::from_frame(bytes.get(..count).unwrap_or_default());
             match farewell.filter(|_| is_of_rendezvous) {
-                Some(_) => CloseReason::Disconnected,
-                None => CloseReason::Died,
+                Some(farewell) => (CloseReason::Disconnected, Some(farewell)),
+                None => (CloseReason::Died, None),
             }
         }
-        Err(error) => CloseReason::of_stream(Some(&error.into()), limit),
+        Err(error) => (CloseReason::of_stream(Some(&error.into()), limit), None),
     }
 }
 
-/// Sends the word that the program has ended this end, if the stream takes it at once. A peer that has gone does not
+/// Sends the word with which the program has ended this end, if the stream takes it at once. A peer that has gone does not
 /// miss it.
-pub(crate) fn say_farewell(stream: &OwnedFd) {
+pub(crate) fn say_farewell(stream: &OwnedFd, farewell: &Farewell) {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    let _ = send(stream, &Farewell::PLAIN.to_frame(), flags);
+    let _ = send(stream, &farewell.to_frame(), flags);
 }
 
 /// Has the kernel end a TCP stream whose peer is silent for this long. Other streams refuse the options, and have no

@@ -6,7 +6,7 @@ use std::process;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_connect::{ClientStream, ConnectError};
+use rdma_connect::{ClientStream, ConnectError, Farewell};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -100,7 +100,7 @@ impl Added {
     /// Sends the word that the program has ended this end, unless this is a forked child.
     pub(crate) fn say_farewell(&self) {
         if process::id() == self.0.files.process {
-            say_farewell(&self.0.stream);
+            say_farewell(&self.0.stream, &Farewell::PLAIN);
         }
     }
 

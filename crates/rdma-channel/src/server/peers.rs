@@ -85,9 +85,8 @@ impl Peer {
 
     /// How it has gone, when its stream has ended.
     pub(super) fn gone(&self, limit: Duration) -> CloseReason {
-        self.stream
-            .as_ref()
-            .map_or(CloseReason::Died, |stream| end_of(stream.stream(), true, limit))
+        let stream = self.stream.as_ref();
+        stream.map_or(CloseReason::Died, |stream| end_of(stream.stream(), true, limit).0)
     }
 
     /// Whether its connection can be ended now.

@@ -98,16 +98,21 @@ fn a_channel_and_a_connection_tell_each_other_that_they_are_dropped() {
             let (connection, _) = host.driver.connect(address, host.options()).await.unwrap();
             let mut channel = accepted.await.unwrap();
             if channel_goes {
-                drop(channel);
+                channel.disconnect_with(b"bye").unwrap();
                 let waits = timeout(HANG, connection.receive_imm().into_future()).await.unwrap();
                 waits.unwrap_err();
                 assert_eq!(connection.closed(), Some(CloseReason::Disconnected));
+                assert_eq!(connection.disconnect_reason().as_deref(), Some(&b"bye"[..]));
             } else {
-                drop(connection);
-                let waits = move || channel.receive(ReceiveWorkRequest::only_immediate());
-                let gone = tokio::task::spawn_blocking(waits).await.unwrap().unwrap_err();
+                connection.disconnect_with(b"bye", HANG).await.unwrap();
+                let waits = move || {
+                    let gone = channel.receive(ReceiveWorkRequest::only_immediate()).unwrap_err();
+                    (gone, channel.disconnect_reason())
+                };
+                let (gone, told) = tokio::task::spawn_blocking(waits).await.unwrap();
                 let ChannelError::PeerGone { reason, .. } = gone else { panic!("{gone}") };
                 assert_eq!(reason, CloseReason::Disconnected);
+                assert_eq!(told.as_deref(), Some(&b"bye"[..]));
             }
         }
     });

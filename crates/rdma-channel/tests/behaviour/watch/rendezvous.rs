@@ -3,7 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use rdma_channel::{Channel, CloseReason, Operation, TransportError, Wait, prelude::*};
+use rdma_channel::{
+    Channel, CloseReason, ConnectError, Operation, TransportError, Wait, prelude::*,
+};
 use rdma_qp::SendWorkRequest;
 
 use crate::common::{must_end, open};
@@ -61,4 +63,28 @@ fn who_does_not_watch_is_told_nothing() {
         let late = here.within(Duration::from_millis(50)).receive(ROOM).unwrap_err();
         assert!(matches!(late, TransportError::Timeout { .. }), "{late}");
     }
+}
+
+/// Of either end, if one watches.
+#[test]
+fn the_reason_of_a_disconnection_is_read_by_the_end_that_watches() {
+    for wait in MODES {
+        for reason in [&b""[..], &[7; 64]] {
+            must_end(move || {
+                let [mut here, there] = connected(wait, [true, false]);
+                assert_eq!(here.disconnect_reason(), None);
+                there.disconnect_with(reason).unwrap();
+                let gone = here.receive(ROOM).unwrap_err();
+                assert_gone_by(&gone, Operation::Receive, CloseReason::Disconnected, &here);
+                assert_eq!(here.disconnect_reason().as_deref(), Some(reason));
+            });
+        }
+    }
+}
+
+#[test]
+fn a_reason_that_is_too_long_is_refused() {
+    let [_here, there] = connected(Wait::default(), [true, false]);
+    let refused = there.disconnect_with(&[7; 65]).unwrap_err();
+    assert!(matches!(refused, ConnectError::ReasonTooLong { length: 65 }), "{refused}");
 }
