@@ -327,6 +327,19 @@ fn there_is_no_way_to_an_address_without_route() {
     }
 }
 
+#[test]
+fn datagrams_that_the_kernel_refuses_are_counted() {
+    let device = network("refused-datagrams", &address());
+    let side = datagram::side(device);
+    // No socket sends there without `SO_BROADCAST`.
+    let everybody: Gid = "::ffff:255.255.255.255".parse().unwrap();
+    let far = Endpoint { gid: rdma_sys::ibv_gid { raw: everybody.to_bytes() }, ..side.endpoint() };
+    let ah = side.pd.ah_to(&side.endpoint(), &far);
+    side.qp.post(&Wr::send(1, &[]).to(&ah, 9, QKEY));
+    side.send_cq.expect_success(1);
+    until("it is counted", || SoftDevice::find(device).unwrap().counters().send_err == 1);
+}
+
 /// What strangers send: a socket that is no device's.
 struct Stranger {
     socket: UdpSocket,

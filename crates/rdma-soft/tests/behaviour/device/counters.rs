@@ -11,7 +11,7 @@ use crate::device::rig::post::Wr;
 use crate::device::rig::window::{Grant, REMOTE, TYPE_2};
 use crate::device::rig::{ALL_ACCESS, LOCAL_WRITE, Size, on_each_device, soft};
 
-/// The names of `rxe_hw_counters.c`, with which those of a device begin.
+/// The names of `rxe_hw_counters.c`.
 const NAMES: [&str; 15] = [
     "sent_pkts",
     "rcvd_pkts",
@@ -30,8 +30,7 @@ const NAMES: [&str; 15] = [
     "rdma_recvs",
 ];
 
-/// Those that are not 0.
-/// What was counted of packets and requests. How their memory was copied is another matter.
+/// The counters that are not 0, except how memory was copied.
 pub(crate) fn counted(counters: Counters) -> Vec<(&'static str, u64)> {
     counters.iter().filter(|&(name, value)| value != 0 && name != "guarded_copies").collect()
 }
@@ -50,7 +49,7 @@ fn sides(devices: &[SoftDevice; 2], knobs: &Knobs) -> (Side, Side) {
 fn a_new_device_has_counted_nothing_under_the_kernels_names() {
     let device = Builder::new("count-nothing").install().unwrap();
     let names: Vec<_> = device.counters().iter().map(|(name, _)| name).collect();
-    assert!(names.starts_with(&NAMES), "{names:?}");
+    assert!(NAMES.iter().all(|name| names.contains(name)), "{names:?}");
     assert_eq!(counted(device.counters()), []);
     assert_eq!(device.counters(), Counters::default());
 }
