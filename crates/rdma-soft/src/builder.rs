@@ -310,106 +310,10 @@ impl Builder {
         self
     }
 
-    /// The most memory, in bytes of whole pages, that may be registered at a time, as
-    /// `RLIMIT_MEMLOCK` limits it for hardware. Registering more fails with `ENOMEM`. Without this
-    /// there is no limit: the device pins nothing.
-    pub fn memlock_limit(mut self, bytes: u64) -> Self {
-        self.limits.memlock_bytes = Some(bytes);
-        self
-    }
-
-    /// The most queue pairs; by default 65,536.
-    pub fn max_queue_pairs(mut self, count: u32) -> Self {
-        self.limits.max_qp = count;
-        self
-    }
-
-    /// The most work requests in one queue; by default 16,384.
-    pub fn max_work_requests(mut self, count: u32) -> Self {
-        self.limits.max_qp_wr = count;
-        self
-    }
-
-    /// The most scatter/gather elements in one request; by default 32.
-    pub fn max_sge(mut self, count: u32) -> Self {
-        self.limits.max_sge = count;
-        self
-    }
-
-    /// The most bytes of inline data; by default 512.
-    pub fn max_inline_data(mut self, bytes: u32) -> Self {
-        self.limits.max_inline = bytes;
-        self
-    }
-
-    /// The most completions in one queue; by default 1,048,576.
-    pub fn max_completions(mut self, count: u32) -> Self {
-        self.limits.max_cqe = count;
-        self
-    }
-
-    /// The most shared receive queues; by default 65,536. With 0 the device has none.
-    pub fn max_shared_receive_queues(mut self, count: u32) -> Self {
-        self.limits.max_srq = count;
-        self
-    }
-
-    /// The most requests in one shared receive queue; by default 16,384.
-    pub fn max_shared_work_requests(mut self, count: u32) -> Self {
-        self.limits.max_srq_wr = count;
-        self
-    }
-
-    /// The most elements in a request of a shared receive queue; by default 32.
-    pub fn max_shared_sge(mut self, count: u32) -> Self {
-        self.limits.max_srq_sge = count;
-        self
-    }
-
-    /// The most memory regions; by default 1,048,576.
-    pub fn max_memory_regions(mut self, count: u32) -> Self {
-        self.limits.max_mr = count;
-        self
-    }
-
-    /// The most address handles; by default 65,536.
-    pub fn max_address_handles(mut self, count: u32) -> Self {
-        self.limits.max_ah = count;
-        self
-    }
-
-    /// The most multicast groups in which queue pairs of the device are; by default 8192. With 0 it
-    /// has no groups: joining one fails with `EOPNOTSUPP`.
-    ///
-    /// ```
-    /// use rdma_soft::Builder;
-    ///
-    /// Builder::new("two-groups").max_multicast_groups(2).max_multicast_members(1).install()?;
-    /// # Ok::<(), rdma_soft::InstallError>(())
-    /// ```
-    pub fn max_multicast_groups(mut self, count: u32) -> Self {
-        self.limits.max_groups = count;
-        self
-    }
-
-    /// The most queue pairs of the device in one multicast group; by default 256. One more is
-    /// refused with `ENOMEM`.
-    pub fn max_multicast_members(mut self, count: u32) -> Self {
-        self.limits.max_group_members = count;
-        self
-    }
-
-    /// The most queue pairs of the device in all multicast groups together, each counted once for
-    /// each of its groups; by default 65,536. One more is refused with `ENOMEM`.
-    pub fn max_multicast_memberships(mut self, count: u32) -> Self {
-        self.limits.max_memberships = count;
-        self
-    }
-
-    /// The most READs and atomics that a queue pair has in flight, and answers at a time; by
-    /// default 16. With 0 there are none.
-    pub fn max_rd_atomic(mut self, depth: u8) -> Self {
-        self.limits.max_rd_atomic = depth;
+    /// Sets how much the device can hold. The limits replace those of a [profile](Self::like).
+    pub fn limits(mut self, limits: Limits) -> Self {
+        let Limits { features, patience, .. } = self.limits;
+        self.limits = Limits { features, patience, ..limits };
         self
     }
 
@@ -419,31 +323,24 @@ impl Builder {
     /// ```
     /// use rdma_soft::Builder;
     ///
-    /// let device = Builder::new("plain0").without_atomics().max_sge(2).max_inline_data(0).install()?;
+    /// let device = Builder::new("plain0").without_atomics().install()?;
     /// assert_eq!(device.name(), "plain0");
     /// # Ok::<(), rdma_soft::InstallError>(())
     /// ```
     pub fn without_atomics(mut self) -> Self {
-        self.limits.atomics = false;
-        self
-    }
-
-    /// The most memory windows; by default 262,144. With 0 the device has no windows at all:
-    /// allocating one fails with `EOPNOTSUPP`.
-    pub fn max_memory_windows(mut self, count: u32) -> Self {
-        self.limits.max_mw = count;
+        self.limits.features.atomics = false;
         self
     }
 
     /// Without memory windows of type 1: allocating one fails with `EOPNOTSUPP`.
     pub fn without_window_type_1(mut self) -> Self {
-        self.limits.window_type_1 = false;
+        self.limits.features.window_type_1 = false;
         self
     }
 
     /// Without memory windows of type 2: allocating one fails with `EOPNOTSUPP`.
     pub fn without_window_type_2(mut self) -> Self {
-        self.limits.window_type_2 = false;
+        self.limits.features.window_type_2 = false;
         self
     }
 

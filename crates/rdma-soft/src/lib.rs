@@ -63,6 +63,7 @@ pub use builder::Builder;
 pub use counters::Counters;
 pub use device::gid_place::GidPlace;
 pub use device::subnet::InstallError;
+pub use limits::Limits;
 pub use link::Link;
 #[cfg(not(loom))]
 pub use link::local::host::Peers;

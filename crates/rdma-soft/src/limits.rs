@@ -1,4 +1,4 @@
-//! What a device can hold.
+//! What a device can hold, and what it has.
 
 pub(crate) mod patience;
 
@@ -23,28 +23,102 @@ impl Quota {
     }
 }
 
-/// What a device can and can hold; asking for more is refused as hardware refuses it.
+macro_rules! limits {
+    ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $usual:expr;)+) => {
+        /// How much a device can hold, for [`Builder::limits`](crate::Builder::limits). Requests for more are refused as
+        /// hardware refuses them.
+        ///
+        /// A new value has the limits of a device whose builder sets none;
+        /// [`Profile::limits`](crate::Profile::limits) has those of a piece of hardware. Names are those of
+        /// `ibv_device_attr`, in which `ibv_query_device` returns most limits.
+        ///
+        /// ```
+        /// use rdma_soft::{Builder, Limits, Profile};
+        ///
+        /// let few = Limits::default().max_qp(16).max_sge(2).max_inline_data(0);
+        /// Builder::new("few0").limits(few).install()?;
+        ///
+        /// let profile = Profile::CONNECTX_7;
+        /// Builder::new("tight0").like(profile).limits(profile.limits().memlock(1 << 16)).install()?;
+        /// # Ok::<(), rdma_soft::InstallError>(())
+        /// ```
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[must_use = "limits do nothing until a builder has them"]
+        pub struct Limits {
+            $(pub(crate) $name: $type,)+
+            pub(crate) features: Features,
+            pub(crate) patience: Patience,
+        }
+
+        impl Limits {
+            pub(crate) const USUAL: Self =
+                Self { $($name: $usual,)+ features: Features::ALL, patience: Patience::USUAL };
+
+            $(
+                $(#[doc = $doc])+
+                pub const fn $name(mut self, most: $type) -> Self {
+                    self.$name = most;
+                    self
+                }
+            )+
+        }
+    };
+}
+
+limits! {
+    /// Sets the most queue pairs; by default 65,536. One more is refused with `ENOMEM`.
+    max_qp: u32 = 1 << 16;
+    /// Sets the most work requests in one queue; by default 16,384.
+    max_qp_wr: u32 = 1 << 14;
+    /// Sets the most scatter/gather elements in one request; by default 32.
+    max_sge: u32 = 32;
+    /// Sets the most bytes of inline data; by default 512. `ibv_query_device` does not return this limit.
+    max_inline_data: u32 = 512;
+    /// Sets the most completion queues; by default 65,536.
+    max_cq: u32 = 1 << 16;
+    /// Sets the most completions in one queue; by default 1,048,576.
+    max_cqe: u32 = 1 << 20;
+    /// Sets the most shared receive queues; by default 65,536. With 0 the device has none.
+    max_srq: u32 = 1 << 16;
+    /// Sets the most requests in one shared receive queue; by default 16,384.
+    max_srq_wr: u32 = 1 << 14;
+    /// Sets the most elements in a request of a shared receive queue; by default 32.
+    max_srq_sge: u32 = 32;
+    /// Sets the most memory regions; by default 1,048,576.
+    max_mr: u32 = 1 << 20;
+    /// Sets the most memory windows; by default 262,144. With 0 the device has no windows at all: allocating one fails
+    /// with `EOPNOTSUPP`.
+    max_mw: u32 = 1 << 18;
+    /// Sets the most protection domains; by default 32,768.
+    max_pd: u32 = 1 << 15;
+    /// Sets the most address handles; by default 65,536.
+    max_ah: u32 = 1 << 16;
+    /// Sets the most multicast groups of which queue pairs of the device are members; by default 8192. With 0 it has no
+    /// groups: joining one fails with `EOPNOTSUPP`.
+    max_mcast_grp: u32 = 1 << 13;
+    /// Sets the most queue pairs of the device in one multicast group; by default 256. One more is refused with
+    /// `ENOMEM`.
+    max_mcast_qp_attach: u32 = 1 << 8;
+    /// Sets the most queue pairs of the device in all multicast groups together, each counted once for each of its
+    /// groups; by default 65,536. One more is refused with `ENOMEM`.
+    max_total_mcast_qp_attach: u32 = 1 << 16;
+    /// Sets the most READs and atomics that a queue pair has in flight, and answers at a time; by default 16. With 0 it
+    /// has none.
+    max_qp_rd_atom: u8 = 16;
+    /// Sets the most memory, in bytes of whole pages, that may be registered at a time, as `RLIMIT_MEMLOCK` limits it
+    /// for hardware. Registering more fails with `ENOMEM`. By default there is no limit: the device pins nothing.
+    memlock: u64 = u64::MAX;
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::USUAL
+    }
+}
+
+/// Which parts of the verbs a device has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Limits {
-    pub(crate) max_qp: u32,
-    pub(crate) max_qp_wr: u32,
-    pub(crate) max_sge: u32,
-    pub(crate) max_inline: u32,
-    pub(crate) max_cq: u32,
-    pub(crate) max_cqe: u32,
-    pub(crate) max_srq: u32,
-    pub(crate) max_srq_wr: u32,
-    pub(crate) max_srq_sge: u32,
-    pub(crate) max_mr: u32,
-    pub(crate) max_mw: u32,
-    pub(crate) max_pd: u32,
-    pub(crate) max_ah: u32,
-    /// Multicast groups with members here; the members of one; those of all together.
-    pub(crate) max_groups: u32,
-    pub(crate) max_group_members: u32,
-    pub(crate) max_memberships: u32,
-    /// READs and atomics of a queue pair in flight, each way.
-    pub(crate) max_rd_atomic: u8,
+pub(crate) struct Features {
     pub(crate) atomics: bool,
     pub(crate) window_type_1: bool,
     pub(crate) window_type_2: bool,
@@ -56,30 +130,10 @@ pub(crate) struct Limits {
     pub(crate) extended_qp: bool,
     pub(crate) extended_cq: bool,
     pub(crate) timestamps: bool,
-    pub(crate) memlock_bytes: Option<u64>,
-    pub(crate) patience: Patience,
 }
 
-impl Limits {
-    /// The limits of a device whose builder sets none.
-    pub(crate) const USUAL: Self = Self {
-        max_qp: 1 << 16,
-        max_qp_wr: 1 << 14,
-        max_sge: 32,
-        max_inline: 512,
-        max_cq: 1 << 16,
-        max_cqe: 1 << 20,
-        max_srq: 1 << 16,
-        max_srq_wr: 1 << 14,
-        max_srq_sge: 32,
-        max_mr: 1 << 20,
-        max_mw: 1 << 18,
-        max_pd: 1 << 15,
-        max_ah: 1 << 16,
-        max_groups: 1 << 13,
-        max_group_members: 1 << 8,
-        max_memberships: 1 << 16,
-        max_rd_atomic: 16,
+impl Features {
+    pub(crate) const ALL: Self = Self {
         atomics: true,
         window_type_1: true,
         window_type_2: true,
@@ -89,13 +143,5 @@ impl Limits {
         extended_qp: true,
         extended_cq: true,
         timestamps: true,
-        memlock_bytes: None,
-        patience: Patience::USUAL,
     };
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self::USUAL
-    }
 }

@@ -1,7 +1,7 @@
 //! Devices like pieces of hardware.
 
 use crate::device::model::Model;
-use crate::limits::Limits;
+use crate::limits::{Features, Limits};
 use crate::link::Link;
 
 /// A piece of hardware that a software device can look like, for [`Builder::like`](crate::Builder::like).
@@ -46,8 +46,8 @@ const fn model(
 /// The version of firmware where none is public.
 const NO_FIRMWARE: &str = "0.0.0";
 
-const NO_WINDOWS: Limits =
-    Limits { max_mw: 0, window_type_1: false, window_type_2: false, ..Limits::USUAL };
+const NO_WINDOWS: Features =
+    Features { window_type_1: false, window_type_2: false, ..Features::ALL };
 
 /// NVIDIA's provider and driver, whose adapters differ in few limits.
 const MLX5: Limits = Limits { max_qp_wr: 32_768, max_cqe: 4_194_303, max_sge: 30, ..Limits::USUAL };
@@ -66,7 +66,7 @@ impl Profile {
     pub const CONNECTX_7: Self = Self(&Sheet {
         name: "connectx-7",
         link: Link::Ethernet,
-        limits: Limits { max_inline: 828, ..MLX5 },
+        limits: Limits { max_inline_data: 828, ..MLX5 },
         model: model(0x02c9, 4129, 0, "28.42.1000"),
     });
 
@@ -85,14 +85,18 @@ impl Profile {
         limits: Limits {
             max_sge: 6,
             max_srq_sge: 6,
-            max_inline: 96,
+            max_inline_data: 96,
             max_pd: 65_536,
-            max_groups: 0,
-            atomics: false,
-            uc: false,
-            extended_cq: false,
-            timestamps: false,
-            ..NO_WINDOWS
+            max_mcast_grp: 0,
+            max_mw: 0,
+            features: Features {
+                atomics: false,
+                uc: false,
+                extended_cq: false,
+                timestamps: false,
+                ..NO_WINDOWS
+            },
+            ..Limits::USUAL
         },
         model: model(0x14e4, 0x1750, 0, NO_FIRMWARE),
     });
@@ -112,22 +116,26 @@ impl Profile {
             max_qp: 4092,
             max_qp_wr: 8127,
             max_sge: 6,
-            max_inline: 101,
+            max_inline_data: 101,
             max_cq: 8189,
             max_cqe: 1_048_574,
             max_srq: 0,
             max_mr: 4_194_301,
             max_pd: 262_141,
             max_ah: 131_072,
-            max_groups: 4096,
-            max_group_members: 8,
-            max_memberships: 32_768,
-            max_rd_atomic: 8,
-            atomics: false,
-            uc: false,
-            extended_qp: false,
-            timestamps: false,
-            ..NO_WINDOWS
+            max_mcast_grp: 4096,
+            max_mcast_qp_attach: 8,
+            max_total_mcast_qp_attach: 32_768,
+            max_qp_rd_atom: 8,
+            max_mw: 0,
+            features: Features {
+                atomics: false,
+                uc: false,
+                extended_qp: false,
+                timestamps: false,
+                ..NO_WINDOWS
+            },
+            ..Limits::USUAL
         },
         model: model(0x8086, 5522, 2, "1.74"),
     });
@@ -146,20 +154,24 @@ impl Profile {
         limits: Limits {
             max_qp_wr: 0x8000,
             max_sge: 64,
-            max_inline: 32,
+            max_inline_data: 32,
             max_cq: 0x0010_0000,
             max_cqe: 0x0040_0000,
             max_srq: 0x0010_0000,
             max_srq_wr: 0x8000,
             max_srq_sge: 64,
             max_mr: 0x0010_0000,
-            max_groups: 0,
-            max_rd_atomic: 128,
-            uc: false,
-            ud: false,
-            dmabuf: false,
-            timestamps: false,
-            ..NO_WINDOWS
+            max_mcast_grp: 0,
+            max_qp_rd_atom: 128,
+            max_mw: 0,
+            features: Features {
+                uc: false,
+                ud: false,
+                dmabuf: false,
+                timestamps: false,
+                ..NO_WINDOWS
+            },
+            ..Limits::USUAL
         },
         model: model(0x19e5, 0xa222, 0, NO_FIRMWARE),
     });
@@ -175,16 +187,20 @@ impl Profile {
         name: "mana",
         link: Link::Ethernet,
         limits: Limits {
-            max_inline: 0,
+            max_inline_data: 0,
             max_srq: 0,
-            max_groups: 0,
-            atomics: false,
-            uc: false,
-            ud: false,
-            extended_qp: false,
-            extended_cq: false,
-            timestamps: false,
-            ..NO_WINDOWS
+            max_mcast_grp: 0,
+            max_mw: 0,
+            features: Features {
+                atomics: false,
+                uc: false,
+                ud: false,
+                extended_qp: false,
+                extended_cq: false,
+                timestamps: false,
+                ..NO_WINDOWS
+            },
+            ..Limits::USUAL
         },
         model: model(0x1414, 3, 0, NO_FIRMWARE),
     });
@@ -199,16 +215,14 @@ impl Profile {
         link: Link::InfiniBand,
         limits: Limits {
             max_qp: 262_144,
-            max_inline: 828,
+            max_inline_data: 828,
             max_cq: 16_777_216,
             max_mr: 16_777_216,
             max_pd: 16_777_216,
-            max_groups: 2_097_152,
-            max_group_members: 48,
+            max_mcast_grp: 2_097_152,
+            max_mcast_qp_attach: 48,
             max_mw: 0,
-            window_type_1: false,
-            window_type_2: false,
-            atomics: false,
+            features: Features { atomics: false, ..NO_WINDOWS },
             ..MLX5
         },
         model: model(0x02c9, 4113, 0, "10.16.1200"),
@@ -240,7 +254,9 @@ impl Profile {
         self.0.link
     }
 
-    pub(crate) fn limits(self) -> Limits {
+    /// Returns the limits of the profile, which [`Builder::like`](crate::Builder::like) sets: what a builder starts from
+    /// that changes some of them.
+    pub fn limits(self) -> Limits {
         self.0.limits
     }
 

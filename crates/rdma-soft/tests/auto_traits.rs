@@ -1,8 +1,8 @@
 //! A software device is made, held and asked by any thread.
 
 use rdma_soft::{
-    Builder, Counters, GidPlace, InstallError, Link, LinkModel, Network, OtherNetwork, Peers,
-    Profile, Schedule, SoftDevice, Verbs,
+    Builder, Counters, GidPlace, InstallError, Limits, Link, LinkModel, Network, OtherNetwork,
+    Peers, Profile, Schedule, SoftDevice, Verbs,
 };
 
 fn send_sync<T: Send + Sync + 'static>() {}
@@ -20,6 +20,7 @@ fn values_are_send_and_sync() {
     send_sync::<Counters>();
     send_sync::<Peers>();
     send_sync::<GidPlace>();
+    send_sync::<Limits>();
     send_sync::<Link>();
     send_sync::<LinkModel>();
     send_sync::<Profile>();

@@ -15,7 +15,7 @@ use rdma_sys::{
 };
 use test_support::alloc_counter::CountingAllocator;
 
-use rdma_soft::{Builder, Schedule, SoftDevice};
+use rdma_soft::{Builder, Limits, Schedule, SoftDevice};
 use test_support::rig::connect::{Knobs, Side, connect, connect_sides, endpoint};
 use test_support::rig::datagram;
 use test_support::rig::extended::{OPERATIONS, STANDARD, TIMESTAMP, WALLCLOCK, init};
@@ -459,7 +459,11 @@ const MOST_BYTES: u64 = 64 << 10;
 fn connections_by_packets_are_small(reads: u8) {
     const PAIRS: u64 = 64;
     let device = format!("no_alloc-small-{reads}");
-    Builder::new(&*device).max_rd_atomic(reads).force_wire().install().unwrap();
+    Builder::new(&*device)
+        .limits(Limits::default().max_qp_rd_atom(reads))
+        .force_wire()
+        .install()
+        .unwrap();
     let size = Size { send_wr: 1, receive_wr: 1, sge: 1, inline: 0, ..SIZE };
     let knobs = Knobs { rd_atomic: reads, ..Knobs::default() };
     let context = Context::open(&device);

@@ -304,7 +304,10 @@ fn nothing_is_left_of_many_operations_and_connections() {
     let operations = number("RDMA_TEST_OPERATIONS").unwrap_or(20_000);
     let seed = number("RDMA_TEST_SEED").unwrap_or(1);
     println!("RDMA_TEST_SEED={seed}");
-    rdma_soft::Builder::new("softsoak0").max_memory_regions(REGIONS).install().unwrap();
+    rdma_soft::Builder::new("softsoak0")
+        .limits(rdma_soft::Limits::default().max_mr(REGIONS))
+        .install()
+        .unwrap();
     let context = open_device("softsoak0").unwrap();
     let pd = context.allocate_pd().unwrap();
     let pool = BufferPool::new(&pd);

@@ -5,7 +5,7 @@ use std::thread;
 use crate::common::{DRAIN, HANG, Pair, everything, lacks, open, short};
 use rdma_channel::{Channel, Inline, PeerRemoteMemoryRegion, TransportError, prelude::*};
 use rdma_qp::PostErrorKind;
-use rdma_soft::{Builder, Schedule};
+use rdma_soft::{Builder, Limits, Schedule};
 use test_support::features::Feature;
 
 /// Devices that execute requests within their post, later, and when a test says so; none has inline data.
@@ -20,9 +20,12 @@ const FEW: &str = "softfewinline0";
 fn devices() {
     for (name, schedule) in BARE {
         // Another test may have been first.
-        let _ = Builder::new(name).max_inline_data(0).schedule(schedule).install();
+        let _ = Builder::new(name)
+            .limits(Limits::default().max_inline_data(0))
+            .schedule(schedule)
+            .install();
     }
-    let _ = Builder::new(FEW).max_inline_data(40).install();
+    let _ = Builder::new(FEW).limits(Limits::default().max_inline_data(40)).install();
 }
 
 fn pair(device: &str) -> Pair {

@@ -417,7 +417,10 @@ mod tests {
 
     #[test]
     fn a_device_that_may_have_no_windows_has_none_whatever_its_provider_returns() {
-        rdma_soft::Builder::new("no-windows-here").max_memory_windows(0).install().unwrap();
+        rdma_soft::Builder::new("no-windows-here")
+            .limits(rdma_soft::Limits::default().max_mw(0))
+            .install()
+            .unwrap();
         rdma_soft::install();
         let lacks = |name: &str, errno| {
             lacks_windows(&crate::device::list::open_device(name).unwrap(), errno)

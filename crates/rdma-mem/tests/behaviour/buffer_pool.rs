@@ -218,7 +218,10 @@ fn a_limit_is_kept() {
 
 #[test]
 fn a_region_that_cannot_be_registered_changes_nothing() {
-    rdma_soft::Builder::new("softpool0").memlock_limit(1 << 20).install().unwrap();
+    rdma_soft::Builder::new("softpool0")
+        .limits(rdma_soft::Limits::default().memlock(1 << 20))
+        .install()
+        .unwrap();
     let pd = open_device("softpool0").unwrap().allocate_pd().unwrap();
     let pool = BufferPool::with_region_size(&pd, 1 << 19);
     let held = pool.allocate(1 << 19).unwrap();

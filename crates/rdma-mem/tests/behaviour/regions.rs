@@ -315,7 +315,10 @@ fn what_cannot_be_registered_says_why() {
 
 #[test]
 fn the_limit_of_locked_memory_is_explained() {
-    rdma_soft::Builder::new("softlimit0").memlock_limit(1 << 20).install().unwrap();
+    rdma_soft::Builder::new("softlimit0")
+        .limits(rdma_soft::Limits::default().memlock(1 << 20))
+        .install()
+        .unwrap();
     let pd = open_device("softlimit0").unwrap().allocate_pd().unwrap();
     let fits = pd.allocate_region(1 << 19).unwrap();
     let Err(Error::Verb(error)) = pd.allocate_region(1 << 20) else { panic!("over the limit") };

@@ -32,7 +32,10 @@ fn window<R: BindableRegion>(region: R, kind: WindowType) -> MemoryWindow<R> {
 
 #[test]
 fn a_device_without_windows_says_so_and_gives_the_region_back() {
-    rdma_soft::Builder::new("no-windows").max_memory_windows(0).install().unwrap();
+    rdma_soft::Builder::new("no-windows")
+        .limits(rdma_soft::Limits::default().max_mw(0))
+        .install()
+        .unwrap();
     let pd = open_device("no-windows").unwrap().allocate_pd().unwrap();
     let mut region = pd.allocate_region(64).unwrap();
     region.fill(3);
@@ -47,7 +50,10 @@ fn a_device_without_windows_says_so_and_gives_the_region_back() {
 
 #[test]
 fn a_device_has_so_many_windows() {
-    rdma_soft::Builder::new("one-window").max_memory_windows(1).install().unwrap();
+    rdma_soft::Builder::new("one-window")
+        .limits(rdma_soft::Limits::default().max_mw(1))
+        .install()
+        .unwrap();
     let pd = open_device("one-window").unwrap().allocate_pd().unwrap();
     let region = pd.allocate_shared_region(64, bindable()).unwrap();
     let only = window(&region, WindowType::One);

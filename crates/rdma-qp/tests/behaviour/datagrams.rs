@@ -366,7 +366,7 @@ fn a_vector_that_the_port_does_not_have_is_refused_with_a_hint() {
 fn handles_beyond_the_devices_limit_are_refused_with_a_hint() {
     rdma_soft::install();
     let name = "softfewhandles0";
-    rdma_soft::Builder::new(name).max_address_handles(1).install().unwrap();
+    rdma_soft::Builder::new(name).limits(rdma_soft::Limits::default().max_ah(1)).install().unwrap();
     let (a, a_end) = end(name);
     let first = a.qp.address_handle(&a_end).unwrap();
     let error = a.qp.address_handle(&a_end).unwrap_err();

@@ -4,11 +4,14 @@
 use crate::common::pair_with;
 use rdma_mem::{Errno, InlineElement, ProtectionDomain, open_device};
 use rdma_qp::{CompletionQueue, Error, Inline, QueuePairBuilder, SendWorkRequest, prelude::*};
-use rdma_soft::Builder;
+use rdma_soft::{Builder, Limits};
 
 /// A device of its own that takes so many inline bytes, and requests of so many elements.
 fn domain(name: &str, inline: u32, elements: u32) -> ProtectionDomain {
-    Builder::new(name).max_inline_data(inline).max_sge(elements).install().unwrap();
+    Builder::new(name)
+        .limits(Limits::default().max_inline_data(inline).max_sge(elements))
+        .install()
+        .unwrap();
     open_device(name).unwrap().allocate_pd().unwrap()
 }
 
@@ -88,7 +91,10 @@ fn the_number_of_elements_that_was_refused_is_named() {
 
 #[test]
 fn what_is_only_tried_is_destroyed() {
-    Builder::new("wish-last").max_inline_data(8).max_queue_pairs(2).install().unwrap();
+    Builder::new("wish-last")
+        .limits(Limits::default().max_inline_data(8).max_qp(2))
+        .install()
+        .unwrap();
     let pd = open_device("wish-last").unwrap().allocate_pd().unwrap();
     for _ in 0..3 {
         refused(&pd, |builder| builder.max_inline_data(9));

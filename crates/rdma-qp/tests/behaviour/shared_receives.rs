@@ -15,7 +15,7 @@ use rdma_qp::{
     QueuePairModification, ReceiveWorkRequest, SendWorkRequest, SharedReceiveQueue, WorkCompletion,
     prelude::*,
 };
-use rdma_soft::Builder;
+use rdma_soft::{Builder, Limits};
 use rdma_sys::{Verbs, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr};
 
 /// A shared queue, and the connections whose far ends take from it.
@@ -144,11 +144,11 @@ fn queues_that_cannot_be_are_refused_with_the_devices_limits() {
         let limits = format!("1 to {} receives, {}", device.max_srq_wr, device.max_srq_sge);
         assert!(text.starts_with("ibv_create_srq: ") && text.contains(&limits), "{text}");
     }
-    let _ = Builder::new("nosrq0").max_shared_receive_queues(0).install();
+    let _ = Builder::new("nosrq0").limits(Limits::default().max_srq(0)).install();
     let without = open("nosrq0").allocate_pd().unwrap();
     let text = without.create_srq().build().unwrap_err().to_string();
     assert!(text.contains("has no shared receive queues"), "{text}");
-    let _ = Builder::new("onesrq0").max_shared_receive_queues(1).install();
+    let _ = Builder::new("onesrq0").limits(Limits::default().max_srq(1)).install();
     let one = open("onesrq0").allocate_pd().unwrap();
     let _first = one.create_srq().build().unwrap();
     let text = one.create_srq().build().unwrap_err().to_string();

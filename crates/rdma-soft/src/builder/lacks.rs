@@ -56,37 +56,37 @@ impl Builder {
     /// # Ok::<(), rdma_soft::InstallError>(())
     /// ```
     pub fn without_uc(mut self) -> Self {
-        self.limits.uc = false;
+        self.limits.features.uc = false;
         self
     }
 
     /// Without queue pairs for datagrams: creating one fails with `EOPNOTSUPP`.
     pub fn without_ud(mut self) -> Self {
-        self.limits.ud = false;
+        self.limits.features.ud = false;
         self
     }
 
     /// Without dma-bufs: `ibv_reg_dmabuf_mr` fails with `EOPNOTSUPP`.
     pub fn without_dmabuf(mut self) -> Self {
-        self.limits.dmabuf = false;
+        self.limits.features.dmabuf = false;
         self
     }
 
     /// Without extended queue pairs (`ibv_wr_*`): creating one fails with `EOPNOTSUPP`.
     pub fn without_extended_queue_pairs(mut self) -> Self {
-        self.limits.extended_qp = false;
+        self.limits.features.extended_qp = false;
         self
     }
 
     /// Without extended completion queues: creating one fails with `EOPNOTSUPP`.
     pub fn without_extended_completions(mut self) -> Self {
-        self.limits.extended_cq = false;
+        self.limits.features.extended_cq = false;
         self
     }
 
     /// Without a clock: creating a completion queue with timestamps and reading the clock fail with `EOPNOTSUPP`.
     pub fn without_timestamps(mut self) -> Self {
-        self.limits.timestamps = false;
+        self.limits.features.timestamps = false;
         self
     }
 }

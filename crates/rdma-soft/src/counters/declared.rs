@@ -81,8 +81,8 @@ macro_rules! counters {
     };
 }
 
-// The documentation is also the counter's row in docs/software-device.md, which a test below compares and writes. A
-// unit with the word "packets" or "connections" has its meaning in `add_of_connection`.
+// The documentation is also the counter's row in docs/software-device.md, which a test below compares and writes. The
+// units `requests or packets` and `packets of connections` have a meaning for `add_of_connection`.
 counters! {
     /// Requests of this device that were executed, or sent without an acknowledgement to wait for. A message is one
     /// request, whatever its length.
@@ -176,7 +176,7 @@ counters! {
     malformed: messages, "words_of_garbage_harm_their_own_connection_alone";
     /// Connections of other processes that were closed at once: of another user, or too many (64 of one process, 2,048 in
     /// all, or half of the files that the process may open).
-    refused_connections: processes, "who_connects_without_end_gets_no_more_than_its_share";
+    refused_connections: connections, "who_connects_without_end_gets_no_more_than_its_share";
     /// System calls that copied memory which may have been unmapped since its registration. `rdma-mem` notes that the
     /// memory of its regions stays mapped, except of `MemoryRegion` and `DmabufRegion`; programs in C note nothing.
     guarded_copies: calls, "packets_for_memory_that_is_gone_fail_as_with_a_bad_key";

@@ -48,10 +48,12 @@ impl<M> Groups<M> {
             return Ok(false);
         }
         let room = match members {
-            Some(members) => members.len() < limits.max_group_members as usize,
-            None => by_group.len() < limits.max_groups as usize && limits.max_group_members > 0,
+            Some(members) => members.len() < limits.max_mcast_qp_attach as usize,
+            None => {
+                by_group.len() < limits.max_mcast_grp as usize && limits.max_mcast_qp_attach > 0
+            }
         };
-        if !room || *count >= limits.max_memberships {
+        if !room || *count >= limits.max_total_mcast_qp_attach {
             return Err(Refusal::NoRoom);
         }
         by_group.entry(group).or_default().insert(id, queue_pair);

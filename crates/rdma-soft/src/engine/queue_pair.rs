@@ -319,7 +319,7 @@ impl QueuePair {
         if has(QpAttributes::CUR_STATE) && new.current_state != from {
             return Err(Refusal::Invalid);
         }
-        check_values(new, self.device.limits.max_rd_atomic, self.device.mtu, has)?;
+        check_values(new, self.device.limits.max_qp_rd_atom, self.device.mtu, has)?;
         let path = match has(QpAttributes::AV) {
             true => Some(self.device.path(&new.address)?),
             false => None,

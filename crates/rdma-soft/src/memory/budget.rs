@@ -34,7 +34,7 @@ impl Budget {
 
     /// Counts pinned memory against the limit that the device was built with.
     pub(super) fn lock_memory(&self, bytes: u64) -> Result<(), Refusal> {
-        let limit = self.limits.memlock_bytes.unwrap_or(u64::MAX);
+        let limit = self.limits.memlock;
         let add = |locked: u64| locked.checked_add(bytes).filter(|&locked| locked <= limit);
         let added = self.locked_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         added.map(drop).map_err(|_| Refusal::NoRoom)

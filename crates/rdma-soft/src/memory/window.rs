@@ -37,8 +37,8 @@ impl Limits {
     /// Whether there are windows of this kind.
     pub(crate) fn has_windows(&self, kind: Kind) -> bool {
         let there = match kind {
-            Kind::One => self.window_type_1,
-            Kind::Two => self.window_type_2,
+            Kind::One => self.features.window_type_1,
+            Kind::Two => self.features.window_type_2,
         };
         there && self.max_mw > 0
     }

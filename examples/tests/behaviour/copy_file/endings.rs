@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rdma::soft::{Builder, Schedule};
+use rdma::soft::{Builder, Limits, Schedule};
 use rdma_examples::copy_file::{Control, Error, Settings, transfer};
 
 use crate::copy_file::bench::Bench;
@@ -116,7 +116,7 @@ fn a_device_that_never_completes() {
 #[test]
 fn memory_that_may_not_be_locked() {
     for (name, limit) in [("locked_none", 0), ("locked_one", 1 << 20)] {
-        Builder::new(name).memlock_limit(limit).install().unwrap();
+        Builder::new(name).limits(Limits::default().memlock(limit)).install().unwrap();
         let bench = Bench::with_source(b"x");
         let settings = Settings::new(65536, 16).unwrap();
         let said = bench.failed(bench.copy(name, settings, Control::default()));
@@ -134,7 +134,7 @@ fn each_side_registers_depth_chunks_and_nothing_else() {
     let settings = Settings::new(4096, 16).unwrap();
     let both_sides = 2 * 4096 * 16;
     for (name, limit) in [("exactly", both_sides), ("page_less", both_sides - 4096)] {
-        Builder::new(name).memlock_limit(limit).install().unwrap();
+        Builder::new(name).limits(Limits::default().memlock(limit)).install().unwrap();
         let result =
             transfer(name, &mut &[1; 9][..], &mut io::sink(), settings, Control::default());
         match result {

@@ -1,6 +1,6 @@
 //! The limit on memory that a process may lock, for those without `CAP_IPC_LOCK`.
 
-use rdma_soft::Builder;
+use rdma_soft::{Builder, Limits};
 use rdma_sys::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -27,7 +27,7 @@ fn limited(device: &Device, pages: usize) -> Context {
     let bytes = (pages * PAGE) as u64;
     if device.is_software() {
         let name = format!("{}-limited", &**device);
-        Builder::new(&name).memlock_limit(bytes).install().unwrap();
+        Builder::new(&name).limits(Limits::default().memlock(bytes)).install().unwrap();
         return Context::open(&name);
     }
     let mut sets = capabilities(None).unwrap();

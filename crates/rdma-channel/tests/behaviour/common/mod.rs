@@ -17,7 +17,7 @@ use rdma_mem::{
     open_device,
 };
 use rdma_qp::{AckTimeout, MaxRnrRetries, ReceiveWorkRequest, SendWorkRequest};
-use rdma_soft::{Builder, Schedule, SoftDevice};
+use rdma_soft::{Builder, Limits, Schedule, SoftDevice};
 use test_support::features::{self, Feature};
 
 /// A longer wait is a hang.
@@ -54,8 +54,8 @@ pub(crate) fn install() {
         let _ = Builder::new(name).schedule(schedule).install();
     }
     let _ = Builder::new(WIRE).force_wire().install();
-    let _ = Builder::new(NO_SRQ).max_shared_receive_queues(0).install();
-    let _ = Builder::new(WIRE_NO_SRQ).force_wire().max_shared_receive_queues(0).install();
+    let _ = Builder::new(NO_SRQ).limits(Limits::default().max_srq(0)).install();
+    let _ = Builder::new(WIRE_NO_SRQ).force_wire().limits(Limits::default().max_srq(0)).install();
 }
 
 /// All that peers may do, by what the device of the domain has.

@@ -311,7 +311,10 @@ fn a_client_is_not_too_late_because_the_program_was_elsewhere() {
 fn refused_clients_leave_no_queue_pair() {
     const COUNTED: &str = "softcounted0";
     rdma_soft::install();
-    rdma_soft::Builder::new(COUNTED).max_queue_pairs(2).install().unwrap();
+    rdma_soft::Builder::new(COUNTED)
+        .limits(rdma_soft::Limits::default().max_qp(2))
+        .install()
+        .unwrap();
     let mut listener = listener(COUNTED);
     let address = listener.local_addr();
     // Each is answered, and so has a queue pair of the server for a while.

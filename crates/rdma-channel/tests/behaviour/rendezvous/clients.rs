@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rdma_channel::{Channel, ConnectError, RemoteMemoryRegion, prelude::*};
 use rdma_mem::{AccessFlags, GatherList, ScatterList};
 use rdma_qp::{QueuePairType, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
-use rdma_soft::Builder;
+use rdma_soft::{Builder, Limits};
 use test_support::features::Feature;
 
 use crate::common::lacks;
@@ -256,7 +256,7 @@ fn options_that_no_channel_can_have_are_an_error_of_listen_and_connect() {
 fn a_server_without_queue_pairs_says_so_at_both_ends_and_goes_on_when_it_has_one() {
     const FEW: &str = "softfew0";
     rdma_soft::install();
-    Builder::new(FEW).max_queue_pairs(3).install().unwrap();
+    Builder::new(FEW).limits(Limits::default().max_qp(3)).install().unwrap();
     let mut listener = listener(FEW);
     let first = client(FEW, listener.local_addr(), b"");
     let server = listener.accept().unwrap();

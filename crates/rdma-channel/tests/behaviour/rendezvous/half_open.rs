@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma_channel::{Channel, ChannelListener, ConnectError, Recovery, Wait, prelude::*};
-use rdma_soft::Builder;
+use rdma_soft::{Builder, Limits};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use test_support::crowd::{ELSEWHERE, allow_files, crowd, is_kept, last_words};
 use test_support::program::{in_own_process, this_program};
@@ -164,7 +164,8 @@ fn clients_that_keep_queue_pairs_make_room_for_a_client_of_another_address() {
     const FEW: &str = "softhalfopen0";
     const QUEUE_PAIRS: usize = 4;
     rdma_soft::install();
-    let few = Builder::new(FEW).max_queue_pairs(u32::try_from(QUEUE_PAIRS).unwrap());
+    let few =
+        Builder::new(FEW).limits(Limits::default().max_qp(u32::try_from(QUEUE_PAIRS).unwrap()));
     few.install().unwrap();
     let mut listener = endless(FEW);
     let crowd = crowd(ELSEWHERE, listener.local_addr(), QUEUE_PAIRS, &hello(b""));
@@ -188,7 +189,7 @@ fn clients_that_keep_queue_pairs_make_room_for_a_client_of_another_address() {
 fn clients_that_keep_queue_pairs_make_room_for_a_client_that_comes_again() {
     const FEWER: &str = "softhalfopen1";
     rdma_soft::install();
-    Builder::new(FEWER).max_queue_pairs(2).install().unwrap();
+    Builder::new(FEWER).limits(Limits::default().max_qp(2)).install().unwrap();
     let mut listener = endless(FEWER);
     let address = listener.local_addr();
     let _crowd = crowd(Ipv4Addr::LOCALHOST, address, 2, &hello(b""));

@@ -6,7 +6,7 @@ use rdma_channel::{Channel, ServerEvent, TransportError};
 use rdma_mem::InlineElement;
 use rdma_mem::{AccessFlags, BufferPool};
 use rdma_qp::{SendWorkRequest, WriteWorkRequest};
-use rdma_soft::{Builder, Schedule};
+use rdma_soft::{Builder, Limits, Schedule};
 use test_support::features::Feature;
 
 use crate::common::lacks;
@@ -155,7 +155,11 @@ fn inline_answers_have_no_buffer() {
 fn answers_of_a_few_bytes_are_copied_on_a_device_that_takes_none_inline() {
     let schedules = [Schedule::Immediate, Schedule::Deferred { seed: 9 }];
     for (device, schedule) in ["softbareserver0", "softbareserver1"].into_iter().zip(schedules) {
-        Builder::new(device).max_inline_data(0).schedule(schedule).install().unwrap();
+        Builder::new(device)
+            .limits(Limits::default().max_inline_data(0))
+            .schedule(schedule)
+            .install()
+            .unwrap();
         let mut server = server(device);
         let (peer, mut client) = join(device, &mut server);
         let mut room = client.pd().allocate_region(64).unwrap();

@@ -4,7 +4,7 @@ use std::thread;
 
 use rdma_channel::{Channel, ConnectError, Error, Recovery, Server, prelude::*};
 use rdma_mem::Errno;
-use rdma_soft::Builder;
+use rdma_soft::{Builder, Limits};
 
 use crate::common::provider::{POST, Post, honest};
 use crate::common::{NO_SRQ, WIRE_NO_SRQ};
@@ -97,7 +97,7 @@ fn a_client_that_uses_up_its_receives_takes_none_of_others() {
 fn an_option_decides_whether_clients_share_receives() {
     const ONE: &str = "softonesrq1";
     rdma_soft::install();
-    let _ = Builder::new(ONE).max_shared_receive_queues(1).install();
+    let _ = Builder::new(ONE).limits(Limits::default().max_srq(1)).install();
     let _first = server_with(ONE, |builder| builder);
     let error = domain(ONE).create_server().bind(LOCALHOST).unwrap_err();
     assert!(error.to_string().contains("shared receive queue"), "{error}");
@@ -123,7 +123,7 @@ fn a_client_cannot_have_more_receives_than_there_are_or_than_the_device_allows()
     );
     // It is the first client's error otherwise.
     const FEW: &str = "softfewrecv0";
-    let _ = Builder::new(FEW).max_shared_receive_queues(0).max_work_requests(32).install();
+    let _ = Builder::new(FEW).limits(Limits::default().max_srq(0).max_qp_wr(32)).install();
     let error = domain(FEW).create_server().max_peers(1).max_recv_wr(100).bind(LOCALHOST);
     assert!(matches!(error, Err(ConnectError::Verbs(_))), "{error:?}");
 }

@@ -52,7 +52,7 @@ fn check(limits: &Limits, attr: &ibv_cq_init_attr_ex) -> Result<(), Refusal> {
     let with_flags = ibv_cq_init_attr_mask::IBV_CQ_INIT_ATTR_MASK_FLAGS.0;
     let single_threaded = ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED.0;
     let flags = if attr.comp_mask & with_flags != 0 { attr.flags } else { 0 };
-    let fields = if limits.timestamps { FIELDS } else { FIELDS & !TIMESTAMPS };
+    let fields = if limits.features.timestamps { FIELDS } else { FIELDS & !TIMESTAMPS };
     let known = attr.comp_mask & !with_flags == 0
         && flags & !single_threaded == 0
         && attr.wc_flags & !fields == 0;

@@ -47,10 +47,10 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         let mut verbs = verbs_context::default();
         verbs.query_port = Some(port::query_port);
         verbs.query_device_ex = Some(query::query_device_ex);
-        let limits = &block.device().limits;
-        verbs.query_rt_values = limits.timestamps.then_some(query::query_rt_values);
-        verbs.create_cq_ex = limits.extended_cq.then_some(cq_ex::create_cq_ex);
-        verbs.create_qp_ex = limits.extended_qp.then_some(qp_ex::create_qp_ex);
+        let features = &block.device().limits.features;
+        verbs.query_rt_values = features.timestamps.then_some(query::query_rt_values);
+        verbs.create_cq_ex = features.extended_cq.then_some(cq_ex::create_cq_ex);
+        verbs.create_qp_ex = features.extended_qp.then_some(qp_ex::create_qp_ex);
         verbs.sz = std::mem::offset_of!(ContextBlock, device);
         verbs.context.device = device;
         verbs.context.ops.alloc_mw = Some(mw::alloc_mw);

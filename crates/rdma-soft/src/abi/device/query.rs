@@ -56,10 +56,10 @@ fn device_attr(device: &Device) -> ibv_device_attr {
         attr.max_mw = int(limits.max_mw.into());
     }
     attr.max_pd = int(limits.max_pd.into());
-    attr.max_qp_rd_atom = limits.max_rd_atomic.into();
+    attr.max_qp_rd_atom = limits.max_qp_rd_atom.into();
     attr.max_qp_init_rd_atom = attr.max_qp_rd_atom;
     attr.max_res_rd_atom = attr.max_qp.saturating_mul(attr.max_qp_rd_atom);
-    attr.atomic_cap = match limits.atomics {
+    attr.atomic_cap = match limits.features.atomics {
         true => ibv_atomic_cap::IBV_ATOMIC_GLOB,
         false => ibv_atomic_cap::IBV_ATOMIC_NONE,
     };
@@ -67,10 +67,10 @@ fn device_attr(device: &Device) -> ibv_device_attr {
     attr.max_srq_wr = int(limits.max_srq_wr.into());
     attr.max_srq_sge = int(limits.max_srq_sge.into());
     attr.max_ah = int(limits.max_ah.into());
-    if limits.max_groups > 0 {
-        attr.max_mcast_grp = int(limits.max_groups.into());
-        attr.max_mcast_qp_attach = int(limits.max_group_members.into());
-        attr.max_total_mcast_qp_attach = int(limits.max_memberships.into());
+    if limits.max_mcast_grp > 0 {
+        attr.max_mcast_grp = int(limits.max_mcast_grp.into());
+        attr.max_mcast_qp_attach = int(limits.max_mcast_qp_attach.into());
+        attr.max_total_mcast_qp_attach = int(limits.max_total_mcast_qp_attach.into());
     }
     attr.max_pkeys = 1;
     attr.phys_port_cnt = 1;
@@ -94,7 +94,7 @@ fn device_attr_ex(device: &Device) -> ibv_device_attr_ex {
     attr.orig_attr = device_attr(device);
     attr.device_cap_flags_ex = attr.orig_attr.device_cap_flags.into();
     attr.phys_port_cnt_ex = attr.orig_attr.phys_port_cnt.into();
-    if device.limits.timestamps {
+    if device.limits.features.timestamps {
         attr.completion_timestamp_mask = u64::MAX;
         attr.hca_core_clock = clock::KILOHERTZ;
     }

@@ -98,7 +98,7 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     let domain = unsafe { pd_of(pd) };
     let access = access.cast_unsigned();
     // SAFETY: as above.
-    if !unsafe { pd_device(pd) }.limits.dmabuf {
+    if !unsafe { pd_device(pd) }.limits.features.dmabuf {
         return pointer(Err(Refusal::Unsupported));
     }
     pointer(import(domain, offset, length, iova, fd, access).map(|(registration, imported)| {

@@ -141,8 +141,8 @@ unsafe fn make(
 fn service(limits: &Limits, qp_type: ibv_qp_type) -> Option<Service> {
     match qp_type {
         ibv_qp_type::IBV_QPT_RC => Some(Service::ReliableConnection),
-        ibv_qp_type::IBV_QPT_UC if limits.uc => Some(Service::UnreliableConnection),
-        ibv_qp_type::IBV_QPT_UD if limits.ud => Some(Service::UnreliableDatagram),
+        ibv_qp_type::IBV_QPT_UC if limits.features.uc => Some(Service::UnreliableConnection),
+        ibv_qp_type::IBV_QPT_UD if limits.features.ud => Some(Service::UnreliableDatagram),
         _ => None,
     }
 }
@@ -153,7 +153,7 @@ fn check_capacity(limits: &Limits, init: &ibv_qp_init_attr) -> Result<Capacity, 
         && cap.max_recv_wr <= limits.max_qp_wr
         && cap.max_send_sge <= limits.max_sge
         && cap.max_recv_sge <= limits.max_sge
-        && cap.max_inline_data <= limits.max_inline;
+        && cap.max_inline_data <= limits.max_inline_data;
     let capacity = Capacity {
         send_wr: cap.max_send_wr,
         receive_wr: cap.max_recv_wr,

@@ -83,7 +83,7 @@ fn operations(limits: &Limits, kind: ibv_qp_type) -> u64 {
     };
     let there = |wr: Wr| match opcode(wr) {
         Some(Opcode::BindWindow) => limits.has_windows(Kind::Two),
-        Some(opcode) => limits.atomics || !opcode.is_atomic(),
+        Some(opcode) => limits.features.atomics || !opcode.is_atomic(),
         None => false,
     };
     let offered = of_type.iter().copied().flatten().filter(|(_, wr)| there(*wr));

@@ -13,7 +13,7 @@ use crate::link::Link;
 /// The group that a program means by this address.
 fn meant(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<Group, Refusal> {
     let device = queue_pair.device;
-    if device.limits.max_groups == 0 {
+    if device.limits.max_mcast_grp == 0 {
         return Err(Refusal::Unsupported);
     }
     if queue_pair.service != Service::UnreliableDatagram {

@@ -243,7 +243,7 @@ impl<P: Near> SendSide<P> {
     #[cold]
     fn allows(&self, own: &Station, opcode: Opcode, inline: bool) -> bool {
         if opcode.fetches() {
-            let served = own.adapter.limits.atomics || !opcode.is_atomic();
+            let served = own.adapter.limits.features.atomics || !opcode.is_atomic();
             return !inline && served && self.requester.max_rd_atomic > 0;
         }
         // IBTA volume 1, table 39.

@@ -154,7 +154,8 @@ impl Inbound<'_> {
     #[cold]
     pub(crate) fn atomic(&mut self, operation: &Operation) -> Result<u64, Refused> {
         let invalid = || fault_of_request(Status::REM_INV_REQ_ERR);
-        if !operation.remote_address.is_multiple_of(8) || !self.own.adapter.limits.atomics {
+        if !operation.remote_address.is_multiple_of(8) || !self.own.adapter.limits.features.atomics
+        {
             return Err(invalid());
         }
         // The peer's address may be aligned and the local one not, if the region was registered under other addresses.

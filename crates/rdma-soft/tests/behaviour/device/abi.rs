@@ -2,7 +2,7 @@
 
 use std::net::UdpSocket;
 
-use rdma_soft::{Builder, InstallError, Link, SoftDevice};
+use rdma_soft::{Builder, InstallError, Limits, Link, SoftDevice};
 use rdma_sys::{ibv_atomic_cap, ibv_mtu, ibv_port_state};
 use rdma_types::Gid;
 
@@ -75,8 +75,8 @@ fn devices_have_addresses_of_their_own() {
 
 #[test]
 fn device_attributes_are_the_limits_it_enforces() {
-    let builder = Builder::new("attributes").max_queue_pairs(11).max_work_requests(12).max_sge(13);
-    let device = builder.max_completions(14).max_memory_regions(15).install().unwrap();
+    let limits = Limits::default().max_qp(11).max_qp_wr(12).max_sge(13).max_cqe(14).max_mr(15);
+    let device = Builder::new("attributes").limits(limits).install().unwrap();
     let attr = Context::open("attributes").query_device();
     assert_eq!((attr.max_qp, attr.max_qp_wr, attr.max_sge), (11, 12, 13));
     assert_eq!((attr.max_cqe, attr.max_mr, attr.max_sge_rd), (14, 15, 13));

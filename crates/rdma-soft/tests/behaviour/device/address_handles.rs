@@ -40,7 +40,11 @@ fn headers_of_nobody_make_no_handle() {
 fn handles_are_counted() {
     for link in [rdma_soft::Link::Ethernet, rdma_soft::Link::InfiniBand] {
         let name = format!("ud-handles-{link:?}");
-        rdma_soft::Builder::new(&name).link(link).max_address_handles(2).install().unwrap();
+        rdma_soft::Builder::new(&name)
+            .link(link)
+            .limits(rdma_soft::Limits::default().max_ah(2))
+            .install()
+            .unwrap();
         let side = side(&name);
         assert_eq!(side.context.query_device().max_ah, 2);
         let (end, ethernet) = (side.endpoint(), side.endpoint().ethernet);

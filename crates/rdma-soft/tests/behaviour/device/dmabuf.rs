@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use rdma_soft::Builder;
+use rdma_soft::{Builder, Limits};
 use rdma_sys::{Errno, ibv_access_flags as Flags, ibv_wc_status as Status};
 use rustix::fs::SealFlags;
 
@@ -181,7 +181,10 @@ fn rights_that_no_dmabuf_has_are_refused() {
 
 #[test]
 fn an_import_counts_as_locked_memory_and_as_a_region() {
-    Builder::new("dmabuf-limits").max_memory_regions(1).memlock_limit(4096).install().unwrap();
+    Builder::new("dmabuf-limits")
+        .limits(Limits::default().max_mr(1).memlock(4096))
+        .install()
+        .unwrap();
     let context = Context::open("dmabuf-limits");
     let pd = context.pd();
     let file = memfd("dmabuf-limits", 3 * PAGE, SHRINK);

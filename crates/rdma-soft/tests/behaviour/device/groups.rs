@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::thread;
 
-use rdma_soft::{Builder, GidPlace, Link, Schedule};
+use rdma_soft::{Builder, GidPlace, Limits, Link, Schedule};
 use rdma_sys::{Errno, ibv_event_type, ibv_gid, ibv_qp_type, ibv_sge, ibv_wc_status as Status};
 use rdma_types::GidType;
 use test_support::flag::SetWhenDropped;
@@ -181,9 +181,9 @@ fn who_sends_packets_to_a_group_waits_for_room_everywhere() {
 fn there_are_no_more_groups_and_members_than_the_device_was_built_with() {
     let [one, two, three] = [(); 3].map(|()| Group::new());
     Builder::new("groups-few")
-        .max_multicast_groups(2)
-        .max_multicast_members(2)
-        .max_multicast_memberships(3)
+        .limits(
+            Limits::default().max_mcast_grp(2).max_mcast_qp_attach(2).max_total_mcast_qp_attach(3),
+        )
         .install()
         .unwrap();
     let [a, b, c] = [(); 3].map(|()| side("groups-few"));
@@ -199,7 +199,7 @@ fn there_are_no_more_groups_and_members_than_the_device_was_built_with() {
     assert_eq!([two.left_by(&a), three.joined_by(&b)], [0, 0]);
     assert_eq!([three.left_by(&b), three.left_by(&b), one.left_by(&a)], [0, REFUSED, 0]);
 
-    Builder::new("groups-none").max_multicast_groups(0).install().unwrap();
+    Builder::new("groups-none").limits(Limits::default().max_mcast_grp(0)).install().unwrap();
     let side_of_none = side("groups-none");
     let attr = side_of_none.context.query_device();
     assert_eq!((attr.max_mcast_grp, attr.max_mcast_qp_attach), (0, 0));
@@ -207,7 +207,10 @@ fn there_are_no_more_groups_and_members_than_the_device_was_built_with() {
     let refused = [one.joined_by(&side_of_none), one.left_by(&side_of_none)];
     assert_eq!(refused, [Errno::EOPNOTSUPP.raw(); 2]);
 
-    Builder::new("groups-empty").max_multicast_members(0).install().unwrap();
+    Builder::new("groups-empty")
+        .limits(Limits::default().max_mcast_qp_attach(0))
+        .install()
+        .unwrap();
     assert_eq!(one.joined_by(&side("groups-empty")), NO_ROOM);
 }
 

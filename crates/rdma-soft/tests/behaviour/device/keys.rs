@@ -1,6 +1,6 @@
 //! Keys: what is a choice of this device.
 
-use rdma_soft::Builder;
+use rdma_soft::{Builder, Limits};
 use rdma_sys::{Errno, ibv_wc_status as Status};
 
 use crate::device::rig::connect::Knobs;
@@ -55,7 +55,7 @@ fn slot_in_use_again_has_another_key() {
 fn device_of_few_regions_has_them_all_whatever_rests() {
     for count in [1, 2, 100] {
         let name = format!("few-regions-{count}");
-        Builder::new(&name).max_memory_regions(count).max_memory_windows(0).install().unwrap();
+        Builder::new(&name).limits(Limits::default().max_mr(count).max_mw(0)).install().unwrap();
         let context = Context::open(&name);
         let pd = context.pd();
         let mut keys = std::collections::HashSet::new();

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use rdma_soft::Builder;
+use rdma_soft::{Builder, Limits};
 
 use crate::device::rig::connect::Side;
 use crate::device::rig::{Context, Size, open_default};
@@ -24,7 +24,7 @@ fn numbers_are_not_those_beside_the_last() {
 
 #[test]
 fn number_of_a_queue_pair_that_is_gone_is_not_used_again_soon() {
-    Builder::new("one-queue-pair").max_queue_pairs(2).install().unwrap();
+    Builder::new("one-queue-pair").limits(Limits::default().max_qp(2)).install().unwrap();
     let numbers = one_after_another("one-queue-pair", 5_000);
     assert_eq!(numbers.iter().collect::<HashSet<_>>().len(), numbers.len());
 }

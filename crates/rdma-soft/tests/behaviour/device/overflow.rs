@@ -1,6 +1,6 @@
 //! Completion queues that overflow, and the limits of a device.
 
-use rdma_soft::Builder;
+use rdma_soft::{Builder, Limits};
 use rdma_sys::{Errno, ibv_event_type as Event, ibv_qp_state as State, ibv_wc_status as Status};
 
 use crate::device::rig::connect::{Knobs, Side, connect, connect_sides, endpoint, pair};
@@ -168,7 +168,7 @@ fn queue_pair_on_a_queue_that_overflowed_before_fails_at_its_first_completion() 
 #[test]
 fn queue_of_too_many_completions_is_refused() {
     let device = "cq-capacity";
-    Builder::new(device).max_completions(100).install().unwrap();
+    Builder::new(device).limits(Limits::default().max_cqe(100)).install().unwrap();
     let context = Context::open(device);
     for capacity in [101, i32::MAX] {
         assert_eq!(context.try_cq(capacity, 0).err(), Some(Errno::EINVAL), "{capacity}");
@@ -179,8 +179,8 @@ fn queue_of_too_many_completions_is_refused() {
 #[test]
 fn queue_pair_above_the_devices_sizes_is_refused() {
     let device = "qp-sizes";
-    let builder = Builder::new(device).max_work_requests(100).max_sge(3);
-    builder.max_inline_data(50).install().unwrap();
+    let limits = Limits::default().max_qp_wr(100).max_sge(3).max_inline_data(50);
+    Builder::new(device).limits(limits).install().unwrap();
     let context = Context::open(device);
     let (cq, pd) = (context.cq(10), context.pd());
     let largest = Size {
@@ -206,7 +206,7 @@ fn queue_pair_above_the_devices_sizes_is_refused() {
 #[test]
 fn objects_above_the_devices_limits_are_refused_until_one_is_destroyed() {
     let device = "limits";
-    Builder::new(device).max_queue_pairs(2).max_memory_regions(2).install().unwrap();
+    Builder::new(device).limits(Limits::default().max_qp(2).max_mr(2)).install().unwrap();
     let context = Context::open(device);
     let (cq, pd) = (context.cq(10), context.pd());
     let full = Some(Errno::ENOMEM);

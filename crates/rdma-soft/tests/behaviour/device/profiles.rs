@@ -1,6 +1,6 @@
 //! Devices that lack what others have.
 
-use rdma_soft::{Builder, GidPlace, Link};
+use rdma_soft::{Builder, GidPlace, Limits, Link};
 use rdma_sys::{
     Errno, ibv_atomic_cap, ibv_cq_init_attr_ex, ibv_device_cap_flags as Cap, ibv_qp_attr,
     ibv_qp_create_send_ops_flags as Operation, ibv_qp_state, ibv_wc_status as Status,
@@ -137,7 +137,7 @@ fn a_device_without_atomics_says_so_posts_none_and_executes_none() {
 fn reads_are_as_deep_as_the_device_allows() {
     for depth in [0, 1, 3] {
         let name = format!("depth-{depth}");
-        Builder::new(&name).max_rd_atomic(depth).install().unwrap();
+        Builder::new(&name).limits(Limits::default().max_qp_rd_atom(depth)).install().unwrap();
         let attr = Context::open(&name).query_device();
         assert_eq!((attr.max_qp_rd_atom, attr.max_qp_init_rd_atom), (depth.into(), depth.into()));
         assert_eq!(attr.max_res_rd_atom, attr.max_qp * i32::from(depth));
@@ -156,7 +156,10 @@ fn reads_are_as_deep_as_the_device_allows() {
 
 #[test]
 fn a_device_has_no_more_inline_data_and_elements_than_it_was_built_with() {
-    Builder::new("small-requests").max_inline_data(0).max_sge(1).install().unwrap();
+    Builder::new("small-requests")
+        .limits(Limits::default().max_inline_data(0).max_sge(1))
+        .install()
+        .unwrap();
     assert_eq!(Context::open("small-requests").query_device().max_sge, 1);
     let side = Side::new("small-requests", &Size { sge: 1, inline: 0, ..Size::default() }, 8);
     for size in [Size { sge: 2, inline: 0, ..Size::default() }, Size { sge: 1, ..Size::default() }]
@@ -181,7 +184,7 @@ fn a_device_has_no_more_inline_data_and_elements_than_it_was_built_with() {
 #[test]
 fn a_device_has_the_types_of_windows_that_it_was_built_with() {
     let (one, two) = (Cap::IBV_DEVICE_MEM_WINDOW.0, Cap::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0);
-    let builder = |name: &str| Builder::new(name).max_memory_windows(5);
+    let builder = |name: &str| Builder::new(name).limits(Limits::default().max_mw(5));
     builder("windows-1").without_window_type_2().install().unwrap();
     builder("windows-2").without_window_type_1().install().unwrap();
     builder("windows-0").without_window_type_1().without_window_type_2().install().unwrap();

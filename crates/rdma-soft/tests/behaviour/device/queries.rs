@@ -3,7 +3,7 @@
 
 use std::mem::{offset_of, size_of};
 
-use rdma_soft::Builder;
+use rdma_soft::{Builder, Limits};
 use rdma_sys::*;
 
 use crate::device::rig::connect::Side;
@@ -96,7 +96,10 @@ fn what_the_device_does_not_have_fails_with_a_number_and_changes_nothing() {
 
 #[test]
 fn a_bare_device_has_the_functions_that_programs_call_without_a_look() {
-    let bare = Builder::new("bare").without_atomics().without_extended().max_memory_windows(0);
+    let bare = Builder::new("bare")
+        .without_atomics()
+        .without_extended()
+        .limits(Limits::default().max_mw(0));
     bare.install().unwrap();
     assert!(Context::open("bare").has_unchecked_functions());
 }

@@ -1,7 +1,7 @@
 //! Devices whose limits are beyond the machine's memory: what does not fit is refused, and nothing of it
 //! stays.
 
-use rdma_soft::Builder;
+use rdma_soft::{Builder, Limits};
 use rdma_sys::{Errno, ibv_qp_create_send_ops_flags as Operation, ibv_qp_type};
 
 use crate::device::rig::extended::init;
@@ -19,10 +19,10 @@ fn too_many(bytes_each: u64) -> Option<u32> {
 
 fn unlimited(name: &str) -> Context {
     let most = u32::MAX;
-    let builder = Builder::new(name).max_queue_pairs(1).max_shared_receive_queues(1);
-    let builder = builder.max_work_requests(most).max_sge(most).max_inline_data(most);
-    let builder = builder.max_shared_work_requests(most).max_shared_sge(most);
-    builder.max_completions(most).install().unwrap();
+    let limits = Limits::default().max_qp(1).max_srq(1).max_cqe(most);
+    let limits = limits.max_qp_wr(most).max_sge(most).max_inline_data(most);
+    let limits = limits.max_srq_wr(most).max_srq_sge(most);
+    Builder::new(name).limits(limits).install().unwrap();
     Context::open(name)
 }
 
@@ -83,8 +83,8 @@ fn completion_queues_beyond_memory_are_refused_and_leave_nothing() {
 
 #[test]
 fn device_for_all_regions_that_can_be_named_registers_some() {
-    let builder = Builder::new("unlimited-regions").max_memory_regions(u32::MAX);
-    builder.max_memory_windows(u32::MAX).max_queue_pairs(u32::MAX).install().unwrap();
+    let limits = Limits::default().max_mr(u32::MAX).max_mw(u32::MAX).max_qp(u32::MAX);
+    Builder::new("unlimited-regions").limits(limits).install().unwrap();
     let context = Context::open("unlimited-regions");
     let pd = context.pd();
     let keys: Vec<u32> = (0..2_000).map(|_| pd.register(8, 0).key()).collect();

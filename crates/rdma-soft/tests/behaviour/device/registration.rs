@@ -1,6 +1,6 @@
 //! Registration: what is a choice of this device.
 
-use rdma_soft::Builder;
+use rdma_soft::{Builder, Limits};
 use rdma_sys::{Errno, ibv_access_flags as Flags};
 
 use crate::device::rig::connect::pair;
@@ -46,7 +46,7 @@ fn memory_is_registered_at_addresses_of_any_alignment() {
 #[test]
 fn memlock_limit_counts_whole_pages_until_they_are_deregistered() {
     let device = "memlock";
-    Builder::new(device).memlock_limit(3 * PAGE as u64).install().unwrap();
+    Builder::new(device).limits(Limits::default().memlock(3 * PAGE as u64)).install().unwrap();
     let context = Context::open(device);
     let (pd, other) = (context.pd(), context.pd());
     let mapping = Mapping::writable(4 * PAGE);

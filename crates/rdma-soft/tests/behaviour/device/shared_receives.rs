@@ -1,6 +1,6 @@
 //! Shared receive queues: who waits, which slot is free, and what this device refuses.
 
-use rdma_soft::Builder;
+use rdma_soft::{Builder, Limits};
 use rdma_sys::{
     Errno, ibv_device_cap_flags as Cap, ibv_event_type as Event, ibv_srq_attr_mask as Mask,
     ibv_wc_status as Status,
@@ -71,8 +71,8 @@ fn a_list_of_requests_serves_those_who_wait_in_the_order_of_coming() {
 
 #[test]
 fn sizes_beyond_the_device_are_refused() {
-    let builder = Builder::new("srq-sizes").max_shared_receive_queues(2);
-    builder.max_shared_work_requests(8).max_shared_sge(3).install().unwrap();
+    let limits = Limits::default().max_srq(2).max_srq_wr(8).max_srq_sge(3);
+    Builder::new("srq-sizes").limits(limits).install().unwrap();
     let context = Context::open("srq-sizes");
     let attr = context.query_device();
     assert_eq!((attr.max_srq, attr.max_srq_wr, attr.max_srq_sge), (2, 8, 3));
@@ -87,7 +87,7 @@ fn sizes_beyond_the_device_are_refused() {
     assert_eq!((found.max_wr, found.max_sge, found.srq_limit), (8, 3, 0));
     drop(queues);
     drop(pd.srq(1, 1));
-    Builder::new("srq-none").max_shared_receive_queues(0).install().unwrap();
+    Builder::new("srq-none").limits(Limits::default().max_srq(0)).install().unwrap();
     let without = Context::open("srq-none");
     assert_eq!(without.query_device().max_srq, 0);
     assert_eq!(without.pd().try_srq(1, 1).err(), Some(Errno::EOPNOTSUPP));

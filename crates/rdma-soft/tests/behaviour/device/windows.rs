@@ -1,6 +1,6 @@
 //! Memory windows: what is this device's own about them.
 
-use rdma_soft::{Builder, Schedule, SoftDevice};
+use rdma_soft::{Builder, Limits, Schedule, SoftDevice};
 use rdma_sys::{
     Errno, ibv_device_cap_flags as Cap, ibv_mw_bind_info, ibv_mw_type, ibv_send_flags,
     ibv_wc_status as Status,
@@ -24,7 +24,7 @@ fn with_both_kinds(name: &str, test: impl Fn(&str, ibv_mw_type)) {
 #[test]
 fn a_device_says_that_it_has_windows_and_how_many() {
     let windows = Cap::IBV_DEVICE_MEM_WINDOW.0 | Cap::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0;
-    Builder::new("windows-three").max_memory_windows(3).install().unwrap();
+    Builder::new("windows-three").limits(Limits::default().max_mw(3)).install().unwrap();
     let context = Context::open("windows-three");
     let attr = context.query_device();
     assert_eq!((attr.max_mw, attr.device_cap_flags & windows), (3, windows));
@@ -34,7 +34,7 @@ fn a_device_says_that_it_has_windows_and_how_many() {
     drop(made);
     drop(pd.mw(TYPE_1));
 
-    Builder::new("windows-none").max_memory_windows(0).install().unwrap();
+    Builder::new("windows-none").limits(Limits::default().max_mw(0)).install().unwrap();
     let context = Context::open("windows-none");
     let attr = context.query_device();
     assert_eq!((attr.max_mw, attr.device_cap_flags & windows), (0, 0));
@@ -43,7 +43,7 @@ fn a_device_says_that_it_has_windows_and_how_many() {
 
 #[test]
 fn windows_and_regions_are_counted_apart() {
-    let builder = Builder::new("windows-apart").max_memory_windows(1).max_memory_regions(1);
+    let builder = Builder::new("windows-apart").limits(Limits::default().max_mw(1).max_mr(1));
     builder.install().unwrap();
     let pd = Context::open("windows-apart");
     let pd = pd.pd();
@@ -152,7 +152,7 @@ fn a_bind_takes_a_slot_until_its_completion_was_polled() {
 #[test]
 fn a_bind_of_a_window_that_is_gone_does_not_bind_a_later_one() {
     let builder = Builder::new("windows-later").schedule(Schedule::Held);
-    let device = builder.max_memory_windows(1).max_memory_regions(1).install().unwrap();
+    let device = builder.limits(Limits::default().max_mw(1).max_mr(1)).install().unwrap();
     let (a, _b) = pair_with("windows-later", &Size::default(), &Knobs::default());
     let region = a.pd.register(BYTES, BINDABLE);
     let window = a.pd.mw(TYPE_2);
