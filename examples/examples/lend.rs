@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use clap::builder::NonEmptyStringValueParser;
-use rdma::aio::{Connection, ConnectionOptions, Driver, EndedLoan, LeaseEnd, LeaseLimits, Region};
+use rdma::aio::{Connection, ConnectionOptions, Driver, EndedLease, LeaseEnd, LeaseLimits, Region};
 use rdma::prelude::*;
 use rdma_examples::{Failure, print, program};
 use tokio::time::timeout;
@@ -65,12 +65,12 @@ async fn run(arguments: &Arguments) -> Result<String, Failure> {
 /// Puts the text into memory of the server's, and reads the answer from what it lends.
 async fn ask(server: Connection, pd: &ProtectionDomain, text: &str) -> Result<String, Failure> {
     let pool = BufferPool::new(pd);
-    let question = server.request(text.len(), WRITE, TIME).await?;
+    let question = server.borrow(text.len(), WRITE, TIME).await?;
     let mut bytes = pool.allocate(text.len())?;
     bytes.copy_from_slice(text.as_bytes());
     question.write(bytes).await?;
-    question.give();
-    let answer = timeout(TIME, server.receive_loan()).await??;
+    question.hand_over();
+    let answer = timeout(TIME, server.receive_lease()).await??;
     let bytes = answer.read(pool.allocate(answer.len())?).await?;
     // The server has it back.
     drop(answer);
@@ -84,7 +84,7 @@ async fn answer(client: &Connection, pd: &ProtectionDomain) -> Result<String, Fa
     let capitals = String::from_utf8_lossy(&question).to_uppercase();
     let mut answer = Region::allocate(pd, capitals.len())?;
     answer.copy_from_slice(capitals.as_bytes());
-    let EndedLoan { region, end, .. } = client.lend(answer, READ, TIME).await?.await?;
+    let EndedLease { region, end, .. } = client.lend(answer, READ, TIME).await?.await?;
     match end {
         LeaseEnd::Returned => Ok(format!("{} bytes came back", region.len())),
         end => Err(format!("the client has not given the answer back: {end}").into()),

@@ -125,7 +125,7 @@ async fn exchange(
         from = connection.send(from).await?;
     }
     for round in 1..=rounds {
-        into = if spin.is_zero() { receive.await? } else { receive.spin_first(spin).await? }.memory;
+        into = if spin.is_zero() { receive.await? } else { receive.busy_poll(spin).await? }.memory;
         receive = connection.receive(into).post().await?;
         if !begins || round < rounds {
             from = connection.send(from).await?;

@@ -81,7 +81,7 @@ impl Host {
             if count == first {
                 (begin, after_first) = (Instant::now(), resident()?);
             }
-            let region = self.client.request(LENGTH, access, Duration::from_secs(10)).await?;
+            let region = self.client.borrow(LENGTH, access, Duration::from_secs(10)).await?;
             buffer = region.slice(0..8).ok_or("it has so many")?.write(buffer).await?;
             *key = region.remote().rkey().into();
         }
@@ -124,8 +124,8 @@ impl Host {
             let region = Region::allocate(&self.pd, LENGTH)?;
             let time = WAIT + Duration::from_millis(number);
             let until = Instant::now() + time;
-            let loan = self.server.lend(region, access, time).await?;
-            ends.spawn(async move { (until, loan.await, Instant::now()) });
+            let lease = self.server.lend(region, access, time).await?;
+            ends.spawn(async move { (until, lease.await, Instant::now()) });
         }
         let before = ticks()?;
         tokio::time::sleep(WAIT - Duration::from_millis(500)).await;

@@ -80,7 +80,7 @@ impl Connection {
     /// Receives a message into this memory, with the number that may come with it.
     ///
     /// If the operation is dropped after it was posted, a message may still come into its memory: then
-    /// [`received_by_dropped`](Self::received_by_dropped) has both. So a receive that is made anew after each `timeout` misses
+    /// [`take_unclaimed`](Self::take_unclaimed) has both. So a receive that is made anew after each `timeout` misses
     /// messages: post it once, and await `&mut posted`.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
@@ -142,7 +142,7 @@ impl Connection {
     /// The next message that has come for a receive that was dropped, with its memory, if it had some. Messages whose
     /// receives were dropped before they came are in the order in which they came.
     #[must_use]
-    pub fn received_by_dropped(&self) -> Option<Received<Option<BufferSlice>>> {
+    pub fn take_unclaimed(&self) -> Option<Received<Option<BufferSlice>>> {
         let arrived = self.0.ledger.lock().at(self.0.place).next_arrived()?;
         Some(Received::new(arrived.memory, &arrived.success))
     }

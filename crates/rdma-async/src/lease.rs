@@ -7,7 +7,7 @@ pub(crate) mod error;
 pub(crate) mod frame;
 pub(crate) mod lender;
 pub(crate) mod limits;
-pub(crate) mod loan;
 pub(crate) mod outbox;
+pub(crate) mod own;
 pub(crate) mod remote;
 pub(crate) mod table;

@@ -28,10 +28,10 @@
 //! |---|---|
 //! | an [`Op`], or a [`Post`] that is not ready | nothing was posted; its memory is given back at once |
 //! | a [`Posted`] send, write, read or atomic operation | it goes on; its memory is given back when it has completed, and its outcome is lost |
-//! | a [`Posted`] receive | it stands; a message that comes is kept with its memory: [`Connection::received_by_dropped`] |
-//! | a [`Loan`] | the loan goes on to its end, and the memory is freed |
-//! | the last [`RemoteRegion`] of a loan, and its operations | the peer has its memory back |
-//! | a future that was forgotten ([`std::mem::forget`]) | it keeps its slot and its memory until the connection ends; one that waits for a slot may keep a wake-up, which the next completion makes up for; one of [`reconnect`](Connection::reconnect) or [`connect_further`](Connection::connect_further) keeps its number |
+//! | a [`Posted`] receive | it stands; a message that comes is kept with its memory: [`Connection::take_unclaimed`] |
+//! | a [`Lease`] | the lease goes on to its end, and the memory is freed |
+//! | the last [`RemoteRegion`] of a lease, and its operations | the peer has its memory back |
+//! | a future that was forgotten ([`std::mem::forget`]) | it keeps its slot and its memory until the connection ends; one that waits for a slot may keep a wake-up, which the next completion makes up for; one of [`reconnect`](Connection::reconnect) or [`connect_additional`](Connection::connect_additional) keeps its number |
 //! | the last [`Connection`], and [`RemoteRegion`] of it | the queue pair is destroyed, and then all memory that was with it is given back |
 //! | the last [`Driver`] and [`Connection`], the driver's task, the runtime | all queue pairs of the driver are destroyed; operations fail with `Closed`, with their memory |
 //!
@@ -45,7 +45,7 @@
 //!
 //! [`Region::reserve`] opens memory to peers until a function has ended or a time is over, and then it is exclusive again.
 //! [`Region::reserve_for`] does so for the peer of one connection, faster where the device has memory windows.
-//! [`Connection::lend`] lends memory to the peer for a time, and [`Connection::request`] asks the peer for some.
+//! [`Connection::lend`] lends memory to the peer for a time, and [`Connection::borrow`] asks the peer for some.
 //!
 //! # Forking
 //!
@@ -98,11 +98,11 @@ pub use driver::Driver;
 pub use driver::events::Events;
 pub use driver::manual::ManualDriver;
 #[cfg(not(loom))]
-pub use lease::error::{Denial, LeaseError, LendError};
+pub use lease::error::{LeaseDenial, LeaseError, LendError};
 #[cfg(not(loom))]
 pub use lease::limits::LeaseLimits;
 #[cfg(not(loom))]
-pub use lease::loan::{EndedLoan, Loan};
+pub use lease::own::{EndedLease, Lease};
 #[cfg(not(loom))]
 pub use lease::remote::RemoteRegion;
 pub use operation::Op;

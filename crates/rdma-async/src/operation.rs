@@ -18,7 +18,7 @@ use self::post::Post;
 use self::posted::Posted;
 use self::run::Run;
 use self::work::Work;
-use crate::buffer::held::sealed::Loan;
+use crate::buffer::held::sealed::Lease;
 use crate::connection::Connection;
 use crate::ledger::post::Request;
 use crate::link::Link;
@@ -72,12 +72,12 @@ impl<'c, K: Kind> Op<'c, K> {
         Post::new(self.into_work())
     }
 
-    /// Posts it, and waits for the outcome as [`Posted::spin_first`] does.
+    /// Posts it, and waits for the outcome as [`Posted::busy_poll`] does.
     ///
     /// # Errors
     /// Same errors as awaiting the operation.
-    pub async fn spin_first(self, limit: Duration) -> Result<K::Output, Failed<K::Memory>> {
-        self.post().await?.spin_first(limit).await
+    pub async fn busy_poll(self, limit: Duration) -> Result<K::Output, Failed<K::Memory>> {
+        self.post().await?.busy_poll(limit).await
     }
 
     /// Posts it now or not at all.

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use rdma_async::{
-    Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Denial, Descriptor, Driver,
-    EndedLoan, Events, Failed, Incoming, LeaseEnd, LeaseError, LeaseLimits, LendError, Listener,
-    Loan, ManualDriver, Op, Pool, PoolError, Post, Posted, PreparedConnection, Read, Receive,
-    ReceiveImmediate, ReceiveRing, Received, Region, RemoteRegion, ReserveError, Reserved,
+    Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Descriptor, Driver,
+    EndedLease, Events, Failed, Incoming, Lease, LeaseDenial, LeaseEnd, LeaseError, LeaseLimits,
+    LendError, Listener, ManualDriver, Op, Pool, PoolError, Post, Posted, PreparedConnection, Read,
+    Receive, ReceiveImmediate, ReceiveRing, Received, Region, RemoteRegion, ReserveError, Reserved,
     ReservedEnd, RingMessage, Run, SendOut, SharedBuffer, Write,
 };
 use rdma_mem::Buffer;
@@ -36,8 +36,8 @@ fn what_is_shared_by_tasks() {
     shared::<Reserved<u8>>();
     shared::<ReservedEnd>();
     shared::<LeaseLimits>();
-    shared::<Loan>();
-    shared::<EndedLoan>();
+    shared::<Lease>();
+    shared::<EndedLease>();
     shared::<LeaseEnd>();
     shared::<RemoteRegion>();
     error::<ConnectError>();
@@ -47,7 +47,7 @@ fn what_is_shared_by_tasks() {
     error::<ReserveError>();
     error::<LeaseError>();
     error::<LendError>();
-    error::<Denial>();
+    error::<LeaseDenial>();
     #[cfg(feature = "serde")]
     error::<rdma_async::ValueError>();
 }
@@ -64,8 +64,8 @@ fn operations_go_to_other_tasks() {
     moved::<Posted<'_, ReceiveImmediate>>();
     unpinned::<Posted<'_, Read<Buffer>>>();
     let _ = |op: Op<'static, Read<Buffer>>, posted: Posted<'static, Atomic>| {
-        moves(op.spin_first(Duration::ZERO));
-        moves(posted.spin_first(Duration::ZERO));
+        moves(op.busy_poll(Duration::ZERO));
+        moves(posted.busy_poll(Duration::ZERO));
     };
-    unpinned::<Loan>();
+    unpinned::<Lease>();
 }

@@ -72,7 +72,7 @@ impl Rig {
         drop(self.other.receive(into).try_post().unwrap());
         self.buffers.push(self.one.send(from).await.unwrap());
         let memory = loop {
-            match self.other.received_by_dropped() {
+            match self.other.take_unclaimed() {
                 Some(received) => break received.memory.unwrap(),
                 None => tokio::task::yield_now().await,
             }

@@ -28,9 +28,9 @@
 //! ```
 
 pub use rdma_async::{
-    Atomic, BufferExt, BufferSlice, Connection, ConnectionOptions, Denial, Descriptor, Driver,
-    EndedLoan, Events, Failed, Incoming, Kind, LeaseEnd, LeaseError, LeaseLimits, LendError,
-    Listener, Loan, ManualDriver, Op, Pool, PoolError, Post, Posted, PreparedConnection, Read,
+    Atomic, BufferExt, BufferSlice, Connection, ConnectionOptions, Descriptor, Driver, EndedLease,
+    Events, Failed, Incoming, Kind, Lease, LeaseDenial, LeaseEnd, LeaseError, LeaseLimits,
+    LendError, Listener, ManualDriver, Op, Pool, PoolError, Post, Posted, PreparedConnection, Read,
     Receive, ReceiveImmediate, ReceiveRing, Received, Region, RemoteRegion, ReserveError, Reserved,
     ReservedEnd, RingMessage, Run, SendOut, SharedBuffer, Source, Target, Write,
 };

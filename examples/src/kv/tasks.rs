@@ -19,7 +19,7 @@ use crate::{Failure, warn};
 fn options(pd: &ProtectionDomain, counts: bool) -> ConnectionOptions {
     // Nobody waits for the other end's receives longer than its limit.
     let qp = pd.create_qp().access(access(counts));
-    ConnectionOptions::from(qp.max_send_wr(RING)).silence(LIMIT)
+    ConnectionOptions::from(qp.max_send_wr(RING)).peer_timeout(LIMIT)
 }
 
 /// A table, and the listener of its clients.

@@ -42,7 +42,7 @@ pub(crate) mod sealed {
 
     /// What a slot can hold and give back as it was.
     #[allow(unnameable_types)] // that is how it is sealed
-    pub trait Loan: Sized + Send + 'static {
+    pub trait Lease: Sized + Send + 'static {
         #[doc(hidden)]
         fn into_held(self) -> Held;
         /// `None` if it is another kind, which does not happen to what this type has made.
@@ -51,14 +51,14 @@ pub(crate) mod sealed {
     }
 }
 
-use sealed::Loan;
+use sealed::Lease;
 
 /// Memory that an operation reads: a [`Buffer`], a part of one, or a shared one. Sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be lent to an operation",
     note = "operations take a `Buffer`, a `BufferSlice`, or to send and write from also a `SharedBuffer`"
 )]
-pub trait Source: Loan {}
+pub trait Source: Lease {}
 
 /// Memory that an operation writes: a [`Buffer`], or a part of one. Sealed.
 #[diagnostic::on_unimplemented(
@@ -67,7 +67,7 @@ pub trait Source: Loan {}
 )]
 pub trait Target: Source {}
 
-impl Loan for Buffer {
+impl Lease for Buffer {
     #[inline]
     fn into_held(self) -> Held {
         Held::Exclusive(self.into())
@@ -79,7 +79,7 @@ impl Loan for Buffer {
     }
 }
 
-impl Loan for BufferSlice {
+impl Lease for BufferSlice {
     #[inline]
     fn into_held(self) -> Held {
         Held::Exclusive(self)
@@ -94,7 +94,7 @@ impl Loan for BufferSlice {
     }
 }
 
-impl Loan for SharedBuffer {
+impl Lease for SharedBuffer {
     #[inline]
     fn into_held(self) -> Held {
         Held::Rarer(Rarer::Shared(self))
@@ -109,7 +109,7 @@ impl Loan for SharedBuffer {
     }
 }
 
-impl Loan for Window {
+impl Lease for Window {
     fn into_held(self) -> Held {
         Held::Rarer(Rarer::Window(self))
     }
@@ -123,7 +123,7 @@ impl Loan for Window {
 }
 
 /// No memory.
-impl Loan for () {
+impl Lease for () {
     fn into_held(self) -> Held {
         Held::Nothing
     }

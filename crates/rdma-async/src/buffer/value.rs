@@ -50,9 +50,9 @@ use super::bounded::{Bounded, Bounds};
 ///     let mut bytes = pool.allocate(4096).await?;
 ///     bytes.put_value(order)?;
 ///     let write = AccessFlags::new().with_remote_write();
-///     let memory = server.request(bytes.len(), write, Duration::from_secs(5)).await?;
+///     let memory = server.borrow(bytes.len(), write, Duration::from_secs(5)).await?;
 ///     memory.write(bytes).await?;
-///     memory.give();
+///     memory.hand_over();
 ///     Ok(())
 /// }
 ///

@@ -53,7 +53,7 @@ impl Driver {
         let addresses = addresses.map_err(|source| ConnectError::Resolve { source })?.collect();
         let leases = (options.lease_limits, options.lease_margin);
         let ConnectionOptions { qp, user_bytes, rendezvous_timeout: limit, .. } = options;
-        let beats = (options.silence, options.heartbeat);
+        let beats = (options.peer_timeout, options.heartbeat);
         let mut dial = Dial::new(addresses, limit, Instant::now())?;
         let (driver, options) = (self.clone(), qp.clone());
         let mut prepared = blocking(move || Ok(driver.prepare(options)?)).await?;

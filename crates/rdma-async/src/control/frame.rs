@@ -167,7 +167,7 @@ mod tests {
     fn each_frame_comes_back() {
         let endpoint = Box::new(QueuePairEndpoint::new(Qpn::masked(0x102), Psn::masked(7)));
         let offer = Frame::Offer(endpoint.clone());
-        let lease = Frame::Lease(LeaseFrame::Lend { loan: 9 });
+        let lease = Frame::Lease(LeaseFrame::Lend { lease: 9 });
         let farewell = Frame::Farewell(Farewell::new(b"bye").unwrap());
         let others = [Frame::Ready, Frame::Ended, Frame::Finish, Frame::Beat, Frame::Alive];
         let others = others.into_iter().chain([lease, farewell]);

@@ -59,7 +59,7 @@ impl Incoming {
         let (talks, limit) = (client.greeting.talks, options.rendezvous_timeout);
         let addresses = stream_addresses(stream.local_addr(), address);
         let shared = Shared::new((address, addresses), false, talks, limit, leases);
-        let beats = (options.silence, options.heartbeat);
+        let beats = (options.peer_timeout, options.heartbeat);
         keep(client.end.inner(), stream, shared, options.qp.clone(), beats)?;
         Ok(client.end)
     }

@@ -57,7 +57,7 @@ impl Connection {
     ///
     /// Nothing is done again by itself: what was outstanding has failed, and receives have to be posted anew. What has failed
     /// keeps its slot until its outcome was taken, or it is dropped: do that first. What has waited for a slot may get one of the
-    /// new queue pair. Messages that have [come for dropped receives](Self::received_by_dropped) are still there. The domain and all options are those
+    /// new queue pair. Messages that have [come for dropped receives](Self::take_unclaimed) are still there. The domain and all options are those
     /// of before. Dropped before it is ready, the connection stays closed, or is closed again, at both ends.
     ///
     /// # Errors
@@ -149,7 +149,7 @@ impl Connection {
     /// let own = context.allocate_pd()?;
     /// let may = own.create_qp().access(AccessFlags::new().with_remote_atomic());
     /// let (one, other) =
-    ///     tokio::join!(client.connect_further(COUNTERS, pd.create_qp()), server.connect_further(COUNTERS, may));
+    ///     tokio::join!(client.connect_additional(COUNTERS, pd.create_qp()), server.connect_additional(COUNTERS, may));
     /// let (one, _other) = (one?, other?);
     /// let access = AccessFlags::new().with_local_write().with_remote_atomic();
     /// let counter = own.allocate_shared_region(8, access)?;
@@ -157,7 +157,7 @@ impl Connection {
     /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub async fn connect_further(
+    pub async fn connect_additional(
         &self,
         number: u32,
         qp: QueuePairBuilder<'static>,
@@ -168,7 +168,7 @@ impl Connection {
         let mut meeting = Meeting::begin(shared, number, false)?;
         let driver = Driver(Arc::clone(&inner.driver));
         let maker = Maker { driver, qp: qp.clone() };
-        let call = format!("`connect_further` with number {number}");
+        let call = format!("`connect_additional` with number {number}");
         let met = within(shared, &call, meet(&mut meeting, shared, maker, &qp));
         let (epoch, further) = met.await?;
         let (task, shared) = (Arc::clone(&member.task), Arc::clone(shared));

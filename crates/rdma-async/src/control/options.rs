@@ -26,7 +26,7 @@ use crate::lease::limits::LeaseLimits;
 /// // Any others of the queue pair's.
 /// let access = AccessFlags::new().with_remote_atomic();
 /// let options = ConnectionOptions::from(pd.create_qp().max_send_wr(256).access(access))
-///     .silence(Duration::from_secs(5));
+///     .peer_timeout(Duration::from_secs(5));
 /// # let _ = options;
 /// # Ok::<(), rdma_mem::Error>(())
 /// ```
@@ -36,7 +36,7 @@ pub struct ConnectionOptions {
     pub(crate) qp: QueuePairBuilder<'static>,
     pub(crate) user_bytes: Box<[u8]>,
     pub(crate) rendezvous_timeout: Duration,
-    pub(crate) silence: Duration,
+    pub(crate) peer_timeout: Duration,
     pub(crate) heartbeat: Option<Duration>,
     pub(crate) lease_limits: Option<LeaseLimits>,
     pub(crate) lease_margin: Duration,
@@ -60,8 +60,8 @@ impl ConnectionOptions {
 
     /// How long it may take to become a connection: of a client all of [`connect`](crate::Driver::connect) but looking up
     /// the name, of a listener what each client does for its part. And how long the peer may take to answer
-    /// [`reconnect`](crate::Connection::reconnect), [`connect_further`](crate::Connection::connect_further),
-    /// [`request`](crate::Connection::request) and [`receive_loan`](crate::Connection::receive_loan). Default: 10 seconds.
+    /// [`reconnect`](crate::Connection::reconnect), [`connect_additional`](crate::Connection::connect_additional),
+    /// [`borrow`](crate::Connection::borrow) and [`receive_lease`](crate::Connection::receive_lease). Default: 10 seconds.
     /// [`Duration::MAX`] is no limit.
     pub const fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
         self.rendezvous_timeout = timeout;
@@ -72,8 +72,8 @@ impl ConnectionOptions {
     /// (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but not more than once per second. Default: 30 seconds. A peer whose process
     /// has ended is noticed at once.
     #[doc(alias("TCP_USER_TIMEOUT", "SO_KEEPALIVE"))]
-    pub const fn silence(mut self, limit: Duration) -> Self {
-        self.silence = limit;
+    pub const fn peer_timeout(mut self, limit: Duration) -> Self {
+        self.peer_timeout = limit;
         self
     }
 
@@ -86,13 +86,13 @@ impl ConnectionOptions {
         self
     }
 
-    /// What the peer may borrow by [asking](crate::Connection::request). Default: nothing.
+    /// What the peer may borrow by [asking](crate::Connection::borrow). Default: nothing.
     pub fn lease_limits(mut self, limits: LeaseLimits) -> Self {
         self.lease_limits = Some(limits);
         self
     }
 
-    /// An operation on [borrowed memory](crate::RemoteRegion) is not posted if less than this is left of the loan: as long as a
+    /// An operation on [borrowed memory](crate::RemoteRegion) is not posted if less than this is left of the lease: as long as a
     /// request may take on its way. Default: 1 ms.
     pub const fn lease_margin(mut self, margin: Duration) -> Self {
         self.lease_margin = margin;
@@ -112,7 +112,7 @@ impl From<QueuePairBuilder<'static>> for ConnectionOptions {
             qp,
             user_bytes: Box::default(),
             rendezvous_timeout: Duration::from_secs(10),
-            silence: Duration::from_secs(30),
+            peer_timeout: Duration::from_secs(30),
             heartbeat: None,
             lease_limits: None,
             lease_margin: Duration::from_millis(1),

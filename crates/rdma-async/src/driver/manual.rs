@@ -12,7 +12,7 @@ use super::shared::Shared;
 ///
 /// It has no timers: nothing has to be called at a certain time. A send whose peer does not answer ends by the queue pair's
 /// retries, if these are bounded; a receive waits until its message comes, or its connection ends. The times of
-/// [`Region::reserve`](crate::Region::reserve), loans and `timeout` are timers of the runtime that polls these.
+/// [`Region::reserve`](crate::Region::reserve), leases and `timeout` are timers of the runtime that polls these.
 /// Asynchronous events are the program's, too: a connection whose port or device has failed is not closed by itself. Take the
 /// events from [`Driver::events`](crate::Driver::events), or those of the context, and close what has failed.
 ///

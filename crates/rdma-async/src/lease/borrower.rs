@@ -10,12 +10,12 @@ use rdma_connect::LeaseEnd;
 use rdma_mem::AccessFlags;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use super::error::Denial;
+use super::error::LeaseDenial;
 use super::frame::{Ask, LeaseFrame};
 use super::table::Leases;
 use crate::region::descriptor::Descriptor;
 
-/// So many loans of the peer's can await this end's program.
+/// So many leases of the peer's can await this end's program.
 const MOST_ANNOUNCED: usize = 1024;
 
 /// What was asked for, and not answered yet.
@@ -26,7 +26,7 @@ pub(super) struct Asked {
     pub(super) since: Instant,
     pub(super) ask: Ask,
     /// Who is told; nobody if the queue pair has ended.
-    pub(super) answer: Option<oneshot::Sender<Result<Granted, Denial>>>,
+    pub(super) answer: Option<oneshot::Sender<Result<Granted, LeaseDenial>>>,
     /// One of those that may be outstanding, until the other end has answered.
     pub(super) _permit: OwnedSemaphorePermit,
 }
@@ -34,14 +34,14 @@ pub(super) struct Asked {
 impl Asked {
     /// Whether it has got less than it asked for, or what no memory can be.
     pub(super) fn is_cheated_by(&self, access: AccessFlags, descriptor: &Descriptor) -> bool {
-        let Ask { loan, length, alignment, access: asked, .. } = self.ask;
+        let Ask { lease, length, alignment, access: asked, .. } = self.ask;
         let region = descriptor.region();
         let has_all = region.length() as u64 >= length
             && region.address().is_multiple_of(alignment.max(1))
             && access.contains(asked);
         let is_memory = region.length() > 0
             && region.address().checked_add(region.length() as u64 - 1).is_some();
-        !is_memory || (loan == 0 && !has_all)
+        !is_memory || (lease == 0 && !has_all)
     }
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Granted {
     pub(super) leases: Arc<Leases>,
     pub(super) number: u32,
     pub(super) epoch: u32,
-    pub(super) loan: u32,
+    pub(super) lease: u32,
     pub(crate) access: AccessFlags,
     pub(super) descriptor: Descriptor,
     /// What was lent, and not asked for, and that nobody has taken yet, awaits the program again.
@@ -80,7 +80,7 @@ impl Granted {
     /// Why it may not.
     pub(crate) fn check(&self, epoch: u32) -> Result<(), LeaseEnd> {
         if epoch != self.epoch {
-            return Err(LeaseEnd::OldEpoch);
+            return Err(LeaseEnd::Disconnected);
         }
         if self.remaining() <= self.leases.margin {
             return Err(LeaseEnd::TimeOver);
@@ -95,7 +95,7 @@ impl Granted {
     }
 
     /// The peer's program is to have it, when nothing here uses it any more.
-    pub(crate) fn give(&self) {
+    pub(crate) fn hand_over(&self) {
         self.gives.store(true, Ordering::Release);
     }
 
@@ -107,16 +107,16 @@ impl Granted {
 
 impl Drop for Granted {
     fn drop(&mut self) {
-        let Self { number, epoch, loan, .. } = *self;
+        let Self { number, epoch, lease, .. } = *self;
         if self.leases.is_of_this_process() {
-            self.leases.forget_borrowed(loan, &self.is_over);
+            self.leases.forget_borrowed(lease, &self.is_over);
             if self.awaits {
-                self.leases.await_again(number, epoch, loan);
+                self.leases.await_again(number, epoch, lease);
                 return;
             }
             if !*self.is_forsaken.get_mut() {
                 let gives = *self.gives.get_mut();
-                self.leases.out.say(number, epoch, &LeaseFrame::Back { loan, gives });
+                self.leases.out.say(number, epoch, &LeaseFrame::Back { lease, gives });
             }
         }
     }
@@ -136,9 +136,9 @@ impl fmt::Debug for Granted {
 pub(super) struct Borrower {
     asks: BTreeMap<u32, Asked>,
     newest: u32,
-    /// By connection, the epoch and the number of each loan.
+    /// By connection, the epoch and the number of each lease.
     announced: BTreeMap<u32, VecDeque<(u32, u32)>>,
-    /// Who is told when the peer closes a loan.
+    /// Who is told when the peer closes a lease.
     borrowed: BTreeMap<u32, Arc<AtomicBool>>,
 }
 
@@ -163,45 +163,45 @@ impl Borrower {
     }
 
     /// Memory awaits this end. Whether there is room for it.
-    pub(super) fn announce(&mut self, number: u32, epoch: u32, loan: u32) -> bool {
+    pub(super) fn announce(&mut self, number: u32, epoch: u32, lease: u32) -> bool {
         let count: usize = self.announced.values().map(VecDeque::len).sum();
         let has_room = count < MOST_ANNOUNCED;
         if has_room {
-            self.announced.entry(number).or_default().push_back((epoch, loan));
+            self.announced.entry(number).or_default().push_back((epoch, lease));
         }
         has_room
     }
 
     /// Memory awaits this end again, before all others.
-    pub(super) fn announce_again(&mut self, number: u32, epoch: u32, loan: u32) {
-        self.announced.entry(number).or_default().push_front((epoch, loan));
+    pub(super) fn announce_again(&mut self, number: u32, epoch: u32, lease: u32) {
+        self.announced.entry(number).or_default().push_front((epoch, lease));
     }
 
     pub(super) fn next_announced(&mut self, number: u32) -> Option<u32> {
-        self.announced.get_mut(&number)?.pop_front().map(|(_, loan)| loan)
+        self.announced.get_mut(&number)?.pop_front().map(|(_, lease)| lease)
     }
 
     pub(super) fn awaits(&self, number: u32) -> bool {
-        self.announced.get(&number).is_some_and(|loans| !loans.is_empty())
+        self.announced.get(&number).is_some_and(|leases| !leases.is_empty())
     }
 
-    pub(super) fn note_borrowed(&mut self, loan: u32) -> Arc<AtomicBool> {
-        Arc::clone(self.borrowed.entry(loan).or_default())
+    pub(super) fn note_borrowed(&mut self, lease: u32) -> Arc<AtomicBool> {
+        Arc::clone(self.borrowed.entry(lease).or_default())
     }
 
-    pub(super) fn forget_borrowed(&mut self, loan: u32, is_over: &Arc<AtomicBool>) {
-        if self.borrowed.get(&loan).is_some_and(|known| Arc::ptr_eq(known, is_over)) {
-            self.borrowed.remove(&loan);
+    pub(super) fn forget_borrowed(&mut self, lease: u32, is_over: &Arc<AtomicBool>) {
+        if self.borrowed.get(&lease).is_some_and(|known| Arc::ptr_eq(known, is_over)) {
+            self.borrowed.remove(&lease);
         }
     }
 
-    /// The peer has closed a loan.
-    pub(super) fn note_over(&mut self, number: u32, loan: u32) {
-        if let Some(is_over) = self.borrowed.remove(&loan) {
+    /// The peer has closed a lease.
+    pub(super) fn note_over(&mut self, number: u32, lease: u32) {
+        if let Some(is_over) = self.borrowed.remove(&lease) {
             is_over.store(true, Ordering::Release);
         }
         if let Some(announced) = self.announced.get_mut(&number) {
-            announced.retain(|&(_, known)| known != loan);
+            announced.retain(|&(_, known)| known != lease);
         }
     }
 
@@ -211,7 +211,7 @@ impl Borrower {
         &mut self,
         number: u32,
         epoch: u32,
-    ) -> Vec<oneshot::Sender<Result<Granted, Denial>>> {
+    ) -> Vec<oneshot::Sender<Result<Granted, LeaseDenial>>> {
         if let Some(announced) = self.announced.get_mut(&number) {
             announced.retain(|&(of, _)| of > epoch);
             if announced.is_empty() {

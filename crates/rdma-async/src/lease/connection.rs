@@ -9,10 +9,10 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::borrower::Granted;
-use super::error::{Denial, LeaseError, LendError};
+use super::error::{LeaseDenial, LeaseError, LendError};
 use super::frame::Ask;
 use super::lender::{Open, Opened, behind, close_refused};
-use super::loan::Loan;
+use super::own::Lease;
 use super::remote::RemoteRegion;
 use super::table::Leases;
 use crate::connection::Connection;
@@ -21,7 +21,7 @@ use crate::region::memory::Region;
 use crate::region::reserve::{LONGEST, ReserveError, at_once, local_too};
 
 impl Connection {
-    /// Requests `length` bytes of memory from the peer for the given time; they are zero, on pages of their own. The
+    /// Borrows `length` bytes of memory from the peer for the given time; they are zero, on pages of their own. The
     /// peer's control connection answers, within the [limits](crate::LeaseLimits) of its program, which has to do
     /// nothing. `access` is what this end may do with the memory, at most what the peer's queue pair allows.
     ///
@@ -57,35 +57,36 @@ impl Connection {
     /// let (client, server) = tokio::join!(connect, listener.accept());
     /// let ((client, _), server) = (client?, server?);
     ///
-    /// let memory = client.request(4096, write, Duration::from_secs(5)).await?;
+    /// let memory = client.borrow(4096, write, Duration::from_secs(5)).await?;
     /// let mut word = BufferPool::new(&pd).allocate(5)?;
     /// word.copy_from_slice(b"hello");
     /// memory.write(word).await?;
-    /// memory.give();
+    /// memory.hand_over();
     ///
     /// let region = server.receive_region().await?;
     /// assert_eq!(region[..5], *b"hello");
     /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub async fn request(
+    #[doc(alias = "request_remote_mr")]
+    pub async fn borrow(
         &self,
         length: usize,
         access: AccessFlags,
         time: Duration,
     ) -> Result<RemoteRegion, LeaseError> {
-        self.request_aligned(length, 1, access, time).await
+        self.borrow_aligned(length, 1, access, time).await
     }
 
-    /// Like [`request`](Self::request), at an address of the peer's that is a multiple of `alignment`: a power of two,
+    /// Like [`borrow`](Self::borrow), at an address of the peer's that is a multiple of `alignment`: a power of two,
     /// at most 2 MiB. Memory begins on a page of 4 KiB in any case.
     ///
     /// # Errors
-    /// Same errors as [`request`](Self::request).
+    /// Same errors as [`borrow`](Self::borrow).
     ///
     /// # Panics
-    /// Same panics as [`request`](Self::request).
-    pub async fn request_aligned(
+    /// Same panics as [`borrow`](Self::borrow).
+    pub async fn borrow_aligned(
         &self,
         length: usize,
         alignment: usize,
@@ -96,16 +97,16 @@ impl Connection {
             return Err(LeaseError::NotOpened(Box::new(Error::EmptyRegion)));
         }
         let (length, alignment, access) = (length as u64, alignment as u64, access & remote());
-        let ask = Ask { ask: 0, loan: 0, access, length, alignment, time };
+        let ask = Ask { ask: 0, lease: 0, access, length, alignment, time };
         let granted = self.ask(ask).await?;
         Ok(RemoteRegion::new(self.inner(), granted))
     }
 
     /// Lends memory to the peer for the given time: it is open to the peer from now on, and the peer's program
-    /// [receives](Self::receive_loan) it when it likes. `access` is what the peer may do, at most what the queue pair
+    /// [receives](Self::receive_lease) it when it likes. `access` is what the peer may do, at most what the queue pair
     /// allows; rights that the verbs also demand are added.
     ///
-    /// The memory comes back from the [`Loan`], when the peer has given it back, its time is over, or the queue pair
+    /// The memory comes back from the [`Lease`], when the peer has given it back, its time is over, or the queue pair
     /// has ended, whichever is first. After that, a late peer gets a remote access error, and changes nothing. The time
     /// is counted by a task of the runtime that the connection was made in, and by the kernel's `CLOCK_MONOTONIC`,
     /// which stands still while the machine is suspended. Memory of more than 1 MiB is opened and closed on tokio's
@@ -143,15 +144,15 @@ impl Connection {
     /// let mut region = Region::allocate(&pd, 4096)?;
     /// region[..5].copy_from_slice(b"hello");
     /// let read = AccessFlags::new().with_remote_read();
-    /// let loan = one.lend(region, read, Duration::from_secs(5)).await?;
+    /// let lease = one.lend(region, read, Duration::from_secs(5)).await?;
     ///
-    /// let borrowed = other.receive_loan().await?;
+    /// let borrowed = other.receive_lease().await?;
     /// let word = BufferPool::new(&pd).allocate(5)?;
     /// let word = borrowed.slice(0..5).unwrap().read(word).await?;
     /// assert_eq!(*word, *b"hello");
     /// drop(borrowed);
     ///
-    /// let ended = loan.await?;
+    /// let ended = lease.await?;
     /// assert_eq!((ended.end, ended.region.len()), (LeaseEnd::Returned, 4096));
     /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -170,15 +171,16 @@ impl Connection {
     /// ```compile_fail,E0308
     /// # use rdma_mem::AccessFlags;
     /// # async fn of_a_pool(one: rdma_async::Connection, buffer: rdma_mem::Buffer, time: std::time::Duration) {
-    /// let loan = one.lend(buffer, AccessFlags::REMOTE_READ, time).await;
+    /// let lease = one.lend(buffer, AccessFlags::REMOTE_READ, time).await;
     /// # }
     /// ```
+    #[doc(alias = "send_local_mr")]
     pub async fn lend(
         &self,
         region: Region,
         access: AccessFlags,
         time: Duration,
-    ) -> Result<Loan, LendError> {
+    ) -> Result<Lease, LendError> {
         let back = |region, error| LendError { region: Some(region), error };
         let (place, leases) = match self.lends(access) {
             Ok(found) => found,
@@ -195,7 +197,9 @@ impl Connection {
         };
         let (who, mut ended) = oneshot::channel();
         match leases.lend(place.open(access, time, Opened::Lent(memory, own, who))) {
-            Ok(loan) => Ok(Loan { leases: Arc::clone(leases), number: place.number, loan, ended }),
+            Ok(lease) => {
+                Ok(Lease { leases: Arc::clone(leases), number: place.number, lease, ended })
+            }
             Err(open) => {
                 // The connection has ended meanwhile.
                 close_refused(open);
@@ -210,9 +214,9 @@ impl Connection {
         }
     }
 
-    /// Like [`lend`](Self::lend), for a part of memory of which other loans may have parts at the same time, each with
+    /// Like [`lend`](Self::lend), for a part of memory of which other leases may have parts at the same time, each with
     /// rights and a key of its own. `range` counts bytes from the beginning of the memory. The memory comes back when
-    /// all of its loans have ended and all clones are dropped: [`CommonMemory::try_into_memory`].
+    /// all of its leases have ended and all clones are dropped: [`CommonMemory::try_into_memory`].
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::NotGranted`], [`LeaseError::NotOpened`];
@@ -243,7 +247,7 @@ impl Connection {
     /// let all = one.lend_part(&board, 0..8192, read, minute).await?;
     /// let line = one.lend_part(&board, 64..128, write, minute).await?;
     ///
-    /// let (to_read, to_write) = (other.receive_loan().await?, other.receive_loan().await?);
+    /// let (to_read, to_write) = (other.receive_lease().await?, other.receive_lease().await?);
     /// let mut word = BufferPool::new(&pd).allocate(5)?;
     /// word.copy_from_slice(b"hello");
     /// let word = to_write.slice(0..5).unwrap().write(word).await?;
@@ -263,7 +267,7 @@ impl Connection {
         range: Range<usize>,
         access: AccessFlags,
         time: Duration,
-    ) -> Result<Loan<CommonMemory>, LeaseError> {
+    ) -> Result<Lease<CommonMemory>, LeaseError> {
         let is_within = range.start <= range.end && range.end <= memory.len();
         assert!(is_within, "{range:?} is not within {} bytes", memory.len());
         let (place, leases) = self.lends(access)?;
@@ -273,7 +277,9 @@ impl Connection {
         let part = part.map_err(|error| LeaseError::NotOpened(Box::new(error)))?;
         let (who, ended) = oneshot::channel();
         match leases.lend(place.open(access, time, Opened::Part(part, who))) {
-            Ok(loan) => Ok(Loan { leases: Arc::clone(leases), number: place.number, loan, ended }),
+            Ok(lease) => {
+                Ok(Lease { leases: Arc::clone(leases), number: place.number, lease, ended })
+            }
             Err(open) => {
                 close_refused(open);
                 Err(LeaseError::Closed(self.closed()))
@@ -296,10 +302,10 @@ impl Connection {
         Ok((Place { number, epoch }, leases))
     }
 
-    /// Receives the next memory that the peer has [lent](Self::lend), in the order of the loans, and waits if there is
+    /// Receives the next memory that the peer has [lent](Self::lend), in the order of the leases, and waits if there is
     /// none. If the future is dropped before it is ready, the memory waits for the next call.
     ///
-    /// At most 1,024 loans wait for the program; further ones go back at once, as if they had been dropped here.
+    /// At most 1,024 leases wait for the program; further ones go back at once, as if they had been dropped here.
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`]; [`LeaseError::Timeout`] if the peer has lent memory, and does not
@@ -310,7 +316,8 @@ impl Connection {
     ///
     /// # Examples
     /// See [`lend`](Self::lend).
-    pub async fn receive_loan(&self) -> Result<RemoteRegion, LeaseError> {
+    #[doc(alias = "receive_remote_mr")]
+    pub async fn receive_lease(&self) -> Result<RemoteRegion, LeaseError> {
         let (member, leases) = self.leases()?;
         let number = member.number;
         loop {
@@ -318,20 +325,21 @@ impl Connection {
             self.until_there(leases, number, || false, awaits).await?;
             let access = AccessFlags::new();
             let ask =
-                Ask { ask: 0, loan: 0, access, length: 0, alignment: 1, time: Duration::ZERO };
-            let next = || leases.borrower().next_announced(number).map(|loan| Ask { loan, ..ask });
+                Ask { ask: 0, lease: 0, access, length: 0, alignment: 1, time: Duration::ZERO };
+            let next =
+                || leases.borrower().next_announced(number).map(|lease| Ask { lease, ..ask });
             match self.ask_next(next).await {
                 Ok(Some(granted)) => return Ok(RemoteRegion::new(self.inner(), granted)),
                 // Another task has taken it, or it was over before it was taken.
-                Ok(None) | Err(LeaseError::Denied(Denial::Ended)) => {}
+                Ok(None) | Err(LeaseError::Denied(LeaseDenial::Ended)) => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Receives the next memory that the peer had [requested](Self::request) and has [given](RemoteRegion::give) to
-    /// this program, in the order in which it was given, and waits if there is none. If the future is dropped before it
-    /// is ready, nothing is lost. Memory that was given before the connection ended can be received after that, too; it
+    /// Receives the next memory that the peer had [borrowed](Self::borrow) and has [handed over](RemoteRegion::hand_over) to
+    /// this program, in that order, and waits if there is none. If the future is dropped before it
+    /// is ready, nothing is lost. Memory that was handed over before the connection ended can be received after that, too; it
     /// is freed with the last clone of the connection. If it is more than 1 MiB, this call waits until a blocking
     /// thread has closed it for the peer.
     ///
@@ -339,7 +347,8 @@ impl Connection {
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`] when there is no more of it.
     ///
     /// # Examples
-    /// See [`request`](Self::request).
+    /// See [`borrow`](Self::borrow).
+    #[doc(alias = "receive_local_mr")]
     pub async fn receive_region(&self) -> Result<Region, LeaseError> {
         let (member, leases) = self.leases()?;
         let number = member.number;

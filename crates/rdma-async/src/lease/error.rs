@@ -13,17 +13,17 @@ use crate::region::memory::Region;
 pub enum LeaseError {
     /// The connection has no control connection, or a channel at the other end of it.
     #[error(
-        "loans travel by a control connection, and this connection has none to a peer of this crate: make it with \
+        "leases travel by a control connection, and this connection has none to a peer of this crate: make it with \
         `Driver::connect` and `Driver::listen`"
     )]
     NoControl,
-    /// The connection has ended, with the reason if this end knows one. From `receive_loan` and `receive_region` it
+    /// The connection has ended, with the reason if this end knows one. From `receive_lease` and `receive_region` it
     /// means that nothing more arrives: most often the peer has left.
     #[error("the connection has ended{}", since(*.0))]
     Closed(Option<CloseReason>),
     /// The peer does not lend that.
     #[error("the peer does not lend the memory: {0}")]
-    Denied(Denial),
+    Denied(LeaseDenial),
     /// The peer has not answered in time, or earlier requests of this end still wait for their answers. Memory that is
     /// granted later goes back by itself: request again.
     #[error("the peer has not answered within {limit:?}: does its program run?")]
@@ -37,7 +37,7 @@ pub enum LeaseError {
         `pd.create_qp().access(…)` with these rights"
     )]
     NotGranted {
-        /// What the loan was to allow.
+        /// What the lease was to allow.
         asked: AccessFlags,
         /// What the queue pair allows.
         granted: AccessFlags,
@@ -45,7 +45,7 @@ pub enum LeaseError {
     /// The memory cannot be opened.
     #[error("the memory was not opened to the peer: {0}")]
     NotOpened(Box<Error>),
-    /// The connection ended before the loan was made, and the provider refuses to close the memory, which is never used
+    /// The connection ended before the lease was made, and the provider refuses to close the memory, which is never used
     /// again. Peers may still reach it by the connections of its protection domain, until these are closed.
     #[error(
         "peers may still reach the memory, which is lost, by the connections of its domain: {0}"
@@ -61,10 +61,10 @@ impl LeaseError {
     /// of the protection domain, by which peers can reach the memory.
     ///
     /// ```
-    /// use rdma_async::{Denial, LeaseError};
+    /// use rdma_async::{LeaseDenial, LeaseError};
     /// use rdma_mem::Recovery;
     ///
-    /// let full = LeaseError::Denied(Denial::Full { left: 4096 });
+    /// let full = LeaseError::Denied(LeaseDenial::Full { left: 4096 });
     /// assert_eq!(full.recovery(), Recovery::Retry);
     /// assert_eq!(LeaseError::Closed(None).recovery(), Recovery::Reconnect);
     /// ```
@@ -87,7 +87,7 @@ fn since(reason: Option<CloseReason>) -> String {
 /// Why a peer does not lend memory. What a limit is of, is said at [`LeaseLimits`](crate::LeaseLimits).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Denial {
+pub enum LeaseDenial {
     /// The peer lends nothing on request.
     #[error("it lends nothing on request (`ConnectionOptions::lease_limits` there)")]
     NotOffered,
@@ -145,15 +145,15 @@ pub enum Denial {
     Other(u32),
 }
 
-impl Denial {
+impl LeaseDenial {
     /// Returns what the requesting program can do about it. If the peer has used up a limit, that is
     /// [`Retry`](Recovery::Retry), since some of it becomes free again.
     ///
     /// ```
-    /// use rdma_async::Denial;
+    /// use rdma_async::LeaseDenial;
     /// use rdma_mem::Recovery;
     ///
-    /// assert_eq!(Denial::TooLong { most: 4096 }.recovery(), Recovery::Programming);
+    /// assert_eq!(LeaseDenial::TooLong { most: 4096 }.recovery(), Recovery::Programming);
     /// ```
     #[must_use]
     pub const fn recovery(&self) -> Recovery {
@@ -238,19 +238,19 @@ mod tests {
     fn each_reason_comes_back() {
         let allowed = AccessFlags::new().with_remote_read();
         for denial in [
-            Denial::NotOffered,
-            Denial::Access { allowed },
-            Denial::TooLong { most: 1 },
-            Denial::Full { left: 2 },
-            Denial::TooMany { most: 3 },
-            Denial::Time { longest: Duration::from_micros(4) },
-            Denial::Alignment { most: 5 },
-            Denial::Failed,
-            Denial::Ended,
-            Denial::Other(77),
+            LeaseDenial::NotOffered,
+            LeaseDenial::Access { allowed },
+            LeaseDenial::TooLong { most: 1 },
+            LeaseDenial::Full { left: 2 },
+            LeaseDenial::TooMany { most: 3 },
+            LeaseDenial::Time { longest: Duration::from_micros(4) },
+            LeaseDenial::Alignment { most: 5 },
+            LeaseDenial::Failed,
+            LeaseDenial::Ended,
+            LeaseDenial::Other(77),
         ] {
             let (why, limit) = denial.to_numbers();
-            assert_eq!(Denial::from_numbers(why, limit), denial);
+            assert_eq!(LeaseDenial::from_numbers(why, limit), denial);
             assert!(!denial.to_string().is_empty());
         }
     }

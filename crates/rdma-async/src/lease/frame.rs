@@ -5,29 +5,29 @@
 //!
 //! | | kind | from | when | bytes |
 //! |---|---|---|---|---|
-//! | 8 | LEND | lender | memory awaits the borrower | loan (4) |
-//! | 9 | ASK | borrower | it wants the memory of a loan that awaits it, or, with loan 0, new memory | ask (4), loan (4), access (4), length (8), alignment (8), time (8) |
-//! | 10 | GRANT | lender | the memory is open | ask (4), loan (4), access (4), descriptor (28) |
+//! | 8 | LEND | lender | memory awaits the borrower | lease (4) |
+//! | 9 | ASK | borrower | it wants the memory of a lease that awaits it, or, with lease 0, new memory | ask (4), lease (4), access (4), length (8), alignment (8), time (8) |
+//! | 10 | GRANT | lender | the memory is open | ask (4), lease (4), access (4), descriptor (28) |
 //! | 11 | DENY | lender | it will not be | ask (4), why (4), limit (8) |
-//! | 12 | BACK | borrower | it needs the memory no more; with 1 the lender's program is to have it | loan (4), 0 or 1 (4) |
-//! | 13 | OVER | lender | the memory was closed before its time, or with it: it may still await the borrower | loan (4) |
+//! | 12 | BACK | borrower | it needs the memory no more; with 1 the lender's program is to have it | lease (4), 0 or 1 (4) |
+//! | 13 | OVER | lender | the memory was closed before its time, or with it: it may still await the borrower | lease (4) |
 
 use std::time::Duration;
 
 use rdma_mem::AccessFlags;
 
-use super::error::Denial;
+use super::error::LeaseDenial;
 use crate::region::descriptor::Descriptor;
 
-/// What is said of a loan.
+/// What is said of a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LeaseFrame {
-    Lend { loan: u32 },
+    Lend { lease: u32 },
     Ask(Ask),
-    Grant { ask: u32, loan: u32, access: AccessFlags, descriptor: Descriptor },
-    Deny { ask: u32, denial: Denial },
-    Back { loan: u32, gives: bool },
-    Over { loan: u32 },
+    Grant { ask: u32, lease: u32, access: AccessFlags, descriptor: Descriptor },
+    Deny { ask: u32, denial: LeaseDenial },
+    Back { lease: u32, gives: bool },
+    Over { lease: u32 },
 }
 
 /// What a borrower wants.
@@ -35,7 +35,7 @@ pub(crate) enum LeaseFrame {
 pub(crate) struct Ask {
     pub(crate) ask: u32,
     /// 0 for new memory.
-    pub(crate) loan: u32,
+    pub(crate) lease: u32,
     pub(crate) access: AccessFlags,
     pub(crate) length: u64,
     pub(crate) alignment: u64,
@@ -49,7 +49,7 @@ const DENY: u16 = 11;
 const BACK: u16 = 12;
 const OVER: u16 = 13;
 
-/// How many bytes are behind the head of a frame of this kind; `None` if it is not of a loan.
+/// How many bytes are behind the head of a frame of this kind; `None` if it is not of a lease.
 #[allow(clippy::cast_possible_truncation)] // a few
 pub(crate) const fn length_of(kind: u16) -> Option<u16> {
     Some(match kind {
@@ -78,22 +78,22 @@ impl LeaseFrame {
     pub(crate) fn write(&self, bytes: &mut Vec<u8>) {
         let mut word = |word: u32| bytes.extend(word.to_be_bytes());
         match self {
-            Self::Lend { loan } | Self::Over { loan } => word(*loan),
-            Self::Back { loan, gives } => {
-                word(*loan);
+            Self::Lend { lease } | Self::Over { lease } => word(*lease),
+            Self::Back { lease, gives } => {
+                word(*lease);
                 word(u32::from(*gives));
             }
-            Self::Ask(Ask { ask, loan, access, length, alignment, time }) => {
+            Self::Ask(Ask { ask, lease, access, length, alignment, time }) => {
                 word(*ask);
-                word(*loan);
+                word(*lease);
                 word(access.bits());
                 bytes.extend(length.to_be_bytes());
                 bytes.extend(alignment.to_be_bytes());
                 bytes.extend(micros(*time).to_be_bytes());
             }
-            Self::Grant { ask, loan, access, descriptor } => {
+            Self::Grant { ask, lease, access, descriptor } => {
                 word(*ask);
-                word(*loan);
+                word(*lease);
                 word(access.bits());
                 bytes.extend(descriptor.to_bytes());
             }
@@ -110,12 +110,12 @@ impl LeaseFrame {
     pub(crate) fn read(kind: u16, bytes: &[u8]) -> Option<Self> {
         let mut rest = Rest(bytes);
         let frame = match kind {
-            LEND => Self::Lend { loan: rest.word()? },
-            OVER => Self::Over { loan: rest.word()? },
-            BACK => Self::Back { loan: rest.word()?, gives: rest.word()? != 0 },
+            LEND => Self::Lend { lease: rest.word()? },
+            OVER => Self::Over { lease: rest.word()? },
+            BACK => Self::Back { lease: rest.word()?, gives: rest.word()? != 0 },
             ASK => Self::Ask(Ask {
                 ask: rest.word()?,
-                loan: rest.word()?,
+                lease: rest.word()?,
                 access: AccessFlags::from_bits_retain(rest.word()?),
                 length: rest.long()?,
                 alignment: rest.long()?,
@@ -123,13 +123,13 @@ impl LeaseFrame {
             }),
             GRANT => Self::Grant {
                 ask: rest.word()?,
-                loan: rest.word()?,
+                lease: rest.word()?,
                 access: AccessFlags::from_bits_retain(rest.word()?),
                 descriptor: Descriptor::from_bytes(rest.take()?),
             },
             DENY => {
                 let (ask, why) = (rest.word()?, rest.word()?);
-                Self::Deny { ask, denial: Denial::from_numbers(why, rest.long()?) }
+                Self::Deny { ask, denial: LeaseDenial::from_numbers(why, rest.long()?) }
             }
             _ => return None,
         };
@@ -183,18 +183,18 @@ mod tests {
     #[test]
     fn each_frame_comes_back() {
         let access = AccessFlags::new().with_remote_read();
-        let ask = Ask { ask: 1, loan: 2, access, length: 3, alignment: 4, time: Duration::MAX };
+        let ask = Ask { ask: 1, lease: 2, access, length: 3, alignment: 4, time: Duration::MAX };
         let region = RemoteMemoryRegion::new(0x1000, 256, 0x42);
         let descriptor = Descriptor::new(region, Duration::from_secs(5));
-        let denial = Denial::TooLong { most: 4096 };
+        let denial = LeaseDenial::TooLong { most: 4096 };
         for frame in [
-            LeaseFrame::Lend { loan: 0x0102_0304 },
+            LeaseFrame::Lend { lease: 0x0102_0304 },
             LeaseFrame::Ask(ask),
             LeaseFrame::Ask(Ask { time: Duration::from_micros(7), ..ask }),
-            LeaseFrame::Grant { ask: 1, loan: 2, access, descriptor },
+            LeaseFrame::Grant { ask: 1, lease: 2, access, descriptor },
             LeaseFrame::Deny { ask: 1, denial },
-            LeaseFrame::Back { loan: 7, gives: true },
-            LeaseFrame::Over { loan: 7 },
+            LeaseFrame::Back { lease: 7, gives: true },
+            LeaseFrame::Over { lease: 7 },
         ] {
             let bytes = written(&frame);
             assert_eq!(Some(bytes.len()), length_of(frame.kind()).map(usize::from));
@@ -221,7 +221,7 @@ mod tests {
         let access = AccessFlags::new().with_remote_write();
         let ask = Ask {
             ask: 1,
-            loan: 0,
+            lease: 0,
             access,
             length: 4096,
             alignment: 64,
@@ -229,7 +229,7 @@ mod tests {
         };
         let bytes = b"\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\x10\0\0\0\0\0\0\0\0\x40\0\0\0\0\0\x0f\x42\x40";
         assert_eq!(written(&LeaseFrame::Ask(ask)), bytes);
-        let deny = LeaseFrame::Deny { ask: 3, denial: Denial::NotOffered };
+        let deny = LeaseFrame::Deny { ask: 3, denial: LeaseDenial::NotOffered };
         assert_eq!(written(&deny), b"\0\0\0\x03\0\0\0\x01\0\0\0\0\0\0\0\0");
     }
 }

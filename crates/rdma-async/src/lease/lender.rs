@@ -8,7 +8,7 @@ use rdma_mem::{AccessFlags, CommonMemory, CommonRegion, Error, ProtectionDomain,
 use tokio::sync::oneshot;
 
 use super::limits::Counted;
-use super::loan::EndedLoan;
+use super::own::EndedLease;
 use crate::ledger::after::apart;
 use crate::region::descriptor::Descriptor;
 use crate::region::memory::Region;
@@ -56,7 +56,7 @@ pub(super) enum Opened {
 }
 
 /// Who has lent memory.
-pub(super) type Back<M> = oneshot::Sender<Result<EndedLoan<M>, ReserveError>>;
+pub(super) type Back<M> = oneshot::Sender<Result<EndedLease<M>, ReserveError>>;
 
 impl Open {
     /// How long it is, in bytes.
@@ -90,11 +90,11 @@ pub(super) struct Given {
     _counted: Counted,
 }
 
-/// Why a loan ends, and whether the program is to have what the peer had asked for.
+/// Why a lease ends, and whether the program is to have what the peer had asked for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Why {
     pub(super) end: LeaseEnd,
-    pub(super) loan: u32,
+    pub(super) lease: u32,
     pub(super) gives: bool,
 }
 
@@ -102,7 +102,7 @@ pub(super) struct Why {
 #[derive(Debug, Default)]
 pub(super) struct Lender {
     pub(super) current: BTreeMap<u32, Current>,
-    loans: BTreeMap<u32, Open>,
+    leases: BTreeMap<u32, Open>,
     ends: BTreeSet<(Instant, u32)>,
     /// To be closed.
     due: VecDeque<(Open, Why)>,
@@ -118,7 +118,7 @@ pub(super) struct Lender {
 }
 
 impl Lender {
-    /// Keeps memory that was opened. What number the loan has.
+    /// Keeps memory that was opened. What number the lease has.
     ///
     /// # Errors
     /// With the memory, if the queue pair that it was opened for has ended.
@@ -129,12 +129,12 @@ impl Lender {
         }
         loop {
             self.newest = self.newest.wrapping_add(1).max(1);
-            if !self.loans.contains_key(&self.newest) {
+            if !self.leases.contains_key(&self.newest) {
                 break;
             }
         }
         self.ends.extend(open.until.map(|until| (until, self.newest)));
-        self.loans.insert(self.newest, open);
+        self.leases.insert(self.newest, open);
         Ok(self.newest)
     }
 
@@ -142,36 +142,36 @@ impl Lender {
         self.current.get(&number).map(|current| current.epoch)
     }
 
-    pub(super) fn loan(&self, number: u32, loan: u32) -> Option<&Open> {
-        self.loans.get(&loan).filter(|open| open.number == number)
+    pub(super) fn lease(&self, number: u32, lease: u32) -> Option<&Open> {
+        self.leases.get(&lease).filter(|open| open.number == number)
     }
 
-    /// Takes a loan out, for the caller to close it.
-    pub(super) fn take(&mut self, loan: u32) -> Option<Open> {
-        let open = self.loans.remove(&loan)?;
+    /// Takes a lease out, for the caller to close it.
+    pub(super) fn take(&mut self, lease: u32) -> Option<Open> {
+        let open = self.leases.remove(&lease)?;
         if let Some(until) = open.until {
-            self.ends.remove(&(until, loan));
+            self.ends.remove(&(until, lease));
         }
         Some(open)
     }
 
-    /// Has a loan end, if there is such a one.
-    pub(super) fn end(&mut self, loan: u32, end: LeaseEnd) {
-        let open = self.take(loan);
-        self.due.extend(open.map(|open| (open, Why { end, loan, gives: false })));
+    /// Has a lease end, if there is such a one.
+    pub(super) fn end(&mut self, lease: u32, end: LeaseEnd) {
+        let open = self.take(lease);
+        self.due.extend(open.map(|open| (open, Why { end, lease, gives: false })));
     }
 
     /// Whether a connection has lent something with a queue pair of that epoch, or an earlier one.
     pub(super) fn has_of(&self, number: u32, epoch: u32) -> bool {
-        self.loans.values().any(|open| open.number == number && open.epoch <= epoch)
+        self.leases.values().any(|open| open.number == number && open.epoch <= epoch)
     }
 
     /// Has those of a connection end whose queue pair is of that epoch, or an earlier one.
     pub(super) fn end_of(&mut self, number: u32, epoch: u32) {
         let is_of = |open: &Open| open.number == number && open.epoch <= epoch;
-        let ended = self.loans.iter().filter(|(_, open)| is_of(open));
-        for loan in ended.map(|(&loan, _)| loan).collect::<Vec<_>>() {
-            self.end(loan, LeaseEnd::OldEpoch);
+        let ended = self.leases.iter().filter(|(_, open)| is_of(open));
+        for lease in ended.map(|(&lease, _)| lease).collect::<Vec<_>>() {
+            self.end(lease, LeaseEnd::Disconnected);
         }
     }
 
@@ -230,15 +230,15 @@ impl Lender {
         for number in std::mem::take(&mut self.current).into_keys() {
             self.end_of(number, u32::MAX);
         }
-        debug_assert!(self.loans.is_empty() && self.ends.is_empty(), "each is of a connection");
+        debug_assert!(self.leases.is_empty() && self.ends.is_empty(), "each is of a connection");
         std::mem::take(&mut self.due)
     }
 
     /// The next one that is to be closed now, or when there will be one by its time.
     pub(super) fn next_due(&mut self, now: Instant) -> Result<(Open, Why), Option<Instant>> {
-        while let Some(&(until, loan)) = self.ends.first().filter(|(until, _)| *until <= now) {
-            self.ends.remove(&(until, loan));
-            self.end(loan, LeaseEnd::TimeOver);
+        while let Some(&(until, lease)) = self.ends.first().filter(|(until, _)| *until <= now) {
+            self.ends.remove(&(until, lease));
+            self.end(lease, LeaseEnd::TimeOver);
         }
         self.due.pop_front().ok_or_else(|| self.ends.first().map(|&(until, _)| until))
     }
@@ -277,16 +277,16 @@ pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
     }
 }
 
-/// Closes memory of a loan that was not made, since its queue pair has ended meanwhile.
+/// Closes memory of a lease that was not made, since its queue pair has ended meanwhile.
 pub(super) fn close_refused(open: Open) {
-    let given = close((open, Why { end: LeaseEnd::OldEpoch, loan: 0, gives: false }));
+    let given = close((open, Why { end: LeaseEnd::Disconnected, lease: 0, gives: false }));
     debug_assert!(given.is_none(), "the peer knows nothing of it");
 }
 
 /// If nobody waits, the memory is freed.
 fn give_back<M>(who: Back<M>, closed: Result<M, Error>, why: Why) {
-    let (end, is_given) = (why.end, why.gives);
-    let ended = closed.map(|region| EndedLoan { region, end, is_given });
+    let (end, is_handed_over) = (why.end, why.gives);
+    let ended = closed.map(|region| EndedLease { region, end, is_handed_over });
     let ended = ended.map_err(|error| ReserveError::NotRevoked(Box::new(error)));
     apart(|| drop(who.send(ended)));
 }
@@ -304,7 +304,7 @@ mod tests {
         rdma_soft::install();
         let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
         let (access, time) = (AccessFlags::new().with_remote_read(), Duration::ZERO);
-        let ask = Ask { ask: 1, loan: 0, access, length: 1, alignment: 1, time };
+        let ask = Ask { ask: 1, lease: 0, access, length: 1, alignment: 1, time };
         let limits = LeaseLimits::new(access);
         let given = || {
             let counted = limits.count(&Arc::default(), &ask, access).unwrap();

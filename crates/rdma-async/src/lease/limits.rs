@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rdma_mem::AccessFlags;
 
-use super::error::Denial;
+use super::error::LeaseDenial;
 use super::frame::Ask;
 
 /// Memory is lent in whole pages, in bytes.
@@ -14,7 +14,7 @@ const PAGE: usize = 4096;
 /// The largest alignment, in bytes: that of a huge page.
 const LARGEST_ALIGNMENT: u64 = 2 << 20;
 
-/// What peers may borrow by [asking](crate::Connection::request): without limits in the
+/// What peers may borrow by [asking](crate::Connection::borrow): without limits in the
 /// [options](crate::ConnectionOptions::lease_limits) of a connection, its peer may not.
 ///
 /// What a peer has borrowed counts until it was freed, or was [taken](crate::Connection::receive_region) by the program. All
@@ -112,16 +112,16 @@ impl LeaseLimits {
         account: &Arc<Account>,
         ask: &Ask,
         granted: AccessFlags,
-    ) -> Result<Counted, Denial> {
+    ) -> Result<Counted, LeaseDenial> {
         let allowed = self.access & granted;
         if !allowed.contains(ask.access) || ask.access.is_empty() {
-            return Err(Denial::Access { allowed });
+            return Err(LeaseDenial::Access { allowed });
         }
         if ask.time > self.longest {
-            return Err(Denial::Time { longest: self.longest });
+            return Err(LeaseDenial::Time { longest: self.longest });
         }
         if !ask.alignment.is_power_of_two() || ask.alignment > LARGEST_ALIGNMENT {
-            return Err(Denial::Alignment { most: LARGEST_ALIGNMENT });
+            return Err(LeaseDenial::Alignment { most: LARGEST_ALIGNMENT });
         }
         let most = self.per_peer.min(self.total.most).saturating_sub(beside(ask.alignment));
         let most = most / PAGE * PAGE;
@@ -129,13 +129,13 @@ impl LeaseLimits {
         let bytes = length.and_then(|length| {
             length.max(1).next_multiple_of(PAGE).checked_add(beside(ask.alignment))
         });
-        let bytes = bytes.ok_or(Denial::TooLong { most: most as u64 })?;
+        let bytes = bytes.ok_or(LeaseDenial::TooLong { most: most as u64 })?;
         let mut used = account.0.lock().unwrap_or_else(PoisonError::into_inner);
         let left = self.per_peer.saturating_sub(used.0);
         if used.1 >= self.regions {
-            return Err(Denial::TooMany { most: self.regions as u64 });
+            return Err(LeaseDenial::TooMany { most: self.regions as u64 });
         }
-        let full = |left: usize| Denial::Full { left: (left / PAGE * PAGE) as u64 };
+        let full = |left: usize| LeaseDenial::Full { left: (left / PAGE * PAGE) as u64 };
         if bytes > left {
             return Err(full(left));
         }
@@ -169,7 +169,7 @@ mod tests {
 
     fn ask(length: u64) -> Ask {
         let time = Duration::from_secs(1);
-        Ask { ask: 1, loan: 0, access: READ, length, alignment: 64, time }
+        Ask { ask: 1, lease: 0, access: READ, length, alignment: 64, time }
     }
 
     #[test]
@@ -178,25 +178,25 @@ mod tests {
         let limits = LeaseLimits::new(READ).per_peer(8192).in_total(3 * 4096).regions_per_peer(2);
         let count = |ask: Ask| limits.count(&account, &ask, READ);
         let one = count(ask(1)).unwrap();
-        assert_eq!(count(ask(4097)).unwrap_err(), Denial::Full { left: 4096 });
+        assert_eq!(count(ask(4097)).unwrap_err(), LeaseDenial::Full { left: 4096 });
         let two = count(ask(4096)).unwrap();
-        assert_eq!(count(ask(1)).unwrap_err(), Denial::TooMany { most: 2 });
+        assert_eq!(count(ask(1)).unwrap_err(), LeaseDenial::TooMany { most: 2 });
         let other = Arc::new(Account::default());
         assert_eq!(
             limits.count(&other, &ask(8192), READ).unwrap_err(),
-            Denial::Full { left: 4096 }
+            LeaseDenial::Full { left: 4096 }
         );
         drop((one, two));
         drop(count(ask(8192)).unwrap());
-        assert_eq!(count(ask(8193)).unwrap_err(), Denial::TooLong { most: 8192 });
-        assert_eq!(count(ask(u64::MAX)).unwrap_err(), Denial::TooLong { most: 8192 });
+        assert_eq!(count(ask(8193)).unwrap_err(), LeaseDenial::TooLong { most: 8192 });
+        assert_eq!(count(ask(u64::MAX)).unwrap_err(), LeaseDenial::TooLong { most: 8192 });
         // What it would take beside them is not there, and never is.
         let aligned = |length| Ask { alignment: 8192, ..ask(length) };
-        assert_eq!(count(aligned(1)).unwrap_err(), Denial::TooLong { most: 0 });
+        assert_eq!(count(aligned(1)).unwrap_err(), LeaseDenial::TooLong { most: 0 });
         let larger = LeaseLimits::new(READ).per_peer(5 * 4096);
         let most = larger.count(&account, &aligned(3 * 4096), READ).unwrap();
         let more = larger.count(&Arc::default(), &aligned(3 * 4096 + 1), READ).unwrap_err();
-        assert_eq!(more, Denial::TooLong { most: 3 * 4096 });
+        assert_eq!(more, LeaseDenial::TooLong { most: 3 * 4096 });
         drop(most);
         assert_eq!(
             (limits.total.used.load(Ordering::Relaxed), *account.0.lock().unwrap()),
@@ -211,7 +211,10 @@ mod tests {
             for length in [u64::MAX, u64::MAX - 4095, u64::MAX - 4096, u64::MAX - (2 << 20)] {
                 let counted =
                     limits.count(&Arc::default(), &Ask { alignment, ..ask(length) }, READ);
-                assert!(!matches!(counted, Err(Denial::Full { .. })), "{length} of {alignment}");
+                assert!(
+                    !matches!(counted, Err(LeaseDenial::Full { .. })),
+                    "{length} of {alignment}"
+                );
             }
         }
         assert_eq!(limits.total.used.load(Ordering::Relaxed), 0);
@@ -224,15 +227,24 @@ mod tests {
         let count = |ask: Ask, granted| limits.count(&account, &ask, granted).unwrap_err();
         let write = AccessFlags::new().with_remote_write();
         let all = READ | write;
-        assert_eq!(count(Ask { access: write, ..ask(1) }, all), Denial::Access { allowed: READ });
+        assert_eq!(
+            count(Ask { access: write, ..ask(1) }, all),
+            LeaseDenial::Access { allowed: READ }
+        );
         let none = AccessFlags::new();
-        assert_eq!(count(ask(1), write), Denial::Access { allowed: none });
-        assert_eq!(count(Ask { access: none, ..ask(1) }, all), Denial::Access { allowed: READ });
+        assert_eq!(count(ask(1), write), LeaseDenial::Access { allowed: none });
+        assert_eq!(
+            count(Ask { access: none, ..ask(1) }, all),
+            LeaseDenial::Access { allowed: READ }
+        );
         let longest = Duration::from_secs(5);
-        assert_eq!(count(Ask { time: Duration::MAX, ..ask(1) }, all), Denial::Time { longest });
+        assert_eq!(
+            count(Ask { time: Duration::MAX, ..ask(1) }, all),
+            LeaseDenial::Time { longest }
+        );
         for alignment in [0, 3, u64::MAX, 4 << 20] {
             let most = LARGEST_ALIGNMENT;
-            assert_eq!(count(Ask { alignment, ..ask(1) }, all), Denial::Alignment { most });
+            assert_eq!(count(Ask { alignment, ..ask(1) }, all), LeaseDenial::Alignment { most });
         }
     }
 }

@@ -19,7 +19,7 @@ pub(crate) struct Outbox {
     inside: Mutex<Inside>,
     /// Told when there is something.
     pub(crate) to_say: Arc<Notify>,
-    /// Writes the head of a frame of a loan.
+    /// Writes the head of a frame of a lease.
     head: fn(u16, u32, u32, &mut Vec<u8>),
 }
 
@@ -48,7 +48,7 @@ impl Outbox {
         self.put(write, |_, _| {});
     }
 
-    /// Says that of a loan.
+    /// Says that of a lease.
     pub(crate) fn say(&self, number: u32, epoch: u32, frame: &LeaseFrame) {
         self.write(|bytes| self.frame(number, epoch, frame, bytes));
     }

@@ -14,22 +14,22 @@ use crate::link::{Inner, Link};
 use crate::operation::Op;
 use crate::operation::kinds::{Atomic, Kind, Read, Write};
 
-/// Memory of the peer that this end has [asked for](crate::Connection::request), or was [lent](crate::Connection::receive_loan).
+/// Memory of the peer that this end has [asked for](crate::Connection::borrow), or was [lent](crate::Connection::receive_lease).
 ///
 /// Its operations are those of its connection, which lives as long as it. Before each is posted, its time is looked at, of which
 /// [a margin](crate::ConnectionOptions::lease_margin) has to be left, and whether the connection still has the queue pair that
 /// the memory was lent to: else it fails with [`TransportError::LeaseOver`](crate::TransportError::LeaseOver), nothing was
 /// posted, and the connection goes on. The time is counted from when this end asked, by its own clock.
 ///
-/// Clones and slices are the same loan. Dropped with the last of them and the last operation, the peer is told, and has its memory
+/// Clones and slices are the same lease. Dropped with the last of them and the last operation, the peer is told, and has its memory
 /// back. If an operation was dropped that may not have completed, the peer has it back when its time is over.
 ///
 /// # Examples
-/// See [`request`](crate::Connection::request).
+/// See [`borrow`](crate::Connection::borrow).
 #[derive(Clone)]
 #[must_use = "dropped, it goes back: memory that was asked for is freed with what was written"]
 pub struct RemoteRegion {
-    /// The connection, with the loan.
+    /// The connection, with the lease.
     leased: Arc<Inner>,
     part: RemoteMemoryRegion,
 }
@@ -76,7 +76,7 @@ impl RemoteRegion {
 
     #[allow(clippy::expect_used)] // it was made with one
     fn granted(&self) -> &Granted {
-        &self.leased.lease.as_ref().expect("a loan").granted
+        &self.leased.lease.as_ref().expect("a lease").granted
     }
 
     fn op<K: Kind>(&self, memory: K::Memory, request: Request) -> Op<'static, K> {
@@ -113,15 +113,16 @@ impl RemoteRegion {
 
     /// Hands the memory, with what this end has written, to the program of the peer.
     /// [`receive_region`](crate::Connection::receive_region) returns it there or, if that program had lent it, its
-    /// [`Loan`](crate::Loan) does, [which says so](crate::EndedLoan::is_given). This end does not learn whether it has
+    /// [`Lease`](crate::Lease) does, [which says so](crate::EndedLease::is_handed_over). This end does not learn whether it has
     /// arrived. The peer is notified when the last clone and the last operation are dropped; nothing more is posted
     /// from now on.
     ///
     /// Memory that arrives there after its time is over, or after the queue pair has ended, is not received. So call
     /// [`disconnect`](crate::Connection::disconnect) after this, rather than just dropping the connection. If an
-    /// operation was dropped that may not have completed, the peer's program does not receive requested memory.
-    pub fn give(self) {
-        self.granted().give();
+    /// operation was dropped that may not have completed, the peer's program does not receive borrowed memory.
+    #[doc(alias = "send_remote_mr")]
+    pub fn hand_over(self) {
+        self.granted().hand_over();
     }
 }
 

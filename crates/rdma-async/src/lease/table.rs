@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout_at;
 
 use super::borrower::{Asked, Borrower, Granted};
-use super::error::Denial;
+use super::error::LeaseDenial;
 use super::frame::{Ask, LeaseFrame};
 use super::lender::{Current, Lender, Open, Opened, Why, behind, close, close_refused, now};
 use super::limits::{Account, Counted, LeaseLimits};
@@ -165,7 +165,7 @@ impl Leases {
         let (open, why) = &due;
         if why.end == LeaseEnd::TimeOver && open.is_lent() {
             // It may still await the program there.
-            let over = LeaseFrame::Over { loan: why.loan };
+            let over = LeaseFrame::Over { lease: why.lease };
             self.out.say(open.number, open.epoch, &over);
         }
         if open.len() <= AT_ONCE {
@@ -242,20 +242,20 @@ impl Leases {
     pub(super) fn lend(&self, open: Open) -> Result<u32, Open> {
         let (number, epoch) = (open.number, open.epoch);
         let mut lender = self.lender();
-        let loan = lender.insert(open)?;
+        let lease = lender.insert(open)?;
         // Under the lock: it may end at once, and nothing is said of it before this.
-        self.out.say(number, epoch, &LeaseFrame::Lend { loan });
+        self.out.say(number, epoch, &LeaseFrame::Lend { lease });
         drop(lender);
         self.changed.notify_one();
-        Ok(loan)
+        Ok(lease)
     }
 
     /// Takes back what was lent, before its time.
-    pub(super) fn revoke(&self, number: u32, loan: u32) {
+    pub(super) fn revoke(&self, number: u32, lease: u32) {
         let mut lender = self.lender();
-        let Some(epoch) = lender.loan(number, loan).map(|open| open.epoch) else { return };
-        lender.end(loan, LeaseEnd::Revoked);
-        self.out.say(number, epoch, &LeaseFrame::Over { loan });
+        let Some(epoch) = lender.lease(number, lease).map(|open| open.epoch) else { return };
+        lender.end(lease, LeaseEnd::Revoked);
+        self.out.say(number, epoch, &LeaseFrame::Over { lease });
         drop(lender);
         self.changed.notify_one();
     }
@@ -273,27 +273,27 @@ impl Leases {
         let mut closing = None;
         match frame {
             LeaseFrame::Ask(ask) => self.hear_ask(number, epoch, ask)?,
-            LeaseFrame::Back { loan, gives } => {
+            LeaseFrame::Back { lease, gives } => {
                 let mut lender = self.lender();
-                let is_there = lender.loan(number, loan).is_some();
-                let ended = is_there.then(|| lender.take(loan)).flatten();
+                let is_there = lender.lease(number, lease).is_some();
+                let ended = is_there.then(|| lender.take(lease)).flatten();
                 if gives && ended.is_some() {
                     lender.note_giving(number, true);
                 }
                 drop(lender);
                 // The next that is said may be a request for more, or the end.
-                let why = Why { end: LeaseEnd::Returned, loan, gives };
+                let why = Why { end: LeaseEnd::Returned, lease, gives };
                 closing = ended.and_then(|open| self.begin_close((open, why)));
             }
-            LeaseFrame::Lend { loan } => {
+            LeaseFrame::Lend { lease } => {
                 let is_current = self.lender().epoch_of(number) == Some(epoch);
-                if is_current && self.borrower().announce(number, epoch, loan) {
+                if is_current && self.borrower().announce(number, epoch, lease) {
                     self.forget_ended(number, epoch);
                 } else {
-                    self.out.reply(number, epoch, &LeaseFrame::Back { loan, gives: false })?;
+                    self.out.reply(number, epoch, &LeaseFrame::Back { lease, gives: false })?;
                 }
             }
-            LeaseFrame::Over { loan } => self.borrower().note_over(number, loan),
+            LeaseFrame::Over { lease } => self.borrower().note_over(number, lease),
             LeaseFrame::Deny { ask, denial } => {
                 if let Some(mut asked) = self.asked(number, ask) {
                     let answer = asked.answer.take();
@@ -301,14 +301,14 @@ impl Leases {
                     apart(|| drop(asked));
                 }
             }
-            LeaseFrame::Grant { ask, loan, access, descriptor } => {
+            LeaseFrame::Grant { ask, lease, access, descriptor } => {
                 let Some(asked) = self.asked(number, ask) else {
                     // The queue pair for which it was asked has ended.
-                    let back = LeaseFrame::Back { loan, gives: false };
+                    let back = LeaseFrame::Back { lease, gives: false };
                     self.out.reply(number, epoch, &back)?;
                     return Ok(None);
                 };
-                self.hear_grant(asked, loan, access, descriptor)?;
+                self.hear_grant(asked, lease, access, descriptor)?;
             }
         }
         self.tell();
@@ -321,7 +321,7 @@ impl Leases {
         number: u32,
         mut ask: Ask,
         permit: OwnedSemaphorePermit,
-    ) -> oneshot::Receiver<Result<Granted, Denial>> {
+    ) -> oneshot::Receiver<Result<Granted, LeaseDenial>> {
         let (answer, answered) = oneshot::channel();
         let Some(epoch) = self.lender().epoch_of(number) else { return answered };
         let mut borrower = self.borrower();
@@ -349,7 +349,7 @@ impl Leases {
     fn hear_grant(
         self: &Arc<Self>,
         mut asked: Asked,
-        loan: u32,
+        lease: u32,
         access: AccessFlags,
         descriptor: Descriptor,
     ) -> Result<(), &'static str> {
@@ -362,11 +362,11 @@ impl Leases {
             leases: Arc::clone(self),
             number: asked.number,
             epoch: asked.epoch,
-            loan,
+            lease,
             access,
             descriptor: descriptor.asked_at(asked.since),
-            awaits: asked.ask.loan != 0,
-            is_over: self.borrower().note_borrowed(loan),
+            awaits: asked.ask.lease != 0,
+            is_over: self.borrower().note_borrowed(lease),
             gives: false.into(),
             is_forsaken: false.into(),
         };
@@ -380,14 +380,14 @@ impl Leases {
         Ok(())
     }
 
-    pub(super) fn forget_borrowed(&self, loan: u32, is_over: &Arc<std::sync::atomic::AtomicBool>) {
-        self.borrower().forget_borrowed(loan, is_over);
+    pub(super) fn forget_borrowed(&self, lease: u32, is_over: &Arc<std::sync::atomic::AtomicBool>) {
+        self.borrower().forget_borrowed(lease, is_over);
     }
 
     /// What was lent, and nobody has taken, awaits the program again.
-    pub(super) fn await_again(&self, number: u32, epoch: u32, loan: u32) {
+    pub(super) fn await_again(&self, number: u32, epoch: u32, lease: u32) {
         if self.lender().epoch_of(number) == Some(epoch) {
-            self.borrower().announce_again(number, epoch, loan);
+            self.borrower().announce_again(number, epoch, lease);
             self.forget_ended(number, epoch);
             self.tell();
         }
@@ -421,7 +421,7 @@ impl Leases {
         Ok(())
     }
 
-    fn deny(&self, number: u32, epoch: u32, ask: u32, denial: Denial) {
+    fn deny(&self, number: u32, epoch: u32, ask: u32, denial: LeaseDenial) {
         self.out.answer(number, epoch, &LeaseFrame::Deny { ask, denial });
     }
 
@@ -431,23 +431,23 @@ impl Leases {
         number: u32,
         epoch: u32,
         ask: &Ask,
-    ) -> Result<Option<(Counted, ProtectionDomain)>, Denial> {
+    ) -> Result<Option<(Counted, ProtectionDomain)>, LeaseDenial> {
         let lender = self.lender();
         let current = lender.current.get(&number).filter(|current| current.epoch == epoch);
-        let current = current.ok_or(Denial::Ended)?;
-        if ask.loan != 0 {
-            let open = lender.loan(number, ask.loan).ok_or(Denial::Ended)?;
-            self.grant(ask.ask, ask.loan, open);
+        let current = current.ok_or(LeaseDenial::Ended)?;
+        if ask.lease != 0 {
+            let open = lender.lease(number, ask.lease).ok_or(LeaseDenial::Ended)?;
+            self.grant(ask.ask, ask.lease, open);
             return Ok(None);
         }
-        let limits = self.limits.as_ref().ok_or(Denial::NotOffered)?;
+        let limits = self.limits.as_ref().ok_or(LeaseDenial::NotOffered)?;
         let counted = limits.count(&self.account, ask, current.access)?;
         Ok(Some((counted, current.pd.clone())))
     }
 
-    fn grant(&self, ask: u32, loan: u32, open: &Open) {
+    fn grant(&self, ask: u32, lease: u32, open: &Open) {
         let (access, descriptor) = (open.access, open.descriptor());
-        let grant = LeaseFrame::Grant { ask, loan, access, descriptor };
+        let grant = LeaseFrame::Grant { ask, lease, access, descriptor };
         self.out.answer(open.number, open.epoch, &grant);
     }
 
@@ -456,16 +456,16 @@ impl Leases {
         let Some(memory) = allocate(ask, pd) else {
             // It counts no more when the peer hears of it.
             drop(counted);
-            return self.deny(number, epoch, ask.ask, Denial::Failed);
+            return self.deny(number, epoch, ask.ask, LeaseDenial::Failed);
         };
         let until = behind(ask.time);
         let (access, opened) = (ask.access, Opened::Asked(memory, counted));
         let mut lender = self.lender();
         let inserted = lender.insert(Open { number, epoch, until, access, opened });
         match inserted {
-            Ok(loan) => {
-                if let Some(open) = lender.loan(number, loan) {
-                    self.grant(ask.ask, loan, open);
+            Ok(lease) => {
+                if let Some(open) = lender.lease(number, lease) {
+                    self.grant(ask.ask, lease, open);
                 }
                 drop(lender);
                 self.changed.notify_one();
@@ -473,7 +473,7 @@ impl Leases {
             Err(open) => {
                 drop(lender);
                 close_refused(open);
-                self.deny(number, epoch, ask.ask, Denial::Ended);
+                self.deny(number, epoch, ask.ask, LeaseDenial::Ended);
             }
         }
     }

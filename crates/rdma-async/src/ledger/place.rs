@@ -18,7 +18,7 @@ use super::after::{After, Afters, apart};
 use super::post::{self, Request};
 use super::slots::{Id, Phase, Side, Slots};
 use crate::buffer::held::Held;
-use crate::buffer::held::sealed::Loan;
+use crate::buffer::held::sealed::Lease;
 use crate::buffer::view::BufferSlice;
 use crate::sync::Notify;
 

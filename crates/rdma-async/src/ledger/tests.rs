@@ -190,7 +190,7 @@ fn a_message_for_a_dropped_receive_is_kept_with_its_memory() {
     rig.driver.0.sweep(false).unwrap();
     // It has its outcome, which nobody has taken.
     drop(done);
-    let next = || connection.received_by_dropped();
+    let next = || connection.take_unclaimed();
     let messages = [next().unwrap(), next().unwrap()];
     let texts = messages.each_ref().map(|m| m.memory.as_ref().unwrap()[..m.length].to_vec());
     assert_eq!(texts, [b"second".to_vec(), b"first".to_vec()]);

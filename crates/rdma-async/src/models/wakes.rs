@@ -87,7 +87,7 @@ fn loom_a_message_is_not_lost_with_its_receive() {
         let polled = poll_once(&mut receive, &Arc::default());
         drop(receive);
         others.end(rig);
-        let kept = connection.received_by_dropped();
+        let kept = connection.take_unclaimed();
         let (length, memory) = match polled {
             Poll::Ready(received) => {
                 assert!(kept.is_none());

@@ -6,7 +6,7 @@ use rdma_connect::TransportError;
 
 use super::kinds::{Kind, memory};
 use crate::buffer::held::Held;
-use crate::buffer::held::sealed::Loan;
+use crate::buffer::held::sealed::Lease;
 
 /// An operation that failed, with its memory. It is an [`Error`](std::error::Error), and `?` makes a
 /// [`TransportError`] of it.
@@ -18,7 +18,7 @@ pub struct Failed<B> {
     pub error: TransportError,
 }
 
-impl<B: Loan> Failed<B> {
+impl<B: Lease> Failed<B> {
     #[cold]
     pub(crate) fn new<K: Kind<Memory = B>>(held: Held, error: TransportError) -> Self {
         Self { memory: memory::<K>(held), error }

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use rdma_qp::{WcOpcode, WorkSuccess};
 
 use super::failed::Failed;
-use crate::buffer::held::sealed::Loan;
+use crate::buffer::held::sealed::Lease;
 use crate::buffer::held::{Held, Source, Target};
 use crate::ledger::Ended;
 use crate::link::Link;
@@ -19,7 +19,7 @@ pub(crate) mod sealed {
 /// A kind of operation. Sealed.
 pub trait Kind: sealed::Sealed {
     /// The memory that it has while it is with the device, and that comes back.
-    type Memory: Loan;
+    type Memory: Lease;
     /// What it gives when it succeeds.
     type Output;
 

@@ -60,12 +60,12 @@ impl<'c, K: Kind> Posted<'c, K> {
     /// # let pool = rdma_mem::BufferPool::new(&pd);
     /// let answer = other.receive(pool.allocate(64)?).post().await?;
     /// one.send(pool.allocate(5)?).await?;
-    /// let answer = answer.spin_first(Duration::from_micros(50)).await?;
+    /// let answer = answer.busy_poll(Duration::from_micros(50)).await?;
     /// assert_eq!(answer.length, 5);
     /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub async fn spin_first(mut self, limit: Duration) -> Result<K::Output, Failed<K::Memory>> {
+    pub async fn busy_poll(mut self, limit: Duration) -> Result<K::Output, Failed<K::Memory>> {
         // Without a budget, a task whose operations are always done would keep others from running.
         consume_budget().await;
         let begin = Instant::now();

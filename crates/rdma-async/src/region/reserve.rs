@@ -40,7 +40,7 @@ pub enum ReservedEnd {
     TimeOver,
     /// The connection was closed, has failed or has another [epoch](crate::Connection::epoch), of
     /// [`Region::reserve_for`]: the peer had access by the queue pair that it had before.
-    OldEpoch,
+    Disconnected,
 }
 
 /// Why memory was not open, or was not closed.
@@ -227,7 +227,7 @@ pub(super) async fn until_over<T>(
         biased;
         value = function => (Some(value), ReservedEnd::Done),
         () = sleep(time.min(LONGEST)) => (None, ReservedEnd::TimeOver),
-        () = lost => (None, ReservedEnd::OldEpoch),
+        () = lost => (None, ReservedEnd::Disconnected),
     }
 }
 

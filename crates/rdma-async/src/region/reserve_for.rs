@@ -10,7 +10,7 @@ use super::kinds::{Bind, Invalidate};
 use super::memory::Region;
 use super::probe;
 use super::reserve::{ReserveError, Reserved, at_once, not_opened, until_over};
-use crate::buffer::held::sealed::Loan;
+use crate::buffer::held::sealed::Lease;
 use crate::buffer::window::Window;
 use crate::connection::Connection;
 use crate::ledger::closed;
@@ -35,7 +35,7 @@ impl Region {
     /// is none any more.
     ///
     /// When the connection is closed, fails or has another [epoch](Connection::epoch), the memory is closed, and `f` is
-    /// dropped ([`ReservedEnd::OldEpoch`](super::reserve::ReservedEnd::OldEpoch)). So it is when the peer is refused an access,
+    /// dropped ([`ReservedEnd::Disconnected`](super::reserve::ReservedEnd::Disconnected)). So it is when the peer is refused an access,
     /// by which it loses all that was open to it by this connection: that is known here as soon as a request of the connection fails,
     /// by what waits for one in `f` first. A peer that invalidates the key itself, by a send, ends the connection.
     ///
@@ -114,7 +114,7 @@ impl Region {
             // To find out takes its time, the first time.
             found = epoch(link);
         }
-        // Before the bind, which is of this epoch, or of a later one, with which the loan ends.
+        // Before the bind, which is of this epoch, or of a later one, with which the lease ends.
         let epoch = match found {
             Ok(epoch) => epoch,
             Err(error) => return Err(not_opened(self, error)),

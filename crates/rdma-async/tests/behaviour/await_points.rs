@@ -146,14 +146,14 @@ async fn drop_receive(pair: &Pair, kind: Kind, way: Way, polls: usize, is_early:
             _ => assert_eq!((bytes, kept.immediate), (None, Some(6))),
         }
     }
-    assert!(pair.one.received_by_dropped().is_none());
+    assert!(pair.one.take_unclaimed().is_none());
     !is_early
 }
 
 /// What has come for a receive that was dropped.
 async fn by_dropped(end: &Connection) -> Received<Option<rdma_async::BufferSlice>> {
     loop {
-        match end.received_by_dropped() {
+        match end.take_unclaimed() {
             Some(received) => return received,
             None => tokio::task::yield_now().await,
         }
@@ -413,7 +413,7 @@ fn a_task_that_panics_leaves_nothing() {
                         // Its message was taken, or is kept.
                         pair.released(async {
                             while pair.buffers() > 0 {
-                                drop(pair.one.received_by_dropped());
+                                drop(pair.one.take_unclaimed());
                                 tokio::task::yield_now().await;
                             }
                         })

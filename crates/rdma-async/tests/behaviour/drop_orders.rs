@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use rdma_async::{
-    Connection, Descriptor, Driver, EndedLoan, Incoming, LeaseLimits, Loan, Pool, Region,
+    Connection, Descriptor, Driver, EndedLease, Incoming, Lease, LeaseLimits, Pool, Region,
     RemoteRegion, Reserved, prelude::*,
 };
 use rdma_mem::{AccessFlags, BufferPool, MemoryWindow, ProtectionDomain, WindowType};
@@ -52,26 +52,26 @@ async fn reserved(pd: &ProtectionDomain) -> Reserved<Descriptor> {
 }
 
 /// What one end lends to the other until it ends, and what that has of it.
-async fn lent(lender: &Connection, borrower: &Connection) -> (Loan, RemoteRegion) {
-    let loan = lender.lend(region(lender.pd()), WRITE, HANG).await.unwrap();
-    (loan, borrower.receive_loan().await.unwrap())
+async fn lent(lender: &Connection, borrower: &Connection) -> (Lease, RemoteRegion) {
+    let lease = lender.lend(region(lender.pd()), WRITE, HANG).await.unwrap();
+    (lease, borrower.receive_lease().await.unwrap())
 }
 
-async fn ended(lender: &Connection, borrower: &Connection) -> EndedLoan {
-    let (loan, lent) = lent(lender, borrower).await;
+async fn ended(lender: &Connection, borrower: &Connection) -> EndedLease {
+    let (lease, lent) = lent(lender, borrower).await;
     drop(lent);
-    loan.await.unwrap()
+    lease.await.unwrap()
 }
 
 /// Memory that is lent, with a write to it in flight.
 async fn leases(pair: &Pair) -> Vec<Part> {
     let Pair { one, other, .. } = pair;
-    let (loan, borrowed) = lent(other, one).await;
+    let (lease, borrowed) = lent(other, one).await;
     let mut write = borrowed.write(pair.buffer(&[6; BYTES])).try_post().unwrap();
     let _ = poll_once(&mut write);
-    let asked = one.request(BYTES, WRITE, HANG / 2).await.unwrap();
+    let asked = one.borrow(BYTES, WRITE, HANG / 2).await.unwrap();
     vec![
-        ("a loan", 1, Box::new(loan)),
+        ("a lease", 1, Box::new(lease)),
         ("a write to it", 0, Box::new(write)),
         ("the borrowed memory", 1, Box::new(borrowed)),
         ("memory that was asked for", 1, Box::new(asked)),
@@ -263,12 +263,12 @@ enum What {
     Reserved,
     Descriptor,
     LeaseLimits,
-    Loan,
-    EndedLoan,
+    Lease,
+    EndedLease,
     RemoteRegion,
     Reserve,
     Request,
-    ReceiveLoan,
+    ReceiveLease,
     ReceiveRegion,
     Reconnect,
     Further,
@@ -306,12 +306,12 @@ impl What {
         Self::Reserved,
         Self::Descriptor,
         Self::LeaseLimits,
-        Self::Loan,
-        Self::EndedLoan,
+        Self::Lease,
+        Self::EndedLease,
         Self::RemoteRegion,
         Self::Reserve,
         Self::Request,
-        Self::ReceiveLoan,
+        Self::ReceiveLease,
         Self::ReceiveRegion,
         Self::Reconnect,
         Self::Further,
@@ -405,8 +405,8 @@ impl What {
             Self::Reserved => forget(reserved(pd).await),
             Self::Descriptor => forget(reserved(pd).await.value),
             Self::LeaseLimits => forget(LeaseLimits::new(WRITE)),
-            Self::Loan => forget(lent(one, other).await.0),
-            Self::EndedLoan => forget(ended(one, other).await),
+            Self::Lease => forget(lent(one, other).await.0),
+            Self::EndedLease => forget(ended(one, other).await),
             Self::RemoteRegion => forget(lent(one, other).await.1),
             Self::Reserve => {
                 let region = region(pd);
@@ -415,16 +415,16 @@ impl What {
                 });
             }
             Self::Request => {
-                forget_waiting(async move { drop(own.request(BYTES, WRITE, HANG / 2).await) });
+                forget_waiting(async move { drop(own.borrow(BYTES, WRITE, HANG / 2).await) });
             }
-            Self::ReceiveLoan => forget_waiting(async move { drop(own.receive_loan().await) }),
+            Self::ReceiveLease => forget_waiting(async move { drop(own.receive_lease().await) }),
             Self::ReceiveRegion => forget_waiting(async move { drop(own.receive_region().await) }),
             Self::Reconnect => {
                 forget_waiting(async move { drop(own.reconnect().await) });
             }
             Self::Further => {
                 let qp = pd.create_qp();
-                forget_waiting(async move { drop(own.connect_further(1, qp).await) });
+                forget_waiting(async move { drop(own.connect_additional(1, qp).await) });
             }
             Self::Disconnect => {
                 forget_waiting(async move { drop(own.disconnect(HANG).await) });

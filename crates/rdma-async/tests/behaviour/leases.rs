@@ -91,5 +91,5 @@ fn reason(error: &TransportError) -> LeaseEnd {
 
 /// Time that is over before any test is.
 const SOON: Duration = Duration::from_millis(50);
-/// The time of a loan that a test uses, and whose end it then awaits.
+/// The time of a lease that a test uses, and whose end it then awaits.
 const A_SECOND: Duration = Duration::from_secs(1);

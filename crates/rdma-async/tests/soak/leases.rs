@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rdma_async::{
-    Connection, Descriptor, EndedLoan, LeaseEnd, LeaseError, Loan, Region, RemoteRegion,
+    Connection, Descriptor, EndedLease, Lease, LeaseEnd, LeaseError, Region, RemoteRegion,
     ReserveError, TransportError,
 };
 use rdma_mem::{AccessFlags, CommonMemory, RegionMemory};
@@ -12,11 +12,11 @@ use tokio::time::{sleep, timeout};
 use crate::common::HANG;
 use crate::{PATIENCE, Worker, cause};
 
-/// The longest time of a loan.
+/// The longest time of a lease.
 const LONGEST: Duration = Duration::from_millis(50);
 /// What another thread registers, in bytes.
 const LARGE: u64 = (1 << 20) + 1;
-/// So many loans, and as much borrowed memory, are kept for later at most.
+/// So many leases, and as much borrowed memory, are kept for later at most.
 const KEPT: usize = 4;
 
 pub(crate) const ALL: AccessFlags = AccessFlags::new().with_remote_read().with_remote_write();
@@ -24,7 +24,7 @@ pub(crate) const ALL: AccessFlags = AccessFlags::new().with_remote_read().with_r
 /// What is kept for a later operation, beyond the connection that it is of.
 #[derive(Default)]
 pub(crate) struct Kept {
-    loans: Vec<Loan>,
+    leases: Vec<Lease>,
     borrowed: Vec<RemoteRegion>,
 }
 
@@ -77,7 +77,7 @@ impl Worker {
         usize::try_from(length).unwrap()
     }
 
-    /// How long a loan is, which may be shorter than what is done with it.
+    /// How long a lease is, which may be shorter than what is done with it.
     fn time(&mut self) -> Duration {
         match self.chance.below(4) {
             0 => Duration::from_micros(self.chance.below(3000)),
@@ -92,7 +92,7 @@ impl Worker {
         of: &Connection,
     ) -> Result<(), TransportError> {
         let (length, time) = (self.length(), self.time());
-        match by.request(length, ALL, time).await {
+        match by.borrow(length, ALL, time).await {
             Err(error) => return over(error),
             Ok(asked) => self.borrow(by, asked).await?,
         }
@@ -116,29 +116,29 @@ impl Worker {
     ) -> Result<(), TransportError> {
         let length = self.length();
         let region = Region::allocate(&self.pd, length).unwrap();
-        let mut loan = match lender.lend(region, ALL, self.time()).await {
-            Ok(loan) => loan,
+        let mut lease = match lender.lend(region, ALL, self.time()).await {
+            Ok(lease) => lease,
             Err(refused) => return over(refused.error),
         };
         let taken = tokio::select! {
-            taken = borrower.receive_loan() => taken,
+            taken = borrower.receive_lease() => taken,
             // It was over before it was taken.
-            ended = timeout(HANG, &mut loan) => {
+            ended = timeout(HANG, &mut lease) => {
                 self.note_back(ended.unwrap().unwrap()).await;
                 return Ok(());
             }
         };
         match self.chance.below(8) {
-            0 => loan.revoke(),
+            0 => lease.revoke(),
             1 => {
-                drop(loan);
+                drop(lease);
                 return match taken {
                     Ok(lent) => self.borrow(borrower, lent).await,
                     Err(error) => over(error),
                 };
             }
-            2 if self.kept.loans.len() < KEPT => {
-                self.kept.loans.push(loan);
+            2 if self.kept.leases.len() < KEPT => {
+                self.kept.leases.push(lease);
                 return taken.map(drop).or_else(over);
             }
             3 if self.chance.below(8) == 0 => {
@@ -151,7 +151,7 @@ impl Worker {
             Ok(lent) => self.borrow(borrower, lent).await,
             Err(error) => over(error),
         };
-        self.expect_ended(loan).await;
+        self.expect_ended(lease).await;
         used
     }
 
@@ -199,43 +199,43 @@ impl Worker {
     ) -> Result<(), TransportError> {
         let length = self.length();
         let memory = CommonMemory::new(RegionMemory::allocate(length).unwrap());
-        let mut loans = Vec::new();
+        let mut leases = Vec::new();
         for range in [0..length, length / 2..length] {
             match lender.lend_part(&memory, range, ALL, self.time()).await {
-                Ok(loan) => loans.push(loan),
+                Ok(lease) => leases.push(lease),
                 Err(error) => return over(error),
             }
         }
-        for _ in 0..loans.len() {
+        for _ in 0..leases.len() {
             // They may be over already.
-            match timeout(LONGEST, borrower.receive_loan()).await {
+            match timeout(LONGEST, borrower.receive_lease()).await {
                 Ok(Ok(lent)) => self.borrow(borrower, lent).await?,
                 Ok(Err(error)) => return over(error),
                 Err(_) => {}
             }
         }
-        for loan in loans {
-            drop(timeout(HANG, loan).await.unwrap().unwrap());
+        for lease in leases {
+            drop(timeout(HANG, lease).await.unwrap().unwrap());
         }
         assert_eq!(memory.try_into_memory().unwrap().len(), length);
         self.back.parted += 1;
         Ok(())
     }
 
-    /// A loan ends, whatever has become of its connection, and the memory is there.
-    async fn expect_ended(&mut self, loan: Loan) {
-        match timeout(HANG, loan).await {
+    /// A lease ends, whatever has become of its connection, and the memory is there.
+    async fn expect_ended(&mut self, lease: Lease) {
+        match timeout(HANG, lease).await {
             Ok(ended) => self.note_back(ended.unwrap()).await,
-            Err(_) => panic!("a loan that does not end"),
+            Err(_) => panic!("a lease that does not end"),
         }
     }
 
-    async fn note_back(&mut self, ended: EndedLoan) {
+    async fn note_back(&mut self, ended: EndedLease) {
         *match ended.end {
             LeaseEnd::Returned => &mut self.back.returned,
             LeaseEnd::TimeOver => &mut self.back.late,
             LeaseEnd::Revoked => &mut self.back.revoked,
-            LeaseEnd::OldEpoch => &mut self.back.closed,
+            LeaseEnd::Disconnected => &mut self.back.closed,
             other => panic!("{other}"),
         } += 1;
         drop(self.expect_exclusive(ended.region).await);
@@ -277,7 +277,7 @@ impl Worker {
         }
         match self.chance.below(8) {
             0..4 => drop(lent),
-            4..6 => lent.give(),
+            4..6 => lent.hand_over(),
             6 if self.kept.borrowed.len() < KEPT => self.kept.borrowed.push(lent),
             // A peer that does not look at its clock.
             _ if self.chance.below(8) == 0 => {
@@ -301,11 +301,11 @@ impl Worker {
             // Its connection may have ended long ago.
             let _ = timeout(PATIENCE, write).await;
         }
-        if let Some(loan) = self.kept.loans.pop() {
+        if let Some(lease) = self.kept.leases.pop() {
             if self.chance.below(2) == 0 {
-                loan.revoke();
+                lease.revoke();
             }
-            self.expect_ended(loan).await;
+            self.expect_ended(lease).await;
         }
     }
 }

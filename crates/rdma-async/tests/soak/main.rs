@@ -100,7 +100,7 @@ impl Worker {
             2 => {
                 self.further += 1;
                 let [one, other] = [&client, &server]
-                    .map(|end| end.connect_further(self.further, self.qp.clone()));
+                    .map(|end| end.connect_additional(self.further, self.qp.clone()));
                 let further = async { tokio::join!(one, other) };
                 let (one, other) = timeout(HANG, further).await.unwrap();
                 return (one.unwrap(), other.unwrap());
@@ -146,7 +146,7 @@ impl Worker {
                     let receive = server.receive(other).post().await.map_err(cause)?;
                     client.send(buffer).await.map_err(cause)?;
                     // One that was dropped before may have got the message.
-                    if server.received_by_dropped().is_none() {
+                    if server.take_unclaimed().is_none() {
                         drop(receive);
                     }
                 }

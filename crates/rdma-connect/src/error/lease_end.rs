@@ -15,5 +15,5 @@ pub enum LeaseEnd {
     Revoked,
     /// The queue pair that it was lent to has ended.
     #[error("the queue pair that it was lent to has ended")]
-    OldEpoch,
+    Disconnected,
 }

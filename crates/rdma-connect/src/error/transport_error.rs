@@ -184,7 +184,7 @@ pub enum TransportError {
 impl TransportError {
     /// What a program can do about it.
     ///
-    /// After a [`LeaseOver`](Self::LeaseOver) the connection goes on, and what has to be agreed anew is the loan.
+    /// After a [`LeaseOver`](Self::LeaseOver) the connection goes on, and what has to be agreed anew is the lease.
     ///
     /// After a [`Timeout`](Self::Timeout) of a handle, or of a post, it is to ask again; a blocking call that
     /// has run out of time has closed the channel, which the next call says.

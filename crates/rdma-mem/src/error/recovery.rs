@@ -12,7 +12,7 @@ use super::verb::VerbError;
 pub enum Recovery {
     /// Nothing has changed, and the same call may succeed later.
     Retry,
-    /// The connection, or a loan that went by it, has ended: a new one may work.
+    /// The connection, or a lease that went by it, has ended: a new one may work.
     Reconnect,
     /// This process may not do it: a person has to allow it.
     Permission,

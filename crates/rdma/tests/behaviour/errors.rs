@@ -454,7 +454,7 @@ fn no_control_connection() {
         let prepare = || driver.prepare(pd.create_qp()).unwrap();
         let (one, other) = (prepare(), prepare());
         let by_hand = one.handshake(other.endpoint()).unwrap();
-        says(by_hand.request(8, WRITE, LONG).await.unwrap_err());
+        says(by_hand.borrow(8, WRITE, LONG).await.unwrap_err());
     });
 }
 
@@ -463,7 +463,7 @@ fn no_control_connection() {
 fn the_peer_lends_nothing() {
     run(async {
         let (_client, server) = lending().await;
-        says(server.request(8, WRITE, LONG).await.unwrap_err());
+        says(server.borrow(8, WRITE, LONG).await.unwrap_err());
     });
 }
 
@@ -472,7 +472,7 @@ fn the_peer_lends_nothing() {
 fn more_than_the_peer_lends() {
     run(async {
         let (client, _server) = lending().await;
-        says(client.request((1 << 20) + 1, WRITE, LONG).await.unwrap_err());
+        says(client.borrow((1 << 20) + 1, WRITE, LONG).await.unwrap_err());
     });
 }
 
@@ -481,8 +481,8 @@ fn more_than_the_peer_lends() {
 fn the_peer_has_lent_all_that_it_may() {
     run(async {
         let (client, _server) = lending().await;
-        let all = client.request(1 << 20, WRITE, LONG).await.unwrap();
-        says(client.request(8, WRITE, LONG).await.unwrap_err());
+        let all = client.borrow(1 << 20, WRITE, LONG).await.unwrap();
+        says(client.borrow(8, WRITE, LONG).await.unwrap_err());
         drop(all);
     });
 }
@@ -533,15 +533,15 @@ fn the_peer_does_not_answer_a_request() {
     });
     // Nobody runs its runtime any more.
     let _server = server.join().unwrap();
-    runtime.block_on(async { says(client.request(8, WRITE, LONG).await.unwrap_err()) });
+    runtime.block_on(async { says(client.borrow(8, WRITE, LONG).await.unwrap_err()) });
 }
 
 #[cfg(feature = "async")]
 #[test]
-fn the_loan_is_over() {
+fn the_lease_is_over() {
     run(async {
         let (client, _server) = lending().await;
-        let over = client.request(8, WRITE, Duration::ZERO).await.unwrap();
+        let over = client.borrow(8, WRITE, Duration::ZERO).await.unwrap();
         let buffer = BufferPool::new(client.pd()).allocate(8).unwrap();
         says(over.write(buffer).await.unwrap_err());
     });
@@ -549,11 +549,11 @@ fn the_loan_is_over() {
 
 #[cfg(feature = "async")]
 #[test]
-fn the_connection_of_a_loan_has_ended() {
+fn the_connection_of_a_lease_has_ended() {
     run(async {
         let (client, server) = lending().await;
         drop(server);
-        says(client.receive_loan().await.unwrap_err());
+        says(client.receive_lease().await.unwrap_err());
     });
 }
 
@@ -562,6 +562,6 @@ fn the_connection_of_a_loan_has_ended() {
 fn memory_that_cannot_be_opened() {
     run(async {
         let (client, _server) = lending().await;
-        says(client.request(0, WRITE, LONG).await.unwrap_err());
+        says(client.borrow(0, WRITE, LONG).await.unwrap_err());
     });
 }

@@ -191,9 +191,9 @@ fn a_message_for_a_dropped_receive_is_kept(device: &Device) {
             ends.client.send(ends.buffer(word)).await.unwrap();
         }
         assert_eq!(behind.await.unwrap().memory[..5], *b"other");
-        let kept = ends.server.received_by_dropped().unwrap();
+        let kept = ends.server.take_unclaimed().unwrap();
         assert_eq!(kept.memory.unwrap()[..5], *b"first");
-        assert!(ends.server.received_by_dropped().is_none());
+        assert!(ends.server.take_unclaimed().is_none());
     });
 }
 
@@ -228,8 +228,8 @@ fn a_further_connection_has_rights_of_its_own(device: &Device) {
         let own = ends.pd.context().allocate_pd().unwrap();
         let rights = AccessFlags::new().with_remote_read();
         let (one, other) = tokio::join!(
-            ends.client.connect_further(1, ends.pd.create_qp()),
-            ends.server.connect_further(1, own.create_qp().access(rights)),
+            ends.client.connect_additional(1, ends.pd.create_qp()),
+            ends.server.connect_additional(1, own.create_qp().access(rights)),
         );
         let (one, _other) = (one.unwrap(), other.unwrap());
         let all = AccessFlags::new().with_local_write().with_remote_read().with_remote_write();

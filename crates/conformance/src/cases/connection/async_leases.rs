@@ -14,10 +14,10 @@ use crate::device::Device;
 
 cases![
     memory_that_is_lent_is_open_until_it_is_given_back,
-    a_loan_ends_with_its_time,
+    a_lease_ends_with_its_time,
     memory_that_was_asked_for_is_given_with_what_was_written,
-    a_loan_ends_with_its_queue_pair,
-    a_loan_grants_no_more_than_its_rights,
+    a_lease_ends_with_its_queue_pair,
+    a_lease_grants_no_more_than_its_rights,
     memory_that_is_open_for_a_time_is_closed_behind_it,
     no_key_comes_again_soon,
 ];
@@ -46,15 +46,15 @@ fn expect_over(error: &TransportError, why: LeaseEnd) {
 
 fn memory_that_is_lent_is_open_until_it_is_given_back(device: &Device) {
     run(device, |ends| async move {
-        let loan = ends.server.lend(filled(&ends), READ | WRITE, BOUND).await.unwrap();
-        let lent = ends.client.receive_loan().await.unwrap();
+        let lease = ends.server.lend(filled(&ends), READ | WRITE, BOUND).await.unwrap();
+        let lent = ends.client.receive_lease().await.unwrap();
         assert_eq!((lent.len(), lent.access()), (64, READ | WRITE));
         let (key, half) = (lent.remote(), lent.slice(8..12).unwrap());
         let word = half.write(ends.buffer(b"word")).await.unwrap();
         let read = lent.read(ends.room()).await.unwrap();
         assert_eq!((&read[..8], &read[8..12]), (&[1; 8][..], &word[..]));
         drop((lent, half));
-        let ended = loan.await.unwrap();
+        let ended = lease.await.unwrap();
         assert_eq!(ended.end, LeaseEnd::Returned);
         assert_eq!(*ended.region, *read);
         ends.talk().await;
@@ -62,19 +62,19 @@ fn memory_that_is_lent_is_open_until_it_is_given_back(device: &Device) {
     });
 }
 
-fn a_loan_ends_with_its_time(device: &Device) {
+fn a_lease_ends_with_its_time(device: &Device) {
     run(device, |ends| async move {
         let (mut time, mut region) = (Duration::from_millis(50), filled(&ends));
         // Until it is longer than this device needs to have it taken.
         let (lent, region) = loop {
             let begin = Instant::now();
-            let mut loan = ends.server.lend(region, WRITE, time).await.unwrap();
+            let mut lease = ends.server.lend(region, WRITE, time).await.unwrap();
             let taken = tokio::select! {
-                taken = ends.client.receive_loan() => Ok(taken.unwrap()),
-                ended = &mut loan => Err(ended.unwrap()),
+                taken = ends.client.receive_lease() => Ok(taken.unwrap()),
+                ended = &mut lease => Err(ended.unwrap()),
             };
             let (lent, ended) = match taken {
-                Ok(lent) => (Some(lent), loan.await.unwrap()),
+                Ok(lent) => (Some(lent), lease.await.unwrap()),
                 Err(ended) => (None, ended),
             };
             assert_eq!(ended.end, LeaseEnd::TimeOver);
@@ -96,10 +96,10 @@ fn a_loan_ends_with_its_time(device: &Device) {
 
 fn memory_that_was_asked_for_is_given_with_what_was_written(device: &Device) {
     run(device, |ends| async move {
-        let asked = ends.client.request(64, WRITE, BOUND).await.unwrap();
+        let asked = ends.client.borrow(64, WRITE, BOUND).await.unwrap();
         let key = asked.remote();
         asked.slice(4..8).unwrap().write(ends.buffer(b"word")).await.unwrap();
-        asked.give();
+        asked.hand_over();
         let region = ends.server.receive_region().await.unwrap();
         assert_eq!((&region[..4], &region[4..8]), (&[0; 4][..], &b"word"[..]));
         assert_eq!(region[8..], [0; 56]);
@@ -107,33 +107,33 @@ fn memory_that_was_asked_for_is_given_with_what_was_written(device: &Device) {
     });
 }
 
-fn a_loan_ends_with_its_queue_pair(device: &Device) {
+fn a_lease_ends_with_its_queue_pair(device: &Device) {
     run(device, |ends| async move {
-        let loan = ends.server.lend(filled(&ends), WRITE, BOUND).await.unwrap();
-        let lent = ends.client.receive_loan().await.unwrap();
+        let lease = ends.server.lend(filled(&ends), WRITE, BOUND).await.unwrap();
+        let lent = ends.client.receive_lease().await.unwrap();
         lent.write(ends.room()).await.unwrap();
         let (one, other) = tokio::join!(ends.client.reconnect(), ends.server.reconnect());
         assert_eq!(one.unwrap(), other.unwrap());
-        let ended = loan.await.unwrap();
-        assert_eq!(ended.end, LeaseEnd::OldEpoch);
+        let ended = lease.await.unwrap();
+        assert_eq!(ended.end, LeaseEnd::Disconnected);
         let over = lent.write(ends.buffer(b"over")).await.unwrap_err();
-        expect_over(&over.error, LeaseEnd::OldEpoch);
+        expect_over(&over.error, LeaseEnd::Disconnected);
         let again = ends.server.lend(ended.region, WRITE, BOUND).await.unwrap();
-        drop(ends.client.receive_loan().await.unwrap());
+        drop(ends.client.receive_lease().await.unwrap());
         let region = again.await.unwrap().region;
         expect_closed(&ends, &ends.client, lent.remote(), &region).await;
     });
 }
 
-fn a_loan_grants_no_more_than_its_rights(device: &Device) {
+fn a_lease_grants_no_more_than_its_rights(device: &Device) {
     run(device, |ends| async move {
-        let loan = ends.server.lend(filled(&ends), READ, BOUND).await.unwrap();
-        let lent = ends.client.receive_loan().await.unwrap();
+        let lease = ends.server.lend(filled(&ends), READ, BOUND).await.unwrap();
+        let lent = ends.client.receive_lease().await.unwrap();
         lent.read(ends.room()).await.unwrap();
         let refused = lent.write(ends.buffer(b"word")).await.unwrap_err();
         assert!(is_refused(&refused.error), "{refused}");
         drop(lent);
-        assert_eq!(*loan.await.unwrap().region, [1; 64]);
+        assert_eq!(*lease.await.unwrap().region, [1; 64]);
     });
 }
 

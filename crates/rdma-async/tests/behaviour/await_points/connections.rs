@@ -113,7 +113,7 @@ fn reconnect_is_dropped_after_any_poll() {
 /// The number of a further connection that was given up is free again at both ends, and the connection that it was asked of
 /// goes on.
 #[test]
-fn connect_further_is_dropped_after_any_poll() {
+fn connect_additional_is_dropped_after_any_poll() {
     run(|| async {
         let host = Host::new("soft0");
         let pair = host.pair().await;
@@ -122,7 +122,7 @@ fn connect_further_is_dropped_after_any_poll() {
         for polls in (0..2).flat_map(|_| 0..=POLLS_TO_MEET).chain([usize::MAX]) {
             let further = |end: &Connection| {
                 let (end, qp) = (end.clone(), host.pd.create_qp());
-                async move { end.connect_further(7, qp).await }
+                async move { end.connect_additional(7, qp).await }
             };
             let (first, second) = tokio::join!(
                 polled_slowly(polls, further(one)),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_async::{Denial, LeaseEnd, LeaseError, Region, RemoteRegion};
+use rdma_async::{LeaseDenial, LeaseEnd, LeaseError, Region, RemoteRegion};
 use rdma_mem::{AccessFlags, CommonMemory, RegionMemory};
 use rdma_soft::Schedule;
 
@@ -21,9 +21,9 @@ enum What {
     ReserveFor,
     Lend,
     LendPart,
-    Loan,
+    Lease,
     Request,
-    ReceiveLoan,
+    ReceiveLease,
     ReceiveRegion,
 }
 
@@ -33,9 +33,9 @@ impl What {
         Self::ReserveFor,
         Self::Lend,
         Self::LendPart,
-        Self::Loan,
+        Self::Lease,
         Self::Request,
-        Self::ReceiveLoan,
+        Self::ReceiveLease,
         Self::ReceiveRegion,
     ];
 
@@ -61,34 +61,34 @@ impl What {
             Self::Lend => pair
                 .released(polled(polls, one.lend(region(), WRITE, LONG)))
                 .await
-                .map(|loan| loan.unwrap().revoke()),
+                .map(|lease| lease.unwrap().revoke()),
             Self::LendPart => {
                 let memory = CommonMemory::new(RegionMemory::allocate(length).unwrap());
                 let lend = one.lend_part(&memory, 0..length, WRITE, LONG);
-                pair.released(polled(polls, lend)).await.map(|loan| loan.unwrap().revoke())
+                pair.released(polled(polls, lend)).await.map(|lease| lease.unwrap().revoke())
             }
-            Self::Loan => {
-                let loan = one.lend(region(), WRITE, LONG).await.unwrap();
-                loan.revoke();
-                pair.released(polled(polls, loan))
+            Self::Lease => {
+                let lease = one.lend(region(), WRITE, LONG).await.unwrap();
+                lease.revoke();
+                pair.released(polled(polls, lease))
                     .await
                     .map(|ended| assert_eq!(ended.unwrap().end, LeaseEnd::Revoked))
             }
             Self::Request => asked(pair, polls, length).await.map(drop),
-            Self::ReceiveLoan => {
-                let loan = other.lend(region(), WRITE, LONG).await.unwrap();
-                let taken = pair.released(polled(polls, one.receive_loan())).await;
+            Self::ReceiveLease => {
+                let lease = other.lend(region(), WRITE, LONG).await.unwrap();
+                let taken = pair.released(polled(polls, one.receive_lease())).await;
                 let is_over = taken.map(drop);
                 if is_over.is_none() {
                     // The next one has it.
-                    drop(pair.released(one.receive_loan()).await.unwrap());
+                    drop(pair.released(one.receive_lease()).await.unwrap());
                 }
-                let ended = pair.released(loan).await.unwrap();
+                let ended = pair.released(lease).await.unwrap();
                 assert_eq!((ended.end, ended.region.len()), (LeaseEnd::Returned, length));
                 is_over
             }
             Self::ReceiveRegion => {
-                asked(pair, usize::MAX, length).await.unwrap().give();
+                asked(pair, usize::MAX, length).await.unwrap().hand_over();
                 let taken = pair.released(polled(polls, other.receive_region())).await;
                 let is_over = taken.as_ref().map(|_| ());
                 let region = match taken {
@@ -107,9 +107,11 @@ impl What {
 /// until then.
 async fn asked(pair: &Pair, polls: usize, length: usize) -> Option<RemoteRegion> {
     loop {
-        let asks = pair.one.request(length, WRITE, HANG / 2);
+        let asks = pair.one.borrow(length, WRITE, HANG / 2);
         match pair.released(polled(polls, asks)).await {
-            Some(Err(LeaseError::Denied(Denial::Full { .. }))) => tokio::task::yield_now().await,
+            Some(Err(LeaseError::Denied(LeaseDenial::Full { .. }))) => {
+                tokio::task::yield_now().await
+            }
             outcome => return outcome.map(Result::unwrap),
         }
     }

@@ -98,7 +98,7 @@ fn a_peer_that_does_not_do_the_same_is_waited_for_no_longer_than_was_said() {
         for end in [&client, &server] {
             let late = end.reconnect().await.unwrap_err();
             assert!(matches!(late, ConnectError::Timeout { limit: LIMIT, .. }), "{late}");
-            let late = end.connect_further(1, host.pd.create_qp()).await.unwrap_err();
+            let late = end.connect_additional(1, host.pd.create_qp()).await.unwrap_err();
             assert!(late.to_string().contains("with number 1"), "{late}");
         }
         assert!(client.closed().is_some() && server.closed().is_some());
@@ -109,7 +109,7 @@ fn a_peer_that_does_not_do_the_same_is_waited_for_no_longer_than_was_said() {
             for end in [&client, &server] {
                 let given_up = tokio::time::timeout(SHORT / 10, end.reconnect()).await;
                 assert!(given_up.is_err());
-                let further = end.connect_further(7, host.pd.create_qp());
+                let further = end.connect_additional(7, host.pd.create_qp());
                 assert!(tokio::time::timeout(SHORT / 10, further).await.is_err());
             }
         }
@@ -129,13 +129,13 @@ fn further_connections_have_options_of_their_own() {
             let own = host.pd.context().allocate_pd().unwrap();
             let may = AccessFlags::new().with_remote_atomic();
             let (one, other) = tokio::join!(
-                client.connect_further(5, host.pd.create_qp()),
-                server.connect_further(5, own.create_qp().access(may)),
+                client.connect_additional(5, host.pd.create_qp()),
+                server.connect_additional(5, own.create_qp().access(may)),
             );
             let (one, other) = (one.unwrap(), other.unwrap());
-            let taken = client.connect_further(5, host.pd.create_qp()).await.unwrap_err();
+            let taken = client.connect_additional(5, host.pd.create_qp()).await.unwrap_err();
             assert!(matches!(taken, ConnectError::NumberTaken { number: 5 }), "{taken}");
-            let taken = client.connect_further(0, host.pd.create_qp()).await.unwrap_err();
+            let taken = client.connect_additional(0, host.pd.create_qp()).await.unwrap_err();
             assert!(matches!(taken, ConnectError::NumberTaken { number: 0 }), "{taken}");
             let access = AccessFlags::new().with_local_write().with_remote_atomic();
             let word = own.allocate_shared_region(8, access).unwrap();
@@ -172,7 +172,9 @@ fn many_further_connections_at_once_and_their_numbers_again() {
             for number in 1..20 {
                 for end in [&client, &server] {
                     let (end, qp) = (end.clone(), host.pd.create_qp());
-                    ends.push(tokio::spawn(async move { end.connect_further(number, qp).await }));
+                    ends.push(tokio::spawn(
+                        async move { end.connect_additional(number, qp).await },
+                    ));
                 }
             }
             let mut connected = Vec::new();
@@ -195,7 +197,7 @@ fn who_has_no_peer_to_agree_with_is_told_so() {
         let (one, other) = host.pair_by_hand();
         let refused = one.reconnect().await.unwrap_err();
         assert!(matches!(refused, ConnectError::NoControl), "{refused}");
-        let refused = one.connect_further(1, host.pd.create_qp()).await.unwrap_err();
+        let refused = one.connect_additional(1, host.pd.create_qp()).await.unwrap_err();
         assert!(matches!(refused, ConnectError::NoControl), "{refused}");
         // Which has changed nothing.
         host.talk(&one, &other, b"as before").await;
@@ -264,7 +266,7 @@ fn too_many_at_a_time_are_refused_here() {
         let mut ends = tokio::task::JoinSet::new();
         for number in 1..=70 {
             let (client, qp) = (client.clone(), host.pd.create_qp());
-            ends.spawn(async move { client.connect_further(number, qp).await });
+            ends.spawn(async move { client.connect_additional(number, qp).await });
         }
         let mut busy = 0;
         while busy < 6 {
@@ -274,8 +276,8 @@ fn too_many_at_a_time_are_refused_here() {
         }
         ends.shutdown().await;
         let (one, other) = tokio::join!(
-            client.connect_further(71, host.pd.create_qp()),
-            server.connect_further(71, host.pd.create_qp())
+            client.connect_additional(71, host.pd.create_qp()),
+            server.connect_additional(71, host.pd.create_qp())
         );
         host.talk(&one.unwrap(), &other.unwrap(), b"still there").await;
         host.talk(&client, &server, b"and so are these").await;

@@ -154,7 +154,7 @@ fn an_end_that_comes_with_the_beginning_is_not_lost() {
             let reconnect = async {
                 match number {
                     0 => server.reconnect().await.map(|_| server.clone()),
-                    _ => server.connect_further(number, host.pd.create_qp()).await,
+                    _ => server.connect_additional(number, host.pd.create_qp()).await,
                 }
             };
             let (again, connected) = tokio::join!(reconnect, async {

@@ -205,7 +205,7 @@ fn the_kernel_asks_a_silent_machine() {
     run(|| async {
         let host = Host::new("soft0");
         let limit = Duration::from_secs(40);
-        let (peer, _server) = peer::pair_with(&host, host.options().silence(limit)).await;
+        let (peer, _server) = peer::pair_with(&host, host.options().peer_timeout(limit)).await;
         let (here, there) = (peer.stream.peer_addr().unwrap(), peer.stream.local_addr().unwrap());
         let asks = async {
             loop {

@@ -1,4 +1,4 @@
-//! Lenders that vanish in each phase of a loan, and lenders that name memory which is not theirs.
+//! Lenders that vanish in each phase of a lease, and lenders that name memory which is not theirs.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ const LEND_BYTES: usize = 16;
 const GRANT_BYTES: usize = 52;
 const DENY_BYTES: usize = 28;
 
-/// A lender says so many bytes of all that it has to say of a loan, and vanishes.
+/// A lender says so many bytes of all that it has to say of a lease, and vanishes.
 async fn say_part(mut peer: Peer, bytes: usize, lends: bool, denies: bool) {
     let first = if lends { frame(LEND, &[LOAN], &[]) } else { Vec::new() };
     peer.say(&first[..bytes.min(first.len())]).await;
@@ -46,9 +46,9 @@ fn a_lender_that_vanishes_is_not_waited_for() {
                 let (peer, server) = peer::pair_with(&host, options(&host)).await;
                 let wanted = async {
                     if lends {
-                        server.receive_loan().await
+                        server.receive_lease().await
                     } else {
-                        server.request(64, READ, HANG).await
+                        server.borrow(64, READ, HANG).await
                     }
                 };
                 let both = async { tokio::join!(wanted, say_part(peer, bytes, lends, denies)) };
@@ -64,12 +64,12 @@ fn a_lender_that_vanishes_is_not_waited_for() {
                     Err(LeaseError::Denied(_)) => assert!(denies && bytes == answered),
                     Err(error) => assert!(matches!(error, LeaseError::Closed(_)), "{error}"),
                 }
-                let gone = server.receive_loan().await.unwrap_err();
+                let gone = server.receive_lease().await.unwrap_err();
                 assert!(matches!(gone, LeaseError::Closed(_)), "{gone}");
             }
         }
         let (client, server) = crate::leases::pair(&host).await;
-        drop(timeout(HANG, client.request(64, READ, HANG / 2)).await.unwrap().unwrap());
+        drop(timeout(HANG, client.borrow(64, READ, HANG / 2)).await.unwrap().unwrap());
         host.talk(&client, &server, b"as before").await;
     });
 }
@@ -80,7 +80,7 @@ fn the_time_that_an_answer_takes_counts() {
     run(|| async {
         let host = Host::new("soft0");
         let (mut peer, server) = peer::pair_with(&host, options(&host)).await;
-        let (lent, late) = tokio::join!(server.request(64, READ, HANG), async {
+        let (lent, late) = tokio::join!(server.borrow(64, READ, HANG), async {
             let asked = hear(&mut peer, ASK).await[0];
             // By the clock, of which this is about.
             let since = Instant::now();
@@ -105,9 +105,9 @@ fn what_is_no_memory_is_not_taken() {
                 let (mut peer, server) = peer::pair_with(&host, options(&host)).await;
                 let wanted = async {
                     if lends {
-                        server.receive_loan().await
+                        server.receive_lease().await
                     } else {
-                        server.request(1, READ, HANG).await
+                        server.borrow(1, READ, HANG).await
                     }
                 };
                 let (lent, ()) = tokio::join!(wanted, async {
@@ -135,7 +135,7 @@ fn memory_of_others_is_not_reached_by_a_grant() {
             let (host, third) = (Host::new(device), Host::new(device));
             let (mut peer, server) = peer::pair_with(&host, options(&host)).await;
             let open = region(&third, 64).reserve(READ | WRITE, HANG, async |descriptor| {
-                let (lent, ()) = tokio::join!(server.request(64, WRITE, HANG), async {
+                let (lent, ()) = tokio::join!(server.borrow(64, WRITE, HANG), async {
                     let asked = hear(&mut peer, ASK).await[0];
                     peer.say(&grant_of(asked, LOAN, WRITE.bits(), &descriptor.to_bytes())).await;
                 });

@@ -1,4 +1,4 @@
-//! Peers that say of loans what they should not.
+//! Peers that say of leases what they should not.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -17,10 +17,10 @@ const LIMIT: Duration = Duration::from_secs(2);
 const ENDED: u32 = 9;
 
 /// A request for so many bytes.
-fn ask(ask: u32, loan: u32, length: u64) -> Vec<u8> {
+fn ask(ask: u32, lease: u32, length: u64) -> Vec<u8> {
     let time = 5_000_000_u64;
     let rest = [length, 1, time].map(u64::to_be_bytes).concat();
-    frame(ASK, &[ask, loan, WRITE.bits()], &rest)
+    frame(ASK, &[ask, lease, WRITE.bits()], &rest)
 }
 
 async fn pair(host: &Host) -> (Peer, Connection) {
@@ -36,7 +36,7 @@ fn who_lends_less_than_it_says_is_gone() {
             [(rights, (0x10000, 63)), (rights, (0x10008, 64)), (0, (0x10000, 64))]
         {
             let (mut peer, server) = pair(&host).await;
-            let request = server.request_aligned(64, 4096, READ, HANG);
+            let request = server.borrow_aligned(64, 4096, READ, HANG);
             let (refused, ()) = tokio::join!(request, async {
                 let asked = hear(&mut peer, ASK).await;
                 peer.say(&grant(asked[0], 1, rights, memory)).await;
@@ -53,19 +53,19 @@ fn who_does_not_answer_is_waited_for_no_longer_than_was_said() {
     run(|| async {
         let host = Host::new("soft0");
         let (mut peer, server) = pair(&host).await;
-        let late = server.request(64, READ, HANG).await.unwrap_err();
+        let late = server.borrow(64, READ, HANG).await.unwrap_err();
         assert!(matches!(late, LeaseError::Timeout { limit: LIMIT }), "{late}");
         let asked = hear(&mut peer, ASK).await;
         peer.say(&grant(asked[0], 5, READ.bits(), (0x10000, 64))).await;
         assert_eq!(hear(&mut peer, BACK).await, [5, 0]);
         // What was lent, and not granted in time, awaits the program again.
         peer.say(&frame(LEND, &[6], &[])).await;
-        let late = server.receive_loan().await.unwrap_err();
+        let late = server.receive_lease().await.unwrap_err();
         assert!(matches!(late, LeaseError::Timeout { .. }), "{late}");
         let asked = hear(&mut peer, ASK).await;
         assert_eq!(asked[1], 6);
         peer.say(&grant(asked[0], 6, READ.bits(), (0x10000, 64))).await;
-        let (lent, ()) = tokio::join!(server.receive_loan(), async {
+        let (lent, ()) = tokio::join!(server.receive_lease(), async {
             let asked = hear(&mut peer, ASK).await;
             assert_eq!(asked[1], 6);
             peer.say(&grant(asked[0], 6, READ.bits(), (0x10000, 64))).await;
@@ -76,7 +76,7 @@ fn who_does_not_answer_is_waited_for_no_longer_than_was_said() {
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..40 {
             let server = server.clone();
-            tasks.spawn(async move { server.request(64, READ, HANG).await.map(drop) });
+            tasks.spawn(async move { server.borrow(64, READ, HANG).await.map(drop) });
         }
         while let Some(late) = timeout(HANG, tasks.join_next()).await.unwrap() {
             let late = late.unwrap().unwrap_err();
@@ -86,13 +86,13 @@ fn who_does_not_answer_is_waited_for_no_longer_than_was_said() {
     });
 }
 
-/// Frames of loans that are not there, of others, and said twice.
+/// Frames of leases that are not there, of others, and said twice.
 #[test]
 fn what_means_nothing_changes_nothing() {
     run(|| async {
         let host = Host::new("soft0");
         let (one, other) = crate::leases::pair(&host).await;
-        let loan = one.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        let lease = one.lend(region(&host, 64), WRITE, HANG).await.unwrap();
         let (mut peer, server) = pair(&host).await;
         let own = server.lend(region(&host, 64), WRITE, HANG).await.unwrap();
         let lent = hear(&mut peer, LEND).await[0];
@@ -109,7 +109,7 @@ fn what_means_nothing_changes_nothing() {
         peer.say(&frame(DENY, &[77, 1, 0, 0], &[])).await;
         peer.say(&grant(77, 8, 0, (0, 0))).await;
         assert_eq!(hear(&mut peer, BACK).await, [8, 0]);
-        // No loan of that number, here or at another peer of the same process; and one that may be asked for twice.
+        // No lease of that number, here or at another peer of the same process; and one that may be asked for twice.
         peer.say(&ask(1, lent + 1, 0)).await;
         assert_eq!(hear(&mut peer, DENY).await[..2], [1, ENDED]);
         for number in [2, 2] {
@@ -124,10 +124,10 @@ fn what_means_nothing_changes_nothing() {
         assert!(timeout(SOON, server.receive_region()).await.is_err());
         host.talk(&peer.connection, &server, b"as before").await;
         // Nobody has touched the other one's.
-        let lent = other.receive_loan().await.unwrap();
+        let lent = other.receive_lease().await.unwrap();
         lent.write(host.buffer(b"word")).await.unwrap();
         drop(lent);
-        loan.await.unwrap();
+        lease.await.unwrap();
     });
 }
 
@@ -181,8 +181,8 @@ fn who_does_not_read_is_gone() {
         let mut memory = region(&host, 1);
         let lends = async {
             loop {
-                let Ok(loan) = server.lend(memory, READ, Duration::ZERO).await else { return };
-                memory = loan.await.unwrap().region;
+                let Ok(lease) = server.lend(memory, READ, Duration::ZERO).await else { return };
+                memory = lease.await.unwrap().region;
             }
         };
         timeout(HANG, lends).await.unwrap();
@@ -214,10 +214,10 @@ fn who_says_much_holds_nobody_up() {
             while to.write_all(&unknown).await.is_ok() {}
         });
         for _ in 0..20 {
-            let loan = one.lend(region(&host, 64), WRITE, SHORT / 10).await.unwrap();
-            let late = timeout(HANG, loan).await.unwrap().unwrap();
+            let lease = one.lend(region(&host, 64), WRITE, SHORT / 10).await.unwrap();
+            let late = timeout(HANG, lease).await.unwrap().unwrap();
             assert_eq!(late.end, rdma_async::LeaseEnd::TimeOver);
-            drop(timeout(HANG, other.request(64, WRITE, HANG / 2)).await.unwrap().unwrap());
+            drop(timeout(HANG, other.borrow(64, WRITE, HANG / 2)).await.unwrap().unwrap());
             host.talk(&one, &other, b"as ever").await;
         }
         assert_eq!(flooded.closed(), None, "it has said nothing wrong");
@@ -240,43 +240,43 @@ fn who_gives_up_much_is_no_flood() {
                 let qp = || host.pd.create_qp().access(all());
                 let number = number + 10 * round;
                 let (one, other) = tokio::join!(
-                    client.connect_further(number, qp()),
-                    server.connect_further(number, qp())
+                    client.connect_additional(number, qp()),
+                    server.connect_additional(number, qp())
                 );
                 ends.push((one.unwrap(), other.unwrap()));
             }
             for (one, _) in &ends {
                 let mut asked: Vec<_> =
-                    (0..40).map(|_| Box::pin(one.request(LARGE / 8, WRITE, HANG / 2))).collect();
+                    (0..40).map(|_| Box::pin(one.borrow(LARGE / 8, WRITE, HANG / 2))).collect();
                 for asked in &mut asked {
                     let _ = poll_once(asked);
                 }
             }
             drop(ends);
         }
-        drop(timeout(HANG, client.request(64, WRITE, HANG / 2)).await.unwrap().unwrap());
+        drop(timeout(HANG, client.borrow(64, WRITE, HANG / 2)).await.unwrap().unwrap());
         host.talk(&client, &server, b"as before").await;
     });
 }
 
-/// Loans that are over do not keep others from being taken.
+/// Leases that are over do not keep others from being taken.
 #[test]
 fn what_is_over_makes_room() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = crate::leases::pair(&host).await;
         for _ in 0..3 {
-            let mut loans = Vec::new();
+            let mut leases = Vec::new();
             for _ in 0..1000 {
-                loans.push(lender.lend(region(&host, 1), READ, Duration::ZERO).await.unwrap());
+                leases.push(lender.lend(region(&host, 1), READ, Duration::ZERO).await.unwrap());
             }
-            for loan in loans {
-                loan.await.unwrap();
+            for lease in leases {
+                lease.await.unwrap();
             }
         }
-        let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
-        assert_eq!(timeout(HANG, borrower.receive_loan()).await.unwrap().unwrap().len(), 64);
-        assert_eq!(loan.await.unwrap().end, rdma_async::LeaseEnd::Returned);
+        let lease = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        assert_eq!(timeout(HANG, borrower.receive_lease()).await.unwrap().unwrap().len(), 64);
+        assert_eq!(lease.await.unwrap().end, rdma_async::LeaseEnd::Returned);
     });
 }
 
@@ -298,7 +298,7 @@ fn a_peer_that_vanishes_leaves_nothing() {
                 drop(peer);
                 let gone = timeout(HANG, server.receive_region()).await.unwrap().unwrap_err();
                 assert!(matches!(gone, LeaseError::Closed(_)), "{gone}");
-                let gone = timeout(HANG, server.receive_loan()).await.unwrap().unwrap_err();
+                let gone = timeout(HANG, server.receive_lease()).await.unwrap().unwrap_err();
                 assert!(matches!(gone, LeaseError::Closed(_)), "{gone}");
             }
         }
@@ -308,7 +308,7 @@ fn a_peer_that_vanishes_leaves_nothing() {
         let (asker, _lender) = pair_with(&host, options).await;
         let all = async {
             loop {
-                match asker.request(LARGE, WRITE, HANG / 2).await {
+                match asker.borrow(LARGE, WRITE, HANG / 2).await {
                     Ok(_) => break,
                     Err(LeaseError::Denied(_)) => tokio::task::yield_now().await,
                     Err(error) => panic!("{error}"),

@@ -76,8 +76,8 @@ async fn lend(tasks: usize, rounds: usize) {
                 let begin = Instant::now();
                 let mut lent = Region::allocate(&host.pd, LENGTH).unwrap();
                 lent.fill(round);
-                let loan = server.lend(lent, READ, TIME).await.unwrap();
-                assert_eq!(loan.await.unwrap().end, LeaseEnd::Returned);
+                let lease = server.lend(lent, READ, TIME).await.unwrap();
+                assert_eq!(lease.await.unwrap().end, LeaseEnd::Returned);
                 let answer = server.receive_region().await.unwrap();
                 assert!(answer.len() == LENGTH && answer.iter().all(|byte| *byte == !round));
                 longest = longest.max(begin.elapsed());
@@ -105,14 +105,14 @@ async fn borrow(lender: SocketAddr, tasks: usize, rounds: usize) {
             let options = options_without_timeout(&host);
             let (client, _) = host.driver.connect(lender, options).await.unwrap();
             for round in (0..=u8::MAX).cycle().take(rounds) {
-                let lent = client.receive_loan().await.unwrap();
+                let lent = client.receive_lease().await.unwrap();
                 let mut bytes = lent.read(host.pool.allocate(LENGTH).unwrap()).await.unwrap();
                 assert!(bytes.iter().all(|byte| *byte == round));
                 drop(lent);
                 bytes.iter_mut().for_each(|byte| *byte = !*byte);
-                let answer = client.request(LENGTH, WRITE, TIME).await.unwrap();
+                let answer = client.borrow(LENGTH, WRITE, TIME).await.unwrap();
                 answer.write(bytes).await.unwrap();
-                answer.give();
+                answer.hand_over();
             }
             client.disconnect(TIME).await.unwrap();
         });

@@ -14,13 +14,13 @@ fn memory_that_was_asked_for_in_vain_is_freed() {
         let (asker, lender) = pair_with(&host, options(&host).lease_limits(limits)).await;
         for length in [64, LARGE] {
             for polls in 0.. {
-                let asked = polled_slowly(polls, asker.request(length, WRITE, HANG / 2)).await;
+                let asked = polled_slowly(polls, asker.borrow(length, WRITE, HANG / 2)).await;
                 let is_over = asked.is_some();
                 drop(asked);
                 // What the one that was dropped has, comes back without a word of the program.
                 let next = async {
                     loop {
-                        if let Ok(next) = asker.request(1, WRITE, HANG / 2).await {
+                        if let Ok(next) = asker.borrow(1, WRITE, HANG / 2).await {
                             break next;
                         }
                     }
@@ -36,22 +36,22 @@ fn memory_that_was_asked_for_in_vain_is_freed() {
 }
 
 #[test]
-fn a_loan_that_was_not_taken_awaits_the_next_call() {
+fn a_lease_that_was_not_taken_awaits_the_next_call() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
         for polls in 0.. {
-            let loan = lender.lend(region(&host, polls + 1), WRITE, HANG).await.unwrap();
-            let taken = polled_slowly(polls, borrower.receive_loan()).await;
+            let lease = lender.lend(region(&host, polls + 1), WRITE, HANG).await.unwrap();
+            let taken = polled_slowly(polls, borrower.receive_lease()).await;
             let is_over = taken.is_some();
             let lent = match taken {
                 Some(taken) => taken.unwrap(),
-                None => timeout(HANG, borrower.receive_loan()).await.unwrap().unwrap(),
+                None => timeout(HANG, borrower.receive_lease()).await.unwrap().unwrap(),
             };
             assert_eq!(lent.len(), polls + 1);
             lent.slice(0..1).unwrap().write(host.buffer(b"w")).await.unwrap();
             drop(lent);
-            assert_eq!(timeout(HANG, loan).await.unwrap().unwrap().end, LeaseEnd::Returned);
+            assert_eq!(timeout(HANG, lease).await.unwrap().unwrap().end, LeaseEnd::Returned);
             if is_over && polls > 10 {
                 break;
             }
@@ -61,7 +61,7 @@ fn a_loan_that_was_not_taken_awaits_the_next_call() {
 
 /// Its memory is closed, and freed, whenever that is.
 #[test]
-fn a_loan_that_was_not_made_is_closed() {
+fn a_lease_that_was_not_made_is_closed() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
@@ -72,14 +72,14 @@ fn a_loan_that_was_not_made_is_closed() {
         }
         // Those that were made, and whose handles were dropped, go on for their time, which a busy machine may begin late.
         tokio::time::sleep(A_SECOND).await;
-        let mut none = Box::pin(borrower.receive_loan());
+        let mut none = Box::pin(borrower.receive_lease());
         assert!(timeout(SOON, none.as_mut()).await.is_err());
-        let _loan = lender.lend(region(&host, 65), WRITE, HANG).await.unwrap();
+        let _lease = lender.lend(region(&host, 65), WRITE, HANG).await.unwrap();
         assert_eq!(timeout(HANG, none).await.unwrap().unwrap().len(), 65);
     });
 }
 
-/// A write that is with the device when the loan ends has been done by then, as far as it ever is.
+/// A write that is with the device when the lease ends has been done by then, as far as it ever is.
 #[test]
 fn a_write_that_is_half_way_is_done_or_refused() {
     run(|| async {
@@ -89,14 +89,14 @@ fn a_write_that_is_half_way_is_done_or_refused() {
                 let soft = SoftDevice::find(device).unwrap();
                 let (lender, borrower) = pair(&host).await;
                 let time = if revokes { HANG } else { A_SECOND };
-                let loan = lender.lend(region(&host, 64), WRITE, time).await.unwrap();
-                let lent = borrower.receive_loan().await.unwrap();
+                let lease = lender.lend(region(&host, 64), WRITE, time).await.unwrap();
+                let lent = borrower.receive_lease().await.unwrap();
                 let write = lent.write(host.buffer(&[7; 64])).post().await.unwrap();
                 assert!(done == 0 || soft.release_half(borrower.qpn()));
                 if revokes {
-                    loan.revoke();
+                    lease.revoke();
                 }
-                let region = timeout(HANG, loan).await.unwrap().unwrap().region;
+                let region = timeout(HANG, lease).await.unwrap().unwrap().region;
                 let before = region.to_vec();
                 soft.release(borrower.qpn(), u32::MAX);
                 let outcome = timeout(HANG, write).await.unwrap();
@@ -125,8 +125,8 @@ fn memory_of_a_request_that_was_dropped_is_given_back_with_its_time() {
         let (lender, borrower) = pair(&host).await;
         let device = SoftDevice::find(HELD).unwrap();
         for (time, goes_on) in [(A_SECOND, true), (HANG, false)] {
-            let loan = lender.lend(region(&host, 64), WRITE, time).await.unwrap();
-            let lent = borrower.receive_loan().await.unwrap();
+            let lease = lender.lend(region(&host, 64), WRITE, time).await.unwrap();
+            let lent = borrower.receive_lease().await.unwrap();
             let write = lent.write(host.buffer(&[7; 64])).post().await.unwrap();
             if goes_on {
                 drop(write);
@@ -136,7 +136,7 @@ fn memory_of_a_request_that_was_dropped_is_given_back_with_its_time() {
                 write.await.unwrap();
             }
             drop(lent);
-            let ended = timeout(HANG, loan).await.unwrap().unwrap();
+            let ended = timeout(HANG, lease).await.unwrap().unwrap();
             let end = if goes_on { LeaseEnd::TimeOver } else { LeaseEnd::Returned };
             assert_eq!((ended.end, &ended.region[..]), (end, &[7; 64][..]));
         }
@@ -149,30 +149,30 @@ fn what_is_forgotten_ends_with_its_time() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
-        let loan = lender.lend(region(&host, 64), WRITE, A_SECOND).await.unwrap();
-        let lent = borrower.receive_loan().await.unwrap();
+        let lease = lender.lend(region(&host, 64), WRITE, A_SECOND).await.unwrap();
+        let lent = borrower.receive_lease().await.unwrap();
         forget(lent.clone());
         forget(lent.write(host.buffer(b"word")));
         forget(lent.write(host.buffer(b"word")).post().await.unwrap());
         forget(lent);
-        assert_eq!(timeout(HANG, loan).await.unwrap().unwrap().end, LeaseEnd::TimeOver);
+        assert_eq!(timeout(HANG, lease).await.unwrap().unwrap().end, LeaseEnd::TimeOver);
         // Nobody takes the memory of this one, which is closed all the same.
-        let loan = lender.lend(region(&host, 64), WRITE, A_SECOND).await.unwrap();
-        let lent = borrower.receive_loan().await.unwrap();
-        forget(loan);
+        let lease = lender.lend(region(&host, 64), WRITE, A_SECOND).await.unwrap();
+        let lent = borrower.receive_lease().await.unwrap();
+        forget(lease);
         until_closed(&host, &borrower, lent.remote()).await;
         // And these do not keep others from anything.
         let (lender, borrower) = pair(&host).await;
         let asker = lender.clone();
-        let mut request = Box::pin(async move { asker.request(8, WRITE, HANG / 2).await });
+        let mut request = Box::pin(async move { asker.borrow(8, WRITE, HANG / 2).await });
         assert!(poll_once(&mut request).is_pending());
         forget(request);
         let taker = borrower.clone();
-        let mut waits = Box::pin(async move { taker.receive_loan().await });
+        let mut waits = Box::pin(async move { taker.receive_lease().await });
         assert!(poll_once(&mut waits).is_pending());
         forget(waits);
-        let _loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
-        drop(timeout(HANG, borrower.receive_loan()).await.unwrap().unwrap());
-        drop(lender.request(8, WRITE, HANG / 2).await.unwrap());
+        let _lease = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        drop(timeout(HANG, borrower.receive_lease()).await.unwrap().unwrap());
+        drop(lender.borrow(8, WRITE, HANG / 2).await.unwrap());
     });
 }

@@ -1,43 +1,45 @@
-//! What ends a loan: the end of its queue pair, of either process, of the runtime.
+//! What ends a lease: the end of its queue pair, of either process, of the runtime.
 
-use rdma_async::{CloseReason, Denial, Driver, LeaseEnd, LeaseError, ReserveError, TransportError};
+use rdma_async::{
+    CloseReason, Driver, LeaseDenial, LeaseEnd, LeaseError, ReserveError, TransportError,
+};
 
 use crate::common::peer;
 use crate::common::provider::{ALWAYS, Call, Provider};
 use crate::common::{Pair, in_a_process_of_its_own, poll_for};
 use crate::leases::*;
 
-/// Loans of the old queue pair are over at both ends, and those of the new one are not.
+/// Leases of the old queue pair are over at both ends, and those of the new one are not.
 #[test]
-fn a_loan_does_not_outlive_its_queue_pair() {
+fn a_lease_does_not_outlive_its_queue_pair() {
     run(|| async {
         for device in DEVICES {
             let host = Host::new(device);
             let (lender, borrower) = pair(&host).await;
-            let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+            let lease = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
             let untaken = lender.lend(region(&host, 65), WRITE, HANG).await.unwrap();
-            let lent = borrower.receive_loan().await.unwrap();
-            let asked = lender.request(64, WRITE, HANG / 2).await.unwrap();
+            let lent = borrower.receive_lease().await.unwrap();
+            let asked = lender.borrow(64, WRITE, HANG / 2).await.unwrap();
             let key = lent.remote();
             let (one, other) = tokio::join!(lender.reconnect(), borrower.reconnect());
             assert_eq!(one.unwrap(), other.unwrap());
             let mut regions = Vec::new();
-            for loan in [loan, untaken] {
-                let ended = timeout(HANG, loan).await.unwrap().unwrap();
-                assert_eq!(ended.end, LeaseEnd::OldEpoch);
+            for lease in [lease, untaken] {
+                let ended = timeout(HANG, lease).await.unwrap().unwrap();
+                assert_eq!(ended.end, LeaseEnd::Disconnected);
                 regions.push(ended.region);
             }
             for old in [lent, asked] {
                 let failed = old.write(host.buffer(b"old")).await.unwrap_err();
                 let is_old = matches!(
                     failed.error,
-                    TransportError::LeaseOver { reason: LeaseEnd::OldEpoch, .. }
+                    TransportError::LeaseOver { reason: LeaseEnd::Disconnected, .. }
                 );
                 assert!(is_old, "{failed}");
             }
             // Nothing old awaits, and the connection has lost nothing by all this.
             let again = lender.lend(regions.remove(0), WRITE, HANG).await.unwrap();
-            let lent = borrower.receive_loan().await.unwrap();
+            let lent = borrower.receive_lease().await.unwrap();
             assert_eq!(lent.len(), 64);
             lent.write(host.buffer(b"new")).await.unwrap();
             drop(lent);
@@ -49,7 +51,7 @@ fn a_loan_does_not_outlive_its_queue_pair() {
 
 /// The other end may not have looked at what it has agreed on.
 #[test]
-#[allow(clippy::async_yields_async)] // the loan is awaited later
+#[allow(clippy::async_yields_async)] // the lease is awaited later
 fn who_has_another_queue_pair_lends_at_once() {
     run(|| async {
         let host = Host::new("soft0");
@@ -58,11 +60,11 @@ fn who_has_another_queue_pair_lends_at_once() {
             let (lender, borrower) =
                 if number % 2 == 0 { (&client, &server) } else { (&server, &client) };
             let lend = async |lender: &Connection| {
-                let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
-                let asked = lender.request(64, WRITE, HANG / 2).await.unwrap();
+                let lease = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+                let asked = lender.borrow(64, WRITE, HANG / 2).await.unwrap();
                 asked.write(host.buffer(b"word")).await.unwrap();
-                asked.give();
-                loan
+                asked.hand_over();
+                lease
             };
             let begun = async {
                 if number < 10 {
@@ -70,9 +72,9 @@ fn who_has_another_queue_pair_lends_at_once() {
                     (lender.clone(), lend(lender).await)
                 } else {
                     let qp = host.pd.create_qp().access(all());
-                    let further = lender.connect_further(number, qp).await.unwrap();
-                    let loan = lend(&further).await;
-                    (further, loan)
+                    let further = lender.connect_additional(number, qp).await.unwrap();
+                    let lease = lend(&further).await;
+                    (further, lease)
                 }
             };
             let there = async {
@@ -81,14 +83,14 @@ fn who_has_another_queue_pair_lends_at_once() {
                     borrower.clone()
                 } else {
                     let qp = host.pd.create_qp().access(all());
-                    borrower.connect_further(number, qp).await.unwrap()
+                    borrower.connect_additional(number, qp).await.unwrap()
                 };
-                let lent = there.receive_loan().await.unwrap();
+                let lent = there.receive_lease().await.unwrap();
                 lent.write(host.buffer(b"word")).await.unwrap();
                 assert_eq!(there.receive_region().await.unwrap()[..4], *b"word");
             };
-            let ((_lender, loan), ()) = tokio::join!(begun, there);
-            assert_eq!(timeout(HANG, loan).await.unwrap().unwrap().end, LeaseEnd::Returned);
+            let ((_lender, lease), ()) = tokio::join!(begun, there);
+            assert_eq!(timeout(HANG, lease).await.unwrap().unwrap().end, LeaseEnd::Returned);
         }
     });
 }
@@ -100,13 +102,13 @@ fn what_is_given_last_arrives() {
         let host = Host::new("soft0");
         for is_first in [true, false] {
             let (asker, lender) = pair(&host).await;
-            let asked = asker.request(64, WRITE, HANG / 2).await.unwrap();
+            let asked = asker.borrow(64, WRITE, HANG / 2).await.unwrap();
             asked.write(host.buffer(b"last")).await.unwrap();
             if is_first {
                 drop(asker);
-                asked.give();
+                asked.hand_over();
             } else {
-                asked.give();
+                asked.hand_over();
                 drop(asker);
             }
             let region = timeout(HANG, lender.receive_region()).await.unwrap().unwrap();
@@ -126,7 +128,7 @@ fn what_is_closed_slowly_is_not_lost() {
             let (asker, lender) = pair(&host).await;
             let lengths = [LARGE, 64, LARGE, LARGE / 2, 1];
             for length in lengths {
-                asker.request(length, WRITE, HANG / 2).await.unwrap().give();
+                asker.borrow(length, WRITE, HANG / 2).await.unwrap().hand_over();
             }
             asker.disconnect(HANG).await.unwrap();
             for length in lengths {
@@ -152,11 +154,11 @@ fn a_thread_that_is_not_free_ends_nothing() {
         let limits = LeaseLimits::new(WRITE);
         let options = options(&host).lease_limits(limits).heartbeat(beat);
         let (asker, lender) = pair_with(&host, options).await;
-        let asked = asker.request(LARGE, WRITE, HANG / 2).await.unwrap();
+        let asked = asker.borrow(LARGE, WRITE, HANG / 2).await.unwrap();
         let (let_go, held) = std::sync::mpsc::channel::<()>();
         let holds = tokio::task::spawn_blocking(move || held.recv());
-        asked.give();
-        let next = asker.request(64, WRITE, HANG / 2);
+        asked.hand_over();
+        let next = asker.borrow(64, WRITE, HANG / 2);
         let late = timeout(beat * 10, async { next.await.map(drop) }).await;
         assert!(late.is_err(), "it takes its turn");
         host.talk(&asker, &lender, b"both live").await;
@@ -164,7 +166,7 @@ fn a_thread_that_is_not_free_ends_nothing() {
         let_go.send(()).unwrap();
         holds.await.unwrap().unwrap();
         assert_eq!(timeout(HANG, lender.receive_region()).await.unwrap().unwrap().len(), LARGE);
-        drop(timeout(HANG, asker.request(64, WRITE, HANG / 2)).await.unwrap().unwrap());
+        drop(timeout(HANG, asker.borrow(64, WRITE, HANG / 2)).await.unwrap().unwrap());
     });
 }
 
@@ -181,27 +183,27 @@ fn a_waker_that_panics_ends_nothing() {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
         let waker = std::task::Waker::from(std::sync::Arc::new(Panics));
-        let mut loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
-        assert!(poll_for(&mut loan, &waker).is_pending());
+        let mut lease = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        assert!(poll_for(&mut lease, &waker).is_pending());
         let asker = lender.clone();
-        let mut asked = Box::pin(async move { asker.request(64, WRITE, HANG / 2).await });
+        let mut asked = Box::pin(async move { asker.borrow(64, WRITE, HANG / 2).await });
         assert!(poll_for(&mut asked, &waker).is_pending());
-        drop(timeout(HANG, borrower.receive_loan()).await.unwrap().unwrap());
-        assert_eq!(timeout(HANG, loan).await.unwrap().unwrap().end, LeaseEnd::Returned);
+        drop(timeout(HANG, borrower.receive_lease()).await.unwrap().unwrap());
+        assert_eq!(timeout(HANG, lease).await.unwrap().unwrap().end, LeaseEnd::Returned);
         drop(timeout(HANG, asked).await.unwrap().unwrap());
         host.talk(&lender, &borrower, b"as before").await;
     });
 }
 
 #[test]
-fn a_loan_ends_with_either_end_of_its_connection() {
+fn a_lease_ends_with_either_end_of_its_connection() {
     run(|| async {
         for who in ["lender closes", "lender drops", "borrower closes", "borrower drops"] {
             let host = Host::new("soft0");
             let (lender, borrower) = pair(&host).await;
-            let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+            let lease = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
             let untaken = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
-            let lent = borrower.receive_loan().await.unwrap();
+            let lent = borrower.receive_lease().await.unwrap();
             let (mut lender, mut borrower) = (Some(lender), Some(borrower));
             match who {
                 "lender closes" => lender.as_ref().unwrap().close().unwrap(),
@@ -234,10 +236,10 @@ fn a_loan_ends_with_either_end_of_its_connection() {
                     "{who}: {failed}"
                 );
             }
-            for loan in [loan, untaken] {
-                let ended = timeout(HANG, loan).await.unwrap().unwrap();
+            for lease in [lease, untaken] {
+                let ended = timeout(HANG, lease).await.unwrap().unwrap();
                 assert!(
-                    ended.end == LeaseEnd::OldEpoch
+                    ended.end == LeaseEnd::Disconnected
                         || who == "borrower drops" && ended.end == LeaseEnd::Returned,
                     "{who}: {}",
                     ended.end
@@ -254,20 +256,21 @@ fn who_waits_is_told_that_the_peer_is_gone() {
     run(|| async {
         let host = Host::new("soft0");
         let (one, other) = pair(&host).await;
-        let (mut loan, mut given) = (Box::pin(one.receive_loan()), Box::pin(one.receive_region()));
-        assert!(poll_once(&mut loan).is_pending() && poll_once(&mut given).is_pending());
+        let (mut lease, mut given) =
+            (Box::pin(one.receive_lease()), Box::pin(one.receive_region()));
+        assert!(poll_once(&mut lease).is_pending() && poll_once(&mut given).is_pending());
         // It was given before.
-        let asked = other.request(1, WRITE, HANG / 2).await.unwrap();
-        asked.give();
+        let asked = other.borrow(1, WRITE, HANG / 2).await.unwrap();
+        asked.hand_over();
         timeout(HANG, given).await.unwrap().unwrap();
-        other.request(1, WRITE, HANG / 2).await.unwrap().give();
+        other.borrow(1, WRITE, HANG / 2).await.unwrap().hand_over();
         other.lend(region(&host, 8), READ, HANG).await.unwrap().revoke();
         // All that was said is heard before the end.
         other.disconnect(HANG).await.unwrap();
-        let gone = timeout(HANG, loan).await.unwrap();
+        let gone = timeout(HANG, lease).await.unwrap();
         match gone {
             // Taken back too late.
-            Ok(_) => assert!(one.receive_loan().await.is_err()),
+            Ok(_) => assert!(one.receive_lease().await.is_err()),
             Err(gone) => {
                 let is_gone = matches!(gone, LeaseError::Closed(Some(CloseReason::Disconnected)));
                 assert!(is_gone, "{gone}");
@@ -276,7 +279,7 @@ fn who_waits_is_told_that_the_peer_is_gone() {
         // What was given is not lost.
         assert!(one.receive_region().await.is_ok());
         assert!(matches!(one.receive_region().await, Err(LeaseError::Closed(_))));
-        let late = one.request(1, READ, SOON).await.unwrap_err();
+        let late = one.borrow(1, READ, SOON).await.unwrap_err();
         assert!(matches!(late, LeaseError::Closed(Some(CloseReason::Disconnected))), "{late}");
     });
 }
@@ -286,26 +289,26 @@ fn who_waits_is_told_that_the_peer_is_gone() {
 fn a_runtime_that_ends_closes_what_is_lent() {
     for length in [64, LARGE] {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let (host, lender, borrower, loan, key) = runtime.block_on(async {
+        let (host, lender, borrower, lease, key) = runtime.block_on(async {
             let host = Host::new("soft0");
             let (lender, borrower) = pair(&host).await;
-            let loan = lender.lend(region(&host, length), WRITE, HANG).await.unwrap();
-            let lent = borrower.receive_loan().await.unwrap();
+            let lease = lender.lend(region(&host, length), WRITE, HANG).await.unwrap();
+            let lent = borrower.receive_lease().await.unwrap();
             let key = lent.remote();
             forget(lent);
-            (host, lender, borrower, loan, key)
+            (host, lender, borrower, lease, key)
         });
         drop(runtime);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let ended = timeout(HANG, loan).await.unwrap().unwrap();
-            assert_eq!((ended.end, ended.region.len()), (LeaseEnd::OldEpoch, length));
+            let ended = timeout(HANG, lease).await.unwrap().unwrap();
+            assert_eq!((ended.end, ended.region.len()), (LeaseEnd::Disconnected, length));
             let driver = Driver::spawn(host.pd.context()).unwrap();
             let others = Pair::of(driver, host.pd.clone(), |builder| builder);
             is_closed(&host, &others.one, key, &ended.region).await;
             for end in [&lender, &borrower] {
-                assert!(end.request(1, READ, SOON).await.is_err());
-                assert!(end.receive_loan().await.is_err());
+                assert!(end.borrow(1, READ, SOON).await.is_err());
+                assert!(end.receive_lease().await.is_err());
             }
         });
     }
@@ -318,21 +321,21 @@ fn what_cannot_be_closed_does_not_come_back() {
         let (pd, provider) = Provider::faulty("soft0");
         let host = Host::with(pd);
         let (lender, borrower) = pair(&host).await;
-        let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
-        let lent = borrower.receive_loan().await.unwrap();
+        let lease = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        let lent = borrower.receive_lease().await.unwrap();
         let key = lent.remote();
         // What is refused once is closed, and comes back.
         provider.refuse(Call::DeregisterRegion, 1);
         drop(lent);
-        let region_again = timeout(HANG, loan).await.unwrap().unwrap().region;
+        let region_again = timeout(HANG, lease).await.unwrap().unwrap().region;
         is_closed(&host, &pair(&host).await.0, key, &region_again).await;
-        let loan = lender.lend(region_again, WRITE, HANG).await.unwrap();
-        let lent = borrower.receive_loan().await.unwrap();
+        let lease = lender.lend(region_again, WRITE, HANG).await.unwrap();
+        let lent = borrower.receive_lease().await.unwrap();
         let key = lent.remote();
         // Twice when it is closed; when it is dropped behind that, it succeeds.
         provider.refuse(Call::DeregisterRegion, 2);
         drop(lent);
-        let refused = timeout(HANG, loan).await.unwrap().unwrap_err();
+        let refused = timeout(HANG, lease).await.unwrap().unwrap_err();
         assert!(matches!(refused, ReserveError::NotRevoked(_)), "{refused}");
         until_closed(&host, &borrower, key).await;
         let (lender, _borrower) = pair(&host).await;
@@ -340,9 +343,9 @@ fn what_cannot_be_closed_does_not_come_back() {
         let refused = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap_err();
         assert!(matches!(refused.error, LeaseError::NotOpened(_)), "{refused}");
         assert_eq!(refused.region.unwrap()[..], [1; 64]);
-        let refused = lender.request(64, WRITE, SOON).await.unwrap_err();
+        let refused = lender.borrow(64, WRITE, SOON).await.unwrap_err();
         assert!(refused.to_string().contains("could not allocate"), "{refused}");
-        drop(lender.request(64, WRITE, HANG / 2).await.unwrap());
+        drop(lender.borrow(64, WRITE, HANG / 2).await.unwrap());
     });
 }
 
@@ -355,11 +358,11 @@ fn what_is_closed_at_the_second_try_counts_no_more() {
         let limits = LeaseLimits::new(WRITE).in_total(4096).regions_per_peer(1);
         let (lender, borrower) = pair_with(&host, options(&host).lease_limits(limits)).await;
         for _ in 0..3 {
-            let lent = borrower.request(4096, WRITE, HANG / 2).await.unwrap();
+            let lent = borrower.borrow(4096, WRITE, HANG / 2).await.unwrap();
             provider.refuse(Call::DeregisterRegion, 1);
             drop(lent);
             // What is asked for behind that is answered behind it.
-            drop(borrower.request(4096, WRITE, HANG / 2).await.unwrap());
+            drop(borrower.borrow(4096, WRITE, HANG / 2).await.unwrap());
         }
         assert_eq!(lender.closed(), None);
     });
@@ -374,12 +377,15 @@ fn what_is_never_closed_counts_for_ever() {
             let host = Host::with(pd);
             let limits = LeaseLimits::new(WRITE).in_total(4096);
             let (_lender, borrower) = pair_with(&host, options(&host).lease_limits(limits)).await;
-            let lent = borrower.request(4096, WRITE, HANG / 2).await.unwrap();
+            let lent = borrower.borrow(4096, WRITE, HANG / 2).await.unwrap();
             let key = lent.remote();
             provider.refuse(Call::DeregisterRegion, ALWAYS);
             drop(lent);
-            let refused = borrower.request(64, WRITE, HANG / 2).await.unwrap_err();
-            assert!(matches!(refused, LeaseError::Denied(Denial::Full { left: 0 })), "{refused}");
+            let refused = borrower.borrow(64, WRITE, HANG / 2).await.unwrap_err();
+            assert!(
+                matches!(refused, LeaseError::Denied(LeaseDenial::Full { left: 0 })),
+                "{refused}"
+            );
             // It is memory still.
             borrower.write(host.buffer(b"word"), key.slice(0..4).unwrap()).await.unwrap();
         });
@@ -396,7 +402,7 @@ fn who_waits_for_its_turn_to_ask_is_told_of_the_end() {
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..100 {
             let server = server.clone();
-            tasks.spawn(async move { server.request(64, READ, HANG).await.map(drop) });
+            tasks.spawn(async move { server.borrow(64, READ, HANG).await.map(drop) });
         }
         for _ in 0..100 {
             tokio::task::yield_now().await;
@@ -409,27 +415,27 @@ fn who_waits_for_its_turn_to_ask_is_told_of_the_end() {
     });
 }
 
-/// A loan that waits for a thread to close it is closed by the end of its stream.
+/// A lease that waits for a thread to close it is closed by the end of its stream.
 #[test]
 fn no_thread_is_needed_behind_the_end() {
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
     with_one_blocking_thread().block_on(async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
-        let mut loan = lender.lend(region(&host, LARGE), WRITE, HANG).await.unwrap();
-        let lent = borrower.receive_loan().await.unwrap();
+        let mut lease = lender.lend(region(&host, LARGE), WRITE, HANG).await.unwrap();
+        let lent = borrower.receive_lease().await.unwrap();
         let (other_lender, other_borrower) = pair(&host).await;
         let mut others = other_lender.lend(region(&host, LARGE), WRITE, HANG).await.unwrap();
-        let others_lent = other_borrower.receive_loan().await.unwrap();
-        let asked = other_borrower.request(LARGE, WRITE, HANG / 2).await.unwrap();
+        let others_lent = other_borrower.receive_lease().await.unwrap();
+        let asked = other_borrower.borrow(LARGE, WRITE, HANG / 2).await.unwrap();
         tokio::task::spawn_blocking(move || blocked.recv());
-        loan.revoke();
-        timeout(SHORT, &mut loan).await.unwrap_err();
+        lease.revoke();
+        timeout(SHORT, &mut lease).await.unwrap_err();
         drop((lender, borrower, lent));
-        let ended = timeout(HANG, loan).await.unwrap().unwrap();
+        let ended = timeout(HANG, lease).await.unwrap().unwrap();
         assert_eq!((ended.end, ended.region.len()), (LeaseEnd::Revoked, LARGE));
         // Nor when the other end gives it back and goes: what it has given comes.
-        asked.give();
+        asked.hand_over();
         drop(others_lent);
         timeout(SHORT, &mut others).await.unwrap_err();
         drop(other_borrower);
@@ -450,14 +456,14 @@ fn what_is_given_is_waited_for_behind_the_end() {
     with_one_blocking_thread().block_on(async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
-        let asked = borrower.request(LARGE, WRITE, HANG / 2).await.unwrap();
+        let asked = borrower.borrow(LARGE, WRITE, HANG / 2).await.unwrap();
         tokio::task::spawn_blocking(move || blocked.recv());
-        asked.give();
+        asked.hand_over();
         timeout(SHORT, lender.receive_region()).await.unwrap_err();
         lender.close().unwrap();
         timeout(SHORT, lender.receive_region()).await.unwrap_err();
         // Nobody else waits for it.
-        let closed = timeout(HANG, lender.receive_loan()).await.unwrap().unwrap_err();
+        let closed = timeout(HANG, lender.receive_lease()).await.unwrap().unwrap_err();
         assert!(matches!(closed, LeaseError::Closed(_)), "{closed}");
         drop(unblock);
         let given = timeout(HANG, lender.receive_region()).await.unwrap().unwrap();
@@ -475,7 +481,7 @@ fn who_waits_for_its_turn_is_told_when_the_connection_is_to_end() {
             peer::pair_with(&host, options(&host).rendezvous_timeout(Duration::MAX)).await;
         // Nobody receives it: it is outstanding.
         let sent = server.send(host.buffer(b"first")).post().await.unwrap();
-        let mut asked: Vec<_> = (0..40).map(|_| Box::pin(server.request(64, READ, HANG))).collect();
+        let mut asked: Vec<_> = (0..40).map(|_| Box::pin(server.borrow(64, READ, HANG))).collect();
         for asked in &mut asked {
             assert!(poll_once(asked).is_pending());
         }

@@ -1,4 +1,4 @@
-//! What the ends of a control connection say of loans, by hand.
+//! What the ends of a control connection say of leases, by hand.
 
 use tokio::time::timeout;
 
@@ -30,16 +30,16 @@ pub(crate) fn frame_of(
 }
 
 /// The memory, for five seconds.
-pub(crate) fn grant(ask: u32, loan: u32, rights: u32, (address, length): (u64, u64)) -> Vec<u8> {
+pub(crate) fn grant(ask: u32, lease: u32, rights: u32, (address, length): (u64, u64)) -> Vec<u8> {
     let key = 7_u32;
     let region = [&address.to_be_bytes()[..], &length.to_be_bytes(), &key.to_be_bytes()].concat();
     let descriptor = [region, 5_000_000_u64.to_be_bytes().to_vec()].concat();
-    grant_of(ask, loan, rights, &descriptor)
+    grant_of(ask, lease, rights, &descriptor)
 }
 
 /// The memory of these bytes of a descriptor.
-pub(crate) fn grant_of(ask: u32, loan: u32, rights: u32, descriptor: &[u8]) -> Vec<u8> {
-    frame(GRANT, &[ask, loan, rights], descriptor)
+pub(crate) fn grant_of(ask: u32, lease: u32, rights: u32, descriptor: &[u8]) -> Vec<u8> {
+    frame(GRANT, &[ask, lease, rights], descriptor)
 }
 
 /// The next frame of that kind, its words.

@@ -15,7 +15,7 @@ fn a_peer_that_asks_has_memory_of_its_own() {
             for length in [1, 100, LARGE] {
                 let host = Host::new(device);
                 let (asker, lender) = pair(&host).await;
-                let borrowed = asker.request(length, READ | WRITE, HANG / 2).await.unwrap();
+                let borrowed = asker.borrow(length, READ | WRITE, HANG / 2).await.unwrap();
                 assert!(borrowed.len() == length && borrowed.remaining() <= HANG / 2);
                 let zero = borrowed.read(host.pool.allocate(length).unwrap()).await.unwrap();
                 assert!(zero.iter().all(|&byte| byte == 0));
@@ -23,7 +23,7 @@ fn a_peer_that_asks_has_memory_of_its_own() {
                 bytes.fill(3);
                 borrowed.write(bytes).await.unwrap();
                 let key = borrowed.remote();
-                borrowed.give();
+                borrowed.hand_over();
                 let region = timeout(HANG, lender.receive_region()).await.unwrap().unwrap();
                 assert!(region.len() == length && region.iter().all(|&byte| byte == 3));
                 let late = asker.read(host.pool.allocate(1).unwrap(), key.slice(0..1).unwrap());
@@ -40,7 +40,7 @@ fn it_begins_where_it_was_asked_for() {
         let host = Host::new("soft0");
         let (asker, _lender) = pair(&host).await;
         for shift in 0..=21 {
-            let borrowed = asker.request_aligned(10, 1 << shift, READ, SHORT).await.unwrap();
+            let borrowed = asker.borrow_aligned(10, 1 << shift, READ, SHORT).await.unwrap();
             assert!(borrowed.remote().address().is_multiple_of(1 << shift));
         }
     });
@@ -57,9 +57,9 @@ fn a_value_of_any_structure_is_written_and_read_back() {
         let table = Table::from([("one".into(), vec![Some(1), None]), ("none".into(), vec![])]);
         let mut buffer = host.pool.allocate(64).unwrap();
         let length = buffer.put_value(&table).unwrap();
-        let borrowed = asker.request(length, WRITE, HANG / 2).await.unwrap();
+        let borrowed = asker.borrow(length, WRITE, HANG / 2).await.unwrap();
         borrowed.write(buffer.slice(0..length)).await.unwrap();
-        borrowed.give();
+        borrowed.hand_over();
         let region = lender.receive_region().await.unwrap();
         assert_eq!(region.value::<Table>().unwrap(), table);
     });
@@ -74,11 +74,11 @@ fn what_is_dropped_is_freed() {
         let (asker, _lender) = pair_with(&host, options(&host).lease_limits(limits)).await;
         // What is closed by another thread, too.
         for _ in 0..10 {
-            drop(asker.request(LARGE, WRITE, HANG / 2).await.unwrap());
+            drop(asker.borrow(LARGE, WRITE, HANG / 2).await.unwrap());
         }
         let mut keys = Vec::new();
         for _ in 0..10 {
-            let borrowed = asker.request(64, WRITE, HANG / 2).await.unwrap();
+            let borrowed = asker.borrow(64, WRITE, HANG / 2).await.unwrap();
             let clone = borrowed.clone();
             drop(borrowed);
             clone.write(host.buffer(b"word")).await.unwrap();
@@ -103,14 +103,14 @@ fn it_is_taken_back_when_its_time_is_over() {
         let host = Host::new("soft0");
         let limits = LeaseLimits::new(WRITE).regions_per_peer(1);
         let (asker, lender) = pair_with(&host, options(&host).lease_limits(limits)).await;
-        let borrowed = asker.request(64, WRITE, A_SECOND).await.unwrap();
+        let borrowed = asker.borrow(64, WRITE, A_SECOND).await.unwrap();
         let kept = borrowed.clone();
         tokio::time::sleep(A_SECOND).await;
         // Given too late, it does not come.
-        borrowed.give();
+        borrowed.hand_over();
         drop(kept);
         loop {
-            match asker.request(64, WRITE, HANG / 2).await {
+            match asker.borrow(64, WRITE, HANG / 2).await {
                 Ok(_) => break,
                 Err(LeaseError::Denied(_)) => tokio::time::sleep(Duration::from_millis(1)).await,
                 Err(error) => panic!("{error}"),
@@ -127,7 +127,7 @@ fn it_is_not_written_when_its_time_is_over() {
     run(|| async {
         let host = Host::new("soft0");
         let (asker, lender) = pair(&host).await;
-        let asked = asker.request(64, WRITE, A_SECOND).await.unwrap();
+        let asked = asker.borrow(64, WRITE, A_SECOND).await.unwrap();
         tokio::time::sleep(asked.remaining()).await;
         let late = asked.write(host.buffer(b"late")).await.unwrap_err();
         assert_eq!((reason(&late.error), &*late.memory), (LeaseEnd::TimeOver, &b"late"[..]));
@@ -137,21 +137,21 @@ fn it_is_not_written_when_its_time_is_over() {
     });
 }
 
-/// What a program has lent itself comes back from its loan, and not beside it.
+/// What a program has lent itself comes back from its lease, and not beside it.
 #[test]
 fn what_was_lent_is_given_to_who_has_lent_it() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
-        let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
-        let borrowed = borrower.receive_loan().await.unwrap();
+        let lease = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        let borrowed = borrower.receive_lease().await.unwrap();
         let kept = borrowed.clone();
-        borrowed.give();
+        borrowed.hand_over();
         let late = kept.write(host.buffer(b"late")).await.unwrap_err();
         assert!(late.to_string().contains("given back"), "{late}");
         drop(kept);
-        let ended = timeout(HANG, loan).await.unwrap().unwrap();
-        assert_eq!((ended.end, ended.is_given), (LeaseEnd::Returned, true));
+        let ended = timeout(HANG, lease).await.unwrap().unwrap();
+        assert_eq!((ended.end, ended.is_handed_over), (LeaseEnd::Returned, true));
         assert!(timeout(SOON, lender.receive_region()).await.is_err());
     });
 }
@@ -163,18 +163,18 @@ fn many_are_given_and_each_comes_once() {
         let host = Host::new("soft0");
         let (asker, lender) = pair(&host).await;
         for number in 0..64 {
-            let borrowed = asker.request(1, WRITE, HANG / 2).await.unwrap();
+            let borrowed = asker.borrow(1, WRITE, HANG / 2).await.unwrap();
             borrowed.write(host.buffer(&[number])).await.unwrap();
-            borrowed.give();
+            borrowed.hand_over();
         }
         // They count until they are taken.
-        let full = asker.request(1, WRITE, HANG / 2).await.unwrap_err();
+        let full = asker.borrow(1, WRITE, HANG / 2).await.unwrap_err();
         assert!(matches!(full, LeaseError::Denied(_)), "{full}");
         for number in 0..64 {
             let region = timeout(HANG, lender.receive_region()).await.unwrap().unwrap();
             assert_eq!(*region, [number]);
         }
-        drop(asker.request(1, WRITE, HANG / 2).await.unwrap());
+        drop(asker.borrow(1, WRITE, HANG / 2).await.unwrap());
         assert!(timeout(SOON, lender.receive_region()).await.is_err());
     });
 }

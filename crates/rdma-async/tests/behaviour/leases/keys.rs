@@ -67,10 +67,10 @@ async fn write(pair: &Pair, to: RemoteMemoryRegion) {
 
 /// Lends it, and takes it back when the peer has written.
 async fn lent(pair: &Pair, region: Region) -> (Region, RemoteMemoryRegion) {
-    let loan = pair.other.lend(region, WRITE, HANG).await.unwrap();
-    let lent = pair.one.receive_loan().await.unwrap();
+    let lease = pair.other.lend(region, WRITE, HANG).await.unwrap();
+    let lent = pair.one.receive_lease().await.unwrap();
     let key = lent.remote();
     write(pair, key).await;
     drop(lent);
-    (loan.await.unwrap().region, key)
+    (lease.await.unwrap().region, key)
 }

@@ -14,8 +14,8 @@ fn memory_is_used_until_it_is_given_back_and_not_behind_that() {
             for length in [100, LARGE] {
                 let host = Host::new(device);
                 let (lender, borrower) = pair(&host).await;
-                let loan = lender.lend(region(&host, length), READ | WRITE, HANG).await.unwrap();
-                let borrowed = borrower.receive_loan().await.unwrap();
+                let lease = lender.lend(region(&host, length), READ | WRITE, HANG).await.unwrap();
+                let borrowed = borrower.receive_lease().await.unwrap();
                 assert_eq!((borrowed.len(), borrowed.access()), (length, READ | WRITE));
                 assert!(borrowed.remaining() <= HANG);
                 let part = borrowed.slice(10..14).unwrap();
@@ -25,8 +25,8 @@ fn memory_is_used_until_it_is_given_back_and_not_behind_that() {
                 assert_eq!(*read, *b"word");
                 let key = borrowed.remote();
                 drop((borrowed, part));
-                let ended = timeout(HANG, loan).await.unwrap().unwrap();
-                assert!(!ended.is_given);
+                let ended = timeout(HANG, lease).await.unwrap().unwrap();
+                assert!(!ended.is_handed_over);
                 assert_eq!(
                     (ended.end, &ended.region[9..14]),
                     (LeaseEnd::Returned, &b"\x01word"[..])
@@ -45,30 +45,31 @@ fn atomic_operations_and_immediate_data_reach_it() {
         let rights = WRITE | AccessFlags::new().with_remote_atomic();
         let mut memory = region(&host, 16);
         memory.fill(0);
-        let loan = lender.lend(memory, rights, HANG).await.unwrap();
-        let borrowed = borrower.receive_loan().await.unwrap();
+        let lease = lender.lend(memory, rights, HANG).await.unwrap();
+        let borrowed = borrower.receive_lease().await.unwrap();
         assert_eq!(borrowed.fetch_add(5).await.unwrap(), 0);
         assert_eq!(borrowed.compare_and_swap(5, 7).await.unwrap(), 5);
         let told = lender.receive_imm().post().await.unwrap();
         borrowed.slice(8..16).unwrap().write_with_imm(host.buffer(b"the word"), 9).await.unwrap();
         assert_eq!(told.await.unwrap(), Some(9));
         drop(borrowed);
-        let region = loan.await.unwrap().region;
+        let region = lease.await.unwrap().region;
         assert_eq!((&region[..8], &region[8..]), (&7_u64.to_ne_bytes()[..], &b"the word"[..]));
     });
 }
 
-/// Several at once, with rights of their own: what one does not allow ends the connection, and with it the loans.
+/// Several at once, with rights of their own: what one does not allow ends the connection, and with it the leases.
 #[test]
-fn each_loan_has_a_key_and_rights_of_its_own() {
+fn each_lease_has_a_key_and_rights_of_its_own() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
         let lend = async |access| {
-            let loan = lender.lend(region(&host, 64), access, HANG).await.unwrap();
-            (loan, borrower.receive_loan().await.unwrap())
+            let lease = lender.lend(region(&host, 64), access, HANG).await.unwrap();
+            (lease, borrower.receive_lease().await.unwrap())
         };
-        let ((read_loan, to_read), (write_loan, to_write)) = (lend(READ).await, lend(WRITE).await);
+        let ((read_lease, to_read), (write_lease, to_write)) =
+            (lend(READ).await, lend(WRITE).await);
         assert_ne!(to_read.remote().rkey(), to_write.remote().rkey());
         to_read.read(host.pool.allocate(64).unwrap()).await.unwrap();
         to_write.write(host.buffer(&[2; 64])).await.unwrap();
@@ -76,14 +77,14 @@ fn each_loan_has_a_key_and_rights_of_its_own() {
         assert!(failed.to_string().contains("remote access"), "{failed}");
         // The lender hears of it by a request of its own.
         lender.receive_imm().await.unwrap_err();
-        for loan in [read_loan, write_loan] {
-            let ended = timeout(HANG, loan).await.unwrap().unwrap();
-            assert_eq!(ended.end, LeaseEnd::OldEpoch);
+        for lease in [read_lease, write_lease] {
+            let ended = timeout(HANG, lease).await.unwrap().unwrap();
+            assert_eq!(ended.end, LeaseEnd::Disconnected);
         }
     });
 }
 
-/// Loans of parts that overlap, to several peers: each has its own, and the end of one is not that of others.
+/// Leases of parts that overlap, to several peers: each has its own, and the end of one is not that of others.
 #[test]
 fn parts_of_one_memory_are_lent_to_several() {
     run(|| async {
@@ -95,9 +96,9 @@ fn parts_of_one_memory_are_lent_to_several() {
             let all = lender.lend_part(&common, 0..8192, READ, HANG).await.unwrap();
             let line = lender.lend_part(&common, 64..128, WRITE, HANG).await.unwrap();
             let others = second.lend_part(&common, 100..200, READ | WRITE, HANG).await.unwrap();
-            let to_read = borrower.receive_loan().await.unwrap();
-            let to_write = borrower.receive_loan().await.unwrap();
-            let to_both = other.receive_loan().await.unwrap();
+            let to_read = borrower.receive_lease().await.unwrap();
+            let to_write = borrower.receive_lease().await.unwrap();
+            let to_both = other.receive_lease().await.unwrap();
             assert_eq!([&to_read, &to_write, &to_both].map(|lent| lent.len()), [8192, 64, 100]);
             to_write.write(host.buffer(&[2; 64])).await.unwrap();
             let read = to_both.slice(0..30).unwrap().read(host.pool.allocate(30).unwrap());
@@ -110,11 +111,11 @@ fn parts_of_one_memory_are_lent_to_several() {
             let read = to_read.slice(99..201).unwrap().read(host.pool.allocate(102).unwrap());
             assert_eq!(read.await.unwrap()[..], [[2].as_slice(), &[3; 100], &[1]].concat());
             let common = common.try_into_memory().unwrap_err();
-            // What one may not do ends its connection, and its loans: not those of the other.
+            // What one may not do ends its connection, and its leases: not those of the other.
             let failed = borrower.write(host.buffer(b"late"), late.slice(0..4).unwrap());
             failed.await.unwrap_err();
             lender.receive_imm().await.unwrap_err();
-            assert_eq!(timeout(HANG, all).await.unwrap().unwrap().end, LeaseEnd::OldEpoch);
+            assert_eq!(timeout(HANG, all).await.unwrap().unwrap().end, LeaseEnd::Disconnected);
             to_both.write(host.buffer(&[4; 100])).await.unwrap();
             drop(to_both);
             drop(timeout(HANG, others).await.unwrap().unwrap());
@@ -143,9 +144,9 @@ fn it_ends_with_its_time() {
             let host = Host::new(device);
             let (lender, borrower) = pair(&host).await;
             let begin = Instant::now();
-            let loan = lender.lend(region(&host, length), WRITE, A_SECOND).await.unwrap();
-            let borrowed = borrower.receive_loan().await.unwrap();
-            let ended = timeout(HANG, loan).await.unwrap().unwrap();
+            let lease = lender.lend(region(&host, length), WRITE, A_SECOND).await.unwrap();
+            let borrowed = borrower.receive_lease().await.unwrap();
+            let ended = timeout(HANG, lease).await.unwrap().unwrap();
             assert!(begin.elapsed() >= A_SECOND);
             assert_eq!(ended.end, LeaseEnd::TimeOver);
             assert_eq!(borrowed.remaining(), Duration::ZERO);
@@ -166,8 +167,8 @@ fn the_time_is_looked_at_when_a_request_is_posted() {
         let qp = host.pd.create_qp().access(all()).max_send_wr(1);
         let qp = qp.max_rnr_retries(MaxRnrRetries::unlimited());
         let (lender, borrower) = pair_with(&host, qp.into()).await;
-        let _loan = lender.lend(region(&host, 64), WRITE, A_SECOND).await.unwrap();
-        let borrowed = borrower.receive_loan().await.unwrap();
+        let _lease = lender.lend(region(&host, 64), WRITE, A_SECOND).await.unwrap();
+        let borrowed = borrower.receive_lease().await.unwrap();
         // As long as the peer has no receive for it.
         let send = borrower.send(host.buffer(b"first")).post().await.unwrap();
         let mut write = std::pin::pin!(borrowed.write(host.buffer(b"second")).into_future());
@@ -187,8 +188,8 @@ fn a_margin_is_left_for_the_request() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair_with(&host, options(&host).lease_margin(HANG)).await;
-        let _loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
-        let borrowed = borrower.receive_loan().await.unwrap();
+        let _lease = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        let borrowed = borrower.receive_lease().await.unwrap();
         let late = borrowed.write(host.buffer(b"late")).try_post().unwrap_err();
         assert_eq!(reason(&late.error), LeaseEnd::TimeOver);
         let late = borrowed.write(host.buffer(b"late")).post().await.unwrap_err();
@@ -206,7 +207,7 @@ fn no_time_and_all_time() {
         assert_eq!(ended.end, LeaseEnd::TimeOver);
         let all = lender.lend(ended.region, WRITE, Duration::MAX).await.unwrap();
         // What was over before somebody took it is passed over.
-        let borrowed = timeout(HANG, borrower.receive_loan()).await.unwrap().unwrap();
+        let borrowed = timeout(HANG, borrower.receive_lease()).await.unwrap().unwrap();
         assert!(borrowed.remaining() > Duration::from_secs(1 << 40));
         borrowed.write(host.buffer(b"word")).await.unwrap();
         drop(borrowed);
@@ -214,13 +215,13 @@ fn no_time_and_all_time() {
         // The same for what is asked for.
         let limits = LeaseLimits::new(WRITE).longest(Duration::MAX);
         let (asker, _lender) = pair_with(&host, options(&host).lease_limits(limits)).await;
-        let none = asker.request(64, WRITE, Duration::ZERO).await.unwrap();
+        let none = asker.borrow(64, WRITE, Duration::ZERO).await.unwrap();
         let late = none.write(host.buffer(b"late")).try_post().unwrap_err();
         assert_eq!(reason(&late.error), LeaseEnd::TimeOver);
         // To its last nanosecond, and as near to the end of all time as this machine can count.
         for less in [0, 1, 1 << 32, u64::MAX / 2, u64::MAX / 2 + 1] {
             let time = Duration::new(u64::MAX - less, 999_999_999);
-            let all = asker.request(64, WRITE, time).await.unwrap();
+            let all = asker.borrow(64, WRITE, time).await.unwrap();
             assert!(all.remaining() > Duration::from_secs(1 << 40));
             all.write(host.buffer(b"word")).await.unwrap();
         }
@@ -229,17 +230,17 @@ fn no_time_and_all_time() {
         // A timer is set to a whole millisecond, behind that time.
         for micros in [0, 50, 200, 500, 900, 2000] {
             let time = nearly_endless(micros);
-            let loan = lender.lend(region(&host, 64), WRITE, time).await.unwrap();
-            let lent = timeout(HANG, borrower.receive_loan()).await.unwrap().unwrap();
+            let lease = lender.lend(region(&host, 64), WRITE, time).await.unwrap();
+            let lent = timeout(HANG, borrower.receive_lease()).await.unwrap().unwrap();
             lent.write(host.buffer(b"word")).await.unwrap();
             drop(lent);
-            assert_eq!(timeout(HANG, loan).await.unwrap().unwrap().end, LeaseEnd::Returned);
+            assert_eq!(timeout(HANG, lease).await.unwrap().unwrap().end, LeaseEnd::Returned);
         }
         // And a margin that nothing is longer than.
         let options = options(&host).lease_margin(Duration::MAX);
         let (borrower, lender) = pair_with(&host, options).await;
-        let _loan = lender.lend(region(&host, 64), WRITE, Duration::MAX).await.unwrap();
-        let never = borrower.receive_loan().await.unwrap();
+        let _lease = lender.lend(region(&host, 64), WRITE, Duration::MAX).await.unwrap();
+        let never = borrower.receive_lease().await.unwrap();
         let late = never.write(host.buffer(b"late")).try_post().unwrap_err();
         assert_eq!(reason(&late.error), LeaseEnd::TimeOver);
     });
@@ -250,14 +251,14 @@ fn the_lender_takes_it_back_before_its_time() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
-        let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
-        let borrowed = borrower.receive_loan().await.unwrap();
-        loan.revoke();
-        let ended = timeout(HANG, loan).await.unwrap().unwrap();
+        let lease = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        let borrowed = borrower.receive_lease().await.unwrap();
+        lease.revoke();
+        let ended = timeout(HANG, lease).await.unwrap().unwrap();
         assert_eq!(ended.end, LeaseEnd::Revoked);
         // The borrower hears of it: until then the device refuses it.
         let next = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
-        let other = borrower.receive_loan().await.unwrap();
+        let other = borrower.receive_lease().await.unwrap();
         let late = borrowed.write(host.buffer(b"late")).await.unwrap_err();
         assert_eq!(reason(&late.error), LeaseEnd::Revoked);
         // And the one that it has goes on.
@@ -265,24 +266,24 @@ fn the_lender_takes_it_back_before_its_time() {
         drop((other, borrowed));
         assert_eq!(next.await.unwrap().end, LeaseEnd::Returned);
         // What is taken back before it was taken awaits nobody.
-        let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
-        loan.revoke();
-        loan.await.unwrap();
-        let mut none = Box::pin(borrower.receive_loan());
+        let lease = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        lease.revoke();
+        lease.await.unwrap();
+        let mut none = Box::pin(borrower.receive_lease());
         assert!(timeout(SOON, none.as_mut()).await.is_err());
-        let _loan = lender.lend(region(&host, 65), WRITE, HANG).await.unwrap();
+        let _lease = lender.lend(region(&host, 65), WRITE, HANG).await.unwrap();
         assert_eq!(timeout(HANG, none).await.unwrap().unwrap().len(), 65);
     });
 }
 
-/// A loan that nobody awaits goes on to its end, and its memory is freed.
+/// A lease that nobody awaits goes on to its end, and its memory is freed.
 #[test]
-fn a_loan_that_is_dropped_goes_on() {
+fn a_lease_that_is_dropped_goes_on() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
         drop(lender.lend(region(&host, 64), WRITE, A_SECOND).await.unwrap());
-        let borrowed = borrower.receive_loan().await.unwrap();
+        let borrowed = borrower.receive_lease().await.unwrap();
         borrowed.write(host.buffer(b"word")).await.unwrap();
         until_closed(&host, &borrower, borrowed.remote()).await;
     });
@@ -296,8 +297,8 @@ fn what_cannot_be_lent_comes_back() {
         let refused = by_hand.lend(region(&host, 64), READ, HANG).await.unwrap_err();
         assert!(matches!(refused.error, LeaseError::NoControl), "{refused}");
         assert_eq!(refused.region.unwrap().len(), 64);
-        assert!(matches!(by_hand.receive_loan().await, Err(LeaseError::NoControl)));
-        assert!(matches!(by_hand.request(8, READ, HANG).await, Err(LeaseError::NoControl)));
+        assert!(matches!(by_hand.receive_lease().await, Err(LeaseError::NoControl)));
+        assert!(matches!(by_hand.borrow(8, READ, HANG).await, Err(LeaseError::NoControl)));
         // The queue pair of `ConnectionOptions::new` lets its peer do no atomic operations.
         let (one, other) = host.pair().await;
         let atomic = AccessFlags::new().with_remote_atomic();
@@ -311,7 +312,7 @@ fn what_cannot_be_lent_comes_back() {
             assert!(matches!(refused.error, LeaseError::Closed(Some(_))), "{refused}");
             assert!(refused.region.is_some());
         }
-        let closed = other.receive_loan().await.unwrap_err();
+        let closed = other.receive_lease().await.unwrap_err();
         assert!(matches!(closed, LeaseError::Closed(_)), "{closed}");
     });
 }

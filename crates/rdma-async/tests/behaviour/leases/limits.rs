@@ -2,13 +2,18 @@
 
 use std::time::Duration;
 
-use rdma_async::{Denial, LeaseError};
+use rdma_async::{LeaseDenial, LeaseError};
 use rdma_mem::AccessFlags;
 
 use crate::leases::*;
 
-async fn denied(asker: &Connection, length: usize, access: AccessFlags, time: Duration) -> Denial {
-    let denied = timeout(HANG, asker.request(length, access, time)).await.unwrap().unwrap_err();
+async fn denied(
+    asker: &Connection,
+    length: usize,
+    access: AccessFlags,
+    time: Duration,
+) -> LeaseDenial {
+    let denied = timeout(HANG, asker.borrow(length, access, time)).await.unwrap().unwrap_err();
     let LeaseError::Denied(denial) = denied else { panic!("{denied}") };
     denial
 }
@@ -18,8 +23,8 @@ fn without_limits_nothing_is_lent() {
     run(|| async {
         let host = Host::new("soft0");
         let (asker, _lender) = host.pair().await;
-        assert_eq!(denied(&asker, 8, READ, SOON).await, Denial::NotOffered);
-        let empty = asker.request(0, READ, SOON).await.unwrap_err();
+        assert_eq!(denied(&asker, 8, READ, SOON).await, LeaseDenial::NotOffered);
+        let empty = asker.borrow(0, READ, SOON).await.unwrap_err();
         assert!(matches!(empty, LeaseError::NotOpened(_)), "{empty}");
     });
 }
@@ -36,20 +41,23 @@ fn who_asks_for_too_much_is_told_what_it_may_have() {
             .longest(longest);
         // Its queue pair allows no atomic operations.
         let (asker, lender) = pair_with(&host, host.options().lease_limits(limits)).await;
-        assert_eq!(denied(&asker, 8, WRITE, SOON).await, Denial::Access { allowed: READ });
+        assert_eq!(denied(&asker, 8, WRITE, SOON).await, LeaseDenial::Access { allowed: READ });
         let none = AccessFlags::new();
-        assert_eq!(denied(&asker, 8, none, SOON).await, Denial::Access { allowed: READ });
-        assert_eq!(denied(&asker, 8193, READ, SOON).await, Denial::TooLong { most: 8192 });
-        assert_eq!(denied(&asker, usize::MAX, READ, SOON).await, Denial::TooLong { most: 8192 });
-        assert_eq!(denied(&asker, 8, READ, Duration::MAX).await, Denial::Time { longest });
-        let wrong = asker.request_aligned(8, 3, READ, SOON).await.unwrap_err();
-        assert!(matches!(wrong, LeaseError::Denied(Denial::Alignment { .. })), "{wrong}");
-        let one = asker.request(1, READ, longest).await.unwrap();
-        assert_eq!(denied(&asker, 4097, READ, longest).await, Denial::Full { left: 4096 });
-        let other = asker.request(4096, READ, longest).await.unwrap();
-        assert_eq!(denied(&asker, 1, READ, longest).await, Denial::TooMany { most: 2 });
+        assert_eq!(denied(&asker, 8, none, SOON).await, LeaseDenial::Access { allowed: READ });
+        assert_eq!(denied(&asker, 8193, READ, SOON).await, LeaseDenial::TooLong { most: 8192 });
+        assert_eq!(
+            denied(&asker, usize::MAX, READ, SOON).await,
+            LeaseDenial::TooLong { most: 8192 }
+        );
+        assert_eq!(denied(&asker, 8, READ, Duration::MAX).await, LeaseDenial::Time { longest });
+        let wrong = asker.borrow_aligned(8, 3, READ, SOON).await.unwrap_err();
+        assert!(matches!(wrong, LeaseError::Denied(LeaseDenial::Alignment { .. })), "{wrong}");
+        let one = asker.borrow(1, READ, longest).await.unwrap();
+        assert_eq!(denied(&asker, 4097, READ, longest).await, LeaseDenial::Full { left: 4096 });
+        let other = asker.borrow(4096, READ, longest).await.unwrap();
+        assert_eq!(denied(&asker, 1, READ, longest).await, LeaseDenial::TooMany { most: 2 });
         drop((one, other));
-        drop(asker.request(8192, READ, longest).await.unwrap());
+        drop(asker.borrow(8192, READ, longest).await.unwrap());
         host.talk(&asker, &lender, b"as before").await;
     });
 }
@@ -63,17 +71,19 @@ fn all_peers_share_the_limit_of_all() {
         let options = options(&host).lease_limits(limits);
         let (one, at_one) = pair_with(&host, options.clone()).await;
         let (other, _at_other) = pair_with(&host, options).await;
-        let has = one.request(8192, READ, HANG / 2).await.unwrap();
-        assert_eq!(denied(&other, 1, READ, SOON).await, Denial::Full { left: 0 });
-        // As if its process had ended: nothing is said of its loan.
+        let has = one.borrow(8192, READ, HANG / 2).await.unwrap();
+        assert_eq!(denied(&other, 1, READ, SOON).await, LeaseDenial::Full { left: 0 });
+        // As if its process had ended: nothing is said of its lease.
         forget(has);
         one.close().unwrap();
         at_one.receive_imm().await.unwrap_err();
-        // The task of the connection takes the loan back in its own time.
+        // The task of the connection takes the lease back in its own time.
         let freed = async {
             loop {
-                match other.request(8192, READ, HANG / 2).await {
-                    Err(LeaseError::Denied(Denial::Full { .. })) => tokio::task::yield_now().await,
+                match other.borrow(8192, READ, HANG / 2).await {
+                    Err(LeaseError::Denied(LeaseDenial::Full { .. })) => {
+                        tokio::task::yield_now().await
+                    }
                     again => return again,
                 }
             }
@@ -90,15 +100,17 @@ fn further_connections_share_the_limit_of_their_peer() {
         let limits = LeaseLimits::new(READ).regions_per_peer(1);
         let (asker, lender) = pair_with(&host, options(&host).lease_limits(limits)).await;
         let builder = || host.pd.create_qp().access(READ);
-        let (more, more_there) =
-            tokio::join!(asker.connect_further(1, builder()), lender.connect_further(1, builder()));
+        let (more, more_there) = tokio::join!(
+            asker.connect_additional(1, builder()),
+            lender.connect_additional(1, builder())
+        );
         let (more, _more_there) = (more.unwrap(), more_there.unwrap());
-        let has = more.request(1, READ, HANG / 2).await.unwrap();
-        assert_eq!(denied(&asker, 1, READ, SOON).await, Denial::TooMany { most: 1 });
+        let has = more.borrow(1, READ, HANG / 2).await.unwrap();
+        assert_eq!(denied(&asker, 1, READ, SOON).await, LeaseDenial::TooMany { most: 1 });
         // What a queue pair does not allow its peer, no memory does.
-        assert_eq!(denied(&more, 1, WRITE, SOON).await, Denial::Access { allowed: READ });
+        assert_eq!(denied(&more, 1, WRITE, SOON).await, LeaseDenial::Access { allowed: READ });
         drop(has);
-        drop(asker.request(1, READ, HANG / 2).await.unwrap());
+        drop(asker.borrow(1, READ, HANG / 2).await.unwrap());
     });
 }
 
@@ -112,7 +124,7 @@ fn many_ask_at_once() {
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..200 {
             let asker = asker.clone();
-            tasks.spawn(async move { asker.request(1, READ, HANG / 2).await.unwrap() });
+            tasks.spawn(async move { asker.borrow(1, READ, HANG / 2).await.unwrap() });
         }
         let all = timeout(HANG, tasks.join_all()).await.unwrap();
         let keys: std::collections::BTreeSet<_> =

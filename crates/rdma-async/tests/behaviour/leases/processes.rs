@@ -66,13 +66,13 @@ async fn lend_until(host: &Host, server: &Connection, how: &str) {
         reserved.region
     } else {
         let time = if how == "time" { 30 * SHORT } else { HANG };
-        let loan = server.lend(memory, WRITE, time).await.unwrap();
+        let lease = server.lend(memory, WRITE, time).await.unwrap();
         server.send(host.buffer(how.as_bytes())).await.unwrap();
         timeout(HANG, written).await.unwrap().unwrap();
         if how == "revoked" {
-            loan.revoke();
+            lease.revoke();
         }
-        let ended = timeout(HANG, loan).await.unwrap().unwrap();
+        let ended = timeout(HANG, lease).await.unwrap().unwrap();
         let end = match how {
             "time" => LeaseEnd::TimeOver,
             "revoked" => LeaseEnd::Revoked,
@@ -102,7 +102,7 @@ async fn be_late(device: &str, lender: SocketAddr) {
     let (key, lent) = if let Ok(descriptor) = <[u8; Descriptor::BYTES]>::try_from(told) {
         (Descriptor::from_bytes(descriptor).remote(Duration::ZERO).unwrap(), None)
     } else {
-        let lent = client.receive_loan().await.unwrap();
+        let lent = client.receive_lease().await.unwrap();
         (lent.remote(), Some(lent))
     };
     let to = key.slice(0..4).unwrap();
@@ -149,13 +149,13 @@ async fn kill(role: &str) {
     let server = timeout(HANG, listener.accept()).await.unwrap().unwrap();
     let told = server.receive_imm().post().await.unwrap();
     if role == "borrows" {
-        let loan = server.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        let lease = server.lend(region(&host, 64), WRITE, HANG).await.unwrap();
         timeout(HANG, told).await.unwrap().unwrap();
         peer.kill().unwrap();
-        let ended = timeout(HANG, loan).await.unwrap().unwrap();
-        assert_eq!((ended.end, &ended.region[..4]), (LeaseEnd::OldEpoch, &b"word"[..]));
+        let ended = timeout(HANG, lease).await.unwrap().unwrap();
+        assert_eq!((ended.end, &ended.region[..4]), (LeaseEnd::Disconnected, &b"word"[..]));
     } else {
-        let lent = timeout(HANG, server.receive_loan()).await.unwrap().unwrap();
+        let lent = timeout(HANG, server.receive_lease()).await.unwrap().unwrap();
         timeout(HANG, told).await.unwrap().unwrap();
         lent.write(host.buffer(b"word")).await.unwrap();
         peer.kill().unwrap();
@@ -174,13 +174,13 @@ async fn kill(role: &str) {
         timeout(HANG, server.receive_imm()).await.unwrap().unwrap_err();
         assert_eq!(server.closed(), Some(CloseReason::Died));
         timeout(HANG, lent.write(host.buffer(b"late"))).await.unwrap().unwrap_err();
-        timeout(HANG, server.receive_loan()).await.unwrap().unwrap_err();
+        timeout(HANG, server.receive_lease()).await.unwrap().unwrap_err();
     }
     assert!(!tokio::task::spawn_blocking(move || peer.wait().unwrap()).await.unwrap().success());
     // What it had asked for can be had again.
     let connect = host.driver.connect(listener.local_addr(), both);
     let (asker, _lender) = tokio::join!(connect, listener.accept());
-    let all = asker.unwrap().0.request(4096, WRITE, HANG / 2).await;
+    let all = asker.unwrap().0.borrow(4096, WRITE, HANG / 2).await;
     drop(all.unwrap());
 }
 
@@ -188,12 +188,12 @@ async fn kill(role: &str) {
 async fn be_killed(lends: bool, address: SocketAddr) {
     let host = Host::new("soft0");
     let (client, _) = host.driver.connect(address, options(&host)).await.unwrap();
-    let asked = client.request(4096, WRITE, HANG).await.unwrap();
+    let asked = client.borrow(4096, WRITE, HANG).await.unwrap();
     let has = if lends {
-        let loan = client.lend(region(&host, 64), WRITE, HANG).await.unwrap();
-        (Some(loan), None)
+        let lease = client.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        (Some(lease), None)
     } else {
-        let lent = client.receive_loan().await.unwrap();
+        let lent = client.receive_lease().await.unwrap();
         lent.write(host.buffer(b"word")).await.unwrap();
         (None, Some(lent))
     };

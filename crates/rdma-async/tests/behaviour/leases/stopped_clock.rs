@@ -32,21 +32,21 @@ async fn still_writes(host: &Host, by: &Connection, key: RemoteMemoryRegion) {
 
 /// The borrower uses it no more, though it is open; and it is closed when the lender's time is over, too.
 #[test]
-fn a_loan_whose_lender_stands_still_is_over_for_the_borrower() {
+fn a_lease_whose_lender_stands_still_is_over_for_the_borrower() {
     run_in_one_thread(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
-        let mut loan = lender.lend(region(&host, 64), WRITE, TIME).await.unwrap();
-        let lent = borrower.receive_loan().await.unwrap();
+        let mut lease = lender.lend(region(&host, 64), WRITE, TIME).await.unwrap();
+        let lent = borrower.receive_lease().await.unwrap();
         pause();
         while_it_stands_still(lent.remaining());
         still_writes(&host, &borrower, lent.remote()).await;
         let late = lent.write(host.buffer(b"late")).try_post().unwrap_err();
         assert_eq!(reason(&late.error), LeaseEnd::TimeOver);
-        assert!(poll_once(&mut loan).is_pending(), "its time is not over here");
+        assert!(poll_once(&mut lease).is_pending(), "its time is not over here");
         advance(TIME).await;
         resume();
-        let ended = timeout(HANG, loan).await.unwrap().unwrap();
+        let ended = timeout(HANG, lease).await.unwrap().unwrap();
         assert_eq!((ended.end, &ended.region[..4]), (LeaseEnd::TimeOver, &b"open"[..]));
         is_closed(&host, &borrower, lent.remote(), &ended.region).await;
     });
@@ -58,12 +58,12 @@ fn a_borrower_that_stands_still_is_refused() {
     run_in_one_thread(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
-        let loan = lender.lend(region(&host, 64), WRITE, HANG / 2).await.unwrap();
-        let lent = borrower.receive_loan().await.unwrap();
+        let lease = lender.lend(region(&host, 64), WRITE, HANG / 2).await.unwrap();
+        let lent = borrower.receive_lease().await.unwrap();
         pause();
         advance(HANG / 2).await;
         resume();
-        let ended = timeout(HANG, loan).await.unwrap().unwrap();
+        let ended = timeout(HANG, lease).await.unwrap().unwrap();
         assert_eq!(ended.end, LeaseEnd::TimeOver);
         assert!(lent.remaining() > HANG / 4, "by its own clock there is time");
         is_closed(&host, &borrower, lent.remote(), &ended.region).await;

@@ -56,7 +56,7 @@ fn a_message_for_a_dropped_receive_is_kept_in_order() {
             assert_eq!(*kept.await.unwrap().memory, *b"two_");
             let mut texts = Vec::new();
             while texts.len() < 2 {
-                match pair.other.received_by_dropped() {
+                match pair.other.take_unclaimed() {
                     Some(received) => {
                         assert_eq!((received.length, received.immediate), (4, Some(4)));
                         let memory = received.memory.unwrap();
@@ -67,7 +67,7 @@ fn a_message_for_a_dropped_receive_is_kept_in_order() {
                 }
             }
             assert_eq!(texts, [b"one_", b"tri_"]);
-            assert!(pair.other.received_by_dropped().is_none());
+            assert!(pair.other.take_unclaimed().is_none());
             assert_eq!(pair.buffers(), 0);
         });
     }

@@ -132,7 +132,7 @@ fn a_ring_that_the_queue_does_not_hold_is_refused_and_one_that_is_full_goes_on()
         // What was posted takes the next message, as that of a dropped ring.
         pair.one.send(pair.buffer(b"lost")).await.unwrap();
         let lost = loop {
-            match pair.other.received_by_dropped() {
+            match pair.other.take_unclaimed() {
                 Some(lost) => break lost,
                 None => tokio::task::yield_now().await,
             }

@@ -21,16 +21,16 @@ fn all_is_as_when_it_is_awaited() {
             run(|| async move {
                 let pair = Pair::new(device);
                 let receive = pair.other.receive(pair.buffer(&[0; 8])).post().await.unwrap();
-                let sent = pair.one.send(pair.buffer(b"message")).spin_first(limit).await.unwrap();
+                let sent = pair.one.send(pair.buffer(b"message")).busy_poll(limit).await.unwrap();
                 assert_eq!(*sent, *b"message");
-                let received = receive.spin_first(limit).await.unwrap();
+                let received = receive.busy_poll(limit).await.unwrap();
                 assert_eq!(received.memory[..received.length], *b"message");
                 let word = pair.board.remote().slice(0..8).unwrap();
-                assert_eq!(pair.one.fetch_add(word, 7).spin_first(limit).await.unwrap(), 0);
+                assert_eq!(pair.one.fetch_add(word, 7).busy_poll(limit).await.unwrap(), 0);
                 assert_eq!(pair.one.fetch_add(word, 1).await.unwrap(), 7);
                 let beyond = RemoteMemoryRegion::new(word.address(), 8, 0);
                 let failed =
-                    pair.one.write(pair.buffer(b"refused!"), beyond).spin_first(limit).await;
+                    pair.one.write(pair.buffer(b"refused!"), beyond).busy_poll(limit).await;
                 let failed = failed.unwrap_err();
                 assert!(matches!(failed.error, TransportError::WorkError(_)), "{failed}");
                 assert_eq!(*failed.memory, *b"refused!");
@@ -52,7 +52,7 @@ fn who_spins_lets_others_run() {
                 }
                 pair.one.send(pair.buffer(b"late")).await.unwrap();
             };
-            let (received, ()) = tokio::join!(receive.spin_first(LONG), answers);
+            let (received, ()) = tokio::join!(receive.busy_poll(LONG), answers);
             assert_eq!(*received.unwrap().memory, *b"late");
         }
     });
@@ -71,7 +71,7 @@ fn who_never_waits_lets_others_run() {
             }
             let word = pair.board.remote().slice(0..8).unwrap();
             let posted = pair.one.fetch_add(word, 1).try_post().unwrap();
-            posted.spin_first(LONG).await.unwrap();
+            posted.busy_poll(LONG).await.unwrap();
         }
         panic!("the other task never ran");
     });
@@ -85,11 +85,11 @@ fn who_finds_it_while_it_spins_asks_for_no_event() {
         let write =
             pair.one.write(pair.buffer(b"the word"), pair.board.remote().slice(0..8).unwrap());
         let write = write.try_post().unwrap();
-        assert_eq!(*pair.released(write.spin_first(LONG)).await.unwrap(), *b"the word");
+        assert_eq!(*pair.released(write.busy_poll(LONG)).await.unwrap(), *b"the word");
         assert_eq!(pair.one.closed(), None);
         // It would sleep.
         let receive = pair.one.receive(pair.buffer(&[1; 8])).try_post().unwrap();
-        let failed = receive.spin_first(Duration::ZERO).await.unwrap_err();
+        let failed = receive.busy_poll(Duration::ZERO).await.unwrap_err();
         assert_eq!((pair.one.closed(), &*failed.memory), (Some(CloseReason::Poll), &[1; 8][..]));
         provider.assert_kept();
     });
@@ -109,7 +109,7 @@ fn who_spins_is_told_of_every_end() {
                     pair.one.close().unwrap();
                 }
             };
-            let (failed, ()) = tokio::join!(receive.spin_first(LONG), ends);
+            let (failed, ()) = tokio::join!(receive.busy_poll(LONG), ends);
             let failed = failed.unwrap_err();
             let reason = if fails { CloseReason::Poll } else { CloseReason::Asked };
             assert!(
@@ -128,11 +128,11 @@ fn who_is_dropped_while_it_spins_leaves_its_memory_with_the_request() {
     run(|| async {
         let (pair, provider) = Pair::faulty(HELD);
         let receive = pair.other.receive(pair.buffer(&[1; 8])).post().await.unwrap();
-        timeout(Duration::from_millis(1), receive.spin_first(LONG)).await.unwrap_err();
+        timeout(Duration::from_millis(1), receive.busy_poll(LONG)).await.unwrap_err();
         assert_eq!((pair.buffers(), provider.lent()), (1, 1));
-        pair.released(pair.one.send(pair.buffer(b"for it")).spin_first(LONG)).await.unwrap();
+        pair.released(pair.one.send(pair.buffer(b"for it")).busy_poll(LONG)).await.unwrap();
         let received = loop {
-            match pair.other.received_by_dropped() {
+            match pair.other.take_unclaimed() {
                 Some(received) => break received,
                 None => yield_now().await,
             }

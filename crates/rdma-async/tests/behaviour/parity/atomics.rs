@@ -17,7 +17,7 @@ fn an_atomic_operation_needs_an_aligned_word() {
     run(|| async {
         for device in DEVICES {
             let pair = ends(device).await;
-            let lent = pair.one.request(64, ATOMIC | READ, LONG).await.unwrap();
+            let lent = pair.one.borrow(64, ATOMIC | READ, LONG).await.unwrap();
             for (range, why) in [
                 (0..4, PostErrorKind::RemoteTooShort),
                 (60..64, PostErrorKind::Misaligned),
@@ -44,7 +44,7 @@ fn of_many_that_swap_one_word_one_finds_what_it_has_compared() {
     run(|| async {
         for device in DEVICES {
             let pair = ends(device).await;
-            let lent = pair.one.request(8, ATOMIC | READ, LONG).await.unwrap();
+            let lent = pair.one.borrow(8, ATOMIC | READ, LONG).await.unwrap();
             let mut tasks = tokio::task::JoinSet::new();
             for own in 1..=12 {
                 let lent = lent.clone();

@@ -1,6 +1,6 @@
 //! Memory of the peer's: asked for again and again, and its rights.
 
-use rdma_async::{Denial, LeaseEnd, LeaseError, LeaseLimits, RemoteRegion, TransportError};
+use rdma_async::{LeaseDenial, LeaseEnd, LeaseError, LeaseLimits, RemoteRegion, TransportError};
 use rdma_qp::prelude::*;
 
 use crate::parity::{ATOMIC, DEVICES, HANG, LONG, Pair, READ, WRITE, domain, ends, ends_with, run};
@@ -21,17 +21,17 @@ fn requests_and_responses_go_by_lent_memory_again_and_again() {
                     let number = u64::from_ne_bytes(question[..8].try_into()?);
                     drop(question);
                     answer.copy_from_slice(&(number * number).to_ne_bytes());
-                    server.receive_loan().await?.write(answer).await?;
+                    server.receive_lease().await?.write(answer).await?;
                 }
                 Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
             });
             for number in 0..50_u64 {
-                let question = pair.one.request(8, WRITE, LONG).await.unwrap();
+                let question = pair.one.borrow(8, WRITE, LONG).await.unwrap();
                 question.write(pair.buffer(&number.to_ne_bytes())).await.unwrap();
-                question.give();
+                question.hand_over();
                 let answer = pair.region(&[0xff; 8]);
-                let loan = pair.one.lend(answer, WRITE, LONG).await.unwrap();
-                let ended = loan.await.unwrap();
+                let lease = pair.one.lend(answer, WRITE, LONG).await.unwrap();
+                let ended = lease.await.unwrap();
                 assert_eq!(ended.end, LeaseEnd::Returned);
                 assert_eq!(*ended.region, (number * number).to_ne_bytes());
             }
@@ -64,8 +64,8 @@ fn what_was_lent_can_be_used_as_it_was_said_and_no_other_way() {
             for (right, allowed) in [(READ, Use::Read), (WRITE, Use::Write), (ATOMIC, Use::Add)] {
                 for used in [Use::Read, Use::Write, Use::Add] {
                     let pair = ends(device).await;
-                    let loan = pair.one.lend(pair.region(&[1; 8]), right, LONG).await.unwrap();
-                    let memory = pair.other.receive_loan().await.unwrap();
+                    let lease = pair.one.lend(pair.region(&[1; 8]), right, LONG).await.unwrap();
+                    let memory = pair.other.receive_lease().await.unwrap();
                     assert_eq!(memory.access(), right);
                     let done = using(&pair, &memory, used).await;
                     if used == allowed {
@@ -76,7 +76,7 @@ fn what_was_lent_can_be_used_as_it_was_said_and_no_other_way() {
                     }
                     drop(memory);
                     let changes = used == allowed && used != Use::Read;
-                    let ended = loan.await.unwrap();
+                    let ended = lease.await.unwrap();
                     assert_eq!(*ended.region != [1; 8], changes, "{device}, {right}: {used:?}");
                 }
             }
@@ -90,7 +90,7 @@ fn what_was_asked_for_can_be_used_as_it_was_said_and_no_other_way() {
         for (right, allowed) in [(READ, Use::Read), (WRITE, Use::Write), (ATOMIC, Use::Add)] {
             for used in [Use::Read, Use::Write, Use::Add] {
                 let pair = ends("soft0").await;
-                let memory = pair.one.request(8, right, LONG).await.unwrap();
+                let memory = pair.one.borrow(8, right, LONG).await.unwrap();
                 assert_eq!(memory.access(), right);
                 let done = using(&pair, &memory, used).await;
                 if used == allowed { done.unwrap() } else { is_refused(done) }
@@ -113,20 +113,20 @@ fn a_further_connection_lends_by_its_own_rights_and_domain() {
             let pair = ends(device).await;
             let own = pair.pd.context().allocate_pd().unwrap();
             let (further, at_peer) = tokio::join!(
-                pair.one.connect_further(1, pair.pd.create_qp()),
-                pair.other.connect_further(1, own.create_qp().access(READ)),
+                pair.one.connect_additional(1, pair.pd.create_qp()),
+                pair.other.connect_additional(1, own.create_qp().access(READ)),
             );
             let (further, at_peer) = (further.unwrap(), at_peer.unwrap());
-            let denied = further.request(8, WRITE, LONG).await.unwrap_err();
+            let denied = further.borrow(8, WRITE, LONG).await.unwrap_err();
             assert!(
-                matches!(denied, LeaseError::Denied(Denial::Access { allowed: READ })),
+                matches!(denied, LeaseError::Denied(LeaseDenial::Access { allowed: READ })),
                 "{denied}"
             );
             let atomic = at_peer.lend(pair.region(&[0; 8]), ATOMIC, LONG).await.unwrap_err();
             assert!(matches!(atomic.error, LeaseError::NotGranted { .. }), "{atomic}");
-            let by_first = pair.one.request(8, READ | WRITE, LONG).await.unwrap();
+            let by_first = pair.one.borrow(8, READ | WRITE, LONG).await.unwrap();
             by_first.write(pair.buffer(b"the word")).await.unwrap();
-            let by_further = further.request(8, READ, LONG).await.unwrap();
+            let by_further = further.borrow(8, READ, LONG).await.unwrap();
             assert_eq!(pair.bytes_of(&by_further).await, [0; 8]);
             // A key of one domain is nothing in the other one.
             let read = further.read(pair.buffer(&[0; 8]), by_first.remote()).await.unwrap_err();
@@ -146,7 +146,7 @@ fn many_tasks_borrow_write_and_read() {
             let (connection, pool) = (pair.one.clone(), pair.pool.clone());
             tasks.spawn(async move {
                 for round in 0..5 {
-                    let memory = connection.request(256, READ | WRITE, LONG).await.unwrap();
+                    let memory = connection.borrow(256, READ | WRITE, LONG).await.unwrap();
                     let mut bytes = pool.allocate(256).unwrap();
                     bytes.fill(task + round);
                     memory.write(bytes).await.unwrap();
@@ -166,15 +166,15 @@ fn a_write_into_lent_memory_tells_any_number() {
     run(|| async {
         for device in DEVICES {
             let pair = ends(device).await;
-            let loan = pair.one.lend(pair.region(&[0; 8]), WRITE, LONG).await.unwrap();
-            let memory = pair.other.receive_loan().await.unwrap();
+            let lease = pair.one.lend(pair.region(&[0; 8]), WRITE, LONG).await.unwrap();
+            let memory = pair.other.receive_lease().await.unwrap();
             for number in [0, 1, 0x0102_0304, u32::MAX] {
                 let told = pair.one.receive_imm().post().await.unwrap();
                 memory.write_with_imm(pair.buffer(&[9; 8]), number).await.unwrap();
                 assert_eq!(told.await.unwrap(), Some(number));
             }
             drop(memory);
-            assert_eq!(*loan.await.unwrap().region, [9; 8]);
+            assert_eq!(*lease.await.unwrap().region, [9; 8]);
         }
     });
 }

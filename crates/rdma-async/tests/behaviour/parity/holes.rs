@@ -15,21 +15,21 @@ fn memory_that_was_lent_keeps_nothing() {
         let pair = ends_with(pd, LeaseLimits::new(READ | WRITE)).await;
         let before = provider.live();
         for _ in 0..20 {
-            let asked = pair.one.request(4096, WRITE, LONG).await.unwrap();
+            let asked = pair.one.borrow(4096, WRITE, LONG).await.unwrap();
             asked.write(pair.buffer(&[1; 4096])).await.unwrap();
-            asked.give();
+            asked.hand_over();
             drop(pair.other.receive_region().await.unwrap());
-            let loan = pair.one.lend(pair.region(&[0; 4096]), READ, LONG).await.unwrap();
-            drop(pair.other.receive_loan().await.unwrap());
-            drop(loan.await.unwrap());
+            let lease = pair.one.lend(pair.region(&[0; 4096]), READ, LONG).await.unwrap();
+            drop(pair.other.receive_lease().await.unwrap());
+            drop(lease.await.unwrap());
         }
         let _ = pair.pool.trim();
         assert_eq!(provider.live(), before, "as many regions as at the beginning");
-        let last = pair.one.request(64, READ, LONG).await.unwrap();
-        let loan = pair.one.lend(pair.region(&[0; 64]), READ, LONG).await.unwrap();
+        let last = pair.one.borrow(64, READ, LONG).await.unwrap();
+        let lease = pair.one.lend(pair.region(&[0; 64]), READ, LONG).await.unwrap();
         // Whatever is dropped first.
         drop(pair);
-        drop((loan, last));
+        drop((lease, last));
         provider.gone().await;
     });
 }
@@ -42,14 +42,14 @@ fn a_key_opens_no_neighbour() {
             for by_request in [false, true] {
                 let pair = ends(device).await;
                 let mut lent = Vec::new();
-                let mut loans = Vec::new();
+                let mut leases = Vec::new();
                 for _ in 0..8 {
                     lent.push(if by_request {
-                        pair.one.request(100, READ | WRITE, LONG).await.unwrap()
+                        pair.one.borrow(100, READ | WRITE, LONG).await.unwrap()
                     } else {
                         let region = pair.region(&[1; 100]);
-                        loans.push(pair.other.lend(region, READ | WRITE, LONG).await.unwrap());
-                        pair.one.receive_loan().await.unwrap()
+                        leases.push(pair.other.lend(region, READ | WRITE, LONG).await.unwrap());
+                        pair.one.receive_lease().await.unwrap()
                     });
                 }
                 let of = |n: usize| lent[n].remote();
@@ -67,22 +67,22 @@ fn a_key_opens_no_neighbour() {
                     assert_eq!(pair.bytes_of(memory).await, [was; 100]);
                 }
                 drop(lent);
-                for loan in loans {
-                    assert_eq!(*loan.await.unwrap().region, [1; 100]);
+                for lease in leases {
+                    assert_eq!(*lease.await.unwrap().region, [1; 100]);
                 }
             }
         }
     });
 }
 
-/// H19: a request that the device does not take leaves nothing behind: its memory is back, and the loan goes on.
+/// H19: a request that the device does not take leaves nothing behind: its memory is back, and the lease goes on.
 #[test]
 fn a_refused_request_leaves_lent_memory_as_it_was() {
     run(|| async {
         let (pd, provider) = Provider::faulty("soft0");
         let pair = ends_with(pd, LeaseLimits::new(READ | WRITE)).await;
-        let loan = pair.other.lend(pair.region(&[1; 8]), READ | WRITE, LONG).await.unwrap();
-        let memory = pair.one.receive_loan().await.unwrap();
+        let lease = pair.other.lend(pair.region(&[1; 8]), READ | WRITE, LONG).await.unwrap();
+        let memory = pair.one.receive_lease().await.unwrap();
         // More than there are slots.
         for _ in 0..40 {
             provider.next_posts([Post::Refused(Errno::EINVAL)]);
@@ -93,7 +93,7 @@ fn a_refused_request_leaves_lent_memory_as_it_was() {
         memory.write(pair.buffer(b"the next")).await.unwrap();
         assert_eq!(pair.buffers(), 0);
         drop(memory);
-        let ended = loan.await.unwrap();
+        let ended = lease.await.unwrap();
         assert_eq!((ended.end, &*ended.region), (LeaseEnd::Returned, &b"the next"[..]));
         provider.assert_kept();
     });
@@ -104,13 +104,13 @@ fn a_refused_request_leaves_lent_memory_as_it_was() {
 fn what_is_dropped_outside_of_a_runtime_is_given_back() {
     run(|| async {
         let pair = ends("soft0").await;
-        let loan = pair.other.lend(pair.region(&[1; 8]), WRITE, LONG).await.unwrap();
-        let memory = pair.one.receive_loan().await.unwrap();
+        let lease = pair.other.lend(pair.region(&[1; 8]), WRITE, LONG).await.unwrap();
+        let memory = pair.one.receive_lease().await.unwrap();
         let clone = memory.clone();
         std::thread::spawn(move || drop(clone)).join().unwrap();
         memory.write(pair.buffer(b"the word")).await.unwrap();
         std::thread::spawn(move || drop(memory)).join().unwrap();
-        let ended = loan.await.unwrap();
+        let ended = lease.await.unwrap();
         assert_eq!((ended.end, &*ended.region), (LeaseEnd::Returned, &b"the word"[..]));
     });
 }
@@ -134,12 +134,12 @@ fn what_outlives_its_runtime_is_given_back() {
     });
     let lender = lenders.block_on(accepts).unwrap();
     let region = Region::allocate(&pd, 8).unwrap();
-    let loan = lenders.block_on(lender.lend(region, WRITE, HANG * 60)).unwrap();
-    let borrowed = borrowers.block_on(borrower.receive_loan()).unwrap();
+    let lease = lenders.block_on(lender.lend(region, WRITE, HANG * 60)).unwrap();
+    let borrowed = borrowers.block_on(borrower.receive_lease()).unwrap();
     drop(borrowers);
     drop((borrowed, borrower));
-    let ended = lenders.block_on(async { tokio::time::timeout(HANG, loan).await });
-    assert_eq!(ended.unwrap().unwrap().end, LeaseEnd::OldEpoch);
+    let ended = lenders.block_on(async { tokio::time::timeout(HANG, lease).await });
+    assert_eq!(ended.unwrap().unwrap().end, LeaseEnd::Disconnected);
 }
 
 /// H29: what a message or a number looks like is nobody's business.

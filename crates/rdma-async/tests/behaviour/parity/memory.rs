@@ -62,13 +62,13 @@ fn memory_of_every_kind_is_lent() {
             for mut memory in kinds.into_iter().flatten() {
                 memory[length - 1] = 5;
                 let region = Region::of(&pair.pd, memory);
-                let loan = pair.one.lend(region, READ | WRITE, LONG).await.unwrap();
-                let borrowed = pair.other.receive_loan().await.unwrap();
+                let lease = pair.one.lend(region, READ | WRITE, LONG).await.unwrap();
+                let borrowed = pair.other.receive_lease().await.unwrap();
                 let end = borrowed.slice(length - 2..length).unwrap();
                 assert_eq!(pair.bytes_of(&end).await, [0, 5]);
                 end.write(pair.buffer(&[6, 7])).await.unwrap();
                 drop((borrowed, end));
-                let memory = loan.await.unwrap().region.into_memory().unwrap();
+                let memory = lease.await.unwrap().region.into_memory().unwrap();
                 assert_eq!((memory.len(), &memory[length - 2..]), (length, &[6, 7][..]));
                 lent += 1;
             }
@@ -94,11 +94,11 @@ fn large_memory_is_sent_and_written() {
             let received = receive.await.unwrap();
             assert!(received.length == length && *received.memory == *message);
             let region = Region::allocate(&pair.pd, length).unwrap();
-            let loan = pair.other.lend(region, WRITE, LONG).await.unwrap();
-            let borrowed = pair.one.receive_loan().await.unwrap();
+            let lease = pair.other.lend(region, WRITE, LONG).await.unwrap();
+            let borrowed = pair.one.receive_lease().await.unwrap();
             borrowed.write(message.clone()).await.unwrap();
             drop(borrowed);
-            assert!(*loan.await.unwrap().region == *message);
+            assert!(*lease.await.unwrap().region == *message);
         }
     });
 }

@@ -11,7 +11,7 @@ use crate::parity::{DEVICES, LONG, Pair, READ, WRITE, ends, run};
 fn a_part_is_within_its_memory_or_there_is_none() {
     run(|| async {
         let pair = ends("soft0").await;
-        let lent = pair.one.request(100, READ | WRITE, LONG).await.unwrap();
+        let lent = pair.one.borrow(100, READ | WRITE, LONG).await.unwrap();
         let part = lent.slice(10..20).unwrap();
         for (range, length) in [(0..10, Some(10)), (10..10, Some(0)), (3..4, Some(1))] {
             assert_eq!(part.slice(range).map(|part| part.len()), length);
@@ -38,7 +38,7 @@ fn parts_are_written_and_read_and_nothing_beside_them() {
     run(|| async {
         for device in DEVICES {
             let pair = ends(device).await;
-            let lent = pair.one.request(32, READ | WRITE, LONG).await.unwrap();
+            let lent = pair.one.borrow(32, READ | WRITE, LONG).await.unwrap();
             for (here, there) in [(0..32, 0..32), (0..8, 8..16), (8..16, 0..8), (31..32, 31..32)] {
                 let (own, peers) = (numbered(0), numbered(100));
                 lent.write(pair.buffer(&peers)).await.unwrap();
@@ -99,7 +99,7 @@ fn parts_of_one_memory_are_used_at_once() {
     run(|| async {
         for device in DEVICES {
             let pair = ends(device).await;
-            let lent = pair.one.request(32, READ | WRITE, LONG).await.unwrap();
+            let lent = pair.one.borrow(32, READ | WRITE, LONG).await.unwrap();
             lent.write(pair.buffer(&numbered(100))).await.unwrap();
             let (front, back) = pair.buffer(&numbered(0)).split_at(16);
             let read = lent.slice(0..16).unwrap().read(front).post().await.unwrap();

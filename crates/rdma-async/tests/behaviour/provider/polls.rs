@@ -231,7 +231,7 @@ fn completions_of_no_request_that_is_outstanding_change_nothing() {
                 tokio::task::yield_now().await;
             }
             assert!(provider.lied() > 100, "{} lies", provider.lied());
-            assert!(pair.one.received_by_dropped().is_none());
+            assert!(pair.one.take_unclaimed().is_none());
             assert_eq!((pair.buffers(), provider.lent(), pair.one.closed()), (2, 2, None));
             provider.lie(almost);
             for text in [b"1st text", b"2nd text"] {
@@ -240,7 +240,7 @@ fn completions_of_no_request_that_is_outstanding_change_nothing() {
             assert_eq!(*pair.released(waits).await.unwrap().memory, *b"1st text");
             let dropped = async {
                 loop {
-                    match pair.one.received_by_dropped() {
+                    match pair.one.take_unclaimed() {
                         Some(received) => return received,
                         None => tokio::task::yield_now().await,
                     }

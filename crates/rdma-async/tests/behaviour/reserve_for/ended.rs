@@ -47,7 +47,7 @@ fn it_ends_with_the_connection() {
                 };
                 let (open, key) = tokio::join!(open, end);
                 let Reserved { region, value, end, .. } = open.unwrap();
-                assert_eq!((value, end), (None, ReservedEnd::OldEpoch), "{device}, {by:?}");
+                assert_eq!((value, end), (None, ReservedEnd::Disconnected), "{device}, {by:?}");
                 assert_eq!(*region, [1; 64]);
                 // It can be opened to another peer, and the key is worth nothing there.
                 let driver = Driver::spawn(pair.pd.context()).unwrap();
@@ -87,7 +87,7 @@ fn a_refused_access_ends_all_that_was_open_to_the_peer() {
             };
             let (fails, waits) = tokio::join!(fails, waits);
             let (fails, waits) = (fails.unwrap(), waits.unwrap());
-            assert_eq!(waits.end, ReservedEnd::OldEpoch);
+            assert_eq!(waits.end, ReservedEnd::Disconnected);
             // Its own error comes first, unless its task is late and sees both.
             match fails.end {
                 ReservedEnd::Done => {
@@ -98,7 +98,7 @@ fn a_refused_access_ends_all_that_was_open_to_the_peer() {
                     );
                     assert!(is_known, "{failed}");
                 }
-                end => assert_eq!(end, ReservedEnd::OldEpoch),
+                end => assert_eq!(end, ReservedEnd::Disconnected),
             }
             assert_eq!((&*fails.region, &*waits.region), ([1; 64].as_slice(), [1; 64].as_slice()));
             let again = Pair::of(pair.driver.clone(), pair.pd.clone(), |builder| builder);
@@ -155,7 +155,7 @@ fn it_ends_with_its_epoch() {
             };
             let (open, (key, _)) = tokio::join!(open, renew);
             let Reserved { region, end, .. } = open.unwrap();
-            assert_eq!((end, pair.one.closed()), (ReservedEnd::OldEpoch, None));
+            assert_eq!((end, pair.one.closed()), (ReservedEnd::Disconnected, None));
             pair.assert_works().await;
             let open = region.reserve_for(&pair.one, WRITE, HANG, async |_| ()).await.unwrap();
             assert_eq!((open.end, pair.one.closed()), (ReservedEnd::Done, None));
@@ -225,6 +225,6 @@ fn a_registration_ends_with_the_connection() {
             pair.one.close().unwrap();
         };
         let (open, ()) = tokio::join!(open, close);
-        assert_eq!(open.unwrap().end, ReservedEnd::OldEpoch);
+        assert_eq!(open.unwrap().end, ReservedEnd::Disconnected);
     });
 }

@@ -88,7 +88,7 @@ fn a_bind_that_is_refused_or_in_doubt_gives_the_memory_back() {
             let region = match region(&pair.pd, 64).reserve_for(&pair.one, WRITE, HANG, f).await {
                 // It was done, and its queue pair is no more.
                 Ok(open) if post == Post::Doubtful => {
-                    assert_eq!(open.end, ReservedEnd::OldEpoch);
+                    assert_eq!(open.end, ReservedEnd::Disconnected);
                     open.region
                 }
                 Err(ReserveError::NotOpened { region, .. }) if post != Post::Doubtful => region,
