@@ -15,7 +15,7 @@ use self::builder::WithoutPd;
 use crate::ledger::Ledger;
 use crate::request::Post;
 
-pub(crate) mod batch;
+mod batch;
 pub(crate) mod blocking;
 pub(crate) mod builder;
 pub(crate) mod exchanging;

@@ -12,7 +12,6 @@ use rdma_qp::{
 };
 
 use crate::channel::Channel;
-use crate::channel::batch::{BatchRefused, with_memory};
 use crate::channel::blocking::Left;
 use crate::deadline::BatchDeadline;
 use crate::ledger::end::{AbortOnUnwind, Ended, without_unwinding};
@@ -22,9 +21,8 @@ use crate::ledger::ticket::Ticket;
 use crate::ledger::{Ledger, SlotWait};
 use crate::multi_channel::MultiChannel;
 use crate::multi_channel::to_peer::ToPeer;
-use crate::request::{Post, Request, queued};
+use crate::request::Post;
 use crate::scope::Scope;
-use crate::scope::batch::RefusedBatch;
 use crate::scope::in_flight::InFlight;
 use crate::scope::outcome::Refused;
 use crate::scope::pending_work::PendingWork;
@@ -165,22 +163,6 @@ impl Ledger {
             }
         }
     }
-
-    /// Has a closure post a batch of requests of rented memory, which stays with their handles.
-    #[inline(always)]
-    pub(crate) fn rent_batch<'l, B: Rent + 'l, const N: usize>(
-        mut bufs: [B; N],
-        post: impl for<'b> FnOnce(
-            &'b mut [B; N],
-            Kept<'b>,
-        ) -> Result<[Ticket<'l>; N], BatchRefused<'l, N>>,
-    ) -> Result<[InFlight<'l, B>; N], RefusedBatch<'l, B>> {
-        // SAFETY: SAFETY.md F22: that of `rent`.
-        match post(&mut bufs, unsafe { Kept::new() }) {
-            Ok(tickets) => Ok(with_memory(tickets, bufs)),
-            Err(refused) => Err(RefusedBatch::new(refused, bufs)),
-        }
-    }
 }
 
 /// A blocking call, in which several requests are posted.
@@ -211,7 +193,7 @@ impl<'l, 'data> Call<'l, 'data> {
         connection: &'l Connection,
         items: &mut [I],
         slots: &mut [&'l Slot],
-        deadline: Option<&mut BatchDeadline>,
+        deadline: &mut BatchDeadline,
     ) -> Result<(), BatchNotPosted> {
         self.ledger.post_batch(connection, items, slots, deadline, self.kept)
     }
@@ -243,18 +225,6 @@ impl Ledger {
             unsafe { self.unpolled(self.connection(peer)?, wr) }
         };
         self.gathered(wrs)?.into_iter().map(post).collect()
-    }
-
-    /// # Safety
-    /// That of [`QueuePair::post`](rdma_qp::QueuePair::post), for each.
-    #[inline(always)]
-    unsafe fn batch_unpolled<'data, I: InBatch<'data>, const N: usize>(
-        &self,
-        items: &mut [I; N],
-    ) -> Result<[PendingWork<'_>; N], TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
-        let kept: Kept<'data> = unsafe { Kept::new() };
-        Ok(self.post_array(self.only(), items, None, kept, PendingWork::new)?)
     }
 }
 
@@ -363,39 +333,6 @@ impl Channel {
     ) -> Result<PendingWork<'_>, TransportError> {
         // SAFETY: SAFETY.md F22: the same contract.
         unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
-    }
-
-    /// Posts a batch with one doorbell.
-    ///
-    /// # Errors
-    /// Those of [`send_unpolled`](Self::send_unpolled). Of a batch that was posted in part the handles of that part are
-    /// dropped.
-    ///
-    /// # Safety
-    /// That of [`send_unpolled`](Self::send_unpolled), for each.
-    #[inline]
-    pub unsafe fn batch_unpolled<const N: usize>(
-        &self,
-        mut requests: [Request<'_, '_>; N],
-    ) -> Result<[PendingWork<'_>; N], TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
-        unsafe { self.ledger.batch_unpolled(&mut requests) }
-    }
-
-    /// Posts a batch of receives with one doorbell.
-    ///
-    /// # Errors
-    /// Those of [`batch_unpolled`](Self::batch_unpolled).
-    ///
-    /// # Safety
-    /// That of [`send_unpolled`](Self::send_unpolled), for each.
-    #[inline]
-    pub unsafe fn receive_batch_unpolled<const N: usize>(
-        &self,
-        receives: [ReceiveWorkRequest<'_, '_>; N],
-    ) -> Result<[PendingWork<'_>; N], TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
-        unsafe { self.ledger.batch_unpolled(&mut queued(receives)) }
     }
 }
 

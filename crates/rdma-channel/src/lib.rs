@@ -91,7 +91,6 @@ pub use rendezvous::builder::{Rendezvous, RendezvousBuilder};
 pub use rendezvous::incoming::Incoming;
 pub use rendezvous::listener::ChannelListener;
 pub use request::Request;
-pub use scope::batch::RefusedBatch;
 pub use scope::in_flight::InFlight;
 pub use scope::outcome::{Finished, Late, Progress, Refused};
 pub use scope::peer::ScopedPeer;

@@ -2,8 +2,8 @@
 
 use rdma_connect::Operation;
 use rdma_qp::{
-    AtomicWorkRequest, QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest,
-    SendWorkRequest, WorkRequest, WriteWorkRequest,
+    AtomicWorkRequest, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
+    WorkRequest, WriteWorkRequest,
 };
 
 /// A work request, whose memory is borrowed for `'data`.
@@ -71,18 +71,3 @@ macro_rules! requests {
 }
 
 requests!(SendWorkRequest WriteWorkRequest ReadWorkRequest AtomicWorkRequest);
-
-/// Receives, to be numbered.
-#[inline]
-pub(crate) fn queued<'wr, 'data, const N: usize>(
-    receives: [ReceiveWorkRequest<'wr, 'data>; N],
-) -> [QueuedReceive<'wr, 'data>; N] {
-    receives.map(|receive| receive.with_id(0))
-}
-
-/// The same, of as many as there are.
-pub(crate) fn queued_list<'wr, 'data>(
-    receives: impl IntoIterator<Item = ReceiveWorkRequest<'wr, 'data>>,
-) -> Vec<QueuedReceive<'wr, 'data>> {
-    receives.into_iter().map(|receive| receive.with_id(0)).collect()
-}

@@ -15,7 +15,7 @@ use crate::ledger::queues::Kept;
 
 use self::peer::ScopedPeer;
 
-pub(crate) mod batch;
+mod batch;
 pub(crate) mod in_flight;
 pub(crate) mod outcome;
 pub(crate) mod peer;

@@ -7,10 +7,9 @@ use rdma_channel::{
     PeerAtomicWorkRequest, PeerId, PeerReadWorkRequest, PeerReceiveWorkRequest,
     PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest, PendingWord, PendingWork,
     Pipes, Prefix, PreparedChannel, PreparedMultiChannel, PreparedPeer, Progress, ReceiveRing,
-    Refused, RefusedBatch, RefusedWork, Rejected, Rendezvous, RendezvousBuilder, Request,
-    RingMessage, Scope, ScopeError, ScopedPeer, ScopedPendingWork, Server, ServerBuilder,
-    ServerError, ServerEvent, ToPeer, TransportError, Wait, Waitable, Waker, Within, WithoutPd,
-    WorkId,
+    Refused, RefusedWork, Rejected, Rendezvous, RendezvousBuilder, Request, RingMessage, Scope,
+    ScopeError, ScopedPeer, ScopedPendingWork, Server, ServerBuilder, ServerError, ServerEvent,
+    ToPeer, TransportError, Wait, Waitable, Waker, Within, WithoutPd, WorkId,
 };
 
 fn send<T: Send>() {}
@@ -111,7 +110,6 @@ fn a_scope_and_its_handles_stay_on_their_thread() {
     <RingMessage<'_, '_> as NotSync<_>>::holds();
     <Progress<'_, ()> as NotSend<_>>::holds();
     <Late<'_, ()> as NotSend<_>>::holds();
-    <RefusedBatch<'_, ()> as NotSend<_>>::holds();
 }
 
 #[test]

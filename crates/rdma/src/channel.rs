@@ -30,9 +30,8 @@ pub use rdma_channel::{
     Operation, OperationError, PeerAddress, PeerAtomicWorkRequest, PeerId, PeerReadWorkRequest,
     PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
     PendingWord, PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, PreparedPeer,
-    Progress, ReceiveRing, Refused, RefusedBatch, RefusedWork, Rejected, Rendezvous,
-    RendezvousBuilder, Rent, RentMut, Request, RingMessage, Scope, ScopeError, ScopedPeer,
-    ScopedPendingWork, Server, ServerBuilder, ServerError, ServerEvent, TimedStream, ToPeer,
-    TransportError, Wait, Waitable, Waker, Within, WithoutPd, WorkId, confirm, exchange,
-    exchange_all,
+    Progress, ReceiveRing, Refused, RefusedWork, Rejected, Rendezvous, RendezvousBuilder, Rent,
+    RentMut, Request, RingMessage, Scope, ScopeError, ScopedPeer, ScopedPendingWork, Server,
+    ServerBuilder, ServerError, ServerEvent, TimedStream, ToPeer, TransportError, Wait, Waitable,
+    Waker, Within, WithoutPd, WorkId, confirm, exchange, exchange_all,
 };

@@ -1,7 +1,5 @@
 //! A message and its answer in one call: the receive is posted before the message goes.
 
-use std::time::Duration;
-
 use rdma_connect::{CloseReason, Operation, RefusedWork, TransportError};
 use rdma_mem::{GatherList, InlineElement, ScatterList, SliceMut, SliceRef};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WcOpcode, WorkErrorClass, WorkSuccess};
@@ -44,9 +42,8 @@ impl Ledger {
         &mut self,
         send: SendWorkRequest<'_, 'sent>,
         receive: ReceiveWorkRequest<'_, 'received>,
-        timeout: Option<Duration>,
     ) -> Result<WorkSuccess, TransportError> {
-        let mut limits = match timeout.or(self.limits.within) {
+        let mut limits = match self.limits.within {
             Some(whole) => Limits::Whole(Deadline::new(whole)),
             None => Limits::Each {
                 send: Deadline::new(self.limits.of(Operation::Send)),
@@ -169,7 +166,7 @@ impl Channel {
     ///
     /// # Limits
     /// The send has the time limit of a send, and the receive that of a receive, by default none. A limit by
-    /// [`exchange_timeout`](Self::exchange_timeout) or [`within`](Self::within) is for the whole call.
+    /// [`within`](Self::within) is for the whole call.
     ///
     /// # Errors
     /// Any [`TransportError`]. In each case, the device uses none of the memory any more:
@@ -210,20 +207,7 @@ impl Channel {
         send: SendWorkRequest<'_, '_>,
         receive: ReceiveWorkRequest<'_, '_>,
     ) -> Result<WorkSuccess, TransportError> {
-        self.ledger.exchange(send, receive, None)
-    }
-
-    /// Like [`exchange`](Self::exchange), with a limit of its own for the whole call. [`Duration::MAX`] is no limit.
-    ///
-    /// # Errors
-    /// Same errors as [`exchange`](Self::exchange).
-    pub fn exchange_timeout(
-        &mut self,
-        send: SendWorkRequest<'_, '_>,
-        receive: ReceiveWorkRequest<'_, '_>,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.ledger.exchange(send, receive, Some(timeout))
+        self.ledger.exchange(send, receive)
     }
 
     /// Sends registered bytes as one message, like [`send_from`](Self::send_from), and receives the answer, like

@@ -179,14 +179,14 @@ impl From<TransportError> for BatchNotPosted {
 
 impl Ledger {
     /// Posts all requests in order, into as many slots, which are named in `slots`. The last one is made signaled, so that
-    /// its completion is that of all. Waits for free slots until the deadline, or not at all.
+    /// its completion is that of all. Waits for free slots until the deadline.
     #[inline(always)]
     pub(crate) fn post_batch<'l, 'data: 'kept, 'kept, I: InBatch<'data>>(
         &'l self,
         connection: &'l Connection,
         items: &mut [I],
         slots: &mut [&'l Slot],
-        deadline: Option<&mut BatchDeadline>,
+        deadline: &mut BatchDeadline,
         kept: Kept<'kept>,
     ) -> Result<(), BatchNotPosted> {
         let Some(first) = items.first().map(InBatch::operation) else { return Ok(()) };
@@ -194,9 +194,8 @@ impl Ledger {
         let queue = if sends { &connection.send } else { &connection.receive };
         if !Self::number(queue, items, slots) {
             let operations = || items.iter().map(InBatch::operation);
-            let deadline =
-                deadline.map(|deadline| deadline.get(|| self.limits.longest(operations())));
-            let deadline = deadline.filter(|deadline| deadline.is_for_room());
+            let deadline = deadline.get(|| self.limits.longest(operations()));
+            let deadline = Some(deadline).filter(|deadline| deadline.is_for_room());
             self.reserve(connection, queue, operations(), slots, deadline)?;
             items.iter_mut().zip(&*slots).for_each(|(item, slot)| item.number(slot.id()));
         }
@@ -229,6 +228,14 @@ impl Ledger {
         slots.last().into_iter().for_each(|slot| queue.advance(slot));
         self.checked();
         Ok(())
+    }
+
+    /// Frees the slots of a partly posted batch when their requests complete, since no handle does. Returns the error.
+    #[cold]
+    pub(crate) fn disown_posted(&self, refused: BatchNotPosted, slots: &[&Slot]) -> TransportError {
+        let posted = slots.iter().take(refused.posted);
+        posted.for_each(|slot| Ticket::new(self, slot).disown());
+        refused.error
     }
 
     /// Gives the requests the slots that come next in a queue, if all are free.

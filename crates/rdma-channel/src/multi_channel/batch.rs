@@ -134,7 +134,7 @@ impl Ledger {
                 let posted = ledger
                     .connection(*peer)
                     .map_err(BatchNotPosted::from)
-                    .and_then(|to| call.post_batch(to, requests, &mut slots, Some(&mut deadline)));
+                    .and_then(|to| call.post_batch(to, requests, &mut slots, &mut deadline));
                 if let Err(BatchNotPosted { posted, .. }) = &posted {
                     slots.truncate(*posted);
                 }
@@ -170,8 +170,8 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         requests: impl IntoIterator<Item = ToPeer<Request<'wr, 'data>>>,
     ) -> Result<Vec<ScopedPendingWork<'scope>>, TransportError> {
         let mut parts = Vec::new();
-        for Group { peer, mut requests, places } in self.only.ledger().grouped(requests)? {
-            match self.to(peer).and_then(|peer| peer.post_list(&mut requests)) {
+        for Group { peer, requests, places } in self.only.ledger().grouped(requests)? {
+            match self.to(peer).and_then(|peer| peer.post_list(requests)) {
                 Ok(handles) => parts.push((places, handles)),
                 Err(error) => {
                     in_order(parts).into_iter().for_each(PendingWork::disown);

@@ -6,7 +6,6 @@ use std::fmt;
 use rdma_connect::TransportError;
 use rdma_qp::WorkSuccess;
 
-use super::batch::RefusedBatch;
 use super::in_flight::InFlight;
 
 /// An operation that is over, with its memory.
@@ -158,7 +157,7 @@ macro_rules! errors_with_memory {
     )+};
 }
 
-errors_with_memory!(Late<'_, B> Refused<B> RefusedBatch<'_, B>);
+errors_with_memory!(Late<'_, B> Refused<B>);
 
 impl<B> fmt::Debug for Late<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -217,7 +217,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// channel
     ///     .scope(|s| {
     ///         let (first, second) = buffer.as_slice_mut().split_at(8);
-    ///         s.receive_batch_into([first, second])?;
+    ///         let _receives = [s.receive_into(first)?, s.receive_into(second)?];
     ///         let mut line = String::new();
     ///         for name in ["first", "second"] {
     ///             line.clear();

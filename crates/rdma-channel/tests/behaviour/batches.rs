@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::common::provider::{DOORBELLS, faulty};
 use crate::common::{Pair, must_end};
-use rdma_channel::{Channel, Prefix, ScopeError, TransportError, prelude::*};
-use rdma_mem::{AccessFlags, OwnedRegion, ProtectionDomain, RemoteMemoryRegion};
+use rdma_channel::{Channel, ScopeError, TransportError, prelude::*};
+use rdma_mem::{AccessFlags, ProtectionDomain, ScatterList};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WcOpcode, WriteWorkRequest};
 
 const SECOND: Duration = Duration::from_secs(10);
@@ -79,17 +79,16 @@ fn a_batch_that_is_larger_than_the_queue_is_refused_before_anything_is_posted() 
 }
 
 #[test]
-fn a_batch_with_one_bad_request_posts_none_and_gives_all_memory_back() {
+fn a_batch_with_one_bad_request_posts_none() {
     let pd = domain();
     let mut channel = looped(&pd);
     let other = domain();
     let (mut own, mut foreign) =
         (pd.allocate_region(8).unwrap(), other.allocate_region(8).unwrap());
+    let mut lists =
+        [&mut own, &mut foreign].map(|region| ScatterList::from([region.as_slice_mut()]));
     let result = channel.scope(|s| {
-        let refused =
-            s.receive_batch_into([own.as_slice_mut(), foreign.as_slice_mut()]).unwrap_err();
-        assert_eq!((refused.posted.len(), refused.refused.len()), (0, 2));
-        Err::<(), TransportError>(refused.into())
+        s.post_receive_batch(lists.each_mut().map(ReceiveWorkRequest::from_list)).map(drop)
     });
     let Err(ScopeError::ClosureError(TransportError::PostError(error))) = result else {
         panic!("{result:?}");
@@ -182,7 +181,7 @@ fn answer(there: &Channel, count: u32) {
 fn a_batch_rings_one_doorbell_in_each_form() {
     must_end(|| {
         let Pair { mut here, there, board, pd, .. } = Pair::on(&faulty("soft0"), |builder| builder);
-        let mut memory = pd.allocate_region(32).unwrap();
+        let memory = pd.allocate_region(32).unwrap();
         let remote = board.remote();
         let element = [memory.get_ref(0, 8).unwrap().gather_element()];
         let write = WriteWorkRequest::new(&element, remote);
@@ -192,13 +191,11 @@ fn a_batch_rings_one_doorbell_in_each_form() {
         assert_eq!((rung, done.unwrap().len()), (1, 3));
         let (rung, done) = doorbells(|| here.batch_timeout([write.into(), write.into()], SECOND));
         assert_eq!((rung, done.unwrap().len()), (1, 2));
-        answer(&there, 3);
-        let (rung, done) = doorbells(|| here.receive_batch_timeout(rooms::<3>(), SECOND));
-        assert_eq!(rung, 1);
-        assert_eq!(done.unwrap().map(|done| done.immediate_data()), [0, 1, 2].map(Some));
-
         here.scope(|s| {
             let (rung, writes) = doorbells(|| s.post_batch([write.into(), write.into()]));
+            assert_eq!(rung, 1);
+            writes?.iter().try_for_each(|write| write.wait(SECOND).map(drop))?;
+            let (rung, writes) = doorbells(|| s.post_batch_of([write.into(), write.into()]));
             assert_eq!(rung, 1);
             writes?.iter().try_for_each(|write| write.wait(SECOND).map(drop))?;
             let (rung, received) = doorbells(|| s.post_receive_batch(rooms::<2>()));
@@ -207,121 +204,55 @@ fn a_batch_rings_one_doorbell_in_each_form() {
             received?.iter().try_for_each(|room| room.wait(SECOND).map(drop))
         })
         .unwrap();
-
-        // SAFETY: SAFETY.md F8: the region lives longer than the channel, and is only read.
-        let (rung, writes) =
-            doorbells(|| unsafe { here.batch_unpolled([write.into(), write.into()]) });
-        assert_eq!(rung, 1);
-        assert!(writes.unwrap().iter().all(|write| write.wait(SECOND).is_ok()));
-        // SAFETY: SAFETY.md F21: no memory.
-        let (rung, received) = doorbells(|| unsafe { here.receive_batch_unpolled(rooms::<2>()) });
-        assert_eq!(rung, 1);
-        answer(&there, 2);
-        assert!(received.unwrap().iter().all(|room| room.wait(SECOND).is_ok()));
-
-        rented_batches(&mut here, &there, &mut memory, remote);
         assert_eq!((here.closed(), here.stray_completions()), (None, 0));
     });
 }
 
-fn rented_batches(
-    here: &mut Channel,
-    there: &Channel,
-    memory: &mut OwnedRegion,
-    remote: RemoteMemoryRegion,
-) {
-    here.scope(|s| {
-        let (one, other) = memory.as_slice_mut().split_at(16);
-        let (rung, writes) = doorbells(|| s.write_batch_from([(one, remote), (other, remote)]));
-        assert_eq!(rung, 1);
-        let [one, other] = writes?.map(|write| write.wait(SECOND).unwrap().buf);
-        let (rung, reads) = doorbells(|| s.read_batch_into([(one, remote), (other, remote)]));
-        assert_eq!(rung, 1);
-        let [one, other] = reads?.map(|read| read.wait(SECOND).unwrap().buf);
-        let (rung, received) = doorbells(|| s.receive_batch_into([one, other]));
-        assert_eq!(rung, 1);
-        answer(there, 2);
-        let bufs = received?.map(|room| room.wait(SECOND).unwrap().buf);
-        let rooms = [(); 2].map(|()| ReceiveWorkRequest::only_immediate());
-        // SAFETY: SAFETY.md F21: no memory.
-        let rooms = unsafe { there.receive_batch_unpolled(rooms) }?;
-        let empty = bufs.map(|buf| Prefix::new(buf, 0).unwrap());
-        let (rung, sends) = doorbells(|| s.send_batch_from(empty));
-        assert_eq!(rung, 1);
-        for (send, room) in sends?.into_iter().zip(&rooms) {
-            send.wait(SECOND).unwrap().result?;
-            room.wait(SECOND)?;
-        }
-        Ok::<_, TransportError>(())
-    })
-    .unwrap();
-}
-
 #[test]
-fn batches_whose_length_is_known_at_run_time_go_in_each_form() {
-    let pd = domain();
-    let mut channel = looped(&pd);
+fn a_batch_of_any_length_is_posted_in_order() {
+    let mut channel = looped(&domain());
     for length in [0, 1, 5, 16] {
-        let sends = || (0..length).map(|n| SendWorkRequest::only_immediate(n).into());
-        let receives = || (0..length).map(|_| ReceiveWorkRequest::only_immediate());
         channel
             .scope(|s| {
-                let received = s.post_receive_batch_of(receives())?;
-                let sent = s.post_batch_of(sends())?;
-                assert_eq!((received.len(), sent.len()), (length as usize, length as usize));
-                for (n, handle) in (0..).zip(&received) {
-                    assert_eq!(handle.wait(SECOND)?.immediate_data(), Some(n));
+                let rooms =
+                    (0..length).map(|_| s.post_receive(ReceiveWorkRequest::only_immediate()));
+                let rooms = rooms.collect::<Result<Vec<_>, _>>()?;
+                let sends = (0..length).map(|n| SendWorkRequest::only_immediate(n).into());
+                let sent = s.post_batch_of(sends)?;
+                assert_eq!(sent.len(), length as usize);
+                for (n, room) in (0..).zip(&rooms) {
+                    assert_eq!(room.wait(SECOND)?.immediate_data(), Some(n));
                 }
                 sent.iter().try_for_each(|handle| handle.wait(SECOND).map(drop))
             })
             .unwrap();
-        // SAFETY: SAFETY.md F8: no memory.
-        let post = |n| unsafe { channel.send_unpolled(SendWorkRequest::only_immediate(n)) };
-        drop((0..length).map(|n| post(n).unwrap()).collect::<Vec<_>>());
-        let received = channel.receive_batch_of_timeout(receives(), SECOND).unwrap();
-        let numbers = received.iter().map(|success| success.immediate_data().unwrap());
-        assert!(numbers.eq(0..length), "{received:?}");
     }
-    let many = (0..17).map(|_| ReceiveWorkRequest::only_immediate());
-    let error = channel.receive_batch_of(many).unwrap_err();
+    let many = (0..17).map(|n| SendWorkRequest::only_immediate(n).into());
+    let error = channel.scope(|s| s.post_batch_of(many).map(drop)).unwrap_err();
     assert!(
-        matches!(error, TransportError::BatchTooLarge { requests: 17, capacity: 16 }),
+        matches!(
+            error,
+            ScopeError::ClosureError(TransportError::BatchTooLarge { requests: 17, capacity: 16 })
+        ),
         "{error}"
     );
     assert!(channel.closed().is_none());
 }
 
 #[test]
-fn a_blocking_batch_of_any_length_ends_in_its_time() {
+fn a_blocking_batch_ends_in_its_time() {
     must_end(|| {
         let mut pair = Pair::new("soft0");
-        let mut memory = pair.memory(8, 1);
-        let mut list = rdma_mem::ScatterList::from([memory.as_slice_mut()]);
-        let receive = ReceiveWorkRequest::from_list(&mut list);
-        let limit = Duration::from_millis(10);
-        let error = pair.here.receive_batch_of_timeout([receive], limit).unwrap_err();
-        assert!(matches!(error, TransportError::Timeout { timeout, .. } if timeout == limit));
-        assert!(pair.here.closed().is_some(), "the memory is given back");
-    });
-}
-
-#[test]
-fn a_batch_of_sends_of_any_length_ends_in_its_time() {
-    must_end(|| {
-        let mut pair = Pair::new("soft0");
-        let receives = || numbers::<3>().map(|_| ReceiveWorkRequest::only_immediate());
         {
             let Pair { here, there, .. } = &mut pair;
             let sent = there.scope(|s| {
-                s.post_receive_batch(receives())?;
-                here.batch_of_timeout(numbers::<3>().map(Into::into), SECOND)
+                s.post_receive_batch(rooms::<3>())?;
+                here.batch_timeout(numbers::<3>().map(Into::into), SECOND)
             });
-            let opcodes: Vec<_> = sent.unwrap().iter().map(|success| success.opcode()).collect();
-            assert_eq!(opcodes, [WcOpcode::SEND; 3]);
+            assert_eq!(sent.unwrap().map(|success| success.opcode()), [WcOpcode::SEND; 3]);
         }
         let limit = Duration::from_millis(10);
-        let sends = numbers::<3>().map(Into::into);
-        let error = pair.here.batch_of_timeout(sends, limit).unwrap_err();
+        let error = pair.here.batch_timeout(numbers::<3>().map(Into::into), limit).unwrap_err();
         assert!(
             matches!(error, TransportError::Timeout { timeout, .. } if timeout == limit),
             "{error}"

@@ -50,7 +50,7 @@ fn the_receive_is_posted_before_the_send() {
             (GatherList::from([from.as_slice()]), ScatterList::from([into.as_slice_mut()]));
         let send = SendWorkRequest::from_list(&list).with_immediate(7);
         let receive = ReceiveWorkRequest::from_list(&mut room);
-        let received = channel.exchange_timeout(send, receive, Duration::MAX).unwrap();
+        let received = channel.within(Duration::MAX).exchange(send, receive).unwrap();
         assert_eq!((received.immediate_data(), received.scattered_bytes()), (Some(7), Some(8)));
     }
 }

@@ -148,12 +148,11 @@ fn empty_in_a_scope(
             s.write_from(none, remote)?.wait(SECONDS).unwrap().result?;
             s.read_into(none, remote)?.wait(SECONDS).unwrap().result?;
             s.post_write(WriteWorkRequest::new(&[], remote))?.wait(SECONDS)?;
-            let [] = s.post_batch([])?;
+            let ([], []) = (s.post_batch([])?, s.post_receive_batch([])?);
             Ok::<(), TransportError>(())
         })
         .unwrap();
     assert_eq!(pair.here.batch([]).unwrap(), []);
-    assert_eq!(pair.here.receive_batch([]).unwrap(), []);
 }
 
 /// What is wrong with a post, in the order of the forms.
@@ -304,7 +303,6 @@ fn a_closed_channel_takes_nothing_and_says_the_first_reason() {
                 pair.here.read(ReadWorkRequest::new(&mut [], remote)).unwrap_err(),
                 pair.here.receive(ReceiveWorkRequest::only_immediate()).unwrap_err(),
                 pair.here.batch([SendWorkRequest::only_immediate(1).into()]).unwrap_err(),
-                pair.here.receive_batch([ReceiveWorkRequest::only_immediate()]).unwrap_err(),
                 // SAFETY: SAFETY.md F8: no memory.
                 unsafe { pair.here.send_unpolled(SendWorkRequest::only_immediate(1)) }.unwrap_err(),
                 // SAFETY: SAFETY.md F8: no memory.
@@ -316,6 +314,8 @@ fn a_closed_channel_takes_nothing_and_says_the_first_reason() {
                 errors.push(refused.error);
                 errors.push(s.fetch_add_into(refused.buf.unwrap(), remote, 1).unwrap_err().error);
                 errors.push(s.post_batch([SendWorkRequest::only_immediate(1).into()]).unwrap_err());
+                let receive = ReceiveWorkRequest::only_immediate();
+                errors.push(s.post_receive_batch([receive]).unwrap_err());
                 s.post_send(SendWorkRequest::only_immediate(1)).map(drop)
             });
             let Err(ScopeError::ClosureError(error)) = scope else { panic!("{scope:?}") };

@@ -1,10 +1,10 @@
-//! Blocking batches that are not done, or not wholly posted.
+//! Batches that are not done, or not wholly posted.
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use rdma_channel::{Channel, CloseReason, Operation, TransportError};
+use rdma_channel::{Channel, CloseReason, Operation, ScopeError, TransportError};
 use rdma_mem::{Errno, OwnedRegion, RemoteMemoryRegion, ScatterList};
 use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
 
@@ -31,7 +31,10 @@ fn receive(
 ) -> Result<(), TransportError> {
     let mut lists = rooms.each_mut().map(|room| ScatterList::from([room.as_slice_mut()]));
     let receives = lists.each_mut().map(ReceiveWorkRequest::from_list);
-    channel.receive_batch_timeout(receives, DRAIN).map(drop)
+    let scope = channel.scope(|s| {
+        s.post_receive_batch(receives)?.iter().try_for_each(|receive| receive.wait(DRAIN).map(drop))
+    });
+    scope.map_err(ScopeError::flatten)
 }
 
 /// Three requests with memory, and what is to be true of their end.
