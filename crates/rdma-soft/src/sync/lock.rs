@@ -48,6 +48,7 @@ mod spinning {
         }
 
         /// Same as [`lock`](Self::lock), but waits for another thread only if that returns true.
+        #[cfg_attr(loom, allow(dead_code))] // models of queues have the lock below
         #[inline]
         pub(crate) fn lock_if(&self, may_wait: impl FnOnce() -> bool) -> Option<Guard<'_, T>> {
             let guard = self.value.try_lock();
