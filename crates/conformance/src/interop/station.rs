@@ -1,7 +1,6 @@
 //! A device that does what it is told.
 
 use std::panic::{self, AssertUnwindSafe};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
@@ -16,7 +15,9 @@ use test_support::rig::datagram::{Ah, QKEY, activate, gid_of, vector};
 use test_support::rig::device::gid_table;
 use test_support::rig::post::Wr;
 use test_support::rig::window::{Mw, TYPE_2, invalidated_key};
-use test_support::rig::{ALL_ACCESS, Context, Cq, LOCAL_WRITE, MW_BIND, Mr, Pd, Qp, Size, imm_of};
+use test_support::rig::{
+    ALL_ACCESS, Context, Cq, LOCAL_WRITE, MW_BIND, Mr, Pd, Qp, Size, imm_of, pause,
+};
 
 use super::arguments::{Own, Source};
 use super::command::{
@@ -288,19 +289,14 @@ impl End {
             Queue::Send => &self.send_cq,
             Queue::Receive => &self.receive_cq,
         };
-        let (end, mut taken, mut turns) = (Instant::now() + limit, Vec::new(), 0_u32);
+        let (end, mut taken, mut turns) = (Instant::now() + limit, Vec::new(), 0);
         while taken.len() < count {
             let polled = cq.try_poll::<1>().map_err(|result| anyhow!("polling: {result}"))?;
             let Some(wc) = polled.first() else {
                 if Instant::now() >= end {
                     break;
                 }
-                turns = turns.wrapping_add(1);
-                // As in `rig::until`: now and then, so that others get a processor.
-                match turns % 256 {
-                    0 => thread::sleep(Duration::from_micros(50)),
-                    _ => thread::yield_now(),
-                }
+                pause(&mut turns);
                 continue;
             };
             taken.push(completion(wc));

@@ -49,21 +49,26 @@ pub const ALL_ACCESS: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_AT
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits for something that the device does by itself.
+#[track_caller]
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let (end, mut turns) = (Instant::now() + PATIENCE, 0);
+    while !holds() {
+        assert!(Instant::now() < end, "not in time, {PATIENCE:?}: {what}");
+        pause(&mut turns);
+    }
+}
+
+/// The pause after a poll that has found nothing; `turns` counts such polls.
 ///
 /// It sleeps now and then: where many processes only yielded, some of them, and threads of the kernel (Linux 6.18), were
 /// seen to wait minutes for a processor. It yields seldom: on a busy machine each yield lasts for a turn of all the
 /// others, and a poll may advance virtual time by one event only.
-#[track_caller]
-pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let (end, mut turns) = (Instant::now() + PATIENCE, 0_u32);
-    while !holds() {
-        assert!(Instant::now() < end, "not in time, {PATIENCE:?}: {what}");
-        turns = turns.wrapping_add(1);
-        match turns % 1024 {
-            0 => std::thread::sleep(Duration::from_micros(50)),
-            turn if turn % 32 == 0 => std::thread::yield_now(),
-            _ => std::hint::spin_loop(),
-        }
+pub fn pause(turns: &mut u32) {
+    *turns = turns.wrapping_add(1);
+    match *turns % 1024 {
+        0 => std::thread::sleep(Duration::from_micros(50)),
+        turn if turn % 32 == 0 => std::thread::yield_now(),
+        _ => std::hint::spin_loop(),
     }
 }
 
