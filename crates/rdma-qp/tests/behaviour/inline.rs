@@ -59,9 +59,6 @@ fn inline_data_is_copied_before_the_post_returns() {
         let mut bytes = [1; 64];
         post(&a, SendWorkRequest::inline(&[InlineElement::new(&bytes)]).with_immediate(5));
         bytes.fill(2);
-        let place = remote.sub_region(100).unwrap();
-        post(&a, WriteWorkRequest::inline(&[InlineElement::new(&bytes)], place).with_immediate(6));
-        bytes.fill(3);
         {
             let (data, place) = ([InlineElement::new(&bytes)], |at| remote.sub_region(at).unwrap());
             let writes = [200, 300].map(|at| WriteWorkRequest::inline(&data, place(at)).fence());
@@ -69,14 +66,18 @@ fn inline_data_is_copied_before_the_post_returns() {
             // SAFETY: SAFETY.md F12: inline data is needed until the call returns.
             unsafe { a.qp.post_batch(&mut batch) }.unwrap();
         }
+        bytes.fill(3);
+        // Last, as it tells that all have arrived: a completion of UC says that a request was sent.
+        let place = remote.sub_region(100).unwrap();
+        post(&a, WriteWorkRequest::inline(&[InlineElement::new(&bytes)], place).with_immediate(6));
         bytes.fill(4);
         release(&a);
         (0..4).for_each(|_| assert!(a.next().result().is_ok()));
         let received = [b.next(), b.next()].map(|done| done.result().unwrap().immediate_data());
         assert_eq!(received, [Some(5), Some(6)], "{device} {qp_type:?}");
         assert_eq!(b.read::<64>(0), [1; 64], "{device} {qp_type:?}");
-        assert_eq!(b.read::<64>(100), [2; 64], "{device} {qp_type:?}");
-        assert_eq!([b.read::<64>(200), b.read(300)], [[3; 64]; 2], "{device} {qp_type:?}");
+        assert_eq!(b.read::<64>(100), [3; 64], "{device} {qp_type:?}");
+        assert_eq!([b.read::<64>(200), b.read(300)], [[2; 64]; 2], "{device} {qp_type:?}");
         assert_eq!(bytes, [4; 64]);
     }
 }
