@@ -8,18 +8,18 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use common::{DEVICES, End, pair};
+use common::{DEVICES, TestPeer, pair};
 use rdma_mem::{GatherElement, ScatterElement};
 use rdma_qp::{CompletionQueue, Error, PollSlot, ReceiveWorkRequest, SendWorkRequest, prelude::*};
 
-fn post_receive(end: &End, id: u64) {
+fn post_receive(end: &TestPeer, id: u64) {
     let mut room = [ScatterElement::from(end.board.element(0..8).unwrap())];
     // SAFETY: SAFETY.md F8: a shared region, which outlives the completion.
     unsafe { end.qp.post_receive(ReceiveWorkRequest::new(&mut room), id) }.unwrap();
 }
 
 /// Sends eight bytes, for a receive that is posted.
-fn message(from: &End, to: &End, number: u64) {
+fn message(from: &TestPeer, to: &TestPeer, number: u64) {
     from.board.write(8, &number.to_le_bytes()).unwrap();
     let data = [GatherElement::from(from.board.element(8..16).unwrap())];
     // SAFETY: SAFETY.md F8: a shared region, which outlives the completion.
@@ -78,7 +78,7 @@ fn a_forked_child_cannot_touch_the_connection_and_its_end_changes_nothing() {
 }
 
 /// Exchanges messages that wait for their receives, so that alarms ring, until it is over.
-fn keep_busy(is_over: &AtomicBool, a: &End, b: &End) {
+fn keep_busy(is_over: &AtomicBool, a: &TestPeer, b: &TestPeer) {
     while !is_over.load(Ordering::Relaxed) {
         let data = [GatherElement::from(a.board.element(0..8).unwrap())];
         // SAFETY: SAFETY.md F8: a shared region, which outlives the completion.

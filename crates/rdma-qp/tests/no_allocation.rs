@@ -46,7 +46,7 @@ fn main() {
 }
 
 /// Receives of a shared queue, until it is full, and one for a queue pair that has none of its own.
-fn shared(end: &common::End) {
+fn shared(end: &common::TestPeer) {
     let (cq, srq) = (&end.cq, end.pd.create_srq().max_wr(2).build().unwrap());
     let prepare = || end.pd.create_qp().send_cq(cq).recv_cq(cq);
     let (client, server) = (prepare().build().unwrap(), prepare().srq(&srq).build().unwrap());
@@ -77,7 +77,7 @@ fn shared(end: &common::End) {
 }
 
 /// Datagrams to itself, and one that is refused.
-fn datagrams(end: &common::End) {
+fn datagrams(end: &common::TestPeer) {
     let builder = end.pd.create_qp().qp_type(QueuePairType::UD);
     let prepared = builder.send_cq(&end.cq).recv_cq(&end.cq).build().unwrap();
     let own = prepared.endpoint();
@@ -103,7 +103,7 @@ fn datagrams(end: &common::End) {
 
 /// Has the thread of a device that defers its work start, which allocates, and shows that it has: where
 /// nobody polls, nobody else executes this request.
-fn start_timer(a: &common::End, b: &common::End) {
+fn start_timer(a: &common::TestPeer, b: &common::TestPeer) {
     let mut result = ScatterElement::from(a.board.element(160..168).unwrap());
     let remote = b.board.remote().slice(0..8).unwrap();
     let add = AtomicWorkRequest::fetch_and_add(&mut result, remote, 1);
@@ -117,7 +117,7 @@ fn start_timer(a: &common::End, b: &common::End) {
 }
 
 /// One of everything.
-fn work(a: &common::End, b: &common::End, source: &OwnedRegion) {
+fn work(a: &common::TestPeer, b: &common::TestPeer, source: &OwnedRegion) {
     let data = [GatherElement::from(a.board.element(0..32).unwrap())];
     let mut room = [ScatterElement::from(b.board.element(64..96).unwrap())];
     let remote = b.board.remote();

@@ -105,15 +105,15 @@ macro_rules! remote_struct_field_unchecked {
 /// use rdma_mem::{RemoteMemoryRegion, remote_struct_array_field};
 ///
 /// #[repr(C)]
-/// struct Slot {
+/// struct RingEntry {
 ///     owner: u64,
 ///     state: u64,
 /// }
 ///
 /// let region = RemoteMemoryRegion::new(0x1000, 4 * 16, 7);
-/// let state = remote_struct_array_field!(region, Slot, 3, state).unwrap();
+/// let state = remote_struct_array_field!(region, RingEntry, 3, state).unwrap();
 /// assert_eq!((state.address(), state.length()), (0x1038, 8));
-/// assert_eq!(remote_struct_array_field!(region, Slot, 4, owner), None);
+/// assert_eq!(remote_struct_array_field!(region, RingEntry, 4, owner), None);
 /// ```
 #[macro_export]
 macro_rules! remote_struct_array_field {

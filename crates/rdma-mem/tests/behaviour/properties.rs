@@ -16,7 +16,7 @@ static SOFT0: LazyLock<Context> = LazyLock::new(|| {
 
 #[repr(C)]
 #[allow(dead_code)] // only offsets are asked of it
-struct Slot {
+struct RingEntry {
     owner: u64,
     state: u32,
     flags: [u16; 2],
@@ -74,9 +74,9 @@ proptest! {
         prop_assert_eq!(place(remote_array_field!(region, u16, index)), model(&region, at(2, 0), 2));
         let found = remote_array_field!(region, [u8; 37], index);
         prop_assert_eq!(place(found), model(&region, at(37, 0), 37));
-        let found = remote_struct_array_field!(region, Slot, index, flags);
+        let found = remote_struct_array_field!(region, RingEntry, index, flags);
         prop_assert_eq!(place(found), model(&region, at(16, 12), 4));
-        prop_assert_eq!(place(remote_struct_field!(region, Slot::state)), model(&region, 8, 4));
+        prop_assert_eq!(place(remote_struct_field!(region, RingEntry::state)), model(&region, 8, 4));
     }
 
     #[test]

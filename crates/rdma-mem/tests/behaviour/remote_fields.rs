@@ -33,7 +33,7 @@ use wire::{Entry, Header, Packed};
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Slot {
+struct RingEntry {
     owner: u64,
     state: u32,
     flags: [u16; 2],
@@ -44,7 +44,7 @@ trait Layout {
 }
 
 impl Layout for u8 {
-    type Record = Slot;
+    type Record = RingEntry;
 }
 
 fn region(address: u64, length: usize) -> RemoteMemoryRegion {
@@ -73,8 +73,8 @@ fn of_an_empty_region_only_what_is_empty_can_be_had() {
     let empty = region(100, 0);
     assert_eq!(remote_array_field!(empty, u8, 0), None);
     assert_eq!(place(remote_array_field!(empty, [u8; 0], 5)), Some((100, 0)));
-    assert_eq!(remote_struct_field!(empty, Slot::owner), None);
-    assert_eq!(remote_struct_array_field!(empty, Slot, 0, owner), None);
+    assert_eq!(remote_struct_field!(empty, RingEntry::owner), None);
+    assert_eq!(remote_struct_array_field!(empty, RingEntry, 0, owner), None);
     let header = region(100, 12);
     assert_eq!(place(remote_struct_field!(header, Header::nothing)), Some((112, 0)));
     assert_eq!(remote_struct_field!(region(100, 11), Header::nothing), None);
@@ -93,9 +93,9 @@ fn a_field_must_fit_wholly() {
     assert_eq!(place(remote_struct_field!(region(0, 1028), Large::body)), Some((4, 1024)));
 
     let slots = region(0, 28); // one, and the first two fields of another
-    assert_eq!(place(remote_struct_array_field!(slots, Slot, 1, state)), Some((24, 4)));
-    assert_eq!(remote_struct_array_field!(slots, Slot, 1, flags), None);
-    assert_eq!(remote_struct_array_field!(slots, Slot, 2, owner), None);
+    assert_eq!(place(remote_struct_array_field!(slots, RingEntry, 1, state)), Some((24, 4)));
+    assert_eq!(remote_struct_array_field!(slots, RingEntry, 1, flags), None);
+    assert_eq!(remote_struct_array_field!(slots, RingEntry, 2, owner), None);
 }
 
 #[test]
@@ -103,9 +103,9 @@ fn every_overflow_is_none() {
     let memory = region(0, usize::MAX);
     assert_eq!(remote_array_field!(memory, u64, usize::MAX), None, "index times size");
     assert_eq!(remote_array_field!(memory, u64, usize::MAX / 8 + 1), None);
-    assert_eq!(remote_struct_array_field!(memory, Slot, usize::MAX, state), None);
+    assert_eq!(remote_struct_array_field!(memory, RingEntry, usize::MAX, state), None);
     let almost = usize::MAX / 16; // times 16 is usize::MAX - 15, and 8 more still are no overflow
-    assert_eq!(remote_struct_array_field!(memory, Slot, almost, state).unwrap().length(), 7);
+    assert_eq!(remote_struct_array_field!(memory, RingEntry, almost, state).unwrap().length(), 7);
 }
 
 #[test]
@@ -115,8 +115,8 @@ fn addresses_never_wrap() {
     assert_eq!(remote_array_field!(last, u64, 1), None, "it would end past the last address");
     assert_eq!(remote_array_field!(last, u64, 2), None, "it would begin there");
     assert_eq!(remote_struct_field!(last, (u64, u64)::1), None);
-    assert!(remote_struct_field!(region(u64::MAX, 16), Slot::owner).is_none());
-    assert!(remote_struct_array_field!(region(u64::MAX, 16), Slot, 0, owner).is_none());
+    assert!(remote_struct_field!(region(u64::MAX, 16), RingEntry::owner).is_none());
+    assert!(remote_struct_array_field!(region(u64::MAX, 16), RingEntry, 0, owner).is_none());
     for index in [1, usize::MAX] {
         let past = remote_array_field_unchecked!(last, u128, index);
         assert_eq!(past.address(), u64::MAX);
@@ -129,15 +129,15 @@ fn unchecked_forms_are_empty_past_the_end_and_overflow_nothing() {
     assert_eq!(remote_array_field_unchecked!(memory, u64, 2), region(116, 4));
     assert_eq!(remote_array_field_unchecked!(memory, u64, 3), region(124, 0));
     assert_eq!(remote_array_field_unchecked!(memory, u64, usize::MAX), region(u64::MAX, 0));
-    assert_eq!(remote_struct_field_unchecked!(memory, Slot::state), region(108, 12));
-    assert_eq!(remote_struct_field_unchecked!(region(100, 3), Slot::state), region(108, 0));
+    assert_eq!(remote_struct_field_unchecked!(memory, RingEntry::state), region(108, 12));
+    assert_eq!(remote_struct_field_unchecked!(region(100, 3), RingEntry::state), region(108, 0));
     assert_eq!(
         remote_struct_field_unchecked!(memory, wire::Entry<u32>::header.pair.1).length(),
         remote_struct_field!(memory, wire::Entry<u32>::header.pair.1).unwrap().length(),
     );
-    let field = remote_struct_array_field_unchecked!(memory, Slot, usize::MAX, flags);
+    let field = remote_struct_array_field_unchecked!(memory, RingEntry, usize::MAX, flags);
     assert_eq!(field, region(u64::MAX, 0));
-    assert_eq!(remote_struct_array_field_unchecked!(memory, Slot, 1, owner), region(116, 4));
+    assert_eq!(remote_struct_array_field_unchecked!(memory, RingEntry, 1, owner), region(116, 4));
 }
 
 #[test]
@@ -194,8 +194,8 @@ fn nothing_of_the_caller_gets_in_the_way() {
         asked += 1;
         region(0, 64)
     };
-    assert!(remote_struct_field!(memory(), Slot::state).is_some());
-    assert!(remote_struct_array_field!(&memory(), Slot, whole, state).is_some());
+    assert!(remote_struct_field!(memory(), RingEntry::state).is_some());
+    assert!(remote_struct_array_field!(&memory(), RingEntry, whole, state).is_some());
     assert!(remote_array_field!(Box::new(memory()), u64, whole).is_some());
     assert_eq!(asked, 3, "each evaluated the region once");
 }
@@ -203,26 +203,26 @@ fn nothing_of_the_caller_gets_in_the_way() {
 #[test]
 fn typed_memory_is_as_long_as_its_type() {
     let memory = region(100, 64);
-    let slot: RemoteRef<Slot> = memory.typed(48).unwrap();
+    let slot: RemoteRef<RingEntry> = memory.typed(48).unwrap();
     assert_eq!((slot.address(), slot.region()), (148, region(148, 16)));
-    assert_eq!(memory.typed::<Slot>(49), None);
-    assert_eq!(memory.typed::<Slot>(usize::MAX), None);
-    assert_eq!(region(u64::MAX, 16).typed::<Slot>(0), None);
-    let flags = remote_ref!(memory, Slot::flags).unwrap();
+    assert_eq!(memory.typed::<RingEntry>(49), None);
+    assert_eq!(memory.typed::<RingEntry>(usize::MAX), None);
+    assert_eq!(region(u64::MAX, 16).typed::<RingEntry>(0), None);
+    let flags = remote_ref!(memory, RingEntry::flags).unwrap();
     let flags: RemoteRef<[u16; 2]> = flags;
     assert_eq!(RemoteMemoryRegion::from(flags), region(112, 4));
-    assert_eq!(remote_ref!(region(100, 15), Slot::flags), None);
-    assert_eq!(remote_ref!(slot.region(), Slot::flags).unwrap().address(), 160);
+    assert_eq!(remote_ref!(region(100, 15), RingEntry::flags), None);
+    assert_eq!(remote_ref!(slot.region(), RingEntry::flags).unwrap().address(), 160);
 }
 
 #[test]
 fn typed_slices_keep_to_their_length() {
     let memory = region(100, 70);
-    let slots: RemoteSlice<Slot> = memory.array(4, 4).unwrap();
+    let slots: RemoteSlice<RingEntry> = memory.array(4, 4).unwrap();
     assert_eq!((slots.len(), slots.region()), (4, region(104, 64)));
-    assert!(memory.array::<Slot>(4, 5).is_none() && memory.array::<Slot>(7, 4).is_none());
-    assert!(memory.array::<Slot>(0, usize::MAX).is_none());
-    assert!(memory.array::<Slot>(usize::MAX, 1).is_none());
+    assert!(memory.array::<RingEntry>(4, 5).is_none() && memory.array::<RingEntry>(7, 4).is_none());
+    assert!(memory.array::<RingEntry>(0, usize::MAX).is_none());
+    assert!(memory.array::<RingEntry>(usize::MAX, 1).is_none());
     assert_eq!(slots.get(3).unwrap().region(), region(152, 16));
     assert_eq!((slots.get(4), slots.get(usize::MAX)), (None, None));
     assert_eq!(slots.slice(1..3).unwrap().region(), region(120, 32));

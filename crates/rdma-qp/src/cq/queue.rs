@@ -15,7 +15,7 @@ use crate::cq::completion::{PollSlot, PolledCompletions};
 use crate::cq::needed::NeededCapacity;
 use crate::cq::poll_error::PollError;
 use crate::error::{Error, create_hint};
-use crate::post::stand_in::{Called, Place};
+use crate::post::stand_in::{Called, CalledAddress};
 
 /// A completion queue (CQ): where the device says which work requests are done.
 ///
@@ -42,7 +42,7 @@ use crate::post::stand_in::{Called, Place};
 pub struct CompletionQueue {
     inner: Arc<Inner>,
     /// What polls look at, beside the rest.
-    polled: Place<ibv_cq>,
+    polled: CalledAddress<ibv_cq>,
 }
 
 #[derive(Debug)]
@@ -121,7 +121,7 @@ impl CompletionQueue {
     }
 
     fn shared(inner: Arc<Inner>) -> Self {
-        Self { polled: inner.polled.place(), inner }
+        Self { polled: inner.polled.address(), inner }
     }
 
     /// # Safety

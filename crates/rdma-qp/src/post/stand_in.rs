@@ -58,8 +58,8 @@ impl<T: Object> Called<T> {
         self.stands_in
     }
 
-    pub(crate) const fn place(&self) -> Place<T> {
-        Place(self.object)
+    pub(crate) const fn address(&self) -> CalledAddress<T> {
+        CalledAddress(self.object)
     }
 
     #[inline]
@@ -69,29 +69,29 @@ impl<T: Object> Called<T> {
 }
 
 /// Where a [`Called`] is, as long as it lives: who keeps this holds that one's owner, too.
-pub(crate) struct Place<T: Object>(NonNull<T>);
+pub(crate) struct CalledAddress<T: Object>(NonNull<T>);
 
 // SAFETY: SAFETY.md F9: an address of what is for any thread.
-unsafe impl<T: Object> Send for Place<T> {}
+unsafe impl<T: Object> Send for CalledAddress<T> {}
 // SAFETY: SAFETY.md F9: as above.
-unsafe impl<T: Object> Sync for Place<T> {}
+unsafe impl<T: Object> Sync for CalledAddress<T> {}
 
-impl<T: Object> Place<T> {
+impl<T: Object> CalledAddress<T> {
     #[inline]
     pub(crate) const fn as_ptr(&self) -> *mut T {
         self.0.as_ptr()
     }
 }
 
-impl<T: Object> Clone for Place<T> {
+impl<T: Object> Clone for CalledAddress<T> {
     fn clone(&self) -> Self {
         Self(self.0)
     }
 }
 
-impl<T: Object> fmt::Debug for Place<T> {
+impl<T: Object> fmt::Debug for CalledAddress<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Place").finish_non_exhaustive()
+        f.debug_struct("CalledAddress").finish_non_exhaustive()
     }
 }
 
@@ -112,7 +112,7 @@ impl<T: Object> Drop for Called<T> {
     fn drop(&mut self) {
         if self.stands_in {
             // SAFETY: SAFETY.md F20: leaked when this was made, and freed by this alone. Each clone of a completion
-            // queue has its address (`Place`), and holds the `Inner` that this is a field of: the last of them is
+            // queue has its address (`CalledAddress`), and holds the `Inner` that this is a field of: the last of them is
             // being dropped.
             drop(unsafe { Box::from_raw(self.object.as_ptr().cast::<StandIn<T>>()) });
         }

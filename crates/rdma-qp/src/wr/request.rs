@@ -22,16 +22,16 @@ use crate::wr::write::WriteWorkRequest;
 /// | [`ReceiveWorkRequest`] | [`post_receive`](crate::QueuePair::post_receive) |
 ///
 /// Sealed: the kinds of requests are those of the verbs.
-pub trait WorkRequest: sealed::Request {}
+pub trait WorkRequest: sealed::IntoQueued {}
 
-impl<R: sealed::Request> WorkRequest for R {}
+impl<R: sealed::IntoQueued> WorkRequest for R {}
 
 #[allow(unnameable_types)] // that is how it is sealed
 pub(crate) mod sealed {
     use crate::post::error::PostError;
     use crate::qp::queue_pair::QueuePair;
 
-    pub trait Request {
+    pub trait IntoQueued {
         type Queued: Queued;
 
         fn queue(self, wr_id: u64) -> Self::Queued;
@@ -68,7 +68,7 @@ pub(crate) mod sealed {
 /// Makes requests postable: those that have a `with_id`.
 macro_rules! requests {
     ($($request:ident => $queued:ident),+ $(,)?) => {$(
-        impl<'wr, 'data> sealed::Request for $request<'wr, 'data> {
+        impl<'wr, 'data> sealed::IntoQueued for $request<'wr, 'data> {
             type Queued = $queued<'wr, 'data>;
 
             #[inline]
@@ -88,7 +88,7 @@ requests! {
     ReceiveWorkRequest => QueuedReceive,
 }
 
-impl<'w> sealed::Request for BindWindow<'w> {
+impl<'w> sealed::IntoQueued for BindWindow<'w> {
     type Queued = QueuedRequest<'w, 'static>;
 
     fn queue(self, wr_id: u64) -> Self::Queued {
@@ -96,7 +96,7 @@ impl<'w> sealed::Request for BindWindow<'w> {
     }
 }
 
-impl sealed::Request for LocalInvalidate {
+impl sealed::IntoQueued for LocalInvalidate {
     type Queued = QueuedRequest<'static, 'static>;
 
     fn queue(self, wr_id: u64) -> Self::Queued {

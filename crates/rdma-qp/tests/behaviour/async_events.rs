@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 
-use crate::common::{DEVICES, End, HANG, everything, must_end, open, pair, parts};
+use crate::common::{DEVICES, HANG, TestPeer, everything, must_end, open, pair, parts};
 use rdma_mem::{
     AsyncEvent, AsyncEventKind, AsyncEventSource, AsyncEvents, Context, RemoteMemoryRegion,
 };
@@ -18,7 +18,7 @@ fn next(events: &AsyncEvents) -> (AsyncEventKind, AsyncEventSource) {
 }
 
 /// Has `b` refuse a write of `a` to memory that is not there.
-fn refuse_access(a: &End, b: &End) {
+fn refuse_access(a: &TestPeer, b: &TestPeer) {
     let source = a.pd.allocate_region(8).unwrap();
     let elements = [source.get_ref(0, 8).unwrap().gather_element()];
     let nowhere = RemoteMemoryRegion::new(0x1000, 8, 0x1234_5678);
@@ -108,7 +108,7 @@ fn each_taker_has_every_event_whoever_fetches_it() {
             let pairs = (0..EVENTS).map(refuse).collect::<Vec<_>>();
             (pairs, waiters.map(|waiter| waiter.join().unwrap()))
         });
-        let event = |b: &End| (AsyncEventKind::QP_ACCESS_ERR, b.qp.event_source());
+        let event = |b: &TestPeer| (AsyncEventKind::QP_ACCESS_ERR, b.qp.event_source());
         let expected: Vec<_> = pairs.iter().map(|(_, b)| event(b)).collect();
         assert_eq!(taken, [expected.clone(), expected.clone()]);
         // The third has them all, though nobody fetches any more, and its file says so until the last.

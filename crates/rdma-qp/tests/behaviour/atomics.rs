@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use crate::common::{DEVICES, End, everything, pair, pair_with, parts};
+use crate::common::{DEVICES, TestPeer, everything, pair, pair_with, parts};
 use rdma_mem::{AccessFlags, RemoteMemoryRegion, ScatterElement, ScatterList};
 use rdma_qp::{
     AtomicWorkRequest, CompletionQueue, Error, PollSlot, PostErrorKind, QueuePair, SendWorkRequest,
@@ -15,7 +15,7 @@ use rdma_qp::{
 
 /// Posts one atomic request, whose result goes to the beginning of the board, and gives what it
 /// brought back.
-fn word(end: &End, opcode: WcOpcode, request: AtomicWorkRequest<'_, '_>) -> u64 {
+fn word(end: &TestPeer, opcode: WcOpcode, request: AtomicWorkRequest<'_, '_>) -> u64 {
     // SAFETY: SAFETY.md F8: a shared region, which outlives the completion.
     unsafe { end.qp.post_atomic(request, 3) }.unwrap();
     let done = end.next();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::common::{DEVICES, End, open, pair, parts};
+use crate::common::{DEVICES, TestPeer, open, pair, parts};
 use rdma_mem::{AccessFlags, GatherElement, Lid, MemoryWindow, ScatterElement, WindowType};
 use rdma_qp::{
     AddressHandle, AddressVector, AtomicWorkRequest, BindWindow, CompletionQueue, Error,
@@ -19,13 +19,13 @@ const HEADER: usize = GlobalRouteHeader::BYTES;
 fn prepare(
     device: &str,
     knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
-) -> (PreparedQueuePair, impl FnOnce(PreparedQueuePair) -> End) {
+) -> (PreparedQueuePair, impl FnOnce(PreparedQueuePair) -> TestPeer) {
     let (pd, cq) = parts(device);
     let builder = pd.create_qp().qp_type(QueuePairType::UD).send_cq(&cq).recv_cq(&cq);
     let prepared = knobs(builder).build().unwrap();
     let end = move |prepared: PreparedQueuePair| {
         let board = pd.allocate_shared_region(4096, crate::common::everything()).unwrap();
-        End { qp: prepared.activate().unwrap(), cq, pd, board }
+        TestPeer { qp: prepared.activate().unwrap(), cq, pd, board }
     };
     (prepared, end)
 }
@@ -34,25 +34,25 @@ fn prepare(
 fn end_with(
     device: &str,
     knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
-) -> (End, QueuePairEndpoint) {
+) -> (TestPeer, QueuePairEndpoint) {
     let (prepared, end) = prepare(device, knobs);
     let endpoint = prepared.endpoint();
     (end(prepared), endpoint)
 }
 
-fn end(device: &str) -> (End, QueuePairEndpoint) {
+fn end(device: &str) -> (TestPeer, QueuePairEndpoint) {
     end_with(device, |builder| builder)
 }
 
 /// Takes a datagram of at most 64 bytes at this place of the board.
-fn receive(end: &End, at: usize, wr_id: u64) {
+fn receive(end: &TestPeer, at: usize, wr_id: u64) {
     let mut room = [ScatterElement::from(end.board.element(at..at + HEADER + 64).unwrap())];
     // SAFETY: SAFETY.md F8: a shared region, which outlives the queue pair's requests.
     unsafe { end.qp.post_receive(ReceiveWorkRequest::new(&mut room), wr_id) }.unwrap();
 }
 
 /// Sends these bytes, from the end of the board.
-fn send(from: &End, bytes: &[u8], handle: &AddressHandle, to: &QueuePairEndpoint) {
+fn send(from: &TestPeer, bytes: &[u8], handle: &AddressHandle, to: &QueuePairEndpoint) {
     from.board.write(4096 - bytes.len(), bytes).unwrap();
     let data = [GatherElement::from(from.board.element(4096 - bytes.len()..4096).unwrap())];
     let request = SendWorkRequest::new(&data).with_immediate(5).to(handle, to.qpn(), to.qkey());
@@ -183,7 +183,7 @@ fn a_key_that_is_not_the_receivers_gets_nobody_in() {
 }
 
 /// Posts what must be refused before the device sees it.
-fn refusal(end: &End, request: impl WorkRequest) -> PostError {
+fn refusal(end: &TestPeer, request: impl WorkRequest) -> PostError {
     // SAFETY: SAFETY.md F8: shared regions, which outlive the test, or memory that is never used.
     let error = unsafe { end.qp.post(request, 1) }.unwrap_err();
     assert_eq!((error.posted(), error.errno()), (0, None), "{error}");
@@ -341,7 +341,7 @@ fn only_what_was_received_here_can_be_answered() {
     let mut both = [a.next(), a.next()];
     both.sort_by_key(WorkCompletion::wr_id);
     let answer =
-        |end: &End, completion| AddressHandle::from_completion(&end.qp, completion, &header);
+        |end: &TestPeer, completion| AddressHandle::from_completion(&end.qp, completion, &header);
     assert!(matches!(answer(&a, &both[1]), Err(Error::NoDatagram { .. })), "a send");
     assert!(matches!(answer(&b, &both[0]), Err(Error::NoDatagram { .. })), "of another");
     let junk = answer(&a, &both[0]).unwrap_err();
@@ -443,7 +443,7 @@ fn the_source_is_told_with_a_timestamp_and_from_a_shared_receive_queue() {
         let prepared = builder.send_cq(&cq).recv_cq(&cq).build().unwrap();
         let endpoint = prepared.endpoint();
         let board = pd.allocate_shared_region(4096, crate::common::everything()).unwrap();
-        let b = End { qp: prepared.activate().unwrap(), cq, pd, board };
+        let b = TestPeer { qp: prepared.activate().unwrap(), cq, pd, board };
         let mut room = [ScatterElement::from(b.board.element(0..HEADER + 64).unwrap())];
         // SAFETY: SAFETY.md F8: a shared region, which outlives the test.
         unsafe { srq.post_receive(ReceiveWorkRequest::new(&mut room), 1) }.unwrap();

@@ -185,7 +185,7 @@ fn address(context: &Context) -> ibv_ah_attr {
 }
 
 /// The same as owners.
-struct End {
+struct Owners {
     qp: QueuePair,
     mr: MemoryRegion,
     srq: SharedReceiveQueue,
@@ -194,7 +194,7 @@ struct End {
     pd: ProtectionDomain,
 }
 
-impl End {
+impl Owners {
     fn of(made: &Made, context: &Context, ownership: Ownership) -> Self {
         // SAFETY: SAFETY.md F6: what C made from these, in this order; with `Borrowed` it is destroyed by
         // `Made::destroy` after this. So below.
@@ -254,8 +254,8 @@ fn a_connection_of_c_carries_messages_and_is_destroyed_once_by_its_owner() {
                 let (a, mut b) = (made(), made());
                 a.connect(&context, &b);
                 b.connect(&context, &a);
-                let one = End::of(&a, &context, ownership);
-                let two = End::of(&b, &context, ownership);
+                let one = Owners::of(&a, &context, ownership);
+                let two = Owners::of(&b, &context, ownership);
                 assert_eq!(one.qp.peer(), None);
                 assert_eq!(
                     (one.qp.qp_type(), one.qp.capabilities().max_recv_wr),
@@ -285,7 +285,7 @@ fn a_connection_of_c_carries_messages_and_is_destroyed_once_by_its_owner() {
                 DESTROYED.take();
 
                 if drops {
-                    let End { qp, srq, cq, channel, mr, pd } = one;
+                    let Owners { qp, srq, cq, channel, mr, pd } = one;
                     drop((pd, channel, cq, srq));
                     assert_eq!(DESTROYED.with_borrow(Vec::len), 0, "the queue pair needs them");
                     drop((qp, mr));
@@ -322,7 +322,7 @@ fn datagrams_of_c_go_by_its_handle_and_are_destroyed_once_by_their_owner() {
         let (a, b) = (made(), made());
         a.activate(5);
         b.activate(6);
-        let (one, two) = (End::of(&a, &context, ownership), End::of(&b, &context, ownership));
+        let (one, two) = (Owners::of(&a, &context, ownership), Owners::of(&b, &context, ownership));
         assert_eq!((one.qp.qkey(), two.qp.qkey(), one.qp.peer()), (Some(5), Some(6), None));
         let mut to = address(&context);
         // SAFETY: SAFETY.md F2: a live domain.

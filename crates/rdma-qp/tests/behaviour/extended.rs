@@ -2,7 +2,7 @@
 //! queue pairs too.
 #![allow(unsafe_code)]
 
-use crate::common::{CALLS, End, LATE_CALLS, open, pair, pair_with, parts, try_connect};
+use crate::common::{CALLS, LATE_CALLS, TestPeer, open, pair, pair_with, parts, try_connect};
 use rdma_mem::{Context, GatherElement, ScatterElement};
 use rdma_qp::{
     AtomicWorkRequest, CompletionQueue, PostErrorKind, QueuePair, QueuedRequest, WriteWorkRequest,
@@ -12,14 +12,14 @@ use rdma_qp::{
 /// So many writes of one byte.
 fn batch<'wr, 'data>(
     data: &'wr [GatherElement<'data>; 1],
-    to: &End,
+    to: &TestPeer,
     count: u64,
 ) -> Vec<QueuedRequest<'wr, 'data>> {
     let write = |id| WriteWorkRequest::new(data, to.board.remote()).with_id(id);
     (0..count).map(write).collect()
 }
 
-fn byte(end: &End) -> [GatherElement<'_>; 1] {
+fn byte(end: &TestPeer) -> [GatherElement<'_>; 1] {
     [end.board.element(0..1).unwrap().into()]
 }
 

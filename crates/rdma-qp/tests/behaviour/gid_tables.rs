@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::common::{End, parts, try_connect};
+use crate::common::{TestPeer, parts, try_connect};
 use proptest::prelude::*;
 use rdma_mem::GidType;
 use rdma_qp::{
@@ -33,12 +33,12 @@ fn device(places: Vec<GidPlace>) -> String {
     name
 }
 
-fn route(end: &End) -> GlobalRoute {
+fn route(end: &TestPeer) -> GlobalRoute {
     end.qp.peer().unwrap().route.unwrap()
 }
 
 /// That the source of `from`, as its port's table has it, is where `to` sends, and of what type.
-fn meets(from: &End, to: &End) -> GidType {
+fn meets(from: &TestPeer, to: &TestPeer) -> GidType {
     let table = from.pd.context().gid_table().unwrap();
     let index = u32::from(route(from).source_index);
     let source = table.iter().find(|entry| entry.index == index).unwrap();
@@ -47,7 +47,7 @@ fn meets(from: &End, to: &End) -> GidType {
 }
 
 /// A number sent from one end arrives at the other.
-fn arrives(from: &End, to: &End, number: u32) {
+fn arrives(from: &TestPeer, to: &TestPeer, number: u32) {
     // SAFETY: SAFETY.md F8: no memory.
     unsafe { to.qp.post_receive(ReceiveWorkRequest::only_immediate(), 1) }.unwrap();
     // SAFETY: SAFETY.md F8: no memory.

@@ -1,7 +1,7 @@
 //! Inline data: bytes that need no registration, and are needed only until they are posted.
 #![allow(unsafe_code)]
 
-use crate::common::{CALLS, DEVICES, End, everything, pair_with, parts};
+use crate::common::{CALLS, DEVICES, TestPeer, everything, pair_with, parts};
 use rdma_mem::{
     GatherElement, InlineElement, MemoryWindow, RemoteMemoryRegion, ScatterElement, WindowType,
 };
@@ -26,20 +26,20 @@ fn forms() -> impl Iterator<Item = (&'static str, bool)> {
 }
 
 /// Has a device that holds requests back execute them.
-fn release(end: &End) {
+fn release(end: &TestPeer) {
     if end.pd.context().device().name() == HELD {
         SoftDevice::find(HELD).unwrap().release(end.qp.qpn(), u32::MAX);
     }
 }
 
-fn receive(end: &End, at: usize, length: usize) {
+fn receive(end: &TestPeer, at: usize, length: usize) {
     let mut room = [ScatterElement::from(end.board.element(at..at + length).unwrap())];
     // SAFETY: SAFETY.md F8: a shared region, which outlives the queue pair.
     unsafe { end.qp.post_receive(ReceiveWorkRequest::new(&mut room), 1) }.unwrap();
 }
 
 /// Posts a request of inline data alone.
-fn post(end: &End, request: impl WorkRequest) {
+fn post(end: &TestPeer, request: impl WorkRequest) {
     // SAFETY: SAFETY.md F12: inline data is needed until the call returns.
     unsafe { end.qp.post(request, 2) }.unwrap();
 }
@@ -92,7 +92,7 @@ fn an_inline_datagram_is_copied_before_the_post_returns() {
             let prepared = builder.max_inline_data(16).extended(extended).build().unwrap();
             let endpoint = prepared.endpoint();
             let board = pd.allocate_shared_region(4096, everything()).unwrap();
-            (End { qp: prepared.activate().unwrap(), cq, pd, board }, endpoint)
+            (TestPeer { qp: prepared.activate().unwrap(), cq, pd, board }, endpoint)
         });
         let handle = a.qp.address_handle(&to).unwrap();
         receive(&b, 0, HEADER + 16);

@@ -1,7 +1,7 @@
 //! Changing queue pairs: what goes, and what the errors say of what does not.
 #![allow(unsafe_code)]
 
-use crate::common::{DEVICES, End, HANG, everything, pair};
+use crate::common::{DEVICES, HANG, TestPeer, everything, pair};
 use rdma_mem::AsyncEventKind;
 use rdma_qp::{
     Error, MinRnrTimer, QpState, QueuePairModification, ReceiveWorkRequest, SendWorkRequest,
@@ -12,7 +12,7 @@ fn to(state: QpState) -> QueuePairModification {
 }
 
 /// Takes the end back, and again as far as `RTR`, with the same peer.
-fn passive(end: &End) {
+fn passive(end: &TestPeer) {
     let (peer, was) = (end.qp.peer().unwrap(), end.qp.query().unwrap());
     end.qp.modify(&to(QpState::RESET)).unwrap();
     let init = to(QpState::INIT).port(was.port).pkey_index(was.pkey_index).access(everything());
@@ -28,7 +28,7 @@ fn passive(end: &End) {
 }
 
 /// Sends from `a` to `b`, and takes both completions.
-fn send(a: &End, b: &End) {
+fn send(a: &TestPeer, b: &TestPeer) {
     // SAFETY: SAFETY.md F8: no memory.
     unsafe { b.qp.post_receive(ReceiveWorkRequest::only_immediate(), 1) }.unwrap();
     // SAFETY: SAFETY.md F8: no memory.

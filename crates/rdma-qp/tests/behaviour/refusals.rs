@@ -228,7 +228,7 @@ fn an_overflowing_queue_fails_and_is_no_completion() {
 fn closing_goes_from_the_queue_pair_down() {
     for device in DEVICES {
         let (a, b) = pair(device);
-        let crate::common::End { qp, cq, pd, board } = a;
+        let crate::common::TestPeer { qp, cq, pd, board } = a;
         let (cq, error) = cq.close().unwrap_err();
         assert!(matches!(error, Error::StillUsed { what: "completion queue" }), "{error}");
         let (pd, _) = pd.close().unwrap_err();

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::common::{DEVICES, End, everything, pair, pair_with};
+use crate::common::{DEVICES, TestPeer, everything, pair, pair_with};
 use rdma_mem::{Errno, GatherElement, GatherList, InlineElement, ScatterElement, ScatterList};
 use rdma_qp::{
     AtomicWorkRequest, MaxRnrRetries, PostError, PostErrorKind, QpState, QueuedRequest,
@@ -10,7 +10,7 @@ use rdma_qp::{
 };
 
 /// Posts what must be refused before the device sees it.
-fn refusal(end: &End, request: impl WorkRequest) -> PostError {
+fn refusal(end: &TestPeer, request: impl WorkRequest) -> PostError {
     // SAFETY: SAFETY.md F8: shared regions, which outlive the test, or memory that is never used.
     let error = unsafe { end.qp.post(request, 1) }.unwrap_err();
     assert_eq!((error.posted(), error.errno()), (0, None), "{error}");
@@ -20,7 +20,7 @@ fn refusal(end: &End, request: impl WorkRequest) -> PostError {
 }
 
 /// The same in a batch, after a request that is fine.
-fn refusal_in_batch(end: &End, request: QueuedRequest<'_, '_>) -> PostError {
+fn refusal_in_batch(end: &TestPeer, request: QueuedRequest<'_, '_>) -> PostError {
     let mut batch = [SendWorkRequest::only_immediate(1).with_id(1), request];
     // SAFETY: SAFETY.md F8: as above.
     let error = unsafe { end.qp.post_batch(&mut batch) }.unwrap_err();

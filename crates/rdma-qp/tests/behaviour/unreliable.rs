@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::common::{DEVICES, End, pair, pair_with, parts, try_connect};
+use crate::common::{DEVICES, TestPeer, pair, pair_with, parts, try_connect};
 use rdma_mem::{GatherElement, ScatterElement, open_device};
 use rdma_qp::{
     AtomicWorkRequest, CompletionQueue, Error, HandshakeError, PostErrorKind, QpState,
@@ -12,18 +12,18 @@ use rdma_qp::{
 };
 use rdma_soft::Builder;
 
-fn unreliable(device: &str) -> (End, End) {
+fn unreliable(device: &str) -> (TestPeer, TestPeer) {
     pair_with(device, |builder| builder.qp_type(QueuePairType::UC))
 }
 
 /// Posts what makes one completion, and takes it.
-fn send(from: &End, request: impl WorkRequest) {
+fn send(from: &TestPeer, request: impl WorkRequest) {
     // SAFETY: SAFETY.md F8: shared regions, which outlive the queue pair, or no memory.
     unsafe { from.qp.post(request, 1) }.unwrap();
     from.next().result().unwrap();
 }
 
-fn receive(end: &End) {
+fn receive(end: &TestPeer) {
     let mut room = [ScatterElement::from(end.board.element(0..64).unwrap())];
     // SAFETY: SAFETY.md F8: a shared region, which outlives the queue pair.
     unsafe { end.qp.post_receive(ReceiveWorkRequest::new(&mut room), 2) }.unwrap();

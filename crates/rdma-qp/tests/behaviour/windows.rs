@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::common::{DEVICES, End, forget, pair, pair_with, parts, try_connect};
+use crate::common::{DEVICES, TestPeer, forget, pair, pair_with, parts, try_connect};
 use rdma_mem::{
     AccessFlags, BindError, BindableRegion, BufferPool, GatherElement, MemoryWindow,
     RemoteMemoryRegion, ScatterElement, WindowType,
@@ -25,7 +25,11 @@ fn window<R: BindableRegion>(region: R, kind: WindowType) -> MemoryWindow<R> {
 }
 
 /// Binds a window at `end` and waits for it.
-fn bind<R: BindableRegion>(end: &End, window: &mut MemoryWindow<R>, range: std::ops::Range<usize>) {
+fn bind<R: BindableRegion>(
+    end: &TestPeer,
+    window: &mut MemoryWindow<R>,
+    range: std::ops::Range<usize>,
+) {
     let access = write().with_remote_read();
     // SAFETY: SAFETY.md F8: regions that show no bytes while they are bound.
     unsafe { end.qp.bind(window, range, access, 50) }.unwrap();
@@ -33,7 +37,7 @@ fn bind<R: BindableRegion>(end: &End, window: &mut MemoryWindow<R>, range: std::
     assert_eq!((done.wr_id(), done.result().unwrap().opcode()), (50, WcOpcode::BIND_MW));
 }
 
-fn invalidate(end: &End, window: &mut MemoryWindow<impl BindableRegion>) {
+fn invalidate(end: &TestPeer, window: &mut MemoryWindow<impl BindableRegion>) {
     let request = LocalInvalidate::new(window.rkey().unwrap());
     // SAFETY: a request without memory.
     unsafe { end.qp.post(request, 51) }.unwrap();
@@ -44,7 +48,7 @@ fn invalidate(end: &End, window: &mut MemoryWindow<impl BindableRegion>) {
 }
 
 /// How a write of eight nines by `end` ends.
-fn write_nines(end: &End, to: RemoteMemoryRegion) -> WorkResult {
+fn write_nines(end: &TestPeer, to: RemoteMemoryRegion) -> WorkResult {
     end.board.write(0, &[9; 8]).unwrap();
     let data = [GatherElement::from(end.board.element(0..8).unwrap())];
     // SAFETY: SAFETY.md F8: a shared region, which outlives the request.
@@ -52,7 +56,7 @@ fn write_nines(end: &End, to: RemoteMemoryRegion) -> WorkResult {
     end.next().result()
 }
 
-fn assert_no_access(end: &End, to: RemoteMemoryRegion) {
+fn assert_no_access(end: &TestPeer, to: RemoteMemoryRegion) {
     let error = write_nines(end, to).unwrap_err();
     assert_eq!(error.code(), WorkErrorCode::RemoteAccessError);
 }
@@ -144,7 +148,7 @@ fn a_dropped_window_goes_before_its_region() {
             // A region with a window would not go, and keep its domain.
             drop(window);
             assert_no_access(&a, remote);
-            let End { qp, cq, pd, board } = b;
+            let TestPeer { qp, cq, pd, board } = b;
             drop((qp, cq, board));
             pd.close().unwrap();
         }

@@ -31,7 +31,7 @@ pub(crate) const CALLS: &str = "softcalls0";
 pub(crate) const LATE_CALLS: &str = "softlatecalls0";
 
 /// One end, with a domain, a completion queue and 4 KiB that the peer may use.
-pub(crate) struct End {
+pub(crate) struct TestPeer {
     pub(crate) qp: QueuePair,
     pub(crate) cq: CompletionQueue,
     pub(crate) pd: ProtectionDomain,
@@ -74,7 +74,7 @@ pub(crate) fn parts(device: &str) -> (ProtectionDomain, CompletionQueue) {
 }
 
 /// Two ends that are connected to each other.
-pub(crate) fn pair(device: &str) -> (End, End) {
+pub(crate) fn pair(device: &str) -> (TestPeer, TestPeer) {
     pair_with(device, |builder| builder)
 }
 
@@ -82,12 +82,12 @@ pub(crate) fn pair(device: &str) -> (End, End) {
 pub(crate) fn pair_with(
     device: &str,
     knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
-) -> (End, End) {
+) -> (TestPeer, TestPeer) {
     connect(parts(device), parts(device), knobs)
 }
 
 /// Two such ends, of which the second is on this context.
-pub(crate) fn pair_on(device: &str, context: &Context) -> (End, End) {
+pub(crate) fn pair_on(device: &str, context: &Context) -> (TestPeer, TestPeer) {
     let cq = CompletionQueue::create(context, 256).unwrap();
     connect(parts(device), (context.allocate_pd().unwrap(), cq), |builder| builder)
 }
@@ -115,7 +115,7 @@ fn connect(
     a: Parts,
     b: Parts,
     knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
-) -> (End, End) {
+) -> (TestPeer, TestPeer) {
     try_connect(a, b, knobs).unwrap()
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn try_connect(
     (a_pd, a_cq): Parts,
     (b_pd, b_cq): Parts,
     knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
-) -> Result<(End, End), Error> {
+) -> Result<(TestPeer, TestPeer), Error> {
     let prepare = |pd: &ProtectionDomain, cq| {
         let builder = pd.create_qp().send_cq(cq).recv_cq(cq).access(all_of(pd));
         knobs(builder.extended(cq.has_timestamps())).build().unwrap()
@@ -134,12 +134,12 @@ pub(crate) fn try_connect(
     let (a, b) = (a.handshake(b_end)?, b.handshake(a_end)?);
     let end = |qp, cq, pd: ProtectionDomain| {
         let board = pd.allocate_shared_region(4096, all_of(&pd)).unwrap();
-        End { qp, cq, pd, board }
+        TestPeer { qp, cq, pd, board }
     };
     Ok((end(a, a_cq, a_pd), end(b, b_cq, b_pd)))
 }
 
-impl End {
+impl TestPeer {
     /// Waits for the next completion; ten seconds are a hang.
     pub(crate) fn next(&self) -> WorkCompletion {
         let mut slots = [PollSlot::default()];

@@ -31,12 +31,12 @@ fn gid() -> impl Strategy<Value = EndpointGid> {
 
 /// A port's endpoint, and its GIDs with the indices in the port's table.
 #[derive(Clone, Debug)]
-struct End {
+struct PortEndpoint {
     endpoint: QueuePairEndpoint,
     table: Vec<(EndpointGid, u8)>,
 }
 
-fn end() -> impl Strategy<Value = End> {
+fn end() -> impl Strategy<Value = PortEndpoint> {
     let gids = prop::collection::vec((gid(), 1..15_u8), 0..=QueuePairEndpoint::MAX_GIDS);
     let link_layer = prop_oneof![Just(LinkLayer::ETHERNET), Just(LinkLayer::INFINIBAND)];
     let port = (link_layer, any::<u16>(), any::<bool>(), 1..=5_u8);
@@ -54,11 +54,11 @@ fn end() -> impl Strategy<Value = End> {
             table.push((gid, next));
         }
         (endpoint.lid, endpoint.link_layer) = (Lid::new(lid), link_layer);
-        End { endpoint, table }
+        PortEndpoint { endpoint, table }
     })
 }
 
-impl End {
+impl PortEndpoint {
     fn connect(&self, peer: &Self) -> Result<ConnectAttributes, HandshakeError> {
         let (endpoint, table) = (&self.endpoint, self.table.as_slice());
         let own = Own { endpoint, table, fixed_mtu: None, recv_psn: None };
@@ -133,7 +133,7 @@ fn kinds(
 }
 
 /// Ends that can be connected more often than not.
-fn ends() -> impl Strategy<Value = (End, End)> {
+fn ends() -> impl Strategy<Value = (PortEndpoint, PortEndpoint)> {
     (end(), end(), any::<u8>()).prop_map(|(a, mut b, differ)| {
         if differ > 16 {
             b.endpoint.link_layer = a.endpoint.link_layer;
@@ -167,14 +167,14 @@ proptest! {
     fn a_route_is_found_wherever_there_is_one((a, b) in ends()) {
         let ethernet = a.endpoint.link_layer == LinkLayer::ETHERNET;
         let has_common = !common(&a.endpoint, &b.endpoint).is_empty();
-        let prefixes = |end: &End| -> Vec<_> {
+        let prefixes = |end: &PortEndpoint| -> Vec<_> {
             end.endpoint.gids().iter().map(|gid| gid.gid.subnet_prefix()).collect()
         };
         let theirs = prefixes(&b);
         let is_one_subnet = prefixes(&a).iter().any(|prefix| theirs.contains(prefix));
         let required = ethernet || a.endpoint.grh_required || b.endpoint.grh_required;
         let routed = required || (has_common && !is_one_subnet);
-        let reachable = |end: &End| ethernet || end.endpoint.lid.is_unicast();
+        let reachable = |end: &PortEndpoint| ethernet || end.endpoint.lid.is_unicast();
         let expected = a.endpoint.link_layer == b.endpoint.link_layer
             && (!required || has_common);
         for (one, other) in [(&a, &b), (&b, &a)] {
@@ -220,7 +220,7 @@ proptest! {
         valid[24..].copy_from_slice(&bytes[24..]);
         (25..312).step_by(18).for_each(|at| valid[at] %= 129);
         let endpoint = QueuePairEndpoint::from_bytes(&valid).unwrap();
-        let peer = End { endpoint, table: Vec::new() };
+        let peer = PortEndpoint { endpoint, table: Vec::new() };
         if let Ok(found) = a.connect(&peer) {
             prop_assert!(found.to_string().contains("QPN"));
         }
