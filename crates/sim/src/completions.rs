@@ -15,7 +15,7 @@ use crate::host::{BETWEEN, Message, Sent, untouched};
 use crate::memory::{self, DATA};
 use crate::post::unpack;
 use crate::run::{Outcome, SHARED, World, ensure};
-use crate::script::{Connection, GROUPS, Kind, Request, SLOTS, Service};
+use crate::script::{Connection, GROUPS, Kind, SLOTS, ScriptRequest, Service};
 use crate::windows::{Use, Verdict, is_first_type};
 
 /// So many completions are polled at a time.
@@ -34,7 +34,7 @@ fn poll(cq: &Cq) -> Outcome<Vec<ibv_wc>> {
 }
 
 /// As what it completes.
-fn code(request: &Request) -> Code {
+fn code(request: &ScriptRequest) -> Code {
     let first = request.window.is_some_and(|window| is_first_type(window.slot % SLOTS));
     match request.kind {
         Kind::Send => Code::IBV_WC_SEND,
@@ -250,7 +250,7 @@ impl World<'_> {
 
     /// A receive has completed.
     fn received(&mut self, device: usize, wc: &ibv_wc) -> Outcome {
-        let is_it = |own: &crate::host::End| {
+        let is_it = |own: &crate::host::SimQueuePair| {
             own.device == device && own.qp.as_ref().is_some_and(|qp| qp.number() == wc.qp_num)
         };
         let end = self.ends.iter().position(is_it).ok_or("a receive of no queue pair")?;

@@ -106,7 +106,7 @@ impl World<'_> {
     }
 
     fn left(&self) -> String {
-        let left = |(end, own): (usize, &crate::host::End)| {
+        let left = |(end, own): (usize, &crate::host::SimQueuePair)| {
             let sent = own.pending.front()?;
             Some(format!("q{end} has {} requests, first {}", own.pending.len(), sent.request))
         };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_sys::Errno;
 
-use crate::host::{self, End, Excuses, Sent, TARGET_ACCESS, target_iova};
+use crate::host::{self, Excuses, Sent, SimQueuePair, TARGET_ACCESS, target_iova};
 use crate::memory::Target;
 use crate::run::{Outcome, World, ensure};
 use crate::script::{SLOTS, Service, Weather};
@@ -146,7 +146,7 @@ impl World<'_> {
     /// A queue pair begins anew.
     fn renew(&mut self, end: usize) {
         let longest = self.script.settings.longest;
-        let own: &mut End = &mut self.ends[end];
+        let own: &mut SimQueuePair = &mut self.ends[end];
         own.windows = Windows::default();
         if own.target.is_none() {
             let (memory, _) = own.frozen.take().unwrap_or_default();

@@ -4,7 +4,8 @@ use fastrand::Rng;
 
 use crate::choices::Choices;
 use crate::script::{
-    Connection, GROUPS, Kind, Operation, Request, SLOTS, Script, Service, Settings, Weather, Window,
+    Connection, GROUPS, Kind, Operation, SLOTS, Script, ScriptRequest, Service, Settings, Weather,
+    Window,
 };
 
 /// How bad it is.
@@ -211,7 +212,7 @@ impl Generator<'_> {
     }
 
     fn local(&mut self, end: usize, kind: Kind) {
-        let request = Request { kind, window: Some(self.window()), ..self.request(end) };
+        let request = ScriptRequest { kind, window: Some(self.window()), ..self.request(end) };
         self.operations.push(Operation::Post { end, request });
     }
 
@@ -245,7 +246,7 @@ impl Generator<'_> {
         });
     }
 
-    fn request(&mut self, end: usize) -> Request {
+    fn request(&mut self, end: usize) -> ScriptRequest {
         let ends = self.settings.ends();
         let connection = self.settings.connections.get(end / 2).copied();
         let service = connection.map_or(Service::Datagram, |connection| connection.service);
@@ -263,7 +264,7 @@ impl Generator<'_> {
         let window = window.then(|| self.window());
         let rng = &mut self.rng;
         let group = service == Service::Datagram && rng.u32(..3) == 0;
-        Request {
+        ScriptRequest {
             kind,
             length,
             at: match kind {

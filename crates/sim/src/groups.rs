@@ -3,7 +3,7 @@
 use rdma_sys::ibv_gid;
 use test_support::rig::datagram::{self, Ah, gid_of};
 
-use crate::host::{End, Host, Message};
+use crate::host::{Host, Message, SimQueuePair};
 use crate::run::{Outcome, World, ensure};
 use crate::script::{GROUPS, Service};
 
@@ -25,7 +25,7 @@ fn address(own: &ibv_gid, group: usize) -> (ibv_gid, u16) {
 }
 
 /// The ways from a queue pair to all groups.
-pub(crate) fn ways(hosts: &[Host], own: &End) -> Vec<Ah> {
+pub(crate) fn ways(hosts: &[Host], own: &SimQueuePair) -> Vec<Ah> {
     let Some(endpoint) = own.endpoint(hosts) else { return Vec::new() };
     let way = |group| {
         let mut attr = datagram::vector(&endpoint, &endpoint, true);

@@ -10,7 +10,7 @@ use test_support::rig::srq::Srq;
 use test_support::rig::{ALL_ACCESS, Context, Cq, LOCAL_WRITE, Mr, Pd, Qp, Size};
 
 use crate::memory::{Atomic, Placed, Target};
-use crate::script::{Connection, Request, Script, Service, Settings};
+use crate::script::{Connection, Script, ScriptRequest, Service, Settings};
 use crate::windows::{BINDABLE, Use, Windows};
 
 /// A device and what its queue pairs share. Fields drop in order.
@@ -86,7 +86,7 @@ pub(crate) fn untouched(bytes: &[u8]) -> bool {
 pub(crate) struct Sent {
     pub(crate) sequence: u32,
     pub(crate) message: u64,
-    pub(crate) request: Request,
+    pub(crate) request: ScriptRequest,
     /// Where its bytes are in the local memory, and how many it takes there.
     pub(crate) block: usize,
     pub(crate) block_bytes: usize,
@@ -140,7 +140,7 @@ pub(crate) struct Excuses {
 }
 
 /// A queue pair, its memory, and what is known of both. Fields drop in order.
-pub(crate) struct End {
+pub(crate) struct SimQueuePair {
     /// None: it was destroyed.
     pub(crate) qp: Option<Qp>,
     pub(crate) ways: BTreeMap<usize, Ah>,
@@ -221,7 +221,7 @@ impl Host {
     }
 }
 
-impl End {
+impl SimQueuePair {
     pub(crate) fn new(hosts: &[Host], settings: &Settings, end: usize) -> Self {
         let connection = settings.connections.get(end / 2);
         let datagram = end.checked_sub(2 * settings.connections.len());
@@ -321,7 +321,13 @@ impl End {
 }
 
 /// Connects both ends, or makes a queue pair ready for datagrams.
-pub(crate) fn connect(hosts: &[Host], ends: &[End], settings: &Settings, end: usize, life: u32) {
+pub(crate) fn connect(
+    hosts: &[Host],
+    ends: &[SimQueuePair],
+    settings: &Settings,
+    end: usize,
+    life: u32,
+) {
     let (Some(own), Some(qp)) = (ends[end].endpoint(hosts), &ends[end].qp) else { return };
     let Some(c) = settings.connections.get(end / 2) else {
         return datagram::activate(qp, datagram::QKEY);

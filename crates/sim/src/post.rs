@@ -8,7 +8,7 @@ use crate::groups::EVERYBODY;
 use crate::host::{INLINE, Message, Sent, local_iova, target_iova};
 use crate::memory::{self, Atomic, DATA, Placed};
 use crate::run::{Outcome, World, ensure};
-use crate::script::{GROUPS, Kind, Request, SLOTS, Service};
+use crate::script::{GROUPS, Kind, SLOTS, ScriptRequest, Service};
 use crate::windows::{Use, is_first_type, part};
 
 /// What is between the elements of a request, and around them.
@@ -19,7 +19,7 @@ const SINK_BYTE: u8 = 0x5a;
 /// The longest datagram.
 const DATAGRAM: usize = 4096;
 
-impl Request {
+impl ScriptRequest {
     /// Each element of the local memory: from where in the message on, and how long.
     pub(crate) fn parts(&self) -> Vec<(usize, usize)> {
         let elements = if self.length < self.elements { 1 } else { self.elements.max(1) };
@@ -40,7 +40,7 @@ fn place(n: usize, from: usize) -> usize {
 }
 
 /// The bytes of a request in a block, or `None` if what is between them was touched.
-pub(crate) fn unpack(request: &Request, block: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn unpack(request: &ScriptRequest, block: &[u8]) -> Option<Vec<u8>> {
     let (mut bytes, mut end) = (Vec::with_capacity(request.length), 0);
     let is_gap = |gap: &[u8]| gap.iter().all(|&byte| byte == GAP_BYTE);
     for (n, (from, length)) in request.parts().into_iter().enumerate() {
@@ -56,7 +56,7 @@ pub(crate) fn unpack(request: &Request, block: &[u8]) -> Option<Vec<u8>> {
 
 impl World<'_> {
     /// Posts a request, if there is space for it.
-    pub(crate) fn post(&mut self, end: usize, mut request: Request) -> Outcome {
+    pub(crate) fn post(&mut self, end: usize, mut request: ScriptRequest) -> Outcome {
         self.make_fair(end, &mut request);
         let own = &self.ends[end];
         // Windows are for reliable connections here.
@@ -98,7 +98,7 @@ impl World<'_> {
     }
 
     /// Makes of a request what can be posted here.
-    fn make_fair(&self, end: usize, request: &mut Request) {
+    fn make_fair(&self, end: usize, request: &mut ScriptRequest) {
         let (own, settings) = (&self.ends[end], &self.script.settings);
         let longest = settings.longest;
         match request.kind {
@@ -124,7 +124,7 @@ impl World<'_> {
     }
 
     /// What a comparison expects: most times what there will be, if all goes well.
-    fn guess(&self, to: usize, request: &Request) -> u64 {
+    fn guess(&self, to: usize, request: &ScriptRequest) -> u64 {
         let word = request.at % memory::WORDS;
         let target = &self.ends[to].known;
         let pending = &self.ends[to ^ 1].pending;
@@ -284,6 +284,6 @@ impl World<'_> {
     }
 }
 
-fn parts_before(request: &Request, from: usize) -> usize {
+fn parts_before(request: &ScriptRequest, from: usize) -> usize {
     request.parts().iter().filter(|(begin, _)| *begin < from).count()
 }

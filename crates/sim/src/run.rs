@@ -8,7 +8,7 @@ use std::time::Duration;
 use rdma_soft::Network;
 
 use crate::groups;
-use crate::host::{self, End, Host, Pool};
+use crate::host::{self, Host, Pool, SimQueuePair};
 use crate::script::{Operation, SLOTS, Script, Service, Weather};
 use crate::watch;
 
@@ -39,7 +39,7 @@ pub(crate) struct Done {
 pub(crate) struct World<'a> {
     pub(crate) script: &'a Script,
     pub(crate) network: &'a Network,
-    pub(crate) ends: Vec<End>,
+    pub(crate) ends: Vec<SimQueuePair>,
     pub(crate) hosts: Vec<Host>,
     /// What each link is like, by sender and receiver.
     pub(crate) links: Vec<Vec<Weather>>,
@@ -88,7 +88,7 @@ impl<'a> World<'a> {
         let hosts: Vec<_> =
             (0..settings.devices).map(|device| Host::new(network, script, device)).collect();
         let mut ends: Vec<_> =
-            (0..settings.ends()).map(|end| End::new(&hosts, settings, end)).collect();
+            (0..settings.ends()).map(|end| SimQueuePair::new(&hosts, settings, end)).collect();
         for end in 0..ends.len() {
             host::connect(&hosts, &ends, settings, end, 0);
         }
@@ -168,7 +168,7 @@ impl<'a> World<'a> {
 
     /// The receives that a queue pair takes.
     pub(crate) fn pool(&mut self, end: usize) -> &mut Pool {
-        let End { device, shares, .. } = self.ends[end];
+        let SimQueuePair { device, shares, .. } = self.ends[end];
         if shares { &mut self.hosts[device].shared } else { &mut self.ends[end].pool }
     }
 
@@ -179,7 +179,7 @@ impl<'a> World<'a> {
         }
         for _ in 0..count {
             let Some((slot, sges)) = self.pool(end).take(elements) else { return };
-            let End { device, shares, qp, .. } = &self.ends[end];
+            let SimQueuePair { device, shares, qp, .. } = &self.ends[end];
             match (&self.hosts[*device].srq, qp) {
                 (Some(srq), _) if *shares => srq.post(SHARED | slot as u64, &sges),
                 (_, Some(qp)) => qp.post_receive((end as u64) << 32 | slot as u64, &sges),
@@ -190,10 +190,11 @@ impl<'a> World<'a> {
 
     /// Notes which queue pairs have more to receive than they have receives for.
     pub(crate) fn note_starved(&mut self, end: usize) {
-        let End { device, shares, .. } = self.ends[end];
+        let SimQueuePair { device, shares, .. } = self.ends[end];
         let posted = self.pool(end).posted.len();
-        let shares =
-            |n: usize, other: &End| n == end || shares && other.shares && other.device == device;
+        let shares = |n: usize, other: &SimQueuePair| {
+            n == end || shares && other.shares && other.device == device
+        };
         let ends = self.ends.iter().enumerate();
         let messages: usize = ends
             .filter(|(n, other)| shares(*n, other))
@@ -210,7 +211,7 @@ impl<'a> World<'a> {
 pub(crate) const SHARED: u64 = 1 << 63;
 
 /// Address handles between all queue pairs for datagrams.
-fn find_ways(hosts: &[Host], ends: &mut [End]) {
+fn find_ways(hosts: &[Host], ends: &mut [SimQueuePair]) {
     let datagrams: Vec<_> =
         (0..ends.len()).filter(|&end| ends[end].service == Service::Datagram).collect();
     for &from in &datagrams {

@@ -72,7 +72,7 @@ pub(crate) enum Operation {
     /// A request is posted.
     Post {
         end: usize,
-        request: Request,
+        request: ScriptRequest,
     },
     /// So many receives are posted, each of so many elements.
     Receive {
@@ -140,7 +140,7 @@ pub(crate) enum Kind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Request {
+pub(crate) struct ScriptRequest {
     pub(crate) kind: Kind,
     pub(crate) length: usize,
     /// Where in the target, of a WRITE or a READ; which word, of an atomic.

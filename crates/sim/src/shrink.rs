@@ -1,7 +1,7 @@
 //! Makes a failing script smaller: as long as something can be taken away and it fails still, whatever it says.
 
 use crate::run::{PANICKED, run};
-use crate::script::{Operation, Request, Script, Weather, Window};
+use crate::script::{Operation, Script, ScriptRequest, Weather, Window};
 
 /// So many runs are enough.
 const RUNS: u32 = 4000;
@@ -150,7 +150,7 @@ const BETTER: &[fn(&mut Weather)] = &[
     |weather| weather.latency_ns = Weather::CLEAR.latency_ns,
 ];
 
-const SIMPLER: &[fn(&mut Request)] = &[
+const SIMPLER: &[fn(&mut ScriptRequest)] = &[
     |request| request.length /= 2,
     |request| request.at /= 2,
     |request| request.immediate = false,
@@ -168,6 +168,6 @@ const SIMPLER: &[fn(&mut Request)] = &[
     |request| in_window(request, |window| window.edge = None),
 ];
 
-fn in_window(request: &mut Request, change: fn(&mut Window)) {
+fn in_window(request: &mut ScriptRequest, change: fn(&mut Window)) {
     request.window.iter_mut().for_each(change);
 }

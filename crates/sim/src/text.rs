@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::script::{
-    ALWAYS, ATOMICS, Kind, Operation, READS, Request, SLOTS, Script, WRITES, Weather, Window,
+    ALWAYS, ATOMICS, Kind, Operation, READS, SLOTS, Script, ScriptRequest, WRITES, Weather, Window,
 };
 
 impl fmt::Display for Weather {
@@ -55,7 +55,7 @@ impl Window {
     }
 }
 
-impl fmt::Display for Request {
+impl fmt::Display for ScriptRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, length, at, elements, .. } = self;
         match kind {

@@ -7,7 +7,7 @@ use test_support::rig::{LOCAL_WRITE, MW_BIND, Mr, Pd, REMOTE_ATOMIC, REMOTE_READ
 use crate::host::{Sent, target_iova};
 use crate::memory::DATA;
 use crate::run::{Outcome, World, ensure};
-use crate::script::{ATOMICS, Kind, READS, Request, SLOTS, WRITES, Window};
+use crate::script::{ATOMICS, Kind, READS, SLOTS, ScriptRequest, WRITES, Window};
 
 /// How a request ends that has to do with a key, if it is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(crate) enum Verdict {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum GrantState {
     /// A request to bind is posted.
     Asked,
     Bound,
@@ -34,7 +34,7 @@ pub(crate) struct Grant {
     from: usize,
     bytes: usize,
     rights: u8,
-    state: State,
+    state: GrantState,
     /// Its owner has asked for its end.
     taken_back: bool,
     /// The peer has, by a SEND.
@@ -74,7 +74,7 @@ impl Grant {
     }
 
     /// What comes of a request of the peer from now on.
-    fn verdict(&self, request: &Request) -> Verdict {
+    fn verdict(&self, request: &ScriptRequest) -> Verdict {
         let (right, from, length) = match request.kind {
             Kind::Read => (READS, DATA + request.at, request.length),
             Kind::Write => (WRITES, DATA + request.at, request.length),
@@ -84,10 +84,10 @@ impl Grant {
         match self.state {
             // Where nothing is asked for, no key is looked at.
             _ if length == 0 => Verdict::Works,
-            State::Gone => Verdict::Fails,
+            GrantState::Gone => Verdict::Fails,
             // The SEND was before on the same connection.
             _ if self.sent_back || !inside || self.rights & right == 0 => Verdict::Fails,
-            State::Bound if !self.taken_back => Verdict::Works,
+            GrantState::Bound if !self.taken_back => Verdict::Works,
             _ => Verdict::May,
         }
     }
@@ -95,9 +95,9 @@ impl Grant {
     /// What comes of a SEND that is to invalidate it.
     fn verdict_of_send(&self) -> Verdict {
         match self.state {
-            State::Gone => Verdict::Fails,
+            GrantState::Gone => Verdict::Fails,
             _ if self.is_first_type() || self.sent_back => Verdict::Fails,
-            State::Bound if !self.taken_back => Verdict::Works,
+            GrantState::Bound if !self.taken_back => Verdict::Works,
             _ => Verdict::May,
         }
     }
@@ -107,7 +107,7 @@ impl Grant {
         match self.state {
             // A bind of nothing takes it back.
             _ if self.is_first_type() => Verdict::Works,
-            State::Gone => Verdict::Fails,
+            GrantState::Gone => Verdict::Fails,
             _ if self.taken_back => Verdict::Fails,
             _ if self.sent_back => Verdict::May,
             _ => Verdict::Works,
@@ -115,7 +115,7 @@ impl Grant {
     }
 
     fn is_certainly_bound(&self) -> bool {
-        self.state == State::Bound && !self.taken_back && !self.sent_back
+        self.state == GrantState::Bound && !self.taken_back && !self.sent_back
     }
 }
 
@@ -132,7 +132,7 @@ impl Windows {
         let verdict = match before.map(|n| &self.grants[n]) {
             None => Verdict::Works,
             Some(_) if is_first_type(slot) => Verdict::Works,
-            Some(grant) if grant.state == State::Gone || grant.taken_back => Verdict::Works,
+            Some(grant) if grant.state == GrantState::Gone || grant.taken_back => Verdict::Works,
             Some(grant) if grant.sent_back => Verdict::May,
             Some(_) => Verdict::Fails,
         };
@@ -174,7 +174,7 @@ impl Windows {
     fn deallocate(&mut self, slot: usize) {
         self.there[slot] = None;
         for grant in self.grants.iter_mut().filter(|grant| grant.slot == slot) {
-            grant.state = State::Gone;
+            grant.state = GrantState::Gone;
         }
     }
 }
@@ -197,7 +197,11 @@ pub(crate) const BINDABLE: u32 = LOCAL_WRITE | MW_BIND;
 
 impl World<'_> {
     /// What a request has to do with a window. It loses its window, or is none, if it is careful and may fail.
-    pub(crate) fn use_window(&mut self, end: usize, request: &mut Request) -> Option<Option<Use>> {
+    pub(crate) fn use_window(
+        &mut self,
+        end: usize,
+        request: &mut ScriptRequest,
+    ) -> Option<Option<Use>> {
         let Some(window) = request.window else { return Some(None) };
         let slot = window.slot % SLOTS;
         match request.kind {
@@ -236,7 +240,7 @@ impl World<'_> {
             from: window.from,
             bytes: window.bytes,
             rights: window.rights,
-            state: State::Asked,
+            state: GrantState::Asked,
             taken_back: false,
             sent_back: false,
             raced: false,
@@ -269,7 +273,7 @@ impl World<'_> {
         end: usize,
         slot: usize,
         window: &Window,
-        request: &mut Request,
+        request: &mut ScriptRequest,
     ) -> Option<Use> {
         let owner = self.ends[end].peer;
         let windows = &self.ends[owner].windows;
@@ -303,7 +307,7 @@ impl World<'_> {
         grant: usize,
         verdict: Verdict,
         careful: bool,
-        request: &mut Request,
+        request: &mut ScriptRequest,
     ) {
         let owner = self.ends[end].peer;
         // A READ that is asked for again needs the key again.
@@ -341,7 +345,7 @@ impl World<'_> {
 
     /// Its owner asks for its end.
     fn take_back(&mut self, owner: usize, grant: usize) {
-        if self.ends[owner].windows.grants[grant].state != State::Gone {
+        if self.ends[owner].windows.grants[grant].state != GrantState::Gone {
             self.ends[owner].windows.grants[grant].taken_back = true;
             self.race(owner, grant);
         }
@@ -363,7 +367,7 @@ impl World<'_> {
     }
 
     /// What a request may come to, by what is known now.
-    pub(crate) fn verdict(&self, end: usize, request: &Request, used: &Use) -> Verdict {
+    pub(crate) fn verdict(&self, end: usize, request: &ScriptRequest, used: &Use) -> Verdict {
         let own = &self.ends[end];
         let owner = if request.kind.is_local() { own } else { &self.ends[own.peer] };
         let grants = &owner.windows.grants;
@@ -387,33 +391,33 @@ impl World<'_> {
     }
 
     /// A request of a queue pair for its own windows is done.
-    pub(crate) fn bound(&mut self, end: usize, request: &Request, used: &Use) -> Outcome {
+    pub(crate) fn bound(&mut self, end: usize, request: &ScriptRequest, used: &Use) -> Outcome {
         let fails = self.verdict(end, request, used) == Verdict::Fails;
         ensure!(!fails, "succeeded with a window that is not as it has to be");
         let grants = &mut self.ends[end].windows.grants;
         // A deallocated one stays what it is.
         if let Some(before) = used.before {
-            grants[before].state = State::Gone;
+            grants[before].state = GrantState::Gone;
         }
         let grant = &mut grants[used.grant];
         match request.kind {
-            Kind::Bind if grant.state == State::Asked => grant.state = State::Bound,
+            Kind::Bind if grant.state == GrantState::Asked => grant.state = GrantState::Bound,
             Kind::Bind => {}
-            _ => grant.state = State::Gone,
+            _ => grant.state = GrantState::Gone,
         }
         Ok(())
     }
 
     /// It failed: a window that was to be is not.
-    pub(crate) fn not_bound(&mut self, end: usize, request: &Request, used: &Use) {
+    pub(crate) fn not_bound(&mut self, end: usize, request: &ScriptRequest, used: &Use) {
         if request.kind == Kind::Bind {
-            self.ends[end].windows.grants[used.grant].state = State::Gone;
+            self.ends[end].windows.grants[used.grant].state = GrantState::Gone;
         }
     }
 
     /// A SEND has come that invalidated it.
     pub(crate) fn came_back(&mut self, owner: usize, used: &Use) {
-        self.ends[owner].windows.grants[used.grant].state = State::Gone;
+        self.ends[owner].windows.grants[used.grant].state = GrantState::Gone;
     }
 
     /// What a SEND does that is to invalidate a key, by what is known now.
