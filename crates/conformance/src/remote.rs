@@ -110,12 +110,12 @@ pub(crate) fn command(variable: &str, device: &str, arguments: Vec<String>) -> i
 /// The cases that run elsewhere, and what is known of them by now.
 #[derive(Debug, Default)]
 pub(crate) struct Remote {
-    state: Mutex<State>,
+    state: Mutex<RemoteOutcomes>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RemoteOutcomes {
     outcomes: BTreeMap<String, Outcome>,
     /// Why no more will come.
     ended: Option<String>,
@@ -162,15 +162,16 @@ impl Remote {
 
     /// Waits for the end of a case.
     pub(crate) fn wait(&self, case: &str) -> Outcome {
-        let going_on =
-            |state: &mut State| !state.outcomes.contains_key(case) && state.ended.is_none();
+        let going_on = |state: &mut RemoteOutcomes| {
+            !state.outcomes.contains_key(case) && state.ended.is_none()
+        };
         let waited = self.changed.wait_while(self.state(), going_on);
         let state = waited.unwrap_or_else(PoisonError::into_inner);
         let lost = || Outcome::Failed { message: state.ended.clone().unwrap_or_default() };
         state.outcomes.get(case).cloned().unwrap_or_else(lost)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RemoteOutcomes> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

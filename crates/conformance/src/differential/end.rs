@@ -25,7 +25,7 @@ use super::trace::Completion;
 const UNKNOWN_KEY: u32 = 0xdead_0000;
 
 /// Memory, and its registration. Fields of all of these drop in order.
-pub(super) struct Slot {
+pub(super) struct MemorySlot {
     region: Option<*mut ibv_mr>,
     stale: u32,
     /// Registered in another domain, all of it.
@@ -40,7 +40,7 @@ struct Window {
 }
 
 impl Window {
-    fn new(pd: &Pd, end: End, window: u8) -> Self {
+    fn new(pd: &Pd, end: QpId, window: u8) -> Self {
         let kind = if end.is_type_1(window) { TYPE_1 } else { TYPE_2 };
         Self { mw: pd.mw(kind), key: None }
     }
@@ -51,7 +51,7 @@ impl Window {
 }
 
 pub(super) struct EndState {
-    end: End,
+    end: QpId,
     windows: Vec<Window>,
     ah: Option<Ah>,
     pub(super) qp: Qp,
@@ -59,7 +59,7 @@ pub(super) struct EndState {
     pub(super) srq: Option<Rc<Srq>>,
     pub(super) send_cq: Cq,
     pub(super) receive_cq: Cq,
-    pub(super) slots: Vec<Slot>,
+    pub(super) slots: Vec<MemorySlot>,
     pub(super) pd: Rc<Pd>,
     /// Keeps what is registered in it apart.
     _foreign_pd: Pd,
@@ -67,7 +67,7 @@ pub(super) struct EndState {
     pub(super) posted: BTreeMap<u64, Vec<Element>>,
 }
 
-impl Drop for Slot {
+impl Drop for MemorySlot {
     fn drop(&mut self) {
         if let Some(region) = self.region.take() {
             deregister(region);
@@ -76,7 +76,7 @@ impl Drop for Slot {
 }
 
 /// What a slot holds at first: no two slots the same, and no byte as its neighbours.
-fn pattern(end: End, slot: u8) -> Vec<u8> {
+fn pattern(end: QpId, slot: u8) -> Vec<u8> {
     let seed = u32::from(end.pair) * 6 + end.side as u32 * 3 + u32::from(slot) + 1;
     let byte = |at: u32| (at.wrapping_mul(seed.wrapping_mul(2_654_435_761)) >> 24) as u8;
     (0..SLOT_BYTES).map(byte).collect()
@@ -84,7 +84,7 @@ fn pattern(end: End, slot: u8) -> Vec<u8> {
 
 impl EndState {
     /// A joined end has the domain and the shared receive queue of the other one.
-    fn new(context: &Context, end: End, plan: Pair, joined: Option<&Self>) -> Self {
+    fn new(context: &Context, end: QpId, plan: Pair, joined: Option<&Self>) -> Self {
         let pd = joined.map_or_else(|| Rc::new(context.pd()), |other| Rc::clone(&other.pd));
         let foreign_pd = context.pd();
         let entries = i32::try_from(4 * QUEUE).expect("a small queue");
@@ -112,7 +112,7 @@ impl EndState {
         let qp = pd.try_qp_of(&mut init).expect("a queue pair");
         let slot = |n| {
             let memory = foreign_pd.register_filled(pattern(end, n), ALL_ACCESS);
-            Slot { region: None, stale: UNKNOWN_KEY, seen: memory.bytes(), memory }
+            MemorySlot { region: None, stale: UNKNOWN_KEY, seen: memory.bytes(), memory }
         };
         let slots = (0..SLOTS).map(slot).collect();
         // A device without windows is asked for none.
@@ -281,7 +281,7 @@ impl EndState {
 /// All ends of a program.
 pub(super) struct Ends<'a> {
     pub(super) context: &'a Context,
-    states: BTreeMap<End, EndState>,
+    states: BTreeMap<QpId, EndState>,
 }
 
 impl<'a> Ends<'a> {
@@ -290,9 +290,9 @@ impl<'a> Ends<'a> {
         let mut states = BTreeMap::new();
         for (pair, plan) in (0..).zip(&program.pairs) {
             for side in [Side::A, Side::B] {
-                let end = End { pair, side };
+                let end = QpId { pair, side };
                 let joined = plan.joined && side == Side::B;
-                let owner = joined.then(|| &states[&End { pair: 0, side }]);
+                let owner = joined.then(|| &states[&QpId { pair: 0, side }]);
                 let state = EndState::new(context, end, *plan, owner);
                 states.insert(end, state);
             }
@@ -304,11 +304,11 @@ impl<'a> Ends<'a> {
         ends
     }
 
-    pub(super) fn get(&self, end: End) -> &EndState {
+    pub(super) fn get(&self, end: QpId) -> &EndState {
         &self.states[&end]
     }
 
-    pub(super) fn get_mut(&mut self, end: End) -> &mut EndState {
+    pub(super) fn get_mut(&mut self, end: QpId) -> &mut EndState {
         self.states.get_mut(&end).expect("an end of the program")
     }
 
@@ -321,12 +321,12 @@ impl<'a> Ends<'a> {
     }
 
     /// The end that has posted this one's receive requests.
-    pub(super) fn receiver(&mut self, end: End, plan: Pair) -> &mut EndState {
+    pub(super) fn receiver(&mut self, end: QpId, plan: Pair) -> &mut EndState {
         let joined = plan.joined && end.side == Side::B;
-        self.get_mut(if joined { End { pair: 0, ..end } } else { end })
+        self.get_mut(if joined { QpId { pair: 0, ..end } } else { end })
     }
 
-    pub(super) fn all(&self) -> Vec<End> {
+    pub(super) fn all(&self) -> Vec<QpId> {
         self.states.keys().copied().collect()
     }
 
@@ -341,13 +341,13 @@ impl<'a> Ends<'a> {
         if shared { "SRQ" } else { "another object" }.to_owned()
     }
 
-    fn endpoint(&self, end: End) -> Endpoint {
+    fn endpoint(&self, end: QpId) -> Endpoint {
         endpoint(self.context, &self.get(end).qp)
     }
 
     fn connect(&mut self, pair: u8, plan: Pair) {
         for side in [Side::A, Side::B] {
-            let end = End { pair, side };
+            let end = QpId { pair, side };
             let (own, peer) = (self.endpoint(end), self.endpoint(end.peer()));
             let state = self.get_mut(end);
             match plan.transport {
@@ -363,7 +363,7 @@ impl<'a> Ends<'a> {
 
     pub(super) fn reconnect(&mut self, pair: u8, plan: Pair) {
         for side in [Side::A, Side::B] {
-            let end = End { pair, side };
+            let end = QpId { pair, side };
             let state = self.get_mut(end);
             let windows = 0..if plan.windows { WINDOWS } else { 0 };
             windows.filter(|&n| !end.is_type_1(n)).for_each(|n| state.renew(n));

@@ -2,11 +2,11 @@
 //! but those that surely come before or behind.
 
 use super::model::{Unfair, fair, length};
-use super::program::{Element, End, Key, Opcode, Send};
+use super::program::{Element, Key, Opcode, QpId, Send};
 
 #[derive(Debug, Clone, Copy)]
 struct Footprint {
-    end: End,
+    end: QpId,
     slot: u8,
     from: u32,
     to: u32,
@@ -16,7 +16,7 @@ struct Footprint {
 /// A request that names a window.
 #[derive(Debug, Clone, Copy)]
 struct Touch {
-    owner: End,
+    owner: QpId,
     window: u8,
     by_owner: bool,
     changed: bool,
@@ -40,13 +40,13 @@ impl Footprints {
         self.push(Footprint { end, slot: remote.slot, from: remote.offset, to, written })
     }
 
-    pub(super) fn add_receive(&mut self, end: End, elements: &[Element]) -> Result<(), Unfair> {
+    pub(super) fn add_receive(&mut self, end: QpId, elements: &[Element]) -> Result<(), Unfair> {
         self.add_elements(end, elements, true)
     }
 
     fn add_elements(
         &mut self,
-        end: End,
+        end: QpId,
         elements: &[Element],
         written: bool,
     ) -> Result<(), Unfair> {

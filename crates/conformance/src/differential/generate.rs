@@ -73,7 +73,7 @@ impl Generator {
         for pair in 0..self.program.pairs.len() {
             for side in [Side::A, Side::B] {
                 for slot in 0..SLOTS {
-                    let end = End { pair: u8::try_from(pair).expect("few pairs"), side };
+                    let end = QpId { pair: u8::try_from(pair).expect("few pairs"), side };
                     if self.rng.u8(0..6) == 0 {
                         self.renew(end, slot);
                     }
@@ -85,13 +85,13 @@ impl Generator {
     }
 
     /// So that there is a key that nobody knows any more.
-    fn renew(&mut self, end: End, slot: u8) {
+    fn renew(&mut self, end: QpId, slot: u8) {
         let step = self.registration(end, slot);
         self.add(step);
         self.add(Step::Deregister { end, slot });
     }
 
-    fn registration(&mut self, end: End, slot: u8) -> Step {
+    fn registration(&mut self, end: QpId, slot: u8) -> Step {
         let length = if self.rng.bool() { SLOT_BYTES } else { self.rng.u32(1..SLOT_BYTES) };
         let access = if self.rng.u8(0..6) == 0 { access(&mut self.rng) } else { ALL_ACCESS };
         let bindable = self.has_windows(end) && self.rng.u8(0..8) > 0;
@@ -110,9 +110,9 @@ impl Generator {
         true
     }
 
-    fn end(&mut self) -> End {
+    fn end(&mut self) -> QpId {
         let pair = u8::try_from(self.rng.usize(0..self.program.pairs.len())).expect("few pairs");
-        End { pair, side: if self.rng.bool() { Side::A } else { Side::B } }
+        QpId { pair, side: if self.rng.bool() { Side::A } else { Side::B } }
     }
 
     /// Appends a step, if the one that chance proposes is fair.
@@ -163,8 +163,8 @@ impl Generator {
         }
     }
 
-    fn race(&mut self, of: End) -> Option<Race> {
-        let (a, b) = (End { side: Side::A, ..of }, End { side: Side::B, ..of });
+    fn race(&mut self, of: QpId) -> Option<Race> {
+        let (a, b) = (QpId { side: Side::A, ..of }, QpId { side: Side::B, ..of });
         let length = self.rng.u32(1..=4096);
         let (written, read) = (self.place(a, length, 1)?, self.place(a, length, 1)?);
         let target = self.place(b, length, 1)?;
@@ -172,7 +172,7 @@ impl Generator {
     }
 
     /// Each end's last send is looked for first, then others before it.
-    fn phase(&mut self) -> Vec<Request> {
+    fn phase(&mut self) -> Vec<ProgramRequest> {
         let mut requests = Vec::new();
         for pair in 0..self.program.pairs.len() {
             let pair = u8::try_from(pair).expect("few pairs");
@@ -185,7 +185,7 @@ impl Generator {
                 if self.rng.u8(0..3) == 0 || broken && !flushes[side as usize] {
                     continue;
                 }
-                let end = End { pair, side };
+                let end = QpId { pair, side };
                 for n in 0..self.rng.usize(1..=6) {
                     self.propose(&mut requests, end, n == 0);
                 }
@@ -195,7 +195,7 @@ impl Generator {
     }
 
     /// Inserts a send of this end, and mostly a receive for it, if that is fair.
-    fn propose(&mut self, requests: &mut Vec<Request>, end: End, last: bool) {
+    fn propose(&mut self, requests: &mut Vec<ProgramRequest>, end: QpId, last: bool) {
         for _ in 0..4 {
             let windows = self.has_windows(end) && self.rng.u8(0..3) == 0;
             let send = if windows { self.any_window_send(end) } else { self.send(end, last) };
@@ -209,13 +209,12 @@ impl Generator {
             let received = !broken && self.rng.u8(0..20) > 0;
             if let Some(elements) = receive.filter(|_| received) {
                 let end = self.model.receiver(end.peer());
-                longer.insert(0, Request::Receive { end, elements });
+                longer.insert(0, ProgramRequest::Receive { end, elements });
             }
-            let of_end =
-                |request: &Request| matches!(request, Request::Send(known) if known.end == end);
+            let of_end = |request: &ProgramRequest| matches!(request, ProgramRequest::Send(known) if known.end == end);
             let first = longer.iter().position(of_end).unwrap_or(longer.len());
             let behind = self.invalidation_of(&send);
-            longer.insert(first, Request::Send(send));
+            longer.insert(first, ProgramRequest::Send(send));
             longer.extend(behind);
             if self.model.clone().apply(&Step::Phase(longer.clone())).is_ok() {
                 *requests = longer;
@@ -238,7 +237,7 @@ impl Generator {
         choice[self.rng.usize(0..choice.len())]
     }
 
-    fn send(&mut self, end: End, last: bool) -> Option<Send> {
+    fn send(&mut self, end: QpId, last: bool) -> Option<Send> {
         let transport = self.program.pairs[usize::from(end.pair)].transport;
         let opcode = self.opcode(transport, last);
         let total = if opcode.is_atomic() { 8 } else { self.length() };
@@ -279,7 +278,7 @@ impl Generator {
     }
 
     /// So many bytes of registered slots, in few elements.
-    fn elements(&mut self, end: End, total: u32) -> Option<Vec<Element>> {
+    fn elements(&mut self, end: QpId, total: u32) -> Option<Vec<Element>> {
         let mut elements = Vec::new();
         let mut left = total;
         while left > 0 {
@@ -292,7 +291,7 @@ impl Generator {
         Some(elements)
     }
 
-    fn remote(&mut self, peer: End, length: u32) -> Option<Remote> {
+    fn remote(&mut self, peer: QpId, length: u32) -> Option<Remote> {
         if self.has_windows(peer) && self.rng.u8(0..3) > 0 {
             let window = self.rng.u8(0..WINDOWS);
             let state = self.model.end(peer).windows[usize::from(window)];
@@ -306,7 +305,7 @@ impl Generator {
     }
 
     /// Room in a registered slot.
-    fn place(&mut self, end: End, length: u32, alignment: u32) -> Option<(u8, u32)> {
+    fn place(&mut self, end: QpId, length: u32, alignment: u32) -> Option<(u8, u32)> {
         let slot = self.rng.u8(0..SLOTS);
         let region = self.model.end(end).regions[usize::from(slot)]?;
         let most = region.length.checked_sub(length)?;
@@ -355,22 +354,22 @@ impl Generator {
     }
 }
 
-const REFUSALS: &[Refusal] = &[
-    Refusal::SendElements,
-    Refusal::ReceiveElements,
-    Refusal::InlineBytes,
-    Refusal::RemoteWriteAlone,
-    Refusal::RemoteAtomicAlone,
-    Refusal::Unmapped,
-    Refusal::FullReceiveQueue,
-    Refusal::FullSendQueue,
-    Refusal::Backwards,
-    Refusal::ForeignAttribute,
-    Refusal::HugeQueuePair,
-    Refusal::HugeCompletionQueue,
-    Refusal::EmptyCompletionQueue,
-    Refusal::DomainInUse,
-    Refusal::CompletionQueueInUse,
+const REFUSALS: &[RefusedCall] = &[
+    RefusedCall::SendElements,
+    RefusedCall::ReceiveElements,
+    RefusedCall::InlineBytes,
+    RefusedCall::RemoteWriteAlone,
+    RefusedCall::RemoteAtomicAlone,
+    RefusedCall::Unmapped,
+    RefusedCall::FullReceiveQueue,
+    RefusedCall::FullSendQueue,
+    RefusedCall::Backwards,
+    RefusedCall::ForeignAttribute,
+    RefusedCall::HugeQueuePair,
+    RefusedCall::HugeCompletionQueue,
+    RefusedCall::EmptyCompletionQueue,
+    RefusedCall::DomainInUse,
+    RefusedCall::CompletionQueueInUse,
 ];
 
 #[cfg(test)]

@@ -114,18 +114,18 @@ impl Model {
         program.steps.iter().try_for_each(|step| model.apply(step))
     }
 
-    pub(super) fn end(&self, end: End) -> &EndState {
+    pub(super) fn end(&self, end: QpId) -> &EndState {
         &self.pairs[usize::from(end.pair)].ends[end.side as usize]
     }
 
-    pub(super) fn end_mut(&mut self, end: End) -> &mut EndState {
+    pub(super) fn end_mut(&mut self, end: QpId) -> &mut EndState {
         &mut self.pairs[usize::from(end.pair)].ends[end.side as usize]
     }
 
     /// Whose receive requests this end takes.
-    pub(super) fn receiver(&self, end: End) -> End {
+    pub(super) fn receiver(&self, end: QpId) -> QpId {
         let joined = self.pairs[usize::from(end.pair)].plan.joined && end.side == Side::B;
-        if joined { End { pair: 0, ..end } } else { end }
+        if joined { QpId { pair: 0, ..end } } else { end }
     }
 
     /// Goes past the step, if it is fair; else what is left of the model is of no use.
@@ -179,16 +179,16 @@ impl Model {
             }
             Step::Refused { end, call } => {
                 let broken = self.pairs[usize::from(end.pair)].broken;
-                let connected = [Refusal::Backwards, Refusal::ForeignAttribute];
+                let connected = [RefusedCall::Backwards, RefusedCall::ForeignAttribute];
                 fair(!broken || !connected.contains(call), "the state may be another one")
             }
         }
     }
 
     /// All receives come before all sends.
-    fn phase(&mut self, requests: &[Request]) -> Fair {
+    fn phase(&mut self, requests: &[ProgramRequest]) -> Fair {
         for request in requests {
-            if let Request::Receive { end, elements } = request {
+            if let ProgramRequest::Receive { end, elements } = request {
                 fair(!self.pairs[usize::from(end.pair)].broken, "the pair is broken")?;
                 fair(self.receiver(*end) == *end, "the queue is another end's")?;
                 fair(elements.len() <= ELEMENTS as usize, "too many elements")?;
@@ -202,7 +202,7 @@ impl Model {
         for n in 0..self.pairs.len() {
             let pair = u8::try_from(n).expect("few pairs");
             let of_pair = requests.iter().filter_map(|request| match request {
-                Request::Send(send) if send.end.pair == pair => Some(send),
+                ProgramRequest::Send(send) if send.end.pair == pair => Some(send),
                 _ => None,
             });
             let sends: Vec<&Send> = of_pair.collect();
@@ -214,11 +214,11 @@ impl Model {
     }
 
     /// Whose message takes which receive request would be left open.
-    fn only_one_of_a_queue(&self, requests: &[Request]) -> Fair {
+    fn only_one_of_a_queue(&self, requests: &[ProgramRequest]) -> Fair {
         let joined = |pair: u8| self.pairs[usize::from(pair)].plan.joined;
         let mut pairs: Vec<u8> = Vec::new();
         for request in requests {
-            if let Request::Send(send) = request {
+            if let ProgramRequest::Send(send) = request {
                 pairs.push(send.end.pair);
             }
         }
@@ -322,7 +322,7 @@ impl Model {
     }
 
     /// Whether there is such a key, and such memory.
-    fn nameable(&self, end: End, elements: &[Element]) -> Fair {
+    fn nameable(&self, end: QpId, elements: &[Element]) -> Fair {
         for element in elements {
             named(self.end(end), usize::from(element.slot), element.key)?;
             fair(element.offset + element.length <= SLOT_BYTES, "beyond the memory")?;
@@ -387,11 +387,11 @@ impl Model {
         if send.inline { 0 } else { self.faults(send.end, &send.elements, send.opcode.fetches()) }
     }
 
-    fn faults(&self, end: End, elements: &[Element], written: bool) -> usize {
+    fn faults(&self, end: QpId, elements: &[Element], written: bool) -> usize {
         elements.iter().map(|element| self.element_faults(end, element, written)).sum()
     }
 
-    fn element_faults(&self, end: End, element: &Element, written: bool) -> usize {
+    fn element_faults(&self, end: QpId, element: &Element, written: bool) -> usize {
         let region = self.end(end).regions[usize::from(element.slot)];
         let (Some(region), Key::Own) = (region, element.key) else { return 1 };
         let outside = element.offset + element.length > region.length;

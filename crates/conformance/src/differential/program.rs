@@ -61,12 +61,12 @@ impl Side {
 
 /// One queue pair with its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) struct End {
+pub(super) struct QpId {
     pub(super) pair: u8,
     pub(super) side: Side,
 }
 
-impl End {
+impl QpId {
     pub(super) fn peer(self) -> Self {
         Self { side: self.side.other(), ..self }
     }
@@ -81,28 +81,28 @@ impl End {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Step {
     /// Requests whose order cannot matter, then all their completions.
-    Phase(Vec<Request>),
+    Phase(Vec<ProgramRequest>),
     /// Registers the beginning of a slot, which is not registered.
     Register {
-        end: End,
+        end: QpId,
         slot: u8,
         length: u32,
         access: u32,
     },
     Deregister {
-        end: End,
+        end: QpId,
         slot: u8,
     },
     /// Deallocates a window, bound or not, and allocates another one in its place.
     Renew {
-        end: End,
+        end: QpId,
         window: u8,
     },
     /// Two requests that write the same bytes.
     Race(Race),
     /// Moves a queue pair to the error state.
     Fail {
-        end: End,
+        end: QpId,
     },
     /// Moves both queue pairs through RESET to RTS.
     Reconnect {
@@ -110,8 +110,8 @@ pub(super) enum Step {
     },
     /// A call that is refused and changes nothing.
     Refused {
-        end: End,
-        call: Refusal,
+        end: QpId,
+        call: RefusedCall,
     },
 }
 
@@ -127,19 +127,19 @@ pub(super) struct Race {
 }
 
 impl Race {
-    pub(super) fn ends(self) -> (End, End) {
-        let a = End { pair: self.pair, side: Side::A };
+    pub(super) fn ends(self) -> (QpId, QpId) {
+        let a = QpId { pair: self.pair, side: Side::A };
         (a, a.peer())
     }
 
     /// As two requests, of which each alone is fair.
-    pub(super) fn requests(self) -> [Request; 2] {
+    pub(super) fn requests(self) -> [ProgramRequest; 2] {
         let (a, b) = self.ends();
         let send = |end, opcode, from: (u8, u32), to: (u8, u32)| {
             let (key, length) = (Key::Own, self.length);
             let element = Element { slot: from.0, offset: from.1, length, key };
             let remote = Remote { slot: to.0, offset: to.1, key };
-            Request::Send(Send {
+            ProgramRequest::Send(Send {
                 end,
                 opcode,
                 elements: vec![element],
@@ -162,14 +162,14 @@ impl Race {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Request {
-    Receive { end: End, elements: Vec<Element> },
+pub(super) enum ProgramRequest {
+    Receive { end: QpId, elements: Vec<Element> },
     Send(Send),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Send {
-    pub(super) end: End,
+    pub(super) end: QpId,
     pub(super) opcode: Opcode,
     pub(super) elements: Vec<Element>,
     /// Where at the peer; of WRITE, READ and atomics.
@@ -271,7 +271,7 @@ pub(super) enum Key {
 
 /// Calls that every device refuses at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Refusal {
+pub(super) enum RefusedCall {
     /// A SEND with one element more than the queue pair has.
     SendElements,
     /// A receive with one element more than the queue pair has.
@@ -311,7 +311,7 @@ impl Program {
     }
 }
 
-impl fmt::Display for End {
+impl fmt::Display for QpId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{:?}", self.pair, self.side)
     }
@@ -324,7 +324,7 @@ impl fmt::Display for Element {
     }
 }
 
-impl fmt::Display for Request {
+impl fmt::Display for ProgramRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |elements: &[Element]| {
             elements.iter().map(Element::to_string).collect::<Vec<_>>().join(" + ")

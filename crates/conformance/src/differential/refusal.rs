@@ -8,55 +8,55 @@ use test_support::rig::post::Wr;
 use test_support::rig::{Context, LOCAL_WRITE, Qp, REMOTE_ATOMIC, REMOTE_WRITE, Size};
 
 use super::end::EndState;
-use super::program::Refusal;
+use super::program::RefusedCall;
 
 const PAGE: usize = 4096;
 
 /// Makes the call; the error number, or 0 if it was not refused.
-pub(super) fn call(context: &Context, end: &EndState, call: Refusal) -> i32 {
+pub(super) fn call(context: &Context, end: &EndState, call: RefusedCall) -> i32 {
     match call {
-        Refusal::SendElements => {
+        RefusedCall::SendElements => {
             let sges = vec![rdma_sys::ibv_sge::default(); end.caps.max_send_sge as usize + 1];
             end.qp.try_post(&Wr::send(1, &sges))
         }
-        Refusal::ReceiveElements => {
+        RefusedCall::ReceiveElements => {
             let sges = vec![rdma_sys::ibv_sge::default(); end.caps.max_recv_sge as usize + 1];
             // A queue pair with a shared queue has none of its own.
             end.qp.try_post_receive(1, &sges)
         }
-        Refusal::InlineBytes => {
+        RefusedCall::InlineBytes => {
             let sges = [end.slots[0].memory.sge(0, end.caps.max_inline_data as usize + 1)];
             end.qp.try_post(&Wr::send(1, &sges).inline())
         }
-        Refusal::RemoteWriteAlone => register(end, REMOTE_WRITE),
-        Refusal::RemoteAtomicAlone => register(end, REMOTE_ATOMIC),
-        Refusal::Unmapped => {
+        RefusedCall::RemoteWriteAlone => register(end, REMOTE_WRITE),
+        RefusedCall::RemoteAtomicAlone => register(end, REMOTE_ATOMIC),
+        RefusedCall::Unmapped => {
             let hole = Mapping::inaccessible(PAGE);
             registered(end.pd.try_register(hole.start(), PAGE, LOCAL_WRITE))
         }
-        Refusal::Backwards => {
+        RefusedCall::Backwards => {
             let attr =
                 ibv_qp_attr { qp_state: State::IBV_QPS_INIT, port_num: 1, ..Default::default() };
             end.qp.modify(attr, INIT)
         }
-        Refusal::ForeignAttribute => {
+        RefusedCall::ForeignAttribute => {
             let attr = ibv_qp_attr { qp_state: State::IBV_QPS_RTS, ..Default::default() };
             end.qp.modify(attr, Mask::IBV_QP_STATE.0 | Mask::IBV_QP_PORT.0)
         }
-        Refusal::FullReceiveQueue => full(context, end, |qp| qp.try_post_receive(1, &[])),
-        Refusal::FullSendQueue => full(context, end, |qp| qp.try_post(&Wr::send(1, &[]))),
-        Refusal::HugeQueuePair => {
+        RefusedCall::FullReceiveQueue => full(context, end, |qp| qp.try_post_receive(1, &[])),
+        RefusedCall::FullSendQueue => full(context, end, |qp| qp.try_post(&Wr::send(1, &[]))),
+        RefusedCall::HugeQueuePair => {
             let most = context.query_device().max_qp_wr.cast_unsigned();
             let size = Size { send_wr: most + 1, ..Size::default() };
             end.pd.try_qp(&end.send_cq, &end.receive_cq, &size).err().map_or(0, Errno::raw)
         }
-        Refusal::HugeCompletionQueue => {
+        RefusedCall::HugeCompletionQueue => {
             let most = context.query_device().max_cqe;
             context.try_cq(most + 1, 0).err().map_or(0, Errno::raw)
         }
-        Refusal::EmptyCompletionQueue => context.try_cq(0, 0).err().map_or(0, Errno::raw),
-        Refusal::DomainInUse => end.pd.try_dealloc(),
-        Refusal::CompletionQueueInUse => end.send_cq.try_destroy(),
+        RefusedCall::EmptyCompletionQueue => context.try_cq(0, 0).err().map_or(0, Errno::raw),
+        RefusedCall::DomainInUse => end.pd.try_dealloc(),
+        RefusedCall::CompletionQueueInUse => end.send_cq.try_destroy(),
     }
 }
 

@@ -65,7 +65,7 @@ impl Run<'_> {
             Step::Reconnect { pair } => {
                 self.ends.reconnect(*pair, self.program.pairs[usize::from(*pair)]);
                 for side in [Side::A, Side::B] {
-                    self.note_state(End { pair: *pair, side }, State::IBV_QPS_RTS);
+                    self.note_state(QpId { pair: *pair, side }, State::IBV_QPS_RTS);
                 }
             }
             Step::Refused { end, call } => {
@@ -75,16 +75,16 @@ impl Run<'_> {
         }
     }
 
-    fn phase(&mut self, n: usize, requests: &[Request]) {
+    fn phase(&mut self, n: usize, requests: &[ProgramRequest]) {
         for (i, request) in requests.iter().enumerate() {
-            if let Request::Receive { end, elements } = request {
+            if let ProgramRequest::Receive { end, elements } = request {
                 let errno = self.ends.get_mut(*end).post_receive(wr_id(n, i), elements);
                 self.step.calls.push(errno);
             }
         }
-        let mut accepted = BTreeMap::<End, Vec<(u64, &Send)>>::new();
+        let mut accepted = BTreeMap::<QpId, Vec<(u64, &Send)>>::new();
         for (i, request) in requests.iter().enumerate() {
-            if let Request::Send(send) = request {
+            if let ProgramRequest::Send(send) = request {
                 accepted.entry(send.end).or_default().push((wr_id(n, i), send));
             }
         }
@@ -105,7 +105,7 @@ impl Run<'_> {
     /// Each byte is of one of those who wrote it; of which, is not compared.
     fn race(&mut self, n: usize, race: Race) {
         let (a, b) = race.ends();
-        let bytes = |ends: &Ends<'_>, end: End, place: (u8, u32)| {
+        let bytes = |ends: &Ends<'_>, end: QpId, place: (u8, u32)| {
             let all = ends.get(end).slots[usize::from(place.0)].memory.bytes();
             all[place.1 as usize..][..race.length as usize].to_vec()
         };
@@ -121,7 +121,7 @@ impl Run<'_> {
     }
 
     /// Moves a queue pair to error and takes the flushes.
-    pub(super) fn fail(&mut self, end: End) {
+    pub(super) fn fail(&mut self, end: QpId) {
         let errno = self.ends.get(end).qp.to_state(State::IBV_QPS_ERR);
         self.step.calls.push(errno);
         self.take_all_receives(end);
@@ -129,7 +129,7 @@ impl Run<'_> {
     }
 
     /// Notes the state, which the queue pair may be on its way to.
-    pub(super) fn note_state(&mut self, end: End, expected: State) {
+    pub(super) fn note_state(&mut self, end: QpId, expected: State) {
         let until = Instant::now() + PATIENCE;
         let qp = &self.ends.get(end).qp;
         let mut state = qp.state();
@@ -141,7 +141,7 @@ impl Run<'_> {
     }
 
     /// Takes what completes at this end's send queue, up to this request.
-    pub(super) fn take_sent(&mut self, end: End, last: u64) {
+    pub(super) fn take_sent(&mut self, end: QpId, last: u64) {
         let found = wait(&self.ends.get(end).send_cq, Queue::Send, |found| {
             found.last().is_some_and(|last_found: &Completion| last_found.wr_id == last)
         });
@@ -149,7 +149,7 @@ impl Run<'_> {
     }
 
     /// Takes so many receives of this end.
-    pub(super) fn take_received(&mut self, end: End, count: usize) {
+    pub(super) fn take_received(&mut self, end: QpId, count: usize) {
         if count > 0 {
             let found =
                 wait(&self.ends.get(end).receive_cq, self.queue(end), |found| found.len() >= count);
@@ -158,7 +158,7 @@ impl Run<'_> {
     }
 
     /// Takes receives up to the one with this immediate data.
-    pub(super) fn take_received_until(&mut self, end: End, imm: u32) {
+    pub(super) fn take_received_until(&mut self, end: QpId, imm: u32) {
         let found = wait(&self.ends.get(end).receive_cq, self.queue(end), |found| {
             let details = found.last().and_then(|last: &Completion| last.details.as_ref());
             details.is_some_and(|details| details.imm == Some(imm))
@@ -167,7 +167,7 @@ impl Run<'_> {
     }
 
     /// The receive queue of this end.
-    fn queue(&self, end: End) -> Queue {
+    fn queue(&self, end: QpId) -> Queue {
         let plan = self.program.pairs[usize::from(end.pair)];
         let datagrams = plan.transport == Transport::Ud;
         let datagrams_of = datagrams.then(|| self.ends.get(end.peer()).qp.number());
@@ -175,14 +175,14 @@ impl Run<'_> {
     }
 
     /// Takes all receives of a queue pair that is in error; those of a shared queue stay.
-    pub(super) fn take_all_receives(&mut self, end: End) {
+    pub(super) fn take_all_receives(&mut self, end: QpId) {
         let state = self.ends.get(end);
         if state.srq.is_none() {
             self.take_received(end, state.posted.len());
         }
     }
 
-    fn received(&mut self, end: End, found: Vec<Completion>) {
+    fn received(&mut self, end: QpId, found: Vec<Completion>) {
         let plan = self.program.pairs[usize::from(end.pair)];
         let state = self.ends.receiver(end, plan);
         for completion in &found {
@@ -205,7 +205,7 @@ impl Run<'_> {
     }
 
     /// Waits until a queue pair has told why it is in error: it may be seen in that state a moment before.
-    pub(super) fn take_event(&mut self, end: End) {
+    pub(super) fn take_event(&mut self, end: QpId) {
         let until = Instant::now() + PATIENCE;
         while self.has_events && Instant::now() < until {
             self.note_events();

@@ -9,7 +9,7 @@ use super::program::*;
 use super::run::Run;
 
 /// What was accepted by the ends' send queues.
-type Accepted<'p> = BTreeMap<End, Vec<(u64, &'p Send)>>;
+type Accepted<'p> = BTreeMap<QpId, Vec<(u64, &'p Send)>>;
 
 /// Takes all completions that the requests have.
 pub(super) fn settle(run: &mut Run<'_>, accepted: &Accepted<'_>) {
@@ -45,7 +45,7 @@ pub(super) fn imm(wr_id: u64) -> u32 {
 }
 
 /// The first request that failed, if any did.
-fn failure(run: &mut Run<'_>, end: End, sends: &[(u64, &Send)]) -> Option<(u64, u32)> {
+fn failure(run: &mut Run<'_>, end: QpId, sends: &[(u64, &Send)]) -> Option<(u64, u32)> {
     let sent = run.step.sent.get(&end.to_string())?;
     let failed = |id: u64| sent.iter().find(|wc| wc.wr_id == id && wc.status != 0);
     let (id, send, status) =
@@ -68,7 +68,7 @@ fn failure(run: &mut Run<'_>, end: End, sends: &[(u64, &Send)]) -> Option<(u64, 
 }
 
 /// A reliable connection of which a request failed.
-fn failed(run: &mut Run<'_>, end: End, sends: &[(u64, &Send)], status: u32) {
+fn failed(run: &mut Run<'_>, end: QpId, sends: &[(u64, &Send)], status: u32) {
     let peer = end.peer();
     let answered =
         [Status::IBV_WC_REM_ACCESS_ERR, Status::IBV_WC_REM_INV_REQ_ERR, Status::IBV_WC_REM_OP_ERR];

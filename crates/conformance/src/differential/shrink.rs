@@ -110,7 +110,7 @@ fn without_pair(program: &Program, pair: usize) -> Option<Program> {
             !requests.is_empty()
         }
         Step::Reconnect { pair } => {
-            let mut end = End { pair: *pair, side: Side::A };
+            let mut end = QpId { pair: *pair, side: Side::A };
             let kept = keep(&mut end, gone);
             *pair = end.pair;
             kept
@@ -130,21 +130,21 @@ fn without_pair(program: &Program, pair: usize) -> Option<Program> {
     Some(smaller)
 }
 
-fn end_of(request: &mut Request) -> &mut End {
+fn end_of(request: &mut ProgramRequest) -> &mut QpId {
     match request {
-        Request::Receive { end, .. } => end,
-        Request::Send(send) => &mut send.end,
+        ProgramRequest::Receive { end, .. } => end,
+        ProgramRequest::Send(send) => &mut send.end,
     }
 }
 
 /// Whether the end is there without that pair; it then has the number that it has without.
-fn keep(end: &mut End, gone: u8) -> bool {
+fn keep(end: &mut QpId, gone: u8) -> bool {
     let kept = end.pair != gone;
     end.pair -= u8::from(end.pair > gone);
     kept
 }
 
-fn smaller_phases(requests: &[Request]) -> Vec<Step> {
+fn smaller_phases(requests: &[ProgramRequest]) -> Vec<Step> {
     let mut found = Vec::new();
     for n in 0..requests.len() {
         let mut fewer = requests.to_vec();
@@ -174,13 +174,15 @@ fn smaller_phases(requests: &[Request]) -> Vec<Step> {
     found
 }
 
-fn simpler_requests(request: &Request) -> Vec<Request> {
+fn simpler_requests(request: &ProgramRequest) -> Vec<ProgramRequest> {
     match request {
-        Request::Receive { end, elements } => {
+        ProgramRequest::Receive { end, elements } => {
             let simpler = simpler_elements(elements).into_iter();
-            simpler.map(|elements| Request::Receive { end: *end, elements }).collect()
+            simpler.map(|elements| ProgramRequest::Receive { end: *end, elements }).collect()
         }
-        Request::Send(send) => simpler_sends(send).into_iter().map(Request::Send).collect(),
+        ProgramRequest::Send(send) => {
+            simpler_sends(send).into_iter().map(ProgramRequest::Send).collect()
+        }
     }
 }
 
@@ -251,7 +253,9 @@ mod tests {
         });
         let requests = phases.flatten();
         requests
-            .filter_map(|request| if let Request::Send(send) = request { Some(send) } else { None })
+            .filter_map(
+                |request| if let ProgramRequest::Send(send) = request { Some(send) } else { None },
+            )
             .collect()
     }
 

@@ -51,13 +51,13 @@ impl Window {
 }
 
 impl Model {
-    fn window(&mut self, end: End, window: u8) -> &mut Window {
+    fn window(&mut self, end: QpId, window: u8) -> &mut Window {
         &mut self.end_mut(end).windows[usize::from(window)]
     }
 
     /// Those that end with their queue pair.
     pub(super) fn renew_windows(&mut self, pair: u8) {
-        for end in [Side::A, Side::B].map(|side| End { pair, side }) {
+        for end in [Side::A, Side::B].map(|side| QpId { pair, side }) {
             for window in (0..WINDOWS).filter(|&window| !end.is_type_1(window)) {
                 *self.window(end, window) = Window::default();
             }
@@ -89,7 +89,7 @@ impl Model {
         }
     }
 
-    fn bindable(&self, end: End, bind: Bind) -> Fair {
+    fn bindable(&self, end: QpId, bind: Bind) -> Fair {
         let state = self.end(end);
         fair(bind.window < WINDOWS, "there is no such window")?;
         fair(state.regions[usize::from(bind.slot)].is_some(), "there is no region")?;
@@ -109,7 +109,7 @@ impl Model {
     }
 
     /// Whether a bind fails; how does not depend on why.
-    fn is_wrong(&self, end: End, bind: Bind) -> bool {
+    fn is_wrong(&self, end: QpId, bind: Bind) -> bool {
         let state = self.end(end);
         let is_type_1 = end.is_type_1(bind.window);
         if bind.length == 0 {
@@ -144,7 +144,7 @@ impl Model {
         }
     }
 
-    pub(super) fn invalidate(&mut self, end: End, key: Key) {
+    pub(super) fn invalidate(&mut self, end: QpId, key: Key) {
         if let Key::Window(window) = key {
             self.window(end, window).bound = None;
         }

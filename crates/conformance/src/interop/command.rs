@@ -18,7 +18,7 @@ pub(super) type Piece = (usize, usize);
 pub(super) enum Command {
     /// [`Answer::Facts`]
     Describe,
-    /// Makes an end, and drops the one before. [`Answer::Place`]
+    /// Makes an end, and drops the one before. [`Answer::Destination`]
     Create {
         service: Service,
         bytes: usize,
@@ -26,7 +26,7 @@ pub(super) enum Command {
     },
     /// Brings the queue pair to RTS, and makes the way for datagrams.
     Connect {
-        peer: Place,
+        peer: Destination,
         tuning: Tuning,
     },
     /// Fills each range with the pattern of its seed.
@@ -52,7 +52,7 @@ pub(super) enum Command {
     },
     /// Posts a list by one call.
     Post {
-        requests: Vec<Request>,
+        requests: Vec<SendWr>,
     },
     /// Takes so many completions, fewer if the time is over. [`Answer::Completions`]
     Take {
@@ -75,7 +75,7 @@ pub(super) enum Command {
 pub(super) enum Answer {
     Done,
     Facts(Facts),
-    Place(Place),
+    Destination(Destination),
     Wrong(Option<usize>),
     Bytes(Vec<u8>),
     Completions(Vec<Completion>),
@@ -99,7 +99,7 @@ pub(super) struct Facts {
 
 /// Where an end can be reached, and its region.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Place {
+pub(super) struct Destination {
     pub(super) qpn: u32,
     pub(super) lid: u16,
     pub(super) gid: [u8; 16],
@@ -134,7 +134,7 @@ pub(super) enum Queue {
 
 /// A send request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Request {
+pub(super) struct SendWr {
     pub(super) wr_id: u64,
     pub(super) operation: Operation,
     pub(super) pieces: Vec<Piece>,

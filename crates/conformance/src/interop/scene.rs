@@ -10,7 +10,8 @@ use test_support::rig::device::status_text;
 
 use super::arguments::Drive;
 use super::command::{
-    Answer, Command, Completion, Facts, Operation, Piece, Place, Queue, Request, Service, Tuning,
+    Answer, Command, Completion, Destination, Facts, Operation, Piece, Queue, SendWr, Service,
+    Tuning,
 };
 use super::control::Remote;
 use super::station::Station;
@@ -117,7 +118,7 @@ const OF_PACKETS: &str = include_str!("../../../../docs/wire-differences.md");
 pub(super) struct Scene<'a> {
     hands: [Hand<'a>; 2],
     facts: [Facts; 2],
-    places: Option<[Place; 2]>,
+    destinations: Option<[Destination; 2]>,
     seed: u64,
     pub(super) options: Options,
     pub(super) differences: Vec<String>,
@@ -134,8 +135,8 @@ impl<'a> Scene<'a> {
         options: Options,
         seed: u64,
     ) -> Self {
-        let (differences, places) = (Vec::new(), None);
-        Self { hands: [a, b], facts, places, seed, options, differences, sent: 0, arrived: 0 }
+        let (differences, destinations) = (Vec::new(), None);
+        Self { hands: [a, b], facts, destinations, seed, options, differences, sent: 0, arrived: 0 }
     }
 
     pub(super) fn into_hands(self) -> [Hand<'a>; 2] {
@@ -184,20 +185,20 @@ impl<'a> Scene<'a> {
         remote_rights: bool,
     ) -> Result<()> {
         let create = Command::Create { service, bytes: 2 * self.options.half(), remote_rights };
-        let mut place = |side| match self.ask(side, create.clone())? {
-            Answer::Place(place) => Ok(place),
+        let mut destination = |side| match self.ask(side, create.clone())? {
+            Answer::Destination(destination) => Ok(destination),
             other => bail!("an answer to something else: {other:?}"),
         };
-        let (at_a, at_b) = (place(A)?, place(B)?);
-        self.places = Some([at_a, at_b]);
+        let (at_a, at_b) = (destination(A)?, destination(B)?);
+        self.destinations = Some([at_a, at_b]);
         // Who receives is ready first.
         self.ask(B, Command::Connect { peer: at_a, tuning })?;
         self.ask(A, Command::Connect { peer: at_b, tuning })?;
         Ok(())
     }
 
-    pub(super) fn place(&self, side: Side) -> Result<Place> {
-        Ok(self.places.context("not connected")?[side as usize])
+    pub(super) fn destination(&self, side: Side) -> Result<Destination> {
+        Ok(self.destinations.context("not connected")?[side as usize])
     }
 
     /// Another seed each time.
@@ -241,7 +242,7 @@ impl<'a> Scene<'a> {
         self.ask(side, Command::Receive { wr_id, pieces: pieces.to_vec() }).map(drop)
     }
 
-    pub(super) fn post(&mut self, side: Side, requests: &[Request]) -> Result<()> {
+    pub(super) fn post(&mut self, side: Side, requests: &[SendWr]) -> Result<()> {
         self.ask(side, Command::Post { requests: requests.to_vec() }).map(drop)
     }
 
@@ -349,16 +350,16 @@ impl<'a> Scene<'a> {
         wr_id: u64,
         operation: Operation,
         pieces: &[Piece],
-    ) -> Result<Request> {
+    ) -> Result<SendWr> {
         let remote = self.remote(self.sink())?;
         let pieces = pieces.to_vec();
-        Ok(Request { wr_id, operation, pieces, remote, imm: None, inline: false, qkey: QKEY })
+        Ok(SendWr { wr_id, operation, pieces, remote, imm: None, inline: false, qkey: QKEY })
     }
 
     /// The address and the key of a place in B's memory.
     pub(super) fn remote(&self, at: usize) -> Result<(u64, u32)> {
-        let place = self.place(B)?;
-        Ok((place.address + at as u64, place.rkey))
+        let destination = self.destination(B)?;
+        Ok((destination.address + at as u64, destination.rkey))
     }
 }
 

@@ -21,7 +21,8 @@ use test_support::rig::{
 
 use super::arguments::{Own, Source};
 use super::command::{
-    Answer, Command, Completion, Facts, Operation, Piece, Place, Queue, Request, Service, Tuning,
+    Answer, Command, Completion, Destination, Facts, Operation, Piece, Queue, SendWr, Service,
+    Tuning,
 };
 use super::pattern;
 use crate::devices;
@@ -35,14 +36,14 @@ pub(super) const INLINE: usize = 64;
 
 /// A device, and its end if it has one.
 pub(super) struct Station {
-    end: Option<End>,
+    end: Option<VerbsObjects>,
     facts: Facts,
     gid_index: Option<u8>,
     context: Context,
 }
 
 /// Fields drop in order: what is made of others before those.
-struct End {
+struct VerbsObjects {
     way: Option<(Ah, u32)>,
     qp: Option<Qp>,
     window: Option<Mw>,
@@ -102,7 +103,7 @@ impl Station {
             Command::Create { service, bytes, remote_rights } => {
                 self.end = None;
                 let end = self.end.insert(self.make(service, bytes, remote_rights)?);
-                return Ok(Answer::Place(end.place()?));
+                return Ok(Answer::Destination(end.destination()?));
             }
             Command::Drop => self.end = None,
             Command::Leave => {}
@@ -111,7 +112,7 @@ impl Station {
         Ok(Answer::Done)
     }
 
-    fn make(&self, service: Service, bytes: usize, remote_rights: bool) -> Result<End> {
+    fn make(&self, service: Service, bytes: usize, remote_rights: bool) -> Result<VerbsObjects> {
         let context = &self.context;
         let (send_cq, receive_cq) = (context.cq(2 * DEPTH as i32), context.cq(2 * DEPTH as i32));
         let pd = context.pd();
@@ -138,7 +139,17 @@ impl Station {
             None => endpoint(context, &qp),
         };
         let qp = Some(qp);
-        Ok(End { way: None, qp, window: None, memory, send_cq, receive_cq, pd, own, service })
+        Ok(VerbsObjects {
+            way: None,
+            qp,
+            window: None,
+            memory,
+            send_cq,
+            receive_cq,
+            pd,
+            own,
+            service,
+        })
     }
 }
 
@@ -158,10 +169,10 @@ fn index_of(context: &Context, source: Source) -> Result<u8> {
     Ok(u8::try_from(row.index)?)
 }
 
-impl End {
-    fn place(&self) -> Result<Place> {
+impl VerbsObjects {
+    fn destination(&self) -> Result<Destination> {
         let qp = self.qp()?;
-        Ok(Place {
+        Ok(Destination {
             qpn: qp.number(),
             lid: self.own.lid,
             gid: gid_of(&self.own.gid).to_bytes(),
@@ -203,7 +214,7 @@ impl End {
         Ok(Answer::Done)
     }
 
-    fn connect(&mut self, peer: &Place, tuning: &Tuning) -> Result<()> {
+    fn connect(&mut self, peer: &Destination, tuning: &Tuning) -> Result<()> {
         let own = self.own;
         let gid = ibv_gid { raw: peer.gid };
         let peer = Endpoint { qpn: peer.qpn, lid: peer.lid, gid, ..own };
@@ -248,14 +259,14 @@ impl End {
         pieces.iter().map(|&(at, length)| self.memory.sge(at, length)).collect()
     }
 
-    fn post(&self, requests: &[Request]) -> Result<()> {
+    fn post(&self, requests: &[SendWr]) -> Result<()> {
         let list: Vec<Wr> =
             requests.iter().map(|request| self.request(request)).collect::<Result<_>>()?;
         let posted = self.qp()?.try_post_list(&list);
         posted.map_err(|(at, errno)| anyhow!("posting request {at}: error number {errno}"))
     }
 
-    fn request(&self, request: &Request) -> Result<Wr> {
+    fn request(&self, request: &SendWr) -> Result<Wr> {
         let (id, (address, key)) = (request.wr_id, request.remote);
         let sges = self.elements(&request.pieces);
         let of = |opcode| Wr::new(id, opcode, &sges);

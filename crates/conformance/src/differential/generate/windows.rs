@@ -24,7 +24,10 @@ impl Generator {
             for window in 0..WINDOWS {
                 let bind = self.window_send(end, Opcode::Bind, window);
                 if let Some(bind) = bind.filter(|_| self.rng.u8(0..4) > 0) {
-                    self.add(Step::Phase(vec![Request::Send(Send { signaled: true, ..bind })]));
+                    self.add(Step::Phase(vec![ProgramRequest::Send(Send {
+                        signaled: true,
+                        ..bind
+                    })]));
                 }
             }
         }
@@ -49,7 +52,7 @@ impl Generator {
                     inline: false,
                     ..send
                 };
-                self.add(Step::Phase(vec![Request::Send(read)]));
+                self.add(Step::Phase(vec![ProgramRequest::Send(read)]));
             }
         }
         for end in self.ends_with_windows() {
@@ -61,17 +64,17 @@ impl Generator {
         }
     }
 
-    fn ends_with_windows(&self) -> Vec<End> {
+    fn ends_with_windows(&self) -> Vec<QpId> {
         let pairs = (0..).zip(&self.program.pairs).filter(|(_, plan)| plan.windows);
-        pairs.flat_map(|(pair, _)| [Side::A, Side::B].map(|side| End { pair, side })).collect()
+        pairs.flat_map(|(pair, _)| [Side::A, Side::B].map(|side| QpId { pair, side })).collect()
     }
 
-    pub(super) fn has_windows(&self, end: End) -> bool {
+    pub(super) fn has_windows(&self, end: QpId) -> bool {
         self.program.pairs[usize::from(end.pair)].windows
     }
 
     /// A request that changes a window, most often one that can be changed so.
-    pub(super) fn any_window_send(&mut self, end: End) -> Option<Send> {
+    pub(super) fn any_window_send(&mut self, end: QpId) -> Option<Send> {
         let opcode =
             [Opcode::Bind, Opcode::Invalidate, Opcode::SendInvalidate][self.rng.usize(0..3)];
         let owner = if opcode == Opcode::SendInvalidate { end.peer() } else { end };
@@ -86,7 +89,7 @@ impl Generator {
         self.window_send(end, opcode, window)
     }
 
-    fn window_send(&mut self, end: End, opcode: Opcode, window: u8) -> Option<Send> {
+    fn window_send(&mut self, end: QpId, opcode: Opcode, window: u8) -> Option<Send> {
         let mut send = Send {
             end,
             opcode,
@@ -122,12 +125,14 @@ impl Generator {
     }
 
     /// Now and then, one that takes back at once what the request binds.
-    pub(super) fn invalidation_of(&mut self, send: &Send) -> Option<Request> {
+    pub(super) fn invalidation_of(&mut self, send: &Send) -> Option<ProgramRequest> {
         let window = send.bind?.window;
         let chosen = !send.end.is_type_1(window) && self.rng.u8(0..8) == 0;
         let (bind, signaled) = (None, true);
         let (opcode, invalidates) = (Opcode::Invalidate, Some(Key::Window(window)));
-        chosen.then(|| Request::Send(Send { opcode, bind, invalidates, signaled, ..send.clone() }))
+        chosen.then(|| {
+            ProgramRequest::Send(Send { opcode, bind, invalidates, signaled, ..send.clone() })
+        })
     }
 
     pub(super) fn place_in_window(

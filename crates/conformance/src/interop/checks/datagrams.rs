@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use super::reliable::ensure_received;
 use super::shapes::{deliver, header};
 use super::unreliable::each;
-use crate::interop::command::{Operation, Queue, Request, Service};
+use crate::interop::command::{Operation, Queue, SendWr, Service};
 use crate::interop::scene::{A, B, Scene};
 
 pub(super) fn sends(scene: &mut Scene<'_>, imm: bool) -> Result<()> {
@@ -28,7 +28,7 @@ pub(super) fn wrong_qkey(scene: &mut Scene<'_>) -> Result<()> {
     scene.fill(A, &[((source, 100), bad), ((second, 90), good)])?;
     scene.receive(B, 100, &[(sink, front + 100)])?;
     let request = scene.request(1, Operation::Send, &[(source, 100)])?;
-    let request = Request { qkey: request.qkey ^ 1, ..request };
+    let request = SendWr { qkey: request.qkey ^ 1, ..request };
     let before = move |scene: &mut Scene<'_>| {
         scene.post(A, std::slice::from_ref(&request))?;
         scene.succeed((A, Queue::Send), 1).map(drop)

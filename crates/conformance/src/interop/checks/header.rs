@@ -24,10 +24,11 @@ pub(super) fn ensure(
     imm: bool,
 ) -> Result<()> {
     ensure!(got.flags & Flags::IBV_WC_GRH.0 != 0, "the completion should say that it is there");
-    let sender = scene.place(A)?.qpn;
+    let sender = scene.destination(A)?.qpn;
     ensure!(got.source == sender, "it came from {sender:#x}: {got:?}");
     let header = scene.bytes(B, (at, HEADER))?;
-    let (from, to) = (Gid::from_bytes(scene.place(A)?.gid), Gid::from_bytes(scene.place(B)?.gid));
+    let (from, to) =
+        (Gid::from_bytes(scene.destination(A)?.gid), Gid::from_bytes(scene.destination(B)?.gid));
     // BTH, DETH, immediate data, padded payload, ICRC.
     let packet = 12 + 8 + if imm { 4 } else { 0 } + length.next_multiple_of(4) + 4;
     match (from.to_ipv4(), to.to_ipv4()) {

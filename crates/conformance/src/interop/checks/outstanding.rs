@@ -5,7 +5,7 @@ use rdma_sys::ibv_wc_status as Status;
 
 use super::reliable::ensure_received;
 use super::shapes::header;
-use crate::interop::command::{Operation, Piece, Queue, Request, Service};
+use crate::interop::command::{Operation, Piece, Queue, SendWr, Service};
 use crate::interop::scene::{A, B, GUARD, Scene, ensure_status};
 
 /// The range of a request: beginning there, of a length of its own.
@@ -106,7 +106,7 @@ pub(super) fn sends(scene: &mut Scene<'_>, service: Service) -> Result<()> {
         let piece = out(scene, n);
         data.push((piece, scene.seed()));
         let request = scene.request(n as u64, Operation::Send, &[piece])?;
-        requests.push(Request { imm: Some(n as u32), ..request });
+        requests.push(SendWr { imm: Some(n as u32), ..request });
         scene.receive(B, n as u64, &[(slot(scene, sink, n).0, front + longest)])?;
     }
     scene.fill(A, &data)?;

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use rdma_sys::ibv_wc_status as Status;
 
 use super::reliable::refused;
-use crate::interop::command::{Operation, Queue, Request, Service, Tuning};
+use crate::interop::command::{Operation, Queue, SendWr, Service, Tuning};
 use crate::interop::scene::{A, B, GUARD, Scene, ensure_status};
 
 /// The request behind one that failed is flushed.
@@ -54,7 +54,7 @@ const REMOTE: [(Operation, usize); 4] = [
 ];
 
 /// Posts the request, which is refused, and one behind it.
-fn expect_refused(scene: &mut Scene<'_>, request: Request) -> Result<()> {
+fn expect_refused(scene: &mut Scene<'_>, request: SendWr) -> Result<()> {
     let source = scene.source();
     let behind = scene.request(2, Operation::Write, &[(source, 8)])?;
     scene.post(A, &[request, behind])?;

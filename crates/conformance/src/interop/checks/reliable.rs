@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use rdma_sys::{ibv_wc_flags as Flags, ibv_wc_opcode as Opcode, ibv_wc_status as Status};
 
-use crate::interop::command::{Completion, Operation, Piece, Queue, Request, Service};
+use crate::interop::command::{Completion, Operation, Piece, Queue, SendWr, Service};
 use crate::interop::scene::{A, B, GUARD, Scene, Skip, ensure_status};
 
 /// A kind of message.
@@ -43,7 +43,7 @@ pub(super) fn messages(scene: &mut Scene<'_>, kind: Kind) -> Result<()> {
         }
         let imm = kind.imm.then_some(0xfeed_0000 | length as u32);
         let request = scene.request(n, kind.operation, &piece(source, length))?;
-        scene.post(A, &[Request { imm, ..request }])?;
+        scene.post(A, &[SendWr { imm, ..request }])?;
         scene.succeed((A, Queue::Send), n)?;
         if sends || kind.imm {
             let got = scene.succeed((B, Queue::Receive), 100 + n)?;

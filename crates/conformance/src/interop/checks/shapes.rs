@@ -3,7 +3,7 @@
 use anyhow::{Result, bail, ensure};
 
 use super::reliable::{ensure_received, piece};
-use crate::interop::command::{Completion, Operation, Piece, Queue, Request, Service};
+use crate::interop::command::{Completion, Operation, Piece, Queue, SendWr, Service};
 use crate::interop::pattern;
 use crate::interop::scene::{A, B, GUARD, Scene};
 use crate::interop::station::{ELEMENTS, INLINE};
@@ -20,7 +20,7 @@ const ATTEMPTS: usize = 20;
 pub(super) fn deliver(
     scene: &mut Scene<'_>,
     service: Service,
-    request: &Request,
+    request: &SendWr,
     mut prepare: impl FnMut(&mut Scene<'_>) -> Result<()>,
     mut posted: impl FnMut(&mut Scene<'_>) -> Result<()>,
 ) -> Result<Completion> {
@@ -50,7 +50,7 @@ pub(super) fn inline(scene: &mut Scene<'_>, service: Service) -> Result<()> {
         scene.fill(B, &[((sink, whole + GUARD), before)])?;
         scene.receive(B, 100 + n, &piece(sink, whole))?;
         let request = scene.request(n, Operation::Send, &piece(source, length))?;
-        let request = Request { inline: true, ..request };
+        let request = SendWr { inline: true, ..request };
         let fill = move |scene: &mut Scene<'_>| scene.fill(A, &[((source, INLINE), data)]);
         let spoil = move |scene: &mut Scene<'_>| scene.fill(A, &[((source, INLINE), after)]);
         let got = deliver(scene, service, &request, fill, spoil)?;
@@ -63,7 +63,7 @@ pub(super) fn inline(scene: &mut Scene<'_>, service: Service) -> Result<()> {
         let request = scene.request(n, Operation::Write, &piece(source, length))?;
         let (data, after) = (scene.seed(), scene.seed());
         scene.fill(A, &[((source, INLINE), data)])?;
-        scene.post(A, &[Request { inline: true, ..request }])?;
+        scene.post(A, &[SendWr { inline: true, ..request }])?;
         scene.fill(A, &[((source, INLINE), after)])?;
         scene.succeed((A, Queue::Send), n)?;
         scene.expect(B, &[((sink, length), &[data])])?;

@@ -6,7 +6,7 @@ use rdma_sys::ibv_wc_status as Status;
 use super::header;
 use super::reliable::{ensure_received, guards, piece};
 use super::shapes;
-use crate::interop::command::{Operation, Queue, Request, Service};
+use crate::interop::command::{Operation, Queue, SendWr, Service};
 use crate::interop::scene::{A, B, GUARD, Scene, Skip, ensure_status};
 
 pub(super) fn sends(scene: &mut Scene<'_>, imm: bool) -> Result<()> {
@@ -35,7 +35,7 @@ pub(super) fn each(
         scene.fill(A, &[((source, length), data)])?;
         let imm = imm.then_some(0xfeed_0000 | length as u32);
         let request = scene.request(n, Operation::Send, &piece(source, length))?;
-        scene.post(A, &[Request { imm, ..request }])?;
+        scene.post(A, &[SendWr { imm, ..request }])?;
         scene.succeed((A, Queue::Send), n)?;
         sent.push((length, data, imm));
         let Some(got) = scene.arrived()? else {
@@ -105,7 +105,7 @@ pub(super) fn writes_imm(scene: &mut Scene<'_>) -> Result<()> {
         }
         let imm = Some(n as u32);
         let request = scene.request(n, Operation::Write, &piece(source, length))?;
-        scene.post(A, &[Request { imm, ..request }])?;
+        scene.post(A, &[SendWr { imm, ..request }])?;
         scene.succeed((A, Queue::Send), n)?;
         let got = scene.arrived()?;
         waiting = got.is_none();
