@@ -9,7 +9,7 @@ use rdma_qp::Qpn;
 
 use crate::buffer::held::{Source, Target};
 use crate::buffer::view::BufferSlice;
-use crate::ledger::post::Request;
+use crate::ledger::post::RequestSpec;
 use crate::link::{Inner, Link};
 use crate::operation::Op;
 use crate::operation::kinds::{
@@ -58,7 +58,7 @@ impl Connection {
     }
 
     #[inline]
-    fn op<K: Kind>(&self, memory: K::Memory, request: Request) -> Op<'_, K> {
+    fn op<K: Kind>(&self, memory: K::Memory, request: RequestSpec) -> Op<'_, K> {
         Op::new(Link::Borrowed(&self.0), memory, request)
     }
 
@@ -67,14 +67,14 @@ impl Connection {
     #[doc(alias = "IBV_WR_SEND")]
     #[inline]
     pub fn send<B: Source>(&self, from: B) -> Op<'_, SendOut<B>> {
-        self.op(from, Request::Send(None))
+        self.op(from, RequestSpec::Send(None))
     }
 
     /// Sends a message and a number.
     #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
     #[inline]
     pub fn send_with_imm<B: Source>(&self, from: B, immediate: u32) -> Op<'_, SendOut<B>> {
-        self.op(from, Request::Send(Some(immediate)))
+        self.op(from, RequestSpec::Send(Some(immediate)))
     }
 
     /// Receives a message into this memory, with the number that may come with it.
@@ -85,20 +85,20 @@ impl Connection {
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn receive<B: Target>(&self, into: B) -> Op<'_, Receive<B>> {
-        self.op(into, Request::Receive)
+        self.op(into, RequestSpec::Receive)
     }
 
     /// Receives the number of a send or a write that brings no bytes here. `None` if none came with it.
     #[inline]
     pub fn receive_imm(&self) -> Op<'_, ReceiveImmediate> {
-        self.op((), Request::Receive)
+        self.op((), RequestSpec::Receive)
     }
 
     /// Writes into the peer's memory, which notices nothing.
     #[doc(alias = "IBV_WR_RDMA_WRITE")]
     #[inline]
     pub fn write<B: Source>(&self, from: B, to: impl Into<RemoteMemoryRegion>) -> Op<'_, Write<B>> {
-        self.op(from, Request::Write(to.into(), None))
+        self.op(from, RequestSpec::Write(to.into(), None))
     }
 
     /// Writes into the peer's memory, and tells it a number, which takes a receive of the peer's.
@@ -110,14 +110,14 @@ impl Connection {
         to: impl Into<RemoteMemoryRegion>,
         immediate: u32,
     ) -> Op<'_, Write<B>> {
-        self.op(from, Request::Write(to.into(), Some(immediate)))
+        self.op(from, RequestSpec::Write(to.into(), Some(immediate)))
     }
 
     /// Reads from the peer's memory.
     #[doc(alias = "IBV_WR_RDMA_READ")]
     #[inline]
     pub fn read<B: Target>(&self, into: B, from: impl Into<RemoteMemoryRegion>) -> Op<'_, Read<B>> {
-        self.op(into, Request::Read(from.into()))
+        self.op(into, RequestSpec::Read(from.into()))
     }
 
     /// Puts `swap` into 8 bytes of the peer's memory, if these are `compare`, and gives what they were.
@@ -129,21 +129,21 @@ impl Connection {
         compare: u64,
         swap: u64,
     ) -> Op<'_, Atomic> {
-        self.op((), Request::CompareAndSwap(at.into(), compare, swap))
+        self.op((), RequestSpec::CompareAndSwap(at.into(), compare, swap))
     }
 
     /// Adds to 8 bytes of the peer's memory, and gives what they were. It wraps.
     #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
     #[inline]
     pub fn fetch_add(&self, at: impl Into<RemoteMemoryRegion>, add: u64) -> Op<'_, Atomic> {
-        self.op((), Request::FetchAdd(at.into(), add))
+        self.op((), RequestSpec::FetchAdd(at.into(), add))
     }
 
     /// The next message that has come for a receive that was dropped, with its memory, if it had some. Messages whose
     /// receives were dropped before they came are in the order in which they came.
     #[must_use]
     pub fn take_unclaimed(&self) -> Option<Received<Option<BufferSlice>>> {
-        let arrived = self.0.ledger.lock().at(self.0.place).next_arrived()?;
+        let arrived = self.0.ledger.lock().at(self.0.entry).next_arrived()?;
         Some(Received::new(arrived.memory, &arrived.success))
     }
 
@@ -161,26 +161,26 @@ impl Connection {
     /// The connections of one control connection have the count together: a connection may skip numbers.
     #[must_use]
     pub fn epoch(&self) -> u32 {
-        self.0.look(|place| place.epoch)
+        self.0.look(|entry| entry.epoch)
     }
 
     /// Why the connection takes no more operations, if it does not. That a request has failed is known when somebody has waited
     /// for one.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
-        self.0.look(|place| place.closed())
+        self.0.look(|entry| entry.closed())
     }
 
     /// The number of its queue pair.
     #[must_use]
     pub fn qpn(&self) -> Qpn {
-        self.0.look(|place| place.qpn)
+        self.0.look(|entry| entry.qpn)
     }
 
     /// Whom it is to.
     #[must_use]
     pub fn peer(&self) -> Option<PeerAddress> {
-        self.0.look(|place| place.peer)
+        self.0.look(|entry| entry.peer)
     }
 
     /// The domain whose memory it uses.

@@ -6,7 +6,7 @@
 //! free again ([`Afters`]).
 
 pub(crate) mod after;
-pub(crate) mod place;
+pub(crate) mod entry;
 pub(crate) mod post;
 pub(crate) mod slots;
 #[cfg(all(test, not(loom)))]
@@ -20,7 +20,7 @@ use rdma_connect::{CloseReason, Operation, PeerAddress, TransportError};
 use rdma_qp::{CompletionQueue, Error, PollError, PollSlot, QueuePair, WorkResult};
 
 use self::after::{After, Afters};
-use self::place::{Left, Place, Rooms};
+use self::entry::{ConnectionEntry, Left, Rooms};
 use self::slots::{Id, MOST, Side};
 use crate::buffer::held::Held;
 use crate::sync::{Mutex, MutexGuard};
@@ -40,7 +40,7 @@ pub(crate) struct Ledger {
 /// What is under the lock.
 #[derive(Debug)]
 pub(crate) struct Table {
-    places: Vec<Place>,
+    entries: Vec<ConnectionEntry>,
     /// How many requests the queue pairs can have outstanding, all together.
     taken: u32,
     /// How many queue pairs there are, and are to come.
@@ -50,7 +50,7 @@ pub(crate) struct Table {
     polled: [PollSlot; BATCH],
     /// What is to be done when the lock is free.
     afters: Afters,
-    /// How many wait for a slot, of all places.
+    /// How many wait for a slot, of all entries.
     queued: usize,
     /// The completion queue was asked for an event, which was not taken yet.
     is_armed: bool,
@@ -80,7 +80,7 @@ impl Ledger {
     pub(crate) fn new(cq: CompletionQueue) -> Self {
         let capacity = cq.min_capacity();
         let table = Table {
-            places: Vec::new(),
+            entries: Vec::new(),
             taken: 0,
             connections: 0,
             entered: 0,
@@ -143,31 +143,32 @@ impl Ledger {
         table.connections -= 1;
     }
 
-    /// A place for a queue pair that completes here, and for whose requests there is room; and its serial number, which no
+    /// An entry for a queue pair that completes here, and for whose requests there is room; and its serial number, which no
     /// other one has had there.
     pub(crate) fn enter(&self, qp: QueuePair, depth: [u32; 2], rooms: Arc<Rooms>) -> (usize, u64) {
         // A call of the device, so without the lock.
         let port = qp.query().ok().map(|attributes| attributes.port);
         let mut table = self.lock();
-        let place = table.places.iter().position(Place::is_empty).unwrap_or(table.places.len());
-        if place == table.places.len() {
-            table.places.push(Place::default());
+        let entry =
+            table.entries.iter().position(ConnectionEntry::is_empty).unwrap_or(table.entries.len());
+        if entry == table.entries.len() {
+            table.entries.push(ConnectionEntry::default());
         }
         table.entered += 1;
         let serial = table.entered;
-        table.places[place].enter((qp, port), serial, depth, rooms);
-        (place, serial)
+        table.entries[entry].enter((qp, port), serial, depth, rooms);
+        (entry, serial)
     }
 
-    /// Puts another queue pair into a place that awaits one. Whether it could: not if an end was asked for meanwhile, or the
+    /// Puts another queue pair into an entry that awaits one. Whether it could: not if an end was asked for meanwhile, or the
     /// completion queue has failed.
-    pub(crate) fn renew(&self, place: usize, qp: QueuePair, epoch: u32) -> bool {
+    pub(crate) fn renew(&self, entry: usize, qp: QueuePair, epoch: u32) -> bool {
         // A call of the device, so without the lock.
         let port = qp.query().ok().map(|attributes| attributes.port);
         let mut table = self.lock();
-        let can = !table.has_failed && table.at(place).takes_another();
+        let can = !table.has_failed && table.at(entry).takes_another();
         if can {
-            table.at(place).renew((qp, port), epoch);
+            table.at(entry).renew((qp, port), epoch);
         } else {
             drop(table);
             drop(qp);
@@ -176,21 +177,21 @@ impl Ledger {
     }
 
     /// A connection takes no more requests, and those of its send queue are waited for: its [`Rooms`] tell when they are
-    /// over. Only if that is so of its place.
+    /// over. Only if that is so of its entry.
     pub(crate) fn stop_if(
         &self,
-        place: usize,
+        entry: usize,
         reason: CloseReason,
-        is_so: impl FnOnce(&Place) -> bool,
+        is_so: impl FnOnce(&ConnectionEntry) -> bool,
     ) {
         let mut table = self.lock();
-        if table.at(place).is_gone() || !is_so(table.at(place)) {
+        if table.at(entry).is_gone() || !is_so(table.at(entry)) {
             return;
         }
-        if !table.at(place).is_draining() {
-            table.note_waiting(place, Side::Send, true);
+        if !table.at(entry).is_draining() {
+            table.note_waiting(entry, Side::Send, true);
         }
-        let after = table.at(place).stop(reason);
+        let after = table.at(entry).stop(reason);
         let armed = table.arm(&self.cq);
         drop(table);
         after.run();
@@ -268,19 +269,19 @@ impl Ledger {
 
     /// Ends the connections of a port, or all.
     pub(crate) fn close_those_of(&self, port: Option<u8>, reason: CloseReason) {
-        let places = self.lock().places.len();
-        for place in 0..places {
-            let is_of = |place: &mut Place| {
-                let is_of = place.is_of(port);
+        let entries = self.lock().entries.len();
+        for entry in 0..entries {
+            let is_of = |entry: &mut ConnectionEntry| {
+                let is_of = entry.is_of(port);
                 if is_of {
-                    place.await_no_other();
+                    entry.await_no_other();
                 }
                 is_of
             };
-            if !is_of(self.lock().at(place)) {
+            if !is_of(self.lock().at(entry)) {
                 continue;
             }
-            if let Err(error) = self.close_if(place, reason, |place| place.is_of(port)) {
+            if let Err(error) = self.close_if(entry, reason, |entry| entry.is_of(port)) {
                 tracing::error!(%error, "a queue pair could not be destroyed: its memory stays lent");
             }
         }
@@ -291,27 +292,27 @@ impl Ledger {
     ///
     /// # Errors
     /// If the provider refuses to destroy it: then its operations end by their completions, or with a later call.
-    pub(crate) fn close(&self, place: usize, reason: CloseReason) -> Result<(), Error> {
-        self.lock().at(place).await_no_other();
-        self.close_if(place, reason, |_| true)
+    pub(crate) fn close(&self, entry: usize, reason: CloseReason) -> Result<(), Error> {
+        self.lock().at(entry).await_no_other();
+        self.close_if(entry, reason, |_| true)
     }
 
-    /// The same, if that is so of the place when its queue pair is taken out of it.
+    /// The same, if that is so of the entry when its queue pair is taken out of it.
     ///
     /// # Errors
     /// If the provider refuses to destroy it.
     pub(crate) fn close_if(
         &self,
-        place: usize,
+        entry: usize,
         reason: CloseReason,
-        is_so: impl FnOnce(&Place) -> bool,
+        is_so: impl FnOnce(&ConnectionEntry) -> bool,
     ) -> Result<(), Error> {
         // If the completion queue has failed, nothing more is known.
         let _ = self.drain();
         let taken = {
             let mut table = self.lock();
-            let place = table.at(place);
-            if is_so(place) { place.take(reason) } else { None }
+            let entry = table.at(entry);
+            if is_so(entry) { entry.take(reason) } else { None }
         };
         let Some(qp) = taken else { return Ok(()) };
         if reason.is_of_peer() {
@@ -327,36 +328,36 @@ impl Ledger {
         let mut table = self.lock();
         let afters = match closed {
             Ok(()) => {
-                if table.at(place).is_draining() {
-                    table.note_waiting(place, Side::Send, false);
+                if table.at(entry).is_draining() {
+                    table.note_waiting(entry, Side::Send, false);
                 }
-                let (afters, told) = table.at(place).end();
+                let (afters, told) = table.at(entry).end();
                 table.afters.note_told(told);
                 afters
             }
             Err((qp, error)) => {
-                table.at(place).put_back(qp);
-                let rooms = Arc::clone(table.at(place).rooms());
+                table.at(entry).put_back(qp);
+                let rooms = Arc::clone(table.at(entry).rooms());
                 drop(table);
                 After::Close(rooms).run();
                 return Err(error);
             }
         };
         // Its last owner has left meanwhile.
-        let left = table.at(place).is_abandoned().then(|| table.vacate(place));
+        let left = table.at(entry).is_abandoned().then(|| table.vacate(entry));
         drop(table);
         afters.into_iter().for_each(After::run);
         drop(left);
         Ok(())
     }
 
-    /// Ends a connection that nobody has any more, and frees its place.
-    pub(crate) fn leave(&self, place: usize) {
-        let closed = self.close(place, CloseReason::Destroyed);
+    /// Ends a connection that nobody has any more, and frees its entry.
+    pub(crate) fn leave(&self, entry: usize) {
+        let closed = self.close(entry, CloseReason::Destroyed);
         let mut table = self.lock();
         let count = std::mem::take(&mut table.unmatched);
         // Another thread may be about to destroy the queue pair, or a later call has to: then that does the rest.
-        let left = (!table.at(place).abandon()).then(|| table.vacate(place));
+        let left = (!table.at(entry).abandon()).then(|| table.vacate(entry));
         drop(table);
         drop(left);
         if count > 0 {
@@ -373,19 +374,19 @@ impl Ledger {
 }
 
 impl Table {
-    /// A place that was entered: whoever has its number has not left it.
+    /// An entry that was entered: whoever has its number has not left it.
     #[inline]
-    pub(crate) fn at(&mut self, place: usize) -> &mut Place {
-        &mut self.places[place]
+    pub(crate) fn at(&mut self, entry: usize) -> &mut ConnectionEntry {
+        &mut self.entries[entry]
     }
 
-    /// Frees the place of a queue pair that was destroyed. What it had is dropped by the caller, without the lock.
-    fn vacate(&mut self, place: usize) -> Left {
-        self.taken -= self.at(place).depth();
+    /// Frees the entry of a queue pair that was destroyed. What it had is dropped by the caller, without the lock.
+    fn vacate(&mut self, entry: usize) -> Left {
+        self.taken -= self.at(entry).depth();
         // Those who were forgotten.
-        self.queued -= self.at(place).waiting().min(self.queued);
+        self.queued -= self.at(entry).waiting().min(self.queued);
         self.connections -= 1;
-        self.at(place).leave()
+        self.at(entry).leave()
     }
 
     /// Has the next completion make an event, unless it does already. Whether it did not: then one may have come just before.
@@ -402,13 +403,13 @@ impl Table {
     /// Polls a batch, and brings each completion to its request.
     #[inline]
     pub(crate) fn poll(&mut self, cq: &CompletionQueue) -> Result<usize, PollError> {
-        let Self { places, polled, afters, unmatched, .. } = self;
+        let Self { entries, polled, afters, unmatched, .. } = self;
         let completions = cq.poll(polled)?;
         let count = completions.len();
         for completion in completions {
             let id = Id(completion.wr_id());
-            let place = places.get_mut(id.place());
-            if !place.is_some_and(|place| place.deliver(id, completion, afters)) {
+            let entry = entries.get_mut(id.entry());
+            if !entry.is_some_and(|entry| entry.deliver(id, completion, afters)) {
                 *unmatched += 1;
             }
         }
@@ -418,7 +419,7 @@ impl Table {
     /// How a request has ended, if it has. Its slot is free then, and its memory in `memory`.
     #[inline]
     pub(crate) fn take(&mut self, id: Id, memory: &mut Held) -> Option<Ended> {
-        self.places[id.place()].take_ended(id, memory, &mut self.afters)
+        self.entries[id.entry()].take_ended(id, memory, &mut self.afters)
     }
 
     /// Whether there are requests that somebody has to be told of.
@@ -426,20 +427,20 @@ impl Table {
         self.afters.awaited + self.queued > 0
     }
 
-    /// One more waits for a slot of a place, or one less.
-    pub(crate) fn note_waiting(&mut self, place: usize, side: Side, is_one_more: bool) {
-        self.at(place).note_waiting(side, is_one_more);
+    /// One more waits for a slot of an entry, or one less.
+    pub(crate) fn note_waiting(&mut self, entry: usize, side: Side, is_one_more: bool) {
+        self.at(entry).note_waiting(side, is_one_more);
         self.queued = if is_one_more { self.queued + 1 } else { self.queued.saturating_sub(1) };
     }
 
-    /// As [`Place::await_end`].
+    /// As [`ConnectionEntry::await_end`].
     pub(crate) fn await_end(&mut self, id: Id, waker: Waker) -> Option<Waker> {
-        self.places[id.place()].await_end(id, waker, &mut self.afters)
+        self.entries[id.entry()].await_end(id, waker, &mut self.afters)
     }
 
     /// Nobody waits for the request any more. Whether it goes on.
     pub(crate) fn forsake(&mut self, id: Id) -> bool {
-        self.places[id.place()].forsake(id, &mut self.afters)
+        self.entries[id.entry()].forsake(id, &mut self.afters)
     }
 }
 

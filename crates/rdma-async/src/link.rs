@@ -14,34 +14,38 @@ use crate::driver::shared::Handle;
 #[cfg(not(loom))]
 use crate::lease::borrower::Granted;
 use crate::ledger::Ledger;
-use crate::ledger::place::{Place, Refusal, Rooms, words};
+use crate::ledger::entry::{ConnectionEntry, PostFailure, Rooms, words};
 
 /// A connection in its ledger, whether or not somebody still has it.
 #[derive(Clone, Debug)]
 pub(crate) struct Seat {
     ledger: Arc<Ledger>,
-    place: usize,
+    entry: usize,
     serial: u64,
 }
 
 impl Seat {
     /// What is so of the connection; `None` if it has left.
-    pub(crate) fn look<R>(&self, look: impl FnOnce(&Place) -> R) -> Option<R> {
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&ConnectionEntry) -> R) -> Option<R> {
         let mut table = self.ledger.lock();
-        let place = table.at(self.place);
-        (place.serial == self.serial).then(|| look(place))
+        let entry = table.at(self.entry);
+        (entry.serial == self.serial).then(|| look(entry))
     }
 
     /// Has it take no more requests, if that is so, and waits for those that it has sent.
-    pub(crate) fn stop_if(&self, reason: CloseReason, is_so: impl FnOnce(&Place) -> bool) {
-        let is_so = |place: &Place| place.serial == self.serial && is_so(place);
-        self.ledger.stop_if(self.place, reason, is_so);
+    pub(crate) fn stop_if(
+        &self,
+        reason: CloseReason,
+        is_so: impl FnOnce(&ConnectionEntry) -> bool,
+    ) {
+        let is_so = |entry: &ConnectionEntry| entry.serial == self.serial && is_so(entry);
+        self.ledger.stop_if(self.entry, reason, is_so);
     }
 
     /// Destroys its queue pair if that is so, which nobody here has asked for.
-    pub(crate) fn end_if(&self, reason: CloseReason, is_so: impl FnOnce(&Place) -> bool) {
-        let is_so = |place: &Place| place.serial == self.serial && is_so(place);
-        if let Err(error) = self.ledger.close_if(self.place, reason, is_so) {
+    pub(crate) fn end_if(&self, reason: CloseReason, is_so: impl FnOnce(&ConnectionEntry) -> bool) {
+        let is_so = |entry: &ConnectionEntry| entry.serial == self.serial && is_so(entry);
+        if let Err(error) = self.ledger.close_if(self.entry, reason, is_so) {
             tracing::error!(%error, "the queue pair of a connection that has ended could not be destroyed");
         }
     }
@@ -66,7 +70,7 @@ pub(crate) enum Lease {}
 
 #[cfg(loom)]
 impl Lease {
-    pub(crate) const fn check(&self, _: &Place, _: Operation) -> Result<(), Refusal> {
+    pub(crate) const fn check(&self, _: &ConnectionEntry, _: Operation) -> Result<(), PostFailure> {
         match *self {}
     }
 
@@ -78,7 +82,7 @@ impl Lease {
 /// What all clones of a connection have.
 pub(crate) struct Inner {
     pub(crate) ledger: Arc<Ledger>,
-    pub(crate) place: usize,
+    pub(crate) entry: usize,
     serial: u64,
     pub(crate) rooms: Arc<Rooms>,
     pub(crate) pd: ProtectionDomain,
@@ -107,9 +111,13 @@ impl Lease {
     /// # Errors
     /// Why it may not.
     #[cold]
-    pub(crate) fn check(&self, place: &Place, operation: Operation) -> Result<(), Refusal> {
+    pub(crate) fn check(
+        &self,
+        entry: &ConnectionEntry,
+        operation: Operation,
+    ) -> Result<(), PostFailure> {
         let over = |reason| TransportError::LeaseOver { operation, reason };
-        self.granted.check(place.epoch).map_err(|reason| Refusal::Failed(over(reason).into()))
+        self.granted.check(entry.epoch).map_err(|reason| PostFailure::Failed(over(reason).into()))
     }
 
     /// A request goes on that names the memory.
@@ -127,11 +135,11 @@ impl Inner {
         driver: Arc<Handle>,
     ) -> Self {
         let (pd, rooms) = (qp.pd().clone(), Arc::<Rooms>::default());
-        let (place, serial) = ledger.enter(qp, depth, Arc::clone(&rooms));
+        let (entry, serial) = ledger.enter(qp, depth, Arc::clone(&rooms));
         let depth = depth[0] + depth[1];
         let inner = Self {
             ledger,
-            place,
+            entry,
             serial,
             rooms,
             pd,
@@ -149,7 +157,7 @@ impl Inner {
     pub(crate) fn leased(self: &Arc<Self>, granted: Granted) -> Self {
         Self {
             ledger: Arc::clone(&self.ledger),
-            place: self.place,
+            entry: self.entry,
             serial: self.serial,
             rooms: Arc::clone(&self.rooms),
             pd: self.pd.clone(),
@@ -168,7 +176,7 @@ impl Inner {
     }
 
     pub(crate) fn seat(&self) -> Seat {
-        Seat { ledger: Arc::clone(&self.ledger), place: self.place, serial: self.serial }
+        Seat { ledger: Arc::clone(&self.ledger), entry: self.entry, serial: self.serial }
     }
 
     /// Keeps the control connection.
@@ -189,7 +197,7 @@ impl Inner {
     /// # Errors
     /// If the provider refuses that.
     pub(crate) fn close(&self, reason: CloseReason) -> Result<(), rdma_qp::Error> {
-        self.ledger.close(self.place, reason)
+        self.ledger.close(self.entry, reason)
     }
 
     /// Words for atomic operations, if the connection has none yet.
@@ -198,22 +206,22 @@ impl Inner {
     /// If they cannot be registered.
     #[cold]
     pub(crate) fn prepare_words(&self) -> Result<(), TransportError> {
-        if self.ledger.lock().at(self.place).has_words() {
+        if self.ledger.lock().at(self.entry).has_words() {
             return Ok(());
         }
         let words = words(&self.pd, self.depth)?;
-        self.ledger.lock().at(self.place).give_words(words);
+        self.ledger.lock().at(self.entry).give_words(words);
         Ok(())
     }
 
-    /// Looks at its place.
-    pub(crate) fn look<R>(&self, look: impl FnOnce(&mut Place) -> R) -> R {
-        look(self.ledger.lock().at(self.place))
+    /// Looks at its entry.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&mut ConnectionEntry) -> R) -> R {
+        look(self.ledger.lock().at(self.entry))
     }
 
-    /// Ready when that is found in its place. Looks when the connection is closed, or drained.
+    /// Ready when that is found in its entry. Looks when the connection is closed, or drained.
     #[cfg(not(loom))]
-    pub(crate) async fn until<R>(&self, find: impl Fn(&mut Place) -> Option<R>) -> R {
+    pub(crate) async fn until<R>(&self, find: impl Fn(&mut ConnectionEntry) -> Option<R>) -> R {
         crate::sync::until(self.rooms.ended(), || self.look(&find)).await
     }
 }
@@ -225,8 +233,8 @@ impl Drop for Inner {
         }
         // A forked child has none of it, and nobody may be there to unlock it.
         if self.is_of_this_process() {
-            let (epoch, closed) = self.look(|place| (place.epoch, place.closed()));
-            self.ledger.leave(self.place);
+            let (epoch, closed) = self.look(|entry| (entry.epoch, entry.closed()));
+            self.ledger.leave(self.entry);
             if let Some(member) = self.member.get() {
                 member.leave(epoch, closed);
             }
@@ -239,7 +247,7 @@ impl Drop for Inner {
 
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inner").field("place", &self.place).finish_non_exhaustive()
+        f.debug_struct("Inner").field("entry", &self.entry).finish_non_exhaustive()
     }
 }
 

@@ -19,7 +19,7 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 /// The device: one completion queue, its channel, and any number of queue pairs.
 #[derive(Default)]
 pub(crate) struct Nic {
-    state: Mutex<State>,
+    state: Mutex<NicState>,
     /// A request has come, or an event.
     changed: Condvar,
     regions: Regions,
@@ -28,8 +28,8 @@ pub(crate) struct Nic {
 }
 
 #[derive(Default)]
-struct State {
-    posted: VecDeque<Request>,
+struct NicState {
+    posted: VecDeque<PostedRequest>,
     completed: VecDeque<ibv_wc>,
     /// The next completion makes an event.
     is_asked: bool,
@@ -49,12 +49,12 @@ pub(crate) struct Faults {
     pub(crate) asks: bool,
     pub(crate) destroys: bool,
     /// Of the next post alone.
-    pub(crate) posts: Option<Refusal>,
+    pub(crate) posts: Option<PostFault>,
 }
 
 /// How a post is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum PostFault {
     /// The request is not with the device.
     Clear,
     /// The request is with the device, and nobody is told.
@@ -63,7 +63,7 @@ pub(crate) enum Refusal {
 
 /// A request that is with the device.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
+pub(crate) struct PostedRequest {
     qpn: u32,
     wr_id: u64,
     opcode: ibv_wc_opcode,
@@ -73,14 +73,14 @@ pub(crate) struct Request {
 
 /// How a request ends.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum End<'a> {
+pub(crate) enum NicOutcome<'a> {
     /// What it sends was sent, what it asks for is this.
     Done(&'a [u8]),
     Failed,
 }
 
 impl Nic {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, NicState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -105,7 +105,7 @@ impl Nic {
 
     /// Ends a request that is with the device, the first of them with 0. Its WR ID.
     #[track_caller]
-    pub(crate) fn end(&self, nth: usize, end: End<'_>) -> u64 {
+    pub(crate) fn end(&self, nth: usize, end: NicOutcome<'_>) -> u64 {
         let mut state = self.state();
         let Some(request) = state.posted.remove(nth) else { panic!("there is no such request") };
         self.finish(&mut state, request, end);
@@ -114,10 +114,10 @@ impl Nic {
 
     /// Ends so many requests, each as soon as it is there.
     pub(crate) fn serve(&self, count: usize) {
-        self.serve_with(count, End::Done(b"message"));
+        self.serve_with(count, NicOutcome::Done(b"message"));
     }
 
-    pub(crate) fn serve_with(&self, count: usize, end: End<'_>) {
+    pub(crate) fn serve_with(&self, count: usize, end: NicOutcome<'_>) {
         for _ in 0..count {
             let mut state = self.state();
             let request = loop {
@@ -136,7 +136,7 @@ impl Nic {
         let mut state = self.state();
         if let Some(request) = state.posted.pop_front() {
             assert!(buffers() > state.posted.len(), "memory was given back that the device uses");
-            self.finish(&mut state, request, End::Done(b"message"));
+            self.finish(&mut state, request, NicOutcome::Done(b"message"));
         }
     }
 
@@ -160,11 +160,11 @@ impl Nic {
         self.changed.notify_all();
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn wait<'a>(&self, state: MutexGuard<'a, NicState>) -> MutexGuard<'a, NicState> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn finish(&self, state: &mut State, request: Request, end: End<'_>) {
+    fn finish(&self, state: &mut NicState, request: PostedRequest, end: NicOutcome<'_>) {
         let mut completion = ibv_wc {
             wr_id: request.wr_id,
             opcode: request.opcode,
@@ -172,8 +172,8 @@ impl Nic {
             ..ibv_wc::default()
         };
         match end {
-            End::Failed => completion.status = ibv_wc_status::IBV_WC_REM_ACCESS_ERR,
-            End::Done(message) => {
+            NicOutcome::Failed => completion.status = ibv_wc_status::IBV_WC_REM_ACCESS_ERR,
+            NicOutcome::Done(message) => {
                 let bytes = self.regions.execute(&request, message);
                 if request.is_source() {
                     state.sent.push(bytes);
@@ -185,7 +185,7 @@ impl Nic {
         self.complete(state, completion);
     }
 
-    fn complete(&self, state: &mut State, completion: ibv_wc) {
+    fn complete(&self, state: &mut NicState, completion: ibv_wc) {
         state.completed.push_back(completion);
         if std::mem::take(&mut state.is_asked) {
             state.events += 1;
@@ -194,7 +194,7 @@ impl Nic {
     }
 }
 
-impl Request {
+impl PostedRequest {
     /// Whether the device reads its memory, and does not write it.
     const fn is_source(&self) -> bool {
         matches!(self.opcode, ibv_wc_opcode::IBV_WC_SEND | ibv_wc_opcode::IBV_WC_RDMA_WRITE)
@@ -215,10 +215,10 @@ impl Nic {
     }
 
     /// Takes a request. `Err` if it is refused, with whether that is said of it.
-    fn post(&self, request: Request) -> Result<(), Refusal> {
+    fn post(&self, request: PostedRequest) -> Result<(), PostFault> {
         let mut state = self.state();
         let refusal = state.faults.posts.take();
-        if refusal != Some(Refusal::Clear) {
+        if refusal != Some(PostFault::Clear) {
             state.posted.push_back(request);
             self.changed.notify_all();
         }

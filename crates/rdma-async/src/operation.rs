@@ -20,7 +20,7 @@ use self::run::Run;
 use self::work::Work;
 use crate::buffer::held::sealed::Lease;
 use crate::connection::Connection;
-use crate::ledger::post::Request;
+use crate::ledger::post::RequestSpec;
 use crate::link::Link;
 
 /// An operation that is described, and not posted yet: nothing happens before it is awaited, or
@@ -53,11 +53,11 @@ use crate::link::Link;
 pub struct Op<'c, K: Kind> {
     link: Link<'c>,
     memory: K::Memory,
-    request: Request,
+    request: RequestSpec,
 }
 
 impl<'c, K: Kind> Op<'c, K> {
-    pub(crate) const fn new(link: Link<'c>, memory: K::Memory, request: Request) -> Self {
+    pub(crate) const fn new(link: Link<'c>, memory: K::Memory, request: RequestSpec) -> Self {
         Self { link, memory, request }
     }
 

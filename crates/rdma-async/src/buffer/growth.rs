@@ -11,10 +11,10 @@ use super::pool::{PoolError, ended};
 
 /// Those that wait for a pool to grow, and whether it does.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Growth(Arc<Mutex<State>>);
+pub(super) struct Growth(Arc<Mutex<GrowthState>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct GrowthState {
     waiting: Vec<Waiting>,
     is_growing: bool,
 }
@@ -57,7 +57,7 @@ impl Growth {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, GrowthState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

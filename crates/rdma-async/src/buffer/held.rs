@@ -30,10 +30,10 @@ pub enum Rarer {
 impl Held {
     /// Moves it where nothing is.
     #[inline]
-    pub(crate) fn move_to(&mut self, place: &mut Self) {
-        debug_assert!(matches!(place, Self::Nothing));
+    pub(crate) fn move_to(&mut self, entry: &mut Self) {
+        debug_assert!(matches!(entry, Self::Nothing));
         // Nothing, which is not dropped: the compiler would see to it in each place.
-        let _ = ManuallyDrop::new(mem::replace(place, mem::take(self)));
+        let _ = ManuallyDrop::new(mem::replace(entry, mem::take(self)));
     }
 }
 

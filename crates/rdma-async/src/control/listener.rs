@@ -71,7 +71,7 @@ pub struct Listener {
 /// What the listener and its task share.
 #[derive(Debug)]
 pub(super) struct Served {
-    state: Mutex<State>,
+    state: Mutex<ListenerState>,
     maker: Maker,
     pub(super) options: ConnectionOptions,
     /// Notified when a client can be taken, or the listener has failed.
@@ -82,7 +82,7 @@ pub(super) struct Served {
 
 /// What is under the lock.
 #[derive(Debug)]
-struct State {
+struct ListenerState {
     clients: Clients<ClientSocket, Connection>,
     has_ended: bool,
 }
@@ -121,7 +121,7 @@ impl Driver {
         let (socket, address) = listen(&addresses)?;
         let clients = Clients::new(address, options.rendezvous_timeout, open_files);
         let shared = Arc::new(Served {
-            state: Mutex::new(State { clients, has_ended: false }),
+            state: Mutex::new(ListenerState { clients, has_ended: false }),
             maker,
             options,
             news: Notify::new(),
@@ -243,7 +243,7 @@ impl Served {
         self.maker.driver.context().check_process().is_ok()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ListenerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

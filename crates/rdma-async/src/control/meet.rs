@@ -16,7 +16,7 @@ use super::shared::{Member, Shared};
 use crate::connection::Connection;
 use crate::driver::Driver;
 use crate::ledger::Ledger;
-use crate::ledger::place::Place;
+use crate::ledger::entry::ConnectionEntry;
 use crate::prepared::prepare;
 
 /// What makes the next queue pair of a connection.
@@ -98,16 +98,16 @@ impl Connection {
         let (shared, number) = (&*member.shared, member.number);
         let mut meeting = Meeting::begin(shared, number, true)?;
         // Before the queue pair has ended: whoever asks for an end from now on has one.
-        inner.look(Place::await_another);
+        inner.look(ConnectionEntry::await_another);
         // Somebody else may be about to destroy the queue pair, and the provider may refuse it.
-        while !inner.look(|place| place.is_gone()) {
-            inner.ledger.close_if(inner.place, CloseReason::Asked, |_| true)?;
-            inner.until(|place| (!place.is_ending()).then_some(())).await;
+        while !inner.look(|entry| entry.is_gone()) {
+            inner.ledger.close_if(inner.entry, CloseReason::Asked, |_| true)?;
+            inner.until(|entry| (!entry.is_ending()).then_some(())).await;
         }
         let again = Again { ledger: Arc::clone(&inner.ledger), qp: member.qp.clone() };
         let met = within(shared, "`reconnect`", meet(&mut meeting, shared, again, &member.qp));
         let (epoch, qp) = met.await?;
-        if !inner.ledger.renew(inner.place, qp, epoch) {
+        if !inner.ledger.renew(inner.entry, qp, epoch) {
             let why = "it was closed meanwhile, or its completion queue has failed";
             let (tried, source) = ("connecting again".to_owned(), io::Error::other(why));
             return Err(ConnectError::Io { tried, source });
@@ -172,7 +172,7 @@ impl Connection {
         let met = within(shared, &call, meet(&mut meeting, shared, maker, &qp));
         let (epoch, further) = met.await?;
         let (task, shared) = (Arc::clone(&member.task), Arc::clone(shared));
-        further.inner().look(|place| place.epoch = epoch);
+        further.inner().look(|entry| entry.epoch = epoch);
         further.inner().keep(Member { shared: Arc::clone(&shared), number, qp, task });
         shared.enter(number, further.inner());
         meeting.done(epoch);
@@ -264,20 +264,20 @@ impl Connection {
         // A runtime without time is found out before anything has changed.
         drop(tokio::time::sleep(Duration::ZERO));
         let inner = self.inner();
-        let epoch = inner.look(|place| {
-            place.await_no_other();
-            place.epoch
+        let epoch = inner.look(|entry| {
+            entry.await_no_other();
+            entry.epoch
         });
-        inner.ledger.stop_if(inner.place, CloseReason::Asked, |place| place.epoch == epoch);
+        inner.ledger.stop_if(inner.entry, CloseReason::Asked, |entry| entry.epoch == epoch);
         if let Some(member) = inner.member() {
             member.shared.leases.tell_end();
             member.say_farewell(epoch, farewell);
         }
         let over = async {
-            let has_lost = inner.until(|place| {
-                let is_over = place.is_drained() || place.is_gone();
+            let has_lost = inner.until(|entry| {
+                let is_over = entry.is_drained() || entry.is_gone();
                 // Another task may have brought another queue pair, before the end of this one was seen.
-                (is_over || place.epoch != epoch).then(|| place.has_lost() || place.epoch != epoch)
+                (is_over || entry.epoch != epoch).then(|| entry.has_lost() || entry.epoch != epoch)
             });
             let has_lost = has_lost.await;
             let member = inner.member().filter(|member| member.shared.talks && !has_lost);
@@ -287,7 +287,7 @@ impl Connection {
             has_lost
         };
         let in_time = timeout(limit, over).await;
-        inner.ledger.close_if(inner.place, CloseReason::Asked, |place| place.epoch == epoch)?;
+        inner.ledger.close_if(inner.entry, CloseReason::Asked, |entry| entry.epoch == epoch)?;
         match in_time {
             Ok(false) => Ok(()),
             Ok(true) => {

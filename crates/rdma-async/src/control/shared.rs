@@ -19,7 +19,7 @@ use crate::lease::limits::LeaseLimits;
 use crate::lease::outbox::Outbox;
 use crate::lease::table::{Closing, Leases};
 use crate::ledger::after::apart;
-use crate::ledger::place::Place;
+use crate::ledger::entry::ConnectionEntry;
 use crate::link::{Inner, Seat};
 use crate::sync::until;
 
@@ -77,7 +77,7 @@ impl Drop for Task {
 
 /// What is shared.
 pub(crate) struct Shared {
-    state: Mutex<State>,
+    state: Mutex<StreamState>,
     /// What is to be said.
     pub(super) out: Arc<Outbox>,
     /// All who wait are told when something was heard.
@@ -103,7 +103,7 @@ pub(crate) struct Shared {
 
 /// What is under the lock.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct StreamState {
     pub(super) lanes: BTreeMap<u32, Lane>,
     /// The newest epoch that was offered.
     pub(super) newest: u32,
@@ -153,7 +153,7 @@ impl Lane {
     }
 }
 
-impl State {
+impl StreamState {
     /// Forgets a connection that is not here, and that neither end speaks of.
     pub(super) fn forget_unknown(&mut self, number: u32) {
         let is_unknown =
@@ -198,7 +198,7 @@ impl Shared {
         self.process == std::process::id()
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, StreamState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -211,7 +211,7 @@ impl Shared {
     pub(super) fn enter(&self, number: u32, connection: &Inner) {
         connection.rooms.tell(&self.out.to_say);
         let seat = connection.seat();
-        let epoch = connection.look(|place| place.epoch);
+        let epoch = connection.look(|entry| entry.epoch);
         if let Some(member) = connection.member() {
             self.leases.enter(number, epoch, &connection.pd, member.qp.granted());
         }
@@ -259,7 +259,7 @@ impl Shared {
     /// Says that the program ends all connections.
     pub(super) fn say_farewells(&self) {
         for (number, connection) in self.connections() {
-            if let Some(epoch) = connection.look(|place| place.epoch) {
+            if let Some(epoch) = connection.look(|entry| entry.epoch) {
                 self.say_farewell(number, epoch, Farewell::PLAIN);
             }
         }
@@ -320,7 +320,7 @@ impl Shared {
     /// Brings together what the other end has said of a connection and what has become of it here. Each is about the queue
     /// pair of an epoch, which another one may follow meanwhile.
     fn settle(&self, number: u32, connection: &Seat) {
-        let Some(epoch) = connection.look(|place| place.epoch) else { return };
+        let Some(epoch) = connection.look(|entry| entry.epoch) else { return };
         let (is_over, is_finished, gone) = {
             let state = self.state();
             let Some(lane) = state.lanes.get(&number) else { return };
@@ -329,23 +329,23 @@ impl Shared {
             (is_over, lane.finished == newest, lane.gone(epoch, state.over))
         };
         if is_over {
-            connection.end_if(gone, |place| {
-                place.epoch == epoch && !place.is_gone() && !place.has_refused()
+            connection.end_if(gone, |entry| {
+                entry.epoch == epoch && !entry.is_gone() && !entry.has_refused()
             });
         } else if is_finished {
             // Once: each of these has this looked at again.
-            connection.stop_if(gone, |place| place.epoch == epoch && !place.is_draining());
+            connection.stop_if(gone, |entry| entry.epoch == epoch && !entry.is_draining());
             self.leases.tell_end();
-            connection.end_if(gone, |place| {
-                place.epoch == epoch && place.is_drained() && !place.has_refused()
+            connection.end_if(gone, |entry| {
+                entry.epoch == epoch && entry.is_drained() && !entry.has_refused()
             });
         }
-        let has_ended = connection.look(|place| {
-            let goes_on = place.is_draining() && !place.has_refused();
-            place.epoch == epoch && place.closed().is_some() && !goes_on
+        let has_ended = connection.look(|entry| {
+            let goes_on = entry.is_draining() && !entry.has_refused();
+            entry.epoch == epoch && entry.closed().is_some() && !goes_on
         });
         if has_ended == Some(true) {
-            if connection.look(Place::closed).flatten().is_some_and(is_of_program) {
+            if connection.look(ConnectionEntry::closed).flatten().is_some_and(is_of_program) {
                 self.say_farewell(number, epoch, Farewell::PLAIN);
             }
             self.note_end(number, epoch);
@@ -471,7 +471,7 @@ impl Shared {
     pub(super) fn end(&self, reason: CloseReason) {
         self.state().over = Some(reason);
         for (number, connection) in self.connections() {
-            let Some(epoch) = connection.look(|place| place.epoch) else { continue };
+            let Some(epoch) = connection.look(|entry| entry.epoch) else { continue };
             let gone = self.state().lanes.get(&number).map(|lane| lane.gone(epoch, Some(reason)));
             connection.end_if(gone.unwrap_or(reason), |_| true);
         }

@@ -182,7 +182,7 @@ impl Connection {
         time: Duration,
     ) -> Result<Lease, LendError> {
         let back = |region, error| LendError { region: Some(region), error };
-        let (place, leases) = match self.lends(access) {
+        let (entry, leases) = match self.lends(access) {
             Ok(found) => found,
             Err(error) => return Err(back(region, error)),
         };
@@ -196,9 +196,9 @@ impl Connection {
             Err(_) => return Err(LendError { region: None, error: LeaseError::RuntimeEnded }),
         };
         let (who, mut ended) = oneshot::channel();
-        match leases.lend(place.open(access, time, Opened::Lent(memory, own, who))) {
+        match leases.lend(entry.open(access, time, Opened::Lent(memory, own, who))) {
             Ok(lease) => {
-                Ok(Lease { leases: Arc::clone(leases), number: place.number, lease, ended })
+                Ok(Lease { leases: Arc::clone(leases), number: entry.number, lease, ended })
             }
             Err(open) => {
                 // The connection has ended meanwhile.
@@ -270,15 +270,15 @@ impl Connection {
     ) -> Result<Lease<CommonMemory>, LeaseError> {
         let is_within = range.start <= range.end && range.end <= memory.len();
         assert!(is_within, "{range:?} is not within {} bytes", memory.len());
-        let (place, leases) = self.lends(access)?;
+        let (entry, leases) = self.lends(access)?;
         let (length, pd, memory) = (range.len(), self.pd().clone(), memory.clone());
         let opened = at_once(length, move || memory.open(&pd, range, local_too(access))).await;
         let part = opened.map_err(|_| LeaseError::RuntimeEnded)?;
         let part = part.map_err(|error| LeaseError::NotOpened(Box::new(error)))?;
         let (who, ended) = oneshot::channel();
-        match leases.lend(place.open(access, time, Opened::Part(part, who))) {
+        match leases.lend(entry.open(access, time, Opened::Part(part, who))) {
             Ok(lease) => {
-                Ok(Lease { leases: Arc::clone(leases), number: place.number, lease, ended })
+                Ok(Lease { leases: Arc::clone(leases), number: entry.number, lease, ended })
             }
             Err(open) => {
                 close_refused(open);
@@ -288,7 +288,7 @@ impl Connection {
     }
 
     /// What memory is lent by, if its peer may do that.
-    fn lends(&self, access: AccessFlags) -> Result<(Place, &Arc<Leases>), LeaseError> {
+    fn lends(&self, access: AccessFlags) -> Result<(QueuePairEpoch, &Arc<Leases>), LeaseError> {
         let (member, leases) = self.leases()?;
         let number = member.number;
         let epoch = leases.lender().epoch_of(number);
@@ -299,7 +299,7 @@ impl Connection {
         if !granted.contains(access & remote()) {
             return Err(LeaseError::NotGranted { asked: access, granted });
         }
-        Ok((Place { number, epoch }, leases))
+        Ok((QueuePairEpoch { number, epoch }, leases))
     }
 
     /// Receives the next memory that the peer has [lent](Self::lend), in the order of the leases, and waits if there is
@@ -423,12 +423,12 @@ impl Connection {
 
 /// Which connection, and which of its queue pairs.
 #[derive(Clone, Copy)]
-struct Place {
+struct QueuePairEpoch {
     number: u32,
     epoch: u32,
 }
 
-impl Place {
+impl QueuePairEpoch {
     fn open(self, access: AccessFlags, time: Duration, opened: Opened) -> Open {
         let Self { number, epoch } = self;
         Open { number, epoch, until: behind(time), access, opened }

@@ -9,7 +9,7 @@ use rdma_mem::{AccessFlags, RemoteMemoryRegion};
 
 use super::borrower::Granted;
 use crate::buffer::held::{Source, Target};
-use crate::ledger::post::Request;
+use crate::ledger::post::RequestSpec;
 use crate::link::{Inner, Link};
 use crate::operation::Op;
 use crate::operation::kinds::{Atomic, Kind, Read, Write};
@@ -79,36 +79,36 @@ impl RemoteRegion {
         &self.leased.lease.as_ref().expect("a lease").granted
     }
 
-    fn op<K: Kind>(&self, memory: K::Memory, request: Request) -> Op<'static, K> {
+    fn op<K: Kind>(&self, memory: K::Memory, request: RequestSpec) -> Op<'static, K> {
         Op::new(Link::Owned(Arc::clone(&self.leased)), memory, request)
     }
 
     /// Writes into the memory, from its first byte, like [`Connection::write`](crate::Connection::write). A longer
     /// buffer is refused, and nothing is posted. To write elsewhere, write into a [`slice`](Self::slice).
     pub fn write<B: Source>(&self, from: B) -> Op<'static, Write<B>> {
-        self.op(from, Request::Write(self.part, None))
+        self.op(from, RequestSpec::Write(self.part, None))
     }
 
     /// Writes into it, and tells the peer a number, as [`Connection::write_with_imm`](crate::Connection::write_with_imm).
     pub fn write_with_imm<B: Source>(&self, from: B, immediate: u32) -> Op<'static, Write<B>> {
-        self.op(from, Request::Write(self.part, Some(immediate)))
+        self.op(from, RequestSpec::Write(self.part, Some(immediate)))
     }
 
     /// Reads as many bytes as the buffer has, from the first byte of the memory, like
     /// [`Connection::read`](crate::Connection::read). A longer buffer is refused, and nothing is posted. To read
     /// elsewhere, read from a [`slice`](Self::slice).
     pub fn read<B: Target>(&self, into: B) -> Op<'static, Read<B>> {
-        self.op(into, Request::Read(self.part))
+        self.op(into, RequestSpec::Read(self.part))
     }
 
     /// Puts `swap` into its first 8 bytes, if these are `compare`, and gives what they were.
     pub fn compare_and_swap(&self, compare: u64, swap: u64) -> Op<'static, Atomic> {
-        self.op((), Request::CompareAndSwap(self.part, compare, swap))
+        self.op((), RequestSpec::CompareAndSwap(self.part, compare, swap))
     }
 
     /// Adds to its first 8 bytes, and gives what they were. It wraps.
     pub fn fetch_add(&self, add: u64) -> Op<'static, Atomic> {
-        self.op((), Request::FetchAdd(self.part, add))
+        self.op((), RequestSpec::FetchAdd(self.part, add))
     }
 
     /// Hands the memory, with what this end has written, to the program of the peer.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use super::BATCH;
-use super::place::Rooms;
+use super::entry::Rooms;
 use super::slots::Side;
 use crate::buffer::held::Held;
 

@@ -15,7 +15,7 @@ use rdma_qp::{
 
 use super::Ended;
 use super::after::{After, Afters, apart};
-use super::post::{self, Request};
+use super::post::{self, RequestSpec};
 use super::slots::{Id, Phase, Side, Slots};
 use crate::buffer::held::Held;
 use crate::buffer::held::sealed::Lease;
@@ -65,18 +65,18 @@ impl Rooms {
 
 /// Why a request was not posted.
 #[derive(Debug)]
-pub(crate) enum Refusal {
+pub(crate) enum PostFailure {
     /// No slot is free.
     NoSlot,
     Failed(Box<TransportError>),
 }
 
-impl From<Refusal> for TransportError {
+impl From<PostFailure> for TransportError {
     #[cold]
-    fn from(refusal: Refusal) -> Self {
+    fn from(refusal: PostFailure) -> Self {
         match refusal {
-            Refusal::NoSlot => Self::WouldBlock,
-            Refusal::Failed(error) => *error,
+            PostFailure::NoSlot => Self::WouldBlock,
+            PostFailure::Failed(error) => *error,
         }
     }
 }
@@ -89,12 +89,12 @@ pub(crate) struct Arrived {
     pub(crate) success: WorkSuccess,
 }
 
-/// A place of a ledger, with a connection or without.
+/// An entry of a ledger, with a connection or without.
 ///
 /// The device may use what the slots hold until the queue pair is destroyed. So that comes first, and if it cannot be,
 /// the slots are never dropped (SAFETY.md F28).
 #[derive(Debug, Default)]
-pub(crate) struct Place {
+pub(crate) struct ConnectionEntry {
     qp: Option<QueuePair>,
     slots: Slots,
     /// Where atomic operations put what the peer's words were, one word for each slot. Made when the first is needed.
@@ -126,14 +126,14 @@ pub(crate) struct Place {
     is_taken: bool,
     /// The queue pair was [given out](Self::take), and is not destroyed yet.
     is_ending: bool,
-    /// Nobody has the connection any more, and who destroys the queue pair frees the place.
+    /// Nobody has the connection any more, and who destroys the queue pair frees the entry.
     is_abandoned: bool,
 }
 
 /// What a connection has had: given back when it is dropped.
 pub(crate) type Left = (Slots, VecDeque<Arrived>, Option<SharedRegion>);
 
-impl Place {
+impl ConnectionEntry {
     pub(crate) const fn is_empty(&self) -> bool {
         !self.is_taken
     }
@@ -239,7 +239,7 @@ impl Place {
         self.qp.take()
     }
 
-    /// Nobody has the connection any more. Whether another thread is about to destroy its queue pair, and frees the place
+    /// Nobody has the connection any more. Whether another thread is about to destroy its queue pair, and frees the entry
     /// then.
     pub(crate) const fn abandon(&mut self) -> bool {
         self.is_abandoned = self.is_ending || self.qp.is_some();
@@ -346,16 +346,16 @@ impl Place {
     #[inline]
     pub(crate) fn post(
         &mut self,
-        place: usize,
-        request: &Request,
+        entry: usize,
+        request: &RequestSpec,
         memory: &mut Held,
-    ) -> Result<Id, Refusal> {
+    ) -> Result<Id, PostFailure> {
         let (operation, side) = (request.operation(), request.side());
         let free = self.slots.first_free(side).filter(|_| self.closed.is_none());
         let (Some(index), Some(qp)) = (free, &self.qp) else {
             return Err(self.refusal(side));
         };
-        let (id, held) = self.slots.fill(place, index, operation, memory);
+        let (id, held) = self.slots.fill(entry, index, operation, memory);
         // SAFETY: SAFETY.md F28: the memory of the request is in its slot, from before the post, and is taken out when the
         // request has completed or the queue pair was destroyed. Until then nobody else has it, or, if it is shared, nobody
         // writes it. The word of an atomic operation is of its slot. A window that was bound keeps its region, and shows nothing of it,
@@ -370,19 +370,21 @@ impl Place {
             }
             Err(error) => {
                 self.slots.free(id.slot(), memory);
-                Err(Refusal::Failed(post::refused(operation, self.peer, error).into()))
+                Err(PostFailure::Failed(post::refused(operation, self.peer, error).into()))
             }
         }
     }
 
     /// Why it takes no request now.
     #[cold]
-    fn refusal(&self, side: Side) -> Refusal {
+    fn refusal(&self, side: Side) -> PostFailure {
         match self.closed {
-            Some(reason) => Refusal::Failed(super::closed(reason, self.peer).into()),
+            Some(reason) => PostFailure::Failed(super::closed(reason, self.peer).into()),
             // There will never be one.
-            None if self.slots.has_none(side) => Refusal::Failed(TransportError::WouldBlock.into()),
-            None => Refusal::NoSlot,
+            None if self.slots.has_none(side) => {
+                PostFailure::Failed(TransportError::WouldBlock.into())
+            }
+            None => PostFailure::NoSlot,
         }
     }
 
@@ -570,7 +572,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionEntry {
     fn drop(&mut self) {
         let Some(Err((qp, error))) = self.qp.take().map(QueuePair::close) else { return };
         let is_forked = qp.pd().context().check_process().is_err();

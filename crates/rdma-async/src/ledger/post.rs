@@ -22,7 +22,7 @@ pub(crate) const WORD: usize = size_of::<u64>();
 
 /// A request, without its memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Request {
+pub(crate) enum RequestSpec {
     Send(Option<u32>),
     Receive,
     Write(RemoteMemoryRegion, Option<u32>),
@@ -34,7 +34,7 @@ pub(crate) enum Request {
     Invalidate(Rkey),
 }
 
-impl Request {
+impl RequestSpec {
     #[inline]
     pub(crate) const fn operation(&self) -> Operation {
         match self {
@@ -70,13 +70,13 @@ impl Request {
 #[inline]
 pub(crate) unsafe fn post(
     qp: &QueuePair,
-    request: &Request,
+    request: &RequestSpec,
     held: &mut Held,
     words: Option<&SharedRegion>,
     id: Id,
 ) -> Result<(), PostError> {
     match *request {
-        Request::Write(remote, immediate) => {
+        RequestSpec::Write(remote, immediate) => {
             let list = source(held).map(|slice| GatherList::from([slice]));
             let write = match &list {
                 Some(list) => WriteWorkRequest::from_list(list, remote),
@@ -89,7 +89,7 @@ pub(crate) unsafe fn post(
             // SAFETY: this function's contract.
             unsafe { qp.post(write, id.0) }
         }
-        Request::Send(immediate) => {
+        RequestSpec::Send(immediate) => {
             let list = source(held).map(|slice| GatherList::from([slice]));
             let send = match &list {
                 Some(list) => SendWorkRequest::from_list(list),
@@ -102,7 +102,7 @@ pub(crate) unsafe fn post(
             // SAFETY: this function's contract.
             unsafe { qp.post(send, id.0) }
         }
-        Request::Receive => match held {
+        RequestSpec::Receive => match held {
             Held::Exclusive(memory) if !memory.is_empty() => {
                 let mut list = ScatterList::from([memory.as_slice_mut()]);
                 // SAFETY: this function's contract.
@@ -111,7 +111,7 @@ pub(crate) unsafe fn post(
             // SAFETY: this function's contract.
             _ => unsafe { qp.post(ReceiveWorkRequest::only_immediate(), id.0) },
         },
-        Request::Read(remote) => match held {
+        RequestSpec::Read(remote) => match held {
             Held::Exclusive(memory) if !memory.is_empty() => {
                 let mut list = ScatterList::from([memory.as_slice_mut()]);
                 // SAFETY: this function's contract.
@@ -120,20 +120,20 @@ pub(crate) unsafe fn post(
             // SAFETY: this function's contract.
             _ => unsafe { qp.post(ReadWorkRequest::new(&mut [], remote), id.0) },
         },
-        Request::CompareAndSwap(remote, compare, swap) => {
+        RequestSpec::CompareAndSwap(remote, compare, swap) => {
             let Some(words) = words else { unreachable!("they are made before") };
             let mut list = ScatterList::from([element(words, id)]);
             let request = AtomicWorkRequest::compare_and_swap(&mut list, remote, compare, swap);
             // SAFETY: this function's contract.
             unsafe { qp.post(request, id.0) }
         }
-        Request::FetchAdd(remote, add) => {
+        RequestSpec::FetchAdd(remote, add) => {
             let Some(words) = words else { unreachable!("they are made before") };
             let mut list = ScatterList::from([element(words, id)]);
             // SAFETY: this function's contract.
             unsafe { qp.post(AtomicWorkRequest::fetch_and_add(&mut list, remote, add), id.0) }
         }
-        Request::Bind(start, end, access) => match held {
+        RequestSpec::Bind(start, end, access) => match held {
             // SAFETY: this function's contract.
             Held::Rarer(Rarer::Window(window)) => unsafe {
                 bind(qp, window, start..end, access, id)
@@ -141,7 +141,7 @@ pub(crate) unsafe fn post(
             _ => unreachable!("a bind has its window"),
         },
         // SAFETY: this function's contract.
-        Request::Invalidate(key) => unsafe { invalidate(qp, key, id) },
+        RequestSpec::Invalidate(key) => unsafe { invalidate(qp, key, id) },
     }
 }
 

@@ -14,24 +14,24 @@ pub(crate) enum Side {
     Receive,
 }
 
-/// The WR ID of a request: generation, place and slot. A completion that comes twice, or late, is of a generation
+/// The WR ID of a request: generation, entry and slot. A completion that comes twice, or late, is of a generation
 /// that has passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Id(pub(crate) u64);
 
 const SLOT_BITS: u32 = 16;
-const PLACE_BITS: u32 = 16;
+const ENTRY_BITS: u32 = 16;
 
 /// So many slots a queue pair can have, and so many queue pairs a completion queue.
 pub(crate) const MOST: u32 = 1 << SLOT_BITS;
 
 impl Id {
     #[inline]
-    pub(crate) const fn new(generation: u32, place: usize, slot: u32) -> Self {
-        debug_assert!(place < 1 << PLACE_BITS && slot < MOST);
+    pub(crate) const fn new(generation: u32, entry: usize, slot: u32) -> Self {
+        debug_assert!(entry < 1 << ENTRY_BITS && slot < MOST);
         Self(
-            (generation as u64) << (SLOT_BITS + PLACE_BITS)
-                | (place as u64) << SLOT_BITS
+            (generation as u64) << (SLOT_BITS + ENTRY_BITS)
+                | (entry as u64) << SLOT_BITS
                 | slot as u64,
         )
     }
@@ -42,13 +42,13 @@ impl Id {
     }
 
     #[inline]
-    pub(crate) const fn place(self) -> usize {
-        ((self.0 >> SLOT_BITS) & ((1 << PLACE_BITS) - 1)) as usize
+    pub(crate) const fn entry(self) -> usize {
+        ((self.0 >> SLOT_BITS) & ((1 << ENTRY_BITS) - 1)) as usize
     }
 
     #[inline]
     const fn generation(self) -> u32 {
-        (self.0 >> (SLOT_BITS + PLACE_BITS)) as u32
+        (self.0 >> (SLOT_BITS + ENTRY_BITS)) as u32
     }
 }
 
@@ -67,7 +67,7 @@ pub(crate) enum Phase {
 
 /// What is in a slot stays where it is as the request goes on: no phase moves the memory's description.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct RequestSlot {
     generation: u32,
     pub(crate) operation: Operation,
     pub(crate) phase: Phase,
@@ -84,7 +84,7 @@ pub(crate) struct Slot {
 /// The slots of a queue pair: first those of its send queue, then those of its receive queue.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
-    slots: Box<[Slot]>,
+    slots: Box<[RequestSlot]>,
     /// How many are of the send queue.
     sends: u32,
     free: [Option<u32>; 2],
@@ -97,7 +97,7 @@ impl Slots {
         let all = sends + receives;
         let slot = |index: u32| {
             let next = (index + 1 != sends && index + 1 != all).then_some(index + 1);
-            Slot {
+            RequestSlot {
                 generation: begins,
                 operation: Operation::Send,
                 phase: Phase::Free,
@@ -116,7 +116,7 @@ impl Slots {
         }
     }
 
-    /// With what generation the slots of the next queue pair in this place begin.
+    /// With what generation the slots of the next queue pair in this entry begin.
     pub(crate) fn next_generation(&self) -> u32 {
         let newest = self.slots.iter().map(|slot| slot.generation.wrapping_sub(self.begins)).max();
         self.begins.wrapping_add(newest.unwrap_or(0)).wrapping_add(1)
@@ -158,7 +158,7 @@ impl Slots {
     #[inline]
     pub(crate) fn fill(
         &mut self,
-        place: usize,
+        entry: usize,
         index: u32,
         operation: Operation,
         memory: &mut Held,
@@ -169,7 +169,7 @@ impl Slots {
         self.free[side as usize] = slot.next;
         (slot.operation, slot.phase) = (operation, Phase::InFlight);
         memory.move_to(&mut slot.held);
-        (Id::new(slot.generation, place, index), &mut slot.held)
+        (Id::new(slot.generation, entry, index), &mut slot.held)
     }
 
     /// Frees a slot. Its memory comes where nothing was.
@@ -187,7 +187,7 @@ impl Slots {
 
     /// The slot of a request that is or was there.
     #[inline]
-    pub(crate) fn of(&mut self, id: Id) -> Option<&mut Slot> {
+    pub(crate) fn of(&mut self, id: Id) -> Option<&mut RequestSlot> {
         self.slots.get_mut(id.slot()).filter(|slot| slot.generation == id.generation())
     }
 
@@ -199,7 +199,7 @@ impl Slots {
 
     /// The slot of that index.
     #[inline]
-    pub(crate) fn at(&mut self, index: usize) -> &mut Slot {
+    pub(crate) fn at(&mut self, index: usize) -> &mut RequestSlot {
         &mut self.slots[index]
     }
 }
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn an_id_has_its_parts() {
         let id = Id::new(0xffff_fffe, 0xabcd, 0x1234);
-        assert_eq!((id.generation(), id.place(), id.slot()), (0xffff_fffe, 0xabcd, 0x1234));
+        assert_eq!((id.generation(), id.entry(), id.slot()), (0xffff_fffe, 0xabcd, 0x1234));
     }
 
     #[test]
@@ -224,7 +224,7 @@ mod tests {
         let [a, b] = [(); 2].map(|()| take(&mut slots, Side::Send).unwrap());
         assert_eq!((a.slot(), b.slot(), take(&mut slots, Side::Send)), (0, 1, None));
         let c = take(&mut slots, Side::Receive).unwrap();
-        assert_eq!((c.slot(), c.place(), take(&mut slots, Side::Receive)), (2, 3, None));
+        assert_eq!((c.slot(), c.entry(), take(&mut slots, Side::Receive)), (2, 3, None));
         assert!(slots.of(a).is_some());
         slots.free(a.slot(), &mut Held::Nothing);
         assert!(slots.of(a).is_none(), "its generation has passed");

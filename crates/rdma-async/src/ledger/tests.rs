@@ -14,7 +14,7 @@ use std::task::Poll;
 use rdma_connect::TransportError;
 
 use crate::connection::Connection;
-use crate::mock::{End, Rig, Sleeper, poll_once};
+use crate::mock::{NicOutcome, Rig, Sleeper, poll_once};
 use crate::operation::Op;
 use crate::operation::failed::Failed;
 use crate::operation::kinds::Kind;
@@ -78,8 +78,8 @@ fn what_is_sent_is_read_when_the_device_reads_it_and_comes_back() {
     let mut sent = Box::pin(connection.send(filled(&rig, 3)).into_future());
     assert!(poll(&mut sent).is_pending() && rig.nic.posted() == 1);
     let written = post(connection.write(filled(&rig, 4).slice(5..9), remote()));
-    rig.nic.end(1, End::Done(&[]));
-    rig.nic.end(0, End::Done(&[]));
+    rig.nic.end(1, NicOutcome::Done(&[]));
+    rig.nic.end(0, NicOutcome::Done(&[]));
     let Poll::Ready(Ok(mut back)) = poll(&mut sent) else { panic!("it is done") };
     assert_eq!(rig.nic.take_sent(), [vec![4; 4], vec![3; 16]]);
     // The program's again.
@@ -100,8 +100,8 @@ fn what_is_received_and_read_is_written_by_the_device() {
     let mut received = Box::pin(connection.receive(filled(&rig, 1)).into_future());
     assert!(poll(&mut received).is_pending());
     let read = post(connection.read(filled(&rig, 2).slice(8..16), remote()));
-    rig.nic.end(0, End::Done(b"hello"));
-    rig.nic.end(0, End::Done(b"12345678"));
+    rig.nic.end(0, NicOutcome::Done(b"hello"));
+    rig.nic.end(0, NicOutcome::Done(b"12345678"));
     let Poll::Ready(Ok(message)) = poll(&mut received) else { panic!("it is done") };
     assert_eq!((&message.memory[..6], message.length), (&b"hello\x01"[..], 5));
     let mut read = outcome(read).unwrap();
@@ -122,7 +122,7 @@ fn what_is_shared_is_read_by_several_at_once() {
     let sent = [shared.clone(), shared.slice(2..5), shared.clone()]
         .map(|shared| post(connection.send(shared)));
     for _ in 0..3 {
-        rig.nic.end(0, End::Done(&[]));
+        rig.nic.end(0, NicOutcome::Done(&[]));
         assert_eq!(looked_at, [6; 16]);
     }
     let shared = shared.try_thaw().unwrap_err();
@@ -140,11 +140,11 @@ fn an_atomic_operation_gives_what_came_to_its_word() {
     let rig = Rig::new();
     let connection = rig.connect([2, 0]);
     let [one, other] = [1, 2].map(|add| post(connection.fetch_add(remote(), add)));
-    rig.nic.end(1, End::Done(&[0; 22]));
-    rig.nic.end(0, End::Done(&[0; 11]));
+    rig.nic.end(1, NicOutcome::Done(&[0; 22]));
+    rig.nic.end(0, NicOutcome::Done(&[0; 11]));
     assert_eq!((outcome(one).unwrap(), outcome(other).unwrap()), (11, 22));
     let swapped = post(connection.compare_and_swap(remote(), 1, 2));
-    rig.nic.end(0, End::Done(&[0; 33]));
+    rig.nic.end(0, NicOutcome::Done(&[0; 33]));
     assert_eq!(outcome(swapped).unwrap(), 33);
     drop(connection);
     end(rig);
@@ -162,8 +162,8 @@ fn dropped_memory_stays_until_the_device_is_done() {
     // Nobody else gets what the device is about to read.
     let other = filled(&rig, 9);
     assert_eq!(rig.pool.usage().buffers, 3);
-    rig.nic.end(0, End::Done(&[]));
-    rig.nic.end(0, End::Done(&[]));
+    rig.nic.end(0, NicOutcome::Done(&[]));
+    rig.nic.end(0, NicOutcome::Done(&[]));
     assert_eq!(rig.nic.take_sent(), [vec![1; 16], vec![2; 16]]);
     // Given back by whoever polls next.
     assert_eq!(rig.driver.0.sweep(false).unwrap(), 2);
@@ -185,8 +185,8 @@ fn a_message_for_a_dropped_receive_is_kept_with_its_memory() {
     ];
     assert!(poll(&mut done).is_pending());
     drop((gone, none));
-    rig.nic.end(1, End::Done(b"second"));
-    rig.nic.end(0, End::Done(b"first"));
+    rig.nic.end(1, NicOutcome::Done(b"second"));
+    rig.nic.end(0, NicOutcome::Done(b"first"));
     rig.driver.0.sweep(false).unwrap();
     // It has its outcome, which nobody has taken.
     drop(done);
@@ -210,11 +210,11 @@ fn a_forgotten_operation_keeps_its_memory_until_its_connection_ends() {
     forget(awaited);
     forget(post(connection.receive(filled(&rig, 2))));
     forget(post(connection.fetch_add(remote(), 1)));
-    rig.nic.end(0, End::Done(&[]));
+    rig.nic.end(0, NicOutcome::Done(&[]));
     rig.driver.0.sweep(false).unwrap();
     assert_eq!(rig.pool.usage().buffers, 2);
     // The device goes on until its queue pair is destroyed.
-    rig.nic.end(0, End::Done(b"message"));
+    rig.nic.end(0, NicOutcome::Done(b"message"));
     drop(connection);
     end(rig);
 }

@@ -17,7 +17,7 @@ use rdma_sys::{
     ibv_wc_opcode, ibv_wr_opcode,
 };
 
-use super::{Nic, Refusal, Request};
+use super::{Nic, PostFault, PostedRequest};
 
 /// What C sees of an object, which comes first, and the device beside it.
 #[repr(C)]
@@ -201,9 +201,9 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, out: *mut ibv_wc) -> 
     let Some(found) = unsafe { nic_of(cq) }.poll(usize::try_from(most).unwrap()) else { return -1 };
     for (n, completion) in found.iter().enumerate() {
         // SAFETY: SAFETY.md F12: no more than there is room for.
-        let place = unsafe { out.add(n) };
+        let entry = unsafe { out.add(n) };
         // SAFETY: SAFETY.md F12: as above.
-        unsafe { place.write(*completion) };
+        unsafe { entry.write(*completion) };
     }
     c_int::try_from(found.len()).unwrap()
 }
@@ -233,7 +233,7 @@ unsafe extern "C" fn post_send(
     let memory = unsafe { memory(asked.sg_list, asked.num_sge) };
     // SAFETY: SAFETY.md F2: a live queue pair of this table.
     let returned = unsafe { post(qp, asked.wr_id, opcode, memory) };
-    if returned == Err(Refusal::Clear) {
+    if returned == Err(PostFault::Clear) {
         // SAFETY: SAFETY.md F1: a place to write to.
         unsafe { bad.write(request) };
     }
@@ -251,7 +251,7 @@ unsafe extern "C" fn post_recv(
     let memory = unsafe { memory(asked.sg_list, asked.num_sge) };
     // SAFETY: SAFETY.md F2: a live queue pair of this table.
     let returned = unsafe { post(qp, asked.wr_id, ibv_wc_opcode::IBV_WC_RECV, memory) };
-    if returned == Err(Refusal::Clear) {
+    if returned == Err(PostFault::Clear) {
         // SAFETY: SAFETY.md F1: a place to write to.
         unsafe { bad.write(request) };
     }
@@ -265,11 +265,11 @@ unsafe fn post(
     wr_id: u64,
     opcode: ibv_wc_opcode,
     memory: Option<(u64, u32)>,
-) -> Result<(), Refusal> {
+) -> Result<(), PostFault> {
     // SAFETY: SAFETY.md F2: this function's contract.
     let qpn = unsafe { (*qp).qp_num };
     // SAFETY: SAFETY.md F2: as above.
-    unsafe { nic_of(qp) }.post(Request { qpn, wr_id, opcode, memory })
+    unsafe { nic_of(qp) }.post(PostedRequest { qpn, wr_id, opcode, memory })
 }
 
 /// # Safety
@@ -325,7 +325,7 @@ impl Regions {
     }
 
     /// Does what a request is for: reads its memory, or writes what has come to it. Which bytes that were.
-    pub(super) fn execute(&self, request: &Request, message: &[u8]) -> Vec<u8> {
+    pub(super) fn execute(&self, request: &PostedRequest, message: &[u8]) -> Vec<u8> {
         let Some((address, length)) = request.memory else { return Vec::new() };
         let (address, length) = (usize::try_from(address).unwrap(), length as usize);
         self.with(|all| {

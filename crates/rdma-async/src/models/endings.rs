@@ -41,7 +41,7 @@ fn loom_a_connection_ends_while_a_slot_is_waited_for() {
     });
 }
 
-/// Of those who end it one destroys the queue pair, and the place is free when both have left.
+/// Of those who end it one destroys the queue pair, and the entry is free when both have left.
 #[test]
 fn loom_a_connection_and_its_driver_end_together() {
     model(3, |rig| {
@@ -54,7 +54,7 @@ fn loom_a_connection_and_its_driver_end_together() {
         drop(connection);
         task.join().unwrap();
         device.join().unwrap();
-        assert!(ledger.reserve(4096), "the place was not given back");
+        assert!(ledger.reserve(4096), "the entry was not given back");
     });
 }
 

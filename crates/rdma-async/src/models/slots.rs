@@ -6,7 +6,7 @@ use rdma_connect::TransportError;
 
 use super::{Others, model, post, send, spawn};
 use crate::CloseReason;
-use crate::mock::{End, Faults, Refusal, block_on, poll_once};
+use crate::mock::{Faults, NicOutcome, PostFault, block_on, poll_once};
 
 /// One slot, and two tasks who want it while the device has it.
 #[test]
@@ -76,7 +76,7 @@ fn loom_who_is_refused_hands_its_wake_up_on() {
     model(2, |rig| {
         let connection = rig.connect([1, 0]);
         drop(post(&connection, rig));
-        rig.nic.set_faults(Faults { posts: Some(Refusal::Clear), ..Faults::default() });
+        rig.nic.set_faults(Faults { posts: Some(PostFault::Clear), ..Faults::default() });
         let others = Others::new(rig, 2);
         let other = connection.clone();
         let task = spawn(rig, move |rig| drop(send(&other, rig)));
@@ -92,7 +92,7 @@ fn loom_who_waits_is_told_of_a_failure() {
     model(3, |rig| {
         let connection = rig.connect([1, 0]);
         let first = post(&connection, rig);
-        let others = Others::with(rig, |rig| rig.nic.serve_with(1, End::Failed));
+        let others = Others::with(rig, |rig| rig.nic.serve_with(1, NicOutcome::Failed));
         let failed = send(&connection, rig).unwrap_err().error;
         let TransportError::Closed { reason, .. } = failed else { panic!("{failed}") };
         assert!(matches!(reason, CloseReason::Work { .. }), "{reason}");

@@ -16,8 +16,8 @@ use super::kinds::Kind;
 use super::posted::Posted;
 use crate::buffer::held::Held;
 use crate::ledger::after::{After, apart};
-use crate::ledger::place::{Place, Refusal};
-use crate::ledger::post::Request;
+use crate::ledger::entry::{ConnectionEntry, PostFailure};
+use crate::ledger::post::RequestSpec;
 use crate::ledger::slots::{Id, Side};
 use crate::ledger::{BATCH, Ended, Table};
 use crate::link::{Inner, Link};
@@ -32,7 +32,7 @@ pin_project! {
         id: Option<Id>,
         // Its memory, before it was posted.
         held: Held,
-        request: Request,
+        request: RequestSpec,
         // It is counted among those who wait for a slot.
         has_queued: bool,
         #[pin]
@@ -55,11 +55,11 @@ pin_project! {
 
 impl<'c> Work<'c> {
     #[inline]
-    pub(crate) const fn new(link: Link<'c>, held: Held, request: Request) -> Self {
+    pub(crate) const fn new(link: Link<'c>, held: Held, request: RequestSpec) -> Self {
         Self { link: Some(link), id: None, held, request, has_queued: false, waits: None }
     }
 
-    pub(crate) const fn request(&self) -> &Request {
+    pub(crate) const fn request(&self) -> &RequestSpec {
         &self.request
     }
 
@@ -128,8 +128,8 @@ impl<'c> Work<'c> {
                 }
                 Poll::Ready(Ok(ended))
             }
-            Err(Refusal::NoSlot) => self.wait(cx, looks),
-            Err(Refusal::Failed(error)) => Poll::Ready(Err(self.not_posted(error))),
+            Err(PostFailure::NoSlot) => self.wait(cx, looks),
+            Err(PostFailure::Failed(error)) => Poll::Ready(Err(self.not_posted(error))),
         }
     }
 
@@ -166,8 +166,8 @@ impl<'c> Work<'c> {
                     leave_row(this.waits);
                     return Poll::Ready(Ok(ended));
                 }
-                Err(Refusal::NoSlot) => {}
-                Err(Refusal::Failed(error)) => return Poll::Ready(Err(self.not_posted(error))),
+                Err(PostFailure::NoSlot) => {}
+                Err(PostFailure::Failed(error)) => return Poll::Ready(Err(self.not_posted(error))),
             }
         }
     }
@@ -180,7 +180,7 @@ impl<'c> Work<'c> {
             && let Some(link) = &*this.link
         {
             let side = this.request.side();
-            link.ledger.lock().note_waiting(link.place, side, false);
+            link.ledger.lock().note_waiting(link.entry, side, false);
             // Its wake-up was for a slot that it has not taken.
             After::Room(Arc::clone(&link.rooms), side).run();
         }
@@ -204,18 +204,18 @@ impl Inner {
     #[inline]
     pub(crate) fn post(
         &self,
-        request: &Request,
+        request: &RequestSpec,
         held: &mut Held,
         has_queued: &mut bool,
         posted: &mut Option<Id>,
         looks: bool,
-    ) -> Result<Option<Ended>, Refusal> {
+    ) -> Result<Option<Ended>, PostFailure> {
         if request.is_atomic() {
-            self.prepare_words().map_err(|error| Refusal::Failed(error.into()))?;
+            self.prepare_words().map_err(|error| PostFailure::Failed(error.into()))?;
         }
         let mut table = self.ledger.lock();
         if let Some(lease) = &self.lease {
-            lease.check(table.at(self.place), request.operation())?;
+            lease.check(table.at(self.entry), request.operation())?;
         }
         self.post_under(table, request, held, has_queued, posted, looks)
     }
@@ -227,18 +227,18 @@ impl Inner {
     /// Then the memory is where it was.
     pub(crate) fn post_alone(
         &self,
-        request: &Request,
+        request: &RequestSpec,
         epoch: u32,
         held: &mut Held,
         posted: &mut Option<Id>,
-    ) -> Result<Option<Ended>, Refusal> {
+    ) -> Result<Option<Ended>, PostFailure> {
         for is_last in [false, true] {
             let mut table = self.ledger.lock();
-            let place = table.at(self.place);
-            if place.epoch != epoch {
+            let entry = table.at(self.entry);
+            if entry.epoch != epoch {
                 break;
             }
-            if !place.is_sending() {
+            if !entry.is_sending() {
                 return self.post_under(table, request, held, &mut false, posted, true);
             }
             drop(table);
@@ -247,25 +247,25 @@ impl Inner {
                 let _ = self.ledger.progress();
             }
         }
-        Err(Refusal::NoSlot)
+        Err(PostFailure::NoSlot)
     }
 
     #[inline(always)]
     fn post_under(
         &self,
         mut table: MutexGuard<'_, Table>,
-        request: &Request,
+        request: &RequestSpec,
         held: &mut Held,
         has_queued: &mut bool,
         posted: &mut Option<Id>,
         looks: bool,
-    ) -> Result<Option<Ended>, Refusal> {
-        let id = table.at(self.place).post(self.place, request, held)?;
+    ) -> Result<Option<Ended>, PostFailure> {
+        let id = table.at(self.entry).post(self.entry, request, held)?;
         *posted = Some(id);
         if mem::take(has_queued) {
-            table.note_waiting(self.place, request.side(), false);
+            table.note_waiting(self.entry, request.side(), false);
         }
-        if table.at(self.place).is_in_doubt() {
+        if table.at(self.entry).is_in_doubt() {
             drop(table);
             self.end_doubt();
             return Ok(None);
@@ -282,7 +282,7 @@ impl Inner {
     /// Somebody begins to wait for a slot, and has to be told of a failure even if nobody waits for what is in the slots.
     fn queue_up(&self, side: Side) {
         let mut table = self.ledger.lock();
-        table.note_waiting(self.place, side, true);
+        table.note_waiting(self.entry, side, true);
         let armed = table.arm(self.ledger.cq());
         drop(table);
         self.ledger.note_armed(armed);
@@ -291,9 +291,10 @@ impl Inner {
     /// Ends the connection of a request that may have been posted or not. If that fails, its operations end with it.
     #[cold]
     fn end_doubt(&self) {
-        let closed = self.ledger.lock().at(self.place).closed();
+        let closed = self.ledger.lock().at(self.entry).closed();
         if let Some(reason) = closed
-            && let Err(error) = self.ledger.close_if(self.place, reason, Place::is_in_doubt)
+            && let Err(error) =
+                self.ledger.close_if(self.entry, reason, ConnectionEntry::is_in_doubt)
         {
             tracing::error!(%error, "the queue pair of a request in doubt could not be destroyed");
         }
@@ -329,7 +330,7 @@ impl Inner {
             }
             // Under the same lock as the look: who polls later wakes this one.
             let mut is_awaited =
-                ended.is_some() || table.at(self.place).is_awaited_by(id, cx.waker());
+                ended.is_some() || table.at(self.entry).is_awaited_by(id, cx.waker());
             let mut before = waker.take();
             if !is_awaited && let Some(waker) = before.take() {
                 before = table.await_end(id, waker);
@@ -408,22 +409,22 @@ impl Inner {
         #[cfg(not(loom))]
         if let Some(WorkErrorCode::RetryExceededError) = error.map(|error| error.code())
             && let Some(reason) = self.member().and_then(|member| {
-                let epoch = self.look(|place| place.epoch);
+                let epoch = self.look(|entry| entry.epoch);
                 member.gone(epoch)
             })
         {
-            self.look(|place| place.note_gone(reason));
+            self.look(|entry| entry.note_gone(reason));
         }
-        self.ledger.lock().at(self.place).failure(operation, error)
+        self.ledger.lock().at(self.entry).failure(operation, error)
     }
 
     /// Nobody awaits the operation any more, and it is not over.
     #[cold]
-    fn give_up(&self, id: Option<Id>, request: &Request, has_queued: bool) {
+    fn give_up(&self, id: Option<Id>, request: &RequestSpec, has_queued: bool) {
         if let Some(id) = id {
             self.forsake(id);
         } else if has_queued && self.pd.context().check_process().is_ok() {
-            self.ledger.lock().note_waiting(self.place, request.side(), false);
+            self.ledger.lock().note_waiting(self.entry, request.side(), false);
         }
     }
 }

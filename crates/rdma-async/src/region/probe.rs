@@ -20,7 +20,7 @@ use crate::buffer::window::Window;
 use crate::connection::Connection;
 use crate::driver::Driver;
 use crate::driver::windows::Windows;
-use crate::ledger::post::Request;
+use crate::ledger::post::RequestSpec;
 use crate::link::{Inner, Link};
 use crate::operation::Op;
 
@@ -57,7 +57,7 @@ async fn find_out(windows: &Windows, link: &Inner) -> bool {
 /// Begins to find it out.
 fn begin(link: &Inner) -> watch::Receiver<Option<bool>> {
     let (tell, answer) = watch::channel(None);
-    let (driver, port) = (Driver(Arc::clone(&link.driver)), link.look(|place| place.port()));
+    let (driver, port) = (Driver(Arc::clone(&link.driver)), link.look(|entry| entry.port()));
     tokio::spawn(async move {
         let shared = Arc::clone(&driver.0);
         let windows = &shared.0.windows;
@@ -96,7 +96,7 @@ async fn probe(driver: Driver, port: Option<u8>) -> Result<bool, TransportError>
     let Some(rig) = rig? else { return Ok(false) };
     let Rig { one, other, window, words: [within, across] } = rig;
     let access = AccessFlags::REMOTE_WRITE;
-    let request = Request::Bind(PART, 2 * PART, access);
+    let request = RequestSpec::Bind(PART, 2 * PART, access);
     let window = Op::<Bind>::new(Link::Borrowed(one.inner()), window, request).await?;
     let Some((key, open)) = window.remote() else { unreachable!("it is bound") };
     let Some(inside) = open.slice(0..PART) else { unreachable!("it is as long") };

@@ -14,7 +14,7 @@ use crate::buffer::held::sealed::Lease;
 use crate::buffer::window::Window;
 use crate::connection::Connection;
 use crate::ledger::closed;
-use crate::ledger::post::Request;
+use crate::ledger::post::RequestSpec;
 use crate::link::{Inner, Link};
 use crate::operation::Op;
 use crate::operation::failed::Failed;
@@ -151,7 +151,7 @@ impl Region {
             // What is rare is elsewhere, so that the future is small.
             Err(region) => Box::pin(region.make_window()).await?,
         };
-        let request = Request::Bind(0, length, rights);
+        let request = RequestSpec::Bind(0, length, rights);
         match Op::<Bind>::new(Link::Borrowed(link), window, request).await {
             Ok(bound) => Ok((bound, pd)),
             Err(failed) => Err(not_bound(failed, pd)),
@@ -182,15 +182,15 @@ fn not_bound(failed: Failed<Window>, pd: ProtectionDomain) -> ReserveError {
 
 /// Which queue pair the connection has.
 fn epoch(link: &Inner) -> Result<u32, TransportError> {
-    link.look(|place| match place.closed() {
-        None => Ok(place.epoch),
-        Some(reason) => Err(closed(reason, place.peer)),
+    link.look(|entry| match entry.closed() {
+        None => Ok(entry.epoch),
+        Some(reason) => Err(closed(reason, entry.peer)),
     })
 }
 
 /// Ready when the connection has ended, or has another queue pair.
 async fn ended(link: &Inner, epoch: u32) {
-    link.until(|place| (place.closed().is_some() || place.epoch != epoch).then_some(())).await;
+    link.until(|entry| (entry.closed().is_some() || entry.epoch != epoch).then_some(())).await;
 }
 
 /// Invalidates a bound window.
@@ -200,7 +200,7 @@ async fn ended(link: &Inner, epoch: u32) {
 async fn invalidate(link: &Inner, epoch: u32, window: Window) -> Result<Window, Window> {
     let Some((key, _)) = window.remote() else { return Ok(window) };
     let (link, mut held, mut id) = (Link::Borrowed(link), window.into_held(), None);
-    let request = Request::Invalidate(key);
+    let request = RequestSpec::Invalidate(key);
     let outcome = match (link.post_alone(&request, epoch, &mut held, &mut id), id) {
         (Ok(Some(over)), _) => over.outcome::<Invalidate>(held, &link),
         (Ok(None), Some(id)) => Posted::<Invalidate>::new(link, id).await,

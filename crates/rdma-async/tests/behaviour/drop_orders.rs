@@ -136,7 +136,7 @@ async fn parts(device: &str) -> (Vec<Part>, Arc<Provider>) {
 
 /// Where all is dropped.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum DropSite {
     Task,
     Thread,
     /// When the runtime has ended.
@@ -148,14 +148,14 @@ fn runtime() -> Runtime {
 }
 
 /// Drops all, in the order that these are brought into.
-fn drop_all(device: &str, place: Place, order: impl FnOnce(&mut Vec<Part>), yields: u64) {
+fn drop_all(device: &str, place: DropSite, order: impl FnOnce(&mut Vec<Part>), yields: u64) {
     let runtime = runtime();
     let (mut parts, provider) = runtime.block_on(parts(device));
     order(&mut parts);
     let names: Vec<_> = parts.iter().map(|part| part.0).collect();
     println!("{device}, {place:?}: {names:?}");
     match place {
-        Place::Task => runtime.block_on(async {
+        DropSite::Task => runtime.block_on(async {
             for (index, (.., part)) in parts.into_iter().enumerate() {
                 drop(part);
                 if yields & 1 << index != 0 {
@@ -164,12 +164,12 @@ fn drop_all(device: &str, place: Place, order: impl FnOnce(&mut Vec<Part>), yiel
             }
             provider.gone().await;
         }),
-        Place::Thread => {
+        DropSite::Thread => {
             let thread = thread::spawn(move || parts.into_iter().for_each(drop));
             runtime.block_on(provider.gone());
             thread.join().unwrap();
         }
-        Place::Behind => {
+        DropSite::Behind => {
             drop(runtime);
             parts.into_iter().for_each(drop);
             provider.assert_gone();
@@ -199,7 +199,8 @@ fn every_order_of_what_belongs_together_leaves_nothing() {
     assert_eq!(orders.len(), 120);
     for (number, order) in orders.iter().enumerate() {
         let device = DEVICES[number % DEVICES.len()];
-        let place = [Place::Task, Place::Thread, Place::Behind][number / DEVICES.len() % 3];
+        let place =
+            [DropSite::Task, DropSite::Thread, DropSite::Behind][number / DEVICES.len() % 3];
         drop_all(device, place, |parts| parts.sort_by_key(|part| order[part.1]), u64::MAX);
     }
 }
@@ -213,7 +214,7 @@ fn any_order_leaves_nothing() {
     let mut chance = Chance(seed);
     for _ in 0..asked("RDMA_TEST_ROUNDS").unwrap_or(30) {
         for device in DEVICES {
-            for place in [Place::Task, Place::Thread, Place::Behind] {
+            for place in [DropSite::Task, DropSite::Thread, DropSite::Behind] {
                 let yields = chance.next();
                 drop_all(device, place, |parts| chance.shuffle(parts), yields);
             }

@@ -83,7 +83,7 @@ struct Lent {
 }
 
 #[derive(Default)]
-struct State {
+struct ProviderState {
     posts: VecDeque<Post>,
     lies: Option<Lies>,
     /// Completions that are still to come, and whether they are lies.
@@ -108,7 +108,7 @@ struct State {
 #[derive(Default)]
 pub(crate) struct Provider {
     refuses: [AtomicU32; 7],
-    state: Mutex<State>,
+    state: Mutex<ProviderState>,
     is_closed: Notify,
 }
 
@@ -211,7 +211,7 @@ impl Provider {
         self.assert_gone();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ProviderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -309,7 +309,7 @@ impl Provider {
     }
 }
 
-impl State {
+impl ProviderState {
     fn give_back(&mut self, of: &ibv_wc) {
         self.lent.retain(|lent| (lent.qpn, lent.wr_id) != (of.qp_num, of.wr_id));
     }

@@ -13,7 +13,7 @@ fn what_is_with_the_device_comes_back_when_the_connection_ends() {
     let received = post(connection.receive(rig.buffer()));
     drop(post(connection.receive(rig.buffer())));
     // What has completed before is done.
-    rig.nic.end(1, End::Done(&[]));
+    rig.nic.end(1, NicOutcome::Done(&[]));
     connection.close().unwrap();
     assert_eq!((rig.nic.posted(), sleeper.take_wakes()), (0, 1));
     assert_eq!(rig.pool.usage().buffers, 3);
@@ -38,7 +38,7 @@ fn late_repeated_and_invented_completions_are_of_no_request() {
     let rig = Rig::new();
     let connection = rig.connect([1, 0]);
     let first = post(connection.send(filled(&rig, 1)));
-    let id = rig.nic.end(0, End::Done(&[]));
+    let id = rig.nic.end(0, NicOutcome::Done(&[]));
     rig.nic.invent(id);
     outcome(first).unwrap();
     let mut second = post(connection.send(filled(&rig, 2)));
@@ -46,18 +46,18 @@ fn late_repeated_and_invented_completions_are_of_no_request() {
         rig.nic.invent(id);
     }
     assert!(poll(&mut second).is_pending());
-    let late = rig.nic.end(0, End::Done(&[]));
+    let late = rig.nic.end(0, NicOutcome::Done(&[]));
     outcome(second).unwrap();
     let ledger = Arc::clone(&connection.inner().ledger);
     drop(connection);
-    // In the same place.
+    // In the same entry.
     let connection = rig.connect([1, 0]);
-    assert!(Arc::ptr_eq(&ledger, &connection.inner().ledger) && connection.inner().place == 0);
+    assert!(Arc::ptr_eq(&ledger, &connection.inner().ledger) && connection.inner().entry == 0);
     let mut third = post(connection.send(filled(&rig, 3)));
     rig.nic.invent(late);
     rig.nic.invent(id);
     assert!(poll(&mut third).is_pending());
-    assert_ne!(rig.nic.end(0, End::Done(&[])), late);
+    assert_ne!(rig.nic.end(0, NicOutcome::Done(&[])), late);
     outcome(third).unwrap();
     drop((ledger, connection));
     end(rig);
@@ -74,7 +74,7 @@ fn slots_go_to_those_who_wait_in_their_order() {
     let [mut one, mut other] = [wait(2), wait(3)];
     assert!(poll_once(&mut one, &sleepers[0]).is_pending());
     assert!(poll_once(&mut other, &sleepers[1]).is_pending());
-    rig.nic.end(0, End::Done(&[]));
+    rig.nic.end(0, NicOutcome::Done(&[]));
     outcome(first).unwrap();
     let woken = || sleepers.each_ref().map(|sleeper| sleeper.take_wakes());
     assert_eq!(woken(), [1, 0]);
@@ -85,7 +85,7 @@ fn slots_go_to_those_who_wait_in_their_order() {
     // Awaited no more: its slot is free when the device is done.
     one.set(connection.send(filled(&rig, 4)).into_future());
     assert_eq!(woken(), [0, 0]);
-    rig.nic.end(0, End::Done(&[]));
+    rig.nic.end(0, NicOutcome::Done(&[]));
     rig.driver.0.sweep(false).unwrap();
     assert_eq!(woken(), [0, 1]);
     assert!(poll_once(&mut other, &sleepers[1]).is_pending());

@@ -1,13 +1,13 @@
 //! Devices that refuse and fail.
 
 use super::*;
-use crate::mock::{Faults, Refusal};
+use crate::mock::{Faults, PostFault};
 
 #[test]
 fn refused_memory_comes_back_and_refused_in_doubt_when_the_queue_pair_is_destroyed() {
     let rig = Rig::new();
     let connection = rig.connect([2, 0]);
-    rig.nic.set_faults(Faults { posts: Some(Refusal::Clear), ..Faults::default() });
+    rig.nic.set_faults(Faults { posts: Some(PostFault::Clear), ..Faults::default() });
     let Failed { mut memory, error } = connection.send(filled(&rig, 1)).try_post().unwrap_err();
     assert!(matches!(error, TransportError::PostError(_)), "{error}");
     memory.fill(2);
@@ -16,11 +16,11 @@ fn refused_memory_comes_back_and_refused_in_doubt_when_the_queue_pair_is_destroy
         post(connection.send(memory))
     };
     // The device has it, and says that it failed. It cannot be destroyed either.
-    let posts = Some(Refusal::Doubtful);
+    let posts = Some(PostFault::Doubtful);
     rig.nic.set_faults(Faults { posts, destroys: true, ..Faults::default() });
     let mut doubtful = post(connection.send(filled(&rig, 3)));
     assert!(poll(&mut doubtful).is_pending() && rig.nic.posted() == 2);
-    rig.nic.end(1, End::Done(&[]));
+    rig.nic.end(1, NicOutcome::Done(&[]));
     assert_eq!(rig.nic.take_sent(), [vec![3; 16]]);
     outcome(doubtful).unwrap();
     rig.nic.set_faults(Faults::default());
@@ -41,7 +41,7 @@ fn a_failed_request_is_over_and_its_connection_takes_no_more() {
     assert!(poll_once(&mut read, &sleeper).is_pending());
     let mut waits = Box::pin(connection.send(filled(&rig, 1)).into_future());
     assert!(poll(&mut waits).is_pending());
-    rig.nic.end(0, End::Failed);
+    rig.nic.end(0, NicOutcome::Failed);
     rig.driver.0.sweep(false).unwrap();
     assert_eq!(sleeper.take_wakes(), 1);
     let Failed { memory, error } = outcome(read).unwrap_err();
@@ -65,8 +65,8 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_its_memory() {
     connection.close().unwrap_err();
     assert!(poll(&mut posted).is_pending());
     assert_eq!(rig.pool.usage().buffers, 2);
-    rig.nic.end(0, End::Done(&[]));
-    rig.nic.end(0, End::Done(&[]));
+    rig.nic.end(0, NicOutcome::Done(&[]));
+    rig.nic.end(0, NicOutcome::Done(&[]));
     assert_eq!(rig.nic.take_sent(), [vec![5; 16], vec![6; 16]]);
     outcome(posted).unwrap();
     drop(connection);
@@ -85,7 +85,7 @@ fn a_completion_queue_that_fails_ends_everything() {
     let sleeper = Arc::<Sleeper>::default();
     assert!(poll_once(&mut other, &sleeper).is_pending());
     drop(post(connections[0].receive(rig.buffer())));
-    rig.nic.end(0, End::Done(&[]));
+    rig.nic.end(0, NicOutcome::Done(&[]));
     rig.nic.set_faults(Faults { polls: true, ..Faults::default() });
     let Poll::Ready(over) = poll(&mut one) else { panic!("it is over") };
     assert_eq!((reason(over).0, sleeper.take_wakes()), (CloseReason::Poll, 1));
@@ -117,9 +117,9 @@ fn who_is_refused_hands_its_wake_up_on() {
     let [mut one, mut other] = [wait(2), wait(3)];
     assert!(poll_once(&mut one, &sleepers[0]).is_pending());
     assert!(poll_once(&mut other, &sleepers[1]).is_pending());
-    rig.nic.end(0, End::Done(&[]));
+    rig.nic.end(0, NicOutcome::Done(&[]));
     outcome(first).unwrap();
-    rig.nic.set_faults(Faults { posts: Some(Refusal::Clear), ..Faults::default() });
+    rig.nic.set_faults(Faults { posts: Some(PostFault::Clear), ..Faults::default() });
     assert!(poll(&mut one).is_ready());
     assert_eq!(sleepers[1].take_wakes(), 1);
     rig.nic.set_faults(Faults::default());
