@@ -331,8 +331,8 @@ impl Ledger {
                 if table.at(entry).is_draining() {
                     table.note_waiting(entry, Side::Send, false);
                 }
-                let (afters, told) = table.at(entry).end();
-                table.afters.note_told(told);
+                let (afters, reported) = table.at(entry).end();
+                table.afters.note_reported(reported);
                 afters
             }
             Err((qp, error)) => {

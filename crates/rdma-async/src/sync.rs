@@ -21,10 +21,10 @@ pub(crate) use tokio::sync::{Notify, futures::OwnedNotified};
 #[cfg(loom)]
 pub(crate) use self::model::{Notify, OwnedNotified};
 
-/// Ready when that is found. Looks whenever all who wait are told to.
+/// Waits until `look` finds a value. Looks again each time `changed` notifies its waiters.
 #[cfg(not(loom))]
-pub(crate) async fn until<R>(told: &Notify, mut look: impl FnMut() -> Option<R>) -> R {
-    let waits = told.notified();
+pub(crate) async fn until<R>(changed: &Notify, mut look: impl FnMut() -> Option<R>) -> R {
+    let waits = changed.notified();
     tokio::pin!(waits);
     loop {
         // Before the look, so that none is missed.
@@ -33,7 +33,7 @@ pub(crate) async fn until<R>(told: &Notify, mut look: impl FnMut() -> Option<R>)
             return found;
         }
         waits.as_mut().await;
-        waits.set(told.notified());
+        waits.set(changed.notified());
     }
 }
 

@@ -280,8 +280,8 @@ impl Served {
         }
     }
 
-    /// Has a program that waits look, if there is something for it.
-    fn tell_news(&self) {
+    /// Wakes the program that waits in `accept`, if there is a client or an error for it.
+    fn notify_news(&self) {
         if self.state().clients.has_news() {
             self.news.notify_one();
         }
@@ -314,6 +314,6 @@ async fn serve(shared: &Arc<Served>, socket: &TcpListener) {
                 return;
             }
         }
-        shared.tell_news();
+        shared.notify_news();
     }
 }

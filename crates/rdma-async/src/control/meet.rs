@@ -270,8 +270,8 @@ impl Connection {
         });
         inner.ledger.stop_if(inner.entry, CloseReason::Asked, |entry| entry.epoch == epoch);
         if let Some(member) = inner.member() {
-            member.shared.leases.tell_end();
-            member.say_farewell(epoch, farewell);
+            member.shared.leases.notify_all();
+            member.send_farewell(epoch, farewell);
         }
         let over = async {
             let has_lost = inner.until(|entry| {
@@ -291,7 +291,7 @@ impl Connection {
         match in_time {
             Ok(false) => Ok(()),
             Ok(true) => {
-                let why = "something of what was sent last did not arrive, as its operations say";
+                let why = "something of what was sent last did not arrive, as its operations send";
                 let (tried, source) = ("ending the connection".to_owned(), io::Error::other(why));
                 Err(ConnectError::Io { tried, source })
             }
@@ -364,7 +364,7 @@ where
             let (end, endpoint) = blocking(connect).await?;
             // The client may lend something as soon as it has this.
             meeting.enter(epoch, qp);
-            meeting.say(epoch, &Frame::Answer(Box::new(endpoint)));
+            meeting.send(epoch, &Frame::Answer(Box::new(endpoint)));
             if let Met::Yes(()) = meeting.ready(epoch).await? {
                 return Ok((epoch, end));
             }

@@ -61,15 +61,15 @@ impl<'s> Meeting<'s> {
         state.newest += 1;
         let epoch = state.newest;
         // Under the same lock: the server hears them in this order.
-        self.shared.say(self.number, epoch, &Frame::Offer(Box::new(endpoint)));
+        self.shared.send(self.number, epoch, &Frame::Offer(Box::new(endpoint)));
         drop(state);
         self.epoch = Some(epoch);
         epoch
     }
 
-    pub(super) fn say(&mut self, epoch: u32, frame: &Frame) {
+    pub(super) fn send(&mut self, epoch: u32, frame: &Frame) {
         self.epoch = Some(epoch);
-        self.shared.say(self.number, epoch, frame);
+        self.shared.send(self.number, epoch, frame);
     }
 
     /// What the server answers.
@@ -140,7 +140,7 @@ impl<'s> Meeting<'s> {
     /// The queue pair is there.
     pub(super) fn done(mut self, epoch: u32) {
         if self.shared.is_client {
-            self.say(epoch, &Frame::Ready);
+            self.send(epoch, &Frame::Ready);
         }
         (self.epoch, self.entered) = (None, None);
     }
@@ -162,7 +162,7 @@ impl Drop for Meeting<'_> {
         state.forget_unknown(self.number);
         // Under the same lock: the server hears of it before it hears of one more.
         if let Some(epoch) = self.epoch {
-            self.shared.say(self.number, epoch, &Frame::Ended);
+            self.shared.send(self.number, epoch, &Frame::Ended);
         }
         drop(state);
     }

@@ -1,5 +1,5 @@
-//! What the connections of one control connection share: who they are, what the other end has said of them, and what is to
-//! be said.
+//! State that the connections of one control connection share: the connections, what the other end has sent, and what is
+//! still to be sent.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,14 +23,14 @@ use crate::ledger::entry::ConnectionEntry;
 use crate::link::{Inner, Seat};
 use crate::sync::until;
 
-/// Of so many connections that nobody here has asked for the other end can speak, and so many it makes at a time.
+/// Connections that the other end may offer before this end asks for them.
 pub(super) const MOST_STRANGERS: usize = 64;
 
-/// A connection's part of its control connection.
+/// One connection of a control connection.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) shared: Arc<Shared>,
-    /// 0 of the one that was made by an address.
+    /// The connection's number; 0 for the one that was made by an address.
     pub(crate) number: u32,
     /// The options of its queue pair, for the next one.
     pub(crate) qp: QueuePairBuilder<'static>,
@@ -38,34 +38,35 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// The connection is no more: the other end is told.
+    /// Removes the connection, and notifies the other end.
     pub(crate) fn leave(&self, epoch: u32, reason: Option<CloseReason>) {
         self.shared.leave(self.number, epoch, reason);
     }
 
-    /// Tells the other end that the program ends the connection, and why.
-    pub(super) fn say_farewell(&self, epoch: u32, farewell: Farewell) {
-        self.shared.say_farewell(self.number, epoch, farewell);
+    /// Notifies the other end that the program ends the connection, and why.
+    pub(super) fn send_farewell(&self, epoch: u32, farewell: Farewell) {
+        self.shared.send_farewell(self.number, epoch, farewell);
     }
 
-    /// How the other end has gone, as far as the stream shows it now.
+    /// Returns the reason for which the other end has gone, as far as the stream shows it now.
     pub(crate) fn gone(&self, epoch: u32) -> Option<CloseReason> {
         self.shared.gone(self.number, epoch)
     }
 
-    /// The reason that the program of the other end has given.
+    /// Returns the reason that the program of the other end has sent.
     pub(crate) fn farewell(&self, epoch: u32) -> Option<Farewell> {
         self.shared.farewell(self.number, epoch)
     }
 
-    /// Tells the other end that all was sent with the queue pair of that epoch, and waits until it has ended.
+    /// Notifies the other end that this end has nothing more to send on the queue pair of that epoch, and waits until the
+    /// other end has ended it.
     pub(super) async fn finish(&self, epoch: u32) {
-        self.shared.say(self.number, epoch, &Frame::Finish);
+        self.shared.send(self.number, epoch, &Frame::Finish);
         self.shared.until_ended(self.number, epoch).await;
     }
 }
 
-/// The task that has the stream: it ends with the last connection, and the stream is closed with it.
+/// The task that owns the stream. The task ends with the last connection, and closes the stream.
 #[derive(Debug)]
 pub(crate) struct Task(pub(super) Arc<Shared>);
 
@@ -75,76 +76,79 @@ impl Drop for Task {
     }
 }
 
-/// What is shared.
+/// State shared by the connections and the task of a control connection.
 pub(crate) struct Shared {
     state: Mutex<StreamState>,
-    /// What is to be said.
+    /// Frames to send.
     pub(super) out: Arc<Outbox>,
-    /// All who wait are told when something was heard.
-    pub(super) heard: Notify,
-    /// Told when there are no connections any more.
+    /// Notifies all waiters when a frame arrives.
+    pub(super) changed: Notify,
+    /// Notified when the last connection has left.
     pub(super) left: Notify,
-    /// The other end.
+    /// The address of the other end.
     pub(super) address: SocketAddr,
     pub(super) stream: StreamAddresses,
     pub(super) is_client: bool,
-    /// The other end hears what is said: it is no channel.
+    /// Whether the other end reads frames. A channel does not.
     pub(crate) talks: bool,
-    /// How long a queue pair may take to be connected, and the peer to answer.
+    /// The time limit for connecting a queue pair, and for the peer's answer.
     pub(crate) limit: Duration,
-    /// What is lent and borrowed.
+    /// Memory that is lent and borrowed.
     pub(crate) leases: Arc<Leases>,
-    /// The stream, as long as its task has it, and after how long of silence it ends.
+    /// The stream, while its task owns it.
     pub(super) to_look_at: Weak<TcpStream>,
+    /// The time after which a silent stream ends.
     pub(super) silence: Duration,
-    /// Which process has it: in a forked child nobody may be there to unlock it.
+    /// The process that made this: in a forked child no thread may be left to unlock it.
     process: u32,
 }
 
-/// What is under the lock.
+/// The state of the stream and its connections.
 #[derive(Default)]
 pub(super) struct StreamState {
     pub(super) lanes: BTreeMap<u32, Lane>,
     /// The newest epoch that was offered.
     pub(super) newest: u32,
-    /// A sign of life is wanted of the other end, or by it.
+    /// Whether to ask the other end for a sign of life.
     owes_beat: bool,
+    /// Whether the other end has asked for a sign of life.
     owes_alive: bool,
-    /// Why the stream is closed.
+    /// The reason for which the stream is closed.
     over: Option<CloseReason>,
-    /// What this end has said last of why its program ends a connection.
+    /// The last farewell that this end has sent.
     farewell: Option<Farewell>,
 }
 
-/// What is known of one connection.
+/// The state of one connection.
 #[derive(Default)]
 pub(super) struct Lane {
-    /// The one that is here, if there is one.
+    /// This end's connection, if there is one.
     pub(super) here: Option<Seat>,
-    /// A queue pair for it is being made.
+    /// Whether a queue pair for it is being made.
     pub(super) is_meeting: bool,
-    /// What was offered by the client, or answered by the server.
+    /// The endpoint that the client has offered, or the server has answered with.
     pub(super) endpoint: Option<(u32, Box<QueuePairEndpoint>)>,
-    /// Of the queue pair that is ready at the client.
+    /// The epoch of the queue pair that is ready at the client.
     pub(super) ready: Option<u32>,
-    /// The newest whose end was said, and the newest of which it was said that the program ends it.
-    told: Option<u32>,
-    bidden: Option<u32>,
-    /// Why the program of the other end ends the connection.
+    /// The newest epoch for which this end has sent [`Frame::Ended`].
+    ended_sent: Option<u32>,
+    /// The newest epoch for which this end has sent [`Frame::Farewell`].
+    farewell_sent: Option<u32>,
+    /// The epoch and the reason for which the program of the other end ends the connection.
     farewell: Option<(u32, Farewell)>,
-    /// The newest that has ended at the other end, or will not be.
+    /// The newest epoch that has ended at the other end, or will never begin there.
     pub(super) withdrawn: Option<u32>,
-    /// The newest with which the other end has nothing more to send, and waits for this one to end.
+    /// The newest epoch on which the other end has nothing more to send, and waits for this end.
     finished: Option<u32>,
 }
 
 impl Lane {
-    /// What the other end has said last of the queue pair of that epoch.
+    /// Returns the farewell of the other end for the queue pair of that epoch.
     fn farewell(&self, epoch: u32) -> Option<Farewell> {
         self.farewell.filter(|(of, _)| *of == epoch).map(|(_, farewell)| farewell)
     }
 
-    /// Why the queue pair of that epoch has ended, if the other end has ended it, or the stream for this reason.
+    /// Returns the reason for the end of the queue pair of that epoch, after the other end or the stream has ended it.
     fn gone(&self, epoch: u32, over: Option<CloseReason>) -> CloseReason {
         if self.farewell(epoch).is_some() || self.finished == Some(epoch) {
             return CloseReason::Disconnected;
@@ -154,7 +158,7 @@ impl Lane {
 }
 
 impl StreamState {
-    /// Forgets a connection that is not here, and that neither end speaks of.
+    /// Forgets a connection that neither end has or is making.
     pub(super) fn forget_unknown(&mut self, number: u32) {
         let is_unknown =
             |lane: &Lane| lane.here.is_none() && !lane.is_meeting && lane.endpoint.is_none();
@@ -173,14 +177,14 @@ impl Shared {
         (limits, margin): (Option<LeaseLimits>, Duration),
     ) -> Self {
         let (state, process) = (Mutex::default(), std::process::id());
-        let (heard, left) = (Notify::new(), Notify::new());
+        let (changed, left) = (Notify::new(), Notify::new());
         let out = Arc::new(Outbox::new(write_head));
         let leases = Arc::new(Leases::new(Arc::clone(&out), limits, margin));
         let (to_look_at, silence) = (Weak::new(), Duration::MAX);
         Self {
             state,
             out,
-            heard,
+            changed,
             left,
             address,
             stream,
@@ -202,28 +206,28 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All who wait look again.
-    fn tell(&self) {
-        apart(|| self.heard.notify_waiters());
+    /// Wakes all waiters, which check their condition again.
+    fn notify_waiters(&self) {
+        apart(|| self.changed.notify_waiters());
     }
 
-    /// A connection is here, or has another queue pair.
+    /// Adds a connection, or its next queue pair.
     pub(super) fn enter(&self, number: u32, connection: &Inner) {
-        connection.rooms.tell(&self.out.to_say);
+        connection.rooms.set_control(&self.out.to_send);
         let seat = connection.seat();
         let epoch = connection.look(|entry| entry.epoch);
         if let Some(member) = connection.member() {
             self.leases.enter(number, epoch, &connection.pd, member.qp.granted());
         }
         self.state().lanes.entry(number).or_default().here = Some(seat.clone());
-        // What was heard of it before, and what has become of it.
+        // Frames about it may have arrived before, and it may have ended.
         self.settle(number, &seat);
-        self.out.to_say.notify_one();
+        self.out.to_send.notify_one();
     }
 
     fn leave(&self, number: u32, epoch: u32, reason: Option<CloseReason>) {
         if reason.is_none_or(is_of_program) {
-            self.say_farewell(number, epoch, Farewell::PLAIN);
+            self.send_farewell(number, epoch, Farewell::PLAIN);
         }
         // As long as no other connection can have the number.
         self.leases.leave(number);
@@ -231,46 +235,48 @@ impl Shared {
         let Some(lane) = state.lanes.get_mut(&number) else { return };
         // Nobody reconnects it any more: a future that did so was forgotten.
         (lane.here, lane.is_meeting) = (None, false);
-        let told = lane.told.max(lane.withdrawn) >= Some(epoch);
+        let ended_sent = lane.ended_sent.max(lane.withdrawn) >= Some(epoch);
         state.forget_unknown(number);
         drop(state);
-        if !told {
-            self.say(number, epoch, &Frame::Ended);
+        if !ended_sent {
+            self.send(number, epoch, &Frame::Ended);
         }
     }
 
-    /// Says that of a connection.
-    pub(super) fn say(&self, number: u32, epoch: u32, frame: &Frame) {
+    /// Sends a frame about a connection.
+    pub(super) fn send(&self, number: u32, epoch: u32, frame: &Frame) {
         self.out.write(|bytes| frame.write(number, epoch, bytes));
     }
 
-    /// Says that the program ends the connection, once.
-    fn say_farewell(&self, number: u32, epoch: u32, farewell: Farewell) {
+    /// Sends the program's farewell for a connection, once.
+    fn send_farewell(&self, number: u32, epoch: u32, farewell: Farewell) {
         let mut state = self.state();
         let lane = state.lanes.get_mut(&number);
-        let Some(lane) = lane.filter(|lane| lane.bidden.max(lane.told) < Some(epoch)) else {
+        let Some(lane) = lane.filter(|lane| lane.farewell_sent.max(lane.ended_sent) < Some(epoch))
+        else {
             return;
         };
-        lane.bidden = Some(epoch);
+        lane.farewell_sent = Some(epoch);
         state.farewell = Some(farewell);
-        self.say(number, epoch, &Frame::Farewell(farewell));
+        self.send(number, epoch, &Frame::Farewell(farewell));
     }
 
-    /// Says that the program ends all connections.
-    pub(super) fn say_farewells(&self) {
+    /// Sends the program's farewell for all connections.
+    pub(super) fn send_farewells(&self) {
         for (number, connection) in self.connections() {
             if let Some(epoch) = connection.look(|entry| entry.epoch) {
-                self.say_farewell(number, epoch, Farewell::PLAIN);
+                self.send_farewell(number, epoch, Farewell::PLAIN);
             }
         }
     }
 
-    /// What the other end has said of why its program ends a connection.
+    /// Returns the other end's farewell for a connection.
     fn farewell(&self, number: u32, epoch: u32) -> Option<Farewell> {
         self.state().lanes.get(&number)?.farewell(epoch)
     }
 
-    /// How the other end has gone, as far as the stream shows it now: its task may not have read that yet.
+    /// Returns the reason for which the other end has gone, as far as the stream shows it now. The task of the stream may
+    /// not have read that yet.
     fn gone(&self, number: u32, epoch: u32) -> Option<CloseReason> {
         let state = self.state();
         let lane = state.lanes.get(&number)?;
@@ -282,19 +288,18 @@ impl Shared {
         let stream = self.to_look_at.upgrade()?;
         match recv(&*stream, &mut [0], RecvFlags::DONTWAIT | RecvFlags::PEEK) {
             Ok((0, _)) => Some(CloseReason::Died),
-            // The other end may have said why.
+            // The bytes may be the other end's farewell.
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => None,
             Err(error) => Some(CloseReason::of_stream(Some(&error.into()), self.silence)),
         }
     }
 
-    /// What a channel is told at the end of the stream, if the program has ended the connection.
-    pub(super) fn last_word(&self) -> Option<Farewell> {
+    /// Returns the farewell to send to a channel at the end of the stream, if the program has ended the connection.
+    pub(super) fn final_farewell(&self) -> Option<Farewell> {
         self.state().farewell
     }
 
-    /// What is to be said now. Those whose end was not said yet are among it, and those that are done with what they had to
-    /// send are closed.
+    /// Takes the bytes to send now. Closes connections that have sent everything, and reports those that have ended.
     pub(super) fn take_due(&self) -> Vec<u8> {
         self.settle_all();
         let mut due = self.out.take();
@@ -310,15 +315,15 @@ impl Shared {
         due
     }
 
-    /// Ends, and notes as ended, what has come to its end.
+    /// Settles all connections; see [`settle`](Self::settle).
     pub(super) fn settle_all(&self) {
         for (number, connection) in self.connections() {
             self.settle(number, &connection);
         }
     }
 
-    /// Brings together what the other end has said of a connection and what has become of it here. Each is about the queue
-    /// pair of an epoch, which another one may follow meanwhile.
+    /// Ends a connection that the other end has ended, and reports one that has ended here. Both concern the queue pair of
+    /// the current epoch, which another one may replace meanwhile.
     fn settle(&self, number: u32, connection: &Seat) {
         let Some(epoch) = connection.look(|entry| entry.epoch) else { return };
         let (is_over, is_finished, gone) = {
@@ -333,9 +338,9 @@ impl Shared {
                 entry.epoch == epoch && !entry.is_gone() && !entry.has_refused()
             });
         } else if is_finished {
-            // Once: each of these has this looked at again.
+            // Once: each stop causes another look at this.
             connection.stop_if(gone, |entry| entry.epoch == epoch && !entry.is_draining());
-            self.leases.tell_end();
+            self.leases.notify_all();
             connection.end_if(gone, |entry| {
                 entry.epoch == epoch && entry.is_drained() && !entry.has_refused()
             });
@@ -346,62 +351,62 @@ impl Shared {
         });
         if has_ended == Some(true) {
             if connection.look(ConnectionEntry::closed).flatten().is_some_and(is_of_program) {
-                self.say_farewell(number, epoch, Farewell::PLAIN);
+                self.send_farewell(number, epoch, Farewell::PLAIN);
             }
             self.note_end(number, epoch);
         }
     }
 
-    /// Says that the queue pair of that epoch has ended, once, unless the other end has said so.
+    /// Notifies the other end that the queue pair of that epoch has ended, once, unless the other end has ended it.
     fn note_end(&self, number: u32, epoch: u32) {
         self.leases.end_of(number, epoch);
         let mut state = self.state();
-        let lane = state.lanes.get_mut(&number).filter(|lane| lane.told < Some(epoch));
+        let lane = state.lanes.get_mut(&number).filter(|lane| lane.ended_sent < Some(epoch));
         let Some(lane) = lane else { return };
-        lane.told = Some(epoch);
+        lane.ended_sent = Some(epoch);
         if lane.withdrawn < Some(epoch) {
-            self.say(number, epoch, &Frame::Ended);
+            self.send(number, epoch, &Frame::Ended);
         }
         drop(state);
-        self.tell();
+        self.notify_waiters();
     }
 
-    /// Whether the only connection has ended, whose other end is told so by the end of the stream.
+    /// Returns true if all connections have ended. The end of the stream then notifies a channel.
     pub(super) fn has_ended(&self) -> bool {
         let state = self.state();
-        state.lanes.values().all(|lane| lane.told.is_some())
+        state.lanes.values().all(|lane| lane.ended_sent.is_some())
     }
 
-    /// Those that are here.
+    /// Returns the connections that this end has, with their numbers.
     fn connections(&self) -> Vec<(u32, Seat)> {
         let state = self.state();
         let lanes = state.lanes.iter();
         lanes.filter_map(|(&number, lane)| Some((number, lane.here.clone()?))).collect()
     }
 
-    /// Takes what the other end says. What is to be waited for before the next that it says.
+    /// Handles a frame of the other end. Returns the closing of a lease that the next frame has to wait for.
     ///
     /// # Errors
-    /// In words, if it cannot say that.
-    pub(super) fn hear(
+    /// The reason, as text, if the other end must not send that frame now.
+    pub(super) fn receive(
         &self,
         number: u32,
         epoch: u32,
         frame: Frame,
     ) -> Result<Option<Closing>, &'static str> {
         let frame = match frame {
-            Frame::Lease(lease) => return self.leases.hear(number, epoch, lease),
+            Frame::Lease(lease) => return self.leases.receive(number, epoch, lease),
             frame => frame,
         };
-        if let Some(connection) = self.note_heard(number, epoch, frame)? {
+        if let Some(connection) = self.note_received(number, epoch, frame)? {
             self.settle(number, &connection);
         }
-        self.tell();
+        self.notify_waiters();
         Ok(None)
     }
 
-    /// Notes it. The connection that it ends, if there is one.
-    fn note_heard(
+    /// Records a frame. Returns the connection to settle, if there is one.
+    fn note_received(
         &self,
         number: u32,
         epoch: u32,
@@ -432,7 +437,7 @@ impl Shared {
                 }
             }
             Frame::Offer(_) | Frame::Answer(_) | Frame::Ready => {
-                return Err("it says what the other end has to say");
+                return Err("it says what the other end has to send");
             }
             Frame::Ended if self.is_client && epoch > state.newest => {
                 return Err("it ends a queue pair that was not offered");
@@ -460,14 +465,14 @@ impl Shared {
             }
             Frame::Beat => {
                 state.owes_alive = true;
-                self.out.to_say.notify_one();
+                self.out.to_send.notify_one();
             }
             Frame::Alive | Frame::Lease(_) => {}
         }
         Ok(None)
     }
 
-    /// The stream is closed, and its connections end with it.
+    /// Ends all connections after the stream was closed.
     pub(super) fn end(&self, reason: CloseReason) {
         self.state().over = Some(reason);
         for (number, connection) in self.connections() {
@@ -476,10 +481,10 @@ impl Shared {
             connection.end_if(gone.unwrap_or(reason), |_| true);
         }
         self.leases.end();
-        self.tell();
+        self.notify_waiters();
     }
 
-    /// Ready when the other end has said that, or can say nothing any more.
+    /// Waits until `look` finds a value, or the stream is closed.
     pub(super) async fn until<R>(
         &self,
         number: u32,
@@ -490,27 +495,28 @@ impl Shared {
             let found = state.lanes.get_mut(&number).and_then(&mut look).map(Ok);
             found.or_else(|| state.over.map(|_| Err(())))
         };
-        until(&self.heard, find).await.map_err(|()| {
+        until(&self.changed, find).await.map_err(|()| {
             let (address, awaited) = (self.address, "it had agreed on a queue pair");
             ConnectError::Closed { address, awaited }
         })
     }
 
-    /// Ready when the other end has ended the queue pair of that epoch.
+    /// Waits until either end has ended the queue pair of that epoch.
     pub(super) async fn until_ended(&self, number: u32, epoch: u32) {
-        let ended = |lane: &mut Lane| (lane.told.max(lane.withdrawn) >= Some(epoch)).then_some(());
-        // If the stream is closed, it has ended, too.
+        let ended =
+            |lane: &mut Lane| (lane.ended_sent.max(lane.withdrawn) >= Some(epoch)).then_some(());
+        // The end of the stream ends the queue pair, too.
         let _ = self.until(number, ended).await;
     }
 
-    /// Wants a sign of life.
+    /// Asks the other end for a sign of life.
     pub(super) fn beat(&self) {
         self.state().owes_beat = true;
-        self.out.to_say.notify_one();
+        self.out.to_send.notify_one();
     }
 }
 
-/// Whether the program has ended a connection, and nothing has failed.
+/// Returns true if the program has ended the connection, and nothing has failed.
 fn is_of_program(reason: CloseReason) -> bool {
     matches!(reason, CloseReason::Asked | CloseReason::Destroyed)
 }

@@ -81,14 +81,14 @@ impl Drop for Guard {
             return;
         }
         if self.reason == CloseReason::Destroyed {
-            self.shared.say_farewells();
+            self.shared.send_farewells();
         }
         // What was said before, as far as it goes out at once.
         let due = self.shared.take_due();
         self.shared.end(self.reason);
         if self.shared.talks {
             self.rest.extend(due);
-        } else if let Some(farewell) = self.shared.last_word() {
+        } else if let Some(farewell) = self.shared.final_farewell() {
             self.rest = farewell.to_frame().into();
         }
         let _ = send(&*self.stream, &self.rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
@@ -96,22 +96,22 @@ impl Drop for Guard {
 }
 
 async fn until_gone(mut guard: Guard, beat: Option<Duration>) {
-    let has_heard = AtomicBool::new(true);
+    let has_received = AtomicBool::new(true);
     let Guard { shared, stream, rest, .. } = &mut guard;
     let (queue, frames) = mpsc::channel(MOST_FRAMES);
     let (ends, ended) = watch::channel(false);
-    let lives = beats(shared, beat, &has_heard, ended.clone());
-    // What was heard before the end is taken before it.
-    let hears = async {
-        let end = hear(shared, stream, &has_heard, queue).await;
+    let lives = beats(shared, beat, &has_received, ended.clone());
+    // Frames that arrived before the end are handled before it.
+    let receives = async {
+        let end = receive_frames(shared, stream, &has_received, queue).await;
         ends.send_replace(true);
         Ok(end)
     };
-    let listens = async { tokio::try_join!(hears, take(shared, frames, ended)) };
+    let serves = async { tokio::try_join!(receives, handle_frames(shared, frames, ended)) };
     let mut limit = shared.silence;
     let ended = tokio::select! {
-        ended = listens => ended.and_then(|(Err(end), ())| Err(end)),
-        ended = say(shared, stream, rest) => ended,
+        ended = serves => ended.and_then(|(Err(end), ())| Err(end)),
+        ended = send_frames(shared, stream, rest) => ended,
         // Nobody is here any more.
         () = shared.left.notified() => return,
         ended = lives => {
@@ -131,31 +131,31 @@ async fn until_gone(mut guard: Guard, beat: Option<Duration>) {
     }
 }
 
-/// A frame, of which connection, and of which epoch.
-type Heard = (u32, u32, Frame);
+/// The number of a connection, its epoch, and a frame about it.
+type ReceivedFrame = (u32, u32, Frame);
 
-/// Hears until the stream ends, or something comes that is no frame: why it ends. Signs of life are taken at once, and all else
-/// in its turn.
-async fn hear(
+/// Receives frames until the stream ends, or brings bytes that are not a frame. Returns the reason. Handles signs of life
+/// at once, and queues all other frames.
+async fn receive_frames(
     shared: &Shared,
     from: &TcpStream,
-    has_heard: &AtomicBool,
-    queue: mpsc::Sender<Heard>,
+    has_received: &AtomicBool,
+    queue: mpsc::Sender<ReceivedFrame>,
 ) -> io::Result<Infallible> {
     if !shared.talks {
-        // All that a channel says is its farewell. Else it changes nothing, only that it goes.
-        let (mut said, mut block) = (Vec::new(), [0; 512]);
+        // A channel sends its farewell and nothing else. Without one, the end of the stream is all there is.
+        let (mut bytes, mut block) = (Vec::new(), [0; 512]);
         let end = loop {
             match receive_some(from, &mut block).await {
-                Ok(count) if said.len() <= Farewell::FRAME => {
-                    said.extend_from_slice(&block[..count])
+                Ok(count) if bytes.len() <= Farewell::FRAME => {
+                    bytes.extend_from_slice(&block[..count])
                 }
                 Ok(_) => {}
                 Err(error) => break error,
             }
         };
-        if let Some(farewell) = Farewell::from_frame(&said) {
-            shared.hear(0, 0, Frame::Farewell(farewell)).map_err(not_kept)?;
+        if let Some(farewell) = Farewell::from_frame(&bytes) {
+            shared.receive(0, 0, Frame::Farewell(farewell)).map_err(not_kept)?;
         }
         return Err(end);
     }
@@ -167,9 +167,9 @@ async fn hear(
         let rest = endpoint.get_mut(..head.length()).unwrap_or_default();
         fill(from, rest).await?;
         let frame = head.frame(rest).map_err(not_kept)?;
-        has_heard.store(true, Ordering::Relaxed);
+        has_received.store(true, Ordering::Relaxed);
         if matches!(frame, Frame::Beat | Frame::Alive) {
-            shared.hear(head.number, head.epoch, frame).map_err(not_kept)?;
+            shared.receive(head.number, head.epoch, frame).map_err(not_kept)?;
         } else {
             queue.send((head.number, head.epoch, frame)).await.map_err(not_kept)?;
         }
@@ -209,16 +209,16 @@ async fn send_some(to: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     }
 }
 
-/// Takes what was heard, one after the other: what is behind the end of memory finds it closed. Behind the end of the stream, no
-/// thread is waited for that has not begun.
-async fn take(
+/// Handles the queued frames in order. A frame after the end of a lease finds the lease closed. After the end of the
+/// stream, does not wait for a thread that has not begun.
+async fn handle_frames(
     shared: &Shared,
-    mut queue: mpsc::Receiver<Heard>,
+    mut queue: mpsc::Receiver<ReceivedFrame>,
     mut ended: watch::Receiver<bool>,
 ) -> io::Result<()> {
     while let Some((number, epoch, frame)) = queue.recv().await {
         let takes_time = matches!(frame, Frame::Lease(_));
-        let closing = shared.hear(number, epoch, frame).map_err(not_kept)?;
+        let closing = shared.receive(number, epoch, frame).map_err(not_kept)?;
         if let Some(mut closing) = closing {
             let none_has_begun = async {
                 let _ = ended.wait_for(|&ended| ended).await;
@@ -244,9 +244,8 @@ fn not_kept(what: impl ToString) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_string())
 }
 
-/// Says what there is to say; what is not written yet is in `rest`. Ends when a channel is to be told that the connection has
-/// ended.
-async fn say(shared: &Shared, to: &TcpStream, rest: &mut Vec<u8>) -> io::Result<()> {
+/// Sends queued frames; bytes that are not written yet are in `rest`. Returns when the connection of a channel has ended.
+async fn send_frames(shared: &Shared, to: &TcpStream, rest: &mut Vec<u8>) -> io::Result<()> {
     loop {
         if !rest.is_empty() && shared.out.is_full() {
             return Err(not_kept("it does not read what it is told"));
@@ -265,17 +264,17 @@ async fn say(shared: &Shared, to: &TcpStream, rest: &mut Vec<u8>) -> io::Result<
         }
         let written = tokio::select! {
             written = send_some(to, rest), if !rest.is_empty() => written,
-            () = shared.out.to_say.notified() => Ok(0),
+            () = shared.out.to_send.notified() => Ok(0),
         };
         match written {
             Ok(count) => drop(rest.drain(..count)),
-            // Nobody hears it any more. What has come before is still heard, and then the end.
+            // The other end does not read any more. Frames that it has sent are still handled, and then its end.
             Err(error) if error.kind() != io::ErrorKind::Other => {
                 return std::future::pending().await;
             }
             Err(error) => return Err(error),
         }
-        // Whatever has this told again and again lets others run.
+        // Frames that keep arriving must not keep other tasks from running.
         tokio::task::coop::consume_budget().await;
     }
 }
@@ -284,7 +283,7 @@ async fn say(shared: &Shared, to: &TcpStream, rest: &mut Vec<u8>) -> io::Result<
 async fn beats(
     shared: &Shared,
     beat: Option<Duration>,
-    has_heard: &AtomicBool,
+    has_received: &AtomicBool,
     ended: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let Some(beat) = beat.filter(|_| shared.talks) else { return std::future::pending().await };
@@ -296,7 +295,7 @@ async fn beats(
         if *ended.borrow() {
             return std::future::pending().await;
         }
-        silent = if has_heard.swap(false, Ordering::Relaxed) { 0 } else { silent + 1 };
+        silent = if has_received.swap(false, Ordering::Relaxed) { 0 } else { silent + 1 };
         shared.beat();
     }
     Err(io::ErrorKind::TimedOut.into())

@@ -116,7 +116,7 @@ impl Drop for Granted {
             }
             if !*self.is_forsaken.get_mut() {
                 let gives = *self.gives.get_mut();
-                self.leases.out.say(number, epoch, &LeaseFrame::Back { lease, gives });
+                self.leases.out.send(number, epoch, &LeaseFrame::Back { lease, gives });
             }
         }
     }

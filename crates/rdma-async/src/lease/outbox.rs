@@ -1,4 +1,4 @@
-//! What is to be said by a control connection.
+//! Frames that wait to be written to a control connection.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,19 +6,19 @@ use tokio::sync::Notify;
 
 use super::frame::LeaseFrame;
 
-/// So many requests of the other end may wait for their answers to be written.
+/// Requests of the other end that may wait for their answers to be written.
 const MOST_ASKS: usize = 64;
-/// So much may wait to be written because of what the other end has said, in bytes.
+/// Bytes of answers to the other end that may wait to be written.
 const MOST_ANSWERS: usize = 1 << 20;
-/// So much may wait in any case behind what is being written, in bytes.
+/// Bytes of any kind that may wait after those that are being written.
 const MOST: usize = 4 << 20;
 
-/// Frames as bytes, in the order in which they are said, until the task that has the stream writes them.
+/// Encoded frames in order, until the task that owns the stream writes them.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     inside: Mutex<Inside>,
-    /// Told when there is something.
-    pub(crate) to_say: Arc<Notify>,
+    /// Notified when there are bytes to write.
+    pub(crate) to_send: Arc<Notify>,
     /// Writes the head of a frame of a lease.
     head: fn(u16, u32, u32, &mut Vec<u8>),
 }
@@ -26,30 +26,31 @@ pub(crate) struct Outbox {
 #[derive(Debug, Default)]
 struct Inside {
     bytes: Vec<u8>,
-    /// Of these bytes, what answers the other end.
+    /// The number of those bytes that answer the other end.
     answers: usize,
-    /// Requests of the other end that were heard, and of how many the answers are among the bytes.
+    /// Requests received from the other end.
     asks: usize,
+    /// Requests with answers among the bytes.
     answered: usize,
     is_over: bool,
 }
 
 impl Outbox {
     pub(crate) fn new(head: fn(u16, u32, u32, &mut Vec<u8>)) -> Self {
-        Self { inside: Mutex::default(), to_say: Arc::default(), head }
+        Self { inside: Mutex::default(), to_send: Arc::default(), head }
     }
 
     fn with<R>(&self, with: impl FnOnce(&mut Inside) -> R) -> R {
         with(&mut self.inside.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Says what is written, as long as there is a stream.
+    /// Queues the bytes that `write` appends, while there is a stream.
     pub(crate) fn write(&self, write: impl FnOnce(&mut Vec<u8>)) {
         self.put(write, |_, _| {});
     }
 
-    /// Says that of a lease.
-    pub(crate) fn say(&self, number: u32, epoch: u32, frame: &LeaseFrame) {
+    /// Queues a frame about a lease.
+    pub(crate) fn send(&self, number: u32, epoch: u32, frame: &LeaseFrame) {
         self.write(|bytes| self.frame(number, epoch, frame, bytes));
     }
 
@@ -58,10 +59,10 @@ impl Outbox {
         frame.write(bytes);
     }
 
-    /// As [`say`](Self::say), since the other end has said something.
+    /// Same as [`send`](Self::send), for an answer to a frame of the other end.
     ///
     /// # Errors
-    /// If it says much, and does not hear.
+    /// If the other end sends frames without reading the answers.
     pub(crate) fn reply(
         &self,
         number: u32,
@@ -83,10 +84,10 @@ impl Outbox {
         self.put(write, |inside, _| inside.answered += 1);
     }
 
-    /// The other end asks for something.
+    /// Counts a request of the other end.
     ///
     /// # Errors
-    /// If it asks, and does not hear the answers.
+    /// If the other end sends requests without reading the answers.
     pub(crate) fn note_ask(&self) -> Result<(), &'static str> {
         self.with(|inside| {
             inside.asks += 1;
@@ -103,7 +104,7 @@ impl Outbox {
                 note(inside, bytes);
             }
         });
-        self.to_say.notify_one();
+        self.to_send.notify_one();
     }
 
     /// Whether more waits than may, if something of before does, too: then the other end does not read.

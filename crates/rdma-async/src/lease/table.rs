@@ -41,7 +41,7 @@ struct Giving<'a> {
 impl Drop for Giving<'_> {
     fn drop(&mut self) {
         self.leases.lender().note_giving(self.number, false);
-        self.leases.tell();
+        self.leases.notify_waiters();
     }
 }
 
@@ -50,18 +50,18 @@ pub(crate) struct Leases {
     lender: Mutex<Lender>,
     borrower: Mutex<Borrower>,
     pub(super) out: Arc<Outbox>,
-    /// Told when something is to be closed, or another one is the first whose time ends.
+    /// Notified when a lease is to be closed, or the earliest deadline changes.
+    to_close: Notify,
+    /// Notifies all waiters when a frame arrives or a connection ends.
     changed: Notify,
-    /// All who wait are told when something was heard, or has ended.
-    heard: Notify,
-    /// All who wait are told when something has ended.
+    /// Notifies all waiters when a connection ends.
     ended: Notify,
     /// One permit for each request that may be outstanding.
     pub(super) outstanding: Arc<Semaphore>,
     /// What the peer may ask for; nothing without.
     limits: Option<LeaseLimits>,
     account: Arc<Account>,
-    /// So much time a request has to have left when it is posted.
+    /// The time that a lease must have left when a request is posted.
     pub(super) margin: Duration,
     process: u32,
 }
@@ -72,8 +72,8 @@ impl Leases {
             lender: Mutex::default(),
             borrower: Mutex::default(),
             out,
+            to_close: Notify::new(),
             changed: Notify::new(),
-            heard: Notify::new(),
             ended: Notify::new(),
             outstanding: Arc::new(Semaphore::new(MOST_OUTSTANDING)),
             limits,
@@ -95,15 +95,15 @@ impl Leases {
         self.borrower.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All who wait look again.
-    fn tell(&self) {
-        apart(|| self.heard.notify_waiters());
+    /// Wakes all waiters, which check their condition again.
+    fn notify_waiters(&self) {
+        apart(|| self.changed.notify_waiters());
     }
 
-    /// Also those who wait for their turn.
-    pub(crate) fn tell_end(&self) {
+    /// Same as [`notify_waiters`](Self::notify_waiters), and wakes those that wait for their turn.
+    pub(crate) fn notify_all(&self) {
         apart(|| self.ended.notify_waiters());
-        self.tell();
+        self.notify_waiters();
     }
 
     /// A connection is here, or has another queue pair: what was of the one before has ended.
@@ -139,8 +139,8 @@ impl Leases {
         // Dropped without the lock: who has asked is told by that.
         let ended = self.borrower().end_of(number, epoch);
         ended.into_iter().for_each(|answer| apart(|| drop(answer)));
-        self.changed.notify_one();
-        self.tell_end();
+        self.to_close.notify_one();
+        self.notify_all();
     }
 
     /// The connection is here no more: nobody takes what the peer has given.
@@ -157,7 +157,7 @@ impl Leases {
         due.into_iter().for_each(|due| self.close(due));
         let ended = self.borrower().end_all();
         ended.into_values().for_each(|asked| apart(|| drop(asked)));
-        self.tell_end();
+        self.notify_all();
     }
 
     /// Closes one that is due, or has it closed by another thread, for which the caller may wait.
@@ -166,7 +166,7 @@ impl Leases {
         if why.end == LeaseEnd::TimeOver && open.is_lent() {
             // It may still await the program there.
             let over = LeaseFrame::Over { lease: why.lease };
-            self.out.say(open.number, open.epoch, &over);
+            self.out.send(open.number, open.epoch, &over);
         }
         if open.len() <= AT_ONCE {
             self.close(due);
@@ -215,9 +215,9 @@ impl Leases {
             match due {
                 Ok(due) => drop(self.begin_close(due)),
                 Err(Some(until)) => {
-                    let _ = timeout_at(until.into(), self.changed.notified()).await;
+                    let _ = timeout_at(until.into(), self.to_close.notified()).await;
                 }
-                Err(None) => self.changed.notified().await,
+                Err(None) => self.to_close.notified().await,
             }
             // Many that end at once let others run.
             tokio::task::coop::consume_budget().await;
@@ -226,7 +226,7 @@ impl Leases {
 
     /// Ready when that is found. Looks when something was heard, or has ended.
     pub(super) async fn until<R>(&self, look: impl FnMut() -> Option<R>) -> R {
-        crate::sync::until(&self.heard, look).await
+        crate::sync::until(&self.changed, look).await
     }
 
     /// The same. Looks when something has ended.
@@ -244,9 +244,9 @@ impl Leases {
         let mut lender = self.lender();
         let lease = lender.insert(open)?;
         // Under the lock: it may end at once, and nothing is said of it before this.
-        self.out.say(number, epoch, &LeaseFrame::Lend { lease });
+        self.out.send(number, epoch, &LeaseFrame::Lend { lease });
         drop(lender);
-        self.changed.notify_one();
+        self.to_close.notify_one();
         Ok(lease)
     }
 
@@ -255,16 +255,16 @@ impl Leases {
         let mut lender = self.lender();
         let Some(epoch) = lender.lease(number, lease).map(|open| open.epoch) else { return };
         lender.end(lease, LeaseEnd::Revoked);
-        self.out.say(number, epoch, &LeaseFrame::Over { lease });
+        self.out.send(number, epoch, &LeaseFrame::Over { lease });
         drop(lender);
-        self.changed.notify_one();
+        self.to_close.notify_one();
     }
 
     /// Takes what the other end says. What is to be waited for before the next that it says.
     ///
     /// # Errors
     /// In words, if it cannot say that.
-    pub(crate) fn hear(
+    pub(crate) fn receive(
         self: &Arc<Self>,
         number: u32,
         epoch: u32,
@@ -311,7 +311,7 @@ impl Leases {
                 self.hear_grant(asked, lease, access, descriptor)?;
             }
         }
-        self.tell();
+        self.notify_waiters();
         Ok(closing)
     }
 
@@ -335,7 +335,7 @@ impl Leases {
             answer: Some(answer),
             _permit: permit,
         });
-        self.out.say(number, epoch, &LeaseFrame::Ask(ask));
+        self.out.send(number, epoch, &LeaseFrame::Ask(ask));
         drop(borrower);
         self.forget_ended(number, epoch);
         answered
@@ -389,7 +389,7 @@ impl Leases {
         if self.lender().epoch_of(number) == Some(epoch) {
             self.borrower().announce_again(number, epoch, lease);
             self.forget_ended(number, epoch);
-            self.tell();
+            self.notify_waiters();
         }
     }
 
@@ -468,7 +468,7 @@ impl Leases {
                     self.grant(ask.ask, lease, open);
                 }
                 drop(lender);
-                self.changed.notify_one();
+                self.to_close.notify_one();
             }
             Err(open) => {
                 drop(lender);

@@ -58,8 +58,8 @@ impl Afters {
         self.due.push(after);
     }
 
-    /// A request that was awaited is not any more.
-    pub(crate) fn note_told(&mut self, count: usize) {
+    /// Subtracts awaited requests that were reported.
+    pub(crate) fn note_reported(&mut self, count: usize) {
         debug_assert!(self.awaited >= count, "they were awaited");
         self.awaited = self.awaited.saturating_sub(count);
     }

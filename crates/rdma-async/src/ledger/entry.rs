@@ -22,15 +22,14 @@ use crate::buffer::held::sealed::Lease;
 use crate::buffer::view::BufferSlice;
 use crate::sync::Notify;
 
-/// Who waits for a free slot of a connection. Its waiters are woken one by one, and hand a wake-up on that they do not
-/// need.
+/// The waiters for a free slot of a connection. They are woken one by one, and pass on a wake-up that they do not need.
 #[derive(Debug, Default)]
 pub(crate) struct Rooms {
     sends: Arc<Notify>,
     receives: Arc<Notify>,
-    /// Told when the connection is closed, or has nothing outstanding any more.
+    /// Notified when the connection is closed, or its last request has completed.
     ended: Notify,
-    /// Who else is told so.
+    /// Notified at the same time: the task of the control connection.
     control: OnceLock<Arc<Notify>>,
 }
 
@@ -42,7 +41,7 @@ impl Rooms {
         }
     }
 
-    /// All look again: the connection is closed, or what it has sent is over.
+    /// Wakes all waiters: the connection is closed, or its last send has completed.
     pub(crate) fn close(&self) {
         apart(|| self.sends.notify_waiters());
         apart(|| self.receives.notify_waiters());
@@ -52,13 +51,13 @@ impl Rooms {
         }
     }
 
-    /// Told to all who wait when the connection is closed, or has nothing outstanding any more.
+    /// Returns what is notified when the connection is closed, or its last request has completed.
     pub(crate) const fn ended(&self) -> &Notify {
         &self.ended
     }
 
-    /// Has this one told, too.
-    pub(crate) fn tell(&self, control: &Arc<Notify>) {
+    /// Sets what [`close`](Self::close) notifies in addition.
+    pub(crate) fn set_control(&self, control: &Arc<Notify>) {
         let _ = self.control.set(Arc::clone(control));
     }
 }
@@ -290,18 +289,18 @@ impl ConnectionEntry {
         self.is_ending = false;
         self.has_lost |= self.slots.sending() > 0;
         self.draining = None;
-        let (mut afters, mut told) = (vec![After::Close(Arc::clone(&self.rooms))], 0);
+        let (mut afters, mut reported) = (vec![After::Close(Arc::clone(&self.rooms))], 0);
         for index in 0..self.slots.len() as usize {
             let slot = self.slots.at(index);
             match slot.phase {
                 Phase::InFlight => {
                     slot.phase = Phase::Done;
                     slot.result = None;
-                    told += usize::from(slot.waker.is_some());
+                    reported += usize::from(slot.waker.is_some());
                     afters.extend(slot.waker.take().map(After::Wake));
                 }
                 Phase::Forsaken => {
-                    told += 1;
+                    reported += 1;
                     let mut held = Held::Nothing;
                     self.slots.free(index, &mut held);
                     afters.push(After::Drop(held));
@@ -309,7 +308,7 @@ impl ConnectionEntry {
                 Phase::Free | Phase::Done => {}
             }
         }
-        (afters, told)
+        (afters, reported)
     }
 
     pub(crate) fn next_arrived(&mut self) -> Option<Arrived> {
@@ -402,12 +401,12 @@ impl ConnectionEntry {
             Phase::InFlight => {
                 (slot.phase, slot.result) = (Phase::Done, Some(result));
                 if let Some(waker) = slot.waker.take() {
-                    afters.note_told(1);
+                    afters.note_reported(1);
                     afters.push(After::Wake(waker));
                 }
             }
             Phase::Forsaken => {
-                afters.note_told(1);
+                afters.note_reported(1);
                 self.keep(id, operation, Some(result), afters);
             }
             Phase::Free | Phase::Done => return false,
@@ -482,12 +481,12 @@ impl ConnectionEntry {
         let side = self.slots.side(id.slot());
         self.slots.free(id.slot(), memory);
         if self.waiting[side as usize] > 0 {
-            self.tell_room(side, afters);
+            self.notify_room(side, afters);
         }
     }
 
     #[cold]
-    fn tell_room(&self, side: Side, afters: &mut Afters) {
+    fn notify_room(&self, side: Side, afters: &mut Afters) {
         afters.push(After::Room(Arc::clone(&self.rooms), side));
     }
 

@@ -56,7 +56,7 @@ async fn find_out(windows: &Windows, link: &Inner) -> bool {
 
 /// Begins to find it out.
 fn begin(link: &Inner) -> watch::Receiver<Option<bool>> {
-    let (tell, answer) = watch::channel(None);
+    let (sender, answer) = watch::channel(None);
     let (driver, port) = (Driver(Arc::clone(&link.driver)), link.look(|entry| entry.port()));
     tokio::spawn(async move {
         let shared = Arc::clone(&driver.0);
@@ -77,7 +77,7 @@ fn begin(link: &Inner) -> watch::Receiver<Option<bool>> {
                 *windows.asked() = None;
             }
         }
-        let _ = tell.send(Some(is_bounded));
+        let _ = sender.send(Some(is_bounded));
     });
     answer
 }

@@ -152,9 +152,9 @@ impl Region {
     /// let may = AccessFlags::new().with_remote_write();
     /// let done = here.receive_imm().post().await?;
     /// let reserved = region.reserve(may, Duration::from_secs(2), async |descriptor| {
-    ///     let mut told = pool.allocate(rdma_async::Descriptor::BYTES)?;
-    ///     told.copy_from_slice(&descriptor.to_bytes());
-    ///     here.send(told).await?;
+    ///     let mut message = pool.allocate(rdma_async::Descriptor::BYTES)?;
+    ///     message.copy_from_slice(&descriptor.to_bytes());
+    ///     here.send(message).await?;
     ///     // The peer writes, and says how much.
     ///     Ok::<_, Box<dyn std::error::Error>>(done.await?)
     /// });
