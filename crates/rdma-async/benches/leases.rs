@@ -11,7 +11,7 @@ use std::env;
 use std::time::{Duration, Instant};
 
 use rdma_async::{Connection, ConnectionOptions, Driver, LeaseEnd, LeaseLimits, Region};
-use rdma_mem::{AccessFlags, BufferPool, ProtectionDomain, SharedRegion};
+use rdma_mem::{AccessFlags, BufferPool, ProtectionDomain};
 use test_support::usage::{resident, ticks};
 use tokio::task::JoinSet;
 
@@ -103,7 +103,7 @@ impl Host {
         let mut keys = HashSet::with_capacity(registrations);
         let (begin, mut first) = (Instant::now(), None);
         for count in 0..registrations {
-            let region = SharedRegion::allocate(&self.pd, LENGTH, WRITE)?;
+            let region = self.pd.allocate_shared_region(LENGTH, WRITE)?;
             if !keys.insert(u32::from(region.remote().rkey())) {
                 first.get_or_insert(count);
             }

@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use rdma_async::{Connection, Driver, Region};
 use rdma_mem::{
-    AccessFlags, MemoryWindow, OwnedRegion, ProtectionDomain, RegionMemory, SharedRegion,
-    WindowType, open_device,
+    AccessFlags, MemoryWindow, OwnedRegion, ProtectionDomain, RegionMemory, WindowType, open_device,
 };
 use rdma_qp::prelude::*;
 use rdma_qp::{CompletionQueue, LocalInvalidate, PollSlot, QueuePair, QueuePairBuilder};
@@ -167,7 +166,7 @@ fn reserve(rig: &mut Rig) {
 fn register(rig: &mut Rig) {
     for _ in 0..ROUNDS[0] {
         let memory = rig.memory.take().unwrap();
-        let open = SharedRegion::register(&rig.pd, memory, WRITE.with_local_write()).unwrap();
+        let open = rig.pd.register_shared(memory, WRITE.with_local_write()).unwrap();
         rig.memory = Some(open.close().unwrap());
     }
 }

@@ -8,7 +8,6 @@ pub(crate) mod hint;
 pub(crate) mod local;
 pub(crate) mod mapping;
 pub(crate) mod memory;
-pub(crate) mod of_domain;
 pub(crate) mod owned;
 pub(crate) mod pool;
 pub(crate) mod registration;

@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use rdma_mem::{
-    AccessFlags, AsyncEventSource, BufferPool, Context, DeviceList, Error, Forked, MemoryRegion,
-    PoolUsage, ProtectionDomain, RegionMemory,
+    AccessFlags, AsyncEventSource, BufferPool, Context, DeviceList, Error, Forked, PoolUsage,
+    ProtectionDomain, RegionMemory,
 };
 use rdma_sys::{Verbs, ibv_context, ibv_device, ibv_mr, ibv_pd};
 
@@ -126,7 +126,7 @@ fn everything(pd: &ProtectionDomain) -> impl Sized + use<> {
     let access = AccessFlags::new().with_remote_read();
     let pool = BufferPool::new(pd);
     let buffer = pool.allocate(64).unwrap();
-    let mr = MemoryRegion::register_local_mr_slice(pd, &buffer).unwrap();
+    let mr = pd.register_local_mr_slice(&buffer).unwrap();
     let memory = RegionMemory::memfd(64).unwrap();
     let shared = pd.register_shared(memory, access).map_err(|(_, error)| error).unwrap();
     // SAFETY: SAFETY.md F16: nobody writes by way of the file.

@@ -34,7 +34,7 @@ pub(crate) fn prepare_sender(
 ) -> Result<Prepared<OwnedRegion>, Error> {
     let (pd, bytes) = (context.allocate_pd()?, settings.registered_bytes());
     let channel = prepare(&pd, settings)?;
-    let slots = OwnedRegion::allocate(&pd, bytes);
+    let slots = pd.allocate_region(bytes);
     let slots = slots.map_err(|source| Error::Registration { bytes, source })?;
     Ok(Prepared { channel, slots, settings })
 }
@@ -47,7 +47,7 @@ pub(crate) fn prepare_receiver(
     let (pd, bytes) = (context.allocate_pd()?, settings.registered_bytes());
     let channel = prepare(&pd, settings)?;
     let access = AccessFlags::new().with_local_write().with_remote_write();
-    let slots = SharedRegion::allocate(&pd, bytes, access);
+    let slots = pd.allocate_shared_region(bytes, access);
     let slots = slots.map_err(|source| Error::Registration { bytes, source })?;
     Ok(Prepared { channel, slots, settings })
 }

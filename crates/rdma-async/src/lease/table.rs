@@ -485,7 +485,7 @@ fn allocate(ask: &Ask, pd: &ProtectionDomain) -> Option<SharedRegion> {
     let alignment = usize::try_from(ask.alignment).ok()?;
     let memory = RegionMemory::allocate_aligned(length, alignment);
     let opened = memory.and_then(|memory| {
-        SharedRegion::register(pd, memory, local_too(ask.access)).map_err(|(_, error)| error)
+        pd.register_shared(memory, local_too(ask.access)).map_err(|(_, error)| error)
     });
     let error = match opened {
         Ok(opened) => return Some(opened),

@@ -99,7 +99,7 @@ impl Region {
         access: AccessFlags,
     ) -> Result<(SharedRegion, ProtectionDomain), (Self, Error)> {
         let (memory, pd) = self.into_plain()?;
-        match SharedRegion::register(domain.unwrap_or(&pd), memory, access) {
+        match domain.unwrap_or(&pd).register_shared(memory, access) {
             Ok(open) => Ok((open, pd)),
             Err((memory, error)) => Err((Self::of_plain(pd, memory), error)),
         }
@@ -115,7 +115,7 @@ impl Region {
         let region = match memory {
             Memory::Window(window) => return Ok((window, pd)),
             Memory::Bindable(region) => *region,
-            Memory::Plain(memory) => match OwnedRegion::register_bindable(&pd, memory) {
+            Memory::Plain(memory) => match pd.register_bindable(memory) {
                 Ok(region) => region,
                 Err((memory, error)) => return Err((Self::of_plain(pd, memory), error)),
             },

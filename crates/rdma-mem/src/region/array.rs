@@ -38,19 +38,21 @@ pub struct OwnedArray<T> {
     values: PhantomData<T>,
 }
 
-impl<T: Pod> OwnedArray<T> {
-    /// Allocates and registers memory for `count` values, zero, on pages of their own.
+impl ProtectionDomain {
+    /// Allocates and registers memory for `count` zeroed values, on pages of their own.
     ///
     /// # Errors
-    /// Those of [`OwnedRegion::allocate`]; no bytes are an [empty region](Error::EmptyRegion).
+    /// Same errors as [`allocate_region`](Self::allocate_region); no bytes are an [empty region](Error::EmptyRegion).
     #[doc(alias = "ibv_reg_mr")]
-    pub fn allocate(pd: &ProtectionDomain, count: usize) -> Result<Self, Error> {
+    pub fn allocate_array<T: Pod>(&self, count: usize) -> Result<OwnedArray<T>, Error> {
         const { assert!(align_of::<T>() <= PAGE, "more than a page's alignment") };
-        // What is too much for a number is too much for the machine.
+        // A length that does not fit a `usize` does not fit the machine either.
         let length = count.saturating_mul(size_of::<T>());
-        Ok(Self { region: OwnedRegion::allocate(pd, length)?, values: PhantomData })
+        Ok(OwnedArray { region: self.allocate_region(length)?, values: PhantomData })
     }
+}
 
+impl<T: Pod> OwnedArray<T> {
     /// `count` values from `index` on, to send or write from; `None` if there are not so many.
     #[inline]
     #[must_use]

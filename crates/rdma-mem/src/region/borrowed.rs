@@ -39,14 +39,13 @@ use crate::region::registration::Registration;
 #[doc(alias = "ibv_mr")]
 pub type BorrowedRegion<'a> = LocalRegion<PhantomData<&'a mut [u8]>>;
 
-impl<'a> BorrowedRegion<'a> {
-    /// Registers a slice for local access: for what is sent from here, and for what arrives in
-    /// receives and answers to reads.
+impl ProtectionDomain {
+    /// Registers a slice for local access, and borrows it: its bytes can be sent, and can be received or read into.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`], or the verb's: the hint is about the limit of locked memory.
     #[doc(alias = "ibv_reg_mr")]
-    pub fn register(pd: &ProtectionDomain, memory: &'a mut [u8]) -> Result<Self, Error> {
+    pub fn register_borrowed<'a>(&self, memory: &'a mut [u8]) -> Result<BorrowedRegion<'a>, Error> {
         let (length, base) = (memory.len(), NonNull::from(memory).cast());
         let access = AccessFlags::new().with_local_write();
         // SAFETY: SAFETY.md F8, F29: borrowed until the region is dropped, which deregisters it first.
@@ -55,13 +54,15 @@ impl<'a> BorrowedRegion<'a> {
         // any more, and whoever posted one sees to its bytes until its request is over. So it is
         // mapped whenever a request can use it. The rkey is worth nothing to a peer, who has no
         // right here, and no window can be bound to the region.
-        let registration = unsafe { Registration::mapped(pd, base, length, access, PhantomData) };
+        let registration = unsafe { Registration::mapped(self, base, length, access, PhantomData) };
         let registration = registration.map_err(|(_, error)| error)?;
         // SAFETY: SAFETY.md F16: a slice, so mapped and initialised, that is exclusively borrowed
         // as long as the region lives; no peer has a right to it.
-        Ok(unsafe { Self::new(registration) })
+        Ok(unsafe { BorrowedRegion::new(registration) })
     }
+}
 
+impl BorrowedRegion<'_> {
     /// Deregisters, which ends the borrow.
     ///
     /// # Errors

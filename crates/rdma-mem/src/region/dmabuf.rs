@@ -59,10 +59,9 @@ pub struct DmabufRegion {
     rkey: Rkey,
 }
 
-impl DmabufRegion {
-    /// Registers `length` bytes at `offset` of a dma-buf for local access: for what is sent from here,
-    /// and for what arrives in receives and answers to reads. No peer can reach it. See
-    /// `man ibv_reg_dmabuf_mr`.
+impl ProtectionDomain {
+    /// Registers `length` bytes at `offset` of a dma-buf for local access: they can be sent, and can be
+    /// received or read into. No peer can reach them. See `man ibv_reg_dmabuf_mr`.
     ///
     /// Safe, although the memory may be mapped somewhere and seen as a slice: whoever made that slice
     /// promised that nobody changes the file below it, which everybody with a descriptor can. This
@@ -75,74 +74,76 @@ impl DmabufRegion {
     /// the range is not within the file or the file is no dma-buf.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_local_dmabuf_mr(
-        pd: &ProtectionDomain,
+        &self,
         fd: BorrowedFd<'_>,
         offset: u64,
         length: usize,
         iova: u64,
-    ) -> Result<Self, Error> {
+    ) -> Result<DmabufRegion, Error> {
         let access = AccessFlags::new().with_local_write();
         // SAFETY: SAFETY.md F8: the access lets peers neither write nor read it.
-        unsafe { Self::register_dmabuf_mr_with_access(pd, fd, offset, length, iova, access) }
+        unsafe { self.register_dmabuf_mr_with_access(fd, offset, length, iova, access) }
     }
 
     /// Registers memory of a dma-buf that peers may read and write.
     ///
     /// # Errors
-    /// As [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
+    /// Same errors as [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
     ///
     /// # Safety
-    /// As [`register_dmabuf_mr_with_access`](Self::register_dmabuf_mr_with_access).
+    /// Same contract as [`register_dmabuf_mr_with_access`](Self::register_dmabuf_mr_with_access).
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub unsafe fn register_shared_dmabuf_mr(
-        pd: &ProtectionDomain,
+        &self,
         fd: BorrowedFd<'_>,
         offset: u64,
         length: usize,
         iova: u64,
-    ) -> Result<Self, Error> {
+    ) -> Result<DmabufRegion, Error> {
         let access = AccessFlags::new().with_local_write().with_remote_read().with_remote_write();
         // SAFETY: SAFETY.md F8: the same contract.
-        unsafe { Self::register_dmabuf_mr_with_access(pd, fd, offset, length, iova, access) }
+        unsafe { self.register_dmabuf_mr_with_access(fd, offset, length, iova, access) }
     }
 
     /// Registers memory of a dma-buf with any access that dma-bufs can have: local write, remote read,
     /// write and atomics, relaxed ordering.
     ///
     /// # Errors
-    /// As [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr); [`Error::Access`] for flags that
-    /// the verbs forbid.
+    /// Same errors as [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr); [`Error::Access`] for
+    /// flags that the verbs forbid.
     ///
     /// # Safety
-    /// Where `access` lets peers write the memory, nobody in this process or another has a reference to
-    /// it while they may, by whatever mapping of the file, and only atomic or volatile access; where it
-    /// lets them read it, no `&mut`. For requests of this machine to the file holds the contract of
-    /// [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
+    /// Where `access` lets peers write the memory, no process has a reference to it while they may, by any
+    /// mapping of the file, and only atomic or volatile access; where it lets them read it, no `&mut`.
+    /// Requests of this machine change the file as [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr)
+    /// says.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub unsafe fn register_dmabuf_mr_with_access(
-        pd: &ProtectionDomain,
+        &self,
         fd: BorrowedFd<'_>,
         offset: u64,
         length: usize,
         iova: u64,
         access: AccessFlags,
-    ) -> Result<Self, Error> {
+    ) -> Result<DmabufRegion, Error> {
         check(offset, length, iova, access)?;
-        pd.check_process()?;
-        let register = pd.verbs().reg_dmabuf_mr()?;
+        self.check_process()?;
+        let register = self.verbs().reg_dmabuf_mr()?;
         let flags = access.bits().cast_signed();
         // SAFETY: SAFETY.md F1, F2: a live domain of this table and an open file. The memory is the
         // file's, which the provider keeps (man ibv_reg_dmabuf_mr).
-        let raw = unsafe { register(pd.as_raw(), offset, length, iova, fd.as_raw_fd(), flags) };
+        let raw = unsafe { register(self.as_raw(), offset, length, iova, fd.as_raw_fd(), flags) };
         let raw = Errno::check_null(raw).map_err(|errno| {
-            let hint = hint::register_dmabuf(pd.context(), errno, length);
+            let hint = hint::register_dmabuf(self.context(), errno, length);
             VerbError::new("ibv_reg_dmabuf_mr", errno).with_hint(hint)
         })?;
         // SAFETY: SAFETY.md F2, F8, F9: just registered by this table, in this domain, of this length and
         // counted from `iova`, so that nobody else has it; of the memory, this function's contract.
-        Ok(unsafe { Self::of(raw, pd, length, iova, Ownership::Owned) })
+        Ok(unsafe { DmabufRegion::of(raw, self, length, iova, Ownership::Owned) })
     }
+}
 
+impl DmabufRegion {
     /// Wraps a region that was registered elsewhere, by `ibv_reg_dmabuf_mr`. Length and keys are in
     /// it; from where requests count is not, and is asked for.
     ///
@@ -151,7 +152,7 @@ impl DmabufRegion {
     ///
     /// # Safety
     /// What [`Ownership`] says. The region is of this domain, and requests count from `iova` in it.
-    /// Of the memory, what [`register_dmabuf_mr_with_access`](Self::register_dmabuf_mr_with_access)
+    /// Of the memory, what [`register_dmabuf_mr_with_access`](ProtectionDomain::register_dmabuf_mr_with_access)
     /// asks for. If it is not a dma-buf's, it stays mapped as long as it is registered, and from
     /// now on until the value and all requests that name an element of it are gone, there is no
     /// reference to it: `rdma-channel` posts elements in safe code.

@@ -25,8 +25,8 @@ pub(crate) const PAGE: usize = 4096;
 ///
 /// It is of one of three kinds, from [`allocate`](Self::allocate) or
 /// [`allocate_aligned`](Self::allocate_aligned), [`huge_pages`](Self::huge_pages) or
-/// [`memfd`](Self::memfd), and becomes a region by [`OwnedRegion::register`](crate::OwnedRegion::register)
-/// or [`SharedRegion::register`](crate::SharedRegion::register).
+/// [`memfd`](Self::memfd), and becomes a region by [`register_owned`](crate::ProtectionDomain::register_owned)
+/// or [`register_shared`](crate::ProtectionDomain::register_shared).
 ///
 /// # Examples
 /// ```
@@ -116,7 +116,7 @@ impl RegionMemory {
 
     /// `length` bytes of a file in memory (`man memfd_create`) that is sealed: its length never changes.
     ///
-    /// Registered with [`SharedRegion::register`](crate::SharedRegion::register) it can be shared
+    /// Registered by [`register_shared`](crate::ProtectionDomain::register_shared) it can be shared
     /// with other processes of this machine, see
     /// [`SharedRegion::memfd`](crate::SharedRegion::memfd). As an
     /// [`OwnedRegion`](crate::OwnedRegion) it is memory like any other: its descriptor is closed

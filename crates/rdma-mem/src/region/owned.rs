@@ -19,7 +19,7 @@ use crate::region::registration::Registration;
 /// one cannot be wrong.
 ///
 /// [`close`](OwnedRegion::close) gives the memory back, which can then be
-/// [registered for peers](crate::SharedRegion::register), and the other way round.
+/// [registered for peers](ProtectionDomain::register_shared), and the other way round.
 ///
 /// # Examples
 /// ```
@@ -41,52 +41,56 @@ use crate::region::registration::Registration;
 #[doc(alias = "ibv_mr")]
 pub type OwnedRegion = LocalRegion<RegionMemory>;
 
-impl OwnedRegion {
-    /// Allocates `length` bytes, zero, on pages of their own, and registers them.
+impl ProtectionDomain {
+    /// Allocates `length` zeroed bytes on pages of their own, and registers them for local access.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], or the verb's: the hint is about the limit
     /// of locked memory.
     #[doc(alias = "ibv_reg_mr")]
-    pub fn allocate(pd: &ProtectionDomain, length: usize) -> Result<Self, Error> {
-        Self::register(pd, RegionMemory::allocate(length)?).map_err(|(_, error)| error)
+    pub fn allocate_region(&self, length: usize) -> Result<OwnedRegion, Error> {
+        self.register_owned(RegionMemory::allocate(length)?).map_err(|(_, error)| error)
     }
 
-    /// Registers memory that was a region's before. If it is a [file](RegionMemory::memfd), its
-    /// descriptor is closed, and the memory is no file any more.
+    /// Registers memory of a closed region again, for local access. If it is a [file](RegionMemory::memfd),
+    /// closes its descriptor, after which no process can map the memory.
     ///
     /// # Errors
-    /// As [`allocate`](Self::allocate), with the memory as it was.
+    /// Same errors as [`allocate_region`](Self::allocate_region), with the unchanged memory.
     #[doc(alias = "ibv_reg_mr")]
-    pub fn register(
-        pd: &ProtectionDomain,
+    pub fn register_owned(
+        &self,
         memory: RegionMemory,
-    ) -> Result<Self, (RegionMemory, Error)> {
-        Self::register_with(pd, memory, AccessFlags::new().with_local_write())
+    ) -> Result<OwnedRegion, (RegionMemory, Error)> {
+        OwnedRegion::register_with(self, memory, AccessFlags::new().with_local_write())
     }
 
-    /// Allocates `length` bytes, zero, on pages of their own, and registers them so that a
+    /// Allocates `length` zeroed bytes on pages of their own, and registers them so that a
     /// [`MemoryWindow`](crate::MemoryWindow) can be bound to them, which takes the region by value.
     ///
     /// # Errors
-    /// As [`allocate`](Self::allocate); a device without windows may refuse it.
+    /// Same errors as [`allocate_region`](Self::allocate_region); a device without windows may refuse it.
     #[doc(alias = "IBV_ACCESS_MW_BIND")]
-    pub fn allocate_bindable(pd: &ProtectionDomain, length: usize) -> Result<Self, Error> {
-        Self::register_bindable(pd, RegionMemory::allocate(length)?).map_err(|(_, error)| error)
+    pub fn allocate_bindable_region(&self, length: usize) -> Result<OwnedRegion, Error> {
+        self.register_bindable(RegionMemory::allocate(length)?).map_err(|(_, error)| error)
     }
 
-    /// As [`allocate_bindable`](Self::allocate_bindable), with memory that was a region's before.
+    /// Registers memory of a closed region again; same as
+    /// [`allocate_bindable_region`](Self::allocate_bindable_region) otherwise.
     ///
     /// # Errors
-    /// Those of [`allocate`](Self::allocate), with the memory.
+    /// Same errors as [`allocate_bindable_region`](Self::allocate_bindable_region), with the unchanged memory.
     #[doc(alias = "IBV_ACCESS_MW_BIND")]
     pub fn register_bindable(
-        pd: &ProtectionDomain,
+        &self,
         memory: RegionMemory,
-    ) -> Result<Self, (RegionMemory, Error)> {
-        Self::register_with(pd, memory, AccessFlags::new().with_local_write().with_mw_bind())
+    ) -> Result<OwnedRegion, (RegionMemory, Error)> {
+        let access = AccessFlags::new().with_local_write().with_mw_bind();
+        OwnedRegion::register_with(self, memory, access)
     }
+}
 
+impl OwnedRegion {
     fn register_with(
         pd: &ProtectionDomain,
         memory: RegionMemory,

@@ -50,41 +50,43 @@ use crate::remote::RemoteMemoryRegion;
 #[derive(Debug)]
 pub struct SharedRegion(Registration<RegionMemory>);
 
-impl SharedRegion {
-    /// Allocates `length` bytes, zero, on pages of their own, and registers them with this access.
+impl ProtectionDomain {
+    /// Allocates `length` zeroed bytes on pages of their own, and registers them with this access.
     ///
-    /// Safe with any access: whoever has the key reaches this memory and no other, and this type never
-    /// shows it as a slice. Local write is needed for remote write, remote atomics, and for
-    /// [elements](Self::element) that are received into.
+    /// Safe with any access: a peer that has the key reaches this memory and no other, and [`SharedRegion`]
+    /// never shows it as a slice. Remote write, remote atomics, and [elements](SharedRegion::element) to
+    /// receive into need local write.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], [`Error::Access`] for flags that the verbs
     /// forbid, or the verb's: the hint is about the limit of locked memory.
     #[doc(alias = "ibv_reg_mr")]
-    pub fn allocate(
-        pd: &ProtectionDomain,
+    pub fn allocate_shared_region(
+        &self,
         length: usize,
         access: AccessFlags,
-    ) -> Result<Self, Error> {
+    ) -> Result<SharedRegion, Error> {
         access.check()?;
-        Self::register(pd, RegionMemory::allocate(length)?, access).map_err(|(_, error)| error)
+        self.register_shared(RegionMemory::allocate(length)?, access).map_err(|(_, error)| error)
     }
 
-    /// Registers memory that was a region's before.
+    /// Registers memory of a closed region again, with this access.
     ///
     /// # Errors
-    /// As [`allocate`](Self::allocate), with the memory.
+    /// Same errors as [`allocate_shared_region`](Self::allocate_shared_region), with the unchanged memory.
     #[doc(alias = "ibv_reg_mr")]
-    pub fn register(
-        pd: &ProtectionDomain,
+    pub fn register_shared(
+        &self,
         memory: RegionMemory,
         access: AccessFlags,
-    ) -> Result<Self, (RegionMemory, Error)> {
+    ) -> Result<SharedRegion, (RegionMemory, Error)> {
         // SAFETY: SAFETY.md F8: whoever has the rkey may use the memory: no reference to it is formed
         // while it is registered.
-        unsafe { Registration::owning(pd, memory, access) }.map(Self)
+        unsafe { Registration::owning(self, memory, access) }.map(SharedRegion)
     }
+}
 
+impl SharedRegion {
     /// The length, in bytes.
     #[inline]
     #[must_use]

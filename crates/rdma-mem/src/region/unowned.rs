@@ -38,9 +38,9 @@ use crate::remote::RemoteMemoryRegion;
 #[derive(Debug)]
 pub struct MemoryRegion(Registration<()>);
 
-impl MemoryRegion {
-    /// Registers a slice for local access: for what is sent from here, and for what arrives in
-    /// receives and answers to reads. No peer can reach it.
+impl ProtectionDomain {
+    /// Registers a slice for local access: its bytes can be sent, and can be received or read into. No peer
+    /// can reach it.
     ///
     /// The region does not borrow the slice, so it has one hazard. If the memory is unmapped and other
     /// memory is mapped at the same addresses while the region lives, elements are still accepted,
@@ -49,89 +49,83 @@ impl MemoryRegion {
     /// # Errors
     /// [`Error::EmptyRegion`], or the verb's: the hint is about the limit of locked memory.
     #[doc(alias = "ibv_reg_mr")]
-    pub fn register_local_mr_slice(pd: &ProtectionDomain, memory: &[u8]) -> Result<Self, Error> {
+    pub fn register_local_mr_slice(&self, memory: &[u8]) -> Result<MemoryRegion, Error> {
         let access = AccessFlags::new().with_local_write();
         // SAFETY: SAFETY.md F8: the memory is a slice, and no peer can use it. That it stays mapped is the one
         // clause that is not kept, and nothing depends on it here: registering touches nothing, and local access
         // happens only through elements, for which the memory is proven alive (and, to be written, exclusive) at
         // that time.
-        unsafe {
-            Self::register_mr_with_access(pd, memory.as_ptr().cast_mut(), memory.len(), access)
-        }
+        unsafe { self.register_mr_with_access(memory.as_ptr().cast_mut(), memory.len(), access) }
     }
 
-    /// As [`register_local_mr_slice`](Self::register_local_mr_slice), from an address.
+    /// Registers memory by its address for local access; same as
+    /// [`register_local_mr_slice`](Self::register_local_mr_slice) otherwise.
     ///
     /// # Errors
-    /// Those of [`register_local_mr_slice`](Self::register_local_mr_slice); `EFAULT` if the memory
+    /// Same errors as [`register_local_mr_slice`](Self::register_local_mr_slice); `EFAULT` if the memory
     /// is not mapped, or is read-only.
     ///
     /// # Safety
-    /// The memory is one that this process may use, and stays mapped as long as the region is
-    /// registered.
+    /// This process may use the memory, which stays mapped while the region is registered.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_local_mr(
-        pd: &ProtectionDomain,
+        &self,
         address: *mut u8,
         length: usize,
-    ) -> Result<Self, Error> {
+    ) -> Result<MemoryRegion, Error> {
+        let access = AccessFlags::new().with_local_write();
         // SAFETY: SAFETY.md F8: the same contract.
-        unsafe {
-            Self::register_mr_with_access(
-                pd,
-                address,
-                length,
-                AccessFlags::new().with_local_write(),
-            )
-        }
+        unsafe { self.register_mr_with_access(address, length, access) }
     }
 
     /// Registers memory that peers may read and write.
     ///
     /// # Errors
-    /// As [`register_local_mr`](Self::register_local_mr).
+    /// Same errors as [`register_local_mr`](Self::register_local_mr).
     ///
     /// # Safety
-    /// As [`register_mr_with_access`](Self::register_mr_with_access).
+    /// Same contract as [`register_mr_with_access`](Self::register_mr_with_access).
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_shared_mr(
-        pd: &ProtectionDomain,
+        &self,
         address: *mut u8,
         length: usize,
-    ) -> Result<Self, Error> {
+    ) -> Result<MemoryRegion, Error> {
         let access = AccessFlags::new().with_local_write().with_remote_read().with_remote_write();
         // SAFETY: SAFETY.md F8: the same contract.
-        unsafe { Self::register_mr_with_access(pd, address, length, access) }
+        unsafe { self.register_mr_with_access(address, length, access) }
     }
 
     /// Registers memory with any access; see `man ibv_reg_mr`.
     ///
     /// With [`AccessFlags::ZERO_BASED`], peers and requests count from 0; elements and
-    /// [`remote`](Self::remote) take care of it.
+    /// [`remote`](MemoryRegion::remote) take care of it.
     ///
     /// # Errors
-    /// As [`register_local_mr`](Self::register_local_mr); [`Error::Access`] for flags that the verbs
-    /// forbid.
+    /// Same errors as [`register_local_mr`](Self::register_local_mr); [`Error::Access`] for flags that the
+    /// verbs forbid.
     ///
     /// # Safety
-    /// The memory is one that this process may use, and stays mapped until the region is
+    /// This process may use the memory, which stays mapped until the region is
     /// deregistered; if that fails, for the life of the process (SAFETY.md F8). Where
     /// `access` lets peers write it, there is no Rust reference to it while they may, and only
     /// atomic or volatile access; where it lets them read it, no `&mut`. Where it lets them do
     /// atomics, their words are accessed by atomics of eight bytes.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_mr_with_access(
-        pd: &ProtectionDomain,
+        &self,
         address: *mut u8,
         length: usize,
         access: AccessFlags,
-    ) -> Result<Self, Error> {
+    ) -> Result<MemoryRegion, Error> {
         let base = NonNull::new(address).ok_or_else(no_address)?;
         // SAFETY: SAFETY.md F8: the same contract.
-        let registration = unsafe { Registration::new(pd, base, length, access, ()) };
-        registration.map(Self).map_err(|((), error)| error)
+        let registration = unsafe { Registration::new(self, base, length, access, ()) };
+        registration.map(MemoryRegion).map_err(|((), error)| error)
     }
+}
 
+impl MemoryRegion {
     /// Wraps a region that was registered elsewhere. Address, length and keys are in it; with what
     /// `access` it was registered is not, and is asked for.
     ///
@@ -143,7 +137,7 @@ impl MemoryRegion {
     /// What [`Ownership`] says. The region is of this domain, and was registered by `ibv_reg_mr`
     /// with this access; or by a verb that sets where requests count from (`ibv_reg_mr_iova`), and
     /// that is the memory's own address, or 0 if `access` has [`AccessFlags::ZERO_BASED`]. Of the
-    /// memory, what [`register_mr_with_access`](Self::register_mr_with_access) asks for, as long as
+    /// memory, what [`register_mr_with_access`](ProtectionDomain::register_mr_with_access) asks for, as long as
     /// this value lives.
     ///
     /// # Examples

@@ -5,8 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rdma_mem::{
-    AccessFlags, Errno, Error, HugePageSize, OwnedRegion, ProtectionDomain, RegionMemory,
-    open_device,
+    AccessFlags, Errno, Error, HugePageSize, ProtectionDomain, RegionMemory, open_device,
 };
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat, ftruncate};
 
@@ -67,7 +66,7 @@ fn an_owned_region_keeps_no_descriptor_open() {
     let region = pd.register_shared(region.close().unwrap(), peers()).unwrap();
     // SAFETY: there is none.
     assert!(unsafe { region.memfd() }.is_none());
-    let bindable = OwnedRegion::register_bindable(&pd, region.close().unwrap()).unwrap();
+    let bindable = pd.register_bindable(region.close().unwrap()).unwrap();
     assert_eq!(&bindable[..4], b"kept");
 }
 

@@ -207,6 +207,6 @@ fn an_owned_region_is_bindable_only_if_it_was_asked_for() {
     assert_eq!(error, BindError::NotBindable);
     assert!(error.to_string().contains("allocate_bindable"), "{error}");
     let memory = plain.close().unwrap().close().unwrap();
-    let region = rdma_mem::OwnedRegion::register_bindable(&pd, memory).unwrap();
+    let region = pd.register_bindable(memory).unwrap();
     window(region, WindowType::Two).prepare_bind(0..8, everything()).unwrap();
 }

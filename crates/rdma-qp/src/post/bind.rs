@@ -31,7 +31,7 @@ impl QueuePair {
     /// # Safety
     /// While the window is bound, peers use the memory of the range as `access` says. If its region is a
     /// [`MemoryRegion`](rdma_mem::MemoryRegion), that must be allowed, as
-    /// [there](rdma_mem::MemoryRegion::register_mr_with_access). Of other regions the window sees to it, if the
+    /// [there](rdma_mem::ProtectionDomain::register_mr_with_access). Of other regions the window sees to it, if the
     /// device keeps peers within the range, as the verbs say: SoftRoCE of Linux 6.1 does not, and lets them
     /// reach the whole region, which for a [`Buffer`](rdma_mem::Buffer) is that of its pool
     /// (`docs/rxe-differences.md`, `window-bounds`).
