@@ -303,8 +303,13 @@ impl CompletionQueue {
             }
         }
         self.pollers.in_vain.store(0, Ordering::Relaxed);
-        let Some(seats) = self.pollers.seats.lock_if(|| self.made_by.is_current()) else {
-            return Ok(0);
+        let seats = match self.pollers.seats.lock_if(|| false) {
+            Some(seats) => seats,
+            // The check of the process stays out of the polls that find the lock free.
+            None => match self.wait_for_seats() {
+                Some(seats) => seats,
+                None => return Ok(0),
+            },
         };
         let ring = self.rings.current();
         let mut head = self.pollers.head.load(Ordering::Relaxed);
@@ -329,6 +334,13 @@ impl CompletionQueue {
             return Err(Overflowed);
         }
         Ok(taken)
+    }
+
+    /// Waits for the lock of the pollers, unless a thread of the parent process may hold it.
+    #[cold]
+    #[inline(never)]
+    fn wait_for_seats(&self) -> Option<Guard<'_, Seats>> {
+        self.made_by.is_current().then(|| self.pollers.seats.lock())
     }
 
     /// A poll that found nothing sees to alarms whose time has come, and to what has come. Says whether there may be
