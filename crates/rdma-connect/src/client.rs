@@ -11,9 +11,9 @@ use crate::message::{Greeting, Message, PREFACE, Parsed, Wrong, parse};
 
 /// A client's conversation with its server.
 ///
-/// A driver sends [`hello`](Self::hello), passes what comes to [`answer`](Self::answer), connects its queue pair, sends
-/// [`ready`](Self::ready), and passes what comes to [`verdict`](Self::verdict). It receives at most
-/// [`lacks`](Self::lacks) bytes at a time, so that it receives nothing that follows the verdict.
+/// A driver sends [`hello`](Self::hello) and passes received bytes to [`answer`](Self::answer). Then it connects its
+/// queue pair, sends [`ready`](Self::ready), and passes received bytes to [`verdict`](Self::verdict). It receives at
+/// most [`lacks`](Self::lacks) bytes at a time, so that it receives no byte that follows the verdict.
 #[derive(Debug)]
 pub struct Client {
     address: SocketAddr,
@@ -42,13 +42,14 @@ impl Client {
         Message::Ready.to_bytes()
     }
 
-    /// How many bytes of the next message are still to come, at least.
+    /// The least number of bytes that are still missing from the next message.
     #[must_use]
     pub const fn lacks(&self) -> usize {
         self.lacks
     }
 
-    /// Takes bytes that have come, none if the stream has ended. Returns the endpoint of the server, once it is whole.
+    /// Accepts received bytes; no bytes mean the end of the stream. Returns the endpoint of the server once it is
+    /// complete.
     ///
     /// # Errors
     /// If the server has refused this client, has closed the stream, or sends something else.
@@ -63,11 +64,11 @@ impl Client {
         }
     }
 
-    /// Takes bytes that have come, none if the stream has ended. Returns what the server's program says when it has
-    /// accepted this client.
+    /// Accepts received bytes; no bytes mean the end of the stream. Returns the greeting of the server's program once
+    /// it has accepted this client.
     ///
     /// # Errors
-    /// Same as [`answer`](Self::answer).
+    /// Same errors as [`answer`](Self::answer).
     pub fn verdict(&mut self, bytes: &[u8]) -> Result<Option<Greeting>, ConnectError> {
         match self.receive(bytes)? {
             None => Ok(None),
@@ -102,7 +103,7 @@ impl Client {
     /// The error of bytes that could not be sent.
     ///
     /// # Errors
-    /// None if the server has closed the stream: it may have said why before, and that is received next.
+    /// Returns no error if the server has closed the stream: its reason may be received next.
     pub fn not_sent(&self, error: io::Error) -> Result<(), ConnectError> {
         match error.kind() {
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Ok(()),

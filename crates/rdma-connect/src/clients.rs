@@ -22,29 +22,30 @@ use crate::until::Until;
 
 /// The clients of a listener, which progress when their streams are ready.
 ///
-/// A client is half-open until both queue pairs are connected. A silent one costs a file and delays no other: if there
-/// is no room for a newcomer, one is dropped (`in_order_to_go`). No call here waits for a client.
+/// A client is half-open until both queue pairs are connected. A silent client costs a file and delays no other: if
+/// there is no room for a newcomer, the listener drops one (`in_order_to_go`). No call here waits for a client.
 ///
-/// A driver accepts streams while [`takes`](Self::takes) says so, passes each to [`admit`](Self::admit), and calls
-/// [`step`](Self::step) when one is ready. It makes a queue pair for each [`Hello`] that comes of that, with
-/// [`MakeEnds::make`](crate::MakeEnds::make) and [`make_room`](Self::make_room), and calls [`answer`](Self::answer) with it.
+/// A driver accepts streams while [`takes`](Self::takes) returns true, passes each to [`admit`](Self::admit), and
+/// calls [`step`](Self::step) when one is ready. For each [`Hello`] that `step` returns, it makes a queue pair with
+/// [`MakeEnds::make`](crate::MakeEnds::make) and [`make_room`](Self::make_room), and passes it to
+/// [`answer`](Self::answer).
 pub struct Clients<S: ClientStream, E> {
     address: SocketAddr,
-    /// How long a client has for its part.
+    /// The time limit for a client's part.
     limit: Duration,
     open_files: fn() -> Option<u64>,
-    /// When clients are accepted again, after none could be.
+    /// The time at which clients are accepted again, after accepting one has failed.
     resumes: Option<Until>,
     /// Until when room counts as scarce, since a late client had to go.
     scarce: Option<Until>,
     next_key: u64,
     half_open: BTreeMap<u64, HalfOpen<S, E>>,
     connected: VecDeque<Candidate<S, E>>,
-    /// How many were refused.
+    /// The number of clients that were refused.
     pub refused: u64,
-    /// How many of these were dropped while half-open, since others needed the room, or their time was over.
+    /// The number of these that were dropped while half-open, to make room or after their time limit.
     dropped_half_open: u64,
-    /// Which client was refused last, and why.
+    /// The client that was refused last, and the reason.
     last_refused: Option<String>,
     failure: Option<ConnectError>,
 }
@@ -52,7 +53,7 @@ pub struct Clients<S: ClientStream, E> {
 /// The key of the first client. Smaller ones, and [`u64::MAX`], are the driver's.
 pub const FIRST_KEY: u64 = 1 << 63;
 
-/// No client is accepted for this long after one could not be: the same error would come at once.
+/// The pause after accepting a client has failed: the same error would occur again at once.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Room counts as scarce for this long after a late client had to go.
@@ -83,13 +84,13 @@ impl<S: ClientStream, E> Clients<S, E> {
         }
     }
 
-    /// Where the listener listens.
+    /// The address of the listener.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many clients were dropped while half-open, since others needed the room, or their time was over.
+    /// The number of clients that were dropped while half-open, to make room or after their time limit.
     #[must_use]
     pub const fn dropped_half_open(&self) -> u64 {
         self.dropped_half_open
@@ -124,7 +125,7 @@ impl<S: ClientStream, E> Clients<S, E> {
         half_open.chain(connected).filter_map(|(key, stream)| Some((key, stream.get()?)))
     }
 
-    /// The time until that of a client is over, or clients can be accepted again; [`Duration::MAX`] if neither is to come.
+    /// The time until the limit of a client is over, or clients can be accepted again; [`Duration::MAX`] for neither.
     #[must_use]
     pub fn next_end(&self, now: Instant) -> Duration {
         let ends = self.half_open.values().map(|client| client.until).chain(self.resumes);
@@ -146,8 +147,8 @@ impl<S: ClientStream, E> Clients<S, E> {
         self.resumes = None;
     }
 
-    /// Returns true if a client can be accepted now: not after one could not be, not if too many wait for the program,
-    /// and not if there is no room and none can go.
+    /// Returns true if a client can be accepted now. Returns false for a while after accepting one has failed, if too
+    /// many clients wait for the program, and if there is no room and no client can be dropped.
     pub fn takes(&mut self, now: Instant) -> bool {
         self.resumes = self.resumes.filter(|until| !until.is_over(now));
         self.resumes.is_none()
@@ -169,7 +170,7 @@ impl<S: ClientStream, E> Clients<S, E> {
         self.refused += (before - self.connected.len()) as u64;
     }
 
-    /// Receives what a half-open client has sent. Returns the client if it needs a queue pair now.
+    /// Receives bytes from a half-open client. Returns the client if it needs a queue pair now.
     pub fn step(&mut self, key: u64) -> Option<Hello<S, E>> {
         match self.half_open.remove(&key)?.step() {
             Step::Hello(hello) => Some(hello),
@@ -257,7 +258,7 @@ impl<S: ClientStream, E> Clients<S, E> {
         !self.half_open.is_empty() && self.half_open.len() >= most_half_open((self.open_files)())
     }
 
-    /// The client that goes when there is no room, if one can.
+    /// The client to drop when there is no room, if one can be dropped.
     fn victim(&self, now: Instant) -> Option<u64> {
         let occupants = self.half_open.values().map(HalfOpen::occupant).collect();
         let is_scarce = self.scarce.is_some_and(|until| !until.is_over(now));
@@ -271,8 +272,8 @@ impl<S: ClientStream, E> Clients<S, E> {
         self.next_key
     }
 
-    /// Takes a client that was accepted, from this address, and with these addresses of its stream. If there is no room
-    /// for it, another one goes.
+    /// Adds a client that was accepted from this address, with these addresses of its stream. If there is no room for
+    /// it, drops another one.
     pub fn admit(&mut self, stream: S, from: (SocketAddr, StreamAddresses), now: Instant) {
         if self.is_full()
             && let Some(victim) = self.victim(now)

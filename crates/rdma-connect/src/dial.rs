@@ -70,7 +70,7 @@ impl Dial {
         Err(self.failure.take().unwrap_or(ConnectError::NobodyListens { tried }))
     }
 
-    /// Checks a stream to the server: TCP may connect a socket to itself where nobody listens.
+    /// Checks a stream to the server: where no program listens, TCP may connect a socket to itself.
     ///
     /// # Errors
     /// [`ErrorKind::ConnectionRefused`] if both ends have the same address.
@@ -78,7 +78,7 @@ impl Dial {
         if own == peer { Err(ErrorKind::ConnectionRefused.into()) } else { Ok(()) }
     }
 
-    /// Notes that there is no stream to the address that was tried last.
+    /// Records that the last address could not be connected to.
     pub fn failed(&mut self, source: io::Error) {
         let Some(&address) = self.tried.last() else { return };
         let failure = match source.kind() {

@@ -1,4 +1,4 @@
-//! Why connections are not made, and why their operations fail.
+//! Errors of connecting, and of the operations of a connection.
 
 pub(crate) mod close_reason;
 pub(crate) mod connect_error;

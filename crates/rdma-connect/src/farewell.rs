@@ -20,17 +20,17 @@ impl Farewell {
     pub const MOST: usize = 64;
     /// The kind of its frame on a control connection.
     pub const KIND: u16 = 14;
-    /// How many bytes it has there.
+    /// The number of its bytes there.
     pub const BYTES: usize = 1 + Self::MOST;
-    /// How many bytes it has on a stream that belongs to one connection.
+    /// The number of its bytes on a stream that belongs to one connection.
     pub const FRAME: usize = HEAD.len() + Self::BYTES;
-    /// Without a reason.
+    /// A farewell without a reason.
     pub const PLAIN: Self = Self { length: 0, reason: [0; Self::MOST] };
 
-    /// With this reason.
+    /// A farewell with this reason.
     ///
     /// # Errors
-    /// [`ConnectError::ReasonTooLong`] of more than 64 bytes.
+    /// [`ConnectError::ReasonTooLong`] if the reason has more than 64 bytes.
     pub fn new(reason: &[u8]) -> Result<Self, ConnectError> {
         let too_long = ConnectError::ReasonTooLong { length: reason.len() };
         let mut farewell = Self::PLAIN;
@@ -73,14 +73,14 @@ impl Farewell {
         bytes
     }
 
-    /// Reads what has come on such a stream before it ended. `None` if it is not just a farewell.
+    /// Reads all bytes of such a stream. `None` if they are not exactly one farewell.
     #[must_use]
     pub fn from_frame(bytes: &[u8]) -> Option<Self> {
         Self::from_bytes(bytes.strip_prefix(&HEAD)?)
     }
 }
 
-/// Without the reason, which may be a secret.
+/// Prints the length alone: the reason may be a secret.
 impl fmt::Debug for Farewell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Farewell({} bytes)", self.length)

@@ -14,18 +14,19 @@ use crate::message::{Greeting, LONGEST, Message, Parsed, VERSION, Wrong, parse};
 use crate::room::{FIRST_BYTE, Network, Occupant};
 use crate::until::Until;
 
-/// The stream of a client, as its driver has it. No call waits.
+/// The stream of a client, which a driver implements. No call waits.
 pub trait ClientStream {
-    /// Receives what has come, as far as the buffer takes it; 0 bytes if the client has ended the stream.
+    /// Receives available bytes into the buffer; 0 bytes if the client has ended the stream.
     ///
     /// # Errors
-    /// [`ErrorKind::WouldBlock`] or [`ErrorKind::Interrupted`] if nothing has come; others if the stream has failed.
+    /// [`ErrorKind::WouldBlock`] or [`ErrorKind::Interrupted`] if no byte is available; others if the stream has
+    /// failed.
     fn receive(&self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Looks for one byte, which is still to be received.
+    /// Peeks at one byte, which stays in the stream.
     ///
     /// # Errors
-    /// Same as [`receive`](Self::receive).
+    /// Same errors as [`receive`](Self::receive).
     fn peek(&self) -> io::Result<usize>;
 
     /// Sends bytes, as far as the stream has space for them.
@@ -61,7 +62,8 @@ pub trait MakeEnds {
         peer: QueuePairEndpoint,
     ) -> Result<Self::End, rdma_qp::Error>;
 
-    /// Makes the end for a client, and its endpoint. If there is no queue pair and `make_room` returns true, tries again.
+    /// Makes and connects a queue pair for a client, and returns it with its endpoint. If it cannot be made and
+    /// `make_room` returns true, tries again.
     ///
     /// # Errors
     /// Why the client gets none.
@@ -81,11 +83,11 @@ pub trait MakeEnds {
     }
 }
 
-/// Why a client gets no queue pair.
+/// The reason for which a client gets no queue pair.
 #[derive(Debug)]
 #[allow(clippy::exhaustive_enums)] // drivers handle each
 pub enum NoEnd {
-    /// There are as many clients as there can be. The text is sent to the client.
+    /// The server has its greatest number of clients. The text is sent to the client.
     Full(String),
     /// The queue pair cannot be made.
     Failed(rdma_qp::Error),
@@ -102,46 +104,46 @@ pub struct Hello<S: ClientStream, E> {
 
 /// A client that is not connected yet.
 pub(crate) struct HalfOpen<S: ClientStream, E> {
-    /// By which it is known while it waits.
+    /// The key by which the driver names the client.
     pub(crate) key: u64,
     pub(crate) stream: Undecided<S>,
     address: SocketAddr,
     stream_addresses: StreamAddresses,
-    /// How long it may take, and when that is over.
+    /// The time limit for its part.
     limit: Duration,
     pub(crate) until: Until,
-    /// When the listener began to wait for its next message.
+    /// The time at which the listener began to wait for its next message.
     since: Instant,
     received: Vec<u8>,
-    /// The end whose endpoint it was sent, and what it has sent itself.
+    /// The end with the endpoint that was sent to it, and its own greeting.
     answered: Option<(E, Greeting)>,
 }
 
-/// What a step has made of a client.
+/// The state of a client after a step.
 pub(crate) enum Step<S: ClientStream, E> {
     Open(HalfOpen<S, E>),
     Hello(Hello<S, E>),
     Connected(Candidate<S, E>),
-    /// It has made a mistake, or is gone, and was told why.
+    /// The client has made a mistake, or has gone. The reason was sent to it.
     Refused(String),
-    /// The server cannot take it, and it was told so.
+    /// The server could not make a queue pair. That was sent to the client.
     Failed(rdma_qp::Error),
 }
 
-/// A client that is connected, and that the program has not decided about.
+/// A connected client that waits for the program to accept or reject it.
 pub struct Candidate<S: ClientStream, E> {
     pub(crate) key: u64,
     // Told before the queue pair is destroyed.
     pub(crate) stream: Undecided<S>,
-    /// Where it connected from.
+    /// The address that it connected from.
     pub address: SocketAddr,
-    /// What it has sent.
+    /// The greeting that it has sent.
     pub greeting: Greeting,
     /// This end.
     pub end: E,
 }
 
-/// A stream to a client, which is told that it was turned away unless something else is decided.
+/// A stream to a client. Dropped before the program has decided, it sends the client a rejection.
 #[derive(Debug)]
 pub(crate) struct Undecided<S: ClientStream> {
     /// `None` once it is decided.
@@ -150,7 +152,7 @@ pub(crate) struct Undecided<S: ClientStream> {
     process: u32,
 }
 
-/// Without what it said, which may be a secret.
+/// Prints the number of user bytes alone: they may be a secret.
 impl<S: ClientStream, E: fmt::Debug> fmt::Debug for Candidate<S, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { address, greeting, end, .. } = self;
@@ -171,7 +173,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         Self { key, stream, address, stream_addresses, limit, until, since, received, answered }
     }
 
-    /// What decides whether it goes when there is no room.
+    /// The facts that decide whether it is dropped when there is no room.
     pub(crate) fn occupant(&self) -> Occupant {
         let is_mute = self.received.is_empty() && self.answered.is_none();
         Occupant { key: self.key, network: self.network(), since: self.since, is_mute }
@@ -190,7 +192,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         !self.stream.is_quiet()
     }
 
-    /// Receives what has come.
+    /// Receives available bytes.
     pub(crate) fn step(mut self) -> Step<S, E> {
         match self.read() {
             Ok(None) => Step::Open(self),
@@ -233,7 +235,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         format!("{}: {why}", self.address)
     }
 
-    /// A message if one is whole; else what the client is to be told, if anything.
+    /// Returns a message once it is complete. The error is the reason to send to the client, if any.
     fn read(&mut self) -> Result<Option<Message>, Option<String>> {
         // One more byte than a message has, to see whether there is one.
         let mut block = [0; LONGEST + 1];
@@ -277,7 +279,7 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         }
     }
 
-    /// Ends it, since there is no queue pair for it.
+    /// Ends it, since it gets no queue pair.
     fn turn_away(mut self, no_end: NoEnd) -> Step<S, E> {
         match no_end {
             NoEnd::Full(why) => {
@@ -388,7 +390,7 @@ impl<S: ClientStream> Undecided<S> {
         self.stream.as_ref()
     }
 
-    /// Returns true if it has not ended, and nothing has come.
+    /// Returns true if it has not ended, and no byte is available.
     fn is_quiet(&self) -> bool {
         let peeked = self.stream.as_ref().map(ClientStream::peek);
         matches!(peeked, Some(Err(error)) if is_nothing(&error))
@@ -398,7 +400,7 @@ impl<S: ClientStream> Undecided<S> {
         self.refuse(&Message::Reject(why.into()));
     }
 
-    /// Ends it. That a client is gone, and is not told, is no failure.
+    /// Sends this as the last message. A client that has gone does not get it, which is no error.
     fn refuse(&mut self, message: &Message) {
         let _ = self.send(message);
         if let Some(stream) = self.stream.take() {

@@ -1,4 +1,4 @@
-//! How a silent peer is noticed.
+//! Detection of silent peers.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! How two ends of an RDMA connection meet, and the errors of connections.
+//! The rendezvous of two ends of an RDMA connection, and the errors of connections.
 //!
 //! Programs use `rdma-channel` or `rdma-async`, which re-export the errors. This crate has what both need to connect:
 //!
@@ -9,7 +9,8 @@
 //! | the server | [`Clients`], each from its first byte until the program takes it as a [`Candidate`] |
 //! | both | [`Greeting`], what an end sends for its program; [`KeepAlive`], by which a silent peer is noticed |
 //!
-//! Nothing here has a socket, a clock or a thread: a driver passes in bytes and the time, and sends what it is given.
+//! Nothing here has a socket, a clock or a thread: a driver passes in bytes and the time, and sends the bytes that it
+//! gets.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::disallowed_methods))] // tests begin at some time

@@ -25,8 +25,8 @@
 //! the channel. Else both close it after ACCEPT. An end that adds 512 sends and receives more on the stream if the other
 //! end does so, too.
 //!
-//! The client says nothing that it was not asked for, so what comes early is a mistake. REJECT and BUSY are the same
-//! in all versions, so that a client of any version is told why it was turned away.
+//! The client sends nothing before its turn, so that early bytes are a mistake. REJECT and BUSY are the same in all
+//! versions, so that a client of any version gets the reason.
 
 use rdma_qp::{EndpointError, QueuePairEndpoint};
 
@@ -48,7 +48,7 @@ const ACCEPT: u16 = 4;
 const REJECT: u16 = 5;
 const BUSY: u16 = 6;
 
-/// In the kind of HELLO and ACCEPT.
+/// Flags in the kind of HELLO and ACCEPT.
 const WATCHES: u16 = 0x100;
 const TALKS: u16 = 0x200;
 
@@ -64,7 +64,7 @@ pub(crate) enum Message {
     Busy(Box<str>),
 }
 
-/// What an end sends for its program when the two meet.
+/// The data that an end sends for its program in the rendezvous.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Greeting {
     /// The program's own bytes, at most 1,024.
@@ -75,15 +75,15 @@ pub struct Greeting {
     pub talks: bool,
 }
 
-/// What bytes are so far.
+/// The result of parsing the bytes received until now.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Parsed {
     Whole(Message),
-    /// The beginning of a message that lacks as many bytes at least, and none behind them is its own.
+    /// The beginning of a message, which lacks at least that many bytes. The message may end after them.
     Lacks(usize),
 }
 
-/// Why bytes are no message, or not the one that was awaited.
+/// The reason for which bytes are not the awaited message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Wrong {
     #[error("it began with \"{}\"", .0.escape_ascii())]
@@ -100,11 +100,11 @@ pub(crate) enum Wrong {
     Endpoint(#[from] EndpointError),
 }
 
-/// How many bytes of something else an error shows.
+/// Bytes of a foreign protocol that an error shows.
 const SHOWN: usize = 32;
 
 impl Message {
-    /// User bytes are no more than [`MOST`]; a longer reason is cut.
+    /// Encodes the message. User bytes are at most [`MOST`]; a longer reason is cut.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let (endpoint, rest): (_, &[u8]) = match self {
             Self::Hello(endpoint, greeting) => (Some(endpoint), &greeting.user_bytes),
@@ -147,13 +147,13 @@ impl Message {
     }
 }
 
-/// As much of a reason as a message takes.
+/// The beginning of a reason, short enough for a message.
 fn cut(why: &str) -> &str {
     let end = (0..=MOST.min(why.len())).rev().find(|&end| why.is_char_boundary(end));
     why.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
-/// Reads a message, as far as it has come; refuses it as soon as it cannot become one.
+/// Parses the bytes received until now. Fails as soon as they cannot become a message.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
     let magic = bytes.get(..MAGIC.len()).unwrap_or(bytes);
     if !MAGIC.starts_with(magic) {

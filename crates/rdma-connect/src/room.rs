@@ -13,8 +13,8 @@ const MOST: u64 = 256;
 /// rest is the program's.
 const PART_OF_FILES: u64 = 4;
 
-/// The time in which a client sends its next message, if nothing is wrong. One that takes longer is late: it goes when
-/// there is no room. While there is room it has the whole time of the rendezvous, since its machine may be busy.
+/// The time in which a client normally sends its next message. A client that takes longer is late, and is dropped
+/// when there is no room. While there is room it has the whole time of the rendezvous, since its machine may be busy.
 pub(crate) const FIRST_BYTE: Duration = Duration::from_secs(1);
 
 /// Half-open clients at a time, by the limit of open files.
@@ -49,7 +49,7 @@ impl Network {
 pub(crate) struct Occupant {
     pub(crate) key: u64,
     pub(crate) network: Network,
-    /// When the listener began to wait for its next message.
+    /// The time at which the listener began to wait for its next message.
     pub(crate) since: Instant,
     /// Whether it has sent nothing at all.
     pub(crate) is_mute: bool,
@@ -68,10 +68,10 @@ impl Occupant {
 
 /// The clients that may go when there is no room, in order.
 ///
-/// They are of the network that has most, so that no network keeps others out: first those that are late and have sent
-/// nothing, then others that are late, the longest first. If room is `scarce`, since late ones had to go lately, a
-/// client has no time to be late: it goes, too, if it has sent nothing, or if its network has more than half of the
-/// room.
+/// They are of the network with the most clients, so that no network keeps others out. Late clients that have sent
+/// nothing are first, then other late ones, the longest wait first. If room is `scarce`, since late clients were
+/// dropped recently, other clients follow: those that have sent nothing, and those of a network with more than half
+/// of the room.
 pub(crate) fn in_order_to_go(
     mut clients: Vec<Occupant>,
     room: usize,

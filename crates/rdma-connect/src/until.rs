@@ -1,19 +1,19 @@
-//! Until when to wait.
+//! Deadlines.
 
 use std::time::{Duration, Instant};
 
-/// The end of a time that has begun; none if the clock cannot count so far.
+/// A deadline; none if the clock cannot represent it.
 #[derive(Clone, Copy, Debug)]
 pub struct Until(Option<Instant>);
 
 impl Until {
-    /// The end of a time of this length that begins now.
+    /// The deadline after this time.
     #[must_use]
     pub fn after(now: Instant, limit: Duration) -> Self {
         Self(now.checked_add(limit))
     }
 
-    /// The time that is left; [`Duration::MAX`] if there is no end.
+    /// The time that is left; [`Duration::MAX`] if it never ends.
     #[must_use]
     pub fn left(self, now: Instant) -> Duration {
         self.0.map_or(Duration::MAX, |end| end.saturating_duration_since(now))

@@ -1,4 +1,4 @@
-//! Why a connection is closed.
+//! Reasons for which a connection is closed.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rdma_qp::WorkError;
 
 use crate::error::operation::Operation;
 
-/// What has closed a channel.
+/// The reason for which a channel or connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseReason {
@@ -20,10 +20,11 @@ pub enum CloseReason {
     /// The program of the peer has ended its end: it has disconnected, or has closed or dropped its connection.
     #[error("the peer has disconnected")]
     Disconnected,
-    /// The stream to the peer has ended without a word: the peer's process has ended, or has closed a stream of its own.
+    /// The stream to the peer has ended without a farewell: the peer's process has ended, or has closed a stream of
+    /// its own.
     #[error("the peer's process has ended without disconnecting: what does it say itself?")]
     Died,
-    /// Nothing came from the peer's machine, or from its program if that is asked, for this limit.
+    /// No sign of life arrived from the peer's machine, or from its program if that is checked, within the limit.
     #[error(
         "nothing came from the peer for {} s: is its machine up, and does its program run?",
         f64::from(*.limit_ms) / 1e3
@@ -32,7 +33,7 @@ pub enum CloseReason {
         /// The limit.
         limit_ms: u32,
     },
-    /// The network reports that the peer's machine cannot be reached any more.
+    /// The network reports that the peer's machine can no longer be reached.
     #[error("the peer's machine cannot be reached any more: is its network up?")]
     Unreachable,
     /// The peer's end has failed, or has broken the protocol of the control connection.
@@ -58,7 +59,7 @@ pub enum CloseReason {
     /// The completion queue failed.
     #[error("its completion queue failed")]
     Poll,
-    /// The provider refused a request, and did not say whether it had posted it.
+    /// The provider refused a request without reporting whether it had posted it.
     #[error(
         "{} was refused by a provider that does not say whether it had posted it",
         .operation.with_article()
@@ -74,7 +75,7 @@ pub enum CloseReason {
         /// The kind of the operation.
         operation: Operation,
     },
-    /// The last request of a scope was unsignaled, so that nothing tells when it is done.
+    /// The last request of a scope was unsignaled, so that no completion reports it.
     #[error(
         "a scope ended with an unsignaled {operation}, which only a later signaled request would have \
          shown to be done: have the last request of a scope signaled"
@@ -86,11 +87,11 @@ pub enum CloseReason {
     /// This end was closed by the program, as by closing a scope.
     #[error("this end has closed it")]
     Asked,
-    /// The channel was to be destroyed, and of several queue pairs not all could be; or the peer was to be
-    /// removed, and its queue pair could not be destroyed.
+    /// The program destroyed the channel, and one of several queue pairs could not be destroyed; or it removed the
+    /// peer, and the peer's queue pair could not be destroyed.
     #[error("it was to be destroyed")]
     Destroyed,
-    /// There is no peer of that index now: it was removed, or none was added yet.
+    /// The peer of that index was removed, or was not added yet.
     #[error("there is no peer of that index: it was removed, or none was added yet")]
     Absent,
     /// This is a forked child, and the channel is its parent's.
@@ -99,7 +100,7 @@ pub enum CloseReason {
 }
 
 impl CloseReason {
-    /// The reason when the stream to the peer ends without a word, by this error if it has not just ended. A stream
+    /// The reason after the stream to the peer has ended without a farewell, or has failed with this error. A stream
     /// that times out has been silent for the limit.
     #[must_use]
     pub fn of_stream(error: Option<&io::Error>, limit: Duration) -> Self {
@@ -113,13 +114,13 @@ impl CloseReason {
         }
     }
 
-    /// The reason when nothing came from the peer for this limit.
+    /// The reason after no sign of life has arrived from the peer within this limit.
     #[must_use]
     pub fn silent(limit: Duration) -> Self {
         Self::Silent { limit_ms: u32::try_from(limit.as_millis()).unwrap_or(u32::MAX) }
     }
 
-    /// Returns true if the peer has ended the connection, or the way to it.
+    /// Returns true if the peer, or the network to it, has ended the connection.
     #[must_use]
     pub const fn is_of_peer(self) -> bool {
         matches!(

@@ -1,4 +1,4 @@
-//! Why two ends did not connect.
+//! Errors of connecting two ends.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::message::{MOST, VERSION};
 
-/// Why a client could not connect, or a server could not listen or take a client.
+/// The error of a client that could not connect, or of a server that could not listen or accept a client.
 ///
 /// # Examples
 /// ```
@@ -32,26 +32,26 @@ pub enum ConnectError {
         "the address could not be looked up: {source}; give it as HOST:PORT, and is the host's name right?"
     )]
     Resolve {
-        /// What the lookup said.
+        /// The error of the lookup.
         source: io::Error,
     },
     /// The name has no address.
     #[error("the name has no address: give an IP address and a port, such as 192.0.2.1:7471")]
     NoAddress,
-    /// Nobody listens at any of the addresses.
+    /// No program listens at any of the addresses.
     #[error("nobody listens at {}: start the server first, and is this its address and port?", list(.tried))]
     NobodyListens {
         /// The addresses that were tried, in order.
         tried: Vec<SocketAddr>,
     },
-    /// There are more user bytes than the rendezvous takes.
+    /// The user bytes are longer than a rendezvous carries.
     #[error(
         "{length} user bytes are too many for the rendezvous, which takes at most {most}: send more by the channel"
     )]
     UserBytesTooLong {
-        /// How many there are.
+        /// The length of the user bytes.
         length: usize,
-        /// How many there can be.
+        /// The greatest length of user bytes.
         most: usize,
     },
     /// The reason of a disconnection is longer than 64 bytes.
@@ -59,15 +59,15 @@ pub enum ConnectError {
         "a reason of {length} bytes is too long, at most 64 are sent: send more by the connection itself"
     )]
     ReasonTooLong {
-        /// How many bytes there are.
+        /// The length of the reason.
         length: usize,
     },
     /// A socket failed.
     #[error("{tried}: {source}{}", hint(.source))]
     Io {
-        /// What was tried, with the address.
+        /// The action that failed, with the address.
         tried: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         source: io::Error,
     },
     /// The server turned the client away. The text is the server's.
@@ -77,12 +77,12 @@ pub enum ConnectError {
     /// server's.
     #[error("the server cannot take this client now: {}", reason(.0))]
     Busy(Box<str>),
-    /// It took too long.
+    /// The time limit is over.
     #[error("within {limit:?} there was no {awaited}")]
     Timeout {
         /// The limit.
         limit: Duration,
-        /// What did not come, and what may be wrong.
+        /// The event that did not happen, and its likely causes.
         awaited: String,
     },
     /// The other end closed the stream early.
@@ -92,7 +92,7 @@ pub enum ConnectError {
     Closed {
         /// The other end.
         address: SocketAddr,
-        /// What was still to come, in words.
+        /// The event that was still awaited, in words.
         awaited: &'static str,
     },
     /// Something else listens there.
@@ -104,7 +104,7 @@ pub enum ConnectError {
     Foreign {
         /// The address.
         address: SocketAddr,
-        /// The first bytes of what it said.
+        /// The first bytes that it sent.
         received: Vec<u8>,
     },
     /// The server has another version of the rendezvous.
@@ -118,28 +118,28 @@ pub enum ConnectError {
         /// The version of the server.
         found: u16,
     },
-    /// The server said what it cannot say.
+    /// The other end sent a message that is not allowed there.
     #[error(
         "the server at {address} does not keep to the rendezvous: {what}; run the same version at both ends"
     )]
     Garbled {
         /// The other end.
         address: SocketAddr,
-        /// What is wrong, in words.
+        /// The mistake, in words.
         what: String,
     },
-    /// The connection has nobody to agree with on another queue pair: it was made without a control connection, or with a
-    /// channel.
+    /// The connection cannot agree on another queue pair with its peer: it was made without a control connection, or
+    /// with a channel.
     #[error(
-        "the connection was made without a control connection, or with a channel, so that nobody answers: connect anew"
+        "the connection was made without a control connection, or with a channel, so that it cannot be renewed: connect again"
     )]
     NoControl,
-    /// There is a connection of that number already, or one is being made.
+    /// A connection with that number exists already, or is being made.
     #[error(
         "connection {number} is there already, or is being made: give another number, or drop that one first"
     )]
     NumberTaken {
-        /// Its number. 0 is the one that was made by an address.
+        /// Its number. Connection 0 is the one that was made by an address.
         number: u32,
     },
     /// The queues of the channel could not be made, or not connected to the peer's.
@@ -148,7 +148,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Checks that there are no more user bytes than a rendezvous takes.
+    /// Checks that the user bytes are short enough for a rendezvous.
     ///
     /// # Errors
     /// [`UserBytesTooLong`](Self::UserBytesTooLong).
@@ -161,9 +161,9 @@ impl ConnectError {
 }
 
 impl ConnectError {
-    /// What a program can do about it.
+    /// The action that may help.
     ///
-    /// [`Retry`](Recovery::Retry) is of a server that is not there, or not yet.
+    /// [`Retry`](Recovery::Retry) concerns a server that does not run, or not yet.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         match self {

@@ -1,11 +1,11 @@
-//! Why memory that was lent for a time is not lent any more.
+//! The reason for the end of a lease.
 
-/// Why memory that was lent for a time is not lent any more.
+/// The reason for the end of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseEnd {
-    /// The borrower has given it back.
-    #[error("it was given back")]
+    /// The borrower has returned it.
+    #[error("it was returned")]
     Returned,
     /// Its time is over, or nearly so.
     #[error("its time is over")]

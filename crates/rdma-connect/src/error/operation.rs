@@ -15,13 +15,13 @@ pub enum Operation {
     Receive,
     /// Into the peer's memory.
     Write,
-    /// From the peer's memory.
+    /// A READ of the peer's memory.
     Read,
     /// Compare-and-swap or fetch-and-add on the peer's memory.
     Atomic,
-    /// Of a memory window of type 2. No channel binds one.
+    /// The bind of a memory window of type 2. No channel binds one.
     Bind,
-    /// Of the key of such a window, by the end that has bound it.
+    /// The invalidation of such a window's key, by the end that has bound it.
     Invalidation,
 }
 

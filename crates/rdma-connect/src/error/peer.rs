@@ -43,7 +43,7 @@ impl fmt::Display for With {
     }
 }
 
-/// Behind what goes to a peer: to whom, if that is known.
+/// The suffix of a message that names the peer, if it is known.
 pub(crate) struct To(pub(crate) Option<PeerAddress>);
 
 impl fmt::Display for To {
@@ -54,8 +54,8 @@ impl fmt::Display for To {
 
 /// A client of a server, from the event that it has joined to the event that it has left.
 ///
-/// It is of one server. A client that comes later may have the same [index](Self::index), and never the same `PeerId`:
-/// what is sent to one that has left reaches nobody else.
+/// An ID belongs to one server. A client that joins later may have the same [index](Self::index), but never the same
+/// `PeerId`: a message to a client that has left reaches no other client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId {
     index: usize,
@@ -69,8 +69,8 @@ impl PeerId {
         Self { index, generation }
     }
 
-    /// The place of this client among all, less than the server's limit of clients: no two clients have the same at a
-    /// time, so that it can be an index of what a program knows of its clients.
+    /// The index of this client, less than the server's limit of clients. No two clients have the same one at a time,
+    /// so that a program can keep its clients' state in an array.
     #[must_use]
     pub const fn index(self) -> usize {
         self.index

@@ -2,13 +2,14 @@
 
 use crate::error::transport_error::TransportError;
 
-/// What was not taken, as it was, and why not. It is an [`Error`](std::error::Error), for values that own what they are.
+/// A value that was not accepted, unchanged, with the reason. It is an [`Error`](std::error::Error) if the value
+/// borrows nothing.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Rejected<T> {
-    /// What was not taken, as it was.
+    /// The unchanged value.
     pub value: T,
-    /// Why it was not taken.
+    /// The reason.
     pub error: TransportError,
 }
 

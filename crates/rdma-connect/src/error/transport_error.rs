@@ -1,4 +1,4 @@
-//! Why operations fail.
+//! Errors of operations.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::error::operation::Operation;
 use crate::error::peer::{PeerAddress, PeerId, To, With};
 use crate::error::work::{FailedWork, RefusedWork, Reported, WorkId};
 
-/// Why an operation of a channel, or of a connection of rdma-async, failed.
+/// The error of an operation of a channel, or of a connection of rdma-async.
 ///
 /// # Examples
 /// ```
@@ -50,8 +50,7 @@ pub enum TransportError {
     /// The operation completed with a failure, which has closed the channel.
     #[error(transparent)]
     WorkError(FailedWork),
-    /// The completion queue failed, so that nothing is known of what is in flight. The channel is
-    /// closed.
+    /// The completion queue failed, so that the operations in flight have an unknown outcome. The channel is closed.
     #[error(transparent)]
     PollError(#[from] PollError),
     /// The operation was not done in time. A blocking call has closed the channel by it; the `wait`
@@ -63,24 +62,24 @@ pub enum TransportError {
     Timeout {
         /// The kind of the operation.
         operation: Operation,
-        /// How long it was waited for.
+        /// The time that the call has waited.
         timeout: Duration,
         /// Whom it was with. `None` if a queue pair of the program's own does not know.
         peer: Option<PeerAddress>,
     },
-    /// The peer is gone, as the watched stream shows, and the operation was not done before. The channel is closed: what
-    /// is in flight ends with the call, or with the scope.
+    /// The peer has gone, as the watched stream shows, before the operation was done. The channel is closed:
+    /// operations in flight end with the call, or with the scope.
     #[error("the {operation}{} was not done: {reason}", With(*.peer))]
     PeerGone {
         /// The kind of the operation.
         operation: Operation,
-        /// How the peer has gone.
+        /// The reason for which the peer has gone.
         reason: CloseReason,
         /// Whom it was with. `None` if a queue pair of the program's own does not know.
         peer: Option<PeerAddress>,
     },
-    /// The queue has no free slot for the request now; nothing has changed. Take completions first:
-    /// what is done keeps its slot until its handle has reported it, or is dropped.
+    /// The queue has no free slot for the request now; nothing has changed. Poll for completions first: an operation
+    /// keeps its slot until its handle has reported it, or is dropped.
     #[error(
         "the queue is full: wait for earlier operations, and drop the handles of what is done (of a server: \
         wait for `Sent` or `Room`); or build the channel with a larger `max_send_wr` or `max_recv_wr`"
@@ -92,21 +91,21 @@ pub enum TransportError {
         `max_send_wr` or `max_recv_wr`"
     )]
     BatchTooLarge {
-        /// How many requests there were.
+        /// The number of requests.
         requests: usize,
-        /// How many the queue holds.
+        /// The number of requests that the queue holds.
         capacity: u32,
     },
     /// An earlier operation has closed the channel.
     #[error("the channel{} is closed, since {reason}{}: connect a new one", To(*.peer), Reported::from(*.event))]
     Closed {
-        /// What has closed it.
+        /// The reason.
         reason: CloseReason,
         /// Whom the channel was to. `None` if a queue pair of the program's own does not know, and in a forked child of
         /// channels to several peers.
         peer: Option<PeerAddress>,
-        /// The asynchronous event of the queue pair that tells the cause, if the request that has closed the channel was
-        /// flushed and the device has told one. See [`FailedWork::event`].
+        /// The asynchronous event of the queue pair that names the cause, if the request that has closed the channel
+        /// was flushed and the device has reported one. See [`FailedWork::event`].
         event: Option<AsyncEventKind>,
     },
     /// The operation never completed: the queue pair was destroyed under it. It may have been done.
@@ -120,11 +119,11 @@ pub enum TransportError {
         /// Whom it was with. `None` if a queue pair of the program's own does not know.
         peer: Option<PeerAddress>,
     },
-    /// There can be no peer of that index. If one can be there, and is not, the error is [`Closed`](Self::Closed), with
+    /// The index is out of range. For an index in range without a peer, the error is [`Closed`](Self::Closed), with
     /// [`CloseReason::Absent`].
     #[error("there is no peer {peer}: the channels go to {count} peers, counted from 0")]
     NoSuchPeer {
-        /// Which was asked for.
+        /// The index.
         peer: usize,
         /// How many there can be.
         count: usize,
@@ -146,26 +145,26 @@ pub enum TransportError {
     /// The client of a server has left.
     #[error("{0} has left: what is sent to it would reach nobody")]
     PeerLeft(PeerId),
-    /// The buffer has not so many bytes.
+    /// The buffer is shorter than the bytes to send.
     #[error("the first {length} bytes were to be sent of a buffer that has {most}")]
     TooLong {
-        /// How many were to be sent.
+        /// The number of bytes to send.
         length: usize,
-        /// How many there are.
+        /// The length of the buffer.
         most: usize,
     },
     /// Some operations of a collective failed, or were not done in time. The connections to their peers are closed.
     #[error("{} of the operations failed; first: {}", .0.len(), first(.0))]
     Collective(Vec<OperationError>),
-    /// The peer's memory, which this end had for a time, is not open any more. The request was not posted, and the connection is
-    /// as it was: ask for memory again.
+    /// The lease of the peer's memory is over. The request was not posted, and the connection goes on: request memory
+    /// again.
     #[error(
         "the {operation} was not posted, since the peer's memory is not open to it any more: {reason}"
     )]
     LeaseOver {
         /// The kind of the operation.
         operation: Operation,
-        /// Why it is not.
+        /// The reason.
         reason: LeaseEnd,
     },
     /// Channels to several peers were given too few endpoints, or too many.
@@ -174,20 +173,20 @@ pub enum TransportError {
         count_endpoints(*.endpoints, *.channels)
     )]
     EndpointCount {
-        /// How many channels there are.
+        /// The number of channels.
         channels: usize,
-        /// How many endpoints there were; one too many stands for any number of them.
+        /// The number of endpoints; one too many stands for any larger number.
         endpoints: usize,
     },
 }
 
 impl TransportError {
-    /// What a program can do about it.
+    /// The action that may help.
     ///
-    /// After a [`LeaseOver`](Self::LeaseOver) the connection goes on, and what has to be agreed anew is the lease.
+    /// After a [`LeaseOver`](Self::LeaseOver) the connection goes on, and the program requests another lease.
     ///
-    /// After a [`Timeout`](Self::Timeout) of a handle, or of a post, it is to ask again; a blocking call that
-    /// has run out of time has closed the channel, which the next call says.
+    /// After a [`Timeout`](Self::Timeout) of a handle, or of a post, the program may try again. A blocking call that
+    /// has timed out has closed the channel, and the next call fails with [`Closed`](Self::Closed).
     ///
     /// ```
     /// use rdma_channel::{CloseReason, Recovery, TransportError};
@@ -273,7 +272,7 @@ pub struct OperationError {
     pub id: WorkId,
     /// The index of the peer, if the channels are to several.
     pub peer: Option<usize>,
-    /// How the operation failed.
+    /// The error of the operation.
     pub error: TransportError,
 }
 

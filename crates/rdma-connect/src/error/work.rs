@@ -16,15 +16,15 @@ pub struct FailedWork {
     pub operation: Operation,
     /// Whom it was with. `None` if a queue pair of the program's own does not know.
     pub peer: Option<PeerAddress>,
-    /// How it failed, and what to check first.
+    /// The error of the completion, with a hint at what to check first.
     pub error: WorkError,
-    /// The asynchronous event of the queue pair that tells the cause, if the request was flushed and the device has
-    /// told one, such as [`QP_ACCESS_ERR`](AsyncEventKind::QP_ACCESS_ERR). SoftRoCE tells none where it refuses a
-    /// request of the peer.
+    /// The asynchronous event of the queue pair that names the cause, such as
+    /// [`QP_ACCESS_ERR`](AsyncEventKind::QP_ACCESS_ERR), if the request was flushed and the device has reported one.
+    /// SoftRoCE reports none when it refuses a request of the peer.
     ///
-    /// To find it, the error looks at the asynchronous events of the context: that makes the context's `async_fd`
-    /// non-blocking, and takes the events from who reads them by raw `ibv_get_async_event`. Who reads them by
-    /// [`Context::async_events`](rdma_mem::Context::async_events) still gets all.
+    /// To find it, the error reads the asynchronous events of the context. That makes the context's `async_fd`
+    /// non-blocking, and a program that calls `ibv_get_async_event` itself misses these events. A program that uses
+    /// [`Context::async_events`](rdma_mem::Context::async_events) still gets all of them.
     pub event: Option<AsyncEventKind>,
 }
 
@@ -78,7 +78,7 @@ pub struct RefusedWork {
     pub operation: Operation,
     /// Whom it was to be with. `None` if a queue pair of the program's own does not know.
     pub peer: Option<PeerAddress>,
-    /// Why it was not posted. Of a batch, also which of its requests.
+    /// The reason; for a batch, also which of its requests was refused.
     pub error: PostError,
 }
 
@@ -116,7 +116,7 @@ pub fn cause_of(qp: &QueuePair) -> Option<AsyncEventKind> {
     said.into_iter().find(|&kind| hint(kind).is_some())
 }
 
-/// What an event says that tells why a queue pair has failed.
+/// The text for an event that names the cause of a queue pair's failure.
 const fn hint(kind: AsyncEventKind) -> Option<&'static str> {
     Some(match kind {
         AsyncEventKind::QP_ACCESS_ERR => {
@@ -155,7 +155,8 @@ impl fmt::Display for Reported {
 pub struct WorkId(u64);
 
 impl WorkId {
-    /// How many bits of a WR ID are the index of a slot. Those above are how often the slot was used before.
+    /// The number of low bits of a WR ID that are the index of a slot. The bits above count the earlier uses of the
+    /// slot.
     pub const INDEX_BITS: u32 = 30;
 
     /// The ID of the operation with this WR ID.
