@@ -1,4 +1,4 @@
-//! Memory that operations take by value and give back.
+//! Memory that operations own and return.
 
 #[cfg(feature = "serde")]
 mod bounded;

@@ -1,4 +1,4 @@
-//! Connections: what operations are asked of.
+//! Connections, which make operations.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,10 +16,11 @@ use crate::operation::kinds::{
     Atomic, Kind, Read, Receive, ReceiveImmediate, Received, SendOut, Write,
 };
 
-/// A connection to a peer. Clones are cheap, and name the same connection: many tasks use it at once.
+/// A connection to a peer. Clones are cheap and share the connection, which many tasks can use at once.
 ///
-/// Its operations are lazy ([`Op`]), and have their memory by value. The queue pair is destroyed with the last clone and
-/// the last operation that [owns](Op::into_owned) the connection, or is on [borrowed memory](crate::RemoteRegion); what is with the device then is over.
+/// Its operations are lazy ([`Op`]) and own their memory. Dropping the last clone destroys the queue pair, unless an
+/// operation [owns](Op::into_owned) the connection or uses [borrowed memory](crate::RemoteRegion). That ends all
+/// requests of the queue pair.
 ///
 /// # Examples
 /// ```
@@ -62,8 +63,9 @@ impl Connection {
         Op::new(Link::Borrowed(&self.0), memory, request)
     }
 
-    /// Sends a message, which takes a receive of the peer's. It has completed when that has the message: as long as there is
-    /// none, it is sent again and again, as often as [`max_rnr_retries`](rdma_qp::QueuePairBuilder::max_rnr_retries) says.
+    /// Sends a message, which consumes a receive of the peer. The operation completes once the message is in that
+    /// receive. While the peer has posted none, the device retries up to
+    /// [`max_rnr_retries`](rdma_qp::QueuePairBuilder::max_rnr_retries) times.
     #[doc(alias = "IBV_WR_SEND")]
     #[inline]
     pub fn send<B: Source>(&self, from: B) -> Op<'_, SendOut<B>> {
@@ -77,18 +79,18 @@ impl Connection {
         self.op(from, RequestSpec::Send(Some(immediate)))
     }
 
-    /// Receives a message into this memory, with the number that may come with it.
+    /// Receives a message into this memory, with its immediate data if it has some.
     ///
-    /// If the operation is dropped after it was posted, a message may still come into its memory: then
-    /// [`take_unclaimed`](Self::take_unclaimed) has both. So a receive that is made anew after each `timeout` misses
-    /// messages: post it once, and await `&mut posted`.
+    /// If the operation is dropped after it was posted, a message may still arrive in its memory:
+    /// [`take_unclaimed`](Self::take_unclaimed) returns both. So a program that posts another receive after each
+    /// `timeout` misses messages: post it once, and await `&mut posted`.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn receive<B: Target>(&self, into: B) -> Op<'_, Receive<B>> {
         self.op(into, RequestSpec::Receive)
     }
 
-    /// Receives the number of a send or a write that brings no bytes here. `None` if none came with it.
+    /// Receives the immediate data of a send or a write that brings no bytes here. `None` if it has none.
     #[inline]
     pub fn receive_imm(&self) -> Op<'_, ReceiveImmediate> {
         self.op((), RequestSpec::Receive)
@@ -101,7 +103,7 @@ impl Connection {
         self.op(from, RequestSpec::Write(to.into(), None))
     }
 
-    /// Writes into the peer's memory, and tells it a number, which takes a receive of the peer's.
+    /// Writes into the peer's memory and sends a number as immediate data, which consumes a receive of the peer.
     #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
     #[inline]
     pub fn write_with_imm<B: Source>(
@@ -120,7 +122,8 @@ impl Connection {
         self.op(into, RequestSpec::Read(from.into()))
     }
 
-    /// Puts `swap` into 8 bytes of the peer's memory, if these are `compare`, and gives what they were.
+    /// Compares 8 bytes of the peer's memory with `compare`, and sets them to `swap` if they are equal. Returns the
+    /// old value.
     #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
     #[inline]
     pub fn compare_and_swap(
@@ -132,15 +135,15 @@ impl Connection {
         self.op((), RequestSpec::CompareAndSwap(at.into(), compare, swap))
     }
 
-    /// Adds to 8 bytes of the peer's memory, and gives what they were. It wraps.
+    /// Adds to 8 bytes of the peer's memory, wrapping, and returns the old value.
     #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
     #[inline]
     pub fn fetch_add(&self, at: impl Into<RemoteMemoryRegion>, add: u64) -> Op<'_, Atomic> {
         self.op((), RequestSpec::FetchAdd(at.into(), add))
     }
 
-    /// The next message that has come for a receive that was dropped, with its memory, if it had some. Messages whose
-    /// receives were dropped before they came are in the order in which they came.
+    /// The next message that has arrived for a dropped receive, with its memory, if it had some. Messages whose
+    /// receives were dropped before they arrived are in the order of their arrival.
     #[must_use]
     pub fn take_unclaimed(&self) -> Option<Received<Option<BufferSlice>>> {
         let arrived = self.0.ledger.lock().at(self.0.entry).next_arrived()?;
@@ -156,16 +159,16 @@ impl Connection {
         Ok(self.0.close(CloseReason::Asked)?)
     }
 
-    /// Which of its queue pairs it has, or has had last: the number is the same at both ends, each
-    /// [`reconnect`](Self::reconnect) brings a higher one, and that of a connection which was made by an address begins with 0.
-    /// The connections of one control connection have the count together: a connection may skip numbers.
+    /// The number of its current or last queue pair, which is the same at both ends. Each
+    /// [`reconnect`](Self::reconnect) brings a higher number. A connection that was made by an address begins with 0.
+    /// The connections of one control connection share the count, so that a connection may skip numbers.
     #[must_use]
     pub fn epoch(&self) -> u32 {
         self.0.look(|entry| entry.epoch)
     }
 
-    /// Why the connection takes no more operations, if it does not. That a request has failed is known when somebody has waited
-    /// for one.
+    /// The reason for which the connection accepts no more operations; `None` while it does. The connection notices a
+    /// failed request when an operation waits for a completion.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
         self.0.look(|entry| entry.closed())

@@ -1,4 +1,4 @@
-//! What polls when nobody else does: a task that sleeps on the completion channel, or the program itself.
+//! The driver of completions: a task that sleeps on the completion channel, or the program itself.
 
 pub(crate) mod events;
 pub(crate) mod file;
@@ -22,12 +22,13 @@ use self::shared::{Handle, Shared};
 use crate::ledger::slots::MOST;
 use crate::prepared::PreparedConnection;
 
-/// Has operations end: it owns the completion queues of connections, and wakes whoever waits for a completion.
+/// Drives operations to their end: it owns the completion queues of connections, and wakes the tasks that wait for
+/// completions.
 ///
-/// Who awaits an operation polls its completion queue itself; the driver only sleeps, and wakes. Clones are
-/// cheap. The driver ends with the last clone and the last connection, or when its task is dropped, as by the end of
-/// the runtime: then it destroys its queue pairs, and operations that are with the device fail with
-/// [`TransportError::Closed`](rdma_connect::TransportError::Closed), with their memory.
+/// A task that awaits an operation polls the completion queue itself; the driver only sleeps, and wakes tasks. Clones
+/// are cheap. The driver ends with the last clone and the last connection, or when its task is dropped, as by the end
+/// of the runtime. Then it destroys its queue pairs, and operations in flight fail with
+/// [`TransportError::Closed`](rdma_connect::TransportError::Closed) and return their memory.
 ///
 /// # Examples
 /// ```
@@ -82,13 +83,12 @@ impl Driver {
         Ok((Self(Arc::new(Handle(shared))), manual))
     }
 
-    /// A connection that waits for its peer's endpoint, however the program gets that. The builder has the options of its
-    /// queue pair; its completion queues are the driver's.
+    /// Prepares a connection, which then waits for the peer's endpoint. The program exchanges the endpoints by any
+    /// means. The builder has the options of the queue pair; its completion queues are the driver's.
     ///
     /// # Errors
-    /// Those of [`QueuePairBuilder::build`]; [`Error::TooLarge`] for a queue of more than 32,768
-    /// requests; [`Error::SharedReceives`]; if a completion queue cannot be
-    /// made.
+    /// Same errors as [`QueuePairBuilder::build`]; [`Error::TooLarge`] for a queue of more than 32,768 requests;
+    /// [`Error::SharedReceives`]; if a completion queue cannot be created.
     pub fn prepare(&self, builder: QueuePairBuilder<'_>) -> Result<PreparedConnection, Error> {
         // Whose receives would complete here with WR IDs that others have chosen.
         if builder.has_srq() {
@@ -105,10 +105,10 @@ impl Driver {
         PreparedConnection::new(builder, ledger, depth, Arc::clone(&self.0))
     }
 
-    /// The asynchronous events of the context, from now on.
+    /// Returns a stream of the asynchronous events of the context, from now on.
     ///
     /// # Errors
-    /// If there can be no more files: this takes three.
+    /// If the process cannot open three more files.
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio that has I/O.

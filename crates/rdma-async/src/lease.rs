@@ -1,4 +1,4 @@
-//! Memory that one end of a connection lends to the other for a time: what both ends know of it, and say of it by the
+//! Memory that one end of a connection lends to the other for a time: the state of both ends, and their frames on the
 //! control connection.
 
 pub(crate) mod borrower;

@@ -19,7 +19,7 @@ pub struct PreparedConnection {
     room: Room,
 }
 
-/// What it has taken of a completion queue.
+/// The room that it has reserved in a completion queue.
 #[derive(Debug)]
 struct Room {
     ledger: Option<Arc<Ledger>>,
@@ -73,23 +73,23 @@ impl PreparedConnection {
     /// Connects to the peer, which does the same with the endpoint of this one.
     ///
     /// # Errors
-    /// Those of [`PreparedQueuePair::handshake`].
+    /// Same errors as [`PreparedQueuePair::handshake`].
     pub fn handshake(self, peer: QueuePairEndpoint) -> Result<Connection, Error> {
         self.connected(|qp| qp.handshake(peer))
     }
 
-    /// What [`handshake`](Self::handshake) would connect with.
+    /// Returns the attributes with which [`handshake`](Self::handshake) would connect.
     ///
     /// # Errors
-    /// Those of [`PreparedQueuePair::connect_attributes`].
+    /// Same errors as [`PreparedQueuePair::connect_attributes`].
     pub fn connect_attributes(&self, peer: &QueuePairEndpoint) -> Result<ConnectAttributes, Error> {
         self.qp.connect_attributes(peer)
     }
 
-    /// Connects with these attributes, however the program got them.
+    /// Connects with these attributes, which the program may get by any means.
     ///
     /// # Errors
-    /// Those of [`PreparedQueuePair::connect`].
+    /// Same errors as [`PreparedQueuePair::connect`].
     pub fn connect(self, attributes: ConnectAttributes) -> Result<Connection, Error> {
         self.connected(|qp| qp.connect(attributes))
     }

@@ -7,15 +7,15 @@ use super::growth::Growth;
 
 /// A [`BufferPool`] whose allocations are awaited.
 ///
-/// An allocation takes a buffer of what is registered, at once. When there is none, the pool grows on one of tokio's blocking
-/// threads, and only those that need it wait for it: one growth is for all that wait when it begins. So no task ever calls the
-/// provider, or waits for another one that does.
+/// An allocation uses registered memory at once if some is free. Otherwise the pool grows on one of tokio's blocking
+/// threads, and only the allocations that need it wait. One growth serves all that wait when it begins. So no task
+/// ever calls the provider, or waits for another one that does.
 ///
-/// Clones are cheap and name the same pool, which tasks of several runtimes may use. Buffers keep their region, also when the
-/// pool is gone: with its last clone what no buffer uses is deregistered, which takes its time on real devices, and with the
-/// last buffer the rest. So keep the pool as long as there are tasks that must not wait.
+/// Clones are cheap and share the pool, which tasks of several runtimes may use. Buffers keep their region alive,
+/// even without the pool. Dropping the last clone deregisters the regions that no buffer uses, which is slow on real
+/// devices; the last buffer of a region deregisters it. So keep the pool while tasks run that must not wait.
 ///
-/// A future that is dropped leaves nothing: what has been registered for it is for others.
+/// A dropped future leaks nothing: memory that was registered for it serves other allocations.
 ///
 /// # Examples
 /// ```
@@ -38,14 +38,14 @@ pub struct Pool {
     growth: Growth,
 }
 
-/// Why a pool has no buffer.
+/// The error of an allocation.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// What was asked for cannot be had.
+    /// The pool cannot allocate that buffer.
     #[error(transparent)]
     Memory(#[from] Error),
-    /// There is no thread for it: the runtime has ended, or this is not called within one of tokio.
+    /// No thread can grow the pool: the runtime has ended, or this is not called within one of tokio.
     #[error(
         "the pool has to call the provider, and there is no runtime of tokio for that, or it has ended"
     )]
@@ -53,7 +53,7 @@ pub enum PoolError {
 }
 
 impl PoolError {
-    /// What a program can do about it.
+    /// The action that may help.
     #[must_use]
     pub const fn recovery(&self) -> Recovery {
         match self {
@@ -70,21 +70,22 @@ impl Pool {
         BufferPool::new(pd).into()
     }
 
-    /// A buffer of `length` bytes. They are zero, or what an earlier buffer left there.
+    /// Allocates a buffer of `length` bytes. They are zero, or what an earlier buffer has left there.
     ///
     /// # Errors
-    /// [`PoolError::Memory`] if the pool has to grow and cannot: [`Error::OutOfMemory`], [`Error::PoolLimit`], or what the
-    /// verb says. All that wait for the same growth are told the same, but those that a smaller one is enough for.
-    /// [`PoolError::NoRuntime`] if it has to grow and this is not called within a runtime of tokio, or that ends.
+    /// [`PoolError::Memory`] if the pool has to grow and cannot: [`Error::OutOfMemory`], [`Error::PoolLimit`], or the
+    /// verb's error. All allocations that wait for the same growth get its error, except those for which less memory
+    /// is enough. [`PoolError::NoRuntime`] if it has to grow and this is not called within a runtime of tokio, or
+    /// that ends.
     pub async fn allocate(&self, length: usize) -> Result<Buffer, PoolError> {
         self.allocate_aligned(length, 1).await
     }
 
-    /// As [`allocate`](Self::allocate), and the buffer begins at a multiple of `alignment`, a power of two. See
-    /// [`BufferPool::allocate_aligned`].
+    /// Same as [`allocate`](Self::allocate), for a buffer that begins at a multiple of `alignment`, a power of two.
+    /// See [`BufferPool::allocate_aligned`].
     ///
     /// # Errors
-    /// [`Error::Alignment`], and those of `allocate`.
+    /// [`Error::Alignment`]; otherwise same errors as [`allocate`](Self::allocate).
     pub async fn allocate_aligned(
         &self,
         length: usize,
@@ -96,10 +97,10 @@ impl Pool {
         }
     }
 
-    /// Registers another region, for later: see [`BufferPool::grow`]. It goes on if the future is dropped.
+    /// Registers another region in advance: see [`BufferPool::grow`]. Goes on if the future is dropped.
     ///
     /// # Errors
-    /// Those of [`allocate`](Self::allocate).
+    /// Same errors as [`allocate`](Self::allocate).
     pub async fn grow(&self, bytes: usize) -> Result<usize, PoolError> {
         let pool = self.pool.clone();
         Ok(blocking(move || pool.grow(bytes)).await??)
@@ -120,7 +121,7 @@ impl Pool {
         self.pool.usage()
     }
 
-    /// The same pool, for threads that may wait: for its limit, its domain, and what is allocated without `await`.
+    /// The underlying pool, for its limit, its domain, and for threads that allocate without `await`.
     #[must_use]
     pub const fn as_blocking(&self) -> &BufferPool {
         &self.pool

@@ -54,10 +54,10 @@ impl SharedBuffer {
         Self { whole: Arc::clone(&self.whole), start: self.start + start, length: end - start }
     }
 
-    /// The buffer, all of it and exclusively, if nobody else has a clone and no operation uses it.
+    /// Returns the whole buffer, if no clone and no operation uses it.
     ///
     /// # Errors
-    /// With what it was called on.
+    /// Returns the shared buffer if it is still used.
     pub fn try_thaw(self) -> Result<Buffer, Self> {
         let Self { whole, start, length } = self;
         Arc::try_unwrap(whole).map_err(|whole| Self { whole, start, length })

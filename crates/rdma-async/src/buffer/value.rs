@@ -77,32 +77,33 @@ use super::bounded::{Bounded, Bounds};
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 /// ```
 pub trait ValueExt {
-    /// Writes the value at the beginning. How many bytes it takes.
+    /// Writes the value at the beginning. Returns the number of bytes that it needs.
     ///
     /// # Errors
-    /// [`ValueError::TooLong`] if there is no room for it; [`ValueError::NotWritten`] if it is none that can be written so. What
-    /// is in the bytes then is of no use.
+    /// [`ValueError::TooLong`] if the bytes are too few; [`ValueError::NotWritten`] if this form cannot represent it.
+    /// Either error leaves the bytes undefined.
     fn put_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<usize, ValueError>;
 
-    /// The value that begins with the first byte. What is behind it does not matter.
+    /// Reads the value that begins with the first byte, and ignores bytes after it.
     ///
-    /// The bytes may be anybody's: a value takes no more memory and time than some times their number, unless its own `Deserialize`
-    /// takes more. So it is at most 128 values deep, where each element, field and `Some` is one deeper than what it is of, and has at
-    /// most 16 of these for each byte, and 4,096 more. A value beyond that is written, and not read.
+    /// The bytes need not be trusted: memory and time are bounded by a multiple of their number, unless the type's
+    /// own `Deserialize` needs more. A value is at most 128 levels deep, where each element, field and `Some` is a
+    /// level. It has at most 4,096 of these, and 16 more for each byte. A value beyond these bounds can be written,
+    /// but not read.
     ///
     /// # Errors
-    /// [`ValueError::Malformed`] if the bytes are no such value, or one that is deeper, or has many more parts than there are bytes.
+    /// [`ValueError::Malformed`] if the bytes are not such a value, or one beyond these bounds.
     fn value<T: DeserializeOwned>(&self) -> Result<T, ValueError>;
 }
 
-/// Why a value was not written or read.
+/// The error of writing or reading a value.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ValueError {
-    /// There are not so many bytes.
-    #[error("the value takes more than the {room} bytes that there are")]
+    /// The value needs more bytes.
+    #[error("the value needs more than the {room} bytes available")]
     TooLong {
-        /// How many there are.
+        /// The number of bytes available.
         room: usize,
     },
     /// It cannot be written in this form.

@@ -7,8 +7,8 @@ use rdma_mem::{Buffer, SliceMut, SliceRef};
 
 use crate::buffer::shared::SharedBuffer;
 
-/// A part of a [`Buffer`], by value: an operation uses the part, and the whole comes back with
-/// [`into_inner`](Self::into_inner). It derefs to the bytes of the part.
+/// A part of a [`Buffer`], by value: an operation uses the part, and [`into_inner`](Self::into_inner) returns the
+/// whole buffer. It derefs to the bytes of the part.
 ///
 /// # Examples
 /// ```
@@ -49,7 +49,7 @@ impl BufferSlice {
         self.whole
     }
 
-    /// Where the part is in the buffer.
+    /// The range of the part in the buffer.
     #[must_use]
     pub const fn range(&self) -> Range<usize> {
         self.start..self.start + self.length
@@ -66,7 +66,7 @@ impl BufferSlice {
         self.whole.get_ref(self.start, self.length).expect("within the buffer")
     }
 
-    /// As [`as_slice`](Self::as_slice), exclusively.
+    /// Same as [`as_slice`](Self::as_slice), exclusively.
     ///
     /// # Panics
     /// Never: the part is within the buffer.
@@ -78,7 +78,7 @@ impl BufferSlice {
     }
 }
 
-/// All of it.
+/// Converts the buffer to the part that is all of it.
 impl From<Buffer> for BufferSlice {
     #[inline]
     fn from(whole: Buffer) -> Self {
@@ -115,7 +115,7 @@ mod sealed {
     impl Sealed for rdma_mem::Buffer {}
 }
 
-/// What operations need of a [`Buffer`] beside its own methods.
+/// Conversions of a [`Buffer`] for operations.
 pub trait BufferExt: sealed::Sealed + Sized {
     /// A part of the buffer, for an operation.
     ///

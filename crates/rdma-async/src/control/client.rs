@@ -16,22 +16,25 @@ use crate::connection::Connection;
 use crate::driver::Driver;
 
 impl Driver {
-    /// Connects to the [listener](crate::Listener) at this address, and returns what its program says, the
-    /// [`user_bytes`](ConnectionOptions::user_bytes) of the other end. A `ChannelListener` of `rdma-channel` takes such a
-    /// client, too.
+    /// Connects to the [listener](crate::Listener) at this address. Returns the connection, and the
+    /// [`user_bytes`](ConnectionOptions::user_bytes) of the other end. A `ChannelListener` of `rdma-channel` accepts
+    /// such a client, too.
     ///
-    /// Both ends can send when it has returned. If there are several addresses, each is tried in order, with its share of
-    /// the time. Dropped before it is ready, nothing remains of it, but the server may have accepted it.
+    /// Both ends can send when it has returned. If there are several addresses, it tries each in order, with its
+    /// share of the time. If the future is dropped before it is ready, nothing remains at this end, but the server
+    /// may have accepted the connection.
     ///
     /// # Errors
     /// | | |
     /// |---|---|
     /// | [`NobodyListens`](ConnectError::NobodyListens), [`Io`](ConnectError::Io) | there is no connection to any of the addresses |
     /// | [`Rejected`](ConnectError::Rejected) | the server does not want this client, or its queue pair does not fit, with the reason |
-    /// | [`Busy`](ConnectError::Busy) | the server has as many clients as there can be, or no queue pair for this one: try again later |
+    /// | [`Busy`](ConnectError::Busy) | the server has its greatest number of clients, or no queue pair for this one:
+    /// try again later |
     /// | [`Timeout`](ConnectError::Timeout) | it took longer than the [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) |
     /// | [`Closed`](ConnectError::Closed) | the server ended meanwhile |
-    /// | [`Foreign`](ConnectError::Foreign), [`Version`](ConnectError::Version), [`Garbled`](ConnectError::Garbled) | what listens there speaks something else |
+    /// | [`Foreign`](ConnectError::Foreign), [`Version`](ConnectError::Version), [`Garbled`](ConnectError::Garbled) |
+    /// another program or version listens there |
     /// | [`Resolve`](ConnectError::Resolve), [`NoAddress`](ConnectError::NoAddress) | the name has no address |
     /// | [`UserBytesTooLong`](ConnectError::UserBytesTooLong) | there are more than 1,024 user bytes |
     /// | [`Verbs`](ConnectError::Verbs) | no queue pair can be made with these options, or not connected |

@@ -13,9 +13,9 @@ use crate::connection::Connection;
 
 /// A client of a [`Listener`](crate::Listener) that waits to be accepted or rejected.
 ///
-/// Its queue pair and one of this server are connected to each other already. A client that is dropped without an answer is
-/// told that it was turned away.
-#[must_use = "a client that is dropped is told that it was turned away"]
+/// Its queue pair and one of this server are connected to each other already. Dropping it without an answer rejects
+/// the client.
+#[must_use = "dropping it rejects the client"]
 #[derive(Debug)]
 pub struct Incoming {
     pub(super) client: Candidate<ClientSocket, Connection>,
@@ -23,26 +23,26 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Where the client connected from.
+    /// The address that the client connected from.
     #[must_use]
     pub const fn peer_addr(&self) -> SocketAddr {
         self.client.address
     }
 
-    /// What the client said in its [`user_bytes`](crate::ConnectionOptions::user_bytes); empty if it said nothing. Who it
-    /// is has not been checked.
+    /// The client's [`user_bytes`](crate::ConnectionOptions::user_bytes); empty if it has sent none. The client is
+    /// not authenticated.
     #[must_use]
     pub fn user_bytes(&self) -> &[u8] {
         &self.client.greeting.user_bytes
     }
 
-    /// Accepts the client, whose [`connect`](crate::Driver::connect) returns these bytes, at most 1,024. It waits for
-    /// nothing, and both ends can send at once.
+    /// Accepts the client, whose [`connect`](crate::Driver::connect) returns these bytes, at most 1,024. Does not
+    /// wait. Both ends can send at once.
     ///
     /// # Errors
-    /// [`ConnectError::UserBytesTooLong`], after which the client is told that it was turned away;
-    /// [`ConnectError::Closed`] if the client is known to be gone, and [`ConnectError::Garbled`] if it has said what
-    /// it was not asked for; [`ConnectError::Io`] if the runtime cannot wait for its stream.
+    /// [`ConnectError::UserBytesTooLong`], which rejects the client; [`ConnectError::Closed`] if the client is known
+    /// to be gone; [`ConnectError::Garbled`] if it has sent bytes before its turn; [`ConnectError::Io`] if the
+    /// runtime cannot wait for its stream.
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with I/O and time.
@@ -64,8 +64,8 @@ impl Incoming {
         Ok(client.end)
     }
 
-    /// Turns the client away: its `connect` says [`ConnectError::Rejected`] with this reason, of which the first 1,024
-    /// bytes are told.
+    /// Rejects the client: its `connect` returns [`ConnectError::Rejected`] with the first 1,024 bytes of this
+    /// reason.
     pub fn reject(mut self, why: &str) {
         self.client.reject(why);
     }

@@ -68,7 +68,7 @@ pub struct Listener {
     task: AbortHandle,
 }
 
-/// What the listener and its task share.
+/// State shared by the listener and its task.
 #[derive(Debug)]
 pub(super) struct Served {
     state: Mutex<ListenerState>,
@@ -80,7 +80,7 @@ pub(super) struct Served {
     taken: Notify,
 }
 
-/// What is under the lock.
+/// The clients of a listener.
 #[derive(Debug)]
 struct ListenerState {
     clients: Clients<ClientSocket, Connection>,
@@ -88,13 +88,13 @@ struct ListenerState {
 }
 
 impl Driver {
-    /// Listens at this address for clients, each of which becomes a connection with these options. Port 0 has the kernel
-    /// choose one. If there are several addresses, it is the first that can be listened at.
+    /// Listens at this address for clients, each of which becomes a connection with these options. For port 0 the
+    /// kernel chooses one. Of several addresses, the listener uses the first that it can listen at.
     ///
     /// # Errors
-    /// [`ConnectError::Io`], of the first address, or if there can be no more files; [`ConnectError::Resolve`],
-    /// [`ConnectError::NoAddress`] and [`ConnectError::UserBytesTooLong`] as for [`connect`](Self::connect);
-    /// [`ConnectError::Verbs`] if no connection can be made with these options.
+    /// [`ConnectError::Io`] for the first address, or if the process cannot open more files;
+    /// [`ConnectError::Resolve`], [`ConnectError::NoAddress`] and [`ConnectError::UserBytesTooLong`] like
+    /// [`connect`](Self::connect); [`ConnectError::Verbs`] if no connection can be made with these options.
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with I/O and time.
@@ -134,19 +134,20 @@ impl Driver {
 }
 
 impl Listener {
-    /// Where it listens. With the port that the kernel has chosen, if it was asked for port 0.
+    /// The address at which it listens, with the port that the kernel has chosen for port 0.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits for a client, and accepts it with the [`user_bytes`](ConnectionOptions::user_bytes) of the options. A client
-    /// that has gone is no error: the next one is waited for.
+    /// Waits for a client, and accepts it with the [`user_bytes`](ConnectionOptions::user_bytes) of the options. If a
+    /// client has gone, waits for the next one.
     ///
-    /// Dropped before it is ready, no client is lost.
+    /// If the future is dropped before it is ready, no client is lost.
     ///
     /// # Errors
-    /// Those of [`incoming`](Self::incoming), and [`ConnectError::Io`] if the stream of a client cannot be kept.
+    /// Same errors as [`incoming`](Self::incoming), and [`ConnectError::Io`] if the runtime cannot wait for a
+    /// client's stream.
     pub async fn accept(&self) -> Result<Connection, ConnectError> {
         loop {
             match self.incoming().await?.accept(&self.shared.options.user_bytes) {
@@ -156,14 +157,14 @@ impl Listener {
         }
     }
 
-    /// Waits for a client that is connected, which can be [accepted](Incoming::accept) with an answer to what it said, or
-    /// [rejected](Incoming::reject). Dropped before it is ready, no client is lost.
+    /// Waits for a connected client, which the program [accepts](Incoming::accept) with an answer, or
+    /// [rejects](Incoming::reject). If the future is dropped before it is ready, no client is lost.
     ///
     /// # Errors
     /// Only errors of this end, not those of a client. The listener can be used again after any of them:
-    /// [`ConnectError::Verbs`] if no queue pair could be made for a client, which was told so, and [`ConnectError::Io`]
-    /// if no client can be accepted from the socket, mostly because too many files are open: the listener tries again
-    /// after a second.
+    /// [`ConnectError::Verbs`] if no queue pair could be made for a client, which gets the reason, and
+    /// [`ConnectError::Io`] if no client can be accepted from the socket, mostly because too many files are open: the
+    /// listener tries again after a second.
     pub async fn incoming(&self) -> Result<Incoming, ConnectError> {
         loop {
             // A wake-up that comes now is kept for it.
@@ -195,8 +196,8 @@ impl Listener {
         Some(taken)
     }
 
-    /// How many clients were refused so far since they were bad, or have gone before the program had decided. Those that
-    /// the program has rejected do not count.
+    /// The number of clients that the listener has refused, or that have gone before the program had decided. Clients
+    /// that the program has rejected do not count.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.shared.state().clients.refused
@@ -210,7 +211,7 @@ impl Listener {
         self.shared.state().clients.dropped_half_open()
     }
 
-    /// Which client was refused last, by its address, and why. `None` if none was.
+    /// The address of the client that was refused last, with the reason. `None` if none was refused.
     #[must_use]
     pub fn last_refused(&self) -> Option<String> {
         self.shared.state().clients.last_refused().map(str::to_owned)

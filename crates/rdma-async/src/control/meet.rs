@@ -1,5 +1,4 @@
-//! Queue pairs that two ends of a control connection agree on: further connections, and new ones behind those that have
-//! ended. And how both ends agree that one is over.
+//! Agreement of two ends on further connections, on the next queue pair of a connection, and on its end.
 
 use std::io;
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use crate::ledger::Ledger;
 use crate::ledger::entry::ConnectionEntry;
 use crate::prepared::prepare;
 
-/// What makes the next queue pair of a connection.
+/// The maker of the next queue pair of a connection.
 #[derive(Debug)]
 struct Again {
     ledger: Arc<Ledger>,
@@ -52,22 +51,24 @@ impl MakeEnds for Again {
 }
 
 impl Connection {
-    /// Ends the queue pair, if it has not ended, and agrees with the peer on a new one. The program of the peer does the same.
-    /// This and all clones are the connection as before, and their [`epoch`](Self::epoch) is higher, the same at both ends.
+    /// Ends the queue pair, if it has not ended, and agrees with the peer on another one. The program of the peer
+    /// does the same. This value and all clones go on with a higher [`epoch`](Self::epoch), which is the same at both
+    /// ends.
     ///
-    /// Nothing is done again by itself: what was outstanding has failed, and receives have to be posted anew. What has failed
-    /// keeps its slot until its outcome was taken, or it is dropped: do that first. What has waited for a slot may get one of the
-    /// new queue pair. Messages that have [come for dropped receives](Self::take_unclaimed) are still there. The domain and all options are those
-    /// of before. Dropped before it is ready, the connection stays closed, or is closed again, at both ends.
+    /// No operation is repeated: outstanding operations have failed, and the program posts its receives again. A
+    /// failed operation keeps its slot until it was awaited, or is dropped: do that first. An operation that waits
+    /// for a slot may get one of the new queue pair. Messages that have [arrived for dropped
+    /// receives](Self::take_unclaimed) are kept. The domain and all options stay. If the future is dropped before it
+    /// is ready, the connection stays closed at both ends.
     ///
     /// # Errors
     /// [`ConnectError::NoControl`] if it was not made [by an address](Driver::connect) with a peer of this crate;
     /// [`ConnectError::Timeout`] if the peer does not do the same within the
-    /// [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout) of this end; [`ConnectError::Closed`] if it is
-    /// gone: connect anew; [`ConnectError::NumberTaken`] if another task does this now; [`ConnectError::Busy`] if the client
-    /// makes 64 queue pairs by this control connection already, since the server remembers no more; [`ConnectError::Verbs`] if a queue
-    /// pair cannot be destroyed, made, or connected; [`ConnectError::Io`] if the connection was closed meanwhile, or the
-    /// completion queue has failed.
+    /// [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout) of this end; [`ConnectError::Closed`] if
+    /// it has gone: connect again; [`ConnectError::NumberTaken`] if another task does this now;
+    /// [`ConnectError::Busy`] if the client already makes 64 queue pairs by this control connection, the most that
+    /// the server remembers; [`ConnectError::Verbs`] if a queue pair cannot be destroyed, made, or connected;
+    /// [`ConnectError::Io`] if the connection was closed meanwhile, or the completion queue has failed.
     ///
     /// # Examples
     /// ```
@@ -123,12 +124,12 @@ impl Connection {
     /// that domain, port and rights may differ from those of this connection. They are the options of a queue pair: by
     /// default, the peer has no rights.
     ///
-    /// The control connection is kept as long as there is one of its connections: when the other end is gone, all end.
-    /// If the future is dropped before it is ready, no such connection is made, or it is closed at once.
+    /// The control connection lives until the last of its connections is dropped. When the other end has gone, all of
+    /// them end. If the future is dropped before it is ready, no such connection is made, or it is closed at once.
     ///
     /// # Errors
-    /// Those of [`reconnect`](Self::reconnect); [`ConnectError::NumberTaken`] for the number of a connection that is here;
-    /// those of [`Driver::prepare`] as [`ConnectError::Verbs`].
+    /// Same errors as [`reconnect`](Self::reconnect); [`ConnectError::NumberTaken`] for the number of an existing
+    /// connection; errors of [`Driver::prepare`] as [`ConnectError::Verbs`].
     ///
     /// # Examples
     /// ```
@@ -179,20 +180,20 @@ impl Connection {
         Ok(further)
     }
 
-    /// Ends the connection when all that was sent has completed, and the peer has ended its end, too: it is told that nothing
-    /// more comes, and ends as soon as what it has sent itself has completed. So nothing is lost of what either end of a
-    /// reliable connection had sent before, if the other one has posted receives for it, and lives. The peer's operations that
-    /// are left fail with [`CloseReason::Disconnected`].
+    /// Ends the connection after all requests of the send queue have completed, and the peer has ended its end, too.
+    /// The peer is notified, and ends as soon as its own send queue has completed. So no message of either end of a
+    /// reliable connection is lost, if the other end lives and has posted receives for it. Other operations of the
+    /// peer fail with [`CloseReason::Disconnected`].
     ///
-    /// From now on all other operations fail with [`CloseReason::Asked`]. It takes at most so long, and then the queue pair
-    /// is destroyed, whatever was achieved. A connection that was made without a control connection, or with a channel, ends
-    /// when all that was sent has completed. Dropped before it is ready, the connection takes no more operations, and stays
-    /// until it is [closed](Self::close) or dropped, or the peer ends it.
+    /// From now on all other operations fail with [`CloseReason::Asked`]. After `limit` the queue pair is destroyed
+    /// in any case. A connection that was made without a control connection, or with a channel, ends when its send
+    /// queue has completed. If the future is dropped before it is ready, the connection accepts no more operations,
+    /// and stays until it is [closed](Self::close) or dropped, or the peer ends it.
     ///
     /// # Errors
-    /// [`ConnectError::Timeout`] if what was sent did not complete in time, or the peer did not end its end;
-    /// [`ConnectError::Io`] if something of it has failed, or was not done when the connection ended, also before;
-    /// [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
+    /// [`ConnectError::Timeout`] if the send queue did not complete in time, or the peer did not end its end;
+    /// [`ConnectError::Io`] if a request of the send queue has failed, or was not done when the connection ended,
+    /// even before this call; [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with time (`enable_time`).
@@ -226,11 +227,11 @@ impl Connection {
     /// bytes, which its [`disconnect_reason`](Self::disconnect_reason) returns.
     ///
     /// # Errors
-    /// Same as [`disconnect`](Self::disconnect), and [`ConnectError::ReasonTooLong`], after which the connection is as it
-    /// was.
+    /// Same errors as [`disconnect`](Self::disconnect), and [`ConnectError::ReasonTooLong`], which leaves the
+    /// connection unchanged.
     ///
     /// # Panics
-    /// Same as [`disconnect`](Self::disconnect).
+    /// Same panics as [`disconnect`](Self::disconnect).
     ///
     /// # Examples
     /// ```
@@ -305,8 +306,8 @@ impl Connection {
 }
 
 impl Connection {
-    /// The reason with which the peer's program has [disconnected](Self::disconnect_with), empty if it gave none. `None`
-    /// if it has not disconnected: [`closed`](Self::closed) says how the connection has ended.
+    /// The reason with which the peer's program has [disconnected](Self::disconnect_with), empty if it gave none.
+    /// `None` if it has not disconnected; see [`closed`](Self::closed) for the reason of this end.
     #[must_use]
     pub fn disconnect_reason(&self) -> Option<Box<[u8]>> {
         let epoch = self.epoch();
@@ -314,7 +315,7 @@ impl Connection {
     }
 }
 
-/// In the time of the control connection.
+/// Limits the future to the time limit of the control connection.
 async fn within<T>(
     shared: &Shared,
     call: &str,

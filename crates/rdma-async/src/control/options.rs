@@ -43,26 +43,25 @@ pub struct ConnectionOptions {
 }
 
 impl ConnectionOptions {
-    /// Those of a channel: a reliable connection, whose peer may read and write, and which waits for the peer's receives as
-    /// long as it takes.
+    /// The options of a channel: a reliable connection, whose peer may read and write, and which retries without
+    /// limit while the peer has posted no receive.
     pub fn new(pd: &ProtectionDomain) -> Self {
         let access = AccessFlags::new().with_remote_read().with_remote_write();
         QueuePair::builder(pd).access(access).into()
     }
 
-    /// Bytes for the other end, at most 1,024: of a client, what the server's program
-    /// [sees](crate::Incoming::user_bytes) before it accepts; of a listener, what [`accept`](crate::Listener::accept)
-    /// answers. Default: none.
+    /// Sets bytes for the other end, at most 1,024. The server's program [reads](crate::Incoming::user_bytes) those
+    /// of a client before it accepts; [`accept`](crate::Listener::accept) sends those of a listener. Default: none.
     pub fn user_bytes(mut self, user_bytes: &[u8]) -> Self {
         self.user_bytes = user_bytes.into();
         self
     }
 
-    /// How long it may take to become a connection: of a client all of [`connect`](crate::Driver::connect) but looking up
-    /// the name, of a listener what each client does for its part. And how long the peer may take to answer
+    /// Sets the time limit of connecting: for a client all of [`connect`](crate::Driver::connect) except looking up
+    /// the name, for a listener the part of each client. The peer has the same time to answer
     /// [`reconnect`](crate::Connection::reconnect), [`connect_additional`](crate::Connection::connect_additional),
-    /// [`borrow`](crate::Connection::borrow) and [`receive_lease`](crate::Connection::receive_lease). Default: 10 seconds.
-    /// [`Duration::MAX`] is no limit.
+    /// [`borrow`](crate::Connection::borrow) and [`receive_lease`](crate::Connection::receive_lease). Default: 10
+    /// seconds. [`Duration::MAX`] is no limit.
     pub const fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
         self.rendezvous_timeout = timeout;
         self
@@ -77,23 +76,23 @@ impl ConnectionOptions {
         self
     }
 
-    /// Has the peer's program answer by the control connection so often, and ends the connection with
-    /// [`CloseReason::Silent`](crate::CloseReason::Silent) when it has missed three times: so a program is noticed that is there and
-    /// does not run, as in a debugger, or with a runtime whose threads all hang. Default: never. A channel at the other
-    /// end is not asked.
+    /// Sets the interval at which the peer's program answers by the control connection. After three missed answers,
+    /// the connection ends with [`CloseReason::Silent`](crate::CloseReason::Silent). So it notices a program that
+    /// hangs, for example in a debugger, or with a blocked runtime. Default: never. A channel at the other end does
+    /// not answer, and is not checked.
     pub const fn heartbeat(mut self, every: Duration) -> Self {
         self.heartbeat = Some(every);
         self
     }
 
-    /// What the peer may borrow by [asking](crate::Connection::borrow). Default: nothing.
+    /// Sets the limits of the memory that the peer may [borrow](crate::Connection::borrow). Default: nothing.
     pub fn lease_limits(mut self, limits: LeaseLimits) -> Self {
         self.lease_limits = Some(limits);
         self
     }
 
-    /// An operation on [borrowed memory](crate::RemoteRegion) is not posted if less than this is left of the lease: as long as a
-    /// request may take on its way. Default: 1 ms.
+    /// Sets the time that must be left of a lease to post an operation on [borrowed memory](crate::RemoteRegion): the
+    /// time that a request may need to arrive. Default: 1 ms.
     pub const fn lease_margin(mut self, margin: Duration) -> Self {
         self.lease_margin = margin;
         self
@@ -104,8 +103,7 @@ impl ConnectionOptions {
     }
 }
 
-/// Of a queue pair with these options. Where they say nothing of the peer's rights, it has none, unlike that of
-/// [`ConnectionOptions::new`].
+/// Options of a queue pair. If they set no rights of the peer, it has none, unlike with [`ConnectionOptions::new`].
 impl From<QueuePairBuilder<'static>> for ConnectionOptions {
     fn from(qp: QueuePairBuilder<'static>) -> Self {
         Self {

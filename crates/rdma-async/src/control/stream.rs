@@ -1,5 +1,5 @@
-//! The task that has the stream of a control connection: it says and hears what there is, and notices that the other end is
-//! gone.
+//! The task that owns the stream of a control connection. It sends and receives frames, and notices that the other
+//! end has gone.
 
 use std::convert::Infallible;
 use std::io;
@@ -18,17 +18,17 @@ use super::frame::{Frame, HEAD, Head};
 use super::shared::{Member, Shared, Task};
 use crate::link::Inner;
 
-/// So many beats without a sign of life, and the other end is gone.
+/// The number of beats without a sign of life after which the other end counts as gone.
 const SILENT_BEATS: u32 = 3;
-/// So many frames wait for those before them, and no more is heard until there is room.
+/// The number of received frames that may wait to be handled.
 const MOST_FRAMES: usize = 64;
-/// For so long behind the end a thread may take to begin to close memory.
+/// The time after the end of the stream in which a thread may still begin to close memory.
 const GRACE: Duration = Duration::from_millis(20);
-/// As long as a timer can wait.
+/// The longest time of a timer.
 const LONGEST_BEAT: Duration = Duration::from_secs(1 << 30);
 
-/// Keeps the stream with the connection that was made by it, and ends the connection when the other end has closed the stream,
-/// or its machine has been silent for so long.
+/// Keeps the stream with the connection that was made by it. Ends the connection when the other end has closed the
+/// stream, or its machine has been silent for the time of the keep-alive.
 ///
 /// # Errors
 /// [`ConnectError::Io`] if the runtime cannot wait for the stream.
@@ -56,7 +56,7 @@ pub(super) fn keep(
     Ok(())
 }
 
-/// Has the kernel end a stream whose peer is silent for this long.
+/// Sets the time after which the kernel ends the stream of a silent peer.
 fn notice_silence(stream: &TcpStream, limit: Duration) {
     let KeepAlive { interval, user_timeout_ms, .. } = KeepAlive::within(limit);
     let _ = sockopt::set_socket_keepalive(stream, true);
@@ -65,11 +65,11 @@ fn notice_silence(stream: &TcpStream, limit: Duration) {
     let _ = sockopt::set_tcp_user_timeout(stream, user_timeout_ms);
 }
 
-/// Ends the connections when the task ends, however it does: nobody would notice a peer that goes.
+/// Ends the connections when the task ends in any way: no task would notice a peer that goes.
 struct Guard {
     shared: Arc<Shared>,
     stream: Arc<TcpStream>,
-    /// What of what was said is not written yet.
+    /// Bytes of frames that are not written yet.
     rest: Vec<u8>,
     reason: CloseReason,
 }
@@ -279,7 +279,7 @@ async fn send_frames(shared: &Shared, to: &TcpStream, rest: &mut Vec<u8>) -> io:
     }
 }
 
-/// Asks for signs of life, until there are none. Behind the end of the stream there are none to come.
+/// Asks for signs of life, and returns when they are missing. After the end of the stream none can arrive.
 async fn beats(
     shared: &Shared,
     beat: Option<Duration>,

@@ -8,9 +8,9 @@ use tokio::io::unix::AsyncFd;
 
 use super::file;
 
-/// A stream of the asynchronous events of a driver's context, of which each gets every event that comes as long as it is
-/// there: made by [`Driver::events`](crate::Driver::events). What was not taken is kept in memory, so drop one that is not
-/// asked any more.
+/// A stream of the asynchronous events of a driver's context, from [`Driver::events`](crate::Driver::events). Each
+/// stream gets every event that occurs while it lives. Events that were not read are kept in memory, so drop a stream
+/// that is no longer read.
 ///
 /// The driver's task has one itself: when a port goes down or the device fails, the connections that depend on it end at
 /// once, with [`CloseReason::Port`](crate::CloseReason::Port) and [`CloseReason::Device`](crate::CloseReason::Device).
@@ -44,10 +44,10 @@ impl Events {
         Ok(Self { file: file::readable(events.as_fd())?, events })
     }
 
-    /// The next event. Dropped before it is ready, no event is lost.
+    /// Waits for the next event. If the future is dropped before it is ready, no event is lost.
     ///
     /// # Errors
-    /// What the provider says, most often because the device went away; or if the runtime has ended.
+    /// The provider's error, most often because the device was removed; or if the runtime has ended.
     pub async fn next(&mut self) -> io::Result<AsyncEvent> {
         loop {
             if let Some(event) = self.try_next()? {

@@ -7,8 +7,8 @@ use rdma_qp::Error;
 
 use super::shared::Shared;
 
-/// A driver without a task: the program polls it. It [is a file](AsFd) that is readable when something has completed
-/// since it was [armed](Self::arm).
+/// A driver without a task: the program polls it. It [has a file](AsFd) that is readable after a request has
+/// completed since the driver was [armed](Self::arm).
 ///
 /// It has no timers: nothing has to be called at a certain time. A send whose peer does not answer ends by the queue pair's
 /// retries, if these are bounded; a receive waits until its message comes, or its connection ends. The times of
@@ -25,13 +25,14 @@ impl ManualDriver {
         Self(shared)
     }
 
-    /// Polls all completion queues, and wakes who waits for what has completed. How many completions there were.
+    /// Polls all completion queues, and wakes the tasks that wait for the completions. Returns the number of
+    /// completions.
     pub fn poll(&mut self) -> usize {
         self.0.poll()
     }
 
-    /// Has the next completion make the file readable, and takes all that is there before: 0 if there was nothing, so that
-    /// the program can sleep on the file.
+    /// Requests that the next completion makes the file readable, and polls all that are there. Returns their number;
+    /// after 0 the program can sleep on the file.
     ///
     /// # Errors
     /// If the completion channel has failed.

@@ -27,7 +27,7 @@ impl Connection {
     ///
     /// The memory is new, and has a registration of its own, whose key opens nothing else. When its time is over, the
     /// peer closes and frees it, even if this end is gone. If the future is dropped before it is ready, the memory is
-    /// given back.
+    /// returned.
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::Denied`];
@@ -102,16 +102,16 @@ impl Connection {
         Ok(RemoteRegion::new(self.inner(), granted))
     }
 
-    /// Lends memory to the peer for the given time: it is open to the peer from now on, and the peer's program
-    /// [receives](Self::receive_lease) it when it likes. `access` is what the peer may do, at most what the queue pair
-    /// allows; rights that the verbs also demand are added.
+    /// Lends memory to the peer for the given time: it is open to the peer from now on, and the peer's program can
+    /// [receive](Self::receive_lease) it at any time. `access` has the rights of the peer, at most those that the
+    /// queue pair allows; rights that the verbs also demand are added.
     ///
-    /// The memory comes back from the [`Lease`], when the peer has given it back, its time is over, or the queue pair
-    /// has ended, whichever is first. After that, a late peer gets a remote access error, and changes nothing. The time
-    /// is counted by a task of the runtime that the connection was made in, and by the kernel's `CLOCK_MONOTONIC`,
-    /// which stands still while the machine is suspended. Memory of more than 1 MiB is opened and closed on tokio's
-    /// blocking threads, one of which has to be free. Memory that is still lent when the control connection ends is
-    /// closed at once, by its task. If the future is dropped before it is ready, the memory is freed.
+    /// The [`Lease`] returns the memory when the peer has returned it, its time is over, or the queue pair has ended,
+    /// whichever is first. After that, a late request of the peer fails with a remote access error, and changes
+    /// nothing. A task of the runtime that the connection was made in counts the time, by the kernel's
+    /// `CLOCK_MONOTONIC`, which stops while the machine is suspended. Memory of more than 1 MiB is opened and closed
+    /// on tokio's blocking threads, one of which has to be free. When the control connection ends, its task closes
+    /// all memory that is still lent. If the future is dropped before it is ready, the memory is freed.
     ///
     /// The key is valid on every connection of this domain, for any peer that knows it, and providers reuse keys. A
     /// request that a peer has posted just before the end, and its device sends again later, may reach memory that was
@@ -158,7 +158,7 @@ impl Connection {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Memory is lent once, and is nobody else's until it comes back:
+    /// Memory is lent once, and no other operation can use it until its lease returns it:
     /// ```compile_fail,E0382
     /// # use rdma_mem::AccessFlags;
     /// # async fn twice(one: rdma_async::Connection, region: rdma_async::Region, time: std::time::Duration) {
@@ -214,9 +214,9 @@ impl Connection {
         }
     }
 
-    /// Like [`lend`](Self::lend), for a part of memory of which other leases may have parts at the same time, each with
-    /// rights and a key of its own. `range` counts bytes from the beginning of the memory. The memory comes back when
-    /// all of its leases have ended and all clones are dropped: [`CommonMemory::try_into_memory`].
+    /// Like [`lend`](Self::lend), for a part of memory of which other leases may have parts at the same time, each
+    /// with rights and a key of its own. `range` counts bytes from the beginning of the memory. After all of its
+    /// leases have ended and all clones are dropped, [`CommonMemory::try_into_memory`] returns the memory.
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::NotGranted`], [`LeaseError::NotOpened`];
@@ -287,7 +287,7 @@ impl Connection {
         }
     }
 
-    /// What memory is lent by, if its peer may do that.
+    /// The state for lending memory with these rights, if the queue pair allows them.
     fn lends(&self, access: AccessFlags) -> Result<(QueuePairEpoch, &Arc<Leases>), LeaseError> {
         let (member, leases) = self.leases()?;
         let number = member.number;
@@ -337,11 +337,11 @@ impl Connection {
         }
     }
 
-    /// Receives the next memory that the peer had [borrowed](Self::borrow) and has [handed over](RemoteRegion::hand_over) to
-    /// this program, in that order, and waits if there is none. If the future is dropped before it
-    /// is ready, nothing is lost. Memory that was handed over before the connection ended can be received after that, too; it
-    /// is freed with the last clone of the connection. If it is more than 1 MiB, this call waits until a blocking
-    /// thread has closed it for the peer.
+    /// Waits for the next memory that the peer had [borrowed](Self::borrow) and has [handed
+    /// over](RemoteRegion::hand_over) to this program, in the order of the handovers. If the future is dropped before
+    /// it is ready, nothing is lost. Memory that was handed over before the connection ended can be received after
+    /// that, too; it is freed with the last clone of the connection. If it is more than 1 MiB, this call waits until
+    /// a blocking thread has closed it for the peer.
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`] when there is no more of it.
@@ -364,10 +364,10 @@ impl Connection {
         Ok((member, &member.shared.leases))
     }
 
-    /// Ready when that is found.
+    /// Waits until `look` finds a value.
     ///
     /// # Errors
-    /// If it is not, the connection has ended, and nothing is to come.
+    /// If the connection has ended before.
     async fn until_there<R>(
         &self,
         leases: &Arc<Leases>,
@@ -390,7 +390,7 @@ impl Connection {
         granted.ok_or(LeaseError::Closed(None))
     }
 
-    /// Asks the peer for what is to be asked for when that can be, and waits for the answer.
+    /// Sends a request to the peer when one may be outstanding, and waits for the answer.
     async fn ask_next(
         &self,
         next: impl FnOnce() -> Option<Ask>,
@@ -421,7 +421,7 @@ impl Connection {
     }
 }
 
-/// Which connection, and which of its queue pairs.
+/// The number of a connection, and the epoch of its queue pair.
 #[derive(Clone, Copy)]
 struct QueuePairEpoch {
     number: u32,

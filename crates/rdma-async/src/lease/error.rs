@@ -1,4 +1,4 @@
-//! Why memory is not lent.
+//! Errors of lending memory.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use rdma_mem::{AccessFlags, Error, Recovery};
 
 use crate::region::memory::Region;
 
-/// Why memory was not lent or borrowed.
+/// The error of lending or borrowing memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseError {
@@ -37,9 +37,9 @@ pub enum LeaseError {
         `pd.create_qp().access(…)` with these rights"
     )]
     NotGranted {
-        /// What the lease was to allow.
+        /// The rights of the lease.
         asked: AccessFlags,
-        /// What the queue pair allows.
+        /// The rights that the queue pair allows.
         granted: AccessFlags,
     },
     /// The memory cannot be opened.
@@ -84,7 +84,7 @@ fn since(reason: Option<CloseReason>) -> String {
     reason.map_or_else(String::new, |reason| format!(", since {reason}"))
 }
 
-/// Why a peer does not lend memory. What a limit is of, is said at [`LeaseLimits`](crate::LeaseLimits).
+/// The reason for which a peer does not lend memory. [`LeaseLimits`](crate::LeaseLimits) documents the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseDenial {
@@ -98,7 +98,7 @@ pub enum LeaseDenial {
         (`LeaseLimits::new`, and the `access` of the queue pair)"
     )]
     Access {
-        /// What it allows.
+        /// The rights that it allows.
         allowed: AccessFlags,
     },
     /// The peer never lends that much with that alignment.
@@ -202,13 +202,14 @@ impl LeaseDenial {
     }
 }
 
-/// Why memory was not lent, with the memory. It is an [`Error`](std::error::Error), and `?` makes a [`LeaseError`] of it.
+/// The error of lending, with the memory. It is an [`Error`](std::error::Error), and `?` converts it to a
+/// [`LeaseError`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct LendError {
     /// The memory; `None` if it was freed with the runtime, or was not closed ([`LeaseError::NotRevoked`]).
     pub region: Option<Region>,
-    /// Why it was not lent.
+    /// The error.
     pub error: LeaseError,
 }
 

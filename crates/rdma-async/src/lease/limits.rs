@@ -1,4 +1,4 @@
-//! How much a peer may borrow by asking.
+//! Limits of the memory that a peer may borrow.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,12 +14,12 @@ const PAGE: usize = 4096;
 /// The largest alignment, in bytes: that of a huge page.
 const LARGEST_ALIGNMENT: u64 = 2 << 20;
 
-/// What peers may borrow by [asking](crate::Connection::borrow): without limits in the
-/// [options](crate::ConnectionOptions::lease_limits) of a connection, its peer may not.
+/// Limits of the memory that peers may [borrow](crate::Connection::borrow). Without limits in the
+/// [options](crate::ConnectionOptions::lease_limits) of a connection, its peer may borrow nothing.
 ///
-/// What a peer has borrowed counts until it was freed, or was [taken](crate::Connection::receive_region) by the program. All
-/// connections of one control connection count as one peer. Clones share the limit of all peers: those of one listener do, and
-/// so do several listeners with the same limits.
+/// Borrowed memory counts until it was freed, or the program has [received](crate::Connection::receive_region) it.
+/// All connections of one control connection count as one peer. Clones share the limit of all peers: those of one
+/// listener do, and so do several listeners with the same limits.
 ///
 /// # Examples
 /// ```
@@ -59,42 +59,43 @@ impl LeaseLimits {
         Self { access, longest, per_peer, regions, total: Arc::new(total) }
     }
 
-    /// How many bytes a peer may have at a time, in whole pages of 4 KiB, with what an alignment of more takes beside them.
+    /// Sets the number of bytes that a peer may have at a time, in whole pages of 4 KiB. A larger alignment counts,
+    /// too.
     pub const fn per_peer(mut self, bytes: usize) -> Self {
         self.per_peer = bytes;
         self
     }
 
-    /// How many regions a peer may have at a time: each is a registration of the device.
+    /// Sets the number of regions that a peer may have at a time: each is a registration of the device.
     pub const fn regions_per_peer(mut self, regions: usize) -> Self {
         self.regions = regions;
         self
     }
 
-    /// How many bytes all peers may have together at a time, in whole pages. The count is that of these limits and their
-    /// clones from here on: call it before they are cloned.
+    /// Sets the number of bytes that all peers together may have at a time, in whole pages. These limits begin
+    /// another count, which later clones share: call this before cloning.
     pub fn in_total(mut self, bytes: usize) -> Self {
         self.total = Arc::new(Total { most: bytes, used: AtomicUsize::new(0) });
         self
     }
 
-    /// For how long a peer may ask.
+    /// Sets the longest time that a peer may borrow for.
     pub const fn longest(mut self, longest: Duration) -> Self {
         self.longest = longest;
         self
     }
 }
 
-/// What may be lost beside memory of this alignment, in bytes.
+/// The bytes that memory of this alignment may waste.
 fn beside(alignment: u64) -> usize {
     usize::try_from(alignment).ok().filter(|&alignment| alignment > PAGE).unwrap_or(0)
 }
 
-/// What one peer has of it.
+/// The memory that one peer has borrowed.
 #[derive(Debug, Default)]
 pub(crate) struct Account(Mutex<(usize, usize)>);
 
-/// What is counted as long as it lives.
+/// A share of the limits, returned when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Counted {
     bytes: usize,

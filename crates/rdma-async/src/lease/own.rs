@@ -13,12 +13,12 @@ use super::table::Leases;
 use crate::region::memory::Region;
 use crate::region::reserve::ReserveError;
 
-/// Memory that is [lent](crate::Connection::lend) to the peer: await it to have the memory back, when the peer has given it
-/// back, its time is over, or its queue pair has ended. `&mut lease` can be awaited in `select!`, and again.
+/// Memory that is [lent](crate::Connection::lend) to the peer. Awaiting it returns the memory when the peer has
+/// returned it, its time is over, or its queue pair has ended. `&mut lease` can be awaited in `select!`, and again.
 ///
-/// Dropped, the lease goes on until then, and the memory is freed.
-/// Of a [part](crate::Connection::lend_part) of common memory, that memory comes back.
-#[must_use = "the memory comes back from it"]
+/// A dropped lease goes on until then, and the memory is freed. The lease of a [part](crate::Connection::lend_part)
+/// returns the common memory.
+#[must_use = "awaiting it returns the memory"]
 pub struct Lease<M = Region> {
     pub(super) leases: Arc<Leases>,
     pub(super) number: u32,
@@ -30,18 +30,18 @@ pub struct Lease<M = Region> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct EndedLease<M = Region> {
-    /// The memory, with what the peer has written: exclusively again, if it was not a part of common memory.
+    /// The memory, with the bytes that the peer has written. It is exclusive again, unless it is common memory.
     pub region: M,
-    /// Why the lease has ended.
+    /// The reason for the end of the lease.
     pub end: LeaseEnd,
-    /// Whether the peer has said by [`hand_over`](crate::RemoteRegion::hand_over) that it is done. Otherwise it has dropped the memory, also
-    /// by a failure, or the lease has ended before.
+    /// Whether the peer has called [`hand_over`](crate::RemoteRegion::hand_over). Otherwise it has dropped the
+    /// memory, maybe by a failure, or the lease has ended before.
     pub is_handed_over: bool,
 }
 
 impl<M> Lease<M> {
-    /// Takes the memory back now: await the lease for it. The peer is told, and what it has posted before it hears of that fails,
-    /// and ends the connection.
+    /// Ends the lease now: await it for the memory. The peer is notified. A request that it has posted before the
+    /// notification arrives fails, and ends the connection.
     pub fn revoke(&self) {
         self.leases.revoke(self.number, self.lease);
     }

@@ -14,15 +14,17 @@ use crate::link::{Inner, Link};
 use crate::operation::Op;
 use crate::operation::kinds::{Atomic, Kind, Read, Write};
 
-/// Memory of the peer that this end has [asked for](crate::Connection::borrow), or was [lent](crate::Connection::receive_lease).
+/// Memory of the peer that this end has [borrowed](crate::Connection::borrow), or that the peer has
+/// [lent](crate::Connection::receive_lease).
 ///
-/// Its operations are those of its connection, which lives as long as it. Before each is posted, its time is looked at, of which
-/// [a margin](crate::ConnectionOptions::lease_margin) has to be left, and whether the connection still has the queue pair that
-/// the memory was lent to: else it fails with [`TransportError::LeaseOver`](crate::TransportError::LeaseOver), nothing was
-/// posted, and the connection goes on. The time is counted from when this end asked, by its own clock.
+/// Its operations are posted on its connection, which it keeps alive. An operation fails with
+/// [`TransportError::LeaseOver`](crate::TransportError::LeaseOver) if less than [a
+/// margin](crate::ConnectionOptions::lease_margin) is left of the time, or if the connection has another queue pair.
+/// Then nothing was posted, and the connection goes on. The time counts from this end's request, by its own clock.
 ///
-/// Clones and slices are the same lease. Dropped with the last of them and the last operation, the peer is told, and has its memory
-/// back. If an operation was dropped that may not have completed, the peer has it back when its time is over.
+/// Clones and slices share the lease. After the last of them and the last operation are dropped, the peer is notified
+/// and has its memory back. If a dropped operation may not have completed, the peer has it back when its time is
+/// over.
 ///
 /// # Examples
 /// See [`borrow`](crate::Connection::borrow).
@@ -41,34 +43,34 @@ impl RemoteRegion {
         Self { leased: Arc::new(inner.leased(granted)), part }
     }
 
-    /// How long it is, in bytes.
+    /// The length, in bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // but for slices, none is
     pub const fn len(&self) -> usize {
         self.part.length()
     }
 
-    /// What this end may do with it.
+    /// The rights of this end.
     #[must_use]
     pub fn access(&self) -> AccessFlags {
         self.granted().access
     }
 
-    /// How much time is left.
+    /// The time that is left.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.granted().remaining()
     }
 
-    /// A part of it, in bytes from its beginning; `None` if it is not so long.
+    /// A part of it, in bytes from its beginning; `None` if the range is not within it.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         let part = self.part.slice(range)?;
         Some(Self { part, ..self.clone() })
     }
 
-    /// The memory without its time, for [`Connection::write`](crate::Connection::write) and its like: nothing is looked at
-    /// before these, and the device refuses what is late.
+    /// The memory without its time, for [`Connection::write`](crate::Connection::write) and its like. These check no
+    /// time before they post, and the peer's device refuses late requests.
     #[must_use]
     pub const fn remote(&self) -> RemoteMemoryRegion {
         self.part
@@ -89,7 +91,8 @@ impl RemoteRegion {
         self.op(from, RequestSpec::Write(self.part, None))
     }
 
-    /// Writes into it, and tells the peer a number, as [`Connection::write_with_imm`](crate::Connection::write_with_imm).
+    /// Writes into it and sends a number as immediate data, like
+    /// [`Connection::write_with_imm`](crate::Connection::write_with_imm).
     pub fn write_with_imm<B: Source>(&self, from: B, immediate: u32) -> Op<'static, Write<B>> {
         self.op(from, RequestSpec::Write(self.part, Some(immediate)))
     }
@@ -101,21 +104,21 @@ impl RemoteRegion {
         self.op(into, RequestSpec::Read(self.part))
     }
 
-    /// Puts `swap` into its first 8 bytes, if these are `compare`, and gives what they were.
+    /// Compares its first 8 bytes with `compare`, and sets them to `swap` if they are equal. Returns the old value.
     pub fn compare_and_swap(&self, compare: u64, swap: u64) -> Op<'static, Atomic> {
         self.op((), RequestSpec::CompareAndSwap(self.part, compare, swap))
     }
 
-    /// Adds to its first 8 bytes, and gives what they were. It wraps.
+    /// Adds to its first 8 bytes, wrapping, and returns the old value.
     pub fn fetch_add(&self, add: u64) -> Op<'static, Atomic> {
         self.op((), RequestSpec::FetchAdd(self.part, add))
     }
 
-    /// Hands the memory, with what this end has written, to the program of the peer.
-    /// [`receive_region`](crate::Connection::receive_region) returns it there or, if that program had lent it, its
-    /// [`Lease`](crate::Lease) does, [which says so](crate::EndedLease::is_handed_over). This end does not learn whether it has
-    /// arrived. The peer is notified when the last clone and the last operation are dropped; nothing more is posted
-    /// from now on.
+    /// Hands the memory, with the bytes that this end has written, to the program of the peer.
+    /// [`receive_region`](crate::Connection::receive_region) returns it there. If that program had lent it, its
+    /// [`Lease`](crate::Lease) returns it, with [`is_handed_over`](crate::EndedLease::is_handed_over). This end does
+    /// not learn whether it has arrived. The peer is notified when the last clone and the last operation are dropped;
+    /// no operation on it is posted from now on.
     ///
     /// Memory that arrives there after its time is over, or after the queue pair has ended, is not received. So call
     /// [`disconnect`](crate::Connection::disconnect) after this, rather than just dropping the connection. If an

@@ -12,9 +12,9 @@ use crate::buffer::held::sealed::Lease;
 /// [`TransportError`] of it.
 #[non_exhaustive]
 pub struct Failed<B> {
-    /// The memory that the operation had. Of a receive or a read nobody knows what is in it.
+    /// The memory of the operation. After a failed receive or read its content is undefined.
     pub memory: B,
-    /// Why it failed.
+    /// The error.
     pub error: TransportError,
 }
 

@@ -1,4 +1,4 @@
-//! The kinds of operations: what each has and gives.
+//! The kinds of operations: the memory and the output of each.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -18,9 +18,9 @@ pub(crate) mod sealed {
 
 /// A kind of operation. Sealed.
 pub trait Kind: sealed::Sealed {
-    /// The memory that it has while it is with the device, and that comes back.
+    /// The memory that the operation owns while it is in flight, and returns.
     type Memory: Lease;
-    /// What it gives when it succeeds.
+    /// The output of a successful operation.
     type Output;
 
     #[doc(hidden)]
@@ -61,11 +61,12 @@ pub(crate) fn memory<K: Kind>(held: Held) -> K::Memory {
 pub struct Received<B> {
     /// The memory that was given. The message is at its beginning.
     pub memory: B,
-    /// How many bytes the message has. Of an RDMA write with immediate data: how many were written, elsewhere.
+    /// The number of bytes of the message. For an RDMA write with immediate data, the number of bytes written
+    /// elsewhere.
     pub length: usize,
-    /// The immediate data that came with it.
+    /// The immediate data of the message.
     pub immediate: Option<u32>,
-    /// It is an RDMA write.
+    /// Whether it is an RDMA write.
     is_write: bool,
 }
 
@@ -133,7 +134,7 @@ impl Kind for ReceiveImmediate {
     }
 }
 
-/// An atomic operation on the peer's memory, which gives what was there.
+/// An atomic operation on the peer's memory, which returns the old value.
 #[derive(Debug)]
 #[allow(clippy::exhaustive_structs)] // a name
 pub struct Atomic;

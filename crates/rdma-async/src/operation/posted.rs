@@ -20,9 +20,9 @@ use crate::link::Link;
 /// After so many polls that find nothing, others may have the thread.
 const POLLS: u32 = 64;
 
-/// An operation that is with the device: await it for the outcome. Dropped, it leaves its memory with the request, and the
-/// memory is given back when that has completed.
-#[must_use = "its memory comes back from it"]
+/// An operation in flight: await it for the outcome. Dropped, it leaves its memory with the request, which releases
+/// the memory when it has completed.
+#[must_use = "awaiting it returns its memory"]
 pub struct Posted<'c, K: Kind> {
     /// `None` when it is over.
     link: Option<Link<'c>>,

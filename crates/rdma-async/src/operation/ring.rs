@@ -14,11 +14,11 @@ use super::posted::Posted;
 use crate::buffer::held::Target;
 use crate::connection::Connection;
 
-/// Buffers that are posted as receives, and come back in the order in which messages arrive.
+/// A ring of buffers that are posted as receives and return messages in the order of their arrival.
 ///
-/// A message that arrives finds a receive, as long as fewer messages are in flight than buffers are posted. So the
-/// peer's send never [waits](crate::guide#receives-that-are-posted-ahead) for one. The program chooses the number of
-/// buffers and their length: a message that is longer than its buffer fails the connection.
+/// While fewer messages are in flight than buffers are posted, an arriving message finds a receive. So the peer's
+/// send never [waits](crate::guide#receives-that-are-posted-ahead) for one. The program chooses the number of buffers
+/// and their length: a message that is longer than its buffer fails the connection.
 ///
 /// [`next`](Self::next) returns the next message. Its buffer is posted again when the [`RingMessage`] is dropped, or
 /// was [taken](RingMessage::take) and is [given back](Self::give_back). Other receives that the program posts on the
@@ -52,7 +52,7 @@ pub struct ReceiveRing<'c, B: Target = Buffer> {
     connection: &'c Connection,
     /// The one that was posted first is the next to be done.
     posted: VecDeque<Posted<'c, Receive<B>>>,
-    /// What could not be posted again, and why.
+    /// Buffers that could not be posted again.
     idle: Vec<B>,
     refused: Option<TransportError>,
 }
@@ -140,7 +140,7 @@ impl<B: Target> fmt::Debug for ReceiveRing<'_, B> {
     }
 }
 
-/// A message of a [`ReceiveRing`]. It derefs to the bytes that came; dropped, its buffer is posted again.
+/// A message of a [`ReceiveRing`]. It derefs to the received bytes. Dropping it posts its buffer again.
 ///
 /// It is empty for an RDMA write with immediate data, whose bytes are elsewhere.
 pub struct RingMessage<'r, 'c, B: Target = Buffer> {

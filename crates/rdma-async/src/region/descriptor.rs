@@ -1,4 +1,4 @@
-//! What a peer needs to reach memory that is open for a time.
+//! The descriptor by which a peer reaches memory that is open for a time.
 
 use std::time::{Duration, Instant};
 
@@ -6,9 +6,10 @@ use rdma_mem::RemoteMemoryRegion;
 
 /// Memory of another process, which is open to this one until its time is over.
 ///
-/// It travels as [bytes](Self::to_bytes), or by serde (feature `serde`), with the time that *remains*: no clock is compared
-/// with another one. Who receives it counts that time from when it [asked](Self::asked_at) for the memory, or, if nobody has
-/// asked, from when the bytes came. A post that is late all the same is refused by the device, and ends the connection.
+/// It travels as [bytes](Self::to_bytes), or by serde (feature `serde`), with the time that *remains*: no clock is
+/// compared with another one. The receiver counts that time from its [request](Self::asked_at) for the memory, or,
+/// without a request, from the arrival of the bytes. The peer's device refuses a request that arrives late, and that
+/// ends the connection.
 ///
 /// # Examples
 /// ```
@@ -34,7 +35,7 @@ use rdma_mem::RemoteMemoryRegion;
 #[cfg_attr(feature = "serde", serde(from = "Travelling", into = "Travelling"))]
 pub struct Descriptor {
     region: RemoteMemoryRegion,
-    /// When its time has begun to count, and how long it is.
+    /// The beginning of its time.
     since: Instant,
     time: Duration,
 }
@@ -43,7 +44,7 @@ impl Descriptor {
     /// The length of [`to_bytes`](Self::to_bytes), in bytes.
     pub const BYTES: usize = RemoteMemoryRegion::BYTES + size_of::<u64>();
 
-    /// Memory that is open for so long from now.
+    /// Memory that is open for that time from now.
     #[must_use]
     pub fn new(region: RemoteMemoryRegion, time: Duration) -> Self {
         Self { region, since: Instant::now(), time }
@@ -56,7 +57,7 @@ impl Descriptor {
         self
     }
 
-    /// How much time is left.
+    /// The time that is left.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.time.saturating_sub(self.since.elapsed())
@@ -80,7 +81,7 @@ impl Descriptor {
         self.region.length()
     }
 
-    /// As bytes, for a message to the peer that is to use it, with the time that remains in microseconds.
+    /// Encodes the descriptor for a message to the peer, with the remaining time in microseconds.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let micros = u64::try_from(self.remaining().as_micros()).unwrap_or(u64::MAX);
@@ -91,7 +92,7 @@ impl Descriptor {
         bytes
     }
 
-    /// What [`to_bytes`](Self::to_bytes) has written. The time counts from now.
+    /// Decodes the bytes of [`to_bytes`](Self::to_bytes). The time counts from now.
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         let mut region = [0; RemoteMemoryRegion::BYTES];

@@ -27,7 +27,7 @@ enum Memory {
 }
 
 impl Region {
-    /// So many bytes, zero, on pages of their own. Nothing is registered before they are opened.
+    /// Allocates `length` zeroed bytes on pages of their own, without registering them.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`], [`Error::OutOfMemory`].
@@ -35,16 +35,16 @@ impl Region {
         Ok(Self::of(pd, RegionMemory::allocate(length)?))
     }
 
-    /// Memory that the program has, as of huge pages.
+    /// A region of memory that the program already has, for example huge pages.
     #[must_use]
     pub fn of(pd: &ProtectionDomain, memory: RegionMemory) -> Self {
         Self::of_plain(pd.clone(), memory)
     }
 
-    /// Its memory. What [`reserve_for`](Self::reserve_for) has made is deregistered before.
+    /// Returns its memory, and deregisters it first if [`reserve_for`](Self::reserve_for) has registered it.
     ///
     /// # Errors
-    /// With the region, which is as it was to the program: what the provider says if it refuses that.
+    /// The provider's error if it refuses to deregister, with the region, which can still be used.
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn into_memory(self) -> Result<RegionMemory, (Self, Error)> {
         self.into_plain().map(|(memory, _)| memory)
@@ -67,8 +67,8 @@ impl Region {
         }
     }
 
-    /// The domain that it is registered in while it is open, but for what is [lent](crate::Connection::lend): that is registered in
-    /// the connection's.
+    /// The domain in which it is registered while it is open. A [lent](crate::Connection::lend) region is registered
+    /// in the domain of the connection instead.
     #[must_use]
     pub const fn pd(&self) -> &ProtectionDomain {
         &self.pd

@@ -18,19 +18,19 @@ pub(crate) const AT_ONCE: usize = 1 << 20;
 /// What is longer has no end. The runtime's timers cannot be set to the very last time that there is.
 pub(crate) const LONGEST: Duration = Duration::from_secs(1 << 40);
 
-/// What [`Region::reserve`] and [`Region::reserve_for`] give back.
+/// The result of [`Region::reserve`] and [`Region::reserve_for`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Reserved<T> {
-    /// The memory, exclusively again, with what peers have written.
+    /// The memory, exclusive again, with the bytes that peers have written.
     pub region: Region,
-    /// What the function has returned; `None` if something else was first.
+    /// The value that the function has returned; `None` if something else ended the reservation.
     pub value: Option<T>,
-    /// What has ended it.
+    /// The event that ended the reservation.
     pub end: ReservedEnd,
 }
 
-/// Why memory is not open any more.
+/// The reason for the end of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReservedEnd {
@@ -43,19 +43,20 @@ pub enum ReservedEnd {
     Disconnected,
 }
 
-/// Why memory was not open, or was not closed.
+/// The error of memory that was not opened, or not closed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
-    /// It was never open, and the function was not called.
+    /// The memory was never open, and the function was not called.
     #[error("the memory was not opened to peers: {error}")]
     NotOpened {
         /// The memory.
         region: Region,
-        /// Why: what the provider says, or that the connection is closed.
+        /// The provider's error, or that the connection is closed.
         error: Box<TransportError>,
     },
-    /// Of [`Region::reserve_for`]. It was never open, and the function was not called.
+    /// The error of [`Region::reserve_for`] for another domain. The memory was never open, and the function was not
+    /// called.
     #[error(
         "the region is of another protection domain than the connection: make it in `connection.pd()`, \
         as by `Region::of` of what `into_memory` gives"
@@ -97,24 +98,24 @@ impl ReserveError {
 }
 
 impl Region {
-    /// Opens the memory to peers, has `f` tell them, and closes it when `f` has ended or the time is over, whichever is first,
-    /// and not earlier. Then the memory is exclusive again: a peer that comes later gets a remote access error, and changes
-    /// nothing.
+    /// Opens the memory to peers while `f` notifies them, and closes it when `f` has ended or the time is over,
+    /// whichever is first, and not earlier. Then the memory is exclusive again: a late request of a peer fails with a
+    /// remote access error and changes nothing.
     ///
-    /// While it is open, the memory is a registration of its own, for whoever has the key: `f` gets the
-    /// [`Descriptor`] with it, and sends it to a peer, or publishes it where many look. `access` is what peers may do;
-    /// what the verbs demand beside it is added. It is closed by deregistering it, which waits for no peer.
+    /// While it is open, the memory has a registration of its own, for every peer that has the key. `f` gets the
+    /// [`Descriptor`] with the key, and sends it to a peer, or publishes it for many. `access` has the rights of
+    /// peers; rights that the verbs also demand are added. Deregistering closes the memory, and waits for no peer.
     ///
     /// If the future is dropped, or `f` panics, the memory is closed, and then freed. The time is the kernel's
-    /// `CLOCK_MONOTONIC`, which stands still while the machine is suspended. Memory of more than 1 MiB is registered and
-    /// deregistered on tokio's blocking threads, of which one has to be free: until then it stays open.
+    /// `CLOCK_MONOTONIC`, which stops while the machine is suspended. Memory of more than 1 MiB is registered and
+    /// deregistered on tokio's blocking threads, one of which has to be free: until then it stays open.
     ///
-    /// What `f` has posted is dropped with it when the time is over: its receive stands, and takes the next message. Post
-    /// it before, or end the connection of a peer that is late.
+    /// When the time is over, `f` is dropped with its operations. A receive that it has posted stays posted, and
+    /// matches the next message. Post such a receive before, or end the connection of a late peer.
     ///
-    /// A peer may have posted a request just before the end, which is sent again later, and providers use keys again. So a
-    /// peer asks for [time enough](Descriptor::remote) for its request, and who opens the same memory again for another one
-    /// waits as long as a connection sends again.
+    /// A peer may have posted a request just before the end, which its device sends again later, and providers reuse
+    /// keys. So a peer checks that [enough time](Descriptor::remote) is left for its request. Before a program opens
+    /// the same memory for another peer, it waits for the time that a connection retries.
     ///
     /// # Errors
     /// [`ReserveError::NotOpened`] with the memory, [`ReserveError::NotRevoked`] and [`ReserveError::RuntimeEnded`] without it.

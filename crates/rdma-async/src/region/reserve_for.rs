@@ -25,34 +25,36 @@ const RIGHTS: AccessFlags =
     AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_ATOMIC);
 
 impl Region {
-    /// As [`reserve`](Self::reserve), for the peer of that connection alone, and faster: the memory stays registered, without
-    /// a right for anybody, and is opened by binding a memory window of type 2 to it, and closed by invalidating that.
+    /// Opens the memory like [`reserve`](Self::reserve), for the peer of that connection alone, and faster. The
+    /// memory stays registered without a right for peers. Binding a memory window of type 2 to it opens it, and
+    /// invalidating the window closes it.
     ///
-    /// The region keeps its registration and its window for the next call, which is then two requests of the connection's
-    /// send queue. The bind takes its turn behind what the connection has posted before; the time begins when it
-    /// is done. No invalidation waits for others: if requests of its send queue are outstanding at the end, the window
-    /// is deallocated in its place, and the next call makes another one. Memory that was a [file](rdma_mem::RegionMemory::memfd)
-    /// is none any more.
+    /// The region keeps its registration and its window for the next call, which is then two requests of the
+    /// connection's send queue. The bind is done after the requests that the connection has posted before, and the
+    /// time begins then. No invalidation waits for others: if requests of the send queue are outstanding at the end,
+    /// the window is deallocated instead, and the next call makes another one. The call closes the descriptor of
+    /// memory that is a [file](rdma_mem::RegionMemory::memfd).
     ///
-    /// When the connection is closed, fails or has another [epoch](Connection::epoch), the memory is closed, and `f` is
-    /// dropped ([`ReservedEnd::Disconnected`](super::reserve::ReservedEnd::Disconnected)). So it is when the peer is refused an access,
-    /// by which it loses all that was open to it by this connection: that is known here as soon as a request of the connection fails,
-    /// by what waits for one in `f` first. A peer that invalidates the key itself, by a send, ends the connection.
+    /// When the connection is closed, fails or has another [epoch](Connection::epoch), the memory is closed, and `f`
+    /// is dropped ([`ReservedEnd::Disconnected`](super::reserve::ReservedEnd::Disconnected)). The same happens after
+    /// the device has refused an access of the peer, which closes all memory that this connection has opened. This
+    /// end notices the refusal when a request of the connection fails, which an operation in `f` may see first. A
+    /// peer that invalidates the key itself, by a send, ends the connection.
     ///
-    /// Keys count up in their low byte with each bind, so a key that was closed does not fit before 255 later calls for
-    /// the same region, as long as its window is kept; a device may give another window a key that was used before. A request
-    /// that was sent under an old key is refused until then, which ends the connection. So a peer asks for
-    /// [time enough](Descriptor::remote) for its request.
+    /// Each bind increases the low byte of the key, so that a closed key is not valid again before 255 later calls
+    /// for the same region and window; a device may give another window a key that was used before. Until then the
+    /// device refuses a request with an old key, which ends the connection. So a peer checks that [enough
+    /// time](Descriptor::remote) is left for its request.
     ///
-    /// Where a device does not keep peers within windows, has none, or is asked for other rights than to read, to
-    /// write and for atomic operations, this is the registration of `reserve`, and whoever has the key reaches the memory;
-    /// it ends with the connection all the same. Which devices do is found out once for each [`Driver`](crate::Driver), by
-    /// the first call, or the next one if that fails: it makes two queue pairs, connects them, and has an access beyond a window refused, some
-    /// milliseconds on tokio's blocking threads; of that refusal the device may report an event, for a queue pair which the
+    /// If a device has no windows or does not enforce their bounds, or for rights other than remote read, write and
+    /// atomics, this call registers the memory like `reserve`. Every peer that has the key then reaches the memory,
+    /// until the connection ends. The first call for each [`Driver`](crate::Driver) tests the device, or the next one
+    /// if that fails: it connects two queue pairs and tries an access beyond a window, which takes some milliseconds
+    /// on tokio's blocking threads. The device may report an event for that refusal, for a queue pair that the
     /// program has not made. A device that does not answer for ten seconds counts as one without windows.
     ///
-    /// If the future is dropped, or `f` panics, the memory is closed, by deallocating the window, and freed: at once, or, while
-    /// a request for the window is with the device, behind that.
+    /// If the future is dropped, or `f` panics, the window is deallocated, which closes the memory, and the memory is
+    /// freed: at once, or after a request for the window that is in flight.
     ///
     /// # Errors
     /// [`ReserveError::WrongDomain`] and [`ReserveError::NotOpened`] with the memory, [`ReserveError::NotRevoked`] and
