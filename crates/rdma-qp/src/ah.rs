@@ -1,4 +1,4 @@
-//! Address handles: where datagrams go, and what says so.
+//! Address handles, the destinations of datagrams.
 
 pub(crate) mod global_route_header;
 pub(crate) mod handle;

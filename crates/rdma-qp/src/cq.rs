@@ -1,4 +1,4 @@
-//! Completion queues, completion channels, and what a completion says.
+//! Completion queues, completion channels, and completions.
 
 pub(crate) mod builder;
 pub(crate) mod channel;

@@ -1,4 +1,4 @@
-//! What a queue pair's peer has to know to connect to it.
+//! The endpoint of a queue pair, by which its peer connects to it.
 
 pub(crate) mod bytes;
 pub(crate) mod class;
@@ -22,7 +22,7 @@ use crate::gid_network::gid_of;
 pub struct EndpointGid {
     /// The GID.
     pub gid: Gid,
-    /// What kind of packets it is for.
+    /// The type of its packets.
     pub gid_type: GidType,
     /// The number of leading bits of the GID that name its network, by the mask of its interface; 0 if it is not known.
     #[cfg_attr(feature = "serde", serde(default))]
@@ -47,8 +47,8 @@ impl EndpointGid {
     }
 }
 
-/// One end of a connection, for the other end: what both ends exchange, by whatever means they have,
-/// before [`handshake`](crate::PreparedQueuePair::handshake).
+/// One end of a connection, for the other end. Both ends exchange it, by any means, before
+/// [`handshake`](crate::PreparedQueuePair::handshake).
 ///
 /// It travels as [fixed bytes](Self::to_bytes), or by serde (feature `serde`). To talk to a program
 /// that knows only some of it, such as `ibv_rc_pingpong`, make one from parts:
@@ -90,7 +90,7 @@ pub struct QueuePairEndpoint {
     pub(crate) stream: Option<(Gid, Gid)>,
 }
 
-/// In one line, with the GIDs that there are.
+/// Prints one line, with all GIDs.
 impl fmt::Debug for QueuePairEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { qp_type, qpn, psn, lid, link_layer, mtu, .. } = self;
@@ -167,7 +167,7 @@ impl QueuePairEndpoint {
         self.with_endpoint_gid(EndpointGid::new(gid, gid_type))
     }
 
-    /// Adds a GID, like [`with_gid`](Self::with_gid), with what is known of its network.
+    /// Adds a GID like [`with_gid`](Self::with_gid), with its network.
     #[must_use]
     pub fn with_endpoint_gid(mut self, gid: EndpointGid) -> Self {
         if gid.gid_type != GidType::IB {
@@ -239,7 +239,7 @@ impl QueuePairEndpoint {
         self.lid
     }
 
-    /// What the port is plugged into.
+    /// The link layer of the port.
     #[must_use]
     pub const fn link_layer(&self) -> LinkLayer {
         self.link_layer
@@ -257,13 +257,13 @@ impl QueuePairEndpoint {
         self.mtu
     }
 
-    /// How many RDMA reads and atomics it starts at a time.
+    /// Sets the number of RDMA reads and atomics that it starts at a time.
     #[must_use]
     pub const fn max_rd_atomic(&self) -> u8 {
         self.max_rd_atomic
     }
 
-    /// How many RDMA reads and atomics it answers at a time.
+    /// Sets the number of RDMA reads and atomics that it answers at a time.
     #[must_use]
     pub const fn max_dest_rd_atomic(&self) -> u8 {
         self.max_dest_rd_atomic

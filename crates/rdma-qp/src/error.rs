@@ -1,4 +1,4 @@
-//! What can fail on the control path, and what to do about it.
+//! Errors of the control path, with hints.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -13,8 +13,7 @@ use crate::gid_network::GidNetwork;
 
 use crate::post::error::PostError;
 
-/// Why an operation of this crate failed. Posting has an error of its own,
-/// [`PostError`](crate::PostError).
+/// The error of an operation of this crate. Posting has its own error, [`PostError`](crate::PostError).
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -36,7 +35,7 @@ pub enum Error {
         from: QpState,
         /// The state that it was to have.
         to: QpState,
-        /// What the verb said.
+        /// The error of the verb.
         source: VerbError,
     },
     /// A queue pair cannot go from its state to that one.
@@ -61,15 +60,15 @@ pub enum Error {
         from: QpState,
         /// The state that it was to have.
         to: QpState,
-        /// What has to be set and was not.
+        /// The attributes that are required and were not set.
         lacking: Vec<&'static str>,
-        /// What cannot be set on this way and was.
+        /// The attributes that this transition does not allow and were set.
         forbidden: Vec<&'static str>,
     },
     /// The last request of a queue was refused.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// What was posted did not complete in time, although the queue pair is in error.
+    /// Requests did not complete in time, although the queue pair is in error.
     #[error(
         "queue pair {qpn}: its requests were not flushed within {timeout:?}: does somebody else poll \
          its completion queues? Destroying it takes them from the device"
@@ -77,7 +76,7 @@ pub enum Error {
     DrainTimedOut {
         /// Which queue pair.
         qpn: Qpn,
-        /// How long it took at least.
+        /// The time limit.
         timeout: Duration,
     },
     /// The endpoints do not fit together.
@@ -89,7 +88,7 @@ pub enum Error {
         /// The type that was asked for.
         qp_type: QpType,
     },
-    /// A device that does not speak InfiniBand, or RoCE, which is called by the same name.
+    /// A device with another transport than InfiniBand, which includes RoCE.
     #[error(
         "`{device}` speaks {transport}, which this library does not support: it is for InfiniBand and \
          RoCE"
@@ -97,7 +96,7 @@ pub enum Error {
     UnsupportedTransport {
         /// The device.
         device: String,
-        /// What it speaks.
+        /// Its transport.
         transport: TransportType,
     },
     /// A queue pair for datagrams was to be connected.
@@ -115,7 +114,7 @@ pub enum Error {
         /// The type of the queue pair.
         qp_type: QpType,
     },
-    /// A completion that is none of a datagram that came to this queue pair.
+    /// A completion that is not of a datagram received by this queue pair.
     #[error(
         "the completion is none of a datagram that queue pair {qpn} received: there is nobody to answer"
     )]
@@ -148,7 +147,7 @@ pub enum Error {
     LimitTooLarge {
         /// The limit that was asked for.
         limit: u32,
-        /// How many receives the queue holds.
+        /// The number of receives that the queue holds.
         max_wr: u32,
     },
     /// A completion queue that its queue pairs could make overflow, where
@@ -161,9 +160,9 @@ pub enum Error {
     CompletionQueueTooSmall {
         /// The builder's method.
         knob: &'static str,
-        /// How many completions it holds.
+        /// The number of completions that it holds.
         capacity: u32,
-        /// How many it must hold for all its queue pairs.
+        /// The number that it must hold for all its queue pairs.
         needed: u32,
     },
     /// Events were asked for from a completion queue without a channel.
@@ -177,7 +176,7 @@ pub enum Error {
     NoSuchVector {
         /// The vector that was asked for.
         vector: u32,
-        /// How many there are.
+        /// The number of them.
         count: u32,
     },
     /// A channel of another context than the completion queue's.
@@ -205,7 +204,7 @@ pub enum Error {
     NoSuchPort {
         /// The port that was asked for.
         port: u8,
-        /// How many ports there are.
+        /// The number of ports.
         count: u8,
     },
     /// The port's table has no GID at this index.
@@ -251,7 +250,7 @@ pub enum Error {
     TooLarge {
         /// The builder's method.
         knob: &'static str,
-        /// What was asked for.
+        /// The requested value.
         value: u32,
         /// The largest that is possible.
         most: u32,
@@ -267,13 +266,13 @@ pub enum Error {
     /// The object cannot be closed now, because clones of it, or objects made from it, are alive.
     #[error("the {what} is still used: drop its clones and what was made from it first")]
     StillUsed {
-        /// What was to be closed.
+        /// The object that was to be closed.
         what: &'static str,
     },
 }
 
 impl Error {
-    /// What a program can do about it.
+    /// The action that may help.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         match self {

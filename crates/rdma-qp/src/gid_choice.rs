@@ -40,7 +40,7 @@ pub enum GidChoice {
     ByPeer,
     /// The GID at this index of the port's table.
     Index(u8),
-    /// Those that are in this network.
+    /// The GIDs in this network.
     Network(GidNetwork),
 }
 

@@ -42,21 +42,21 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// From a call that succeeds until the request has completed (or the queue pair was destroyed), the
-    /// memory of its elements stays allocated and registered. [Inline data](SendWorkRequest::inline) is no
-    /// memory of that kind: it is copied before the call returns, so its borrow is all that it needs.
+    /// From a call that succeeds until the request has completed (or the queue pair was destroyed), the memory of its
+    /// elements stays allocated and registered. [Inline data](SendWorkRequest::inline) is excepted: the call copies
+    /// it before it returns, so that its borrow is enough.
     ///
-    /// - Of a send or a write, nobody writes that memory.
-    /// - Of a read, an atomic or a receive, it is nobody else's, since the device writes it: no
-    ///   reference to it exists or is made until all requests that name it have completed. Of
-    ///   several at a time it is not said whose bytes stay.
-    /// - Neither is asked of the memory of a [shared element](rdma_mem::SharedElement), whose bytes
-    ///   nobody has a reference to: peers, copies and other requests may read and write it meanwhile,
-    ///   and what is sent is whatever the device finds.
-    /// - Of a [bind](crate::BindWindow), peers use the memory that is lent, as [`bind`](Self::bind) says.
-    ///   It is posted once: a second one would lend the memory again, when the window is believed
+    /// - For a send or a write, no code writes that memory.
+    /// - For a read, an atomic or a receive, the device writes that memory: no reference to it exists or
+    ///   is made until all requests that name it have completed. If several of them write the same bytes,
+    ///   it is undefined which bytes stay.
+    /// - Neither concerns the memory of a [shared element](rdma_mem::SharedElement), to which no reference
+    ///   exists: peers, copies and other requests may read and write it meanwhile, and the device sends the
+    ///   bytes that it finds.
+    /// - For a [bind](crate::BindWindow), peers use the memory that is lent, as [`bind`](Self::bind) says.
+    ///   It is posted once: a second one would lend the memory again, after the window is believed
     ///   [unbound](rdma_mem::MemoryWindow::unbound).
-    /// - The [address handle](crate::AddressHandle) of a datagram lives as long.
+    /// - The [address handle](crate::AddressHandle) of a datagram lives until then.
     ///
     /// A request has completed when its own completion was polled; an unsignaled one also when that of
     /// a later request of this send queue was.
@@ -92,8 +92,8 @@ impl QueuePair {
         unsafe { Queued::post(request, self) }
     }
 
-    /// Checks a request of any kind as [`post`](Self::post) does, and posts nothing. After that, only the provider can
-    /// refuse the request. This is for programs that post something else first.
+    /// Checks a request of any kind like [`post`](Self::post), and posts nothing. After that, only the provider can
+    /// refuse the request. Use it before a request that must not be posted alone.
     ///
     /// # Errors
     /// See [`PostError`]; a full queue is not detected.
@@ -118,7 +118,7 @@ impl QueuePair {
         Queued::check(&request.queue(0), self)
     }
 
-    /// Posts a request of any kind as it is: the device finds out what is wrong with it.
+    /// Posts a request of any kind without checks: the device finds the mistakes.
     ///
     /// # Errors
     /// See [`PostError`]; of [`PostErrorKind`](crate::PostErrorKind) only
@@ -126,7 +126,7 @@ impl QueuePair {
     /// [`Refused`](crate::PostErrorKind::Refused).
     ///
     /// # Safety
-    /// As [`post`](Self::post). Elements that are longer than the remote memory overwrite what lies
+    /// Same contract as [`post`](Self::post). Elements that are longer than the remote memory overwrite what lies
     /// behind it, if the peer's region goes on there. To a UD queue pair a request of the send
     /// queue is a send that says [where it goes](SendWorkRequest::to), and to no other queue pair
     /// it is: a provider takes for a handle whatever the request holds instead.
@@ -144,7 +144,7 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// As [`post`](Self::post).
+    /// Same contract as [`post`](Self::post).
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub unsafe fn post_send(
@@ -162,7 +162,7 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// As [`post`](Self::post).
+    /// Same contract as [`post`](Self::post).
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub unsafe fn post_write(
@@ -180,7 +180,7 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// As [`post`](Self::post).
+    /// Same contract as [`post`](Self::post).
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub unsafe fn post_read(
@@ -198,7 +198,7 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// As [`post`](Self::post).
+    /// Same contract as [`post`](Self::post).
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub unsafe fn post_atomic(
@@ -216,7 +216,7 @@ impl QueuePair {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// As [`post`](Self::post).
+    /// Same contract as [`post`](Self::post).
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
     pub unsafe fn post_receive(
@@ -235,7 +235,7 @@ impl QueuePair {
     /// See [`PostError`]. If one of the requests is refused here, none is posted.
     ///
     /// # Safety
-    /// As [`post`](Self::post), for each; after a failure for the first [`PostError::posted`] of them.
+    /// Same contract as [`post`](Self::post), for each; after a failure for the first [`PostError::posted`] of them.
     ///
     /// # Examples
     /// ```no_run
@@ -264,13 +264,13 @@ impl QueuePair {
         unsafe { self.post_batch_raw(requests) }
     }
 
-    /// As [`post_batch`](Self::post_batch), of requests as they are.
+    /// Posts a batch like [`post_batch`](Self::post_batch), without checks.
     ///
     /// # Errors
-    /// As [`post_raw`](Self::post_raw).
+    /// Same errors as [`post_raw`](Self::post_raw).
     ///
     /// # Safety
-    /// As [`post_raw`](Self::post_raw), for each; after a failure for the first [`PostError::posted`] of
+    /// Same contract as [`post_raw`](Self::post_raw), for each; after a failure for the first [`PostError::posted`] of
     /// them.
     #[doc(alias = "ibv_post_send")]
     #[inline]
@@ -288,7 +288,7 @@ impl QueuePair {
     /// See [`PostError`]. If one of the receives is refused here, none is posted.
     ///
     /// # Safety
-    /// As [`post`](Self::post), for each; after a failure for the first [`PostError::posted`] of them.
+    /// Same contract as [`post`](Self::post), for each; after a failure for the first [`PostError::posted`] of them.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub unsafe fn post_receive_batch(
@@ -300,13 +300,13 @@ impl QueuePair {
         unsafe { self.post_receive_batch_raw(requests) }
     }
 
-    /// As [`post_receive_batch`](Self::post_receive_batch), of receives as they are.
+    /// Posts receives like [`post_receive_batch`](Self::post_receive_batch), without checks.
     ///
     /// # Errors
-    /// As [`post_raw`](Self::post_raw).
+    /// Same errors as [`post_raw`](Self::post_raw).
     ///
     /// # Safety
-    /// As [`post_raw`](Self::post_raw), for each; after a failure for the first [`PostError::posted`] of
+    /// Same contract as [`post_raw`](Self::post_raw), for each; after a failure for the first [`PostError::posted`] of
     /// them.
     #[doc(alias = "ibv_post_recv")]
     #[inline]

@@ -53,14 +53,14 @@ pub trait CreateCompletionQueue: sealed::Sealed {
     /// As [`CompletionQueue::create`].
     ///
     /// # Errors
-    /// Those of [`CompletionQueue::create`].
+    /// Same errors as [`CompletionQueue::create`].
     #[doc(alias = "ibv_create_cq")]
     fn create_cq(&self, min_capacity: u32) -> Result<CompletionQueue, Error>;
 
     /// As [`CompletionChannel::create`].
     ///
     /// # Errors
-    /// Those of [`CompletionChannel::create`].
+    /// Same errors as [`CompletionChannel::create`].
     #[doc(alias = "ibv_create_comp_channel")]
     fn create_completion_channel(&self) -> Result<CompletionChannel, Error>;
 }

@@ -1,4 +1,4 @@
-//! Work requests: what a queue pair is asked to do.
+//! Work requests, which programs post to queue pairs.
 
 pub(crate) mod atomic;
 pub(crate) mod elements;

@@ -1,11 +1,11 @@
-//! What stands in front of a datagram.
+//! The header before the payload of a received datagram.
 
 use std::fmt;
 
 use rdma_sys::{ibv_gid, ibv_grh};
 
-/// The first 40 bytes of what a datagram is received into: where it came from, if the completion says so
-/// ([`DatagramSource::has_header`](crate::DatagramSource::has_header)), and otherwise whatever was there.
+/// The first 40 bytes of a datagram's receive: its source address, if the completion has
+/// [`DatagramSource::has_header`](crate::DatagramSource::has_header), and otherwise undefined bytes.
 ///
 /// A global route header; of RoCE v2 over IPv4 the last 20 bytes are the IPv4 header. IBTA vol 1, section
 /// 11.4.2.1; `man ibv_create_ah_from_wc`.
@@ -22,11 +22,10 @@ use rdma_sys::{ibv_gid, ibv_grh};
 pub struct GlobalRouteHeader([u8; Self::BYTES]);
 
 impl GlobalRouteHeader {
-    /// How many bytes it has: so much longer than the message a receive for datagrams must be.
+    /// The length of the header. A receive for datagrams must be longer than the message by this.
     pub const BYTES: usize = 40;
 
-    /// The header and the message of what a receive was filled with; `None` if it is too short for a
-    /// header.
+    /// Splits the bytes of a receive into header and message; `None` if they are too short for a header.
     #[must_use]
     pub fn split(received: &[u8]) -> Option<(Self, &[u8])> {
         let (header, message) = received.split_first_chunk()?;

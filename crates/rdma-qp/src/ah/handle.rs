@@ -10,12 +10,12 @@ use crate::ah::global_route_header::GlobalRouteHeader;
 use crate::ah::vector::AddressVector;
 use crate::error::{Error, address_hint};
 
-/// A way to another port, as the device keeps it: with [`SendWorkRequest::to`](crate::SendWorkRequest::to)
-/// it is where a datagram goes.
+/// An address handle: a way to another port, which the device keeps. With
+/// [`SendWorkRequest::to`](crate::SendWorkRequest::to) it is the destination of a datagram.
 ///
-/// It belongs to a protection domain, which it keeps alive; queue pairs of the same domain can use it, from
-/// several threads. Dropping it destroys it, which is to wait until the sends that name it have completed:
-/// that is a part of what posting them promises.
+/// It belongs to a protection domain, which it keeps alive; queue pairs of the same domain can use it, from several
+/// threads. Dropping it destroys it, which must not happen before the sends that name it have completed: that is a
+/// part of the contract of posting them.
 ///
 /// # Examples
 /// A handle is made of [a peer's endpoint](crate::QueuePair::address_handle), of
@@ -38,10 +38,10 @@ use crate::error::{Error, address_hint};
 pub struct AddressHandle(Handle<ibv_ah, ProtectionDomain>);
 
 impl AddressHandle {
-    /// Makes one; see `man ibv_create_ah`.
+    /// Creates an address handle; see `man ibv_create_ah`.
     ///
     /// # Errors
-    /// What the provider says: no such port, no such GID, too many.
+    /// The provider's error: no such port, no such GID, too many.
     #[doc(alias = "ibv_create_ah")]
     pub fn create(pd: &ProtectionDomain, vector: &AddressVector) -> Result<Self, Error> {
         Self::create_raw(pd, vector.to_raw())
@@ -51,7 +51,7 @@ impl AddressHandle {
     /// source, service level and path bits are set, and whether there is a header.
     ///
     /// # Errors
-    /// What the provider says.
+    /// The provider's error.
     pub(crate) fn to_sender(
         pd: &ProtectionDomain,
         port: u8,
@@ -84,10 +84,10 @@ impl AddressHandle {
         Ok(unsafe { Self::from_raw(raw, pd, Ownership::Owned) })
     }
 
-    /// Makes one of a handle that was created elsewhere.
+    /// Wraps a handle that was created elsewhere.
     ///
     /// # Safety
-    /// What [`Ownership`] says; the handle is of this domain.
+    /// [`Ownership`] states the contract; the handle is of this domain.
     ///
     /// # Examples
     /// ```
@@ -127,13 +127,13 @@ impl AddressHandle {
     /// Destroys it.
     ///
     /// # Errors
-    /// What the provider says, with the handle.
+    /// The provider's error, with the handle.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         self.0.close().map(drop).map_err(|(handle, error)| (Self(handle), error.into()))
     }
 
-    /// The C object, live as long as `self`.
+    /// The C object, which lives as long as `self`.
     #[inline]
     #[must_use]
     pub const fn as_raw(&self) -> *mut ibv_ah {

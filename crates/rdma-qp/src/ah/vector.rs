@@ -1,9 +1,9 @@
-//! Where packets go, and how.
+//! The route of packets.
 
 use rdma_mem::{Gid, Lid};
 use rdma_sys::{ibv_ah_attr, ibv_gid, ibv_global_route};
 
-/// How packets get from one subnet, or one Ethernet port, to the other: the GIDs of both ends.
+/// The route of packets from one subnet, or one Ethernet port, to another: the GIDs of both ends.
 #[doc(alias = "ibv_global_route")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -15,17 +15,17 @@ pub struct GlobalRoute {
 }
 
 impl GlobalRoute {
-    /// From the GID at this index of the sending port's table to that GID.
+    /// The route from the GID at this index of the sending port's table to that GID.
     #[must_use]
     pub const fn new(source_index: u8, destination: Gid) -> Self {
         Self { destination, source_index }
     }
 }
 
-/// The way from a port to another one, what an [address handle](crate::AddressHandle) is made of.
+/// The way from a port to another one, from which an [address handle](crate::AddressHandle) is created.
 ///
-/// What fits two queue pairs says [`QueuePair::address_vector`](crate::QueuePair::address_vector); this is
-/// for those who know the way themselves.
+/// [`QueuePair::address_vector`](crate::QueuePair::address_vector) computes it for two queue pairs. Programs that
+/// know the way make it from parts.
 ///
 /// ```
 /// use rdma_qp::{AddressVector, GlobalRoute};
@@ -62,7 +62,7 @@ impl AddressVector {
     /// Far enough for every network.
     pub(crate) const HOP_LIMIT: u8 = 64;
 
-    /// To that LID, without global route: service level, traffic class and flow label 0, 64 hops.
+    /// The way to that LID, without global route: service level, traffic class and flow label 0, 64 hops.
     #[must_use]
     pub const fn new(port: u8, lid: Lid) -> Self {
         Self {

@@ -40,21 +40,21 @@ impl<'a> CompletionQueueBuilder<'a> {
         Self { context, channel: None, vector: 0, timestamps: false }
     }
 
-    /// Where its events go, a channel of the same context. Default: it has none.
+    /// Sets the channel for its events, of the same context. Default: none.
     pub fn channel(mut self, channel: &'a CompletionChannel) -> Self {
         self.channel = Some(channel);
         self
     }
 
-    /// Which of the device's interrupts it uses, from 0: see [`Context::completion_vectors`]. Queues
-    /// that are polled by different processors do well with different ones. Default: 0.
+    /// Sets the completion vector (interrupt) of the device, from 0: see [`Context::completion_vectors`]. Use
+    /// different ones for queues that different processors poll. Default: 0.
     pub fn vector(mut self, vector: u32) -> Self {
         self.vector = vector;
         self
     }
 
-    /// Each completion says [when it came](crate::WorkCompletion::timestamp), which only some devices
-    /// can. Polling costs more then: completions are taken one by one. Default: no.
+    /// Sets whether each completion has a [timestamp](crate::WorkCompletion::timestamp), which only some devices
+    /// support. Polling costs more then, since it reads completions one by one. Default: no.
     #[doc(alias = "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP")]
     pub fn timestamps(mut self, timestamps: bool) -> Self {
         self.timestamps = timestamps;
@@ -66,7 +66,7 @@ impl<'a> CompletionQueueBuilder<'a> {
     ///
     /// # Errors
     /// [`Error::NoSuchVector`]; [`Error::ForeignChannel`]; [`Error::NoTimestamps`] from a device that
-    /// has none; or what the provider says, with the device's limits.
+    /// has none; or the provider's error, with the device's limits.
     #[doc(alias = "ibv_create_cq")]
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn build(self, min_capacity: u32) -> Result<CompletionQueue, Error> {
@@ -84,13 +84,12 @@ impl CompletionQueue {
         Self::builder(context).build(min_capacity)
     }
 
-    /// Creates a queue that can send events to a channel, from the channel's context. `vector` says
-    /// which of the device's interrupts it uses, from 0: see
-    /// [`Context::completion_vectors`]. Queues that are polled by different processors do well with
-    /// different ones.
+    /// Creates a queue that can send events to a channel, from the channel's context. `vector` is the completion
+    /// vector (interrupt) of the device, from 0: see [`Context::completion_vectors`]. Use different ones for queues
+    /// that different processors poll.
     ///
     /// # Errors
-    /// [`Error::NoSuchVector`], or as [`create`](Self::create).
+    /// [`Error::NoSuchVector`]; otherwise same errors as [`create`](Self::create).
     #[doc(alias = "ibv_create_cq")]
     pub fn create_with_channel(
         channel: &CompletionChannel,

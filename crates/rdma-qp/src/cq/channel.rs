@@ -16,21 +16,20 @@ use crate::error::Error;
 /// How many events of a queue are acknowledged at once: that takes a lock of the provider.
 const BATCH: u32 = 256;
 
-/// A completion channel, on which a program sleeps until one of its completion queues has something.
+/// A completion channel, on which a program sleeps until one of its completion queues has a completion.
 ///
-/// A queue that was [created with it](crate::CompletionQueue::create_with_channel) sends one event for
-/// each [request for one](crate::CompletionQueue::req_notify), at the next completion. What completed
-/// before the request sends none, so the order is: ask, poll once more, and sleep only if that found
-/// nothing. An event says that there may be completions, no more: poll until there are none.
+/// A queue that was [created with it](crate::CompletionQueue::create_with_channel) sends one event for each [request
+/// for one](crate::CompletionQueue::req_notify), at the next completion. Completions from before the request send
+/// none. So request the event, poll again, and sleep only if the queue is empty. After an event there may be
+/// completions: poll until there are none.
 ///
-/// Any number of queues can share a channel; clones are cheap and name the same one. All methods take
-/// `&self`, from any thread; of several threads that wait, one gets the event. The channel
-/// [is a file](AsFd) that is readable while there are events, for `poll`, `epoll` and what is made of
-/// them; it never blocks. Nothing is to be read from it by other ways than these methods: an event that was
-/// taken so is never acknowledged, and its queue's destruction waits for it.
+/// Any number of queues can share a channel; clones are cheap and share it. All methods take `&self`, from any
+/// thread; of several threads that wait, one gets the event. The channel [has a file](AsFd) that is readable while
+/// there are events, for `poll`, `epoll` and runtimes that use them; it never blocks. Read events by these methods
+/// alone: an event that was read in another way is never acknowledged, and destroying its queue waits for it.
 ///
-/// An event is a value. What the provider wants to have acknowledged before it destroys a queue is
-/// counted here and settled then, so that no event, taken or not, makes that wait.
+/// An event is a value. The channel counts the events of each queue and acknowledges them before the queue is
+/// destroyed, so that no event makes that wait.
 ///
 /// # Examples
 /// ```
@@ -74,8 +73,8 @@ pub struct CompletionChannel(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// How many events of each queue were taken and are not acknowledged, by the address of its object:
-    /// other queues of the channel may have any user context.
+    /// The number of unacknowledged events of each queue, by the address of its object: foreign queues of the channel
+    /// may have any user context.
     taken: Mutex<HashMap<usize, u32>>,
     file: EventFile,
     handle: Handle<ibv_comp_channel, Context>,
@@ -110,15 +109,14 @@ impl CompletionChannel {
     /// Wraps a completion channel that was created elsewhere, and makes its file non-blocking, for
     /// its other users, too.
     ///
-    /// Its queues need not be these crates'. An event of one of those is acknowledged at once and named by
-    /// what its maker gave it ([`ObjectId::from_context`]); but events go to whoever takes them first, here
-    /// or there.
+    /// Its queues may belong to other libraries. The channel acknowledges an event of such a queue at once, and names
+    /// it by its user context ([`ObjectId::from_context`]). The first reader gets an event, here or there.
     ///
     /// # Errors
     /// If the kernel refuses to make the file non-blocking.
     ///
     /// # Safety
-    /// What [`Ownership`] says; the channel is of this context.
+    /// [`Ownership`] states the contract; the channel is of this context.
     ///
     /// # Examples
     /// ```
@@ -155,10 +153,11 @@ impl CompletionChannel {
         Ok(Self(Arc::new(Inner { taken: Mutex::default(), file, handle })))
     }
 
-    /// Sleeps until there is an event, and says whose: [`CompletionQueue::id`](crate::CompletionQueue::id).
+    /// Sleeps until there is an event, and returns the [`CompletionQueue::id`](crate::CompletionQueue::id) of its
+    /// queue.
     ///
     /// # Errors
-    /// What the provider says, most often because the device went away.
+    /// The provider's error, most often because the device went away.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn get_event(&self) -> Result<ObjectId, Error> {
         loop {
@@ -168,10 +167,10 @@ impl CompletionChannel {
         }
     }
 
-    /// As [`get_event`](Self::get_event), at most so long; `None` if there was none.
+    /// Same as [`get_event`](Self::get_event), with a time limit; `None` if there was no event.
     ///
     /// # Errors
-    /// Those of [`get_event`](Self::get_event).
+    /// Same errors as [`get_event`](Self::get_event).
     pub fn get_event_timeout(&self, timeout: Duration) -> Result<Option<ObjectId>, Error> {
         self.0.file.wait(Some(timeout), || self.try_get_event())
     }
@@ -179,7 +178,7 @@ impl CompletionChannel {
     /// Returns an event if there is one already; does not wait.
     ///
     /// # Errors
-    /// As [`get_event`](Self::get_event).
+    /// Same errors as [`get_event`](Self::get_event).
     pub fn try_get_event(&self) -> Result<Option<ObjectId>, Error> {
         self.0.handle.check_process().map_err(rdma_mem::Error::from)?;
         let (mut cq, mut context) = (null_mut(), null_mut());
@@ -235,7 +234,7 @@ impl CompletionChannel {
         }
     }
 
-    /// The C object, live as long as `self` or a clone.
+    /// The C object, which lives as long as `self` or a clone.
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_comp_channel {
         self.0.handle.as_ptr()
@@ -252,8 +251,8 @@ impl AsFd for CompletionChannel {
     }
 }
 
-/// A queue's registration with its channel. Dropping it settles the queue's events: it comes before
-/// the destruction of the queue, which waits for events that are not acknowledged.
+/// A queue's registration with its channel. Dropping it acknowledges the queue's events. Drop it before the queue is
+/// destroyed, which waits for unacknowledged events.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     pub(crate) channel: CompletionChannel,

@@ -1,11 +1,11 @@
-//! What a queue pair may need of its completion queues.
+//! The capacity that a queue pair may need in its completion queues.
 
 use crate::cq::queue::CompletionQueue;
 use crate::error::Error;
 use crate::qp::capabilities::QueuePairCapabilities;
 use crate::srq::queue::SharedReceiveQueue;
 
-/// What one queue pair may need in one completion queue, until it is dropped.
+/// The capacity that one queue pair may need in one completion queue, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
     cq: CompletionQueue,

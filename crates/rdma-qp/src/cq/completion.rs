@@ -11,7 +11,7 @@ use crate::cq::timestamp;
 use crate::cq::work_error::WorkError;
 use crate::cq::work_success::WorkSuccess;
 
-/// How a work request ended.
+/// The outcome of a work request.
 pub type WorkResult = Result<WorkSuccess, WorkError>;
 
 /// A slot for one completion, which [`CompletionQueue::poll`](crate::CompletionQueue::poll) fills.
@@ -56,7 +56,7 @@ impl<'s> PolledCompletions<'s> {
         Self { slots: slots.iter() }
     }
 
-    /// How many are left.
+    /// The number of completions that are left.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
@@ -148,12 +148,12 @@ impl WorkCompletion {
         Qpn::masked(self.0.qp_num)
     }
 
-    /// When the request completed, in ticks of the device's clock, if the queue was made with
+    /// The time at which the request completed, in ticks of the device's clock, if the queue was created with
     /// [timestamps](crate::CompletionQueueBuilder::timestamps).
     ///
     /// The clock starts anywhere and belongs to one device.
     /// [`Context::raw_clock`](rdma_mem::Context::raw_clock) is its present time, and
-    /// [`core_clock_khz`](rdma_mem::ExtendedAttributes::core_clock_khz) says how fast it ticks.
+    /// [`core_clock_khz`](rdma_mem::ExtendedAttributes::core_clock_khz) its frequency.
     #[doc(alias = "ibv_wc_read_completion_ts")]
     #[inline]
     #[must_use]
@@ -161,10 +161,10 @@ impl WorkCompletion {
         timestamp::of(&self.0)
     }
 
-    /// How the request ended.
+    /// The outcome of the request.
     ///
     /// # Errors
-    /// If it failed: the connection has ended then, and what else was posted is flushed.
+    /// If it failed: the connection has ended then, and its other requests are flushed.
     #[inline(always)]
     pub const fn result(&self) -> WorkResult {
         let status = WcStatus::from_raw(self.0.status.0);

@@ -79,7 +79,7 @@ pub(crate) unsafe fn take(cq: *mut ibv_cq_ex) -> Result<Option<ibv_wc>, Errno> {
 /// What the poll has come to. Nothing is asked for that is not defined.
 ///
 /// # Safety
-/// That of [`take`], and this thread's poll has come to a completion.
+/// Same contract as [`take`], and this thread's poll has come to a completion.
 unsafe fn read(cq: *mut ibv_cq_ex) -> ibv_wc {
     macro_rules! read {
         ($field:ident) => {

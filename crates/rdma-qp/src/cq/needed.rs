@@ -1,13 +1,12 @@
-//! How much of a completion queue its queue pairs may need at a time.
+//! The capacity of a completion queue that its queue pairs may need at a time.
 //!
-//! A queue pair may need space for all that its queues hold: unsignaled requests too, since they
-//! complete when they are flushed. The receives of a shared queue are needed once for all queue
-//! pairs that take from it and complete in one queue: no more of them can be outstanding, whoever
-//! takes them.
+//! A queue pair may need an entry for each request of its queues, unsignaled ones too, since they complete when they
+//! are flushed. The receives of a shared queue need their entries once for all queue pairs that use it and complete
+//! in one queue, since no more of them can be outstanding.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What the queue pairs of one completion queue may need.
+/// The capacity that the queue pairs of one completion queue may need.
 #[derive(Debug, Default)]
 pub(crate) struct NeededCapacity(Mutex<Needed>);
 
@@ -20,7 +19,7 @@ pub(super) struct Needed {
 /// A shared receive queue whose receives complete there.
 #[derive(Debug)]
 struct Shared {
-    /// Where the C object is, which lives as long as the queue pairs.
+    /// The address of the C object, which lives as long as the queue pairs.
     address: usize,
     max_wr: u32,
     queue_pairs: usize,

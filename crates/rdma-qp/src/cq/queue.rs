@@ -17,12 +17,12 @@ use crate::cq::poll_error::PollError;
 use crate::error::{Error, create_hint};
 use crate::post::stand_in::{Called, CalledAddress};
 
-/// A completion queue (CQ): where the device says which work requests are done.
+/// A completion queue (CQ), in which the device reports work requests that are done.
 ///
-/// Any number of queue pairs can share one. If more completions arrive than it holds, it and its
-/// queue pairs fail: nothing can happen to one that is as large as all their queues together, which
-/// [`strict_cq`](crate::QueuePairBuilder::strict_cq) makes sure of. A smaller one has to be polled
-/// in time. Clones are cheap and name the same queue.
+/// Any number of queue pairs can share one. If more completions arrive than it holds, it and its queue pairs fail.
+/// That cannot happen to a queue as large as all their queues together, which
+/// [`strict_cq`](crate::QueuePairBuilder::strict_cq) enforces. A smaller one has to be polled in time. Clones are
+/// cheap and share the queue.
 ///
 /// # Examples
 /// ```
@@ -41,7 +41,7 @@ use crate::post::stand_in::{Called, CalledAddress};
 #[derive(Clone, Debug)]
 pub struct CompletionQueue {
     inner: Arc<Inner>,
-    /// What polls look at, beside the rest.
+    /// The object that polls use, next to the rest.
     polled: CalledAddress<ibv_cq>,
 }
 
@@ -51,16 +51,16 @@ struct Inner {
     subscription: Option<Subscription>,
     handle: Handle<ibv_cq, Needs>,
     id: ObjectId,
-    /// What the device gave last.
+    /// The capacity that the device has set.
     capacity: AtomicU32,
     /// Held by who resizes the queue.
     resizing: Mutex<()>,
-    /// What its queue pairs may need of that.
+    /// The capacity that its queue pairs may need.
     needed: NeededCapacity,
     polled: Called<ibv_cq>,
 }
 
-/// What a completion queue must not outlive.
+/// The objects that a completion queue must not outlive.
 #[derive(Debug)]
 struct Needs {
     channel: Option<CompletionChannel>,
@@ -79,14 +79,14 @@ impl Needs {
 }
 
 impl CompletionQueue {
-    /// Makes one of a queue that was created elsewhere, of its channel if it can be asked for events here.
+    /// Wraps a queue that was created elsewhere, with its channel if this value may request events.
     ///
-    /// It is polled by `ibv_poll_cq`, and has no timestamps. Its [`id`](Self::id) is the user context that
-    /// its maker gave it, which these crates only compare. Events that are taken here are counted and
-    /// acknowledged here, and no others.
+    /// It is polled by `ibv_poll_cq`, and has no timestamps. Its [`id`](Self::id) is the user context that it was
+    /// created with, which these crates only compare. Events that are read here are counted and acknowledged here,
+    /// and no others.
     ///
     /// # Safety
-    /// What [`Ownership`] says. The queue is of this context, `ibv_poll_cq` can be called on it, and
+    /// [`Ownership`] states the contract. The queue is of this context, `ibv_poll_cq` can be called on it, and
     /// `channel` is the one that it was created with, or `None`; with a channel no other value has the
     /// queue. Who resizes it does so through one value and its clones, and not by C beside them.
     /// Owned: events that others took are acknowledged when it is destroyed, which waits for them.
@@ -125,7 +125,7 @@ impl CompletionQueue {
     }
 
     /// # Safety
-    /// That of [`from_raw`](Self::from_raw); the queue can be polled through `polled`.
+    /// Same contract as [`from_raw`](Self::from_raw); the queue can be polled through `polled`.
     pub(super) unsafe fn of(
         raw: NonNull<ibv_cq>,
         context: &Context,
@@ -177,11 +177,11 @@ impl CompletionQueue {
         }
     }
 
-    /// As [`poll`](Self::poll), over slots that are used again as they are, where new ones would be cleared for each
-    /// poll. Returns how many it has filled, from the first on; [`PollSlot::last`] is what is in one.
+    /// Polls like [`poll`](Self::poll), into slots that are reused without being cleared for each poll. Returns the
+    /// number of filled slots, from the first on; [`PollSlot::last`] returns the completion of a slot.
     ///
     /// # Errors
-    /// Those of [`poll`](Self::poll).
+    /// Same errors as [`poll`](Self::poll).
     ///
     /// # Examples
     /// ```
@@ -222,16 +222,15 @@ impl CompletionQueue {
         self.inner.polled.stands_in()
     }
 
-    /// Asks for one event on the channel at the next completion, or with `solicited_only` at the next
-    /// that the peer [asked for](crate::SendWorkRequest::solicited) or that failed; see
-    /// `man ibv_req_notify_cq`.
+    /// Requests one event on the channel at the next completion, or with `solicited_only` at the next that the peer
+    /// [solicited](crate::SendWorkRequest::solicited) or that failed; see `man ibv_req_notify_cq`.
     ///
-    /// What is in the queue already sends no event: poll once more after this, before you sleep. Of
-    /// two requests before an event the wider one holds.
+    /// Completions that are in the queue already send no event: poll again after this, before you sleep. Of two
+    /// requests before an event the wider one holds.
     ///
     /// # Errors
-    /// [`Error::NoCompletionChannel`] of a queue that was created without one, or what the provider
-    /// says.
+    /// [`Error::NoCompletionChannel`] of a queue that was created without one, or the provider's
+    /// error.
     #[doc(alias = "ibv_req_notify_cq")]
     #[inline]
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), Error> {
@@ -257,24 +256,23 @@ impl CompletionQueue {
         self.inner.id
     }
 
-    /// The capacity of the queue, in completions: what the device gave, never less than was asked
-    /// for.
+    /// The capacity of the queue, in completions, as the device has set it: never less than requested.
     #[inline]
     #[must_use]
     pub fn min_capacity(&self) -> u32 {
         self.inner.capacity.load(Ordering::Relaxed)
     }
 
-    /// Gives the queue a capacity of at least `min_capacity` completions, while others fill it and
-    /// poll it; see `man ibv_resize_cq`. Completions that are in it stay there, in their order.
+    /// Sets the capacity of the queue to at least `min_capacity` completions, while other threads and the device use
+    /// it; see `man ibv_resize_cq`. Completions in it stay there, in their order.
     ///
-    /// The device may give more than that; [`min_capacity`](Self::min_capacity) says how much. A
-    /// queue that is smaller than the queues of its queue pairs together overflows if it is not
-    /// polled in time, and that is checked when a queue pair is created, not here.
+    /// The device may set a larger one, which [`min_capacity`](Self::min_capacity) returns. A queue that is smaller
+    /// than the queues of its queue pairs together overflows if it is not polled in time; creating a queue pair
+    /// checks that, but this call does not.
     ///
     /// # Errors
     /// With the queue as it was: if more completions are in it than that, or the device has not so
-    /// much capacity (`EINVAL` or what the provider says), or resizes no queues (`EOPNOTSUPP`,
+    /// much capacity (`EINVAL` or the provider's error), or resizes no queues (`EOPNOTSUPP`,
     /// `ENOSYS`).
     ///
     /// # Examples
@@ -355,7 +353,7 @@ impl CompletionQueue {
         }
     }
 
-    /// The C object, live as long as `self` or a clone.
+    /// The C object, which lives as long as `self` or a clone.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_cq {

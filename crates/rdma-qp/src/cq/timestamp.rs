@@ -1,6 +1,6 @@
-//! Where a completion keeps its timestamp: in bits of the `ibv_wc` that carry nothing.
+//! Storage of a completion's timestamp, in unused bits of the `ibv_wc`.
 //!
-//! So a slot is what the provider fills, with timestamps or without, and polling costs the same.
+//! So a slot has the layout that the provider fills, with timestamps or without, and polling costs the same.
 
 use rdma_sys::{ibv_wc, ibv_wc_status};
 

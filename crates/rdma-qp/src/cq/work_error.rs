@@ -1,4 +1,4 @@
-//! What a failed completion says, and what to look at.
+//! Errors of completions, with hints.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use rdma_types::WcStatus;
 
 /// A work request that failed.
 ///
-/// Its connection has ended: the queue pair is in the error state, and the requests after it are
-/// flushed. The first failure tells the cause, the flushed ones do not.
+/// Its connection has ended: the queue pair is in the error state, and the requests after it are flushed. The first
+/// failure names the cause, the flushed ones do not.
 ///
 /// ```
 /// use rdma_qp::{WorkErrorClass, WorkErrorCode};
@@ -41,9 +41,9 @@ impl WorkError {
         self.code().class()
     }
 
-    /// What a program can do about it: of what the peer or the way to it did, connect anew.
+    /// The action that may help; after a failure of the peer or the network, connect again.
     ///
-    /// A peer that refuses is the program's affair, be it at this end or at the other: sizes, keys, access.
+    /// A refusal by the peer is a programming error of either end: sizes, keys, access.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         match self.class() {
@@ -83,7 +83,7 @@ impl fmt::Display for WorkError {
     }
 }
 
-/// What kind of failure a [`WorkError`] is.
+/// The class of a [`WorkError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WorkErrorClass {
@@ -97,17 +97,17 @@ pub enum WorkErrorClass {
     Transport,
     /// An answer did not come in time.
     Timeout,
-    /// Not executed, since the queue pair had already failed or was closed.
+    /// The request was not executed, since the queue pair had already failed or was closed.
     Flushed,
     /// The device failed.
     Fatal,
-    /// Not known.
+    /// The class is unknown.
     Unknown,
 }
 
 macro_rules! codes {
     ($($(#[$meta:meta])* $name:ident = $status:ident, $class:ident, $hint:expr;)+) => {
-        /// What went wrong: every `ibv_wc_status` but success.
+        /// The error code of a completion: every `ibv_wc_status` except success.
         #[doc(alias = "ibv_wc_status")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
@@ -169,8 +169,8 @@ codes! {
     WorkRequestFlushError = WR_FLUSH_ERR, Flushed,
         "the queue pair was in the error state: look at the first completion that failed, at who closed the \
          connection, and at the peer, of which a request may have been refused here";
-    /// A memory window could not be bound, or a key not be invalidated: what the specification calls
-    /// memory management operation error.
+    /// A memory window could not be bound, or a key could not be invalidated. The specification calls this a memory
+    /// management operation error.
     MemoryWindowBindError = MW_BIND_ERR, LocalResource,
         "check that the region has with_mw_bind, and the range and access that the window wants; that \
          a window of type 2 was invalidated before it was bound again; and that a key to be \

@@ -6,15 +6,15 @@ use std::fmt;
 use rdma_sys::{ibv_wc, ibv_wc_flags};
 use rdma_types::{Rkey, WcOpcode};
 
-/// A work request that was done.
+/// A work request that succeeded.
 ///
-/// What the completion says is kept as it was, and looked at when it is asked for: most programs ask for nothing.
+/// It keeps the fields of the completion, and decodes them on access: most programs need none.
 #[derive(Clone, Copy)]
 pub struct WorkSuccess {
     opcode: WcOpcode,
-    /// Of receives and of what brings bytes back; or [`UNKNOWN`].
+    /// The number of bytes, for receives, reads and atomics; or [`UNKNOWN`].
     bytes: u32,
-    /// Only of receives, as the flags: what these say that it is.
+    /// Immediate data or a key, as the flags say; only for receives.
     number: u32,
     flags: u32,
 }
@@ -37,7 +37,7 @@ impl WorkSuccess {
         Self { opcode, bytes, number: 0, flags: 0 }
     }
 
-    /// Of a completion that has succeeded.
+    /// The fields of a completion that has succeeded.
     #[inline(always)]
     pub(crate) const fn of(completion: &ibv_wc) -> Self {
         Self {
@@ -76,8 +76,8 @@ impl WorkSuccess {
     }
 
     /// The key of the window that the peer has invalidated with its send
-    /// ([`SendWithInvalidate`](crate::SendWithInvalidate)): it has no access through it any more. `None` if
-    /// it was another send, and of requests that are no receives.
+    /// ([`SendWithInvalidate`](crate::SendWithInvalidate)): the peer no longer has access through it. `None` for
+    /// other sends, and for requests that are not receives.
     #[doc(alias = "IBV_WC_WITH_INV")]
     #[inline]
     #[must_use]
@@ -90,20 +90,20 @@ impl WorkSuccess {
         }
     }
 
-    /// How many bytes arrived: in the receive's own elements, or for an RDMA write with immediate
-    /// ([`WcOpcode::RECV_RDMA_WITH_IMM`]) in the memory that the peer named. `None` of requests that
-    /// are no receives: [`byte_len`](Self::byte_len) is of these too.
+    /// The number of bytes that arrived in the receive's own elements, or for an RDMA write with immediate
+    /// ([`WcOpcode::RECV_RDMA_WITH_IMM`]) in the memory that the peer named. `None` for requests that are not
+    /// receives; [`byte_len`](Self::byte_len) has those of reads and atomics, too.
     #[inline]
     #[must_use]
     pub const fn scattered_bytes(&self) -> Option<usize> {
         if self.is_receive() { Some(self.bytes as usize) } else { None }
     }
 
-    /// How many bytes came to this end: the length of the message of a receive or an RDMA read, and
-    /// the 8 of an atomic operation. `man ibv_poll_cq`.
+    /// The number of bytes that arrived at this end: the length of the message of a receive or an RDMA read, and 8
+    /// for an atomic operation. See `man ibv_poll_cq`.
     ///
-    /// `None` of sends, writes and what else brings no bytes here, of which the specification says
-    /// nothing; and of an unsignaled read, of which no completion tells.
+    /// `None` for requests that bring no bytes here, such as sends and writes, for which the specification leaves it
+    /// undefined; and for an unsignaled read, which no completion reports.
     ///
     /// # Examples
     /// ```

@@ -1,6 +1,6 @@
 //! Endpoints as bytes of a fixed format.
 //!
-//! Numbers are in network order. What a count does not cover, and what is reserved, is zero.
+//! Numbers are in network order. Reserved bytes, and GIDs after the last one, are zero.
 //!
 //! | at | bytes | what |
 //! |---|---|---|
@@ -49,7 +49,7 @@ pub enum EndpointError {
         QueuePairEndpoint::BYTES
     )]
     Length {
-        /// How many there are.
+        /// The number of bytes.
         found: usize,
     },
     /// The bytes are something else.
@@ -67,7 +67,7 @@ pub enum EndpointError {
     /// A field has a value that it cannot have.
     #[error("the endpoint's {field} cannot be {value:#x}")]
     Field {
-        /// Which field.
+        /// The name of the field.
         field: &'static str,
         /// The value of the field.
         value: u32,
@@ -75,7 +75,7 @@ pub enum EndpointError {
 }
 
 impl QueuePairEndpoint {
-    /// How many bytes [`to_bytes`](Self::to_bytes) gives.
+    /// The length of [`to_bytes`](Self::to_bytes).
     pub const BYTES: usize = HEADER + GID * Self::MAX_GIDS + STREAM;
 
     /// The endpoint as bytes, the same on every machine.

@@ -10,7 +10,7 @@ use crate::ah::vector::GlobalRoute;
 use crate::endpoint::pair::{self, GidRule, Pair};
 use crate::endpoint::{EndpointGid, QueuePairEndpoint};
 
-/// What [`handshake`](crate::PreparedQueuePair::handshake) computes from the two endpoints.
+/// The attributes that [`handshake`](crate::PreparedQueuePair::handshake) computes from the two endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectAttributes {
@@ -29,13 +29,13 @@ pub struct ConnectAttributes {
     pub send_psn: Psn,
     /// The PSN of the first packet from the peer.
     pub recv_psn: Psn,
-    /// How many RDMA reads and atomics are in flight from here at a time.
+    /// The number of RDMA reads and atomics that this end may have in flight.
     pub max_rd_atomic: u8,
-    /// How many RDMA reads and atomics of the peer are answered at a time.
+    /// The number of RDMA reads and atomics of the peer that this end answers at a time.
     pub max_dest_rd_atomic: u8,
 }
 
-/// Two endpoints that do not fit together: in which field, with what both have.
+/// The error of two endpoints that do not match, with the field and both values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {

@@ -1,7 +1,7 @@
 //! The pair of GIDs that two ends use.
 //!
-//! The choice depends on what both endpoints carry, and on nothing else: so each end finds the pair that the other one
-//! finds, whatever the order of its table is.
+//! The choice depends on the two endpoints alone. So each end finds the same pair as the other one, in any order of
+//! its table.
 
 use rdma_mem::{Gid, GidType, LinkLayer};
 

@@ -17,16 +17,16 @@ use crate::wr::window::BindWindow;
 ///
 /// Binding and unbinding are requests of the send queue, and keep their order in it.
 impl QueuePair {
-    /// Binds a window of either type: gives peers `range` of its region, counted in bytes from the
-    /// region's beginning, with these rights. Of type 2 it is the peer of this queue pair, of type 1
-    /// whoever is connected to a queue pair of the domain and knows the key.
+    /// Binds a window of either type: opens `range` of its region, counted in bytes from the region's beginning, with
+    /// these rights. A window of type 2 opens it to the peer of this queue pair, one of type 1 to every peer that is
+    /// connected to a queue pair of the domain and has the key.
     ///
-    /// The key is there at once ([`MemoryWindow::rkey`]); the peer can use it when the request has
-    /// completed, or hears of it by a later send of this queue pair.
+    /// [`MemoryWindow::rkey`] returns the key at once. The peer can use it after the request has completed, or after
+    /// a later send of this queue pair has arrived.
     ///
     /// # Errors
-    /// See [`PostError`]: [`Window`](crate::PostErrorKind::Window) if it cannot be right. The window is then
-    /// as it was, unless the provider does not say whether it was [posted](PostError::posted).
+    /// See [`PostError`]: [`Window`](crate::PostErrorKind::Window) for a window that cannot be bound like that. The
+    /// window is then unchanged, unless the request may have been [posted](PostError::posted).
     ///
     /// # Safety
     /// While the window is bound, peers use the memory of the range as `access` says. If its region is a
@@ -113,18 +113,18 @@ impl QueuePair {
         }
     }
 
-    /// Unbinds a window of type 1, through any queue pair of its domain: when the request has completed
-    /// with success, no peer has access through it any more. Windows of type 2 are
-    /// [invalidated](crate::LocalInvalidate).
+    /// Unbinds a window of type 1, through any queue pair of its domain. After the request has completed with
+    /// success, no peer has access through the window. Windows of type 2 are [invalidated](crate::LocalInvalidate)
+    /// instead.
     ///
-    /// Queue pairs do not wait for each other: through another than the one that binds it, an unbind may come
-    /// before the bind. So there poll the completion of the bind first.
+    /// Queue pairs do not wait for each other: an unbind through another queue pair may be done before the bind. So
+    /// poll the completion of the bind first.
     ///
     /// # Errors
     /// See [`PostError`]: [`Window`](crate::PostErrorKind::Window) if it is not bound, or of type 2.
     ///
     /// # Safety
-    /// As [`post`](Self::post), of a request without memory.
+    /// Same contract as [`post`](Self::post), of a request without memory.
     #[doc(alias = "ibv_bind_mw")]
     pub unsafe fn unbind<R: BindableRegion>(
         &self,

@@ -1,12 +1,12 @@
-//! How much a request moves and how much it may: what the check of each post looks at first.
+//! The length of a request and its bound, which the check of each post compares first.
 
 use rdma_mem::RemoteMemoryRegion;
 use rdma_types::QpType;
 
-/// How many bytes the elements of a request have, and how many the peer's memory.
+/// The number of bytes of a request's elements, and of the peer's memory.
 ///
-/// The check of each post is one comparison of the two. What needs another look is made to fail it,
-/// so that the requests that need none pay for none.
+/// The check of each post is one comparison of the two. A request that needs further checks is made to fail it, so
+/// that other requests do not pay for them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     /// And [`TO`], of a datagram.
@@ -21,7 +21,7 @@ impl Bounds {
     /// Of a request that is looked at closer whatever it moves.
     pub(crate) const DOUBTFUL: Self = Self { bytes: u64::MAX, remote: 0 };
 
-    /// Of so many bytes, for no memory of the peer in particular.
+    /// The bounds of a request that names no memory of the peer.
     #[inline]
     pub(crate) const fn of(bytes: u64) -> Self {
         Self { bytes, remote: u64::MAX }
@@ -33,7 +33,7 @@ impl Bounds {
         Self { remote: remote.length() as u64, ..self }
     }
 
-    /// The same, of a send that says where it goes: it is looked at closer.
+    /// The bounds of a send with a destination, which needs further checks.
     #[inline]
     pub(crate) const fn with_destination(self) -> Self {
         Self { bytes: self.bytes | TO, remote: 0 }
@@ -44,8 +44,8 @@ impl Bounds {
         Self::of(self.bytes & !TO)
     }
 
-    /// Whether it was made by [`with_destination`](Self::with_destination), of a send. Of other
-    /// requests it says nothing.
+    /// Returns true for a send if it was made by [`with_destination`](Self::with_destination). Undefined for other
+    /// requests.
     #[inline]
     pub(crate) const fn has_destination(self) -> bool {
         self.bytes & TO != 0
@@ -56,8 +56,8 @@ impl Bounds {
         self.bytes & !TO
     }
 
-    /// The number of bytes, with what else is kept in it, and that of the peer's memory. Unless the
-    /// first is at most the second, the request is looked at closer.
+    /// The encoded number of bytes, and that of the peer's memory. Unless the first is at most the second, the
+    /// request needs further checks.
     #[inline]
     pub(crate) const fn parts(self) -> (u64, u64) {
         (self.bytes, self.remote)

@@ -77,7 +77,7 @@ impl QueuedRequest<'_, '_> {
 }
 
 impl QueuedReceive<'_, '_> {
-    /// Whether a queue of this domain and so many elements can be known not to be able to do it.
+    /// Finds mistakes of a request for a queue of this domain with that many elements.
     #[inline]
     pub(crate) fn check(&self, pd: &ProtectionDomain, most: u32) -> Result<(), PostError> {
         let elements = self.wr.num_sge.cast_unsigned();

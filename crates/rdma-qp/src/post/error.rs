@@ -59,7 +59,7 @@ pub(crate) enum Reason {
     Verb { verb: &'static str, errno: Errno },
 }
 
-/// Why requests were not posted, for programs; [`PostError`] says it for people.
+/// The kind of a [`PostError`], for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PostErrorKind {
@@ -77,11 +77,11 @@ pub enum PostErrorKind {
     Misaligned,
     /// The result of an atomic request is not of 8 bytes.
     AtomicResult,
-    /// A memory window cannot be bound or unbound like that; the message says why.
+    /// A memory window cannot be bound or unbound like that; the message has the reason.
     Window,
     /// The queue pair takes its receives from a shared receive queue.
     SharedReceives,
-    /// A send of a UD queue pair does not say where it goes.
+    /// A send of a UD queue pair has no destination.
     NoDestination,
     /// A destination was given, but the queue pair is connected.
     Destination,
@@ -118,20 +118,20 @@ impl PostError {
         Self { reason: WithoutNiche::new(reason), ..self }
     }
 
-    /// How many of the requests are with the device. 1 for a single request means: perhaps. A provider
-    /// that does not say which request it refused must be taken to have posted all.
+    /// The number of requests that may be with the device. 1 for a single request means perhaps. If a provider does
+    /// not name the request that it refused, all requests count as posted.
     #[must_use]
     pub const fn posted(&self) -> usize {
         self.posted
     }
 
-    /// Which request of the batch was refused, from 0.
+    /// The index of the refused request in the batch.
     #[must_use]
     pub const fn refused(&self) -> usize {
         self.refused
     }
 
-    /// Why it was not posted.
+    /// The reason.
     #[must_use]
     pub const fn kind(&self) -> PostErrorKind {
         match *self.reason.get() {
@@ -165,7 +165,7 @@ impl PostError {
 }
 
 impl PostError {
-    /// What a program can do about it.
+    /// The action that may help.
     #[must_use]
     pub const fn recovery(&self) -> Recovery {
         match *self.reason.get() {

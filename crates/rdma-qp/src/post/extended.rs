@@ -273,7 +273,7 @@ unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
 /// Gives the request that was begun its data.
 ///
 /// # Safety
-/// That of [`call`], after the function that begins this request.
+/// Same contract as [`call`], after the function that begins this request.
 #[inline(always)]
 unsafe fn set_data(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     let count = usize::try_from(wr.num_sge).unwrap_or(0);
@@ -304,7 +304,7 @@ unsafe fn set_data(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
 /// Gives the request that was begun inline data of several pieces, or of none.
 ///
 /// # Safety
-/// That of [`call`], after the function that begins this request.
+/// Same contract as [`call`], after the function that begins this request.
 // Out of line: its array would be in the frame of each post.
 #[inline(never)]
 unsafe fn set_inline_list(qp: *mut ibv_qp_ex, elements: &[ibv_sge]) {

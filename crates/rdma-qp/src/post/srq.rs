@@ -17,8 +17,8 @@ impl SharedReceiveQueue {
     /// Posts a receive.
     ///
     /// # Errors
-    /// See [`PostError`]. A full queue says [`WouldBlock`](crate::PostErrorKind::WouldBlock): there
-    /// is space again once completions of its receives were polled.
+    /// See [`PostError`]. A full queue returns [`WouldBlock`](crate::PostErrorKind::WouldBlock), until completions of
+    /// its receives were polled.
     ///
     /// # Safety
     /// From a call that succeeds until the receive has completed, or the queue was destroyed, the
@@ -45,10 +45,10 @@ impl SharedReceiveQueue {
     /// Posts receives, in order, with one call of the provider (one doorbell).
     ///
     /// # Errors
-    /// As [`post_receive`](Self::post_receive). If one of the receives is refused here, none is posted.
+    /// Same errors as [`post_receive`](Self::post_receive). If one of the receives is refused here, none is posted.
     ///
     /// # Safety
-    /// As [`post_receive`](Self::post_receive), for each; after a failure for the first
+    /// Same contract as [`post_receive`](Self::post_receive), for each; after a failure for the first
     /// [`PostError::posted`] of them.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]

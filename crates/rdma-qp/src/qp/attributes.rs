@@ -1,4 +1,4 @@
-//! What a queue pair says about itself.
+//! The attributes of a queue pair.
 
 use rdma_mem::{AccessFlags, Mtu};
 use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
@@ -18,9 +18,9 @@ use crate::qp::capabilities::QueuePairCapabilities;
 pub struct QueuePairAttributes {
     /// The state that it is in.
     pub state: QpState,
-    /// How large its queues are.
+    /// The sizes of its queues.
     pub capabilities: QueuePairCapabilities,
-    /// What the peer may do through it.
+    /// The rights of the peer.
     pub access: AccessFlags,
     /// The port.
     pub port: u8,
@@ -36,17 +36,17 @@ pub struct QueuePairAttributes {
     pub send_psn: Psn,
     /// The PSN of the next packet that is expected.
     pub recv_psn: Psn,
-    /// How many RDMA reads and atomics are in flight from here at a time.
+    /// The number of RDMA reads and atomics that this end may have in flight.
     pub max_rd_atomic: u8,
-    /// How many RDMA reads and atomics of the peer are answered at a time.
+    /// The number of RDMA reads and atomics of the peer that this end answers at a time.
     pub max_dest_rd_atomic: u8,
-    /// How long it waits for an acknowledgement.
+    /// The time to wait for an acknowledgement.
     pub ack_timeout: AckTimeout,
-    /// How often it sends again.
+    /// The number of retries without an acknowledgement.
     pub max_ack_retries: MaxAckRetries,
-    /// How often it tries again when the peer has no receive posted.
+    /// The number of retries while the peer has no receive posted.
     pub max_rnr_retries: MaxRnrRetries,
-    /// How long the peer has to wait when no receive is posted here.
+    /// The time that the peer waits when no receive is posted here.
     pub min_rnr_timer: MinRnrTimer,
 }
 

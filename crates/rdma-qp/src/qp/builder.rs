@@ -12,10 +12,10 @@ use crate::qp::queue_pair::QueuePair;
 use crate::qp::settings::Settings;
 use crate::srq::queue::SharedReceiveQueue;
 
-/// Makes a queue pair: for a reliable connection (RC), unless [`qp_type`](Self::qp_type) says otherwise.
+/// A builder of queue pairs: for a reliable connection (RC), unless [`qp_type`](Self::qp_type) sets another type.
 ///
-/// Only `send_cq` and `recv_cq` have no default. Sizes are asked for; the capacities that the
-/// device gave are in [`QueuePair::capabilities`](crate::QueuePair::capabilities).
+/// Only `send_cq` and `recv_cq` have no default. Sizes are requests; the capacities that the device has set are in
+/// [`QueuePair::capabilities`](crate::QueuePair::capabilities).
 ///
 /// # Examples
 /// ```
@@ -128,13 +128,13 @@ impl<'a> QueuePairBuilder<'a> {
         &self.pd
     }
 
-    /// What the peer may do, as [`access`](Self::access) says.
+    /// The rights of the peer; see [`access`](Self::access).
     #[must_use]
     pub const fn granted(&self) -> AccessFlags {
         self.settings.access
     }
 
-    /// How large the queues shall be.
+    /// The requested sizes of the queues.
     #[must_use]
     pub const fn asked(&self) -> QueuePairCapabilities {
         QueuePairCapabilities { max_inline_data: self.inline.wish(), ..self.sizes }
@@ -149,12 +149,12 @@ impl<'a> QueuePairBuilder<'a> {
     }
 
     knobs! {
-        /// Where requests of the send queue complete. No default.
+        /// The completion queue for requests of the send queue. No default.
         send_cq: &'a CompletionQueue => send_cq, Some;
-        /// Where receives complete; may be the same. No default.
+        /// The completion queue for receives; may be the same. No default.
         recv_cq: &'a CompletionQueue => recv_cq, Some;
-        /// Where receives are taken from, instead of a receive queue of its own: `max_recv_wr` and
-        /// `max_recv_sge` are ignored then. Default: none.
+        /// A shared receive queue, instead of a receive queue of its own: `max_recv_wr` and `max_recv_sge` are
+        /// ignored then. Default: none.
         srq: &'a SharedReceiveQueue => srq, Some;
         /// The type: RC, UC or UD. The options below about acknowledgements, retries, RDMA reads
         /// and atomics are for RC alone, and those about a peer are not for UD, whose requests name
@@ -163,22 +163,22 @@ impl<'a> QueuePairBuilder<'a> {
         /// The Q_Key that datagrams need, for UD. Keys whose high bit is set need a privilege on
         /// hardware. Default: random, since the endpoint carries the Q_Key.
         qkey: u32 => qkey, Some;
-        /// What the peer may do through this queue pair to memory that allows it too: remote read,
-        /// write, atomic. Default: nothing, so that only sends arrive.
+        /// The rights of the peer through this queue pair, for memory with the same rights: remote read, write,
+        /// atomic. Default: none, so that only sends arrive.
         access: AccessFlags => settings.access;
-        /// How many requests the send queue holds. Default: 16.
+        /// The number of requests that the send queue holds. Default: 16.
         max_send_wr: u32 => sizes.max_send_wr;
-        /// How many receives the receive queue holds. Default: 16.
+        /// The number of receives that the receive queue holds. Default: 16.
         max_recv_wr: u32 => sizes.max_recv_wr;
-        /// How many elements a request of the send queue can have. Default: 4.
+        /// The greatest number of elements of a request of the send queue. Default: 4.
         max_send_sge: u32 => sizes.max_send_sge;
-        /// How many elements a receive can have. Default: 4.
+        /// The greatest number of elements of a receive. Default: 4.
         max_recv_sge: u32 => sizes.max_recv_sge;
         /// Every request of the send queue makes a completion, signaled or not. Default: no.
         sq_sig_all: bool => sq_sig_all;
-        /// Post by function calls (`ibv_wr_send` and its kin) where the device can, and by lists
-        /// (`ibv_post_send`) else: [`is_extended`](crate::QueuePair::is_extended) says which. A batch is
-        /// then posted as a whole or not at all.
+        /// Whether to post by function calls (`ibv_wr_send` and its kin) if the device supports it, instead of lists
+        /// (`ibv_post_send`); [`is_extended`](crate::QueuePair::is_extended) returns the result. A batch is then
+        /// posted as a whole or not at all.
         ///
         /// Posting by calls costs more: requests are made for lists, and translated. On a device
         /// that does nothing, a write and its poll take 116 instructions instead of 48, and 138
@@ -186,12 +186,11 @@ impl<'a> QueuePairBuilder<'a> {
         /// does more for calls than for lists, or where a batch has to be posted as a whole.
         /// Default: no.
         extended: bool => extended;
-        /// Refuse to build it if the completion queue does not hold what all its queue pairs can
-        /// have outstanding at a time, which includes unsignaled requests: they complete when they
-        /// are flushed. What was asked for counts, until the queue pair is destroyed, and what a
-        /// shared receive queue holds once. Without this such a queue is legal: it has to be polled
-        /// in time, since one that overflows fails with all its queue pairs, and a `tracing` event
-        /// reports when the completion queue becomes too small for them. Default: no.
+        /// Whether building fails if the completion queue holds fewer completions than all its queue pairs can have
+        /// outstanding at a time. Unsignaled requests count, since they complete when they are flushed. The requested
+        /// sizes count until the queue pair is destroyed, and those of a shared receive queue once. Without this such
+        /// a queue is legal: it has to be polled in time, since one that overflows fails with all its queue pairs,
+        /// and a `tracing` event reports when the completion queue becomes too small for them. Default: no.
         strict_cq: bool => strict_cq;
         /// The port, from 1. Default: the first that is active.
         port: u8 => port, Some;
@@ -202,17 +201,17 @@ impl<'a> QueuePairBuilder<'a> {
         mtu: Mtu => mtu, Some;
         /// The PSN of the first packet from here. Default: random.
         send_psn: Psn => send_psn, Some;
-        /// The PSN of the peer's first packet. Default: what its endpoint says.
+        /// The PSN of the peer's first packet. Default: that of its endpoint.
         recv_psn: Psn => recv_psn, Some;
-        /// How many RDMA reads and atomics are in flight from here at a time; the peer's
-        /// `max_dest_rd_atomic` can lower it. Default: what the device can, at most 16.
+        /// The number of RDMA reads and atomics that this end may have in flight; the peer's `max_dest_rd_atomic` can
+        /// lower it. Default: the limit of the device, at most 16.
         max_rd_atomic: u8 => max_rd_atomic, Some;
-        /// How many RDMA reads and atomics of the peer are answered at a time. Default: what the
-        /// device can, at most 16.
+        /// The number of RDMA reads and atomics of the peer that this end answers at a time. Default: the limit of
+        /// the device, at most 16.
         max_dest_rd_atomic: u8 => max_dest_rd_atomic, Some;
-        /// How long to wait for an acknowledgement before sending again.
+        /// The time to wait for an acknowledgement before sending again.
         ack_timeout: AckTimeout => settings.ack_timeout;
-        /// How often to send again when no acknowledgement comes.
+        /// The number of retries without an acknowledgement.
         max_ack_retries: MaxAckRetries => settings.max_ack_retries;
         /// The number of retries when the peer has no receive posted. Default: no limit, as in most programs, so that a
         /// peer that is slow to post causes no failure; the program limits its wait for the completion.

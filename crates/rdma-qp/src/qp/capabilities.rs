@@ -9,15 +9,15 @@ pub(crate) mod inline;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueuePairCapabilities {
-    /// How many requests the send queue holds.
+    /// The number of requests that the send queue holds.
     pub max_send_wr: u32,
-    /// How many receives the receive queue holds.
+    /// The number of receives that the receive queue holds.
     pub max_recv_wr: u32,
-    /// How many elements a request of the send queue can have.
+    /// The greatest number of elements of a request of the send queue.
     pub max_send_sge: u32,
-    /// How many elements a receive can have.
+    /// The greatest number of elements of a receive.
     pub max_recv_sge: u32,
-    /// How many bytes an inline request can have.
+    /// The greatest number of bytes of an inline request.
     pub max_inline_data: u32,
 }
 

@@ -39,7 +39,7 @@ impl QueuePairBuilder<'_> {
     /// A type or a device that this library does not know to handle; a completion queue that is
     /// missing, of another context, or too small for one that is [strict](Self::strict_cq); a
     /// shared receive queue of another context, a port or GID that is not there, an MTU above the
-    /// port's; or what the provider says, with the device's limits.
+    /// port's; or the provider's error, with the device's limits.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedQueuePair, Error> {
         let builder = &self;
@@ -286,7 +286,7 @@ pub(crate) fn has_atomics(device: &DeviceAttributes) -> bool {
 /// Of a queue pair that was created.
 ///
 /// # Safety
-/// That of [`Handle::from_raw`]: the queue pair is of the builder's domain and type, and of these queues. `posted` is
+/// Same contract as [`Handle::from_raw`]: the queue pair is of the builder's domain and type, and of these queues. `posted` is
 /// the queue pair, or stands for it.
 pub(crate) unsafe fn object(
     builder: &QueuePairBuilder<'_>,

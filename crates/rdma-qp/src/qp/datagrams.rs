@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::qp::own_end::{Datagrams, OwnEnd};
 use crate::qp::queue_pair::QueuePair;
 
-/// Who sent a datagram, from [`QueuePair::datagram`].
+/// The sender of a datagram, from [`QueuePair::datagram`].
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -31,13 +31,11 @@ pub struct DatagramSource {
 }
 
 impl QueuePair {
-    /// Who sent the datagram that this receive has taken. `None` if the completion is of another queue
-    /// pair, failed, is of no receive, or if this queue pair is none for datagrams: who sends to a
-    /// connected one is known.
+    /// Returns the sender of the datagram in this receive. `None` if the completion is of another queue pair, failed,
+    /// or is not of a receive, and for connected queue pairs, which have one peer.
     ///
-    /// The message begins behind the 40 bytes of the
-    /// [`GlobalRouteHeader`](crate::GlobalRouteHeader), which
-    /// [`scattered_bytes`](crate::WorkSuccess::scattered_bytes) counts too. `man ibv_poll_cq`.
+    /// The message begins after the 40 bytes of the [`GlobalRouteHeader`](crate::GlobalRouteHeader), which
+    /// [`scattered_bytes`](crate::WorkSuccess::scattered_bytes) counts, too. See `man ibv_poll_cq`.
     #[must_use]
     pub fn datagram(&self, completion: &WorkCompletion) -> Option<DatagramSource> {
         let of_this = self.qp_type() == QpType::UD && completion.qpn() == self.qpn();
@@ -53,11 +51,11 @@ impl QueuePair {
         })
     }
 
-    /// The way from here to the port of that endpoint, with service level, traffic class, hop limit and
-    /// flow label as this queue pair was built with.
+    /// The way from this port to that of the endpoint, with the service level, traffic class, hop limit and flow
+    /// label of this queue pair.
     ///
-    /// The pair of GIDs is found by the rule of [`handshake`](crate::PreparedQueuePair::handshake): what is
-    /// the source here is the destination there.
+    /// The pair of GIDs follows the rule of [`handshake`](crate::PreparedQueuePair::handshake): the source at this
+    /// end is the destination at the other.
     ///
     /// # Errors
     /// [`Error::NotDatagrams`] of connected queue pairs, [`Error::Handshake`] with the field in which the
@@ -69,12 +67,11 @@ impl QueuePair {
         Ok(settings.vector(*port, (lid, route)))
     }
 
-    /// A handle to the port of that endpoint: what
-    /// [`SendWorkRequest::to`](crate::SendWorkRequest::to) wants, with the endpoint's QPN and
-    /// Q_Key. It reaches all queue pairs of the port.
+    /// Creates a handle to the port of that endpoint, for [`SendWorkRequest::to`](crate::SendWorkRequest::to) with
+    /// the endpoint's QPN and Q_Key. It reaches all queue pairs of the port.
     ///
     /// # Errors
-    /// As [`address_vector`](Self::address_vector), and what the provider says.
+    /// Same errors as [`address_vector`](Self::address_vector), and what the provider says.
     ///
     /// # Examples
     /// ```
@@ -139,7 +136,7 @@ impl AddressHandle {
     ///
     /// # Errors
     /// [`Error::NotDatagrams`] of a connected queue pair, [`Error::NoDatagram`] if the completion is none of
-    /// a datagram that it received, or what the provider says: the header names no GID of the port.
+    /// a datagram that it received, or the provider's error: the header names no GID of the port.
     ///
     /// # Examples
     /// ```no_run

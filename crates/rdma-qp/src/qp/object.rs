@@ -31,7 +31,7 @@ pub(crate) struct Object {
     pub(crate) id: ObjectId,
 }
 
-/// What a queue pair must not outlive.
+/// The objects that a queue pair must not outlive.
 #[derive(Debug)]
 pub(crate) struct Needs {
     /// Given back when it is destroyed, and before its shared receive queue, by whose address they count.

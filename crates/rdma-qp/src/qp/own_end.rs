@@ -1,4 +1,4 @@
-//! What a queue pair knows of its end of a connection, or of its datagrams.
+//! A queue pair's own end of a connection, or of its datagrams.
 
 use std::sync::OnceLock;
 

@@ -43,7 +43,7 @@ pub struct PreparedQueuePair {
 }
 
 impl PreparedQueuePair {
-    /// What the peer has to know.
+    /// The endpoint for the peer.
     #[must_use]
     pub const fn endpoint(&self) -> QueuePairEndpoint {
         self.end.endpoint
@@ -75,9 +75,8 @@ impl PreparedQueuePair {
 
     /// Connects to the peer: `INIT`, `RTR`, `RTS`.
     ///
-    /// Nothing is sent. The peer does the same with the endpoint of this one; until it has, what is
-    /// sent to it is repeated, as often as `max_ack_retries` says, and without acknowledgements (UC) it is
-    /// lost.
+    /// Sends nothing. The peer does the same with the endpoint of this one. Until then, the device retries messages
+    /// to it up to `max_ack_retries` times, and loses them without acknowledgements (UC).
     ///
     /// # Errors
     /// [`Error::Handshake`] with the field in which the endpoints do not fit, [`Error::NotConnected`] of
@@ -92,7 +91,7 @@ impl PreparedQueuePair {
         Ok(qp)
     }
 
-    /// What [`handshake`](Self::handshake) would connect with.
+    /// Returns the attributes with which [`handshake`](Self::handshake) would connect.
     ///
     /// # Errors
     /// [`Error::Handshake`] with the field in which the endpoints do not fit, [`Error::NotConnected`] of
@@ -105,7 +104,7 @@ impl PreparedQueuePair {
         Ok(ConnectAttributes::compute(&own, peer).map_err(Box::new)?)
     }
 
-    /// Connects with these attributes, from wherever they are.
+    /// Connects with these attributes, which the program may get by any means.
     ///
     /// # Errors
     /// [`Error::Transition`] with what the device refused, [`Error::NotConnected`] of UD. The queue pair is
@@ -129,8 +128,8 @@ impl PreparedQueuePair {
         if self.object.qp_type == QpType::UD { Err(Error::NotConnected) } else { Ok(()) }
     }
 
-    /// Makes a queue pair for datagrams ready: `INIT`, `RTR`, `RTS`. It receives from anybody who has its
-    /// key, and sends to anybody.
+    /// Makes a queue pair for datagrams ready: `INIT`, `RTR`, `RTS`. It receives from every port that has its key,
+    /// and sends to any port.
     ///
     /// # Errors
     /// [`Error::NotDatagrams`] of RC and UC, [`Error::Transition`] with what the device refused. The queue

@@ -123,7 +123,7 @@ impl QueuePair {
         self.object.qpn
     }
 
-    /// The capacities of the queues: what the device gave, at least what was asked for.
+    /// The capacities of the queues, as the device has set them: never less than requested.
     #[inline]
     #[must_use]
     pub const fn capabilities(&self) -> QueuePairCapabilities {
@@ -152,7 +152,7 @@ impl QueuePair {
         self.object.posted.stands_in()
     }
 
-    /// What `ibv_post_send` is called on.
+    /// The object that `ibv_post_send` is called on.
     #[inline]
     pub(crate) const fn posted(&self) -> *mut ibv_qp {
         self.object.posted.as_ptr()
@@ -168,20 +168,20 @@ impl QueuePair {
         }
     }
 
-    /// The Q_Key that datagrams needed when the queue pair was made ready; `None` of connected
-    /// queue pairs. [`query`](Self::query) says the present one.
+    /// The Q_Key that datagrams needed when the queue pair was made ready; `None` for connected queue pairs.
+    /// [`query`](Self::query) returns the present one.
     #[must_use]
     pub fn qkey(&self) -> Option<u32> {
         self.datagrams().ok().map(|datagrams| datagrams.end.endpoint.qkey())
     }
 
-    /// Where requests of the send queue complete.
+    /// The completion queue for requests of the send queue.
     #[must_use]
     pub fn send_cq(&self) -> &CompletionQueue {
         &self.object.needs().send_cq
     }
 
-    /// Where receives complete.
+    /// The completion queue for receives.
     #[must_use]
     pub fn recv_cq(&self) -> &CompletionQueue {
         &self.object.needs().recv_cq
@@ -201,7 +201,7 @@ impl QueuePair {
         &self.object.needs().pd
     }
 
-    /// The state of the queue pair, as the device says.
+    /// Queries the state of the queue pair from the device.
     ///
     /// # Errors
     /// If the provider refuses.
@@ -227,7 +227,7 @@ impl QueuePair {
     /// says.
     ///
     /// # Errors
-    /// What the provider says, most often because the device went away.
+    /// The provider's error, most often because the device went away.
     ///
     /// # Examples
     /// ```
@@ -247,7 +247,7 @@ impl QueuePair {
         Ok(self.pd().context().events_of(self.event_source())?)
     }
 
-    /// How events name the queue pair.
+    /// The source by which events name the queue pair.
     #[must_use]
     pub const fn event_source(&self) -> AsyncEventSource {
         AsyncEventSource::QueuePair { qpn: self.object.qpn, id: self.object.id }
@@ -255,14 +255,13 @@ impl QueuePair {
 
     /// Changes the state, attributes, or both; see `man ibv_modify_qp`.
     ///
-    /// [`handshake`](crate::PreparedQueuePair::handshake) has done what a connection needs. This is for
-    /// what comes later: another `min_rnr_timer`, less `access`, or a new connection after `RESET`,
-    /// which [`peer`](Self::peer) knows nothing of. Going to `RESET` forgets what was posted, without
-    /// completions.
+    /// [`handshake`](crate::PreparedQueuePair::handshake) makes all transitions of a connection. Use this for later
+    /// changes: another `min_rnr_timer`, less `access`, or a new connection after `RESET`, which [`peer`](Self::peer)
+    /// does not return. Going to `RESET` drops all requests, without completions.
     ///
     /// # Errors
-    /// [`Error::NoTransition`] and [`Error::Attributes`], which say what does not fit, before the device
-    /// sees anything; [`Error::Transition`] with what the device refused.
+    /// [`Error::NoTransition`] and [`Error::Attributes`], which name the mismatch, before the device sees the change;
+    /// [`Error::Transition`] with the refusal of the device.
     ///
     /// # Examples
     /// ```
@@ -293,9 +292,9 @@ impl QueuePair {
         self.object.modify(&mut attributes, mask, from, modification.to().unwrap_or(from))
     }
 
-    /// Ends the connection: what is posted is flushed, that is, completes with
-    /// [`WorkErrorCode::WorkRequestFlushError`](crate::WorkErrorCode::WorkRequestFlushError),
-    /// except for what was done already. The peer is not informed.
+    /// Ends the connection, and flushes outstanding requests: they complete with
+    /// [`WorkErrorCode::WorkRequestFlushError`](crate::WorkErrorCode::WorkRequestFlushError), except for those that
+    /// were done already. The peer is not notified.
     ///
     /// # Errors
     /// If the provider refuses.
@@ -305,11 +304,11 @@ impl QueuePair {
         self.object.modify(&mut attributes, mask, QpState::RTS, QpState::ERR)
     }
 
-    /// Destroys the queue pair. The device uses no memory of its requests after this; one that is
-    /// [borrowed](rdma_mem::Ownership::Borrowed) is as it was, and so are they.
+    /// Destroys the queue pair. The device uses no memory of its requests after this. A
+    /// [borrowed](rdma_mem::Ownership::Borrowed) queue pair and its requests stay unchanged.
     ///
     /// # Errors
-    /// What the provider says, with the queue pair.
+    /// The provider's error, with the queue pair.
     #[doc(alias = "ibv_destroy_qp")]
     #[allow(clippy::result_large_err)] // it is the queue pair itself
     pub fn close(self) -> Result<(), (Self, Error)> {
@@ -317,7 +316,7 @@ impl QueuePair {
         object.close().map_err(|(object, error)| (Self { object, peers }, error.into()))
     }
 
-    /// The C object, live as long as `self`.
+    /// The C object, which lives as long as `self`.
     #[inline]
     #[must_use]
     pub const fn as_raw(&self) -> *mut ibv_qp {

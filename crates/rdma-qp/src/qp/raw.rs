@@ -17,7 +17,7 @@ use crate::qp::create;
 use crate::qp::queue_pair::QueuePair;
 
 impl QueuePair {
-    /// Makes one of a queue pair that was created and connected elsewhere, or made ready for datagrams.
+    /// Wraps a queue pair that was created elsewhere, and connected or made ready for datagrams.
     ///
     /// `parents` names what it is of: the domain, both completion queues, the shared receive queue
     /// if it has one. For datagrams (UD) its `gid_index`, `mtu`, `service_level` and the other
@@ -26,10 +26,10 @@ impl QueuePair {
     /// `ibv_post_send`.
     ///
     /// # Errors
-    /// Those of [`build`](QueuePairBuilder::build), and what the provider returns to `ibv_query_qp`.
+    /// Same errors as [`build`](QueuePairBuilder::build), and what the provider returns to `ibv_query_qp`.
     ///
     /// # Safety
-    /// What [`Ownership`] says. `parents` names the owners of the very objects that it was created with, and a
+    /// [`Ownership`] states the contract. `parents` names the owners of the very objects that it was created with, and a
     /// shared receive queue if, and only if, it has one.
     ///
     /// # Examples

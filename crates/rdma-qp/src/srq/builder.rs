@@ -19,13 +19,13 @@ pub struct SharedReceiveQueueBuilder<'a> {
 }
 
 impl SharedReceiveQueueBuilder<'_> {
-    /// How many receives it holds. Default: 16.
+    /// Sets the number of receives that it holds. Default: 16.
     pub fn max_wr(mut self, max_wr: u32) -> Self {
         self.max_wr = max_wr;
         self
     }
 
-    /// How many elements a receive can have. Default: 4.
+    /// Sets the greatest number of elements of a receive. Default: 4.
     pub fn max_sge(mut self, max_sge: u32) -> Self {
         self.max_sge = max_sge;
         self
@@ -34,7 +34,7 @@ impl SharedReceiveQueueBuilder<'_> {
     /// Creates the queue; see `man ibv_create_srq`.
     ///
     /// # Errors
-    /// What the provider says, with the device's limits.
+    /// The provider's error, with the device's limits.
     #[doc(alias = "ibv_create_srq")]
     pub fn build(self) -> Result<SharedReceiveQueue, Error> {
         let Self { pd, max_wr, max_sge } = self;

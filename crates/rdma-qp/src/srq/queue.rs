@@ -70,23 +70,23 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SharedReceiveQueueAttributes {
-    /// How many receives it holds.
+    /// The number of receives that it holds.
     pub max_wr: u32,
-    /// How many elements a receive can have.
+    /// The greatest number of elements of a receive.
     pub max_sge: u32,
     /// The limit that was set and not reached yet; 0 for none.
     pub limit: u32,
 }
 
 impl SharedReceiveQueue {
-    /// Makes one of a queue that was created elsewhere. Its [`id`](Self::id) is the user context that its
-    /// maker gave it, which these crates only compare.
+    /// Wraps a queue that was created elsewhere. Its [`id`](Self::id) is the user context that it was created with,
+    /// which these crates only compare.
     ///
     /// # Errors
-    /// If the provider refuses to say how large it is.
+    /// If the provider refuses to query its size.
     ///
     /// # Safety
-    /// What [`Ownership`] says; the queue is of this domain.
+    /// [`Ownership`] states the contract; the queue is of this domain.
     ///
     /// # Examples
     /// ```
@@ -134,16 +134,15 @@ impl SharedReceiveQueue {
         Self(Arc::new(Inner { handle, id, max_wr, max_sge }))
     }
 
-    /// Asks for one event, [`SRQ_LIMIT_REACHED`], for when fewer than `limit` receives are left; 0 for
-    /// none. See `man ibv_modify_srq`.
+    /// Requests one event, [`SRQ_LIMIT_REACHED`], for when fewer than `limit` receives are left; 0 for none. See `man
+    /// ibv_modify_srq`.
     ///
-    /// The event names this queue by its [`id`](Self::id), comes once, and has to be asked for again.
-    /// Devices differ in what they do if fewer are left already: with some the event comes at once, with
-    /// others when the next receive is taken, and if none is left, not at all. So set the limit first, then
-    /// post at least as many: what is taken in between is not missed.
+    /// The event names this queue by its [`id`](Self::id), and occurs once for each request. If fewer receives are
+    /// left already, some devices report it at once, and others when the next receive is used, or never if none is
+    /// left. So set the limit first, and then post at least that many receives.
     ///
     /// # Errors
-    /// [`Error::LimitTooLarge`], or what the provider says.
+    /// [`Error::LimitTooLarge`], or the provider's error.
     ///
     /// [`SRQ_LIMIT_REACHED`]: rdma_mem::AsyncEventKind::SRQ_LIMIT_REACHED
     ///
@@ -184,21 +183,21 @@ impl SharedReceiveQueue {
         unsafe { query(self.as_raw(), self.pd()) }
     }
 
-    /// What names it in [asynchronous events](rdma_mem::AsyncEventSource::SharedReceiveQueue).
+    /// The ID by which [asynchronous events](rdma_mem::AsyncEventSource::SharedReceiveQueue) name it.
     #[inline]
     #[must_use]
     pub fn id(&self) -> ObjectId {
         self.0.id
     }
 
-    /// How many receives it holds: what the device gave, never less than was asked for.
+    /// The number of receives that it holds, as the device has set it: never less than requested.
     #[inline]
     #[must_use]
     pub fn max_wr(&self) -> u32 {
         self.0.max_wr
     }
 
-    /// How many elements a receive can have: what the device gave, never less than was asked for.
+    /// The greatest number of elements of a receive, as the device has set it: never less than requested.
     #[inline]
     #[must_use]
     pub fn max_sge(&self) -> u32 {
@@ -218,8 +217,8 @@ impl SharedReceiveQueue {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Destroys the queue. The device uses no memory of its receives after this; one that is
-    /// [borrowed](Ownership::Borrowed) is as it was, and so are they.
+    /// Destroys the queue. The device uses no memory of its receives after this. A [borrowed](Ownership::Borrowed)
+    /// queue and its receives stay unchanged.
     ///
     /// # Errors
     /// With the queue: [`Error::StillUsed`] if a clone or a queue pair of it is alive, or what the
@@ -236,7 +235,7 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// The C object, live as long as `self` or a clone.
+    /// The C object, which lives as long as `self` or a clone.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_srq {

@@ -13,8 +13,8 @@ use crate::wr::queued::QueuedRequest;
 /// How many bytes an atomic operation works on.
 const WORD: u64 = 8;
 
-/// Changes eight bytes of the peer's memory, atomically to all other atomic requests there, and brings
-/// back what they were.
+/// Changes eight bytes of the peer's memory, atomically with respect to all other atomic requests there, and returns
+/// their old value.
 ///
 /// Both words, the peer's and the result here, are in the byte order of their machine. The peer's is at
 /// an address that is a multiple of 8, in a region with remote atomic access, and its queue pair has
@@ -57,13 +57,13 @@ pub struct AtomicWorkRequest<'wr, 'data> {
     result: AtomicResult<'wr, 'data>,
     remote: RemoteMemoryRegion,
     opcode: ibv_wr_opcode,
-    /// What the word is compared with, or what is added to it.
+    /// The value to compare or to add.
     compare_add: u64,
     swap: u64,
     flags: u32,
 }
 
-/// Where an [`AtomicWorkRequest`] puts what the peer's word was: exactly eight bytes.
+/// The memory for the old value of an [`AtomicWorkRequest`]: exactly eight bytes.
 #[derive(Debug)]
 pub struct AtomicResult<'wr, 'data> {
     element: &'wr mut [ScatterElement<'data>],
@@ -88,7 +88,7 @@ impl<'wr, 'data> From<&'wr mut ScatterList<'data, 1>> for AtomicResult<'wr, 'dat
 flags!(AtomicWorkRequest);
 
 impl<'wr, 'data> AtomicWorkRequest<'wr, 'data> {
-    /// Puts `swap` into the peer's word if that is `compare`; the result tells whether it was.
+    /// Sets the peer's word to `swap` if it equals `compare`. The result is the old value.
     #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
     #[inline]
     #[must_use]

@@ -7,8 +7,8 @@ use rdma_sys::ibv_sge;
 
 use crate::wr::flags::INLINE;
 
-/// What a request sends or writes. The flag that tells one from the other in C is made of this alone: an element
-/// with a key is never read from as if its address were a pointer.
+/// The data that a request sends or writes. The inline flag of C follows from this alone, so that the address of an
+/// element with a key is never read as if it were a pointer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Data<'wr, 'data> {
     /// Registered memory, which the device reads until the request has completed.

@@ -1,4 +1,4 @@
-//! The flags of requests of the send queue, and what several kinds of requests have in common.
+//! The flags of requests of the send queue, and methods that several kinds of requests share.
 
 use rdma_sys::ibv_send_flags;
 
@@ -11,10 +11,9 @@ pub(crate) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 macro_rules! flags {
     ($($request:ident)+) => {$(
         impl $request<'_, '_> {
-            /// Whether success makes a completion. It does unless this says `false`; failure and
-            /// flush always do. Without one, the request is known to be done by the completion of a
-            /// later request of the same queue, and only that frees slots in the queue: so every
-            /// queue needs a signaled request now and then.
+            /// Sets whether success makes a completion. Default: `true`; failure and flush always make one. The
+            /// completion of a later request of the same queue reports an unsignaled request as done, and only that
+            /// frees its slot. So every queue needs a signaled request now and then.
             #[doc(alias = "IBV_SEND_SIGNALED")]
             #[inline]
             #[must_use]
@@ -23,7 +22,7 @@ macro_rules! flags {
                 self
             }
 
-            /// Whether success makes a completion, as [`signaled`](Self::signaled) said.
+            /// Returns true if success makes a completion; see [`signaled`](Self::signaled).
             #[inline]
             #[must_use]
             pub const fn is_signaled(&self) -> bool {

@@ -18,8 +18,8 @@ use crate::post::bounds::Bounds;
 use crate::wr::elements::{Data, Elements};
 use crate::wr::flags::SIGNALED;
 
-/// A request of the send queue, of any kind, with its WR ID: what
-/// [`QueuePair::post_batch`](crate::QueuePair::post_batch) takes a slice of.
+/// A request of the send queue, of any kind, with its WR ID. [`QueuePair::post_batch`](crate::QueuePair::post_batch)
+/// posts a slice of them.
 ///
 /// Made by `with_id` of each request.
 #[doc(alias = "ibv_send_wr")]
@@ -93,7 +93,7 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         self.wr.wr_id
     }
 
-    /// What it is, as the completion says it if it succeeds.
+    /// The opcode of its successful completion.
     #[inline]
     #[must_use]
     pub const fn opcode(&self) -> WcOpcode {

@@ -7,8 +7,8 @@ use std::marker::PhantomData;
 use rdma_mem::{ProtectionDomain, ScatterElement};
 use rdma_sys::ibv_recv_wr;
 
-/// A receive with its WR ID: what
-/// [`QueuePair::post_receive_batch`](crate::QueuePair::post_receive_batch) takes a slice of.
+/// A receive with its WR ID. [`QueuePair::post_receive_batch`](crate::QueuePair::post_receive_batch) posts a slice of
+/// them.
 ///
 /// Made by [`ReceiveWorkRequest::with_id`](crate::ReceiveWorkRequest::with_id).
 #[doc(alias = "ibv_recv_wr")]

@@ -63,7 +63,7 @@ impl<'wr, 'data> ReadWorkRequest<'wr, 'data> {
         Self { elements, domains: &[], remote, flags: SIGNALED }
     }
 
-    /// As [`new`](Self::new), with registered slices, whose domain is checked when it is posted.
+    /// Same as [`new`](Self::new), from registered slices, whose domain is checked at the post.
     #[inline]
     #[must_use]
     pub const fn from_list<const N: usize>(

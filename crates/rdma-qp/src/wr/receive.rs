@@ -63,7 +63,7 @@ impl<'wr, 'data> ReceiveWorkRequest<'wr, 'data> {
         Self { elements, domains: &[] }
     }
 
-    /// As [`new`](Self::new), with registered slices, whose domain is checked when it is posted.
+    /// Same as [`new`](Self::new), from registered slices, whose domain is checked at the post.
     #[inline]
     #[must_use]
     pub const fn from_list<const N: usize>(list: &'wr mut ScatterList<'data, N>) -> Self {

@@ -1,4 +1,4 @@
-//! What all work requests have in common: that they can be posted.
+//! The trait of all work requests, by which they are posted.
 
 use crate::wr::atomic::AtomicWorkRequest;
 use crate::wr::queued::QueuedRequest;
@@ -40,19 +40,19 @@ pub(crate) mod sealed {
     /// A request with its WR ID: one of the send queue, or a receive.
     #[allow(unsafe_code)]
     pub trait Queued: Sized {
-        /// What can be known to be wrong before the device sees it.
+        /// Finds mistakes before the device sees the request.
         fn check(&self, qp: &QueuePair) -> Result<(), PostError>;
 
         /// # Safety
-        /// That of [`QueuePair::post`].
+        /// Same contract as [`QueuePair::post`].
         unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError>;
 
         /// # Safety
-        /// That of [`QueuePair::post_batch`].
+        /// Same contract as [`QueuePair::post_batch`].
         unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
     }
 
-    /// Checks all; the error says which.
+    /// Checks all; the error names the request.
     #[inline]
     pub(crate) fn check_all<Q>(
         batch: &[Q],

@@ -26,7 +26,7 @@ pub struct SendWorkRequest<'wr, 'data> {
     pub(crate) destination: Option<Destination<'wr>>,
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Destination<'wr> {
     pub(crate) handle: &'wr AddressHandle,
@@ -100,7 +100,7 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
         Self { data, domains: &[], immediate: None, flags: SIGNALED, destination: None }
     }
 
-    /// As [`new`](Self::new), with registered slices, whose domain is checked when it is posted.
+    /// Same as [`new`](Self::new), from registered slices, whose domain is checked at the post.
     #[inline]
     #[must_use]
     pub const fn from_list<const N: usize>(list: &'wr GatherList<'data, N>) -> Self {

@@ -64,11 +64,11 @@ pub struct BindWindow<'w> {
     window: PhantomData<&'w mut ()>,
 }
 
-/// Takes a window of type 2 back that this queue pair has bound: when it has completed with success, the
-/// peer has no access through it any more.
+/// Invalidates a window of type 2 that this queue pair has bound. After it has completed with success, the peer no
+/// longer has access through the window.
 ///
-/// Only such a key can be invalidated: not that of a region, of a window of type 1, of another queue pair's
-/// window, or of one that is not bound. IBTA vol 1, section 10.6.7.3; `man ibv_post_send`.
+/// Only the key of such a window can be invalidated, not that of a region, of a window of type 1, or of another queue
+/// pair. IBTA vol 1, section 10.6.7.3; `man ibv_post_send`.
 ///
 /// # Examples
 /// ```no_run
@@ -92,12 +92,12 @@ pub struct LocalInvalidate {
     flags: u32,
 }
 
-/// Sends a message that takes a window of type 2 back at the peer, before the peer's receive completes:
-/// "I am done with what you have lent me".
+/// Sends a message that invalidates a window of type 2 of the peer, before the peer's receive completes: this end no
+/// longer needs the peer's memory.
 ///
-/// The peer's receive says [which key](crate::WorkSuccess::invalidated_rkey). It has to be one that the
-/// peer's queue pair of this connection has bound: any other ends the connection at the peer, after the
-/// message was delivered. IBTA vol 1, section 9.4.1; `man ibv_post_send`.
+/// The peer's receive reports [the key](crate::WorkSuccess::invalidated_rkey). The peer's queue pair of this
+/// connection must have bound it: any other key ends the connection at the peer, after the message was delivered.
+/// IBTA vol 1, section 9.4.1; `man ibv_post_send`.
 ///
 /// # Examples
 /// ```no_run
@@ -163,7 +163,7 @@ impl<'w> BindWindow<'w> {
         Ok(Self { prepared, remote, flags: SIGNALED, window: PhantomData })
     }
 
-    /// What the peer needs: address, length and key.
+    /// The memory for the peer: address, length and key.
     #[must_use]
     pub const fn remote(&self) -> RemoteMemoryRegion {
         self.remote

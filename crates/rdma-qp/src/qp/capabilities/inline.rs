@@ -1,4 +1,4 @@
-//! How much inline data a queue pair is asked for.
+//! The inline capacity requested for a queue pair.
 
 use std::iter::successors;
 
@@ -29,8 +29,8 @@ use std::iter::successors;
 pub enum Inline {
     /// At least that many: a device that has fewer does not create the queue pair.
     Exactly(u32),
-    /// That many if the device has them, else fewer: the number is halved until the device agrees, down to 16, and then
-    /// to 0.
+    /// That many if the device supports them, else fewer: the number is halved until the device accepts it, down to
+    /// 16, and then to 0.
     UpTo(u32),
 }
 

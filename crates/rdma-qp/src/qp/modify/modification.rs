@@ -1,4 +1,4 @@
-//! What a queue pair is to change.
+//! Modifications of a queue pair.
 
 use std::fmt;
 
@@ -11,10 +11,10 @@ use rdma_types::{
 use crate::ah::vector::{AddressVector, GlobalRoute};
 use crate::qp::modify::transition::names;
 
-/// What [`QueuePair::modify`](crate::QueuePair::modify) is to change: a state, attributes, or both.
+/// A change of a queue pair's state, attributes, or both, for [`QueuePair::modify`](crate::QueuePair::modify).
 ///
-/// Which attributes go with which transition says section 11.2.5.2 of the specification, and the error
-/// if they do not. In short:
+/// Section 11.2.5.2 of the specification lists the attributes of each transition, and the error names those that do
+/// not match. In short:
 ///
 /// | to | RC | UC | UD |
 /// |---|---|---|---|

@@ -1,4 +1,4 @@
-//! Whether a modification fits its transition, and what it lacks or has too much.
+//! The check of a modification against its transition.
 
 use rdma_types::{QpAttributes, QpState, QpTransition, QpType, Qpn};
 
