@@ -20,7 +20,7 @@ impl Window {
     /// Deallocates it, bound or not: no peer has access then.
     ///
     /// # Errors
-    /// What the provider says, with the window. Dropped, it is deallocated once more, or never freed.
+    /// The provider's error, with the window. Dropped, it is deallocated once more, or never freed.
     pub(crate) fn close(self) -> Result<OwnedRegion, (Self, Error)> {
         self.0.close().map_err(|(window, error)| (Self(Box::new(window)), error))
     }

@@ -146,7 +146,7 @@ pub(crate) unsafe fn post(
 }
 
 /// # Safety
-/// That of [`post`]: the window, with its region, stays in its slot.
+/// Same contract as [`post`]: the window, with its region, stays in its slot.
 #[cold]
 #[inline(never)]
 unsafe fn bind(
@@ -162,7 +162,7 @@ unsafe fn bind(
 }
 
 /// # Safety
-/// That of [`post`]: the window of that key stays in its slot.
+/// Same contract as [`post`]: the window of that key stays in its slot.
 #[cold]
 #[inline(never)]
 unsafe fn invalidate(qp: &QueuePair, key: Rkey, id: Id) -> Result<(), PostError> {
