@@ -1,4 +1,4 @@
-//! Devices, opened and not, what they tell of themselves, and their protection domains.
+//! Devices, opened and not, their attributes, and their protection domains.
 
 pub(crate) mod attributes;
 pub(crate) mod context;

@@ -115,10 +115,10 @@ impl<'a> GatherElement<'a> {
         Ok(Self::new_unchecked(region, data))
     }
 
-    /// The element for `data`, wherever it is.
+    /// The element for `data`, without a check of its place.
     ///
-    /// Safe: it is the device which refuses an element outside of its region, by an error completion
-    /// that ends the connection. Of a slice longer than 4 GiB - 1 only so many bytes are taken.
+    /// Safe: the device refuses an element outside of its region, by an error completion that ends the connection.
+    /// The element of a slice longer than 4 GiB - 1 has its first 4 GiB - 1.
     #[inline]
     #[must_use]
     pub fn new_unchecked(region: &'a MemoryRegion, data: &'a [u8]) -> Self {
@@ -174,7 +174,7 @@ impl<'a> ScatterElement<'a> {
         Ok(Self::new_unchecked(region, room))
     }
 
-    /// The element for `room`, wherever it is; as [`GatherElement::new_unchecked`].
+    /// The element for `room`, without a check of its place; same as [`GatherElement::new_unchecked`].
     #[inline]
     #[must_use]
     pub fn new_unchecked(region: &'a MemoryRegion, room: &'a mut [u8]) -> Self {

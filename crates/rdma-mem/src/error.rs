@@ -1,4 +1,4 @@
-//! What can fail, and what to do about it.
+//! Errors, with hints.
 
 pub(crate) mod hint;
 pub(crate) mod range;
@@ -12,7 +12,7 @@ use crate::device::unknown::UnknownDevice;
 use crate::error::verb::VerbError;
 use crate::object::forked::Forked;
 
-/// Why an operation of this crate failed.
+/// The error of an operation of this crate.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -61,17 +61,17 @@ pub enum Error {
          of {page} bytes: take an iova that is {:#x} more than a multiple of it", .offset % .page
     )]
     PageOffset {
-        /// Where the part begins in the dma-buf, in bytes.
+        /// The beginning of the part in the dma-buf, in bytes.
         offset: u64,
-        /// Where requests were to find it.
+        /// The address at which requests were to find it.
         iova: u64,
-        /// How large a page is, in bytes.
+        /// The size of a page, in bytes.
         page: u64,
     },
     /// Memory cannot begin at the multiples of that.
     #[error("an alignment of {alignment} is not a power of two, as 64 and 4096 are")]
     Alignment {
-        /// What was asked for, in bytes.
+        /// The requested alignment, in bytes.
         alignment: usize,
     },
     /// A pool has registered what it [may](crate::BufferPool::set_limit), and has no room for a buffer in it.
@@ -82,9 +82,9 @@ pub enum Error {
     PoolLimit {
         /// How much was asked for, in bytes.
         length: usize,
-        /// How much the pool has registered, in bytes.
+        /// The number of bytes that the pool has registered.
         registered: usize,
-        /// How much it may register, in bytes.
+        /// The number of bytes that it may register.
         limit: usize,
     },
     /// This process has no memory of that size.
@@ -96,7 +96,7 @@ pub enum Error {
     /// The object cannot be closed now, because clones of it, or objects made from it, are alive.
     #[error("the {what} is still used: drop its clones and what was made from it first")]
     StillUsed {
-        /// What was to be closed.
+        /// The object that was to be closed.
         what: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! Asynchronous events: as values, their log of a context, who takes them, and the file that tells of them.
+//! Asynchronous events: values, the log of a context, its readers, and the file that becomes readable.
 
 pub(crate) mod file;
 pub(crate) mod log;

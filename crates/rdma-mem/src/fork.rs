@@ -8,19 +8,18 @@ use rdma_sys::{Errno, Verbs, ibv_fork_status, providers};
 use crate::error::Error;
 use crate::error::verb::VerbError;
 
-/// What [`fork_support`] is to do.
+/// The action of [`fork_support`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ForkMode {
-    /// Only ask.
+    /// Only query the status.
     Query,
-    /// Have libibverbs keep registered memory from forked children, where the kernel does not copy it
-    /// for them. Where it does (Linux 5.13 and later) this costs nothing. It has to come before the
-    /// first registration.
+    /// Make libibverbs hide registered memory from forked children, if the kernel does not copy it for them. On Linux
+    /// 5.13 and later the kernel does, and this costs nothing. Call it before the first registration.
     Protect,
 }
 
-/// What a fork does to registered memory (`enum ibv_fork_status`).
+/// The effect of a fork on registered memory (`enum ibv_fork_status`).
 ///
 /// ```
 /// use rdma_mem::ForkStatus;
@@ -33,7 +32,7 @@ pub enum ForkMode {
 pub struct ForkStatus(u32);
 
 impl ForkStatus {
-    /// After a fork, what the parent writes to registered memory may miss the device, and the other way
+    /// After a fork, the device may not see bytes that the parent writes to registered memory, and the other way
     /// round.
     pub const DISABLED: Self = Self(ibv_fork_status::IBV_FORK_DISABLED.0);
     /// Registered pages are not given to children, who crash if they touch them.
@@ -65,7 +64,7 @@ impl fmt::Display for ForkStatus {
     }
 }
 
-/// Asks what a fork does to registered memory, and protects it; see `man ibv_fork_init`.
+/// Queries the effect of a fork on registered memory, and protects the memory; see `man ibv_fork_init`.
 ///
 /// Of several providers, the status that is the least safe. libibverbs that cannot be loaded counts as
 /// no provider: it registers nothing.

@@ -8,11 +8,11 @@ use std::ops::Range;
 
 use rdma_types::Rkey;
 
-/// Memory of a peer: where it is, how long, and the key for it.
+/// Memory of a peer: its address, its length, and its key.
 ///
-/// A peer makes it with [`SharedRegion::remote`](crate::SharedRegion::remote) and sends it here. It is
-/// a description and no proof: what the peer's device does not allow ends in an error completion.
-/// Requests check that they stay within the length before they are posted.
+/// A peer makes it with [`SharedRegion::remote`](crate::SharedRegion::remote) and sends it here. It is a description
+/// and no proof: the peer's device refuses other accesses, by an error completion. Posting a request checks that it
+/// stays within the length.
 ///
 /// # Examples
 /// ```
@@ -90,9 +90,9 @@ impl RemoteMemoryRegion {
         bytes
     }
 
-    /// The region that [`to_bytes`](Self::to_bytes) has written.
+    /// Decodes the bytes of [`to_bytes`](Self::to_bytes).
     ///
-    /// Any bytes are a region. Whether there is such memory, the peer's device says when it is used.
+    /// Any bytes are a region. The peer's device checks the memory when a request uses it.
     #[inline]
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
@@ -103,8 +103,7 @@ impl RemoteMemoryRegion {
         }
     }
 
-    /// What is left from `offset` on, in bytes; nothing if that is the length, and `None` if it is
-    /// more.
+    /// The rest of the region from `offset` on, in bytes; empty if that is the length, and `None` if it is more.
     #[inline]
     #[must_use]
     pub fn sub_region(&self, offset: usize) -> Option<Self> {
@@ -113,8 +112,8 @@ impl RemoteMemoryRegion {
         Some(Self { address, length, rkey: self.rkey })
     }
 
-    /// As [`sub_region`](Self::sub_region), also past the end: then the length is 0. An address that
-    /// would overflow stays at the last one.
+    /// Same as [`sub_region`](Self::sub_region), also past the end: then the length is 0. An address that would
+    /// overflow stays at the last one.
     #[inline]
     #[must_use]
     pub const fn sub_region_unchecked(&self, offset: usize) -> Self {

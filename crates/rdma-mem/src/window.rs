@@ -1,4 +1,4 @@
-//! Memory windows, what they are bound to, and why they are not.
+//! Memory windows, the regions they are bound to, and their errors.
 
 pub(crate) mod bindable;
 pub(crate) mod error;

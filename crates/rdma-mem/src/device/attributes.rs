@@ -1,4 +1,4 @@
-//! What a device is and can.
+//! The attributes of a device.
 
 use std::ffi::c_char;
 
@@ -9,16 +9,16 @@ use crate::device::fields::attributes;
 
 // `more` are the flags of the extended attributes: those of the classic ones again, and above.
 attributes! {
-    /// What a device is and can, from [`Context::query_device`](crate::Context::query_device).
+    /// The attributes of a device, from [`Context::query_device`](crate::Context::query_device).
     ///
-    /// Limits are upper bounds: how much there really is depends on what else is in use.
+    /// Limits are upper bounds: the available number depends on the objects in use.
     #[doc(alias = "ibv_device_attr")]
     DeviceAttributes(raw: &ibv_device_attr, more: u64) {
         /// The firmware's version, as the vendor writes it.
         firmware_version: String => text = string(&raw.fw_ver),
         /// The GUID of the device.
         node_guid: Guid => text = Guid::from_be(raw.node_guid),
-        /// The GUID of what the device is a part of: the same for all devices of one card.
+        /// The GUID of the system that the device is a part of: the same for all devices of one card.
         system_image_guid: Guid => text = Guid::from_be(raw.sys_image_guid),
         /// The vendor's number.
         vendor_id: u32 => hex = raw.vendor_id,
@@ -54,9 +54,9 @@ attributes! {
         max_qp_init_rd_atom: u32 => text = limit(raw.max_qp_init_rd_atom),
         /// The most RDMA reads and atomics of peers that the whole device answers at a time.
         max_res_rd_atom: u32 => text = limit(raw.max_res_rd_atom),
-        /// What its atomic operations are atomic to.
+        /// The accesses to which its atomic operations are atomic.
         atomic_capability: AtomicCapability => text = AtomicCapability::from_raw(raw.atomic_cap.0),
-        /// What it can.
+        /// Its capabilities.
         capabilities: DeviceCapabilities => text =
             DeviceCapabilities::from_bits_retain(u64::from(raw.device_cap_flags) | more),
         /// The most end-to-end contexts of reliable datagrams, which no device has.
@@ -69,9 +69,9 @@ attributes! {
         max_ee_init_rd_atom: u32 => text = limit(raw.max_ee_init_rd_atom),
         /// The most address handles.
         max_ah: u32 => text = limit(raw.max_ah),
-        /// The most fast memory regions of the old kind, which no device has any more.
+        /// The most fast memory regions of the old kind, which no present device has.
         max_fmr: u32 => text = limit(raw.max_fmr),
-        /// How often one of those can be mapped.
+        /// The number of times that one of those can be mapped.
         max_map_per_fmr: u32 => text = limit(raw.max_map_per_fmr),
         /// The most shared receive queues.
         max_srq: u32 => text = limit(raw.max_srq),
@@ -91,10 +91,10 @@ attributes! {
         max_raw_ethernet_qp: u32 => text = limit(raw.max_raw_ethy_qp),
         /// The most partition keys.
         max_pkeys: u16 => text = raw.max_pkeys,
-        /// How long it takes to acknowledge, as the specification encodes it: 4.096 µs times two to the
-        /// power of this.
+        /// The delay of its acknowledgements, as the specification encodes it: 4.096 µs times two to the power of
+        /// this.
         local_ack_delay_code: u8 => text = raw.local_ca_ack_delay,
-        /// How many ports there are. They are numbered from 1.
+        /// The number of ports. They are numbered from 1.
         port_count: u8 => text = raw.phys_port_cnt,
     }
 }

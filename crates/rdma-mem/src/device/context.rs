@@ -41,7 +41,7 @@ use crate::object::ownership::Ownership;
 #[derive(Clone, Debug)]
 pub struct Context(Arc<Handle<ibv_context, Opened>>);
 
-/// What a context needs, and what is known of it.
+/// The objects of a context, and its cached attributes.
 #[derive(Debug)]
 struct Opened {
     device: Device,
@@ -49,7 +49,7 @@ struct Opened {
 }
 
 impl Context {
-    /// Opens a device; as [`Device::open`].
+    /// Opens a device; same as [`Device::open`].
     ///
     /// # Errors
     /// If the provider refuses, with a hint.
@@ -82,16 +82,15 @@ impl Context {
 
     /// Wraps a context that was opened elsewhere.
     ///
-    /// [`async_events`](Self::async_events) and [`events_of`](Self::events_of) of it make its `async_fd` non-blocking
-    /// for its other users, too, and take events that these would get by raw `ibv_get_async_event`. Channels of it do the
-    /// same when a request was flushed, and servers when a client is gone, to find the event that tells the cause.
+    /// [`async_events`](Self::async_events) and [`events_of`](Self::events_of) make its `async_fd` non-blocking for
+    /// its other users, too, and these miss events if they call `ibv_get_async_event` themselves. Channels do the
+    /// same after a request was flushed, and servers after a client has gone, to find the event that names the cause.
     ///
     /// # Errors
-    /// If the provider refuses to list its devices, or the context's is not there any more
-    /// ([`Error::UnknownDevice`]).
+    /// If the provider refuses to list its devices, or the context's device was removed ([`Error::UnknownDevice`]).
     ///
     /// # Safety
-    /// What [`Ownership`] says. The context was opened by `ibv_open_device` of this table, and the table is
+    /// [`Ownership`] states the contract. The context was opened by `ibv_open_device` of this table, and the table is
     /// one provider's: the contract of [`DeviceList::of`](crate::DeviceList::of).
     ///
     /// # Examples
@@ -137,7 +136,7 @@ impl Context {
         &self.0.needs().events
     }
 
-    /// What the device is and can; see `man ibv_query_device`, and
+    /// Queries the attributes of the device; see `man ibv_query_device`, and
     /// [`query_device_extended`](Self::query_device_extended) for the rest.
     ///
     /// # Errors
@@ -148,8 +147,8 @@ impl Context {
         Ok(DeviceAttributes::from_raw(&all.orig_attr, all.device_cap_flags_ex))
     }
 
-    /// What else the device can; see `man ibv_query_device_ex`. All of it is 0 with a provider that
-    /// does not say.
+    /// Queries the other attributes of the device; see `man ibv_query_device_ex`. All of them are 0 if the provider
+    /// does not report them.
     ///
     /// # Errors
     /// If the provider refuses.
@@ -183,8 +182,7 @@ impl Context {
         Ok(attributes)
     }
 
-    /// What the device's clock says now, in its ticks: the clock of completion timestamps; see
-    /// `man ibv_query_rt_values_ex`.
+    /// Reads the device's clock, in its ticks: the clock of completion timestamps; see `man ibv_query_rt_values_ex`.
     ///
     /// # Errors
     /// If the device has none, or the provider refuses.
@@ -214,7 +212,7 @@ impl Context {
         Ok(whole.wrapping_add(ticks.cast_unsigned()))
     }
 
-    /// What a port is and can; see `man ibv_query_port`. Ports count from 1.
+    /// Queries the attributes of a port; see `man ibv_query_port`. Ports count from 1.
     ///
     /// # Errors
     /// If there is no such port, or the provider refuses.
@@ -230,7 +228,7 @@ impl Context {
         Ok(PortAttributes::from_raw(port, &attributes))
     }
 
-    /// How many completion vectors there are: which of a device's interrupts a completion queue uses.
+    /// The number of completion vectors: the device's interrupts, one of which a completion queue uses.
     #[doc(alias = "num_comp_vectors")]
     #[must_use]
     pub fn completion_vectors(&self) -> u32 {
@@ -265,7 +263,7 @@ impl Context {
         self.device().verbs()
     }
 
-    /// The C object, live as long as `self` or a clone.
+    /// The C object, which lives as long as `self` or a clone.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_context {

@@ -1,4 +1,4 @@
-//! What a device is and can, beyond what the first verbs knew.
+//! The attributes of a device that the first verbs did not have.
 
 use rdma_sys::ibv_device_attr_ex;
 use rdma_types::{OdpCapabilities, OdpOperations, RawPacketCapabilities};
@@ -6,45 +6,45 @@ use rdma_types::{OdpCapabilities, OdpOperations, RawPacketCapabilities};
 use crate::device::fields::attributes;
 
 attributes! {
-    /// What came after [`DeviceAttributes`](crate::DeviceAttributes), from
+    /// Attributes that [`DeviceAttributes`](crate::DeviceAttributes) does not have, from
     /// [`Context::query_device_extended`](crate::Context::query_device_extended).
     ///
-    /// What a device does not have is 0, and so is all of it with a provider that does not say.
+    /// An attribute that a device does not have is 0, and so are all of them if the provider does not report them.
     #[doc(alias = "ibv_device_attr_ex")]
     ExtendedAttributes(raw: &ibv_device_attr_ex) {
-        /// What the device can with memory that is not pinned (on-demand paging).
+        /// The capabilities of the device for memory that is not pinned (on-demand paging).
         odp: OdpCapabilities => text = OdpCapabilities::from_bits_retain(raw.odp_caps.general_caps),
-        /// Which operations of reliable connections can use such memory.
+        /// The operations of reliable connections that can use such memory.
         odp_rc: OdpOperations => text =
             OdpOperations::from_bits_retain(raw.odp_caps.per_transport_caps.rc_odp_caps),
-        /// Which operations of unreliable connections can.
+        /// The operations of unreliable connections that can use such memory.
         odp_uc: OdpOperations => text =
             OdpOperations::from_bits_retain(raw.odp_caps.per_transport_caps.uc_odp_caps),
-        /// Which operations of unreliable datagrams can.
+        /// The operations of unreliable datagrams that can use such memory.
         odp_ud: OdpOperations => text =
             OdpOperations::from_bits_retain(raw.odp_caps.per_transport_caps.ud_odp_caps),
-        /// Which operations of extended reliable connections can.
+        /// The operations of extended reliable connections that can use such memory.
         odp_xrc: OdpOperations => text = OdpOperations::from_bits_retain(raw.xrc_odp_caps),
-        /// Which bits of a completion's timestamp count; 0 if there are no timestamps.
+        /// The mask of the valid bits of a completion's timestamp; 0 if there are no timestamps.
         completion_timestamp_mask: u64 => hex = raw.completion_timestamp_mask,
-        /// How fast the clock of these timestamps is, in kHz; 0 if that is not known.
+        /// The frequency of the clock of these timestamps, in kHz; 0 if it is not known.
         core_clock_khz: u64 => text = raw.hca_core_clock,
-        /// What it can with raw packets.
+        /// The capabilities for raw packets.
         raw_packet_capabilities: RawPacketCapabilities => text =
             RawPacketCapabilities::from_bits_retain(raw.raw_packet_caps),
         /// The most bytes that it cuts into TCP segments by itself.
         tso_max_bytes: u32 => text = raw.tso_caps.max_tso,
-        /// For which types of queue pairs, a bit for each `enum ibv_qp_type`.
+        /// The types of queue pairs with segmentation, a bit for each `enum ibv_qp_type`.
         tso_qp_types: u32 => hex = raw.tso_caps.supported_qpts,
-        /// For which types of queue pairs it distributes packets by hashes, a bit for each.
+        /// The types of queue pairs for which it distributes packets by hashes, a bit for each.
         rss_qp_types: u32 => hex = raw.rss_caps.supported_qpts,
         /// The most tables of queues for that.
         rss_max_tables: u32 => text = raw.rss_caps.max_rwq_indirection_tables,
         /// The most entries of such a table.
         rss_max_table_size: u32 => text = raw.rss_caps.max_rwq_indirection_table_size,
-        /// Which fields of a packet can be hashed: the bits of `enum ibv_rx_hash_fields`.
+        /// The fields of a packet that can be hashed: the bits of `enum ibv_rx_hash_fields`.
         rss_hash_fields: u64 => hex = raw.rss_caps.rx_hash_fields_mask,
-        /// By which functions: the bits of `enum ibv_rx_hash_function_flags`.
+        /// The hash functions: the bits of `enum ibv_rx_hash_function_flags`.
         rss_hash_functions: u8 => hex = raw.rss_caps.rx_hash_function,
         /// The most receive work queues.
         max_wq_type_rq: u32 => text = raw.max_wq_type_rq,
@@ -52,13 +52,13 @@ attributes! {
         packet_pacing_min_kbps: u32 => text = raw.packet_pacing_caps.qp_rate_limit_min,
         /// The highest rate that a queue pair can be limited to, in kbit/s; 0 if there is no pacing.
         packet_pacing_max_kbps: u32 => text = raw.packet_pacing_caps.qp_rate_limit_max,
-        /// For which types of queue pairs, a bit for each.
+        /// The types of queue pairs with pacing, a bit for each.
         packet_pacing_qp_types: u32 => hex = raw.packet_pacing_caps.supported_qpts,
         /// The most tags of one queue that matches tags; 0 if there is no matching.
         tag_matching_max_tags: u32 => text = raw.tm_caps.max_num_tags,
         /// The largest header of a rendezvous message, in bytes.
         tag_matching_max_header: u32 => text = raw.tm_caps.max_rndv_hdr_size,
-        /// What it can: the bits of `enum ibv_tm_cap_flags`.
+        /// The capabilities of tag matching: the bits of `enum ibv_tm_cap_flags`.
         tag_matching_flags: u32 => hex = raw.tm_caps.flags,
         /// The most operations on a list of tags at a time.
         tag_matching_max_ops: u32 => text = raw.tm_caps.max_ops,
@@ -66,15 +66,15 @@ attributes! {
         tag_matching_max_sge: u32 => text = raw.tm_caps.max_sge,
         /// After how many completions an event can be asked for at most; 0 if not at all.
         cq_moderation_max_count: u16 => text = raw.cq_mod_caps.max_cq_count,
-        /// How long an event can be held back for more completions at most, in µs.
+        /// The longest time for which an event can wait for more completions, in µs.
         cq_moderation_max_us: u16 => text = raw.cq_mod_caps.max_cq_period,
-        /// How much memory of its own the device lends, in bytes.
+        /// The size of the device's own memory for programs, in bytes.
         max_device_memory: u64 => text = raw.max_dm_size,
-        /// Which sizes of fetch-and-add it can do over PCI: the bits of `enum ibv_pci_atomic_op_size`.
+        /// The sizes of fetch-and-add over PCI: the bits of `enum ibv_pci_atomic_op_size`.
         pci_fetch_add_sizes: u16 => hex = raw.pci_atomic_caps.fetch_add,
-        /// Which sizes of swap.
+        /// The sizes of swap over PCI.
         pci_swap_sizes: u16 => hex = raw.pci_atomic_caps.swap,
-        /// Which sizes of compare-and-swap.
+        /// The sizes of compare-and-swap over PCI.
         pci_compare_swap_sizes: u16 => hex = raw.pci_atomic_caps.compare_swap,
     }
 }

@@ -15,11 +15,11 @@ use crate::error::verb::VerbError;
 pub struct GidEntry {
     /// The port's number, from 1.
     pub port: u8,
-    /// The index in the port's table, from 0: what `ibv_global_route.sgid_index` wants.
+    /// The index in the port's table, from 0, for `ibv_global_route.sgid_index`.
     pub index: u32,
     /// The GID.
     pub gid: Gid,
-    /// What kind of packets it is for.
+    /// The type of its packets.
     pub gid_type: GidType,
     /// The number of the network interface (`if_nametoindex`) that the GID is an address of. `None`
     /// on InfiniBand and software ports.

@@ -1,4 +1,4 @@
-//! GID types from sysfs, for a libibverbs that does not tell them (rdma-core before 32).
+//! GID types from sysfs, for a libibverbs that does not report them (rdma-core before 32).
 
 use std::fs;
 use std::path::Path;

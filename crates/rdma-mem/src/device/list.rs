@@ -71,7 +71,7 @@ pub fn open_device(name: impl AsRef<str>) -> Result<Context, Error> {
     }
 }
 
-/// Devices, and what went wrong while they were listed. It does not change when devices come or go.
+/// A list of devices, with the errors of listing them. It does not change when devices are added or removed.
 ///
 /// # Examples
 /// ```
@@ -95,7 +95,7 @@ impl DeviceList {
     /// The devices of one provider, whether it is registered or not.
     ///
     /// # Safety
-    /// That of [`rdma_sys::register`]: each function of the table behaves as that of libibverbs which
+    /// Same contract as [`rdma_sys::register`]: each function of the table behaves as that of libibverbs which
     /// it is named after, for the table's own objects (SAFETY.md F2). So it is for the table that
     /// [`rdma_sys::system`] gives, and for that of the software device.
     #[must_use]
@@ -107,7 +107,7 @@ impl DeviceList {
     }
 
     /// # Safety
-    /// That of [`DeviceList::of`].
+    /// Same contract as [`DeviceList::of`].
     unsafe fn add(&mut self, verbs: &'static Verbs) {
         // SAFETY: SAFETY.md F2: by this function's contract.
         match unsafe { Device::list(verbs) } {
@@ -116,7 +116,7 @@ impl DeviceList {
         }
     }
 
-    /// How many devices there are.
+    /// The number of devices.
     #[must_use]
     pub fn len(&self) -> usize {
         self.devices.len()
@@ -139,8 +139,8 @@ impl DeviceList {
         self.devices.iter()
     }
 
-    /// What the providers said that could not list their devices. No libibverbs, for example, is an
-    /// error here and nothing to worry about on a machine without RDMA hardware.
+    /// The errors of the providers that could not list their devices. A missing libibverbs, for example, is an error
+    /// here, which does no harm on a machine without RDMA hardware.
     #[must_use]
     pub fn errors(&self) -> &[ListError] {
         &self.errors

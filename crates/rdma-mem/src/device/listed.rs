@@ -57,7 +57,7 @@ impl Device {
     /// Asks one provider for its devices.
     ///
     /// # Safety
-    /// That of [`rdma_sys::register`]: the functions of the table are those of one provider
+    /// Same contract as [`rdma_sys::register`]: the functions of the table are those of one provider
     /// (SAFETY.md F2).
     pub(crate) unsafe fn list(verbs: &'static Verbs) -> Result<Vec<Self>, VerbError> {
         let mut count = 0;
@@ -74,7 +74,7 @@ impl Device {
     /// The device at this address, of a new list that keeps it alive.
     ///
     /// # Safety
-    /// That of [`list`](Self::list), and the device is live and of this table.
+    /// Same contract as [`list`](Self::list), and the device is live and of this table.
     pub(crate) unsafe fn find(verbs: &'static Verbs, raw: *mut ibv_device) -> Result<Self, Error> {
         // SAFETY: SAFETY.md F2: the same contract.
         let devices = unsafe { Self::list(verbs) }?;
@@ -113,7 +113,7 @@ impl Device {
         Some(name.to_owned())
     }
 
-    /// The GUID of the device (of its node, as InfiniBand says).
+    /// The GUID of the device (of its node, in InfiniBand's terms).
     #[doc(alias = "ibv_get_device_guid")]
     #[must_use]
     pub fn guid(&self) -> Guid {
@@ -128,7 +128,7 @@ impl Device {
         NodeType::from_raw(unsafe { (*self.raw.as_ptr()).node_type }.0)
     }
 
-    /// What it speaks; for an InfiniBand or RoCE device [`TransportType::IB`].
+    /// Its transport; for an InfiniBand or RoCE device [`TransportType::IB`].
     #[must_use]
     pub fn transport_type(&self) -> TransportType {
         // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.
@@ -156,7 +156,7 @@ impl Device {
         self.list.verbs
     }
 
-    /// The C object, live as long as `self` or a clone.
+    /// The C object, which lives as long as `self` or a clone.
     #[must_use]
     pub const fn as_raw(&self) -> *mut ibv_device {
         self.raw.as_ptr()

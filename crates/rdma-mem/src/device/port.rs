@@ -1,4 +1,4 @@
-//! What a port is and can.
+//! The attributes of a port.
 
 use rdma_sys::ibv_port_attr;
 use rdma_types::{Lid, LinkLayer, LinkSpeed, LinkWidth, Mtu, PhysicalState, PortState};
@@ -9,7 +9,7 @@ use crate::device::fields::attributes;
 const GRH_REQUIRED: u8 = 1;
 
 attributes! {
-    /// What a port is and can, from [`Context::query_port`](crate::Context::query_port).
+    /// The attributes of a port, from [`Context::query_port`](crate::Context::query_port).
     #[doc(alias = "ibv_port_attr")]
     PortAttributes(number: u8, raw: &ibv_port_attr) {
         /// The port's number, from 1.
@@ -29,42 +29,42 @@ attributes! {
         active_mtu_code: u32 => text = raw.active_mtu.0,
         /// Its local identifier; [`Lid::NONE`] on Ethernet.
         lid: Lid => text = Lid::new(raw.lid),
-        /// That of the subnet manager.
+        /// The LID of the subnet manager.
         sm_lid: Lid => text = Lid::new(raw.sm_lid),
-        /// How many low bits of the LID the port ignores (LID mask control).
+        /// The number of low bits of the LID that the port ignores (LID mask control).
         lmc: u8 => text = raw.lmc,
         /// Packets to this port need a global route header, also within the subnet.
         grh_required: bool => text = raw.flags & GRH_REQUIRED != 0,
-        /// How many entries the port's table of GIDs has.
+        /// The number of entries of the port's table of GIDs.
         gid_table_length: u32 => text = u32::try_from(raw.gid_tbl_len).unwrap_or(0),
-        /// How many entries its table of partition keys has.
+        /// The number of entries of its table of partition keys.
         pkey_table_length: u16 => text = raw.pkey_tbl_len,
         /// The longest message, in bytes.
         max_message_size: u32 => text = raw.max_msg_sz,
-        /// How many lanes the link has.
+        /// The number of lanes of the link.
         active_width: LinkWidth => text = LinkWidth::from_raw(raw.active_width),
-        /// How fast each lane is.
+        /// The speed of each lane.
         active_speed: LinkSpeed => text = LinkSpeed::from_raw(match raw.active_speed_ex {
             0 => raw.active_speed.into(),
             more => more,
         }),
-        /// How the physical link is.
+        /// The state of the physical link.
         physical_state: PhysicalState => text = PhysicalState::from_raw(raw.phys_state),
-        /// What it can, as C has it: the bits of `enum ibv_port_cap_flags`.
+        /// The capabilities in C's form: the bits of `enum ibv_port_cap_flags`.
         capability_flags: u32 => hex = raw.port_cap_flags,
         /// More of that: the bits of `enum ibv_port_cap_flags2`.
         capability_flags2: u16 => hex = raw.port_cap_flags2,
-        /// How many virtual lanes it could have, as C encodes it.
+        /// The greatest number of virtual lanes, in C's encoding.
         max_vl_code: u8 => text = raw.max_vl_num,
-        /// How many packets came with a partition key that the port does not have.
+        /// The number of packets that arrived with a partition key that the port does not have.
         bad_pkey_count: u32 => text = raw.bad_pkey_cntr,
-        /// How many packets came with a queue key that a queue pair does not have.
+        /// The number of packets that arrived with a queue key that a queue pair does not have.
         qkey_violation_count: u32 => text = raw.qkey_viol_cntr,
         /// The service level to the subnet manager.
         sm_service_level: u8 => text = raw.sm_sl,
-        /// How long packets within the subnet take at most, as the specification encodes it.
+        /// The longest time of a packet within the subnet, as the specification encodes it.
         subnet_timeout_code: u8 => text = raw.subnet_timeout,
-        /// What the subnet manager did when it initialised the port, as the specification encodes it.
+        /// The subnet manager's action when it initialised the port, as the specification encodes it.
         init_type_reply: u8 => text = raw.init_type_reply,
     }
 }
@@ -74,8 +74,8 @@ fn mtu(code: u32) -> Option<Mtu> {
 }
 
 impl PortAttributes {
-    /// How many virtual lanes for data the port could have; `None` for a code that the specification
-    /// does not have. IBTA vol 1, section 14.2.5.6.
+    /// The greatest number of virtual lanes for data; `None` for a code that the specification does not have. IBTA
+    /// vol 1, section 14.2.5.6.
     #[must_use]
     pub const fn virtual_lanes(&self) -> Option<u8> {
         match self.max_vl_code {
@@ -88,7 +88,7 @@ impl PortAttributes {
         }
     }
 
-    /// How much the link carries, in Mbit/s, over all lanes; `None` for unknown codes.
+    /// The rate of the link, in Mbit/s, over all lanes; `None` for unknown codes.
     #[must_use]
     pub fn rate_mbps(&self) -> Option<u32> {
         Some(u32::from(self.active_width.lanes()?) * self.active_speed.lane_mbps()?)

@@ -51,7 +51,7 @@ impl ProtectionDomain {
     /// example.
     ///
     /// # Safety
-    /// What [`Ownership`] says; the domain is of this context.
+    /// [`Ownership`] states the contract; the domain is of this context.
     #[must_use]
     pub unsafe fn from_raw(raw: NonNull<ibv_pd>, context: &Context, ownership: Ownership) -> Self {
         let (deallocate, verb) = (context.verbs().dealloc_pd, "ibv_dealloc_pd");
@@ -100,7 +100,7 @@ impl ProtectionDomain {
         self.context().verbs()
     }
 
-    /// The C object, live as long as `self` or a clone.
+    /// The C object, which lives as long as `self` or a clone.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_pd {
@@ -109,7 +109,7 @@ impl ProtectionDomain {
 }
 
 impl Context {
-    /// Allocates a protection domain; as [`ProtectionDomain::allocate`].
+    /// Allocates a protection domain; same as [`ProtectionDomain::allocate`].
     ///
     /// # Errors
     /// If the provider refuses.

@@ -1,10 +1,10 @@
-//! Why a device is not there.
+//! Errors of finding a device.
 
 use rdma_sys::{LoadError, UnknownProvider};
 
 use crate::error::verb::VerbError;
 
-/// Why a provider's devices are not in the list.
+/// The error of a provider whose devices are not in the list.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListError {
@@ -14,12 +14,12 @@ pub enum ListError {
     /// `RDMA_PROVIDERS` names a provider that is not there.
     #[error(transparent)]
     UnknownProvider(#[from] UnknownProvider),
-    /// The provider is there, but failed.
+    /// The provider exists, but failed.
     #[error("provider `{provider}`: {source}")]
     Verb {
         /// The provider's name.
         provider: &'static str,
-        /// What it said.
+        /// Its error.
         source: VerbError,
     },
 }
@@ -33,7 +33,7 @@ pub struct UnknownDevice {
     pub name: String,
     /// The names that exist.
     pub known: Vec<String>,
-    /// Why there may be more that are not listed.
+    /// The errors of providers with devices that are not listed.
     pub errors: Vec<ListError>,
 }
 

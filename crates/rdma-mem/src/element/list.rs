@@ -8,8 +8,8 @@ use crate::element::{GatherElement, ScatterElement};
 /// Registered slices, or ranges of shared regions, that a request reads from, as elements, with their
 /// domains.
 ///
-/// An element is the struct of C and cannot say whose it is. A list can, so that a queue pair refuses a
-/// slice of another domain when it is posted, and not by a failed completion later.
+/// An element is the struct of C, which does not name its domain. A list does, so that a queue pair refuses a slice
+/// of another domain when it is posted, and not by a failed completion later.
 ///
 /// # Examples
 /// ```

@@ -1,4 +1,4 @@
-//! Elements over memory that nobody has for himself.
+//! Elements of memory without exclusive access.
 
 use std::ops::Range;
 

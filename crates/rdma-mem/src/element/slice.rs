@@ -79,7 +79,7 @@ impl<'r> SliceRef<'r> {
         self.piece.pd
     }
 
-    /// The element for these bytes. Of more than 4 GiB - 1 only so many are taken.
+    /// The element for these bytes, at most the first 4 GiB - 1.
     #[inline]
     #[must_use]
     pub fn gather_element(&self) -> GatherElement<'r> {
@@ -123,14 +123,14 @@ impl<'r> SliceMut<'r> {
         GatherElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
     }
 
-    /// The element for these bytes, to write to. Of more than 4 GiB - 1 only so many are taken.
+    /// The element to write these bytes, at most the first 4 GiB - 1.
     #[inline]
     #[must_use]
     pub fn scatter_element(&mut self) -> ScatterElement<'_> {
         ScatterElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
     }
 
-    /// The element for these bytes, as long as they are borrowed.
+    /// The element for these bytes, for the time of their borrow.
     #[inline]
     pub(crate) fn into_scatter_element(self) -> ScatterElement<'r> {
         ScatterElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)

@@ -11,21 +11,21 @@ pub enum RangeError {
         offset: usize,
         /// The length, in bytes.
         length: usize,
-        /// How long the region is, in bytes.
+        /// The length of the region, in bytes.
         region: usize,
     },
-    /// The address of the range is not a multiple of what it must be.
+    /// The address of the range is misaligned.
     #[error("offset {offset} is not a multiple of {align}")]
     Misaligned {
         /// Where the range begins, in bytes from the start of the region.
         offset: usize,
-        /// What it must be a multiple of.
+        /// The number that it must be a multiple of.
         align: usize,
     },
     /// C has 32 bits for an element's length.
     #[error("{length} bytes are more than an element can have, 4294967295")]
     TooLong {
-        /// How long the range is, in bytes.
+        /// The length of the range, in bytes.
         length: usize,
     },
 }

@@ -1,12 +1,12 @@
-//! What a program can do about a failure.
+//! The actions that may help after an error.
 
 use rdma_sys::Errno;
 
 use super::Error;
 use super::verb::VerbError;
 
-/// What a program can do about a failure, for those that go on: each error of the control path and of
-/// channels has one (`recovery()`), and its message says the rest.
+/// The action that may help after an error. Each error of the control path and of channels has one (`recovery()`),
+/// and its message has the details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Recovery {
@@ -19,12 +19,12 @@ pub enum Recovery {
     /// Something is used up, here: memory, files, objects of the device, or the limit of locked memory. Give
     /// some back, or ask for less.
     Resource,
-    /// It cannot succeed as it was asked for: the program, its options or the peer's have to change.
+    /// The call cannot succeed as it is: the program, its options or the peer's have to change.
     Programming,
 }
 
 impl Recovery {
-    /// Of a call of the kernel or a provider that failed with this number.
+    /// The action after a call of the kernel or a provider has failed with this number.
     #[must_use]
     pub const fn of_errno(errno: Errno) -> Self {
         match errno {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use rdma_sys::Errno;
 
-/// A verb that failed: which, with what number, and the usual cause.
+/// The error of a verb: its name, its number, and the usual cause.
 ///
 /// ```
 /// use rdma_mem::{Errno, VerbError};
@@ -18,9 +18,9 @@ use rdma_sys::Errno;
 pub struct VerbError {
     /// The function, as C spells it.
     pub verb: &'static str,
-    /// What it returned, or left in `errno`.
+    /// The number that it returned, or left in `errno`.
     pub errno: Errno,
-    /// The usual cause of this number from this verb and what to do, where there is one.
+    /// The usual cause of this number from this verb and its remedy, if there is one.
     pub hint: Option<Cow<'static, str>>,
 }
 

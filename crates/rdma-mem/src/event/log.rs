@@ -1,4 +1,4 @@
-//! What the device of a context has said, kept until every taker has it.
+//! The events of a context, kept until every reader has them.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -20,12 +20,12 @@ const MOST: usize = 4096;
 
 /// The asynchronous events of a context.
 ///
-/// Each `AsyncEvents` of a context gets every event: a program takes one where it wants to know, and others do
-/// not notice. A new one begins with what no other was given. What one has not taken yet is kept in memory, however
-/// much that is: drop an `AsyncEvents` that is not asked any more. All methods take `&self`, from any thread.
+/// Each `AsyncEvents` of a context gets every event, so that each part of a program can have its own. A new one
+/// begins with the events that no other has read. Unread events are kept in memory without a limit: drop an
+/// `AsyncEvents` that is no longer read. All methods take `&self`, from any thread.
 ///
-/// It [is a file](AsFd) that is readable while there are events, for `poll`, `epoll` and what is made of them.
-/// A program that calls `ibv_get_async_event` on the context itself takes events away from all of these.
+/// It [has a file](AsFd) that is readable while there are events, for `poll`, `epoll` and runtimes that use them. All
+/// of these miss events that the program reads by `ibv_get_async_event` itself.
 ///
 /// # Examples
 /// ```
@@ -55,7 +55,7 @@ impl AsyncEvents {
     /// The events of a context. Makes the context's `async_fd` non-blocking.
     ///
     /// # Errors
-    /// If the kernel refuses that, or the process has no more files: this takes two.
+    /// If the kernel refuses that, or the process cannot open two more files.
     #[doc(alias = "async_fd")]
     pub fn of(context: &Context) -> Result<Self, Error> {
         context.check_process()?;
@@ -71,10 +71,10 @@ impl AsyncEvents {
         Ok(this)
     }
 
-    /// Waits for an event, as long as it takes.
+    /// Waits for an event without a limit.
     ///
     /// # Errors
-    /// What the provider says, most often because the device went away.
+    /// The provider's error, most often because the device went away.
     #[doc(alias = "ibv_get_async_event")]
     #[doc(alias = "ibv_ack_async_event")]
     pub fn get_event(&self) -> Result<AsyncEvent, Error> {
@@ -85,18 +85,18 @@ impl AsyncEvents {
         }
     }
 
-    /// Waits for an event, at most so long; `None` if none came.
+    /// Waits for an event with a time limit; `None` if none occurred.
     ///
     /// # Errors
-    /// As [`get_event`](Self::get_event).
+    /// Same errors as [`get_event`](Self::get_event).
     pub fn get_event_timeout(&self, timeout: Duration) -> Result<Option<AsyncEvent>, Error> {
         self.wait(Some(timeout))
     }
 
-    /// An event that is there already.
+    /// Returns an event if there is one already; does not wait.
     ///
     /// # Errors
-    /// As [`get_event`](Self::get_event).
+    /// Same errors as [`get_event`](Self::get_event).
     pub fn try_get_event(&self) -> Result<Option<AsyncEvent>, Error> {
         self.context.check_process()?;
         let mut log = self.context.log().lock();
@@ -134,21 +134,21 @@ impl AsFd for AsyncEvents {
 }
 
 impl Context {
-    /// Where the device says what happens when nobody calls; as [`AsyncEvents::of`].
+    /// Returns the asynchronous events of the device; same as [`AsyncEvents::of`].
     ///
     /// # Errors
-    /// Those of [`AsyncEvents::of`].
+    /// Same errors as [`AsyncEvents::of`].
     #[doc(alias = "ibv_get_async_event")]
     pub fn async_events(&self) -> Result<AsyncEvents, Error> {
         AsyncEvents::of(self)
     }
 
-    /// What the device has said of an object, a port or itself, oldest first, without taking it from anybody: for
-    /// who wants to know why something failed. It is a look at the context's last 256 events, and those that an
-    /// [`AsyncEvents`] has not taken yet. Makes the context's `async_fd` non-blocking.
+    /// Returns the events of an object, a port or the device, oldest first, to find the cause of a failure. Readers
+    /// still get them. It searches the context's last 256 events, and those that an [`AsyncEvents`] has not read yet.
+    /// Makes the context's `async_fd` non-blocking.
     ///
     /// # Errors
-    /// What the provider says, most often because the device went away.
+    /// The provider's error, most often because the device went away.
     ///
     /// # Examples
     /// ```

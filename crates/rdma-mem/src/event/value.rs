@@ -6,20 +6,20 @@ use rdma_types::{AsyncEventKind, Qpn};
 
 use crate::object::id::ObjectId;
 
-/// Something that happened to a device, a port or an object while nobody called.
+/// An asynchronous event of a device, a port or an object.
 ///
-/// A value: the provider's event was acknowledged before, and nothing waits for this one.
+/// It is a value: the provider's event was acknowledged before, and nothing waits for this one.
 #[doc(alias = "ibv_async_event")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct AsyncEvent {
-    /// What happened.
+    /// The kind of the event.
     pub kind: AsyncEventKind,
-    /// What it happened to.
+    /// The object of the event.
     pub source: AsyncEventSource,
 }
 
-/// What an asynchronous event happened to.
+/// The object of an asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEventSource {
@@ -38,7 +38,7 @@ pub enum AsyncEventSource {
     CompletionQueue(ObjectId),
     /// A shared receive queue, by its id.
     SharedReceiveQueue(ObjectId),
-    /// What only who knows the event's kind can say.
+    /// An object that depends on the kind of the event.
     Unknown,
 }
 
@@ -56,7 +56,7 @@ impl AsyncEvent {
 }
 
 /// # Safety
-/// That of [`AsyncEvent::from_raw`].
+/// Same contract as [`AsyncEvent::from_raw`].
 unsafe fn source(kind: AsyncEventKind, raw: &ibv_async_event) -> AsyncEventSource {
     match kind {
         AsyncEventKind::CQ_ERR => {

@@ -57,7 +57,7 @@ impl<T, P> Handle<T, P> {
     /// nothing if it is borrowed.
     ///
     /// # Safety
-    /// That of [`new`](Self::new). If the object is borrowed, others destroy it, and not before the handle was
+    /// Same contract as [`new`](Self::new). If the object is borrowed, others destroy it, and not before the handle was
     /// dropped or closed.
     #[must_use]
     pub unsafe fn from_raw(
@@ -84,14 +84,14 @@ impl<T, P> Handle<T, P> {
         forked::check(self.process)
     }
 
-    /// The object. It is live as long as the handle.
+    /// The object, which lives as long as the handle.
     #[inline]
     #[must_use]
     pub const fn as_ptr(&self) -> *mut T {
         self.raw.as_ptr()
     }
 
-    /// What the object needs.
+    /// The parents or the memory that the object needs.
     #[inline]
     #[must_use]
     pub fn needs(&self) -> &P {

@@ -1,4 +1,4 @@
-//! What names an object in events.
+//! The name of an object in events.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub struct ObjectId(usize);
 
 impl ObjectId {
-    /// One that no object had before. For the owners in the crates above.
+    /// An ID that no object had before. For the owners in the crates above.
     #[must_use]
     pub fn unique() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(1);

@@ -1,6 +1,6 @@
-//! Who destroys what came from C.
+//! The ownership of objects from C.
 
-/// Who destroys an object that `from_raw` was given.
+/// The ownership of an object that a program passes to `from_raw`.
 ///
 /// An owner lends its C object to other libraries with `as_raw`, and is made of one of theirs with
 /// `from_raw`: [`Context`](crate::Context::from_raw),
@@ -12,15 +12,15 @@
 /// allocate the memory, or prove that it is borrowed. C's memory is a
 /// [`MemoryRegion`](crate::MemoryRegion).
 ///
-/// # What every `from_raw` asks for
+/// # The contract of every `from_raw`
 /// - The object is live, was made by the provider that the parents are of, from the parents that are given,
 ///   and in this process.
-/// - Nobody else destroys it, until this value and all that was made from it are gone.
+/// - No other code destroys it before this value and all objects made from it are dropped.
 /// - Any thread may use it: it was made without `IBV_CREATE_CQ_ATTR_SINGLE_THREADED` and without a thread
 ///   domain, which leave out the provider's locks.
 /// - [`Owned`](Self::Owned): when it is destroyed, nobody else uses it, or has objects made from it.
 ///
-/// If `from_raw` fails, the object is as it was, and its caller's with either ownership.
+/// If `from_raw` fails, the object is unchanged, and the caller owns it in either case.
 ///
 /// # Names
 /// Two values of one C object are two objects to these crates, which then say that a queue pair and a region

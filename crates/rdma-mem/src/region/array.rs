@@ -33,7 +33,7 @@ use crate::region::owned::OwnedRegion;
 /// ```
 #[doc(alias = "ibv_mr")]
 pub struct OwnedArray<T> {
-    /// As long as some number of values, and as aligned as they are.
+    /// The region: its length is a multiple of the values' size, and it has their alignment.
     region: OwnedRegion,
     values: PhantomData<T>,
 }
@@ -53,7 +53,7 @@ impl ProtectionDomain {
 }
 
 impl<T: Pod> OwnedArray<T> {
-    /// `count` values from `index` on, to send or write from; `None` if there are not so many.
+    /// A slice of `count` values from `index` on, to send or write from; `None` if they are not all within the array.
     #[inline]
     #[must_use]
     pub fn get_ref(&self, index: usize, count: usize) -> Option<SliceRef<'_>> {
@@ -61,8 +61,8 @@ impl<T: Pod> OwnedArray<T> {
         self.region.get_ref(offset, length)
     }
 
-    /// `count` values from `index` on, exclusively: also to receive or read into. `None` if there are not
-    /// so many.
+    /// An exclusive slice of `count` values from `index` on, also to receive or read into. `None` if they are not all
+    /// within the array.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, index: usize, count: usize) -> Option<SliceMut<'_>> {
@@ -70,14 +70,14 @@ impl<T: Pod> OwnedArray<T> {
         self.region.get_mut(offset, length)
     }
 
-    /// All of it, to send or write from.
+    /// A slice of the whole array, to send or write from.
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> SliceRef<'_> {
         self.region.as_slice()
     }
 
-    /// All of it, exclusively: also to receive or read into.
+    /// An exclusive slice of the whole array, also to receive or read into.
     #[inline]
     #[must_use]
     pub fn as_slice_mut(&mut self) -> SliceMut<'_> {

@@ -19,9 +19,8 @@ use crate::region::registration::Registration;
 /// [`as_slice_mut`](LocalRegion::as_slice_mut), [`split_at`](LocalRegion::split_at) and
 /// [`get_mut`](LocalRegion::get_mut); an element made from one cannot be wrong.
 ///
-/// No peer can reach it, and there is no `remote()`: a region that is forgotten
-/// (`std::mem::forget`) ends its borrow and stays registered, so that a peer with the key would
-/// write to memory that somebody else has by then.
+/// No peer can reach it, and there is no `remote()`: a region that is forgotten (`std::mem::forget`) ends its borrow
+/// and stays registered, so that a peer with the key would write to memory that other code uses by then.
 ///
 /// # Examples
 /// ```
@@ -66,7 +65,7 @@ impl BorrowedRegion<'_> {
     /// Deregisters, which ends the borrow.
     ///
     /// # Errors
-    /// What the provider says, with the region, which is still registered.
+    /// The provider's error, with the region, which is still registered.
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<(), (Self, Error)> {

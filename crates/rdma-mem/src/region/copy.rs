@@ -31,7 +31,7 @@ pub(crate) unsafe fn copy_out(source: *mut u8, out: &mut [u8]) {
 /// Copies `data` into shared memory; what reads it meanwhile may see a part.
 ///
 /// # Safety
-/// That of [`copy_out`], for `target`.
+/// Same contract as [`copy_out`], for `target`.
 #[inline]
 pub(crate) unsafe fn copy_in(data: &[u8], target: *mut u8) {
     #[cfg(any(miri, not(any(target_arch = "x86_64", rdma_visible_copies))))]

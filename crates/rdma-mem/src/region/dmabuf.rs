@@ -26,10 +26,9 @@ use crate::remote::RemoteMemoryRegion;
 /// name [ranges](Self::element). The region keeps the memory by itself: the descriptor may be
 /// closed when it is registered.
 ///
-/// Requests and peers count from `iova`, which is chosen freely but for one thing: within a page it is
-/// where `offset` is.
+/// Requests and peers count from `iova`. It can be any number with the same offset within a page as `offset`.
 ///
-/// The software device takes dma-bufs that can be mapped, and sealed files in memory
+/// The software device accepts dma-bufs that can be mapped, and sealed files in memory
 /// ([`RegionMemory::memfd`](crate::RegionMemory::memfd)) instead.
 ///
 /// # Examples
@@ -63,9 +62,9 @@ impl ProtectionDomain {
     /// Registers `length` bytes at `offset` of a dma-buf for local access: they can be sent, and can be
     /// received or read into. No peer can reach them. See `man ibv_reg_dmabuf_mr`.
     ///
-    /// Safe, although the memory may be mapped somewhere and seen as a slice: whoever made that slice
-    /// promised that nobody changes the file below it, which everybody with a descriptor can. This
-    /// machine's requests change it as `write(2)` does.
+    /// Safe, although the memory may be mapped somewhere and seen as a slice: the code that made that slice has
+    /// promised that no process changes the file meanwhile, which every process with a descriptor can. Requests of
+    /// this machine change it like `write(2)`.
     ///
     /// # Errors
     /// [`Error::Unsupported`] from a libibverbs before rdma-core 34; [`Error::EmptyRegion`];
@@ -144,14 +143,14 @@ impl ProtectionDomain {
 }
 
 impl DmabufRegion {
-    /// Wraps a region that was registered elsewhere, by `ibv_reg_dmabuf_mr`. Length and keys are in
-    /// it; from where requests count is not, and is asked for.
+    /// Wraps a region that was registered elsewhere, by `ibv_reg_dmabuf_mr`. Its C object has the length and the
+    /// keys, but not the address from which requests count, which is `iova`.
     ///
     /// A region of other memory can be had as one, too, where elements by range are enough: one that was
     /// registered by `ibv_reg_mr_iova`, for example.
     ///
     /// # Safety
-    /// What [`Ownership`] says. The region is of this domain, and requests count from `iova` in it.
+    /// [`Ownership`] states the contract. The region is of this domain, and requests count from `iova` in it.
     /// Of the memory, what [`register_dmabuf_mr_with_access`](ProtectionDomain::register_dmabuf_mr_with_access)
     /// asks for. If it is not a dma-buf's, it stays mapped as long as it is registered, and from
     /// now on until the value and all requests that name an element of it are gone, there is no
@@ -191,7 +190,7 @@ impl DmabufRegion {
     }
 
     /// # Safety
-    /// That of [`from_raw`](Self::from_raw), and the region has so many bytes.
+    /// Same contract as [`from_raw`](Self::from_raw), and the region has so many bytes.
     unsafe fn of(
         raw: NonNull<ibv_mr>,
         pd: &ProtectionDomain,
@@ -208,7 +207,7 @@ impl DmabufRegion {
         Self { handle, iova, length, lkey: Lkey::new(mr.lkey), rkey: Rkey::new(mr.rkey) }
     }
 
-    /// Where requests and peers find its first byte.
+    /// The address at which requests and peers find its first byte.
     #[inline]
     #[must_use]
     pub fn iova(&self) -> u64 {
@@ -261,7 +260,7 @@ impl DmabufRegion {
     /// Deregisters, and lets go of the dma-buf.
     ///
     /// # Errors
-    /// What the provider says, with the region, which is still registered.
+    /// The provider's error, with the region, which is still registered.
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<(), (Self, Error)> {
@@ -272,7 +271,7 @@ impl DmabufRegion {
         }
     }
 
-    /// The C object, live as long as `self`.
+    /// The C object, which lives as long as `self`.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_mr {
@@ -280,7 +279,7 @@ impl DmabufRegion {
     }
 }
 
-/// What is wrong with every device.
+/// Finds mistakes that every device refuses.
 fn check(offset: u64, length: usize, iova: u64, access: AccessFlags) -> Result<(), Error> {
     if length == 0 {
         return Err(Error::EmptyRegion);

@@ -12,9 +12,8 @@ use crate::element::slice::{SliceMut, SliceRef};
 use crate::error::{Error, range};
 use crate::region::registration::Registration;
 
-/// Registered memory that no peer can reach, and what keeps that memory, `M`: what is common to an
-/// [`OwnedRegion`](crate::OwnedRegion) and a [`BorrowedRegion`](crate::BorrowedRegion), which are
-/// the only two.
+/// Registered memory that no peer can reach, with `M`, which owns or borrows that memory. It is an
+/// [`OwnedRegion`](crate::OwnedRegion) or a [`BorrowedRegion`](crate::BorrowedRegion).
 ///
 /// The region derefs to its bytes. Pieces of it that carry the region's key come from
 /// [`as_slice_mut`](Self::as_slice_mut), [`split_at`](Self::split_at), [`get_ref`](Self::get_ref)
@@ -54,7 +53,7 @@ impl<M> LocalRegion<M> {
         unsafe { self.0.piece(0, self.0.length()) }
     }
 
-    /// Deregisters, and gives back what kept the memory.
+    /// Deregisters the region, and returns the owner or borrow of the memory.
     #[allow(clippy::result_large_err)] // it is the region itself
     pub(crate) fn deregister(self) -> Result<M, (Self, Error)> {
         self.0.close().map_err(|(registration, error)| (Self(registration), error))
@@ -127,7 +126,7 @@ impl<M> LocalRegion<M> {
         self.0.pd()
     }
 
-    /// The C object, live as long as `self`.
+    /// The C object, which lives as long as `self`.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_mr {

@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-/// How large the pages of a region are, in bytes, apart from the usual ones.
+/// The size of huge pages.
 ///
 /// ```
 /// use rdma_mem::HugePageSize;
@@ -24,7 +24,7 @@ impl HugePageSize {
     /// 1 GiB.
     pub const GIB1: Self = Self(1 << 30);
 
-    /// In bytes.
+    /// The size in bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {
         self.0

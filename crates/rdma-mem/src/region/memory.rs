@@ -19,9 +19,8 @@ pub(crate) const PAGE: usize = 4096;
 
 /// Memory that a region can own: whole pages of its own, zero at first.
 ///
-/// What [`OwnedRegion::close`](crate::OwnedRegion::close) and
-/// [`SharedRegion::close`](crate::SharedRegion::close) give back: plain bytes again, that no device
-/// reaches. Dropping it frees the memory.
+/// [`OwnedRegion::close`](crate::OwnedRegion::close) and [`SharedRegion::close`](crate::SharedRegion::close) return
+/// it: plain bytes again, which no device reaches. Dropping it frees the memory.
 ///
 /// It is of one of three kinds, from [`allocate`](Self::allocate) or
 /// [`allocate_aligned`](Self::allocate_aligned), [`huge_pages`](Self::huge_pages) or

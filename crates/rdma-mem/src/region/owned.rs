@@ -11,15 +11,14 @@ use crate::region::local::LocalRegion;
 use crate::region::memory::RegionMemory;
 use crate::region::registration::Registration;
 
-/// Registered memory that the region owns and no peer can reach: the one to take for what is sent
-/// and received.
+/// Registered memory that the region owns and no peer can reach. Use it for messages to send and receive.
 ///
 /// The region derefs to its bytes. Pieces of it that carry the region's key come from
 /// [`get_ref`](LocalRegion::get_ref) and [`get_mut`](LocalRegion::get_mut); an element made from
 /// one cannot be wrong.
 ///
-/// [`close`](OwnedRegion::close) gives the memory back, which can then be
-/// [registered for peers](ProtectionDomain::register_shared), and the other way round.
+/// [`close`](OwnedRegion::close) returns the memory, which can then be [registered for
+/// peers](ProtectionDomain::register_shared), and the other way round.
 ///
 /// # Examples
 /// ```
@@ -110,7 +109,7 @@ impl OwnedRegion {
     /// Deregisters, and gives the memory back.
     ///
     /// # Errors
-    /// What the provider says, with the region, which is still registered.
+    /// The provider's error, with the region, which is still registered.
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<RegionMemory, (Self, Error)> {

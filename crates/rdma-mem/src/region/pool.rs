@@ -16,18 +16,17 @@ use crate::region::pool::carved::{PoolRegion, Range, UNIT, longest_region, regio
 
 /// Registered buffers of any length, carved out of a few large regions, because registration is slow.
 ///
-/// A pool has nothing at first. When no region has enough free memory it registers another one, of
-/// the pool's region size, or larger if one buffer needs more; what is in no use is given back to
-/// the system by [`trim`](Self::trim) and when the pool and its buffers are dropped. Lengths are
-/// rounded up to 64 bytes, where each buffer begins that is not [the rest](Buffer::split_at) of another one.
+/// A pool is empty at first. When no region has enough free memory it registers another one, of the pool's region
+/// size, or larger if one buffer needs more. Unused regions return to the system by [`trim`](Self::trim), and when
+/// the pool and its buffers are dropped. Lengths are rounded up to 64 bytes. A buffer begins at a multiple of 64
+/// bytes, unless it is [the rest](Buffer::split_at) of another one.
 ///
 /// Peers have no right to any of it: a key for peers would be one for all buffers of a region. For
 /// peers there are [`SharedRegion`](crate::SharedRegion), and, where the device has them, a
 /// [`MemoryWindow`](crate::MemoryWindow), which takes a buffer.
 ///
-/// Clones are cheap and name the same pool, which any thread may use. While it registers another
-/// region, others who need one wait for it, and nobody else does: what is registered can be allocated and given back
-/// meanwhile.
+/// Clones are cheap and share the pool, which any thread may use. While it registers another region, only threads
+/// that need one wait for it: registered memory can be allocated and released meanwhile.
 ///
 /// # Examples
 /// ```
@@ -60,18 +59,18 @@ struct Pool {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolUsage {
-    /// How many regions are registered for it.
+    /// The number of its regions.
     pub regions: usize,
-    /// How long they are together, in bytes.
+    /// The length of all regions together, in bytes.
     pub registered_bytes: usize,
-    /// How many buffers there are. Those that are parts of one count as that one.
+    /// The number of buffers. Parts of one buffer count as that one.
     pub buffers: usize,
-    /// What the buffers take, in bytes: their lengths, each rounded up to 64, and what their alignment takes.
+    /// The bytes that buffers use: their lengths, each rounded up to 64, and the loss by their alignment.
     pub used_bytes: usize,
 }
 
 impl BufferPool {
-    /// What [`new`](Self::new) registers at a time, in bytes: 4 MiB.
+    /// The length of a region for [`new`](Self::new), in bytes: 4 MiB.
     pub const DEFAULT_REGION_SIZE: usize = 4 << 20;
 
     /// A pool that registers 4 MiB at a time.
@@ -97,11 +96,11 @@ impl BufferPool {
         }))
     }
 
-    /// A buffer of `length` bytes. They are zero, or what an earlier buffer left there.
+    /// Allocates a buffer of `length` bytes. They are zero, or what an earlier buffer has left there.
     ///
     /// # Errors
-    /// If another region is needed and cannot be had: [`Error::OutOfMemory`], [`Error::PoolLimit`], or what the verb
-    /// says; the hint is about the limit of locked memory.
+    /// If another region is needed and cannot be registered: [`Error::OutOfMemory`], [`Error::PoolLimit`], or the
+    /// verb's error; the hint is about the limit of locked memory.
     pub fn allocate(&self, length: usize) -> Result<Buffer, Error> {
         self.0.pd.check_process()?;
         match self.take(length, |region| region.take(length)) {
@@ -110,11 +109,11 @@ impl BufferPool {
         }
     }
 
-    /// As [`allocate`](Self::allocate), and the buffer begins at a multiple of `alignment`, a power of two, of any
-    /// size: all do at one of 64. It may take up to `alignment` bytes more.
+    /// Same as [`allocate`](Self::allocate), for a buffer that begins at a multiple of `alignment`, any power of two.
+    /// It may use up to `alignment` bytes more.
     ///
     /// # Errors
-    /// [`Error::Alignment`], and those of `allocate`.
+    /// [`Error::Alignment`]; otherwise same errors as [`allocate`](Self::allocate).
     ///
     /// # Examples
     /// ```
@@ -133,8 +132,8 @@ impl BufferPool {
         }
     }
 
-    /// As [`allocate`](Self::allocate), but of what is registered: `None` if another region is needed. It never calls the
-    /// provider, and waits for nobody who does.
+    /// Same as [`allocate`](Self::allocate), from registered memory alone: `None` if another region is needed. It
+    /// never calls the provider, and waits for no thread that does.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child.
@@ -154,7 +153,8 @@ impl BufferPool {
         Ok(self.take(length, |region| region.take(length)))
     }
 
-    /// As [`allocate_aligned`](Self::allocate_aligned), but of what is registered, as [`try_allocate`](Self::try_allocate).
+    /// Same as [`allocate_aligned`](Self::allocate_aligned), from registered memory alone, like
+    /// [`try_allocate`](Self::try_allocate).
     ///
     /// # Errors
     /// [`Error::Alignment`], [`Error::Forked`] in a forked child.
@@ -170,11 +170,11 @@ impl BufferPool {
         Ok(self.take(length, |region| region.take_aligned(length, alignment)))
     }
 
-    /// Registers another region, as if a buffer of so many bytes had to have one, and returns how long it is, in bytes. Later
-    /// allocations find it.
+    /// Registers another region, large enough for a buffer of `bytes` bytes, for later allocations. Returns its
+    /// length, in bytes.
     ///
     /// # Errors
-    /// Those of [`allocate`](Self::allocate).
+    /// Same errors as [`allocate`](Self::allocate).
     pub fn grow(&self, bytes: usize) -> Result<usize, Error> {
         self.0.pd.check_process()?;
         let _growth = self.growth();
@@ -223,8 +223,8 @@ impl BufferPool {
         Ok(Arc::new(PoolRegion::new(pd, *access, size, alignment)?))
     }
 
-    /// The pool, all clones of it, registers no more than so many bytes from now on. At first it has no limit. What it has
-    /// registered already stays.
+    /// Sets the limit of registered bytes, for all clones of the pool. At first it has no limit. Regions that are
+    /// registered already stay.
     ///
     /// # Examples
     /// ```
@@ -243,7 +243,7 @@ impl BufferPool {
         self.0.limit.store(bytes, Relaxed);
     }
 
-    /// How much the pool may register, in bytes; [`usize::MAX`] if it has no [limit](Self::set_limit).
+    /// The number of bytes that the pool may register; [`usize::MAX`] if it has no [limit](Self::set_limit).
     #[must_use]
     pub fn limit(&self) -> usize {
         self.0.limit.load(Relaxed)
@@ -280,7 +280,7 @@ impl BufferPool {
         usage
     }
 
-    /// How much is registered at a time, in bytes, if no buffer needs more.
+    /// The length of a region, in bytes, if no buffer needs more.
     #[must_use]
     pub fn region_size(&self) -> usize {
         self.0.region_size

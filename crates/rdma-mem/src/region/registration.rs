@@ -83,7 +83,7 @@ impl<M> Registration<M> {
     /// Same as [`new`](Self::new), and notes for the provider that the memory stays mapped.
     ///
     /// # Safety
-    /// That of [`new`](Self::new). The memory is mapped, and can be read and written, whenever a request or a peer can
+    /// Same contract as [`new`](Self::new). The memory is mapped, and can be read and written, whenever a request or a peer can
     /// use it by a key of the region.
     pub(crate) unsafe fn mapped(
         pd: &ProtectionDomain,
@@ -103,7 +103,7 @@ impl<M> Registration<M> {
     /// Of a region that is registered.
     ///
     /// # Safety
-    /// Those of [`Handle::from_raw`] and of [`new`](Self::new): `raw` was made in this domain with the rest.
+    /// Same contract as [`Handle::from_raw`] and of [`new`](Self::new): `raw` was made in this domain with the rest.
     pub(crate) unsafe fn from_raw(
         pd: &ProtectionDomain,
         raw: NonNull<ibv_mr>,

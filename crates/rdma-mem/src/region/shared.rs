@@ -169,9 +169,9 @@ impl SharedRegion {
         SharedElement::within(range, self.len(), iova, self.lkey(), self.pd())
     }
 
-    /// The file that the memory is, if it came from [`RegionMemory::memfd`], and has not been an
-    /// [`OwnedRegion`](crate::OwnedRegion) since: for other processes of this machine, which map
-    /// it, and for drivers that turn it into a dma-buf (`/dev/udmabuf`).
+    /// The file of the memory, if it is from [`RegionMemory::memfd`], and has not been an
+    /// [`OwnedRegion`](crate::OwnedRegion) since. Other processes of this machine can map it, and drivers can turn it
+    /// into a dma-buf (`/dev/udmabuf`).
     ///
     /// # Safety
     /// The memory that [`close`](Self::close) gives back is shown as `&[u8]`, and can become an
@@ -211,7 +211,7 @@ impl SharedRegion {
     /// Deregisters, which ends the access of peers, and gives the memory back.
     ///
     /// # Errors
-    /// What the provider says, with the region, which is still registered.
+    /// The provider's error, with the region, which is still registered.
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<RegionMemory, (Self, Error)> {
@@ -222,7 +222,7 @@ impl SharedRegion {
         &self.0
     }
 
-    /// The C object, live as long as `self`.
+    /// The C object, which lives as long as `self`.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_mr {

@@ -126,15 +126,15 @@ impl ProtectionDomain {
 }
 
 impl MemoryRegion {
-    /// Wraps a region that was registered elsewhere. Address, length and keys are in it; with what
-    /// `access` it was registered is not, and is asked for.
+    /// Wraps a region that was registered elsewhere. Its C object has the address, the length and the keys, but not
+    /// the `access` with which it was registered.
     ///
     /// # Errors
     /// [`Error::Verb`] if the region has no address: that of a dma-buf, which is a
     /// [`DmabufRegion`](crate::DmabufRegion), or of the whole address space (implicit ODP).
     ///
     /// # Safety
-    /// What [`Ownership`] says. The region is of this domain, and was registered by `ibv_reg_mr`
+    /// [`Ownership`] states the contract. The region is of this domain, and was registered by `ibv_reg_mr`
     /// with this access; or by a verb that sets where requests count from (`ibv_reg_mr_iova`), and
     /// that is the memory's own address, or 0 if `access` has [`AccessFlags::ZERO_BASED`]. Of the
     /// memory, what [`register_mr_with_access`](ProtectionDomain::register_mr_with_access) asks for, as long as
@@ -231,7 +231,7 @@ impl MemoryRegion {
     /// Deregisters.
     ///
     /// # Errors
-    /// What the provider says, with the region, which is still registered.
+    /// The provider's error, with the region, which is still registered.
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<(), (Self, Error)> {
@@ -242,7 +242,7 @@ impl MemoryRegion {
         &self.0
     }
 
-    /// The C object, live as long as `self`.
+    /// The C object, which lives as long as `self`.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_mr {

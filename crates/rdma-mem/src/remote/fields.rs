@@ -1,4 +1,4 @@
-//! Elements and fields of what a peer has in its memory.
+//! Elements and fields of arrays and structs in the memory of a peer.
 
 /// The element at an index of an array of a peer: the region from there on.
 ///

@@ -12,8 +12,8 @@ use crate::remote::RemoteMemoryRegion;
 /// A value of type `T` in the memory of a peer, exactly as long as a `T`.
 ///
 /// `T` is plain old data: any bytes that are read from the peer are a `T`, and a `T` that is written
-/// has no padding. Both sides must have the same layout (`#[repr(C)]`) and byte order. It describes and
-/// proves nothing, as [`RemoteMemoryRegion`], into which it can be turned.
+/// has no padding. Both sides must have the same layout (`#[repr(C)]`) and byte order. It is a description and no
+/// proof, like [`RemoteMemoryRegion`], into which it can be turned.
 ///
 /// It comes from [`RemoteMemoryRegion::typed`], from [`RemoteSlice::get`], and for fields from
 /// [`remote_ref!`](crate::remote_ref).
@@ -34,7 +34,7 @@ pub struct RemoteRef<T> {
 
 /// Values of type `T`, one after the other, in the memory of a peer; exactly as long as they are.
 ///
-/// What is said of [`RemoteRef`] holds here too. It comes from [`RemoteMemoryRegion::array`].
+/// Same rules as for [`RemoteRef`]. [`RemoteMemoryRegion::array`] makes it.
 ///
 /// # Examples
 /// ```
@@ -73,7 +73,7 @@ impl RemoteMemoryRegion {
 }
 
 impl<T: Pod> RemoteRef<T> {
-    /// Where it is, in the peer.
+    /// The memory of the value, in the peer.
     #[inline]
     #[must_use]
     pub const fn address(&self) -> u64 {
@@ -101,7 +101,7 @@ impl<T: Pod> RemoteRef<T> {
 }
 
 impl<T: Pod> RemoteSlice<T> {
-    /// How many values it has.
+    /// The number of values.
     #[inline]
     #[must_use]
     pub const fn len(&self) -> usize {
@@ -129,7 +129,7 @@ impl<T: Pod> RemoteSlice<T> {
         self.region
     }
 
-    /// The value at an index; `None` if there are not so many.
+    /// The value at an index; `None` if the index is out of range.
     #[inline]
     #[must_use]
     pub fn get(&self, index: usize) -> Option<RemoteRef<T>> {
@@ -139,7 +139,7 @@ impl<T: Pod> RemoteSlice<T> {
         self.region.typed(index.checked_mul(size_of::<T>())?)
     }
 
-    /// Those of a range of indices; `None` if there are not so many.
+    /// The values of a range of indices; `None` if it is out of range.
     #[inline]
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {

@@ -1,4 +1,4 @@
-//! What a memory window can be bound to.
+//! The regions that a memory window can be bound to.
 
 use std::sync::Arc;
 
@@ -20,13 +20,12 @@ use crate::region::unowned::MemoryRegion;
 /// | [`OwnedRegion`], [`Buffer`] | nothing: the window has it by value |
 /// | `&MemoryRegion`, `Arc<MemoryRegion>` | it is the caller's memory, and its affair |
 ///
-/// Memory that a peer may change is never visible as a slice that way, and is registered as long as the
-/// window is there. Sealed.
+/// So memory that a peer may change is never visible as a slice, and stays registered while the window lives. Sealed.
 pub trait BindableRegion: sealed::Bindable {}
 
 impl<R: sealed::Bindable> BindableRegion for R {}
 
-/// Where a region is, as a request to bind names it.
+/// The place of a region, for a request to bind.
 #[derive(Debug)]
 #[allow(unnameable_types)] // of the sealed trait
 pub struct Target<'r> {

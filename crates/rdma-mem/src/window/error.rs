@@ -1,4 +1,4 @@
-//! Why a window is not bound.
+//! Errors of binding windows.
 
 use rdma_types::AccessFlags;
 
@@ -14,25 +14,25 @@ pub enum BindError {
          it so with `unbound`"
     )]
     StillBound,
-    /// There is nothing to unbind or to invalidate.
+    /// The window is not bound, so that it cannot be unbound or invalidated.
     #[error("the window is not bound")]
     NotBound,
     /// The range is not within the region.
     #[error(transparent)]
     Range(#[from] RangeError),
     /// A window of no bytes would be bound to nothing.
-    #[error("a window of 0 bytes gives nothing")]
+    #[error("a window needs at least 1 byte")]
     Empty,
     /// The region was registered without `MW_BIND`.
     #[error(
         "no window can be bound to the region: register it with `with_mw_bind` (an owned region by \
-         `allocate_bindable`)"
+         `allocate_bindable_region`)"
     )]
     NotBindable,
     /// Peers would change memory that this machine's own device may not write.
     #[error("{access} through a window needs a region with local write: add with_local_write()")]
     NoLocalWrite {
-        /// What was asked for.
+        /// The requested rights.
         access: AccessFlags,
     },
     /// Region, window and queue pair are not of one protection domain.
@@ -47,7 +47,7 @@ pub enum BindError {
          not {access}"
     )]
     Access {
-        /// What was asked for beyond that.
+        /// The requested rights that are not allowed.
         access: AccessFlags,
     },
     /// The region counts addresses from 0, which windows do not go with.

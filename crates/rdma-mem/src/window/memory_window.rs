@@ -20,7 +20,7 @@ use crate::remote::RemoteMemoryRegion;
 use crate::window::bindable::{BindableRegion, Target};
 use crate::window::error::BindError;
 
-/// Which kind of window.
+/// The type of a window.
 #[doc(alias = "ibv_mw_type")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -32,20 +32,20 @@ pub enum WindowType {
     Two,
 }
 
-/// A memory window (MW): a key by which peers use a part of a region, until it is taken back.
+/// A memory window (MW): a key by which peers use a part of a region, until it is invalidated.
 ///
 /// Registering memory is slow, binding a window is a work request. So the memory is registered once, with
 /// [`with_mw_bind`](AccessFlags::with_mw_bind) and without any right for peers, and each grant is a window
 /// with a range, rights and a key of its own. The queue pairs of `rdma-qp` bind it.
 ///
-/// # Who has the memory
+/// # Ownership of the memory
 ///
 /// The window has its region `R`, by value or by what keeps it alive ([`BindableRegion`] has the list),
 /// and is deallocated before it lets go of it. An [`OwnedRegion`](crate::OwnedRegion) or a
 /// [`Buffer`](crate::Buffer) is out of reach while the window is bound, and back with
 /// [`region_mut`](Self::region_mut) once it is not.
 ///
-/// # When it is over
+/// # End of access
 ///
 /// A peer has no access for certain when the completion of an invalidation was polled with success:
 /// of `LocalInvalidate`, of a receive that [says](Self::rkey) this key, of `QueuePair::unbind` for
@@ -68,7 +68,7 @@ pub enum WindowType {
 pub struct MemoryWindow<R: BindableRegion> {
     handle: Handle<ibv_mw, (R, ProtectionDomain)>,
     kind: WindowType,
-    /// Of its last bind.
+    /// The key of its last bind.
     key: u32,
     /// Since the request to bind was made.
     bound: Option<Bound>,
@@ -78,7 +78,7 @@ pub struct MemoryWindow<R: BindableRegion> {
 struct Bound {
     address: u64,
     length: usize,
-    /// Of the bind before.
+    /// The key of the bind before.
     key_before: u32,
 }
 
@@ -90,7 +90,7 @@ pub struct PreparedBind {
     pub mw: *mut ibv_mw,
     /// The key that a window of type 2 is to have.
     pub rkey: Rkey,
-    /// What to bind it to.
+    /// The memory and the rights to bind it to.
     pub info: ibv_mw_bind_info,
 }
 
@@ -135,7 +135,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
     /// Wraps a window that was allocated elsewhere and is not bound, for this region.
     ///
     /// # Safety
-    /// What [`Ownership`] says. The window is of the region's domain, is not bound, and nobody else binds
+    /// [`Ownership`] states the contract. The window is of the region's domain, is not bound, and nobody else binds
     /// it. A [borrowed](Ownership::Borrowed) one is not bound when it is dropped or closed either, since
     /// that does not end a peer's access.
     ///
@@ -168,7 +168,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
     }
 
     /// # Safety
-    /// That of [`from_raw`](Self::from_raw), and the window is of this kind.
+    /// Same contract as [`from_raw`](Self::from_raw), and the window is of this kind.
     unsafe fn of(
         raw: NonNull<ibv_mw>,
         needs: (R, ProtectionDomain),
@@ -333,7 +333,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
     /// access.
     ///
     /// # Errors
-    /// What the provider says, with the window.
+    /// The provider's error, with the window.
     #[doc(alias = "ibv_dealloc_mw")]
     #[allow(clippy::result_large_err)] // it is the window itself
     pub fn close(self) -> Result<R, (Self, Error)> {
@@ -352,7 +352,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
         self.handle.check_process()
     }
 
-    /// The C object, live as long as `self`.
+    /// The C object, which lives as long as `self`.
     #[inline]
     #[must_use]
     pub const fn as_raw(&self) -> *mut ibv_mw {

@@ -20,7 +20,7 @@ unsafe fn word<'a>(place: *mut u8, skip: usize) -> &'a AtomicU64 {
 /// Copies shared memory into `out`.
 ///
 /// # Safety
-/// That of [`copy_out`](super::copy_out).
+/// Same contract as [`copy_out`](super::copy_out).
 pub(super) unsafe fn load(mut source: *mut u8, mut out: &mut [u8]) {
     while !out.is_empty() {
         let skip = source.addr() % 8;
@@ -36,7 +36,7 @@ pub(super) unsafe fn load(mut source: *mut u8, mut out: &mut [u8]) {
 /// Copies `data` into shared memory. What is beside it in a word stays as it is, whoever changes it meanwhile.
 ///
 /// # Safety
-/// That of [`copy_in`](super::copy_in).
+/// Same contract as [`copy_in`](super::copy_in).
 pub(super) unsafe fn store(mut data: &[u8], mut target: *mut u8) {
     while !data.is_empty() {
         let skip = target.addr() % 8;

@@ -79,7 +79,7 @@ impl Buffer {
         unsafe { self.piece(0, self.length) }
     }
 
-    /// All of it, to send or write from.
+    /// A slice of the whole buffer, to send or write from.
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> SliceRef<'_> {
@@ -89,7 +89,7 @@ impl Buffer {
         unsafe { SliceRef::new(self.whole()) }
     }
 
-    /// All of it, exclusively: also to receive or read into.
+    /// An exclusive slice of the whole buffer, also to receive or read into.
     #[inline]
     #[must_use]
     pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
@@ -153,10 +153,10 @@ impl Buffer {
         (self, rest)
     }
 
-    /// One buffer of two that were [split](Self::split_at), of which this one is the first.
+    /// Joins two buffers that were [split](Self::split_at), of which this one is the first.
     ///
     /// # Errors
-    /// Gives both back if `rest` is not what followed this one in the same buffer.
+    /// Returns both if `rest` did not follow this one in the same buffer.
     pub fn unsplit(mut self, rest: Self) -> Result<Self, (Self, Self)> {
         let follows = self.base.as_ptr().wrapping_add(self.length) == rest.base.as_ptr();
         if !follows || !self.is_of_the_same_range(&rest) {

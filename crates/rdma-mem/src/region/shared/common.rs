@@ -15,8 +15,8 @@ use crate::remote::RemoteMemoryRegion;
 
 /// Memory that is open to several peers at once, to each with a range, rights and a key of its own.
 ///
-/// It shows nothing of its bytes: as long as a [part](CommonRegion) of it is registered, peers may change them. When all parts
-/// are closed, and all clones of this are gone, [`try_into_memory`](Self::try_into_memory) has them again.
+/// It has no view of its bytes: while a [part](CommonRegion) of it is registered, peers may change them. After all
+/// parts are closed, and all clones are dropped, [`try_into_memory`](Self::try_into_memory) returns the memory.
 ///
 /// # Examples
 /// ```
@@ -40,7 +40,7 @@ use crate::remote::RemoteMemoryRegion;
 pub struct CommonMemory(Arc<RegionMemory>);
 
 impl CommonMemory {
-    /// Of memory that nobody else has.
+    /// Common memory from exclusive memory.
     #[must_use]
     pub fn new(memory: RegionMemory) -> Self {
         Self(Arc::new(memory))
@@ -60,7 +60,7 @@ impl CommonMemory {
     /// about the limit of locked memory.
     ///
     /// # Panics
-    /// If the memory is not so long.
+    /// If the range is not within the memory.
     #[doc(alias = "ibv_reg_mr")]
     #[track_caller]
     pub fn open(
@@ -135,7 +135,7 @@ impl CommonRegion {
     /// Deregisters it, which ends the access of peers by its key.
     ///
     /// # Errors
-    /// What the provider says, with the part, which is still registered.
+    /// The provider's error, with the part, which is still registered.
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<CommonMemory, (Self, Error)> {
