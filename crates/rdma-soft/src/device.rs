@@ -28,7 +28,6 @@ use crate::engine::queue_pair::qpn::slot_of;
 use crate::engine::queue_pair::table::QueuePairTable;
 use crate::engine::requester::side::{Blocked, Peer};
 use crate::engine::wire::{Carrier, Outlet};
-use crate::fabric::clock::Time;
 use crate::fabric::random::{Purpose, Seed};
 use crate::limits::{Limits, Quota};
 use crate::link::Link;
@@ -401,7 +400,7 @@ impl Device {
     /// found good are looked at again by their next request.
     pub(crate) fn set_port(&self, up: bool) {
         self.change_port(up);
-        self.fabric.unsettled.settle();
+        self.fabric.run_queue.run();
     }
 
     fn change_port(&self, up: bool) {
@@ -418,7 +417,7 @@ impl Device {
             queue_pair.responder.lock().verified = 0;
             // Those who wait for a receive request, here or for one here, hear nothing any more.
             if waits {
-                queue_pair.alarm.set(Time::AT_ONCE);
+                queue_pair.entry.wake();
             }
             queue_pair.dismiss_waiter(&mut queue_pair.receive.lock());
         }

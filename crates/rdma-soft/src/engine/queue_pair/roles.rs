@@ -18,10 +18,8 @@ use crate::engine::responder::side::Responder;
 use crate::engine::station::Owner;
 use crate::engine::turn::Turn;
 use crate::engine::wire::{Mailbox, Outlet};
-use crate::fabric::clock::Time;
 use crate::fabric::deferred::Postponed;
-use crate::fabric::timers::Alarmed;
-use crate::fabric::turns::{Driven, Place};
+use crate::fabric::run_queue::{Entry, Task};
 use crate::sync::{Lock, locked};
 
 impl Counting for QueuePair {
@@ -41,13 +39,13 @@ impl Counting for QueuePair {
 /// holds.
 const ANSWERS: u32 = 4;
 
-impl Driven for QueuePair {
-    fn place(&self) -> &Place {
-        &self.place
+impl Task for QueuePair {
+    fn entry(&self) -> &Entry {
+        &self.entry
     }
 
     /// Sends some of what this queue pair has to send: first what it owes its peer.
-    fn take_turn(self: Arc<Self>) -> bool {
+    fn run(self: Arc<Self>) -> bool {
         let mut aftermath = Aftermath::default();
         let answers = self.responder.lock().transmit(&self, &mut aftermath);
         aftermath.flush(&self);
@@ -56,8 +54,15 @@ impl Driven for QueuePair {
         answers || requests
     }
 
-    fn call(&self) {
-        self.alarm.set(Time::AT_ONCE);
+    fn expire(self: Arc<Self>) {
+        let mut aftermath = Aftermath::default();
+        // A process that was stopped, or found no processor for so long, may have its answer.
+        let late = self.send.lock().has_expired(&self);
+        if late && let Some(link) = self.device.fabric.polled.get() {
+            link.catch_up();
+        }
+        self.send.lock().expire(&self, &mut aftermath);
+        aftermath.settle(&self);
     }
 }
 
@@ -68,7 +73,7 @@ impl QueuePair {
         let more = (0..ANSWERS).all(|_| self.responder.lock().transmit(self, &mut aftermath));
         aftermath.flush(self);
         if more {
-            self.note_turn();
+            self.entry.queue();
         }
     }
 
@@ -76,7 +81,7 @@ impl QueuePair {
     pub(crate) fn answer_now(self: &Arc<Self>) {
         if self.responder.lock().owes_acknowledgement() {
             self.answer();
-            self.device.fabric.unsettled.settle();
+            self.device.fabric.run_queue.run();
         }
     }
 }
@@ -179,19 +184,6 @@ impl Postponed for QueuePair {
     }
 }
 
-impl Alarmed for QueuePair {
-    fn alarm_rings(self: Arc<Self>) {
-        let mut aftermath = Aftermath::default();
-        // A process that was stopped, or found no processor for so long, may have its answer.
-        let late = self.send.lock().has_expired(&self);
-        if late && let Some(link) = self.device.fabric.polled.get() {
-            link.catch_up();
-        }
-        self.send.lock().alarm_rings(&self, &mut aftermath);
-        aftermath.settle(&self);
-    }
-}
-
 impl Waiter for QueuePair {
     #[cold]
     fn receiver_is_ready(self: Arc<Self>, turn: &mut Turn) {
@@ -205,12 +197,12 @@ impl Waiter for QueuePair {
         }
         // A requester in another process is informed in a turn of this queue pair.
         if self.responder.lock().receive_is_there() {
-            self.note_turn();
+            self.entry.queue();
         }
         aftermath.settle(&self);
     }
 
     fn receiver_has_gone(&self) {
-        self.alarm.set(Time::AT_ONCE);
+        self.entry.wake();
     }
 }

@@ -93,7 +93,7 @@ fn neighbor(
     // Which gets the file, and needs it no more.
     send(&far, &[VERSION], SendFlags::DONTWAIT).unwrap();
     assert_eq!(Arc::clone(&neighbor).happened(epoll::EventFlags::IN), Happened::Other);
-    device.fabric.unsettled.settle();
+    device.fabric.run_queue.run();
     expendable::start().unwrap();
     Foreign::prepare().unwrap();
     let other = Descriptor::open(|| far.try_clone().map_err(|_| Errno::MFILE)).unwrap();
@@ -226,7 +226,7 @@ fn several_bursts_leave_in_one_message() {
         }
         Arc::clone(&neighbor).send(Letter::new(path, burst, None, buffer));
     }
-    device.fabric.unsettled.settle();
+    device.fabric.run_queue.run();
     let mut bytes = vec![0; 100_000];
     let mut read = || Ok(ring.read(&mut [], &mut bytes)?.map(|message| message.length));
     assert_eq!(read(), Ok(Some(8 * head::HEAD + 8 + 2 * 4096)));

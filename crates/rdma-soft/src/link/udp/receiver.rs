@@ -22,9 +22,7 @@ use crate::engine::completion::work_completion::Source;
 use crate::engine::wire::Mailbox as _;
 use crate::engine::wire::letter::{BURST_BYTES, Datagram, Letter};
 use crate::engine::wire::route_header;
-use crate::fabric::clock::Time;
-use crate::fabric::timers::{Alarm, Alarmed};
-use crate::fabric::turns::{Driven, Place};
+use crate::fabric::run_queue::{Entry, Task};
 use crate::link::Link;
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Happened, Watched};
@@ -56,8 +54,7 @@ pub(super) struct Receiver {
     used: AtomicBool,
     /// It waits for space, and not for packets.
     waits: AtomicBool,
-    place: Place,
-    alarm: Alarm,
+    entry: Entry,
 }
 
 #[derive(Debug)]
@@ -134,8 +131,7 @@ impl Receiver {
             }),
             used: AtomicBool::new(false),
             waits: AtomicBool::new(false),
-            place: Place::default(),
-            alarm: Alarm::new(device.fabric, weak.clone()),
+            entry: Entry::new(device.fabric, weak.clone()),
         })
     }
 
@@ -300,10 +296,10 @@ impl Watched for Receiver {
             && flags.contains(epoll::EventFlags::OUT)
         {
             self.open.hear_of(epoll::EventFlags::OUT, false);
-            self.device.fabric.unsettled.note_turn(outgoing);
+            outgoing.entry().queue();
         }
         if flags.intersects(!epoll::EventFlags::OUT) {
-            self.device.fabric.unsettled.note_turn(&self);
+            self.entry().queue();
             return Happened::Messages;
         }
         Happened::Other
@@ -318,7 +314,7 @@ impl Watched for Receiver {
     fn read_all(self: Arc<Self>) {
         // Who sends without end is not waited for.
         for _ in 0..MOST_TURNS {
-            let more = Arc::clone(&self).take_turn();
+            let more = Arc::clone(&self).run();
             self.device.inbox().execute_all();
             if !more {
                 return;
@@ -335,24 +331,14 @@ impl Watched for Receiver {
     }
 }
 
-impl Driven for Receiver {
-    fn place(&self) -> &Place {
-        &self.place
+impl Task for Receiver {
+    fn entry(&self) -> &Entry {
+        &self.entry
     }
 
     /// It is over when nothing useful comes: what more comes then is left to who drives the links, and rests in between.
-    fn take_turn(self: Arc<Self>) -> bool {
+    fn run(self: Arc<Self>) -> bool {
         let reading = &mut *locked_for_calls(&self.reading);
         (0..TURN).all(|_| self.take_one(reading) == Read::Packets)
-    }
-
-    fn call(&self) {
-        self.alarm.set(Time::AT_ONCE);
-    }
-}
-
-impl Alarmed for Receiver {
-    fn alarm_rings(self: Arc<Self>) {
-        self.device.fabric.unsettled.settle();
     }
 }
