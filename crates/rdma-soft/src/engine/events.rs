@@ -28,7 +28,7 @@ use crate::sync::{Lock, Mutex, locked_for_calls, locked_to_wait};
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
     fabric: &'static Fabric,
-    state: Lock<State<E>>,
+    state: Lock<QueuedEvents<E>>,
     file: EventFile,
     /// Held by who writes to the file, by no lock of the engine. Who settles and finds that another thread is about to
     /// write for its event waits here until that is done.
@@ -36,7 +36,7 @@ pub(crate) struct EventQueue<E> {
 }
 
 #[derive(Debug)]
-struct State<E> {
+struct QueuedEvents<E> {
     events: VecDeque<E>,
     /// The file has a byte, or is about to. Who clears this takes a byte then, whichever: its own may be on its way
     /// still, and that of another thread be there.
@@ -53,7 +53,7 @@ struct State<E> {
     noted: bool,
 }
 
-impl<E> State<E> {
+impl<E> QueuedEvents<E> {
     /// What is to be called when nothing is left to take: whether there is a byte that says otherwise, which the
     /// caller then [takes](EventQueue::clear) from the file.
     fn clear(&mut self) -> bool {
@@ -72,8 +72,14 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
 
     fn with_file(fabric: &'static Fabric, file: EventFile) -> Arc<Self> {
         let events = VecDeque::new();
-        let state =
-            State { events, readable: false, missing: 0, writing: false, room: 0, noted: false };
+        let state = QueuedEvents {
+            events,
+            readable: false,
+            missing: 0,
+            writing: false,
+            room: 0,
+            noted: false,
+        };
         fabric.run_queue.reserve();
         Arc::new(Self { fabric, state: Lock::new(state), file, writing: Mutex::new(()) })
     }
@@ -192,7 +198,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
     pub(crate) fn wake(&self) {
         let _writing = locked_for_calls(&self.writing);
         self.set_while(|state| !state.readable);
-        self.set_while(State::is_due);
+        self.set_while(QueuedEvents::is_due);
     }
 
     /// Removes the events that `unwanted` names.
@@ -220,13 +226,13 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> Settle for EventQueue<E> {
             }
         }
         let _writing = locked_for_calls(&self.writing);
-        self.set_while(State::is_due);
+        self.set_while(QueuedEvents::is_due);
     }
 }
 
 impl<E> EventQueue<E> {
     /// Writes to the file, as often as it is due. The caller holds `writing`.
-    fn set_while(&self, is_due: impl Fn(&State<E>) -> bool) {
+    fn set_while(&self, is_due: impl Fn(&QueuedEvents<E>) -> bool) {
         loop {
             let bytes = {
                 let mut state = self.state.lock();
@@ -244,7 +250,7 @@ impl<E> EventQueue<E> {
     }
 
     /// Nothing can be added. A thread that writes sees to it itself.
-    fn is_settled(&self, state: &mut State<E>) {
+    fn is_settled(&self, state: &mut QueuedEvents<E>) {
         if !state.writing && std::mem::take(&mut state.noted) {
             self.fabric.run_queue.forget(std::ptr::from_ref(self).cast());
         }

@@ -17,7 +17,7 @@ use rdma_types::{AsyncEventKind, QpAttributes, QpState, WcStatus};
 
 use crate::address::Path;
 use crate::counters::SendCounts;
-use crate::device::{Device, Way};
+use crate::device::{Delivery, Device};
 use crate::engine::Refusal;
 use crate::engine::completion::work_completion::Side;
 use crate::engine::completion::{CompletionQueue, Reclaimed};
@@ -416,8 +416,8 @@ impl QueuePair {
     fn route(&self, path: Option<Path>, number: u32) -> Option<Route> {
         let path = path.filter(|_| self.service != Service::UnreliableDatagram)?;
         match self.device.way(&path, number) {
-            Way::Direct(_) => None,
-            Way::Wire(outlet) => Some(Route { path, outlet }),
+            Delivery::Direct(_) => None,
+            Delivery::Wire(outlet) => Some(Route { path, outlet }),
         }
     }
 

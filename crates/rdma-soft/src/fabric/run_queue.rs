@@ -94,7 +94,7 @@ struct Queued {
 
 /// What is most often queued alone.
 #[derive(Clone, Copy)]
-enum Kind {
+enum Lane {
     Tasks,
     Unsettled,
 }
@@ -190,27 +190,27 @@ impl RunQueue {
     fn run_all(&self) {
         stalls::here();
         match self.only_kind() {
-            Some(Kind::Tasks) => {
+            Some(Lane::Tasks) => {
                 self.give_turns();
                 if self.count.load(Ordering::Acquire) == 0 {
                     return;
                 }
             }
-            Some(Kind::Unsettled) => return self.settle(),
+            Some(Lane::Unsettled) => return self.settle(),
             None => self.give_turns(),
         }
         self.settle();
         self.tell_all();
     }
 
-    fn only_kind(&self) -> Option<Kind> {
+    fn only_kind(&self) -> Option<Lane> {
         let queued = self.lock();
         if !queued.tellers.is_empty() {
             return None;
         }
         match (queued.tasks.len(), queued.unsettled.len()) {
-            (_, 0) => Some(Kind::Tasks),
-            (0, _) => Some(Kind::Unsettled),
+            (_, 0) => Some(Lane::Tasks),
+            (0, _) => Some(Lane::Unsettled),
             _ => None,
         }
     }

@@ -54,7 +54,7 @@ pub(crate) struct Timers {
 
 #[derive(Debug)]
 struct Schedule {
-    timers: Vec<Option<Slot>>,
+    timers: Vec<Option<Deadline>>,
     free: Vec<usize>,
     /// Times of timers, with their places; also of timers that were set to an earlier time since, or are
     /// gone.
@@ -68,7 +68,7 @@ struct Schedule {
 }
 
 #[derive(Debug)]
-struct Slot {
+struct Deadline {
     owner: Weak<dyn Task>,
     at: Option<Time>,
 }
@@ -307,7 +307,7 @@ impl Schedule {
     }
 
     fn add(&mut self, owner: Weak<dyn Task>) -> usize {
-        let slot = Some(Slot { owner, at: None });
+        let slot = Some(Deadline { owner, at: None });
         if let Some(n) = self.free.pop() {
             self.timers[n] = slot;
             return n;
@@ -364,7 +364,7 @@ impl Schedule {
     }
 }
 
-fn is_current(timers: &[Option<Slot>], (at, place): (Time, usize)) -> bool {
+fn is_current(timers: &[Option<Deadline>], (at, place): (Time, usize)) -> bool {
     timers[place].as_ref().is_some_and(|slot| slot.at == Some(at))
 }
 

@@ -6,13 +6,13 @@ use rdma_types::{AsyncEventKind, QpState};
 
 use crate::address::{Group, Path};
 use crate::counters::{Counters, Counting};
-use crate::device::Way;
+use crate::device::Delivery;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::User;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::Waiter;
 use crate::engine::requester::drive::Work;
-use crate::engine::requester::peer::{Near, Receiver};
+use crate::engine::requester::peer::{DatagramReceiver, Near};
 use crate::engine::requester::side::{Blocked, SendSide};
 use crate::engine::responder::side::Responder;
 use crate::engine::station::Owner;
@@ -134,12 +134,12 @@ impl Near for QueuePair {
         self.device.find_peer(path, number)
     }
 
-    fn receiver(&self, path: &Path, number: u32) -> Receiver<Self> {
+    fn receiver(&self, path: &Path, number: u32) -> DatagramReceiver<Self> {
         match self.device.way_of_datagrams(path, number) {
-            Way::Wire(outlet) => Receiver::Wire(outlet),
-            Way::Direct(there) => {
+            Delivery::Wire(outlet) => DatagramReceiver::Wire(outlet),
+            Delivery::Direct(there) => {
                 let found = there.and_then(|there| there.queue_pair(number));
-                found.map_or(Receiver::Nobody, Receiver::Direct)
+                found.map_or(DatagramReceiver::Nobody, DatagramReceiver::Direct)
             }
         }
     }

@@ -34,7 +34,7 @@ pub(crate) enum Work {
 
 /// What is left of some work.
 #[derive(Debug, Clone, Copy)]
-struct Left {
+struct LeftOfTurn {
     requests: u32,
     bytes: u64,
     half: bool,
@@ -51,7 +51,7 @@ impl Work {
     }
 }
 
-impl Left {
+impl LeftOfTurn {
     fn of(work: Work) -> Self {
         let (requests, bytes) = match work {
             Work::Requests(requests) | Work::Stretch(requests) => (requests, STRETCH_BYTES),
@@ -70,13 +70,13 @@ impl<P: Near> SendSide<P> {
     /// Executes from the head of the queue; a blocked head is tried again first. Says how many
     /// requests ended. If requests go as packets, this lets them go; they end later.
     pub(crate) fn drive(&mut self, own: &P, work: Work, aftermath: &mut Aftermath) -> u32 {
-        self.drive_within(own, &mut Left::of(work), work.reach(own), aftermath)
+        self.drive_within(own, &mut LeftOfTurn::of(work), work.reach(own), aftermath)
     }
 
     fn drive_within(
         &mut self,
         own: &P,
-        left: &mut Left,
+        left: &mut LeftOfTurn,
         reach: Reach,
         aftermath: &mut Aftermath,
     ) -> u32 {
@@ -146,7 +146,7 @@ impl<P: Near> SendSide<P> {
         if turn.is_over() {
             return own.entry.wake();
         }
-        let mut left = Left { requests, bytes: turn.bytes, half: false };
+        let mut left = LeftOfTurn { requests, bytes: turn.bytes, half: false };
         turn.requests -= self.drive_within(own, &mut left, own.adapter.later(), aftermath);
         turn.bytes = left.bytes;
         self.leave_rest(own);

@@ -203,7 +203,7 @@ impl<P: Near> SendSide<P> {
         &mut self,
         own: &P,
         aftermath: &mut Aftermath,
-        work: impl FnOnce(&mut Protocol, &Way<'_>, &mut Queue<'_, P>) -> R,
+        work: impl FnOnce(&mut Protocol, &WireRoute<'_>, &mut Queue<'_, P>) -> R,
     ) -> Option<R> {
         self.with_packets(own, None, aftermath, work)
     }
@@ -214,7 +214,7 @@ impl<P: Near> SendSide<P> {
         own: &P,
         letter: Option<&Letter>,
         aftermath: &mut Aftermath,
-        work: impl FnOnce(&mut Protocol, &Way<'_>, &mut Queue<'_, P>) -> R,
+        work: impl FnOnce(&mut Protocol, &WireRoute<'_>, &mut Queue<'_, P>) -> R,
     ) -> Option<R> {
         let mut wire = self.wire.take()?;
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
@@ -224,7 +224,7 @@ impl<P: Near> SendSide<P> {
         let run = letter
             .map_or(Run::default(), |letter| Run::of(&letter.burst, letter.payload(), wire.mtu));
         let mut queue = Queue { own, send: self, head, begun, admitted, posted, aftermath, run };
-        let way = Way { route: &wire.route, word: wire.word.as_ref(), mtu: wire.mtu };
+        let way = WireRoute { route: &wire.route, word: wire.word.as_ref(), mtu: wire.mtu };
         let result = work(&mut wire.protocol, &way, &mut queue);
         let ended = queue.head != head;
         wire.head = queue.head;
@@ -443,7 +443,7 @@ fn expire_if_heard<P: Near>(
 }
 
 /// Where packets go.
-struct Way<'a> {
+struct WireRoute<'a> {
     route: &'a Route,
     word: Option<&'a Word>,
     mtu: Mtu,

@@ -4,7 +4,7 @@ use std::sync::Weak;
 
 use rdma_types::Psn;
 
-use super::shared::Sender;
+use super::shared::RingSender;
 use crate::engine::wire::word::{GROUPS, WORDS, WordKey};
 use crate::fabric::run_queue::Task;
 use crate::link::executed::Executed;
@@ -72,12 +72,12 @@ impl Claims {
     }
 
     /// Whether there is a word that nobody has looked at.
-    pub(super) fn have_news(&self, ring: &Sender) -> bool {
+    pub(super) fn have_news(&self, ring: &RingSender) -> bool {
         ring.executed().is_some_and(|executed| self.moved(executed).next().is_some())
     }
 
     /// Gives each connection a turn whose word says something new. Says whether there was one.
-    pub(super) fn take_news(&self, ring: &Sender) -> bool {
+    pub(super) fn take_news(&self, ring: &RingSender) -> bool {
         let Some(executed) = ring.executed() else { return false };
         let mut found = false;
         for (group, moves) in self.moved(executed) {

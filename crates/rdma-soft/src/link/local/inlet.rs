@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::head::{Decoded, HEAD, MOST, decode, is_void, length_said, word_of};
 use super::listener::Guest;
-use super::shared::Receiver;
+use super::shared::RingReceiver;
 use super::socket::{TELLS, hear_tell, receive_ring, tell};
 use crate::device::Device;
 use crate::device::arrivals::{answer_soon, is_for_nobody};
@@ -41,7 +41,7 @@ pub(super) struct Inlet {
     /// Where the driver finds it.
     token: Token,
     /// Once it has come.
-    ring: OnceLock<Receiver>,
+    ring: OnceLock<RingReceiver>,
     /// The ring is not received yet, since other processes hold up the threads that would release another file, or this one
     /// may open none.
     put_off: AtomicBool,
@@ -71,7 +71,7 @@ pub(super) struct Inlet {
 const RETRY: Duration = Duration::from_millis(100);
 
 /// What one look at the ring has found.
-enum Read {
+enum RingRead {
     Message,
     Nothing,
     /// There is no space for it.
@@ -118,7 +118,7 @@ impl Inlet {
 
     /// Whether there is something to read, and space for it.
     fn has_message(&self) -> bool {
-        self.ring.get().is_some_and(Receiver::has_come)
+        self.ring.get().is_some_and(RingReceiver::has_come)
             && !self.waits.load(Ordering::Relaxed)
             && !self.closed.load(Ordering::Relaxed)
     }
@@ -129,19 +129,19 @@ impl Inlet {
     }
 
     /// Reads a message into a buffer of the device's inbox, which takes it.
-    fn read(self: &Arc<Self>, letters: &mut Vec<Letter>) -> Read {
+    fn read(self: &Arc<Self>, letters: &mut Vec<Letter>) -> RingRead {
         let Some(ring) = self.ring.get().filter(|ring| ring.has_come()) else {
-            return Read::Nothing;
+            return RingRead::Nothing;
         };
         let inbox = self.device.inbox();
         let Some(mut buffer) = inbox.buffer(Arc::<Self>::downgrade(self)) else {
-            return Read::NoRoom;
+            return RingRead::NoRoom;
         };
         let mut head = [0; HEAD];
         let behind = match ring.read(&mut head, &mut buffer) {
             Ok(None) => {
                 inbox.give_back(buffer);
-                return Read::Nothing;
+                return RingRead::Nothing;
             }
             Ok(Some(message)) => {
                 if message.tell && !tell(&self.connection) {
@@ -155,7 +155,7 @@ impl Inlet {
         let Some(first) = first else {
             letters.drain(..).for_each(|letter| inbox.give_back(letter.into_buffer()));
             inbox.give_back(buffer);
-            return Read::Malformed;
+            return RingRead::Malformed;
         };
         let first = self.letter(&head, first, buffer);
         for letter in std::iter::once(first).chain(letters.drain(..)) {
@@ -166,7 +166,7 @@ impl Inlet {
                 inbox.arrive(letter);
             }
         }
-        Read::Message
+        RingRead::Message
     }
 
     fn letter(
@@ -287,18 +287,18 @@ impl Inlet {
         }
         loop {
             match self.read(letters) {
-                Read::Message => {
+                RingRead::Message => {
                     self.has_read.store(true, Ordering::Relaxed);
                     return true;
                 }
-                Read::Nothing => {}
-                Read::NoRoom => {
+                RingRead::Nothing => {}
+                RingRead::NoRoom => {
                     // The inbox calls when it has space; nobody is to look for messages until then.
                     self.waits.store(true, Ordering::Relaxed);
                     self.hear_of_messages(false);
                     return false;
                 }
-                Read::Malformed => {
+                RingRead::Malformed => {
                     self.device.tally.rare.malformed.count();
                     self.close();
                     return false;

@@ -13,7 +13,7 @@ use super::claims::Claims;
 use super::greeting::Greeting;
 use super::questions::covers;
 use super::queues::{Message, Queues};
-use super::shared::Sender;
+use super::shared::RingSender;
 use super::silence::Silence;
 use super::socket::{TELLS, hear_tell, tell};
 use crate::device::Device;
@@ -49,7 +49,7 @@ pub(crate) struct Neighbor {
     driver: &'static Driver,
     device: &'static Device,
     connection: Descriptor,
-    ring: Sender,
+    ring: RingSender,
     greeting: Greeting,
     /// Where the driver finds it.
     pub(super) token: Token,
@@ -70,7 +70,7 @@ impl Neighbor {
         driver: &'static Driver,
         device: &'static Device,
         connection: Descriptor,
-        (ring, greeting): (Sender, Greeting),
+        (ring, greeting): (RingSender, Greeting),
         token: Token,
     ) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::address;
 use super::open::Open;
-use super::packet::{self, Way};
+use super::packet::{self, Flow};
 use crate::address::Address;
 use crate::device::Device;
 use crate::engine::adapter::notices::{Reason, Whose};
@@ -91,7 +91,7 @@ impl Writing {
             self.whose = Whose { qpn, peer_qpn, address: Some(path.remote) };
             (self.to, self.says, self.segment, self.sent) = (to, says, first, 0);
         }
-        let way = Way { from: own, from_port: UdpHeader::ROCE_V2_PORT, to };
+        let way = Flow { from: own, from_port: UdpHeader::ROCE_V2_PORT, to };
         for (headers, payload) in burst.packets(letter.payload()) {
             if self.loses_one() {
                 continue;

@@ -17,7 +17,7 @@ const SIZE: usize = head::HEAD + LENGTH;
 struct Scene {
     device: &'static Device,
     neighbor: Arc<Neighbor>,
-    ring: Receiver,
+    ring: RingReceiver,
     _far: OwnedFd,
 }
 
