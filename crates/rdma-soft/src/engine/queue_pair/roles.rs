@@ -62,7 +62,7 @@ impl Task for QueuePair {
             link.catch_up();
         }
         self.send.lock().expire(&self, &mut aftermath);
-        aftermath.settle(&self);
+        aftermath.flush(&self);
     }
 }
 

@@ -418,6 +418,5 @@ impl Task for Inlet {
         }
         // An answer may be due that could not be sent.
         self.entry().queue();
-        self.device.fabric.run_queue.run();
     }
 }

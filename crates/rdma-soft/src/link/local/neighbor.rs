@@ -479,6 +479,5 @@ impl Task for Neighbor {
         self.call_back_some();
         // What could not be told before is told now.
         self.entry().queue();
-        self.device.fabric.run_queue.run();
     }
 }
