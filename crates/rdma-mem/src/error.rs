@@ -13,7 +13,7 @@ use crate::error::verb::VerbError;
 use crate::object::forked::Forked;
 
 /// Why an operation of this crate failed.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A verb failed.
@@ -100,3 +100,10 @@ pub enum Error {
         what: &'static str,
     },
 }
+
+rdma_types::debug_messages!(enum Error {
+    Verb(it), UnknownDevice(it), UnknownProvider(it), Forked(it), Unsupported(it), Access(it),
+    NoWindows { device }, NoAtomics { device }, EmptyRegion, PageOffset { offset, iova, page },
+    Alignment { alignment }, PoolLimit { length, registered, limit }, OutOfMemory { length },
+    StillUsed { what },
+});

@@ -15,7 +15,7 @@ use crate::post::error::PostError;
 
 /// Why an operation of this crate failed. Posting has an error of its own,
 /// [`PostError`](crate::PostError).
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A verb failed.
@@ -271,6 +271,21 @@ pub enum Error {
         what: &'static str,
     },
 }
+
+rdma_types::debug_messages!(enum Error {
+    Verb(it), Memory(it), Poll(it), Transition { qpn, from, to, source },
+    NoTransition { qpn, from, to }, Attributes { qpn, from, to, lacking, forbidden }, Post(it),
+    DrainTimedOut { qpn, timeout }, Handshake(it), UnsupportedType { qp_type },
+    UnsupportedTransport { device, transport }, NotConnected, NotDatagrams { qp_type },
+    NoDatagram { qpn }, Missing { knob }, ForeignCompletionQueue { knob },
+    ForeignSharedReceiveQueue, SharedReceives, LimitTooLarge { limit, max_wr },
+    CompletionQueueTooSmall { knob, capacity, needed }, NoCompletionChannel,
+    NoSuchVector { vector, count }, ForeignChannel, NoTimestamps { device },
+    NoActivePort { device, ports }, NoSuchPort { port, count }, NoSuchGid { port, index },
+    NoGidInNetwork { port, network, table }, Environment { variable, value, expected },
+    MtuTooLarge { asked, port, active }, TooLarge { knob, value, most }, TooSmall { knob, least },
+    StillUsed { what },
+});
 
 impl Error {
     /// What a program can do about it.

@@ -39,7 +39,7 @@ pub struct Pool {
 }
 
 /// Why a pool has no buffer.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
     /// What was asked for cannot be had.
@@ -51,6 +51,13 @@ pub enum PoolError {
     )]
     NoRuntime,
 }
+
+rdma_types::debug_messages!(
+    enum PoolError {
+        Memory(it),
+        NoRuntime,
+    }
+);
 
 impl PoolError {
     /// What a program can do about it.

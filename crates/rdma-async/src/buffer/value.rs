@@ -96,7 +96,7 @@ pub trait ValueExt {
 }
 
 /// Why a value was not written or read.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ValueError {
     /// There are not so many bytes.
@@ -112,6 +112,8 @@ pub enum ValueError {
     #[error("the bytes are no such value: {0}")]
     Malformed(String),
 }
+
+rdma_types::debug_messages!(enum ValueError { TooLong { room }, NotWritten(it), Malformed(it) });
 
 impl ValueExt for [u8] {
     fn put_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<usize, ValueError> {

@@ -8,7 +8,7 @@ use rdma_qp::WorkError;
 use crate::error::operation::Operation;
 
 /// What has closed a channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseReason {
     /// An operation was not done in time.
@@ -97,6 +97,12 @@ pub enum CloseReason {
     #[error("it belongs to the process that this one was forked from")]
     Forked,
 }
+
+rdma_types::debug_messages!(enum CloseReason {
+    Timeout { operation }, Disconnected, Died, Silent { limit_ms }, Unreachable, PeerFailed,
+    Device, Port { port }, Work { operation, error }, Poll, Doubtful { operation },
+    Refused { operation }, Unsignaled { operation }, Asked, Destroyed, Absent, Forked,
+});
 
 impl CloseReason {
     /// The reason when the stream to the peer ends without a word, by this error if it has not just ended. A stream

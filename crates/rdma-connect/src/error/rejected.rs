@@ -3,7 +3,7 @@
 use crate::error::transport_error::TransportError;
 
 /// What was not taken, as it was, and why not. It is an [`Error`](std::error::Error), for values that own what they are.
-#[derive(Debug)]
+#[derive()]
 #[non_exhaustive]
 pub struct Rejected<T> {
     /// What was not taken, as it was.
@@ -11,6 +11,8 @@ pub struct Rejected<T> {
     /// Why it was not taken.
     pub error: TransportError,
 }
+
+rdma_types::debug_messages!(struct Rejected<T: std::fmt::Debug> { value, error });
 
 impl<T> Rejected<T> {
     /// A value that was not taken, and why not.

@@ -34,7 +34,7 @@ use crate::error::work::{FailedWork, RefusedWork, Reported, WorkId};
 /// assert!(matches!(next, Err(TransportError::Closed { reason: CloseReason::Timeout { .. }, .. })), "{next:?}");
 /// # Ok::<(), TransportError>(())
 /// ```
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransportError {
     /// A verb failed.
@@ -181,6 +181,15 @@ pub enum TransportError {
     },
 }
 
+rdma_types::debug_messages!(enum TransportError {
+    IbvError(it), PostError(it), ElementError(it), WorkError(it), PollError(it),
+    Timeout { operation, timeout, peer }, PeerGone { operation, reason, peer }, WouldBlock,
+    BatchTooLarge { requests, capacity }, Closed { reason, peer, event }, Lost { operation, peer },
+    NoSuchPeer { peer, count }, TooManyPeers { most }, ForeignPeer, PeerLeft(it),
+    TooLong { length, most }, Collective(it), LeaseOver { operation, reason },
+    EndpointCount { channels, endpoints },
+});
+
 impl TransportError {
     /// What a program can do about it.
     ///
@@ -263,7 +272,7 @@ impl From<RefusedWork> for TransportError {
 }
 
 /// An operation that failed, or was lost, and whose handle was not asked.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[error("{error} ({operation}, {id}{})", of_peer(*peer))]
 #[non_exhaustive]
 pub struct OperationError {
@@ -276,6 +285,8 @@ pub struct OperationError {
     /// How the operation failed.
     pub error: TransportError,
 }
+
+rdma_types::debug_messages!(struct OperationError { operation, id, peer, error });
 
 impl OperationError {
     /// The failure of one operation among several.

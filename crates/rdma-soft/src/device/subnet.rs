@@ -19,7 +19,7 @@ use crate::sync::locked;
 const MAX_DEVICES: usize = 4096;
 
 /// Why a device was not installed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InstallError {
     /// There is a device of this name; devices live as long as the process, or their network.
@@ -74,6 +74,11 @@ pub enum InstallError {
         reason: String,
     },
 }
+
+rdma_types::debug_messages!(enum InstallError {
+    NameTaken(it), BadName(it), TooMany(it), NoRandomness, NotShared { reason },
+    CannotListen { place, reason }, NoProfile { name }, NoCapture { path, reason },
+});
 
 /// The names of all profiles.
 fn profiles() -> String {
