@@ -105,8 +105,8 @@ pub(crate) enum SlotWait {
     Now,
     /// As long as operations of its kind may take.
     Usual,
-    /// As part of a call that may take so long, or else as long as operations of its kind may.
-    Call(Option<Duration>),
+    /// The same, as part of a call, whose time begins with the wait.
+    Call,
 }
 
 /// Who waits for less than that has a look, and gives nothing up.
@@ -203,12 +203,11 @@ impl Ledger {
     ) -> Result<(&'l Slot, &'l QueuePair), TransportError> {
         let timeout = match wait {
             SlotWait::Now => None,
-            SlotWait::Usual | SlotWait::Call(None) => Some(self.limits.of(operation)),
-            SlotWait::Call(timeout) => timeout,
+            SlotWait::Usual | SlotWait::Call => Some(self.limits.of(operation)),
         };
         let mut deadline = timeout.and_then(Deadline::for_room);
         let taken = self.take_slot(connection, queue, operation, deadline.as_mut());
-        if let (SlotWait::Call(_), Some(deadline)) = (wait, deadline) {
+        if let (SlotWait::Call, Some(deadline)) = (wait, deadline) {
             match &taken {
                 Ok((slot, _)) => self.call_ends.set((slot.id(), deadline.end())),
                 Err(TransportError::Timeout { .. }) => {

@@ -3,12 +3,10 @@
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
-use std::time::Duration;
 
 use rdma_connect::{CloseReason, TransportError, WorkId};
 use rdma_qp::{
-    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
-    WriteWorkRequest,
+    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess, WriteWorkRequest,
 };
 
 use crate::channel::Channel;
@@ -61,15 +59,15 @@ impl Ledger {
         &mut self,
         to: impl FnOnce(&Self) -> Result<&Connection, TransportError>,
         request: W,
-        timeout: Option<Duration>,
     ) -> Result<WorkSuccess, TransportError> {
         let guard = AbortOnUnwind;
         let left = {
             // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the request.
             let kept: Kept<'data> = unsafe { Kept::new() };
-            let wait = SlotWait::Call(timeout);
             let posted = match to(self) {
-                Ok(connection) => self.post(connection, request.signaled(true), wait, kept),
+                Ok(connection) => {
+                    self.post(connection, request.signaled(true), SlotWait::Call, kept)
+                }
                 Err(error) => Err(self.refuse(error, None)),
             };
             match posted {
@@ -79,7 +77,7 @@ impl Ledger {
                         guard.disarm();
                         return Ok(success);
                     }
-                    Err(so_far) => Left::after(ticket, so_far, timeout),
+                    Err(so_far) => Left::after(ticket, so_far),
                 },
                 Err(_) => Left::Refused,
             }
@@ -301,23 +299,6 @@ impl Channel {
         unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
     }
 
-    /// Posts an atomic operation on memory of the peer.
-    ///
-    /// # Errors
-    /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
-    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted) it may be with the device.
-    ///
-    /// # Safety
-    /// That of [`send_unpolled`](Self::send_unpolled).
-    #[inline]
-    pub unsafe fn atomic_unpolled(
-        &self,
-        wr: AtomicWorkRequest<'_, '_>,
-    ) -> Result<PendingWork<'_>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
-        unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
-    }
-
     /// Posts a receive for a message of the peer.
     ///
     /// # Errors
@@ -462,22 +443,6 @@ impl MultiChannel {
     ) -> Result<Vec<PendingWork<'_>>, TransportError> {
         // SAFETY: SAFETY.md F22: the same contract.
         unsafe { self.ledger.each_unpolled(wrs) }
-    }
-
-    /// Posts an atomic operation on memory of a peer.
-    ///
-    /// # Errors
-    /// Those of [`Channel::atomic_unpolled`]; [`TransportError::NoSuchPeer`] if there is none.
-    ///
-    /// # Safety
-    /// That of [`Channel::send_unpolled`].
-    #[inline]
-    pub unsafe fn atomic_unpolled(
-        &self,
-        wr: ToPeer<AtomicWorkRequest<'_, '_>>,
-    ) -> Result<PendingWork<'_>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
-        unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
     }
 
     /// Posts one message to each of these peers.

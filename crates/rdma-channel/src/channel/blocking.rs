@@ -1,7 +1,5 @@
 //! Operations one at a time: post, wait, and if that fails, end.
 
-use std::time::Duration;
-
 use rdma_connect::{CloseReason, Operation, TransportError, WorkId};
 use rdma_qp::{WorkErrorClass, WorkSuccess};
 
@@ -24,9 +22,9 @@ pub(crate) enum Left {
 
 impl Left {
     #[inline(never)]
-    pub(crate) fn after(ticket: Ticket<'_>, so_far: Unsettled, timeout: Option<Duration>) -> Self {
+    pub(crate) fn after(ticket: Ticket<'_>, so_far: Unsettled) -> Self {
         let place = ticket.place();
-        match place.wait(so_far, timeout) {
+        match place.wait(so_far, None) {
             Ok(result) => Self::Nothing(result.map_err(|error| place.failed(error))),
             Err(failure) => {
                 let (id, operation) = ticket.keep();

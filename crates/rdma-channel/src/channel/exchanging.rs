@@ -273,7 +273,7 @@ impl Channel {
         into: impl Into<SliceMut<'a>>,
     ) -> Result<usize, TransportError> {
         if self.ledger.has_copies()
-            && let Some(copy) = self.ledger.copy_of_call(0, data)?
+            && let Some(copy) = self.ledger.copy_of_call(data)?
         {
             return self.exchange_into(SendWorkRequest::from_list(&copy.list()), into.into());
         }

@@ -104,19 +104,6 @@ impl MultiChannel {
         let timeout = self.ledger.limits.longest(requests.map(InBatch::operation));
         self.ledger.block_groups(groups, timeout)
     }
-
-    /// The same as [`batch`](Self::batch), with a limit for all of them. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`batch`](Self::batch).
-    pub fn batch_timeout<'wr, 'data: 'wr>(
-        &mut self,
-        requests: impl IntoIterator<Item = ToPeer<Request<'wr, 'data>>>,
-        timeout: Duration,
-    ) -> Result<Vec<WorkSuccess>, TransportError> {
-        let groups = self.ledger.grouped(requests)?;
-        self.ledger.block_groups(groups, timeout)
-    }
 }
 
 impl Ledger {

@@ -1,6 +1,6 @@
 //! Work requests, each with the peer that it is for.
 
-use rdma_mem::{GatherElement, InlineElement, ScatterElement};
+use rdma_mem::{GatherElement, ScatterElement};
 use rdma_qp::{
     AtomicResult, AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
     WriteWorkRequest,
@@ -91,14 +91,6 @@ impl<'wr, 'data> ToPeer<SendWorkRequest<'wr, 'data>> {
         Self::from_wr(peer, SendWorkRequest::new(gather_elements))
     }
 
-    /// Sends these bytes to that peer, copied when it is posted; see [`SendWorkRequest::inline`].
-    #[doc(alias = "IBV_SEND_INLINE")]
-    #[inline]
-    #[must_use]
-    pub const fn inline(peer: usize, elements: &'wr [InlineElement<'wr>]) -> Self {
-        Self::from_wr(peer, SendWorkRequest::inline(elements))
-    }
-
     /// Adds immediate data.
     #[inline]
     #[must_use]
@@ -139,18 +131,6 @@ impl<'wr, 'data> ToPeer<WriteWorkRequest<'wr, 'data>> {
         remote: PeerRemoteMemoryRegion,
     ) -> Self {
         Self::from_wr(remote.peer(), WriteWorkRequest::new(gather_elements, remote.remote()))
-    }
-
-    /// Writes these bytes to the beginning of `remote`, copied when it is posted; see
-    /// [`WriteWorkRequest::inline`].
-    #[doc(alias = "IBV_SEND_INLINE")]
-    #[inline]
-    #[must_use]
-    pub const fn inline(
-        elements: &'wr [InlineElement<'wr>],
-        remote: PeerRemoteMemoryRegion,
-    ) -> Self {
-        Self::from_wr(remote.peer(), WriteWorkRequest::inline(elements, remote.remote()))
     }
 
     /// Sends immediate data along, which a receive of the peer takes.

@@ -4,10 +4,9 @@ use std::fmt;
 use std::time::Duration;
 
 use rdma_connect::{Operation, TransportError, WorkId};
-use rdma_mem::{RemoteMemoryRegion, ScatterList, SliceMut};
+use rdma_mem::RemoteMemoryRegion;
 use rdma_qp::{
-    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
-    WriteWorkRequest,
+    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess, WriteWorkRequest,
 };
 
 use super::outcome::{Finished, Late, Progress, Refused};
@@ -329,42 +328,6 @@ impl<'scope> ScopedPeer<'scope> {
             let (elements, domains) = list.parts();
             let request = ReadWorkRequest::new(elements, remote).with_domains(domains);
             self.post_rented(request, kept)
-        })
-    }
-
-    /// Puts `swap` into the peer's word if that is `compare`, and what it was into rented memory of 8 bytes.
-    ///
-    /// # Errors
-    /// [`Refused`] with the memory, if the request was not posted.
-    #[inline(always)]
-    pub fn compare_and_swap_into(
-        &self,
-        buf: SliceMut<'scope>,
-        remote: impl Into<RemoteMemoryRegion>,
-        compare: u64,
-        swap: u64,
-    ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
-        Ledger::rent(buf, |buf, kept| {
-            let mut word = ScatterList::from([buf.reborrow()]);
-            let request = AtomicWorkRequest::compare_and_swap(&mut word, remote, compare, swap);
-            self.post_rented(request, kept)
-        })
-    }
-
-    /// Adds `add` to the peer's word, and puts what it was into rented memory of 8 bytes.
-    ///
-    /// # Errors
-    /// [`Refused`] with the memory, if the request was not posted.
-    #[inline(always)]
-    pub fn fetch_add_into(
-        &self,
-        buf: SliceMut<'scope>,
-        remote: impl Into<RemoteMemoryRegion>,
-        add: u64,
-    ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
-        Ledger::rent(buf, |buf, kept| {
-            let mut word = ScatterList::from([buf.reborrow()]);
-            self.post_rented(AtomicWorkRequest::fetch_and_add(&mut word, remote, add), kept)
         })
     }
 }

@@ -491,7 +491,7 @@ fn it_is_said_of_each_peer_why_it_was_closed() {
     must_live("multi_channel::members::it_is_said_of_each_peer_why_it_was_closed", |device| {
         let mut star = Star::new(device);
         let receive = |star: &mut Star| {
-            star.center.receive_timeout(PeerReceiveWorkRequest::only_immediate(1), DRAIN)
+            star.center.within(DRAIN).receive(PeerReceiveWorkRequest::only_immediate(1))
         };
         for _ in 0..3 {
             let is_it = |event: &Event| {
