@@ -183,7 +183,7 @@ fn there_are_no_more_peers_than_there_can_be() {
 
     let mut center =
         pd.create_multi_channel().max_channels(2).build().unwrap().handshake([]).unwrap();
-    assert_eq!((center.num_channels(), center.max_channels()), (0, 2));
+    assert_eq!(center.num_channels(), 0);
     assert_eq!(format!("{center:?}"), "MultiChannel[absent, absent]");
     let too_many = |prepared: Result<PreparedPeer, TransportError>| {
         let error = prepared.unwrap_err();

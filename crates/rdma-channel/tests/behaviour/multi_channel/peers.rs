@@ -14,7 +14,7 @@ use rdma_mem::{
     GatherElement, GatherList, RemoteMemoryRegion, ScatterList, remote_array_field,
     remote_struct_field,
 };
-use rdma_qp::{Error, QpState, ReadWorkRequest, WriteWorkRequest};
+use rdma_qp::{AtomicWorkRequest, Error, QpState, ReadWorkRequest, WriteWorkRequest};
 use test_support::features::Feature;
 
 use crate::common::{lacks, open};
@@ -41,13 +41,12 @@ fn each_operation_reaches_the_peer_that_it_names() {
             star.center.write(PeerWriteWorkRequest::new(&from, remote)).unwrap();
             if has_atomics {
                 let mut list = ScatterList::from([memory.as_slice_mut()]);
-                let word = remote.sub_region(0).unwrap();
-                star.center
-                    .atomic(PeerAtomicWorkRequest::fetch_and_add(&mut list, word, 10))
-                    .unwrap();
+                let word = remote.sub_region(0).unwrap().remote();
+                let add = AtomicWorkRequest::fetch_and_add(&mut list, word, 10);
+                star.center.atomic(PeerAtomicWorkRequest::from_wr(peer, add)).unwrap();
                 let (was, new) = (15 + peer as u64, 100 * peer as u64);
-                let swap = PeerAtomicWorkRequest::compare_and_swap(&mut list, word, was, new);
-                star.center.atomic(swap).unwrap();
+                let swap = AtomicWorkRequest::compare_and_swap(&mut list, word, was, new);
+                star.center.atomic(PeerAtomicWorkRequest::from_wr(peer, swap)).unwrap();
                 assert_eq!(*memory, was.to_ne_bytes());
             }
             memory.fill(0);
