@@ -167,6 +167,7 @@ impl Channel {
     }
 
     /// The QPN of the channel's queue pair. `None` if that had to be destroyed.
+    #[doc(alias = "qp_num")]
     #[must_use]
     pub fn qpn(&self) -> Option<Qpn> {
         self.ledger.qp(0).ok().map(QueuePair::qpn)

@@ -98,7 +98,7 @@ pub use scope::pending_word::PendingWord;
 pub use scope::pending_work::{PendingWork, ScopedPendingWork};
 pub use scope::rent::{Prefix, Rent, RentMut};
 pub use scope::ring::{ReceiveRing, RingMessage};
-pub use scope::{Scope, ScopeError};
+pub use scope::{PollingScope, Scope, ScopeError, ScopeResult, TransportResult};
 pub use server::Server;
 pub use server::builder::ServerBuilder;
 pub use server::event::{LeftReason, ServerError, ServerEvent};

@@ -41,6 +41,7 @@ impl Channel {
     /// # receiver.join().unwrap()?;
     /// # Ok::<(), rdma_channel::TransportError>(())
     /// ```
+    #[doc(alias = "message")]
     #[doc(alias = "IBV_WR_SEND")]
     pub fn send_from<'a>(&mut self, from: impl Into<SliceRef<'a>>) -> Result<(), TransportError> {
         let list = GatherList::from([from.into()]);
@@ -57,6 +58,7 @@ impl Channel {
     /// # Errors
     /// Those of [`receive`](Self::receive). A message that is longer than the memory is a failure, at
     /// both ends.
+    #[doc(alias = "byte_len")]
     pub fn receive_into<'a>(
         &mut self,
         into: impl Into<SliceMut<'a>>,

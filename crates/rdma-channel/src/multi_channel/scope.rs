@@ -39,6 +39,7 @@ impl MultiChannel {
     ///
     /// # Errors
     /// Those of [`Channel::scope_deadline`](crate::Channel::scope_deadline).
+    #[doc(alias = "timeout")]
     pub fn scope_deadline<'env, T, E>(
         &'env mut self,
         limit: Duration,

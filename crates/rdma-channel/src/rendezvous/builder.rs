@@ -58,6 +58,7 @@ impl Channel {
     /// # assert_eq!(server.join().unwrap()?.peer().map(|peer| peer.peer_qpn), channel.qpn());
     /// # Ok::<(), rdma_channel::ConnectError>(())
     /// ```
+    #[doc(alias("rdma_cm", "rdma_connect"))]
     pub fn connect(addr: impl ToSocketAddrs, pd: &ProtectionDomain) -> Result<Self, ConnectError> {
         Ok(Self::builder().pd(pd).connect(addr)?.0)
     }
@@ -121,6 +122,7 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
     /// | [`Resolve`](ConnectError::Resolve), [`NoAddress`](ConnectError::NoAddress) | the name has no address |
     /// | [`UserBytesTooLong`](ConnectError::UserBytesTooLong) | there are more than 1,024 user bytes |
     /// | [`Verbs`](ConnectError::Verbs) | those of [`build`](Self::build) and [`handshake`](crate::PreparedChannel::handshake) |
+    #[doc(alias("rdma_cm", "rdma_connect"))]
     pub fn connect(self, addr: impl ToSocketAddrs) -> Result<(Channel, Box<[u8]>), ConnectError> {
         ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;
         client::connect(&self.options, &self.rendezvous, resolve(addr)?)
@@ -136,6 +138,7 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
     ///
     /// # Examples
     /// See [`ChannelListener`] and [`Incoming`](crate::Incoming).
+    #[doc(alias("rdma_cm", "rdma_listen"))]
     pub fn listen(self, addr: impl ToSocketAddrs) -> Result<ChannelListener, ConnectError> {
         ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;
         ChannelListener::bind(self.options, self.rendezvous, &resolve(addr)?)

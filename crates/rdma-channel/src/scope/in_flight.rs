@@ -93,6 +93,7 @@ impl<'scope, B> InFlight<'scope, B> {
     /// assert_eq!(bytes.unwrap(), Some(0));
     /// # Ok::<(), TransportError>(())
     /// ```
+    #[doc(alias = "poll_cq")]
     #[inline(always)]
     pub fn poll(self) -> Progress<'scope, B> {
         let result = match self.ticket.place().glance() {
@@ -168,6 +169,7 @@ impl<'scope, B> InFlight<'scope, B> {
     }
 
     /// The ID by which errors name it.
+    #[doc(alias = "wr_id")]
     pub fn id(&self) -> WorkId {
         self.ticket.place().id()
     }

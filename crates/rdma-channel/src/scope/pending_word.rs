@@ -47,6 +47,7 @@ impl PendingWord<'_> {
     }
 
     /// The ID by which errors name it.
+    #[doc(alias = "wr_id")]
     pub fn id(&self) -> WorkId {
         self.work.id()
     }

@@ -42,6 +42,7 @@ impl<'l> PendingWork<'l> {
     /// How the operation ended, if it has; does not wait, and can be called again.
     ///
     /// An error of the poll itself, [`TransportError::PollError`], says nothing of the operation.
+    #[doc(alias = "poll_cq")]
     #[inline(always)]
     pub fn poll(&self) -> Option<Result<WorkSuccess, TransportError>> {
         let place = self.ticket.place();
@@ -91,6 +92,7 @@ impl<'l> PendingWork<'l> {
     }
 
     /// The ID by which errors name it.
+    #[doc(alias = "wr_id")]
     pub fn id(&self) -> WorkId {
         self.ticket.place().id()
     }
