@@ -13,8 +13,8 @@ use crate::channel::Channel;
 use crate::channel::blocking::Left;
 use crate::deadline::BatchDeadline;
 use crate::ledger::end::{AbortOnUnwind, Ended, without_unwinding};
-use crate::ledger::post::{BatchNotPosted, NotPosted, Refusal};
-use crate::ledger::queues::{Connection, InBatch, Kept, Slot};
+use crate::ledger::post::{BatchNotPosted, NotPosted, PostFailure};
+use crate::ledger::queues::{Connection, InBatch, Kept, RequestSlot};
 use crate::ledger::ticket::Ticket;
 use crate::ledger::{Ledger, SlotWait};
 use crate::multi_channel::MultiChannel;
@@ -71,7 +71,7 @@ impl Ledger {
                 Err(error) => Err(self.refuse(error, None)),
             };
             match posted {
-                Ok(ticket) => match ticket.place().glance() {
+                Ok(ticket) => match ticket.request().glance() {
                     Ok(success) => {
                         ticket.release();
                         guard.disarm();
@@ -128,8 +128,8 @@ impl Ledger {
     /// ends those. Returns when the device uses the memory of none.
     pub(crate) fn block_each<'data, T>(
         &mut self,
-        post: impl for<'l> FnOnce(Call<'l, 'data>) -> (Vec<WorkId>, Option<Refusal>),
-        end: impl FnOnce(&mut Self, &[WorkId], Option<Refusal>) -> T,
+        post: impl for<'l> FnOnce(Call<'l, 'data>) -> (Vec<WorkId>, Option<PostFailure>),
+        end: impl FnOnce(&mut Self, &[WorkId], Option<PostFailure>) -> T,
     ) -> T {
         without_unwinding(|| {
             // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the requests.
@@ -156,7 +156,7 @@ impl Ledger {
         match post(&mut buf, unsafe { Kept::new() }) {
             Ok(ticket) => Ok(InFlight::new(ticket, buf)),
             Err(refused) => {
-                let Refusal { error, perhaps } = refused.why();
+                let PostFailure { error, perhaps } = refused.why();
                 Err(Refused { buf: if perhaps.is_some() { None } else { Some(buf) }, error })
             }
         }
@@ -190,7 +190,7 @@ impl<'l, 'data> Call<'l, 'data> {
         self,
         connection: &'l Connection,
         items: &mut [I],
-        slots: &mut [&'l Slot],
+        slots: &mut [&'l RequestSlot],
         deadline: &mut BatchDeadline,
     ) -> Result<(), BatchNotPosted> {
         self.ledger.post_batch(connection, items, slots, deadline, self.kept)

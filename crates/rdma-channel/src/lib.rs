@@ -90,7 +90,7 @@ pub use multi_channel::to_peer::{
 pub use rendezvous::builder::{Rendezvous, RendezvousBuilder};
 pub use rendezvous::incoming::Incoming;
 pub use rendezvous::listener::ChannelListener;
-pub use request::Request;
+pub use request::BatchRequest;
 pub use scope::in_flight::InFlight;
 pub use scope::outcome::{Finished, Late, Progress, Refused};
 pub use scope::peer::ScopedPeer;

@@ -8,13 +8,13 @@ use crate::channel::blocking::wait_all;
 use crate::deadline::BatchDeadline;
 use crate::ledger::Ledger;
 use crate::ledger::post::BatchNotPosted;
-use crate::request::Request;
+use crate::request::BatchRequest;
 
 impl Ledger {
     /// Posts all requests, and returns when they are over.
     fn block_batch<'data, const N: usize>(
         &mut self,
-        mut requests: [Request<'_, 'data>; N],
+        mut requests: [BatchRequest<'_, 'data>; N],
     ) -> Result<[WorkSuccess; N], TransportError> {
         let (mut place, mut successes) = (0, [WorkSuccess::of_send(WcOpcode::SEND); N]);
         self.block_all(|call| {
@@ -71,7 +71,7 @@ impl Channel {
     /// ```
     pub fn batch<const N: usize>(
         &mut self,
-        requests: [Request<'_, '_>; N],
+        requests: [BatchRequest<'_, '_>; N],
     ) -> Result<[WorkSuccess; N], TransportError> {
         self.ledger.block_batch(requests)
     }

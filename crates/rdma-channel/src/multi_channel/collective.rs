@@ -10,7 +10,7 @@ use super::to_peer::{
     PeerReadWorkRequest, PeerReceiveWorkRequest, PeerSendWorkRequest, PeerWriteWorkRequest, ToPeer,
 };
 use crate::deadline::Deadline;
-use crate::ledger::post::Refusal;
+use crate::ledger::post::PostFailure;
 use crate::ledger::{Ledger, closed};
 use crate::lend::Call;
 use crate::request::Post;
@@ -63,7 +63,7 @@ impl Ledger {
     pub(super) fn end_each(
         &mut self,
         ids: &[WorkId],
-        refused: Option<Refusal>,
+        refused: Option<PostFailure>,
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
         let limit = match refused {

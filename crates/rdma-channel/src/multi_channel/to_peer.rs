@@ -6,7 +6,7 @@ use rdma_qp::{
 };
 
 use super::remote_memory_region::PeerRemoteMemoryRegion;
-use crate::request::Request;
+use crate::request::BatchRequest;
 
 /// A work request with the peer that it is for, counted from 0.
 ///
@@ -71,7 +71,7 @@ without_peer!(SendWorkRequest ReceiveWorkRequest WriteWorkRequest ReadWorkReques
 
 macro_rules! in_a_batch {
     ($($request:ident)+) => {$(
-        impl<'wr, 'data> From<ToPeer<$request<'wr, 'data>>> for ToPeer<Request<'wr, 'data>> {
+        impl<'wr, 'data> From<ToPeer<$request<'wr, 'data>>> for ToPeer<BatchRequest<'wr, 'data>> {
             #[inline]
             fn from(request: ToPeer<$request<'wr, 'data>>) -> Self {
                 Self { peer: request.peer, wr: request.wr.into() }

@@ -96,14 +96,14 @@ impl<'scope, B> InFlight<'scope, B> {
     #[doc(alias = "poll_cq")]
     #[inline(always)]
     pub fn poll(self) -> Progress<'scope, B> {
-        let result = match self.ticket.place().glance() {
+        let result = match self.ticket.request().glance() {
             Ok(success) => {
                 self.ticket.release();
                 return Progress::Done(Finished { buf: self.buf, result: Ok(success) });
             }
             Err(Unsettled::Nothing) => return Progress::Pending(self),
-            Err(so_far) => match self.ticket.place().poll(so_far) {
-                Ok(Some(result)) => result.map_err(|error| self.ticket.place().failed(error)),
+            Err(so_far) => match self.ticket.request().poll(so_far) {
+                Ok(Some(result)) => result.map_err(|error| self.ticket.request().failed(error)),
                 Ok(None) => return Progress::Pending(self),
                 Err(error) => return Progress::Dead(Late { handle: self, error }),
             },
@@ -139,13 +139,13 @@ impl<'scope, B> InFlight<'scope, B> {
     /// ```
     #[inline(always)]
     pub fn wait(self, timeout: Duration) -> Result<Finished<B>, Late<'scope, B>> {
-        let result = match self.ticket.place().glance() {
+        let result = match self.ticket.request().glance() {
             Ok(success) => {
                 self.ticket.release();
                 return Ok(Finished { buf: self.buf, result: Ok(success) });
             }
-            Err(so_far) => match self.ticket.place().wait(so_far, Some(timeout)) {
-                Ok(result) => result.map_err(|error| self.ticket.place().failed(error)),
+            Err(so_far) => match self.ticket.request().wait(so_far, Some(timeout)) {
+                Ok(result) => result.map_err(|error| self.ticket.request().failed(error)),
                 Err(error) => return Err(Late { handle: self, error }),
             },
         };
@@ -165,13 +165,13 @@ impl<'scope, B> InFlight<'scope, B> {
 
     /// The kind of the operation.
     pub fn operation(&self) -> Operation {
-        self.ticket.place().operation()
+        self.ticket.request().operation()
     }
 
     /// The ID by which errors name it.
     #[doc(alias = "wr_id")]
     pub fn id(&self) -> WorkId {
-        self.ticket.place().id()
+        self.ticket.request().id()
     }
 }
 

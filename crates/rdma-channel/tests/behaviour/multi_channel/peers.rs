@@ -6,9 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_channel::{
-    MultiChannel, OperationError, PeerAtomicWorkRequest, PeerReadWorkRequest,
+    BatchRequest, MultiChannel, OperationError, PeerAtomicWorkRequest, PeerReadWorkRequest,
     PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
-    Request, ScopeError, ToPeer, TransportError, prelude::*,
+    ScopeError, ToPeer, TransportError, prelude::*,
 };
 use rdma_mem::{
     GatherElement, GatherList, RemoteMemoryRegion, ScatterList, remote_array_field,
@@ -266,7 +266,7 @@ fn a_limit_of_a_single_operation_closes_one_connection() {
 fn writes<'wr, 'data>(
     star: &Star,
     elements: &'wr [[GatherElement<'data>; 1]],
-) -> Vec<ToPeer<Request<'wr, 'data>>> {
+) -> Vec<ToPeer<BatchRequest<'wr, 'data>>> {
     let writes = elements.iter().enumerate().map(|(n, element)| {
         let remote = star.remote(n % 3).sub_region(8 * (n / 3)).unwrap().remote();
         let write = WriteWorkRequest::new(element, remote).signaled(n >= 3);
