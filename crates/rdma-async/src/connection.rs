@@ -64,6 +64,7 @@ impl Connection {
 
     /// Sends a message, which takes a receive of the peer's. It has completed when that has the message: as long as there is
     /// none, it is sent again and again, as often as [`max_rnr_retries`](rdma_qp::QueuePairBuilder::max_rnr_retries) says.
+    #[doc(alias = "message")]
     #[doc(alias = "IBV_WR_SEND")]
     #[inline]
     pub fn send<B: Source>(&self, from: B) -> Op<'_, SendOut<B>> {
@@ -82,6 +83,7 @@ impl Connection {
     /// If the operation is dropped after it was posted, a message may still come into its memory: then
     /// [`take_unclaimed`](Self::take_unclaimed) has both. So a receive that is made anew after each `timeout` misses
     /// messages: post it once, and await `&mut posted`.
+    #[doc(alias = "message")]
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn receive<B: Target>(&self, into: B) -> Op<'_, Receive<B>> {
@@ -172,6 +174,7 @@ impl Connection {
     }
 
     /// The number of its queue pair.
+    #[doc(alias = "qp_num")]
     #[must_use]
     pub fn qpn(&self) -> Qpn {
         self.0.look(|place| place.qpn)

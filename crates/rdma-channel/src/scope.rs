@@ -84,6 +84,29 @@ impl<'scope, C> Scope<'scope, '_, C> {
     }
 }
 
+/// A [`Scope`], under the name that ibverbs-rs gives it.
+pub type PollingScope<'scope, 'env, C> = Scope<'scope, 'env, C>;
+
+/// The result of a [scope](Channel::scope), under the name that ibverbs-rs gives it.
+pub type ScopeResult<T, E = TransportError> = Result<T, ScopeError<E>>;
+
+/// The result of an operation, under the name that ibverbs-rs gives it.
+///
+/// # Examples
+/// ```
+/// use rdma_channel::{Channel, PollingScope, ScopeResult, TransportResult};
+/// use rdma_qp::{SendWorkRequest, WorkSuccess};
+///
+/// fn number(s: &PollingScope<'_, '_, Channel>, number: u32) -> TransportResult<WorkSuccess> {
+///     s.post_send(SendWorkRequest::only_immediate(number))?.spin_poll()
+/// }
+///
+/// fn numbers(channel: &mut Channel) -> ScopeResult<()> {
+///     channel.scope(|s| (0..3).try_for_each(|n| number(s, n).map(drop)))
+/// }
+/// ```
+pub type TransportResult<T> = Result<T, TransportError>;
+
 /// Why a scope failed.
 ///
 /// # Examples
@@ -279,6 +302,7 @@ impl Channel {
     /// assert!(begin.elapsed() < Duration::from_secs(10));
     /// # Ok::<(), TransportError>(())
     /// ```
+    #[doc(alias = "timeout")]
     pub fn scope_deadline<'env, T, E>(
         &'env mut self,
         limit: Duration,

@@ -83,6 +83,7 @@ impl Pool {
     /// [`PoolError::Memory`] if the pool has to grow and cannot: [`Error::OutOfMemory`], [`Error::PoolLimit`], or what the
     /// verb says. All that wait for the same growth are told the same, but those that a smaller one is enough for.
     /// [`PoolError::NoRuntime`] if it has to grow and this is not called within a runtime of tokio, or that ends.
+    #[doc(alias = "alloc_local_mr")]
     pub async fn allocate(&self, length: usize) -> Result<Buffer, PoolError> {
         self.allocate_aligned(length, 1).await
     }

@@ -46,6 +46,7 @@ impl Incoming {
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with I/O and time.
+    #[doc(alias = "rdma_accept")]
     pub fn accept(self, user_bytes: &[u8]) -> Result<Connection, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
         // A runtime without time is found out before anything has changed.
@@ -66,6 +67,7 @@ impl Incoming {
 
     /// Turns the client away: its `connect` says [`ConnectError::Rejected`] with this reason, of which the first 1,024
     /// bytes are told.
+    #[doc(alias = "rdma_reject")]
     pub fn reject(mut self, why: &str) {
         self.client.reject(why);
     }

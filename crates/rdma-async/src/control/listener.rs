@@ -98,6 +98,7 @@ impl Driver {
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with I/O and time.
+    #[doc(alias("rdma_cm", "rdma_listen"))]
     pub async fn listen(
         &self,
         addr: impl ToSocketAddrs,
@@ -147,6 +148,7 @@ impl Listener {
     ///
     /// # Errors
     /// Those of [`incoming`](Self::incoming), and [`ConnectError::Io`] if the stream of a client cannot be kept.
+    #[doc(alias = "rdma_accept")]
     pub async fn accept(&self) -> Result<Connection, ConnectError> {
         loop {
             match self.incoming().await?.accept(&self.shared.options.user_bytes) {

@@ -26,6 +26,7 @@ impl ManualDriver {
     }
 
     /// Polls all completion queues, and wakes who waits for what has completed. How many completions there were.
+    #[doc(alias = "poll_cq")]
     pub fn poll(&mut self) -> usize {
         self.0.poll()
     }

@@ -21,6 +21,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// Those of that constructor.
+    #[doc(alias("alloc_local_mr", "register"))]
     pub fn allocate_region(&self, length: usize) -> Result<OwnedRegion, Error> {
         OwnedRegion::allocate(self, length)
     }

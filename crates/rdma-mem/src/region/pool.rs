@@ -102,6 +102,7 @@ impl BufferPool {
     /// # Errors
     /// If another region is needed and cannot be had: [`Error::OutOfMemory`], [`Error::PoolLimit`], or what the verb
     /// says; the hint is about the limit of locked memory.
+    #[doc(alias = "alloc_local_mr")]
     pub fn allocate(&self, length: usize) -> Result<Buffer, Error> {
         self.0.pd.check_process()?;
         match self.take(length, |region| region.take(length)) {
