@@ -107,7 +107,7 @@ impl Writer {
         let mut before = ScatterList::from([self.before.as_slice_mut()]);
         let write = WriteWorkRequest::from_list(&data, place);
         let count = AtomicWorkRequest::fetch_and_add(&mut before, count, 1);
-        self.channel.batch_timeout([write.into(), count.into()], LIMIT)?;
+        self.channel.within(LIMIT).batch([write.into(), count.into()])?;
         Ok(())
     }
 }

@@ -8,6 +8,7 @@ mod bindings;
 mod commits;
 mod differences;
 mod drift;
+mod errors;
 mod evidence;
 mod faults;
 mod fence;
@@ -83,6 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         programs::check,
         public_api::check,
         auto_traits::check,
+        errors::check,
         evidence::check,
         rooms::check,
     ];

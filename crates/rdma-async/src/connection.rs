@@ -66,6 +66,7 @@ impl Connection {
     /// Sends a message, which consumes a receive of the peer. The operation completes once the message is in that
     /// receive. While the peer has posted none, the device retries up to
     /// [`max_rnr_retries`](rdma_qp::QueuePairBuilder::max_rnr_retries) times.
+    #[doc(alias = "message")]
     #[doc(alias = "IBV_WR_SEND")]
     #[inline]
     pub fn send<B: Source>(&self, from: B) -> Op<'_, SendOut<B>> {
@@ -84,6 +85,7 @@ impl Connection {
     /// If the operation is dropped after it was posted, a message may still arrive in its memory:
     /// [`take_unclaimed`](Self::take_unclaimed) returns both. So a program that posts another receive after each
     /// `timeout` misses messages: post it once, and await `&mut posted`.
+    #[doc(alias = "message")]
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn receive<B: Target>(&self, into: B) -> Op<'_, Receive<B>> {
@@ -175,6 +177,7 @@ impl Connection {
     }
 
     /// The number of its queue pair.
+    #[doc(alias = "qp_num")]
     #[must_use]
     pub fn qpn(&self) -> Qpn {
         self.0.look(|entry| entry.qpn)

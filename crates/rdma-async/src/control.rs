@@ -6,6 +6,7 @@
 //! the queue pair but what the programs post.
 
 pub(crate) mod client;
+pub(crate) mod endpoint;
 mod frame;
 pub(crate) mod incoming;
 pub(crate) mod listener;

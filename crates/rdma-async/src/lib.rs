@@ -89,6 +89,8 @@ pub use buffer::value::{ValueError, ValueExt};
 pub use buffer::view::{BufferExt, BufferSlice};
 pub use connection::Connection;
 #[cfg(not(loom))]
+pub use control::endpoint::Endpoint;
+#[cfg(not(loom))]
 pub use control::incoming::Incoming;
 #[cfg(not(loom))]
 pub use control::listener::Listener;

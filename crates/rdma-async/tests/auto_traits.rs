@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use rdma_async::{
     Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Descriptor, Driver,
-    EndedLease, Events, Failed, Incoming, Lease, LeaseDenial, LeaseEnd, LeaseError, LeaseLimits,
-    LendError, Listener, ManualDriver, Op, Pool, PoolError, Post, Posted, PreparedConnection, Read,
-    Receive, ReceiveImmediate, ReceiveRing, Received, Region, RemoteRegion, ReserveError, Reserved,
-    ReservedEnd, RingMessage, Run, SendOut, SharedBuffer, Write,
+    EndedLease, Endpoint, Events, Failed, Incoming, Lease, LeaseDenial, LeaseEnd, LeaseError,
+    LeaseLimits, LendError, Listener, ManualDriver, Op, Pool, PoolError, Post, Posted,
+    PreparedConnection, Read, Receive, ReceiveImmediate, ReceiveRing, Received, Region,
+    RemoteRegion, ReserveError, Reserved, ReservedEnd, RingMessage, Run, SendOut, SharedBuffer,
+    Write,
 };
 use rdma_mem::Buffer;
 
@@ -21,6 +22,7 @@ fn error<T: std::error::Error + Send + Sync + 'static>() {}
 fn what_is_shared_by_tasks() {
     shared::<Connection>();
     shared::<Driver>();
+    shared::<Endpoint>();
     shared::<Events>();
     shared::<ManualDriver>();
     shared::<PreparedConnection>();

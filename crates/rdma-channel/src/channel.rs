@@ -1,14 +1,12 @@
 //! Channels: one connection, and its operations one at a time.
 
 use std::fmt;
-use std::time::Duration;
 
 use rdma_connect::{CloseReason, Rejected, TransportError};
-use rdma_mem::{ProtectionDomain, RemoteMemoryRegion};
+use rdma_mem::ProtectionDomain;
 use rdma_qp::{
-    AtomicResult, AtomicWorkRequest, ConnectAttributes, QpState, Qpn, QueuePair,
-    QueuePairAttributes, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
-    WriteWorkRequest,
+    AtomicWorkRequest, ConnectAttributes, QpState, Qpn, QueuePair, QueuePairAttributes,
+    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess, WriteWorkRequest,
 };
 
 use self::builder::WithoutPd;
@@ -83,12 +81,8 @@ impl Channel {
     }
 
     #[inline(always)]
-    fn block<'data>(
-        &mut self,
-        wr: impl Post<'data>,
-        timeout: Option<Duration>,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.ledger.block(|ledger| Ok(ledger.only()), wr, timeout)
+    fn block<'data>(&mut self, wr: impl Post<'data>) -> Result<WorkSuccess, TransportError> {
+        self.ledger.block(|ledger| Ok(ledger.only()), wr)
     }
 
     /// Sends a message, which goes into the peer's next receive. The send is done when the peer has
@@ -99,20 +93,7 @@ impl Channel {
     /// closed the channel, and so has a limit that was over before the queue had a free slot.
     #[inline(always)]
     pub fn send(&mut self, wr: SendWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, None)
-    }
-
-    /// The same as [`send`](Self::send), with a limit of its own. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`send`](Self::send).
-    #[inline(always)]
-    pub fn send_timeout(
-        &mut self,
-        wr: SendWorkRequest<'_, '_>,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, Some(timeout))
+        self.block(wr)
     }
 
     /// Takes one message of the peer.
@@ -125,20 +106,7 @@ impl Channel {
         &mut self,
         wr: ReceiveWorkRequest<'_, '_>,
     ) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, None)
-    }
-
-    /// The same as [`receive`](Self::receive), with a limit of its own. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`receive`](Self::receive).
-    #[inline(always)]
-    pub fn receive_timeout(
-        &mut self,
-        wr: ReceiveWorkRequest<'_, '_>,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, Some(timeout))
+        self.block(wr)
     }
 
     /// Writes into memory of the peer.
@@ -148,20 +116,7 @@ impl Channel {
     /// closed the channel, and so has a limit that was over before the queue had a free slot.
     #[inline(always)]
     pub fn write(&mut self, wr: WriteWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, None)
-    }
-
-    /// The same as [`write`](Self::write), with a limit of its own. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`write`](Self::write).
-    #[inline(always)]
-    pub fn write_timeout(
-        &mut self,
-        wr: WriteWorkRequest<'_, '_>,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, Some(timeout))
+        self.block(wr)
     }
 
     /// Reads memory of the peer.
@@ -171,20 +126,7 @@ impl Channel {
     /// closed the channel, and so has a limit that was over before the queue had a free slot.
     #[inline(always)]
     pub fn read(&mut self, wr: ReadWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, None)
-    }
-
-    /// The same as [`read`](Self::read), with a limit of its own. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`read`](Self::read).
-    #[inline(always)]
-    pub fn read_timeout(
-        &mut self,
-        wr: ReadWorkRequest<'_, '_>,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, Some(timeout))
+        self.block(wr)
     }
 
     /// An atomic operation of either kind on memory of the peer.
@@ -194,51 +136,7 @@ impl Channel {
     /// closed the channel, and so has a limit that was over before the queue had a free slot.
     #[inline(always)]
     pub fn atomic(&mut self, wr: AtomicWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, None)
-    }
-
-    /// The same as [`atomic`](Self::atomic), with a limit of its own. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`atomic`](Self::atomic).
-    #[inline(always)]
-    pub fn atomic_timeout(
-        &mut self,
-        wr: AtomicWorkRequest<'_, '_>,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, Some(timeout))
-    }
-
-    /// Puts `swap` into the peer's word if that is `compare`; `result` then has what it was.
-    ///
-    /// See [`AtomicWorkRequest`].
-    ///
-    /// # Errors
-    /// Those of [`send`](Self::send).
-    pub fn compare_and_swap_into<'wr, 'data: 'wr>(
-        &mut self,
-        result: impl Into<AtomicResult<'wr, 'data>>,
-        remote: impl Into<RemoteMemoryRegion>,
-        compare: u64,
-        swap: u64,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.atomic(AtomicWorkRequest::compare_and_swap(result, remote, compare, swap))
-    }
-
-    /// Adds `add` to the peer's word, wrapping; `result` then has what it was.
-    ///
-    /// See [`AtomicWorkRequest`].
-    ///
-    /// # Errors
-    /// Those of [`send`](Self::send).
-    pub fn fetch_add_into<'wr, 'data: 'wr>(
-        &mut self,
-        result: impl Into<AtomicResult<'wr, 'data>>,
-        remote: impl Into<RemoteMemoryRegion>,
-        add: u64,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.atomic(AtomicWorkRequest::fetch_and_add(result, remote, add))
+        self.block(wr)
     }
 
     /// The protection domain whose memory the requests use.
@@ -269,6 +167,7 @@ impl Channel {
     }
 
     /// The QPN of the channel's queue pair. `None` if that had to be destroyed.
+    #[doc(alias = "qp_num")]
     #[must_use]
     pub fn qpn(&self) -> Option<Qpn> {
         self.ledger.qp(0).ok().map(QueuePair::qpn)

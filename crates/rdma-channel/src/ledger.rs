@@ -1,11 +1,11 @@
 //! The ledger: which requests the device has, how those ended that it has done, and whose handles have said so.
 //!
-//! A channel, or channels that share a completion queue, have one ledger. It has a [slot](queues::Slot) for each request
+//! A channel, or channels that share a completion queue, have one ledger. It has a [slot](queues::RequestSlot) for each request
 //! that their queues hold, and the completion queue holds one completion of each: so nothing can overflow. A request is
 //! in its slot from its post until it is over *and* its handle is gone or has reported how it ended.
 //!
 //! # States of a slot
-//! By [state](state::State), what each event does (`docs/how-a-channel-works.md` explains them):
+//! By [state](state::SlotState), what each event does (`docs/how-a-channel-works.md` explains them):
 //!
 //! | | posted | completed | handle asked | handle dropped | scope begins | scope ends |
 //! |---|---|---|---|---|---|---|
@@ -37,8 +37,8 @@ use rdma_connect::{CloseReason, FailedWork, Operation, PeerAddress, TransportErr
 use rdma_mem::ProtectionDomain;
 use rdma_qp::{CompletionQueue, PollSlot, QueuePair, WorkError, WorkErrorClass, WorkErrorCode};
 
-use self::queues::{Connection, Queue, Queues, Slot};
-use self::state::State;
+use self::queues::{Connection, Queue, Queues, RequestSlot};
+use self::state::SlotState;
 use self::watch::Watch;
 use crate::deadline::Deadline;
 use crate::limits::Limits;
@@ -76,7 +76,7 @@ pub(crate) struct Ledger {
     /// asked for, nobody had to wait.
     call_ends: Cell<(u64, Option<Instant>)>,
     /// Why the last request was not posted that was not, until somebody has asked.
-    refusal: post::LastRefusal,
+    refusal: post::LastPostFailure,
     /// How many completions were of no request in flight.
     pub(crate) unmatched: Cell<u64>,
     /// How often an event was asked for since one was taken. If it is 0, there is none but perhaps a late one.
@@ -105,8 +105,8 @@ pub(crate) enum SlotWait {
     Now,
     /// As long as operations of its kind may take.
     Usual,
-    /// As part of a call that may take so long, or else as long as operations of its kind may.
-    Call(Option<Duration>),
+    /// The same, as part of a call, whose time begins with the wait.
+    Call,
 }
 
 /// Who waits for less than that has a look, and gives nothing up.
@@ -133,7 +133,7 @@ impl Ledger {
             unreleased: Cell::new(0),
             unasked: Cell::new(0),
             call_ends: Cell::new((0, None)),
-            refusal: post::LastRefusal::default(),
+            refusal: post::LastPostFailure::default(),
             unmatched: Cell::new(0),
             events_asked: Cell::new(0),
             limits,
@@ -173,7 +173,7 @@ impl Ledger {
 
     /// Notes a request that is with the device, and the state that it begins in.
     #[inline(always)]
-    fn posted(&self, slot: &Slot, operation: Operation, state: State) {
+    fn posted(&self, slot: &RequestSlot, operation: Operation, state: SlotState) {
         self.unreleased.set(self.unreleased.get() + 1);
         slot.begin(operation, state);
     }
@@ -183,7 +183,7 @@ impl Ledger {
     pub(crate) fn perhaps_posted(
         &self,
         connection: &Connection,
-        slot: &Slot,
+        slot: &RequestSlot,
         operation: Operation,
         signaled: bool,
     ) {
@@ -200,15 +200,14 @@ impl Ledger {
         queue: &'l Queue,
         operation: Operation,
         wait: SlotWait,
-    ) -> Result<(&'l Slot, &'l QueuePair), TransportError> {
+    ) -> Result<(&'l RequestSlot, &'l QueuePair), TransportError> {
         let timeout = match wait {
             SlotWait::Now => None,
-            SlotWait::Usual | SlotWait::Call(None) => Some(self.limits.of(operation)),
-            SlotWait::Call(timeout) => timeout,
+            SlotWait::Usual | SlotWait::Call => Some(self.limits.of(operation)),
         };
         let mut deadline = timeout.and_then(Deadline::for_room);
         let taken = self.take_slot(connection, queue, operation, deadline.as_mut());
-        if let (SlotWait::Call(_), Some(deadline)) = (wait, deadline) {
+        if let (SlotWait::Call, Some(deadline)) = (wait, deadline) {
             match &taken {
                 Ok((slot, _)) => self.call_ends.set((slot.id(), deadline.end())),
                 Err(TransportError::Timeout { .. }) => {
@@ -232,7 +231,7 @@ impl Ledger {
         queue: &'l Queue,
         operation: Operation,
         mut deadline: Option<&mut Deadline>,
-    ) -> Result<(&'l Slot, &'l QueuePair), TransportError> {
+    ) -> Result<(&'l RequestSlot, &'l QueuePair), TransportError> {
         loop {
             let (None, Some(qp)) = (connection.closed(), connection.qp()) else {
                 return Err(closed(connection));
@@ -244,7 +243,7 @@ impl Ledger {
             }
             // Those that are done wait for their handles, and unsignaled ones for a later one: nothing that
             // happens here helps them.
-            let helps = |state: State| state.is_in_flight() && !state.is_unsignaled();
+            let helps = |state: SlotState| state.is_in_flight() && !state.is_unsignaled();
             let helps = slots.iter().any(|slot| helps(slot.state()));
             if self.take_completions()? == 0 {
                 let deadline = deadline.as_mut().filter(|_| helps);
@@ -272,7 +271,7 @@ impl Ledger {
         connection: &'l Connection,
         queue: &'l Queue,
         operations: impl Iterator<Item = Operation>,
-        slots: &mut [&'l Slot],
+        slots: &mut [&'l RequestSlot],
         mut deadline: Option<&mut Deadline>,
     ) -> Result<(), TransportError> {
         if slots.len() > queue.capacity() as usize && connection.closed().is_none() {
@@ -282,7 +281,7 @@ impl Ledger {
         for (place, operation) in operations.enumerate() {
             match self.take_slot(connection, queue, operation, deadline.as_deref_mut()) {
                 Ok((slot, _)) => {
-                    slot.set(State::RESERVED);
+                    slot.set(SlotState::RESERVED);
                     queue.advance(slot);
                     slots[place] = slot;
                 }
@@ -296,25 +295,25 @@ impl Ledger {
     }
 
     /// Gives back slots that were reserved, or are free, of requests that were not posted.
-    pub(crate) fn unreserve(slots: &[&Slot]) {
-        slots.iter().for_each(|slot| slot.set(State::FREE));
+    pub(crate) fn unreserve(slots: &[&RequestSlot]) {
+        slots.iter().for_each(|slot| slot.set(SlotState::FREE));
     }
 
     /// The dead slot, for a place that has none yet.
     #[inline(always)]
-    pub(crate) fn no_slot(&self) -> &Slot {
+    pub(crate) fn no_slot(&self) -> &RequestSlot {
         self.queues.dead()
     }
 
     /// The slot of a request that is with the device.
     #[inline]
-    pub(crate) fn in_flight(&self, id: u64) -> Option<&Slot> {
+    pub(crate) fn in_flight(&self, id: u64) -> Option<&RequestSlot> {
         self.queues.by_id(id).filter(|slot| slot.state().is_in_flight())
     }
 
     /// A wait for the request in a slot ran out after so long.
     #[cold]
-    pub(crate) fn note_given_up(&self, slot: &Slot, limit: Duration) {
+    pub(crate) fn note_given_up(&self, slot: &RequestSlot, limit: Duration) {
         if limit < LOOK {
             return;
         }
@@ -327,14 +326,14 @@ impl Ledger {
     }
 
     /// Whom the request in a slot is with.
-    pub(crate) fn peer_of(&self, slot: &Slot) -> Option<PeerAddress> {
+    pub(crate) fn peer_of(&self, slot: &RequestSlot) -> Option<PeerAddress> {
         self.queues.get(slot.connection as usize)?.peer
     }
 
     /// What is said of the request in a slot, which has failed.
     #[cold]
     #[inline(never)]
-    pub(crate) fn failed(&self, slot: &Slot, error: WorkError) -> TransportError {
+    pub(crate) fn failed(&self, slot: &RequestSlot, error: WorkError) -> TransportError {
         let (operation, peer) = (slot.operation.get(), self.peer_of(slot));
         let connection = self.queues.get(slot.connection as usize);
         if let Some(reason) = connection.and_then(Connection::closed)
@@ -364,7 +363,7 @@ impl Ledger {
 
     /// Frees the slot: its handle has reported how this one ended.
     #[inline(always)]
-    pub(crate) fn release(&self, slot: &Slot) {
+    pub(crate) fn release(&self, slot: &RequestSlot) {
         slot.free();
         self.unreleased.set(self.unreleased.get() - 1);
         self.checked();
@@ -372,7 +371,7 @@ impl Ledger {
 
     /// Frees the slot: this one succeeded, and nobody asks. If its handle was dropped in the scope that
     /// runs, it is counted.
-    fn finish(&self, slot: &Slot) {
+    fn finish(&self, slot: &RequestSlot) {
         if slot.state().is_dropped() {
             slot.free();
             self.unasked.set(self.unasked.get() + 1);

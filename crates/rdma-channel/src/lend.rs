@@ -3,20 +3,18 @@
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
-use std::time::Duration;
 
 use rdma_connect::{CloseReason, TransportError, WorkId};
 use rdma_qp::{
-    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
-    WriteWorkRequest,
+    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess, WriteWorkRequest,
 };
 
 use crate::channel::Channel;
 use crate::channel::blocking::Left;
 use crate::deadline::BatchDeadline;
 use crate::ledger::end::{AbortOnUnwind, Ended, without_unwinding};
-use crate::ledger::post::{BatchNotPosted, NotPosted, Refusal};
-use crate::ledger::queues::{Connection, InBatch, Kept, Slot};
+use crate::ledger::post::{BatchNotPosted, NotPosted, PostFailure};
+use crate::ledger::queues::{Connection, InBatch, Kept, RequestSlot};
 use crate::ledger::ticket::Ticket;
 use crate::ledger::{Ledger, SlotWait};
 use crate::multi_channel::MultiChannel;
@@ -61,25 +59,25 @@ impl Ledger {
         &mut self,
         to: impl FnOnce(&Self) -> Result<&Connection, TransportError>,
         request: W,
-        timeout: Option<Duration>,
     ) -> Result<WorkSuccess, TransportError> {
         let guard = AbortOnUnwind;
         let left = {
             // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the request.
             let kept: Kept<'data> = unsafe { Kept::new() };
-            let wait = SlotWait::Call(timeout);
             let posted = match to(self) {
-                Ok(connection) => self.post(connection, request.signaled(true), wait, kept),
+                Ok(connection) => {
+                    self.post(connection, request.signaled(true), SlotWait::Call, kept)
+                }
                 Err(error) => Err(self.refuse(error, None)),
             };
             match posted {
-                Ok(ticket) => match ticket.place().glance() {
+                Ok(ticket) => match ticket.request().glance() {
                     Ok(success) => {
                         ticket.release();
                         guard.disarm();
                         return Ok(success);
                     }
-                    Err(so_far) => Left::after(ticket, so_far, timeout),
+                    Err(so_far) => Left::after(ticket, so_far),
                 },
                 Err(_) => Left::Refused,
             }
@@ -130,8 +128,8 @@ impl Ledger {
     /// ends those. Returns when the device uses the memory of none.
     pub(crate) fn block_each<'data, T>(
         &mut self,
-        post: impl for<'l> FnOnce(Call<'l, 'data>) -> (Vec<WorkId>, Option<Refusal>),
-        end: impl FnOnce(&mut Self, &[WorkId], Option<Refusal>) -> T,
+        post: impl for<'l> FnOnce(Call<'l, 'data>) -> (Vec<WorkId>, Option<PostFailure>),
+        end: impl FnOnce(&mut Self, &[WorkId], Option<PostFailure>) -> T,
     ) -> T {
         without_unwinding(|| {
             // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the requests.
@@ -158,7 +156,7 @@ impl Ledger {
         match post(&mut buf, unsafe { Kept::new() }) {
             Ok(ticket) => Ok(InFlight::new(ticket, buf)),
             Err(refused) => {
-                let Refusal { error, perhaps } = refused.why();
+                let PostFailure { error, perhaps } = refused.why();
                 Err(Refused { buf: if perhaps.is_some() { None } else { Some(buf) }, error })
             }
         }
@@ -192,7 +190,7 @@ impl<'l, 'data> Call<'l, 'data> {
         self,
         connection: &'l Connection,
         items: &mut [I],
-        slots: &mut [&'l Slot],
+        slots: &mut [&'l RequestSlot],
         deadline: &mut BatchDeadline,
     ) -> Result<(), BatchNotPosted> {
         self.ledger.post_batch(connection, items, slots, deadline, self.kept)
@@ -296,23 +294,6 @@ impl Channel {
     pub unsafe fn read_unpolled(
         &self,
         wr: ReadWorkRequest<'_, '_>,
-    ) -> Result<PendingWork<'_>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
-        unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
-    }
-
-    /// Posts an atomic operation on memory of the peer.
-    ///
-    /// # Errors
-    /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
-    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted) it may be with the device.
-    ///
-    /// # Safety
-    /// That of [`send_unpolled`](Self::send_unpolled).
-    #[inline]
-    pub unsafe fn atomic_unpolled(
-        &self,
-        wr: AtomicWorkRequest<'_, '_>,
     ) -> Result<PendingWork<'_>, TransportError> {
         // SAFETY: SAFETY.md F22: the same contract.
         unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
@@ -462,22 +443,6 @@ impl MultiChannel {
     ) -> Result<Vec<PendingWork<'_>>, TransportError> {
         // SAFETY: SAFETY.md F22: the same contract.
         unsafe { self.ledger.each_unpolled(wrs) }
-    }
-
-    /// Posts an atomic operation on memory of a peer.
-    ///
-    /// # Errors
-    /// Those of [`Channel::atomic_unpolled`]; [`TransportError::NoSuchPeer`] if there is none.
-    ///
-    /// # Safety
-    /// That of [`Channel::send_unpolled`].
-    #[inline]
-    pub unsafe fn atomic_unpolled(
-        &self,
-        wr: ToPeer<AtomicWorkRequest<'_, '_>>,
-    ) -> Result<PendingWork<'_>, TransportError> {
-        // SAFETY: SAFETY.md F22: the same contract.
-        unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
     }
 
     /// Posts one message to each of these peers.

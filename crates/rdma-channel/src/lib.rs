@@ -35,7 +35,7 @@
 //! | connect two processes | [`Channel::connect`], and [`listen`](RendezvousBuilder::listen) of a [`ChannelBuilder`] |
 //! | do the same over your own stream | [`exchange`], [`PreparedChannel::handshake`], [`confirm`] |
 //! | do one thing at a time | [`Channel::send_from`], [`receive_into`](Channel::receive_into), [`write_from`](Channel::write_from), [`read_into`](Channel::read_into), [`fetch_add`](Channel::fetch_add) |
-//! | limit how long that takes | [`Channel::within`], [`ChannelBuilder`] |
+//! | limit how long that takes | [`Channel::within`], [`MultiChannel::within`], [`ChannelBuilder`] |
 //! | have many operations outstanding | [`Channel::scope`], [`Channel::scope_deadline`] |
 //! | use the same memory again and again in it | [`ScopedPeer::send_from`] and its kin, [`InFlight`] |
 //! | sleep, or spin, or wait in your own loop | [`Wait`], [`Channel::arm`] |
@@ -71,11 +71,11 @@ mod rendezvous;
 mod request;
 mod scope;
 mod server;
+mod within;
 
 pub use channel::Channel;
 pub use channel::builder::{ChannelBuilder, MultiChannelBuilder, WithoutPd};
 pub use channel::prepared::PreparedChannel;
-pub use channel::slices::Within;
 pub use channel::waiting::{Armed, Waitable};
 pub use deadline::Wait;
 pub use exchange::{ExchangeError, Pipes, TimedStream, confirm, exchange, exchange_all};
@@ -90,7 +90,7 @@ pub use multi_channel::to_peer::{
 pub use rendezvous::builder::{Rendezvous, RendezvousBuilder};
 pub use rendezvous::incoming::Incoming;
 pub use rendezvous::listener::ChannelListener;
-pub use request::Request;
+pub use request::BatchRequest;
 pub use scope::in_flight::InFlight;
 pub use scope::outcome::{Finished, Late, Progress, Refused};
 pub use scope::peer::ScopedPeer;
@@ -98,11 +98,12 @@ pub use scope::pending_word::PendingWord;
 pub use scope::pending_work::{PendingWork, ScopedPendingWork};
 pub use scope::rent::{Prefix, Rent, RentMut};
 pub use scope::ring::{ReceiveRing, RingMessage};
-pub use scope::{Scope, ScopeError};
+pub use scope::{PollingScope, Scope, ScopeError, ScopeResult, TransportResult};
 pub use server::Server;
 pub use server::builder::ServerBuilder;
 pub use server::event::{LeftReason, ServerError, ServerEvent};
 pub use server::waker::Waker;
+pub use within::Within;
 
 pub use rdma_connect::{
     CloseReason, ConnectError, FailedWork, LeaseEnd, Operation, OperationError, PeerAddress,

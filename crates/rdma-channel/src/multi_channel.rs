@@ -1,17 +1,12 @@
 //! Connections to several peers.
 
 use std::fmt;
-use std::time::Duration;
 
 use rdma_connect::{CloseReason, Rejected, TransportError};
-use rdma_mem::{InlineElement, ProtectionDomain};
-use rdma_qp::{
-    AtomicResult, ConnectAttributes, QpState, QueuePair, SendWorkRequest, WorkSuccess,
-    WriteWorkRequest,
-};
+use rdma_mem::ProtectionDomain;
+use rdma_qp::{ConnectAttributes, QpState, QueuePair, WorkSuccess};
 
 use self::joining::Joining;
-use self::remote_memory_region::PeerRemoteMemoryRegion;
 use self::to_peer::{
     PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerSendWorkRequest,
     PeerWriteWorkRequest, ToPeer,
@@ -36,6 +31,9 @@ pub(crate) mod to_peer;
 /// peers: [`scatter_send`](Self::scatter_send), [`scatter_write`](Self::scatter_write),
 /// [`gather_receive`](Self::gather_receive), [`gather_read`](Self::gather_read) and
 /// [`multicast_send`](Self::multicast_send).
+///
+/// Plain bytes, numbers and rented memory go to one peer by [`Scope::to`](crate::Scope::to), and a request with flags by
+/// [`ToPeer::from_wr`].
 ///
 /// What closes a channel closes here the connection to one peer: an operation that failed, or a
 /// blocking call that did not end before its deadline. The others go on. Only a failure of the
@@ -100,10 +98,9 @@ impl MultiChannel {
     fn block<'data, W: Post<'data>>(
         &mut self,
         wr: ToPeer<W>,
-        timeout: Option<Duration>,
     ) -> Result<WorkSuccess, TransportError> {
         let ToPeer { peer, wr } = wr;
-        self.ledger.block(|ledger| ledger.connection(peer), wr, timeout)
+        self.ledger.block(|ledger| ledger.connection(peer), wr)
     }
 
     /// Sends a message to a peer; see [`Channel::send`](crate::Channel::send).
@@ -112,20 +109,7 @@ impl MultiChannel {
     /// Those of [`Channel::send`](crate::Channel::send), and [`TransportError::NoSuchPeer`].
     #[inline]
     pub fn send(&mut self, wr: PeerSendWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, None)
-    }
-
-    /// The same as [`send`](Self::send), with a limit of its own. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`send`](Self::send).
-    #[inline]
-    pub fn send_timeout(
-        &mut self,
-        wr: PeerSendWorkRequest<'_, '_>,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, Some(timeout))
+        self.block(wr)
     }
 
     /// Takes one message of a peer; see [`Channel::receive`](crate::Channel::receive).
@@ -137,20 +121,7 @@ impl MultiChannel {
         &mut self,
         wr: PeerReceiveWorkRequest<'_, '_>,
     ) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, None)
-    }
-
-    /// The same as [`receive`](Self::receive), with a limit of its own. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`receive`](Self::receive).
-    #[inline]
-    pub fn receive_timeout(
-        &mut self,
-        wr: PeerReceiveWorkRequest<'_, '_>,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, Some(timeout))
+        self.block(wr)
     }
 
     /// Writes into memory of a peer; see [`Channel::write`](crate::Channel::write).
@@ -162,20 +133,7 @@ impl MultiChannel {
         &mut self,
         wr: PeerWriteWorkRequest<'_, '_>,
     ) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, None)
-    }
-
-    /// The same as [`write`](Self::write), with a limit of its own. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`write`](Self::write).
-    #[inline]
-    pub fn write_timeout(
-        &mut self,
-        wr: PeerWriteWorkRequest<'_, '_>,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, Some(timeout))
+        self.block(wr)
     }
 
     /// Reads memory of a peer; see [`Channel::read`](crate::Channel::read).
@@ -184,20 +142,7 @@ impl MultiChannel {
     /// Those of [`Channel::read`](crate::Channel::read), and [`TransportError::NoSuchPeer`].
     #[inline]
     pub fn read(&mut self, wr: PeerReadWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, None)
-    }
-
-    /// The same as [`read`](Self::read), with a limit of its own. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`read`](Self::read).
-    #[inline]
-    pub fn read_timeout(
-        &mut self,
-        wr: PeerReadWorkRequest<'_, '_>,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, Some(timeout))
+        self.block(wr)
     }
 
     /// An atomic operation of either kind on memory of a peer.
@@ -209,113 +154,7 @@ impl MultiChannel {
         &mut self,
         wr: PeerAtomicWorkRequest<'_, '_>,
     ) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, None)
-    }
-
-    /// The same as [`atomic`](Self::atomic), with a limit of its own. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`atomic`](Self::atomic).
-    #[inline]
-    pub fn atomic_timeout(
-        &mut self,
-        wr: PeerAtomicWorkRequest<'_, '_>,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.block(wr, Some(timeout))
-    }
-
-    /// Sends these bytes to a peer as one message; as [`Channel::send_inline`](crate::Channel::send_inline).
-    ///
-    /// # Errors
-    /// Those of [`Channel::send_inline`](crate::Channel::send_inline), and [`TransportError::NoSuchPeer`].
-    #[doc(alias = "IBV_SEND_INLINE")]
-    #[inline]
-    pub fn send_inline(&mut self, peer: usize, data: &[u8]) -> Result<WorkSuccess, TransportError> {
-        if self.ledger.has_copies()
-            && let Some(copy) = self.ledger.copy_of_call(peer, data)?
-        {
-            return self.send(ToPeer::from_wr(peer, SendWorkRequest::from_list(&copy.list())));
-        }
-        self.send(PeerSendWorkRequest::inline(peer, &[InlineElement::new_checked(data)?]))
-    }
-
-    /// Writes these bytes to the beginning of `remote`; as [`send_inline`](Self::send_inline).
-    ///
-    /// # Errors
-    /// Those of [`send_inline`](Self::send_inline).
-    #[doc(alias = "IBV_SEND_INLINE")]
-    #[inline]
-    pub fn write_inline(
-        &mut self,
-        data: &[u8],
-        remote: PeerRemoteMemoryRegion,
-    ) -> Result<WorkSuccess, TransportError> {
-        if self.ledger.has_copies()
-            && let Some(copy) = self.ledger.copy_of_call(remote.peer(), data)?
-        {
-            let list = copy.list();
-            let write = WriteWorkRequest::from_list(&list, remote.remote());
-            return self.write(ToPeer::from_wr(remote.peer(), write));
-        }
-        self.write(PeerWriteWorkRequest::inline(&[InlineElement::new_checked(data)?], remote))
-    }
-
-    /// Puts `swap` into a peer's word if that is `compare`; `result` then has what it was.
-    ///
-    /// # Errors
-    /// Those of [`send`](Self::send).
-    pub fn compare_and_swap_into<'wr, 'data: 'wr>(
-        &mut self,
-        result: impl Into<AtomicResult<'wr, 'data>>,
-        remote: PeerRemoteMemoryRegion,
-        compare: u64,
-        swap: u64,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.atomic(PeerAtomicWorkRequest::compare_and_swap(result, remote, compare, swap))
-    }
-
-    /// Adds `add` to a peer's word, wrapping; `result` then has what it was.
-    ///
-    /// # Errors
-    /// Those of [`send`](Self::send).
-    pub fn fetch_add_into<'wr, 'data: 'wr>(
-        &mut self,
-        result: impl Into<AtomicResult<'wr, 'data>>,
-        remote: PeerRemoteMemoryRegion,
-        add: u64,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.atomic(PeerAtomicWorkRequest::fetch_and_add(result, remote, add))
-    }
-
-    /// Adds `add` to a peer's word, wrapping; returns what it was. As [`Channel::fetch_add`](crate::Channel::fetch_add).
-    ///
-    /// # Errors
-    /// Those of [`send`](Self::send).
-    pub fn fetch_add(
-        &mut self,
-        remote: PeerRemoteMemoryRegion,
-        add: u64,
-    ) -> Result<u64, TransportError> {
-        let word = self.ledger.word_of_call()?;
-        self.fetch_add_into(&mut word.list(), remote, add)?;
-        Ok(word.value())
-    }
-
-    /// Puts `swap` into a peer's word if that is `compare`; returns what it was. As
-    /// [`Channel::compare_and_swap`](crate::Channel::compare_and_swap).
-    ///
-    /// # Errors
-    /// Those of [`send`](Self::send).
-    pub fn compare_and_swap(
-        &mut self,
-        remote: PeerRemoteMemoryRegion,
-        compare: u64,
-        swap: u64,
-    ) -> Result<u64, TransportError> {
-        let word = self.ledger.word_of_call()?;
-        self.compare_and_swap_into(&mut word.list(), remote, compare, swap)?;
-        Ok(word.value())
+        self.block(wr)
     }
 
     /// The protection domain whose memory the requests use.

@@ -57,11 +57,11 @@ impl<'data> Post<'data> for ReceiveWorkRequest<'_, 'data> {
 /// A request of the send queue in a batch, of any kind: made by `into()` of each.
 #[derive(Debug)]
 #[repr(transparent)]
-pub struct Request<'wr, 'data>(pub(crate) QueuedRequest<'wr, 'data>);
+pub struct BatchRequest<'wr, 'data>(pub(crate) QueuedRequest<'wr, 'data>);
 
 macro_rules! requests {
     ($($request:ident)+) => {$(
-        impl<'wr, 'data> From<$request<'wr, 'data>> for Request<'wr, 'data> {
+        impl<'wr, 'data> From<$request<'wr, 'data>> for BatchRequest<'wr, 'data> {
             #[inline]
             fn from(request: $request<'wr, 'data>) -> Self {
                 Self(request.with_id(0))

@@ -84,6 +84,29 @@ impl<'scope, C> Scope<'scope, '_, C> {
     }
 }
 
+/// A [`Scope`], under the name that ibverbs-rs gives it.
+pub type PollingScope<'scope, 'env, C> = Scope<'scope, 'env, C>;
+
+/// The result of a [scope](Channel::scope), under the name that ibverbs-rs gives it.
+pub type ScopeResult<T, E = TransportError> = Result<T, ScopeError<E>>;
+
+/// The result of an operation, under the name that ibverbs-rs gives it.
+///
+/// # Examples
+/// ```
+/// use rdma_channel::{Channel, PollingScope, ScopeResult, TransportResult};
+/// use rdma_qp::{SendWorkRequest, WorkSuccess};
+///
+/// fn number(s: &PollingScope<'_, '_, Channel>, number: u32) -> TransportResult<WorkSuccess> {
+///     s.post_send(SendWorkRequest::only_immediate(number))?.spin_poll()
+/// }
+///
+/// fn numbers(channel: &mut Channel) -> ScopeResult<()> {
+///     channel.scope(|s| (0..3).try_for_each(|n| number(s, n).map(drop)))
+/// }
+/// ```
+pub type TransportResult<T> = Result<T, TransportError>;
+
 /// Why a scope failed.
 ///
 /// # Examples
@@ -105,15 +128,36 @@ impl<'scope, C> Scope<'scope, '_, C> {
 /// }
 /// # Ok::<(), TransportError>(())
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ScopeError<E = TransportError> {
     /// The closure's own error.
     #[error("{0}")]
     ClosureError(E),
     /// The closure succeeded, but not all operations did that it had left in flight.
-    #[error("{} of the operations that the scope had left failed; first: {}", .0.len(), .0.first().map(ToString::to_string).unwrap_or_default())]
+    #[error("{}", left_in_flight(.0))]
     AutoPollError(Vec<OperationError>),
+}
+
+/// As the closure's error prints itself; it may have no message.
+impl<E: fmt::Debug> fmt::Debug for ScopeError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ClosureError(error) if f.alternate() => {
+                f.debug_tuple("ClosureError").field(error).finish()
+            }
+            Self::ClosureError(error) => error.fmt(f),
+            Self::AutoPollError(errors) if f.alternate() => {
+                f.debug_tuple("AutoPollError").field(errors).finish()
+            }
+            Self::AutoPollError(errors) => f.write_str(&left_in_flight(errors)),
+        }
+    }
+}
+
+fn left_in_flight(errors: &[OperationError]) -> String {
+    let first = errors.first().map(ToString::to_string).unwrap_or_default();
+    format!("{} of the operations that the scope had left failed; first: {first}", errors.len())
 }
 
 impl<E: From<TransportError>> ScopeError<E> {
@@ -258,6 +302,7 @@ impl Channel {
     /// assert!(begin.elapsed() < Duration::from_secs(10));
     /// # Ok::<(), TransportError>(())
     /// ```
+    #[doc(alias = "timeout")]
     pub fn scope_deadline<'env, T, E>(
         &'env mut self,
         limit: Duration,

@@ -18,7 +18,7 @@ use self::builder::{ServerBuilder, ServerOptions};
 use self::event::{LeftReason, ServerError, ServerEvent};
 use self::lent::Lent;
 use self::peers::{Peer, Peers};
-use self::queues::{End, Queues};
+use self::queues::{PeerQueuePair, ServerQueues};
 use self::receives::OwnReceives;
 use self::waker::Waker;
 use crate::deadline::{Deadline, NO_LIMIT, Next};
@@ -110,12 +110,12 @@ pub(crate) mod waker;
 #[doc(alias("ibv_create_srq", "ibv_post_srq_recv"))]
 pub struct Server {
     /// Dropped first: what is lent is given back when no queue pair is left that might use it.
-    clients: Listening<Queues>,
+    clients: Listening<ServerQueues>,
     lent: Lent,
     own: OwnReceives,
     peers: Peers,
     /// Queue pairs that could not be destroyed.
-    stuck: Vec<End>,
+    stuck: Vec<PeerQueuePair>,
     pool: BufferPool,
     options: ServerOptions,
     /// All that `next` sleeps on.
@@ -171,7 +171,7 @@ impl Server {
     }
 
     fn of(
-        queues: Queues,
+        queues: ServerQueues,
         options: ServerOptions,
         addresses: &[SocketAddr],
     ) -> Result<Self, ConnectError> {
@@ -462,7 +462,7 @@ impl Server {
         Ok(())
     }
 
-    fn join(&mut self, mut client: Candidate<Added, End>) -> Result<(), ServerError> {
+    fn join(&mut self, mut client: Candidate<Added, PeerQueuePair>) -> Result<(), ServerError> {
         // What is there of an earlier queue pair with the same number is nobody's.
         self.drain()?;
         let id = self.peers.next_id();
@@ -489,7 +489,7 @@ impl Server {
     fn accept(
         &mut self,
         id: PeerId,
-        client: &mut Candidate<Added, End>,
+        client: &mut Candidate<Added, PeerQueuePair>,
     ) -> Result<(Added, u32), Option<ConnectError>> {
         let key = FIRST_STREAM + id.index() as u64;
         let lacking = self.post_first_receives(id, &client.end).map_err(|error| {

@@ -1,15 +1,15 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_channel::{
-    Armed, Buffer, Channel, ChannelBuilder, ChannelListener, CloseReason, ConnectError,
-    ExchangeError, FailedWork, Finished, InFlight, Incoming, Late, LeaseEnd, LeftReason,
-    MultiChannel, MultiChannelBuilder, Operation, OperationError, PeerAddress,
+    Armed, BatchRequest, Buffer, Channel, ChannelBuilder, ChannelListener, CloseReason,
+    ConnectError, ExchangeError, FailedWork, Finished, InFlight, Incoming, Late, LeaseEnd,
+    LeftReason, MultiChannel, MultiChannelBuilder, Operation, OperationError, PeerAddress,
     PeerAtomicWorkRequest, PeerId, PeerReadWorkRequest, PeerReceiveWorkRequest,
     PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest, PendingWord, PendingWork,
     Pipes, Prefix, PreparedChannel, PreparedMultiChannel, PreparedPeer, Progress, ReceiveRing,
-    Refused, RefusedWork, Rejected, Rendezvous, RendezvousBuilder, Request, RingMessage, Scope,
-    ScopeError, ScopedPeer, ScopedPendingWork, Server, ServerBuilder, ServerError, ServerEvent,
-    ToPeer, TransportError, Wait, Waitable, Waker, Within, WithoutPd, WorkId,
+    Refused, RefusedWork, Rejected, Rendezvous, RendezvousBuilder, RingMessage, Scope, ScopeError,
+    ScopedPeer, ScopedPendingWork, Server, ServerBuilder, ServerError, ServerEvent, ToPeer,
+    TransportError, Wait, Waitable, Waker, Within, WithoutPd, WorkId,
 };
 
 fn send<T: Send>() {}
@@ -117,7 +117,7 @@ fn results_are_values() {
     send_sync::<Prefix<'_>>();
     send_sync::<Finished<()>>();
     send_sync::<Refused<()>>();
-    send_sync::<Request<'_, '_>>();
+    send_sync::<BatchRequest<'_, '_>>();
     send_sync::<ToPeer<()>>();
     send_sync::<PeerSendWorkRequest<'_, '_>>();
     send_sync::<PeerReceiveWorkRequest<'_, '_>>();

@@ -138,11 +138,11 @@ fn start_timer(rig: &mut Rig) {
     let remote = rig.board.remote().slice(0..8).unwrap();
     rig.looped
         .scope(|s| {
-            let handle = s.fetch_add_into(rig.target.get_mut(0, 8).unwrap(), remote, 1)?;
+            let handle = s.fetch_add(remote, 1)?;
             while word.load(Ordering::Acquire) == 0 {
                 std::thread::yield_now();
             }
-            assert!(handle.wait(SECONDS).unwrap().result.is_ok());
+            handle.wait(SECONDS)?;
             Ok::<_, TransportError>(())
         })
         .unwrap();
@@ -157,8 +157,8 @@ fn blocking(rig: &mut Rig) -> Outcome {
     looped.read(ReadWorkRequest::from_list(&mut room, board.remote()))?;
     let word = board.remote().slice(0..8).unwrap();
     let mut result = ScatterList::from([target.get_mut(0, 8).unwrap()]);
-    looped.compare_and_swap_into(&mut result, word, 0, 1)?;
-    looped.fetch_add_into(&mut result, word, 1)?;
+    looped.atomic(AtomicWorkRequest::compare_and_swap(&mut result, word, 0, 1))?;
+    looped.atomic(AtomicWorkRequest::fetch_and_add(&mut result, word, 1))?;
     here.scope(|s| {
         let mut room = ScatterList::from([target.as_slice_mut()]);
         s.post_receive(ReceiveWorkRequest::from_list(&mut room))?;

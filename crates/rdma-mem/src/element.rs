@@ -56,7 +56,7 @@ pub struct ScatterElement<'a> {
 }
 
 /// A slice that cannot be an element of a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScatterGatherElementError {
     /// C has 32 bits for an element's length.
@@ -66,6 +66,13 @@ pub enum ScatterGatherElementError {
     #[error("the slice is not within the bounds of the memory region")]
     SliceNotWithinBounds,
 }
+
+rdma_types::debug_messages!(
+    enum ScatterGatherElementError {
+        SliceTooBig,
+        SliceNotWithinBounds,
+    }
+);
 
 /// The checks of an element, in the order of the errors.
 #[inline]

@@ -8,12 +8,12 @@ pub(crate) mod verb;
 use rdma_sys::{UnknownProvider, Unsupported};
 use rdma_types::AccessError;
 
-use crate::device::unknown::UnknownDevice;
+use crate::device::unknown::{ListError, UnknownDevice};
 use crate::error::verb::VerbError;
 use crate::object::forked::Forked;
 
 /// The error of an operation of this crate.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A verb failed.
@@ -22,6 +22,16 @@ pub enum Error {
     /// No device has this name.
     #[error(transparent)]
     UnknownDevice(#[from] Box<UnknownDevice>),
+    /// There is no device at all.
+    #[error(
+        "there is no RDMA device: a NIC needs its driver and rdma-core, SoftRoCE `rdma link add`, and the software devices \
+         rdma_soft::install() or the feature `soft` of the crate `rdma`{}",
+        errors.iter().map(|error| format!("; {error}")).collect::<String>()
+    )]
+    NoDevice {
+        /// Why there may be some that are not listed.
+        errors: Vec<ListError>,
+    },
     /// The environment variable `RDMA_PROVIDERS` names a provider that is not there.
     #[error(transparent)]
     UnknownProvider(#[from] UnknownProvider),
@@ -100,3 +110,10 @@ pub enum Error {
         what: &'static str,
     },
 }
+
+rdma_types::debug_messages!(enum Error {
+    Verb(it), UnknownDevice(it), NoDevice { errors }, UnknownProvider(it), Forked(it), Unsupported(it), Access(it),
+    NoWindows { device }, NoAtomics { device }, EmptyRegion, PageOffset { offset, iova, page },
+    Alignment { alignment }, PoolLimit { length, registered, limit }, OutOfMemory { length },
+    StillUsed { what },
+});

@@ -70,7 +70,7 @@ pub use device::attributes::DeviceAttributes;
 pub use device::context::Context;
 pub use device::extended_attributes::ExtendedAttributes;
 pub use device::gid::GidEntry;
-pub use device::list::{DeviceList, list_devices, open_device};
+pub use device::list::{DeviceList, list_devices, open_default_device, open_device};
 pub use device::listed::Device;
 pub use device::port::PortAttributes;
 pub use device::protection_domain::ProtectionDomain;

@@ -216,6 +216,7 @@ impl QueuePairEndpoint {
     }
 
     /// The QPN (queue pair number).
+    #[doc(alias = "qp_num")]
     #[must_use]
     pub const fn qpn(&self) -> Qpn {
         self.qpn

@@ -14,7 +14,7 @@ use crate::gid_network::GidNetwork;
 use crate::post::error::PostError;
 
 /// The error of an operation of this crate. Posting has its own error, [`PostError`](crate::PostError).
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A verb failed.
@@ -270,6 +270,21 @@ pub enum Error {
         what: &'static str,
     },
 }
+
+rdma_types::debug_messages!(enum Error {
+    Verb(it), Memory(it), Poll(it), Transition { qpn, from, to, source },
+    NoTransition { qpn, from, to }, Attributes { qpn, from, to, lacking, forbidden }, Post(it),
+    DrainTimedOut { qpn, timeout }, Handshake(it), UnsupportedType { qp_type },
+    UnsupportedTransport { device, transport }, NotConnected, NotDatagrams { qp_type },
+    NoDatagram { qpn }, Missing { knob }, ForeignCompletionQueue { knob },
+    ForeignSharedReceiveQueue, SharedReceives, LimitTooLarge { limit, max_wr },
+    CompletionQueueTooSmall { knob, capacity, needed }, NoCompletionChannel,
+    NoSuchVector { vector, count }, ForeignChannel, NoTimestamps { device },
+    NoActivePort { device, ports }, NoSuchPort { port, count }, NoSuchGid { port, index },
+    NoGidInNetwork { port, network, table }, Environment { variable, value, expected },
+    MtuTooLarge { asked, port, active }, TooLarge { knob, value, most }, TooSmall { knob, least },
+    StillUsed { what },
+});
 
 impl Error {
     /// The action that may help.

@@ -30,11 +30,13 @@ impl GidNetwork {
 }
 
 /// A text that is no network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "this is no network: write an address and the length of its prefix, such as 10.0.0.0/8 or fd00::/8"
 )]
 pub struct ParseGidNetworkError(());
+
+rdma_types::debug_messages!(struct ParseGidNetworkError(it));
 
 impl FromStr for GidNetwork {
     type Err = ParseGidNetworkError;

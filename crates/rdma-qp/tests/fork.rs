@@ -77,7 +77,7 @@ fn a_forked_child_cannot_touch_the_connection_and_its_end_changes_nothing() {
     }
 }
 
-/// Exchanges messages that wait for their receives, so that alarms ring, until it is over.
+/// Exchanges messages that wait for their receives, so that timers expire, until it is over.
 fn keep_busy(is_over: &AtomicBool, a: &TestPeer, b: &TestPeer) {
     while !is_over.load(Ordering::Relaxed) {
         let data = [GatherElement::from(a.board.element(0..8).unwrap())];

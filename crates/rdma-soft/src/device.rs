@@ -28,7 +28,6 @@ use crate::engine::queue_pair::qpn::slot_of;
 use crate::engine::queue_pair::table::QueuePairTable;
 use crate::engine::requester::side::{Blocked, Peer};
 use crate::engine::wire::{Carrier, Outlet};
-use crate::fabric::clock::Time;
 use crate::fabric::random::{Purpose, Seed};
 use crate::limits::{Limits, Quota};
 use crate::link::Link;
@@ -119,7 +118,7 @@ pub(crate) trait Network: Send + Sync + std::fmt::Debug {
 
 /// How messages get to the far end of a path.
 #[derive(Debug, Clone)]
-pub(crate) enum Way {
+pub(crate) enum Delivery {
     /// From memory to memory, on the device there, if there is one.
     Direct(Option<&'static Device>),
     /// As packets.
@@ -281,13 +280,13 @@ impl Device {
 
     /// Where messages go that take that path, if they go as packets. A connection to nowhere is one of packets
     /// if this device sends no others.
-    pub(crate) fn way(&self, path: &Path, number: u32) -> Way {
+    pub(crate) fn way(&self, path: &Path, number: u32) -> Delivery {
         self.way_by(path, number, |host| host.connected(number))
     }
 
     /// The same, of a datagram: another process is connected to by the first one that goes there. A number that no
     /// process has is none of its sender's affairs.
-    pub(crate) fn way_of_datagrams(&'static self, path: &Path, number: u32) -> Way {
+    pub(crate) fn way_of_datagrams(&'static self, path: &Path, number: u32) -> Delivery {
         self.way_by(path, number, |host| host.connect(self, number).ok())
     }
 
@@ -296,20 +295,20 @@ impl Device {
         path: &Path,
         number: u32,
         process: impl FnOnce(&dyn Host) -> Option<Arc<dyn Carrier>>,
-    ) -> Way {
+    ) -> Delivery {
         let there = self.subnet.at(self.link, &path.remote);
         if let Some(network) = self.network_towards(path, there) {
-            return Way::Wire(Outlet::Carrier(network.outlet()));
+            return Delivery::Wire(Outlet::Carrier(network.outlet()));
         }
         if let Some(host) = self.host_of_other(path, there, number) {
-            return Way::Wire(process(host).map_or(Outlet::Nowhere, Outlet::Carrier));
+            return Delivery::Wire(process(host).map_or(Outlet::Nowhere, Outlet::Carrier));
         }
         match there {
             _ if !there.map_or(self.force_wire, |there| self.sends_packets_to(there)) => {
-                Way::Direct(there)
+                Delivery::Direct(there)
             }
-            Some(there) => Way::Wire(Outlet::Inbox(&**there.inbox())),
-            None => Way::Wire(Outlet::Nowhere),
+            Some(there) => Delivery::Wire(Outlet::Inbox(&**there.inbox())),
+            None => Delivery::Wire(Outlet::Nowhere),
         }
     }
 
@@ -401,7 +400,7 @@ impl Device {
     /// found good are looked at again by their next request.
     pub(crate) fn set_port(&self, up: bool) {
         self.change_port(up);
-        self.fabric.unsettled.settle();
+        self.fabric.run_queue.run();
     }
 
     fn change_port(&self, up: bool) {
@@ -418,7 +417,7 @@ impl Device {
             queue_pair.responder.lock().verified = 0;
             // Those who wait for a receive request, here or for one here, hear nothing any more.
             if waits {
-                queue_pair.alarm.set(Time::AT_ONCE);
+                queue_pair.entry.wake();
             }
             queue_pair.dismiss_waiter(&mut queue_pair.receive.lock());
         }

@@ -42,7 +42,6 @@
 
 mod abi;
 mod address;
-mod backoff;
 mod builder;
 mod counters;
 mod device;

@@ -59,9 +59,11 @@ pub struct Network {
 }
 
 /// A device is not of the network that was asked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no device of this network: install it with `Builder::network`")]
 pub struct OtherNetwork(String);
+
+rdma_types::debug_messages!(struct OtherNetwork(it));
 
 impl Network {
     /// An empty network. All its randomness comes from the seed: what becomes of packets, and which

@@ -1,6 +1,7 @@
 //! The primitives that the model checker replaces: under `cfg(loom)` the lock and the atomics of the
 //! data path are loom's, so that its tests explore the production modules.
 
+pub(crate) mod backoff;
 mod held;
 mod lock;
 

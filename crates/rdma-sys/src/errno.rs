@@ -167,6 +167,7 @@ impl fmt::Display for Errno {
 impl fmt::Debug for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name() {
+            _ if !f.alternate() => fmt::Display::fmt(self, f),
             Some(name) => f.write_str(name),
             None => write!(f, "Errno({})", self.0),
         }

@@ -15,7 +15,7 @@ macro_rules! without {
 /// Why [`system`](crate::system) has no table.
 ///
 /// The software device works in each of these cases.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// There is no such file, or the loader does not look where it is.
@@ -70,6 +70,11 @@ pub enum LoadError {
         reason: String,
     },
 }
+
+rdma_types::debug_messages!(enum LoadError {
+    NotFound { file }, TooOld { file, symbol }, WrongArchitecture { file, found, expected },
+    StaticBinary, Refused { file, reason },
+});
 
 /// Only `RDMA_LIBIBVERBS` names another file than the usual one.
 fn not_found(file: &OsStr) -> String {

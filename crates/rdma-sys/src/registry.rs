@@ -28,7 +28,7 @@ pub struct Provider {
 }
 
 /// `RDMA_PROVIDERS` names a provider that is not there.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "RDMA_PROVIDERS names {name:?}, but the providers of this program are: {}{}",
     .known.join(", "),
@@ -45,6 +45,8 @@ pub struct UnknownProvider {
     /// The names that it could have.
     pub known: Vec<&'static str>,
 }
+
+rdma_types::debug_messages!(struct UnknownProvider { name, known });
 
 /// Adds a provider to those of this process, for [`providers`].
 ///

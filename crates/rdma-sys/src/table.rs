@@ -16,7 +16,7 @@ pub type NoteMapped = unsafe extern "C" fn(mr: *mut ibv_mr);
 
 /// A function that this provider does not have, because its libibverbs is older than the function
 /// or because the device is software that does not implement it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the provider `{provider}` has no `{verb}` (libibverbs has it since {since}): update \
      rdma-core, or do without"
@@ -30,6 +30,8 @@ pub struct Unsupported {
     /// The [name](Verbs::name) of the table that was asked.
     pub provider: &'static str,
 }
+
+rdma_types::debug_messages!(struct Unsupported { verb, since, provider });
 
 /// Looks up a function by its C name.
 ///

@@ -13,13 +13,15 @@ use core::fmt;
 /// let error = Psn::try_from(1 << 24).unwrap_err();
 /// assert_eq!(error.to_string(), "PSN 16777216 is out of range: 0 to 16777215 are allowed");
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct OutOfRangeError {
     what: &'static str,
     value: u32,
     min: u32,
     max: u32,
 }
+
+crate::debug_messages!(struct OutOfRangeError { what, value, min, max });
 
 impl OutOfRangeError {
     pub(crate) const fn new(what: &'static str, value: u32, min: u32, max: u32) -> Self {
@@ -43,9 +45,11 @@ impl fmt::Display for OutOfRangeError {
 impl Error for OutOfRangeError {}
 
 /// A text that is not a [`Gid`](crate::Gid).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ParseGidError;
+
+crate::debug_messages!(struct ParseGidError);
 
 impl fmt::Display for ParseGidError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,9 +63,11 @@ impl fmt::Display for ParseGidError {
 impl Error for ParseGidError {}
 
 /// A text that is not a [`Guid`](crate::Guid).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ParseGuidError;
+
+crate::debug_messages!(struct ParseGuidError);
 
 impl fmt::Display for ParseGuidError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

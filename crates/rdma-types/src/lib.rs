@@ -25,6 +25,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
@@ -34,6 +35,8 @@ mod address;
 mod device;
 mod error;
 mod memory;
+#[doc(hidden)]
+pub mod messages;
 mod port;
 mod qp;
 mod wc;

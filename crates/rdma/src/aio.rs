@@ -1,38 +1,86 @@
 //! Operations as futures that own their memory, on tokio. [`rdma_async::guide`] has all of it in order.
 //!
-//! ```
-//! # if cfg!(feature = "soft") {
-//! use rdma::aio::{ConnectionOptions, Driver};
-//! use rdma::prelude::*;
+//! Two processes. The server answers one message:
 //!
-//! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-//! # runtime.block_on(async {
-//! let context = open_device("soft0")?;
-//! let pd = context.allocate_pd()?;
-//! let driver = Driver::spawn(&context)?;
-//! let options = ConnectionOptions::new(&pd);
-//! let listener = driver.listen("127.0.0.1:0", options.clone()).await?;
-//! // In a real program, the client is another process.
-//! let connect = driver.connect(listener.local_addr(), options);
-//! let (client, server) = tokio::join!(connect, listener.accept());
-//! let (client, server) = (client?.0, server?);
+//! ```no_run
+//! use rdma::aio::BufferExt as _;
 //!
-//! let pool = BufferPool::new(&pd);
-//! let receive = server.receive(pool.allocate(64)?).post().await?;
-//! client.send(pool.allocate(5)?).await?;
-//! assert_eq!(receive.await?.length, 5);
-//! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-//! # })?;
-//! # }
-//! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+//! # async fn server() -> Result<(), Box<dyn std::error::Error>> {
+//! let (endpoint, listener) = rdma::aio::listen("0.0.0.0:18515").await?;
+//! let connection = listener.accept().await?;
+//! let question = connection.receive(endpoint.allocate(64).await?).await?;
+//! connection.send(question.memory.slice(0..question.length)).await?;
+//! # Ok(()) }
 //! ```
+//!
+//! The client posts the receive of the answer before it asks:
+//!
+//! ```no_run
+//! # async fn client() -> Result<(), Box<dyn std::error::Error>> {
+//! let (endpoint, connection) = rdma::aio::connect("server:18515").await?;
+//! let answer = connection.receive(endpoint.allocate(64).await?).post().await?;
+//! connection.send(endpoint.buffer(b"hello").await?).await?;
+//! println!("{} bytes", answer.await?.length);
+//! # Ok(()) }
+//! ```
+//!
+//! Both use the device that the environment variable `RDMA_DEVICE` names, else the first NIC with an active port, else a
+//! software device; [`Endpoint::new`] takes another one.
+
+use rdma_channel::ConnectError;
+use tokio::net::ToSocketAddrs;
 
 pub use rdma_async::{
     Atomic, BufferExt, BufferSlice, Connection, ConnectionOptions, Descriptor, Driver, EndedLease,
-    Events, Failed, Incoming, Kind, Lease, LeaseDenial, LeaseEnd, LeaseError, LeaseLimits,
-    LendError, Listener, ManualDriver, Op, Pool, PoolError, Post, Posted, PreparedConnection, Read,
-    Receive, ReceiveImmediate, ReceiveRing, Received, Region, RemoteRegion, ReserveError, Reserved,
-    ReservedEnd, RingMessage, Run, SendOut, SharedBuffer, Source, Target, Write,
+    Endpoint, Events, Failed, Incoming, Kind, Lease, LeaseDenial, LeaseEnd, LeaseError,
+    LeaseLimits, LendError, Listener, ManualDriver, Op, Pool, PoolError, Post, Posted,
+    PreparedConnection, Read, Receive, ReceiveImmediate, ReceiveRing, Received, Region,
+    RemoteRegion, ReserveError, Reserved, ReservedEnd, RingMessage, Run, SendOut, SharedBuffer,
+    Source, Target, Write,
 };
 #[cfg(feature = "serde")]
 pub use rdma_async::{ValueError, ValueExt};
+
+/// Makes an [`Endpoint`] on the [default device](crate::device::open_default_device).
+///
+/// # Errors
+/// Those of [`Endpoint::new`]; [`ConnectError::Verbs`] with those of
+/// [`open_default_device`](crate::device::open_default_device).
+///
+/// # Panics
+/// If this is not called within a runtime of tokio with I/O.
+pub fn open_endpoint() -> Result<Endpoint, ConnectError> {
+    Endpoint::new(&crate::device::open_default_device()?)
+}
+
+/// Makes an [`Endpoint`] on the [default device](crate::device::open_default_device), and connects it to a listener.
+///
+/// # Errors
+/// Those of [`open_endpoint`] and [`Endpoint::connect`].
+///
+/// # Panics
+/// If this is not called within a runtime of tokio with I/O and time.
+///
+/// # Examples
+/// See [the module](self).
+pub async fn connect(addr: impl ToSocketAddrs) -> Result<(Endpoint, Connection), ConnectError> {
+    let endpoint = open_endpoint()?;
+    let connection = endpoint.connect(addr).await?;
+    Ok((endpoint, connection))
+}
+
+/// Makes an [`Endpoint`] on the [default device](crate::device::open_default_device), and listens with it.
+///
+/// # Errors
+/// Those of [`open_endpoint`] and [`Endpoint::listen`].
+///
+/// # Panics
+/// If this is not called within a runtime of tokio with I/O and time.
+///
+/// # Examples
+/// See [the module](self).
+pub async fn listen(addr: impl ToSocketAddrs) -> Result<(Endpoint, Listener), ConnectError> {
+    let endpoint = open_endpoint()?;
+    let listener = endpoint.listen(addr).await?;
+    Ok((endpoint, listener))
+}

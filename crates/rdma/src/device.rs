@@ -1,7 +1,7 @@
 //! Devices: those of the machine, and with the feature `soft` the software devices behind them.
 //!
-//! A program names the device that it opens, and no software device is ever taken in place of one
-//! that is not there.
+//! [`open_device`] opens the device that it names, and never a software device in place of one that is not there.
+//! [`open_default_device`] opens a NIC if there is one, and a software device otherwise.
 
 pub use rdma_mem::{
     AsyncEvent, AsyncEventSource, AsyncEvents, Context, Device, DeviceAttributes, DeviceList,
@@ -62,6 +62,28 @@ pub fn list_devices() -> DeviceList {
 pub fn open_device(name: impl AsRef<str>) -> Result<Context, Error> {
     install();
     rdma_mem::open_device(name)
+}
+
+/// Opens the device that `RDMA_DEVICE` names, else the first NIC with an active port, else a software device.
+///
+/// With the feature `soft` it installs the software devices first. See [`rdma_mem::open_default_device`], whose event of
+/// `tracing` says which device it is.
+///
+/// # Errors
+/// Those of [`rdma_mem::open_default_device`].
+///
+/// # Examples
+/// ```
+/// # if cfg!(feature = "soft") {
+/// let context = rdma::device::open_default_device()?;
+/// println!("{}", context.device().name());
+/// # }
+/// # Ok::<(), rdma::device::Error>(())
+/// ```
+#[doc(alias = "ibv_open_device")]
+pub fn open_default_device() -> Result<Context, Error> {
+    install();
+    rdma_mem::open_default_device()
 }
 
 fn install() {

@@ -39,7 +39,7 @@ pub struct Pool {
 }
 
 /// The error of an allocation.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
     /// The pool cannot allocate that buffer.
@@ -51,6 +51,13 @@ pub enum PoolError {
     )]
     NoRuntime,
 }
+
+rdma_types::debug_messages!(
+    enum PoolError {
+        Memory(it),
+        NoRuntime,
+    }
+);
 
 impl PoolError {
     /// The action that may help.
@@ -77,6 +84,7 @@ impl Pool {
     /// verb's error. All allocations that wait for the same growth get its error, except those for which less memory
     /// is enough. [`PoolError::NoRuntime`] if it has to grow and this is not called within a runtime of tokio, or
     /// that ends.
+    #[doc(alias = "alloc_local_mr")]
     pub async fn allocate(&self, length: usize) -> Result<Buffer, PoolError> {
         self.allocate_aligned(length, 1).await
     }

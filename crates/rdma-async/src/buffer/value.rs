@@ -97,7 +97,7 @@ pub trait ValueExt {
 }
 
 /// The error of writing or reading a value.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ValueError {
     /// The value needs more bytes.
@@ -113,6 +113,8 @@ pub enum ValueError {
     #[error("the bytes are no such value: {0}")]
     Malformed(String),
 }
+
+rdma_types::debug_messages!(enum ValueError { TooLong { room }, NotWritten(it), Malformed(it) });
 
 impl ValueExt for [u8] {
     fn put_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<usize, ValueError> {

@@ -44,6 +44,7 @@ impl Driver {
     ///
     /// # Examples
     /// See [`Listener`](crate::Listener).
+    #[doc(alias("rdma_cm", "rdma_connect"))]
     pub async fn connect(
         &self,
         addr: impl ToSocketAddrs,

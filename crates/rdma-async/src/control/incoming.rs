@@ -46,6 +46,7 @@ impl Incoming {
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with I/O and time.
+    #[doc(alias = "rdma_accept")]
     pub fn accept(self, user_bytes: &[u8]) -> Result<Connection, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
         // A runtime without time is found out before anything has changed.
@@ -66,6 +67,7 @@ impl Incoming {
 
     /// Rejects the client: its `connect` returns [`ConnectError::Rejected`] with the first 1,024 bytes of this
     /// reason.
+    #[doc(alias = "rdma_reject")]
     pub fn reject(mut self, why: &str) {
         self.client.reject(why);
     }

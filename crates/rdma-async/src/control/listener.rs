@@ -98,6 +98,7 @@ impl Driver {
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with I/O and time.
+    #[doc(alias("rdma_cm", "rdma_listen"))]
     pub async fn listen(
         &self,
         addr: impl ToSocketAddrs,
@@ -148,6 +149,7 @@ impl Listener {
     /// # Errors
     /// Same errors as [`incoming`](Self::incoming), and [`ConnectError::Io`] if the runtime cannot wait for a
     /// client's stream.
+    #[doc(alias = "rdma_accept")]
     pub async fn accept(&self) -> Result<Connection, ConnectError> {
         loop {
             match self.incoming().await?.accept(&self.shared.options.user_bytes) {

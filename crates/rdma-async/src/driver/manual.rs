@@ -27,6 +27,7 @@ impl ManualDriver {
 
     /// Polls all completion queues, and wakes the tasks that wait for the completions. Returns the number of
     /// completions.
+    #[doc(alias = "poll_cq")]
     pub fn poll(&mut self) -> usize {
         self.0.poll()
     }

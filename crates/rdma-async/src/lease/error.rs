@@ -8,7 +8,7 @@ use rdma_mem::{AccessFlags, Error, Recovery};
 use crate::region::memory::Region;
 
 /// The error of lending or borrowing memory.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseError {
     /// The connection has no control connection, or a channel at the other end of it.
@@ -56,6 +56,11 @@ pub enum LeaseError {
     RuntimeEnded,
 }
 
+rdma_types::debug_messages!(enum LeaseError {
+    NoControl, Closed(it), Denied(it), Timeout { limit }, NotGranted { asked, granted },
+    NotOpened(it), NotRevoked(it), RuntimeEnded,
+});
+
 impl LeaseError {
     /// Returns what a program can do about the error. After [`NotRevoked`](Self::NotRevoked), close *all* connections
     /// of the protection domain, by which peers can reach the memory.
@@ -85,7 +90,7 @@ fn since(reason: Option<CloseReason>) -> String {
 }
 
 /// The reason for which a peer does not lend memory. [`LeaseLimits`](crate::LeaseLimits) documents the limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseDenial {
     /// The peer lends nothing on request.
@@ -144,6 +149,11 @@ pub enum LeaseDenial {
     #[error("for reason {0} of another release: take the same one at both ends")]
     Other(u32),
 }
+
+rdma_types::debug_messages!(enum LeaseDenial {
+    NotOffered, Access { allowed }, TooLong { most }, Full { left }, TooMany { most }, Time { longest },
+    Alignment { most }, Failed, Ended, Other(it),
+});
 
 impl LeaseDenial {
     /// Returns what the requesting program can do about it. If the peer has used up a limit, that is
@@ -204,7 +214,6 @@ impl LeaseDenial {
 
 /// The error of lending, with the memory. It is an [`Error`](std::error::Error), and `?` converts it to a
 /// [`LeaseError`].
-#[derive(Debug)]
 #[non_exhaustive]
 pub struct LendError {
     /// The memory; `None` if it was freed with the runtime, or was not closed ([`LeaseError::NotRevoked`]).
@@ -212,6 +221,8 @@ pub struct LendError {
     /// The error.
     pub error: LeaseError,
 }
+
+rdma_types::debug_messages!(struct LendError { region, error });
 
 impl std::fmt::Display for LendError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -103,7 +103,7 @@ pub(crate) unsafe fn post(
             unsafe { qp.post(send, id.0) }
         }
         RequestSpec::Receive => match held {
-            Held::Exclusive(memory) if !memory.is_empty() => {
+            Held::Exclusive(memory) if !memory.range().is_empty() => {
                 let mut list = ScatterList::from([memory.as_slice_mut()]);
                 // SAFETY: this function's contract.
                 unsafe { qp.post(ReceiveWorkRequest::from_list(&mut list), id.0) }
@@ -112,7 +112,7 @@ pub(crate) unsafe fn post(
             _ => unsafe { qp.post(ReceiveWorkRequest::only_immediate(), id.0) },
         },
         RequestSpec::Read(remote) => match held {
-            Held::Exclusive(memory) if !memory.is_empty() => {
+            Held::Exclusive(memory) if !memory.range().is_empty() => {
                 let mut list = ScatterList::from([memory.as_slice_mut()]);
                 // SAFETY: this function's contract.
                 unsafe { qp.post(ReadWorkRequest::from_list(&mut list, remote), id.0) }
@@ -174,7 +174,7 @@ unsafe fn invalidate(qp: &QueuePair, key: Rkey, id: Id) -> Result<(), PostError>
 #[inline]
 fn source(held: &Held) -> Option<SliceRef<'_>> {
     match held {
-        Held::Exclusive(memory) if !memory.is_empty() => Some(memory.as_slice()),
+        Held::Exclusive(memory) if !memory.range().is_empty() => Some(memory.as_slice()),
         Held::Rarer(Rarer::Shared(memory)) if !memory.is_empty() => Some(memory.as_slice()),
         _ => None,
     }

@@ -27,7 +27,10 @@ impl<B: Lease> Failed<B> {
 
 impl<B> fmt::Debug for Failed<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Failed").field("error", &self.error).finish_non_exhaustive()
+        match f.alternate() {
+            true => f.debug_struct("Failed").field("error", &self.error).finish_non_exhaustive(),
+            false => fmt::Debug::fmt(&self.error, f),
+        }
     }
 }
 

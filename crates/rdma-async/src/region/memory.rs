@@ -31,6 +31,7 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::EmptyRegion`], [`Error::OutOfMemory`].
+    #[doc(alias = "alloc_local_mr")]
     pub fn allocate(pd: &ProtectionDomain, length: usize) -> Result<Self, Error> {
         Ok(Self::of(pd, RegionMemory::allocate(length)?))
     }

@@ -44,7 +44,7 @@ pub enum ReservedEnd {
 }
 
 /// The error of memory that was not opened, or not closed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
     /// The memory was never open, and the function was not called.
@@ -76,6 +76,10 @@ pub enum ReserveError {
     #[error("the runtime has ended before the memory was closed: keep it until all is done")]
     RuntimeEnded,
 }
+
+rdma_types::debug_messages!(enum ReserveError {
+    NotOpened { region, error }, WrongDomain { region }, NotRevoked(it), RuntimeEnded,
+});
 
 impl ReserveError {
     /// Returns what a program can do about the error. After [`NotRevoked`](Self::NotRevoked), close *all* connections

@@ -134,8 +134,12 @@ fn block(
         }
         Operation::Write => channel.write(WriteWorkRequest::from_list(&data, remote))?,
         Operation::Read => channel.read(ReadWorkRequest::from_list(&mut room, remote))?,
-        Operation::CompareAndSwap => channel.compare_and_swap_into(&mut room, remote, 0, 0)?,
-        Operation::FetchAdd => channel.fetch_add_into(&mut room, remote, 1)?,
+        Operation::CompareAndSwap => {
+            channel.atomic(AtomicWorkRequest::compare_and_swap(&mut room, remote, 0, 0))?
+        }
+        Operation::FetchAdd => {
+            channel.atomic(AtomicWorkRequest::fetch_and_add(&mut room, remote, 1))?
+        }
     };
     Ok(())
 }

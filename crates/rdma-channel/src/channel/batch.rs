@@ -1,7 +1,5 @@
 //! Several requests with one call of the provider: one doorbell.
 
-use std::time::Duration;
-
 use rdma_connect::TransportError;
 use rdma_qp::{WcOpcode, WorkSuccess};
 
@@ -10,18 +8,17 @@ use crate::channel::blocking::wait_all;
 use crate::deadline::BatchDeadline;
 use crate::ledger::Ledger;
 use crate::ledger::post::BatchNotPosted;
-use crate::request::Request;
+use crate::request::BatchRequest;
 
 impl Ledger {
     /// Posts all requests, and returns when they are over.
     fn block_batch<'data, const N: usize>(
         &mut self,
-        timeout: Option<Duration>,
-        mut requests: [Request<'_, 'data>; N],
+        mut requests: [BatchRequest<'_, 'data>; N],
     ) -> Result<[WorkSuccess; N], TransportError> {
         let (mut place, mut successes) = (0, [WorkSuccess::of_send(WcOpcode::SEND); N]);
         self.block_all(|call| {
-            let (ledger, mut deadline) = (call.ledger(), BatchDeadline::new(timeout));
+            let (ledger, mut deadline) = (call.ledger(), BatchDeadline::new(None));
             let mut slots = [ledger.no_slot(); N];
             match call.post_batch(ledger.only(), &mut requests, &mut slots, &mut deadline) {
                 Ok(()) => Ok(wait_all(ledger, &slots, &mut deadline, |success| {
@@ -74,20 +71,8 @@ impl Channel {
     /// ```
     pub fn batch<const N: usize>(
         &mut self,
-        requests: [Request<'_, '_>; N],
+        requests: [BatchRequest<'_, '_>; N],
     ) -> Result<[WorkSuccess; N], TransportError> {
-        self.ledger.block_batch(None, requests)
-    }
-
-    /// The same as [`batch`](Self::batch), with a limit for all of them. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`batch`](Self::batch).
-    pub fn batch_timeout<const N: usize>(
-        &mut self,
-        requests: [Request<'_, '_>; N],
-        timeout: Duration,
-    ) -> Result<[WorkSuccess; N], TransportError> {
-        self.ledger.block_batch(Some(timeout), requests)
+        self.ledger.block_batch(requests)
     }
 }

@@ -1,15 +1,13 @@
 //! Operations one at a time: post, wait, and if that fails, end.
 
-use std::time::Duration;
-
 use rdma_connect::{CloseReason, Operation, TransportError, WorkId};
 use rdma_qp::{WorkErrorClass, WorkSuccess};
 
 use crate::deadline::BatchDeadline;
 use crate::ledger::Ledger;
 use crate::ledger::end::without_unwinding;
-use crate::ledger::post::Refusal;
-use crate::ledger::queues::Slot;
+use crate::ledger::post::PostFailure;
+use crate::ledger::queues::RequestSlot;
 use crate::ledger::ticket::{Ticket, Unsettled};
 
 /// What is left of a blocking call that has not ended at a glance.
@@ -24,10 +22,10 @@ pub(crate) enum Left {
 
 impl Left {
     #[inline(never)]
-    pub(crate) fn after(ticket: Ticket<'_>, so_far: Unsettled, timeout: Option<Duration>) -> Self {
-        let place = ticket.place();
-        match place.wait(so_far, timeout) {
-            Ok(result) => Self::Nothing(result.map_err(|error| place.failed(error))),
+    pub(crate) fn after(ticket: Ticket<'_>, so_far: Unsettled) -> Self {
+        let request = ticket.request();
+        match request.wait(so_far, None) {
+            Ok(result) => Self::Nothing(result.map_err(|error| request.failed(error))),
             Err(failure) => {
                 let (id, operation) = ticket.keep();
                 Self::InFlight { id, operation, failure }
@@ -43,7 +41,7 @@ impl Ledger {
         let (id, operation, failure) = match left {
             Left::Nothing(result) => return result,
             Left::Refused => {
-                let Refusal { error, perhaps } = self.take_refusal();
+                let PostFailure { error, perhaps } = self.take_refusal();
                 if let Some(id) = perhaps {
                     self.end_perhaps_posted(id);
                 } else if let TransportError::Timeout { .. } | TransportError::PeerGone { .. } =
@@ -115,14 +113,14 @@ impl Ledger {
 #[inline(always)]
 pub(crate) fn wait_all(
     ledger: &Ledger,
-    slots: &[&Slot],
+    slots: &[&RequestSlot],
     deadline: &mut BatchDeadline,
     mut each: impl FnMut(WorkSuccess),
 ) -> Result<(), TransportError> {
     let mut failure = None;
     for slot in slots {
         let ticket = Ticket::new(ledger, slot);
-        let so_far = match ticket.place().glance() {
+        let so_far = match ticket.request().glance() {
             Ok(success) => {
                 ticket.release();
                 each(success);
@@ -132,13 +130,13 @@ pub(crate) fn wait_all(
         };
         let operations = || slots.iter().map(|slot| slot.operation.get());
         let deadline = deadline.get(|| ledger.limits.longest(operations()));
-        match ticket.place().wait_until(so_far, deadline)? {
+        match ticket.request().wait_until(so_far, deadline)? {
             Some(Ok(success)) => each(success),
             Some(Err(error)) => {
                 failure.get_or_insert_with(|| ledger.failed(slot, error));
             }
             None => {
-                let (operation, timeout) = (ticket.place().operation(), deadline.limit());
+                let (operation, timeout) = (ticket.request().operation(), deadline.limit());
                 return Err(TransportError::Timeout {
                     operation,
                     timeout,

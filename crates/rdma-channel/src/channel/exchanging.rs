@@ -7,14 +7,14 @@ use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WcOpcode, WorkErrorClass, Wor
 use super::Channel;
 use crate::deadline::Deadline;
 use crate::ledger::end::without_unwinding;
-use crate::ledger::post::Refusal;
+use crate::ledger::post::PostFailure;
 use crate::ledger::queues::Connection;
 use crate::ledger::ticket::Ticket;
 use crate::ledger::{Ledger, closed};
 use crate::lend::Call;
 
 /// An exchange that did not succeed.
-enum Failure {
+enum ExchangeFailure {
     /// Nothing was posted.
     NotPosted(TransportError),
     /// The receive was posted at least, and has to be ended, for that reason.
@@ -22,12 +22,12 @@ enum Failure {
 }
 
 /// The limits of an exchange: one for all of it, or one for each of its operations.
-enum Limits {
+enum ExchangeLimits {
     Whole(Deadline),
     Each { send: Deadline, receive: Deadline },
 }
 
-impl Limits {
+impl ExchangeLimits {
     fn of(&mut self, operation: Operation) -> &mut Deadline {
         match self {
             Self::Whole(deadline) => deadline,
@@ -44,8 +44,8 @@ impl Ledger {
         receive: ReceiveWorkRequest<'_, 'received>,
     ) -> Result<WorkSuccess, TransportError> {
         let mut limits = match self.limits.within {
-            Some(whole) => Limits::Whole(Deadline::new(whole)),
-            None => Limits::Each {
+            Some(whole) => ExchangeLimits::Whole(Deadline::new(whole)),
+            None => ExchangeLimits::Each {
                 send: Deadline::new(self.limits.of(Operation::Send)),
                 receive: Deadline::new(self.limits.of(Operation::Receive)),
             },
@@ -53,8 +53,8 @@ impl Ledger {
         self.block_to_end(
             |call: Call<'_, 'both>| call.exchange(send, receive, &mut limits),
             |ledger, failure| match failure {
-                Failure::NotPosted(error) => ledger.end_calls(Err(error)),
-                Failure::Ends(error, reason) => without_unwinding(|| {
+                ExchangeFailure::NotPosted(error) => ledger.end_calls(Err(error)),
+                ExchangeFailure::Ends(error, reason) => without_unwinding(|| {
                     ledger.end_now(reason);
                     Err(error)
                 }),
@@ -83,31 +83,32 @@ impl<'both> Call<'_, 'both> {
         self,
         send: SendWorkRequest<'_, 'sent>,
         receive: ReceiveWorkRequest<'_, 'received>,
-        limits: &mut Limits,
-    ) -> Result<WorkSuccess, Failure> {
+        limits: &mut ExchangeLimits,
+    ) -> Result<WorkSuccess, ExchangeFailure> {
         let ledger = self.ledger();
         let only = ledger.only();
         for operation in [Operation::Receive, Operation::Send] {
             let room = ledger.make_room(only, operation, limits.of(operation));
-            room.map_err(Failure::NotPosted)?;
+            room.map_err(ExchangeFailure::NotPosted)?;
         }
         // What is known to be wrong with the send is known before the receive is posted.
-        let qp = only.qp().ok_or_else(|| Failure::NotPosted(closed(only)))?;
+        let qp = only.qp().ok_or_else(|| ExchangeFailure::NotPosted(closed(only)))?;
         qp.check(send).map_err(|error| {
             let operation = Operation::Send;
-            Failure::NotPosted(RefusedWork::new(operation, only.peer, error).into())
+            ExchangeFailure::NotPosted(RefusedWork::new(operation, only.peer, error).into())
         })?;
-        let doubtful =
-            |operation| move |error| Failure::Ends(error, CloseReason::Doubtful { operation });
+        let doubtful = |operation| {
+            move |error| ExchangeFailure::Ends(error, CloseReason::Doubtful { operation })
+        };
         let received = self.post(only, receive).map_err(|refused| match refused.why() {
-            Refusal { error, perhaps: None } => Failure::NotPosted(error),
-            Refusal { error, perhaps: Some(_) } => doubtful(Operation::Receive)(error),
+            PostFailure { error, perhaps: None } => ExchangeFailure::NotPosted(error),
+            PostFailure { error, perhaps: Some(_) } => doubtful(Operation::Receive)(error),
         })?;
         let sent = self.post(only, send).map_err(|refused| match refused.why() {
-            Refusal { error, perhaps: None } => {
-                Failure::Ends(error, CloseReason::Refused { operation: Operation::Send })
+            PostFailure { error, perhaps: None } => {
+                ExchangeFailure::Ends(error, CloseReason::Refused { operation: Operation::Send })
             }
-            Refusal { error, perhaps: Some(_) } => doubtful(Operation::Send)(error),
+            PostFailure { error, perhaps: Some(_) } => doubtful(Operation::Send)(error),
         })?;
         ledger.succeed(sent, limits.of(Operation::Send)).map_err(|failure| {
             // A message that does not fit flushes the send.
@@ -119,39 +120,43 @@ impl<'both> Call<'_, 'both> {
 
 impl Ledger {
     /// Waits for a request of an exchange.
-    fn succeed(&self, ticket: Ticket<'_>, deadline: &mut Deadline) -> Result<WorkSuccess, Failure> {
-        let place = ticket.place();
-        let so_far = match place.glance() {
+    fn succeed(
+        &self,
+        ticket: Ticket<'_>,
+        deadline: &mut Deadline,
+    ) -> Result<WorkSuccess, ExchangeFailure> {
+        let request = ticket.request();
+        let so_far = match request.glance() {
             Ok(success) => {
                 ticket.release();
                 return Ok(success);
             }
             Err(so_far) => so_far,
         };
-        let operation = place.operation();
-        match place.wait_until(so_far, deadline) {
+        let operation = request.operation();
+        match request.wait_until(so_far, deadline) {
             Ok(Some(Ok(success))) => Ok(success),
             Ok(Some(Err(error))) => {
                 let reason = CloseReason::Work { operation, error };
-                Err(Failure::Ends(place.failed(error), reason))
+                Err(ExchangeFailure::Ends(request.failed(error), reason))
             }
             Ok(None) => {
                 let (timeout, peer) = (deadline.limit(), self.only().peer);
                 let error = TransportError::Timeout { operation, timeout, peer };
-                Err(Failure::Ends(error, CloseReason::Timeout { operation }))
+                Err(ExchangeFailure::Ends(error, CloseReason::Timeout { operation }))
             }
-            Err(error) => Err(Failure::Ends(error, CloseReason::Poll)),
+            Err(error) => Err(ExchangeFailure::Ends(error, CloseReason::Poll)),
         }
     }
 
     /// How the receive has failed, if that is why the send was flushed.
     #[cold]
-    fn earlier_failure(&self, received: &Ticket<'_>) -> Option<Failure> {
-        let place = received.place();
-        let error = place.reported()?.err()?;
+    fn earlier_failure(&self, received: &Ticket<'_>) -> Option<ExchangeFailure> {
+        let request = received.request();
+        let error = request.reported()?.err()?;
         let is_cause = error.class() != WorkErrorClass::Flushed;
         let reason = CloseReason::Work { operation: Operation::Receive, error };
-        is_cause.then(|| Failure::Ends(place.failed(error), reason))
+        is_cause.then(|| ExchangeFailure::Ends(request.failed(error), reason))
     }
 }
 
@@ -164,7 +169,7 @@ impl Channel {
     ///
     /// Both ends of a conversation can use it: one call sends an answer and receives the next message.
     ///
-    /// # Limits
+    /// # ExchangeLimits
     /// The send has the time limit of a send, and the receive that of a receive, by default none. A limit by
     /// [`within`](Self::within) is for the whole call.
     ///
@@ -273,7 +278,7 @@ impl Channel {
         into: impl Into<SliceMut<'a>>,
     ) -> Result<usize, TransportError> {
         if self.ledger.has_copies()
-            && let Some(copy) = self.ledger.copy_of_call(0, data)?
+            && let Some(copy) = self.ledger.copy_of_call(data)?
         {
             return self.exchange_into(SendWorkRequest::from_list(&copy.list()), into.into());
         }

@@ -1,11 +1,10 @@
-//! Blocking operations on what a user has: one slice of registered memory, plain bytes, a number; and with another limit.
-
-use std::ops::{Deref, DerefMut};
-use std::time::Duration;
+//! Blocking operations on what a user has: one slice of registered memory, plain bytes, a number.
 
 use rdma_connect::TransportError;
 use rdma_mem::{GatherList, InlineElement, RemoteMemoryRegion, ScatterList, SliceMut, SliceRef};
-use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
+use rdma_qp::{
+    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
+};
 
 use super::Channel;
 use super::exchanging::bytes_here;
@@ -42,6 +41,7 @@ impl Channel {
     /// # receiver.join().unwrap()?;
     /// # Ok::<(), rdma_channel::TransportError>(())
     /// ```
+    #[doc(alias = "message")]
     #[doc(alias = "IBV_WR_SEND")]
     pub fn send_from<'a>(&mut self, from: impl Into<SliceRef<'a>>) -> Result<(), TransportError> {
         let list = GatherList::from([from.into()]);
@@ -58,6 +58,7 @@ impl Channel {
     /// # Errors
     /// Those of [`receive`](Self::receive). A message that is longer than the memory is a failure, at
     /// both ends.
+    #[doc(alias = "byte_len")]
     pub fn receive_into<'a>(
         &mut self,
         into: impl Into<SliceMut<'a>>,
@@ -132,7 +133,7 @@ impl Channel {
     #[inline]
     pub fn send_inline(&mut self, data: &[u8]) -> Result<(), TransportError> {
         if self.ledger.has_copies()
-            && let Some(copy) = self.ledger.copy_of_call(0, data)?
+            && let Some(copy) = self.ledger.copy_of_call(data)?
         {
             return self.send(SendWorkRequest::from_list(&copy.list())).map(drop);
         }
@@ -151,7 +152,7 @@ impl Channel {
         remote: impl Into<RemoteMemoryRegion>,
     ) -> Result<(), TransportError> {
         if self.ledger.has_copies()
-            && let Some(copy) = self.ledger.copy_of_call(0, data)?
+            && let Some(copy) = self.ledger.copy_of_call(data)?
         {
             let list = copy.list();
             return self.write(WriteWorkRequest::from_list(&list, remote.into())).map(drop);
@@ -162,9 +163,8 @@ impl Channel {
 
     /// Adds `add` to the peer's word, wrapping; returns what it was.
     ///
-    /// The first such call registers 8 bytes for each request that the queues hold.
-    /// [`fetch_add_into`](Self::fetch_add_into) takes memory of the caller's instead. See
-    /// [`AtomicWorkRequest`](rdma_qp::AtomicWorkRequest).
+    /// The first such call registers 8 bytes for each request that the queues hold. With an
+    /// [`AtomicWorkRequest`], [`atomic`](Self::atomic) uses memory of the caller's instead.
     ///
     /// # Errors
     /// Those of [`atomic`](Self::atomic).
@@ -191,7 +191,7 @@ impl Channel {
         add: u64,
     ) -> Result<u64, TransportError> {
         let word = self.ledger.word_of_call()?;
-        self.fetch_add_into(&mut word.list(), remote, add)?;
+        self.atomic(AtomicWorkRequest::fetch_and_add(&mut word.list(), remote, add))?;
         Ok(word.value())
     }
 
@@ -207,89 +207,8 @@ impl Channel {
         swap: u64,
     ) -> Result<u64, TransportError> {
         let word = self.ledger.word_of_call()?;
-        self.compare_and_swap_into(&mut word.list(), remote, compare, swap)?;
+        let mut list = word.list();
+        self.atomic(AtomicWorkRequest::compare_and_swap(&mut list, remote, compare, swap))?;
         Ok(word.value())
-    }
-
-    /// The channel with another limit, for the calls that are made of what this returns: usually one.
-    /// [`Duration::MAX`] is no limit.
-    ///
-    /// Within it the limit is that of each kind of operation. What leaving a scope may take stays
-    /// the [drain limit](crate::ChannelBuilder::drain_timeout). It ends when it is dropped.
-    ///
-    /// # Examples
-    /// ```
-    /// use std::time::Duration;
-    /// use rdma_channel::{TransportError, prelude::*};
-    /// # rdma_soft::install();
-    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
-    /// # let channel = pd.create_channel().build()?;
-    /// # let endpoint = channel.endpoint();
-    /// # let mut channel = channel.handshake(endpoint)?; // to itself
-    /// let mut buffer = pd.allocate_region(64)?;
-    /// let outcome = channel.within(Duration::from_millis(20)).receive_into(&mut buffer);
-    /// assert!(matches!(outcome, Err(TransportError::Timeout { .. })));
-    /// # Ok::<(), TransportError>(())
-    /// ```
-    pub fn within(&mut self, limit: Duration) -> Within<'_> {
-        let before = self.ledger.limits.within.replace(limit);
-        Within { channel: self, before }
-    }
-}
-
-/// A channel with another limit, until it is dropped: what [`Channel::within`] returns.
-///
-/// If it is leaked, or another channel is put in its channel's place, the limit stays where it was.
-///
-/// # Examples
-/// One limit for several calls, each of which may take so long. `board` is memory of the peer:
-/// ```
-/// use std::time::Duration;
-/// use rdma_channel::{TransportError, prelude::*};
-/// # use rdma_mem::AccessFlags;
-/// # rdma_soft::install();
-/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
-/// # let channel = pd.create_channel().max_inline_data(8).build()?;
-/// # let endpoint = channel.endpoint();
-/// # let mut channel = channel.handshake(endpoint)?; // to itself
-///
-/// # let access = AccessFlags::new().with_local_write().with_remote_read().with_remote_write();
-/// # let board = pd.allocate_shared_region(8, access)?; // of this process, as the channel is connected to itself
-/// # let board = board.remote();
-/// let mut buffer = pd.allocate_region(8)?;
-/// {
-///     let mut quick = channel.within(Duration::from_secs(1));
-///     quick.write_inline(b"12345678", board)?;
-///     quick.read_into(&mut buffer, board)?;
-/// } // from here on the limits are those of the builder
-/// channel.write_from(&buffer, board)?;
-/// # assert_eq!(buffer[..], *b"12345678");
-/// # Ok::<(), TransportError>(())
-/// ```
-#[must_use = "the limit is that of calls that are made of it"]
-#[derive(Debug)]
-pub struct Within<'c> {
-    channel: &'c mut Channel,
-    /// The limit that it is within, if there is one.
-    before: Option<Duration>,
-}
-
-impl Deref for Within<'_> {
-    type Target = Channel;
-
-    fn deref(&self) -> &Channel {
-        self.channel
-    }
-}
-
-impl DerefMut for Within<'_> {
-    fn deref_mut(&mut self) -> &mut Channel {
-        self.channel
-    }
-}
-
-impl Drop for Within<'_> {
-    fn drop(&mut self) {
-        self.channel.ledger.limits.within = self.before;
     }
 }

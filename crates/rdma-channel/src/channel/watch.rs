@@ -8,9 +8,9 @@ use rdma_connect::{ConnectError, Farewell};
 
 use super::builder::ChannelBuilder;
 use crate::channel::Channel;
-use crate::rendezvous::builder::RendezvousBuilder;
+use crate::rendezvous::builder::{ByAddress, Rendezvous, RendezvousBuilder};
 
-impl<'a> ChannelBuilder<'a> {
+impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
     /// Notices a peer that is gone: the stream of the rendezvous is kept as long as the channel, and whatever
     /// waits for an operation looks at it, too. When the peer's end of it is closed, since the peer's process has
     /// ended or has dropped the channel, what has completed is taken, and a wait for more ends with
@@ -49,9 +49,13 @@ impl<'a> ChannelBuilder<'a> {
     /// ```
     #[doc(alias("TCP_USER_TIMEOUT", "SO_KEEPALIVE", "POLLRDHUP"))]
     pub fn watch(self, limit: Duration) -> RendezvousBuilder<'a> {
-        RendezvousBuilder::watch(self.into_builder_of(), limit)
+        let mut builder = self.into_builder_of::<Rendezvous>();
+        builder.rendezvous.watch = Some(limit);
+        builder
     }
+}
 
+impl ChannelBuilder<'_> {
     /// Notices a peer that is gone, as [`watch`](Self::watch), by a stream to it that the program has made, of TCP
     /// or a Unix socket. The peer keeps its end of the stream as long as it keeps its channel.
     /// Nothing is written to such a stream, so that its end counts as [`Died`](crate::CloseReason::Died).
@@ -141,13 +145,5 @@ impl Channel {
     #[must_use]
     pub fn disconnect_reason(&self) -> Option<Box<[u8]>> {
         Some(self.ledger.watch.as_ref()?.farewell()?.reason().into())
-    }
-}
-
-impl RendezvousBuilder<'_> {
-    /// Notices a peer that is gone; as [`ChannelBuilder::watch`].
-    pub fn watch(mut self, limit: Duration) -> Self {
-        self.rendezvous.watch = Some(limit);
-        self
     }
 }

@@ -8,7 +8,7 @@ use rdma_qp::EndpointError;
 /// Why this end and its peer could not tell each other their endpoints.
 ///
 /// After any of these the position of the stream in its message is unknown: close the stream.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeError {
     /// This end has too many endpoints; nothing was sent.
@@ -111,3 +111,9 @@ pub enum ExchangeError {
     #[error("the stream to the peer failed: {0}")]
     Io(#[from] io::Error),
 }
+
+rdma_types::debug_messages!(enum ExchangeError {
+    TooMany { count }, Used { whose, first, second }, Foreign { received, expected },
+    Version { found }, Count { own, peer }, Endpoint { index, source }, Echo { index },
+    Closed { sent, received, expected }, Timeout { timeout, sent, received, expected }, Io(it),
+});

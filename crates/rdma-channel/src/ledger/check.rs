@@ -2,7 +2,7 @@
 
 use super::Ledger;
 use super::queues::{Connection, index};
-use super::state::State;
+use super::state::SlotState;
 
 impl Ledger {
     /// [Checks](Self::check) all of a small ledger each time, and a large one as often as costs as much.
@@ -22,7 +22,7 @@ impl Ledger {
         let (slots, mut occupied) = (self.queues.slots(), 0);
         for (place, slot) in slots.iter().enumerate() {
             let state = slot.state();
-            assert_eq!(place == 0, state.is(State::DEAD), "one slot is dead: {slot:?}");
+            assert_eq!(place == 0, state.is(SlotState::DEAD), "one slot is dead: {slot:?}");
             assert_eq!(place, index(slot.id()), "a WR ID of another slot: {slot:?}");
             assert!(
                 state.is_occupied() || !state.has_no_handle(),
@@ -38,7 +38,7 @@ impl Ledger {
     fn check_connection(&self, connection: &Connection) {
         for queue in [&connection.send, &connection.receive] {
             let open = connection.closed().is_none() && connection.qp().is_some();
-            let dead = queue.cursor().state().is(State::DEAD);
+            let dead = queue.cursor().state().is(SlotState::DEAD);
             assert_eq!(dead, !open || queue.capacity() == 0, "where the cursor is: {connection:?}");
             let slots = self.queues.slots_of(queue);
             let Some(first) = slots.first() else { continue };

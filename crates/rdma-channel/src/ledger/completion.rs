@@ -8,8 +8,8 @@ use rdma_connect::{CloseReason, TransportError};
 use rdma_qp::{PollError, PollSlot, WorkError, WorkErrorCode};
 
 use super::Ledger;
-use super::queues::Slot;
-use super::state::State;
+use super::queues::RequestSlot;
+use super::state::SlotState;
 
 /// How long the stream is looked at after the peer did not answer: a process that ends may lose its device first.
 const LAST_LOOK: Duration = Duration::from_millis(100);
@@ -40,7 +40,7 @@ impl Ledger {
             };
             likely = slot.next();
             let (state, success) = (slot.state(), entry.get().last().result().is_ok());
-            if success && state.is(State::IN_FLIGHT_DROPPED) {
+            if success && state.is(SlotState::IN_FLIGHT_DROPPED) {
                 slot.free();
                 unasked += 1;
                 continue;
@@ -64,7 +64,7 @@ impl Ledger {
     pub(super) fn deliver(&self, entry: &Cell<PollSlot>) -> bool {
         let completion = entry.get().last();
         let success = completion.result().is_ok();
-        let complete = |slot: &Slot| self.complete(slot, slot.state(), success, entry);
+        let complete = |slot: &RequestSlot| self.complete(slot, slot.state(), success, entry);
         let matched = self.in_flight(completion.wr_id()).is_some_and(complete);
         if !matched {
             self.unmatched.set(self.unmatched.get() + 1);
@@ -75,10 +75,16 @@ impl Ledger {
 
     /// Notes how a request ended that is in flight. Whether it can end so.
     #[inline(always)]
-    fn complete(&self, slot: &Slot, state: State, success: bool, entry: &Cell<PollSlot>) -> bool {
-        if success && state.is(State::IN_FLIGHT) {
+    fn complete(
+        &self,
+        slot: &RequestSlot,
+        state: SlotState,
+        success: bool,
+        entry: &Cell<PollSlot>,
+    ) -> bool {
+        if success && state.is(SlotState::IN_FLIGHT) {
             slot.completion.set(entry.get());
-            slot.set(State::DONE);
+            slot.set(SlotState::DONE);
             true
         } else {
             self.complete_others(slot, state, entry)
@@ -87,7 +93,12 @@ impl Ledger {
 
     /// As [`complete`](Self::complete), if it failed, is linked, or has no handle.
     #[inline(never)]
-    fn complete_others(&self, slot: &Slot, state: State, entry: &Cell<PollSlot>) -> bool {
+    fn complete_others(
+        &self,
+        slot: &RequestSlot,
+        state: SlotState,
+        entry: &Cell<PollSlot>,
+    ) -> bool {
         let result = entry.get().last().result();
         if result.is_ok() && state.is_unsignaled() {
             // Success of an unsignaled request makes no completion: no device that is right says so. It stays in its chain.
@@ -105,15 +116,15 @@ impl Ledger {
         slot.completion.set(entry.get());
         if state.has_no_handle() {
             slot.set(if state.is_dropped() {
-                State::DONE.dropped()
+                SlotState::DONE.dropped()
             } else {
-                State::DONE.forgotten()
+                SlotState::DONE.forgotten()
             });
             if result.is_ok() || state.is_marker() {
                 self.finish(slot);
             }
         } else {
-            slot.set(State::DONE);
+            slot.set(SlotState::DONE);
         }
         true
     }
@@ -121,15 +132,15 @@ impl Ledger {
     /// Requests of one send queue are done in order: so the completion of a later one is that of the unsignaled
     /// ones before it.
     #[inline(always)]
-    fn complete_unsignaled(&self, last: &Slot) {
+    fn complete_unsignaled(&self, last: &RequestSlot) {
         let mut slot = last;
         loop {
             let (state, before) = (slot.state(), slot.link());
-            if state.is(State::IN_FLIGHT.unsignaled().dropped()) {
+            if state.is(SlotState::IN_FLIGHT.unsignaled().dropped()) {
                 slot.free();
                 self.unasked.set(self.unasked.get() + 1);
             } else if state.is_in_flight() && state.is_unsignaled() {
-                slot.set(state.to(State::DONE));
+                slot.set(state.to(SlotState::DONE));
                 if state.has_no_handle() {
                     self.finish(slot);
                 }

@@ -11,8 +11,8 @@ use rdma_connect::{CloseReason, Operation, OperationError, TransportError, WorkI
 use rdma_qp::{PollError, QueuePair, WorkErrorClass, WorkResult};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::queues::{Connection, Slot};
-use super::state::State;
+use super::queues::{Connection, RequestSlot};
+use super::state::SlotState;
 use super::{Ledger, closed_by};
 use crate::deadline::Deadline;
 use crate::ledger::queues::post_marker;
@@ -132,7 +132,7 @@ impl Ledger {
         }
         let completion = self.polled[0].get().last();
         let slot = self.queues.by_id(completion.wr_id())?;
-        if !slot.state().is(State::IN_FLIGHT_DROPPED) || completion.result().is_err() {
+        if !slot.state().is(SlotState::IN_FLIGHT_DROPPED) || completion.result().is_err() {
             return None;
         }
         slot.free();
@@ -154,7 +154,7 @@ impl Ledger {
     #[cold]
     #[inline(never)]
     fn end_others(&mut self) -> Ended {
-        let unreported = |slot: &&Slot| {
+        let unreported = |slot: &&RequestSlot| {
             let state = slot.state();
             (state.is_in_flight() || state.is_done())
                 && (state.is_dropped() || !state.has_no_handle())
@@ -189,7 +189,7 @@ impl Ledger {
     pub(crate) fn give_up(&mut self, id: WorkId, reason: CloseReason) -> Option<WorkResult> {
         without_unwinding(|| {
             self.settle(|ledger| ledger.close_connection_of(id, reason));
-            let own = self.queues.by_id(id.wr_id()).and_then(Slot::report);
+            let own = self.queues.by_id(id.wr_id()).and_then(RequestSlot::report);
             self.collect(0);
             own
         })
@@ -272,12 +272,12 @@ impl Ledger {
     }
 
     /// The requests of a connection that are with the device.
-    fn all_in_flight(&self, connection: &Connection) -> impl Iterator<Item = &Slot> {
+    fn all_in_flight(&self, connection: &Connection) -> impl Iterator<Item = &RequestSlot> {
         self.all_of(connection).filter(|slot| slot.state().is_in_flight())
     }
 
     /// The slots of a connection.
-    pub(super) fn all_of(&self, connection: &Connection) -> impl Iterator<Item = &Slot> {
+    pub(super) fn all_of(&self, connection: &Connection) -> impl Iterator<Item = &RequestSlot> {
         let queues = [&connection.send, &connection.receive];
         queues.map(|queue| self.queues.slots_of(queue)).into_iter().flatten()
     }
@@ -368,7 +368,7 @@ impl Ledger {
         }
         let slots = self.queues.slots_of(&connection.send);
         // Of a handle that has reported it, and was forgotten: nobody asks any more.
-        let over = |slot: &&Slot| {
+        let over = |slot: &&RequestSlot| {
             let state = slot.state();
             state.is_reported() || state.is_done() && slot.result().is_ok()
         };
@@ -427,7 +427,7 @@ impl Ledger {
     /// How an operation failed, if it did. Of one that was flushed, why it was, unless that was asked for.
     pub(crate) fn failure(
         &self,
-        slot: &Slot,
+        slot: &RequestSlot,
         result: Result<WorkResult, TransportError>,
     ) -> Option<TransportError> {
         let error = match result {
@@ -445,7 +445,7 @@ impl Ledger {
     }
 
     /// Whether it is with the device, and nobody has ended that.
-    fn goes_on(&self, slot: &Slot) -> bool {
+    fn goes_on(&self, slot: &RequestSlot) -> bool {
         let connection = self.queues.get(slot.connection as usize);
         slot.state().is_in_flight() && connection.is_some_and(|one| one.closed().is_none())
     }

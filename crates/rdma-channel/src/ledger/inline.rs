@@ -32,18 +32,14 @@ impl Ledger {
         self.copies.as_ref().filter(|copies| length > inline && length <= copies.each())
     }
 
-    /// Copies the bytes of a blocking call to a peer, which has posted nothing else. `None` if they can be inline, or are too
-    /// many: then the post says so.
+    /// Copies the bytes of a blocking call of a channel, which has posted nothing else. `None` if they can be inline, or are
+    /// too many: then the post fails.
     ///
     /// # Errors
-    /// If there is no such peer, or this is a forked child.
+    /// If this is a forked child.
     #[cold]
-    pub(crate) fn copy_of_call(
-        &self,
-        peer: usize,
-        bytes: &[u8],
-    ) -> Result<Option<CopyOfCall>, TransportError> {
-        let Some(copies) = self.copies_for(self.connection(peer)?, bytes.len()) else {
+    pub(crate) fn copy_of_call(&self, bytes: &[u8]) -> Result<Option<CopyOfCall>, TransportError> {
+        let Some(copies) = self.copies_for(self.only(), bytes.len()) else {
             return Ok(None);
         };
         self.check_process()?;

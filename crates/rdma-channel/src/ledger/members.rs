@@ -3,7 +3,7 @@
 use rdma_connect::{CloseReason, TransportError};
 use rdma_qp::QueuePair;
 
-use super::queues::{Connection, Slot};
+use super::queues::{Connection, RequestSlot};
 use super::{Ledger, closed};
 
 impl Ledger {
@@ -47,7 +47,7 @@ impl Ledger {
             }
         };
         // Nobody asks any more: who had a handle has borrowed the channels.
-        let is_over = |slot: &&Slot| {
+        let is_over = |slot: &&RequestSlot| {
             let state = slot.state();
             state.is_occupied() && (destroyed.is_ok() || !state.is_in_flight())
         };

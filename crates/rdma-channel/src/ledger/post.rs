@@ -6,8 +6,8 @@ use std::fmt;
 use rdma_connect::{Operation, RefusedWork, TransportError, WorkId};
 use rdma_qp::PostError;
 
-use super::queues::{Connection, InBatch, Kept, Queue, Slot};
-use super::state::State;
+use super::queues::{Connection, InBatch, Kept, Queue, RequestSlot};
+use super::state::SlotState;
 use super::ticket::Ticket;
 use super::{Ledger, SlotWait, closed, seldom};
 use crate::deadline::BatchDeadline;
@@ -20,7 +20,7 @@ pub(crate) struct NotPosted<'l>(&'l Ledger);
 
 /// Why a request was not posted.
 #[derive(Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct PostFailure {
     pub(crate) error: TransportError,
     /// The request is with the device, perhaps: its slot waits as if it were.
     pub(crate) perhaps: Option<WorkId>,
@@ -28,11 +28,11 @@ pub(crate) struct Refusal {
 
 /// Why the last request was not posted that was not, until somebody has asked.
 #[derive(Default)]
-pub(super) struct LastRefusal(Cell<Option<Refusal>>);
+pub(super) struct LastPostFailure(Cell<Option<PostFailure>>);
 
-impl fmt::Debug for LastRefusal {
+impl fmt::Debug for LastPostFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LastRefusal").finish_non_exhaustive()
+        f.debug_struct("LastPostFailure").finish_non_exhaustive()
     }
 }
 
@@ -40,7 +40,7 @@ impl NotPosted<'_> {
     /// Why not. Asked once, before anything else is posted.
     #[cold]
     #[inline(never)]
-    pub(crate) fn why(self) -> Refusal {
+    pub(crate) fn why(self) -> PostFailure {
         self.0.take_refusal()
     }
 }
@@ -56,13 +56,13 @@ impl Ledger {
     /// Notes why a request was not posted.
     #[cold]
     pub(crate) fn refuse(&self, error: TransportError, perhaps: Option<WorkId>) -> NotPosted<'_> {
-        self.refusal.0.set(Some(Refusal { error, perhaps }));
+        self.refusal.0.set(Some(PostFailure { error, perhaps }));
         NotPosted(self)
     }
 
     /// Why the last request was not posted.
-    pub(crate) fn take_refusal(&self) -> Refusal {
-        let nothing = || Refusal { error: TransportError::WouldBlock, perhaps: None };
+    pub(crate) fn take_refusal(&self) -> PostFailure {
+        let nothing = || PostFailure { error: TransportError::WouldBlock, perhaps: None };
         self.refusal.0.take().unwrap_or_else(nothing)
     }
 }
@@ -87,7 +87,7 @@ impl Ledger {
                 return Err(seldom(move || self.refused(connection, slot, operation, true, error)));
             }
             queue.advance(slot);
-            self.posted(slot, operation, State::IN_FLIGHT);
+            self.posted(slot, operation, SlotState::IN_FLIGHT);
             slot
         } else if !request.is_signaled()
             && !connection.has_to_signal()
@@ -117,7 +117,7 @@ impl Ledger {
         request: W,
         wait: SlotWait,
         kept: Kept<'kept>,
-    ) -> Result<&'l Slot, NotPosted<'l>> {
+    ) -> Result<&'l RequestSlot, NotPosted<'l>> {
         let (queue, operation) = (connection.queue(W::OPERATION), W::OPERATION);
         let (slot, qp) = match connection.at_hand(queue) {
             Some(at_hand) => at_hand,
@@ -140,7 +140,7 @@ impl Ledger {
     fn refused(
         &self,
         connection: &Connection,
-        slot: &Slot,
+        slot: &RequestSlot,
         operation: Operation,
         signaled: bool,
         error: PostError,
@@ -185,7 +185,7 @@ impl Ledger {
         &'l self,
         connection: &'l Connection,
         items: &mut [I],
-        slots: &mut [&'l Slot],
+        slots: &mut [&'l RequestSlot],
         deadline: &mut BatchDeadline,
         kept: Kept<'kept>,
     ) -> Result<(), BatchNotPosted> {
@@ -215,7 +215,7 @@ impl Ledger {
             Ok(()) if !linked => {
                 let count = items.len();
                 for (item, slot) in items.iter().zip(&*slots) {
-                    slot.begin(item.operation(), State::IN_FLIGHT);
+                    slot.begin(item.operation(), SlotState::IN_FLIGHT);
                 }
                 self.unreleased.set(self.unreleased.get() + count as u64);
             }
@@ -232,7 +232,11 @@ impl Ledger {
 
     /// Frees the slots of a partly posted batch when their requests complete, since no handle does. Returns the error.
     #[cold]
-    pub(crate) fn disown_posted(&self, refused: BatchNotPosted, slots: &[&Slot]) -> TransportError {
+    pub(crate) fn disown_posted(
+        &self,
+        refused: BatchNotPosted,
+        slots: &[&RequestSlot],
+    ) -> TransportError {
         let posted = slots.iter().take(refused.posted);
         posted.for_each(|slot| Ticket::new(self, slot).disown());
         refused.error
@@ -243,7 +247,7 @@ impl Ledger {
     fn number<'l, 'data, I: InBatch<'data>>(
         queue: &'l Queue,
         items: &mut [I],
-        slots: &mut [&'l Slot],
+        slots: &mut [&'l RequestSlot],
     ) -> bool {
         if slots.len() > queue.capacity() as usize {
             return false;
@@ -277,7 +281,7 @@ impl Ledger {
         &self,
         connection: &Connection,
         items: &[I],
-        slots: &[&Slot],
+        slots: &[&RequestSlot],
         count: usize,
     ) {
         for (item, slot) in items.iter().zip(slots).take(count) {

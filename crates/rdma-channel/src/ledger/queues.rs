@@ -15,8 +15,8 @@ use rdma_qp::{
     WorkResult, WorkSuccess,
 };
 
-use super::state::State;
-use crate::request::{Post, Request};
+use super::state::SlotState;
+use crate::request::{BatchRequest, Post};
 
 mod members;
 
@@ -27,12 +27,12 @@ mod members;
 ///
 /// A slot is in the [`Queues`] that have made it, and nowhere else.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct RequestSlot {
     /// The WR ID of the request in it, or of the next one.
     id: Cell<u64>,
     /// Its completion, if it is done and was signaled. Before that, whatever was polled while it was waited for.
     pub(super) completion: Cell<PollSlot>,
-    state: Cell<State>,
+    state: Cell<SlotState>,
     pub(crate) operation: Cell<Operation>,
     /// The slot behind it in its ring.
     next: Cell<At>,
@@ -56,12 +56,12 @@ pub(crate) const fn index(id: u64) -> usize {
     (id & (GENERATION - 1)) as usize
 }
 
-impl Slot {
+impl RequestSlot {
     fn new(index: u32, connection: u32) -> Self {
         Self {
             id: Cell::new(index.into()),
             completion: Cell::default(),
-            state: Cell::new(State::FREE),
+            state: Cell::new(SlotState::FREE),
             operation: Cell::new(Operation::Send),
             next: Cell::new(At(NonNull::dangling())),
             link: Cell::new(At(NonNull::dangling())),
@@ -75,19 +75,19 @@ impl Slot {
     }
 
     #[inline(always)]
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> SlotState {
         self.state.get()
     }
 
     #[inline(always)]
-    pub(super) fn set(&self, state: State) {
-        debug_assert!(!self.state.get().is(State::DEAD), "the dead slot stays dead");
+    pub(super) fn set(&self, state: SlotState) {
+        debug_assert!(!self.state.get().is(SlotState::DEAD), "the dead slot stays dead");
         self.state.set(state);
     }
 
     /// Notes that its request is with the device, in that state.
     #[inline(always)]
-    pub(super) fn begin(&self, operation: Operation, state: State) {
+    pub(super) fn begin(&self, operation: Operation, state: SlotState) {
         self.operation.set(operation);
         // The last, so that the compiler knows what is there when the handle is dropped at once.
         self.set(state);
@@ -95,7 +95,7 @@ impl Slot {
 
     #[inline(always)]
     pub(super) fn is_free(&self) -> bool {
-        self.state.get().is(State::FREE)
+        self.state.get().is(SlotState::FREE)
     }
 
     /// The slot behind it in its ring.
@@ -116,7 +116,7 @@ impl Slot {
     pub(crate) fn report(&self) -> Option<WorkResult> {
         let state = self.state();
         if state.is_done() {
-            self.set(state.to(State::REPORTED));
+            self.set(state.to(SlotState::REPORTED));
         } else if !state.is_reported() {
             return None;
         }
@@ -137,27 +137,27 @@ impl Slot {
     #[inline(always)]
     pub(super) fn free(&self) {
         self.id.set(self.id.get().wrapping_add(GENERATION));
-        self.set(State::FREE);
+        self.set(SlotState::FREE);
     }
 }
 
 /// Where a slot is: each post needs it, and an index would have to be looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct At(NonNull<Slot>);
+struct At(NonNull<RequestSlot>);
 
 // SAFETY: SAFETY.md F23: an address, which is followed with the queues at hand.
 unsafe impl Send for At {}
 
 /// All slots. The first one is dead: no request is ever in it, so that no WR ID is 0.
-struct Slots(NonNull<[Slot]>);
+struct Slots(NonNull<[RequestSlot]>);
 
 // SAFETY: SAFETY.md F23: it owns its slots, which can be sent.
 unsafe impl Send for Slots {}
 
 impl Slots {
-    fn new(slots: impl Iterator<Item = Slot>) -> Self {
-        let dead = Slot { state: Cell::new(State::DEAD), ..Slot::new(0, 0) };
-        let all: Box<[Slot]> = [dead].into_iter().chain(slots).collect();
+    fn new(slots: impl Iterator<Item = RequestSlot>) -> Self {
+        let dead = RequestSlot { state: Cell::new(SlotState::DEAD), ..RequestSlot::new(0, 0) };
+        let all: Box<[RequestSlot]> = [dead].into_iter().chain(slots).collect();
         let slots = Self(NonNull::from(Box::leak(all)));
         // Until something else is behind it, each is behind itself.
         for slot in slots.all() {
@@ -168,7 +168,7 @@ impl Slots {
     }
 
     #[inline(always)]
-    const fn all(&self) -> &[Slot] {
+    const fn all(&self) -> &[RequestSlot] {
         // SAFETY: SAFETY.md F23: leaked in `new`, freed in `drop`, and only ever shared in between.
         unsafe { self.0.as_ref() }
     }
@@ -214,19 +214,19 @@ impl Queue {
 
     /// The slot for the next request, if it is free: it is not if the connection is closed.
     #[inline(always)]
-    pub(super) fn next_free(&self) -> Option<&Slot> {
+    pub(super) fn next_free(&self) -> Option<&RequestSlot> {
         Some(self.cursor()).filter(|slot| slot.is_free())
     }
 
     #[inline(always)]
-    pub(super) fn cursor(&self) -> &Slot {
+    pub(super) fn cursor(&self) -> &RequestSlot {
         // SAFETY: SAFETY.md F23: of the queues that this one is in, which are borrowed as long as this.
         unsafe { self.cursor.get().0.as_ref() }
     }
 
     /// The next request goes behind that slot, which is one of this queue.
     #[inline(always)]
-    pub(super) fn advance(&self, slot: &Slot) {
+    pub(super) fn advance(&self, slot: &RequestSlot) {
         debug_assert!(self.indices.contains(&index(slot.id())), "a slot of another queue");
         self.cursor.set(slot.next.get());
     }
@@ -346,7 +346,10 @@ impl Connection {
 
     /// The slot for the next request of one of its queues, if that is free, and the queue pair.
     #[inline(always)]
-    pub(super) fn at_hand<'q>(&'q self, queue: &'q Queue) -> Option<(&'q Slot, &'q QueuePair)> {
+    pub(super) fn at_hand<'q>(
+        &'q self,
+        queue: &'q Queue,
+    ) -> Option<(&'q RequestSlot, &'q QueuePair)> {
         let slot = queue.next_free()?;
         // SAFETY: SAFETY.md F23: without a queue pair the cursors are at the dead slot, which is not free.
         Some((slot, unsafe { self.qp.as_ref().unwrap_unchecked() }))
@@ -360,22 +363,27 @@ impl Connection {
 
     /// The slot of the last request of the send queue, if that is unsignaled; else the dead one.
     #[inline(always)]
-    pub(super) fn last_unsignaled(&self) -> &Slot {
+    pub(super) fn last_unsignaled(&self) -> &RequestSlot {
         // SAFETY: SAFETY.md F23: of the queues that this connection is in, which are borrowed as long as this.
         unsafe { self.last_unsignaled.get().0.as_ref() }
     }
 
     /// Notes whether a request that was posted is signaled. If it is, its completion is that of the unsignaled ones before
-    /// it, too. The state that it [begins](Slot::begin) in.
+    /// it, too. The state that it [begins](RequestSlot::begin) in.
     #[inline(always)]
-    pub(super) fn link(&self, slot: &Slot, operation: Operation, signaled: bool) -> State {
+    pub(super) fn link(
+        &self,
+        slot: &RequestSlot,
+        operation: Operation,
+        signaled: bool,
+    ) -> SlotState {
         if !operation.is_of_send_queue() || signaled && self.unsignaled.get() == 0 {
-            return State::IN_FLIGHT;
+            return SlotState::IN_FLIGHT;
         }
         let last = if signaled { self.dead } else { At(NonNull::from(slot)) };
         slot.link.set(self.last_unsignaled.replace(last));
         self.unsignaled.set(if signaled { 0 } else { self.unsignaled.get() + 1 });
-        if signaled { State::IN_FLIGHT.linked() } else { State::IN_FLIGHT.unsignaled() }
+        if signaled { SlotState::IN_FLIGHT.linked() } else { SlotState::IN_FLIGHT.unsignaled() }
     }
 
     /// Whether the next request cannot be unsignaled.
@@ -408,7 +416,7 @@ impl Queues {
         let (of_each, count) = (asked.sends + asked.receives, qps.len());
         let indices = |connection| 1 + connection * of_each..1 + (connection + 1) * of_each;
         let all = (0..).zip(&qps).flat_map(|(connection, _)| {
-            indices(connection).map(move |index| Slot::new(index, connection))
+            indices(connection).map(move |index| RequestSlot::new(index, connection))
         });
         let slots = Slots::new(all);
         let mut connections = (0..)
@@ -443,30 +451,30 @@ impl Queues {
 
     /// All slots.
     #[inline(always)]
-    pub(super) const fn slots(&self) -> &[Slot] {
+    pub(super) const fn slots(&self) -> &[RequestSlot] {
         self.slots.all()
     }
 
     /// The slot that no request is ever in.
     #[inline(always)]
-    pub(super) fn dead(&self) -> &Slot {
+    pub(super) fn dead(&self) -> &RequestSlot {
         // SAFETY: SAFETY.md F23: of these queues.
         unsafe { self.first.dead.0.as_ref() }
     }
 
     /// The slots of a queue.
-    pub(super) fn slots_of(&self, queue: &Queue) -> &[Slot] {
+    pub(super) fn slots_of(&self, queue: &Queue) -> &[RequestSlot] {
         self.slots().get(queue.indices.clone()).unwrap_or_default()
     }
 
     /// The slot that this is the WR ID of.
     #[inline(always)]
-    pub(super) fn by_id(&self, id: u64) -> Option<&Slot> {
+    pub(super) fn by_id(&self, id: u64) -> Option<&RequestSlot> {
         self.slots().get(index(id)).filter(|slot| slot.id.get() == id)
     }
 
     /// The slot that was that of this WR ID.
-    pub(crate) fn slot_of(&self, id: u64) -> Option<&Slot> {
+    pub(crate) fn slot_of(&self, id: u64) -> Option<&RequestSlot> {
         self.slots().get(index(id))
     }
 }
@@ -523,7 +531,7 @@ pub(crate) trait InBatch<'data>: Sized {
     unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
 }
 
-impl<'data> InBatch<'data> for Request<'_, 'data> {
+impl<'data> InBatch<'data> for BatchRequest<'_, 'data> {
     #[inline(always)]
     fn operation(&self) -> Operation {
         Operation::of(self.0.opcode())
@@ -546,10 +554,9 @@ impl<'data> InBatch<'data> for Request<'_, 'data> {
 
     #[inline(always)]
     unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        let (first, count) = (batch.as_mut_ptr().cast(), batch.len());
+        let (first, count) = (batch.as_mut_ptr().cast::<QueuedRequest<'_, '_>>(), batch.len());
         // SAFETY: SAFETY.md F5: each is laid out as what is in it; borrowed as the slice is.
-        let queued: &mut [QueuedRequest<'_, '_>] =
-            unsafe { slice::from_raw_parts_mut(first, count) };
+        let queued = unsafe { slice::from_raw_parts_mut(first, count) };
         // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
         unsafe { qp.post_batch(queued) }
     }

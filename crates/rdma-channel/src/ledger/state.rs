@@ -11,9 +11,9 @@
 /// | `REPORTED` | a request that is over, which its handle has reported; the handle is there |
 /// | `DEAD` | never a request: where the cursors of a closed connection stand |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct State(u16);
+pub(super) struct SlotState(u16);
 
-impl State {
+impl SlotState {
     pub(super) const FREE: Self = Self(0);
     pub(super) const IN_FLIGHT: Self = Self(0x01);
     pub(super) const DONE: Self = Self(0x02);
@@ -129,22 +129,25 @@ mod tests {
 
     #[test]
     fn flags_do_not_change_the_phase() {
-        let state = State::IN_FLIGHT.unsignaled().dropped();
+        let state = SlotState::IN_FLIGHT.unsignaled().dropped();
         assert!(state.is_in_flight() && state.is_unsignaled() && state.has_no_handle());
         assert!(state.is_linked() && state.is_occupied() && !state.is_done());
-        let done = state.to(State::DONE);
+        let done = state.to(SlotState::DONE);
         assert!(done.is_done() && done.is_unsignaled() && done.is_dropped());
-        assert!(!state.is(State::IN_FLIGHT) && state.to(State::FREE) != State::FREE);
-        assert_eq!(State::IN_FLIGHT.dropped(), State::IN_FLIGHT_DROPPED);
+        assert!(!state.is(SlotState::IN_FLIGHT) && state.to(SlotState::FREE) != SlotState::FREE);
+        assert_eq!(SlotState::IN_FLIGHT.dropped(), SlotState::IN_FLIGHT_DROPPED);
         assert!(
-            State::IN_FLIGHT.marker().has_no_handle() && !State::IN_FLIGHT.marker().is_dropped()
+            SlotState::IN_FLIGHT.marker().has_no_handle()
+                && !SlotState::IN_FLIGHT.marker().is_dropped()
         );
         assert!(!state.forgotten().is_dropped() && state.forgotten().has_no_handle());
-        assert!(State::DONE.is_news() && done.to(State::DONE).told().is_done());
-        for state in [State::DONE.told(), done, State::DONE.forgotten(), State::REPORTED] {
+        assert!(SlotState::DONE.is_news() && done.to(SlotState::DONE).told().is_done());
+        for state in
+            [SlotState::DONE.told(), done, SlotState::DONE.forgotten(), SlotState::REPORTED]
+        {
             assert!(!state.is_news() && state.is_occupied());
         }
-        for phase in [State::FREE, State::DEAD, State::RESERVED] {
+        for phase in [SlotState::FREE, SlotState::DEAD, SlotState::RESERVED] {
             assert!(!phase.is_occupied() && !phase.is_in_flight() && !phase.is_reported());
         }
     }

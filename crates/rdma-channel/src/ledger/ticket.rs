@@ -9,22 +9,22 @@ use rdma_connect::{Operation, TransportError, WorkId};
 use rdma_qp::{PollError, WorkError, WorkResult, WorkSuccess};
 
 use super::Ledger;
-use super::queues::Slot;
-use super::state::State;
+use super::queues::RequestSlot;
+use super::state::SlotState;
 use crate::deadline::Deadline;
 
 /// Who holds it may ask how its request ended; the request goes on when it is dropped, and its slot is free
 /// when it has reported its end or the request is over.
-pub(crate) struct Ticket<'l>(Place<'l>);
+pub(crate) struct Ticket<'l>(PostedRequest<'l>);
 
-/// Where it is. By value, since what is called on a handle by reference has to be in memory.
+/// A posted request, in its slot of a ledger. Passed by value: a reference would force the handle into memory.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'l> {
+pub(crate) struct PostedRequest<'l> {
     ledger: &'l Ledger,
-    slot: &'l Slot,
+    slot: &'l RequestSlot,
 }
 
-/// What a [glance](Place::glance) has not settled.
+/// What a [glance](PostedRequest::glance) has not settled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Unsettled {
     /// Nothing came.
@@ -51,38 +51,38 @@ impl fmt::Debug for Ticket<'_> {
 
 impl<'l> Ticket<'l> {
     #[inline(always)]
-    pub(crate) const fn new(ledger: &'l Ledger, slot: &'l Slot) -> Self {
-        Self(Place { ledger, slot })
+    pub(crate) const fn new(ledger: &'l Ledger, slot: &'l RequestSlot) -> Self {
+        Self(PostedRequest { ledger, slot })
     }
 
     #[inline(always)]
-    pub(crate) const fn place(&self) -> Place<'l> {
+    pub(crate) const fn request(&self) -> PostedRequest<'l> {
         self.0
     }
 
     /// Frees the slot: this one is over.
     #[inline(always)]
     pub(crate) fn release(self) {
-        let Place { ledger, slot } = ManuallyDrop::new(self).0;
+        let PostedRequest { ledger, slot } = ManuallyDrop::new(self).0;
         ledger.release(slot);
     }
 
     /// Drops what the caller never had as a handle.
     #[cold]
     pub(crate) fn disown(self) {
-        let Place { slot, .. } = ManuallyDrop::new(self).0;
+        let PostedRequest { slot, .. } = ManuallyDrop::new(self).0;
         slot.set(slot.state().forgotten());
     }
 
     /// Forgets the handle: the request is its owner's affair.
     #[cold]
     pub(crate) fn keep(self) -> (WorkId, Operation) {
-        let place = ManuallyDrop::new(self).0;
-        (place.id(), place.operation())
+        let request = ManuallyDrop::new(self).0;
+        (request.id(), request.operation())
     }
 }
 
-impl Place<'_> {
+impl PostedRequest<'_> {
     pub(crate) fn operation(self) -> Operation {
         self.slot.operation.get()
     }
@@ -106,7 +106,7 @@ impl Place<'_> {
     #[inline(always)]
     pub(crate) fn glance(self) -> Result<WorkSuccess, Unsettled> {
         let Self { ledger, slot } = self;
-        let has_come = if slot.state().is(State::IN_FLIGHT) {
+        let has_come = if slot.state().is(SlotState::IN_FLIGHT) {
             // Where it would be brought: usually it is its own.
             let entry = slice::from_ref(&slot.completion);
             if ledger.cq.poll_into(entry).map_err(Unsettled::Failed)? == 0 {
@@ -125,7 +125,7 @@ impl Place<'_> {
     /// Whether it is done, and has its completion.
     #[inline(never)]
     fn has_come(self) -> bool {
-        self.slot.state().is(State::DONE)
+        self.slot.state().is(SlotState::DONE)
     }
 
     /// Brings to its slot what was polled into this one, which is of another request, and takes more. Whether this one's
@@ -143,14 +143,14 @@ impl Place<'_> {
         if let Ok(polled) = ledger.cq.poll_into(&*ledger.polled) {
             ledger.note_completions(polled);
         }
-        slot.state().is(State::DONE)
+        slot.state().is(SlotState::DONE)
     }
 
     /// What is not settled, after the completion of this request was polled into its slot, or another.
     #[cold]
     #[inline(never)]
     fn not_yet(self, has_come: bool) -> Unsettled {
-        if has_come && self.slot.state().is(State::IN_FLIGHT) {
+        if has_come && self.slot.state().is(SlotState::IN_FLIGHT) {
             self.ledger.deliver(&self.slot.completion);
         }
         Unsettled::Unclear
@@ -159,7 +159,7 @@ impl Place<'_> {
     /// Notes that the handle has reported the success that a glance has seen, since it stays.
     #[inline(always)]
     pub(crate) fn note(self, success: WorkSuccess) -> WorkSuccess {
-        self.slot.set(State::REPORTED);
+        self.slot.set(SlotState::REPORTED);
         success
     }
 
@@ -230,7 +230,7 @@ impl Place<'_> {
         let state = self.slot.state();
         let success = if state.is_done() { self.slot.result().ok() } else { None };
         if success.is_some() {
-            self.slot.set(state.to(State::REPORTED));
+            self.slot.set(state.to(SlotState::REPORTED));
         }
         success
     }
@@ -291,7 +291,7 @@ impl Place<'_> {
 impl Drop for Ticket<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        let Place { ledger, slot } = self.0;
+        let PostedRequest { ledger, slot } = self.0;
         let state = slot.state();
         if state.is_in_flight() {
             slot.set(state.dropped());

@@ -9,18 +9,18 @@ use super::MultiChannel;
 use super::to_peer::ToPeer;
 use crate::deadline::BatchDeadline;
 use crate::ledger::Ledger;
-use crate::ledger::post::{BatchNotPosted, Refusal};
+use crate::ledger::post::{BatchNotPosted, PostFailure};
 use crate::ledger::queues::InBatch;
 use crate::ledger::ticket::Ticket;
 use crate::lend::Call;
-use crate::request::Request;
+use crate::request::BatchRequest;
 use crate::scope::Scope;
 use crate::scope::pending_work::{PendingWork, ScopedPendingWork};
 
 /// The requests for one peer, and their indices among all.
 struct Group<'wr, 'data> {
     peer: usize,
-    requests: Vec<Request<'wr, 'data>>,
+    requests: Vec<BatchRequest<'wr, 'data>>,
     places: Vec<usize>,
 }
 
@@ -28,7 +28,7 @@ impl Ledger {
     /// The requests by peers, in the order of the peers' first requests, if there is a peer for each, which takes requests.
     fn grouped<'wr, 'data>(
         &self,
-        requests: impl IntoIterator<Item = ToPeer<Request<'wr, 'data>>>,
+        requests: impl IntoIterator<Item = ToPeer<BatchRequest<'wr, 'data>>>,
     ) -> Result<Vec<Group<'wr, 'data>>, TransportError> {
         let (mut groups, mut group_of) = (Vec::new(), vec![None; self.queues.len()]);
         for (place, ToPeer { peer, wr }) in self.gathered(requests)?.into_iter().enumerate() {
@@ -97,24 +97,11 @@ impl MultiChannel {
     /// ```
     pub fn batch<'wr, 'data: 'wr>(
         &mut self,
-        requests: impl IntoIterator<Item = ToPeer<Request<'wr, 'data>>>,
+        requests: impl IntoIterator<Item = ToPeer<BatchRequest<'wr, 'data>>>,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
         let groups = self.ledger.grouped(requests)?;
         let requests = groups.iter().flat_map(|group| &group.requests);
         let timeout = self.ledger.limits.longest(requests.map(InBatch::operation));
-        self.ledger.block_groups(groups, timeout)
-    }
-
-    /// The same as [`batch`](Self::batch), with a limit for all of them. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`batch`](Self::batch).
-    pub fn batch_timeout<'wr, 'data: 'wr>(
-        &mut self,
-        requests: impl IntoIterator<Item = ToPeer<Request<'wr, 'data>>>,
-        timeout: Duration,
-    ) -> Result<Vec<WorkSuccess>, TransportError> {
-        let groups = self.ledger.grouped(requests)?;
         self.ledger.block_groups(groups, timeout)
     }
 }
@@ -140,7 +127,7 @@ impl Ledger {
                 }
                 ids.extend(slots.iter().map(|slot| Ticket::new(ledger, slot).keep().0));
                 if let Err(BatchNotPosted { error, .. }) = posted {
-                    return (ids, Some(Refusal { error, perhaps: None }));
+                    return (ids, Some(PostFailure { error, perhaps: None }));
                 }
             }
             (ids, None)
@@ -167,7 +154,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     /// [`TransportError::BatchTooLarge`]: what was posted before it is in flight then, and the scope ends it.
     pub fn post_batch<'wr, 'data: 'scope + 'wr>(
         &self,
-        requests: impl IntoIterator<Item = ToPeer<Request<'wr, 'data>>>,
+        requests: impl IntoIterator<Item = ToPeer<BatchRequest<'wr, 'data>>>,
     ) -> Result<Vec<ScopedPendingWork<'scope>>, TransportError> {
         let mut parts = Vec::new();
         for Group { peer, requests, places } in self.only.ledger().grouped(requests)? {

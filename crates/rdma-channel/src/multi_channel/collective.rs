@@ -10,7 +10,7 @@ use super::to_peer::{
     PeerReadWorkRequest, PeerReceiveWorkRequest, PeerSendWorkRequest, PeerWriteWorkRequest, ToPeer,
 };
 use crate::deadline::Deadline;
-use crate::ledger::post::Refusal;
+use crate::ledger::post::PostFailure;
 use crate::ledger::{Ledger, closed};
 use crate::lend::Call;
 use crate::request::Post;
@@ -38,9 +38,8 @@ impl Ledger {
     fn block_collective<'data, W: Post<'data>>(
         &mut self,
         requests: impl IntoIterator<Item = ToPeer<W>>,
-        timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
-        let requests = self.gathered(requests)?;
+        let (requests, timeout) = (self.gathered(requests)?, self.limits.of(W::OPERATION));
         let post_all = |call: Call<'_, 'data>| {
             let (ledger, mut refused) = (call.ledger(), None);
             let post = |ToPeer { peer, wr }: ToPeer<W>| {
@@ -64,7 +63,7 @@ impl Ledger {
     pub(super) fn end_each(
         &mut self,
         ids: &[WorkId],
-        refused: Option<Refusal>,
+        refused: Option<PostFailure>,
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
         let limit = match refused {
@@ -196,19 +195,7 @@ impl MultiChannel {
         &mut self,
         wrs: impl IntoIterator<Item = PeerSendWorkRequest<'wr, 'data>>,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.scatter_send_timeout(wrs, self.ledger.limits.send)
-    }
-
-    /// The same as [`scatter_send`](Self::scatter_send), with a limit for all of them. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`scatter_send`](Self::scatter_send).
-    pub fn scatter_send_timeout<'wr, 'data: 'wr>(
-        &mut self,
-        wrs: impl IntoIterator<Item = PeerSendWorkRequest<'wr, 'data>>,
-        timeout: Duration,
-    ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.ledger.block_collective(wrs, timeout)
+        self.ledger.block_collective(wrs)
     }
 
     /// Writes for each request into memory of its peer.
@@ -221,19 +208,7 @@ impl MultiChannel {
         &mut self,
         wrs: impl IntoIterator<Item = PeerWriteWorkRequest<'wr, 'data>>,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.scatter_write_timeout(wrs, self.ledger.limits.write)
-    }
-
-    /// The same as [`scatter_write`](Self::scatter_write), with a limit for all of them. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`scatter_send`](Self::scatter_send).
-    pub fn scatter_write_timeout<'wr, 'data: 'wr>(
-        &mut self,
-        wrs: impl IntoIterator<Item = PeerWriteWorkRequest<'wr, 'data>>,
-        timeout: Duration,
-    ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.ledger.block_collective(wrs, timeout)
+        self.ledger.block_collective(wrs)
     }
 
     /// Takes one message for each request, each of its peer.
@@ -246,19 +221,7 @@ impl MultiChannel {
         &mut self,
         wrs: impl IntoIterator<Item = PeerReceiveWorkRequest<'wr, 'data>>,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.gather_receive_timeout(wrs, self.ledger.limits.receive)
-    }
-
-    /// The same as [`gather_receive`](Self::gather_receive), with a limit for all of them. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`scatter_send`](Self::scatter_send).
-    pub fn gather_receive_timeout<'wr, 'data: 'wr>(
-        &mut self,
-        wrs: impl IntoIterator<Item = PeerReceiveWorkRequest<'wr, 'data>>,
-        timeout: Duration,
-    ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.ledger.block_collective(wrs, timeout)
+        self.ledger.block_collective(wrs)
     }
 
     /// Reads for each request memory of its peer.
@@ -271,19 +234,7 @@ impl MultiChannel {
         &mut self,
         wrs: impl IntoIterator<Item = PeerReadWorkRequest<'wr, 'data>>,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.gather_read_timeout(wrs, self.ledger.limits.read)
-    }
-
-    /// The same as [`gather_read`](Self::gather_read), with a limit for all of them. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`scatter_send`](Self::scatter_send).
-    pub fn gather_read_timeout<'wr, 'data: 'wr>(
-        &mut self,
-        wrs: impl IntoIterator<Item = PeerReadWorkRequest<'wr, 'data>>,
-        timeout: Duration,
-    ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.ledger.block_collective(wrs, timeout)
+        self.ledger.block_collective(wrs)
     }
 
     /// Sends one message to each of these peers.
@@ -297,20 +248,7 @@ impl MultiChannel {
         peers: impl IntoIterator<Item = usize>,
         wr: SendWorkRequest<'_, '_>,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.multicast_send_timeout(peers, wr, self.ledger.limits.send)
-    }
-
-    /// The same as [`multicast_send`](Self::multicast_send), with a limit for all of them. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`scatter_send`](Self::scatter_send).
-    pub fn multicast_send_timeout(
-        &mut self,
-        peers: impl IntoIterator<Item = usize>,
-        wr: SendWorkRequest<'_, '_>,
-        timeout: Duration,
-    ) -> Result<Vec<WorkSuccess>, TransportError> {
         let wrs = peers.into_iter().map(|peer| PeerSendWorkRequest::from_wr(peer, wr));
-        self.ledger.block_collective(wrs, timeout)
+        self.ledger.block_collective(wrs)
     }
 }

@@ -44,7 +44,7 @@ impl MultiChannel {
     #[doc(alias = "ibv_create_qp")]
     pub fn prepare(&self) -> Result<PreparedPeer, TransportError> {
         self.ledger.check_process()?;
-        let most = self.max_channels();
+        let most = self.most();
         if self.num_channels() + self.joining.prepared() >= most {
             return Err(TransportError::TooManyPeers { most });
         }
@@ -64,7 +64,7 @@ impl MultiChannel {
     ) -> Result<usize, TransportError> {
         let qp = self.joining.take(prepared).ok_or(TransportError::ForeignPeer)?;
         self.ledger.check_process()?;
-        let most = self.max_channels();
+        let most = self.most();
         let peer = self.ledger.lowest_absent().ok_or(TransportError::TooManyPeers { most })?;
         let qp = qp.handshake(endpoint)?;
         let (asked, given) = (self.joining.inline(), qp.capabilities().max_inline_data);
@@ -95,9 +95,8 @@ impl MultiChannel {
         removed
     }
 
-    /// How many peers there can be at a time. Their indices are below that.
-    #[must_use]
-    pub fn max_channels(&self) -> usize {
+    /// The number of peers that there can be at a time.
+    fn most(&self) -> usize {
         self.ledger.queues.len()
     }
 

@@ -7,10 +7,8 @@ use rdma_mem::ProtectionDomain;
 use rdma_qp::SendWorkRequest;
 
 use super::MultiChannel;
-use super::remote_memory_region::PeerRemoteMemoryRegion;
 use super::to_peer::{
-    PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerSendWorkRequest,
-    PeerWriteWorkRequest, ToPeer,
+    PeerReadWorkRequest, PeerReceiveWorkRequest, PeerSendWorkRequest, PeerWriteWorkRequest, ToPeer,
 };
 use crate::request::Post;
 use crate::scope::peer::ScopedPeer;
@@ -41,6 +39,7 @@ impl MultiChannel {
     ///
     /// # Errors
     /// Those of [`Channel::scope_deadline`](crate::Channel::scope_deadline).
+    #[doc(alias = "timeout")]
     pub fn scope_deadline<'env, T, E>(
         &'env mut self,
         limit: Duration,
@@ -237,48 +236,6 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         wrs: impl IntoIterator<Item = PeerReceiveWorkRequest<'wr, 'data>>,
     ) -> Result<Vec<ScopedPendingWork<'scope>>, TransportError> {
         self.post_each(wrs)
-    }
-
-    /// Posts an atomic operation on memory of a peer. Waits for a free slot, as long as one may
-    /// take.
-    ///
-    /// # Errors
-    /// Why the request was not posted; nothing has changed then. [`TransportError::NoSuchPeer`] if
-    /// there is none.
-    #[inline]
-    pub fn post_atomic<'data: 'scope>(
-        &self,
-        wr: PeerAtomicWorkRequest<'_, 'data>,
-    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
-        self.post(wr)
-    }
-
-    /// Posts these bytes as a message to a peer; see [`ScopedPeer::send_inline`].
-    ///
-    /// # Errors
-    /// Those of [`ScopedPeer::send_inline`], and [`TransportError::NoSuchPeer`].
-    #[doc(alias = "IBV_SEND_INLINE")]
-    #[inline]
-    pub fn send_inline(
-        &self,
-        peer: usize,
-        data: &[u8],
-    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
-        self.to(peer)?.send_inline(data)
-    }
-
-    /// Posts a write of these bytes to the beginning of `remote`; see [`ScopedPeer::write_inline`].
-    ///
-    /// # Errors
-    /// Those of [`send_inline`](Self::send_inline).
-    #[doc(alias = "IBV_SEND_INLINE")]
-    #[inline]
-    pub fn write_inline(
-        &self,
-        data: &[u8],
-        remote: PeerRemoteMemoryRegion,
-    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
-        self.to(remote.peer())?.write_inline(data, remote.remote())
     }
 
     /// Posts one message to each of these peers; see [`post_scatter_send`](Self::post_scatter_send).

@@ -1,19 +1,18 @@
 //! Work requests, each with the peer that it is for.
 
-use rdma_mem::{GatherElement, InlineElement, ScatterElement};
+use rdma_mem::{GatherElement, ScatterElement};
 use rdma_qp::{
-    AtomicResult, AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
-    WriteWorkRequest,
+    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
 };
 
 use super::remote_memory_region::PeerRemoteMemoryRegion;
-use crate::request::Request;
+use crate::request::BatchRequest;
 
 /// A work request with the peer that it is for, counted from 0.
 ///
-/// Each kind has a name of its own, as [`PeerSendWorkRequest`], with the constructors of the
-/// request and the peer before their arguments. Other options of a request are set before:
-/// [`from_wr`](Self::from_wr) takes any.
+/// Each kind has a name of its own, like [`PeerSendWorkRequest`], and the usual constructors of the request, with the peer
+/// before their arguments. [`from_wr`](Self::from_wr) takes any other request: with flags, inline, of registered
+/// slices, or atomic.
 ///
 /// # Examples
 /// ```
@@ -38,7 +37,7 @@ pub type PeerReceiveWorkRequest<'wr, 'data> = ToPeer<ReceiveWorkRequest<'wr, 'da
 pub type PeerWriteWorkRequest<'wr, 'data> = ToPeer<WriteWorkRequest<'wr, 'data>>;
 /// A read of memory of a peer; see [`ReadWorkRequest`].
 pub type PeerReadWorkRequest<'wr, 'data> = ToPeer<ReadWorkRequest<'wr, 'data>>;
-/// An atomic operation on memory of a peer; see [`AtomicWorkRequest`].
+/// An atomic operation on memory of a peer; see [`AtomicWorkRequest`]. Made by [`from_wr`](ToPeer::from_wr).
 pub type PeerAtomicWorkRequest<'wr, 'data> = ToPeer<AtomicWorkRequest<'wr, 'data>>;
 
 impl<W> ToPeer<W> {
@@ -72,7 +71,7 @@ without_peer!(SendWorkRequest ReceiveWorkRequest WriteWorkRequest ReadWorkReques
 
 macro_rules! in_a_batch {
     ($($request:ident)+) => {$(
-        impl<'wr, 'data> From<ToPeer<$request<'wr, 'data>>> for ToPeer<Request<'wr, 'data>> {
+        impl<'wr, 'data> From<ToPeer<$request<'wr, 'data>>> for ToPeer<BatchRequest<'wr, 'data>> {
             #[inline]
             fn from(request: ToPeer<$request<'wr, 'data>>) -> Self {
                 Self { peer: request.peer, wr: request.wr.into() }
@@ -89,14 +88,6 @@ impl<'wr, 'data> ToPeer<SendWorkRequest<'wr, 'data>> {
     #[must_use]
     pub const fn new(peer: usize, gather_elements: &'wr [GatherElement<'data>]) -> Self {
         Self::from_wr(peer, SendWorkRequest::new(gather_elements))
-    }
-
-    /// Sends these bytes to that peer, copied when it is posted; see [`SendWorkRequest::inline`].
-    #[doc(alias = "IBV_SEND_INLINE")]
-    #[inline]
-    #[must_use]
-    pub const fn inline(peer: usize, elements: &'wr [InlineElement<'wr>]) -> Self {
-        Self::from_wr(peer, SendWorkRequest::inline(elements))
     }
 
     /// Adds immediate data.
@@ -141,30 +132,11 @@ impl<'wr, 'data> ToPeer<WriteWorkRequest<'wr, 'data>> {
         Self::from_wr(remote.peer(), WriteWorkRequest::new(gather_elements, remote.remote()))
     }
 
-    /// Writes these bytes to the beginning of `remote`, copied when it is posted; see
-    /// [`WriteWorkRequest::inline`].
-    #[doc(alias = "IBV_SEND_INLINE")]
-    #[inline]
-    #[must_use]
-    pub const fn inline(
-        elements: &'wr [InlineElement<'wr>],
-        remote: PeerRemoteMemoryRegion,
-    ) -> Self {
-        Self::from_wr(remote.peer(), WriteWorkRequest::inline(elements, remote.remote()))
-    }
-
     /// Sends immediate data along, which a receive of the peer takes.
     #[inline]
     #[must_use]
     pub const fn with_immediate(self, immediate: u32) -> Self {
         Self { wr: self.wr.with_immediate(immediate), ..self }
-    }
-
-    /// Writes no bytes, and sends immediate data, which a receive of the peer takes.
-    #[inline]
-    #[must_use]
-    pub fn only_immediate(peer: usize, immediate: u32) -> Self {
-        Self::from_wr(peer, WriteWorkRequest::only_immediate(immediate))
     }
 }
 
@@ -177,33 +149,5 @@ impl<'wr, 'data> ToPeer<ReadWorkRequest<'wr, 'data>> {
         remote: PeerRemoteMemoryRegion,
     ) -> Self {
         Self::from_wr(remote.peer(), ReadWorkRequest::new(scatter_elements, remote.remote()))
-    }
-}
-
-impl<'wr, 'data: 'wr> ToPeer<AtomicWorkRequest<'wr, 'data>> {
-    /// Puts `swap` into the peer's word if that is `compare`; the result says whether it was.
-    #[inline]
-    #[must_use]
-    pub fn compare_and_swap(
-        result: impl Into<AtomicResult<'wr, 'data>>,
-        remote: PeerRemoteMemoryRegion,
-        compare: u64,
-        swap: u64,
-    ) -> Self {
-        let word = remote.remote();
-        let wr = AtomicWorkRequest::compare_and_swap(result, word, compare, swap);
-        Self::from_wr(remote.peer(), wr)
-    }
-
-    /// Adds `add` to the peer's word, wrapping.
-    #[inline]
-    #[must_use]
-    pub fn fetch_and_add(
-        result: impl Into<AtomicResult<'wr, 'data>>,
-        remote: PeerRemoteMemoryRegion,
-        add: u64,
-    ) -> Self {
-        let wr = AtomicWorkRequest::fetch_and_add(result, remote.remote(), add);
-        Self::from_wr(remote.peer(), wr)
     }
 }

@@ -30,6 +30,13 @@ pub struct Rendezvous {}
 /// ```
 pub type RendezvousBuilder<'a> = ChannelBuilder<'a, Rendezvous>;
 
+/// What builders that connect by an address make: with options of the rendezvous or without.
+#[allow(unnameable_types)] // that is how it is sealed
+pub trait ByAddress {}
+
+impl ByAddress for Channel {}
+impl ByAddress for Rendezvous {}
+
 impl Channel {
     /// Connects to the [listener](crate::ChannelListener) at this address, with the default options; as
     /// [`connect`](ChannelBuilder::connect) of the builder, whose user bytes of the server are dropped.
@@ -51,12 +58,13 @@ impl Channel {
     /// # assert_eq!(server.join().unwrap()?.peer().map(|peer| peer.peer_qpn), channel.qpn());
     /// # Ok::<(), rdma_channel::ConnectError>(())
     /// ```
+    #[doc(alias("rdma_cm", "rdma_connect"))]
     pub fn connect(addr: impl ToSocketAddrs, pd: &ProtectionDomain) -> Result<Self, ConnectError> {
         Ok(Self::builder().pd(pd).connect(addr)?.0)
     }
 }
 
-impl<'a> ChannelBuilder<'a> {
+impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
     /// Bytes for the other end, at most 1,024: of a client, what the server's program
     /// [sees](crate::Incoming::user_bytes) before it accepts; of a listener, what [`accept`](ChannelListener::accept)
     /// answers. Default: none.
@@ -82,13 +90,17 @@ impl<'a> ChannelBuilder<'a> {
     /// # Ok::<(), ConnectError>(())
     /// ```
     pub fn user_bytes(self, user_bytes: &[u8]) -> RendezvousBuilder<'a> {
-        RendezvousBuilder::user_bytes(self.into_builder_of(), user_bytes)
+        let mut builder = self.into_builder_of::<Rendezvous>();
+        builder.rendezvous.user_bytes = user_bytes.into();
+        builder
     }
 
     /// How long the rendezvous may take: of a client all of [`connect`](Self::connect) but looking up the name, of a
     /// listener what each client does for its part. Default: 10 seconds. [`Duration::MAX`] is no limit.
     pub fn rendezvous_timeout(self, timeout: Duration) -> RendezvousBuilder<'a> {
-        RendezvousBuilder::rendezvous_timeout(self.into_builder_of(), timeout)
+        let mut builder = self.into_builder_of::<Rendezvous>();
+        builder.rendezvous.timeout = timeout;
+        builder
     }
 
     /// Connects to the [listener](ChannelListener) at this address, and returns what its program says, the
@@ -110,8 +122,10 @@ impl<'a> ChannelBuilder<'a> {
     /// | [`Resolve`](ConnectError::Resolve), [`NoAddress`](ConnectError::NoAddress) | the name has no address |
     /// | [`UserBytesTooLong`](ConnectError::UserBytesTooLong) | there are more than 1,024 user bytes |
     /// | [`Verbs`](ConnectError::Verbs) | those of [`build`](Self::build) and [`handshake`](crate::PreparedChannel::handshake) |
+    #[doc(alias("rdma_cm", "rdma_connect"))]
     pub fn connect(self, addr: impl ToSocketAddrs) -> Result<(Channel, Box<[u8]>), ConnectError> {
-        self.into_builder_of::<Rendezvous>().connect(addr)
+        ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;
+        client::connect(&self.options, &self.rendezvous, resolve(addr)?)
     }
 
     /// Listens at this address for clients, each of which becomes a channel with these options. Port 0 has the kernel
@@ -124,37 +138,7 @@ impl<'a> ChannelBuilder<'a> {
     ///
     /// # Examples
     /// See [`ChannelListener`] and [`Incoming`](crate::Incoming).
-    pub fn listen(self, addr: impl ToSocketAddrs) -> Result<ChannelListener, ConnectError> {
-        self.into_builder_of::<Rendezvous>().listen(addr)
-    }
-}
-
-impl RendezvousBuilder<'_> {
-    /// Bytes for the other end; as [`ChannelBuilder::user_bytes`].
-    pub fn user_bytes(mut self, user_bytes: &[u8]) -> Self {
-        self.rendezvous.user_bytes = user_bytes.into();
-        self
-    }
-
-    /// How long the rendezvous may take; as [`ChannelBuilder::rendezvous_timeout`].
-    pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
-        self.rendezvous.timeout = timeout;
-        self
-    }
-
-    /// Connects to a listener; as [`ChannelBuilder::connect`].
-    ///
-    /// # Errors
-    /// Those of [`ChannelBuilder::connect`].
-    pub fn connect(self, addr: impl ToSocketAddrs) -> Result<(Channel, Box<[u8]>), ConnectError> {
-        ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;
-        client::connect(&self.options, &self.rendezvous, resolve(addr)?)
-    }
-
-    /// Listens for clients; as [`ChannelBuilder::listen`].
-    ///
-    /// # Errors
-    /// Those of [`ChannelBuilder::listen`].
+    #[doc(alias("rdma_cm", "rdma_listen"))]
     pub fn listen(self, addr: impl ToSocketAddrs) -> Result<ChannelListener, ConnectError> {
         ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;
         ChannelListener::bind(self.options, self.rendezvous, &resolve(addr)?)

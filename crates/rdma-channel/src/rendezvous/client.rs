@@ -30,7 +30,7 @@ pub(super) fn connect(
     let greeting =
         Greeting { user_bytes: user_bytes.clone(), watches: watch.is_some(), talks: false };
     let hello = client.hello(prepared.endpoint(), greeting);
-    let mut server = Server { stream, client, until: dial.until() };
+    let mut server = ServerStream { stream, client, until: dial.until() };
     server.send(&hello)?;
     let endpoint = server.receive(Client::answer)?;
     let mut channel = prepared.handshake(endpoint)?;
@@ -60,13 +60,13 @@ fn reach(dial: &mut Dial) -> Result<(TcpStream, SocketAddr), ConnectError> {
 }
 
 /// The server, as its client sees it.
-struct Server {
+struct ServerStream {
     stream: TcpStream,
     client: Client,
     until: Until,
 }
 
-impl Server {
+impl ServerStream {
     fn send(&mut self, mut bytes: &[u8]) -> Result<(), ConnectError> {
         while !bytes.is_empty() {
             let now = Instant::now();

@@ -85,6 +85,7 @@ impl Incoming<'_> {
     /// [`ConnectError::Closed`] if the client is known to be gone, and [`ConnectError::Garbled`] if it has said what
     /// it was not asked for. One that goes at this very time, or whose limit runs out now, is not known to be gone: then
     /// operations of the channel fail.
+    #[doc(alias = "rdma_accept")]
     pub fn accept(self, user_bytes: &[u8]) -> Result<Channel, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
         let Self { refused, mut client, watch } = self;
@@ -99,6 +100,7 @@ impl Incoming<'_> {
 
     /// Turns the client away: its `connect` says [`ConnectError::Rejected`] with this reason, of which the first 1,024
     /// bytes are told.
+    #[doc(alias = "rdma_reject")]
     pub fn reject(mut self, why: &str) {
         self.client.reject(why);
     }

@@ -136,6 +136,7 @@ impl ChannelListener {
     ///
     /// # Errors
     /// Those of [`incoming`](Self::incoming).
+    #[doc(alias = "rdma_accept")]
     pub fn accept(&mut self) -> Result<Channel, ConnectError> {
         let answer = self.user_bytes.clone();
         loop {

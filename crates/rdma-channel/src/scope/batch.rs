@@ -8,9 +8,9 @@ use rdma_qp::ReceiveWorkRequest;
 use super::peer::ScopedPeer;
 use super::pending_work::{PendingWork, ScopedPendingWork};
 use crate::deadline::BatchDeadline;
-use crate::ledger::queues::{InBatch, Slot};
+use crate::ledger::queues::{InBatch, RequestSlot};
 use crate::ledger::ticket::Ticket;
-use crate::request::Request;
+use crate::request::BatchRequest;
 
 impl<'scope> ScopedPeer<'scope> {
     /// Posts requests with one doorbell; waits until all fit.
@@ -24,7 +24,7 @@ impl<'scope> ScopedPeer<'scope> {
     #[inline]
     pub fn post_batch<'data: 'scope, const N: usize>(
         &self,
-        requests: [Request<'_, 'data>; N],
+        requests: [BatchRequest<'_, 'data>; N],
     ) -> Result<[ScopedPendingWork<'scope>; N], TransportError> {
         self.post_array(requests)
     }
@@ -35,7 +35,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// Same errors as [`post_batch`](Self::post_batch).
     pub fn post_batch_of<'wr, 'data: 'scope + 'wr>(
         &self,
-        requests: impl IntoIterator<Item = Request<'wr, 'data>>,
+        requests: impl IntoIterator<Item = BatchRequest<'wr, 'data>>,
     ) -> Result<Vec<ScopedPendingWork<'scope>>, TransportError> {
         self.post_list(requests.into_iter().collect())
     }
@@ -78,7 +78,7 @@ impl<'scope> ScopedPeer<'scope> {
     fn post_into<'data: 'scope, I: InBatch<'data>>(
         &self,
         items: &mut [I],
-        slots: &mut [&'scope Slot],
+        slots: &mut [&'scope RequestSlot],
     ) -> Result<(), TransportError> {
         let (ledger, mut deadline) = (self.ledger(), BatchDeadline::new(None));
         ledger

@@ -4,10 +4,9 @@ use std::fmt;
 use std::time::Duration;
 
 use rdma_connect::{Operation, TransportError, WorkId};
-use rdma_mem::{RemoteMemoryRegion, ScatterList, SliceMut};
+use rdma_mem::RemoteMemoryRegion;
 use rdma_qp::{
-    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
-    WriteWorkRequest,
+    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess, WriteWorkRequest,
 };
 
 use super::outcome::{Finished, Late, Progress, Refused};
@@ -94,16 +93,17 @@ impl<'scope, B> InFlight<'scope, B> {
     /// assert_eq!(bytes.unwrap(), Some(0));
     /// # Ok::<(), TransportError>(())
     /// ```
+    #[doc(alias = "poll_cq")]
     #[inline(always)]
     pub fn poll(self) -> Progress<'scope, B> {
-        let result = match self.ticket.place().glance() {
+        let result = match self.ticket.request().glance() {
             Ok(success) => {
                 self.ticket.release();
                 return Progress::Done(Finished { buf: self.buf, result: Ok(success) });
             }
             Err(Unsettled::Nothing) => return Progress::Pending(self),
-            Err(so_far) => match self.ticket.place().poll(so_far) {
-                Ok(Some(result)) => result.map_err(|error| self.ticket.place().failed(error)),
+            Err(so_far) => match self.ticket.request().poll(so_far) {
+                Ok(Some(result)) => result.map_err(|error| self.ticket.request().failed(error)),
                 Ok(None) => return Progress::Pending(self),
                 Err(error) => return Progress::Dead(Late { handle: self, error }),
             },
@@ -139,13 +139,13 @@ impl<'scope, B> InFlight<'scope, B> {
     /// ```
     #[inline(always)]
     pub fn wait(self, timeout: Duration) -> Result<Finished<B>, Late<'scope, B>> {
-        let result = match self.ticket.place().glance() {
+        let result = match self.ticket.request().glance() {
             Ok(success) => {
                 self.ticket.release();
                 return Ok(Finished { buf: self.buf, result: Ok(success) });
             }
-            Err(so_far) => match self.ticket.place().wait(so_far, Some(timeout)) {
-                Ok(result) => result.map_err(|error| self.ticket.place().failed(error)),
+            Err(so_far) => match self.ticket.request().wait(so_far, Some(timeout)) {
+                Ok(result) => result.map_err(|error| self.ticket.request().failed(error)),
                 Err(error) => return Err(Late { handle: self, error }),
             },
         };
@@ -165,12 +165,13 @@ impl<'scope, B> InFlight<'scope, B> {
 
     /// The kind of the operation.
     pub fn operation(&self) -> Operation {
-        self.ticket.place().operation()
+        self.ticket.request().operation()
     }
 
     /// The ID by which errors name it.
+    #[doc(alias = "wr_id")]
     pub fn id(&self) -> WorkId {
-        self.ticket.place().id()
+        self.ticket.request().id()
     }
 }
 
@@ -329,42 +330,6 @@ impl<'scope> ScopedPeer<'scope> {
             let (elements, domains) = list.parts();
             let request = ReadWorkRequest::new(elements, remote).with_domains(domains);
             self.post_rented(request, kept)
-        })
-    }
-
-    /// Puts `swap` into the peer's word if that is `compare`, and what it was into rented memory of 8 bytes.
-    ///
-    /// # Errors
-    /// [`Refused`] with the memory, if the request was not posted.
-    #[inline(always)]
-    pub fn compare_and_swap_into(
-        &self,
-        buf: SliceMut<'scope>,
-        remote: impl Into<RemoteMemoryRegion>,
-        compare: u64,
-        swap: u64,
-    ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
-        Ledger::rent(buf, |buf, kept| {
-            let mut word = ScatterList::from([buf.reborrow()]);
-            let request = AtomicWorkRequest::compare_and_swap(&mut word, remote, compare, swap);
-            self.post_rented(request, kept)
-        })
-    }
-
-    /// Adds `add` to the peer's word, and puts what it was into rented memory of 8 bytes.
-    ///
-    /// # Errors
-    /// [`Refused`] with the memory, if the request was not posted.
-    #[inline(always)]
-    pub fn fetch_add_into(
-        &self,
-        buf: SliceMut<'scope>,
-        remote: impl Into<RemoteMemoryRegion>,
-        add: u64,
-    ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
-        Ledger::rent(buf, |buf, kept| {
-            let mut word = ScatterList::from([buf.reborrow()]);
-            self.post_rented(AtomicWorkRequest::fetch_and_add(&mut word, remote, add), kept)
         })
     }
 }

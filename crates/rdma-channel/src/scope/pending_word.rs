@@ -24,7 +24,7 @@ pub struct PendingWord<'scope> {
 /// The kind of the operation, and its ID.
 impl fmt::Debug for PendingWord<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PendingWord({}, {})", self.operation(), self.id())
+        write!(f, "PendingWord({}, {})", self.work.operation(), self.id())
     }
 }
 
@@ -46,12 +46,8 @@ impl PendingWord<'_> {
         self.work.wait(timeout).map(|_| self.word.value())
     }
 
-    /// The kind of the operation: [`Operation::Atomic`].
-    pub fn operation(&self) -> Operation {
-        self.work.operation()
-    }
-
     /// The ID by which errors name it.
+    #[doc(alias = "wr_id")]
     pub fn id(&self) -> WorkId {
         self.work.id()
     }
@@ -62,7 +58,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// [`post_atomic`](Self::post_atomic).
     ///
     /// The first such operation of a channel registers 8 bytes for each request that its queues hold.
-    /// [`fetch_add_into`](Self::fetch_add_into) takes memory of the caller's instead.
+    /// [`post_atomic`](Self::post_atomic) takes memory of the caller's instead.
     ///
     /// # Errors
     /// Why the request was not posted; nothing has changed then.

@@ -42,15 +42,16 @@ impl<'l> PendingWork<'l> {
     /// How the operation ended, if it has; does not wait, and can be called again.
     ///
     /// An error of the poll itself, [`TransportError::PollError`], says nothing of the operation.
+    #[doc(alias = "poll_cq")]
     #[inline(always)]
     pub fn poll(&self) -> Option<Result<WorkSuccess, TransportError>> {
-        let place = self.ticket.place();
-        match place.glance() {
-            Ok(success) => Some(Ok(place.note(success))),
+        let request = self.ticket.request();
+        match request.glance() {
+            Ok(success) => Some(Ok(request.note(success))),
             Err(Unsettled::Nothing) => None,
-            Err(so_far) => match place.poll(so_far) {
+            Err(so_far) => match request.poll(so_far) {
                 Ok(Some(Ok(success))) => Some(Ok(success)),
-                Ok(Some(Err(error))) => Some(Err(place.failed(error))),
+                Ok(Some(Err(error))) => Some(Err(request.failed(error))),
                 Ok(None) => None,
                 Err(error) => Some(Err(error)),
             },
@@ -65,10 +66,10 @@ impl<'l> PendingWork<'l> {
     /// it is still in flight. Else how the operation failed.
     #[inline(always)]
     pub fn spin_poll(&self) -> Result<WorkSuccess, TransportError> {
-        let place = self.ticket.place();
-        match place.glance() {
-            Ok(success) => Ok(place.note(success)),
-            Err(so_far) => place.succeed(so_far, None),
+        let request = self.ticket.request();
+        match request.glance() {
+            Ok(success) => Ok(request.note(success)),
+            Err(so_far) => request.succeed(so_far, None),
         }
     }
 
@@ -78,20 +79,21 @@ impl<'l> PendingWork<'l> {
     /// Those of [`spin_poll`](Self::spin_poll).
     #[inline(always)]
     pub fn wait(&self, timeout: Duration) -> Result<WorkSuccess, TransportError> {
-        let place = self.ticket.place();
-        match place.glance() {
-            Ok(success) => Ok(place.note(success)),
-            Err(so_far) => place.succeed(so_far, Some(timeout)),
+        let request = self.ticket.request();
+        match request.glance() {
+            Ok(success) => Ok(request.note(success)),
+            Err(so_far) => request.succeed(so_far, Some(timeout)),
         }
     }
 
     /// The kind of the operation.
     pub fn operation(&self) -> Operation {
-        self.ticket.place().operation()
+        self.ticket.request().operation()
     }
 
     /// The ID by which errors name it.
+    #[doc(alias = "wr_id")]
     pub fn id(&self) -> WorkId {
-        self.ticket.place().id()
+        self.ticket.request().id()
     }
 }

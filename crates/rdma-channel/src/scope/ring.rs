@@ -180,12 +180,6 @@ pub struct RingMessage<'r, 'scope> {
 }
 
 impl<'scope> RingMessage<'_, 'scope> {
-    /// How the receive ended: with immediate data, if there was some.
-    #[must_use]
-    pub const fn success(&self) -> WorkSuccess {
-        self.success
-    }
-
     /// The immediate data, if there was some.
     #[must_use]
     pub fn immediate_data(&self) -> Option<u32> {

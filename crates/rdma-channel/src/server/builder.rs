@@ -8,7 +8,7 @@ use rdma_mem::ProtectionDomain;
 use rdma_qp::Error;
 
 use super::Server;
-use super::queues::Queues;
+use super::queues::ServerQueues;
 use crate::channel::builder::ChannelBuilder;
 use crate::limits::Limits;
 use crate::rendezvous::address::resolve;
@@ -159,6 +159,6 @@ impl<'a> ServerBuilder<'a> {
             rendezvous_timeout: rendezvous.timeout,
             watch: rendezvous.watch.unwrap_or(SILENCE),
         };
-        Server::of(Queues::new(options, server)?, kept, &addresses)
+        Server::of(ServerQueues::new(options, server)?, kept, &addresses)
     }
 }

@@ -8,7 +8,7 @@ use super::Server;
 use super::event::ServerEvent;
 use super::lent::Loan;
 use super::peers::Peer;
-use super::queues::End;
+use super::queues::PeerQueuePair;
 
 impl Server {
     /// Takes completions that are there.
@@ -111,7 +111,7 @@ impl Server {
     }
 
     /// Destroys the queue pair of a client, whose sends, and receives of its own, are over then.
-    pub(super) fn end(&mut self, id: PeerId, end: End) {
+    pub(super) fn end(&mut self, id: PeerId, end: PeerQueuePair) {
         match end.close() {
             Ok(()) => self.lent.end_of(id, &mut self.own.spare),
             Err((end, error)) => {

@@ -103,7 +103,7 @@ pub enum ServerEvent {
 }
 
 /// Why a client of a [`Server`](crate::Server) has left.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeftReason {
     /// It has dropped its channel, its process has ended, or its machine is silent.
@@ -128,8 +128,12 @@ pub enum LeftReason {
     Failed(TransportError),
 }
 
+rdma_types::debug_messages!(enum LeftReason {
+    Gone { reason }, Disconnected, Refused { event }, Failed(it),
+});
+
 /// Why a [`Server`](crate::Server) was told nothing.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
     /// New clients cannot be taken for now, mostly since too many files are open. Those that have joined are served, and
@@ -141,6 +145,13 @@ pub enum ServerError {
     #[error(transparent)]
     Transport(#[from] TransportError),
 }
+
+rdma_types::debug_messages!(
+    enum ServerError {
+        Clients(it),
+        Transport(it),
+    }
+);
 
 impl ServerError {
     /// What a program can do about it.

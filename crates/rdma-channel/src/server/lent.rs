@@ -17,7 +17,7 @@ use crate::ledger::queues::{GENERATION, index};
 /// with its queue pair ([`end_of`](Self::end_of)). What cannot be ended is never given back.
 #[derive(Debug)]
 pub(super) struct Lent {
-    slots: Vec<Slot>,
+    slots: Vec<LoanSlot>,
     free: Vec<usize>,
     /// How many are receives.
     receives: u32,
@@ -25,8 +25,9 @@ pub(super) struct Lent {
     srq: Option<SharedReceiveQueue>,
 }
 
+/// A slot for one request, and its generation.
 #[derive(Debug)]
-struct Slot {
+struct LoanSlot {
     /// The WR ID of the request that is there, or of the next one.
     id: u64,
     loan: Option<Loan>,
@@ -188,7 +189,7 @@ impl Lent {
     fn put(&mut self, loan: Loan) -> (usize, u64) {
         let index = self.free.pop().unwrap_or_else(|| {
             let index = self.slots.len();
-            self.slots.push(Slot { id: index as u64, loan: None });
+            self.slots.push(LoanSlot { id: index as u64, loan: None });
             index
         });
         let slot = &mut self.slots[index];

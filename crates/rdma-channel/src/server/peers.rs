@@ -10,14 +10,14 @@ use rdma_connect::{
 use rdma_qp::{PostError, Qpn};
 
 use super::event::LeftReason;
-use super::queues::End;
+use super::queues::PeerQueuePair;
 use crate::ledger::watch::end_of;
 use crate::rendezvous::files::Added;
 
 /// The clients by their places, of which there are as many as there can be clients.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    places: Vec<Place>,
+    places: Vec<PeerEntry>,
     free: Vec<usize>,
     by_qpn: HashMap<Qpn, usize>,
     /// Those whose connections are to end.
@@ -25,9 +25,9 @@ pub(super) struct Peers {
     most: u32,
 }
 
-/// A place, from when a client joins until the program was told that it has left.
+/// An entry of the table of clients, from when one joins until the program was told that it has left.
 #[derive(Debug, Default)]
-struct Place {
+struct PeerEntry {
     generation: u32,
     /// `None` if nobody is there, or who was there has ended.
     peer: Option<Peer>,
@@ -36,7 +36,7 @@ struct Place {
 /// A client and its connection.
 #[derive(Debug)]
 pub(super) struct Peer {
-    pub(super) end: End,
+    pub(super) end: PeerQueuePair,
     pub(super) address: Option<PeerAddress>,
     /// Watched as long as it is there.
     stream: Option<Added>,
@@ -51,7 +51,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(end: End, stream: Added) -> Self {
+    pub(super) fn new(end: PeerQueuePair, stream: Added) -> Self {
         let address = end.qp.peer().map(PeerAddress::from);
         Self {
             end,
@@ -119,7 +119,7 @@ impl Peers {
     pub(super) fn next_id(&mut self) -> PeerId {
         if self.free.is_empty() {
             self.free.push(self.places.len());
-            self.places.push(Place::default());
+            self.places.push(PeerEntry::default());
         }
         let index = self.free.last().copied().unwrap_or_default();
         PeerId::new(index, self.place(index).generation)
@@ -139,7 +139,7 @@ impl Peers {
         place.generation = place.generation.wrapping_add(1);
     }
 
-    fn place(&mut self, index: usize) -> &mut Place {
+    fn place(&mut self, index: usize) -> &mut PeerEntry {
         &mut self.places[index]
     }
 
@@ -219,7 +219,7 @@ impl Peers {
     /// One that has done no send for so long.
     pub(super) fn stalled(&self, timeout: Duration) -> Option<PeerId> {
         let stalled = |peer: &Peer| peer.leaving.is_none() && peer.next_end(timeout).is_zero();
-        let of = |place: &Place| place.peer.as_ref().is_some_and(stalled);
+        let of = |place: &PeerEntry| place.peer.as_ref().is_some_and(stalled);
         self.id(self.places.iter().position(of)?)
     }
 
@@ -249,7 +249,7 @@ impl Peers {
 
     /// Takes all of them out, since the server ends.
     pub(super) fn take_all(&mut self) -> Vec<(PeerId, Peer)> {
-        let id = |index, place: &Place| PeerId::new(index, place.generation);
+        let id = |index, place: &PeerEntry| PeerId::new(index, place.generation);
         let peers = self.places.iter().filter_map(|place| place.peer.as_ref());
         peers.filter_map(|peer| peer.stream.as_ref()).for_each(Added::say_farewell);
         let peers = (0..).zip(&mut self.places);

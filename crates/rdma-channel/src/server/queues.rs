@@ -11,7 +11,7 @@ use crate::channel::options::{Options, ServerKnobs};
 
 /// The completion queue of a server, and its receives.
 #[derive(Debug)]
-pub(super) struct Queues {
+pub(super) struct ServerQueues {
     options: Options,
     pub(super) cq: CompletionQueue,
     pub(super) receives: Receives,
@@ -31,12 +31,12 @@ pub(super) enum Receives {
 
 /// The queue pair of a client, and its place among all.
 #[derive(Debug)]
-pub(super) struct End {
+pub(super) struct PeerQueuePair {
     pub(super) qp: QueuePair,
     place: Arc<()>,
 }
 
-impl Queues {
+impl ServerQueues {
     /// With a completion queue that the clients cannot overflow.
     pub(super) fn new(options: Options, knobs: ServerKnobs) -> Result<Self, Error> {
         let max_peers = knobs.max_peers;
@@ -117,9 +117,9 @@ impl Receives {
     }
 }
 
-impl MakeEnds for Queues {
+impl MakeEnds for ServerQueues {
     type Prepared = (PreparedQueuePair, Arc<()>);
-    type End = End;
+    type End = PeerQueuePair;
 
     fn prepare(
         &self,
@@ -145,12 +145,12 @@ impl MakeEnds for Queues {
         &self,
         (prepared, place): Self::Prepared,
         peer: QueuePairEndpoint,
-    ) -> Result<End, Error> {
-        Ok(End { qp: prepared.handshake(peer)?, place })
+    ) -> Result<PeerQueuePair, Error> {
+        Ok(PeerQueuePair { qp: prepared.handshake(peer)?, place })
     }
 }
 
-impl End {
+impl PeerQueuePair {
     /// Destroys the queue pair.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use rdma_connect::{Operation, PeerId, RefusedWork, TransportError};
 use rdma_mem::Buffer;
 
 use super::Server;
-use super::queues::End;
+use super::queues::PeerQueuePair;
 
 /// Buffers and receives of clients that share no receive queue.
 #[derive(Debug, Default)]
@@ -92,7 +92,7 @@ impl Server {
     pub(super) fn post_first_receives(
         &mut self,
         id: PeerId,
-        end: &End,
+        end: &PeerQueuePair,
     ) -> Result<u32, TransportError> {
         let each = self.clients.maker().receives.per_peer();
         for posted in 0..each {

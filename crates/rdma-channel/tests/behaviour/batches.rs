@@ -189,7 +189,7 @@ fn a_batch_rings_one_doorbell_in_each_form() {
         let requests = [write.into(), write.into(), write.into()];
         let (rung, done) = doorbells(|| here.batch(requests));
         assert_eq!((rung, done.unwrap().len()), (1, 3));
-        let (rung, done) = doorbells(|| here.batch_timeout([write.into(), write.into()], SECOND));
+        let (rung, done) = doorbells(|| here.within(SECOND).batch([write.into(), write.into()]));
         assert_eq!((rung, done.unwrap().len()), (1, 2));
         here.scope(|s| {
             let (rung, writes) = doorbells(|| s.post_batch([write.into(), write.into()]));
@@ -247,12 +247,12 @@ fn a_blocking_batch_ends_in_its_time() {
             let Pair { here, there, .. } = &mut pair;
             let sent = there.scope(|s| {
                 s.post_receive_batch(rooms::<3>())?;
-                here.batch_timeout(numbers::<3>().map(Into::into), SECOND)
+                here.within(SECOND).batch(numbers::<3>().map(Into::into))
             });
             assert_eq!(sent.unwrap().map(|success| success.opcode()), [WcOpcode::SEND; 3]);
         }
         let limit = Duration::from_millis(10);
-        let error = pair.here.batch_timeout(numbers::<3>().map(Into::into), limit).unwrap_err();
+        let error = pair.here.within(limit).batch(numbers::<3>().map(Into::into)).unwrap_err();
         assert!(
             matches!(error, TransportError::Timeout { timeout, .. } if timeout == limit),
             "{error}"

@@ -68,7 +68,7 @@ fn a_blocking_call_that_is_done_at_once_reads_no_clock() {
         assert_eq!(looks(|| channel.batch([request.into(), request.into()]).unwrap()).0, 0);
         let mut list = ScatterList::from([memory.as_slice_mut()]);
         let request = ReadWorkRequest::from_list(&mut list, board.remote());
-        assert_eq!(looks(|| channel.read_timeout(request, SECOND).unwrap()).0, 0);
+        assert_eq!(looks(|| channel.within(SECOND).read(request).unwrap()).0, 0);
     }
 }
 

@@ -324,7 +324,7 @@ fn a_calls_own_limit_holds_while_it_waits_for_room() {
         }
         let begin = Instant::now();
         let request = SendWorkRequest::only_immediate(1);
-        let error = pair.here.send_timeout(request, DRAIN).unwrap_err();
+        let error = pair.here.within(DRAIN).send(request).unwrap_err();
         assert!(
             matches!(error, TransportError::Timeout { timeout: DRAIN, .. }),
             "{error}, after {:?}",
@@ -332,7 +332,7 @@ fn a_calls_own_limit_holds_while_it_waits_for_room() {
         );
         let begin = Instant::now();
         let batch = [SendWorkRequest::only_immediate(1).into()];
-        let error = pair.here.batch_timeout(batch, DRAIN).unwrap_err();
+        let error = pair.here.within(DRAIN).batch(batch).unwrap_err();
         assert!(begin.elapsed() < SECONDS, "{error}, after {:?}", begin.elapsed());
     });
 }

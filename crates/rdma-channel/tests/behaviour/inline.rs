@@ -4,10 +4,7 @@
 use std::sync::LazyLock;
 
 use crate::common::{DEFERRED, DEVICES, HANG, Pair, WIRE, everything, lacks, open};
-use rdma_channel::{
-    MultiChannel, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
-    TransportError, prelude::*,
-};
+use rdma_channel::{MultiChannel, PeerRemoteMemoryRegion, ToPeer, TransportError, prelude::*};
 use rdma_mem::{InlineElement, ProtectionDomain, SharedRegion};
 use rdma_qp::{
     PostErrorKind, QueuePairType, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
@@ -147,7 +144,10 @@ fn each_peer_gets_the_bytes_that_were_meant_for_it() {
         let remote = |peer: usize| PeerRemoteMemoryRegion::new(peer, boards[peer].remote());
         let mut room = pd.allocate_region(48).unwrap();
         for peer in [0, 1] {
-            channels.write_inline(&[u8::try_from(peer).unwrap() + 1; 8], remote(peer)).unwrap();
+            let bytes = [u8::try_from(peer).unwrap() + 1; 8];
+            let data = [InlineElement::new(&bytes)];
+            let write = WriteWorkRequest::inline(&data, remote(peer).remote());
+            channels.write(ToPeer::from_wr(peer, write)).unwrap();
         }
         let numbers = channels.scope(|s| {
             let (mut slices, mut rest) = (Vec::new(), room.as_slice_mut());
@@ -162,18 +162,21 @@ fn each_peer_gets_the_bytes_that_were_meant_for_it() {
             }
             let mut bytes = [3; 8];
             for peer in [0, 1] {
-                s.send_inline(peer, &bytes)?;
+                let to = s.to(peer)?;
+                to.send_inline(&bytes)?;
                 bytes.fill(4);
-                s.write_inline(&bytes, remote(peer).sub_region(8).unwrap())?;
+                to.write_inline(&bytes, boards[peer].remote().sub_region(8).unwrap())?;
                 bytes.fill(3);
             }
             bytes.fill(5);
             {
                 let data = [InlineElement::new(&bytes)];
-                let send = |peer| PeerSendWorkRequest::inline(peer, &data).with_immediate(9);
+                let send =
+                    |peer| ToPeer::from_wr(peer, SendWorkRequest::inline(&data).with_immediate(9));
                 s.post_scatter_send([0, 1].map(send))?;
-                let place = |peer| remote(peer).sub_region(16).unwrap();
-                let write = |peer| PeerWriteWorkRequest::inline(&data, place(peer));
+                let place = |peer: usize| boards[peer].remote().sub_region(16).unwrap();
+                let write =
+                    |peer| ToPeer::from_wr(peer, WriteWorkRequest::inline(&data, place(peer)));
                 s.post_scatter_write([0, 1].map(write))?;
                 s.post_multicast_send([0, 1], SendWorkRequest::inline(&data))?;
             }
@@ -204,9 +207,11 @@ fn a_blocking_send_to_a_peer_takes_bytes_that_nobody_registered() {
     // SAFETY: SAFETY.md F8: the region is left alone until the completion of the send below, which on this
     // device follows that of the receive.
     drop(unsafe { channels.receive_unpolled(receive) }.unwrap());
-    channels.send_inline(1, &[7; 8]).unwrap();
+    let data = [InlineElement::new(&[7; 8])];
+    let send = |peer| ToPeer::from_wr(peer, SendWorkRequest::inline(&data));
+    channels.send(send(1)).unwrap();
     assert_eq!(*room, [7; 8]);
-    let error = channels.send_inline(2, &[7; 8]).unwrap_err();
+    let error = channels.send(send(2)).unwrap_err();
     assert!(matches!(error, TransportError::NoSuchPeer { peer: 2, count: 2 }), "{error}");
 }
 

@@ -3,7 +3,7 @@
 use std::thread;
 
 use crate::common::{DRAIN, HANG, Pair, everything, lacks, open, short};
-use rdma_channel::{Channel, Inline, PeerRemoteMemoryRegion, TransportError, prelude::*};
+use rdma_channel::{Channel, Inline, TransportError, prelude::*};
 use rdma_qp::PostErrorKind;
 use rdma_soft::{Builder, Limits, Schedule};
 use test_support::features::Feature;
@@ -161,15 +161,16 @@ fn channels_to_several_peers_have_places_also_for_those_that_come_later() {
         let peer = center.add(prepared, other.endpoint()).unwrap();
         let mut other = other.handshake(endpoint).unwrap();
         let board = pd.allocate_shared_region(16, everything(&pd)).unwrap();
-        let remote = PeerRemoteMemoryRegion::new(peer, board.remote());
-        center.write_inline(b"written", remote).unwrap();
+        let written =
+            center.scope(|s| s.to(peer)?.write_inline(b"written", board.remote()).map(drop));
+        written.unwrap();
         let mut room = pd.allocate_region(8).unwrap();
         thread::scope(|threads| {
             threads.spawn(|| assert_eq!(other.receive_into(&mut room).unwrap(), 4));
-            let beside = PeerRemoteMemoryRegion::new(peer, board.remote().slice(8..14).unwrap());
             let sent = center.scope(|s| {
-                s.write_inline(b"beside", beside)?;
-                s.send_inline(peer, b"sent").map(drop)
+                let to = s.to(peer)?;
+                to.write_inline(b"beside", board.remote().slice(8..14).unwrap())?;
+                to.send_inline(b"sent").map(drop)
             });
             sent.unwrap();
         });

@@ -187,29 +187,29 @@ fn call(
     let mut scatters: Vec<_> = peers.iter().map(|_| [ScatterElement::from(element)]).collect();
     let peers = peers.into_iter();
     match random.below(6) {
-        0 => center.multicast_send_timeout(peers, SendWorkRequest::new(&gather), limit),
+        0 => center.within(limit).multicast_send(peers, SendWorkRequest::new(&gather)),
         1 => {
             let writes = peers.map(|peer| PeerWriteWorkRequest::new(&gather, star.remote(peer)));
-            center.scatter_write_timeout(writes, limit)
+            center.within(limit).scatter_write(writes)
         }
         2 => {
             let rooms = peers.zip(&mut scatters);
             let rooms = rooms.map(|(peer, room)| PeerReceiveWorkRequest::new(peer, room));
-            center.gather_receive_timeout(rooms, limit)
+            center.within(limit).gather_receive(rooms)
         }
         3 => {
             let reads = peers.zip(&mut scatters);
             let reads = reads.map(|(peer, room)| PeerReadWorkRequest::new(room, star.remote(peer)));
-            center.gather_read_timeout(reads, limit)
+            center.within(limit).gather_read(reads)
         }
         4 => {
             let send = PeerSendWorkRequest::new(star.peer(random), &gather);
-            center.send_timeout(send, limit).map(|done| vec![done])
+            center.within(limit).send(send).map(|done| vec![done])
         }
         _ => {
             let mut room = [ScatterElement::from(element)];
             let room = PeerReceiveWorkRequest::new(star.peer(random), &mut room);
-            center.receive_timeout(room, limit).map(|done| vec![done])
+            center.within(limit).receive(room).map(|done| vec![done])
         }
     }
 }

@@ -260,15 +260,23 @@ fn memory_of_another_domain_and_results_that_do_not_fit_are_refused() {
                 .unwrap_err(),
         );
         let mut list = ScatterList::from([seven.as_slice_mut()]);
-        errors.push(pair.here.fetch_add_into(&mut list, remote, 1).unwrap_err());
+        errors.push(
+            pair.here.atomic(AtomicWorkRequest::fetch_and_add(&mut list, remote, 1)).unwrap_err(),
+        );
         let mut list = ScatterList::from([word.as_slice_mut()]);
-        errors.push(pair.here.compare_and_swap_into(&mut list, odd, 0, 1).unwrap_err());
+        errors.push(
+            pair.here
+                .atomic(AtomicWorkRequest::compare_and_swap(&mut list, odd, 0, 1))
+                .unwrap_err(),
+        );
         pair.here
             .scope(|s| {
                 let refused = s.receive_into(foreign.as_slice_mut()).unwrap_err();
                 assert!(refused.buf.is_some());
                 errors.push(refused.error);
-                errors.push(s.fetch_add_into(seven.as_slice_mut(), remote, 1).unwrap_err().error);
+                let mut list = ScatterList::from([seven.as_slice_mut()]);
+                let request = AtomicWorkRequest::fetch_and_add(&mut list, remote, 1);
+                errors.push(s.post_atomic(request).unwrap_err());
                 let mut list = ScatterList::from([word.as_slice_mut()]);
                 let request = AtomicWorkRequest::fetch_and_add(&mut list, odd, 1);
                 errors.push(s.post_atomic(request).unwrap_err());
@@ -295,7 +303,7 @@ fn a_closed_channel_takes_nothing_and_says_the_first_reason() {
             let mut memory = pair.memory(8, 1);
             let remote = pair.board.remote().slice(0..8).unwrap();
             let request = ReceiveWorkRequest::only_immediate();
-            pair.here.receive_timeout(request, Duration::ZERO).unwrap_err();
+            pair.here.within(Duration::ZERO).receive(request).unwrap_err();
             let first = pair.here.closed().unwrap();
             let mut errors = vec![
                 pair.here.send(SendWorkRequest::only_immediate(1)).unwrap_err(),
@@ -312,7 +320,7 @@ fn a_closed_channel_takes_nothing_and_says_the_first_reason() {
             let scope = pair.here.scope(|s| {
                 let refused = s.receive_into(memory.as_slice_mut()).unwrap_err();
                 errors.push(refused.error);
-                errors.push(s.fetch_add_into(refused.buf.unwrap(), remote, 1).unwrap_err().error);
+                errors.push(s.fetch_add(remote, 1).unwrap_err());
                 errors.push(s.post_batch([SendWorkRequest::only_immediate(1).into()]).unwrap_err());
                 let receive = ReceiveWorkRequest::only_immediate();
                 errors.push(s.post_receive_batch([receive]).unwrap_err());

@@ -63,10 +63,10 @@ fn client(device: &'static str, to: SocketAddr, says: &[u8]) -> JoinHandle<Conne
 /// Each end sends a number, and has the other one's; the server's is the first.
 fn assert_connected(server: &mut Channel, client: &mut Channel) {
     let send = |from: &mut Channel, number| {
-        from.send_timeout(SendWorkRequest::only_immediate(number), LATER).unwrap();
+        from.within(LATER).send(SendWorkRequest::only_immediate(number)).unwrap();
     };
     let receive = |to: &mut Channel, number| {
-        let received = to.receive_timeout(ReceiveWorkRequest::only_immediate(), LATER).unwrap();
+        let received = to.within(LATER).receive(ReceiveWorkRequest::only_immediate()).unwrap();
         assert_eq!(received.immediate_data(), Some(number));
     };
     thread::scope(|threads| {

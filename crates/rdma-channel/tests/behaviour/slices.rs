@@ -11,11 +11,10 @@ use crate::common::{
     DEFERRED, DEVICES, DRAIN, HANG, HELD, Pair, WIRE, everything, lacks, must_end, open, short,
 };
 use rdma_channel::{
-    Channel, MultiChannel, Operation, PeerRemoteMemoryRegion, PendingWord, Scope, TransportError,
-    prelude::*,
+    Channel, MultiChannel, Operation, PendingWord, Scope, ToPeer, TransportError, prelude::*,
 };
-use rdma_mem::{BufferPool, RemoteMemoryRegion};
-use rdma_qp::{PostErrorKind, SendWorkRequest, WriteWorkRequest};
+use rdma_mem::{BufferPool, RemoteMemoryRegion, ScatterList};
+use rdma_qp::{AtomicWorkRequest, PostErrorKind, SendWorkRequest, WriteWorkRequest};
 use test_support::features::Feature;
 
 /// Devices on which a blocking call ends by itself.
@@ -150,7 +149,6 @@ fn atomic_operations_of_a_scope_each_have_a_word() {
                     let expected = round * 16 + place as u64;
                     assert_eq!(one.wait(HANG)?, expected, "{device}");
                     assert_eq!(one.poll().unwrap()?, expected, "{device}: again");
-                    assert_eq!(one.operation(), Operation::Atomic);
                 }
                 drop(held);
                 for _ in 0..8 {
@@ -233,17 +231,21 @@ fn channels_to_several_peers_draw_numbers_too() {
     let board = pd.allocate_shared_region(16, everything(&pd)).unwrap();
     for peer in 0..2 {
         let word = board.remote().slice(8 * peer..8 * peer + 8).unwrap();
-        let remote = PeerRemoteMemoryRegion::new(peer, word);
-        assert_eq!(channels.fetch_add(remote, 3).unwrap(), 0);
-        assert_eq!(channels.compare_and_swap(remote, 3, 4).unwrap(), 3);
+        let mut was = pd.allocate_region(8).unwrap();
+        let mut list = ScatterList::from([was.as_slice_mut()]);
+        let add = AtomicWorkRequest::fetch_and_add(&mut list, word, 4);
+        channels.atomic(ToPeer::from_wr(peer, add)).unwrap();
         let was = channels.scope(|s| {
             let drawn = s.to(peer)?.fetch_add(word, 1)?;
             drawn.wait(HANG)
         });
         assert_eq!(was.unwrap(), 4);
     }
-    let nobody = PeerRemoteMemoryRegion::new(2, board.remote());
-    assert!(matches!(channels.fetch_add(nobody, 1), Err(TransportError::NoSuchPeer { .. })));
+    let mut was = pd.allocate_region(8).unwrap();
+    let mut list = ScatterList::from([was.as_slice_mut()]);
+    let add = AtomicWorkRequest::fetch_and_add(&mut list, board.remote(), 1);
+    let error = channels.atomic(ToPeer::from_wr(2, add));
+    assert!(matches!(error, Err(TransportError::NoSuchPeer { .. })));
 }
 
 /// Another limit holds for what it is made for, and no longer.

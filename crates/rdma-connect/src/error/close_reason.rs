@@ -8,7 +8,7 @@ use rdma_qp::WorkError;
 use crate::error::operation::Operation;
 
 /// The reason for which a channel or connection is closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseReason {
     /// An operation was not done in time.
@@ -98,6 +98,12 @@ pub enum CloseReason {
     #[error("it belongs to the process that this one was forked from")]
     Forked,
 }
+
+rdma_types::debug_messages!(enum CloseReason {
+    Timeout { operation }, Disconnected, Died, Silent { limit_ms }, Unreachable, PeerFailed,
+    Device, Port { port }, Work { operation, error }, Poll, Doubtful { operation },
+    Refused { operation }, Unsignaled { operation }, Asked, Destroyed, Absent, Forked,
+});
 
 impl CloseReason {
     /// The reason after the stream to the peer has ended without a farewell, or has failed with this error. A stream

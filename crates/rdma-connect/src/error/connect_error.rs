@@ -24,7 +24,7 @@ use crate::message::{MOST, VERSION};
 /// assert!(error.to_string().contains("start the server first"), "{error}");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The name could not be looked up.
@@ -146,6 +146,14 @@ pub enum ConnectError {
     #[error(transparent)]
     Verbs(Box<rdma_qp::Error>),
 }
+
+rdma_types::debug_messages!(enum ConnectError {
+    Resolve { source }, NoAddress, NobodyListens { tried }, UserBytesTooLong { length, most },
+    ReasonTooLong { length }, Io { tried, source }, Rejected(it), Busy(it),
+    Timeout { limit, awaited }, Closed { address, awaited }, Foreign { address, received },
+    Version { address, found }, Garbled { address, what }, NoControl, NumberTaken { number },
+    Verbs(it),
+});
 
 impl ConnectError {
     /// Checks that the user bytes are short enough for a rendezvous.

@@ -1,7 +1,7 @@
 //! The reason for the end of a lease.
 
 /// The reason for the end of a lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseEnd {
     /// The borrower has returned it.
@@ -17,3 +17,12 @@ pub enum LeaseEnd {
     #[error("the queue pair that it was lent to has ended")]
     Disconnected,
 }
+
+rdma_types::debug_messages!(
+    enum LeaseEnd {
+        Returned,
+        TimeOver,
+        Revoked,
+        Disconnected,
+    }
+);

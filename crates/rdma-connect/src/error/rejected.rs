@@ -4,7 +4,7 @@ use crate::error::transport_error::TransportError;
 
 /// A value that was not accepted, unchanged, with the reason. It is an [`Error`](std::error::Error) if the value
 /// borrows nothing.
-#[derive(Debug)]
+#[derive()]
 #[non_exhaustive]
 pub struct Rejected<T> {
     /// The unchanged value.
@@ -12,6 +12,8 @@ pub struct Rejected<T> {
     /// The reason.
     pub error: TransportError,
 }
+
+rdma_types::debug_messages!(struct Rejected<T: std::fmt::Debug> { value, error });
 
 impl<T> Rejected<T> {
     /// A value that was not taken, and why not.

@@ -34,7 +34,7 @@ use crate::error::work::{FailedWork, RefusedWork, Reported, WorkId};
 /// assert!(matches!(next, Err(TransportError::Closed { reason: CloseReason::Timeout { .. }, .. })), "{next:?}");
 /// # Ok::<(), TransportError>(())
 /// ```
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransportError {
     /// A verb failed.
@@ -180,6 +180,15 @@ pub enum TransportError {
     },
 }
 
+rdma_types::debug_messages!(enum TransportError {
+    IbvError(it), PostError(it), ElementError(it), WorkError(it), PollError(it),
+    Timeout { operation, timeout, peer }, PeerGone { operation, reason, peer }, WouldBlock,
+    BatchTooLarge { requests, capacity }, Closed { reason, peer, event }, Lost { operation, peer },
+    NoSuchPeer { peer, count }, TooManyPeers { most }, ForeignPeer, PeerLeft(it),
+    TooLong { length, most }, Collective(it), LeaseOver { operation, reason },
+    EndpointCount { channels, endpoints },
+});
+
 impl TransportError {
     /// The action that may help.
     ///
@@ -262,7 +271,7 @@ impl From<RefusedWork> for TransportError {
 }
 
 /// An operation that failed, or was lost, and whose handle was not asked.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[error("{error} ({operation}, {id}{})", of_peer(*peer))]
 #[non_exhaustive]
 pub struct OperationError {
@@ -275,6 +284,8 @@ pub struct OperationError {
     /// The error of the operation.
     pub error: TransportError,
 }
+
+rdma_types::debug_messages!(struct OperationError { operation, id, peer, error });
 
 impl OperationError {
     /// The failure of one operation among several.

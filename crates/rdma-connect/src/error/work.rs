@@ -9,7 +9,7 @@ use crate::error::operation::Operation;
 use crate::error::peer::{PeerAddress, With};
 
 /// An operation that completed with a failure. It derefs to how it failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FailedWork {
     /// The kind of the operation.
@@ -27,6 +27,8 @@ pub struct FailedWork {
     /// [`Context::async_events`](rdma_mem::Context::async_events) still gets all of them.
     pub event: Option<AsyncEventKind>,
 }
+
+rdma_types::debug_messages!(struct FailedWork { operation, peer, error, event });
 
 impl FailedWork {
     /// A failure, with the asynchronous event that explains it, if there is one.
@@ -71,7 +73,7 @@ impl fmt::Display for FailedWork {
 impl std::error::Error for FailedWork {}
 
 /// An operation that was not posted. It derefs to why not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RefusedWork {
     /// The kind of the operation.
@@ -81,6 +83,8 @@ pub struct RefusedWork {
     /// The reason; for a batch, also which of its requests was refused.
     pub error: PostError,
 }
+
+rdma_types::debug_messages!(struct RefusedWork { operation, peer, error });
 
 impl RefusedWork {
     /// The refusal of an operation.

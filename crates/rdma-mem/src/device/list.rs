@@ -1,9 +1,10 @@
 //! The devices of every provider.
 #![allow(unsafe_code)]
 
-use std::slice;
+use std::{env, slice};
 
 use rdma_sys::{Verbs, providers};
+use rdma_types::PortState;
 
 use crate::device::context::Context;
 use crate::device::listed::Device;
@@ -69,6 +70,62 @@ pub fn open_device(name: impl AsRef<str>) -> Result<Context, Error> {
             errors: list.errors,
         }))),
     }
+}
+
+/// Opens the device that the environment variable `RDMA_DEVICE` names; without it, the first device of libibverbs that has
+/// an active port; without such a NIC, the first other device, which is a software device if they are installed.
+///
+/// An event of `tracing` says which device it is, and why.
+///
+/// # Errors
+/// [`Error::UnknownDevice`] if `RDMA_DEVICE` names none; [`Error::NoDevice`] if there is none at all; [`Error::Verb`] if
+/// the device cannot be opened. A NIC that cannot be opened, or queried, is passed over with a warning.
+///
+/// # Examples
+/// ```
+/// rdma_soft::install();
+/// let context = rdma_mem::open_default_device()?;
+/// println!("{}", context.device().name());
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_open_device")]
+pub fn open_default_device() -> Result<Context, Error> {
+    if let Some(name) = env::var_os(VARIABLE).filter(|name| !name.is_empty()) {
+        let context = open_device(name.to_string_lossy())?;
+        return Ok(chosen(context, "RDMA_DEVICE names it"));
+    }
+    let list = list_devices();
+    let is_nic = |device: &&Device| device.verbs().name == "system";
+    for device in list.iter().filter(is_nic) {
+        match open_active(device) {
+            Ok(Some(context)) => {
+                return Ok(chosen(context, "it is the first NIC with an active port"));
+            }
+            Ok(None) => {}
+            Err(error) => tracing::warn!(device = device.name(), %error, "passed over a NIC"),
+        }
+    }
+    let other = list.iter().find(|device| !is_nic(device)).or_else(|| list.iter().next());
+    let Some(other) = other else { return Err(Error::NoDevice { errors: list.errors }) };
+    Ok(chosen(other.open()?, "no NIC has an active port"))
+}
+
+const VARIABLE: &str = "RDMA_DEVICE";
+
+fn chosen(context: Context, reason: &str) -> Context {
+    tracing::info!(device = context.device().name(), reason, "opens a device");
+    context
+}
+
+/// Opens a device, if one of its ports is active.
+fn open_active(device: &Device) -> Result<Option<Context>, Error> {
+    let context = device.open()?;
+    for port in 1..=context.query_device()?.port_count {
+        if context.query_port(port)?.state == PortState::ACTIVE {
+            return Ok(Some(context));
+        }
+    }
+    Ok(None)
 }
 
 /// A list of devices, with the errors of listing them. It does not change when devices are added or removed.

@@ -1,10 +1,11 @@
 //! One RDMA device, before it is opened.
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
-use std::fmt;
+use std::ffi::{CStr, c_char};
+use std::path::Path;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::{fmt, fs};
 
 use rdma_sys::{Errno, Process, Verbs, ibv_device};
 use rdma_types::{Guid, NodeType, TransportType};
@@ -107,10 +108,25 @@ impl Device {
     /// The name of the device's file in `/dev/infiniband`, such as `uverbs0`.
     pub(crate) fn file_name(&self) -> Option<String> {
         // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.
-        let name = unsafe { (*self.raw.as_ptr()).dev_name };
-        let bytes = name.map(|byte| byte.to_ne_bytes()[0]);
-        let name = CStr::from_bytes_until_nul(&bytes).ok()?.to_str().ok()?;
-        Some(name.to_owned())
+        text_of(unsafe { (*self.raw.as_ptr()).dev_name })
+    }
+
+    /// The NUMA node that the device is attached to: a program whose threads and memory are on that node reaches it
+    /// fastest. `None` for a device that has none: a software device, or one of a machine with a single node.
+    ///
+    /// The kernel tells it in `numa_node` of the device's folder in `/sys/class/infiniband`.
+    ///
+    /// ```
+    /// # rdma_soft::install();
+    /// let soft = rdma_mem::open_device("soft0")?;
+    /// assert_eq!(soft.device().numa_node(), None);
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[must_use]
+    pub fn numa_node(&self) -> Option<u32> {
+        // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.
+        let folder = text_of(unsafe { (*self.raw.as_ptr()).ibdev_path })?;
+        numa_node_in(&Path::new(&folder).join("device/numa_node"))
     }
 
     /// The GUID of the device (of its node, in InfiniBand's terms).
@@ -163,6 +179,17 @@ impl Device {
     }
 }
 
+/// A text in an array of C, up to its zero byte.
+fn text_of<const N: usize>(text: [c_char; N]) -> Option<String> {
+    let bytes = text.map(|byte| byte.to_ne_bytes()[0]);
+    CStr::from_bytes_until_nul(&bytes).ok()?.to_str().ok().map(str::to_owned)
+}
+
+/// The node that a file names. The kernel writes -1 where there is none.
+fn numa_node_in(file: &Path) -> Option<u32> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
 /// What a device is called; `None` if it has no name.
 ///
 /// # Safety
@@ -180,5 +207,21 @@ impl fmt::Debug for Device {
             .field("name", &self.name)
             .field("provider", &self.verbs().name)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_what_the_kernel_writes_but_minus_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("numa_node");
+        assert_eq!(numa_node_in(&file), None, "no such file");
+        for (written, node) in [("1\n", Some(1)), ("-1\n", None), ("", None)] {
+            fs::write(&file, written).unwrap();
+            assert_eq!(numa_node_in(&file), node, "{written:?}");
+        }
     }
 }

@@ -5,7 +5,7 @@ use rdma_sys::{LoadError, UnknownProvider};
 use crate::error::verb::VerbError;
 
 /// The error of a provider whose devices are not in the list.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListError {
     /// libibverbs is not there.
@@ -24,8 +24,12 @@ pub enum ListError {
     },
 }
 
+rdma_types::debug_messages!(enum ListError {
+    Load(it), UnknownProvider(it), Verb { provider, source },
+});
+
 /// No device has the name that was asked for.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[error("there is no RDMA device `{name}`{}", self.explain())]
 #[non_exhaustive]
 pub struct UnknownDevice {
@@ -36,6 +40,8 @@ pub struct UnknownDevice {
     /// The errors of providers with devices that are not listed.
     pub errors: Vec<ListError>,
 }
+
+rdma_types::debug_messages!(struct UnknownDevice { name, known, errors });
 
 impl UnknownDevice {
     fn explain(&self) -> String {

@@ -1,7 +1,7 @@
 //! Ranges that are not within their region.
 
 /// A range that a region does not have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RangeError {
     /// The range is not, or not wholly, within the region.
@@ -29,6 +29,10 @@ pub enum RangeError {
         length: usize,
     },
 }
+
+rdma_types::debug_messages!(enum RangeError {
+    OutOfBounds { offset, length, region }, Misaligned { offset, align }, TooLong { length },
+});
 
 /// Whether `length` bytes at `offset` are within `region` bytes.
 #[inline]

@@ -61,6 +61,7 @@ impl Error {
             Self::Verb(error) => error.recovery(),
             Self::OutOfMemory { .. } | Self::PoolLimit { .. } => Recovery::Resource,
             Self::UnknownDevice(_)
+            | Self::NoDevice { .. }
             | Self::UnknownProvider(_)
             | Self::Forked(_)
             | Self::Unsupported(_)

@@ -12,7 +12,7 @@ use rdma_sys::Errno;
 /// let error = VerbError::new("ibv_alloc_pd", Errno::ENOMEM);
 /// assert_eq!(error.to_string(), "ibv_alloc_pd: Cannot allocate memory (ENOMEM)");
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{verb}: {errno}{}{}", if .hint.is_some() { ": " } else { "" }, .hint.as_deref().unwrap_or(""))]
 #[non_exhaustive]
 pub struct VerbError {
@@ -23,6 +23,8 @@ pub struct VerbError {
     /// The usual cause of this number from this verb and its remedy, if there is one.
     pub hint: Option<Cow<'static, str>>,
 }
+
+rdma_types::debug_messages!(struct VerbError { verb, errno, hint });
 
 impl VerbError {
     /// A failure without a hint.

@@ -46,7 +46,7 @@ impl ProtectionDomain {
     /// # Errors
     /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], or the verb's: the hint is about the limit
     /// of locked memory.
-    #[doc(alias = "ibv_reg_mr")]
+    #[doc(alias("ibv_reg_mr", "alloc_local_mr", "register"))]
     pub fn allocate_region(&self, length: usize) -> Result<OwnedRegion, Error> {
         self.register_owned(RegionMemory::allocate(length)?).map_err(|(_, error)| error)
     }

@@ -101,6 +101,7 @@ impl BufferPool {
     /// # Errors
     /// If another region is needed and cannot be registered: [`Error::OutOfMemory`], [`Error::PoolLimit`], or the
     /// verb's error; the hint is about the limit of locked memory.
+    #[doc(alias = "alloc_local_mr")]
     pub fn allocate(&self, length: usize) -> Result<Buffer, Error> {
         self.0.pd.check_process()?;
         match self.take(length, |region| region.take(length)) {

@@ -5,7 +5,7 @@ use rdma_types::AccessFlags;
 use crate::error::range::RangeError;
 
 /// A bind that cannot be right, found before the device sees it; IBTA vol 1, section 10.6.7.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
     /// The window is bound: one window gives one range at a time.
@@ -63,3 +63,8 @@ pub enum BindError {
         kind: u8,
     },
 }
+
+rdma_types::debug_messages!(enum BindError {
+    StillBound, NotBound, Range(it), Empty, NotBindable, NoLocalWrite { access }, WrongDomain,
+    Access { access }, ZeroBased, Kind { kind },
+});

@@ -186,7 +186,7 @@ impl<W: Window> Requester<W> {
         self.probe.is_some() || admitted.wrapping_sub(self.next).cast_signed() > 0
     }
 
-    /// When to call [`expire`](Self::expire), at the latest. Each answer moves it: an alarm that was set
+    /// When to call [`expire`](Self::expire), at the latest. Each answer moves it: a timer that was set
     /// before may ring, look here again, and be set anew.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {

@@ -14,7 +14,7 @@ use core::fmt;
 /// assert_eq!(Packet::parse(&congestion_notification), Err(ParseError::Opcode(0x81)));
 /// assert_eq!(ParseError::Opcode(0x81).to_string(), "opcode 0x81 is not one of RC, UC or UD");
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ParseError {
     /// It ends before its headers do, or before its header says.
@@ -39,6 +39,21 @@ pub enum ParseError {
     Protocol(u8),
 }
 
+rdma_types::debug_messages!(
+    enum ParseError {
+        Truncated,
+        Opcode(it),
+        TransportVersion(it),
+        Length(it),
+        PadCount(it),
+        IpVersion(it),
+        Ipv4Options(it),
+        Fragment,
+        Ipv4Checksum,
+        Protocol(it),
+    }
+);
+
 impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -61,7 +76,7 @@ impl fmt::Display for ParseError {
 impl Error for ParseError {}
 
 /// Why a packet was not written. What the buffer holds then is unspecified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EmitError {
     /// It needs a larger buffer.
@@ -71,6 +86,14 @@ pub enum EmitError {
     /// The pad count of the BTH is not that of the payload.
     PadCount,
 }
+
+rdma_types::debug_messages!(
+    enum EmitError {
+        NoRoom,
+        Headers,
+        PadCount,
+    }
+);
 
 impl fmt::Display for EmitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -142,6 +142,7 @@ impl WorkCompletion {
     }
 
     /// The QPN of the queue pair that the request was posted to.
+    #[doc(alias = "qp_num")]
     #[inline]
     #[must_use]
     pub const fn qpn(&self) -> Qpn {

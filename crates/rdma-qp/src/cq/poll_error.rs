@@ -3,10 +3,12 @@
 /// A completion queue that failed.
 ///
 /// The error holds no memory, so that the way to a completion does not have to free it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "ibv_poll_cq failed: the completion queue has failed, most often because it overflowed: make it \
      as large as the queues of all its queue pairs together, which `strict_cq` of their builder checks"
 )]
 #[non_exhaustive]
 pub struct PollError;
+
+rdma_types::debug_messages!(struct PollError);

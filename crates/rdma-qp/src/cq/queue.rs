@@ -163,6 +163,7 @@ impl CompletionQueue {
     /// # Errors
     /// If the queue has failed, for example because it overflowed. That is not a completion: no
     /// request is done by it.
+    #[doc(alias = "poll_cq")]
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll<'s>(&self, slots: &'s mut [PollSlot]) -> Result<PolledCompletions<'s>, PollError> {

@@ -17,11 +17,13 @@ use rdma_types::WcStatus;
 /// assert_eq!(code.class(), WorkErrorClass::Transport);
 /// assert!(code.hint().contains("GID"));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub struct WorkError {
     status: WcStatus,
     vendor_code: u32,
 }
+
+rdma_types::debug_messages!(struct WorkError { status, vendor_code });
 
 impl WorkError {
     #[cold]

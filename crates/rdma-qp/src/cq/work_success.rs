@@ -69,6 +69,7 @@ impl WorkSuccess {
 
     /// The immediate data that the peer sent along, in host order; `None` if it sent none, and of
     /// requests that are no receives.
+    #[doc(alias = "imm_data")]
     #[inline]
     #[must_use]
     pub const fn immediate_data(&self) -> Option<u32> {
@@ -93,6 +94,7 @@ impl WorkSuccess {
     /// The number of bytes that arrived in the receive's own elements, or for an RDMA write with immediate
     /// ([`WcOpcode::RECV_RDMA_WITH_IMM`]) in the memory that the peer named. `None` for requests that are not
     /// receives; [`byte_len`](Self::byte_len) has those of reads and atomics, too.
+    #[doc(alias = "byte_len")]
     #[inline]
     #[must_use]
     pub const fn scattered_bytes(&self) -> Option<usize> {

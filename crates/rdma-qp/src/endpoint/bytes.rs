@@ -40,7 +40,7 @@ const HAS_STREAM: u8 = 2;
 const BYTES_OF_VERSION_1: usize = HEADER + 17 * QueuePairEndpoint::MAX_GIDS;
 
 /// Bytes that are no endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndpointError {
     /// Too few or too many.
@@ -73,6 +73,10 @@ pub enum EndpointError {
         value: u32,
     },
 }
+
+rdma_types::debug_messages!(enum EndpointError {
+    Length { found }, Magic, Version { found }, Field { field, value },
+});
 
 impl QueuePairEndpoint {
     /// The length of [`to_bytes`](Self::to_bytes).

@@ -36,7 +36,7 @@ pub struct ConnectAttributes {
 }
 
 /// The error of two endpoints that do not match, with the field and both values.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
     /// An InfiniBand port and an Ethernet port.
@@ -93,6 +93,11 @@ pub enum HandshakeError {
         qpn: Qpn,
     },
 }
+
+rdma_types::debug_messages!(enum HandshakeError {
+    LinkLayer { own, peer }, NoCommonGid { own, peer }, Lid { lid }, Mtu { own, peer },
+    QueuePairType { own, peer }, Qpn { qpn },
+});
 
 fn table(whose: &str, gids: &[EndpointGid]) -> String {
     let mut text = format!("; {whose} has");

@@ -33,12 +33,14 @@ use crate::post::without_niche::WithoutNiche;
 /// assert_eq!(error.to_string(), "64 bytes of elements do not fit into 63 bytes of remote memory");
 /// # Ok::<(), rdma_qp::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PostError {
     posted: usize,
     refused: usize,
     reason: WithoutNiche<Reason>,
 }
+
+rdma_types::debug_messages!(struct PostError { posted, refused, reason });
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {

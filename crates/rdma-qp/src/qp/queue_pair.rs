@@ -117,6 +117,7 @@ impl QueuePair {
     }
 
     /// The QPN (queue pair number) of this queue pair.
+    #[doc(alias = "qp_num")]
     #[inline]
     #[must_use]
     pub const fn qpn(&self) -> Qpn {

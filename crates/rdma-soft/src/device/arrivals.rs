@@ -166,7 +166,7 @@ fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards
     }
     match answers {
         Answers::Never => {}
-        Answers::Now => own.note_turn(),
+        Answers::Now => own.entry.queue(),
         Answers::First => afterwards.hold(own),
     }
 }
@@ -182,7 +182,7 @@ pub(crate) fn answer_all(subnet: &'static Subnet) {
 pub(crate) fn answer_soon(device: &Device) {
     for own in device.all_queue_pairs() {
         if own.responder.lock().owes_acknowledgement() {
-            own.note_turn();
+            own.entry.queue();
         }
     }
 }

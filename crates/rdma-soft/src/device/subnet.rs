@@ -9,7 +9,7 @@ use crate::address::{Address, GidEntry};
 use crate::device::Device;
 use crate::fabric::Fabric;
 #[cfg(loom)]
-use crate::fabric::timers::model::Alarms;
+use crate::fabric::timers::model::ServedBy;
 use crate::link::Link;
 use crate::link::simulation::Links;
 use crate::profile::Profile;
@@ -19,7 +19,7 @@ use crate::sync::locked;
 const MAX_DEVICES: usize = 4096;
 
 /// Why a device was not installed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InstallError {
     /// There is a device of this name; devices live as long as the process, or their network.
@@ -74,6 +74,11 @@ pub enum InstallError {
         reason: String,
     },
 }
+
+rdma_types::debug_messages!(enum InstallError {
+    NameTaken(it), BadName(it), TooMany(it), NoRandomness, NotShared { reason },
+    CannotListen { place, reason }, NoProfile { name }, NoCapture { path, reason },
+});
 
 /// The names of all profiles.
 fn profiles() -> String {
@@ -165,20 +170,20 @@ impl Subnet {
         // No model has it: what is in it belongs to one run of a model.
         #[cfg(loom)]
         static OF_PROCESS: std::sync::LazyLock<Subnet> =
-            std::sync::LazyLock::new(|| Subnet::of(Fabric::with(Alarms::None)));
+            std::sync::LazyLock::new(|| Subnet::of(Fabric::with(ServedBy::Nobody)));
         &OF_PROCESS
     }
 
-    /// The subnet of one model, which is never freed, as its devices are not. No alarm ever rings in it.
+    /// The subnet of one model, which is never freed, as its devices are not. No timer ever expires in it.
     #[cfg(all(test, loom))]
     pub(crate) fn of_model() -> &'static Self {
-        Self::of_model_with(Alarms::None)
+        Self::of_model_with(ServedBy::Nobody)
     }
 
-    /// The subnet of one model, with alarms.
+    /// The subnet of one model, with timers.
     #[cfg(all(test, loom))]
-    pub(crate) fn of_model_with(alarms: Alarms) -> &'static Self {
-        Box::leak(Box::new(Self::of(Fabric::with(alarms))))
+    pub(crate) fn of_model_with(served_by: ServedBy) -> &'static Self {
+        Box::leak(Box::new(Self::of(Fabric::with(served_by))))
     }
 
     /// The subnet of a test, whose clock goes on when the test says so.

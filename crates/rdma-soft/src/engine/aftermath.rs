@@ -39,7 +39,7 @@ impl Aftermath {
     #[inline]
     pub(crate) fn settle(&mut self, requester: &Station) {
         self.flush(requester);
-        requester.adapter.fabric.unsettled.settle();
+        requester.adapter.fabric.run_queue.run();
     }
 
     /// Flushes. Whoever holds no lock but the receive side of a device may do it.

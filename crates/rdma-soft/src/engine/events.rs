@@ -4,7 +4,7 @@
 //! file holds one byte while there are events.
 //!
 //! Events come while locks of the engine are held, and a byte costs a system call. So an event is queued, and the
-//! file becomes readable when the thread [settles](Fabric::unsettled), which it does with no lock held and before its
+//! file becomes readable when the thread [settles](Fabric::run_queue), which it does with no lock held and before its
 //! verb returns.
 
 #[cfg(not(all(test, loom)))]
@@ -22,13 +22,13 @@ use crate::engine::events::file::EventFile;
 #[cfg(all(test, loom))]
 use crate::engine::models::file::EventFile;
 use crate::fabric::Fabric;
-use crate::fabric::overflow::Settle;
+use crate::fabric::run_queue::Settle;
 use crate::sync::{Lock, Mutex, locked_for_calls, locked_to_wait};
 
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
     fabric: &'static Fabric,
-    state: Lock<State<E>>,
+    state: Lock<QueuedEvents<E>>,
     file: EventFile,
     /// Held by who writes to the file, by no lock of the engine. Who settles and finds that another thread is about to
     /// write for its event waits here until that is done.
@@ -36,7 +36,7 @@ pub(crate) struct EventQueue<E> {
 }
 
 #[derive(Debug)]
-struct State<E> {
+struct QueuedEvents<E> {
     events: VecDeque<E>,
     /// The file has a byte, or is about to. Who clears this takes a byte then, whichever: its own may be on its way
     /// still, and that of another thread be there.
@@ -53,7 +53,7 @@ struct State<E> {
     noted: bool,
 }
 
-impl<E> State<E> {
+impl<E> QueuedEvents<E> {
     /// What is to be called when nothing is left to take: whether there is a byte that says otherwise, which the
     /// caller then [takes](EventQueue::clear) from the file.
     fn clear(&mut self) -> bool {
@@ -72,9 +72,15 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
 
     fn with_file(fabric: &'static Fabric, file: EventFile) -> Arc<Self> {
         let events = VecDeque::new();
-        let state =
-            State { events, readable: false, missing: 0, writing: false, room: 0, noted: false };
-        fabric.unsettled.reserve_events();
+        let state = QueuedEvents {
+            events,
+            readable: false,
+            missing: 0,
+            writing: false,
+            room: 0,
+            noted: false,
+        };
+        fabric.run_queue.reserve();
         Arc::new(Self { fabric, state: Lock::new(state), file, writing: Mutex::new(()) })
     }
 
@@ -97,7 +103,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         self.file.fd()
     }
 
-    /// Queues an event. The caller [settles](Fabric::unsettled) when it holds no lock.
+    /// Queues an event. The caller [settles](Fabric::run_queue) when it holds no lock.
     pub(crate) fn push(self: &Arc<Self>, event: E) {
         self.push_if(event, |_| true);
     }
@@ -116,7 +122,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
             state.events.push_back(event);
             if !state.noted {
                 state.noted = true;
-                self.fabric.unsettled.note_events(Arc::<Self>::clone(self));
+                self.fabric.run_queue.leave(Arc::<Self>::clone(self));
             }
         }
     }
@@ -192,7 +198,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
     pub(crate) fn wake(&self) {
         let _writing = locked_for_calls(&self.writing);
         self.set_while(|state| !state.readable);
-        self.set_while(State::is_due);
+        self.set_while(QueuedEvents::is_due);
     }
 
     /// Removes the events that `unwanted` names.
@@ -220,13 +226,13 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> Settle for EventQueue<E> {
             }
         }
         let _writing = locked_for_calls(&self.writing);
-        self.set_while(State::is_due);
+        self.set_while(QueuedEvents::is_due);
     }
 }
 
 impl<E> EventQueue<E> {
     /// Writes to the file, as often as it is due. The caller holds `writing`.
-    fn set_while(&self, is_due: impl Fn(&State<E>) -> bool) {
+    fn set_while(&self, is_due: impl Fn(&QueuedEvents<E>) -> bool) {
         loop {
             let bytes = {
                 let mut state = self.state.lock();
@@ -244,16 +250,16 @@ impl<E> EventQueue<E> {
     }
 
     /// Nothing can be added. A thread that writes sees to it itself.
-    fn is_settled(&self, state: &mut State<E>) {
+    fn is_settled(&self, state: &mut QueuedEvents<E>) {
         if !state.writing && std::mem::take(&mut state.noted) {
-            self.fabric.unsettled.forget_events(std::ptr::from_ref(self).cast());
+            self.fabric.run_queue.forget(std::ptr::from_ref(self).cast());
         }
     }
 }
 
 impl<E> Drop for EventQueue<E> {
     fn drop(&mut self) {
-        self.fabric.unsettled.unreserve_events();
+        self.fabric.run_queue.unreserve();
     }
 }
 
@@ -311,7 +317,7 @@ mod tests {
 
     fn push(queue: &Arc<EventQueue<u32>>, events: impl Iterator<Item = u32>) {
         events.for_each(|event| queue.push(event));
-        FABRIC.unsettled.settle();
+        FABRIC.run_queue.run();
     }
 
     #[test]
@@ -340,7 +346,7 @@ mod tests {
         queue.push(1);
         queue.push(2);
         queue.discard(|event| event == 1);
-        FABRIC.unsettled.settle();
+        FABRIC.run_queue.run();
         assert_eq!(queue.take(|event| event), Ok(2));
         assert!(!readable(&queue));
     }
@@ -349,9 +355,9 @@ mod tests {
     fn the_same_event_waits_once() {
         let queue = EventQueue::new(&FABRIC).unwrap();
         queue.push_new(1);
-        FABRIC.unsettled.settle();
+        FABRIC.run_queue.run();
         queue.push_new(1);
-        FABRIC.unsettled.settle();
+        FABRIC.run_queue.run();
         assert_eq!(queue.take(|event| event), Ok(1));
         assert!(!readable(&queue));
     }

@@ -24,7 +24,7 @@ use crate::engine::requester::side::Peer;
 use crate::engine::station::Owner;
 use crate::engine::turn::{STRETCH_BYTES, Turn};
 use crate::fabric::random::Seed;
-use crate::fabric::timers::model::Alarms;
+use crate::fabric::timers::model::ServedBy;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::memory::protection::{ProtectionDomain, Registration};

@@ -17,7 +17,7 @@ use rdma_types::{AsyncEventKind, QpAttributes, QpState, WcStatus};
 
 use crate::address::Path;
 use crate::counters::SendCounts;
-use crate::device::{Device, Way};
+use crate::device::{Delivery, Device};
 use crate::engine::Refusal;
 use crate::engine::completion::work_completion::Side;
 use crate::engine::completion::{CompletionQueue, Reclaimed};
@@ -35,8 +35,7 @@ use crate::engine::station::{Owner, Station};
 use crate::engine::turn::Turn;
 use crate::engine::wire::{Outlet, Route};
 use crate::engine::{requester, responder};
-use crate::fabric::timers::Alarm;
-use crate::fabric::turns::Place;
+use crate::fabric::run_queue::Entry;
 use crate::memory::grace_period;
 use crate::memory::protection::ProtectionDomain;
 use crate::memory::sge::Sge;
@@ -99,8 +98,7 @@ impl QueuePair {
                 send_seat: send_cq.attach(&reclaimed),
                 receive_seat: receive_cq.attach(&reclaimed),
                 reclaimed: Arc::clone(&reclaimed),
-                alarm: Alarm::new(device.fabric, weak.clone()),
-                place: Place::default(),
+                entry: Entry::new(device.fabric, weak.clone()),
                 reporter,
                 counts: Line(SendCounts::default()),
                 receive: Line(Lock::new(ReceiveQueue::new())),
@@ -266,7 +264,7 @@ impl QueuePair {
         };
         match waiter.and_then(|waiter| waiter.upgrade()) {
             Some(requester) => requester.receiver_is_ready(turn),
-            None => self.device.fabric.unsettled.settle(),
+            None => self.device.fabric.run_queue.run(),
         }
         Ok(())
     }
@@ -290,7 +288,7 @@ impl QueuePair {
         let to = self.modify_locked(new, mask);
         self.hear_of_end();
         // Also if it was refused: it may have found that the queue pair had failed.
-        self.device.fabric.unsettled.settle();
+        self.device.fabric.run_queue.run();
         let to = to?;
         if mask.intersects(QpAttributes::TIMEOUT) {
             wait_anew(self);
@@ -418,8 +416,8 @@ impl QueuePair {
     fn route(&self, path: Option<Path>, number: u32) -> Option<Route> {
         let path = path.filter(|_| self.service != Service::UnreliableDatagram)?;
         match self.device.way(&path, number) {
-            Way::Direct(_) => None,
-            Way::Wire(outlet) => Some(Route { path, outlet }),
+            Delivery::Direct(_) => None,
+            Delivery::Wire(outlet) => Some(Route { path, outlet }),
         }
     }
 
@@ -471,7 +469,7 @@ impl QueuePair {
     pub(crate) fn query(&self) -> Found {
         let mut settings = self.attributes().settings;
         // `attributes` may have found that the queue pair had failed.
-        self.device.fabric.unsettled.settle();
+        self.device.fabric.run_queue.run();
         settings.current_state = settings.state;
         let draining = {
             let send = self.send.lock();

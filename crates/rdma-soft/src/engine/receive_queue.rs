@@ -55,7 +55,7 @@ const NEAR: usize = 2;
 /// One cache line: the thread that posts and the peer's that takes are on different cores.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Slot {
+struct ReceiveSlot {
     /// One more than the number of the request that was last posted here.
     filled: AtomicU64,
     wr_id: AtomicU64,
@@ -92,7 +92,7 @@ impl Element {
 #[derive(Debug)]
 pub(crate) struct ReceiveSlots {
     /// A power of two, so that a number's place is a mask away.
-    slots: Box<[Slot]>,
+    slots: Box<[ReceiveSlot]>,
     /// The elements that are not near.
     far: Box<[Element]>,
     far_per_slot: usize,
@@ -105,7 +105,7 @@ impl ReceiveSlots {
         // All of it, before any is touched.
         let (requests, far) = (Room::new(slots)?, Room::each(slots, far_per_slot)?);
         Ok(Self {
-            slots: requests.filled(Slot::default),
+            slots: requests.filled(ReceiveSlot::default),
             far: far.filled(Element::default),
             far_per_slot,
         })

@@ -15,15 +15,14 @@ use crate::engine::queue_pair::service::Service;
 use crate::engine::receive_queue::shared::SharedReceiveQueue;
 use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, Waiter};
 use crate::fabric::deferred::Postponed;
-use crate::fabric::timers::Alarm;
-use crate::fabric::turns::{Driven, Place};
+use crate::fabric::run_queue::{Entry, Task};
 use crate::memory::grace_period::Visit;
 use crate::memory::keys::Keys;
 use crate::memory::protection::ProtectionDomain;
 use crate::sync::{Line, Lock};
 
 /// A queue pair, as code that has its header alone reaches it.
-pub(crate) trait Owner: Driven + Waiter + Postponed {
+pub(crate) trait Owner: Task + Waiter + Postponed {
     /// Moves to the error state and flushes both queues, oldest first. With an incarnation, only if the queue pair was not
     /// reset since. The event is reported, if none was since. The caller holds no lock but the receive side of a device.
     fn enter_error(&self, incarnation: Option<u32>, event: Option<AsyncEventKind>);
@@ -56,9 +55,7 @@ pub(crate) struct Station {
     pub(super) send_seat: Seat,
     pub(super) receive_seat: Seat,
     pub(crate) reclaimed: Arc<Reclaimed>,
-    pub(crate) alarm: Alarm,
-    /// Among those who have packets to send.
-    pub(crate) place: Place,
+    pub(crate) entry: Entry,
     pub(crate) reporter: Reporter,
     pub(crate) counts: Line<SendCounts>,
     pub(crate) receive: Line<Lock<ReceiveQueue>>,
@@ -130,13 +127,8 @@ impl Station {
         }
     }
 
-    /// Has the queue pair get a turn. Any lock may be held.
-    pub(crate) fn note_turn(&self) {
-        self.adapter.fabric.unsettled.note_turn_at(&self.place, || self.driven());
-    }
-
     /// Returns the queue pair as a run queue holds it.
-    pub(crate) fn driven(&self) -> Weak<dyn Driven> {
+    pub(crate) fn driven(&self) -> Weak<dyn Task> {
         self.owner.clone()
     }
 

@@ -16,7 +16,7 @@ use crate::engine::station::Station;
 use crate::engine::wire::letter::Letter;
 use crate::engine::wire::word::WordKey;
 use crate::fabric::clock::Time;
-use crate::fabric::turns::Driven;
+use crate::fabric::run_queue::Task;
 
 /// After how many packets the turn of a queue pair is over, and that of a device. The last run of packets is whole.
 pub(crate) const TURN: u32 = 16;
@@ -27,14 +27,14 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
     fn has_ended(&self) -> bool;
 
     /// When it ends, this one gets a turn; at once if it has.
-    fn add_user(&self, user: Weak<dyn Driven>);
+    fn add_user(&self, user: Weak<dyn Task>);
 
     /// A buffer for the payload of one burst, which is to be [sent](Self::send) or [given back](Self::give_back). If
     /// there is no space the sender gets another turn when there is.
-    fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>>;
+    fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>>;
 
     /// The same for a datagram of so many bytes.
-    fn datagram_buffer(&self, sender: Weak<dyn Driven>, _length: usize) -> Option<Box<[u8]>> {
+    fn datagram_buffer(&self, sender: Weak<dyn Task>, _length: usize) -> Option<Box<[u8]>> {
         self.buffer(sender)
     }
 
@@ -51,7 +51,7 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
 
     /// Has it asked whether all is executed that was sent before, and calls the sender when it is. Says by what number the
     /// answer is known.
-    fn ask(self: Arc<Self>, sender: Weak<dyn Driven>) -> u32;
+    fn ask(self: Arc<Self>, sender: Weak<dyn Task>) -> u32;
 
     fn has_answered(&self, question: u32) -> bool;
 
@@ -69,7 +69,7 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
 
     /// A word by which a connection learns how far its requests are executed, without an answer for each: it gets a turn
     /// when the word changes. `None` if there is none to be had.
-    fn claim_word(&self, user: Weak<dyn Driven>) -> Option<WordKey> {
+    fn claim_word(&self, user: Weak<dyn Task>) -> Option<WordKey> {
         let _ = user;
         None
     }
@@ -90,11 +90,11 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
 pub(crate) trait Mailbox: Send + Sync + std::fmt::Debug {
     /// A buffer for the payload of one burst, which is to be [sent](Self::send) or [given back](Self::give_back). If
     /// there is no space the sender gets another turn when there is.
-    fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>>;
+    fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>>;
 
     /// Whether there is space, for a sender that has something for several of them. If there is none it gets another turn
     /// when there is.
-    fn has_room(&self, sender: Weak<dyn Driven>) -> bool;
+    fn has_room(&self, sender: Weak<dyn Task>) -> bool;
 
     /// A buffer as [`buffer`](Self::buffer) gives it, for a sender that has [found space](Self::has_room): also if others
     /// have taken it since, so that it is for all of them or for none.
@@ -117,7 +117,7 @@ pub(crate) struct Word {
 }
 
 impl Word {
-    pub(crate) fn claim(carrier: &Arc<dyn Carrier>, user: Weak<dyn Driven>) -> Option<Self> {
+    pub(crate) fn claim(carrier: &Arc<dyn Carrier>, user: Weak<dyn Task>) -> Option<Self> {
         let key = carrier.claim_word(user)?;
         Some(Self { carrier: Arc::clone(carrier), key })
     }
@@ -186,7 +186,7 @@ impl Outlet {
 
     /// A buffer for the payload of one burst, which is to be [sent](Self::send) or [given back](Self::give_back). If
     /// there is no space the sender gets another turn when there is.
-    pub(crate) fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>> {
+    pub(crate) fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>> {
         match self {
             Self::Nowhere => None,
             Self::Inbox(inbox) => inbox.buffer(sender),
@@ -195,11 +195,7 @@ impl Outlet {
     }
 
     /// The same for a datagram of so many bytes.
-    pub(crate) fn datagram_buffer(
-        &self,
-        sender: Weak<dyn Driven>,
-        length: u64,
-    ) -> Option<Box<[u8]>> {
+    pub(crate) fn datagram_buffer(&self, sender: Weak<dyn Task>, length: u64) -> Option<Box<[u8]>> {
         match self {
             Self::Carrier(carrier) => {
                 let length = usize::try_from(length).unwrap_or(usize::MAX);

@@ -21,18 +21,18 @@ pub(crate) trait Postponed: Send + Sync + std::fmt::Debug {
 /// The queue pairs of a device with deferred work.
 #[derive(Debug)]
 pub(crate) struct Deferred {
-    state: Mutex<State>,
+    state: Mutex<Pending>,
 }
 
 #[derive(Debug)]
-struct State {
+struct Pending {
     pending: Vec<Arc<dyn Postponed>>,
     rng: SplitMix,
 }
 
 impl Deferred {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { state: Mutex::new(State { pending: Vec::new(), rng: SplitMix::new(seed) }) }
+        Self { state: Mutex::new(Pending { pending: Vec::new(), rng: SplitMix::new(seed) }) }
     }
 
     /// Makes space for that many queue pairs beside those in the list, which may be about to go

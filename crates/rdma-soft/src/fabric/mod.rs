@@ -10,22 +10,22 @@ use std::sync::OnceLock;
 use crate::sync::Line;
 use clock::Clock;
 use ids::Ids;
-use overflow::Unsettled;
 use random::Seeds;
+use run_queue::RunQueue;
 #[cfg(not(loom))]
 use simulation::Events;
 use simulation::Simulation;
 use timers::Timers;
 #[cfg(loom)]
-use timers::model::Alarms;
+use timers::model::ServedBy;
 
 pub(crate) mod clock;
 pub(crate) mod deferred;
 pub(crate) mod ids;
-pub(crate) mod overflow;
 #[cfg_attr(loom, allow(dead_code))] // models need no seeds
 pub(crate) mod random;
 pub(crate) mod rest;
+pub(crate) mod run_queue;
 #[cfg_attr(loom, allow(dead_code))] // no model is one
 pub(crate) mod simulation;
 pub(crate) mod stalls;
@@ -34,7 +34,6 @@ pub(crate) mod tellers;
 #[cfg_attr(loom, allow(dead_code))] // models have threads of their own
 pub(crate) mod thread;
 pub(crate) mod timers;
-pub(crate) mod turns;
 
 /// A link that is driven by who polls in vain, as long as the timers say that [polls
 /// look](Timers::have_polls_look).
@@ -59,7 +58,7 @@ pub(crate) struct Fabric {
     /// Read by every empty poll: apart from what changes more often.
     pub(crate) timers: Line<Timers>,
     /// Read before every verb returns, likewise.
-    pub(crate) unsettled: Line<Unsettled>,
+    pub(crate) run_queue: Line<RunQueue>,
     /// If time is virtual.
     pub(crate) simulation: Option<Simulation>,
     /// The link to other processes, once a device has claimed a slot.
@@ -69,16 +68,16 @@ pub(crate) struct Fabric {
 impl Fabric {
     #[cfg(not(loom))]
     pub(crate) const fn new() -> Self {
-        Self::of(Clock::System, Timers::new(), Unsettled::new())
+        Self::of(Clock::System, Timers::new(), RunQueue::new())
     }
 
-    const fn of(clock: Clock, timers: Timers, unsettled: Unsettled) -> Self {
+    const fn of(clock: Clock, timers: Timers, run_queue: RunQueue) -> Self {
         Self {
             clock,
             seeds: Seeds::System,
             ids: Ids::new(),
             timers: Line(timers),
-            unsettled: Line(unsettled),
+            run_queue: Line(run_queue),
             simulation: None,
             polled: OnceLock::new(),
         }
@@ -90,31 +89,31 @@ impl Fabric {
         Self {
             seeds: Seeds::simulated(seed),
             simulation: Some(Simulation::new(events)),
-            ..Self::of(Clock::stopped(), Timers::in_virtual_time(), Unsettled::new())
+            ..Self::of(Clock::stopped(), Timers::in_virtual_time(), RunQueue::new())
         }
     }
 
-    /// A fabric of one model, which is never freed, as its devices are not. No alarm ever rings in it.
+    /// A fabric of one model, which is never freed, as its devices are not. No timer ever expires in it.
     #[cfg(all(test, loom))]
     pub(crate) fn of_model() -> &'static Self {
-        Self::of_model_with(Alarms::None)
+        Self::of_model_with(ServedBy::Nobody)
     }
 
-    /// A fabric of one model, with alarms.
+    /// A fabric of one model, with timers.
     #[cfg(all(test, loom))]
-    pub(crate) fn of_model_with(alarms: Alarms) -> &'static Self {
-        Box::leak(Box::new(Self::with(alarms)))
+    pub(crate) fn of_model_with(served_by: ServedBy) -> &'static Self {
+        Box::leak(Box::new(Self::with(served_by)))
     }
 
     /// A fabric of a test, whose clock goes on when the test says so.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn with_set_clock() -> Self {
-        Self::of(Clock::stopped(), Timers::new(), Unsettled::new())
+        Self::of(Clock::stopped(), Timers::new(), RunQueue::new())
     }
 
     #[cfg(loom)]
-    pub(crate) fn with(alarms: Alarms) -> Self {
-        Self::of(Clock::stopped(), Timers::of_model(alarms), Unsettled::new())
+    pub(crate) fn with(served_by: ServedBy) -> Self {
+        Self::of(Clock::stopped(), Timers::of_model(served_by), RunQueue::new())
     }
 }
 

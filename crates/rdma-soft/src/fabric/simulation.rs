@@ -1,6 +1,6 @@
 //! A fabric in virtual time: what happens next, one event after the other.
 //!
-//! An event is an alarm, or one of what is between devices. Nothing happens by itself: time passes where a program polls
+//! An event is a timer, or one of what is between devices. Nothing happens by itself: time passes where a program polls
 //! in vain, or says so, and what is due meanwhile is done by its thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -95,27 +95,27 @@ impl Fabric {
         let _stepping = locked_to_wait(&simulation.stepping);
         let _by = By::this_thread(&simulation.by);
         // What the program has left comes first.
-        self.unsettled.settle();
+        self.run_queue.run();
         Some(steps(simulation))
     }
 
     /// Has the next thing happen that happens until then, and all that follows from it at once. At
     /// the end of time nothing does: what is due again later would be due at once, without a limit.
     fn next_happens(&self, simulation: &Simulation, end: Time) -> bool {
-        let (event, alarm) = (simulation.events.next(), self.timers.next());
+        let (event, timer) = (simulation.events.next(), self.timers.next());
         let happens = |next: &Time| *next <= end && *next < Time::END;
-        let Some(next) = event.into_iter().chain(alarm).min().filter(happens) else {
+        let Some(next) = event.into_iter().chain(timer).min().filter(happens) else {
             return false;
         };
         self.clock.go_on_to(next);
-        // Packets and changes come first, since there is an end to those of one moment. Alarms may be set for the
+        // Packets and changes come first, since there is an end to those of one moment. ServedBy may be set for the
         // same moment again and again, and would hold them up.
         if event == Some(next) {
             simulation.events.happen();
         } else {
-            self.ring_due_alarms();
+            self.expire_due_timers();
         }
-        self.unsettled.settle();
+        self.run_queue.run();
         true
     }
 }

@@ -1,17 +1,20 @@
-//! Deadlines: one alarm for each queue pair and each shared receive queue. Whoever polls an empty completion queue when
-//! one has passed sees to it; for programs that do not poll there is a thread, which exists while an alarm is set and
+//! Deadlines: one timer for each queue pair and each shared receive queue. Whoever polls an empty completion queue when
+//! one has passed sees to it; for programs that do not poll there is a thread, which exists while a timer is set and
 //! stays for a moment after the last, so that a program that meets RNR now and then does not make a thread each time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
-use std::sync::{Arc, PoisonError, TryLockError, Weak};
+use std::sync::{PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use crate::abi::fork::Process;
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::fabric::rest::Rest;
+#[cfg(test)]
+use crate::fabric::run_queue::Entry;
+use crate::fabric::run_queue::Task;
 use crate::fabric::stalls;
 #[cfg(not(loom))]
 use crate::fabric::thread;
@@ -24,20 +27,14 @@ pub(crate) mod model;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-/// In place of the time of the first alarm, if none is set and polls look at a link.
+/// In place of the time of the first timer, if none is set and polls look at a link.
 const NEVER_BUT_LOOK: u64 = u64::MAX - 1;
 
 const LINGER: Duration = Duration::from_secs(5);
-/// One poll has time for so many alarms.
-const RINGS: u32 = 4;
+/// One poll has time for so many timers.
+const MOST_EXPIRED: u32 = 4;
 
-/// Who has an alarm.
-pub(crate) trait Alarmed: Send + Sync + std::fmt::Debug {
-    /// A deadline has passed, or there is work to go on with. The caller holds no lock.
-    fn alarm_rings(self: Arc<Self>);
-}
-
-/// All alarms of a fabric.
+/// All timers of a fabric.
 #[derive(Debug)]
 pub(crate) struct Timers {
     /// The time of the earliest, in nanoseconds: all that an empty poll looks at. Written under the lock
@@ -57,41 +54,41 @@ pub(crate) struct Timers {
 
 #[derive(Debug)]
 struct Schedule {
-    alarms: Vec<Option<Slot>>,
+    timers: Vec<Option<Deadline>>,
     free: Vec<usize>,
-    /// Times of alarms, with their places; also of alarms that were set to an earlier time since, or are
+    /// Times of timers, with their places; also of timers that were set to an earlier time since, or are
     /// gone.
     queue: BinaryHeap<Reverse<(Time, usize)>>,
     /// The process whose thread serves; a forked child has none.
     served_by: Option<Process>,
-    /// Who sets an alarm for an earlier time than this has the thread look; at any other time it looks by itself.
+    /// Who sets a timer for an earlier time than this has the thread look; at any other time it looks by itself.
     looks_by: Time,
     #[cfg(loom)]
     at_rest: model::Rest,
 }
 
 #[derive(Debug)]
-struct Slot {
-    owner: Weak<dyn Alarmed>,
+struct Deadline {
+    owner: Weak<dyn Task>,
     at: Option<Time>,
 }
 
-/// A place among the alarms.
+/// A place among the timers.
 #[derive(Debug)]
-pub(crate) struct Alarm {
-    fabric: &'static Fabric,
+pub(crate) struct Timer {
+    pub(super) fabric: &'static Fabric,
     place: usize,
 }
 
-impl Alarm {
-    pub(crate) fn new(fabric: &'static Fabric, owner: Weak<dyn Alarmed>) -> Self {
+impl Timer {
+    pub(crate) fn new(fabric: &'static Fabric, owner: Weak<dyn Task>) -> Self {
         Self { fabric, place: fabric.timers.lock().add(owner) }
     }
 
-    /// Has its owner [told](Alarmed::alarm_rings) at `at`, or earlier if it was set to an earlier time.
+    /// Has its owner [expire](Task::expire) at `at`, or earlier if it was set to an earlier time.
     pub(crate) fn set(&self, at: Time) {
         #[cfg(loom)]
-        if !self.fabric.timers.model.has_alarms() {
+        if !self.fabric.timers.model.has_timers() {
             return;
         }
         let fabric = self.fabric;
@@ -114,51 +111,52 @@ impl Alarm {
         } else if fabric.start_thread().is_ok() {
             schedule.served_by = Some(Process::current());
         }
-        // Without a thread it rings at a poll, and the next alarm tries to make one again.
+        // Without a thread it expires at a poll, and the next timer tries to make one again.
     }
 }
 
-impl Drop for Alarm {
+impl Drop for Timer {
     fn drop(&mut self) {
         self.fabric.timers.lock().remove(self.place);
     }
 }
 
 impl Fabric {
-    /// Has the alarms ring whose time has come, the first of them first, but no more than [`RINGS`]. The caller
+    /// Has those timers expire whose time has come, the first of them first, but no more than [`MOST_EXPIRED`]. The caller
     /// holds no lock.
     #[cold]
-    pub(crate) fn ring_due_alarms(&self) {
+    pub(crate) fn expire_due_timers(&self) {
         // Once: what is set from here on is for the next poll.
         let now = self.clock.now();
-        for _ in 0..RINGS {
+        for _ in 0..MOST_EXPIRED {
             if Time::from_nanoseconds(self.timers.first()) > now {
                 return;
             }
-            // Who holds it sees to the alarms, or sets one.
+            // Who holds it sees to the timers, or sets one.
             let mut schedule = match self.timers.schedule.try_lock() {
                 Ok(schedule) => schedule,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return,
             };
             let due = schedule.take_due(now);
-            // Also without one: the times of alarms that are gone were dropped.
+            // Also without one: the times of timers that are gone were dropped.
             self.timers.publish(&schedule);
             drop(schedule);
             if let Some(owner) = due.and_then(|owner| owner.upgrade()) {
                 stalls::here();
-                owner.alarm_rings();
+                owner.expire();
+                self.run_queue.run();
             }
         }
     }
 
     #[cfg(not(loom))]
     fn start_thread(&'static self) -> io::Result<()> {
-        thread::spawn("rdma-soft timer", thread::STACK, || self.serve_alarms())
+        thread::spawn("rdma-soft timer", thread::STACK, || self.serve_timers())
     }
 
     /// What the thread does.
-    fn serve_alarms(&self) {
+    fn serve_timers(&self) {
         let mut schedule = self.timers.lock();
         let (mut idle_since, mut rest) = (None, Rest::default());
         loop {
@@ -170,7 +168,8 @@ impl Fabric {
                 // The last reference may go here, and takes the lock when it does.
                 if let Some(owner) = owner.upgrade() {
                     stalls::here();
-                    owner.alarm_rings();
+                    owner.expire();
+                    self.run_queue.run();
                 }
                 schedule = self.timers.lock();
                 idle_since = None;
@@ -218,7 +217,7 @@ impl Fabric {
         }
     }
 
-    /// Waits until an alarm is set that rings before all others, or for so long.
+    /// Waits until a timer is set that expires before all others, or for so long.
     #[cfg(not(loom))]
     fn wait_for_change<'a>(
         &self,
@@ -236,7 +235,7 @@ impl Timers {
         Self::of(u64::MAX, false)
     }
 
-    /// Timers whose alarms ring when a simulation comes to their time.
+    /// Timers that expire when a simulation comes to their time.
     #[cfg(not(loom))]
     pub(super) const fn in_virtual_time() -> Self {
         Self::of(0, true)
@@ -254,18 +253,18 @@ impl Timers {
         }
     }
 
-    /// No later than the time of the first alarm; `None` if none is set.
+    /// No later than the time of the first timer; `None` if none is set.
     pub(crate) fn next(&self) -> Option<Time> {
         self.lock().earliest()
     }
 
-    /// Whether an alarm is set, time is virtual, or there is a link. What every empty poll asks.
+    /// Whether a timer is set, time is virtual, or there is a link. What every empty poll asks.
     #[inline(always)]
     pub(crate) fn is_set(&self) -> bool {
         self.first() != u64::MAX
     }
 
-    /// The time of the first alarm, in nanoseconds; the last of all times if none is set.
+    /// The time of the first timer, in nanoseconds; the last of all times if none is set.
     #[inline(always)]
     pub(crate) fn first(&self) -> u64 {
         self.earliest.load(Ordering::Relaxed)
@@ -284,7 +283,7 @@ impl Timers {
         self.earliest.store(earliest, Ordering::Relaxed);
     }
 
-    /// Whether each empty poll has something to look at from now on, also without an alarm.
+    /// Whether each empty poll has something to look at from now on, also without a timer.
     #[cfg(not(loom))]
     pub(crate) fn have_polls_look(&self, look: bool) {
         let schedule = self.lock();
@@ -297,7 +296,7 @@ impl Schedule {
     const fn new() -> Self {
         let queue = BinaryHeap::new();
         Self {
-            alarms: Vec::new(),
+            timers: Vec::new(),
             free: Vec::new(),
             queue,
             served_by: None,
@@ -307,55 +306,55 @@ impl Schedule {
         }
     }
 
-    fn add(&mut self, owner: Weak<dyn Alarmed>) -> usize {
-        let slot = Some(Slot { owner, at: None });
+    fn add(&mut self, owner: Weak<dyn Task>) -> usize {
+        let slot = Some(Deadline { owner, at: None });
         if let Some(n) = self.free.pop() {
-            self.alarms[n] = slot;
+            self.timers[n] = slot;
             return n;
         }
-        self.alarms.push(slot);
-        let places = self.alarms.len();
-        // Giving the place back then never allocates, nor does setting the alarm.
+        self.timers.push(slot);
+        let places = self.timers.len();
+        // Giving the place back then never allocates, nor does setting the timer.
         self.free.reserve(places);
         self.queue.reserve((2 * places).saturating_sub(self.queue.len()));
         places - 1
     }
 
     fn remove(&mut self, place: usize) {
-        self.alarms[place] = None;
+        self.timers[place] = None;
         self.free.push(place);
     }
 
-    /// Whether the alarm rings earlier now than before.
+    /// Whether the timer expires earlier now than before.
     fn set(&mut self, place: usize, at: Time) -> bool {
-        let Some(Some(slot)) = self.alarms.get_mut(place) else { return false };
+        let Some(Some(slot)) = self.timers.get_mut(place) else { return false };
         if slot.at.is_some_and(|set| set <= at) {
             return false;
         }
         slot.at = Some(at);
         if self.queue.len() == self.queue.capacity() {
-            // At most one time of each alarm counts, so that half of the queue is free without the others.
-            let alarms = &self.alarms;
-            self.queue.retain(|&Reverse(time)| is_current(alarms, time));
+            // At most one time of each timer counts, so that half of the queue is free without the others.
+            let timers = &self.timers;
+            self.queue.retain(|&Reverse(time)| is_current(timers, time));
         }
         self.queue.push(Reverse((at, place)));
         true
     }
 
-    /// No later than the time of the first alarm.
+    /// No later than the time of the first timer.
     fn earliest(&self) -> Option<Time> {
         self.queue.peek().map(|Reverse((at, _))| *at)
     }
 
     /// Takes the owner whose time came first, so that who is always due again keeps nobody waiting.
-    fn take_due(&mut self, now: Time) -> Option<Weak<dyn Alarmed>> {
+    fn take_due(&mut self, now: Time) -> Option<Weak<dyn Task>> {
         while let Some(&Reverse(first)) = self.queue.peek() {
-            if first.0 > now && is_current(&self.alarms, first) {
+            if first.0 > now && is_current(&self.timers, first) {
                 return None;
             }
             self.queue.pop();
-            if is_current(&self.alarms, first)
-                && let Some(slot) = &mut self.alarms[first.1]
+            if is_current(&self.timers, first)
+                && let Some(slot) = &mut self.timers[first.1]
             {
                 slot.at = None;
                 return Some(slot.owner.clone());
@@ -365,13 +364,13 @@ impl Schedule {
     }
 }
 
-fn is_current(alarms: &[Option<Slot>], (at, place): (Time, usize)) -> bool {
-    alarms[place].as_ref().is_some_and(|slot| slot.at == Some(at))
+fn is_current(timers: &[Option<Deadline>], (at, place): (Time, usize)) -> bool {
+    timers[place].as_ref().is_some_and(|slot| slot.at == Some(at))
 }
 
 #[cfg(all(test, not(loom)))]
 impl Fabric {
-    /// No thread comes for its alarms: whoever polls sees to them.
+    /// No thread comes for its timers: whoever polls sees to them.
     pub(crate) fn serve_by_polls_alone(&self) {
         self.timers.lock().served_by = Some(Process::current());
     }
@@ -379,11 +378,13 @@ impl Fabric {
 
 /// An owner that has gone.
 #[cfg(test)]
-fn nobody() -> Weak<dyn Alarmed> {
+fn nobody() -> Weak<dyn Task> {
     #[derive(Debug)]
-    struct Nobody;
-    impl Alarmed for Nobody {
-        fn alarm_rings(self: Arc<Self>) {}
+    enum Nobody {}
+    impl Task for Nobody {
+        fn entry(&self) -> &Entry {
+            match *self {}
+        }
     }
     Weak::<Nobody>::new()
 }

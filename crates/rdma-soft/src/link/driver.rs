@@ -266,7 +266,7 @@ impl Driver {
             // Before what they have to answer is answered.
             let busy = self.busy.load(Ordering::Acquire) != 0;
             answer_all(self.subnet);
-            self.subnet.unsettled.settle();
+            self.subnet.run_queue.run();
             let ready = !busy
                 && self.busy.load(Ordering::Acquire) == 0
                 && !locked(&self.sockets).all().any(|watched| watched.has_letters());
@@ -383,7 +383,7 @@ impl Driver {
             let found = driving.near().fold(false, |found, near| near.look() | found);
             drop(driving);
             if found {
-                self.subnet.unsettled.settle();
+                self.subnet.run_queue.run();
             }
             self.busy.fetch_sub(1, Ordering::AcqRel);
         }
@@ -418,7 +418,7 @@ impl Driver {
             }
         }
         drop(driving);
-        self.subnet.unsettled.settle();
+        self.subnet.run_queue.run();
         if !ended.is_empty() {
             self.end(ended);
         }
@@ -443,7 +443,7 @@ impl Driver {
     fn end(&self, ended: Vec<Arc<dyn Watched>>) {
         self.read_all();
         ended.into_iter().for_each(Watched::ended);
-        self.subnet.unsettled.settle();
+        self.subnet.run_queue.run();
     }
 }
 
@@ -459,7 +459,7 @@ impl Polled for Driver {
             }
         }
         // Another thread may have a message in hand, or be about to give who has some its turn.
-        self.subnet.unsettled.settle();
+        self.subnet.run_queue.run();
         self.read_all();
         self.busy.fetch_sub(1, Ordering::AcqRel);
     }

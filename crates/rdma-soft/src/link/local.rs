@@ -19,7 +19,7 @@ use rustix::net::{SocketAddrUnix, bind, listen};
 use self::greeting::Greeting;
 use self::listener::{Admits, Listener};
 use self::neighbor::Neighbor;
-use self::shared::Sender;
+use self::shared::RingSender;
 use self::socket::{connection_to, socket};
 use super::descriptor::{Descriptor, Foreign};
 use super::driver::Driver;
@@ -103,7 +103,7 @@ fn connect_to(
     let ring = || {
         let mut made = None;
         let file = Descriptor::open(|| {
-            let (sender, file) = Sender::new()?;
+            let (sender, file) = RingSender::new()?;
             made = Some(sender);
             Ok(file)
         })?;

@@ -10,10 +10,8 @@ use crate::address::Address;
 use crate::engine::adapter::Adapter;
 use crate::engine::wire::letter::{BURST_BYTES, Letter};
 use crate::engine::wire::{Mailbox, TURN};
-use crate::fabric::clock::Time;
+use crate::fabric::run_queue::{Entry, Task};
 use crate::fabric::stalls;
-use crate::fabric::timers::{Alarm, Alarmed};
-use crate::fabric::turns::{Driven, Place};
 use crate::link::outbox::{Outbox, Sizes, new_buffer};
 use crate::link::pcap::Tap;
 use crate::link::simulation::Links;
@@ -48,12 +46,10 @@ pub(crate) trait Receives:
 #[derive(Debug)]
 pub(crate) struct Inbox<D: 'static> {
     device: &'static D,
-    own: Weak<Self>,
     /// Held by the thread that takes packets out, until they are executed.
     receive_side: Mutex<()>,
     letters: Mutex<Letters>,
-    place: Place,
-    alarm: Alarm,
+    entry: Entry,
 }
 
 #[derive(Debug)]
@@ -67,11 +63,9 @@ impl<D: Receives> Inbox<D> {
     pub(crate) fn of(device: &'static D) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             device,
-            own: weak.clone(),
             receive_side: Mutex::default(),
             letters: Mutex::new(Letters { arrived: Outbox::new(INBOX), count: 0 }),
-            place: Place::default(),
-            alarm: Alarm::new(device.fabric, weak.clone()),
+            entry: Entry::new(device.fabric, weak.clone()),
         })
     }
 
@@ -82,9 +76,9 @@ impl<D: Receives> Inbox<D> {
     }
 
     /// Gives a turn to those who found no space.
-    fn call_back(&self, turned_away: &[Weak<dyn Driven>]) {
+    fn call_back(&self, turned_away: &[Weak<dyn Task>]) {
         for sender in turned_away.iter().filter_map(Weak::upgrade) {
-            self.device.fabric.unsettled.note_turn_of(&sender);
+            sender.entry().queue();
         }
     }
 
@@ -94,7 +88,7 @@ impl<D: Receives> Inbox<D> {
         let arrived = self.arrived();
         let waits = |letter: &Letter| letter.number < arrived;
         while locked(&self.letters).arrived.waiting.front().is_some_and(waits) {
-            Arc::clone(self).take_turn();
+            Arc::clone(self).run();
         }
         // Another thread may have the last of it in hand.
         drop(locked(&self.receive_side));
@@ -130,12 +124,12 @@ impl<D: Receives> Inbox<D> {
 }
 
 impl<D: Receives> Mailbox for Inbox<D> {
-    fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>> {
+    fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>> {
         let mut letters = locked(&self.letters);
         letters.has_room_for(sender).then(|| Self::lend(letters))
     }
 
-    fn has_room(&self, sender: Weak<dyn Driven>) -> bool {
+    fn has_room(&self, sender: Weak<dyn Task>) -> bool {
         locked(&self.letters).has_room_for(sender)
     }
 
@@ -172,12 +166,12 @@ impl<D: Receives> Mailbox for Inbox<D> {
             letters.arrived.put(letter.numbered(letters.count));
             letters.count += 1;
         }
-        self.device.fabric.unsettled.note_turn_at(&self.place, || self.own.clone());
+        self.entry.queue();
     }
 }
 
 impl Letters {
-    fn has_room_for(&mut self, sender: Weak<dyn Driven>) -> bool {
+    fn has_room_for(&mut self, sender: Weak<dyn Task>) -> bool {
         if self.arrived.space() > 0 {
             return true;
         }
@@ -186,13 +180,13 @@ impl Letters {
     }
 }
 
-impl<D: Receives> Driven for Inbox<D> {
-    fn place(&self) -> &Place {
-        &self.place
+impl<D: Receives> Task for Inbox<D> {
+    fn entry(&self) -> &Entry {
+        &self.entry
     }
 
     /// Takes some of what has arrived.
-    fn take_turn(self: Arc<Self>) -> bool {
+    fn run(self: Arc<Self>) -> bool {
         {
             let _receive_side = locked(&self.receive_side);
             let mut afterwards = D::Afterwards::default();
@@ -224,16 +218,6 @@ impl<D: Receives> Driven for Inbox<D> {
         self.call_back(&turned_away);
         more
     }
-
-    fn call(&self) {
-        self.alarm.set(Time::AT_ONCE);
-    }
-}
-
-impl<D: Receives> Alarmed for Inbox<D> {
-    fn alarm_rings(self: Arc<Self>) {
-        self.device.fabric.unsettled.settle();
-    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -250,6 +234,7 @@ mod tests {
     use crate::address::Path;
     use crate::device::Device;
     use crate::device::subnet::Subnet;
+    use crate::fabric::Fabric;
     use crate::fabric::random::Seed;
     use crate::limits::Limits;
     use crate::link::Link;
@@ -257,31 +242,39 @@ mod tests {
     use crate::sync::while_one_waits;
 
     /// Counts its turns.
-    #[derive(Debug, Default)]
+    #[derive(Debug)]
     struct Sender {
-        place: Place,
+        entry: Entry,
         turns: AtomicU32,
     }
 
-    impl Driven for Sender {
-        fn place(&self) -> &Place {
-            &self.place
+    impl Sender {
+        fn new(fabric: &'static Fabric) -> Arc<Self> {
+            let turns = AtomicU32::new(0);
+            Arc::new_cyclic(|own: &Weak<Self>| Self {
+                entry: Entry::new(fabric, own.clone()),
+                turns,
+            })
+        }
+    }
+
+    impl Task for Sender {
+        fn entry(&self) -> &Entry {
+            &self.entry
         }
 
-        fn take_turn(self: Arc<Self>) -> bool {
+        fn run(self: Arc<Self>) -> bool {
             self.turns.fetch_add(1, Ordering::Relaxed);
             false
         }
-
-        fn call(&self) {}
     }
 
-    fn weak(sender: &Arc<Sender>) -> Weak<dyn Driven> {
+    fn weak(sender: &Arc<Sender>) -> Weak<dyn Task> {
         Arc::<Sender>::downgrade(sender)
     }
 
     /// A sender that has gone.
-    fn nobody() -> Weak<dyn Driven> {
+    fn nobody() -> Weak<dyn Task> {
         Weak::<Sender>::new()
     }
 
@@ -345,7 +338,7 @@ mod tests {
         (0..32).for_each(|_| put(device, Bth::DEFAULT_P_KEY, 8));
         let taken = || device.tally.counters().unknown_qp;
         for packets in [16, 32, 48] {
-            assert!(Arc::clone(device.inbox()).take_turn());
+            assert!(Arc::clone(device.inbox()).run());
             assert_eq!(taken(), packets);
         }
     }
@@ -359,7 +352,7 @@ mod tests {
         for p_key in [0x1234, 0x9234, 0, 0x8000, 0x7ffe, 0xfffe] {
             put(device, p_key, 1);
         }
-        SUBNET.get().unwrap().unsettled.settle();
+        SUBNET.get().unwrap().run_queue.run();
         let counted = || {
             let counters = device.tally.counters();
             (counters.bad_pkey_cntr, counters.unknown_qp)
@@ -367,7 +360,7 @@ mod tests {
         assert_eq!(counted(), (6, 0));
         put(device, 0x7fff, 1);
         put(device, 0xffff, 1);
-        SUBNET.get().unwrap().unsettled.settle();
+        SUBNET.get().unwrap().run_queue.run();
         assert_eq!(counted(), (6, 2));
     }
 
@@ -382,11 +375,11 @@ mod tests {
             Device::new(&SUBNET, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed)
         };
         let inbox = DEVICE.get_or_init(make).inbox();
-        let sender = Arc::new(Sender::default());
+        let sender = Sender::new(&SUBNET);
         let mut buffers: Vec<_> = std::iter::from_fn(|| inbox.buffer(weak(&sender))).collect();
         assert_eq!(buffers.len(), BURSTS);
         let turns = || {
-            SUBNET.unsettled.settle();
+            SUBNET.run_queue.run();
             sender.turns.load(Ordering::Relaxed)
         };
         assert_eq!(turns(), 0);
@@ -398,7 +391,7 @@ mod tests {
     /// Sends as much as a turn takes, again each time when it may.
     #[derive(Debug)]
     struct Endless {
-        place: Place,
+        entry: Entry,
         to: &'static Arc<Inbox<Device>>,
         own: Weak<Endless>,
         left: AtomicU32,
@@ -414,25 +407,19 @@ mod tests {
                 let buffer = self.to.buffer_at_once();
                 self.to.arrive(Letter::from_outside(path, burst, None, buffer));
             }
-            let own: Weak<dyn Driven> = Weak::<Self>::clone(&self.own);
+            let own: Weak<dyn Task> = Weak::<Self>::clone(&self.own);
             locked(&self.to.letters).arrived.turn_away(own);
         }
     }
 
-    impl Driven for Endless {
+    impl Task for Endless {
         /// Who is called back is asked for it.
-        fn place(&self) -> &Place {
+        fn entry(&self) -> &Entry {
             if self.left.fetch_sub(1, Ordering::Relaxed) > 1 {
                 self.send();
             }
-            &self.place
+            &self.entry
         }
-
-        fn take_turn(self: Arc<Self>) -> bool {
-            false
-        }
-
-        fn call(&self) {}
     }
 
     /// A link would wait as long as a peer sends.
@@ -445,9 +432,9 @@ mod tests {
         let device = DEVICE.get_or_init(|| {
             Device::new(&SUBNET, "d".into(), link, Vec::new(), limits, schedule, &seed)
         });
-        let (to, place) = (device.inbox(), Place::default());
-        let sender = Arc::new_cyclic(|own| Endless {
-            place,
+        let to = device.inbox();
+        let sender = Arc::new_cyclic(|own: &Weak<Endless>| Endless {
+            entry: Entry::new(device.fabric, own.clone()),
             to,
             own: Weak::clone(own),
             left: AtomicU32::new(1000),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Weak;
 
 use super::turned_away::TurnedAway;
-use crate::fabric::turns::Driven;
+use crate::fabric::run_queue::Task;
 
 /// The sizes of an outbox.
 #[derive(Debug)]
@@ -40,19 +40,19 @@ impl<T> Outbox<T> {
     }
 
     /// Registers a sender that found no space.
-    pub(super) fn turn_away(&mut self, sender: Weak<dyn Driven>) {
+    pub(super) fn turn_away(&mut self, sender: Weak<dyn Task>) {
         self.turned_away.add(sender);
     }
 
     /// Removes and returns all senders that found no space.
-    pub(super) fn readmit_all(&mut self) -> Vec<Weak<dyn Driven>> {
+    pub(super) fn readmit_all(&mut self) -> Vec<Weak<dyn Task>> {
         self.turned_away.take(usize::MAX)
     }
 
     /// Removes and returns as many senders that found no space as there is space for now. Returns true if others are
     /// left for the next turn.
     #[cfg(not(loom))]
-    pub(super) fn readmit(&mut self) -> (Vec<Weak<dyn Driven>>, bool) {
+    pub(super) fn readmit(&mut self) -> (Vec<Weak<dyn Task>>, bool) {
         let first = self.turned_away.take(self.space());
         let more = !first.is_empty() && !self.turned_away.is_empty();
         (first, more)

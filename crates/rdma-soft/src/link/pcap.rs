@@ -26,7 +26,7 @@ use self::format::{Direction, Interface, put_interface, put_packet, put_section}
 use crate::address::Path;
 use crate::engine::wire::letter::{Datagram, Letter};
 use crate::fabric::Fabric;
-use crate::fabric::overflow::Settle;
+use crate::fabric::run_queue::Settle;
 use crate::fabric::tellers::tell_aside;
 use crate::link::{Link, frame};
 #[cfg(not(all(test, loom)))]
@@ -63,7 +63,7 @@ impl Tap {
             capture.leave();
             return Err(error);
         }
-        fabric.unsettled.reserve_events();
+        fabric.run_queue.reserve();
         Ok(Arc::new(Self { fabric, capture, interface }))
     }
 
@@ -118,14 +118,14 @@ impl Tap {
         }
         if !pending.noted.iter().any(|noted| std::ptr::eq(*noted, self.fabric)) {
             pending.noted.push(self.fabric);
-            self.fabric.unsettled.note_events(Arc::clone(&self.capture) as Arc<dyn Settle>);
+            self.fabric.run_queue.leave(Arc::clone(&self.capture) as Arc<dyn Settle>);
         }
     }
 }
 
 impl Drop for Tap {
     fn drop(&mut self) {
-        self.fabric.unsettled.unreserve_events();
+        self.fabric.run_queue.unreserve();
     }
 }
 
@@ -256,7 +256,7 @@ impl Capture {
         // What was added meanwhile is for who added it.
         if pending.blocks.is_empty() {
             for fabric in pending.noted.drain(..) {
-                fabric.unsettled.forget_events(std::ptr::from_ref(self).cast());
+                fabric.run_queue.forget(std::ptr::from_ref(self).cast());
             }
         }
         written
@@ -385,15 +385,15 @@ mod tests {
         let burst = datagrams.send(&to, &end).unwrap();
         let begin = length();
         taps.iter().for_each(|tap| tap.sent(&place, &burst, None, &[]));
-        FABRICS[1].unsettled.settle();
+        FABRICS[1].run_queue.run();
         assert!(length() > begin, "what was added is not in the file");
         let end = length();
-        FABRICS[0].unsettled.settle();
+        FABRICS[0].run_queue.run();
         assert_eq!(length(), end);
         for tap in &taps {
             let begin = length();
             tap.sent(&place, &burst, None, &[]);
-            tap.fabric.unsettled.settle();
+            tap.fabric.run_queue.run();
             assert!(length() > begin, "what was added is not in the file");
         }
         std::fs::remove_file(&path).unwrap();

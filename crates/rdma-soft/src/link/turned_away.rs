@@ -3,12 +3,12 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Weak;
 
-use crate::fabric::turns::Driven;
+use crate::fabric::run_queue::Task;
 
 /// Each is there once.
 #[derive(Debug, Default)]
 pub(crate) struct TurnedAway {
-    order: VecDeque<Weak<dyn Driven>>,
+    order: VecDeque<Weak<dyn Task>>,
     /// Where they are in memory, which is theirs as long as they are in the order.
     there: BTreeSet<usize>,
 }
@@ -19,7 +19,7 @@ impl TurnedAway {
         self.order.is_empty()
     }
 
-    pub(crate) fn add(&mut self, sender: Weak<dyn Driven>) {
+    pub(crate) fn add(&mut self, sender: Weak<dyn Task>) {
         if !self.there.insert(place(&sender)) {
             return;
         }
@@ -39,12 +39,12 @@ impl TurnedAway {
 
     /// Returns all of them, without removing any.
     #[cfg(not(loom))]
-    pub(crate) fn all(&self) -> Vec<Weak<dyn Driven>> {
+    pub(crate) fn all(&self) -> Vec<Weak<dyn Task>> {
         self.order.iter().cloned().collect()
     }
 
     /// The first ones, which are to have another turn.
-    pub(crate) fn take(&mut self, most: usize) -> Vec<Weak<dyn Driven>> {
+    pub(crate) fn take(&mut self, most: usize) -> Vec<Weak<dyn Task>> {
         let first = self.order.drain(..most.min(self.order.len())).collect::<Vec<_>>();
         first.iter().for_each(|sender| {
             self.there.remove(&place(sender));
@@ -53,6 +53,6 @@ impl TurnedAway {
     }
 }
 
-fn place(sender: &Weak<dyn Driven>) -> usize {
+fn place(sender: &Weak<dyn Task>) -> usize {
     sender.as_ptr().cast::<()>().addr()
 }

@@ -9,8 +9,8 @@
 //! the read is a barrier on each side, of which the one of the visitor is left to `membarrier` of the
 //! waiting side where the kernel has it.
 
-use crate::backoff::Backoff;
 use crate::memory::barrier;
+use crate::sync::backoff::Backoff;
 use crate::sync::{AtomicU64, Line, Lock, Ordering};
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ impl Region {
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Slot {
+struct RegionSlot {
     /// `incarnation << 32 | key`; 0 while nothing is registered here.
     version: AtomicU64,
     address: AtomicU64,
@@ -66,7 +66,7 @@ struct Slot {
     incarnation: AtomicU32,
 }
 
-impl Slot {
+impl RegionSlot {
     #[inline]
     fn read(&self, key: u32) -> Option<Region> {
         let before = self.version.load(Ordering::Acquire);
@@ -114,7 +114,7 @@ const CHUNK: usize = if cfg!(loom) { 1 } else { 1024 };
 /// Keys hold 24 bits of slot number and 8 bits that change each time the slot is used.
 const INDEX_MASK: u32 = 0x00ff_ffff;
 
-type Chunks = Arc<[OnceLock<Box<[Slot; CHUNK]>>]>;
+type Chunks = Arc<[OnceLock<Box<[RegionSlot; CHUNK]>>]>;
 
 /// Slots of tables that nobody uses any more. They are for the next table of the same size.
 static UNUSED: std::sync::Mutex<Vec<Chunks>> = std::sync::Mutex::new(Vec::new());
@@ -157,7 +157,7 @@ impl RegionTable {
     /// No key of this table is known, none will be, and nobody will look one up: the memory is for others.
     pub(crate) fn retire(&self) {
         self.places.lock().retire();
-        let is_free = |slot: &Slot| slot.version.load(Ordering::Acquire) == 0;
+        let is_free = |slot: &RegionSlot| slot.version.load(Ordering::Acquire) == 0;
         let mut slots = self.chunks.iter().filter_map(OnceLock::get).flat_map(|chunk| chunk.iter());
         // Those of a table in which something is left stay as they are (SAFETY.md F14).
         if slots.all(is_free) {
@@ -166,7 +166,7 @@ impl RegionTable {
     }
 
     #[inline]
-    fn slot(&self, index: u32) -> Option<&Slot> {
+    fn slot(&self, index: u32) -> Option<&RegionSlot> {
         let index = index as usize;
         Some(&self.chunks.get(index / CHUNK)?.get()?[index % CHUNK])
     }
@@ -202,7 +202,7 @@ impl RegionTable {
     }
 
     /// Takes a free slot, and the next key of it.
-    fn take(&self, places: &mut Places) -> Option<(&Slot, u32)> {
+    fn take(&self, places: &mut Places) -> Option<(&RegionSlot, u32)> {
         let (index, low) = places.take()?;
         let Some(slot) = self.slot(index).or_else(|| self.make(index)) else {
             // Without memory for it; as it was never used, it need not have rested.
@@ -216,10 +216,10 @@ impl RegionTable {
 
     /// Makes the chunk of a slot, on the heap from the first.
     #[cold]
-    fn make(&self, index: u32) -> Option<&Slot> {
+    fn make(&self, index: u32) -> Option<&RegionSlot> {
         let chunk = self.chunks.get(index as usize / CHUNK)?;
-        let slots: Box<[Slot; CHUNK]> =
-            Room::new(CHUNK).ok()?.filled(Slot::default).try_into().ok()?;
+        let slots: Box<[RegionSlot; CHUNK]> =
+            Room::new(CHUNK).ok()?.filled(RegionSlot::default).try_into().ok()?;
         // Writers are serialised by the table's lock.
         let _ = chunk.set(slots);
         self.slot(index)

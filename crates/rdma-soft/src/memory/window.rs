@@ -26,7 +26,7 @@ const OF_BINDS: u32 = FROM_PEERS | AccessFlags::ZERO_BASED.bits() | AccessFlags:
 const _: () = assert!(FROM_PEERS & (LOCAL_READ | AccessFlags::LOCAL_WRITE.bits()) == 0);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum WindowKind {
     /// Type 1: its key is good for all queue pairs of the protection domain.
     One,
     /// Type 2B: while it is bound, its key is good only for the queue pair that bound it.
@@ -35,10 +35,10 @@ pub(crate) enum Kind {
 
 impl Limits {
     /// Whether there are windows of this kind.
-    pub(crate) fn has_windows(&self, kind: Kind) -> bool {
+    pub(crate) fn has_windows(&self, kind: WindowKind) -> bool {
         let there = match kind {
-            Kind::One => self.features.window_type_1,
-            Kind::Two => self.features.window_type_2,
+            WindowKind::One => self.features.window_type_1,
+            WindowKind::Two => self.features.window_type_2,
         };
         there && self.max_mw > 0
     }
@@ -52,7 +52,7 @@ pub(crate) struct Windows(BTreeMap<u32, Window>);
 struct Window {
     /// No other window has it, not even one that gets the same place later.
     number: u32,
-    kind: Kind,
+    kind: WindowKind,
     key: u32,
     bound: Option<Bound>,
 }
@@ -89,7 +89,7 @@ pub(crate) struct Bind {
 }
 
 impl ProtectionDomain {
-    pub(crate) fn allocate_window(&self, kind: Kind) -> Result<Name, Refusal> {
+    pub(crate) fn allocate_window(&self, kind: WindowKind) -> Result<Name, Refusal> {
         let memory = self.memory;
         if !memory.limits.has_windows(kind) {
             return Err(Refusal::Unsupported);
@@ -121,7 +121,7 @@ impl ProtectionDomain {
 
     /// Binds a window for the queue pair with this id, and says of which kind it is; `None`, and nothing has changed,
     /// if the request is wrong. Peers that found what the window was bound to before may still use it.
-    pub(crate) fn bind(&self, bind: &Bind, queue_pair: u64) -> Option<Kind> {
+    pub(crate) fn bind(&self, bind: &Bind, queue_pair: u64) -> Option<WindowKind> {
         let mut windows = self.windows.lock();
         let window = windows.0.get_mut(&(bind.key >> 8))?;
         // The window may have been deallocated since the request was posted.
@@ -129,12 +129,12 @@ impl ProtectionDomain {
             return None;
         }
         let region = match (window.kind, bind.length) {
-            (Kind::One, 0) => None,
-            (Kind::One, _) => Some(self.part(bind, window.kind, self.number)?),
+            (WindowKind::One, 0) => None,
+            (WindowKind::One, _) => Some(self.part(bind, window.kind, self.number)?),
             // Length 0 does not unbind it (o10-37.2.40), nor does another bind (o10-37.2.30).
-            (Kind::Two, 0) => return None,
-            (Kind::Two, _) if window.bound.is_some() => return None,
-            (Kind::Two, _) => Some(self.part(bind, window.kind, queue_pair)?),
+            (WindowKind::Two, 0) => return None,
+            (WindowKind::Two, _) if window.bound.is_some() => return None,
+            (WindowKind::Two, _) => Some(self.part(bind, window.kind, queue_pair)?),
         };
         self.memory.regions.unpublish(window.key);
         if let Some(region) = &region {
@@ -143,14 +143,14 @@ impl ProtectionDomain {
         window.key = bind.key;
         window.bound = region.map(|_| Bound {
             region: bind.region,
-            queue_pair: (window.kind == Kind::Two).then_some(queue_pair),
+            queue_pair: (window.kind == WindowKind::Two).then_some(queue_pair),
         });
         Some(window.kind)
     }
 
     /// The part of a region that a window is to be: of this domain, bindable (C10-73), with local write
     /// if peers are to change it (C10-74), and all of it inside (C10-75).
-    fn part(&self, bind: &Bind, kind: Kind, scope: u64) -> Option<Region> {
+    fn part(&self, bind: &Bind, kind: WindowKind, scope: u64) -> Option<Region> {
         let region = self.memory.regions.find(bind.region)?;
         let zero_based = bind.access & AccessFlags::ZERO_BASED.bits() != 0;
         let changes = AccessFlags::REMOTE_WRITE.bits() | AccessFlags::REMOTE_ATOMIC.bits();
@@ -160,7 +160,7 @@ impl ProtectionDomain {
             || region.access & lacking != lacking
             || region.access & AccessFlags::ZERO_BASED.bits() != 0
             || bind.access & !OF_BINDS != 0
-            || zero_based && kind == Kind::One;
+            || zero_based && kind == WindowKind::One;
         if wrong {
             return None;
         }

@@ -2,7 +2,7 @@
 //! or written under a lock, and the kernel is asked for `membarrier(2)` under none.
 //!
 //! Of other system calls nothing is asserted: the kernel copies for a turn, a bind of type 1 waits for a grace
-//! period, and an alarm starts the fabric's thread or wakes it, with locks of the engine held.
+//! period, and a timer starts the fabric's thread or wakes it, with locks of the engine held.
 
 pub(crate) type ControlGuard<'a, T> = Held<std::sync::MutexGuard<'a, T>>;
 

@@ -21,7 +21,7 @@ mod spinning {
 
     #[cfg(loom)]
     use super::stand_in::{SpinMutex, SpinMutexGuard};
-    use crate::backoff::Backoff;
+    use crate::sync::backoff::Backoff;
     use crate::sync::{AtomicU32, Held, Ordering};
 
     pub(crate) type Guard<'a, T> = Held<SpinMutexGuard<'a, T>>;

@@ -166,7 +166,7 @@ impl AccessFlags {
 flags_display!(AccessFlags);
 
 /// Access flags that the verbs forbid, with the reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AccessError {
     /// Remote write without local write.
@@ -174,6 +174,13 @@ pub enum AccessError {
     /// Remote atomic without local write.
     RemoteAtomicWithoutLocalWrite,
 }
+
+crate::debug_messages!(
+    enum AccessError {
+        RemoteWriteWithoutLocalWrite,
+        RemoteAtomicWithoutLocalWrite,
+    }
+);
 
 impl fmt::Display for AccessError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,7 +2,7 @@
 #![cfg(feature = "soft")]
 
 use std::env;
-use std::fmt::Display;
+use std::fmt::{Debug, Display};
 #[cfg(feature = "async")]
 use std::future::Future;
 use std::io::Write;
@@ -38,8 +38,10 @@ fn test_of(heading: &str) -> String {
 
 /// That the section of the test that runs has this message. On the page `…` stands for what differs.
 #[track_caller]
-fn says(error: impl Display) {
+fn says(error: impl Display + Debug) {
     let (said, thread) = (error.to_string(), thread::current());
+    // What `unwrap`, and a `main` that returns the error, print.
+    assert_eq!(format!("{error:?}"), said);
     let test = thread.name().unwrap().rsplit("::").next().unwrap();
     let (_, section) = sections().find(|(heading, _)| test_of(heading) == test).unwrap();
     let block = section.split("```").nth(1).unwrap().strip_prefix("text").unwrap();

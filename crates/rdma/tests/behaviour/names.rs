@@ -21,8 +21,9 @@ const LAYERS: [(&str, &str); 6] = [
     ("rdma-soft", include_str!("../../../rdma-soft/src/lib.rs")),
 ];
 
-/// What is not re-exported: two functions are the facade's own, `MemoryError` is `memory::Error`.
-const NOT_HERE: [&str; 4] = ["list_devices", "open_device", "MemoryError", "__size_of_field"];
+/// What is not re-exported: three functions are the facade's own, `MemoryError` is `memory::Error`.
+const NOT_HERE: [&str; 5] =
+    ["list_devices", "open_device", "open_default_device", "MemoryError", "__size_of_field"];
 
 /// The names that a file exports by `pub use`.
 fn exports(text: &str) -> BTreeSet<&str> {

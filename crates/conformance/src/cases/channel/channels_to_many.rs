@@ -151,7 +151,7 @@ fn a_receive_that_runs_out_closes_one_connection(device: &Device) {
     let mut channels = looped(&domain(device));
     let start = Instant::now();
     let rooms = [1, 2].map(PeerReceiveWorkRequest::only_immediate);
-    let error = channels.gather_receive_timeout(rooms, SHORT).unwrap_err();
+    let error = channels.within(SHORT).gather_receive(rooms).unwrap_err();
     let TransportError::Collective(errors) = error else { panic!("{error}") };
     assert_eq!(errors.iter().map(|error| error.peer).collect::<Vec<_>>(), [Some(1), Some(2)]);
     let late = |error: &TransportError| matches!(error, TransportError::Timeout { .. });
@@ -179,7 +179,7 @@ fn a_peer_that_is_gone_fails_alone(device: &Device) {
     let writes = [2, 1, 0].map(|peer| PeerRemoteMemoryRegion::new(peer, board.remote()));
     let writes = writes.map(|remote| PeerWriteWorkRequest::new(&list, remote));
     let start = Instant::now();
-    let error = center.scatter_write_timeout(writes, BOUND).unwrap_err();
+    let error = center.within(BOUND).scatter_write(writes).unwrap_err();
     assert!(start.elapsed() < BOUND);
     let TransportError::Collective(errors) = error else { panic!("{error}") };
     assert_eq!(errors.iter().map(|error| error.peer).collect::<Vec<_>>(), [Some(1)]);
@@ -188,5 +188,5 @@ fn a_peer_that_is_gone_fails_alone(device: &Device) {
     assert_eq!(open(&center), [0, 2]);
     let writes = [2, 0].map(|peer| PeerRemoteMemoryRegion::new(peer, board.remote()));
     let writes = writes.map(|remote| PeerWriteWorkRequest::new(&list, remote));
-    assert_eq!(center.scatter_write_timeout(writes, BOUND).unwrap().len(), 2);
+    assert_eq!(center.within(BOUND).scatter_write(writes).unwrap().len(), 2);
 }

@@ -13,8 +13,8 @@ use rdma_mem::{
     AccessFlags, AtomicCapability, GatherList, ProtectionDomain, ScatterList, SharedRegion,
 };
 use rdma_qp::{
-    AckTimeout, MaxAckRetries, MaxRnrRetries, PostErrorKind, ReadWorkRequest, ReceiveWorkRequest,
-    SendWorkRequest, WorkErrorCode, WriteWorkRequest,
+    AckTimeout, AtomicWorkRequest, MaxAckRetries, MaxRnrRetries, PostErrorKind, ReadWorkRequest,
+    ReceiveWorkRequest, SendWorkRequest, WorkErrorCode, WriteWorkRequest,
 };
 
 use crate::case::cases;
@@ -116,12 +116,12 @@ fn blocking_atomics_count(device: &Device) {
     let mut before = pd.allocate_region(8).unwrap();
     for count in 0..3_u64 {
         let mut list = ScatterList::from([before.as_slice_mut()]);
-        let done = channel.fetch_add_into(&mut list, word, 1).unwrap();
+        let done = channel.atomic(AtomicWorkRequest::fetch_and_add(&mut list, word, 1)).unwrap();
         assert_eq!(done.byte_len(), Some(8));
         assert_eq!(*before, count.to_ne_bytes());
     }
     let mut list = ScatterList::from([before.as_slice_mut()]);
-    channel.compare_and_swap_into(&mut list, word, 3, 7).unwrap();
+    channel.atomic(AtomicWorkRequest::compare_and_swap(&mut list, word, 3, 7)).unwrap();
     assert_eq!(*before, 3_u64.to_ne_bytes());
     assert_eq!(text(&board, 8), 7_u64.to_ne_bytes());
 }
@@ -313,7 +313,7 @@ fn a_send_that_nobody_takes_runs_out(device: &Device) {
     let builder = domain(device);
     let mut channel = looped(builder.create_channel().max_rnr_retries(MaxRnrRetries::unlimited()));
     let start = Instant::now();
-    let error = channel.send_timeout(SendWorkRequest::only_immediate(1), SHORT).unwrap_err();
+    let error = channel.within(SHORT).send(SendWorkRequest::only_immediate(1)).unwrap_err();
     assert!(start.elapsed() < BOUND);
     assert!(matches!(error, TransportError::Timeout { operation: Operation::Send, .. }));
     expect_closed(&mut channel, CloseReason::Timeout { operation: Operation::Send });
@@ -339,7 +339,7 @@ fn a_peer_that_is_gone_fails_the_operation_and_closes_the_channel(device: &Devic
     let builder = pd.create_channel().ack_timeout(AckTimeout::limited(14).unwrap());
     let (mut here, there) = pair(builder.max_ack_retries(retries));
     drop(there);
-    let error = here.send_timeout(SendWorkRequest::only_immediate(1), BOUND).unwrap_err();
+    let error = here.within(BOUND).send(SendWorkRequest::only_immediate(1)).unwrap_err();
     let TransportError::WorkError(error) = error else { panic!("{error:?}") };
     assert_eq!(error.code(), WorkErrorCode::RetryExceededError);
     expect_closed(&mut here, CloseReason::Work { operation: Operation::Send, error: *error });

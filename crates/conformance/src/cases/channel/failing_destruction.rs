@@ -100,7 +100,7 @@ fn leave_unpolled(device: &Device) {
     for byte in [7, 8] {
         data.fill(byte);
         let list = GatherList::from([data.as_slice()]);
-        there.send_timeout(SendWorkRequest::from_list(&list), BOUND).unwrap();
+        there.within(BOUND).send(SendWorkRequest::from_list(&list)).unwrap();
     }
     let mut come = [0; 8];
     shared.read(0, &mut come).unwrap();

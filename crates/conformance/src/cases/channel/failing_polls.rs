@@ -54,7 +54,7 @@ fn expect_gone(here: &mut Channel, there: &mut Channel) {
     assert_eq!((here.closed(), here.qpn()), (Some(CloseReason::Poll), None));
     let again = here.receive(ReceiveWorkRequest::only_immediate()).unwrap_err();
     assert!(matches!(again, TransportError::Closed { reason: CloseReason::Poll, .. }), "{again}");
-    there.send_timeout(SendWorkRequest::only_immediate(1), BOUND).unwrap_err();
+    there.within(BOUND).send(SendWorkRequest::only_immediate(1)).unwrap_err();
 }
 
 fn a_scope_whose_polls_fail_ends_by_destroying_the_queue_pair(device: &Device) {

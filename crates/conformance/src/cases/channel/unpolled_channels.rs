@@ -46,7 +46,7 @@ fn end(device: &Device, end: impl FnOnce(Channel) -> Option<Channel>) {
 
     memory.fill(7);
     let list = GatherList::from([data.as_slice()]);
-    there.send_timeout(SendWorkRequest::from_list(&list), BOUND).unwrap_err();
+    there.within(BOUND).send(SendWorkRequest::from_list(&list)).unwrap_err();
     assert_eq!(*memory, [7; 8], "written after the end");
     memory.close().unwrap();
     drop(ended);
@@ -69,7 +69,7 @@ fn a_channel_that_is_closed_takes_its_work_from_the_device(device: &Device) {
 fn a_call_that_runs_out_ends_what_was_unpolled_too(device: &Device) {
     end(device, |mut channel| {
         let request = ReceiveWorkRequest::only_immediate();
-        let error = channel.receive_timeout(request, SHORT).unwrap_err();
+        let error = channel.within(SHORT).receive(request).unwrap_err();
         assert!(matches!(error, TransportError::Timeout { .. }), "{error}");
         Some(channel)
     });

@@ -37,6 +37,30 @@ fn memory_is_used_until_it_is_given_back_and_not_behind_that() {
     });
 }
 
+/// The device copies the memory of leases itself, by packets, too: it stays mapped as long as a request can use it.
+#[test]
+fn memory_that_is_lent_or_borrowed_takes_no_guarded_copy() {
+    const DEVICE: &str = "softleasecopies0";
+    rdma_soft::Builder::new(DEVICE).force_wire().install().unwrap();
+    run(|| async {
+        let host = Host::new(DEVICE);
+        let (lender, borrower) = pair(&host).await;
+        let lease = lender.lend(region(&host, LARGE), READ | WRITE, HANG).await.unwrap();
+        let lent = borrower.receive_lease().await.unwrap();
+        let own = borrower.borrow(LARGE, READ | WRITE, HANG).await.unwrap();
+        for memory in [&lent, &own] {
+            memory.write(host.pool.allocate(LARGE).unwrap()).await.unwrap();
+            memory.read(host.pool.allocate(4096).unwrap()).await.unwrap();
+        }
+        own.hand_over();
+        lender.receive_region().await.unwrap();
+        drop(lent);
+        lease.await.unwrap();
+        let device = rdma_soft::SoftDevice::find(DEVICE).unwrap();
+        assert_eq!(device.counters().guarded_copies, 0);
+    });
+}
+
 #[test]
 fn atomic_operations_and_immediate_data_reach_it() {
     run(|| async {

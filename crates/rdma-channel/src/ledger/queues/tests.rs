@@ -12,7 +12,7 @@ fn connection(slots: &Slots, asked: Asked) -> Connection {
 
 #[test]
 fn rings_go_round() {
-    let slots = Slots::new((1..=5).map(|index| Slot::new(index, 0)));
+    let slots = Slots::new((1..=5).map(|index| RequestSlot::new(index, 0)));
     let asked = Asked { sends: 3, receives: 2, signals_all: false };
     let connection = connection(&slots, asked);
     for (queue, indices) in [(&connection.send, 1..4), (&connection.receive, 4..6)] {
@@ -24,7 +24,7 @@ fn rings_go_round() {
     }
     connection.close(CloseReason::Asked);
     assert!(connection.send.next_free().is_none() && connection.receive.next_free().is_none());
-    assert!(connection.send.cursor().state().is(State::DEAD));
+    assert!(connection.send.cursor().state().is(SlotState::DEAD));
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn a_queue_without_room_has_only_the_dead_slot() {
 
 #[test]
 fn slots_stay_where_they_are_while_their_queues_move() {
-    let slots = Slots::new((1..=3).map(|index| Slot::new(index, 0)));
+    let slots = Slots::new((1..=3).map(|index| RequestSlot::new(index, 0)));
     let queue = Queue::new(&slots, 1, 3);
     let moved = std::thread::spawn(move || Box::new((queue, slots))).join().unwrap();
     let slot = moved.0.next_free().unwrap();
@@ -50,7 +50,7 @@ fn slots_stay_where_they_are_while_their_queues_move() {
 
 #[test]
 fn half_a_queue_has_a_signaled_request_or_all_are() {
-    let slots = Slots::new((1..=100).map(|index| Slot::new(index, 0)));
+    let slots = Slots::new((1..=100).map(|index| RequestSlot::new(index, 0)));
     let longest = |sends, signals_all| {
         let asked = Asked { sends, receives: 0, signals_all };
         let connection = Connection::new(None, &slots, 1, asked);
@@ -62,7 +62,7 @@ fn half_a_queue_has_a_signaled_request_or_all_are() {
 
 #[test]
 fn a_slot_is_found_by_the_id_of_each_of_its_generations() {
-    let slot = Slot::new(7, 0);
+    let slot = RequestSlot::new(7, 0);
     let first = slot.id();
     slot.free();
     assert_ne!(slot.id(), first);

@@ -112,7 +112,7 @@ fn a_completion_that_comes_again_and_again_is_that_of_one_request() {
                     })
                     .unwrap();
             }
-            let _ = pair.here.send_timeout(SendWorkRequest::only_immediate(1), DRAIN);
+            let _ = pair.here.within(DRAIN).send(SendWorkRequest::only_immediate(1));
             assert!(pair.here.stray_completions() >= 2 * 99, "{}", pair.here.stray_completions());
         });
     }
@@ -212,7 +212,7 @@ fn a_device_that_never_stops_inventing_keeps_nobody_waiting() {
             let mut pair = Pair::on(&faulty(device), short);
             ENDLESS.set(Some(ibv_wc { wr_id: 77, ..Default::default() }));
             let request = ReceiveWorkRequest::only_immediate();
-            let error = pair.here.receive_timeout(request, DRAIN).unwrap_err();
+            let error = pair.here.within(DRAIN).receive(request).unwrap_err();
             assert!(matches!(error, TransportError::Timeout { .. }), "{error}");
         });
     }

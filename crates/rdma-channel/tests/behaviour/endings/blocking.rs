@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use rdma_channel::{Channel, CloseReason, Operation, TransportError};
 use rdma_mem::{GatherList, OwnedRegion, RemoteMemoryRegion, ScatterList};
 use rdma_qp::{
-    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess, WriteWorkRequest,
+    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
+    WriteWorkRequest,
 };
 
 use crate::common::{DRAIN, HELD, LATE, Pair, must_end};
@@ -20,7 +21,7 @@ fn send(channel: &mut Channel, region: &mut OwnedRegion, _: RemoteMemoryRegion) 
 
 fn receive(channel: &mut Channel, region: &mut OwnedRegion, _: RemoteMemoryRegion) -> Outcome {
     let mut list = ScatterList::from([region.as_slice_mut()]);
-    channel.receive_timeout(ReceiveWorkRequest::from_list(&mut list), DRAIN)
+    channel.within(DRAIN).receive(ReceiveWorkRequest::from_list(&mut list))
 }
 
 fn write(channel: &mut Channel, region: &mut OwnedRegion, remote: RemoteMemoryRegion) -> Outcome {
@@ -35,12 +36,12 @@ fn read(channel: &mut Channel, region: &mut OwnedRegion, remote: RemoteMemoryReg
 
 fn add(channel: &mut Channel, region: &mut OwnedRegion, remote: RemoteMemoryRegion) -> Outcome {
     let mut list = ScatterList::from([region.as_slice_mut()]);
-    channel.fetch_add_into(&mut list, remote, 1)
+    channel.atomic(AtomicWorkRequest::fetch_and_add(&mut list, remote, 1))
 }
 
 fn swap(channel: &mut Channel, region: &mut OwnedRegion, remote: RemoteMemoryRegion) -> Outcome {
     let mut list = ScatterList::from([region.as_slice_mut()]);
-    channel.compare_and_swap_into(&mut list, remote, 0, 1)
+    channel.atomic(AtomicWorkRequest::compare_and_swap(&mut list, remote, 0, 1))
 }
 
 const CALLS: [(Call, Operation); 6] = [
@@ -103,19 +104,25 @@ fn limited(which: usize, pair: &mut Pair, memory: &mut OwnedRegion) -> Result<()
     let (channel, remote) = (&mut pair.here, pair.board.remote().slice(0..8).unwrap());
     let write = WriteWorkRequest::new(&[], remote);
     match which {
-        0 => channel.send_timeout(SendWorkRequest::only_immediate(1), DRAIN).map(drop),
-        1 => channel.receive_timeout(ReceiveWorkRequest::only_immediate(), DRAIN).map(drop),
-        2 => channel.write_timeout(write, DRAIN).map(drop),
-        3 => channel.read_timeout(ReadWorkRequest::new(&mut [], remote), DRAIN).map(drop),
+        0 => channel.within(DRAIN).send(SendWorkRequest::only_immediate(1)).map(drop),
+        1 => channel.within(DRAIN).receive(ReceiveWorkRequest::only_immediate()).map(drop),
+        2 => channel.within(DRAIN).write(write).map(drop),
+        3 => channel.within(DRAIN).read(ReadWorkRequest::new(&mut [], remote)).map(drop),
         4 => {
             let mut list = ScatterList::from([memory.as_slice_mut()]);
-            channel.within(DRAIN).compare_and_swap_into(&mut list, remote, 0, 1).map(drop)
+            channel
+                .within(DRAIN)
+                .atomic(AtomicWorkRequest::compare_and_swap(&mut list, remote, 0, 1))
+                .map(drop)
         }
         5 => {
             let mut list = ScatterList::from([memory.as_slice_mut()]);
-            channel.within(DRAIN).fetch_add_into(&mut list, remote, 1).map(drop)
+            channel
+                .within(DRAIN)
+                .atomic(AtomicWorkRequest::fetch_and_add(&mut list, remote, 1))
+                .map(drop)
         }
-        _ => channel.batch_timeout([write.into(), write.into()], DRAIN).map(drop),
+        _ => channel.within(DRAIN).batch([write.into(), write.into()]).map(drop),
     }
 }
 
@@ -193,7 +200,7 @@ fn a_limit_of_no_time_is_one_look() {
             let mut room = pair.memory(8, 1);
             let mut list = ScatterList::from([room.as_slice_mut()]);
             let request = ReceiveWorkRequest::from_list(&mut list);
-            let outcome = pair.here.receive_timeout(request, Duration::ZERO);
+            let outcome = pair.here.within(Duration::ZERO).receive(request);
             assert!(matches!(outcome, Err(TransportError::Timeout { .. })), "{outcome:?}");
             let outcome = pair.here.receive(ReceiveWorkRequest::only_immediate());
             assert!(matches!(outcome, Err(TransportError::Closed { .. })), "{outcome:?}");

@@ -120,7 +120,8 @@ fn a_peer_in_error_is_as_good_as_gone() {
             let mut pair = pair(device);
             // Its time runs out, so that its queue pair is in error.
             pair.there
-                .receive_timeout(ReceiveWorkRequest::only_immediate(), Duration::ZERO)
+                .within(Duration::ZERO)
+                .receive(ReceiveWorkRequest::only_immediate())
                 .unwrap_err();
             let error = pair.here.send(SendWorkRequest::only_immediate(1)).unwrap_err();
             assert!(is_gone(&error), "{error}");

@@ -62,7 +62,7 @@ fn time_out(mut pair: Pair) {
     let mut list = ScatterList::from([room.as_slice_mut()]);
     KEEP.set(true);
     STAY.set(true);
-    let _ = pair.here.receive_timeout(ReceiveWorkRequest::from_list(&mut list), DRAIN);
+    let _ = pair.here.within(DRAIN).receive(ReceiveWorkRequest::from_list(&mut list));
 }
 
 #[test]

@@ -344,7 +344,7 @@ fn a_channel_that_is_done_and_cannot_be_destroyed_is_leaked_or_comes_back() {
             let mut memory = pair.memory(8, 1);
             let list = &mut ScatterList::from([memory.as_slice_mut()]);
             let request = ReceiveWorkRequest::from_list(list);
-            pair.here.receive_timeout(request, DRAIN).unwrap_err();
+            pair.here.within(DRAIN).receive(request).unwrap_err();
             KEEP.set(true);
             let Rejected { value: here, error, .. } = pair.here.close().unwrap_err();
             assert!(error.to_string().contains("ibv_destroy_qp"), "{error}");

@@ -51,7 +51,7 @@ fn a_call_has_its_own_time_after_one_that_waited_for_room_and_was_refused() {
         let remote = pair.board.remote().slice(0..8).unwrap();
         at_next_poll(move || at_next_poll(move || soft.release(qpn, 1)));
         let begin = Instant::now();
-        let outcome = pair.here.write_timeout(WriteWorkRequest::new(&[], remote), LONG);
+        let outcome = pair.here.within(LONG).write(WriteWorkRequest::new(&[], remote));
         assert!(outcome.is_ok(), "after {:?}: {outcome:?}", begin.elapsed());
         assert_eq!(pair.here.closed(), None);
     });

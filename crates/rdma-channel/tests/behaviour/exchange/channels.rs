@@ -51,10 +51,10 @@ fn each_channel_is_connected_to_the_one_at_its_place() {
             thread::scope(|threads| {
                 threads.spawn(|| {
                     let request = SendWorkRequest::only_immediate(number);
-                    here.send_timeout(request, LATER).unwrap();
+                    here.within(LATER).send(request).unwrap();
                 });
                 let request = ReceiveWorkRequest::only_immediate();
-                let received = there.receive_timeout(request, LATER).unwrap();
+                let received = there.within(LATER).receive(request).unwrap();
                 assert_eq!(received.immediate_data(), Some(number));
             });
         }
@@ -99,9 +99,9 @@ fn channels_are_connected_by_attributes_from_elsewhere() {
         assert_eq!((one.qpn(), one.state().unwrap()), (Some(here.qpn()), QpState::RTS));
         assert_eq!(one.query().unwrap().peer_qpn, there.qpn());
         thread::scope(|threads| {
-            threads.spawn(|| one.send_timeout(SendWorkRequest::only_immediate(5), LATER).unwrap());
+            threads.spawn(|| one.within(LATER).send(SendWorkRequest::only_immediate(5)).unwrap());
             let request = ReceiveWorkRequest::only_immediate();
-            let received = other.receive_timeout(request, LATER).unwrap();
+            let received = other.within(LATER).receive(request).unwrap();
             assert_eq!(received.immediate_data(), Some(5));
         });
     }

@@ -22,7 +22,7 @@ fn results_are_in_the_order_of_the_requests() {
             star.send_number(peer, place as u32);
         }
         let rooms = ORDER.map(PeerReceiveWorkRequest::only_immediate);
-        let received = star.center.gather_receive_timeout(rooms, SECOND).unwrap();
+        let received = star.center.within(SECOND).gather_receive(rooms).unwrap();
         let numbers: Vec<_> = received.iter().map(|done| done.immediate_data()).collect();
         assert_eq!(numbers, [0, 1, 2, 3].map(Some));
         assert_eq!(star.open(), [0, 1, 2]);
@@ -159,7 +159,7 @@ fn a_queue_is_as_deep_for_each_peer_as_it_was_asked_to_be() {
         star.send_number(peer, 1);
     }
     let all = (0..12).map(|i| PeerReceiveWorkRequest::only_immediate(i % 3));
-    assert_eq!(star.center.gather_receive_timeout(all, SECOND).unwrap().len(), 12);
+    assert_eq!(star.center.within(SECOND).gather_receive(all).unwrap().len(), 12);
     let sender = thread::spawn(move || {
         let all = (0..9).map(|i| PeerSendWorkRequest::only_immediate(i % 3, 1));
         let error = star.center.scatter_send(all).unwrap_err();

@@ -34,7 +34,7 @@ fn gather(
     let mut rooms: Vec<_> = rooms.iter_mut().map(|room| [room.scatter_element()]).collect();
     let requests = peers.iter().zip(&mut rooms);
     let requests = requests.map(|(&peer, room)| PeerReceiveWorkRequest::new(peer, room));
-    center.gather_receive_timeout(requests, ANSWERED)
+    center.within(ANSWERED).gather_receive(requests)
 }
 
 /// Has a peer send eight bytes, in vain if it has gone.
@@ -119,7 +119,7 @@ fn requests_that_the_device_holds_back_are_taken_from_it() {
         let element = [data.as_slice().gather_element()];
         let remotes = [0, 1, 2].map(|peer| star.remote(peer));
         let writes = remotes.map(|remote| PeerWriteWorkRequest::new(&element, remote));
-        let error = star.center.scatter_write_timeout(writes, LIMIT).unwrap_err();
+        let error = star.center.within(LIMIT).scatter_write(writes).unwrap_err();
         assert_eq!(failed(error).0, [0, 1, 2]);
         assert_eq!((star.in_flight(), star.open().len()), (0, 0));
     });
@@ -133,26 +133,23 @@ fn each_collective_has_a_limit() {
             let remotes = [0, 1, 2].map(|peer| star.remote(peer));
             let (center, begin) = (&mut star.center, Instant::now());
             let outcome = match which {
-                0 => center.scatter_send_timeout(
+                0 => center.within(LIMIT).scatter_send(
                     [0, 1, 2].map(|peer| PeerSendWorkRequest::only_immediate(peer, 1)),
-                    LIMIT,
                 ),
-                1 => center.scatter_write_timeout(
-                    remotes.map(|remote| PeerWriteWorkRequest::new(&[], remote)),
-                    LIMIT,
-                ),
-                2 => center.gather_receive_timeout(
-                    [0, 1, 2].map(PeerReceiveWorkRequest::only_immediate),
-                    LIMIT,
-                ),
+                1 => center
+                    .within(LIMIT)
+                    .scatter_write(remotes.map(|remote| PeerWriteWorkRequest::new(&[], remote))),
+                2 => center
+                    .within(LIMIT)
+                    .gather_receive([0, 1, 2].map(PeerReceiveWorkRequest::only_immediate)),
                 3 => {
                     let reads =
                         remotes.into_iter().map(|from| PeerReadWorkRequest::new(&mut [], from));
-                    center.gather_read_timeout(reads, LIMIT)
+                    center.within(LIMIT).gather_read(reads)
                 }
                 _ => {
                     let message = SendWorkRequest::only_immediate(1);
-                    center.multicast_send_timeout([0, 1, 2], message, LIMIT)
+                    center.within(LIMIT).multicast_send([0, 1, 2], message)
                 }
             };
             assert!(begin.elapsed() >= LIMIT);
@@ -197,21 +194,41 @@ fn giving_up_a_request_leaves_those_to_other_peers_alone() {
         );
         assert_eq!(star.device.in_flight(star.qpns[0]), 1);
         let room = PeerReceiveWorkRequest::only_immediate(1);
-        let error = star.center.receive_timeout(room, LIMIT).unwrap_err();
+        let error = star.center.within(LIMIT).receive(room).unwrap_err();
         assert!(matches!(error, TransportError::Timeout { .. }), "{error}");
         assert_eq!(star.device.in_flight(star.qpns[0]), 1, "it goes on");
         assert_eq!(star.open(), [0, 2]);
         let rooms = [1, 2].map(PeerReceiveWorkRequest::only_immediate);
-        assert!(star.center.gather_receive_timeout(rooms, LIMIT).is_err());
+        assert!(star.center.within(LIMIT).gather_receive(rooms).is_err());
         let rooms = [2].map(PeerReceiveWorkRequest::only_immediate);
-        assert_eq!(failed(star.center.gather_receive_timeout(rooms, LIMIT).unwrap_err()).0, [2]);
+        assert_eq!(failed(star.center.within(LIMIT).gather_receive(rooms).unwrap_err()).0, [2]);
         assert_eq!(star.open(), [0]);
         assert_eq!(star.device.release(star.qpns[0], u32::MAX), 1);
         let done = star.center.scope(|_| Ok::<_, TransportError>(()));
         assert!(done.is_ok() && star.open() == [0], "its completion was taken");
         let room = PeerReceiveWorkRequest::only_immediate(0);
-        assert!(star.center.receive_timeout(room, LIMIT).is_err());
+        assert!(star.center.within(LIMIT).receive(room).is_err());
         assert_eq!(star.center.stray_completions(), 0, "as that of a request under way");
+    });
+}
+
+#[test]
+fn a_limit_for_several_peers_ends_with_what_within_returns() {
+    must_end(|| {
+        let mut star = Star::with(HELD, |builder| builder.receive_timeout(2 * LIMIT));
+        let limit_of = |error| match error {
+            TransportError::Timeout { timeout, .. } => timeout,
+            error => panic!("{error}"),
+        };
+        let room = PeerReceiveWorkRequest::only_immediate(0);
+        assert_eq!(limit_of(star.center.within(LIMIT).receive(room).unwrap_err()), LIMIT);
+        let rooms = [1].map(PeerReceiveWorkRequest::only_immediate);
+        let error = star.center.within(LIMIT).gather_receive(rooms).unwrap_err();
+        assert_eq!(limit_of(failed(error).1), LIMIT);
+        drop(star.center.within(LIMIT));
+        let rooms = [2].map(PeerReceiveWorkRequest::only_immediate);
+        let error = star.center.gather_receive(rooms).unwrap_err();
+        assert_eq!(limit_of(failed(error).1), 2 * LIMIT);
     });
 }
 
@@ -267,7 +284,7 @@ fn a_peer_whose_end_is_gone_is_found_out_in_time() {
             drop(star.peers.remove(1));
             let sends = [1, 0, 2].map(|peer| PeerSendWorkRequest::only_immediate(peer, 1));
             let (peers, _) =
-                failed(star.center.scatter_send_timeout(sends, 10 * LIMIT).unwrap_err());
+                failed(star.center.within(10 * LIMIT).scatter_send(sends).unwrap_err());
             assert_eq!((peers, star.open()), (vec![1], vec![0, 2]));
         });
     }
@@ -308,7 +325,7 @@ fn handles_that_were_dropped_before_are_not_those_of_a_later_manual_scope() {
             unsafe { star.center.receive_unpolled(PeerReceiveWorkRequest::only_immediate(0)) };
         drop(unpolled.unwrap());
         let receives = [PeerReceiveWorkRequest::only_immediate(0)];
-        star.center.gather_receive_timeout(receives, LIMIT).unwrap_err();
+        star.center.within(LIMIT).gather_receive(receives).unwrap_err();
         assert_eq!(star.open(), [1, 2]);
         let remote = star.remote(1);
         let left = catch_unwind(AssertUnwindSafe(|| {
@@ -384,7 +401,7 @@ fn a_batch_that_fails_leaves_other_connections_as_they_are() {
             let write = WriteWorkRequest::new(&elements, nowhere);
             let writes = [PeerWriteWorkRequest::from_wr(0, write).into()];
             let limit = if device == HELD { Duration::from_millis(5) } else { SECOND };
-            let error = star.center.batch_timeout(writes, limit).unwrap_err();
+            let error = star.center.within(limit).batch(writes).unwrap_err();
             let TransportError::Collective(errors) = error else { panic!("{error}") };
             assert_eq!(errors.iter().map(|error| error.peer).collect::<Vec<_>>(), [Some(0)]);
             assert_eq!(star.open(), [1, 2], "on {device}");

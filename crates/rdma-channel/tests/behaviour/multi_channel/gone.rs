@@ -107,13 +107,13 @@ fn scatter_send(star: &mut Star, memory: &mut [OwnedRegion; 3]) -> Result<usize,
     let lists = memory.each_ref().map(|data| GatherList::from([data.as_slice()]));
     let sends = ORDER.iter().zip(&lists);
     let sends = sends.map(|(&peer, list)| PeerSendWorkRequest::new(peer, list.elements()));
-    star.center.scatter_send_timeout(sends, LIMIT).map(|sent| sent.len())
+    star.center.within(LIMIT).scatter_send(sends).map(|sent| sent.len())
 }
 
 fn multicast_send(star: &mut Star, memory: &mut [OwnedRegion; 3]) -> Result<usize, TransportError> {
     let list = GatherList::from([memory[0].as_slice()]);
     let request = SendWorkRequest::from_list(&list);
-    star.center.multicast_send_timeout(ORDER, request, LIMIT).map(|sent| sent.len())
+    star.center.within(LIMIT).multicast_send(ORDER, request).map(|sent| sent.len())
 }
 
 fn scatter_write(star: &mut Star, memory: &mut [OwnedRegion; 3]) -> Result<usize, TransportError> {
@@ -121,7 +121,7 @@ fn scatter_write(star: &mut Star, memory: &mut [OwnedRegion; 3]) -> Result<usize
     let remotes = ORDER.map(|peer| star.remote(peer));
     let writes = remotes.iter().zip(&lists);
     let writes = writes.map(|(&remote, list)| PeerWriteWorkRequest::new(list.elements(), remote));
-    star.center.scatter_write_timeout(writes, LIMIT).map(|written| written.len())
+    star.center.within(LIMIT).scatter_write(writes).map(|written| written.len())
 }
 
 fn gather_read(star: &mut Star, memory: &mut [OwnedRegion; 3]) -> Result<usize, TransportError> {
@@ -132,7 +132,7 @@ fn gather_read(star: &mut Star, memory: &mut [OwnedRegion; 3]) -> Result<usize, 
         let read = rdma_qp::ReadWorkRequest::from_list(list, remote.remote());
         PeerReadWorkRequest::from_wr(remote.peer(), read)
     });
-    star.center.gather_read_timeout(reads, LIMIT).map(|read| read.len())
+    star.center.within(LIMIT).gather_read(reads).map(|read| read.len())
 }
 
 /// Has a peer take eight bytes onto its board, when they come.

@@ -183,7 +183,7 @@ fn there_are_no_more_peers_than_there_can_be() {
 
     let mut center =
         pd.create_multi_channel().max_channels(2).build().unwrap().handshake([]).unwrap();
-    assert_eq!((center.num_channels(), center.max_channels()), (0, 2));
+    assert_eq!(center.num_channels(), 0);
     assert_eq!(format!("{center:?}"), "MultiChannel[absent, absent]");
     let too_many = |prepared: Result<PreparedPeer, TransportError>| {
         let error = prepared.unwrap_err();
@@ -491,7 +491,7 @@ fn it_is_said_of_each_peer_why_it_was_closed() {
     must_live("multi_channel::members::it_is_said_of_each_peer_why_it_was_closed", |device| {
         let mut star = Star::new(device);
         let receive = |star: &mut Star| {
-            star.center.receive_timeout(PeerReceiveWorkRequest::only_immediate(1), DRAIN)
+            star.center.within(DRAIN).receive(PeerReceiveWorkRequest::only_immediate(1))
         };
         for _ in 0..3 {
             let is_it = |event: &Event| {

@@ -6,15 +6,15 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_channel::{
-    MultiChannel, OperationError, PeerReadWorkRequest, PeerReceiveWorkRequest,
-    PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest, Request, ScopeError, ToPeer,
-    TransportError, prelude::*,
+    BatchRequest, MultiChannel, OperationError, PeerAtomicWorkRequest, PeerReadWorkRequest,
+    PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
+    ScopeError, ToPeer, TransportError, prelude::*,
 };
 use rdma_mem::{
     GatherElement, GatherList, RemoteMemoryRegion, ScatterList, remote_array_field,
     remote_struct_field,
 };
-use rdma_qp::{Error, QpState, ReadWorkRequest, WriteWorkRequest};
+use rdma_qp::{AtomicWorkRequest, Error, QpState, ReadWorkRequest, WriteWorkRequest};
 use test_support::features::Feature;
 
 use crate::common::{lacks, open};
@@ -32,7 +32,7 @@ fn each_operation_reaches_the_peer_that_it_names() {
             star.center.send(PeerSendWorkRequest::only_immediate(peer, 7)).unwrap();
             star.send_number(peer, 40 + peer as u32);
             let request = PeerReceiveWorkRequest::only_immediate(peer);
-            let received = star.center.receive_timeout(request, SECOND).unwrap();
+            let received = star.center.within(SECOND).receive(request).unwrap();
             assert_eq!(received.immediate_data(), Some(40 + peer as u32));
 
             let remote = star.remote(peer);
@@ -41,10 +41,12 @@ fn each_operation_reaches_the_peer_that_it_names() {
             star.center.write(PeerWriteWorkRequest::new(&from, remote)).unwrap();
             if has_atomics {
                 let mut list = ScatterList::from([memory.as_slice_mut()]);
-                let word = remote.sub_region(0).unwrap();
-                star.center.fetch_add_into(&mut list, word, 10).unwrap();
+                let word = remote.sub_region(0).unwrap().remote();
+                let add = AtomicWorkRequest::fetch_and_add(&mut list, word, 10);
+                star.center.atomic(PeerAtomicWorkRequest::from_wr(peer, add)).unwrap();
                 let (was, new) = (15 + peer as u64, 100 * peer as u64);
-                star.center.compare_and_swap_into(&mut list, word, was, new).unwrap();
+                let swap = AtomicWorkRequest::compare_and_swap(&mut list, word, was, new);
+                star.center.atomic(PeerAtomicWorkRequest::from_wr(peer, swap)).unwrap();
                 assert_eq!(*memory, was.to_ne_bytes());
             }
             memory.fill(0);
@@ -104,10 +106,9 @@ fn rented_memory_goes_to_any_peer_and_comes_back() {
                 word.copy_from_slice(&(peer as u64 + 1).to_ne_bytes());
                 word = to.write_from(word, there)?.wait(SECOND).unwrap().buf;
                 if has_atomics {
-                    word = to.fetch_add_into(word, there, 1)?.wait(SECOND).unwrap().buf;
                     let (was, new) = (peer as u64 + 2, 10 * (peer as u64 + 1));
-                    let swapped = to.compare_and_swap_into(word, there, was, new)?;
-                    word = swapped.wait(SECOND).unwrap().buf;
+                    assert_eq!(to.fetch_add(there, 1)?.wait(SECOND)?, was - 1);
+                    assert_eq!(to.compare_and_swap(there, was, new)?.wait(SECOND)?, was);
                 }
                 room = to.read_into(room, there)?.wait(SECOND).unwrap().buf;
                 sum += u64::from_ne_bytes(room[..].try_into().unwrap());
@@ -265,7 +266,7 @@ fn a_limit_of_a_single_operation_closes_one_connection() {
 fn writes<'wr, 'data>(
     star: &Star,
     elements: &'wr [[GatherElement<'data>; 1]],
-) -> Vec<ToPeer<Request<'wr, 'data>>> {
+) -> Vec<ToPeer<BatchRequest<'wr, 'data>>> {
     let writes = elements.iter().enumerate().map(|(n, element)| {
         let remote = star.remote(n % 3).sub_region(8 * (n / 3)).unwrap().remote();
         let write = WriteWorkRequest::new(element, remote).signaled(n >= 3);
@@ -317,7 +318,7 @@ fn a_batch_that_one_peer_does_not_answer_closes_its_connection_alone() {
     let limit = Duration::from_millis(20);
     // The second peer has no receive.
     let sends = [0, 1].map(|peer| PeerSendWorkRequest::only_immediate(peer, 1).into());
-    let error = star.center.batch_timeout(sends, limit).unwrap_err();
+    let error = star.center.within(limit).batch(sends).unwrap_err();
     let TransportError::Collective(errors) = error else { panic!("{error}") };
     let late = |error: &OperationError| {
         let late =

@@ -62,7 +62,7 @@ fn a_collective_of_which_one_queue_pair_cannot_be_destroyed_aborts() {
         STAY.set(true);
         let only = [0, 1].map(PeerReceiveWorkRequest::only_immediate);
         let rooms = only.into_iter().chain([PeerReceiveWorkRequest::new(2, &mut room)]);
-        let _ = star.center.gather_receive_timeout(rooms, DRAIN);
+        let _ = star.center.within(DRAIN).gather_receive(rooms);
     });
 }
 

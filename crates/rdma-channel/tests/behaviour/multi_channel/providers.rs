@@ -128,7 +128,7 @@ fn gather(star: &mut Star, peers: [usize; 3]) -> ([u8; 24], Result<usize, Transp
     let mut rooms: Vec<_> = chunks.map(|room| [region.scatter_element(room)]).collect();
     let reads = rooms.iter_mut().zip(remotes);
     let reads = reads.map(|(room, from)| PeerReadWorkRequest::new(room, from));
-    let outcome = star.center.gather_read_timeout(reads, LIMIT).map(|read| read.len());
+    let outcome = star.center.within(LIMIT).gather_read(reads).map(|read| read.len());
     let read = memory;
     memory.fill(7);
     star.provoke();

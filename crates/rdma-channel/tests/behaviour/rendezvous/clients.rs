@@ -152,10 +152,10 @@ fn a_server_that_speaks_first_is_heard() {
         let client = thread::spawn(move || {
             let mut channel = Channel::connect(address, &domain(device)).unwrap();
             let request = ReceiveWorkRequest::only_immediate();
-            channel.receive_timeout(request, LATER).unwrap().immediate_data()
+            channel.within(LATER).receive(request).unwrap().immediate_data()
         });
         let mut channel = listener.accept().unwrap();
-        channel.send_timeout(SendWorkRequest::only_immediate(7), LATER).unwrap();
+        channel.within(LATER).send(SendWorkRequest::only_immediate(7)).unwrap();
         assert_eq!(client.join().unwrap(), Some(7));
     }
 }

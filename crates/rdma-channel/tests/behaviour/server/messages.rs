@@ -21,6 +21,30 @@ fn ask(channel: &mut Channel, question: &[u8]) -> Vec<u8> {
     answer[..length].to_vec()
 }
 
+/// The device copies the buffers of a server itself: they stay mapped as long as a request can use them.
+#[test]
+fn buffers_of_a_server_take_no_guarded_copy() {
+    const NAMES: [&str; 2] = ["softservercopies0", "softservercopies1"];
+    let no_srq = Limits::default().max_srq(0);
+    Builder::new(NAMES[0]).force_wire().install().unwrap();
+    Builder::new(NAMES[1]).force_wire().limits(no_srq).install().unwrap();
+    for device in NAMES {
+        let mut server = server(device);
+        let (peer, mut client) = join(device, &mut server);
+        let mut answer = client.pd().allocate_region(4096).unwrap();
+        for _ in 0..3 {
+            client.send_from(&client.pd().allocate_region(4096).unwrap()).unwrap();
+            let (_, buffer, length) = message(&mut server);
+            server.send(peer, buffer, length).unwrap();
+            assert_eq!(client.receive_into(&mut answer).unwrap(), 4096);
+            let sent = next(&mut server);
+            assert!(matches!(sent, ServerEvent::Sent { .. }), "{sent:?}");
+        }
+        let device = rdma_soft::SoftDevice::find(device).unwrap();
+        assert_eq!(device.counters().guarded_copies, 0, "{}", device.name());
+    }
+}
+
 #[test]
 fn each_client_gets_the_answers_to_its_own_questions() {
     const CLIENTS: u8 = 4;

@@ -43,7 +43,7 @@ fn handles_and_calls_whose_time_is_over() {
                 Ok::<(), TransportError>(())
             });
             outcome.unwrap();
-            let late = takes(DRAIN, || pair.there.receive_timeout(ROOM, DRAIN));
+            let late = takes(DRAIN, || pair.there.within(DRAIN).receive(ROOM));
             assert!(matches!(late, Err(TransportError::Timeout { .. })), "{late:?}");
             assert!(matches!(pair.there.closed(), Some(CloseReason::Timeout { .. })));
         });
@@ -98,7 +98,7 @@ fn collectives() {
             let ends = prepared.endpoints();
             let mut channels = prepared.handshake(ends).unwrap(); // each to itself
             let rooms = (0..2).map(PeerReceiveWorkRequest::only_immediate);
-            let late = takes(DRAIN, || channels.gather_receive_timeout(rooms, DRAIN));
+            let late = takes(DRAIN, || channels.within(DRAIN).gather_receive(rooms));
             assert!(matches!(late, Err(TransportError::Collective(errors)) if errors.len() == 2));
         });
     });
@@ -112,7 +112,7 @@ fn who_sleeps_has_no_processor() {
                 let mut pair = pair(device, wait);
                 let limit = Duration::from_millis(300);
                 let before = processor_time();
-                pair.here.receive_timeout(ROOM, limit).unwrap_err();
+                pair.here.within(limit).receive(ROOM).unwrap_err();
                 let had = processor_time() - before;
                 assert!(had < limit / 2, "{device}, {wait:?}: {had:?}");
             });

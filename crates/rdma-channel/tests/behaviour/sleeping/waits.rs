@@ -20,7 +20,7 @@ fn a_blocking_receive() {
         must_end(move || {
             let Pair { mut here, there, .. } = pair(device, wait);
             let sender = sends_shortly(there, 5);
-            assert_eq!(here.receive_timeout(ROOM, SECONDS).unwrap().immediate_data(), Some(5));
+            assert_eq!(here.within(SECONDS).receive(ROOM).unwrap().immediate_data(), Some(5));
             sender.join().unwrap();
             assert_eq!((here.closed(), here.stray_completions()), (None, 0));
         });
@@ -36,7 +36,7 @@ fn a_receive_with_a_limit_that_cannot_be_counted() {
             must_end(move || {
                 let Pair { mut here, there, .. } = pair(device, wait);
                 let sender = sends_shortly(there, 5);
-                assert_eq!(here.receive_timeout(ROOM, limit).unwrap().immediate_data(), Some(5));
+                assert_eq!(here.within(limit).receive(ROOM).unwrap().immediate_data(), Some(5));
                 sender.join().unwrap();
             });
         }
@@ -140,7 +140,7 @@ fn channels_to_several_peers() {
             };
             let sending = thread::spawn(move || send(send(send(peers))));
             let rooms = || (0..3).map(PeerReceiveWorkRequest::only_immediate);
-            let received = center.gather_receive_timeout(rooms(), SECONDS).unwrap();
+            let received = center.within(SECONDS).gather_receive(rooms()).unwrap();
             let numbers: Vec<_> = received.iter().map(|done| done.immediate_data()).collect();
             assert_eq!(numbers, [0, 1, 2].map(Some));
             center

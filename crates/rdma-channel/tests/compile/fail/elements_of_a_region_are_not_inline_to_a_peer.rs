@@ -1,6 +1,6 @@
 //! Elements of a region are found by their key in requests to one of many peers, too.
 
-use rdma_channel::{PeerRemoteMemoryRegion, PeerWriteWorkRequest, TransportError, prelude::*};
+use rdma_channel::{ToPeer, TransportError, WriteWorkRequest, prelude::*};
 use rdma_mem::AccessFlags;
 
 pub fn main() -> Result<(), TransportError> {
@@ -12,7 +12,7 @@ pub fn main() -> Result<(), TransportError> {
     let access = AccessFlags::new().with_local_write().with_remote_write();
     let board = pd.allocate_shared_region(64, access)?;
     let elements = [board.element(0..8).unwrap().into()];
-    let remote = PeerRemoteMemoryRegion::new(0, board.remote().sub_region(8).unwrap());
-    channels.write(PeerWriteWorkRequest::inline(&elements, remote))?;
+    let remote = board.remote().sub_region(8).unwrap();
+    channels.write(ToPeer::from_wr(0, WriteWorkRequest::inline(&elements, remote)))?;
     Ok(())
 }

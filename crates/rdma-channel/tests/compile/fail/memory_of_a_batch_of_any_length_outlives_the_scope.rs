@@ -1,6 +1,6 @@
 //! Memory of a batch of any length outlives its scope, as that of one request.
 
-use rdma_channel::{Request, ScopeError, TransportError, prelude::*};
+use rdma_channel::{BatchRequest, ScopeError, TransportError, prelude::*};
 use rdma_qp::WriteWorkRequest;
 
 pub fn main() -> Result<(), ScopeError> {
@@ -15,7 +15,7 @@ pub fn main() -> Result<(), ScopeError> {
         let inside = pd.allocate_region(8).unwrap();
         let elements = [[inside.get_ref(0, 0).unwrap().gather_element()]];
         let writes = elements.iter().map(|element| WriteWorkRequest::new(element, remote));
-        s.post_batch_of(writes.map(Request::from))?;
+        s.post_batch_of(writes.map(BatchRequest::from))?;
         drop(inside);
         Ok::<(), TransportError>(())
     })?;

@@ -56,7 +56,6 @@ pub(super) unsafe fn create(
     device.completion_queues.take(device.limits.max_cq)?;
     let queue = CompletionQueue::new(device.fabric, capacity, device.deferred.as_ref())
         .inspect_err(|_| device.completion_queues.give())?;
-    device.fabric.unsettled.reserve();
     // SAFETY: this function's contract.
     let notifier = unsafe { notifier(channel) };
     // SAFETY: this function's contract.
@@ -128,7 +127,6 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         unsafe { queue_async_events(cq) }.wait();
         // SAFETY: made by `create_cq`, and the caller gives it up (SAFETY.md F11).
         let block = unsafe { Box::from_raw(cq.cast::<CqBlock>()) };
-        block.queue.fabric.unsettled.unreserve();
         if !block.verbs.channel.is_null() {
             // SAFETY: a channel outlives its queues (SAFETY.md F11).
             unsafe { channel_children(block.verbs.channel) }.remove();

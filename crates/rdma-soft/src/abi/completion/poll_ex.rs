@@ -42,7 +42,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: as above.
     let polling = unsafe { queue_polling(cq) };
     // SAFETY: what this calls does not call `with` of the region again. Only functions of this file do, and only
-    // programs call these. A poll may ring an alarm and execute requests, of any queue pair; but that is the
+    // programs call these. A poll may see to a timer and execute requests, of any queue pair; but that is the
     // engine's, which calls nothing of `abi` and nothing of a program's (SAFETY.md F17).
     let taken = unsafe {
         polling.with(|polled| {

@@ -13,7 +13,7 @@ use crate::abi::convert::{fill, int, put};
 use crate::device::Device;
 use crate::fabric::clock;
 use crate::limits::Limits;
-use crate::memory::window::Kind;
+use crate::memory::window::WindowKind;
 
 /// What the device can, of `enum ibv_device_cap_flags`.
 const CAPABILITIES: ibv_device_cap_flags = {
@@ -29,8 +29,11 @@ const CAPABILITIES: ibv_device_cap_flags = {
 /// Which windows there are, of the same flags.
 fn windows(limits: &Limits) -> u32 {
     let flag = |there: bool, flag: ibv_device_cap_flags| if there { flag.0 } else { 0 };
-    flag(limits.has_windows(Kind::One), ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW)
-        | flag(limits.has_windows(Kind::Two), ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B)
+    flag(limits.has_windows(WindowKind::One), ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW)
+        | flag(
+            limits.has_windows(WindowKind::Two),
+            ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B,
+        )
 }
 
 fn device_attr(device: &Device) -> ibv_device_attr {

@@ -13,15 +13,15 @@ use crate::abi::errno::{number, pointer};
 use crate::engine::Refusal;
 use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::{Payload, Request};
-use crate::memory::window::{Bind, Kind};
+use crate::memory::window::{Bind, WindowKind};
 
 /// The flags that a request to bind may have (man `ibv_bind_mw`).
 const BIND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0 | ibv_send_flags::IBV_SEND_SIGNALED.0;
 
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, type_: ibv_mw_type) -> *mut ibv_mw {
     let kind = match type_ {
-        ibv_mw_type::IBV_MW_TYPE_1 => Ok(Kind::One),
-        ibv_mw_type::IBV_MW_TYPE_2 => Ok(Kind::Two),
+        ibv_mw_type::IBV_MW_TYPE_1 => Ok(WindowKind::One),
+        ibv_mw_type::IBV_MW_TYPE_2 => Ok(WindowKind::Two),
         _ => Err(Refusal::Invalid),
     };
     // SAFETY: the caller's protection domain (SAFETY.md F1).
@@ -70,7 +70,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
     }
     let signaled = request.send_flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0;
     // SAFETY: the caller's window, and its region if it has one (SAFETY.md F1).
-    let bind = unsafe { bind(mw, Kind::One, key, &request.bind_info) };
+    let bind = unsafe { bind(mw, WindowKind::One, key, &request.bind_info) };
     // SAFETY: the caller's queue pair (SAFETY.md F1).
     let queue_pair = unsafe { queue_pair_of(qp) };
     let posted = bind.and_then(|bind| {
@@ -92,7 +92,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
 /// The window is NULL or one of this provider's, the region too, and both are live.
 pub(crate) unsafe fn bind(
     mw: *mut ibv_mw,
-    kind: Kind,
+    kind: WindowKind,
     key: u32,
     info: &ibv_mw_bind_info,
 ) -> Result<Bind, Refusal> {
@@ -101,7 +101,7 @@ pub(crate) unsafe fn bind(
     }
     // SAFETY: this function's contract; the type is only read once it is made (SAFETY.md F11).
     let type_ = unsafe { (*mw).type_ };
-    if (type_ == ibv_mw_type::IBV_MW_TYPE_1) != (kind == Kind::One) {
+    if (type_ == ibv_mw_type::IBV_MW_TYPE_1) != (kind == WindowKind::One) {
         return Err(Refusal::Invalid);
     }
     // No region has key 0.

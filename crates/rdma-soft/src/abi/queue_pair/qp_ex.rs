@@ -14,7 +14,7 @@ use crate::abi::work::opcode::opcode;
 use crate::engine::Refusal;
 use crate::engine::operation::Opcode;
 use crate::limits::Limits;
-use crate::memory::window::Kind;
+use crate::memory::window::WindowKind;
 
 pub(crate) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
@@ -82,7 +82,7 @@ fn operations(limits: &Limits, kind: ibv_qp_type) -> u64 {
         _ => &[],
     };
     let there = |wr: Wr| match opcode(wr) {
-        Some(Opcode::BindWindow) => limits.has_windows(Kind::Two),
+        Some(Opcode::BindWindow) => limits.has_windows(WindowKind::Two),
         Some(opcode) => limits.features.atomics || !opcode.is_atomic(),
         None => false,
     };

@@ -13,7 +13,7 @@ use crate::engine::Refusal;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::requester::request::{Payload, Request};
 use crate::memory::sge::Sge;
-use crate::memory::window::Kind;
+use crate::memory::window::WindowKind;
 
 /// The flags that a request may have.
 const SEND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0
@@ -139,7 +139,7 @@ unsafe fn special(wr: &ibv_send_wr, opcode: Opcode) -> Result<Operation, Refusal
         // SAFETY: likewise in a bind (SAFETY.md F4, F12).
         let bind = unsafe { wr.__bindgen_anon_2.bind_mw };
         // SAFETY: this function's contract.
-        let bind = unsafe { mw::bind(bind.mw, Kind::Two, bind.rkey, &bind.bind_info)? };
+        let bind = unsafe { mw::bind(bind.mw, WindowKind::Two, bind.rkey, &bind.bind_info)? };
         return Ok(bind.into_operation());
     }
     // SAFETY: as above; the key is kept in host order.

@@ -25,7 +25,7 @@ use crate::engine::wire::word::WordKey;
 use crate::engine::wire::{Carrier, Mailbox as _, Outlet, Route, transmit};
 use crate::engine::{requester, responder};
 use crate::fabric::random::Seed;
-use crate::fabric::turns::Driven;
+use crate::fabric::run_queue::Task;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::memory::protection::ProtectionDomain;
@@ -131,7 +131,7 @@ fn what_acknowledges_an_earlier_life_is_not_taken() {
     let inbox = device.inbox();
     let _ = inbox.buffer(Arc::<QueuePair>::downgrade(&own)).unwrap();
     inbox.arrive(letter());
-    device.fabric.unsettled.settle();
+    device.fabric.run_queue.run();
     {
         let send = &mut *own.send.lock();
         (send.state, send.requester.origin.path) = (QpState::RTS, Some(PATH));
@@ -178,9 +178,9 @@ impl Carrier for Waiting {
         false
     }
 
-    fn add_user(&self, _: Weak<dyn Driven>) {}
+    fn add_user(&self, _: Weak<dyn Task>) {}
 
-    fn buffer(&self, _: Weak<dyn Driven>) -> Option<Box<[u8]>> {
+    fn buffer(&self, _: Weak<dyn Task>) -> Option<Box<[u8]>> {
         Some(vec![0; 4096].into())
     }
 
@@ -190,7 +190,7 @@ impl Carrier for Waiting {
         false
     }
 
-    fn ask(self: Arc<Self>, _: Weak<dyn Driven>) -> u32 {
+    fn ask(self: Arc<Self>, _: Weak<dyn Task>) -> u32 {
         0
     }
 
@@ -216,7 +216,7 @@ impl Carrier for Waiting {
         locked(&self.flushed).push((self.sent.swap(0, Ordering::Relaxed), polled));
     }
 
-    fn claim_word(&self, _: Weak<dyn Driven>) -> Option<WordKey> {
+    fn claim_word(&self, _: Weak<dyn Task>) -> Option<WordKey> {
         Some(WordKey::new(0, 0))
     }
 
@@ -291,7 +291,7 @@ fn the_program_sees_no_message_before_all_answers_before_it_have_left() {
     let message = |psn, ack_request| take_send(&own, psn, ack_request);
     let completions = || own.receive_cq.poll(4, |_, _, _| {}).unwrap();
     let first = message(0, true);
-    Arc::clone(&own).take_turn();
+    Arc::clone(&own).run();
     let second = message(1, false);
     assert_eq!(completions(), 0);
     second.settle();

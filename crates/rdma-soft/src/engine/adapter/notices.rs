@@ -225,7 +225,7 @@ impl Adapter {
     #[cold]
     pub(crate) fn notice(&'static self, reason: Reason, packets: u64, whose: Whose) {
         if self.notices.note(reason, packets, whose, self.fabric.clock.now()) {
-            self.fabric.unsettled.note_notices(self);
+            self.fabric.run_queue.tell(self);
         }
     }
 

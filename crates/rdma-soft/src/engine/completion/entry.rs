@@ -20,7 +20,7 @@ const OF_RECEIVE: u32 = 0x10;
 /// found it filled and the next write is the poller's; the writes are relaxed and cost nothing.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub(super) struct Entry {
+pub(super) struct CompletionEntry {
     /// One more than the number of the completion that is here; the number itself once that was
     /// dropped. So while the queue's head is here this is at most the head if there is none.
     filled: AtomicU64,
@@ -34,7 +34,7 @@ pub(super) struct Entry {
     timestamp: AtomicU64,
 }
 
-impl Entry {
+impl CompletionEntry {
     /// Whether completion `number` is here.
     #[inline(always)]
     pub(super) fn holds(&self, number: u64) -> bool {
@@ -112,7 +112,7 @@ impl Entry {
 
 /// When a completion came, which is there as long as its entry is.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Timestamp<'a>(pub(super) &'a Entry);
+pub(crate) struct Timestamp<'a>(pub(super) &'a CompletionEntry);
 
 impl Timestamp<'_> {
     /// Nothing sensible unless the queue keeps it.

@@ -125,7 +125,7 @@ fn loom_the_error_comes_after_the_completions() {
         if poll(&queue, 1, &mut got) == Err(Overflowed) {
             assert_eq!(got, [1]);
         }
-        queue.fabric.unsettled.settle();
+        queue.fabric.run_queue.run();
     });
 }
 
@@ -150,7 +150,7 @@ fn loom_the_error_comes_after_the_completions_for_each_poller() {
         queue.push(seat, Completion::success(2, 2));
         queue.push(seat, Completion::success(3, 3));
         got.extend(poller.join().unwrap());
-        queue.fabric.unsettled.settle();
+        queue.fabric.run_queue.run();
         while let Ok(1) = poll(&queue, 1, &mut got) {}
         got.sort_unstable();
         let kept: &[u64] = if queue.is_overflowed() { &[1, 2] } else { &[1, 2, 3] };

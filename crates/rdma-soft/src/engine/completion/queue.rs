@@ -21,8 +21,10 @@ use crate::engine::events::EventQueue;
 use crate::engine::events::report::{Handle, Reporter};
 use crate::fabric::Fabric;
 use crate::fabric::deferred::Deferred;
-use crate::fabric::overflow::Settle;
-use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
+use crate::fabric::run_queue::Settle;
+use crate::sync::{
+    AtomicU32, AtomicU64, Guard, Line, Lock, Mutex, Ordering, locked, locked_for_calls,
+};
 
 /// A queue pair that completes here.
 pub(crate) trait User: Send + Sync + std::fmt::Debug {
@@ -44,6 +46,10 @@ pub(super) struct Producers {
     /// Where the pollers' head was when it was last asked for.
     pub(super) head: u64,
     armed: Armed,
+    /// A completion was lost, since the queue was last [settled](Settle).
+    lost: bool,
+    /// The queue stands in the run queue.
+    left: bool,
 }
 
 /// Which completion the next event is for.
@@ -67,10 +73,10 @@ pub(super) struct Pollers {
     /// The number of the oldest completion, changed under the lock.
     pub(super) head: AtomicU64,
     pub(super) seats: Lock<Seats>,
-    /// How many polls found nothing, one after the other, while an alarm was set.
+    /// How many polls found nothing, one after the other, while a timer was set.
     in_vain: AtomicU32,
-    /// The time of the first alarm when the last of them looked at the clock.
-    alarm_seen: AtomicU64,
+    /// The time of the first timer when the last of them looked at the clock.
+    deadline_seen: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -82,6 +88,8 @@ pub(crate) struct CompletionQueue {
     /// With at least as many entries as the capacity, which is watched apart.
     pub(super) rings: Rings,
     overflowed: AtomicU32,
+    /// Held by the thread that moves users to error: others wait until it has. It comes before all locks of the engine.
+    settling: Mutex<()>,
     pub(super) producers: Line<Lock<Producers>>,
     /// Who has this lock and that of the producers has this one first.
     pub(super) pollers: Line<Pollers>,
@@ -102,13 +110,16 @@ impl CompletionQueue {
         capacity: u32,
         deferred: Option<&'static Deferred>,
     ) -> Result<Self, Refusal> {
+        let rings = Rings::new(capacity)?;
         let producers = Producers { capacity: capacity.into(), ..Producers::default() };
+        fabric.run_queue.reserve();
         Ok(Self {
             fabric,
             made_by: Process::current(),
             deferred,
-            rings: Rings::new(capacity)?,
+            rings,
             overflowed: AtomicU32::default(),
+            settling: Mutex::new(()),
             producers: Line(Lock::new(producers)),
             pollers: Line::default(),
             users: std::sync::Mutex::default(),
@@ -119,13 +130,15 @@ impl CompletionQueue {
     }
 
     /// Adds those who are informed of its events.
-    pub(crate) fn with_events(self, notifier: Option<Notifier>, reporter: Reporter) -> Self {
-        Self { notifier, reporter, ..self }
+    pub(crate) fn with_events(mut self, notifier: Option<Notifier>, reporter: Reporter) -> Self {
+        (self.notifier, self.reporter) = (notifier, reporter);
+        self
     }
 
     /// Sets whether it keeps the time at which each completion comes.
-    pub(crate) fn with_timestamps(self, timestamps: bool) -> Self {
-        Self { timestamps, ..self }
+    pub(crate) fn with_timestamps(mut self, timestamps: bool) -> Self {
+        self.timestamps = timestamps;
+        self
     }
 
     /// A poll is a moment at which a deferred schedule may execute something.
@@ -179,12 +192,12 @@ impl CompletionQueue {
     }
 
     /// Adds a completion. On overflow it is lost and the queue is in error: the caller, once it
-    /// holds no lock, [settles](Fabric::unsettled).
+    /// holds no lock, [settles](Fabric::run_queue).
     #[inline(always)]
     pub(crate) fn push(self: &Arc<Self>, seat: Seat, completion: Completion) {
         let mut producers = self.producers.lock();
         if !self.has_room(&mut producers) || self.is_overflowed() {
-            return self.overflow();
+            return self.overflow(&mut producers);
         }
         let number = producers.tail;
         producers.tail += 1;
@@ -278,11 +291,14 @@ impl CompletionQueue {
     }
 
     #[cold]
-    fn overflow(self: &Arc<Self>) {
+    fn overflow(self: &Arc<Self>, producers: &mut Producers) {
         // 2 once it was reported.
         self.overflowed.fetch_max(1, Ordering::AcqRel);
         // Each time: the loser may have come to this queue, or back from a reset, after the first.
-        self.fabric.unsettled.note(Arc::<Self>::clone(self));
+        producers.lost = true;
+        if !std::mem::replace(&mut producers.left, true) {
+            self.fabric.run_queue.leave(Arc::<Self>::clone(self));
+        }
     }
 
     /// Takes up to `most` completions, oldest first, hands each to `take`, which may ask when it came,
@@ -298,7 +314,7 @@ impl CompletionQueue {
         let head = self.pollers.head.load(Ordering::Acquire);
         if self.rings.current().entry(head).is_behind(head) && !self.is_overflowed() {
             // What came meanwhile is for this poll.
-            if !self.see_to_alarms() || self.rings.current().entry(head).is_behind(head) {
+            if !self.see_to_timers() || self.rings.current().entry(head).is_behind(head) {
                 return Ok(0);
             }
         }
@@ -343,10 +359,10 @@ impl CompletionQueue {
         self.made_by.is_current().then(|| self.pollers.seats.lock())
     }
 
-    /// A poll that found nothing sees to alarms whose time has come, and to what has come. Says whether there may be
+    /// A poll that found nothing sees to timers whose time has come, and to what has come. Says whether there may be
     /// something now.
     #[inline(always)]
-    fn see_to_alarms(&self) -> bool {
+    fn see_to_timers(&self) -> bool {
         let looks = self.fabric.timers.is_set();
         if looks {
             self.look_at_clock();
@@ -354,7 +370,7 @@ impl CompletionQueue {
         looks
     }
 
-    /// At the first such poll, and then at each [`LOOKS_APART`]th until another alarm is the first: a look at the
+    /// At the first such poll, and then at each [`LOOKS_APART`]th until another timer is the first: a look at the
     /// clock takes as long as some polls.
     #[cold]
     fn look_at_clock(&self) {
@@ -367,14 +383,14 @@ impl CompletionQueue {
         if let Some(link) = self.fabric.polled.get() {
             link.poll();
         }
-        let Pollers { in_vain, alarm_seen, .. } = &*self.pollers;
-        let alarm = self.fabric.timers.first();
-        let known = alarm_seen.load(Ordering::Relaxed) == alarm;
+        let Pollers { in_vain, deadline_seen, .. } = &*self.pollers;
+        let timer = self.fabric.timers.first();
+        let known = deadline_seen.load(Ordering::Relaxed) == timer;
         let before = if known { in_vain.load(Ordering::Relaxed) } else { 0 };
         in_vain.store(before.wrapping_add(1), Ordering::Relaxed);
         if before.is_multiple_of(LOOKS_APART) {
-            alarm_seen.store(alarm, Ordering::Relaxed);
-            self.fabric.ring_due_alarms();
+            deadline_seen.store(timer, Ordering::Relaxed);
+            self.fabric.expire_due_timers();
         }
     }
 
@@ -395,6 +411,33 @@ impl Settle for CompletionQueue {
     /// A completion was lost: says so, the first time, and moves the queue pairs that complete here to
     /// error, one after the other, so that no lock is held over them.
     fn settle(&self) {
+        // Nothing that is done under it runs the queue.
+        let _settling = locked_for_calls(&self.settling);
+        while self.has_lost() {
+            self.fail_users();
+        }
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        self.fabric.run_queue.unreserve();
+    }
+}
+
+impl CompletionQueue {
+    /// Returns whether a completion was lost since it last said so; if none was, the queue leaves the run queue.
+    fn has_lost(&self) -> bool {
+        let mut producers = self.producers.lock();
+        let lost = std::mem::take(&mut producers.lost);
+        if !lost && std::mem::take(&mut producers.left) {
+            self.fabric.run_queue.forget(std::ptr::from_ref(self).cast());
+        }
+        lost
+    }
+
+    /// Reports the overflow, the first time, and moves all users to error.
+    fn fail_users(&self) {
         if self.overflowed.swap(2, Ordering::AcqRel) == 1 {
             self.reporter.report(AsyncEventKind::CQ_ERR);
         }

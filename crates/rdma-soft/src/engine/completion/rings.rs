@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::engine::Refusal;
-use crate::engine::completion::entry::Entry;
+use crate::engine::completion::entry::CompletionEntry;
 use crate::memory::room::Room;
 use crate::sync::{AtomicPtr, Ordering, locked};
 
@@ -16,18 +16,18 @@ use crate::sync::{AtomicPtr, Ordering, locked};
 pub(super) struct Ring {
     /// One less than the number of entries, which is a power of two, so that a number's place is a mask away.
     mask: u64,
-    entries: Box<[Entry]>,
+    entries: Box<[CompletionEntry]>,
 }
 
 impl Ring {
     fn new(size: u64) -> Result<Arc<Self>, Refusal> {
         let count = usize::try_from(size).map_err(|_| Refusal::NoRoom)?;
-        let entries = Room::new(count)?.filled(Entry::default);
+        let entries = Room::new(count)?.filled(CompletionEntry::default);
         Ok(Arc::new(Self { mask: size - 1, entries }))
     }
 
     #[inline(always)]
-    pub(super) fn entry(&self, number: u64) -> &Entry {
+    pub(super) fn entry(&self, number: u64) -> &CompletionEntry {
         // The mask is that of a ring in memory, so that the number fits.
         &self.entries[usize::try_from(number & self.mask).unwrap_or(0)]
     }

@@ -1,14 +1,16 @@
-use std::sync::{Arc, Weak};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Barrier, Weak};
+use std::thread;
 
 use rdma_types::{WcOpcode, WcStatus};
 
-use super::queue::Overflowed;
+use super::queue::{Overflowed, User};
 use super::*;
 use crate::engine::Refusal;
 use crate::engine::completion::work_completion::{Completion, Side, Source};
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
-use crate::fabric::timers::{Alarm, Alarmed};
+use crate::fabric::run_queue::{Entry, Task};
 use crate::sync::{AtomicU32, Ordering};
 
 static FABRIC: Fabric = Fabric::new();
@@ -116,7 +118,7 @@ fn capacity_is_exact_and_an_overflow_keeps_what_fitted() {
         push(&queue, seat, 101..102);
         assert_eq!(poll(&queue, 8), Err(Overflowed));
     }
-    FABRIC.unsettled.settle();
+    FABRIC.run_queue.run();
 }
 
 #[test]
@@ -211,7 +213,7 @@ fn a_resize_keeps_completions_their_order_and_their_slots() {
             poll(&queue, 16).unwrap().into_iter().eq((polled..polled + capacity).map(u64::from))
         );
         assert_eq!(poll(&queue, 1), Err(Overflowed));
-        FABRIC.unsettled.settle();
+        FABRIC.run_queue.run();
     }
 }
 
@@ -238,45 +240,100 @@ fn completions_that_were_dropped_do_not_come_back_with_a_ring_that_is_used_again
     assert_eq!(poll(&queue, 8), Ok(vec![]));
 }
 
-/// An alarm that is set again each time that it rings, to the same time, and counts that.
+/// A timer that is set again each time that it expires, to the same time, and counts that.
 #[derive(Debug)]
 struct AlwaysDue {
-    alarm: Alarm,
-    rung: AtomicU32,
+    entry: Entry,
+    expired: AtomicU32,
 }
 
-impl Alarmed for AlwaysDue {
-    fn alarm_rings(self: Arc<Self>) {
-        self.rung.fetch_add(1, Ordering::Relaxed);
-        self.alarm.set(PAST);
+impl Task for AlwaysDue {
+    fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
+    fn expire(self: Arc<Self>) {
+        self.expired.fetch_add(1, Ordering::Relaxed);
+        self.entry.set_timer(PAST);
     }
 }
 
 const PAST: Time = Time::from_nanoseconds(1);
 
-/// Each look at the clock finds an alarm that is due, and no new one: so they can be counted.
+/// Each look at the clock finds a timer that is due, and no new one: so they can be counted.
 #[test]
 fn one_of_64_empty_polls_looks_at_the_clock() {
     static FABRIC: Fabric = Fabric::new();
     FABRIC.serve_by_polls_alone();
-    let due = Arc::new_cyclic(|own: &Weak<AlwaysDue>| {
-        let own: Weak<dyn Alarmed> = own.clone();
-        AlwaysDue { alarm: Alarm::new(&FABRIC, own), rung: AtomicU32::new(0) }
+    let due = Arc::new_cyclic(|own: &Weak<AlwaysDue>| AlwaysDue {
+        entry: Entry::new(&FABRIC, own.clone()),
+        expired: AtomicU32::new(0),
     });
     let queue = Arc::new(CompletionQueue::new(&FABRIC, 1, None).unwrap());
     let (_counters, seat) = seat(&queue);
-    // While no alarm is set they do not even count.
+    // While no timer is set they do not even count.
     (0..10).for_each(|_| assert_eq!(poll(&queue, 1), Ok(vec![])));
-    due.alarm.set(PAST);
+    due.entry.set_timer(PAST);
     let looks = |polls: u32| {
-        let before = due.rung.load(Ordering::Relaxed);
+        let before = due.expired.load(Ordering::Relaxed);
         (0..polls).for_each(|_| assert_eq!(poll(&queue, 1), Ok(vec![])));
-        // At one look it rings four times.
-        (due.rung.load(Ordering::Relaxed) - before) / 4
+        // At one look it expires four times.
+        (due.expired.load(Ordering::Relaxed) - before) / 4
     };
     assert_eq!([1, 63, 1, 63, 1].map(looks), [1, 0, 1, 0, 1]);
     // The first behind a completion looks at once.
     push(&queue, seat, [1]);
     assert_eq!(poll(&queue, 1), Ok(vec![1]));
     assert_eq!([1, 63, 1].map(looks), [1, 0, 1]);
+}
+
+/// A user that goes to error when it is let, and says when it has begun and when it is done.
+#[derive(Debug)]
+struct Slow {
+    begun: Barrier,
+    go_on: Barrier,
+    done: AtomicBool,
+}
+
+impl User for Slow {
+    fn completion_is_lost(&self) {
+        self.begun.wait();
+        self.go_on.wait();
+        self.done.store(true, Ordering::Release);
+    }
+}
+
+/// Another thread has begun to move the users of a queue to error: all are there when this thread has run the queue.
+#[test]
+fn users_that_another_thread_moves_to_error_are_waited_for() {
+    static FABRIC: Fabric = Fabric::new();
+    let queue = Arc::new(CompletionQueue::new(&FABRIC, 1, None).unwrap());
+    let (_counters, seat) = seat(&queue);
+    let slow = Arc::new(Slow {
+        begun: Barrier::new(2),
+        go_on: Barrier::new(2),
+        done: AtomicBool::new(false),
+    });
+    let user: Weak<Slow> = Arc::downgrade(&slow);
+    queue.add_user(1, user);
+    push(&queue, seat, [1, 2]);
+    let other = thread::spawn(|| FABRIC.run_queue.run());
+    slow.begun.wait();
+    let this = thread::spawn({
+        let slow = Arc::clone(&slow);
+        move || {
+            FABRIC.run_queue.run();
+            slow.done.load(Ordering::Acquire)
+        }
+    });
+    slow.go_on.wait();
+    assert!(this.join().unwrap(), "it went on before the user was in error");
+    other.join().unwrap();
+    // The queue stands in the run queue no more, and would again.
+    assert_eq!(Arc::strong_count(&queue), 1);
+    queue.remove_user(1);
+    push(&queue, seat, [3]);
+    assert_eq!(Arc::strong_count(&queue), 2);
+    FABRIC.run_queue.run();
+    assert_eq!(Arc::strong_count(&queue), 1);
 }

@@ -11,7 +11,7 @@ use crate::fabric::Fabric;
 /// Queues an event, and settles as a verb does before it returns.
 fn report(queue: &Arc<EventQueue<u32>>, event: u32) {
     queue.push(event);
-    queue.fabric().unsettled.settle();
+    queue.fabric().run_queue.run();
 }
 
 fn spawn(
@@ -53,7 +53,7 @@ fn loom_the_file_is_not_readable_for_an_event_that_was_discarded() {
         let other = spawn(&queue, |queue| report(queue, 1));
         queue.push(2);
         queue.discard(|event| event == 2);
-        queue.fabric().unsettled.settle();
+        queue.fabric().run_queue.run();
         other.join().unwrap();
         assert_eq!(queue.file().bytes(), 1);
         queue.discard(|event| event == 1);

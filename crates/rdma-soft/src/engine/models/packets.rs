@@ -11,9 +11,7 @@ use crate::engine::completion::work_completion::Source;
 use crate::engine::wire::letter::{Datagram, Letter};
 use crate::engine::wire::{Mailbox, Outlet, Route};
 use crate::engine::{requester, responder};
-use crate::fabric::clock::Time;
-use crate::fabric::timers::{Alarm, Alarmed};
-use crate::fabric::turns::{AT_ONCE, Driven, Place};
+use crate::fabric::run_queue::{Entry, TURNS, Task};
 use crate::link::memory::BURSTS;
 use crate::sync::AtomicU32;
 
@@ -33,9 +31,7 @@ fn explore(model: impl Fn() + Send + Sync + 'static) {
 /// Has turns, of each of which it does one part.
 #[derive(Debug)]
 struct Worker {
-    subnet: &'static Subnet,
-    place: Place,
-    alarm: Alarm,
+    entry: Entry,
     /// What it is to do, each part left by another thread.
     parts: [AtomicU32; 2],
     /// How many more turns it asks for.
@@ -45,21 +41,19 @@ struct Worker {
 impl Worker {
     fn new(subnet: &'static Subnet, more: u32) -> Arc<Self> {
         Arc::new_cyclic(|weak: &std::sync::Weak<Self>| Self {
-            subnet,
-            place: Place::default(),
-            alarm: Alarm::new(subnet, weak.clone()),
+            entry: Entry::new(subnet, weak.clone()),
             parts: [(); 2].map(|()| AtomicU32::new(0)),
             more: AtomicU32::new(more),
         })
     }
 }
 
-impl Driven for Worker {
-    fn place(&self) -> &Place {
-        &self.place
+impl Task for Worker {
+    fn entry(&self) -> &Entry {
+        &self.entry
     }
 
-    fn take_turn(self: Arc<Self>) -> bool {
+    fn run(self: Arc<Self>) -> bool {
         for part in &self.parts {
             // Nothing but its place tells it that the other thread has left something.
             if part.load(Ordering::Relaxed) == 1 {
@@ -68,16 +62,6 @@ impl Driven for Worker {
         }
         let less = |more: u32| more.checked_sub(1);
         self.more.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
-    }
-
-    fn call(&self) {
-        self.alarm.set(Time::AT_ONCE);
-    }
-}
-
-impl Alarmed for Worker {
-    fn alarm_rings(self: Arc<Self>) {
-        self.subnet.unsettled.settle();
     }
 }
 
@@ -90,8 +74,8 @@ fn loom_what_is_left_for_a_turn_is_not_forgotten() {
         let worker = Worker::new(subnet, 0);
         let leave = |worker: &Arc<Worker>, n: usize| {
             worker.parts[n].store(1, Ordering::Relaxed);
-            subnet.unsettled.note_turn(worker);
-            subnet.unsettled.settle();
+            worker.entry().queue();
+            subnet.run_queue.run();
         };
         let other = {
             let worker = Arc::clone(&worker);
@@ -104,15 +88,15 @@ fn loom_what_is_left_for_a_turn_is_not_forgotten() {
     });
 }
 
-/// More turns than one thread gives, and than two give: the rest is done by the thread of the alarms, which somebody
+/// More turns than one thread gives, and than two give: the rest is done by the thread of the timers, which somebody
 /// calls in each case.
 #[test]
 fn loom_more_turns_than_a_thread_gives_are_called_for() {
     explore(|| {
-        let subnet = Subnet::of_model_with(Alarms::WithThread);
-        let worker = Worker::new(subnet, 2 * AT_ONCE);
-        subnet.unsettled.note_turn(&worker);
-        subnet.unsettled.settle();
+        let subnet = Subnet::of_model_with(ServedBy::PollsAndThread);
+        let worker = Worker::new(subnet, 2 * TURNS);
+        worker.entry().queue();
+        subnet.run_queue.run();
         subnet.rest();
         assert_eq!(worker.more.load(Ordering::Relaxed), 0);
         subnet.let_time_pass();
@@ -124,13 +108,17 @@ fn loom_more_turns_than_a_thread_gives_are_called_for() {
 #[derive(Debug)]
 struct Sender {
     inbox: &'static dyn Mailbox,
-    place: Place,
+    entry: Entry,
     sent: AtomicU32,
 }
 
 impl Sender {
-    fn new(inbox: &'static dyn Mailbox) -> Arc<Self> {
-        Arc::new(Self { inbox, place: Place::default(), sent: AtomicU32::new(0) })
+    fn new(subnet: &'static Subnet, inbox: &'static dyn Mailbox) -> Arc<Self> {
+        let sent = AtomicU32::new(0);
+        Arc::new_cyclic(|own: &std::sync::Weak<Self>| {
+            let entry = Entry::new(subnet, own.clone());
+            Self { inbox, entry, sent }
+        })
     }
 
     /// All the room that there is.
@@ -142,20 +130,18 @@ impl Sender {
     }
 }
 
-impl Driven for Sender {
-    fn place(&self) -> &Place {
-        &self.place
+impl Task for Sender {
+    fn entry(&self) -> &Entry {
+        &self.entry
     }
 
-    fn take_turn(self: Arc<Self>) -> bool {
+    fn run(self: Arc<Self>) -> bool {
         if let Some(buffer) = self.inbox.buffer(Arc::<Self>::downgrade(&self)) {
             self.sent.store(1, Ordering::Relaxed);
             self.inbox.give_back(buffer);
         }
         false
     }
-
-    fn call(&self) {}
 }
 
 /// A datagram of nothing.
@@ -177,13 +163,13 @@ fn loom_who_found_no_room_gets_a_turn_when_there_is_some() {
         explore(move || {
             let device = device();
             let subnet = device.subnet;
-            let [other, sender] = [(); 2].map(|()| Sender::new(&**device.inbox()));
+            let [other, sender] = [(); 2].map(|()| Sender::new(subnet, &**device.inbox()));
             let mut buffers = other.fill();
             let looks = {
                 let sender = Arc::clone(&sender);
                 thread::spawn(move || {
-                    subnet.unsettled.note_turn(&sender);
-                    subnet.unsettled.settle();
+                    sender.entry().queue();
+                    subnet.run_queue.run();
                 })
             };
             let buffer = buffers.pop().unwrap();
@@ -193,7 +179,7 @@ fn loom_who_found_no_room_gets_a_turn_when_there_is_some() {
                 // For nobody.
                 device.inbox().send(device, Letter::new(PATH, datagram(1), OF_LINK, buffer));
             }
-            subnet.unsettled.settle();
+            subnet.run_queue.run();
             looks.join().unwrap();
             assert_eq!(sender.sent.load(Ordering::Relaxed), 1);
         });
@@ -224,7 +210,7 @@ fn loom_no_packet_is_executed_for_a_queue_pair_that_is_gone() {
         c.post_receive(12, &[other.sge()], &mut Turn::new()).unwrap();
         let buffer = device.inbox().buffer(Arc::<QueuePair>::downgrade(&b)).unwrap();
         device.inbox().send(device, Letter::new(PATH, datagram(b.qpn), OF_LINK, buffer));
-        let taker = thread::spawn(|| device.fabric.unsettled.settle());
+        let taker = thread::spawn(|| device.fabric.run_queue.run());
         let (pd, number) = (Arc::clone(&b.pd), b.qpn);
         // The model checker does not see the table of numbers. The lock of the inbox, which the other thread takes
         // before it looks there, has it try either first.
@@ -232,7 +218,7 @@ fn loom_no_packet_is_executed_for_a_queue_pair_that_is_gone() {
         b.destroy();
         sink.free(&pd);
         device.publish_queue_pair(number, Arc::downgrade(&c));
-        device.fabric.unsettled.settle();
+        device.fabric.run_queue.run();
         taker.join().unwrap();
         assert!(sink.is_free(), "written after it was freed");
         // It was found before the queue pair went, or not at all.
@@ -252,7 +238,7 @@ fn loom_a_queue_pair_that_begins_again_gets_nothing_old() {
         make_ready(&b);
         let buffer = device.inbox().buffer(Arc::<QueuePair>::downgrade(&b)).unwrap();
         device.inbox().send(device, Letter::new(PATH, datagram(b.qpn), OF_LINK, buffer));
-        let taker = thread::spawn(|| device.fabric.unsettled.settle());
+        let taker = thread::spawn(|| device.fabric.run_queue.run());
         b.reset(&mut locked(&b.attributes));
         let init = Settings { state: QpState::INIT, port: 1, ..Settings::default() };
         let given = QpAttributes::STATE | QpAttributes::PKEY_INDEX | QpAttributes::PORT;
@@ -261,7 +247,7 @@ fn loom_a_queue_pair_that_begins_again_gets_nothing_old() {
         b.modify(&rtr, QpAttributes::STATE).unwrap();
         let sink = Memory::of_length(40, &b.pd, 0);
         b.post_receive(11, &[sink.sge()], &mut Turn::new()).unwrap();
-        device.fabric.unsettled.settle();
+        device.fabric.run_queue.run();
         taker.join().unwrap();
         assert!(polled(&b.receive_cq).is_empty(), "it has come to the new life");
         b.destroy();

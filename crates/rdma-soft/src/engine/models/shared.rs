@@ -136,7 +136,7 @@ fn loom_a_reset_gives_all_shared_slots_back() {
 #[test]
 fn loom_who_waits_behind_a_whole_turn_is_served() {
     loom::model(|| {
-        let subnet = Subnet::of_model_with(Alarms::AtPolls);
+        let subnet = Subnet::of_model_with(ServedBy::Polls);
         let model = Shared::on(device_of(subnet, Schedule::Immediate));
         let source = Memory::of_length(TURN, &model.a.pd, 1);
         let sink = Memory::of_length(TURN, &model.queue.pd, 0);

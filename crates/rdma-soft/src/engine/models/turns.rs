@@ -1,5 +1,5 @@
 //! Who executes what is in a send queue: threads hand it over to each other, and leave what they have no
-//! time for to an alarm. However they race, no queue is left with work and with nobody to do it.
+//! time for to a timer. However they race, no queue is left with work and with nobody to do it.
 
 use super::*;
 use crate::engine::requester::post::post_all;
@@ -7,8 +7,8 @@ use crate::engine::requester::side::Blocked;
 
 const DONE: WcStatus = WcStatus::SUCCESS;
 
-fn subnet_and_model(alarms: Alarms) -> (&'static Subnet, Model) {
-    let subnet = Subnet::of_model_with(alarms);
+fn subnet_and_model(served_by: ServedBy) -> (&'static Subnet, Model) {
+    let subnet = Subnet::of_model_with(served_by);
     (subnet, Model::on(device_of(subnet, Schedule::Immediate)))
 }
 
@@ -20,7 +20,7 @@ fn posts_write(model: &Model, wr_id: u64) -> thread::JoinHandle<()> {
 
 fn assert_not_forgotten(queue_pair: &QueuePair) {
     let has_work = queue_pair.send.lock().has_work();
-    assert!(!has_work || queue_pair.alarm.is_set(), "work, and nobody to do it");
+    assert!(!has_work || queue_pair.entry.timer().is_set(), "work, and nobody to do it");
 }
 
 /// What completes if somebody polls, as programs do.
@@ -33,7 +33,7 @@ fn polled_to_the_end(queue: &CompletionQueue) -> Vec<(u64, WcStatus)> {
 #[test]
 fn loom_what_a_turn_leaves_is_done_at_polls() {
     loom::model(|| {
-        let (_, model) = subnet_and_model(Alarms::AtPolls);
+        let (_, model) = subnet_and_model(ServedBy::Polls);
         let source = Memory::of_length(TURN, &model.a.pd, 1);
         let sink = Memory::of_length(TURN, &model.b.pd, 0);
         post(&model.a, 1, &[source.sge()], None);
@@ -53,7 +53,7 @@ fn loom_what_a_turn_leaves_is_done_at_polls() {
 #[test]
 fn loom_what_a_turn_leaves_is_done_by_the_thread() {
     loom::model(|| {
-        let (subnet, model) = subnet_and_model(Alarms::WithThread);
+        let (subnet, model) = subnet_and_model(ServedBy::PollsAndThread);
         let source = Memory::of_length(TURN, &model.a.pd, 1);
         let sink = Memory::of_length(TURN, &model.b.pd, 0);
         post(&model.a, 1, &[source.sge()], None);
@@ -74,7 +74,7 @@ fn loom_what_a_turn_leaves_is_done_by_the_thread() {
 #[test]
 fn loom_what_is_posted_behind_a_long_post_is_not_forgotten() {
     loom::model(|| {
-        let (_, model) = subnet_and_model(Alarms::AtPolls);
+        let (_, model) = subnet_and_model(ServedBy::Polls);
         let source = Memory::of_length(TURN + 4096, &model.a.pd, 1);
         let sink = Memory::of_length(TURN + 4096, &model.b.pd, 0);
         let (from, to) = (source.sge(), sink.sge());
@@ -103,7 +103,7 @@ fn loom_what_is_posted_behind_a_long_post_is_not_forgotten() {
 #[test]
 fn loom_what_is_posted_to_a_drained_queue_is_not_forgotten() {
     loom::model(|| {
-        let (_, model) = subnet_and_model(Alarms::AtPolls);
+        let (_, model) = subnet_and_model(ServedBy::Polls);
         let go_to = |state| {
             let new = Settings { state, current_state: state, ..Settings::default() };
             model.a.modify(&new, QpAttributes::STATE).unwrap();
@@ -123,7 +123,7 @@ fn loom_what_is_posted_to_a_drained_queue_is_not_forgotten() {
 #[test]
 fn loom_who_waits_for_a_receiver_that_goes_finds_out() {
     loom::model(|| {
-        let (_, model) = subnet_and_model(Alarms::AtPolls);
+        let (_, model) = subnet_and_model(ServedBy::Polls);
         let sender = {
             let a = Arc::clone(&model.a);
             thread::spawn(move || post(&a, 1, &[], None))
@@ -142,7 +142,7 @@ fn loom_who_waits_for_a_receiver_that_goes_finds_out() {
 #[test]
 fn loom_a_sender_whose_deadline_passes_sends_or_gives_up() {
     loom::model(|| {
-        let (subnet, model) = subnet_and_model(Alarms::WithThread);
+        let (subnet, model) = subnet_and_model(ServedBy::PollsAndThread);
         model.a.send.lock().requester.rnr_retries = 1;
         post(&model.a, 1, &[], None);
         subnet.let_time_pass();
@@ -166,7 +166,7 @@ fn loom_a_sender_whose_deadline_passes_sends_or_gives_up() {
 #[test]
 fn loom_a_sender_whose_deadline_passes_gives_up() {
     loom::model(|| {
-        let (subnet, model) = subnet_and_model(Alarms::WithThread);
+        let (subnet, model) = subnet_and_model(ServedBy::PollsAndThread);
         model.a.send.lock().requester.rnr_retries = 1;
         post(&model.a, 1, &[], None);
         subnet.rest();
@@ -178,19 +178,19 @@ fn loom_a_sender_whose_deadline_passes_gives_up() {
     });
 }
 
-/// A queue pair goes while its alarm rings: the last reference to it may go where it rings, and its alarm
+/// A queue pair goes while its timer expires: the last reference to it may go where it expires, and its timer
 /// with it.
 #[test]
-fn loom_a_queue_pair_may_go_while_its_alarm_rings() {
+fn loom_a_queue_pair_may_go_while_its_timer_expires() {
     loom::model(|| {
-        let (subnet, model) = subnet_and_model(Alarms::AtPolls);
+        let (subnet, model) = subnet_and_model(ServedBy::Polls);
         let Model { a, b } = model;
-        a.alarm.set(crate::fabric::clock::Time::AT_ONCE);
+        a.entry.set_timer(crate::fabric::clock::Time::AT_ONCE);
         let poller = {
             let queue = Arc::clone(&b.send_cq);
             thread::spawn(move || assert!(polled(&queue).is_empty()))
         };
-        // Its alarm is taken, and rings.
+        // Its timer is taken, and expires.
         while subnet.timers.is_set() {
             thread::yield_now();
         }
@@ -213,7 +213,7 @@ fn loom_a_queue_pair_may_go_while_its_alarm_rings() {
 fn loom_what_is_held_back_is_not_forgotten() {
     for with_step in [false, true] {
         loom::model(move || {
-            let subnet = Subnet::of_model_with(Alarms::WithThread);
+            let subnet = Subnet::of_model_with(ServedBy::PollsAndThread);
             let device = device_of(subnet, Schedule::Deferred { seed: 1 });
             let model = Model::on(device);
             let source = Memory::of_length(TURN, &model.a.pd, 1);

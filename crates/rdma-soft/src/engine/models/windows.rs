@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::engine::Refusal;
-use crate::memory::window::{Bind, Kind, Name};
+use crate::memory::window::{Bind, Name, WindowKind};
 
 /// A window of `b`, bound to all of `sink`, and how its peer names it.
-fn bound(model: &Model, kind: Kind, sink: &Memory) -> (Name, Sge) {
+fn bound(model: &Model, kind: WindowKind, sink: &Memory) -> (Name, Sge) {
     let name = model.b.pd.allocate_window(kind).unwrap();
     let access = AccessFlags::REMOTE_WRITE.bits();
     bind(model, Bind { access, ..part(name, sink, 4) });
@@ -31,7 +31,7 @@ fn done_at_b(model: &Model, wr_id: u64, operation: Operation) {
 }
 
 /// Takes a window back while `a` writes through it: no byte changes after that.
-fn takes_back(kind: Kind, take_back: impl Fn(&Model, Name, &Memory) + Sync + Send + 'static) {
+fn takes_back(kind: WindowKind, take_back: impl Fn(&Model, Name, &Memory) + Sync + Send + 'static) {
     loom::model(move || {
         let model = Model::new();
         let source = Memory::new(&model.a.pd, 1);
@@ -55,7 +55,7 @@ fn takes_back(kind: Kind, take_back: impl Fn(&Model, Name, &Memory) + Sync + Sen
 
 #[test]
 fn loom_no_write_after_a_local_invalidation() {
-    takes_back(Kind::Two, |model, name, _| {
+    takes_back(WindowKind::Two, |model, name, _| {
         let opcode = Opcode::LocalInvalidate;
         done_at_b(model, 21, Operation { opcode, imm: name.key, ..Operation::EMPTY });
     });
@@ -63,12 +63,12 @@ fn loom_no_write_after_a_local_invalidation() {
 
 #[test]
 fn loom_no_write_after_a_window_of_type_1_was_unbound() {
-    takes_back(Kind::One, |model, name, sink| bind(model, part(name, sink, 0)));
+    takes_back(WindowKind::One, |model, name, sink| bind(model, part(name, sink, 0)));
 }
 
 #[test]
 fn loom_no_write_after_a_deallocation() {
-    for kind in [Kind::One, Kind::Two] {
+    for kind in [WindowKind::One, WindowKind::Two] {
         takes_back(kind, |model, name, _| model.b.pd.deallocate_window(name));
     }
 }
@@ -76,7 +76,7 @@ fn loom_no_write_after_a_deallocation() {
 /// A region can be deregistered and freed as soon as the window goes that was bound to it, and not before.
 #[test]
 fn loom_no_write_through_a_window_that_goes_after_its_region() {
-    for kind in [Kind::One, Kind::Two] {
+    for kind in [WindowKind::One, WindowKind::Two] {
         loom::model(move || {
             let model = Model::new();
             let source = Memory::new(&model.a.pd, 1);
@@ -104,7 +104,7 @@ fn loom_no_write_after_the_region_of_a_former_window_is_gone() {
         let model = Model::new();
         let source = Memory::new(&model.a.pd, 1);
         let mut sink = Memory::new(&model.b.pd, 0);
-        let (name, to) = bound(&model, Kind::Two, &sink);
+        let (name, to) = bound(&model, WindowKind::Two, &sink);
         let from = source.sge();
         let sender = {
             let a = Arc::clone(&model.a);

@@ -6,22 +6,20 @@ use rdma_types::{AsyncEventKind, QpState};
 
 use crate::address::{Group, Path};
 use crate::counters::{Counters, Counting};
-use crate::device::Way;
+use crate::device::Delivery;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::User;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::Waiter;
 use crate::engine::requester::drive::Work;
-use crate::engine::requester::peer::{Near, Receiver};
+use crate::engine::requester::peer::{DatagramReceiver, Near};
 use crate::engine::requester::side::{Blocked, SendSide};
 use crate::engine::responder::side::Responder;
 use crate::engine::station::Owner;
 use crate::engine::turn::Turn;
 use crate::engine::wire::{Mailbox, Outlet};
-use crate::fabric::clock::Time;
 use crate::fabric::deferred::Postponed;
-use crate::fabric::timers::Alarmed;
-use crate::fabric::turns::{Driven, Place};
+use crate::fabric::run_queue::{Entry, Task};
 use crate::sync::{Lock, locked};
 
 impl Counting for QueuePair {
@@ -41,13 +39,13 @@ impl Counting for QueuePair {
 /// holds.
 const ANSWERS: u32 = 4;
 
-impl Driven for QueuePair {
-    fn place(&self) -> &Place {
-        &self.place
+impl Task for QueuePair {
+    fn entry(&self) -> &Entry {
+        &self.entry
     }
 
     /// Sends some of what this queue pair has to send: first what it owes its peer.
-    fn take_turn(self: Arc<Self>) -> bool {
+    fn run(self: Arc<Self>) -> bool {
         let mut aftermath = Aftermath::default();
         let answers = self.responder.lock().transmit(&self, &mut aftermath);
         aftermath.flush(&self);
@@ -56,8 +54,15 @@ impl Driven for QueuePair {
         answers || requests
     }
 
-    fn call(&self) {
-        self.alarm.set(Time::AT_ONCE);
+    fn expire(self: Arc<Self>) {
+        let mut aftermath = Aftermath::default();
+        // A process that was stopped, or found no processor for so long, may have its answer.
+        let late = self.send.lock().has_expired(&self);
+        if late && let Some(link) = self.device.fabric.polled.get() {
+            link.catch_up();
+        }
+        self.send.lock().expire(&self, &mut aftermath);
+        aftermath.flush(&self);
     }
 }
 
@@ -68,7 +73,7 @@ impl QueuePair {
         let more = (0..ANSWERS).all(|_| self.responder.lock().transmit(self, &mut aftermath));
         aftermath.flush(self);
         if more {
-            self.note_turn();
+            self.entry.queue();
         }
     }
 
@@ -76,7 +81,7 @@ impl QueuePair {
     pub(crate) fn answer_now(self: &Arc<Self>) {
         if self.responder.lock().owes_acknowledgement() {
             self.answer();
-            self.device.fabric.unsettled.settle();
+            self.device.fabric.run_queue.run();
         }
     }
 }
@@ -129,12 +134,12 @@ impl Near for QueuePair {
         self.device.find_peer(path, number)
     }
 
-    fn receiver(&self, path: &Path, number: u32) -> Receiver<Self> {
+    fn receiver(&self, path: &Path, number: u32) -> DatagramReceiver<Self> {
         match self.device.way_of_datagrams(path, number) {
-            Way::Wire(outlet) => Receiver::Wire(outlet),
-            Way::Direct(there) => {
+            Delivery::Wire(outlet) => DatagramReceiver::Wire(outlet),
+            Delivery::Direct(there) => {
                 let found = there.and_then(|there| there.queue_pair(number));
-                found.map_or(Receiver::Nobody, Receiver::Direct)
+                found.map_or(DatagramReceiver::Nobody, DatagramReceiver::Direct)
             }
         }
     }
@@ -179,19 +184,6 @@ impl Postponed for QueuePair {
     }
 }
 
-impl Alarmed for QueuePair {
-    fn alarm_rings(self: Arc<Self>) {
-        let mut aftermath = Aftermath::default();
-        // A process that was stopped, or found no processor for so long, may have its answer.
-        let late = self.send.lock().has_expired(&self);
-        if late && let Some(link) = self.device.fabric.polled.get() {
-            link.catch_up();
-        }
-        self.send.lock().alarm_rings(&self, &mut aftermath);
-        aftermath.settle(&self);
-    }
-}
-
 impl Waiter for QueuePair {
     #[cold]
     fn receiver_is_ready(self: Arc<Self>, turn: &mut Turn) {
@@ -205,12 +197,12 @@ impl Waiter for QueuePair {
         }
         // A requester in another process is informed in a turn of this queue pair.
         if self.responder.lock().receive_is_there() {
-            self.note_turn();
+            self.entry.queue();
         }
         aftermath.settle(&self);
     }
 
     fn receiver_has_gone(&self) {
-        self.alarm.set(Time::AT_ONCE);
+        self.entry.wake();
     }
 }

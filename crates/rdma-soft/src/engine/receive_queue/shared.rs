@@ -5,7 +5,7 @@
 //! when the completion of its request was polled, by whichever queue pair.
 //!
 //! Who posts serves those who wait, for a turn. If that is over before all are served, the queue
-//! has an alarm that does the rest: so they keep their order, and none is informed of a request
+//! has a timer that does the rest: so they keep their order, and none is informed of a request
 //! that is another's.
 
 use std::collections::VecDeque;
@@ -18,8 +18,7 @@ use crate::engine::events::report::Reporter;
 use crate::engine::receive_queue::{self, Receive, ReceiveSlots, Waits, index};
 use crate::engine::turn::Turn;
 use crate::fabric::Fabric;
-use crate::fabric::clock::Time;
-use crate::fabric::timers::{Alarm, Alarmed};
+use crate::fabric::run_queue::{Entry, Task};
 use crate::memory::protection::ProtectionDomain;
 use crate::memory::sge::Sge;
 use crate::sync::{AtomicU32, Line, Lock, Ordering};
@@ -32,7 +31,7 @@ pub(crate) struct SharedReceiveQueue {
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
     pub(crate) reporter: Reporter,
-    alarm: Alarm,
+    entry: Entry,
     slots: ReceiveSlots,
     requests: Line<Lock<Requests>>,
     /// How many requests were given back (free-running).
@@ -105,7 +104,7 @@ impl SharedReceiveQueue {
             max_wr,
             max_sge,
             reporter,
-            alarm: Alarm::new(fabric, weak.clone()),
+            entry: Entry::new(fabric, weak.clone()),
             slots,
             requests: Line::default(),
             reclaimed: Line::default(),
@@ -165,7 +164,7 @@ impl SharedReceiveQueue {
             waiter.receiver_is_ready(turn);
         }
         if self.requests.lock().has_work() {
-            self.alarm.set(Time::AT_ONCE);
+            self.entry.wake();
         }
     }
 
@@ -222,8 +221,12 @@ impl SharedReceiveQueue {
     }
 }
 
-impl Alarmed for SharedReceiveQueue {
-    fn alarm_rings(self: Arc<Self>) {
+impl Task for SharedReceiveQueue {
+    fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
+    fn expire(self: Arc<Self>) {
         self.serve(&mut Turn::new(), false);
     }
 }

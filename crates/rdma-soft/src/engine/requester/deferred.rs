@@ -7,7 +7,6 @@ use crate::engine::requester::drive::Work;
 use crate::engine::requester::peer::Near;
 use crate::engine::requester::side::SendSide;
 use crate::engine::station::Station;
-use crate::fabric::clock::Time;
 use crate::fabric::deferred::{Deferred, PATIENCE, STEP};
 
 impl<P: Near> SendSide<P> {
@@ -37,10 +36,11 @@ impl<P: Near> SendSide<P> {
             return;
         }
         if self.requester.progress > 0 {
-            return own.alarm.set(Time::AT_ONCE);
+            return own.entry.wake();
         }
         let micros = deferred.below(u32::try_from(PATIENCE.as_micros()).unwrap_or(1));
-        own.alarm.set(own.adapter.fabric.clock.now() + Duration::from_micros(u64::from(micros)));
+        own.entry
+            .set_timer(own.adapter.fabric.clock.now() + Duration::from_micros(u64::from(micros)));
     }
 
     /// A step on the other thread.

@@ -10,7 +10,6 @@ use crate::engine::requester::peer::Near;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 use crate::engine::station::Station;
 use crate::engine::turn::{STRETCH_BYTES, TURN_BYTES, Turn};
-use crate::fabric::clock::Time;
 use crate::memory::copy::Reach;
 
 #[cfg(test)]
@@ -35,7 +34,7 @@ pub(crate) enum Work {
 
 /// What is left of some work.
 #[derive(Debug, Clone, Copy)]
-struct Left {
+struct LeftOfTurn {
     requests: u32,
     bytes: u64,
     half: bool,
@@ -52,7 +51,7 @@ impl Work {
     }
 }
 
-impl Left {
+impl LeftOfTurn {
     fn of(work: Work) -> Self {
         let (requests, bytes) = match work {
             Work::Requests(requests) | Work::Stretch(requests) => (requests, STRETCH_BYTES),
@@ -71,13 +70,13 @@ impl<P: Near> SendSide<P> {
     /// Executes from the head of the queue; a blocked head is tried again first. Says how many
     /// requests ended. If requests go as packets, this lets them go; they end later.
     pub(crate) fn drive(&mut self, own: &P, work: Work, aftermath: &mut Aftermath) -> u32 {
-        self.drive_within(own, &mut Left::of(work), work.reach(own), aftermath)
+        self.drive_within(own, &mut LeftOfTurn::of(work), work.reach(own), aftermath)
     }
 
     fn drive_within(
         &mut self,
         own: &P,
-        left: &mut Left,
+        left: &mut LeftOfTurn,
         reach: Reach,
         aftermath: &mut Aftermath,
     ) -> u32 {
@@ -145,9 +144,9 @@ impl<P: Near> SendSide<P> {
             }
         };
         if turn.is_over() {
-            return own.alarm.set(Time::AT_ONCE);
+            return own.entry.wake();
         }
-        let mut left = Left { requests, bytes: turn.bytes, half: false };
+        let mut left = LeftOfTurn { requests, bytes: turn.bytes, half: false };
         turn.requests -= self.drive_within(own, &mut left, own.adapter.later(), aftermath);
         turn.bytes = left.bytes;
         self.leave_rest(own);
@@ -158,7 +157,7 @@ impl<P: Near> SendSide<P> {
         if !own.immediate {
             self.arm_if_deferred(own);
         } else if self.has_work() {
-            own.alarm.set(Time::AT_ONCE);
+            own.entry.wake();
         }
     }
 
@@ -250,17 +249,17 @@ pub(crate) fn wait_anew<P: Near>(own: &Arc<P>) {
     {
         let mut send = own.send_side().lock();
         if send.wire.is_some() {
-            own.note_turn();
+            own.entry.queue();
         } else if let Blocked::Unanswered { left, .. } = send.blocked {
             let timeout = send.requester.answer_timeout();
             let at = timeout.map(|timeout| own.adapter.fabric.clock.now() + timeout);
             send.blocked = Blocked::Unanswered { at, left };
             if let Some(at) = at {
-                own.alarm.set(at);
+                own.entry.set_timer(at);
             }
         }
     }
-    own.adapter.fabric.unsettled.settle();
+    own.adapter.fabric.run_queue.run();
 }
 
 /// Ready to send again, after a drain: goes on with what was posted meanwhile, and looks whether what has
@@ -274,7 +273,7 @@ pub(crate) fn resume<P: Near>(own: &Arc<P>) {
         } else {
             // What the schedule let go while the queue was drained has not been sent.
             if send.wire.is_some() {
-                own.note_turn();
+                own.entry.queue();
             }
             send.arm_if_deferred(own);
         }

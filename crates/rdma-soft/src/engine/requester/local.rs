@@ -5,7 +5,7 @@ use rdma_types::WcStatus;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::requester::peer::Near;
 use crate::memory::grace_period;
-use crate::memory::window::{Bind, Kind};
+use crate::memory::window::{Bind, WindowKind};
 
 /// A bind travels in fields of the [`Operation`] that other requests use otherwise.
 impl Bind {
@@ -43,7 +43,7 @@ pub(crate) fn execute(own: &impl Near, operation: &Operation) -> Result<(), WcSt
     let done = match operation.opcode {
         Opcode::BindWindow => match own.pd.bind(&Bind::of(operation), own.id) {
             // Any queue pair of the domain may be using what it was bound to.
-            Some(Kind::One) => {
+            Some(WindowKind::One) => {
                 grace_period::wait();
                 true
             }

@@ -27,7 +27,7 @@ pub(crate) trait Near: Owner + Deref<Target = Station> + Sized + 'static {
     fn find_peer(&self, path: Option<&Path>, number: u32) -> Option<Arc<Self>>;
 
     /// Finds the destination of datagrams that take a path to a queue pair number.
-    fn receiver(&self, path: &Path, number: u32) -> Receiver<Self>;
+    fn receiver(&self, path: &Path, number: u32) -> DatagramReceiver<Self>;
 
     /// The inboxes of devices that have members of a group, and to which this one sends packets.
     fn inboxes_of(&self, group: Group) -> impl Iterator<Item = &'static dyn Mailbox>;
@@ -40,7 +40,7 @@ pub(crate) trait Near: Owner + Deref<Target = Station> + Sized + 'static {
 }
 
 /// The destination of a datagram.
-pub(crate) enum Receiver<P> {
+pub(crate) enum DatagramReceiver<P> {
     Direct(Arc<P>),
     Wire(Outlet),
     Nobody,

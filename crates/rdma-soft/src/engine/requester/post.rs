@@ -196,7 +196,7 @@ impl<P: Near> SendSide<P> {
             self.push(request, payload);
             self.defer(own);
             if self.wire.is_some() {
-                own.note_turn();
+                own.entry.queue();
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::memory::room::Room;
 use crate::memory::sge::Sge;
 
 #[derive(Debug, Clone, Copy)]
-struct Slot {
+struct RequestSlot {
     request: Request,
     sges: usize,
     inline: bool,
@@ -20,7 +20,7 @@ struct Slot {
 /// taken when the queue pair is created.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
-    slots: Box<[Slot]>,
+    slots: Box<[RequestSlot]>,
     sges: Box<[Sge]>,
     inline: Box<[u8]>,
     /// Where each request goes, if it says so itself: only of datagrams.
@@ -41,7 +41,7 @@ impl SendQueue {
         let sges = Room::each(slots, max_sge)?;
         let inline = Room::each(slots, max_inline)?;
         let destinations = Room::new(if datagrams { slots } else { 0 })?;
-        let empty = Slot { request: Request::EMPTY, sges: 0, inline: false };
+        let empty = RequestSlot { request: Request::EMPTY, sges: 0, inline: false };
         Ok(Self {
             slots: requests.filled(|| empty),
             sges: sges.filled(Sge::default),
@@ -84,7 +84,8 @@ impl SendQueue {
         if let Some(place) = self.destinations.get_mut(slot) {
             *place = payload.destination().copied();
         }
-        self.slots[slot] = Slot { request: *request, sges: count, inline: payload.is_inline() };
+        self.slots[slot] =
+            RequestSlot { request: *request, sges: count, inline: payload.is_inline() };
         self.len += 1;
     }
 

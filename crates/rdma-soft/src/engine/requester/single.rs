@@ -27,7 +27,7 @@ pub(crate) fn post_single<P: Near>(
     payload: Payload<'_>,
 ) -> Option<()> {
     own.send_side().lock().post_single(own, request, payload)?;
-    own.adapter.fabric.unsettled.settle();
+    own.adapter.fabric.run_queue.run();
     Some(())
 }
 

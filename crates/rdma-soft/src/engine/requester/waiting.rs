@@ -7,7 +7,7 @@ use crate::engine::requester::peer::Near;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 
 impl<P: Near> SendSide<P> {
-    /// Records why the head waits, and sets the alarm. A reason that it already waits for keeps its
+    /// Records why the head waits, and sets the timer. A reason that it already waits for keeps its
     /// deadline; without one it may have got one since.
     #[cold]
     pub(super) fn block(&mut self, own: &P, verdict: Verdict) -> Result<(), Status> {
@@ -41,7 +41,7 @@ impl<P: Near> SendSide<P> {
         if let Blocked::NotReady { until: Some(at) } | Blocked::Unanswered { at: Some(at), .. } =
             next
         {
-            own.alarm.set(at);
+            own.entry.set_timer(at);
         }
         Ok(())
     }
@@ -70,14 +70,14 @@ impl<P: Near> SendSide<P> {
         if let Some(status) = exhausted {
             self.give_up(own, status, aftermath);
         } else if let Blocked::Unanswered { at: Some(at), .. } = self.blocked {
-            own.alarm.set(at);
+            own.entry.set_timer(at);
         }
     }
 
-    /// What is to be done when the alarm of this queue pair rings.
-    pub(crate) fn alarm_rings(&mut self, own: &P, aftermath: &mut Aftermath) {
+    /// What is to be done when the timer of this queue pair expires.
+    pub(crate) fn expire(&mut self, own: &P, aftermath: &mut Aftermath) {
         if self.wire.is_some() {
-            self.expire(own, aftermath);
+            self.expire_on_wire(own, aftermath);
             self.run_deferred(own, aftermath);
             return;
         }
@@ -94,11 +94,11 @@ impl<P: Near> SendSide<P> {
                 let before = self.blocked;
                 self.take_turn(own, aftermath);
                 if self.blocked == before {
-                    own.alarm.set(at);
+                    own.entry.set_timer(at);
                 }
             }
-            // The alarm rang for an earlier deadline that does not count any more.
-            Blocked::Unanswered { at: Some(at), .. } => own.alarm.set(at),
+            // The timer expired for an earlier deadline that does not count any more.
+            Blocked::Unanswered { at: Some(at), .. } => own.entry.set_timer(at),
             // The receiver it waits for has gone.
             Blocked::NotReady { until: None } => self.take_turn(own, aftermath),
             Blocked::Unanswered { at: None, .. } | Blocked::NoRoom => {}

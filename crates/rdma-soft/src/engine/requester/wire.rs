@@ -24,7 +24,7 @@ use crate::engine::wire::letter::Letter;
 use crate::engine::wire::run::Run;
 use crate::engine::wire::{self, Carrier, Outlet, Route, Word};
 use crate::fabric::clock::Time;
-use crate::fabric::turns::Driven;
+use crate::fabric::run_queue::Task;
 use crate::limits::patience;
 use crate::memory::copy::Reach;
 use crate::memory::grace_period::Visit;
@@ -42,8 +42,8 @@ pub(crate) struct Wire {
     head: u32,
     /// The number behind the last request that a schedule has let go, if it holds requests back.
     released: Option<u32>,
-    /// When the alarm of the queue pair rings.
-    alarm: Option<Time>,
+    /// When the timer of the queue pair expires.
+    timer: Option<Time>,
     /// The question by which the peer's process shows that it had time to answer, while the timer stands.
     question: u32,
     /// The number of the first packet that may be for it: those before it came for an earlier life.
@@ -72,8 +72,8 @@ impl Wire {
         };
         let released = (!own.immediate).then_some(0);
         let hears_from = own.arrived();
-        let (word, mtu, head, alarm, question) = (None, connection.mtu, 0, None, 0);
-        Self { protocol, route, word, mtu, head, released, alarm, question, hears_from }
+        let (word, mtu, head, timer, question) = (None, connection.mtu, 0, None, 0);
+        Self { protocol, route, word, mtu, head, released, timer, question, hears_from }
     }
 
     /// Packets take another route from now on. The word stays if the same connection of processes carries them: what is
@@ -162,14 +162,14 @@ impl Wire {
         }
     }
 
-    /// Has the alarm ring when the protocol wants to be informed of the time.
+    /// Has the timer expire when the protocol wants to be informed of the time.
     fn arm(&mut self, own: &Station) {
         let Protocol::Reliable(protocol) = &self.protocol else { return };
         let Some(deadline) = protocol.deadline() else { return };
         let deadline = Time::from_nanoseconds(deadline.as_nanos());
-        if self.alarm.is_none_or(|alarm| deadline < alarm) {
-            self.alarm = Some(deadline);
-            own.alarm.set(deadline);
+        if self.timer.is_none_or(|timer| deadline < timer) {
+            self.timer = Some(deadline);
+            own.entry.set_timer(deadline);
         }
     }
 }
@@ -203,7 +203,7 @@ impl<P: Near> SendSide<P> {
         &mut self,
         own: &P,
         aftermath: &mut Aftermath,
-        work: impl FnOnce(&mut Protocol, &Way<'_>, &mut Queue<'_, P>) -> R,
+        work: impl FnOnce(&mut Protocol, &WireRoute<'_>, &mut Queue<'_, P>) -> R,
     ) -> Option<R> {
         self.with_packets(own, None, aftermath, work)
     }
@@ -214,7 +214,7 @@ impl<P: Near> SendSide<P> {
         own: &P,
         letter: Option<&Letter>,
         aftermath: &mut Aftermath,
-        work: impl FnOnce(&mut Protocol, &Way<'_>, &mut Queue<'_, P>) -> R,
+        work: impl FnOnce(&mut Protocol, &WireRoute<'_>, &mut Queue<'_, P>) -> R,
     ) -> Option<R> {
         let mut wire = self.wire.take()?;
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
@@ -224,7 +224,7 @@ impl<P: Near> SendSide<P> {
         let run = letter
             .map_or(Run::default(), |letter| Run::of(&letter.burst, letter.payload(), wire.mtu));
         let mut queue = Queue { own, send: self, head, begun, admitted, posted, aftermath, run };
-        let way = Way { route: &wire.route, word: wire.word.as_ref(), mtu: wire.mtu };
+        let way = WireRoute { route: &wire.route, word: wire.word.as_ref(), mtu: wire.mtu };
         let result = work(&mut wire.protocol, &way, &mut queue);
         let ended = queue.head != head;
         wire.head = queue.head;
@@ -368,12 +368,12 @@ impl<P: Near> SendSide<P> {
         !self.queue.is_empty()
     }
 
-    /// The alarm rings: a deadline may have passed.
-    pub(crate) fn expire(&mut self, own: &P, aftermath: &mut Aftermath) {
+    /// The timer expires: a deadline may have passed.
+    pub(crate) fn expire_on_wire(&mut self, own: &P, aftermath: &mut Aftermath) {
         let now = own.adapter.fabric.clock.now();
         let Some(wire) = &mut self.wire else { return };
-        // The alarm has rung, whatever for, and is not set any more.
-        wire.alarm = None;
+        // The timer has expired, whatever for, and is not set any more.
+        wire.timer = None;
         self.look_what_is_executed(own, aftermath);
         let Some(question) = self.wire.as_ref().map(|wire| wire.question) else { return };
         let asked = self.with_wire(own, aftermath, |protocol, way, queue| {
@@ -396,7 +396,7 @@ impl<P: Near> SendSide<P> {
         if let (Some(wire), Some(asked)) = (&mut self.wire, asked) {
             wire.question = asked;
         }
-        own.note_turn();
+        own.entry.queue();
     }
 
     /// Lets up to so many more requests go.
@@ -407,7 +407,7 @@ impl<P: Near> SendSide<P> {
             let before = released.wrapping_sub(wire.head).cast_signed().max(0).cast_unsigned();
             *released = wire.head.wrapping_add(before.saturating_add(requests).min(queued));
         }
-        own.note_turn();
+        own.entry.queue();
     }
 
     /// Whether the device's schedule holds back requests that were to go as packets.
@@ -424,7 +424,7 @@ impl<P: Near> SendSide<P> {
 fn expire_if_heard<P: Near>(
     protocol: &mut Reliable,
     carrier: &Arc<dyn Carrier>,
-    own: Weak<dyn Driven>,
+    own: Weak<dyn Task>,
     question: u32,
     now: rdma_proto::Time,
     queue: &mut Queue<'_, P>,
@@ -443,7 +443,7 @@ fn expire_if_heard<P: Near>(
 }
 
 /// Where packets go.
-struct Way<'a> {
+struct WireRoute<'a> {
     route: &'a Route,
     word: Option<&'a Word>,
     mtu: Mtu,

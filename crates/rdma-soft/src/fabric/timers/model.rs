@@ -1,25 +1,24 @@
 //! What stands in for time and for the thread where the model checker runs.
 //!
-//! Time stands still while a model's threads run, so that in them only those alarms ring that are due at
+//! Time stands still while a model's threads run, so that in them only those timers expire that are due at
 //! once. A wait with a deadline ends when somebody says that something has changed. Once the model has
 //! nothing else to do, the thread's waits are over at once, and the time has passed that they were for.
 
 use super::*;
 
-/// Who rings alarms.
+/// Who lets timers expire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Alarms {
-    /// Nobody: they are not even set.
-    None,
-    /// Who polls: no thread can be made.
-    AtPolls,
-    /// Who polls, and the thread.
-    WithThread,
+pub(crate) enum ServedBy {
+    /// They are not even set.
+    Nobody,
+    /// No thread can be made.
+    Polls,
+    PollsAndThread,
 }
 
 #[derive(Debug)]
 pub(super) struct Model {
-    alarms: Alarms,
+    served_by: ServedBy,
     /// The thread waits, or has ended.
     rests: Condvar,
 }
@@ -40,13 +39,13 @@ impl Rest {
 }
 
 impl Model {
-    pub(super) fn has_alarms(&self) -> bool {
-        self.alarms != Alarms::None
+    pub(super) fn has_timers(&self) -> bool {
+        self.served_by != ServedBy::Nobody
     }
 }
 
 impl Timers {
-    pub(crate) fn of_model(alarms: Alarms) -> Self {
+    pub(crate) fn of_model(served_by: ServedBy) -> Self {
         Self {
             earliest: AtomicU64::new(u64::MAX),
             schedule: Mutex::new(Schedule::new()),
@@ -54,7 +53,7 @@ impl Timers {
             in_virtual_time: false,
             polls_look: std::sync::atomic::AtomicBool::new(false),
             rests: std::sync::atomic::AtomicBool::new(false),
-            model: Model { alarms, rests: Condvar::new() },
+            model: Model { served_by, rests: Condvar::new() },
         }
     }
 
@@ -72,11 +71,11 @@ impl Timers {
 
 impl Fabric {
     pub(super) fn start_thread(&'static self) -> io::Result<()> {
-        if self.timers.model.alarms != Alarms::WithThread {
+        if self.timers.model.served_by != ServedBy::PollsAndThread {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         loom::thread::spawn(|| {
-            self.serve_alarms();
+            self.serve_timers();
             self.timers.model.rests.notify_all();
         });
         Ok(())
@@ -120,10 +119,10 @@ impl Fabric {
     }
 }
 
-impl Alarm {
-    /// Whether it is to ring.
+impl Timer {
+    /// Whether it is to expire.
     pub(crate) fn is_set(&self) -> bool {
         let schedule = self.fabric.timers.lock();
-        schedule.alarms[self.place].as_ref().is_some_and(|slot| slot.at.is_some())
+        schedule.timers[self.place].as_ref().is_some_and(|slot| slot.at.is_some())
     }
 }

@@ -1,4 +1,4 @@
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
 use super::*;
 use crate::engine::completion::CompletionQueue;
@@ -9,7 +9,7 @@ fn at(ns: u64) -> Time {
     Time::from_nanoseconds(ns)
 }
 
-/// Alarms of nobody, set to these times.
+/// ServedBy of nobody, set to these times.
 fn schedule(times: impl IntoIterator<Item = u64>) -> Schedule {
     let mut schedule = Schedule::new();
     for time in times {
@@ -34,8 +34,8 @@ fn an_earlier_time_counts_and_a_later_one_does_not() {
     let mut schedule = schedule([20]);
     assert!(!schedule.set(0, at(30)) && schedule.set(0, at(10)));
     assert!(schedule.take_due(at(10)).is_some());
-    assert!(schedule.take_due(at(100)).is_none(), "it has rung");
-    // Set again, it rings once more, and what is left of the first time changes nothing.
+    assert!(schedule.take_due(at(100)).is_none(), "it has expired");
+    // Set again, it expires once more, and what is left of the first time changes nothing.
     assert!(schedule.set(0, at(50)));
     assert!(schedule.take_due(at(40)).is_none());
     assert!(schedule.take_due(at(50)).is_some());
@@ -43,7 +43,7 @@ fn an_earlier_time_counts_and_a_later_one_does_not() {
 }
 
 #[test]
-fn alarms_that_ring_and_are_set_again_need_no_more_memory() {
+fn timers_that_ring_and_are_set_again_need_no_more_memory() {
     let mut schedule = schedule([1000, 1000]);
     let room = schedule.queue.capacity();
     for n in 0..1000 {
@@ -59,23 +59,23 @@ fn alarms_that_ring_and_are_set_again_need_no_more_memory() {
 
 /// The deadline of a queue pair that is gone costs later polls nothing, also where no thread serves.
 #[test]
-fn a_poll_forgets_alarms_that_are_gone() {
+fn a_poll_forgets_timers_that_are_gone() {
     static FABRIC: Fabric = Fabric::new();
     FABRIC.serve_by_polls_alone();
-    let alarm = Alarm::new(&FABRIC, nobody());
-    alarm.set(at(1));
+    let timer = Timer::new(&FABRIC, nobody());
+    timer.set(at(1));
     assert!(FABRIC.timers.is_set());
-    drop(alarm);
-    FABRIC.ring_due_alarms();
+    drop(timer);
+    FABRIC.expire_due_timers();
     assert!(!FABRIC.timers.is_set());
 }
 
-/// The list is as long as there were alarms at a time, not as there ever were.
+/// The list is as long as there were timers at a time, not as there ever were.
 #[test]
-fn an_alarm_that_goes_gives_its_place_back() {
+fn an_timer_that_goes_gives_its_place_back() {
     static FABRIC: Fabric = Fabric::new();
     for _ in 0..3 {
-        let places = [(); 2].map(|()| Alarm::new(&FABRIC, nobody())).map(|alarm| alarm.place);
+        let places = [(); 2].map(|()| Timer::new(&FABRIC, nobody())).map(|timer| timer.place);
         assert!(places == [0, 1] || places == [1, 0], "{places:?}");
     }
 }
@@ -85,36 +85,36 @@ fn an_alarm_that_goes_gives_its_place_back() {
 fn who_is_always_due_again_keeps_nobody_waiting() {
     static FABRIC: Fabric = Fabric::new();
     FABRIC.serve_by_polls_alone();
-    const FIRST: usize = RINGS as usize;
-    let alarms: [Alarm; FIRST + 1] = alarms(&FABRIC);
-    alarms.iter().for_each(|alarm| alarm.set(Time::AT_ONCE));
-    FABRIC.ring_due_alarms();
-    assert!(is_set(&alarms[FIRST]));
-    alarms[..FIRST].iter().for_each(|alarm| alarm.set(Time::AT_ONCE));
-    FABRIC.ring_due_alarms();
-    assert!(!is_set(&alarms[FIRST]) && is_set(&alarms[FIRST - 1]), "the first was served twice");
+    const FIRST: usize = MOST_EXPIRED as usize;
+    let all: [Timer; FIRST + 1] = timers_of(&FABRIC);
+    all.iter().for_each(|timer| timer.set(Time::AT_ONCE));
+    FABRIC.expire_due_timers();
+    assert!(is_set(&all[FIRST]));
+    all[..FIRST].iter().for_each(|timer| timer.set(Time::AT_ONCE));
+    FABRIC.expire_due_timers();
+    assert!(!is_set(&all[FIRST]) && is_set(&all[FIRST - 1]), "the first was served twice");
 }
 
-fn alarms<const N: usize>(fabric: &'static Fabric) -> [Alarm; N] {
-    std::array::from_fn(|_| Alarm::new(fabric, nobody()))
+fn timers_of<const N: usize>(fabric: &'static Fabric) -> [Timer; N] {
+    std::array::from_fn(|_| Timer::new(fabric, nobody()))
 }
 
-fn is_set(alarm: &Alarm) -> bool {
-    alarm.fabric.timers.lock().alarms[alarm.place].as_ref().is_some_and(|slot| slot.at.is_some())
+fn is_set(timer: &Timer) -> bool {
+    timer.fabric.timers.lock().timers[timer.place].as_ref().is_some_and(|slot| slot.at.is_some())
 }
 
 fn poll(queue: &CompletionQueue) {
     assert_eq!(queue.poll(1, |_, _, _| ()), Ok(0));
 }
 
-/// A queue that stays empty sees to an alarm that was set meanwhile at its next poll, not 63 polls later.
+/// A queue that stays empty sees to a timer that was set meanwhile at its next poll, not 63 polls later.
 #[test]
-fn the_first_empty_poll_after_an_alarm_was_set_looks_at_the_clock() {
+fn the_first_empty_poll_after_a_timer_was_set_looks_at_the_clock() {
     static FABRIC: Fabric = Fabric::new();
     FABRIC.serve_by_polls_alone();
     let queue = CompletionQueue::new(&FABRIC, 1, None).unwrap();
-    let [first, second] = alarms(&FABRIC);
-    // Neither one that is rung nor one that is to ring later hides it.
+    let [first, second] = timers_of(&FABRIC);
+    // Neither one that has expired nor one that is to expire later hides it.
     let later = FABRIC.clock.now() + Duration::from_secs(3600);
     for before in [None, Some(&first)] {
         for _ in 0..3 {
@@ -129,15 +129,15 @@ fn the_first_empty_poll_after_an_alarm_was_set_looks_at_the_clock() {
 
 /// Also where many are due, of as many queue pairs: a few polls see to all of them.
 #[test]
-fn each_empty_poll_sees_to_some_of_the_alarms_that_are_due() {
+fn each_empty_poll_sees_to_some_of_the_timers_that_are_due() {
     static FABRIC: Fabric = Fabric::new();
     FABRIC.serve_by_polls_alone();
     let queue = CompletionQueue::new(&FABRIC, 1, None).unwrap();
-    let alarms: [Alarm; 10] = alarms(&FABRIC);
-    alarms.iter().for_each(|alarm| alarm.set(Time::AT_ONCE));
+    let all: [Timer; 10] = timers_of(&FABRIC);
+    all.iter().for_each(|timer| timer.set(Time::AT_ONCE));
     let left = std::array::from_fn(|_| {
         poll(&queue);
-        alarms.iter().filter(|alarm| is_set(alarm)).count()
+        all.iter().filter(|timer| is_set(timer)).count()
     });
     assert_eq!(left, [6, 2, 0]);
 }
@@ -158,31 +158,39 @@ impl Polled for Spinning {
     fn poller_sleeps(&self) {}
 }
 
-/// Says when its alarm has rung.
+/// Says when its timer has expired.
 #[derive(Debug)]
-struct Bell(mpsc::Sender<()>);
+struct Bell {
+    entry: Entry,
+    rung: mpsc::Sender<()>,
+}
 
-impl Alarmed for Bell {
-    fn alarm_rings(self: Arc<Self>) {
-        let _ = self.0.send(());
+impl Task for Bell {
+    fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
+    fn expire(self: Arc<Self>) {
+        let _ = self.rung.send(());
     }
 }
 
-/// The thread stays away while a program polls, but not for long: it rings alarms that were set meanwhile, though no poll
+/// The thread stays away while a program polls, but not for long: it lets timers expire that were set meanwhile, though no poll
 /// does.
 #[test]
-fn an_alarm_rings_though_the_thread_leaves_all_to_polls() {
+fn an_timer_rings_though_the_thread_leaves_all_to_polls() {
     static FABRIC: Fabric = Fabric::new();
     static SPINNING: Spinning = Spinning(AtomicU32::new(0));
     assert!(FABRIC.polled.set(&SPINNING).is_ok());
     let (sender, rung) = mpsc::channel();
-    let bell = Arc::new(Bell(sender));
-    let owner: Weak<Bell> = Arc::downgrade(&bell);
-    let alarm = Alarm::new(&FABRIC, owner);
+    let bell = Arc::new_cyclic(|own: &Weak<Bell>| Bell {
+        entry: Entry::new(&FABRIC, own.clone()),
+        rung: sender,
+    });
     let hundred = |_| {
         let begin = FABRIC.clock.now();
         for _ in 0..100 {
-            alarm.set(FABRIC.clock.now() + Duration::from_micros(300));
+            bell.entry.set_timer(FABRIC.clock.now() + Duration::from_micros(300));
             rung.recv_timeout(Duration::from_secs(60)).unwrap();
         }
         FABRIC.clock.now().since(begin)

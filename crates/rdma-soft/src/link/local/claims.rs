@@ -4,10 +4,9 @@ use std::sync::Weak;
 
 use rdma_types::Psn;
 
-use super::shared::Sender;
+use super::shared::RingSender;
 use crate::engine::wire::word::{GROUPS, WORDS, WordKey};
-use crate::fabric::overflow::Unsettled;
-use crate::fabric::turns::Driven;
+use crate::fabric::run_queue::Task;
 use crate::link::executed::Executed;
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, locked_in_models as locked};
 
@@ -31,14 +30,14 @@ struct Words {
 #[derive(Debug)]
 struct Claim {
     key: WordKey,
-    user: Weak<dyn Driven>,
+    user: Weak<dyn Task>,
     /// What the word said when it was looked at last.
     seen: Option<Psn>,
 }
 
 impl Claims {
     /// The first word that is free. `None` if there is none.
-    pub(super) fn claim(&self, user: Weak<dyn Driven>) -> Option<WordKey> {
+    pub(super) fn claim(&self, user: Weak<dyn Task>) -> Option<WordKey> {
         let words = &mut *locked(&self.words);
         let free = words.by_index.iter().position(Option::is_none);
         let index = free.unwrap_or(words.by_index.len());
@@ -73,23 +72,23 @@ impl Claims {
     }
 
     /// Whether there is a word that nobody has looked at.
-    pub(super) fn have_news(&self, ring: &Sender) -> bool {
+    pub(super) fn have_news(&self, ring: &RingSender) -> bool {
         ring.executed().is_some_and(|executed| self.moved(executed).next().is_some())
     }
 
     /// Gives each connection a turn whose word says something new. Says whether there was one.
-    pub(super) fn take_news(&self, ring: &Sender, unsettled: &Unsettled) -> bool {
+    pub(super) fn take_news(&self, ring: &RingSender) -> bool {
         let Some(executed) = ring.executed() else { return false };
         let mut found = false;
         for (group, moves) in self.moved(executed) {
             // Before its words are read: what is stored after that moves it again.
             self.seen[group].store(moves, Ordering::Relaxed);
-            found |= self.call(group, executed, unsettled);
+            found |= self.call(group, executed);
         }
         found
     }
 
-    fn call(&self, group: usize, executed: &Executed, unsettled: &Unsettled) -> bool {
+    fn call(&self, group: usize, executed: &Executed) -> bool {
         let mut found = false;
         let mut words = locked(&self.words);
         let of_group = words.by_index.chunks_mut(WORDS / GROUPS).nth(group).unwrap_or_default();
@@ -98,7 +97,7 @@ impl Claims {
             if std::mem::replace(&mut claim.seen, expected) != expected
                 && let Some(user) = claim.user.upgrade()
             {
-                unsettled.note_turn_of(&user);
+                user.entry().queue();
                 found = true;
             }
         }

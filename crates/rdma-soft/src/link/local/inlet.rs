@@ -10,16 +10,14 @@ use rustix::io::Errno;
 
 use super::head::{Decoded, HEAD, MOST, decode, is_void, length_said, word_of};
 use super::listener::Guest;
-use super::shared::Receiver;
+use super::shared::RingReceiver;
 use super::socket::{TELLS, hear_tell, receive_ring, tell};
 use crate::device::Device;
 use crate::device::arrivals::{answer_soon, is_for_nobody};
 use crate::engine::wire::Mailbox as _;
 use crate::engine::wire::letter::{ExecutedWords, Letter};
 use crate::engine::wire::word::WordKey;
-use crate::fabric::clock::Time;
-use crate::fabric::timers::{Alarm, Alarmed};
-use crate::fabric::turns::{Driven, Place};
+use crate::fabric::run_queue::{Entry, Task};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, Happened, Token, Watched};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
@@ -43,7 +41,7 @@ pub(super) struct Inlet {
     /// Where the driver finds it.
     token: Token,
     /// Once it has come.
-    ring: OnceLock<Receiver>,
+    ring: OnceLock<RingReceiver>,
     /// The ring is not received yet, since other processes hold up the threads that would release another file, or this one
     /// may open none.
     put_off: AtomicBool,
@@ -66,15 +64,14 @@ pub(super) struct Inlet {
     asked: AtomicU32,
     executed: AtomicU32,
     answered: AtomicU32,
-    place: Place,
-    alarm: Alarm,
+    entry: Entry,
 }
 
 /// After what time it looks again whether a ring can be received.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// What one look at the ring has found.
-enum Read {
+enum RingRead {
     Message,
     Nothing,
     /// There is no space for it.
@@ -109,8 +106,7 @@ impl Inlet {
             asked: AtomicU32::new(0),
             executed: AtomicU32::new(0),
             answered: AtomicU32::new(0),
-            place: Place::default(),
-            alarm: Alarm::new(device.fabric, weak.clone()),
+            entry: Entry::new(device.fabric, weak.clone()),
         })
     }
 
@@ -122,7 +118,7 @@ impl Inlet {
 
     /// Whether there is something to read, and space for it.
     fn has_message(&self) -> bool {
-        self.ring.get().is_some_and(Receiver::has_come)
+        self.ring.get().is_some_and(RingReceiver::has_come)
             && !self.waits.load(Ordering::Relaxed)
             && !self.closed.load(Ordering::Relaxed)
     }
@@ -133,19 +129,19 @@ impl Inlet {
     }
 
     /// Reads a message into a buffer of the device's inbox, which takes it.
-    fn read(self: &Arc<Self>, letters: &mut Vec<Letter>) -> Read {
+    fn read(self: &Arc<Self>, letters: &mut Vec<Letter>) -> RingRead {
         let Some(ring) = self.ring.get().filter(|ring| ring.has_come()) else {
-            return Read::Nothing;
+            return RingRead::Nothing;
         };
         let inbox = self.device.inbox();
         let Some(mut buffer) = inbox.buffer(Arc::<Self>::downgrade(self)) else {
-            return Read::NoRoom;
+            return RingRead::NoRoom;
         };
         let mut head = [0; HEAD];
         let behind = match ring.read(&mut head, &mut buffer) {
             Ok(None) => {
                 inbox.give_back(buffer);
-                return Read::Nothing;
+                return RingRead::Nothing;
             }
             Ok(Some(message)) => {
                 if message.tell && !tell(&self.connection) {
@@ -159,7 +155,7 @@ impl Inlet {
         let Some(first) = first else {
             letters.drain(..).for_each(|letter| inbox.give_back(letter.into_buffer()));
             inbox.give_back(buffer);
-            return Read::Malformed;
+            return RingRead::Malformed;
         };
         let first = self.letter(&head, first, buffer);
         for letter in std::iter::once(first).chain(letters.drain(..)) {
@@ -170,7 +166,7 @@ impl Inlet {
                 inbox.arrive(letter);
             }
         }
-        Read::Message
+        RingRead::Message
     }
 
     fn letter(
@@ -236,7 +232,7 @@ impl Inlet {
         if self.executed.swap(asked, Ordering::Relaxed) != asked {
             // Bounded, since others may send without end.
             let inbox = self.device.inbox();
-            let _ = (0..MOST_TURNS).all(|_| Arc::clone(inbox).take_turn());
+            let _ = (0..MOST_TURNS).all(|_| Arc::clone(inbox).run());
             answer_soon(self.device);
             return true;
         }
@@ -244,7 +240,7 @@ impl Inlet {
         if tell(&self.connection) {
             self.answered.store(asked, Ordering::Relaxed);
         } else {
-            self.alarm.set(self.device.fabric.clock.now() + AGAIN);
+            self.entry.set_timer(self.device.fabric.clock.now() + AGAIN);
         }
         false
     }
@@ -252,7 +248,7 @@ impl Inlet {
     fn put_off(&self) {
         self.put_off.store(true, Ordering::Relaxed);
         self.driver.look_away(&self.connection);
-        self.alarm.set(self.device.fabric.clock.now() + RETRY);
+        self.entry.set_timer(self.device.fabric.clock.now() + RETRY);
     }
 
     /// Takes a message apart, of which that is behind its first head: says what the first burst is, and copies the others
@@ -291,18 +287,18 @@ impl Inlet {
         }
         loop {
             match self.read(letters) {
-                Read::Message => {
+                RingRead::Message => {
                     self.has_read.store(true, Ordering::Relaxed);
                     return true;
                 }
-                Read::Nothing => {}
-                Read::NoRoom => {
+                RingRead::Nothing => {}
+                RingRead::NoRoom => {
                     // The inbox calls when it has space; nobody is to look for messages until then.
                     self.waits.store(true, Ordering::Relaxed);
                     self.hear_of_messages(false);
                     return false;
                 }
-                Read::Malformed => {
+                RingRead::Malformed => {
                     self.device.tally.rare.malformed.count();
                     self.close();
                     return false;
@@ -318,7 +314,7 @@ impl Inlet {
             }
             if self.hear() {
                 // It is answered in a turn of its own.
-                self.device.fabric.unsettled.note_turn(self);
+                self.entry().queue();
                 return true;
             }
         }
@@ -348,7 +344,7 @@ impl Watched for Inlet {
         if !flags.is_empty() {
             self.told.store(true, Ordering::Release);
         }
-        self.device.fabric.unsettled.note_turn(&self);
+        self.entry().queue();
         Happened::Messages
     }
 
@@ -390,7 +386,7 @@ impl Watched for Inlet {
         self.told.store(true, Ordering::Release);
         // Who sends without end is not waited for.
         for _ in 0..MOST_TURNS {
-            let more = Arc::clone(&self).take_turn();
+            let more = Arc::clone(&self).run();
             self.device.inbox().execute_all();
             if !more {
                 return;
@@ -403,12 +399,12 @@ impl Watched for Inlet {
     }
 }
 
-impl Driven for Inlet {
-    fn place(&self) -> &Place {
-        &self.place
+impl Task for Inlet {
+    fn entry(&self) -> &Entry {
+        &self.entry
     }
 
-    fn take_turn(self: Arc<Self>) -> bool {
+    fn run(self: Arc<Self>) -> bool {
         let more = {
             let letters = &mut *locked_for_calls(&self.reading);
             (0..TURN).all(|_| self.take_one(letters))
@@ -416,18 +412,11 @@ impl Driven for Inlet {
         more || self.answer()
     }
 
-    fn call(&self) {
-        self.alarm.set(Time::AT_ONCE);
-    }
-}
-
-impl Alarmed for Inlet {
-    fn alarm_rings(self: Arc<Self>) {
+    fn expire(self: Arc<Self>) {
         if self.put_off.swap(false, Ordering::Relaxed) {
             self.driver.look_again(self.token, &self.connection);
         }
         // An answer may be due that could not be sent.
-        self.device.fabric.unsettled.note_turn(&self);
-        self.device.fabric.unsettled.settle();
+        self.entry().queue();
     }
 }

@@ -12,7 +12,7 @@ use rustix::process::{Resource, getrlimit};
 use super::inlet::Inlet;
 use super::socket::ask_for_ring;
 use crate::device::Device;
-use crate::fabric::timers::{Alarm, Alarmed};
+use crate::fabric::run_queue::{Entry, Task};
 use crate::link::descriptor::{Descriptor, ProcessId};
 use crate::link::driver::{Driver, Happened, MOST, Token, Watched};
 use crate::link::expendable;
@@ -38,7 +38,7 @@ pub(super) struct Listener {
     admits: Admits,
     /// The last look found no thread for what might come.
     held_up: AtomicBool,
-    alarm: Alarm,
+    entry: Entry,
 }
 
 impl Listener {
@@ -56,7 +56,7 @@ impl Listener {
             token,
             admits,
             held_up: AtomicBool::new(false),
-            alarm: Alarm::new(device.fabric, weak.clone()),
+            entry: Entry::new(device.fabric, weak.clone()),
         })
     }
 
@@ -97,7 +97,7 @@ impl Listener {
     /// The connections wait, and nobody is to look at them all the time.
     fn put_off(&self) {
         self.driver.set_flags(self.token, &self.socket, epoll::EventFlags::empty());
-        self.alarm.set(self.driver.subnet.clock.now() + RETRY);
+        self.entry.set_timer(self.driver.subnet.clock.now() + RETRY);
     }
 
     /// Takes what another process sends by a connection, if it may.
@@ -130,8 +130,12 @@ impl Watched for Listener {
     }
 }
 
-impl Alarmed for Listener {
-    fn alarm_rings(self: Arc<Self>) {
+impl Task for Listener {
+    fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
+    fn expire(self: Arc<Self>) {
         self.driver.set_flags(self.token, &self.socket, epoll::EventFlags::IN);
     }
 }

@@ -13,7 +13,7 @@ use super::claims::Claims;
 use super::greeting::Greeting;
 use super::questions::covers;
 use super::queues::{Message, Queues};
-use super::shared::Sender;
+use super::shared::RingSender;
 use super::silence::Silence;
 use super::socket::{TELLS, hear_tell, tell};
 use crate::device::Device;
@@ -22,8 +22,7 @@ use crate::engine::wire::Carrier;
 use crate::engine::wire::letter::{BURST_BYTES, Letter};
 use crate::engine::wire::word::WordKey;
 use crate::fabric::clock::Time;
-use crate::fabric::timers::{Alarm, Alarmed};
-use crate::fabric::turns::{Driven, Place};
+use crate::fabric::run_queue::{Entry, Task};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, Happened, Token, Watched};
 use crate::link::outbox::new_buffer;
@@ -50,7 +49,7 @@ pub(crate) struct Neighbor {
     driver: &'static Driver,
     device: &'static Device,
     connection: Descriptor,
-    ring: Sender,
+    ring: RingSender,
     greeting: Greeting,
     /// Where the driver finds it.
     pub(super) token: Token,
@@ -63,8 +62,7 @@ pub(crate) struct Neighbor {
     attended: AtomicBool,
     /// The process has ended, or does not take what this one sends.
     gone: AtomicBool,
-    place: Place,
-    alarm: Alarm,
+    pub(super) entry: Entry,
 }
 
 impl Neighbor {
@@ -72,7 +70,7 @@ impl Neighbor {
         driver: &'static Driver,
         device: &'static Device,
         connection: Descriptor,
-        (ring, greeting): (Sender, Greeting),
+        (ring, greeting): (RingSender, Greeting),
         token: Token,
     ) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
@@ -87,15 +85,14 @@ impl Neighbor {
             writing: Mutex::default(),
             attended: AtomicBool::new(false),
             gone: AtomicBool::new(false),
-            place: Place::default(),
-            alarm: Alarm::new(device.fabric, weak.clone()),
+            entry: Entry::new(device.fabric, weak.clone()),
         })
     }
 
     /// Gives each of them a turn.
-    fn call_back(&self, all: &[Weak<dyn Driven>]) {
+    fn call_back(&self, all: &[Weak<dyn Task>]) {
         for sender in all.iter().filter_map(Weak::upgrade) {
-            self.device.fabric.unsettled.note_turn_of(&sender);
+            sender.entry().queue();
         }
     }
 
@@ -105,7 +102,7 @@ impl Neighbor {
         let (first, more) = locked(&self.queues).connections.readmit();
         self.call_back(&first);
         if more {
-            self.device.fabric.unsettled.note_turn(self);
+            self.entry().queue();
         }
     }
 
@@ -128,7 +125,7 @@ impl Neighbor {
     fn write(&self, message: &mut Message) -> bool {
         match self.greeting.answer(&self.connection) {
             Ok(true) => {}
-            Ok(false) => self.alarm.set(self.device.fabric.clock.now() + RETRY),
+            Ok(false) => self.entry.set_timer(self.device.fabric.clock.now() + RETRY),
             Err(_) => {
                 self.leave();
                 return false;
@@ -200,7 +197,7 @@ impl Neighbor {
     }
 
     /// When something of a silence has passed.
-    fn next_alarm(&self, silence: &Silence) -> Option<Time> {
+    fn next_deadline(&self, silence: &Silence) -> Option<Time> {
         let stalled = silence.stalled.map(|since| since + STALL);
         stalled.into_iter().chain(silence.next(self.limit())).min()
     }
@@ -213,10 +210,10 @@ impl Neighbor {
                 silence.stalled.get_or_insert(now);
             }
             silence.begin(now);
-            self.next_alarm(silence)
+            self.next_deadline(silence)
         };
         if let Some(next) = next {
-            self.alarm.set(next);
+            self.entry.set_timer(next);
         }
     }
 
@@ -229,7 +226,7 @@ impl Neighbor {
             self.begin_silence(now, false);
         } else {
             locked(&self.queues).questions.ask_again();
-            self.alarm.set(now + AGAIN);
+            self.entry.set_timer(now + AGAIN);
         }
     }
 
@@ -247,7 +244,7 @@ impl Neighbor {
             }
             called
         };
-        called.iter().filter_map(Weak::upgrade).for_each(|sender| sender.call());
+        called.iter().filter_map(Weak::upgrade).for_each(|sender| sender.entry().wake());
     }
 }
 
@@ -256,7 +253,7 @@ impl Carrier for Neighbor {
         self.gone.load(Ordering::Acquire)
     }
 
-    fn add_user(&self, user: Weak<dyn Driven>) {
+    fn add_user(&self, user: Weak<dyn Task>) {
         let mut queues = locked(&self.queues);
         if self.has_ended() {
             drop(queues);
@@ -269,7 +266,7 @@ impl Carrier for Neighbor {
         true
     }
 
-    fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>> {
+    fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>> {
         let mut queues = locked(&self.queues);
         if !self.has_ended() && queues.connections.space() == 0 {
             queues.connections.turn_away(sender);
@@ -281,7 +278,7 @@ impl Carrier for Neighbor {
     }
 
     /// A datagram for which there is no space is lost: who sends it may have others for other processes.
-    fn datagram_buffer(&self, _sender: Weak<dyn Driven>, length: usize) -> Option<Box<[u8]>> {
+    fn datagram_buffer(&self, _sender: Weak<dyn Task>, length: usize) -> Option<Box<[u8]>> {
         let mut queues = locked(&self.queues);
         if !queues.has_room_for_datagram(length) {
             return None;
@@ -296,9 +293,9 @@ impl Carrier for Neighbor {
         self.call_back_some();
     }
 
-    fn ask(self: Arc<Self>, sender: Weak<dyn Driven>) -> u32 {
+    fn ask(self: Arc<Self>, sender: Weak<dyn Task>) -> u32 {
         let question = locked(&self.queues).questions.ask(sender);
-        self.device.fabric.unsettled.note_turn(&self);
+        self.entry().queue();
         question
     }
 
@@ -326,14 +323,14 @@ impl Carrier for Neighbor {
             }
             queues.put(letter);
         }
-        self.device.fabric.unsettled.note_turn(&self);
+        self.entry().queue();
     }
 
     fn flush(self: Arc<Self>) {
         self.write(&mut locked_for_calls(&self.writing));
     }
 
-    fn claim_word(&self, user: Weak<dyn Driven>) -> Option<WordKey> {
+    fn claim_word(&self, user: Weak<dyn Task>) -> Option<WordKey> {
         self.claims.claim(user)
     }
 
@@ -368,14 +365,14 @@ impl Watched for Neighbor {
             Err(_) => return Happened::End,
         }
         self.hear_answer();
-        self.device.fabric.unsettled.note_turn(&self);
+        self.entry().queue();
         // It tells once: what was executed before is found by the next look.
         if !self.attended.load(Ordering::Acquire)
             && let Some(executed) = self.ring.executed()
         {
             executed.sleep();
         }
-        match self.claims.take_news(&self.ring, &self.device.fabric.unsettled) {
+        match self.claims.take_news(&self.ring) {
             true => Happened::Messages,
             false => Happened::Other,
         }
@@ -398,7 +395,7 @@ impl Watched for Neighbor {
         if self.ring.waits_for_reader() {
             self.tell();
         }
-        self.claims.take_news(&self.ring, &self.device.fabric.unsettled)
+        self.claims.take_news(&self.ring)
     }
 
     fn attend(&self) {
@@ -432,12 +429,12 @@ impl Watched for Neighbor {
     }
 }
 
-impl Driven for Neighbor {
-    fn place(&self) -> &Place {
-        &self.place
+impl Task for Neighbor {
+    fn entry(&self) -> &Entry {
+        &self.entry
     }
 
-    fn take_turn(self: Arc<Self>) -> bool {
+    fn run(self: Arc<Self>) -> bool {
         let more = {
             let message = &mut *locked_for_calls(&self.writing);
             let more = self.write(message);
@@ -448,13 +445,7 @@ impl Driven for Neighbor {
         more
     }
 
-    fn call(&self) {
-        self.alarm.set(Time::AT_ONCE);
-    }
-}
-
-impl Alarmed for Neighbor {
-    fn alarm_rings(self: Arc<Self>) {
+    fn expire(self: Arc<Self>) {
         let now = self.device.fabric.clock.now();
         let (lost, passed, users, next) = {
             let queues = &mut *locked(&self.queues);
@@ -465,16 +456,16 @@ impl Alarmed for Neighbor {
             let lost = if stalled { queues.take_datagrams() } else { VecDeque::new() };
             let passed = queues.silence.pass(now, self.limit());
             let users = if passed.all { queues.users.all() } else { Vec::new() };
-            (lost, passed, users, self.next_alarm(&queues.silence))
+            (lost, passed, users, self.next_deadline(&queues.silence))
         };
         if let Some(next) = next {
-            self.alarm.set(next);
+            self.entry.set_timer(next);
         }
         if passed.half {
             let whose = Whose { qpn: 0, peer_qpn: None, address: None };
             self.device.drop_packets(Reason::Silent, 1, whose);
         }
-        users.iter().filter_map(Weak::upgrade).for_each(|user| user.call());
+        users.iter().filter_map(Weak::upgrade).for_each(|user| user.entry().wake());
         for letter in &lost {
             let Letter { path, burst, datagram, .. } = letter;
             let qpn = datagram.map_or(0, |datagram| datagram.source.qpn);
@@ -483,11 +474,10 @@ impl Alarmed for Neighbor {
             self.device.drop_packets(Reason::Stalled, burst.segments, whose);
         }
         if self.greeting.has_begun() && !self.greeting.is_over() {
-            self.device.fabric.unsettled.note_turn(&self);
+            self.entry().queue();
         }
         self.call_back_some();
         // What could not be told before is told now.
-        self.device.fabric.unsettled.note_turn(&self);
-        self.device.fabric.unsettled.settle();
+        self.entry().queue();
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Weak;
 
-use crate::fabric::turns::Driven;
+use crate::fabric::run_queue::Task;
 
 #[derive(Debug, Default)]
 pub(super) struct Questions {
@@ -18,7 +18,7 @@ pub(super) struct Questions {
     /// The number of the last question that was answered.
     answered: u32,
     /// Senders and the questions whose answers they wait for, by the sender's address.
-    waiting: BTreeMap<usize, (u32, Weak<dyn Driven>)>,
+    waiting: BTreeMap<usize, (u32, Weak<dyn Task>)>,
 }
 
 /// Returns true if an answer covers that question, too.
@@ -39,7 +39,7 @@ impl Questions {
 
     /// Makes a question due once everything in the outbox is written. The sender is called when it is answered. Returns
     /// the number of the question.
-    pub(super) fn ask(&mut self, sender: Weak<dyn Driven>) -> u32 {
+    pub(super) fn ask(&mut self, sender: Weak<dyn Task>) -> u32 {
         self.due = Some(self.put);
         let question = self.asked.wrapping_add(1);
         self.waiting.insert(sender.as_ptr().cast::<()>().addr(), (question, sender));
@@ -60,7 +60,7 @@ impl Questions {
     }
 
     /// Removes and returns the senders that wait for that answer.
-    pub(super) fn answer(&mut self, answered: u32) -> Vec<Weak<dyn Driven>> {
+    pub(super) fn answer(&mut self, answered: u32) -> Vec<Weak<dyn Task>> {
         self.answered = answered;
         let mut called = Vec::new();
         self.waiting.retain(|_, (question, sender)| {
@@ -79,32 +79,34 @@ impl Questions {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::fabric::turns::Place;
+    use crate::fabric::Fabric;
+    use crate::fabric::run_queue::Entry;
 
-    #[derive(Debug, Default)]
-    struct Sender(Place);
+    #[derive(Debug)]
+    struct Sender(Entry);
 
-    impl Driven for Sender {
-        fn place(&self) -> &Place {
+    impl Sender {
+        fn new() -> Arc<Self> {
+            static FABRIC: Fabric = Fabric::new();
+            Arc::new_cyclic(|own: &Weak<Self>| Self(Entry::new(&FABRIC, own.clone())))
+        }
+    }
+
+    impl Task for Sender {
+        fn entry(&self) -> &Entry {
             &self.0
         }
-
-        fn take_turn(self: Arc<Self>) -> bool {
-            false
-        }
-
-        fn call(&self) {}
     }
 
     #[test]
     fn a_question_follows_what_was_to_be_sent_before() {
-        let senders = [(); 2].map(|()| Arc::new(Sender::default()));
-        let weak = |n: usize| -> Weak<dyn Driven> { Arc::<Sender>::downgrade(&senders[n]) };
+        let senders = [(); 2].map(|()| Sender::new());
+        let weak = |n: usize| -> Weak<dyn Task> { Arc::<Sender>::downgrade(&senders[n]) };
         let mut questions = Questions::default();
         (0..3).for_each(|_| questions.note_put());
         assert_eq!(questions.ask(weak(0)), 1);

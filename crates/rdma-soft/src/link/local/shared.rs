@@ -115,7 +115,7 @@ fn taken(length: usize) -> Option<u32> {
 
 /// What the sender has. Who calls holds a lock, so that messages do not mix.
 #[derive(Debug)]
-pub(super) struct Sender {
+pub(super) struct RingSender {
     memory: Mapping,
     tail: AtomicU32,
     /// How far what is written may go, as far as is known: the receiver's word is looked at only when that is too little, so
@@ -125,7 +125,7 @@ pub(super) struct Sender {
     stays: [AtomicU32; 2],
 }
 
-impl Sender {
+impl RingSender {
     /// Makes a ring, with a file that is to be sent to the other process.
     pub(super) fn new() -> Result<(Self, OwnedFd)> {
         let file = memfd_create("rdma-soft", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -217,7 +217,7 @@ impl Sender {
 
 /// What the receiver has. Who reads holds a lock, so that each message is read once.
 #[derive(Debug)]
-pub(super) struct Receiver {
+pub(super) struct RingReceiver {
     memory: Mapping,
     head: AtomicU32,
     /// How often a word of each group was stored.
@@ -233,7 +233,7 @@ pub(super) struct Message {
     pub(super) tell: bool,
 }
 
-impl Receiver {
+impl RingReceiver {
     /// The ring that another process has made.
     pub(super) fn open(file: BorrowedFd<'_>) -> Result<Self> {
         // First of all, since it fails for what is no memory. Of a file that becomes smaller pages would go that are read here;

@@ -12,7 +12,7 @@ use rustix::net::{
 };
 
 use super::head::VERSION;
-use super::shared::Receiver;
+use super::shared::RingReceiver;
 use crate::link::descriptor::{Descriptor, Foreign};
 use crate::link::expendable::Claim;
 use crate::link::files;
@@ -65,7 +65,7 @@ pub(super) fn send_ring(connection: &Descriptor, ring: &Descriptor) -> Result<()
 /// The message is taken when its one file is known to be memory, and mapped: to release that takes no time. Any other message
 /// stays in the queue, and what was opened of it is closed by a thread that was claimed before, and that may be
 /// [held up](expendable).
-pub(super) fn receive_ring(connection: &Descriptor) -> Result<Receiver> {
+pub(super) fn receive_ring(connection: &Descriptor) -> Result<RingReceiver> {
     let socket = connection.get()?;
     let next = files::peek(socket)?;
     if !next.has_files {
@@ -92,7 +92,7 @@ pub(super) fn receive_ring(connection: &Descriptor) -> Result<Receiver> {
     };
     if is_all
         && bytes[..read] == [VERSION]
-        && let Ok(ring) = Receiver::open(received)
+        && let Ok(ring) = RingReceiver::open(received)
     {
         recv(socket, &mut bytes, RecvFlags::DONTWAIT)?;
         return Ok(ring);

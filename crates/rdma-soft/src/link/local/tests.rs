@@ -22,7 +22,7 @@ use rustix::net::{
 
 use super::head::VERSION;
 use super::host::{LocalHost, Peers};
-use super::shared::Receiver;
+use super::shared::RingReceiver;
 use super::socket::receive_ring;
 use super::*;
 use crate::address::{Address, Path};
@@ -83,7 +83,7 @@ fn connection() -> (Descriptor, OwnedFd) {
 fn neighbor(
     device: &'static Device,
     driver: &'static Driver,
-) -> (Arc<Neighbor>, OwnedFd, Receiver) {
+) -> (Arc<Neighbor>, OwnedFd, RingReceiver) {
     let (connection, far) = connection();
     let (sender, receiver, file) = ring();
     let file = Descriptor::open(|| Ok(file)).unwrap();
@@ -93,7 +93,7 @@ fn neighbor(
     // Which gets the file, and needs it no more.
     send(&far, &[VERSION], SendFlags::DONTWAIT).unwrap();
     assert_eq!(Arc::clone(&neighbor).happened(epoll::EventFlags::IN), Happened::Other);
-    device.fabric.unsettled.settle();
+    device.fabric.run_queue.run();
     expendable::start().unwrap();
     Foreign::prepare().unwrap();
     let other = Descriptor::open(|| far.try_clone().map_err(|_| Errno::MFILE)).unwrap();
@@ -102,9 +102,9 @@ fn neighbor(
 }
 
 /// Both ends of a ring, and its file.
-fn ring() -> (Sender, Receiver, OwnedFd) {
-    let (sender, file) = Sender::new().unwrap();
-    let receiver = Receiver::open(file.as_fd()).unwrap();
+fn ring() -> (RingSender, RingReceiver, OwnedFd) {
+    let (sender, file) = RingSender::new().unwrap();
+    let receiver = RingReceiver::open(file.as_fd()).unwrap();
     (sender, receiver, file)
 }
 
@@ -226,7 +226,7 @@ fn several_bursts_leave_in_one_message() {
         }
         Arc::clone(&neighbor).send(Letter::new(path, burst, None, buffer));
     }
-    device.fabric.unsettled.settle();
+    device.fabric.run_queue.run();
     let mut bytes = vec![0; 100_000];
     let mut read = || Ok(ring.read(&mut [], &mut bytes)?.map(|message| message.length));
     assert_eq!(read(), Ok(Some(8 * head::HEAD + 8 + 2 * 4096)));
@@ -241,12 +241,12 @@ fn several_bursts_leave_in_one_message() {
 /// What a message without bytes takes.
 const LEAST: u32 = 64;
 
-fn write(sender: &Sender, bytes: &[u8]) -> Result<Option<bool>> {
+fn write(sender: &RingSender, bytes: &[u8]) -> Result<Option<bool>> {
     sender.write([bytes].into_iter())
 }
 
 /// Reads a message of up to `most` bytes, of which the first ones go elsewhere. Says whether to tell of space.
-fn read(receiver: &Receiver, most: usize) -> Result<Option<(Vec<u8>, bool)>> {
+fn read(receiver: &RingReceiver, most: usize) -> Result<Option<(Vec<u8>, bool)>> {
     let (mut first, mut behind) = ([0xee; 5], vec![0xee; most]);
     let message = receiver.read(&mut first, &mut behind)?;
     Ok(message.map(|message| {
@@ -400,7 +400,7 @@ fn the_memory_of_a_ring_cannot_become_smaller() {
         let file = memfd_create("test", flags).unwrap();
         ftruncate(&file, length).unwrap();
         fcntl_add_seals(&file, seals).unwrap();
-        Receiver::open(file.as_fd()).map(drop)
+        RingReceiver::open(file.as_fd()).map(drop)
     };
     let both = SealFlags::SHRINK | SealFlags::GROW;
     assert_eq!(make(size, both), Ok(()));

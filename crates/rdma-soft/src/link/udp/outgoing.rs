@@ -11,16 +11,14 @@ use rustix::io::Errno;
 
 use super::address;
 use super::open::Open;
-use super::packet::{self, Way};
+use super::packet::{self, Flow};
 use crate::address::Address;
 use crate::device::Device;
 use crate::engine::adapter::notices::{Reason, Whose};
 use crate::engine::wire::Carrier;
 use crate::engine::wire::letter::{Datagram, Letter};
-use crate::fabric::clock::Time;
 use crate::fabric::random::SplitMix;
-use crate::fabric::timers::{Alarm, Alarmed};
-use crate::fabric::turns::{Driven, Place};
+use crate::fabric::run_queue::{Entry, Task};
 use crate::link::outbox::{Outbox, Sizes, new_buffer};
 use crate::sync::{Mutex, locked_for_calls, locked_in_models as locked};
 
@@ -49,8 +47,7 @@ pub(super) struct Outgoing {
     outbox: Mutex<Outbox<Letter>>,
     /// Held by the thread that writes, so that packets stay in order.
     writing: Mutex<Writing>,
-    place: Place,
-    alarm: Alarm,
+    entry: Entry,
 }
 
 /// Packets for one call.
@@ -94,7 +91,7 @@ impl Writing {
             self.whose = Whose { qpn, peer_qpn, address: Some(path.remote) };
             (self.to, self.says, self.segment, self.sent) = (to, says, first, 0);
         }
-        let way = Way { from: own, from_port: UdpHeader::ROCE_V2_PORT, to };
+        let way = Flow { from: own, from_port: UdpHeader::ROCE_V2_PORT, to };
         for (headers, payload) in burst.packets(letter.payload()) {
             if self.loses_one() {
                 continue;
@@ -167,8 +164,7 @@ impl Outgoing {
                 hops_of_socket: 0,
                 loss,
             }),
-            place: Place::default(),
-            alarm: Alarm::new(device.fabric, weak.clone()),
+            entry: Entry::new(device.fabric, weak.clone()),
         })
     }
 
@@ -182,10 +178,10 @@ impl Outgoing {
     fn call_back(self: &Arc<Self>) {
         let (first, more) = locked(&self.outbox).readmit();
         for sender in first.iter().filter_map(Weak::upgrade) {
-            self.device.fabric.unsettled.note_turn_of(&sender);
+            sender.entry().queue();
         }
         if more {
-            self.device.fabric.unsettled.note_turn(self);
+            self.entry().queue();
         }
     }
 
@@ -252,13 +248,13 @@ impl Carrier for Outgoing {
         false
     }
 
-    fn add_user(&self, _user: Weak<dyn Driven>) {}
+    fn add_user(&self, _user: Weak<dyn Task>) {}
 
     fn loses_datagrams(&self) -> bool {
         false
     }
 
-    fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>> {
+    fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>> {
         let mut outbox = locked(&self.outbox);
         if outbox.space() == 0 {
             outbox.turn_away(sender);
@@ -274,7 +270,7 @@ impl Carrier for Outgoing {
         self.call_back();
     }
 
-    fn ask(self: Arc<Self>, _sender: Weak<dyn Driven>) -> u32 {
+    fn ask(self: Arc<Self>, _sender: Weak<dyn Task>) -> u32 {
         0
     }
 
@@ -292,7 +288,7 @@ impl Carrier for Outgoing {
 
     fn send(self: Arc<Self>, letter: Letter) {
         locked(&self.outbox).put(letter);
-        self.device.fabric.unsettled.note_turn(&self);
+        self.entry().queue();
     }
 
     fn flush(self: Arc<Self>) {
@@ -300,24 +296,14 @@ impl Carrier for Outgoing {
     }
 }
 
-impl Driven for Outgoing {
-    fn place(&self) -> &Place {
-        &self.place
+impl Task for Outgoing {
+    fn entry(&self) -> &Entry {
+        &self.entry
     }
 
-    fn take_turn(self: Arc<Self>) -> bool {
+    fn run(self: Arc<Self>) -> bool {
         let more = self.write();
         self.call_back();
         more
-    }
-
-    fn call(&self) {
-        self.alarm.set(Time::AT_ONCE);
-    }
-}
-
-impl Alarmed for Outgoing {
-    fn alarm_rings(self: Arc<Self>) {
-        self.device.fabric.unsettled.settle();
     }
 }

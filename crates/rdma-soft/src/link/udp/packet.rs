@@ -9,14 +9,14 @@ use rdma_proto::wire::{
 
 /// From where a packet comes, and where it goes, both of one version of IP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Way {
+pub(super) struct Flow {
     pub(super) from: IpAddr,
     /// A RoCEv2 port takes packets from any port.
     pub(super) from_port: u16,
     pub(super) to: IpAddr,
 }
 
-impl Way {
+impl Flow {
     /// What is in front of the BTH of a packet of so many bytes, as far as the ICRC covers it.
     fn front(&self, length: usize, identification: u16) -> Option<(IpHeader, UdpHeader)> {
         let udp = UdpHeader::new(self.from_port, length)?;
@@ -34,7 +34,7 @@ impl Way {
 
 /// Adds a packet to `out`.
 pub(super) fn write(
-    way: &Way,
+    way: &Flow,
     identification: u16,
     headers: &Headers,
     payload: &[u8],
@@ -79,7 +79,7 @@ impl Reader {
     /// The packet in a datagram, of which the IPv4 identification is probably that one.
     pub(super) fn read<'a>(
         &mut self,
-        way: &Way,
+        way: &Flow,
         identification: u16,
         bytes: &'a [u8],
     ) -> Result<(Headers, &'a [u8]), NoPacket> {

@@ -10,7 +10,7 @@ use rustix::io::{Errno, Result};
 use super::address::LocalAddress;
 use super::open::Open;
 use super::outgoing::{Loss, Outgoing};
-use super::receiver::Receiver;
+use super::receiver::PortReceiver;
 use super::socket::Socket;
 use super::{address, entry};
 use crate::address::{Address, GidEntry};
@@ -28,11 +28,11 @@ pub(super) struct Port {
     driver: &'static Driver,
     device: &'static Device,
     own: LocalAddress,
-    receiver: Arc<Receiver>,
+    receiver: Arc<PortReceiver>,
     outgoing: Arc<Outgoing>,
     /// Of several addresses of one interface one hears groups, so that each datagram comes once.
     hears_groups: bool,
-    groups: Mutex<BTreeMap<Gid, Arc<Receiver>>>,
+    groups: Mutex<BTreeMap<Gid, Arc<PortReceiver>>>,
 }
 
 impl Port {
@@ -48,7 +48,7 @@ impl Port {
         let receiver = driver.add(|token| {
             let open = Arc::new(Open::new(driver, socket, token));
             let outgoing = Outgoing::new(device, own.ip, Arc::clone(&open), loss);
-            Receiver::new(device, own.ip, open, Arc::clone(made.insert(outgoing)))
+            PortReceiver::new(device, own.ip, open, Arc::clone(made.insert(outgoing)))
         })?;
         let outgoing = made.ok_or(Errno::NOMEM)?;
         let groups = Mutex::default();
@@ -56,11 +56,11 @@ impl Port {
     }
 
     /// Hears what is sent to a group from now on.
-    fn join(&self, group: Gid) -> Result<Arc<Receiver>> {
+    fn join(&self, group: Gid) -> Result<Arc<PortReceiver>> {
         let socket = Socket::join(&self.own, address(group))?;
         let receiver = self.driver.add(|token| {
             let open = Arc::new(Open::new(self.driver, socket, token));
-            Receiver::of_group(self.device, group, self.own.interface, open)
+            PortReceiver::of_group(self.device, group, self.own.interface, open)
         })?;
         receiver.use_it();
         Ok(receiver)

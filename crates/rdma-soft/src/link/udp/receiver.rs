@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::coalesced::CoalescedBurst;
 use super::open::Open;
 use super::outgoing::Outgoing;
-use super::packet::{NoPacket, Reader, Way};
+use super::packet::{Flow, NoPacket, Reader};
 use super::{address, entry};
 use crate::address::{Address, Group, Path, Route};
 use crate::device::Device;
@@ -22,9 +22,7 @@ use crate::engine::completion::work_completion::Source;
 use crate::engine::wire::Mailbox as _;
 use crate::engine::wire::letter::{BURST_BYTES, Datagram, Letter};
 use crate::engine::wire::route_header;
-use crate::fabric::clock::Time;
-use crate::fabric::timers::{Alarm, Alarmed};
-use crate::fabric::turns::{Driven, Place};
+use crate::fabric::run_queue::{Entry, Task};
 use crate::link::Link;
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Happened, Watched};
@@ -40,7 +38,7 @@ const MOST_TURNS: u32 = 64;
 const HOPS: u8 = 64;
 
 #[derive(Debug)]
-pub(super) struct Receiver {
+pub(super) struct PortReceiver {
     device: &'static Device,
     pub(super) open: Arc<Open>,
     /// Where it is that packets come.
@@ -56,22 +54,21 @@ pub(super) struct Receiver {
     used: AtomicBool,
     /// It waits for space, and not for packets.
     waits: AtomicBool,
-    place: Place,
-    alarm: Alarm,
+    entry: Entry,
 }
 
 #[derive(Debug)]
 struct Reading {
     received: Box<[u8]>,
     /// What of it was not taken yet.
-    left: Option<Left>,
+    left: Option<Unread>,
     reader: Reader,
 }
 
 /// Packets of one sender.
 #[derive(Debug, Clone, Copy)]
-struct Left {
-    way: Way,
+struct Unread {
+    way: Flow,
     /// Where they begin and end.
     begin: usize,
     end: usize,
@@ -82,7 +79,7 @@ struct Left {
 
 /// What became of a look at the socket.
 #[derive(Debug, PartialEq, Eq)]
-enum Read {
+enum PortRead {
     Packets,
     /// None of them was for anybody here.
     Useless,
@@ -91,7 +88,7 @@ enum Read {
     NoRoom,
 }
 
-impl Receiver {
+impl PortReceiver {
     /// Of one of the device's addresses.
     pub(super) fn new(
         device: &'static Device,
@@ -134,8 +131,7 @@ impl Receiver {
             }),
             used: AtomicBool::new(false),
             waits: AtomicBool::new(false),
-            place: Place::default(),
-            alarm: Alarm::new(device.fabric, weak.clone()),
+            entry: Entry::new(device.fabric, weak.clone()),
         })
     }
 
@@ -147,33 +143,33 @@ impl Receiver {
     }
 
     /// Reads what one call gives, into buffers of the device's inbox, which takes them.
-    fn take_one(self: &Arc<Self>, reading: &mut Reading) -> Read {
+    fn take_one(self: &Arc<Self>, reading: &mut Reading) -> PortRead {
         if self.waits.swap(false, Ordering::Relaxed) {
             self.open.hear_of(epoll::EventFlags::IN, true);
         }
         if reading.left.is_none() {
             match self.open.socket.receive(&mut reading.received) {
-                Ok(meta) if self.is_elsewhere(&meta) => return Read::Useless,
+                Ok(meta) if self.is_elsewhere(&meta) => return PortRead::Useless,
                 Ok(meta) => reading.left = self.left_of(&meta),
-                Err(Errno::INTR) => return Read::Packets,
+                Err(Errno::INTR) => return PortRead::Packets,
                 // An error of another socket's packet, which the kernel tells once.
-                Err(Errno::CONNREFUSED) => return Read::Packets,
-                Err(_) => return Read::Nothing,
+                Err(Errno::CONNREFUSED) => return PortRead::Packets,
+                Err(_) => return PortRead::Nothing,
             }
         }
-        let mut found = Read::Useless;
+        let mut found = PortRead::Useless;
         while let Some(left) = reading.left {
             let taken = self.take_run(&left, &reading.received, &mut reading.reader);
             let Some((begin, useful)) = taken else {
                 // The inbox calls when it has space; nobody is to look for packets until then.
                 self.waits.store(true, Ordering::Relaxed);
                 self.open.hear_of(epoll::EventFlags::IN, false);
-                return Read::NoRoom;
+                return PortRead::NoRoom;
             };
             if useful {
-                found = Read::Packets;
+                found = PortRead::Packets;
             }
-            reading.left = (begin < left.end).then_some(Left { begin, ..left });
+            reading.left = (begin < left.end).then_some(Unread { begin, ..left });
         }
         found
     }
@@ -184,12 +180,12 @@ impl Receiver {
         came_by.is_some_and(|came_by| Some(came_by) != self.interface)
     }
 
-    fn left_of(&self, meta: &RecvMeta) -> Option<Left> {
+    fn left_of(&self, meta: &RecvMeta) -> Option<Unread> {
         let from = meta.addr.ip();
-        let way = Way { from, from_port: meta.addr.port(), to: self.own };
+        let way = Flow { from, from_port: meta.addr.port(), to: self.own };
         let ecn = meta.ecn.map_or(0, |ecn| ecn as u8);
         let (end, stride) = (meta.len.min(RECEIVED), meta.stride.max(1));
-        let left = Left { way, begin: 0, end, stride, ecn };
+        let left = Unread { way, begin: 0, end, stride, ecn };
         if end == 0 {
             self.drop_one(NoPacket::Malformed, &left);
             return None;
@@ -201,7 +197,7 @@ impl Receiver {
     /// somebody; nothing is taken if there is no space.
     fn take_run(
         self: &Arc<Self>,
-        left: &Left,
+        left: &Unread,
         bytes: &[u8],
         reader: &mut Reader,
     ) -> Option<(usize, bool)> {
@@ -261,7 +257,7 @@ impl Receiver {
     }
 
     /// What is said of a datagram beside its headers.
-    fn datagram(&self, run: &CoalescedBurst, left: &Left, length: usize) -> Option<Datagram> {
+    fn datagram(&self, run: &CoalescedBurst, left: &Unread, length: usize) -> Option<Datagram> {
         let header = &run.burst.header;
         let source = header.deth.filter(|_| header.bth.opcode.service() == Service::Ud)?.source;
         let route = Route {
@@ -277,7 +273,7 @@ impl Receiver {
     }
 
     #[cold]
-    fn drop_one(&self, why: NoPacket, left: &Left) {
+    fn drop_one(&self, why: NoPacket, left: &Unread) {
         self.open.driver.note_useless();
         match why {
             NoPacket::Malformed => self.device.tally.rare.malformed.count(),
@@ -290,7 +286,7 @@ impl Receiver {
     }
 }
 
-impl Watched for Receiver {
+impl Watched for PortReceiver {
     fn descriptor(&self) -> &Descriptor {
         self.open.socket.descriptor()
     }
@@ -300,10 +296,10 @@ impl Watched for Receiver {
             && flags.contains(epoll::EventFlags::OUT)
         {
             self.open.hear_of(epoll::EventFlags::OUT, false);
-            self.device.fabric.unsettled.note_turn(outgoing);
+            outgoing.entry().queue();
         }
         if flags.intersects(!epoll::EventFlags::OUT) {
-            self.device.fabric.unsettled.note_turn(&self);
+            self.entry().queue();
             return Happened::Messages;
         }
         Happened::Other
@@ -312,13 +308,13 @@ impl Watched for Receiver {
     fn look(self: Arc<Self>) -> bool {
         // Who has it looks for this one, too.
         let Ok(mut reading) = self.reading.try_lock() else { return false };
-        self.take_one(&mut reading) == Read::Packets
+        self.take_one(&mut reading) == PortRead::Packets
     }
 
     fn read_all(self: Arc<Self>) {
         // Who sends without end is not waited for.
         for _ in 0..MOST_TURNS {
-            let more = Arc::clone(&self).take_turn();
+            let more = Arc::clone(&self).run();
             self.device.inbox().execute_all();
             if !more {
                 return;
@@ -335,24 +331,14 @@ impl Watched for Receiver {
     }
 }
 
-impl Driven for Receiver {
-    fn place(&self) -> &Place {
-        &self.place
+impl Task for PortReceiver {
+    fn entry(&self) -> &Entry {
+        &self.entry
     }
 
     /// It is over when nothing useful comes: what more comes then is left to who drives the links, and rests in between.
-    fn take_turn(self: Arc<Self>) -> bool {
+    fn run(self: Arc<Self>) -> bool {
         let reading = &mut *locked_for_calls(&self.reading);
-        (0..TURN).all(|_| self.take_one(reading) == Read::Packets)
-    }
-
-    fn call(&self) {
-        self.alarm.set(Time::AT_ONCE);
-    }
-}
-
-impl Alarmed for Receiver {
-    fn alarm_rings(self: Arc<Self>) {
-        self.device.fabric.unsettled.settle();
+        (0..TURN).all(|_| self.take_one(reading) == PortRead::Packets)
     }
 }

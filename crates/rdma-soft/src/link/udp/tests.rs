@@ -7,7 +7,7 @@ use rdma_proto::wire::{Bth, Headers, IpHeader, Opcode, Operation, Reth, Service,
 use rdma_types::{Psn, Qpn};
 
 use super::coalesced::CoalescedBurst;
-use super::packet::{NoPacket, Reader, Way, write};
+use super::packet::{Flow, NoPacket, Reader, write};
 use super::*;
 
 #[test]
@@ -31,7 +31,7 @@ fn packets_are_as_large_as_their_interface_lets_them_be() {
 }
 
 /// The packets of a capture: from where to where, and what the UDP datagram carries.
-fn captured(name: &str) -> Vec<(Way, Vec<u8>)> {
+fn captured(name: &str) -> Vec<(Flow, Vec<u8>)> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../rdma-proto/tests/vectors/");
     let file = std::fs::read(format!("{folder}{name}")).unwrap();
     let mut rest = &file[24..];
@@ -51,7 +51,7 @@ fn captured(name: &str) -> Vec<(Way, Vec<u8>)> {
             IpHeader::V6(ip) => (IpAddr::V6(ip.source), IpAddr::V6(ip.destination)),
             _ => continue,
         };
-        packets.push((Way { from, from_port: udp.source_port, to }, packet.to_vec()));
+        packets.push((Flow { from, from_port: udp.source_port, to }, packet.to_vec()));
     }
     packets
 }
@@ -81,7 +81,7 @@ fn what_the_kernel_has_sent_is_read_and_what_is_changed_is_not() {
 
 #[test]
 fn what_is_written_is_read_by_the_index_of_its_segment() {
-    let way = Way { from: [127, 0, 0, 1].into(), from_port: 4791, to: [127, 0, 0, 2].into() };
+    let way = Flow { from: [127, 0, 0, 1].into(), from_port: 4791, to: [127, 0, 0, 2].into() };
     let headers = middle(7);
     for index in [0, 1, 63] {
         let mut packet = Vec::new();
@@ -89,7 +89,7 @@ fn what_is_written_is_read_by_the_index_of_its_segment() {
         let mut reader = Reader::default();
         assert_eq!(reader.read(&way, index, &packet), Ok((headers, &[9; 1024][..])));
         // Of another address.
-        let other = Way { from: [127, 0, 0, 3].into(), ..way };
+        let other = Flow { from: [127, 0, 0, 3].into(), ..way };
         assert_eq!(reader.read(&other, index, &packet), Err(NoPacket::Damaged));
     }
 }

@@ -84,15 +84,15 @@ fn what_a_port_lost_is_sent_again() {
     assert!(counters.completer_retry_err > 0, "{counters:?}");
 }
 
-/// Who waits for a receiver is informed of the time, though its alarm was set for something earlier
+/// Who waits for a receiver is informed of the time, though its timer was set for something earlier
 /// meanwhile.
 #[test]
-fn a_wait_for_a_receiver_ends_in_spite_of_earlier_alarms() {
-    let builder = Builder::new("wire-alarms").schedule(Schedule::Deferred { seed: 3 });
+fn a_wait_for_a_receiver_ends_in_spite_of_earlier_timers() {
+    let builder = Builder::new("wire-timers").schedule(Schedule::Deferred { seed: 3 });
     builder.force_wire().install().unwrap();
     // Two waits of 20 ms.
     let knobs = Knobs { rnr_retries: 1, min_rnr_timer: 20, ..Knobs::default() };
-    let (a, _b) = pair_with("wire-alarms", &Size::default(), &knobs);
+    let (a, _b) = pair_with("wire-timers", &Size::default(), &knobs);
     for n in 0..8 {
         a.qp.post(&Wr::send(n, &[]));
     }

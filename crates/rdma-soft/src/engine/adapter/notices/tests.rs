@@ -34,7 +34,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// Has told what is due, when nobody tells any more.
 fn settle(subnet: &Subnet) {
     until("nobody tells", || TELLING.load(Ordering::Relaxed) == 0);
-    subnet.unsettled.settle();
+    subnet.run_queue.run();
 }
 
 /// What comes next; only if something is due, since nobody knows that nothing will come.

@@ -1,5 +1,5 @@
 //! Budgets: what a turn executes, when the rest goes on, and who is let in between. No thread serves the
-//! alarms of these fabrics, so that a turn is taken when the test says so.
+//! timers of these fabrics, so that a turn is taken when the test says so.
 
 use std::sync::{Mutex, OnceLock, mpsc};
 use std::thread;
@@ -121,7 +121,7 @@ impl Pair {
     fn left_by_turns(&self) -> Vec<usize> {
         self.a.send.lock().leave_rest(&self.a);
         let turn = |_: &usize| {
-            self.a.device.fabric.ring_due_alarms();
+            self.a.device.fabric.expire_due_timers();
             Some(self.a.send.lock().queue.len())
         };
         let first = turn(&0);

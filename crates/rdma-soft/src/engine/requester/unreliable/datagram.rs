@@ -13,7 +13,7 @@ use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::work_completion::Source;
 use crate::engine::operation::Opcode;
 use crate::engine::requester::direct::Extent;
-use crate::engine::requester::peer::{Near, Receiver};
+use crate::engine::requester::peer::{DatagramReceiver, Near};
 use crate::engine::requester::side::{Requester, Verdict};
 use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::datagram::{Arrived, Datagram};
@@ -56,7 +56,7 @@ impl<P: Near> Requester<P> {
             return self.send_to_group(own, (to.path, qkey), message, datagram, aftermath);
         }
         let found = self.take_receiver(own, to, message.request.destination_qpn);
-        if let Receiver::Wire(outlet) = found {
+        if let DatagramReceiver::Wire(outlet) = found {
             return self.send_packet(
                 own,
                 &outlet,
@@ -65,7 +65,7 @@ impl<P: Near> Requester<P> {
                 letter::Datagram { source, header, group: None },
             );
         }
-        if let Receiver::Direct(receiver) = found {
+        if let DatagramReceiver::Direct(receiver) = found {
             // A datagram that was half-way begins again: it may come to another receive request.
             let begun = std::mem::take(&mut self.progress) > 0;
             let half = message.extent == Extent::Half && !begun;
@@ -187,17 +187,19 @@ impl<P: Near> Requester<P> {
     }
 
     /// Finds where a datagram goes. The fields that describe a connection's peer have where the last one went.
-    fn take_receiver(&mut self, own: &P, to: &AddressVector, qpn: u32) -> Receiver<P> {
+    fn take_receiver(&mut self, own: &P, to: &AddressVector, qpn: u32) -> DatagramReceiver<P> {
         let same = self.peer_qpn == qpn && self.origin.path == Some(to.path);
         (self.origin.path, self.peer_qpn) = (Some(to.path), qpn);
         let last = std::mem::take(&mut self.last);
         let up = own.adapter.port_is_up();
         let found = match last.upgrade().filter(|_| same && up) {
-            Some(last) => Receiver::Direct(last),
+            Some(last) => DatagramReceiver::Direct(last),
             None => own.receiver(&to.path, qpn),
         };
         match found {
-            Receiver::Direct(receiver) if !up || !receiver.adapter.port_is_up() => Receiver::Nobody,
+            DatagramReceiver::Direct(receiver) if !up || !receiver.adapter.port_is_up() => {
+                DatagramReceiver::Nobody
+            }
             found => found,
         }
     }

@@ -200,7 +200,7 @@ mod tests {
             }
         }
         let heard = || {
-            SUBNET.unsettled.settle();
+            SUBNET.run_queue.run();
             members.each_ref().map(|member| {
                 let mut count = 0;
                 member.receive_cq.poll(8, |_, _, _| count += 1).unwrap();

@@ -17,7 +17,7 @@ const SIZE: usize = head::HEAD + LENGTH;
 struct Scene {
     device: &'static Device,
     neighbor: Arc<Neighbor>,
-    ring: Receiver,
+    ring: RingReceiver,
     _far: OwnedFd,
 }
 
@@ -79,9 +79,9 @@ impl Scene {
 
     /// Reads a message, and has the device write what it has space for then.
     fn read(&self) -> Option<usize> {
-        self.device.fabric.unsettled.settle();
+        self.device.fabric.run_queue.run();
         let length = self.read_alone()?;
-        self.device.fabric.unsettled.note_turn(&self.neighbor);
+        self.neighbor.entry.queue();
         Some(length)
     }
 
@@ -103,7 +103,7 @@ impl Scene {
     fn go_on(&self, duration: Duration) {
         let subnet = self.device.fabric;
         subnet.clock.go_on_to(subnet.clock.now() + duration);
-        subnet.ring_due_alarms();
+        subnet.expire_due_timers();
     }
 
     fn stalled(&self) -> u64 {
@@ -127,7 +127,7 @@ fn datagrams_without_space_are_refused_until_there_is_some() {
     let scene = Scene::new(&WORLD);
     let mut sent = 0;
     loop {
-        scene.device.fabric.unsettled.settle();
+        scene.device.fabric.run_queue.run();
         if !scene.send_datagram() {
             break;
         }
@@ -145,7 +145,7 @@ fn a_connection_passes_the_datagrams_that_wait() {
     static WORLD: World = World::new();
     let scene = Scene::new(&WORLD);
     assert!((0..500).all(|_| scene.send_datagram()));
-    scene.device.fabric.unsettled.settle();
+    scene.device.fabric.run_queue.run();
     scene.send_on_connection();
     let mut before = 0;
     loop {
@@ -165,7 +165,7 @@ fn datagrams_that_wait_for_a_second_are_lost_and_what_connections_send_is_not() 
     let scene = Scene::new(&WORLD);
     assert!((0..500).all(|_| scene.send_datagram()));
     (0..10).for_each(|_| scene.send_on_connection());
-    scene.device.fabric.unsettled.settle();
+    scene.device.fabric.run_queue.run();
     scene.go_on(Duration::from_millis(999));
     assert_eq!(scene.stalled(), 0);
     scene.go_on(Duration::from_millis(2));
@@ -194,10 +194,10 @@ fn a_process_is_silent_when_it_neither_takes_nor_answers_for_a_minute() {
                 Some(question)
             } else {
                 while scene.send_datagram() {
-                    scene.device.fabric.unsettled.settle();
+                    scene.device.fabric.run_queue.run();
                 }
                 scene.send_much_on_connection();
-                scene.device.fabric.unsettled.settle();
+                scene.device.fabric.run_queue.run();
                 None
             };
             scene.go_on(Duration::from_secs(29));
@@ -231,11 +231,11 @@ fn a_question_waits_for_what_was_sent_before() {
     static WORLD: World = World::new();
     let scene = Scene::new(&WORLD);
     while scene.send_datagram() {
-        scene.device.fabric.unsettled.settle();
+        scene.device.fabric.run_queue.run();
     }
     scene.send_on_connection();
     let question = Arc::clone(&scene.neighbor).ask(scene.sender());
-    scene.device.fabric.unsettled.settle();
+    scene.device.fabric.run_queue.run();
     assert_eq!((question, scene.ring.asked()), (1, 0));
     while scene.ring.asked() == 0 {
         assert!(scene.read().unwrap().is_multiple_of(SIZE), "it has come, and nothing was asked");
@@ -251,10 +251,10 @@ fn a_process_is_not_silent_for_datagrams_alone() {
     static WORLD: World = World::new();
     let scene = Scene::new(&WORLD);
     while scene.send_datagram() {
-        scene.device.fabric.unsettled.settle();
+        scene.device.fabric.run_queue.run();
     }
     scene.go_on(Duration::from_secs(2));
-    scene.device.fabric.unsettled.settle();
+    scene.device.fabric.run_queue.run();
     scene.go_on(Duration::from_secs(3600));
     assert_eq!((scene.device.tally.counters().silent, scene.neighbor.is_silent()), (0, false));
 }

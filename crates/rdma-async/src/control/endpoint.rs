@@ -1,0 +1,142 @@
+//! Everything that a program makes before its first connection.
+
+use rdma_connect::ConnectError;
+use rdma_mem::{Buffer, Context, ProtectionDomain};
+use tokio::net::ToSocketAddrs;
+
+use crate::buffer::pool::{Pool, PoolError};
+use crate::connection::Connection;
+use crate::control::listener::Listener;
+use crate::control::options::ConnectionOptions;
+use crate::driver::Driver;
+
+/// A device that is ready for connections: a [`Driver`], a protection domain, the options of connections, and a [`Pool`] of
+/// memory. A program makes one, and connects and listens with it; clones share all of it.
+///
+/// What needs other options, or several domains, uses [`Driver::connect`] and [`Driver::listen`].
+///
+/// # Examples
+/// ```
+/// # rdma_soft::install();
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// use rdma_async::{BufferExt as _, Endpoint};
+///
+/// let endpoint = Endpoint::new(&rdma_mem::open_device("soft0")?)?;
+/// let listener = endpoint.listen("127.0.0.1:0").await?;
+/// let address = listener.local_addr();
+/// let server = async {
+///     let connection = listener.accept().await?;
+///     let question = connection.receive(endpoint.allocate(64).await?).await?;
+///     connection.send(question.memory.slice(0..question.length)).await?;
+///     Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// };
+/// let client = async {
+///     let connection = endpoint.connect(address).await?; // in a program, another process
+///     let answer = connection.receive(endpoint.allocate(64).await?).post().await?;
+///     connection.send(endpoint.buffer(b"hello").await?).await?;
+///     let answer = answer.await?;
+///     assert_eq!(answer.memory[..answer.length], *b"hello");
+///     Ok(())
+/// };
+/// tokio::try_join!(server, client)?;
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(()) })?;
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    driver: Driver,
+    options: ConnectionOptions,
+    pd: ProtectionDomain,
+    pool: Pool,
+}
+
+impl Endpoint {
+    /// Makes a driver, a protection domain and a pool on this device. Connections have the
+    /// [usual options](ConnectionOptions::new).
+    ///
+    /// # Errors
+    /// [`ConnectError::Verbs`] if the device has no more domains; [`ConnectError::Io`] if the driver cannot watch its
+    /// completion channel.
+    ///
+    /// # Panics
+    /// If this is not called within a runtime of tokio with I/O.
+    pub fn new(context: &Context) -> Result<Self, ConnectError> {
+        let pd = context.allocate_pd().map_err(rdma_qp::Error::from)?;
+        Self::with_options(&pd, ConnectionOptions::new(&pd))
+    }
+
+    /// The same with a domain and options of the program's, which are of that domain.
+    ///
+    /// # Errors
+    /// [`ConnectError::Io`], as [`new`](Self::new).
+    ///
+    /// # Panics
+    /// If this is not called within a runtime of tokio with I/O.
+    pub fn with_options(
+        pd: &ProtectionDomain,
+        options: impl Into<ConnectionOptions>,
+    ) -> Result<Self, ConnectError> {
+        let tried = || format!("watching the completions of {}", pd.context().device().name());
+        let driver = Driver::spawn(pd.context());
+        let driver = driver.map_err(|source| ConnectError::Io { tried: tried(), source })?;
+        Ok(Self { driver, options: options.into(), pd: pd.clone(), pool: Pool::new(pd) })
+    }
+
+    /// Connects to a listener, which may be a [`Listener`] or one of channels.
+    ///
+    /// # Errors
+    /// Those of [`Driver::connect`].
+    ///
+    /// # Panics
+    /// If this is not called within a runtime of tokio with I/O and time.
+    pub async fn connect(&self, addr: impl ToSocketAddrs) -> Result<Connection, ConnectError> {
+        Ok(self.driver.connect(addr, self.options.clone()).await?.0)
+    }
+
+    /// Listens for clients. Port 0 has the kernel choose one.
+    ///
+    /// # Errors
+    /// Those of [`Driver::listen`].
+    ///
+    /// # Panics
+    /// If this is not called within a runtime of tokio with I/O and time.
+    pub async fn listen(&self, addr: impl ToSocketAddrs) -> Result<Listener, ConnectError> {
+        self.driver.listen(addr, self.options.clone()).await
+    }
+
+    /// Takes a buffer of the pool: see [`Pool::allocate`].
+    ///
+    /// # Errors
+    /// Those of [`Pool::allocate`].
+    pub async fn allocate(&self, length: usize) -> Result<Buffer, PoolError> {
+        self.pool.allocate(length).await
+    }
+
+    /// Takes a buffer of the pool, and copies `bytes` into it.
+    ///
+    /// # Errors
+    /// Those of [`Pool::allocate`].
+    pub async fn buffer(&self, bytes: &[u8]) -> Result<Buffer, PoolError> {
+        let mut buffer = self.pool.allocate(bytes.len()).await?;
+        buffer.copy_from_slice(bytes);
+        Ok(buffer)
+    }
+
+    /// Returns the driver, for connections with other options.
+    #[must_use]
+    pub const fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// Returns the domain of the connections and of the pool.
+    #[must_use]
+    pub const fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
+    /// Returns the pool.
+    #[must_use]
+    pub const fn pool(&self) -> &Pool {
+        &self.pool
+    }
+}

@@ -1,0 +1,279 @@
+//! Work that a thread leaves until it holds no lock.
+//!
+//! [`Task`]s are queue pairs, inboxes and links, which have packets to send or to take: each gets a turn, and goes to the
+//! end of the queue with the rest. [`Settle`] is work of which nothing may be left when a verb returns: the queue pairs of
+//! a completion queue that overflowed go to error, files of events become readable, captures get their packets. Last,
+//! [tellers](crate::fabric::tellers) report dropped packets to the program.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+use crate::fabric::Fabric;
+use crate::fabric::clock::Time;
+use crate::fabric::stalls;
+use crate::fabric::tellers::{self, Tells};
+use crate::fabric::timers::Timer;
+use crate::sync::{AtomicU32, AtomicUsize, Held, Mutex, MutexGuard, Ordering, locked_in_models};
+
+/// The number of turns that a thread gives before it goes on with its own affairs: in models few.
+pub(crate) const TURNS: u32 = if cfg!(loom) { 4 } else { 64 };
+
+/// Work that is done in turns, and at a time.
+pub(crate) trait Task: Send + Sync + std::fmt::Debug {
+    /// Returns its entry in the run queue.
+    fn entry(&self) -> &Entry;
+
+    /// Does a part of the work, and returns whether there is more. The caller holds no lock.
+    fn run(self: Arc<Self>) -> bool {
+        false
+    }
+
+    /// Does what is to be done at the time of its timer. The caller holds no lock, and runs the queue afterwards.
+    fn expire(self: Arc<Self>) {}
+}
+
+/// The entry of a task, which stands in the queue once at most, and has one timer.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    task: Weak<dyn Task>,
+    is_queued: AtomicU32,
+    timer: Timer,
+}
+
+impl Entry {
+    pub(crate) fn new(fabric: &'static Fabric, task: Weak<dyn Task>) -> Self {
+        let timer = Timer::new(fabric, task.clone());
+        Self { task, is_queued: AtomicU32::new(0), timer }
+    }
+
+    /// Queues the task for a turn. The caller may hold any lock.
+    pub(crate) fn queue(&self) {
+        if self.is_queued.swap(1, Ordering::AcqRel) == 0 {
+            self.timer.fabric.run_queue.push(self.task.clone());
+        }
+    }
+
+    /// Has the task [expire](Task::expire) at `at`, or earlier if its timer was set to an earlier time.
+    pub(crate) fn set_timer(&self, at: Time) {
+        self.timer.set(at);
+    }
+
+    /// Has the task expire in a moment, and the queue run, on whichever thread comes first.
+    pub(crate) fn wake(&self) {
+        self.timer.set(Time::AT_ONCE);
+    }
+
+    /// Work that comes from now on needs another turn.
+    fn leave(&self) {
+        // It sees what was left by those who found it queued.
+        self.is_queued.swap(0, Ordering::AcqRel);
+    }
+
+    #[cfg(all(test, loom))]
+    pub(crate) fn timer(&self) -> &Timer {
+        &self.timer
+    }
+}
+
+/// Work that is over when the [run](RunQueue::run) of any thread that began after it was left has returned.
+pub(crate) trait Settle: Send + Sync + std::fmt::Debug {
+    /// Does it, or waits for the thread that does, and [forgets](RunQueue::forget) it. The caller holds no lock.
+    fn settle(&self);
+}
+
+#[derive(Debug)]
+struct Queued {
+    tasks: VecDeque<Weak<dyn Task>>,
+    /// Each once, until it is settled.
+    unsettled: Vec<Arc<dyn Settle>>,
+    tellers: Vec<&'static dyn Tells>,
+    /// The number of those who may leave work to settle: there is space for them all, so that leaving it does not
+    /// allocate.
+    settlers: usize,
+}
+
+/// What is most often queued alone.
+#[derive(Clone, Copy)]
+enum Lane {
+    Tasks,
+    Unsettled,
+}
+
+/// The run queue of a fabric.
+#[derive(Debug)]
+pub(crate) struct RunQueue {
+    queued: Mutex<Queued>,
+    /// The number of all that is queued.
+    count: AtomicUsize,
+}
+
+impl RunQueue {
+    const EMPTY: Queued =
+        Queued { tasks: VecDeque::new(), unsettled: Vec::new(), tellers: Vec::new(), settlers: 0 };
+
+    #[cfg(not(loom))]
+    pub(super) const fn new() -> Self {
+        Self { queued: Mutex::new(Self::EMPTY), count: AtomicUsize::new(0) }
+    }
+
+    /// As above; the primitives of loom have no `const fn new`.
+    #[cfg(loom)]
+    pub(super) fn new() -> Self {
+        Self { queued: Mutex::new(Self::EMPTY), count: AtomicUsize::new(0) }
+    }
+
+    fn lock(&self) -> Held<MutexGuard<'_, Queued>> {
+        locked_in_models(&self.queued)
+    }
+
+    fn count(&self, queued: &Queued) {
+        let count = queued.tasks.len() + queued.unsettled.len() + queued.tellers.len();
+        self.count.store(count, Ordering::Release);
+    }
+
+    /// Makes space for one more who may [leave](Self::leave) work to settle.
+    pub(crate) fn reserve(&self) {
+        let queued = &mut *self.lock();
+        queued.settlers += 1;
+        let left = queued.settlers.saturating_sub(queued.unsettled.len());
+        queued.unsettled.reserve(left);
+    }
+
+    pub(crate) fn unreserve(&self) {
+        self.lock().settlers -= 1;
+    }
+
+    /// Leaves work to settle, which is not in the queue. The caller may hold any lock.
+    pub(crate) fn leave(&self, work: Arc<dyn Settle>) {
+        let mut queued = self.lock();
+        queued.unsettled.push(work);
+        self.count(&queued);
+    }
+
+    /// Forgets work that is settled.
+    pub(crate) fn forget(&self, work: *const ()) {
+        let mut queued = self.lock();
+        let found =
+            queued.unsettled.iter().position(|other| Arc::as_ptr(other).cast::<()>() == work);
+        if let Some(n) = found {
+            let forgotten = queued.unsettled.swap_remove(n);
+            self.count(&queued);
+            drop(queued);
+            // The last reference may go here, and takes the lock when it does.
+            drop(forgotten);
+        }
+    }
+
+    /// Has events told to the program, of a source that is not in the queue.
+    pub(crate) fn tell(&self, source: &'static dyn Tells) {
+        let mut queued = self.lock();
+        queued.tellers.push(source);
+        self.count(&queued);
+    }
+
+    fn push(&self, task: Weak<dyn Task>) {
+        let mut queued = self.lock();
+        queued.tasks.push_back(task);
+        self.count(&queued);
+    }
+
+    /// Gives turns to tasks, as many as one thread has time for, and settles all that was left. The caller holds no
+    /// lock.
+    #[inline]
+    pub(crate) fn run(&self) {
+        if self.count.load(Ordering::Acquire) != 0 {
+            self.run_all();
+        }
+    }
+
+    #[cold]
+    fn run_all(&self) {
+        stalls::here();
+        match self.only_kind() {
+            Some(Lane::Tasks) => {
+                self.give_turns();
+                if self.count.load(Ordering::Acquire) == 0 {
+                    return;
+                }
+            }
+            Some(Lane::Unsettled) => return self.settle(),
+            None => self.give_turns(),
+        }
+        self.settle();
+        self.tell_all();
+    }
+
+    fn only_kind(&self) -> Option<Lane> {
+        let queued = self.lock();
+        if !queued.tellers.is_empty() {
+            return None;
+        }
+        match (queued.tasks.len(), queued.unsettled.len()) {
+            (_, 0) => Some(Lane::Tasks),
+            (0, _) => Some(Lane::Unsettled),
+            _ => None,
+        }
+    }
+
+    /// What is left when this returns is called for by a timer.
+    fn give_turns(&self) {
+        for _ in 0..TURNS {
+            let mut queued = self.lock();
+            let Some(next) = queued.tasks.pop_front() else { return };
+            self.count(&queued);
+            drop(queued);
+            let Some(task) = next.upgrade() else { continue };
+            stalls::here();
+            task.entry().leave();
+            stalls::here();
+            if Arc::clone(&task).run() {
+                task.entry().queue();
+            }
+        }
+        let first = self.lock().tasks.iter().find_map(Weak::upgrade);
+        if let Some(first) = first {
+            first.entry().wake();
+        }
+    }
+
+    fn settle(&self) {
+        // Downwards, since work that is forgotten is replaced by the last; what others leave meanwhile they settle.
+        let count = self.lock().unsettled.len();
+        for n in (0..count).rev() {
+            let work = self.lock().unsettled.get(n).map(Arc::clone);
+            if let Some(work) = work {
+                work.settle();
+            }
+        }
+    }
+
+    fn tell_all(&self) {
+        let mut queued = self.lock();
+        let sources = std::mem::take(&mut queued.tellers);
+        self.count(&queued);
+        drop(queued);
+        if !sources.is_empty() {
+            tellers::tell(&sources);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::engine::events::EventQueue;
+
+    #[test]
+    fn work_is_queued_until_it_is_settled() {
+        static FABRIC: Fabric = Fabric::new();
+        let queues = [(); 3].map(|()| EventQueue::new(&FABRIC).unwrap());
+        let queued = || queues.each_ref().map(|queue| Arc::strong_count(queue) > 1);
+        queues.iter().for_each(|queue| queue.push(1_u32));
+        assert_eq!(queued(), [true; 3]);
+        queues[1].settle();
+        assert_eq!(queued(), [true, false, true], "the others were forgotten, too");
+        FABRIC.run_queue.run();
+        assert_eq!(queued(), [false; 3]);
+        assert_eq!(FABRIC.run_queue.count.load(Ordering::Relaxed), 0);
+    }
+}
