@@ -148,7 +148,7 @@ fn what_was_lent_is_given_to_who_has_lent_it() {
         let kept = borrowed.clone();
         borrowed.hand_over();
         let late = kept.write(host.buffer(b"late")).await.unwrap_err();
-        assert!(late.to_string().contains("given back"), "{late}");
+        assert!(late.to_string().contains("returned"), "{late}");
         drop(kept);
         let ended = timeout(HANG, lease).await.unwrap().unwrap();
         assert_eq!((ended.end, ended.is_handed_over), (LeaseEnd::Returned, true));
