@@ -3,8 +3,8 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rdma_connect::{CloseReason, ConnectError, Farewell, KeepAlive};
@@ -109,9 +109,10 @@ async fn until_gone(mut guard: Guard, beat: Option<Duration>) {
     };
     let listens = async { tokio::try_join!(hears, take(shared, frames, ended)) };
     let mut limit = shared.silence;
+    let unsaid = OnceLock::new();
     let ended = tokio::select! {
         ended = listens => ended.and_then(|(Err(end), ())| Err(end)),
-        ended = say(shared, stream, rest) => ended,
+        ended = say(shared, stream, rest, &unsaid) => ended,
         // Nobody is here any more.
         () = shared.left.notified() => return,
         ended = lives => {
@@ -124,6 +125,9 @@ async fn until_gone(mut guard: Guard, beat: Option<Duration>) {
         // The runtime ends.
         Err(error) if error.kind() == io::ErrorKind::Other => {}
         Err(error) => {
+            // A stream reports its error once. If a write has it, a read finds only the end.
+            let is_end = error.kind() == io::ErrorKind::UnexpectedEof;
+            let error = unsaid.into_inner().filter(|_| is_end).unwrap_or(error);
             tracing::debug!(peer = %shared.address, %error, "a peer is gone");
             guard.reason = CloseReason::of_stream(Some(&error), limit);
         }
@@ -245,8 +249,13 @@ fn not_kept(what: impl ToString) -> io::Error {
 }
 
 /// Says what there is to say; what is not written yet is in `rest`. Ends when a channel is to be told that the connection has
-/// ended.
-async fn say(shared: &Shared, to: &TcpStream, rest: &mut Vec<u8>) -> io::Result<()> {
+/// ended. An error of the stream is left in `unsaid`.
+async fn say(
+    shared: &Shared,
+    to: &TcpStream,
+    rest: &mut Vec<u8>,
+    unsaid: &OnceLock<io::Error>,
+) -> io::Result<()> {
     loop {
         if !rest.is_empty() && shared.out.is_full() {
             return Err(not_kept("it does not read what it is told"));
@@ -271,6 +280,7 @@ async fn say(shared: &Shared, to: &TcpStream, rest: &mut Vec<u8>) -> io::Result<
             Ok(count) => drop(rest.drain(..count)),
             // Nobody hears it any more. What has come before is still heard, and then the end.
             Err(error) if error.kind() != io::ErrorKind::Other => {
+                let _ = unsaid.set(error);
                 return std::future::pending().await;
             }
             Err(error) => return Err(error),
