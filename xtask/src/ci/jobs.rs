@@ -144,9 +144,9 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "stalls",
-        about: "what the suite shows on each software device whose threads are held up at random",
+        about: "what the suite and the layers' tests show on software devices whose threads are held up at random",
         tier: Tier::Full,
-        minutes: 10.0,
+        minutes: 14.0,
         needs: &[],
         steps: STALLS,
     },

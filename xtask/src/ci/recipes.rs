@@ -113,8 +113,8 @@ pub(super) const STALLS: &[Step] = &[
         .with(STALLED),
     tests("cargo test --target-dir {target}/stalls --lib --tests -p rdma-soft").with(STALLED),
     tests(
-        "cargo test --target-dir {target}/stalls -p rdma-channel --test behaviour -- exchange:: \
-            endings:: random_peers:: random_programs:: --skip multi_channel:: --skip watch::",
+        "cargo test --target-dir {target}/stalls --lib --test behaviour -p rdma-mem -p rdma-qp \
+            -p rdma-channel -p rdma-connect -p rdma-async -p rdma",
     )
     .with(STALLED),
 ];

@@ -3,8 +3,8 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rdma_connect::{CloseReason, ConnectError, Farewell, KeepAlive};
@@ -109,9 +109,10 @@ async fn until_gone(mut guard: Guard, beat: Option<Duration>) {
     };
     let serves = async { tokio::try_join!(receives, handle_frames(shared, frames, ended)) };
     let mut limit = shared.silence;
+    let unsent = OnceLock::new();
     let ended = tokio::select! {
         ended = serves => ended.and_then(|(Err(end), ())| Err(end)),
-        ended = send_frames(shared, stream, rest) => ended,
+        ended = send_frames(shared, stream, rest, &unsent) => ended,
         // Nobody is here any more.
         () = shared.left.notified() => return,
         ended = lives => {
@@ -124,6 +125,9 @@ async fn until_gone(mut guard: Guard, beat: Option<Duration>) {
         // The runtime ends.
         Err(error) if error.kind() == io::ErrorKind::Other => {}
         Err(error) => {
+            // A stream reports its error once. If a write has it, a read finds only the end.
+            let is_end = error.kind() == io::ErrorKind::UnexpectedEof;
+            let error = unsent.into_inner().filter(|_| is_end).unwrap_or(error);
             tracing::debug!(peer = %shared.address, %error, "a peer is gone");
             guard.reason = CloseReason::of_stream(Some(&error), limit);
         }
@@ -245,7 +249,13 @@ fn not_kept(what: impl ToString) -> io::Error {
 }
 
 /// Sends queued frames; bytes that are not written yet are in `rest`. Returns when the connection of a channel has ended.
-async fn send_frames(shared: &Shared, to: &TcpStream, rest: &mut Vec<u8>) -> io::Result<()> {
+/// An error of the stream is left in `unsent`.
+async fn send_frames(
+    shared: &Shared,
+    to: &TcpStream,
+    rest: &mut Vec<u8>,
+    unsent: &OnceLock<io::Error>,
+) -> io::Result<()> {
     loop {
         if !rest.is_empty() && shared.out.is_full() {
             return Err(not_kept("it does not read what it is told"));
@@ -270,6 +280,7 @@ async fn send_frames(shared: &Shared, to: &TcpStream, rest: &mut Vec<u8>) -> io:
             Ok(count) => drop(rest.drain(..count)),
             // The other end does not read any more. Frames that it has sent are still handled, and then its end.
             Err(error) if error.kind() != io::ErrorKind::Other => {
+                let _ = unsent.set(error);
                 return std::future::pending().await;
             }
             Err(error) => return Err(error),

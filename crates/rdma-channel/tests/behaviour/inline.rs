@@ -91,16 +91,16 @@ fn in_a_scope_the_bytes_are_free_when_they_are_posted() {
                 bytes.fill(2);
                 posted.push(s.write_inline(&bytes, place(0))?);
                 bytes.fill(3);
-                {
-                    let data = [InlineElement::new(&bytes)];
-                    let write = WriteWorkRequest::inline(&data, place(8));
-                    let send = SendWorkRequest::inline(&data).with_immediate(7);
-                    posted.extend(s.post_batch([write.into(), send.into()])?);
-                }
-                bytes.fill(4);
                 let lent = s.write_from_with(rented.as_slice_mut(), place(16), |_| {
                     WriteWorkRequest::inline(&*INSTEAD, place(16))
                 });
+                {
+                    let data = [InlineElement::new(&bytes)];
+                    let write = WriteWorkRequest::inline(&data, place(8));
+                    // Last, as its receive says that all has arrived: a completion of UC says that a request was sent.
+                    let send = SendWorkRequest::inline(&data).with_immediate(7);
+                    posted.extend(s.post_batch([write.into(), send.into()])?);
+                }
                 bytes.fill(5);
                 device_of.release(here.unwrap(), u32::MAX);
                 for work in posted {

@@ -173,10 +173,12 @@ fn an_element_with_a_key_is_looked_up_and_never_read_from_as_a_pointer() {
         let region = a.pd.register_local_dmabuf_mr(file, 0, 4096, iova).unwrap();
         let data = [GatherElement::from(region.element(0..64).unwrap())];
         let remote: RemoteMemoryRegion = b.board.remote();
+        receive(&b, 64, 0);
         // SAFETY: SAFETY.md F8: a file's memory, which outlives the completion below.
-        unsafe { a.qp.post(WriteWorkRequest::new(&data, remote), 1) }.unwrap();
+        unsafe { a.qp.post(WriteWorkRequest::new(&data, remote).with_immediate(1), 1) }.unwrap();
         release(&a);
         a.next().result().unwrap();
+        b.next().result().unwrap();
         assert_eq!(b.read::<64>(0), [7; 64], "{device} {qp_type:?}");
     }
     assert_eq!(std::hint::black_box(secret), [0x5e; 4096]);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rdma_types::AsyncEventKind;
 
 use crate::engine::station::{Owner, Station};
+use crate::fabric::stalls;
 
 /// Queue pairs that a request moved to the error state, whose queues are still to be flushed: the
 /// requester, by its incarnation, and one responder, since a requester in error executes no other.
@@ -52,6 +53,7 @@ impl Aftermath {
 
     #[cold]
     fn flush_failed(&mut self, requester: &Station) {
+        stalls::here();
         if let incarnation @ Some(_) = self.requester.take()
             && let Some(requester) = requester.owner.upgrade()
         {

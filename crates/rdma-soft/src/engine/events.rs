@@ -23,6 +23,7 @@ use crate::engine::events::file::EventFile;
 use crate::engine::models::file::EventFile;
 use crate::fabric::Fabric;
 use crate::fabric::run_queue::Settle;
+use crate::fabric::stalls;
 use crate::sync::{Lock, Mutex, locked_for_calls, locked_to_wait};
 
 #[derive(Debug)]
@@ -245,6 +246,7 @@ impl<E> EventQueue<E> {
                 state.missing -= missing;
                 1 + missing
             };
+            stalls::here();
             (0..bytes).for_each(|_| self.file.set());
         }
     }

@@ -308,6 +308,7 @@ fn messages_to_a_peer_that_is_not_ready_are_lost_and_later_ones_are_not(device: 
     pair.receive(10, 32);
     pair.expect_sent(&pair.send(2));
     pair.expect_sent(&pair.write(3));
+    device.let_arrive();
     let rtr = ibv_qp_attr { qp_state: State::IBV_QPS_RTR, ..attr };
     assert_eq!(pair.b.qp.modify(rtr, UC_RTR), 0);
     pair.expect_mark(10);

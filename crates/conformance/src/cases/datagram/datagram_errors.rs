@@ -68,6 +68,7 @@ fn a_receive_shorter_than_the_header_takes_nothing(device: &Device) {
     if device.differs("unreliable-receive-too-short") {
         return expect_failed_receiver(&scene, 10);
     }
+    device.let_arrive();
     scene.pair.b.qp.assert_ready();
     assert!(scene.pair.b.receive_cq.is_empty());
     scene.pair.at_b.assert_filled(0xbb);
@@ -279,6 +280,7 @@ fn receives_of_a_shared_queue_serve_datagrams(device: &Device) {
     let shared = Shared::new(device);
     // Nobody waits for a receive.
     shared.send(1);
+    device.let_arrive();
     for wr_id in [10, 11] {
         shared.pool.post(wr_id, &[shared.sink.sge(0, HEADER + 8)]);
     }

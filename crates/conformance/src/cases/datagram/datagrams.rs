@@ -414,6 +414,7 @@ fn queue_pairs_that_are_not_ready_hear_nothing(device: &Device) {
     step(b, State::IBV_QPS_INIT, QKEY);
     scene.receive_mark(10);
     scene.send(&scene.good(2, 0));
+    device.let_arrive();
     step(b, State::IBV_QPS_RTR, QKEY);
     scene.expect_mark(10);
     b.to_error();

@@ -218,6 +218,7 @@ fn who_left_hears_nothing(device: &Device) {
     scene.leave(0);
     scene.send(1);
     scene.expect(1, 10, 1);
+    device.let_arrive();
     // The next that it hears is what comes after it joined again.
     scene.join(0);
     scene.receive(1, 11);
@@ -264,6 +265,7 @@ fn members_without_a_receive_miss_a_datagram_alone(device: &Device) {
     scene.receive(1, 10);
     scene.send(1);
     scene.expect(1, 10, 1);
+    device.let_arrive();
     scene.receive(0, 11);
     scene.receive(1, 11);
     scene.send(2);
@@ -350,6 +352,7 @@ fn members_that_are_reset_stay_members(device: &Device) {
     // In RESET it hears nothing.
     scene.send(1);
     scene.expect(1, 10, 1);
+    device.let_arrive();
     for state in [State::IBV_QPS_INIT, State::IBV_QPS_RTR, State::IBV_QPS_RTS] {
         step(&scene.others[0].qp, state, QKEY);
     }

@@ -9,7 +9,7 @@ use rdma_sys::{
 use crate::device::rig::connect::Side;
 use crate::device::rig::datagram::{HEADER, MTU, Pair, QKEY, activate, gid_of, side, size};
 use crate::device::rig::post::Wr;
-use crate::device::rig::{LOCAL_WRITE, Size, on_each_device, on_each_held_device, soft};
+use crate::device::rig::{LOCAL_WRITE, Size, on_each_device, on_each_held_device, soft, until};
 
 const REFUSED: i32 = Errno::EINVAL.raw();
 const GRH: u32 = ibv_wc_flags::IBV_WC_GRH.0;
@@ -110,6 +110,8 @@ fn two_receivers_with_bad_elements_fail_by_two_calls_at_the_latest() {
             receiver.receive_cq.expect(10, Status::IBV_WC_LOC_PROT_ERR);
             receiver.qp.wait_for_error();
             let event = (ibv_event_type::IBV_EVENT_QP_FATAL, receiver.qp.0.addr());
+            // The thread that executed the datagram reports it after the state.
+            until("the event", || receiver.context.has_async_events());
             assert_eq!(receiver.context.async_events(), [event]);
         }
         a.qp.assert_ready();
