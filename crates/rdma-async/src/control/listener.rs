@@ -303,6 +303,8 @@ impl Served {
 /// Serves the clients as long as there is a listener.
 async fn serve(shared: &Arc<Served>, socket: &TcpListener) {
     loop {
+        // Clients that keep coming must not keep other tasks from running.
+        tokio::task::coop::consume_budget().await;
         let next_end = shared.state().clients.next_end(Instant::now());
         // There are more streams than a task may poll in one turn.
         let ready = tokio::task::unconstrained(poll_fn(|cx| shared.poll_ready(socket, cx)));

@@ -192,9 +192,11 @@ async fn fill(from: &TcpStream, mut room: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Receives what comes next; same errors as [`fill`].
+/// Receives what comes next; same errors as [`fill`]. Lets other tasks run now and then, whatever the peer sends: a stream
+/// that is always readable never has this task wait.
 async fn receive_some(from: &TcpStream, room: &mut [u8]) -> io::Result<usize> {
     loop {
+        tokio::task::coop::consume_budget().await;
         from.readable().await?;
         match from.try_read(room) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -310,4 +312,40 @@ async fn beats(
         shared.beat();
     }
     Err(io::ErrorKind::TimedOut.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream as Peer};
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn a_peer_that_sends_without_end_lets_other_tasks_run() {
+        const BYTES: usize = 16 << 10;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut peer = Peer::connect(listener.local_addr().unwrap()).unwrap();
+            let (stream, _) = listener.accept().unwrap();
+            stream.set_nonblocking(true).unwrap();
+            let stream = TcpStream::from_std(stream).unwrap();
+            peer.write_all(&[0; BYTES]).unwrap();
+            stream.readable().await.unwrap();
+            let ran = Arc::new(AtomicBool::new(false));
+            tokio::spawn({
+                let ran = Arc::clone(&ran);
+                async move { ran.store(true, Ordering::Relaxed) }
+            });
+            for _ in 0..BYTES {
+                assert_eq!(receive_some(&stream, &mut [0]).await.unwrap(), 1);
+                if ran.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+            panic!("no other task ran");
+        });
+    }
 }
