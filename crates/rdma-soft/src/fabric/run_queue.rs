@@ -79,6 +79,11 @@ impl Entry {
 pub(crate) trait Settle: Send + Sync + std::fmt::Debug {
     /// Does it, or waits for the thread that does, and [forgets](RunQueue::forget) it. The caller holds no lock.
     fn settle(&self);
+
+    /// Returns whether that leaves other work, so that it comes before all other.
+    fn leaves_work(&self) -> bool {
+        false
+    }
 }
 
 #[derive(Debug)]
@@ -197,15 +202,20 @@ impl RunQueue {
                 }
             }
             Some(Lane::Unsettled) => return self.settle(),
-            None => self.give_turns(),
+            None => {
+                self.settle_what_leaves_work();
+                self.give_turns();
+            }
         }
+        self.settle_what_leaves_work();
         self.settle();
         self.tell_all();
     }
 
     fn only_kind(&self) -> Option<Lane> {
         let queued = self.lock();
-        if !queued.tellers.is_empty() {
+        let leaves_work = queued.unsettled.iter().any(|work| work.leaves_work());
+        if leaves_work || !queued.tellers.is_empty() {
             return None;
         }
         match (queued.tasks.len(), queued.unsettled.len()) {
@@ -236,6 +246,16 @@ impl RunQueue {
         }
     }
 
+    fn settle_what_leaves_work(&self) {
+        loop {
+            let queued = self.lock();
+            let work = queued.unsettled.iter().find(|work| work.leaves_work()).map(Arc::clone);
+            drop(queued);
+            let Some(work) = work else { return };
+            work.settle();
+        }
+    }
+
     fn settle(&self) {
         // Downwards, since work that is forgotten is replaced by the last; what others leave meanwhile they settle.
         let count = self.lock().unsettled.len();
@@ -262,6 +282,62 @@ impl RunQueue {
 mod tests {
     use super::*;
     use crate::engine::events::EventQueue;
+
+    static FABRIC: Fabric = Fabric::new();
+
+    /// Reports an event and queues a task, as a completion queue that overflows.
+    #[derive(Debug)]
+    struct Overflow {
+        events: Arc<EventQueue<u32>>,
+        task: Arc<Turns>,
+    }
+
+    impl Settle for Overflow {
+        fn settle(&self) {
+            self.events.push(1);
+            self.task.entry.queue();
+            FABRIC.run_queue.forget(std::ptr::from_ref(self).cast());
+        }
+
+        fn leaves_work(&self) -> bool {
+            true
+        }
+    }
+
+    /// Counts its turns.
+    #[derive(Debug)]
+    struct Turns {
+        entry: Entry,
+        count: AtomicU32,
+    }
+
+    impl Task for Turns {
+        fn entry(&self) -> &Entry {
+            &self.entry
+        }
+
+        fn run(self: Arc<Self>) -> bool {
+            self.count.fetch_add(1, Ordering::Relaxed);
+            false
+        }
+    }
+
+    /// Also if it is left in a turn.
+    #[test]
+    fn what_an_overflow_leaves_is_done_in_the_same_run() {
+        let events = EventQueue::new(&FABRIC).unwrap();
+        let task = Arc::new_cyclic(|own: &Weak<Turns>| Turns {
+            entry: Entry::new(&FABRIC, own.clone()),
+            count: AtomicU32::new(0),
+        });
+        FABRIC.run_queue.reserve();
+        let overflow = Overflow { events: Arc::clone(&events), task: Arc::clone(&task) };
+        FABRIC.run_queue.leave(Arc::new(overflow));
+        FABRIC.run_queue.run();
+        assert_eq!(task.count.load(Ordering::Relaxed), 1, "the task has had no turn");
+        assert_eq!(Arc::strong_count(&events), 1, "its file is not readable yet");
+        assert_eq!(FABRIC.run_queue.count.load(Ordering::Relaxed), 0);
+    }
 
     #[test]
     fn work_is_queued_until_it_is_settled() {

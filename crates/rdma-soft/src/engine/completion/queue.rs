@@ -417,6 +417,11 @@ impl Settle for CompletionQueue {
             self.fail_users();
         }
     }
+
+    /// Events, and what flushed queue pairs have to send.
+    fn leaves_work(&self) -> bool {
+        true
+    }
 }
 
 impl Drop for CompletionQueue {
