@@ -200,7 +200,8 @@ mod tests {
         let error = lock(FlockOperation::NonBlockingLockExclusive).unwrap_err();
         assert!(format!("{error:#}").contains("at work"), "{error:#}");
         drop((run, other));
-        lock(FlockOperation::NonBlockingLockExclusive).unwrap();
+        // A program that another test starts has copies of the files for a moment: waits until it has closed them.
+        lock(FlockOperation::LockExclusive).unwrap();
     }
 
     #[test]
