@@ -13,7 +13,8 @@ use crate::driver::Driver;
 /// A device that is ready for connections: a [`Driver`], a protection domain, the options of connections, and a [`Pool`] of
 /// memory. A program makes one, and connects and listens with it; clones share all of it.
 ///
-/// What needs other options, or several domains, uses [`Driver::connect`] and [`Driver::listen`].
+/// A program with several domains, or with options that differ by connection, uses [`Driver::connect`] and
+/// [`Driver::listen`].
 ///
 /// # Examples
 /// ```
@@ -46,7 +47,6 @@ use crate::driver::Driver;
 pub struct Endpoint {
     driver: Driver,
     options: ConnectionOptions,
-    pd: ProtectionDomain,
     pool: Pool,
 }
 
@@ -79,13 +79,13 @@ impl Endpoint {
         let tried = || format!("watching the completions of {}", pd.context().device().name());
         let driver = Driver::spawn(pd.context());
         let driver = driver.map_err(|source| ConnectError::Io { tried: tried(), source })?;
-        Ok(Self { driver, options: options.into(), pd: pd.clone(), pool: Pool::new(pd) })
+        Ok(Self { driver, options: options.into(), pool: Pool::new(pd) })
     }
 
     /// Connects to a listener, which may be a [`Listener`] or one of channels.
     ///
     /// # Errors
-    /// Those of [`Driver::connect`].
+    /// Same errors as [`Driver::connect`].
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with I/O and time.
@@ -96,7 +96,7 @@ impl Endpoint {
     /// Listens for clients. Port 0 has the kernel choose one.
     ///
     /// # Errors
-    /// Those of [`Driver::listen`].
+    /// Same errors as [`Driver::listen`].
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with I/O and time.
@@ -107,7 +107,7 @@ impl Endpoint {
     /// Takes a buffer of the pool: see [`Pool::allocate`].
     ///
     /// # Errors
-    /// Those of [`Pool::allocate`].
+    /// Same errors as [`Pool::allocate`].
     pub async fn allocate(&self, length: usize) -> Result<Buffer, PoolError> {
         self.pool.allocate(length).await
     }
@@ -115,7 +115,7 @@ impl Endpoint {
     /// Takes a buffer of the pool, and copies `bytes` into it.
     ///
     /// # Errors
-    /// Those of [`Pool::allocate`].
+    /// Same errors as [`Pool::allocate`].
     pub async fn buffer(&self, bytes: &[u8]) -> Result<Buffer, PoolError> {
         let mut buffer = self.pool.allocate(bytes.len()).await?;
         buffer.copy_from_slice(bytes);
@@ -130,8 +130,8 @@ impl Endpoint {
 
     /// Returns the domain of the connections and of the pool.
     #[must_use]
-    pub const fn pd(&self) -> &ProtectionDomain {
-        &self.pd
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.pool.as_blocking().pd()
     }
 
     /// Returns the pool.

@@ -169,7 +169,7 @@ impl Channel {
     ///
     /// Both ends of a conversation can use it: one call sends an answer and receives the next message.
     ///
-    /// # ExchangeLimits
+    /// # Limits
     /// The send has the time limit of a send, and the receive that of a receive, by default none. A limit by
     /// [`within`](Self::within) is for the whole call.
     ///

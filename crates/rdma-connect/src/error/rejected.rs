@@ -4,7 +4,6 @@ use crate::error::transport_error::TransportError;
 
 /// A value that was not accepted, unchanged, with the reason. It is an [`Error`](std::error::Error) if the value
 /// borrows nothing.
-#[derive()]
 #[non_exhaustive]
 pub struct Rejected<T> {
     /// The unchanged value.

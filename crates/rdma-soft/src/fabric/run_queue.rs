@@ -194,7 +194,7 @@ impl RunQueue {
     #[cold]
     fn run_all(&self) {
         stalls::here();
-        match self.only_kind() {
+        match self.only_lane() {
             Some(Lane::Tasks) => {
                 self.give_turns();
                 if self.count.load(Ordering::Acquire) == 0 {
@@ -212,7 +212,7 @@ impl RunQueue {
         self.tell_all();
     }
 
-    fn only_kind(&self) -> Option<Lane> {
+    fn only_lane(&self) -> Option<Lane> {
         let queued = self.lock();
         let leaves_work = queued.unsettled.iter().any(|work| work.leaves_work());
         if leaves_work || !queued.tellers.is_empty() {
@@ -279,7 +279,7 @@ impl RunQueue {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::engine::events::EventQueue;
 
@@ -306,9 +306,18 @@ mod tests {
 
     /// Counts its turns.
     #[derive(Debug)]
-    struct Turns {
-        entry: Entry,
-        count: AtomicU32,
+    pub(crate) struct Turns {
+        pub(crate) entry: Entry,
+        pub(crate) count: AtomicU32,
+    }
+
+    impl Turns {
+        pub(crate) fn new(fabric: &'static Fabric) -> Arc<Self> {
+            Arc::new_cyclic(|own: &Weak<Self>| Self {
+                entry: Entry::new(fabric, own.clone()),
+                count: AtomicU32::new(0),
+            })
+        }
     }
 
     impl Task for Turns {
@@ -322,14 +331,10 @@ mod tests {
         }
     }
 
-    /// Also if it is left in a turn.
     #[test]
     fn what_an_overflow_leaves_is_done_in_the_same_run() {
         let events = EventQueue::new(&FABRIC).unwrap();
-        let task = Arc::new_cyclic(|own: &Weak<Turns>| Turns {
-            entry: Entry::new(&FABRIC, own.clone()),
-            count: AtomicU32::new(0),
-        });
+        let task = Turns::new(&FABRIC);
         FABRIC.run_queue.reserve();
         let overflow = Overflow { events: Arc::clone(&events), task: Arc::clone(&task) };
         FABRIC.run_queue.leave(Arc::new(overflow));

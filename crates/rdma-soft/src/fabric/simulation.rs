@@ -108,7 +108,7 @@ impl Fabric {
             return false;
         };
         self.clock.go_on_to(next);
-        // Packets and changes come first, since there is an end to those of one moment. ServedBy may be set for the
+        // Packets and changes come first, since there is an end to those of one moment. Timers may be set for the
         // same moment again and again, and would hold them up.
         if event == Some(next) {
             simulation.events.happen();

@@ -234,48 +234,20 @@ mod tests {
     use crate::address::Path;
     use crate::device::Device;
     use crate::device::subnet::Subnet;
-    use crate::fabric::Fabric;
     use crate::fabric::random::Seed;
+    use crate::fabric::run_queue::tests::Turns;
     use crate::limits::Limits;
     use crate::link::Link;
     use crate::schedule::Schedule;
     use crate::sync::while_one_waits;
 
-    /// Counts its turns.
-    #[derive(Debug)]
-    struct Sender {
-        entry: Entry,
-        turns: AtomicU32,
-    }
-
-    impl Sender {
-        fn new(fabric: &'static Fabric) -> Arc<Self> {
-            let turns = AtomicU32::new(0);
-            Arc::new_cyclic(|own: &Weak<Self>| Self {
-                entry: Entry::new(fabric, own.clone()),
-                turns,
-            })
-        }
-    }
-
-    impl Task for Sender {
-        fn entry(&self) -> &Entry {
-            &self.entry
-        }
-
-        fn run(self: Arc<Self>) -> bool {
-            self.turns.fetch_add(1, Ordering::Relaxed);
-            false
-        }
-    }
-
-    fn weak(sender: &Arc<Sender>) -> Weak<dyn Task> {
-        Arc::<Sender>::downgrade(sender)
+    fn weak(sender: &Arc<Turns>) -> Weak<dyn Task> {
+        Arc::<Turns>::downgrade(sender)
     }
 
     /// A sender that has gone.
     fn nobody() -> Weak<dyn Task> {
-        Weak::<Sender>::new()
+        Weak::<Turns>::new()
     }
 
     /// Another thread may have packets arrive as soon as they are on their way: they are counted by then.
@@ -375,12 +347,12 @@ mod tests {
             Device::new(&SUBNET, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed)
         };
         let inbox = DEVICE.get_or_init(make).inbox();
-        let sender = Sender::new(&SUBNET);
+        let sender = Turns::new(&SUBNET);
         let mut buffers: Vec<_> = std::iter::from_fn(|| inbox.buffer(weak(&sender))).collect();
         assert_eq!(buffers.len(), BURSTS);
         let turns = || {
             SUBNET.run_queue.run();
-            sender.turns.load(Ordering::Relaxed)
+            sender.count.load(Ordering::Relaxed)
         };
         assert_eq!(turns(), 0);
         inbox.give_back(buffers.remove(0));

@@ -1,21 +1,18 @@
 //! The device that a program gets which names none.
 #![cfg(feature = "soft")]
 
-use std::env;
 use std::process::Command;
 
 use rdma::device::{Error, open_default_device};
 
-/// Runs a test again, in a process of its own with these variables.
+use crate::child::in_child;
+
+/// Runs the work of that test in a process of its own with these variables.
 fn with(test: &str, variables: &[(&str, &str)], work: impl FnOnce()) {
-    if env::var_os("IN_CHILD").is_some() {
-        return work();
-    }
-    let mut program = Command::new(env::current_exe().unwrap());
-    program.args(["--exact", &format!("default_device::{test}"), "--nocapture"]);
-    program.env("IN_CHILD", "1").env_remove("RDMA_DEVICE").envs(variables.iter().copied());
-    let child = program.output().unwrap();
-    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
+    let prepare = |program: &mut Command| {
+        _ = program.env_remove("RDMA_DEVICE").envs(variables.iter().copied())
+    };
+    in_child(&format!("default_device::{test}"), prepare, work);
 }
 
 #[test]
@@ -41,7 +38,6 @@ fn a_name_that_no_device_has_is_an_error() {
     });
 }
 
-/// Where libibverbs is not asked, there is nothing but what the program has installed, which is nothing here.
 #[test]
 fn where_there_is_none_the_error_says_how_to_get_one() {
     let error = Error::NoDevice { errors: Vec::new() };

@@ -19,6 +19,8 @@ use rdma::channel::{ChannelBuilder, ChannelListener, ConnectError, PeerSendWorkR
 use rdma::prelude::*;
 use rdma::qp::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, QueuePairType};
 
+use crate::child::in_child;
+
 const PAGE: &str = include_str!("../../../../docs/errors.md");
 const SHORT: Duration = Duration::from_millis(20);
 #[cfg(feature = "async")]
@@ -89,18 +91,6 @@ fn pair_with(
     [here.handshake(at_there).unwrap(), there.handshake(at_here).unwrap()]
 }
 
-/// Runs the work of that test in a process of its own, whose command `prepare` completes.
-fn in_child(test: &str, prepare: impl FnOnce(&mut Command), work: impl FnOnce()) {
-    if env::var_os("IN_CHILD").is_some() {
-        return work();
-    }
-    let mut program = Command::new(env::current_exe().unwrap());
-    program.args(["--exact", &format!("errors::{test}"), "--nocapture"]).env("IN_CHILD", "1");
-    prepare(&mut program);
-    let child = program.output().unwrap();
-    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
-}
-
 #[test]
 fn no_device_of_that_name() {
     says(open_device("mlx5_9").unwrap_err());
@@ -111,7 +101,7 @@ fn no_device_of_that_name() {
 fn no_libibverbs() {
     let library = ("RDMA_LIBIBVERBS", "/no/such/libibverbs.so.1");
     in_child(
-        "no_libibverbs",
+        "errors::no_libibverbs",
         |program| _ = program.envs([library]),
         || {
             says(&list_devices().errors()[0]);
@@ -268,7 +258,7 @@ fn more_inline_bytes_than_the_device_has() {
 fn a_type_of_queue_pair_that_the_device_does_not_have() {
     // Other tests list the devices of their process.
     in_child(
-        "a_type_of_queue_pair_that_the_device_does_not_have",
+        "errors::a_type_of_queue_pair_that_the_device_does_not_have",
         |_| {},
         || {
             rdma::soft::Builder::new("errors-reliable").without_uc().install().unwrap();

@@ -1,4 +1,4 @@
-//! ServedBy of nobody, set and seen to in every order of threads.
+//! Timers of nobody, set and seen to in every order of threads.
 
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ fn at(ns: u64) -> Time {
     Time::from_nanoseconds(ns)
 }
 
-/// ServedBy of nobody, set to these times.
+/// Timers of nobody, set to these times.
 fn schedule(times: impl IntoIterator<Item = u64>) -> Schedule {
     let mut schedule = Schedule::new();
     for time in times {
@@ -43,7 +43,7 @@ fn an_earlier_time_counts_and_a_later_one_does_not() {
 }
 
 #[test]
-fn timers_that_ring_and_are_set_again_need_no_more_memory() {
+fn timers_that_expire_and_are_set_again_need_no_more_memory() {
     let mut schedule = schedule([1000, 1000]);
     let room = schedule.queue.capacity();
     for n in 0..1000 {

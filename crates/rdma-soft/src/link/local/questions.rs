@@ -85,28 +85,14 @@ mod tests {
 
     use super::*;
     use crate::fabric::Fabric;
-    use crate::fabric::run_queue::Entry;
+    use crate::fabric::run_queue::tests::Turns;
 
-    #[derive(Debug)]
-    struct Sender(Entry);
-
-    impl Sender {
-        fn new() -> Arc<Self> {
-            static FABRIC: Fabric = Fabric::new();
-            Arc::new_cyclic(|own: &Weak<Self>| Self(Entry::new(&FABRIC, own.clone())))
-        }
-    }
-
-    impl Task for Sender {
-        fn entry(&self) -> &Entry {
-            &self.0
-        }
-    }
+    static FABRIC: Fabric = Fabric::new();
 
     #[test]
     fn a_question_follows_what_was_to_be_sent_before() {
-        let senders = [(); 2].map(|()| Sender::new());
-        let weak = |n: usize| -> Weak<dyn Task> { Arc::<Sender>::downgrade(&senders[n]) };
+        let senders = [(); 2].map(|()| Turns::new(&FABRIC));
+        let weak = |n: usize| -> Weak<dyn Task> { Arc::<Turns>::downgrade(&senders[n]) };
         let mut questions = Questions::default();
         (0..3).for_each(|_| questions.note_put());
         assert_eq!(questions.ask(weak(0)), 1);
