@@ -58,7 +58,7 @@ fn an_unknown_device_is_an_error_that_names_those_that_exist() {
 
 #[test]
 fn output_that_cannot_be_written_is_an_error_and_no_panic() {
-    for program in ["devices", "channel", "replication", "pingpong", "kv", "hello"] {
+    for program in ["channel", "replication", "pingpong", "kv", "hello"] {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let options = if program == "hello" { &["--help"][..] } else { &[] };
         let mut command = command(program, options);

@@ -7,8 +7,6 @@ pub(crate) mod atomics;
 pub(crate) mod channel;
 #[path = "../../examples/channel_blocking.rs"]
 pub(crate) mod channel_blocking;
-#[path = "../../examples/devices.rs"]
-pub(crate) mod devices;
 #[path = "../../examples/echo.rs"]
 pub(crate) mod echo;
 #[path = "../../examples/failover.rs"]

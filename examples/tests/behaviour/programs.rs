@@ -3,67 +3,11 @@
 use clap::Parser;
 use test_support::features::Feature;
 
-use crate::common::{has, lacks};
+use crate::common::lacks;
 use crate::examples::{
-    atomics, channel, channel_blocking, devices, echo, failover, multi_channel,
+    atomics, channel, channel_blocking, echo, failover, multi_channel,
     multi_channel_scatter_gather, pingpong, replication, shared_memory, srq, ud_pingpong, windows,
 };
-
-fn devices(arguments: &[&str]) -> String {
-    let arguments = devices::Arguments::parse_from(["devices"].iter().chain(arguments));
-    devices::run(&arguments).unwrap()
-}
-
-#[test]
-fn devices_are_printed_for_people() {
-    let text = devices(&["--device", "softib0"]);
-    let atomics = match has("softib0", Feature::Atomics) {
-        true => "atomic_capability          within the machine",
-        false => "atomic_capability          none",
-    };
-    for line in [
-        "state                      active",
-        "link_layer                 InfiniBand",
-        "physical_state             link up",
-        "active_width               4X",
-        "active_speed               25 Gb/s a lane (EDR)",
-        atomics,
-        "node_type                  InfiniBand channel adapter",
-        "odp                        none",
-    ] {
-        assert!(text.lines().any(|printed| printed.trim() == line), "{line}: {text}");
-    }
-    assert!(text.starts_with("name                       softib0\n"), "{text}");
-    let can = text.lines().find(|line| line.starts_with("capabilities ")).unwrap();
-    assert!(can.contains("PORT_ACTIVE_EVENT") && can.contains("RC_RNR_NAK_GEN"), "{can}");
-    assert!(text.contains("\n    gid[0] ") && text.contains("\nport 1\n"), "{text}");
-    assert!(!text.contains('{') && !text.contains('"'), "{text}");
-    assert!(devices(&[]).matches("\nport 1\n").count() >= 2, "every device");
-}
-
-#[test]
-fn devices_are_printed_for_programs() {
-    let json: serde_json::Value = serde_json::from_str(&devices(&["--json"])).unwrap();
-    let all = json.as_array().unwrap();
-    for name in ["soft0", "softib0"] {
-        let device = all.iter().find(|device| device["name"] == name).unwrap();
-        let context = rdma::device::open_device(name).unwrap();
-        assert_eq!(device["node_guid"], context.device().guid().to_string());
-        assert_eq!(device["max_qp_wr"], context.query_device().unwrap().max_qp_wr);
-        assert_eq!((&device["index"], &device["max_fmr"]), (&serde_json::Value::Null, &0.into()));
-        let (port, gids) = (&device["ports"][0], context.gid_table().unwrap());
-        assert_eq!((&port["state"], &port["active_width"]), (&"active".into(), &"4X".into()));
-        assert_eq!(port["gids"].as_array().unwrap().len(), gids.len());
-        assert_eq!(port["gids"][0]["gid"], gids[0].gid.to_string());
-    }
-}
-
-#[test]
-fn an_unknown_device_is_an_error_that_lists_those_that_exist() {
-    let arguments = devices::Arguments::parse_from(["devices", "--device", "mlx5_77"]);
-    let error = devices::run(&arguments).unwrap_err().to_string();
-    assert!(error.contains("mlx5_77") && error.contains("soft0"), "{error}");
-}
 
 #[test]
 fn a_message_goes_to_and_fro_by_polling_and_by_sleeping() {

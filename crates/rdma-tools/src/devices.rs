@@ -1,52 +1,48 @@
-//! What the RDMA devices of this machine are and can: what `ibv_devinfo -v` prints. It connects to nobody, so
-//! it is one process.
+//! `rdmatool devices`: the RDMA devices of this machine and the software devices, with their attributes.
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use rdma::device::{Error, GidEntry};
 use rdma::prelude::*;
-use rdma_examples::{Failure, explain, program, warn};
 use serde_json::{Value, json};
 
-/// Prints what the RDMA devices of this machine, and the software devices, are and can.
-#[derive(Debug, Parser)]
+use crate::output::{print, warn};
+
+/// Lists the RDMA devices of this machine and the software devices
+#[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Prints only this one.
-    #[arg(long, value_name = "NAME")]
+    /// Print only this device
+    #[arg(value_name = "DEVICE")]
     device: Option<String>,
-    /// Prints JSON, for programs.
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// What is said of one thing, in order: names and values.
+/// Names and values, in order.
 type Rows = Vec<(&'static str, Value)>;
 
 /// A device, and its ports.
 type Description = (Rows, Vec<Rows>);
 
-fn main() -> ExitCode {
-    program(run)
-}
-
-/// What is printed.
-pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut described = Vec::new();
     if let Some(name) = &arguments.device {
         described.push(device(&open_device(name)?)?);
     } else {
         let list = list_devices();
-        list.errors().iter().for_each(|error| warn(format_args!("error: {}", explain(error))));
+        list.errors().iter().for_each(|error| warn(format_args!("error: {}", error)));
         for found in &list {
             match found.open().and_then(|context| device(&context)) {
                 Ok(rows) => described.push(rows),
-                Err(error) => warn(format_args!("error: {}: {}", found.name(), explain(&error))),
+                Err(error) => warn(format_args!("error: {}: {}", found.name(), error)),
             }
         }
     }
     if arguments.json {
-        return Ok(format!("{:#}", Value::Array(described.into_iter().map(into_json).collect())));
+        let devices = Value::Array(described.into_iter().map(into_json).collect());
+        print(format_args!("{devices:#}"))?;
+        return Ok(ExitCode::SUCCESS);
     }
     let mut text = String::new();
     for (device, ports) in described {
@@ -55,7 +51,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
             text += &format!("port {number}\n{}", lines(&port, "    "));
         }
     }
-    Ok(text.trim_end().to_owned())
+    print(text.trim_end())?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn device(context: &Context) -> Result<Description, Error> {
@@ -80,7 +77,7 @@ fn device(context: &Context) -> Result<Description, Error> {
     Ok((device, ports))
 }
 
-/// Numbers stay numbers for programs; a version is none.
+/// Values as JSON: numbers stay numbers, except versions.
 fn values(fields: impl Iterator<Item = (&'static str, String)>) -> Rows {
     let value = |name, text: String| match (text.parse::<u64>(), text.parse::<bool>()) {
         (Ok(number), _) if name != "firmware_version" => json!(number),
@@ -101,7 +98,7 @@ fn into_json((device, ports): Description) -> Value {
     object(device).chain([("ports".to_owned(), Value::Array(ports))]).collect()
 }
 
-/// Rows for people.
+/// Rows as text.
 fn lines(rows: &Rows, indent: &str) -> String {
     let line = |name: &str, value: &str| format!("{indent}{name:<26} {value}\n");
     let gid = |gid: &Value| {

@@ -1,0 +1,39 @@
+//! `rdmatool`: lists and examines RDMA devices, and measures them.
+
+mod devices;
+mod output;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Lists and examines RDMA devices, and measures them.
+#[derive(Debug, Parser)]
+#[command(name = "rdmatool", version, propagate_version = true)]
+enum Command {
+    Devices(devices::Arguments),
+}
+
+/// The exit status if a command fails; clap exits with 2 if its arguments are wrong.
+const FAILURE: u8 = 1;
+
+fn main() -> ExitCode {
+    let outcome = match Command::parse() {
+        Command::Devices(arguments) => devices::run(&arguments),
+    };
+    match outcome {
+        Ok(status) => status,
+        // `rdmatool devices | head -1` has printed what was wanted.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::warn(format_args!("error: {error:#}"));
+            ExitCode::from(FAILURE)
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let cause = error.downcast_ref::<output::NotWritten>();
+    cause.is_some_and(|cause| cause.0.kind() == io::ErrorKind::BrokenPipe)
+}
