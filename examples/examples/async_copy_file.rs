@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use rdma::aio::{BufferExt, BufferSlice, Connection, ConnectionOptions, Driver, Posted, SendOut};
 use rdma::prelude::*;
-use rdma_examples::{Failure, print, program};
+use rdma_examples_common::{Failure, print, program};
 use tempfile::NamedTempFile;
 use tokio::time::timeout;
 

@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 use rdma::aio::Driver;
 use rdma::prelude::*;
 use rdma_examples::kv::tasks::{Client, Store};
-use rdma_examples::{Failure, print, program};
+use rdma_examples_common::{Failure, print, program};
 use tokio::task::JoinSet;
 
 /// A key-value store with tasks of tokio. Without a command it shows itself: a server, and clients that read and write at

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use rdma::prelude::*;
 use rdma_examples::ends::{Ends, OtherEnd};
-use rdma_examples::{Failure, program};
+use rdma_examples_common::{Failure, program};
 
 /// Draws numbers from a counter of a peer, and adds them up under a lock of the peer. The peer is here, too,
 /// or another process that was given the same threads: then it listens, and the one with the threads

@@ -8,7 +8,7 @@ use clap::Parser;
 use clap::builder::NonEmptyStringValueParser;
 use rdma::aio::{ConnectionOptions, Descriptor, Driver, Incoming, Listener, Region};
 use rdma::prelude::*;
-use rdma_examples::{Failure, print, program, warn};
+use rdma_examples_common::{Failure, print, program, warn};
 use tokio::task::JoinSet;
 
 /// A board that readers read by themselves, for a time.

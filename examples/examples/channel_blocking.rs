@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Parser;
 use rdma::prelude::*;
 use rdma_examples::ends::{Ends, OtherEnd};
-use rdma_examples::{Failure, program};
+use rdma_examples_common::{Failure, program};
 
 /// Sends a message to another end, which then waits in vain for one of its own. The ends are two threads, or
 /// two processes: then the one that receives listens, and the one that sends connects.

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use rdma::prelude::*;
-use rdma_examples::out_of_band::{OutOfBand, Peer};
-use rdma_examples::reach::check_reach;
-use rdma_examples::{Failure, print, program};
+use rdma_examples_common::out_of_band::{OutOfBand, Peer};
+use rdma_examples_common::reach::check_reach;
+use rdma_examples_common::{Failure, print, program};
 
 /// Sends messages to a server, which sends them back: a thread, or another process that was given the same
 /// size.

@@ -15,7 +15,7 @@ use clap::Parser;
 use rdma::prelude::*;
 use rdma::qp::AckTimeout;
 use rdma::soft::{Builder, LinkModel, Network};
-use rdma_examples::{Failure, program};
+use rdma_examples_common::{Failure, program};
 
 /// Tests two kinds of leases, each with many failures of the network.
 #[derive(Debug, Parser)]

@@ -9,7 +9,7 @@ use rdma::prelude::*;
 use rdma_examples::kv::client::Client;
 use rdma_examples::kv::server::Store;
 use rdma_examples::kv::{RING, SLOTS};
-use rdma_examples::{Failure, print, program};
+use rdma_examples_common::{Failure, print, program};
 
 /// A key-value store. Clients read the server's table by RDMA, and send it what to put there. Without a command
 /// it shows itself: a server and a client in one process.

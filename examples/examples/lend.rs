@@ -8,7 +8,7 @@ use clap::Parser;
 use clap::builder::NonEmptyStringValueParser;
 use rdma::aio::{Connection, ConnectionOptions, Driver, EndedLease, LeaseEnd, LeaseLimits, Region};
 use rdma::prelude::*;
-use rdma_examples::{Failure, print, program};
+use rdma_examples_common::{Failure, print, program};
 use tokio::time::timeout;
 
 /// Memory that is lent to a server, and back: a text comes back in capitals.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use rdma::prelude::*;
-use rdma_examples::{Failure, bytes, program};
+use rdma_examples_common::{Failure, bytes, program};
 
 /// Sends four bytes through one of three channels.
 #[derive(Debug, Parser)]

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use rdma::prelude::*;
-use rdma_examples::{Failure, bytes, program};
+use rdma_examples_common::{Failure, bytes, program};
 
 /// Sends a byte through each of five channels.
 #[derive(Debug, Parser)]

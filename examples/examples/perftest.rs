@@ -6,9 +6,9 @@ use std::time::Duration;
 use clap::Parser;
 use rdma::device::{Mtu, open_device};
 use rdma::qp::QueuePairType;
-use rdma_examples::out_of_band::Peer;
 use rdma_examples::perftest::{self, Program, Settings};
-use rdma_examples::{Failure, mtu, program};
+use rdma_examples_common::out_of_band::Peer;
+use rdma_examples_common::{Failure, mtu, program};
 
 /// Measures with a program of perftest, `ib_send_lat -d DEVICE -x INDEX` and so on, which has to be given
 /// the same size, iterations and service, and one queue pair. Perftest 5.96 to 6.10, such as

@@ -9,9 +9,9 @@ use clap::Parser;
 use rdma::prelude::*;
 use rdma::qp::{CompletionChannel, CompletionQueue, PreparedQueuePair};
 use rdma_examples::end::End;
-use rdma_examples::out_of_band::{OutOfBand, Peer};
-use rdma_examples::reach::check_reach;
-use rdma_examples::{Failure, print, program};
+use rdma_examples_common::out_of_band::{OutOfBand, Peer};
+use rdma_examples_common::reach::check_reach;
+use rdma_examples_common::{Failure, print, program};
 
 /// Sends a message back and forth, and says how long it takes: between two threads, or to another
 /// process that was given the same size and iterations.

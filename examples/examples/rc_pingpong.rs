@@ -8,10 +8,10 @@ use rdma::device::Mtu;
 use rdma::prelude::*;
 use rdma::qp::{CompletionQueue, PreparedQueuePair, QueuePairType};
 use rdma_examples::end::End;
-use rdma_examples::out_of_band::Peer;
 use rdma_examples::rc_pingpong_line::Line;
-use rdma_examples::reach::check_reach;
-use rdma_examples::{Failure, mtu, print, program};
+use rdma_examples_common::out_of_band::Peer;
+use rdma_examples_common::reach::check_reach;
+use rdma_examples_common::{Failure, mtu, print, program};
 
 /// Sends messages back and forth with `ibv_rc_pingpong -d DEVICE -g INDEX`, which has to be given
 /// the same size, iterations and MTU. How many receives it posts at a time (`-r`) is its own

@@ -15,7 +15,7 @@ use clap::Parser;
 use rdma::prelude::*;
 use rdma::qp::{AckTimeout, MaxAckRetries};
 use rdma::soft::{Builder, LinkModel, Network, SoftDevice};
-use rdma_examples::{Failure, program};
+use rdma_examples_common::{Failure, program};
 
 /// Tests two ways to write a log to backups, each with many failures of the network.
 #[derive(Debug, Parser)]

@@ -9,7 +9,7 @@ use clap::Parser;
 use rdma::memory::RegionMemory;
 use rdma::prelude::*;
 use rdma_examples::ends::{Ends, OtherEnd};
-use rdma_examples::{Failure, program};
+use rdma_examples_common::{Failure, program};
 
 /// Writes records into memory of another end, which reads them where they are. The ends are two threads, or
 /// two processes: then the owner of the memory listens, and the writer connects.

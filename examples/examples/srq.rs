@@ -8,7 +8,7 @@ use rdma::device::AsyncEventSource;
 use rdma::prelude::*;
 use rdma::qp::{CompletionQueue, PollSlot, SharedReceiveQueue};
 use rdma_examples::ends::{Ends, OtherEnd, until};
-use rdma_examples::{Failure, program};
+use rdma_examples_common::{Failure, program};
 
 /// Clients send numbers to a server with a shared receive queue, which adds them up. Each is a thread, or a
 /// process: then the server listens for so many clients, and each of them connects.

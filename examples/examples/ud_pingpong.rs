@@ -11,9 +11,9 @@ use rdma::qp::{
     AddressHandle, CompletionQueue, GlobalRouteHeader, PollSlot, PreparedQueuePair, Qpn, QueuePair,
     QueuePairType, WorkCompletion,
 };
-use rdma_examples::out_of_band::{OutOfBand, Peer};
-use rdma_examples::reach::check_reach;
-use rdma_examples::{Failure, program};
+use rdma_examples_common::out_of_band::{OutOfBand, Peer};
+use rdma_examples_common::reach::check_reach;
+use rdma_examples_common::{Failure, program};
 
 /// A client sends numbers to a server as datagrams, and gets each back, plus one. They are two threads, or
 /// two processes that were given the same iterations: then the server listens, and the client connects.

@@ -8,7 +8,7 @@ use rdma::memory::{MemoryWindow, WindowType};
 use rdma::prelude::*;
 use rdma::qp::{BindWindow, CompletionQueue, PollSlot, QueuePair, SendWithInvalidate, WorkResult};
 use rdma_examples::ends::{Ends, OtherEnd};
-use rdma_examples::{Failure, program};
+use rdma_examples_common::{Failure, program};
 
 /// Lends memory to a peer, takes it back, and shows that the peer is out. The peer is here, too, or another
 /// process: then the owner of the memory listens, and the peer connects.

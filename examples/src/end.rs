@@ -10,7 +10,7 @@ use rdma::qp::{
     QueuePairType, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
 };
 
-use crate::Failure;
+use rdma_examples_common::Failure;
 
 const RECEIVED: u64 = 1;
 const SENT: u64 = 2;

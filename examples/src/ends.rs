@@ -14,9 +14,9 @@ use rdma::device::{Context, open_device};
 use rdma::memory::RemoteMemoryRegion;
 use rdma::qp::{PreparedQueuePair, QueuePair, QueuePairEndpoint, WorkError};
 
-use crate::out_of_band::{OutOfBand, OutOfBandError, Peer};
-use crate::reach::check_reach;
-use crate::{Failure, explain, print};
+use rdma_examples_common::out_of_band::{OutOfBand, OutOfBandError, Peer};
+use rdma_examples_common::reach::check_reach;
+use rdma_examples_common::{Failure, explain, print};
 
 /// Where the ends are, and by which device they reach each other; part of a command line.
 #[derive(Clone, Debug, clap::Args)]

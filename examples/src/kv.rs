@@ -18,7 +18,7 @@ use rdma::channel::ChannelBuilder;
 use rdma::device::AtomicCapability;
 use rdma::prelude::*;
 
-use crate::Failure;
+use rdma_examples_common::Failure;
 
 /// How many slots the table has.
 pub const SLOTS: usize = 256;

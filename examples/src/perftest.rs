@@ -15,10 +15,10 @@ use rdma::device::{LinkLayer, Mtu};
 use rdma::prelude::*;
 use rdma::qp::{CompletionQueue, MaxRnrRetries, PreparedQueuePair, QueuePairType};
 
-use crate::Failure;
 use crate::end::End;
-use crate::out_of_band::OutOfBand;
-use crate::reach::check_reach;
+use rdma_examples_common::Failure;
+use rdma_examples_common::out_of_band::OutOfBand;
+use rdma_examples_common::reach::check_reach;
 
 use self::figures::Figures;
 use self::keys::{Keys, QKEY};

@@ -9,7 +9,7 @@ use super::entry::{Entry, SLOT, check};
 use super::{
     ANSWER, LIMIT, REQUEST, RING, SLOTS, STORED, can_count, channel, offset, places, read_greeting,
 };
-use crate::Failure;
+use rdma_examples_common::Failure;
 
 /// How often a slot is read that is written at that time each time.
 pub(super) const TRIES: usize = 100;

@@ -7,7 +7,7 @@ use rdma::prelude::*;
 
 use super::entry::{Entry, SLOT, check};
 use super::{LIMIT, REQUEST, SLOTS, STORED, TABLE, access, can_count, greeting, offset, places};
-use crate::{Failure, warn};
+use rdma_examples_common::{Failure, warn};
 
 /// A table, and the server of its clients.
 #[derive(Debug)]

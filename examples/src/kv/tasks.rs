@@ -14,7 +14,7 @@ use super::server::{put, table};
 use super::{
     LIMIT, REQUEST, RING, STORED, access, can_count, greeting, offset, places, read_greeting,
 };
-use crate::{Failure, warn};
+use rdma_examples_common::{Failure, warn};
 
 fn options(pd: &ProtectionDomain, counts: bool) -> ConnectionOptions {
     // Nobody waits for the other end's receives longer than its limit.

@@ -15,7 +15,7 @@ use super::Verb;
 use super::figures::Figures;
 use super::keys::Keys;
 use super::talk::Cycle;
-use crate::Failure;
+use rdma_examples_common::Failure;
 
 /// For one request, or for what the peer does in between.
 const LIMIT: Duration = Duration::from_secs(10);

@@ -9,8 +9,8 @@ use rdma::device::Mtu;
 
 use super::NotPerftest;
 use super::keys::Keys;
-use crate::Failure;
-use crate::out_of_band::{OutOfBand, OutOfBandError};
+use rdma_examples_common::Failure;
+use rdma_examples_common::out_of_band::{OutOfBand, OutOfBandError};
 
 /// The version of perftest whose exchange this is.
 const OWN_VERSION: &[u8] = b"6.06";

@@ -1,19 +1,24 @@
-//! The README's example is the program of its name, and its table has all. That it runs is shown in `two_processes`.
+//! The README shows parts of the programs as they are, and the table of examples has all of them.
 
 use crate::common::process::programs;
 
 #[test]
-fn the_readme_shows_the_example_as_it_is() {
-    let (readme, hello) =
-        (include_str!("../../../README.md"), include_str!("../../examples/hello.rs"));
-    let shown = readme.split("```rust,no_run\n").nth(1).and_then(|rest| rest.split("```").next());
-    assert_eq!(shown, Some(hello), "copy examples/examples/hello.rs into README.md");
+fn the_readme_shows_both_ends_of_hello_as_they_are() {
+    let readme = include_str!("../../../README.md");
+    for (program, begin) in [
+        (include_str!("../../hello/src/main.rs"), "fn listen("),
+        (include_str!("../../examples/async_hello.rs"), "async fn listen("),
+    ] {
+        let end = program.find("\n\n#[tokio::main]").or(program.find("\n\nfn main("));
+        let shown = &program[program.find(begin).unwrap()..end.unwrap()];
+        assert!(readme.contains(shown), "copy these lines into README.md:\n{shown}");
+    }
 }
 
 #[test]
-fn the_table_of_the_readme_has_each_example_with_its_command() {
-    let readme = include_str!("../../../README.md");
-    let table = readme.split("| example | what it shows | command |\n").nth(1).unwrap_or_default();
+fn the_table_of_examples_has_each_with_its_command() {
+    let readme = include_str!("../../README.md");
+    let table = readme.split("| example | subject | command |\n").nth(1).unwrap_or_default();
     let rows = table.lines().skip(1).map_while(|row| row.strip_prefix("| `"));
     let mut shown = Vec::new();
     for row in rows {

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::thread;
 
 use clap::Parser;
-use rdma_examples::Failure;
+use rdma_examples_common::Failure;
 use test_support::features::Feature;
 
 use crate::common::lacks;
@@ -41,27 +41,13 @@ fn rc_pingpong(options: &[&str]) -> Result<String, Failure> {
     rc_pingpong::run(&rc_pingpong::Arguments::parse_from(options))
 }
 
-/// The README's example.
 #[test]
-fn ten_lines_for_each_side_say_hello() {
-    let mut listens = Process::example("hello", &["listen", "127.0.0.1:0"]);
+fn a_message_is_answered_in_capitals_by_futures() {
+    let mut listens = Process::example("async_hello", &["listen", "127.0.0.1:0"]);
     let address = listens.address();
-    let connects = Process::example("hello", &["connect", &address]);
+    let connects = Process::example("async_hello", &["connect", &address]);
     assert_eq!(connects.succeed(), "HELLO");
     listens.succeed();
-}
-
-#[test]
-fn hello_says_what_to_do() {
-    for (options, why) in [
-        (&[][..], "start `hello listen ADDRESS`"),
-        (&["connect", &free()], "nobody listens at"),
-        (&["connect", "no address"], "HOST:PORT"),
-    ] {
-        let output = Process::example("hello", options).end();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(1) && said.contains(why), "{said}");
-    }
 }
 
 #[test]
@@ -227,8 +213,6 @@ fn programs_of_one_process_run_on_rxe() {
         ("board", &[]),
         ("channel", &[]),
         ("channel_blocking", &[]),
-        ("copy_file", &["Cargo.toml", "/tmp/copy"]),
-        ("devices", &[]),
         ("echo", &["--messages", "50"]),
         ("kv", &[]),
         ("lend", &[]),

@@ -83,6 +83,8 @@ macro_rules! on_nics {
             on_nic!("rdma-channel", $other),
             on_nic!("rdma-examples", $one),
             on_nic!("rdma-examples", $other),
+            on_nic!("copy_file", $one),
+            on_nic!("copy_file", $other),
         ])
         .with(&[RUN_ONLY])
     };
@@ -162,13 +164,13 @@ pub(super) const INSTRUCTIONS: &[Step] = &[
 
 /// The program of the job `test`.
 pub(super) const COPY_FILE: &[Step] = &[
-    run("cargo build --workspace --examples"),
+    run("cargo build -p copy_file"),
     run("mkdir -p {target}/copy-file"),
     run("dd if=/dev/urandom of={target}/copy-file/src bs=10000019 count=1 iflag=fullblock"),
-    run("{target}/debug/examples/copy_file {target}/copy-file/src {target}/copy-file/soft0 \
+    run("{target}/debug/copy_file {target}/copy-file/src {target}/copy-file/soft0 \
         --device soft0"),
     run("cmp {target}/copy-file/src {target}/copy-file/soft0"),
-    run("{target}/debug/examples/copy_file {target}/copy-file/src {target}/copy-file/softib0 \
+    run("{target}/debug/copy_file {target}/copy-file/src {target}/copy-file/softib0 \
         --device softib0"),
     run("cmp {target}/copy-file/src {target}/copy-file/softib0"),
 ];
@@ -177,8 +179,10 @@ pub(super) const RXE: &[Step] = &[
     run("cargo build -p rdma-examples --examples"),
     run("cargo xtask rxe-setup"),
     // Not `cargo xtask`: that would be run by the runner, too.
-    tests("cargo test -p rdma-examples --test behaviour -- --ignored --test-threads=1")
-        .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
+    tests(
+        "cargo test -p rdma-examples -p copy_file --test behaviour -- --ignored --test-threads=1",
+    )
+    .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
     // Its programs open `soft0`.
     tests("cargo test -p rdma --doc Tutorial").with(&[(
         "CARGO_TARGET_{HOST}_RUNNER",
@@ -279,7 +283,7 @@ pub(super) const ASAN_FULL: &[Step] = &[
     tests(
         "cargo test --target {host} --target-dir {target}/asan --lib --bins --tests --examples \
             -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-async -p rdma-examples \
-            -p conformance",
+            -p copy_file -p hello -p conformance",
     )
     .with(ADDRESS),
 ];
@@ -292,7 +296,7 @@ pub(super) const LSAN: &[Step] = &[
     tests(
         "cargo test --target {host} --target-dir {target}/lsan --lib --bins --tests --examples \
             -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-async -p rdma-examples \
-            -p conformance",
+            -p copy_file -p hello -p conformance",
     )
     .with(LEAKS),
 ];
@@ -333,7 +337,7 @@ pub(super) const VALGRIND_FULL: &[Step] = &[
     run("cargo build -p rdma-examples --examples"),
     tests(
         "cargo test --lib --bins --tests --examples -p rdma-soft -p rdma-mem -p rdma-qp \
-            -p rdma-channel -p rdma-examples -- --test-threads=1 --skip forked_child \
+            -p rdma-channel -p rdma-examples -p copy_file -p hello -- --test-threads=1 --skip forked_child \
             --skip copy::tests::gone:: --skip copy::tests::order:: --skip unmapped:: --skip polls_end",
     )
     .with(&[MEMCHECK]),

@@ -37,8 +37,18 @@ const LAYERS: &[Layer] = &[
 ];
 
 /// Never published: they may use everything, and no layer may use them but in its tests.
-const TOOLS: &[&str] =
-    &["conformance", "rdma-examples", "rdma-tools", "sim", "softroce", "test-support", "xtask"];
+const TOOLS: &[&str] = &[
+    "conformance",
+    "copy_file",
+    "hello",
+    "rdma-examples",
+    "rdma-examples-common",
+    "rdma-tools",
+    "sim",
+    "softroce",
+    "test-support",
+    "xtask",
+];
 
 /// Crates that may have no unsafe code at all.
 pub(crate) fn without_unsafe() -> impl Iterator<Item = &'static str> {

@@ -4,6 +4,8 @@ use std::sync::Mutex;
 
 use chacha20::ChaCha20Rng;
 use chacha20::rand_core::{Rng, SeedableRng};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::sync::locked;
 
@@ -39,10 +41,11 @@ impl Seeds {
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is where seeds come from")]
-    pub(crate) fn draw(&self) -> Result<Seed, getrandom::Error> {
+    pub(crate) fn draw(&self) -> Result<Seed, Errno> {
         let mut seed = [0; 32];
         match self {
-            Self::System => getrandom::fill(&mut seed)?,
+            // Up to 256 bytes come whole (getrandom(2)).
+            Self::System => _ = retry_on_intr(|| getrandom(&mut seed, GetRandomFlags::empty()))?,
             Self::Simulated(random) => {
                 let mut random = locked(random);
                 for word in seed.chunks_exact_mut(8) {

@@ -1,0 +1,18 @@
+//! Parts that several example programs share: the command line, and the exchange of endpoints by TCP.
+
+mod command_line;
+
+pub mod out_of_band;
+pub mod reach;
+
+pub use command_line::{Failure, bytes, explain, print, program, warn};
+
+use rdma::device::Mtu;
+
+/// A path MTU that is given as an option.
+///
+/// # Errors
+/// The text is not one of the five sizes.
+pub fn mtu(text: &str) -> Result<Mtu, &'static str> {
+    text.parse().ok().and_then(Mtu::from_bytes).ok_or("one of 256, 512, 1024, 2048 and 4096")
+}

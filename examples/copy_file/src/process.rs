@@ -1,0 +1,148 @@
+//! A copy whose two sides are processes: one has the file, the other one makes it.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::Instant;
+
+use rdma::device::open_device;
+use rdma::qp::QueuePairEndpoint;
+
+use self::frame::{Answer, Kind, Offer};
+use self::line::Line;
+use super::connect::{prepare_receiver, prepare_sender};
+use super::destination::{Destination, Origin};
+use super::error::Error;
+use super::settings::Settings;
+use super::source::SourceFile;
+use super::stop::Stop;
+use super::summary::Summary;
+use super::transfer::Control;
+use rdma_examples_common::reach::check_reach;
+
+pub(crate) mod frame;
+pub(crate) mod line;
+
+/// Sends a file to another process, which [receives](receive) it, and returns when that has it on disk.
+///
+/// They talk through `stream` about all but the file's bytes: so each learns at once when the other one
+/// ends, and within ten seconds when it is stopped or cannot be reached any more.
+///
+/// # Errors
+/// Any [`Error`], those of the other process too.
+pub fn send(
+    source: &Path,
+    device: &str,
+    settings: Settings,
+    stream: TcpStream,
+    control: Control<'_>,
+) -> Result<Summary, Error> {
+    let mut file = SourceFile::open(source)?;
+    let started = Instant::now();
+    let mode = Origin::from(file.metadata()).mode;
+    Line::run(stream, |line| {
+        let mut prepared = prepare_sender(&open_device(device)?, settings)?;
+        prepared.meet_by(line.addresses()?);
+        let endpoint = prepared.endpoint();
+        line.say(Kind::Offer, &Offer { settings, mode, endpoint }.to_bytes())?;
+        let answer = line.wait(Kind::Answer, control.cancelled, control.patience)?;
+        let answer = Answer::from_bytes(&answer)?;
+        check(device, &endpoint, &answer.endpoint)?;
+        let mut sender = prepared.connect(answer.endpoint, answer.slots)?;
+        let stop = Stop::between_processes(control.cancelled, control.patience, line);
+        let (mut file, began) = (Counted::new(&mut file, control.progress), Instant::now());
+        let sent = sender.run(&mut file, &stop);
+        stop.into_result().map_err(|error| error.of_source(source))?;
+        let (bytes, transfer) = (sent?.bytes, began.elapsed());
+        line.wait(Kind::Done, control.cancelled, control.patience)?;
+        Ok(Summary {
+            device: device.to_owned(),
+            bytes,
+            registered_bytes: sender.registered_bytes(),
+            settings,
+            transfer,
+            until_on_disk: started.elapsed(),
+        })
+    })
+}
+
+/// Makes the file that another process [sends](send), and returns when it is on disk.
+///
+/// The sender's settings decide how much is registered.
+///
+/// # Errors
+/// Any [`Error`], those of the other process too; then the destination is what it was before.
+pub fn receive(
+    destination: &Path,
+    device: &str,
+    stream: TcpStream,
+    control: Control<'_>,
+) -> Result<Summary, Error> {
+    let started = Instant::now();
+    Line::run(stream, |line| {
+        let offer = line.wait(Kind::Offer, control.cancelled, control.patience)?;
+        let Offer { settings, mode, endpoint: peer } = Offer::from_bytes(&offer)?;
+        let mut file = Destination::create(destination, Origin { mode, inode: None })?;
+        let mut prepared = prepare_receiver(&open_device(device)?, settings)?;
+        prepared.meet_by(line.addresses()?);
+        let (endpoint, slots) = (prepared.endpoint(), prepared.remote());
+        check(device, &endpoint, &peer)?;
+        let mut receiver = prepared.connect(peer)?;
+        line.say(Kind::Answer, &Answer { slots, endpoint }.to_bytes())?;
+        let stop = Stop::between_processes(control.cancelled, control.patience, line);
+        let (mut sink, began) = (Counted::new(&mut file, &|_| {}), Instant::now());
+        receiver.run(&mut sink, control, &stop);
+        let (bytes, transfer) = (sink.bytes, began.elapsed());
+        let written = stop.into_result().and_then(|()| file.commit().map_err(Error::Write));
+        written.map_err(|error| error.of_destination(destination))?;
+        // If the other process has ended meanwhile, the file is here all the same.
+        let _ = line.say(Kind::Done, &[]);
+        Ok(Summary {
+            device: device.to_owned(),
+            bytes,
+            registered_bytes: receiver.registered_bytes(),
+            settings,
+            transfer,
+            until_on_disk: started.elapsed(),
+        })
+    })
+}
+
+fn check(device: &str, own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Result<(), Error> {
+    check_reach(device, own, peer).map_err(|error| Error::Unreachable(error.to_string()))
+}
+
+/// A stream whose bytes are counted.
+struct Counted<'a, T> {
+    stream: &'a mut T,
+    told: &'a dyn Fn(u64),
+    bytes: u64,
+}
+
+impl<'a, T> Counted<'a, T> {
+    fn new(stream: &'a mut T, told: &'a dyn Fn(u64)) -> Self {
+        Self { stream, told, bytes: 0 }
+    }
+
+    fn count(&mut self, bytes: usize) -> usize {
+        self.bytes += bytes as u64;
+        (self.told)(self.bytes);
+        bytes
+    }
+}
+
+impl<T: Read> Read for Counted<'_, T> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.read(buffer).map(|bytes| self.count(bytes))
+    }
+}
+
+impl<T: Write> Write for Counted<'_, T> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes).map(|bytes| self.count(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}

@@ -1,0 +1,113 @@
+//! Sizes of the pipeline.
+
+use std::ops::RangeInclusive;
+
+use super::Error;
+
+/// How much is in flight at most: `depth` chunks of `chunk` bytes.
+///
+/// ```
+/// use copy_file::Settings;
+///
+/// assert_eq!(Settings::new(4096, 8)?.registered_bytes(), 32768);
+/// assert!(Settings::new(4096, 0).unwrap_err().to_string().contains("1 to 4096"));
+/// # Ok::<(), copy_file::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    chunk: usize,
+    depth: usize,
+}
+
+impl Settings {
+    /// Bytes of a chunk: the trailer of the stream fits into the smallest, and a message of RDMA,
+    /// which has at most 2 GiB, is more than the largest.
+    pub const CHUNK: RangeInclusive<usize> = 64..=1 << 30;
+    /// Chunks in flight: what the queues of common devices hold.
+    pub const DEPTH: RangeInclusive<usize> = 1..=4096;
+    /// The most bytes that a side registers: registered memory cannot be swapped out.
+    pub const MAX_REGISTERED: usize = 1 << 30;
+
+    /// Checks the sizes.
+    ///
+    /// # Errors
+    /// [`Error::Settings`], which says what is allowed.
+    pub fn new(chunk: usize, depth: usize) -> Result<Self, Error> {
+        in_range("chunk", chunk, &Self::CHUNK, "bytes")?;
+        in_range("depth", depth, &Self::DEPTH, "chunks")?;
+        let registered = chunk.saturating_mul(depth);
+        if registered > Self::MAX_REGISTERED {
+            return Err(Error::Settings(format!(
+                "--chunk {chunk} times --depth {depth} is {registered} bytes of registered memory \
+                 on each side; at most {} are allowed",
+                Self::MAX_REGISTERED
+            )));
+        }
+        Ok(Self { chunk, depth })
+    }
+
+    /// Bytes of a chunk.
+    #[must_use]
+    pub const fn chunk(self) -> usize {
+        self.chunk
+    }
+
+    /// Chunks in flight.
+    #[must_use]
+    pub const fn depth(self) -> usize {
+        self.depth
+    }
+
+    /// Bytes that each side registers.
+    #[must_use]
+    pub const fn registered_bytes(self) -> usize {
+        self.chunk * self.depth
+    }
+}
+
+impl Default for Settings {
+    /// 8 chunks of 256 KiB: a slot is still in the cache of its core when it is used again.
+    fn default() -> Self {
+        Self { chunk: 256 << 10, depth: 8 }
+    }
+}
+
+fn in_range(
+    name: &str,
+    value: usize,
+    allowed: &RangeInclusive<usize>,
+    unit: &str,
+) -> Result<(), Error> {
+    if allowed.contains(&value) {
+        return Ok(());
+    }
+    let (least, most) = (allowed.start(), allowed.end());
+    Err(Error::Settings(format!(
+        "--{name} {value} is not allowed: it must be {least} to {most} {unit}"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_outside_of_the_ranges_are_refused_with_what_is_allowed() {
+        for (chunk, depth, says) in [
+            (0, 1, "--chunk 0 is not allowed: it must be 64 to 1073741824 bytes"),
+            (63, 1, "--chunk 63"),
+            ((1 << 30) + 1, 1, "64 to 1073741824"),
+            (64, 0, "--depth 0 is not allowed: it must be 1 to 4096 chunks"),
+            (64, 4097, "--depth 4097"),
+            (1 << 20, 1025, "is 1074790400 bytes of registered memory"),
+        ] {
+            let error = Settings::new(chunk, depth).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+        for (chunk, depth) in [(64, 1), (1 << 30, 1), (1 << 18, 4096)] {
+            assert_eq!(Settings::new(chunk, depth).unwrap().registered_bytes(), chunk * depth);
+        }
+        let Settings { chunk, depth } = Settings::default();
+        assert!(Settings::new(chunk, depth).is_ok());
+    }
+}

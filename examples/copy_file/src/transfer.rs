@@ -1,0 +1,92 @@
+//! The two sides of a transfer, from connecting them to their end.
+
+use std::io::{Read, Write};
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::connect::connect;
+use super::message::Trailer;
+use super::stop::Stop;
+use super::{Error, Settings};
+
+/// How the caller takes part while a transfer runs. The functions are called on the receiver's thread.
+#[derive(Clone, Copy)]
+pub struct Control<'a> {
+    /// After each chunk: how many bytes of the stream are written by now.
+    pub progress: &'a (dyn Fn(u64) + Sync),
+    /// Before each chunk is checked and written: its offset in the stream, and its bytes. A test
+    /// damages them here.
+    pub arrival: &'a (dyn Fn(u64, &mut [u8]) + Sync),
+    /// Set it, from anywhere, to end the transfer with [`Error::Cancelled`].
+    pub cancelled: &'a AtomicBool,
+    /// How long a side waits for any one thing, a message of the other or a request of its own, before it
+    /// ends with [`Error::Stalled`]. At first two minutes: the other side's disk may take its time.
+    pub patience: Duration,
+}
+
+impl Default for Control<'_> {
+    fn default() -> Self {
+        static NEVER: AtomicBool = AtomicBool::new(false);
+        let patience = Duration::from_secs(120);
+        Self { progress: &|_| {}, arrival: &|_, _| {}, cancelled: &NEVER, patience }
+    }
+}
+
+impl std::fmt::Debug for Control<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control").finish_non_exhaustive()
+    }
+}
+
+/// A transfer that succeeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transferred {
+    /// The length of the stream.
+    pub bytes: u64,
+    /// Its CRC-32, that of IEEE 802.3, which both sides computed.
+    pub crc32: u32,
+    /// How many bytes each side registered, for all purposes.
+    pub registered_bytes: usize,
+    /// How long it took once the sides were connected.
+    pub time: Duration,
+}
+
+/// Sends all that `source` gives to `sink`, through two connected channels of a device.
+///
+/// The sender runs on this thread, the receiver on one of its own.
+///
+/// # Errors
+/// The error of the side that failed first; then `sink` has seen some of the stream, or all of it if
+/// the checksum was wrong.
+///
+/// # Examples
+/// ```
+/// use copy_file::{Control, Settings, transfer};
+///
+/// rdma::soft::install();
+/// let mut sink = Vec::new();
+/// let settings = Settings::new(64, 2)?;
+/// let done = transfer("softib0", &mut &[7; 1000][..], &mut sink, settings, Control::default())?;
+/// assert_eq!((done.registered_bytes, sink), (128, vec![7; 1000]));
+/// # Ok::<(), copy_file::Error>(())
+/// ```
+pub fn transfer(
+    device: &str,
+    source: &mut dyn Read,
+    sink: &mut (dyn Write + Send),
+    settings: Settings,
+    control: Control<'_>,
+) -> Result<Transferred, Error> {
+    let (mut sender, mut receiver) = connect(device, settings)?;
+    let registered_bytes = sender.registered_bytes().max(receiver.registered_bytes());
+    let stop = Stop::new(control.cancelled, control.patience);
+    let started = Instant::now();
+    let sent = thread::scope(|threads| {
+        threads.spawn(|| receiver.run(sink, control, &stop));
+        sender.run(source, &stop)
+    });
+    stop.into_result()?;
+    let Trailer { bytes, crc32 } = sent?;
+    Ok(Transferred { bytes, crc32, registered_bytes, time: started.elapsed() })
+}
