@@ -1,6 +1,7 @@
-//! The chores of this workspace: `cargo xtask ci`, `features`, `tidy`, `bindgen`, `rxe-setup` and its kin, `interop`, `sim`.
+//! The chores of this workspace: `cargo xtask ci`, `features`, `tidy`, `bindgen`, `book`, `rxe-setup` and its kin, `interop`, `sim`.
 
 mod bindgen;
+mod book;
 mod ci;
 mod features;
 mod interop;
@@ -36,6 +37,8 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
+    /// Make a searchable site of the pages that the README lists, in target/book/html; needs mdbook
+    Book,
     /// Get an RXE (SoftRoCE) device: the kernel's, or one in a virtual machine
     RxeSetup(rxe::SetupArgs),
     /// Run a command where the RXE device is
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         }
         Chore::Tidy(args) => tidy::run(&args),
         Chore::Bindgen { check } => bindgen::run(check).map(|()| true),
+        Chore::Book => book::run().map(|()| true),
         Chore::RxeSetup(args) => rxe::setup(args),
         Chore::RxeRun(args) => return rxe::run(&args).unwrap_or_else(|error| failed(&error, 125)),
         Chore::RxeTeardown => rxe::teardown(),

@@ -15,7 +15,7 @@ mod fence;
 mod jobs;
 mod layers;
 mod length;
-mod links;
+pub(crate) mod links;
 mod programs;
 mod public_api;
 mod rooms;

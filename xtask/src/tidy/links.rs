@@ -47,7 +47,7 @@ fn dead(tree: &Tree, page: &str, target: &str) -> Option<String> {
 }
 
 /// The path from the root of what `page` calls `file`. `None` above the root, or nothing to check.
-fn resolve(page: &str, file: &str) -> Option<String> {
+pub(crate) fn resolve(page: &str, file: &str) -> Option<String> {
     let mut parts: Vec<&str> =
         if file.starts_with('/') { vec![] } else { page.split('/').collect() };
     parts.pop();

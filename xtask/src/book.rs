@@ -1,0 +1,277 @@
+//! `cargo xtask book`: one searchable site of the pages that the README lists, made by mdBook.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+
+use crate::tidy::links::resolve;
+use crate::tree;
+
+/// The first page of the book; its section [`CONTENTS`] lists the others.
+const FIRST: &str = "README.md";
+const CONTENTS: &str = "## Pages\n";
+
+const CONFIGURATION: &str = r#"[book]
+title = "RDMA in Rust"
+language = "en"
+src = "src"
+
+[build]
+build-dir = "html"
+
+[output.html]
+no-section-label = true
+"#;
+
+/// Makes the site in `target/book/html`, and checks its links.
+///
+/// # Errors
+/// mdBook is missing or fails, a page is not listed in the README, or a link of the site is dead.
+pub(crate) fn run() -> Result<()> {
+    let root = tree::root();
+    let book = root.join("target/book");
+    if book.exists() {
+        fs::remove_dir_all(&book)?;
+    }
+    write(&root, &book)?;
+    let built = Command::new("mdbook").arg("build").arg(&book).status();
+    let built =
+        built.context("mdbook does not start; `cargo install --locked mdbook` installs it")?;
+    if !built.success() {
+        bail!("mdbook failed: {built}");
+    }
+    let site = book.join("html");
+    let dead = dead_links(&site)?;
+    if !dead.is_empty() {
+        bail!("dead links in {}:\n{}", site.display(), dead.join("\n"));
+    }
+    println!("{}", site.join("index.html").display());
+    Ok(())
+}
+
+/// Writes the sources of the book.
+fn write(root: &Path, book: &Path) -> Result<()> {
+    let first = fs::read_to_string(root.join(FIRST))?;
+    let parts = parts(&first)?;
+    let mut pages: BTreeSet<_> = parts.iter().flat_map(|part| &part.pages).cloned().collect();
+    pages.insert(FIRST.to_owned());
+    pages.insert("examples/README.md".to_owned());
+    let source = book.join("src");
+    for page in &pages {
+        let text = fs::read_to_string(root.join(page)).with_context(|| page.clone())?;
+        if let Some(unresolved) = unresolved(&text) {
+            bail!("{page}: `{unresolved}` is no link; define it, or write it as code");
+        }
+        put(&source.join(page), within(&text, page, &pages).as_bytes())?;
+    }
+    for plot in plots(root)? {
+        put(&source.join("docs").join(&plot), &fs::read(root.join("docs").join(&plot))?)?;
+    }
+    for entry in fs::read_dir(root.join("docs"))? {
+        let name = format!("docs/{}", entry?.file_name().to_string_lossy());
+        if name.ends_with(".md") && !pages.contains(&name) {
+            bail!("{name} is not in the section \"Pages\" of {FIRST}");
+        }
+    }
+    put(&source.join("SUMMARY.md"), summary(root, &parts)?.as_bytes())?;
+    put(&book.join("book.toml"), CONFIGURATION.as_bytes())
+}
+
+fn put(path: &Path, bytes: &[u8]) -> Result<()> {
+    fs::create_dir_all(path.parent().context("a path without a folder")?)?;
+    fs::write(path, bytes).with_context(|| path.display().to_string())
+}
+
+/// The plots, relative to the folder of the pages.
+fn plots(root: &Path) -> Result<Vec<PathBuf>> {
+    let folder = root.join("docs/plots");
+    if !folder.exists() {
+        return Ok(Vec::new());
+    }
+    fs::read_dir(folder)?.map(|entry| Ok(Path::new("plots").join(entry?.file_name()))).collect()
+}
+
+/// A list item of the contents: `- Title: [page](path), ...`.
+#[derive(Debug, PartialEq, Eq)]
+struct Part {
+    title: String,
+    /// Paths from the root.
+    pages: Vec<String>,
+}
+
+fn parts(readme: &str) -> Result<Vec<Part>> {
+    let section = readme.split_once(CONTENTS).context("no section \"Pages\" in the README")?.1;
+    let section = section.split("\n## ").next().unwrap_or(section);
+    let mut parts: Vec<Part> = Vec::new();
+    for event in Parser::new(section) {
+        match (event, parts.last_mut()) {
+            (Event::Start(Tag::Item), _) => {
+                parts.push(Part { title: String::new(), pages: Vec::new() });
+            }
+            (Event::Text(text), Some(part)) if part.title.is_empty() => {
+                part.title = text.split(':').next().unwrap_or_default().to_owned();
+            }
+            (Event::Start(Tag::Link { dest_url, .. }), Some(part)) => {
+                part.pages.push(dest_url.into_string());
+            }
+            _ => {}
+        }
+    }
+    Ok(parts)
+}
+
+/// The table of contents, in the form of mdBook.
+fn summary(root: &Path, parts: &[Part]) -> Result<String> {
+    let mut text = format!("# Summary\n\n[{}]({FIRST})\n", title(root, FIRST)?);
+    text += &format!("[{}](examples/README.md)\n", title(root, "examples/README.md")?);
+    for part in parts {
+        text += &format!("\n# {}\n\n", part.title);
+        for page in &part.pages {
+            text += &format!("- [{}]({page})\n", title(root, page)?);
+        }
+    }
+    Ok(text)
+}
+
+/// The first heading of a page.
+fn title(root: &Path, page: &str) -> Result<String> {
+    let text = fs::read_to_string(root.join(page)).with_context(|| page.to_owned())?;
+    let line = text.lines().find_map(|line| line.strip_prefix("# "));
+    Ok(line.with_context(|| format!("{page} has no heading"))?.to_owned())
+}
+
+/// The page with links within the book only: a link to another file becomes its text.
+fn within(text: &str, page: &str, pages: &BTreeSet<String>) -> String {
+    let mut edits = Vec::new();
+    let mut open: Option<(usize, Option<usize>, usize)> = None;
+    for (event, range) in Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter() {
+        match event {
+            Event::Start(Tag::Link { dest_url, .. }) => {
+                let outside = !dest_url.contains(':') && {
+                    let file = dest_url.split('#').next().unwrap_or_default();
+                    !file.is_empty()
+                        && resolve(page, file).is_none_or(|file| !pages.contains(&file))
+                };
+                open = outside.then_some((range.start, None, range.start));
+            }
+            Event::End(TagEnd::Link) => {
+                if let Some((start, Some(first), last)) = open.take() {
+                    edits.push((start..range.end, first..last));
+                }
+            }
+            _ => {
+                if let Some((_, first, last)) = &mut open {
+                    first.get_or_insert(range.start);
+                    *last = range.end;
+                }
+            }
+        }
+    }
+    let (mut result, mut end) = (String::new(), 0);
+    for (link, label) in edits {
+        result += &text[end..link.start];
+        result += &text[label];
+        end = link.end;
+    }
+    result + &text[end..]
+}
+
+/// A reference such as `[Name]` without a definition, which a reader sees with its brackets.
+fn unresolved(text: &str) -> Option<String> {
+    let mut found = None;
+    let mut note = |link: pulldown_cmark::BrokenLink<'_>| {
+        found.get_or_insert_with(|| text[link.span.clone()].to_owned());
+        None
+    };
+    let options = Options::ENABLE_TABLES;
+    Parser::new_with_broken_link_callback(text, options, Some(&mut note)).for_each(drop);
+    found
+}
+
+/// The links of the site that lead to no file, or to no element of it.
+fn dead_links(site: &Path) -> Result<Vec<String>> {
+    let mut pages = BTreeMap::new();
+    let mut folders = vec![site.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|end| end == "html") {
+                let name = path.strip_prefix(site)?.to_string_lossy().into_owned();
+                pages.insert(name, fs::read_to_string(&path)?);
+            }
+        }
+    }
+    let mut dead = Vec::new();
+    for (page, text) in &pages {
+        // The page for printing repeats the others, and the one for missing pages is at any path.
+        if page == "print.html" || page == "404.html" || page == "toc.html" {
+            continue;
+        }
+        for target in attributes(text, "href").chain(attributes(text, "src")) {
+            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+            if file.contains(':') {
+                continue;
+            }
+            let path = if file.is_empty() { Some(page.clone()) } else { resolve(page, file) };
+            let has =
+                |text: &String| anchor.is_empty() || attributes(text, "id").any(|id| id == anchor);
+            let live = path.is_some_and(|path| {
+                pages.get(&path).map_or_else(|| site.join(&path).is_file(), has)
+            });
+            if !live {
+                dead.push(format!("{page}: {target}"));
+            }
+        }
+    }
+    Ok(dead)
+}
+
+/// The values of an attribute in a page of HTML, as mdBook writes them.
+fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
+    let begin = format!(" {name}=\"");
+    let values = html.split(&*begin).skip(1).collect::<Vec<_>>();
+    values.into_iter().filter_map(|rest| rest.split('"').next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_contents_come_from_the_list_of_the_readme() {
+        let readme = "# X\n\n## Pages\n\n- Using it: [a](docs/a.md),\n  [b](docs/b.md).\n\n## Licence\n\n- [c](C)\n";
+        let part = Part {
+            title: "Using it".to_owned(),
+            pages: vec!["docs/a.md".to_owned(), "docs/b.md".to_owned()],
+        };
+        assert_eq!(parts(readme).unwrap(), [part]);
+        assert!(parts("# X\n").is_err());
+    }
+
+    #[test]
+    fn a_link_out_of_the_book_becomes_its_text() {
+        let pages = BTreeSet::from(["docs/a.md".to_owned(), "README.md".to_owned()]);
+        let text =
+            "[in](../README.md#x) [`code`](../src/lib.rs) [web](https://x) [here](#y) `[no](z)`\n";
+        let kept = "[in](../README.md#x) `code` [web](https://x) [here](#y) `[no](z)`\n";
+        assert_eq!(within(text, "docs/a.md", &pages), kept);
+    }
+
+    #[test]
+    fn an_undefined_reference_is_found() {
+        assert_eq!(unresolved("see [`X`] and [a]\n\n[a]: b\n").as_deref(), Some("[`X`]"));
+        assert_eq!(unresolved("`[X]` [a]\n\n[a]: b\n"), None);
+    }
+
+    #[test]
+    fn attributes_are_read_as_they_are_written() {
+        let html = r#"<a class="x" href="a.html#b">t</a><a href="c.html">"#;
+        assert_eq!(attributes(html, "href").collect::<Vec<_>>(), ["a.html#b", "c.html"]);
+    }
+}
