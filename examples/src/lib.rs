@@ -10,7 +10,6 @@ pub mod end;
 pub mod ends;
 pub mod kv;
 pub mod out_of_band;
-pub mod perftest;
 pub mod rc_pingpong_line;
 pub mod reach;
 

@@ -4,6 +4,7 @@ mod compare;
 mod devices;
 mod output;
 mod perf;
+mod perftest;
 mod plot;
 mod reports;
 mod units;
@@ -19,6 +20,7 @@ use clap::Parser;
 enum Command {
     Compare(compare::Arguments),
     Devices(devices::Arguments),
+    Perftest(perftest::Arguments),
     Plot(plot::Arguments),
 }
 
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
     let outcome = match Command::parse() {
         Command::Compare(arguments) => compare::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
+        Command::Perftest(arguments) => perftest::run(&arguments),
         Command::Plot(arguments) => plot::run(&arguments),
     };
     match outcome {

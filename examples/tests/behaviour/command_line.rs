@@ -15,7 +15,6 @@ fn needed(program: &str) -> &'static [&'static str] {
             &["Cargo.toml", concat!(env!("CARGO_TARGET_TMPDIR"), "/copy")]
         }
         "hello" => &["connect", "127.0.0.1:9"],
-        "perftest" => &["send-lat", "--connect", "127.0.0.1:9"],
         "rc_pingpong" => &["--connect", "127.0.0.1:9"],
         _ => &[],
     }

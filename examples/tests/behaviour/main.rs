@@ -10,7 +10,6 @@ mod examples;
 mod kv;
 mod leases;
 mod out_of_band;
-mod perftest;
 mod programs;
 mod readme;
 mod two_ends;

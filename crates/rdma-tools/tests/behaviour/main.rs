@@ -3,6 +3,7 @@
 
 mod compare;
 mod devices;
+mod perftest;
 mod plot;
 mod report;
 
