@@ -14,6 +14,8 @@ use crate::units;
 
 /// The longest file that is read, in bytes. A report of a thousand rows has about 500 KiB.
 const LONGEST: u64 = 16 << 20;
+/// The most rows of a report.
+const MOST_ROWS: usize = 10_000;
 /// The most blocks of a row; `rdmatool perf` writes ten.
 const MOST_BLOCKS: usize = 1000;
 
@@ -100,7 +102,8 @@ fn parse(path: &Path) -> Result<Report> {
 }
 
 fn check(report: &Report) -> Result<()> {
-    ensure!(!report.rows.is_empty(), "it has no rows");
+    let rows = report.rows.len();
+    ensure!((1..=MOST_ROWS).contains(&rows), "it has {rows} rows, not 1 to {MOST_ROWS}");
     let Report { rdmatool, machine, device, .. } = report;
     for text in [rdmatool, &machine.processor, &machine.kernel, &device.name, &device.provider] {
         check_text(text)?;

@@ -15,6 +15,8 @@ use super::chart::{self, Chart, PERCENTILES, Series, X};
 use crate::perf::report::{Measure, Report};
 use crate::units;
 
+/// The most lines of a figure. Colors and dots repeat long before.
+const MOST_LINES: usize = 50;
 /// Sizes in pixels.
 const WIDTH: u32 = 900;
 const CHART_HEIGHT: u32 = 300;
@@ -62,6 +64,11 @@ impl Figure {
                 legend.push((series.label.clone(), series.reference));
             }
         }
+        let lines = legend.len();
+        ensure!(
+            lines <= MOST_LINES,
+            "the reports have {lines} lines, more than the {MOST_LINES} of a picture: draw fewer reports at a time"
+        );
         let titles = reports.iter().enumerate().map(|(index, report)| {
             let Report { machine, device, rdmatool, .. } = report;
             let name = chart::name(reports, index);

@@ -161,6 +161,9 @@ fn what_cannot_be_drawn_is_an_error() {
     assert!(error.contains("missing/picture.svg") && error.contains("No such file"), "{error}");
     let error = fail(&report(vec![row("bw", "write", 0, 1e9)]), &path("picture.svg"));
     assert!(error.contains("nothing to draw"), "{error}");
+    let many = (0..51).map(|index| row("bw", &format!("write{index}"), 8, 1e9)).collect();
+    let error = fail(&report(many), &path("picture.svg"));
+    assert!(error.contains("51 lines, more than the 50"), "{error}");
     let error = fail(&json!({ "version": 1 }), &path("picture.svg"));
     assert!(error.contains(&input), "{error}");
 }
