@@ -6,7 +6,6 @@
 pub mod end;
 pub mod ends;
 pub mod kv;
-pub mod perftest;
 pub mod rc_pingpong_line;
 
 /// The examples in the README run.

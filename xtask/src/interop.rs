@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     for what in [
         ["-p", "conformance", "--bin", "interop"],
         ["-p", "rdma-examples", "--example", "rc_pingpong"],
-        ["-p", "rdma-examples", "--example", "perftest"],
+        ["-p", "rdma-tools", "--bin", "rdmatool"],
     ] {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
         let status =
@@ -70,14 +70,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         );
     }
     let built = rxe::target()?.join("debug");
-    let words: [OsString; 6] = [
-        "sh".into(),
-        root.join(GUEST).into(),
-        args.ends.name().into(),
-        built.join("interop").into(),
-        built.join("examples").into(),
-        runs.into(),
-    ];
+    let words: [OsString; 5] =
+        ["sh".into(), root.join(GUEST).into(), args.ends.name().into(), built.into(), runs.into()];
     softroce.run(&words, Run { limit: Some(Duration::from_secs(args.timeout)), machine: true })
 }
 

@@ -1,7 +1,13 @@
 //! `rdmatool`: lists and examines RDMA devices, and measures them.
 
+mod compare;
 mod devices;
 mod output;
+mod perf;
+mod perftest;
+mod plot;
+mod reports;
+mod units;
 
 use std::io;
 use std::process::ExitCode;
@@ -12,7 +18,10 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(name = "rdmatool", version, propagate_version = true)]
 enum Command {
+    Compare(compare::Arguments),
     Devices(devices::Arguments),
+    Perftest(perftest::Arguments),
+    Plot(plot::Arguments),
 }
 
 /// The exit status if a command fails; clap exits with 2 if its arguments are wrong.
@@ -20,7 +29,10 @@ const FAILURE: u8 = 1;
 
 fn main() -> ExitCode {
     let outcome = match Command::parse() {
+        Command::Compare(arguments) => compare::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
+        Command::Perftest(arguments) => perftest::run(&arguments),
+        Command::Plot(arguments) => plot::run(&arguments),
     };
     match outcome {
         Ok(status) => status,

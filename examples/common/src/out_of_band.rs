@@ -242,11 +242,6 @@ impl OutOfBand {
         self.stream
     }
 
-    /// From now on the deadline is so far away.
-    pub fn extend(&mut self, wait: Duration) {
-        self.deadline = after(wait);
-    }
-
     /// Tells the peer `own`, and connects with what it tells.
     ///
     /// Who listens connects first, and answers then: so what the other one sends as soon as it is connected

@@ -17,8 +17,6 @@ pub(crate) mod kv;
 pub(crate) mod multi_channel;
 #[path = "../../examples/multi_channel_scatter_gather.rs"]
 pub(crate) mod multi_channel_scatter_gather;
-#[path = "../../examples/perftest.rs"]
-pub(crate) mod perftest;
 #[path = "../../examples/pingpong.rs"]
 pub(crate) mod pingpong;
 #[path = "../../examples/rc_pingpong.rs"]

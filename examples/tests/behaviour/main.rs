@@ -8,7 +8,6 @@ mod common;
 mod examples;
 mod kv;
 mod leases;
-mod perftest;
 mod programs;
 mod readme;
 mod two_ends;

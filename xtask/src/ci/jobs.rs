@@ -136,7 +136,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "profiles",
-        about: "what the suite, channels and examples show on devices that look like hardware, except the two of `nics`",
+        about: "what the suite, channels, examples and rdmatool show on devices that look like hardware, except the two of `nics`",
         tier: Tier::Full,
         minutes: 14.0,
         needs: &[],
@@ -229,7 +229,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "nics",
-        about: "channels and examples that fail on devices that look like two NICs",
+        about: "channels, examples and rdmatool that fail on devices that look like two NICs",
         tier: Tier::Both,
         minutes: 2.6,
         needs: &[],

@@ -75,7 +75,7 @@ macro_rules! on_nic {
     };
 }
 
-/// The tests of channels and examples on devices that look like two NICs.
+/// The tests of channels, examples and rdmatool on devices that look like two NICs.
 macro_rules! on_nics {
     ($one:literal, $other:literal) => {
         tests_two_at_a_time(&[
@@ -85,6 +85,8 @@ macro_rules! on_nics {
             on_nic!("rdma-examples", $other),
             on_nic!("copy_file", $one),
             on_nic!("copy_file", $other),
+            on_nic!("rdma-tools", $one),
+            on_nic!("rdma-tools", $other),
         ])
         .with(&[RUN_ONLY])
     };
@@ -283,7 +285,7 @@ pub(super) const ASAN_FULL: &[Step] = &[
     tests(
         "cargo test --target {host} --target-dir {target}/asan --lib --bins --tests --examples \
             -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-async -p rdma-examples \
-            -p copy_file -p hello -p conformance",
+            -p copy_file -p hello -p rdma-tools -p conformance",
     )
     .with(ADDRESS),
 ];
@@ -296,7 +298,7 @@ pub(super) const LSAN: &[Step] = &[
     tests(
         "cargo test --target {host} --target-dir {target}/lsan --lib --bins --tests --examples \
             -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-async -p rdma-examples \
-            -p copy_file -p hello -p conformance",
+            -p copy_file -p hello -p rdma-tools -p conformance",
     )
     .with(LEAKS),
 ];

@@ -1,12 +1,12 @@
 # In the guest: two ends of a wire, and `interop` between them. Fails if one of them does.
 #
-#   sh guest.sh KIND PROGRAM EXAMPLES RUNS
+#   sh guest.sh KIND BUILT RUNS
 #
-# KIND says what is at the ends: `rxe-rxe` or `rxe-soft`. RUNS are lines `FAMILY MTU LOSS LONGEST ONLY`: 4 or 6, bytes,
+# KIND says what is at the ends: `rxe-rxe` or `rxe-soft`. BUILT is cargo's folder with the programs. RUNS are lines `FAMILY MTU LOSS LONGEST ONLY`: 4 or 6, bytes,
 # percent, bytes, a text in the names of checks or `-`. With the MTU `rc` or `uc` a program of rdma-core runs instead,
 # with `perftest` those of perftest.
 set -u
-kind=$1 program=$2 examples=$3 runs=$4
+kind=$1 built=$2 runs=$3
 ip() { /sbin/ip "$@"; }
 
 stop() {
@@ -119,7 +119,7 @@ interop() {
     near_gid=198.18.1.1 far_gid=198.18.1.2
     [ "$1" = 6 ] && near_gid=fd00:1::1 far_gid=fd00:1::2
     : > "$work/served"
-    timeout -k 1 900 "$program" serve --device rxe1 --gid $near_gid --listen "$control:0" \
+    timeout -k 1 900 "$built/interop" serve --device rxe1 --gid $near_gid --listen "$control:0" \
         --patience 60 > "$work/served" &
     served=$!
     where=$(listening "$work/served") || return 1
@@ -128,7 +128,7 @@ interop() {
     only=
     [ "$5" = - ] || only="--only $5"
     # shellcheck disable=SC2086
-    timeout -k 1 900 $far "$program" drive --device $far_device --gid $far_gid --connect "$where" \
+    timeout -k 1 900 $far "$built/interop" drive --device $far_device --gid $far_gid --connect "$where" \
         --mtu "$2" --longest "$4" --patience 60 $lossy $only 2> "$work/progress"
     status=$?
     [ $status = 0 ] || [ $status = 1 ] || tail -n 5 "$work/progress"
@@ -175,7 +175,7 @@ both() {
 pingpong() {
     indexes "$1"
     both "timeout -k 1 60 ibv_$2_pingpong -d rxe1 -g $near -n 50" \
-        "timeout -k 1 60 $far $examples/rc_pingpong --service $2 --device $far_device --gid-index $there --iterations 50"
+        "timeout -k 1 60 $far $built/examples/rc_pingpong --service $2 --device $far_device --gid-index $there --iterations 50"
     status=$?
     tail -qn 1 "$work/ours" "$work/tool" "$work/ours2" "$work/tool2"
     return $status
@@ -192,7 +192,7 @@ perftest() {
         *) length="-s $size" ;;
         esac
         both "timeout -k 1 60 ib_$(echo "$name" | tr - _) -d rxe1 -x $near -n 50 -F -c $service $length" \
-            "timeout -k 1 60 $far $examples/perftest $name --service $(echo "$service" | tr A-Z a-z) \
+            "timeout -k 1 60 $far $built/rdmatool perftest $name --service $(echo "$service" | tr A-Z a-z) \
             --device $far_device --gid-index $there --iterations 50 --size $size"
         if [ $? = 0 ]; then
             echo "$name $service $size: passed"

@@ -1,7 +1,11 @@
 //! `rdmatool`, run as a user runs it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 
+mod compare;
 mod devices;
+mod perftest;
+mod plot;
+mod report;
 
 use std::process::Output;
 

@@ -1,16 +1,14 @@
-//! What programs of perftest tell each other by TCP, before, between and after the data.
+//! The exchange of perftest by TCP, before, between and after the data.
 //!
-//! Each of these is an exchange: who has connected tells first, and who listens answers. A program of C reads each by
-//! one call, and so each is sent by one call.
-
-use std::time::Duration;
+//! In each step the client sends first, and the server answers. A program of C reads each message by one call, and so
+//! each is sent by one call.
 
 use rdma::device::Mtu;
 
 use super::NotPerftest;
 use super::keys::Keys;
-use rdma_examples_common::Failure;
-use rdma_examples_common::out_of_band::{OutOfBand, OutOfBandError};
+use super::stream::{Stream, StreamError};
+use anyhow::{Result, bail};
 
 /// The version of perftest whose exchange this is.
 const OWN_VERSION: &[u8] = b"6.06";
@@ -18,25 +16,25 @@ const OWN_VERSION: &[u8] = b"6.06";
 const VERSIONS: [(u32, u32); 2] = [(5, 96), (6, 10)];
 /// The length of a page, and of a line of the cache.
 const OWN_CYCLE: [u32; 2] = [4096, 64];
-/// With the NULs behind it.
+/// The length of a version with its NULs.
 const VERSION_BYTES: usize = 16;
-/// What both say at the end.
+/// The last message of both.
 const DONE: &[u8; 5] = b"done\0";
 
 /// The memory within which small messages go around, and the steps in which they do, in bytes. Both ends take the
 /// larger ones of both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cycle {
-    /// How much memory.
-    pub buffer: usize,
-    /// How far apart messages begin at least.
-    pub line: usize,
+pub(super) struct Cycle {
+    pub(super) buffer: usize,
+    /// The least distance between messages.
+    pub(super) line: usize,
 }
 
 impl Cycle {
-    /// A page, and a line of the cache: as a program of C on this processor has it.
-    pub const OWN: Self = Self { buffer: OWN_CYCLE[0] as usize, line: OWN_CYCLE[1] as usize };
-    /// No page is longer.
+    /// A page and a cache line, as a program of C on this processor has them.
+    pub(super) const OWN: Self =
+        Self { buffer: OWN_CYCLE[0] as usize, line: OWN_CYCLE[1] as usize };
+    /// The longest page that is accepted.
     const LONGEST: usize = 1 << 24;
 
     fn of(buffer: [u8; 4], line: [u8; 4]) -> Result<Self, NotPerftest> {
@@ -48,64 +46,58 @@ impl Cycle {
         Ok(Self { buffer: number(buffer)?, line: number(line)? })
     }
 
-    /// The larger ones of both.
+    /// Returns the larger lengths of both.
     fn with(self, other: Self) -> Self {
         Self { buffer: self.buffer.max(other.buffer), line: self.line.max(other.line) }
     }
 }
 
-/// What a test of bandwidth has found.
+/// The result of a test of bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Report {
-    /// How long each message was, in bytes.
-    pub size: u64,
-    /// How many there were.
-    pub iterations: u64,
-    /// The best of all whiles, in MiB a second.
-    pub peak: f64,
-    /// On average, in MiB a second.
-    pub average: f64,
-    /// Millions of messages a second, on average.
-    pub rate: f64,
+pub(super) struct Report {
+    /// The length of a message, in bytes.
+    pub(super) size: u64,
+    pub(super) iterations: u64,
+    /// MiB per second, at most.
+    pub(super) peak: f64,
+    /// MiB per second, on average.
+    pub(super) average: f64,
+    /// Millions of messages per second, on average.
+    pub(super) rate: f64,
 }
 
 /// A connection to a program of perftest.
 #[derive(Debug)]
-pub struct Talk {
-    way: OutOfBand,
-    wait: Duration,
+pub(super) struct Talk {
+    stream: Stream,
 }
 
 impl Talk {
-    /// Whatever the peer has to say, it has so long for it.
-    #[must_use]
-    pub const fn new(way: OutOfBand, wait: Duration) -> Self {
-        Self { way, wait }
+    pub(super) const fn new(stream: Stream) -> Self {
+        Self { stream }
     }
 
-    /// Whether the peer has connected, and is the client.
-    #[must_use]
-    pub const fn is_server(&self) -> bool {
-        self.way.listens()
+    /// Returns true if the peer is the client.
+    pub(super) const fn is_server(&self) -> bool {
+        self.stream.listens()
     }
 
-    fn swap<const N: usize>(&mut self, own: &[u8; N]) -> Result<[u8; N], OutOfBandError> {
-        self.way.extend(self.wait);
+    fn swap<const N: usize>(&mut self, own: &[u8; N]) -> Result<[u8; N], StreamError> {
         if self.is_server() {
-            let other = self.way.receive()?;
-            self.way.send(own)?;
+            let other = self.stream.receive()?;
+            self.stream.send(own)?;
             Ok(other)
         } else {
-            self.way.send(own)?;
-            self.way.receive()
+            self.stream.send(own)?;
+            self.stream.receive()
         }
     }
 
-    /// What comes first: the versions, the cycle that both take, and the MTU that both have.
+    /// The first step: the versions, the cycle that both use, and the smaller MTU of both.
     ///
     /// # Errors
-    /// If the peer is another program, another version, or stalls.
-    pub fn begin(&mut self, mtu: Mtu) -> Result<(Cycle, Mtu), Failure> {
+    /// The peer is another program, another version, or stalls.
+    pub(super) fn begin(&mut self, mtu: Mtu) -> Result<(Cycle, Mtu)> {
         let mut own = [0; VERSION_BYTES];
         own.iter_mut().zip(OWN_VERSION).for_each(|(to, from)| *to = *from);
         check_version(&self.swap(&own)?)?;
@@ -115,11 +107,11 @@ impl Talk {
         Ok((Cycle::OWN.with(other), mtu.min(theirs)))
     }
 
-    /// Tells the peer the keys, and returns its own. Also where both only want to be at the same place.
+    /// Sends the keys, and returns those of the peer. Both ends also synchronize by it.
     ///
     /// # Errors
-    /// If the peer tells something else, or stalls.
-    pub fn keys(&mut self, own: &Keys) -> Result<Keys, Failure> {
+    /// The peer sends something else, or stalls.
+    pub(super) fn keys(&mut self, own: &Keys) -> Result<Keys> {
         let bytes = own.to_bytes();
         let other = match <[u8; Keys::BYTES]>::try_from(&bytes[..]) {
             Ok(own) => Keys::from_bytes(&self.swap(&own)?),
@@ -131,28 +123,27 @@ impl Talk {
         Ok(other?)
     }
 
-    /// The same again: whose keys have changed is no program of perftest.
+    /// Exchanges the same keys again. No program of perftest changes its keys.
     ///
     /// # Errors
-    /// Those of [`keys`](Self::keys), and if the peer tells others than before.
-    pub fn again(&mut self, own: &Keys, before: &Keys) -> Result<(), Failure> {
+    /// Same errors as [`keys`](Self::keys); the peer sends other keys than before.
+    pub(super) fn again(&mut self, own: &Keys, before: &Keys) -> Result<()> {
         let now = self.keys(own)?;
         if now != *before {
-            return Err(format!(
-                "the peer tells other keys than before (QPN {} then, {} now): is it the same program of perftest?",
-                before.qpn, now.qpn
-            )
-            .into());
+            bail!(
+                "the peer sends other keys than before (QPN {} then, {} now): is it the same program of perftest?",
+                before.qpn,
+                now.qpn
+            );
         }
         Ok(())
     }
 
-    /// Tells the peer the report, and returns its own. That of who was only written to or read from is empty, and
-    /// not looked at by the other one.
+    /// Sends the report, and returns that of the peer. The report of a server is empty, and clients ignore it.
     ///
     /// # Errors
-    /// If the peer stalls.
-    pub fn report(&mut self, own: &Report) -> Result<Report, Failure> {
+    /// The peer stalls.
+    pub(super) fn report(&mut self, own: &Report) -> Result<Report> {
         let size = self.swap(&own.size.to_be_bytes())?;
         let iterations = self.swap(&own.iterations.to_be_bytes())?;
         let mut rates = [own.peak, own.average, own.rate];
@@ -164,31 +155,30 @@ impl Talk {
         Ok(Report { size, iterations, peak, average, rate })
     }
 
-    /// Says that this end is done, and waits until the peer is.
+    /// Reports that this end is done, and waits until the peer is.
     ///
     /// # Errors
-    /// If the peer says something else, or stalls.
-    pub fn close(mut self, own: &Keys, before: &Keys) -> Result<(), Failure> {
+    /// The peer sends something else, or stalls.
+    pub(super) fn close(mut self, own: &Keys, before: &Keys) -> Result<()> {
         self.again(own, before)?;
-        self.way.send(DONE)?;
-        self.way.extend(self.wait);
-        let end: [u8; DONE.len()] = self.way.receive()?;
+        self.stream.send(DONE)?;
+        let end: [u8; DONE.len()] = self.stream.receive()?;
         if end != *DONE {
             return Err(NotPerftest::new("end", &end).into());
         }
         self.finish()
     }
 
-    /// Waits until the peer has ended: until then it may need an answer of this end's device.
+    /// Waits until the peer has ended. Until then it may need an acknowledgement of this end's device.
     ///
     /// # Errors
-    /// If it says more, or does not end.
-    pub fn finish(self) -> Result<(), Failure> {
-        Ok(self.way.finish(self.wait)?)
+    /// The peer sends more, or does not end.
+    pub(super) fn finish(self) -> Result<()> {
+        Ok(self.stream.finish()?)
     }
 }
 
-fn check_version(bytes: &[u8; VERSION_BYTES]) -> Result<(), Failure> {
+fn check_version(bytes: &[u8; VERSION_BYTES]) -> Result<()> {
     let wrong = || NotPerftest::new("version", bytes);
     let mut parts = bytes.splitn(2, |&byte| byte == 0);
     let text = parts.next().and_then(|text| std::str::from_utf8(text).ok()).ok_or_else(wrong)?;
@@ -202,11 +192,10 @@ fn check_version(bytes: &[u8; VERSION_BYTES]) -> Result<(), Failure> {
     let version: (u32, u32) = (number(major).ok_or_else(wrong)?, number(&minor).ok_or_else(wrong)?);
     let [(a, b), (c, d)] = VERSIONS;
     if version < (a, b) || version > (c, d) {
-        return Err(format!(
-            "the peer is perftest {text}, whose exchange may be another: take one from {a}.{b:02} to {c}.{d:02}, such as \
+        bail!(
+            "the peer is perftest {text}, whose exchange may differ: use a version from {a}.{b:02} to {c}.{d:02}, such as \
              that of Debian 12"
-        )
-        .into());
+        );
     }
     Ok(())
 }
@@ -233,6 +222,7 @@ fn mtu_of(bytes: [u8; 2]) -> Result<Mtu, NotPerftest> {
 #[cfg(test)]
 mod tests {
     use std::thread;
+    use std::time::Duration;
 
     use rdma::device::{Gid, Lid};
     use rdma::qp::{Psn, Qpn};
@@ -248,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_with_the_same_exchange_are_taken() {
+    fn versions_with_the_same_exchange_are_accepted() {
         for good in ["6.06", "5.96", "6.10", "6.1"] {
             assert_eq!(version(good), Ok(()), "{good}");
         }
@@ -265,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn mtus_are_numbers_of_verbs() {
+    fn mtus_are_sent_as_their_numbers_in_the_verbs() {
         for (mtu, told) in MTUS {
             assert_eq!((digit(mtu), mtu_of([told, 0])), ([told, 0], Ok(mtu)));
         }
@@ -275,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_no_machine_has_are_refused() {
+    fn impossible_lengths_are_refused() {
         let length = |buffer: i32, line: i32| Cycle::of(buffer.to_be_bytes(), line.to_be_bytes());
         assert_eq!(length(65536, 128), Ok(Cycle { buffer: 65536, line: 128 }));
         for (buffer, line) in [(0, 64), (-1, 64), (4096, 0), (4096, i32::MIN), (i32::MAX, 64)] {
@@ -292,11 +282,11 @@ mod tests {
     }
 
     #[test]
-    fn ends_that_speak_it_understand_each_other() {
-        let [here, there] = OutOfBand::pair(WAIT).unwrap();
+    fn two_ends_complete_the_exchange() {
+        let [here, there] = Stream::pair(WAIT);
         let report = |size| Report { size, iterations: 9, peak: 1.5, average: 1.25, rate: 1e-3 };
         let end = move |way, own: Keys, size| {
-            let mut talk = Talk::new(way, WAIT);
+            let mut talk = Talk::new(way);
             let began = talk.begin(Mtu::MTU2048).unwrap();
             let other = talk.keys(&own).unwrap();
             talk.again(&own, &other).unwrap();
@@ -311,14 +301,14 @@ mod tests {
     }
 
     #[test]
-    fn who_has_other_keys_later_is_refused() {
-        let [here, there] = OutOfBand::pair(WAIT).unwrap();
+    fn changed_keys_are_refused() {
+        let [here, there] = Stream::pair(WAIT);
         let server = thread::spawn(move || {
-            let mut talk = Talk::new(here, WAIT);
+            let mut talk = Talk::new(here);
             let other = talk.keys(&keys(1)).unwrap();
             talk.again(&keys(1), &other).unwrap_err().to_string()
         });
-        let mut talk = Talk::new(there, WAIT);
+        let mut talk = Talk::new(there);
         talk.keys(&keys(5)).unwrap();
         talk.keys(&keys(6)).unwrap();
         let error = server.join().unwrap();
@@ -329,9 +319,9 @@ mod tests {
     fn garbage_and_silence_are_errors_in_time() {
         let garbage = [&b"GET / HTTP/1.1\r\nHost: a\r\n"[..], &[0xff; 400], b"6.06\0\0\0", b""];
         for bytes in garbage {
-            let [here, mut there] = OutOfBand::pair(WAIT).unwrap();
+            let [here, mut there] = Stream::pair(Duration::from_millis(100));
             there.send(bytes).unwrap();
-            let mut talk = Talk::new(here, Duration::from_millis(100));
+            let mut talk = Talk::new(here);
             let begun = talk.begin(Mtu::MTU1024).unwrap_err().to_string();
             assert!(begun.contains("perftest") || begun.contains("stalled"), "{begun}");
         }

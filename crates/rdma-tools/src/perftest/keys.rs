@@ -1,4 +1,4 @@
-//! What a program of perftest tells its peer of its queue pair and its memory, as text.
+//! The text by which a program of perftest describes its queue pair and its memory to the peer.
 
 use std::fmt::Write as _;
 
@@ -8,47 +8,43 @@ use rdma::qp::{Psn, Qpn, QueuePairEndpoint, QueuePairType};
 use super::NotPerftest;
 
 /// The Q_Key of all datagrams of perftest.
-pub const QKEY: u32 = 0x1111_1111;
+pub(super) const QKEY: u32 = 0x1111_1111;
 
 /// The queue pair and the memory of one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keys {
-    /// On InfiniBand, the address of the port.
-    pub lid: Lid,
-    /// How many RDMA reads and atomics of the peer it answers at a time.
-    pub reads: u8,
-    /// The queue pair.
-    pub qpn: Qpn,
+pub(super) struct Keys {
+    /// The address of an InfiniBand port.
+    pub(super) lid: Lid,
+    /// RDMA reads and atomics of the peer that it answers at a time.
+    pub(super) reads: u8,
+    pub(super) qpn: Qpn,
     /// The PSN of the first packet from there.
-    pub psn: Psn,
+    pub(super) psn: Psn,
     /// The key of the memory that the peer may use.
-    pub rkey: u32,
-    /// Where that memory begins.
-    pub address: u64,
-    /// The address of the port. Who tells none expects none; on Ethernet there is always one.
-    pub gid: Option<Gid>,
+    pub(super) rkey: u32,
+    /// The first address of that memory.
+    pub(super) address: u64,
+    /// The address of the port, which Ethernet requires. A program that sends none expects none.
+    pub(super) gid: Option<Gid>,
 }
 
 impl Keys {
-    /// How long they are with a GID, and the NUL at the end.
-    pub const BYTES: usize = 108;
-    /// How long they are without.
-    pub const BYTES_WITHOUT_GID: usize = 59;
+    /// The length with a GID, and with the NUL at the end.
+    pub(super) const BYTES: usize = 108;
+    /// The length without a GID.
+    pub(super) const BYTES_WITHOUT_GID: usize = 59;
 
-    /// Those of an endpoint, with the memory that its peer may use.
-    #[must_use]
-    pub fn of(own: &QueuePairEndpoint, reads: u8, rkey: u32, address: u64) -> Self {
+    /// Describes an endpoint, and the memory that its peer may use.
+    pub(super) fn of(own: &QueuePairEndpoint, reads: u8, rkey: u32, address: u64) -> Self {
         let routed = own.link_layer() == LinkLayer::ETHERNET || own.grh_required();
         let gid = own.gids().first().filter(|_| routed).map(|best| best.gid);
         Self { lid: own.lid(), reads, qpn: own.qpn(), psn: own.psn(), rkey, address, gid }
     }
 
-    /// The peer's end. What is not told is taken from this end: the type of the queue pair, and the kind of packets
-    /// that the GID is for.
-    #[must_use]
-    pub fn endpoint(&self, own: &QueuePairEndpoint) -> QueuePairEndpoint {
+    /// The peer's endpoint. The type of the queue pair and that of the GID are not sent, so they are those of this end.
+    pub(super) fn endpoint(&self, own: &QueuePairEndpoint) -> QueuePairEndpoint {
         let mut peer = QueuePairEndpoint::new(self.qpn, self.psn).with_mtu(own.mtu());
-        // It starts as many reads as it is told that are answered here.
+        // The peer starts as many reads as this end answers.
         peer = peer.with_rd_atomic(own.max_dest_rd_atomic(), self.reads);
         peer = match own.qp_type() {
             QueuePairType::UC => peer.with_unreliable_connection(),
@@ -62,10 +58,9 @@ impl Keys {
         self.gid.map_or(peer, |gid| peer.with_gid(gid, kind))
     }
 
-    /// As they are told: with a GID [`BYTES`](Self::BYTES), else [`BYTES_WITHOUT_GID`](Self::BYTES_WITHOUT_GID), of
-    /// which the last is NUL.
-    #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
+    /// The bytes to send: [`BYTES`](Self::BYTES) with a GID, else [`BYTES_WITHOUT_GID`](Self::BYTES_WITHOUT_GID). The
+    /// last one is NUL.
+    pub(super) fn to_bytes(self) -> Vec<u8> {
         let Self { lid, reads, qpn, psn, rkey, address, gid } = self;
         let (lid, qpn, psn) = (lid.get(), qpn.get(), psn.get());
         let mut text =
@@ -78,11 +73,11 @@ impl Keys {
         text.into_bytes()
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) makes, of either length.
+    /// Parses the bytes of [`to_bytes`](Self::to_bytes), of either length.
     ///
     /// # Errors
-    /// [`NotPerftest`] with the first field that is wrong.
-    pub fn from_bytes(bytes: &[u8]) -> Result<Self, NotPerftest> {
+    /// The first field that is wrong.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, NotPerftest> {
         let wrong = |what| NotPerftest::new(what, bytes);
         let text = bytes.strip_suffix(&[0]).and_then(|text| std::str::from_utf8(text).ok());
         let mut fields = text.ok_or_else(|| wrong("line of keys: its end"))?.split(':');
@@ -140,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_have_the_two_lengths_and_come_back() {
+    fn keys_of_either_length_survive_a_round_trip() {
         assert_eq!(golden().to_bytes(), GOLDEN);
         assert_eq!(Keys::from_bytes(GOLDEN), Ok(golden()));
         let without = Keys { gid: None, lid: Lid::new(7), address: u64::MAX, ..golden() };
@@ -150,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn more_reads_than_a_byte_holds_are_as_many_as_it_holds() {
+    fn reads_are_clamped_to_a_byte() {
         let text = String::from_utf8(GOLDEN.to_vec()).unwrap();
         let reads = |four: &str| {
             let text = text.replacen(":0010:", four, 1);
@@ -160,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn each_byte_that_is_wrong_is_refused() {
+    fn each_wrong_byte_is_refused() {
         for bytes in [GOLDEN.to_vec(), Keys { gid: None, ..golden() }.to_bytes()] {
             for at in 0..bytes.len() {
                 for byte in [b'g', b' ', b'+', b'-', 0xff] {

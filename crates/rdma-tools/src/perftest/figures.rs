@@ -1,4 +1,4 @@
-//! What a test has found, in the units of perftest.
+//! Results of a test, in the units of perftest.
 
 use std::time::{Duration, Instant};
 
@@ -7,27 +7,24 @@ use super::talk::Report;
 /// perftest's megabyte.
 const MEGABYTE: f64 = 1_048_576.0;
 
-/// When the requests were posted, and when the last one was over.
+/// The times at which requests were posted, and at which the last one completed.
 #[derive(Clone, Debug)]
-pub struct Figures {
-    /// Of a test of bandwidth only the first.
-    pub posts: Vec<Instant>,
-    /// When all was over.
-    pub end: Instant,
+pub(super) struct Figures {
+    /// Only the first one in a test of bandwidth.
+    pub(super) posts: Vec<Instant>,
+    pub(super) end: Instant,
 }
 
 impl Figures {
-    /// How long one took, in microseconds, from one post to the next; half of it where the peer does the same in
-    /// between.
-    #[must_use]
-    pub fn latency(&self, halved: bool) -> String {
+    /// Microseconds from one post to the next, or half of them where the peer does the same in between.
+    pub(super) fn latency(&self, halved: bool) -> String {
         let pairs = self.posts.iter().zip(self.posts.iter().skip(1));
         let factor = if halved { 2.0 } else { 1.0 };
         let micros = |time: Duration| time.as_secs_f64() * 1e6 / factor;
         let mut times: Vec<_> = pairs.map(|(from, to)| micros(to.duration_since(*from))).collect();
         times.sort_by(f64::total_cmp);
         let (Some(least), Some(most)) = (times.first(), times.last()) else {
-            return "too few to tell how long one takes".to_owned();
+            return "too few for a latency".to_owned();
         };
         let typical = times.get(times.len() / 2).unwrap_or(most);
         let average = times.iter().sum::<f64>() / times.len() as f64;
@@ -39,18 +36,16 @@ impl Figures {
         self.end.duration_since(*begin).as_secs_f64().max(1e-9)
     }
 
-    /// What perftest tells the peer of it. There are no peaks.
-    #[must_use]
-    pub fn report(&self, size: usize, iterations: u32) -> Report {
+    /// The report that perftest sends to the peer. It has no peak.
+    pub(super) fn report(&self, size: usize, iterations: u32) -> Report {
         let rate = f64::from(iterations) / self.seconds();
         let average = rate * size as f64 / MEGABYTE;
         let (size, iterations) = (size as u64, iterations.into());
         Report { size, iterations, peak: 0.0, average, rate: rate / 1e6 }
     }
 
-    /// How much there was in a while.
-    #[must_use]
-    pub fn bandwidth(&self, size: usize, iterations: u32) -> String {
+    /// Average bandwidth and message rate.
+    pub(super) fn bandwidth(&self, size: usize, iterations: u32) -> String {
         let Report { average, rate, .. } = self.report(size, iterations);
         format!("{average:.2} MB/s, {rate:.6} Mpps")
     }

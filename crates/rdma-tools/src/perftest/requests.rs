@@ -15,20 +15,19 @@ use super::Verb;
 use super::figures::Figures;
 use super::keys::Keys;
 use super::talk::Cycle;
-use rdma_examples_common::Failure;
+use anyhow::{Context as _, Result, bail};
 
-/// For one request, or for what the peer does in between.
+/// The limit for one request, or for one step of the peer.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The length of a word that atomics are for.
+/// The length of an atomic operation, in bytes.
 const WORD: usize = 8;
-/// What is in memory that was filled.
+/// The byte that fills memory.
 const FILLED: u8 = 0xa5;
-/// So many bytes of a program of C are never all zero: they are random.
+/// The length from which random bytes of a program of C are never all zero.
 const RANDOM: usize = 16;
 
-/// What the peer may do.
-#[must_use]
-pub const fn access(verb: Verb) -> AccessFlags {
+/// The access that the peer needs.
+pub(super) const fn access(verb: Verb) -> AccessFlags {
     let access = AccessFlags::new().with_local_write();
     match verb {
         Verb::Send => access,
@@ -38,9 +37,9 @@ pub const fn access(verb: Verb) -> AccessFlags {
     }
 }
 
-/// The memory of an end: the first half is for its own requests, the other half is lent to the peer.
+/// The memory of an end. The first half is for its own requests, the second half for those of the peer.
 #[derive(Debug)]
-pub struct Memory {
+pub(super) struct Memory {
     region: SharedRegion,
     half: usize,
     verb: Verb,
@@ -49,18 +48,18 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// For messages of so many bytes, within a page of which small ones go around. The first half is filled if that is
-    /// asked for; what is lent is zero, or, for reads, filled too.
+    /// Allocates memory for messages of `size` bytes. With `filled`, the first half has bytes; the second half has them
+    /// only if the peer reads it.
     ///
     /// # Errors
-    /// If there is no such memory.
-    pub fn allocate(
+    /// The memory cannot be registered.
+    pub(super) fn allocate(
         pd: &ProtectionDomain,
         verb: Verb,
         size: usize,
         cycle: Cycle,
         filled: bool,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self> {
         let half = size.max(cycle.buffer).next_multiple_of(cycle.line.next_multiple_of(WORD));
         let region = pd.allocate_shared_region(2 * half, access(verb))?;
         if filled {
@@ -70,36 +69,34 @@ impl Memory {
         Ok(Self { region, half, verb, size, cycle })
     }
 
-    /// What the peer may use.
-    #[must_use]
-    pub fn lent(&self) -> RemoteMemoryRegion {
+    /// The memory that the peer may use.
+    pub(super) fn lent(&self) -> RemoteMemoryRegion {
         let all = self.region.remote();
         all.slice(self.half..2 * self.half).unwrap_or(all)
     }
 
-    /// The same of the peer, which has as much.
-    #[must_use]
-    pub fn of_peer(&self, peer: &Keys) -> RemoteMemoryRegion {
+    /// The peer's memory, which has the same length.
+    pub(super) fn of_peer(&self, peer: &Keys) -> RemoteMemoryRegion {
         RemoteMemoryRegion::new(peer.address, self.half, peer.rkey)
     }
 
-    /// How many places there are, and how far they are apart.
+    /// The number of places for a message, and their distance.
     fn places(&self) -> (usize, usize) {
         let Self { size, cycle, .. } = self;
         let step = (*size).max(cycle.line).next_multiple_of(cycle.line);
         if *size <= cycle.buffer / 2 { ((cycle.buffer / step).max(1), step) } else { (1, 0) }
     }
 
-    /// The place of so many bytes at that offset of the first half.
-    fn own(&self, offset: usize) -> Result<SharedElement<'_>, Failure> {
+    /// The message at that offset of the first half.
+    fn own(&self, offset: usize) -> Result<SharedElement<'_>> {
         Ok(self.region.element(offset..offset + self.size)?)
     }
 
-    /// Whether the peer has done so many of what it was to do, as far as that can be seen.
+    /// Checks that the peer has done its requests, as far as memory shows that.
     ///
     /// # Errors
-    /// If it has not.
-    pub fn check_lent(&self, times: u32) -> Result<(), Failure> {
+    /// The memory has other contents.
+    pub(super) fn check_lent(&self, times: u32) -> Result<()> {
         match self.verb {
             Verb::FetchAdd => {
                 let words = (self.half..2 * self.half).step_by(WORD);
@@ -107,14 +104,13 @@ impl Memory {
                 for word in words {
                     sum = sum.wrapping_add(self.region.atomic_u64(word)?.load(Acquire));
                 }
-                if sum != times.into() {
-                    return Err(format!(
+                if sum != u64::from(times) {
+                    bail!(
                         "the words have grown by {sum}, not by {times}: give both the same `-n`, and the peer no `-A`"
-                    )
-                    .into());
+                    );
                 }
             }
-            // What is written without acknowledgement may come later than the peer's word that it is done.
+            // A WRITE without acknowledgement may arrive later than the peer's report that it is done.
             Verb::Write if self.size >= RANDOM => {
                 let mut lent = vec![0; self.half];
                 let written = until(|| {
@@ -122,7 +118,7 @@ impl Memory {
                     Ok(lent.iter().any(|&byte| byte != 0))
                 })?;
                 if !written {
-                    return Err("the peer has written nothing, or only zeros".into());
+                    bail!("the peer wrote nothing, or only zeros");
                 }
             }
             _ => {}
@@ -133,26 +129,23 @@ impl Memory {
 
 /// A channel, and the memory at both ends.
 #[derive(Debug)]
-pub struct Requests<'a> {
-    /// The channel.
-    pub channel: &'a mut Channel,
-    /// This end's memory.
-    pub memory: &'a Memory,
-    /// The peer's.
-    pub peer: RemoteMemoryRegion,
-    /// What is done.
-    pub verb: Verb,
+pub(super) struct Requests<'a> {
+    pub(super) channel: &'a mut Channel,
+    pub(super) memory: &'a Memory,
+    /// The peer's memory.
+    pub(super) peer: RemoteMemoryRegion,
+    pub(super) verb: Verb,
 }
 
-/// What each place of the peer's had when it was last read.
+/// The contents of each place of the peer when it was last read.
 type Seen = Vec<Option<Vec<u8>>>;
 
 impl Requests<'_> {
-    /// Does it so many times, so many at a time, at one place, or around many of them.
+    /// Executes `times` requests, `at_a_time` outstanding, at one place or around all of them.
     ///
     /// # Errors
-    /// If one fails, takes longer than ten seconds, or brings back what it should not.
-    pub fn run(&mut self, times: u32, at_a_time: u32, around: bool) -> Result<Figures, Failure> {
+    /// A request fails, takes longer than ten seconds, or returns wrong bytes.
+    pub(super) fn run(&mut self, times: u32, at_a_time: u32, around: bool) -> Result<Figures> {
         let Self { channel, memory, peer, verb } = self;
         let one = One { memory, peer: *peer, verb: *verb, around, at_a_time: at_a_time as usize };
         let (places, _) = memory.places();
@@ -170,17 +163,16 @@ impl Requests<'_> {
             while !flight.is_empty() {
                 one.settle(flight.pop_front(), &mut seen)?;
             }
-            Ok::<_, Failure>(())
+            anyhow::Ok(())
         })?;
         Ok(Figures { posts, end: Instant::now() })
     }
 
-    /// Writes the number of the message to the last of its bytes at the peer, and waits for the peer's, so many
-    /// times. Who serves begins.
+    /// Writes the number of each message to its last byte at the peer, and waits for that of the peer. The server begins.
     ///
     /// # Errors
-    /// If a write fails, or the peer's does not come within ten seconds.
-    pub fn write_to_and_fro(&mut self, times: u32, begins: bool) -> Result<Figures, Failure> {
+    /// A WRITE fails, or that of the peer does not arrive within ten seconds.
+    pub(super) fn write_to_and_fro(&mut self, times: u32, begins: bool) -> Result<Figures> {
         let Self { channel, memory, peer, verb } = self;
         let one = One { memory, peer: *peer, verb: *verb, around: false, at_a_time: 1 };
         let last = memory.size - 1;
@@ -198,21 +190,21 @@ impl Requests<'_> {
                     arrives(n)?;
                 }
             }
-            Ok::<_, Failure>(())
+            anyhow::Ok(())
         })?;
         // The bytes before are zero at both ends.
         let mut rest = vec![0; last];
         memory.region.read(memory.half, &mut rest)?;
         if rest.iter().any(|&byte| byte != 0) {
-            return Err("the peer has written other bytes than zeros before the last one".into());
+            bail!("the peer wrote other bytes than zeros before the last one");
         }
         Ok(Figures { posts, end: Instant::now() })
     }
 }
 
 impl Memory {
-    /// Looks at a byte until the peer has written it.
-    fn wait_for(&self, offset: usize, byte: u8, n: u32) -> Result<(), Failure> {
+    /// Reads a byte until the peer has written it.
+    fn wait_for(&self, offset: usize, byte: u8, n: u32) -> Result<()> {
         let mut found = [0];
         let written = until(|| {
             self.region.read(offset, &mut found)?;
@@ -221,13 +213,12 @@ impl Memory {
         if written {
             return Ok(());
         }
-        Err(format!("message {n} does not come: was the peer given the same size and iterations?")
-            .into())
+        bail!("message {n} did not arrive: give the peer the same size and iterations")
     }
 }
 
-/// Looks until something is so, and says whether it was within ten seconds. Nothing tells of a write but the memory.
-fn until(mut look: impl FnMut() -> Result<bool, Failure>) -> Result<bool, Failure> {
+/// Calls `look` until it returns true; returns false after ten seconds. Memory is all that shows a WRITE.
+fn until(mut look: impl FnMut() -> Result<bool>) -> Result<bool> {
     let begin = Instant::now();
     while !look()? {
         if begin.elapsed() > LIMIT {
@@ -238,12 +229,12 @@ fn until(mut look: impl FnMut() -> Result<bool, Failure>) -> Result<bool, Failur
     Ok(true)
 }
 
-/// What a message says: its number, as far as a byte holds it.
+/// The lowest byte of a message's number.
 const fn low(n: u32) -> u8 {
     n.to_le_bytes()[0]
 }
 
-/// How one request is made.
+/// The parameters of each request.
 #[derive(Clone, Copy)]
 struct One<'a> {
     memory: &'a Memory,
@@ -254,25 +245,28 @@ struct One<'a> {
 }
 
 impl<'a> One<'a> {
-    /// The number of its place, the offset of that there, and of its own bytes here.
+    /// The number of the place, its offset at the peer, and the offset of this end's bytes.
     fn place(&self, n: usize) -> (usize, usize, usize) {
         let (places, step) = self.memory.places();
         let place = if self.around { n % places } else { 0 };
-        // A word of its own for each that is outstanding: each brings back another number.
+        // Each outstanding atomic has a word of its own, as each returns another number.
         let own =
             if self.verb == Verb::FetchAdd { n % self.at_a_time * WORD } else { place * step };
         (place, place * step, own)
     }
 
-    fn post<'s>(&self, scope: &'s Scope<'s, '_>, n: usize) -> Result<PendingWork<'s>, Failure>
+    fn post<'s>(&self, scope: &'s Scope<'s, '_>, n: usize) -> Result<PendingWork<'s>>
     where
         'a: 's,
     {
         let (_, there, here) = self.place(n);
         let own = self.memory.own(here)?;
-        let peer = self.peer.slice(there..there + self.memory.size).ok_or("too little memory")?;
+        let peer = self
+            .peer
+            .slice(there..there + self.memory.size)
+            .context("the peer has too little memory")?;
         let posted: Result<_, TransportError> = match self.verb {
-            Verb::Send => return Err("a message needs no memory of the peer".into()),
+            Verb::Send => bail!("a message needs no memory of the peer"),
             Verb::Write => scope.post_write(WriteWorkRequest::new(&[own.into()], peer)),
             Verb::Read => scope.post_read(ReadWorkRequest::new(&mut [own.into()], peer)),
             Verb::FetchAdd => {
@@ -283,8 +277,8 @@ impl<'a> One<'a> {
         Ok(posted?)
     }
 
-    /// Waits for it, and sees that it is what it should be.
-    fn done(&self, work: &PendingWork<'_>) -> Result<WorkSuccess, Failure> {
+    /// Waits for a request, and checks its opcode and length.
+    fn done(&self, work: &PendingWork<'_>) -> Result<WorkSuccess> {
         let success = work.wait(LIMIT)?;
         let (opcode, length) = match self.verb {
             Verb::Read => (WcOpcode::RDMA_READ, Some(self.memory.size)),
@@ -292,21 +286,17 @@ impl<'a> One<'a> {
             _ => (WcOpcode::RDMA_WRITE, None),
         };
         if (success.opcode(), success.byte_len()) != (opcode, length) {
-            return Err("a request ended as another operation, or with another length".into());
+            bail!("a request completed as another operation, or with another length");
         }
         Ok(success)
     }
 
-    /// The same, and looks at what it has brought back: nobody else writes there.
-    fn settle(
-        &self,
-        work: Option<(usize, PendingWork<'_>)>,
-        seen: &mut Seen,
-    ) -> Result<(), Failure> {
+    /// Waits for a request, and checks the bytes that it returned.
+    fn settle(&self, work: Option<(usize, PendingWork<'_>)>, seen: &mut Seen) -> Result<()> {
         let Some((n, work)) = work else { return Ok(()) };
         self.done(&work)?;
         let (place, _, here) = self.place(n);
-        let before = seen.get_mut(place).ok_or("no such place")?;
+        let before = seen.get_mut(place).context("a request has no place")?;
         match self.verb {
             Verb::FetchAdd => {
                 let mut bytes = [0; WORD];
@@ -317,7 +307,7 @@ impl<'a> One<'a> {
                     None => number,
                 };
                 if number != expected {
-                    return Err(format!("atomic {n} has found {number}, and not {expected}").into());
+                    bail!("atomic {n} found {number}, not {expected}");
                 }
                 *before = Some(number.wrapping_add(1).to_ne_bytes().to_vec());
             }
@@ -325,7 +315,7 @@ impl<'a> One<'a> {
                 let mut bytes = vec![0; self.memory.size];
                 self.memory.region.read(here, &mut bytes)?;
                 if before.as_ref().is_some_and(|before| *before != bytes) {
-                    return Err(format!("read {n} has brought other bytes than before").into());
+                    bail!("read {n} returned other bytes than before");
                 }
                 *before = Some(bytes);
             }

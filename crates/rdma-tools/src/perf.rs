@@ -1,0 +1,3 @@
+//! `rdmatool perf`: its reports.
+
+pub(crate) mod report;

@@ -1,0 +1,195 @@
+//! One end of a connection, or of datagrams, on which messages of one length go back and forth or one way.
+#![allow(unsafe_code)]
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rdma::memory::OwnedRegion;
+use rdma::qp::{
+    AddressHandle, GlobalRouteHeader, PollSlot, PreparedQueuePair, QueuePair, QueuePairEndpoint,
+    QueuePairType, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
+};
+
+const RECEIVED: u64 = 1;
+const SENT: u64 = 2;
+/// The limit for a completion.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Empty polls before the thread yields after each. With one processor it yields at once, as the peer may need it.
+const SPINS: u32 = 1024;
+
+/// A queue pair, and the memory of its requests, which is freed after it.
+#[derive(Debug)]
+pub(super) struct End {
+    qp: QueuePair,
+    /// The destination of datagrams.
+    to: Option<(AddressHandle, QueuePairEndpoint)>,
+    outgoing: OwnedRegion,
+    /// Memory for a header and a message. All receives share it, as no message is read.
+    incoming: OwnedRegion,
+    /// Bytes in front of a message: datagrams have some.
+    header: usize,
+    receives: u32,
+    sends: u32,
+    spins: u32,
+}
+
+impl End {
+    /// Connects, and posts a receive. A queue pair of datagrams sends to that peer alone.
+    ///
+    /// # Errors
+    /// The endpoints do not fit, or the device refuses.
+    pub(super) fn connect(
+        prepared: PreparedQueuePair,
+        peer: QueuePairEndpoint,
+        size: usize,
+    ) -> Result<Self> {
+        let (qp, to, header) = if prepared.endpoint().qp_type() == QueuePairType::UD {
+            let qp = prepared.activate()?;
+            let handle = qp.address_handle(&peer)?;
+            (qp, Some((handle, peer)), GlobalRouteHeader::BYTES)
+        } else {
+            (prepared.handshake(peer)?, None, 0)
+        };
+        let region = |length| qp.pd().allocate_region(length);
+        let (outgoing, incoming) = (region(size)?, region(header + size)?);
+        let alone = thread::available_parallelism().is_ok_and(|processors| processors.get() == 1);
+        let spins = if alone { 0 } else { SPINS };
+        let mut end = Self { qp, to, outgoing, incoming, header, receives: 0, sends: 0, spins };
+        end.receive()?; // before the peer sends
+        Ok(end)
+    }
+
+    /// Posts receives until `messages` are posted.
+    ///
+    /// # Errors
+    /// The queue is too short.
+    pub(super) fn make_room(&mut self, messages: u32) -> Result<()> {
+        (self.receives..messages).try_for_each(|_| self.receive())
+    }
+
+    /// Sends `times` messages with at most `depth` outstanding, and waits until all have arrived.
+    ///
+    /// # Errors
+    /// Same errors as [`ask`](Self::ask).
+    pub(super) fn stream(&mut self, times: u32, depth: u32) -> Result<()> {
+        for _ in 0..times {
+            self.wait(|_, sends| sends < depth)?;
+            self.send()?;
+        }
+        self.wait(|_, sends| sends == 0)
+    }
+
+    /// Receives `times` messages, and posts each receive again. Calls `first` when the first message has arrived.
+    ///
+    /// # Errors
+    /// Same errors as [`ask`](Self::ask).
+    pub(super) fn take(&mut self, times: u32, first: impl FnOnce()) -> Result<()> {
+        let (room, mut arrived, mut first) = (self.receives, 0, Some(first));
+        while arrived < times {
+            let before = self.receives;
+            self.wait(|receives, _| receives < before)
+                .with_context(|| format!("{arrived} of {times} messages arrived"))?;
+            if let Some(first) = first.take() {
+                first();
+            }
+            arrived += before - self.receives;
+            while self.receives < room.min(times.saturating_sub(arrived)) {
+                self.receive()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a message, and waits for the answer.
+    ///
+    /// # Errors
+    /// Nothing completes for ten seconds, a request failed, or the device refuses.
+    pub(super) fn ask(&mut self) -> Result<()> {
+        self.send()?;
+        self.next_message()?;
+        self.wait(|_, sends| sends == 0)
+    }
+
+    /// Waits for a message, and answers it.
+    ///
+    /// # Errors
+    /// Same errors as [`ask`](Self::ask).
+    pub(super) fn answer(&mut self) -> Result<()> {
+        self.next_message()?;
+        self.send()?;
+        self.wait(|_, sends| sends == 0)
+    }
+
+    fn receive(&mut self) -> Result<()> {
+        let mut room = self.incoming.as_slice_mut();
+        let elements = &mut [room.scatter_element()];
+        // SAFETY: SAFETY.md F8: no reference to the bytes of `incoming` is made, and it is freed after the queue pair.
+        // Other posted receives name the same bytes, which only the device writes.
+        unsafe { self.qp.post_receive(ReceiveWorkRequest::new(elements), RECEIVED) }?;
+        self.receives += 1;
+        Ok(())
+    }
+
+    fn send(&mut self) -> Result<()> {
+        let data = [self.outgoing.as_slice().gather_element()];
+        let mut request = SendWorkRequest::new(&data);
+        if let Some((handle, peer)) = &self.to {
+            request = request.to(handle, peer.qpn(), peer.qkey());
+        }
+        // SAFETY: SAFETY.md F8: nothing writes `outgoing`, which is freed after the queue pair, as the handle is.
+        unsafe { self.qp.post_send(request, SENT) }?;
+        self.sends += 1;
+        Ok(())
+    }
+
+    /// Waits for a message, and posts the receive of the next one before this one is answered. Earlier sends have
+    /// completed, except perhaps the last: its acknowledgement may arrive after the answer.
+    fn next_message(&mut self) -> Result<()> {
+        self.wait(|receives, sends| receives == 0 && sends <= 1)?;
+        self.receive()
+    }
+
+    /// Polls until `over` returns true for the posted receives and the outstanding sends.
+    fn wait(&mut self, over: impl Fn(u32, u32) -> bool) -> Result<()> {
+        let (cq, mut slots) = (self.qp.recv_cq(), [PollSlot::default(); 4]);
+        let (begin, mut spins) = (Instant::now(), self.spins);
+        while !over(self.receives, self.sends) {
+            let done = cq.poll(&mut slots)?;
+            if done.is_empty() {
+                ensure!(
+                    begin.elapsed() <= LIMIT,
+                    "nothing completed for {LIMIT:?}: give the peer the same size and iterations"
+                );
+                match spins.checked_sub(1) {
+                    Some(left) => spins = left,
+                    None => thread::yield_now(),
+                }
+            }
+            for completion in done {
+                let success = completion.result()?;
+                match completion.wr_id() {
+                    RECEIVED => {
+                        self.receives -= 1;
+                        self.check(&success)?;
+                    }
+                    _ => self.sends -= 1,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a message has the agreed length.
+    fn check(&self, success: &WorkSuccess) -> Result<()> {
+        let Some(received) = success.scattered_bytes() else {
+            bail!("a receive completed as another operation");
+        };
+        let (received, size) = (received.saturating_sub(self.header), self.outgoing.len());
+        ensure!(
+            received == size,
+            "a message of {received} bytes arrived, not of {size}: give the peer the same size"
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,170 @@
+//! The charts for a set of reports: which there are, and their points.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::perf::report::{Latency, Measure, Report, Row};
+use crate::{reports, units};
+
+/// Returns true for rows that are for scale: those of TCP, of a copy, and of programs such as `ib_write_lat`.
+fn is_reference(operation: &str) -> bool {
+    ["tcp", "memcpy"].contains(&operation) || operation.starts_with("ib_")
+}
+
+/// Names of the percentiles, and how to read them.
+type Percentile = (&'static str, fn(&Latency) -> u64);
+pub(super) const PERCENTILES: [Percentile; 6] = [
+    ("min", |latency| latency.min),
+    ("p50", |latency| latency.p50),
+    ("p90", |latency| latency.p90),
+    ("p99", |latency| latency.p99),
+    ("p99.9", |latency| latency.p999),
+    ("max", |latency| latency.max),
+];
+
+/// A chart without its looks.
+#[derive(Debug)]
+pub(super) struct Chart {
+    pub(super) title: String,
+    pub(super) x: X,
+    pub(super) measure: Measure,
+    pub(super) series: Vec<Series>,
+}
+
+/// What the horizontal axis has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum X {
+    /// The length of a message, as a logarithm to the base of 2.
+    Bytes,
+    /// An index of [`PERCENTILES`].
+    Percentiles,
+}
+
+/// One line of a chart. Series with the same label look the same in all charts of a figure.
+#[derive(Debug)]
+pub(super) struct Series {
+    pub(super) label: String,
+    /// Whether it is drawn dashed, since it is for scale.
+    pub(super) reference: bool,
+    pub(super) points: Vec<(f64, f64)>,
+    /// The upper edge of a band above the points; empty without one.
+    pub(super) upper: Vec<(f64, f64)>,
+}
+
+/// Returns the charts for which the reports have rows, with their points sorted.
+pub(super) fn charts(reports: &[Report]) -> Vec<Chart> {
+    let by_size = [
+        (Measure::Lat, "Latency (half round trip): median, band to p99"),
+        (Measure::Bw, "Bandwidth"),
+        (Measure::Rate, "Message rate"),
+    ];
+    let by_size = by_size.map(|(measure, title)| {
+        let series = all(reports, measure, |_| true, by_size_points);
+        Chart { title: title.to_owned(), x: X::Bytes, measure, series }
+    });
+    let [latency, bandwidth, rate] = by_size;
+    let all = [Some(latency), distribution(reports), Some(bandwidth), Some(rate)];
+    all.into_iter().flatten().filter(|chart| !chart.series.is_empty()).collect()
+}
+
+/// Returns the percentiles at the size that most series have, the smallest of these.
+fn distribution(reports: &[Report]) -> Option<Chart> {
+    let mut sizes: BTreeMap<u64, usize> = BTreeMap::new();
+    let rows = reports.iter().flat_map(|report| &report.rows);
+    for row in rows.filter(|row| row.latency.is_some()) {
+        *sizes.entry(row.bytes).or_default() += 1;
+    }
+    let (bytes, _) = sizes.iter().rev().max_by_key(|(_, rows)| **rows)?;
+    let series = all(reports, Measure::Lat, |row| row.bytes == *bytes, percentiles);
+    let title = format!("Distribution of latency at {}", units::bytes(*bytes));
+    Some(Chart { title, x: X::Percentiles, measure: Measure::Lat, series })
+}
+
+/// Points, and the upper edge of their band.
+type Points = (Vec<(f64, f64)>, Vec<(f64, f64)>);
+
+/// Returns a series for each label among the rows of the measure that `chosen` accepts.
+fn all(
+    reports: &[Report],
+    measure: Measure,
+    chosen: impl Fn(&Row) -> bool,
+    points: fn(&[&Row]) -> Points,
+) -> Vec<Series> {
+    let mut series: Vec<(String, Vec<&Row>)> = Vec::new();
+    for (index, report) in reports.iter().enumerate() {
+        let rows: Vec<_> = report.rows.iter().filter(|row| row.measure == measure).collect();
+        for row in rows.iter().filter(|row| row.bytes > 0 && chosen(row)) {
+            let mut label = label(row, &rows, &report.rows);
+            if reports.len() > 1 {
+                label += &format!(" ({})", name(reports, index));
+            }
+            match series.iter_mut().find(|(other, _)| *other == label) {
+                Some((_, rows)) => rows.push(row),
+                None => series.push((label, vec![row])),
+            }
+        }
+    }
+    let series = series.into_iter().map(|(label, mut rows)| {
+        rows.sort_by_key(|row| row.bytes);
+        let reference = rows.iter().all(|row| is_reference(&row.operation));
+        let (points, upper) = points(&rows);
+        Series { label, reference, points, upper }
+    });
+    series.filter(|series| !series.points.is_empty()).collect()
+}
+
+/// Returns the name of a report among others: that of its device, if no other has the same.
+pub(super) fn name(reports: &[Report], index: usize) -> String {
+    let names: Vec<_> = reports.iter().map(|report| &report.device.name).collect();
+    let distinct = names.iter().collect::<BTreeSet<_>>().len() == names.len();
+    match names.get(index) {
+        Some(name) if distinct => (*name).clone(),
+        _ => (index + 1).to_string(),
+    }
+}
+
+/// Returns the operation, and all that distinguishes the row from others of its operation: its mode among all rows of
+/// the report, as a line has the same label in each chart, and the rest among those of its measure.
+fn label(row: &Row, measure: &[&Row], all: &[Row]) -> String {
+    let mut label = row.operation.clone();
+    if all.iter().any(|other| other.operation == row.operation && !mode(other).eq(mode(row))) {
+        label += &mode(row).fold(String::new(), |text, part| text + ", " + part);
+    }
+    let others = || measure.iter().filter(|other| other.operation == row.operation);
+    if others().any(|other| other.queue_pairs != row.queue_pairs) {
+        label +=
+            &format!(", {} QP{}", row.queue_pairs, if row.queue_pairs == 1 { "" } else { "s" });
+    }
+    if others().any(|other| other.depth != row.depth) {
+        label += &format!(", depth {}", row.depth);
+    }
+    label
+}
+
+/// Returns the parts of a mode, without the one that only the shorter messages of a line have.
+fn mode(row: &Row) -> impl Iterator<Item = &str> {
+    row.mode.split(", ").filter(|part| *part != "inline")
+}
+
+fn by_size_points(rows: &[&Row]) -> Points {
+    let x = |row: &Row| (row.bytes as f64).log2();
+    let median = |row: &Row| match row.latency {
+        Some(latency) => time(latency.p50),
+        None => reports::median(&mut row.blocks.clone()),
+    };
+    let points = rows.iter().map(|row| (x(row), median(row))).collect();
+    let upper = rows.iter().filter_map(|row| Some((x(row), time(row.latency?.p99))));
+    (points, upper.collect())
+}
+
+/// Nanoseconds, at least one, since the axis is logarithmic.
+fn time(nanoseconds: u64) -> f64 {
+    nanoseconds.max(1) as f64
+}
+
+fn percentiles(rows: &[&Row]) -> Points {
+    let latency = rows.iter().find_map(|row| row.latency);
+    let points = latency.iter().flat_map(|latency| {
+        (0_u8..).zip(PERCENTILES).map(|(x, (_, read))| (f64::from(x), time(read(latency))))
+    });
+    (points.collect(), Vec::new())
+}

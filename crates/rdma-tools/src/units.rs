@@ -1,0 +1,66 @@
+//! Values with their units, for tables and plots.
+
+use crate::perf::report::Measure;
+
+type Units = &'static [(f64, &'static str)];
+
+const TIME: Units = &[(1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns")];
+const BANDWIDTH: Units = &[(1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")];
+const RATE: Units = &[(1e6, "M/s"), (1e3, "k/s"), (1.0, "/s")];
+const BYTES: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+
+/// Returns a value of the measure with four significant digits, such as `1.204 us`.
+pub(crate) fn value(measure: Measure, value: f64) -> String {
+    let (number, unit) = scaled(measure, value);
+    let places = if number < 10.0 {
+        3
+    } else if number < 100.0 {
+        2
+    } else {
+        usize::from(number < 1000.0)
+    };
+    format!("{number:.places$} {unit}")
+}
+
+/// Returns a round value of the measure as short as possible, such as `20 GB/s`.
+pub(crate) fn round(measure: Measure, value: f64) -> String {
+    let (number, unit) = scaled(measure, value);
+    let text = format!("{number:.3}");
+    format!("{} {unit}", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// Returns a length in bytes, such as `64 KiB`.
+pub(crate) fn bytes(bytes: u64) -> String {
+    let unit = BYTES.iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit));
+    unit.map_or_else(|| format!("{bytes} B"), |(unit, name)| format!("{} {name}", bytes / unit))
+}
+
+fn scaled(measure: Measure, value: f64) -> (f64, &'static str) {
+    let (units, least) = match measure {
+        Measure::Lat => (TIME, (1.0, "ns")),
+        Measure::Bw => (BANDWIDTH, (1.0, "B/s")),
+        Measure::Rate => (RATE, (1.0, "/s")),
+    };
+    let (unit, name) = *units.iter().find(|(unit, _)| value >= *unit).unwrap_or(&least);
+    (value / unit, name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_have_the_unit_that_keeps_them_short() {
+        assert_eq!(value(Measure::Lat, 812.34), "812.3 ns");
+        assert_eq!(value(Measure::Lat, 1204.0), "1.204 us");
+        assert_eq!(value(Measure::Lat, 0.25), "0.250 ns");
+        assert_eq!(value(Measure::Bw, 12.5e9), "12.50 GB/s");
+        assert_eq!(value(Measure::Rate, 3e12), "3000000 M/s");
+        assert_eq!([1e3, 2.5e6].map(|time| round(Measure::Lat, time)), ["1 us", "2.5 ms"]);
+        assert_eq!([20e9, 0.0].map(|rate| round(Measure::Bw, rate)), ["20 GB/s", "0 B/s"]);
+        assert_eq!(
+            [0, 8, 1500, 65_536, 1 << 20].map(bytes),
+            ["0 B", "8 B", "1500 B", "64 KiB", "1 MiB"]
+        );
+    }
+}
