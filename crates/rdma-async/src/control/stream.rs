@@ -321,17 +321,48 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::lease::outbox::MOST;
+
+    /// A stream on localhost, and its other end.
+    async fn stream() -> (TcpStream, Peer) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = Peer::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        (TcpStream::from_std(stream).unwrap(), peer)
+    }
+
+    #[test]
+    fn frames_that_a_peer_does_not_read_end_its_stream() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (stream, _peer) = stream().await;
+            let address = stream.peer_addr().unwrap();
+            let limits = (None, Duration::ZERO);
+            let shared = Shared::new((address, None), false, true, Duration::MAX, limits);
+            // The kernel buffers some of them.
+            let floods = async {
+                loop {
+                    shared.out.write(|bytes| bytes.resize(MOST + 1, 0));
+                    tokio::task::yield_now().await;
+                }
+            };
+            let (mut rest, unsent) = (Vec::new(), OnceLock::new());
+            let ended = tokio::select! {
+                ended = send_frames(&shared, &stream, &mut rest, &unsent) => ended.unwrap_err(),
+                () = floods => unreachable!(),
+                () = sleep(Duration::from_secs(60)) => panic!("it still sends"),
+            };
+            assert_eq!(ended.kind(), io::ErrorKind::InvalidData, "{ended}");
+        });
+    }
 
     #[test]
     fn a_peer_that_sends_without_end_lets_other_tasks_run() {
         const BYTES: usize = 16 << 10;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let mut peer = Peer::connect(listener.local_addr().unwrap()).unwrap();
-            let (stream, _) = listener.accept().unwrap();
-            stream.set_nonblocking(true).unwrap();
-            let stream = TcpStream::from_std(stream).unwrap();
+            let (stream, mut peer) = stream().await;
             peer.write_all(&[0; BYTES]).unwrap();
             stream.readable().await.unwrap();
             let ran = Arc::new(AtomicBool::new(false));

@@ -11,7 +11,7 @@ const MOST_ASKS: usize = 64;
 /// Bytes of answers to the other end that may wait to be written.
 const MOST_ANSWERS: usize = 1 << 20;
 /// Bytes of any kind that may wait after those that are being written.
-const MOST: usize = 4 << 20;
+pub(crate) const MOST: usize = 4 << 20;
 
 /// Encoded frames in order, until the task that owns the stream writes them.
 #[derive(Debug)]
