@@ -1,6 +1,7 @@
 //! `rdmatool`: lists and examines RDMA devices, and measures them.
 
 mod devices;
+mod doctor;
 mod output;
 
 use std::io;
@@ -13,6 +14,7 @@ use clap::Parser;
 #[command(name = "rdmatool", version, propagate_version = true)]
 enum Command {
     Devices(devices::Arguments),
+    Doctor(doctor::Arguments),
 }
 
 /// The exit status if a command fails; clap exits with 2 if its arguments are wrong.
@@ -21,6 +23,7 @@ const FAILURE: u8 = 1;
 fn main() -> ExitCode {
     let outcome = match Command::parse() {
         Command::Devices(arguments) => devices::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
     };
     match outcome {
         Ok(status) => status,
