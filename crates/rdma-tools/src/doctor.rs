@@ -10,17 +10,18 @@ mod hardware;
 mod host;
 mod machine;
 mod networks;
+mod peer;
 mod ports;
 mod report;
 mod root;
 
 use std::io::Write as _;
-use std::net::{IpAddr, ToSocketAddrs as _, UdpSocket};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
-use rdma::device::{ListError, list_devices};
+use rdma::device::{Context, ListError, list_devices, open_default_device, open_device};
 
 use crate::devices;
 use crate::output::print;
@@ -29,9 +30,6 @@ use facts::{Device, Facts};
 use finding::{Finding, Severity};
 use report::Report;
 use root::Root;
-
-/// The TCP port of `doctor --listen`.
-const PORT: u16 = 18514;
 
 /// Finds what keeps RDMA from working or makes it slow, and says what to do about it
 ///
@@ -45,9 +43,23 @@ pub(crate) struct Arguments {
     /// Examine only this device
     #[arg(value_name = "DEVICE")]
     device: Option<String>,
-    /// Say which GID is used towards this host, and why
-    #[arg(long, value_name = "HOST")]
+    /// Say which GID is used towards this host, and whether each pair of GIDs reaches it
+    ///
+    /// `rdmatool doctor --listen` has to run there. Each pair of GIDs of equal type, at most 16, gets a reliable connection,
+    /// a message of 16 bytes and one that fills a packet.
+    #[arg(long, value_name = "HOST[:PORT]")]
     peer: Option<String>,
+    /// Wait for `doctor --peer` of other hosts, one at a time, at this address (default: [::]:18514)
+    ///
+    /// Whoever can connect to the TCP port can have this process create queue pairs and receive messages into memory of its
+    /// own: listen only as long as you examine. DEVICE goes before this option.
+    #[arg(
+        long,
+        value_name = "ADDR:PORT",
+        num_args = 0..=1,
+        conflicts_with_all = ["peer", "json", "report", "sysroot"]
+    )]
+    listen: Option<Option<SocketAddr>>,
     /// Print JSON: the findings and the facts
     #[arg(long)]
     json: bool,
@@ -64,6 +76,10 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if let Some(address) = arguments.listen {
+        peer::listen(address, open(arguments.device.as_deref())?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let (root, sysroot) = match &arguments.sysroot {
         Some(path) => {
             let root = Root::of_copy(path);
@@ -84,7 +100,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         findings.extend(ports::findings(device));
     }
     if let Some(peer) = &arguments.peer {
-        findings.extend(towards(&facts, peer)?);
+        findings.extend(towards(&facts, peer, arguments.device.as_deref())?);
     }
     let report = Report::new(facts, findings);
     if let Some(path) = &arguments.report {
@@ -162,35 +178,74 @@ fn no_devices(facts: &Facts, is_meant: bool) -> Option<Finding> {
     })
 }
 
-/// Which GIDs lead to a host of which the address alone is known.
-fn towards(facts: &Facts, peer: &str) -> anyhow::Result<Vec<Finding>> {
+/// The device of that name, or the one that programs use.
+fn open(name: Option<&str>) -> Result<Context, rdma::device::Error> {
+    name.map_or_else(open_default_device, open_device)
+}
+
+/// Probes a peer, and finds the GIDs that programs use towards it.
+fn towards(facts: &Facts, peer: &str, device: Option<&str>) -> anyhow::Result<Vec<Finding>> {
     let address = address_of(peer)?;
-    let own = if facts.machine.sysroot.is_none() { source_of(address) } else { None };
+    if facts.machine.sysroot.is_some() {
+        return Ok(assumed(facts, None, address.ip()));
+    }
+    let context = open(device)?;
+    let name = context.device().name().to_owned();
+    match peer::probe(address, context) {
+        Ok(met) => {
+            let ports = facts.devices.iter().filter(|device| device.name == name);
+            let port = ports.flat_map(|device| &device.ports).find(|port| port.number == met.port);
+            let ends = (&met.own, &met.peer);
+            let chosen = port.filter(|port| port.is_ethernet()).map(|port| {
+                let how = "by the tables of both ends";
+                let mut finding =
+                    choice::finding(port, ends, how).about(format!("{name}/{}", met.port));
+                if met.is_reached {
+                    finding.severity = Severity::Ok;
+                    finding.text += "; it reaches the peer";
+                }
+                finding
+            });
+            Ok(chosen.into_iter().chain(met.findings).collect())
+        }
+        Err(error) => {
+            let finding = Finding::new("peer", Severity::Error, format!("not examined: {error:#}"));
+            let finding = finding.cure(
+                "run `rdmatool doctor --listen` there, of the same version, and let its TCP port through firewalls",
+            );
+            let assumed = assumed(facts, source_of(address.ip()), address.ip());
+            Ok([finding].into_iter().chain(assumed).collect())
+        }
+    }
+}
+
+/// Finds the GIDs that lead to a host, by its address alone.
+fn assumed(facts: &Facts, own: Option<IpAddr>, peer: IpAddr) -> Vec<Finding> {
     let mut findings = Vec::new();
     for device in &facts.devices {
         for port in device.ports.iter().filter(|port| port.is_ethernet()) {
-            let ends = (&choice::own_end(port, own, address), &choice::assumed_end(own, address));
-            let how = format!("if {address} is an address of the peer's NIC");
+            let ends = (&choice::own_end(port, own, peer), &choice::assumed_end(own, peer));
+            let how = format!("if {peer} is an address of the peer's NIC");
             let finding = choice::finding(port, ends, &how);
             findings.push(finding.about(format!("{}/{}", device.name, port.number)));
         }
     }
-    Ok(findings)
+    findings
 }
 
 /// The address of a host, which may be written with a port.
-fn address_of(peer: &str) -> anyhow::Result<IpAddr> {
-    let with_port = peer.to_socket_addrs().or_else(|_| (peer, PORT).to_socket_addrs());
+fn address_of(peer: &str) -> anyhow::Result<SocketAddr> {
+    let with_port = peer.to_socket_addrs().or_else(|_| (peer, peer::PORT).to_socket_addrs());
     let mut addresses = with_port.with_context(|| format!("--peer {peer}"))?;
     let address = addresses.next().with_context(|| format!("--peer {peer}: no address"))?;
-    Ok(address.ip().to_canonical())
+    Ok(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
 
 /// The address from which this machine sends to a peer. No packet is sent.
-fn source_of(peer: IpAddr) -> Option<IpAddr> {
-    let any = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+fn source_of(address: IpAddr) -> Option<IpAddr> {
+    let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any).ok()?;
-    socket.connect((peer, PORT)).ok()?;
+    socket.connect((address, peer::PORT)).ok()?;
     Some(socket.local_addr().ok()?.ip())
 }
 

@@ -9,7 +9,7 @@ use rdma::qp::{EndpointGid, GidNetwork, GidRule, Psn, Qpn, QueuePairEndpoint};
 use super::facts::{Port, PortGid};
 use super::finding::{Finding, Severity};
 
-/// What a port's end would carry, for a peer at this address. `own` is this end's address of a stream to it.
+/// The endpoint of a port towards a peer at this address. `own` is this end's address of a stream to it.
 pub(crate) fn own_end(port: &Port, own: Option<IpAddr>, peer: IpAddr) -> QueuePairEndpoint {
     let mut gids: Vec<_> = port.gids.iter().filter(|gid| is_allowed(gid)).collect();
     // An endpoint has room for the likely ones.
@@ -35,7 +35,7 @@ pub(crate) fn assumed_end(own: Option<IpAddr>, peer: IpAddr) -> QueuePairEndpoin
     own.map_or(end, |own| end.with_stream_addresses(peer, own))
 }
 
-/// Which GIDs the two ends use, and why. `how` says what is known of the peer.
+/// The finding about the GIDs that the two ends use. `how` says what is known of the peer.
 pub(crate) fn finding(
     port: &Port,
     (own, peer): (&QueuePairEndpoint, &QueuePairEndpoint),
@@ -58,6 +58,9 @@ pub(crate) fn finding(
         own.gid, own.gid_type, peer.gid
     );
     match rule {
+        _ if own.gid == peer.gid => {
+            found(Severity::Ok, format!("{text}: both ends use one port"))
+        }
         GidRule::Stream => found(
             Severity::Ok,
             format!("{text}: they are the addresses of the TCP stream between the two ends"),
@@ -66,15 +69,15 @@ pub(crate) fn finding(
         _ => found(
             Severity::Warning,
             format!(
-                "{text}: no two are of one network, so the best by type and class; it works only if packets are \
-                 routed between them"
+                "{text}: no two are of one network, so they are the best by type and class, which works only if \
+                 packets are routed between them"
             ),
         )
         .cure(cure),
     }
 }
 
-/// Whether the environment leaves this GID to be chosen; see [`rdma::qp::GidChoice`].
+/// Returns true if the environment allows this GID; see [`rdma::qp::GidChoice`].
 fn is_allowed(gid: &PortGid) -> bool {
     let variable = |name| env::var(name).ok();
     if let Some(index) = variable("RDMA_GID_INDEX") {

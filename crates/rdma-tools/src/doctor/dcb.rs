@@ -1,4 +1,4 @@
-//! What an interface does for lossless traffic: PFC, and the priorities of packets (`dcb(8)`), by rtnetlink.
+//! Lossless traffic of an interface: PFC, and the priorities of packets (`dcb(8)`), by rtnetlink.
 
 use std::io;
 

@@ -84,7 +84,7 @@ pub(crate) fn of_software(name: &str) -> Device {
     }
 }
 
-/// Adds what an open device reports, which replaces what its files say.
+/// Adds the attributes of an open device, which replace the facts of its files.
 pub(crate) fn add_attributes(
     root: &Root,
     device: &mut Device,
@@ -212,7 +212,7 @@ fn pci(root: &Root, device: &str) -> Pci {
     }
 }
 
-/// Whether a PCI device may use relaxed ordering: the bit "Enable Relaxed Ordering" of its PCI Express capability
+/// Reads whether a PCI device may use relaxed ordering: the bit "Enable Relaxed Ordering" of its PCI Express capability
 /// (PCI Express Base Specification, section 7.5.3.4).
 fn relaxed_ordering(config: &[u8]) -> Fact<bool> {
     const CAPABILITIES: usize = 0x34;

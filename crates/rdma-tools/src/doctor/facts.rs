@@ -1,4 +1,4 @@
-//! What `rdmatool doctor` knows of a machine and its devices, before it judges.
+//! The facts of a machine and its devices that `rdmatool doctor` judges by.
 
 use std::fmt;
 
@@ -114,7 +114,7 @@ pub(crate) struct Device {
     pub(crate) kind: Kind,
     /// The name of its file in `/dev/infiniband`.
     pub(crate) file: Fact<String>,
-    /// Why the device could not be opened.
+    /// The reason why the device could not be opened.
     pub(crate) open_error: Option<String>,
     pub(crate) driver: Fact<String>,
     pub(crate) driver_version: Fact<String>,
@@ -144,7 +144,7 @@ pub(crate) struct Pci {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Missing {
     pub(crate) feature: &'static str,
-    /// What to do without it.
+    /// The thing to do without it.
     pub(crate) instead: &'static str,
 }
 

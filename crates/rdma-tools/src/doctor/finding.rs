@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// How much a finding matters, mildest first.
+/// The weight of a finding, mildest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
@@ -46,9 +46,9 @@ pub(crate) struct Finding {
     pub(crate) severity: Severity,
     /// The device, or device and port (`mlx5_0/1`), that it is about.
     pub(crate) subject: Option<String>,
-    /// What was found, with values.
+    /// The result, with values.
     pub(crate) text: String,
-    /// What to do about it.
+    /// The thing to do about it.
     pub(crate) cure: Option<String>,
 }
 

@@ -111,7 +111,7 @@ fn environment() -> Vec<String> {
     variables
 }
 
-/// What follows a name at the beginning of a line.
+/// The text after a name at the beginning of a line.
 fn line<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }

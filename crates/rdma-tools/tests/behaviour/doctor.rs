@@ -13,7 +13,7 @@ fn sysroot(name: &str) -> String {
 }
 
 /// The exit status, and the findings of a run with `--json`.
-fn findings(mut command: Command) -> (i32, Vec<Value>) {
+pub(crate) fn findings(mut command: Command) -> (i32, Vec<Value>) {
     let output = command.arg("--json").output().unwrap();
     (output.status.code().unwrap(), parsed(&output)["findings"].as_array().unwrap().clone())
 }
@@ -27,13 +27,13 @@ fn doctor(arguments: &[&str]) -> (i32, Vec<Value>) {
     findings(program(&[&["doctor"], arguments].concat()))
 }
 
-fn of<'a>(findings: &'a [Value], check: &str) -> &'a Value {
+pub(crate) fn of<'a>(findings: &'a [Value], check: &str) -> &'a Value {
     let found = findings.iter().find(|finding| finding["check"] == check);
     found.unwrap_or_else(|| panic!("no finding `{check}`: {findings:#?}"))
 }
 
 /// The checks and severities of the findings that are neither fine nor unknown.
-fn faults(findings: &[Value]) -> Vec<(&str, &str)> {
+pub(crate) fn faults(findings: &[Value]) -> Vec<(&str, &str)> {
     let text = |finding: &'_ Value, key: &str| finding[key].as_str().unwrap().to_owned();
     for finding in findings.iter().filter(|it| text(it, "severity") == "unknown") {
         assert!(!text(finding, "text").is_empty(), "a reason: {finding}");

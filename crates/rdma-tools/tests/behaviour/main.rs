@@ -3,6 +3,7 @@
 
 mod devices;
 mod doctor;
+mod doctor_peer;
 
 use std::process::{Command, Output};
 
