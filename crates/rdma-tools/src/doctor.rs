@@ -66,8 +66,8 @@ pub(crate) struct Arguments {
     /// Write the findings, the facts and the output of `devices -v` to a new file, as JSON
     ///
     /// The file is fit to be sent to the maintainers. It contains names of devices and interfaces, IP and hardware
-    /// addresses (in GIDs), versions, limits, and variables of the environment that begin with RDMA_. It contains neither
-    /// the host's name nor names of users. An existing file is not overwritten.
+    /// addresses (in GIDs), versions, limits, the folder of --sysroot, and variables of the environment that begin with
+    /// RDMA_, whose paths may name a user. The host's name is not in it. An existing file is not overwritten.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Read `sys` and `proc` in this folder instead of those of this machine, and open no device
@@ -93,11 +93,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => of_this_machine(&root, arguments.device.as_deref())?,
     };
     let facts = Facts { machine: machine::machine(&root, sysroot), devices };
+    let mut ports = facts.devices.iter().flat_map(|device| &device.ports);
+    let has_active = ports.any(|port| port.is_active() == Some(true));
     findings.extend(no_devices(&facts, arguments.device.is_none()));
     findings.extend(host::findings(&facts));
     for device in &facts.devices {
         findings.extend(hardware::findings(&facts.machine, device));
-        findings.extend(ports::findings(device));
+        findings.extend(ports::findings(device, has_active));
     }
     if let Some(peer) = &arguments.peer {
         findings.extend(towards(&facts, peer, arguments.device.as_deref())?);

@@ -42,6 +42,7 @@ pub(crate) fn of_kernel(root: &Root, name: &str) -> Device {
             None => Fact::Unknown("/sys/class/infiniband_verbs has no file for it".to_owned()),
         },
         open_error: None,
+        queue_pair_error: None,
         driver_version,
         driver,
         firmware: root.text(&at("fw_ver")),
@@ -65,6 +66,7 @@ pub(crate) fn of_software(name: &str) -> Device {
         kind: Kind::Software,
         file: none(),
         open_error: None,
+        queue_pair_error: None,
         driver: none(),
         driver_version: none(),
         firmware: none(),
@@ -110,7 +112,9 @@ pub(crate) fn add_attributes(
             None => device.ports.push(described),
         }
     }
-    device.missing_features = Fact::Value(features::missing(context)?);
+    let (missing, error) = features::missing(context)?;
+    device.missing_features = Fact::Value(missing);
+    device.queue_pair_error = error;
     Ok(())
 }
 
@@ -189,7 +193,11 @@ fn interfaces(root: &Root, gids: &[PortGid]) -> Vec<Interface> {
         name: name.to_owned(),
         mtu: root.value(&format!("sys/class/net/{name}/mtu")),
         state: root.text(&format!("sys/class/net/{name}/operstate")),
-        dcb: if root.is_copy() { Fact::Unknown("--sysroot".to_owned()) } else { dcb::query(name) },
+        dcb: if root.is_copy() {
+            Fact::Unknown(format!("{name}: --sysroot"))
+        } else {
+            dcb::query(name)
+        },
     };
     names.into_iter().map(interface).collect()
 }

@@ -116,6 +116,8 @@ pub(crate) struct Device {
     pub(crate) file: Fact<String>,
     /// The reason why the device could not be opened.
     pub(crate) open_error: Option<String>,
+    /// The reason why a queue pair of a reliable connection could not be created.
+    pub(crate) queue_pair_error: Option<String>,
     pub(crate) driver: Fact<String>,
     pub(crate) driver_version: Fact<String>,
     pub(crate) firmware: Fact<String>,

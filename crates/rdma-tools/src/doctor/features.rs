@@ -14,8 +14,8 @@ use super::facts::Missing;
 const INLINE: u32 = 64;
 
 /// Finds the features that the device lacks. Attributes name some of them; for the others it creates a queue pair and
-/// destroys it, which leaves the device as it was.
-pub(crate) fn missing(context: &Context) -> Result<Vec<Missing>, Error> {
+/// destroys it, which leaves the device as it was. The error of that queue pair comes second.
+pub(crate) fn missing(context: &Context) -> Result<(Vec<Missing>, Option<String>), Error> {
     let (device, extended) = (context.query_device()?, context.query_device_extended()?);
     let pd = context.allocate_pd()?;
     let mut missing = Vec::new();
@@ -48,9 +48,9 @@ pub(crate) fn missing(context: &Context) -> Result<Vec<Missing>, Error> {
     );
     lacks(lacks_dmabuf(&pd), "dma-bufs", "copy memory of GPUs to memory of the host");
     let builder = || pd.create_channel();
-    // Without a connection at all, the others cannot be told apart from it.
-    if let Ok(channel) = builder().max_inline_data(Inline::UpTo(INLINE)).build() {
-        drop(channel);
+    let usual = builder().max_inline_data(Inline::UpTo(INLINE)).build().map(drop);
+    // Without the usual one, the others fail for the same reason.
+    if usual.is_ok() {
         let fails = |built: Result<_, _>| built.is_err();
         lacks(
             fails(builder().qp_type(QueuePairType::UC).build().map(drop)),
@@ -63,7 +63,7 @@ pub(crate) fn missing(context: &Context) -> Result<Vec<Missing>, Error> {
             "small sends go through registered memory",
         );
     }
-    Ok(missing)
+    Ok((missing, usual.err().map(|error| error.to_string())))
 }
 
 /// A driver without dma-bufs refuses them before it looks at the file.

@@ -18,6 +18,11 @@ pub(crate) fn findings(machine: &Machine, device: &Device) -> Vec<Finding> {
         let text = "a software device: it has no NUMA node, IOMMU, PCI link, PFC or driver";
         findings.push(Finding::new("device", Severity::Ok, text));
     }
+    findings.extend(device.queue_pair_error.as_ref().map(|error| {
+        let text = format!("a queue pair with the usual options cannot be created: {error}");
+        Finding::new("queue-pair", Severity::Error, text)
+            .cure("see the other findings: a variable RDMA_*, a port without GIDs, locked memory")
+    }));
     findings.push(features(device));
     findings.into_iter().map(|finding| finding.about(&device.name)).collect()
 }

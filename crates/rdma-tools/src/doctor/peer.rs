@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use rdma::device::{Context, LinkLayer};
-use rdma::qp::{Psn, Qpn, QueuePairEndpoint};
+use rdma::qp::{EndpointGid, Psn, Qpn, QueuePairEndpoint};
 
 use super::finding::{Finding, Severity};
 use super::root::printable;
@@ -54,7 +54,10 @@ pub(crate) fn probe(address: SocketAddr, context: Context) -> anyhow::Result<Met
     let text = format!("connected to {address}, where device {device} listens");
     let mut findings = vec![Finding::new("peer", Severity::Ok, text), mtus(&own, &peer)];
     let chosen = own.choose_gids(&peer).map(|(a, b, _)| (a, b));
-    let pairs = pairs(&own, &peer);
+    let place = |gids: &[EndpointGid], gid| gids.iter().position(|other| *other == gid);
+    let chosen_pair =
+        chosen.and_then(|(a, b)| Some((place(own.gids(), a)?, place(peer.gids(), b)?)));
+    let pairs = pairs(&own, &peer, chosen_pair);
     if pairs.is_empty() {
         findings.push(no_pair(&own, &peer));
     }
@@ -62,7 +65,7 @@ pub(crate) fn probe(address: SocketAddr, context: Context) -> anyhow::Result<Met
     for pair in pairs {
         let (text, error) = one(&mut wire, &prober, (&own, &peer), pair)?;
         let gids = pair.and_then(|(a, b)| Some((*own.gids().get(a)?, *peer.gids().get(b)?)));
-        let is_chosen = pair.is_none() || gids == chosen;
+        let is_chosen = pair.is_none() || pair == chosen_pair;
         if error.is_none() {
             is_reached |= is_chosen;
             reached = reached.or(gids);
@@ -119,8 +122,8 @@ fn mtus(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Finding {
         .cure("set the same MTU on the interfaces of both hosts and on the switches")
 }
 
-/// The pairs that can connect, the first ones of the tables first.
-fn pairs(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Vec<Pair> {
+/// The pairs that can connect, the chosen one first.
+fn pairs(own: &QueuePairEndpoint, peer: &QueuePairEndpoint, chosen: Pair) -> Vec<Pair> {
     let is_routed =
         own.link_layer() == LinkLayer::ETHERNET || own.grh_required() || peer.grh_required();
     if own.link_layer() != peer.link_layer() {
@@ -139,7 +142,8 @@ fn pairs(own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Vec<Pair> {
         (is_usable && alone(a).choose_gids(&alone(b)).is_some()).then_some(())
     };
     let all = (0..own.gids().len()).flat_map(|a| (0..peer.gids().len()).map(move |b| (a, b)));
-    all.filter(|&(a, b)| fits(a, b).is_some()).map(Some).take(MAX_PAIRS).collect()
+    let others = all.filter(|&(a, b)| chosen != Some((a, b)) && fits(a, b).is_some());
+    chosen.into_iter().chain(others).map(Some).take(MAX_PAIRS).collect()
 }
 
 /// Probes one pair. Returns a text with the addresses and counters, and the reason if it was not reached.

@@ -8,12 +8,14 @@ use super::finding::{Finding, Severity};
 /// The headers of RoCE for which the kernel reserves room in an Ethernet frame (`iboe_get_mtu` in rdma/ib_addr.h).
 const ROCE_HEADERS: u32 = 96;
 
-pub(crate) fn findings(device: &Device) -> Vec<Finding> {
-    let has_active = device.ports.iter().any(|port| port.is_active() == Some(true));
+/// Findings about the ports of a device. `has_active` says whether any examined device has an active port.
+pub(crate) fn findings(device: &Device, has_active: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     for port in &device.ports {
         let mut of_port = vec![state(port, has_active)];
-        if port.is_ethernet() {
+        // A card with two ports often has one without a cable.
+        let is_unused = has_active && port.is_active() == Some(false);
+        if port.is_ethernet() && !is_unused {
             of_port.push(gids(port));
             of_port.extend(port.interfaces.iter().filter_map(interface));
             of_port.push(mtu(port));
@@ -38,7 +40,6 @@ fn state(port: &Port, has_active: bool) -> Finding {
     match port.is_active() {
         Some(true) => Finding::new("port", Severity::Ok, text),
         Some(false) => {
-            // Of a card with two ports, often one has no cable.
             let severity = if has_active { Severity::Note } else { Severity::Error };
             Finding::new("port", severity, text).cure(if port.is_ethernet() {
                 "`ip link set INTERFACE up`; check the cable and the switch's port (`ethtool INTERFACE`)"

@@ -207,6 +207,16 @@ fn features_that_a_device_lacks_are_named() {
 }
 
 #[test]
+fn a_queue_pair_that_cannot_be_created_is_an_error() {
+    let mut command = program(&["doctor", "soft0"]);
+    command.env("RDMA_GID_INDEX", "77");
+    let (status, findings) = findings(command);
+    assert_eq!((status, faults(&findings).contains(&("queue-pair", "error"))), (4, true));
+    let text = of(&findings, "queue-pair")["text"].as_str().unwrap();
+    assert!(text.contains("77"), "{text}");
+}
+
+#[test]
 fn a_report_has_findings_facts_and_attributes_and_replaces_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.json");

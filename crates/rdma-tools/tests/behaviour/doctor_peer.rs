@@ -74,6 +74,16 @@ fn two_processes_reach_each_other_by_every_pair_of_gids() {
 }
 
 #[test]
+fn an_end_that_is_restricted_to_a_gid_is_reached_by_it() {
+    let listener = Listener::start("soft0", |command| {
+        command.env("RDMA_GID_INDEX", "1");
+    });
+    let (status, findings) = towards("soft0", &listener.address);
+    assert_eq!(status, 0, "{findings:#?}");
+    assert!(matches!(probes(&findings)[0], ("ok", text) if text.contains("fe80::")));
+}
+
+#[test]
 fn infiniband_ports_reach_each_other_by_lid() {
     let listener = Listener::start("softib0", |_| {});
     let (status, findings) = towards("softib0", &listener.address);
