@@ -179,6 +179,8 @@ pub(super) const RXE: &[Step] = &[
     // Not `cargo xtask`: that would be run by the runner, too.
     tests("cargo test -p rdma-examples --test behaviour -- --ignored --test-threads=1")
         .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
+    tests("cargo test -p rdma-tools --test behaviour -- --ignored --test-threads=1")
+        .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
     // Its programs open `soft0`.
     tests("cargo test -p rdma --doc Tutorial").with(&[(
         "CARGO_TARGET_{HOST}_RUNNER",

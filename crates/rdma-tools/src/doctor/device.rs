@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use rdma::device::{Context, Error, GidType, PortAttributes};
+use rdma::device::{Context, Error, Gid, GidType, PortAttributes};
 
 use super::dcb;
 use super::facts::{Device, Fact, Interface, Kind, Pci, Port, PortGid};
@@ -171,7 +171,10 @@ fn gids(root: &Root, networks: &Networks, gids: &str, attributes: &str) -> Vec<P
     indices.retain(|index| *index < MAX_GIDS);
     indices.sort_unstable();
     let entry = |index| {
-        let gid: rdma::device::Gid = *root.value(&format!("{gids}/{index}")).value()?;
+        let gid: Gid = *root.value(&format!("{gids}/{index}")).value()?;
+        if gid.is_zero() {
+            return None;
+        }
         let text = |of: &str| root.text(&format!("{attributes}/{of}/{index}"));
         // The type of an empty entry, and of an interface of another namespace, cannot be read.
         let gid_type = match text("types").value()?.as_str() {
@@ -181,7 +184,7 @@ fn gids(root: &Root, networks: &Networks, gids: &str, attributes: &str) -> Vec<P
         };
         let interface = text("ndevs").value().cloned();
         let prefix_length = networks.prefix_length(gid, interface.as_deref());
-        (!gid.is_zero()).then_some(PortGid { index, gid, gid_type, interface, prefix_length })
+        Some(PortGid { index, gid, gid_type, interface, prefix_length })
     };
     indices.into_iter().filter_map(entry).collect()
 }

@@ -48,15 +48,13 @@ fn access(machine: &Machine, device: &Device) -> Option<Finding> {
 
 fn driver(device: &Device) -> Finding {
     let Device { driver, driver_version, firmware, hardware, board, .. } = device;
-    let version = match driver_version {
-        Fact::Value(version) => format!(" {version}"),
-        Fact::Unknown(_) => " (of the kernel)".to_owned(),
-    };
-    let text = match driver {
-        Fact::Value(driver) => format!("driver {driver}{version}"),
-        Fact::Unknown(reason) => format!("driver unknown ({reason})"),
-    };
-    let text = format!("{text}, firmware {firmware}, hardware {hardware}, board {board}");
+    // The reasons of what is unknown are among the facts.
+    let or_unknown = |fact: &Fact<String>| fact.value().cloned().unwrap_or("unknown".to_owned());
+    let version = driver_version.value().map_or(String::new(), |version| format!(" {version}"));
+    let [driver, hardware, board] = [driver, hardware, board].map(or_unknown);
+    let text = format!(
+        "driver {driver}{version}, firmware {firmware}, hardware {hardware}, board {board}"
+    );
     let is_known = firmware.value().is_some();
     Finding::new("device", if is_known { Severity::Ok } else { Severity::Unknown }, text)
 }

@@ -1,6 +1,6 @@
 //! Findings about the machine: memory, versions, the environment.
 
-use super::facts::{Facts, Kind, Machine};
+use super::facts::{Fact, Facts, Kind, Machine};
 use super::finding::{Finding, Severity};
 
 /// A lower limit of locked memory is too low for more than small programs.
@@ -18,38 +18,32 @@ pub(crate) fn findings(facts: &Facts) -> Vec<Finding> {
 }
 
 fn memlock(machine: &Machine, pins: bool) -> Finding {
-    let (severity, text) = match machine.memlock.value() {
-        None => (Severity::Unknown, format!("locked memory: {}", unknown(&machine.memlock))),
-        Some(memlock) => {
-            let limit = memlock.limit.map_or("unlimited".to_owned(), size);
-            let text = format!("RLIMIT_MEMLOCK is {limit}");
-            match memlock.limit {
-                None => (Severity::Ok, text),
-                Some(_) if memlock.is_lifted => {
-                    (Severity::Ok, text + ", and does not count: the process has CAP_IPC_LOCK")
-                }
-                Some(_) if !pins => (Severity::Ok, text + "; software devices lock no memory"),
-                Some(limit) if limit < ENOUGH_LOCKED => {
-                    let fails =
-                        "; registering more memory fails with ENOMEM, and queues count, too";
-                    (Severity::Warning, text + fails)
-                }
-                Some(_) => (Severity::Note, text + "; registering more memory fails with ENOMEM"),
-            }
-        }
+    let found = |severity, text| Finding::new("memlock", severity, text);
+    let memlock = match &machine.memlock {
+        Fact::Unknown(reason) => return found(Severity::Unknown, reason.clone()),
+        Fact::Value(memlock) => memlock,
     };
-    let finding = Finding::new("memlock", severity, text);
-    if severity > Severity::Unknown || severity == Severity::Note {
-        finding.cure(LIMIT_CURE)
-    } else {
-        finding
+    let Some(limit) = memlock.limit else {
+        return found(Severity::Ok, "RLIMIT_MEMLOCK is unlimited".to_owned());
+    };
+    let text = format!("RLIMIT_MEMLOCK is {}", size(limit));
+    if memlock.is_lifted {
+        return found(Severity::Ok, text + ", and does not count: the process has CAP_IPC_LOCK");
     }
+    if !pins {
+        return found(Severity::Ok, text + "; software devices lock no memory");
+    }
+    let severity = if limit < ENOUGH_LOCKED { Severity::Warning } else { Severity::Note };
+    let fails = "; registering more memory fails with ENOMEM, and queues count, too";
+    found(severity, text + fails).cure(LIMIT_CURE)
 }
 
 fn huge_pages(machine: &Machine) -> Finding {
-    let Some(pages) = machine.huge_pages.value() else {
-        let text = format!("huge pages: {}", unknown(&machine.huge_pages));
-        return Finding::new("huge-pages", Severity::Unknown, text);
+    let pages = match &machine.huge_pages {
+        Fact::Unknown(reason) => {
+            return Finding::new("huge-pages", Severity::Unknown, reason.clone());
+        }
+        Fact::Value(pages) => pages,
     };
     let size = size(pages.size_kib.saturating_mul(1024));
     let text = format!("{} of {} huge pages of {size} are free", pages.free, pages.total);
@@ -83,13 +77,6 @@ fn environment(machine: &Machine) -> Option<Finding> {
     let text = format!("set, and followed by programs: {}", machine.environment.join(", "));
     let finding = Finding::new("environment", Severity::Note, text);
     Some(finding.cure("unset what is not meant for this machine"))
-}
-
-fn unknown<T>(fact: &super::facts::Fact<T>) -> &str {
-    match fact {
-        super::facts::Fact::Value(_) => "known",
-        super::facts::Fact::Unknown(reason) => reason,
-    }
 }
 
 /// A number of bytes in the largest unit that divides it.

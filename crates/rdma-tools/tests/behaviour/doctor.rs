@@ -73,6 +73,19 @@ fn every_device_of_this_machine_is_examined() {
 }
 
 #[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn softroce_has_no_warning() {
+    let (status, findings) = doctor(&["rxe0"]);
+    assert_eq!(status, 0, "{findings:#?}");
+    for check in ["access", "port", "gids", "mtu", "memlock"] {
+        assert_eq!(of(&findings, check)["severity"], "ok", "{check}");
+    }
+    let gids = of(&findings, "gids")["text"].as_str().unwrap();
+    assert!(gids.starts_with("2 GIDs, 2 of them for RoCE v2"), "{gids}");
+    assert!(of(&findings, "versions")["text"].as_str().unwrap().contains("libibverbs.so."));
+}
+
+#[test]
 fn planted_faults_are_found_and_nothing_else() {
     let peer = ["--peer", "200.0.210.6"];
     for (name, arguments, status, expected) in [

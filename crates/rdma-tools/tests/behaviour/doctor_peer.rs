@@ -95,6 +95,19 @@ fn infiniband_ports_reach_each_other_by_lid() {
 }
 
 #[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn softroce_is_reached_and_counts_packets_at_both_ends() {
+    let listener = Listener::start("rxe0", |_| {});
+    let (status, findings) = towards("rxe0", &listener.address);
+    assert_eq!(status, 0, "{findings:#?}");
+    let probes = probes(&findings);
+    assert!(!probes.is_empty());
+    for (severity, text) in probes {
+        assert!(severity == "ok" && text.matches("sent_pkts +").count() == 2, "{text}");
+    }
+}
+
+#[test]
 fn ports_of_different_link_layers_are_an_error() {
     let listener = Listener::start("soft0", |_| {});
     let (status, findings) = towards("softib0", &listener.address);
