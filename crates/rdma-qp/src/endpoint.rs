@@ -13,6 +13,7 @@ use std::net::IpAddr;
 use rdma_mem::{Gid, GidType, Lid, LinkLayer, Mtu};
 use rdma_types::{Psn, QpType, Qpn};
 
+use crate::endpoint::pair::GidRule;
 use crate::gid_network::gid_of;
 
 /// A GID of an endpoint, with the kind of packets that it is for.
@@ -182,7 +183,7 @@ impl QueuePairEndpoint {
 
     /// Sets the addresses of the stream by which the ends meet, as this end sees them.
     #[must_use]
-    pub(crate) fn with_stream_addresses(mut self, own: IpAddr, peer: IpAddr) -> Self {
+    pub fn with_stream_addresses(mut self, own: IpAddr, peer: IpAddr) -> Self {
         self.stream = Some((gid_of(own), gid_of(peer)));
         self
     }
@@ -274,5 +275,30 @@ impl QueuePairEndpoint {
     #[must_use]
     pub fn gids(&self) -> &[EndpointGid] {
         self.gids.get(..usize::from(self.gid_count)).unwrap_or(&self.gids)
+    }
+
+    /// Returns the GIDs by which this end and `peer` would connect, this end's first, and the rule that chooses them;
+    /// see [`GidChoice::ByPeer`](crate::GidChoice::ByPeer). `None` if no GID of one end fits a GID of the other.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_qp::{EndpointGid, GidRule, QueuePairEndpoint};
+    /// use rdma_types::{GidType, Psn, Qpn};
+    ///
+    /// let end = || QueuePairEndpoint::new(Qpn::masked(0x11), Psn::masked(1));
+    /// let gid = |text: &str| text.parse().map(|gid| EndpointGid::new(gid, GidType::ROCE_V2));
+    /// let own = end()
+    ///     .with_endpoint_gid(gid("::ffff:192.168.1.1")?.with_prefix_length(120))
+    ///     .with_endpoint_gid(gid("::ffff:10.0.0.1")?.with_prefix_length(120));
+    /// let peer = end().with_endpoint_gid(gid("::ffff:10.0.0.2")?);
+    /// let (here, there, rule) = own.choose_gids(&peer).expect("two addresses of one network");
+    /// assert_eq!((here, there), (own.gids()[1], peer.gids()[0]));
+    /// assert_eq!(rule, GidRule::Network);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn choose_gids(&self, peer: &Self) -> Option<(EndpointGid, EndpointGid, GidRule)> {
+        let chosen = pair::choose(self, peer)?;
+        Some((*self.gids().get(chosen.own)?, *peer.gids().get(chosen.peer)?, chosen.rule))
     }
 }

@@ -1,20 +1,27 @@
-//! `rdmatool devices`: the RDMA devices of this machine and the software devices, with their attributes.
+//! `rdmatool devices`: the RDMA devices of this machine and the software devices.
 
 use std::process::ExitCode;
 
-use rdma::device::{Error, GidEntry};
+use rdma::device::{Error, GidEntry, GidType};
 use rdma::prelude::*;
+use rustix::net::netdevice::index_to_name;
+use rustix::net::{AddressFamily, SocketType, socket};
 use serde_json::{Value, json};
 
 use crate::output::{print, warn};
 
 /// Lists the RDMA devices of this machine and the software devices
+///
+/// Prints one line for each port. The GID is the port's first one for RoCE v2 with an IP address, or else its first one.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Print only this device
     #[arg(value_name = "DEVICE")]
     device: Option<String>,
-    /// Print JSON
+    /// Print all attributes
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print JSON, with all attributes
     #[arg(long)]
     json: bool,
 }
@@ -22,59 +29,101 @@ pub(crate) struct Arguments {
 /// Names and values, in order.
 type Rows = Vec<(&'static str, Value)>;
 
-/// A device, and its ports.
-type Description = (Rows, Vec<Rows>);
+/// A device, its ports, and a line of the table for each port.
+struct Description {
+    device: Rows,
+    ports: Vec<Rows>,
+    lines: Vec<Line>,
+}
+
+/// The cells of a line, by column of [`HEAD`].
+type Line = [String; 9];
+
+const HEAD: [&str; 9] =
+    ["device", "port", "provider", "link layer", "state", "Gb/s", "MTU", "NUMA", "GID"];
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let mut described = Vec::new();
-    if let Some(name) = &arguments.device {
-        described.push(device(&open_device(name)?)?);
-    } else {
-        let list = list_devices();
-        list.errors().iter().for_each(|error| warn(format_args!("error: {}", error)));
-        for found in &list {
-            match found.open().and_then(|context| device(&context)) {
-                Ok(rows) => described.push(rows),
-                Err(error) => warn(format_args!("error: {}: {}", found.name(), error)),
-            }
-        }
-    }
+    let described = match &arguments.device {
+        Some(name) => vec![describe(&open_device(name)?)?],
+        None => describe_all(),
+    };
     if arguments.json {
-        let devices = Value::Array(described.into_iter().map(into_json).collect());
-        print(format_args!("{devices:#}"))?;
+        print(format_args!("{:#}", into_json(described)))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut text = String::new();
-    for (device, ports) in described {
-        text += &lines(&device, "");
-        for (number, port) in (1..).zip(ports) {
-            text += &format!("port {number}\n{}", lines(&port, "    "));
-        }
-    }
+    let text = if arguments.verbose { attributes(&described) } else { table(&described) };
     print(text.trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn device(context: &Context) -> Result<Description, Error> {
+/// All devices with all attributes.
+pub(crate) fn all_as_json() -> Value {
+    into_json(describe_all())
+}
+
+/// The devices that can be opened. Errors of the others go to standard error.
+fn describe_all() -> Vec<Description> {
+    let list = list_devices();
+    list.errors().iter().for_each(|error| warn(format_args!("error: {error}")));
+    let described = list.iter().filter_map(|found| {
+        let described = found.open().and_then(|context| describe(&context));
+        described.map_err(|error| warn(format_args!("error: {}: {error}", found.name()))).ok()
+    });
+    described.collect()
+}
+
+fn describe(context: &Context) -> Result<Description, Error> {
     let attributes = context.query_device()?;
     let (gids, found) = (context.gid_table()?, context.device());
-    let port = |number| {
-        let mut rows = values(context.query_port(number)?.fields());
-        let gids = gids.iter().filter(|entry| entry.port == number).map(gid).collect();
-        rows.push(("gids", Value::Array(gids)));
-        Ok(rows)
-    };
-    let ports = (1..=attributes.port_count).map(port).collect::<Result<_, Error>>()?;
+    let (mut ports, mut lines) = (Vec::new(), Vec::new());
+    for number in 1..=attributes.port_count {
+        let port = context.query_port(number)?;
+        let gids: Vec<_> = gids.iter().filter(|entry| entry.port == number).collect();
+        let or_unknown = |value: Option<String>| value.unwrap_or_else(|| "?".to_owned());
+        lines.push([
+            found.name().to_owned(),
+            number.to_string(),
+            context.verbs().name.to_owned(),
+            port.link_layer.to_string(),
+            port.state.to_string(),
+            or_unknown(port.rate_mbps().map(|rate| (f64::from(rate) / 1000.0).to_string())),
+            or_unknown(port.active_mtu.map(|mtu| mtu.bytes().to_string())),
+            found.numa_node().map_or_else(|| "-".to_owned(), |node| node.to_string()),
+            best(&gids).map_or_else(|| "-".to_owned(), cell),
+        ]);
+        let mut rows = values(port.fields());
+        rows.push(("gids", gids.iter().map(|entry| gid(entry)).collect()));
+        ports.push(rows);
+    }
     let mut device = vec![
         ("name", json!(found.name())),
         ("provider", json!(context.verbs().name)),
         ("node_type", json!(found.node_type().to_string())),
         ("transport", json!(found.transport_type().to_string())),
         ("index", json!(found.index())),
+        ("numa_node", json!(found.numa_node())),
         ("completion_vectors", json!(context.completion_vectors())),
     ];
     device.extend(values(attributes.fields().chain(context.query_device_extended()?.fields())));
-    Ok((device, ports))
+    Ok(Description { device, ports, lines })
+}
+
+/// The GID to show: for RoCE v2 with an IP address, or else the first one.
+fn best<'a>(gids: &[&'a GidEntry]) -> Option<&'a GidEntry> {
+    let is_usual = |gid: &&&GidEntry| gid.gid_type == GidType::ROCE_V2 && !gid.gid.is_link_local();
+    gids.iter().find(is_usual).or(gids.first()).copied()
+}
+
+/// A GID with its interface: `::ffff:10.0.0.1 (eth0)`.
+fn cell(entry: &GidEntry) -> String {
+    let name = entry.netdev_index.and_then(interface_name);
+    name.map_or_else(|| entry.gid.to_string(), |name| format!("{} ({name})", entry.gid))
+}
+
+/// The name of the network interface with this number.
+pub(crate) fn interface_name(index: u32) -> Option<String> {
+    let socket = socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
+    index_to_name(socket, index).ok()
 }
 
 /// Values as JSON: numbers stay numbers, except versions.
@@ -92,10 +141,41 @@ fn gid(entry: &GidEntry) -> Value {
     json!({ "index": entry.index, "gid": gid, "type": gid_type, "netdev": entry.netdev_index })
 }
 
-fn into_json((device, ports): Description) -> Value {
+fn into_json(devices: Vec<Description>) -> Value {
     let object = |rows: Rows| rows.into_iter().map(|(name, value)| (name.to_owned(), value));
-    let ports = ports.into_iter().map(|port| object(port).collect()).collect();
-    object(device).chain([("ports".to_owned(), Value::Array(ports))]).collect()
+    let device = |it: Description| {
+        let ports = it.ports.into_iter().map(|port| object(port).collect()).collect();
+        object(it.device).chain([("ports".to_owned(), Value::Array(ports))]).collect()
+    };
+    Value::Array(devices.into_iter().map(device).collect())
+}
+
+/// One line for each port.
+fn table(devices: &[Description]) -> String {
+    let head = HEAD.map(str::to_owned);
+    let lines: Vec<_> =
+        [&head].into_iter().chain(devices.iter().flat_map(|it| &it.lines)).collect();
+    let widths: Vec<_> = (0..HEAD.len())
+        .map(|column| lines.iter().filter_map(|line| line.get(column)).map(String::len).max())
+        .collect();
+    let line = |line: &&Line| {
+        let cells = line.iter().zip(&widths);
+        let cells = cells.map(|(cell, width)| format!("{cell:<0$}", width.unwrap_or(0)));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    lines.iter().map(line).collect()
+}
+
+/// All attributes, one on each line.
+fn attributes(devices: &[Description]) -> String {
+    let mut text = String::new();
+    for Description { device, ports, .. } in devices {
+        text += &lines(device, "");
+        for (number, port) in (1..).zip(ports) {
+            text += &format!("port {number}\n{}", lines(port, "    "));
+        }
+    }
+    text
 }
 
 /// Rows as text.

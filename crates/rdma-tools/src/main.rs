@@ -2,6 +2,7 @@
 
 mod compare;
 mod devices;
+mod doctor;
 mod output;
 mod perf;
 mod perftest;
@@ -20,6 +21,7 @@ use clap::Parser;
 enum Command {
     Compare(compare::Arguments),
     Devices(devices::Arguments),
+    Doctor(doctor::Arguments),
     Perftest(perftest::Arguments),
     Plot(plot::Arguments),
 }
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
     let outcome = match Command::parse() {
         Command::Compare(arguments) => compare::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Perftest(arguments) => perftest::run(&arguments),
         Command::Plot(arguments) => plot::run(&arguments),
     };

@@ -182,7 +182,7 @@ pub(super) const RXE: &[Step] = &[
     run("cargo xtask rxe-setup"),
     // Not `cargo xtask`: that would be run by the runner, too.
     tests(
-        "cargo test -p rdma-examples -p copy_file --test behaviour -- --ignored --test-threads=1",
+        "cargo test -p rdma-examples -p copy_file -p rdma-tools --test behaviour -- --ignored --test-threads=1",
     )
     .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
     // Its programs open `soft0`.

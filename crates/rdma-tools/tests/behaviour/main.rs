@@ -3,16 +3,24 @@
 
 mod compare;
 mod devices;
+mod doctor;
+mod doctor_peer;
 mod perftest;
 mod plot;
 mod report;
 
-use std::process::Output;
+use std::process::{Command, Output};
+
+/// `rdmatool` with these arguments.
+fn program(arguments: &[&str]) -> Command {
+    let mut program = test_support::program::command(env!("CARGO_BIN_EXE_rdmatool"));
+    program.args(arguments);
+    program
+}
 
 /// Runs `rdmatool` with these arguments to its end.
 fn rdmatool(arguments: &[&str]) -> Output {
-    let mut program = test_support::program::command(env!("CARGO_BIN_EXE_rdmatool"));
-    program.args(arguments).output().unwrap()
+    program(arguments).output().unwrap()
 }
 
 /// Standard output of a run that succeeds. Without libibverbs, standard error has a warning.

@@ -1,0 +1,69 @@
+//! One result of a check.
+
+use serde::Serialize;
+
+/// The weight of a finding, mildest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Severity {
+    Ok,
+    /// A matter of speed or taste.
+    Note,
+    /// The check had nothing to decide by.
+    Unknown,
+    /// Some programs will fail or be slow.
+    Warning,
+    /// Programs will fail.
+    Error,
+}
+
+impl Severity {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Unknown => "unknown",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+
+    /// The exit status of a run whose worst finding is this.
+    pub(crate) const fn exit_status(self) -> u8 {
+        match self {
+            Self::Ok | Self::Note | Self::Unknown => 0,
+            Self::Warning => 3,
+            Self::Error => 4,
+        }
+    }
+}
+
+/// The result of one check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    /// A stable name, such as `memlock`.
+    pub(crate) check: &'static str,
+    pub(crate) severity: Severity,
+    /// The device, or device and port (`mlx5_0/1`), that it is about.
+    pub(crate) subject: Option<String>,
+    /// The result, with values.
+    pub(crate) text: String,
+    /// The thing to do about it.
+    pub(crate) cure: Option<String>,
+}
+
+impl Finding {
+    pub(crate) fn new(check: &'static str, severity: Severity, text: impl Into<String>) -> Self {
+        Self { check, severity, subject: None, text: text.into(), cure: None }
+    }
+
+    pub(crate) fn about(mut self, subject: impl Into<String>) -> Self {
+        self.subject = Some(subject.into());
+        self
+    }
+
+    pub(crate) fn cure(mut self, cure: impl Into<String>) -> Self {
+        self.cure = Some(cure.into());
+        self
+    }
+}

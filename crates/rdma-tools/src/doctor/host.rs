@@ -1,0 +1,87 @@
+//! Findings about the machine: memory, versions, the environment.
+
+use super::facts::{Fact, Facts, Kind, Machine};
+use super::finding::{Finding, Severity};
+
+/// A lower limit of locked memory is too low for more than small programs.
+const ENOUGH_LOCKED: u64 = 64 << 20;
+
+const LIMIT_CURE: &str = "raise it: `ulimit -l unlimited`, `* - memlock unlimited` in /etc/security/limits.d, \
+    `LimitMEMLOCK=infinity` of a systemd service, or `docker run --ulimit memlock=-1`";
+
+pub(crate) fn findings(facts: &Facts) -> Vec<Finding> {
+    let machine = &facts.machine;
+    let pins = facts.devices.iter().any(|device| device.kind == Kind::Kernel);
+    let mut findings = vec![memlock(machine, pins), huge_pages(machine), rdma_core(machine, pins)];
+    findings.extend(environment(machine));
+    findings
+}
+
+fn memlock(machine: &Machine, pins: bool) -> Finding {
+    let found = |severity, text| Finding::new("memlock", severity, text);
+    let memlock = match &machine.memlock {
+        Fact::Unknown(reason) => return found(Severity::Unknown, reason.clone()),
+        Fact::Value(memlock) => memlock,
+    };
+    let Some(limit) = memlock.limit else {
+        return found(Severity::Ok, "RLIMIT_MEMLOCK is unlimited".to_owned());
+    };
+    let text = format!("RLIMIT_MEMLOCK is {}", size(limit));
+    if memlock.is_lifted {
+        return found(Severity::Ok, text + ", and does not count: the process has CAP_IPC_LOCK");
+    }
+    if !pins {
+        return found(Severity::Ok, text + "; software devices lock no memory");
+    }
+    let severity = if limit < ENOUGH_LOCKED { Severity::Warning } else { Severity::Note };
+    let fails = "; registering more memory fails with ENOMEM, and queues count, too";
+    found(severity, text + fails).cure(LIMIT_CURE)
+}
+
+fn huge_pages(machine: &Machine) -> Finding {
+    let pages = match &machine.huge_pages {
+        Fact::Unknown(reason) => {
+            return Finding::new("huge-pages", Severity::Unknown, reason.clone());
+        }
+        Fact::Value(pages) => pages,
+    };
+    let size = size(pages.size_kib.saturating_mul(1024));
+    let text = format!("{} of {} huge pages of {size} are free", pages.free, pages.total);
+    if pages.free > 0 {
+        return Finding::new("huge-pages", Severity::Ok, text);
+    }
+    Finding::new("huge-pages", Severity::Note, text + "; regions on huge pages fail").cure(
+        "only if a program wants them: write their number to /proc/sys/vm/nr_hugepages \
+         (large regions on them need fewer entries of the NIC's table)",
+    )
+}
+
+fn rdma_core(machine: &Machine, is_needed: bool) -> Finding {
+    let text = format!("rdma-core {}, Linux {}", machine.rdma_core, machine.kernel);
+    let is_known = machine.rdma_core.value().is_some();
+    match (is_known, is_needed) {
+        (true, _) => Finding::new("versions", Severity::Ok, text),
+        (false, true) if machine.sysroot.is_none() => {
+            Finding::new("versions", Severity::Error, text).cure(
+                "install rdma-core's libraries (Debian: libibverbs1 ibverbs-providers, Fedora: libibverbs)",
+            )
+        }
+        (false, _) => Finding::new("versions", Severity::Unknown, text),
+    }
+}
+
+fn environment(machine: &Machine) -> Option<Finding> {
+    if machine.environment.is_empty() {
+        return None;
+    }
+    let text = format!("set, and followed by programs: {}", machine.environment.join(", "));
+    let finding = Finding::new("environment", Severity::Note, text);
+    Some(finding.cure("unset what is not meant for this machine"))
+}
+
+/// A number of bytes in the largest unit that divides it.
+fn size(bytes: u64) -> String {
+    let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    let unit = units.iter().find(|(unit, _)| bytes > 0 && bytes.is_multiple_of(*unit));
+    unit.map_or_else(|| format!("{bytes} bytes"), |(unit, name)| format!("{} {name}", bytes / unit))
+}
