@@ -2,6 +2,7 @@
 
 mod devices;
 mod output;
+mod perf;
 
 use std::io;
 use std::process::ExitCode;
@@ -13,6 +14,7 @@ use clap::Parser;
 #[command(name = "rdmatool", version, propagate_version = true)]
 enum Command {
     Devices(devices::Arguments),
+    Perf(Box<perf::Arguments>),
 }
 
 /// The exit status if a command fails; clap exits with 2 if its arguments are wrong.
@@ -21,6 +23,7 @@ const FAILURE: u8 = 1;
 fn main() -> ExitCode {
     let outcome = match Command::parse() {
         Command::Devices(arguments) => devices::run(&arguments),
+        Command::Perf(arguments) => perf::run(&arguments),
     };
     match outcome {
         Ok(status) => status,
