@@ -4,6 +4,7 @@ mod arguments;
 mod client;
 mod ends;
 mod pair;
+mod perftest;
 mod protocol;
 mod report;
 mod samples;
@@ -26,11 +27,12 @@ use anyhow::Context as _;
 use rdma::device::{Context, open_default_device, open_device};
 use signal_hook::consts::SIGINT;
 
-use crate::output::print;
+use crate::output::{print, warn};
 pub(crate) use crate::perf::arguments::Arguments;
 use crate::perf::client::{Measured, measure};
 use crate::perf::ends::Local;
 use crate::perf::pair::SecondEnd;
+use crate::perf::perftest::Perftest;
 use crate::perf::protocol::Control;
 use crate::perf::report::{Device, Machine, Report, VERSION};
 use crate::perf::watch::Stop;
@@ -54,8 +56,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let _ = server::serve(TcpStream::connect(address)?, &local, |_| anyhow::Ok(()));
         return Ok(ExitCode::SUCCESS);
     }
-    let run = arguments.run()?.context("nothing to measure")?;
+    let mut run = arguments.run().context("nothing to measure")?;
     run.settings.check(&local.context)?;
+    if arguments.scale {
+        match arguments.connect.is_none().then(|| Perftest::find(&run.settings, &local)) {
+            Some(Ok(perftest)) => run.add(perftest),
+            Some(Err(reason)) => warn(format_args!("note: no rows of perftest: {reason}")),
+            None => warn("note: no rows of perftest, whose two ends run on one host"),
+        }
+    }
     let interrupted = Arc::new(AtomicBool::new(false));
     // The second interruption ends the program at once.
     let status = INTERRUPTED.into();

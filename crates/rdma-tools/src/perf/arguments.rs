@@ -63,15 +63,15 @@ pub(crate) struct Arguments {
     /// Register memory that the library does not own
     #[arg(long)]
     foreign_memory: bool,
-    /// Operations of each row
+    /// Operations of each row, rounded up to a multiple of the 10 blocks
     #[arg(long, short = 'n', value_name = "N", conflicts_with = "duration", value_parser = RangedU64ValueParser::<u64>::new().range(1..))]
     iterations: Option<u64>,
     /// Time of each row
     #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
     duration: Duration,
-    /// Also measure memcpy, and TCP between the same ends
+    /// Also measure memcpy, TCP between the same ends, and perftest's program where it is installed
     #[arg(long)]
-    scale: bool,
+    pub(crate) scale: bool,
     /// Write the result as JSON to a file, or to standard output instead of the table (`-`)
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -86,14 +86,9 @@ const SIZES: [u32; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
 const DEPTH: u32 = 64;
 
 impl Arguments {
-    /// The run of a client.
-    ///
-    /// # Errors
-    /// The arguments do not fit each other.
-    pub(crate) fn run(&self) -> anyhow::Result<Option<Run>> {
-        let (Some(measure), Some(operation)) = (self.measure, self.operation) else {
-            return Ok(None);
-        };
+    /// The run of a client. `None` for an end that serves.
+    pub(crate) fn run(&self) -> Option<Run> {
+        let (measure, operation) = (self.measure?, self.operation?);
         let is_latency = measure == Measure::Lat;
         let default = match (is_latency, operation, self.api) {
             (true, Operation::Write, Api::Qp) => Wait::Memory,
@@ -135,7 +130,7 @@ impl Arguments {
             let references = [Work::Tcp, Work::Memcpy].into_iter().filter(|_| self.scale);
             lines.extend(references.map(|work| Line { work, size, queue_pairs: 1, depth: 1 }));
         }
-        Ok(Some(Run { settings, lines, length, verbose: self.verbose }))
+        Some(Run { settings, lines, length, perftest: None, verbose: self.verbose })
     }
 }
 

@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::warn;
 use crate::perf::ends::{End, Local, Path, Plan, connected};
+use crate::perf::perftest::Perftest;
 use crate::perf::protocol::{Block, Control, Reply, Request, Work};
-use crate::perf::report::{Measure, Row};
+use crate::perf::report::Row;
 use crate::perf::samples::{Samples, Total};
 use crate::perf::scale;
 use crate::perf::settings::{Settings, name};
@@ -27,6 +29,8 @@ pub(crate) struct Run {
     pub(crate) settings: Settings,
     pub(crate) lines: Vec<Line>,
     pub(crate) length: Length,
+    /// The program for rows of [`Work::Perftest`].
+    pub(crate) perftest: Option<Perftest>,
     /// Whether to print each block.
     pub(crate) verbose: bool,
 }
@@ -77,6 +81,16 @@ pub(crate) fn measure(run: &Run, local: &Local, control: &mut Control) -> anyhow
 }
 
 impl Run {
+    /// Adds a row of perftest after each row of the operation.
+    pub(crate) fn add(&mut self, perftest: Perftest) {
+        let with = |line: Line| {
+            let other = Line { work: Work::Perftest, ..line };
+            [Some(line), (line.work == Work::Rdma).then_some(other)]
+        };
+        self.lines = self.lines.iter().copied().flat_map(with).flatten().collect();
+        self.perftest = Some(perftest);
+    }
+
     fn needs_order(&self) -> bool {
         let long = self.settings.longest() > crate::perf::settings::WORD;
         self.settings.wait == crate::perf::settings::Wait::Memory && long
@@ -110,7 +124,11 @@ impl Session<'_> {
         let mut iterations = Vec::with_capacity(lines.len());
         for line in lines {
             bar.set_message(format!("(warming up, {} bytes)", self.run.bytes(line)));
-            iterations.push(self.iterations(line)?);
+            iterations.push(match (line.work, iterations.last()) {
+                // As many as the row before it, since the time of a block is mostly that of its start.
+                (Work::Perftest, Some(&count)) => count,
+                _ => self.iterations(line)?,
+            });
             bar.inc(1);
         }
         for number in 1..=BLOCKS {
@@ -164,6 +182,13 @@ impl Session<'_> {
             scale::memcpy(&plan, &control.watch, &mut samples)?;
             return Ok((samples, begin.elapsed()));
         }
+        if work == Work::Perftest {
+            let perftest = self.run.perftest.as_ref().context("perftest is missing")?;
+            let begin = Instant::now();
+            let (operations, figure) = perftest.block(&plan, &mut control.watch)?;
+            samples.foreign(operations, figure);
+            return Ok((samples, begin.elapsed()));
+        }
         control.send(&Request::Run(block))?;
         control.expect(&Reply::Ready)?;
         let begin = Instant::now();
@@ -187,6 +212,7 @@ impl Run {
             Work::Rdma => name(self.settings.operation),
             Work::Tcp => "tcp".to_owned(),
             Work::Memcpy => "memcpy".to_owned(),
+            Work::Perftest => "perftest".to_owned(),
         }
     }
 
@@ -202,9 +228,10 @@ impl Run {
                 Work::Rdma => self.settings.mode(bytes),
                 Work::Tcp => "blocking".to_owned(),
                 Work::Memcpy => "one thread".to_owned(),
+                Work::Perftest => "polling".to_owned(),
             },
             operations: total.operations,
-            latency: total.latency().filter(|_| self.settings.measure == Measure::Lat),
+            latency: total.latency(),
             blocks: total.blocks,
         }
     }

@@ -105,7 +105,7 @@ impl Plan {
 pub(crate) struct Path {
     /// The path MTU, in bytes.
     pub(crate) mtu: u32,
-    /// Whether the last byte of a write arrives last.
+    /// Whether the last byte of a write arrives last, for ends that read the memory.
     pub(crate) is_ordered: bool,
 }
 

@@ -70,6 +70,8 @@ pub(crate) enum Work {
     Tcp,
     /// The same bytes from memory to memory of the client.
     Memcpy,
+    /// The program of perftest for the same measure and operation, at both ends.
+    Perftest,
 }
 
 /// The connection of the two ends.

@@ -20,6 +20,8 @@ pub(crate) struct Samples {
     last: Instant,
     operations: u64,
     elapsed: Duration,
+    /// The figure, if another program has measured it.
+    figure: Option<f64>,
 }
 
 impl Samples {
@@ -29,6 +31,7 @@ impl Samples {
             last: Instant::now(),
             operations: 0,
             elapsed: Duration::ZERO,
+            figure: None,
         })
     }
 
@@ -64,8 +67,17 @@ impl Samples {
         self.elapsed += elapsed;
     }
 
+    /// Records what another program has measured.
+    pub(crate) fn foreign(&mut self, operations: u64, figure: f64) {
+        self.operations += operations;
+        self.figure = Some(figure);
+    }
+
     /// The figure of the block, as [`Row::blocks`](crate::perf::report::Row::blocks) has it.
     fn figure(&self, measure: Measure, bytes: u32) -> f64 {
+        if let Some(figure) = self.figure {
+            return figure;
+        }
         let rate = self.operations as f64 / self.elapsed.as_secs_f64().max(1e-9);
         match measure {
             Measure::Lat => self.times.value_at_quantile(0.5) as f64,

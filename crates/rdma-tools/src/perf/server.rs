@@ -90,7 +90,9 @@ fn run_block(
             control.send(&Reply::Ready)?;
             scale::tcp_server(&stream, &plan)?;
         }
-        Work::Memcpy => bail!("the client asked the server to copy memory"),
+        Work::Memcpy | Work::Perftest => {
+            bail!("the client asked for work that is not the server's")
+        }
     }
     control.send(&Reply::Done)
 }

@@ -19,37 +19,45 @@ pub(crate) fn table(report: &Report, operation: Operation) -> String {
         "{} ({}), path MTU {}, {} processors: {unit}\n",
         device.name, device.provider, device.mtu, report.machine.processors
     );
-    let columns: &[&str] = match first.measure {
-        Measure::Lat => &["min", "p50", "p90", "p99", "p99.9", "max", "mean"],
-        Measure::Bw | Measure::Rate => &["median", "least", "greatest"],
-    };
     let _ = write!(text, "{:<8}{:>9}{:>5}{:>7}{:>11}", "", "bytes", "qps", "depth", "operations");
-    columns.iter().for_each(|column| text += &format!("{column:>10}"));
+    columns(first.measure).iter().for_each(|column| text += &format!("{column:>10}"));
     text += "  mode";
     report.rows.iter().for_each(|row| text += &line(row));
     text
+}
+
+const fn columns(measure: Measure) -> &'static [&'static str] {
+    match measure {
+        Measure::Lat => &["min", "p50", "p90", "p99", "p99.9", "max", "mean"],
+        Measure::Bw | Measure::Rate => &["median", "least", "greatest"],
+    }
 }
 
 fn line(row: &Row) -> String {
     let Row { operation, bytes, queue_pairs, depth, operations, .. } = row;
     let mut text = format!("\n{operation:<8}{bytes:>9}{queue_pairs:>5}{depth:>7}{operations:>11}");
     for value in values(row) {
-        let _ = write!(text, "{:>10}", number(value));
+        let _ = write!(text, "{:>10}", value.map_or_else(|| "-".to_owned(), number));
     }
     text + "  " + &row.mode
 }
 
-/// The values of the columns, in the unit of the table.
-fn values(row: &Row) -> Vec<f64> {
+/// The values of the columns, in the unit of the table: of latencies that another program has measured, the median alone.
+fn values(row: &Row) -> Vec<Option<f64>> {
     if let Some(all) = &row.latency {
         let times = [all.min, all.p50, all.p90, all.p99, all.p999, all.max];
         let times = times.into_iter().map(|time| time as f64).chain([all.mean]);
-        return times.map(|time| time / unit(Measure::Lat)).collect();
+        return times.map(|time| Some(time / unit(Measure::Lat))).collect();
     }
     let mut blocks = row.blocks.clone();
     blocks.sort_by(f64::total_cmp);
-    let values = [blocks.get(blocks.len() / 2), blocks.first(), blocks.last()];
-    values.into_iter().flatten().map(|value| value / unit(row.measure)).collect()
+    let median = blocks.get(blocks.len() / 2);
+    let mut values = match row.measure {
+        Measure::Lat => vec![None, median],
+        Measure::Bw | Measure::Rate => vec![median, blocks.first(), blocks.last()],
+    };
+    values.resize(columns(row.measure).len(), None);
+    values.into_iter().map(|value| value.map(|value| value / unit(row.measure))).collect()
 }
 
 /// A unit of the table, in that of the report.

@@ -123,6 +123,7 @@ impl End for QueuePairs<'_> {
             Role::Requests => {
                 samples.start();
                 for _ in 0..plan.iterations {
+                    watch.interruption()?;
                     self.post(0, plan)?;
                     self.complete(watch)?;
                     samples.request();
@@ -175,6 +176,7 @@ impl QueuePairs<'_> {
         mut round_trip: impl FnMut(),
     ) -> anyhow::Result<()> {
         for n in 0..plan.iterations {
+            watch.interruption()?;
             // Never 0, which is what memory has before.
             let mark = u8::try_from(n % 255 + 1)?;
             if begins {
@@ -226,6 +228,7 @@ impl QueuePairs<'_> {
             }
         }
         while self.sends > 0 {
+            watch.interruption()?;
             self.progress(watch)?;
             mem::swap(&mut finished, &mut self.finished);
             for index in finished.drain(..) {

@@ -1,9 +1,11 @@
 //! Arguments that do not fit, and peers that are no such program.
 
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
 use std::process::Command;
 use std::thread;
+
+use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 
 use super::{Listener, errors, perf};
 
@@ -65,7 +67,10 @@ fn addresses_that_cannot_be_used_are_errors() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     fails(perf("").args(["--listen", &address]), 1, &[&address, "in use", "port 0"]);
-    drop(taken);
+    // Nothing listens there, and no other process gets the port.
+    let bound = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&bound, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = SocketAddrV4::try_from(getsockname(&bound).unwrap()).unwrap().to_string();
     fails(perf("lat send").args(["--connect", &address]), 1, &[&address, "--listen"]);
     fails(&mut perf("lat send --connect nonsense"), 1, &["cannot connect to nonsense"]);
 }
@@ -91,7 +96,7 @@ fn a_server_that_is_another_program_is_an_error() {
             let (mut stream, _) = server.accept().unwrap();
             stream.read_exact(&mut [0; GREETING.len()]).unwrap();
             stream.write_all(bytes).unwrap();
-            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            let _ = stream.shutdown(Shutdown::Write); // the program may have closed it already
             let _ = stream.read_to_end(&mut Vec::new());
         });
         fails(perf("lat send").args(["--connect", &address]), 1, &[error]);
@@ -105,7 +110,7 @@ fn a_client_that_is_another_program_is_an_error() {
         let listener = Listener::start(&mut perf(""));
         let mut stream = TcpStream::connect(&listener.address).unwrap();
         stream.write_all(bytes).unwrap();
-        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let _ = stream.shutdown(Shutdown::Write); // the program may have closed it already
         let output = listener.finish();
         assert_eq!(output.status.code(), Some(1));
         assert!(errors(&output).contains(error), "{error:?} is not in {}", errors(&output));

@@ -10,7 +10,7 @@ use super::schema::valid_report;
 use super::{Listener, errors, perf};
 
 /// The first row takes no time; the blocks of the second row take long.
-const LONG: &str = "lat send --size 8,16M --iterations 10000 --verbose --json -";
+const LONG: &str = "lat send --size 8,8M --iterations 10000 --verbose --json -";
 
 /// A client in the middle of a block.
 struct Measuring {

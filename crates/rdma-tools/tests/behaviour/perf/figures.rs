@@ -17,13 +17,16 @@ fn report(arguments: &str) -> Value {
     for row in report["rows"].as_array().unwrap() {
         let blocks = row["blocks"].as_array().unwrap();
         assert_eq!((blocks.len(), &row["operations"]), (10, &20.into()), "{arguments}: {row}");
-        assert!(blocks.iter().all(|block| block.as_f64().unwrap() > 0.0), "{arguments}: {row}");
+        // A copy of a few bytes may take less time than the clock can tell.
+        let is_copy = row["operation"] == "memcpy";
+        let is_positive = |block: &Value| is_copy || block.as_f64().unwrap() > 0.0;
+        assert!(blocks.iter().all(is_positive), "{arguments}: {row}");
         let has_latency = arguments.starts_with("lat ");
         assert_eq!(row["latency"].is_object(), has_latency, "{arguments}: {row}");
         if has_latency {
             let at = |name: &str| row["latency"][name].as_u64().unwrap();
             let sorted = ["min", "p50", "p90", "p99", "p999", "max"].map(at);
-            assert!(sorted.is_sorted() && sorted[0] > 0, "{arguments}: {row}");
+            assert!(sorted.is_sorted() && (is_copy || sorted[0] > 0), "{arguments}: {row}");
         }
     }
     report
@@ -139,9 +142,11 @@ fn the_ends_of_two_addresses_talk_by_udp() {
     let address = |end| Ipv4Addr::from_bits(0x7f80_0000 | (std::process::id() & 0xffff) << 4 | end);
     for run in ["lat send", "lat write", "bw read", "bw send"] {
         let mut server = perf("--gid-index 4");
-        let listener = Listener::start(server.env("RDMA_SOFT_LISTEN", address(1).to_string()));
+        // A busy machine may give a peer no processor for longer than the usual time.
+        server.env("RDMA_SOFT_RETRY_TIME", "60").env("RDMA_SOFT_LISTEN", address(1).to_string());
+        let listener = Listener::start(&mut server);
         let mut client = perf(&format!("{run} --gid-index 4 -s 8,5000 -n 20 --json -"));
-        let client = client.env("RDMA_SOFT_LISTEN", address(2).to_string());
+        client.env("RDMA_SOFT_RETRY_TIME", "60").env("RDMA_SOFT_LISTEN", address(2).to_string());
         valid_report(&succeeds(client.args(["--connect", &listener.address])));
         let output = listener.finish();
         assert!(output.status.success(), "{}", errors(&output));
