@@ -99,6 +99,16 @@ fn a_killed_client_is_reported_by_the_server() {
 }
 
 #[test]
+fn a_result_that_cannot_be_written_is_an_error_after_the_table() {
+    let mut client =
+        perf("lat send --size 8 --iterations 10 --threads --json /nonexistent/perf.json");
+    let output = client.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("\nsend "));
+    assert!(errors(&output).contains("cannot write /nonexistent/perf.json"), "{}", errors(&output));
+}
+
+#[test]
 fn a_closed_pipe_ends_a_run_without_an_error() {
     let mut command = perf("lat send --size 8 --iterations 10 --threads");
     let mut client = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
