@@ -22,6 +22,7 @@ enum Command {
     Compare(compare::Arguments),
     Devices(devices::Arguments),
     Doctor(doctor::Arguments),
+    Perf(Box<perf::Arguments>),
     Perftest(perftest::Arguments),
     Plot(plot::Arguments),
 }
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         Command::Compare(arguments) => compare::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Perf(arguments) => perf::run(&arguments),
         Command::Perftest(arguments) => perftest::run(&arguments),
         Command::Plot(arguments) => plot::run(&arguments),
     };

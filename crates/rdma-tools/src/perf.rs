@@ -1,3 +1,164 @@
-//! `rdmatool perf`: its reports.
+//! `rdmatool perf`: latency, bandwidth and message rate of a device.
 
+mod arguments;
+mod client;
+mod ends;
+mod pair;
+mod perftest;
+mod protocol;
 pub(crate) mod report;
+mod samples;
+mod scale;
+mod server;
+mod settings;
+mod table;
+mod watch;
+
+use std::fs;
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::SystemTime;
+
+use anyhow::Context as _;
+use rdma::device::{Context, open_default_device, open_device};
+use signal_hook::consts::SIGINT;
+
+use crate::output::{print, warn};
+pub(crate) use crate::perf::arguments::Arguments;
+use crate::perf::client::{Measured, measure};
+use crate::perf::ends::Local;
+use crate::perf::pair::SecondEnd;
+use crate::perf::perftest::Perftest;
+use crate::perf::protocol::Control;
+use crate::perf::report::{Device, Machine, Report, VERSION};
+use crate::perf::watch::Stop;
+use crate::plot;
+
+/// The exit status after an interruption, as of a program that SIGINT has ended.
+const INTERRUPTED: u8 = 130;
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let context = match &arguments.device {
+        Some(name) => open_device(name)?,
+        None => open_default_device()?,
+    };
+    let local = Local { context, gid_index: arguments.gid_index };
+    if let Some(address) = &arguments.listen {
+        server::listen(address, &local, arguments.once)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(address) = &arguments.serve {
+        // The process that has started this one gets the interruption, and all errors.
+        signal_hook::flag::register(SIGINT, Arc::default())?;
+        let _ = server::serve(TcpStream::connect(address)?, &local, |_| anyhow::Ok(()));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut run = arguments.run().context("nothing to measure")?;
+    run.settings.check(&local.context)?;
+    if arguments.scale {
+        match arguments.connect.is_none().then(|| Perftest::find(&run.settings, &local)) {
+            Some(Ok(perftest)) => run.add(perftest),
+            Some(Err(reason)) => warn(format_args!("note: no rows of perftest: {reason}")),
+            None => warn("note: no rows of perftest, whose two ends run on one host"),
+        }
+    }
+    let interrupted = Arc::new(AtomicBool::new(false));
+    // The second interruption ends the program at once.
+    let status = INTERRUPTED.into();
+    signal_hook::flag::register_conditional_shutdown(SIGINT, status, Arc::clone(&interrupted))?;
+    signal_hook::flag::register(SIGINT, Arc::clone(&interrupted))?;
+    let (second, stream) = meet(arguments, &local)?;
+    let mut control = Control::meet(stream, interrupted, false)?;
+    let measured = measure(&run, &local, &mut control);
+    drop(control);
+    drop(second);
+    let measured = match measured {
+        Err(error) if is_interruption(&error) => return Ok(ExitCode::from(INTERRUPTED)),
+        measured => measured?,
+    };
+    let Measured { rows, mtu, error } = measured;
+    let report = Report { rows, ..report(&local.context, mtu)? };
+    if !report.rows.is_empty() {
+        write(&report, arguments.json.as_deref(), || {
+            table::table(&report, run.settings.operation)
+        })?;
+        if let Some(path) = &arguments.plot {
+            plot::write(&[report], path)?;
+        }
+    }
+    match error {
+        None => Ok(ExitCode::SUCCESS),
+        Some(error) if is_interruption(&error) => Ok(ExitCode::from(INTERRUPTED)),
+        Some(error) => Err(error),
+    }
+}
+
+fn is_interruption(error: &anyhow::Error) -> bool {
+    error.downcast_ref() == Some(&Stop::Interrupted)
+}
+
+/// The connection to the other end, and the other end if this program has started it.
+fn meet(arguments: &Arguments, local: &Local) -> anyhow::Result<(Option<SecondEnd>, TcpStream)> {
+    if let Some(address) = &arguments.connect {
+        let stream = TcpStream::connect(address).with_context(|| {
+            format!(
+                "cannot connect to {address}: start `rdmatool perf --listen {address}` there first"
+            )
+        })?;
+        return Ok((None, stream));
+    }
+    let (second, stream) = match arguments.threads {
+        true => SecondEnd::thread(local)?,
+        false => SecondEnd::process(local)?,
+    };
+    Ok((Some(second), stream))
+}
+
+/// Writes the table and the JSON to where they belong.
+fn write(
+    report: &Report,
+    json: Option<&Path>,
+    table: impl FnOnce() -> String,
+) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(report)?;
+    match json {
+        Some(path) if path == Path::new("-") => print(text)?,
+        Some(path) => {
+            print(table())?;
+            fs::write(path, text + "\n")
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        None => print(table())?,
+    }
+    Ok(())
+}
+
+/// A report without rows.
+fn report(context: &Context, mtu: u32) -> anyhow::Result<Report> {
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let machine = Machine {
+        processor: processor(),
+        processors: u32::try_from(processors)?,
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+    };
+    let device = Device {
+        name: context.device().name().to_owned(),
+        provider: context.verbs().name.to_owned(),
+        firmware: context.query_device()?.firmware_version.clone(),
+        mtu,
+    };
+    let rdmatool = env!("CARGO_PKG_VERSION").to_owned();
+    Ok(Report { version: VERSION, rdmatool, time, machine, device, rows: Vec::new() })
+}
+
+/// The model name of the processor, or its architecture where the kernel has no name.
+fn processor() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    name.map_or(std::env::consts::ARCH, |(_, name)| name).to_owned()
+}

@@ -5,6 +5,7 @@ mod compare;
 mod devices;
 mod doctor;
 mod doctor_peer;
+mod perf;
 mod perftest;
 mod plot;
 mod report;

@@ -1,0 +1,180 @@
+//! The command line of `rdmatool perf`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::RangedU64ValueParser;
+
+use crate::perf::client::{Length, Line, Run};
+use crate::perf::protocol::Work;
+use crate::perf::report::Measure;
+use crate::perf::settings::{Api, Operation, Settings, WORD, Wait};
+
+/// Measures latency, bandwidth or message rate
+///
+/// Without --listen or --connect, the program starts a second process for the other end.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The quantity to measure
+    #[arg(required_unless_present_any = ["listen", "serve"])]
+    measure: Option<Measure>,
+    /// The operation to measure
+    #[arg(required_unless_present_any = ["listen", "serve"])]
+    operation: Option<Operation>,
+    /// The RDMA device [default: the one that RDMA_DEVICE names, else the first NIC with an active port, else soft0]
+    #[arg(long, short, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// The index of the GID to use, such as that of a VLAN [default: the one that fits the peer's]
+    #[arg(long, value_name = "N")]
+    pub(crate) gid_index: Option<u8>,
+    /// Serve clients that connect to this address; they have the settings
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["measure", "connect", "threads"])]
+    pub(crate) listen: Option<String>,
+    /// End after one client
+    #[arg(long, requires = "listen")]
+    pub(crate) once: bool,
+    /// Measure with the process that listens there
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "threads")]
+    pub(crate) connect: Option<String>,
+    /// Serve the process that waits there
+    #[arg(long, value_name = "HOST:PORT", hide = true, conflicts_with_all = ["measure", "listen", "connect", "threads"])]
+    pub(crate) serve: Option<String>,
+    /// Make both ends threads of this process
+    #[arg(long)]
+    pub(crate) threads: bool,
+    /// Lengths of messages in bytes, such as 8,64K,1M [default: 8,64,512,4K,64K,1M]
+    #[arg(long, short, value_name = "BYTES", value_delimiter = ',', value_parser = size)]
+    size: Vec<u32>,
+    /// Numbers of queue pairs, for bw and rate
+    #[arg(long, short, value_name = "N", value_delimiter = ',', default_value = "1", value_parser = RangedU64ValueParser::<u32>::new().range(1..=4096))]
+    queue_pairs: Vec<u32>,
+    /// Numbers of requests outstanding on a queue pair, for bw and rate [default: 64]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = RangedU64ValueParser::<u32>::new().range(1..))]
+    depth: Vec<u32>,
+    /// Post messages of at most this length inline
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    inline: Option<u32>,
+    /// The interface of the library
+    #[arg(long, default_value = "qp")]
+    api: Api,
+    /// How both ends wait [default: memory for `lat write` on queue pairs, else poll]
+    #[arg(long)]
+    wait: Option<Wait>,
+    /// Register memory that the library does not own
+    #[arg(long)]
+    foreign_memory: bool,
+    /// Operations of each row, rounded up to a multiple of the 10 blocks
+    #[arg(long, short = 'n', value_name = "N", conflicts_with = "duration", value_parser = RangedU64ValueParser::<u64>::new().range(1..))]
+    iterations: Option<u64>,
+    /// Time of each row
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
+    duration: Duration,
+    /// Also measure memcpy, TCP between the same ends, and perftest's program where it is installed
+    #[arg(long)]
+    pub(crate) scale: bool,
+    /// Write the result as JSON to a file, or to standard output instead of the table (`-`)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Draw the result into a file, by its extension .svg or .png
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Print each block to standard error
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+/// The lengths of messages without `--size`, in bytes.
+const SIZES: [u32; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
+/// The depth without `--depth`, except for latencies.
+const DEPTH: u32 = 64;
+
+impl Arguments {
+    /// The run of a client. `None` for an end that serves.
+    pub(crate) fn run(&self) -> Option<Run> {
+        let (measure, operation) = (self.measure?, self.operation?);
+        let is_latency = measure == Measure::Lat;
+        let default = match (is_latency, operation, self.api) {
+            (true, Operation::Write, Api::Qp) => Wait::Memory,
+            _ => Wait::Poll,
+        };
+        let sizes = match operation {
+            _ if !self.size.is_empty() => self.size.clone(),
+            Operation::Atomic => vec![WORD],
+            _ => SIZES.to_vec(),
+        };
+        let depths = match is_latency {
+            _ if !self.depth.is_empty() => self.depth.clone(),
+            true => vec![1],
+            false => vec![DEPTH],
+        };
+        let most = |values: &[u32]| values.iter().copied().max().unwrap_or(1);
+        let settings = Settings {
+            measure,
+            operation,
+            api: self.api,
+            wait: self.wait.unwrap_or(default),
+            queue_pairs: most(&self.queue_pairs),
+            depth: most(&depths),
+            sizes,
+            inline: self.inline.unwrap_or(0),
+            foreign_memory: self.foreign_memory,
+        };
+        let length = match self.iterations {
+            Some(iterations) => Length::Iterations(iterations),
+            None => Length::Duration(self.duration),
+        };
+        let mut lines = Vec::new();
+        for size in 0..settings.sizes.len() {
+            for &queue_pairs in &self.queue_pairs {
+                for &depth in &depths {
+                    lines.push(Line { work: Work::Rdma, size, queue_pairs, depth });
+                }
+            }
+            let references = [Work::Tcp, Work::Memcpy].into_iter().filter(|_| self.scale);
+            lines.extend(references.map(|work| Line { work, size, queue_pairs: 1, depth: 1 }));
+        }
+        Some(Run { settings, lines, length, perftest: None, verbose: self.verbose })
+    }
+}
+
+/// A number of bytes, with K, M or G for powers of 1024.
+fn size(text: &str) -> Result<u32, String> {
+    let wrong = || format!("not 1 to {} bytes, such as 8, 64K or 1M", u32::MAX);
+    let (digits, shift) = match text.char_indices().last() {
+        Some((end, 'k' | 'K')) => (text.get(..end), 10),
+        Some((end, 'm' | 'M')) => (text.get(..end), 20),
+        Some((end, 'g' | 'G')) => (text.get(..end), 30),
+        _ => (Some(text), 0),
+    };
+    let number: Option<u64> = digits.and_then(|digits| digits.parse().ok());
+    let bytes = number.and_then(|number| number.checked_mul(1 << shift));
+    let bytes = bytes.and_then(|bytes| u32::try_from(bytes).ok());
+    bytes.filter(|&bytes| bytes > 0).ok_or_else(wrong)
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let parsed = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    parsed
+        .filter(|time| !time.is_zero())
+        .ok_or_else(|| "not a number of seconds above 0".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_suffixes_and_limits() {
+        let good = [("8", 8), ("64k", 65536), ("1M", 1 << 20), ("3G", 3 << 30)];
+        assert!(good.iter().all(|&(text, bytes)| size(text) == Ok(bytes)));
+        for bad in ["", "0", "0K", "K", "-8", "4G", "1.5K", "1T", "99999999999999999999", "8 "] {
+            assert!(size(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn durations_are_finite_and_not_zero() {
+        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+        assert!(["0", "-1", "nan", "inf", "1e300", ""].iter().all(|bad| seconds(bad).is_err()));
+    }
+}

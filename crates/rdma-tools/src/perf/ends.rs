@@ -1,0 +1,225 @@
+//! The ends of a measurement, one kind for each interface of the library.
+
+mod blocking;
+mod futures;
+mod memory;
+mod queue_pairs;
+
+use std::io::{Read as _, Write as _};
+use std::net::IpAddr;
+
+use anyhow::{Context as _, ensure};
+use rdma::channel::{confirm, exchange_all};
+use rdma::device::Context;
+use rdma::memory::{ProtectionDomain, RemoteMemoryRegion};
+use rdma::qp::{GidChoice, QueuePairEndpoint};
+
+use crate::perf::ends::memory::{Memory, Target};
+use crate::perf::protocol::{Block, Control, PATIENCE};
+use crate::perf::report::Measure;
+use crate::perf::samples::Samples;
+use crate::perf::settings::{Api, Settings};
+use crate::perf::watch::{Watch, lost};
+
+/// One end of connected queue pairs.
+pub(crate) trait End {
+    /// Runs the client's part of a block, and records it.
+    ///
+    /// # Errors
+    /// A request fails, or the watch ends the block.
+    fn client(
+        &mut self,
+        plan: &Plan,
+        watch: &mut Watch,
+        samples: &mut Samples,
+    ) -> anyhow::Result<()>;
+
+    /// Runs the server's part of a block, if it has one. Calls `ready` when the client may begin.
+    ///
+    /// # Errors
+    /// Same errors as [`client`](Self::client); those of `ready`.
+    fn server(&mut self, plan: &Plan, watch: &mut Watch, ready: Ready<'_>) -> anyhow::Result<()>;
+}
+
+/// Lets the client begin a block.
+pub(crate) type Ready<'a> = &'a mut dyn FnMut() -> anyhow::Result<()>;
+
+/// A block as the ends run it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan {
+    pub(crate) role: Role,
+    /// The length of a message, in bytes.
+    pub(crate) bytes: usize,
+    /// The index of the length among those of the settings.
+    pub(crate) size: usize,
+    pub(crate) queue_pairs: usize,
+    pub(crate) depth: usize,
+    pub(crate) iterations: u64,
+}
+
+/// The part of the server in a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Both ends post in turn.
+    PingPong,
+    /// The client waits for each request; the server does nothing.
+    Requests,
+    /// The client has many requests outstanding; the server receives, if they are sends.
+    Stream,
+}
+
+impl Plan {
+    /// The plan of a block that fits the settings.
+    ///
+    /// # Errors
+    /// It does not fit.
+    pub(crate) fn new(block: &Block, settings: &Settings) -> anyhow::Result<Self> {
+        let bytes = settings.sizes.get(block.size).copied().context("no such length")?;
+        ensure!(
+            (1..=settings.queue_pairs).contains(&block.queue_pairs)
+                && (1..=settings.depth).contains(&block.depth)
+                && block.iterations > 0,
+            "a block of {} iterations with {} queue pairs and a depth of {} does not fit the settings",
+            block.iterations,
+            block.queue_pairs,
+            block.depth
+        );
+        let role = match settings.measure {
+            Measure::Lat if settings.operation.is_halved() => Role::PingPong,
+            Measure::Lat => Role::Requests,
+            Measure::Bw | Measure::Rate => Role::Stream,
+        };
+        Ok(Self {
+            role,
+            bytes: bytes as usize,
+            size: block.size,
+            queue_pairs: block.queue_pairs as usize,
+            depth: block.depth as usize,
+            iterations: block.iterations,
+        })
+    }
+}
+
+/// What both ends have found out about their connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Path {
+    /// The path MTU, in bytes.
+    pub(crate) mtu: u32,
+    /// Whether the last byte of a write arrives last, for ends that read the memory.
+    pub(crate) is_ordered: bool,
+}
+
+/// The device of this end.
+#[derive(Debug, Clone)]
+pub(crate) struct Local {
+    pub(crate) context: Context,
+    /// The index of the GID to use, if not the one that fits the peer's.
+    pub(crate) gid_index: Option<u8>,
+}
+
+/// Makes this end, connects it with that of the peer, and passes it to `run`.
+///
+/// # Errors
+/// The device refuses, the ends do not fit, the peer leaves; the errors of `run`.
+pub(crate) fn connected<T>(
+    local: &Local,
+    settings: &Settings,
+    control: &mut Control,
+    run: impl FnOnce(&mut Control, &mut dyn End, Path) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let pd = local.context.allocate_pd()?;
+    let target = Target::allocate(&pd, settings)?;
+    let mut memory = Memory::allocate(&pd, settings)?;
+    let mut peer = Peer { pd: &pd, gid_index: local.gid_index, settings, control };
+    let (mut end, path): (Box<dyn End + '_>, Path) = match settings.api {
+        Api::Qp => queue_pairs::connect(&mut peer, &mut memory, &target)?,
+        Api::Channel => blocking::connect(&mut peer, &target)?,
+        Api::Async => futures::connect(&mut peer, &target)?,
+    };
+    run(control, &mut *end, path)
+}
+
+/// The other end, and what this one has for it.
+struct Peer<'a> {
+    pd: &'a ProtectionDomain,
+    gid_index: Option<u8>,
+    settings: &'a Settings,
+    control: &'a mut Control,
+}
+
+/// What was prepared to be connected.
+trait Prepared: Sized {
+    type Connected;
+    fn endpoint(&self) -> QueuePairEndpoint;
+    fn set_stream_addresses(&mut self, own: IpAddr, peer: IpAddr);
+    fn handshake(self, peer: QueuePairEndpoint) -> Result<Self::Connected, rdma::qp::Error>;
+}
+
+macro_rules! prepared {
+    ($($prepared:ty => $connected:ty;)+) => {$(
+        impl Prepared for $prepared {
+            type Connected = $connected;
+
+            fn endpoint(&self) -> QueuePairEndpoint {
+                self.endpoint()
+            }
+
+            fn set_stream_addresses(&mut self, own: IpAddr, peer: IpAddr) {
+                self.set_stream_addresses(own, peer);
+            }
+
+            fn handshake(self, peer: QueuePairEndpoint) -> Result<$connected, rdma::qp::Error> {
+                self.handshake(peer)
+            }
+        }
+    )+};
+}
+
+prepared! {
+    rdma::qp::PreparedQueuePair => rdma::qp::QueuePair;
+    rdma::channel::PreparedChannel => rdma::channel::Channel;
+    rdma::aio::PreparedConnection => rdma::aio::Connection;
+}
+
+/// Connections, what the peer lends, and the path MTU.
+struct Met<C> {
+    connections: Vec<C>,
+    remote: RemoteMemoryRegion,
+    mtu: u32,
+}
+
+impl Peer<'_> {
+    /// The GIDs that queue pairs may use.
+    fn gid_choice(&self) -> GidChoice {
+        self.gid_index.map_or(GidChoice::ByPeer, GidChoice::Index)
+    }
+
+    /// Connects with as many of the peer, and exchanges what each end lends to the other.
+    fn meet<P: Prepared>(
+        &mut self,
+        mut prepared: Vec<P>,
+        target: &Target,
+    ) -> anyhow::Result<Met<P::Connected>> {
+        self.control.ready()?;
+        let mut stream = self.control.stream();
+        let (here, there) = (stream.local_addr()?.ip(), stream.peer_addr()?.ip());
+        prepared.iter_mut().for_each(|one| one.set_stream_addresses(here, there));
+        let own: Vec<_> = prepared.iter().map(P::endpoint).collect();
+        let peers = exchange_all(stream, &own, PATIENCE)?;
+        let mtus = own.iter().chain(&peers).map(|end| end.mtu().bytes());
+        let mtu = mtus.min().context("no queue pair")?;
+        let connect = |(one, peer): (P, QueuePairEndpoint)| one.handshake(peer);
+        let connections = prepared.into_iter().zip(peers).map(connect).collect::<Result<_, _>>()?;
+        confirm(stream, PATIENCE)?;
+        let mut remote = [0; RemoteMemoryRegion::BYTES];
+        stream.write_all(&target.remote().to_bytes()).map_err(lost)?;
+        stream.read_exact(&mut remote).map_err(lost)?;
+        let remote = RemoteMemoryRegion::from_bytes(remote);
+        ensure!(
+            remote.length() >= self.settings.longest() as usize,
+            "the peer lends {} bytes, fewer than the longest message",
+            remote.length()
+        );
+        Ok(Met { connections, remote, mtu })
+    }
+}

@@ -1,0 +1,194 @@
+//! The memory of an end: what it sends from, what it receives and reads into, and what the peer reaches.
+#![allow(unsafe_code)]
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::Context as _;
+use rdma::memory::{
+    AccessFlags, Error, GatherElement, MemoryRegion, OwnedRegion, ProtectionDomain,
+    RemoteMemoryRegion, ScatterElement, SharedRegion,
+};
+
+use crate::perf::settings::{Operation, Settings, WORD};
+
+/// The memory of the messages of one end.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) source: Source,
+    pub(super) sinks: Vec<Sink>,
+}
+
+impl Memory {
+    /// Registers a source as long as the longest message, and a sink for receives or one for each length to read.
+    ///
+    /// # Errors
+    /// The machine has not enough memory, or the limit of locked memory is too low.
+    pub(super) fn allocate(pd: &ProtectionDomain, settings: &Settings) -> anyhow::Result<Self> {
+        let foreign = settings.foreign_memory;
+        let longest = settings.longest() as usize;
+        let sinks = match settings.operation {
+            _ if settings.has_receives() => vec![longest],
+            Operation::Read | Operation::Atomic => {
+                settings.sizes.iter().map(|&size| size as usize).collect()
+            }
+            Operation::Send | Operation::Write => Vec::new(),
+        };
+        let source = Source::allocate(pd, longest, foreign).with_context(|| no_memory(longest))?;
+        let sink = |length| Sink::allocate(pd, length, foreign).with_context(|| no_memory(length));
+        Ok(Self { source, sinks: sinks.into_iter().map(sink).collect::<Result<_, _>>()? })
+    }
+}
+
+fn no_memory(bytes: usize) -> String {
+    format!("cannot register {bytes} bytes")
+}
+
+/// Memory that requests send from.
+#[derive(Debug)]
+pub(super) enum Source {
+    Owned(OwnedRegion),
+    Foreign { region: MemoryRegion, bytes: Vec<u8> },
+}
+
+impl Source {
+    fn allocate(pd: &ProtectionDomain, length: usize, foreign: bool) -> Result<Self, Error> {
+        if !foreign {
+            return Ok(Self::Owned(pd.allocate_region(length)?));
+        }
+        let bytes = vec![0; length];
+        Ok(Self::Foreign { region: pd.register_local_mr_slice(&bytes)?, bytes })
+    }
+
+    /// The element for the first `length` bytes.
+    #[inline]
+    pub(super) fn element(&self, length: usize) -> Option<GatherElement<'_>> {
+        match self {
+            Self::Owned(region) => region.get_ref(0, length).map(|slice| slice.gather_element()),
+            Self::Foreign { region, bytes } => {
+                region.gather_element_checked(bytes.get(..length)?).ok()
+            }
+        }
+    }
+
+    /// Sets the byte at `index`. No request that is in flight uses the memory.
+    #[inline]
+    pub(super) fn set(&mut self, index: usize, byte: u8) {
+        let bytes: &mut [u8] = match self {
+            Self::Owned(region) => region,
+            Self::Foreign { bytes, .. } => bytes,
+        };
+        if let Some(place) = bytes.get_mut(index) {
+            *place = byte;
+        }
+    }
+}
+
+impl Deref for Source {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Owned(region) => region,
+            Self::Foreign { bytes, .. } => bytes,
+        }
+    }
+}
+
+/// Memory that requests receive or read into.
+#[derive(Debug)]
+pub(super) enum Sink {
+    Owned(SharedRegion),
+    Foreign { region: MemoryRegion, bytes: Vec<u8> },
+}
+
+impl Sink {
+    fn allocate(pd: &ProtectionDomain, length: usize, foreign: bool) -> Result<Self, Error> {
+        if !foreign {
+            let access = AccessFlags::new().with_local_write();
+            return Ok(Self::Owned(pd.allocate_shared_region(length, access)?));
+        }
+        let bytes = vec![0; length];
+        Ok(Self::Foreign { region: pd.register_local_mr_slice(&bytes)?, bytes })
+    }
+
+    /// The element for all of it, which several requests may use at a time: nothing reads the bytes.
+    pub(super) fn element(&mut self) -> anyhow::Result<ScatterElement<'_>> {
+        Ok(match self {
+            Self::Owned(region) => region.element(0..region.len())?.into(),
+            Self::Foreign { region, bytes } => region.scatter_element_checked(bytes)?,
+        })
+    }
+}
+
+/// Memory that the peer reaches.
+#[derive(Debug)]
+pub(super) enum Target {
+    Owned(SharedRegion),
+    /// The words are freed after the region.
+    Foreign {
+        region: MemoryRegion,
+        words: Vec<AtomicU64>,
+    },
+}
+
+impl Target {
+    /// Registers whole words for the longest message, with the access that the operation needs.
+    ///
+    /// # Errors
+    /// Same errors as [`Memory::allocate`].
+    pub(super) fn allocate(pd: &ProtectionDomain, settings: &Settings) -> anyhow::Result<Self> {
+        let length = settings.longest().next_multiple_of(WORD) as usize;
+        let access = access(settings.operation);
+        let allocated = match settings.foreign_memory {
+            false => pd.allocate_shared_region(length, access).map(Self::Owned),
+            true => Self::foreign(pd, length, access),
+        };
+        allocated.with_context(|| no_memory(length))
+    }
+
+    fn foreign(pd: &ProtectionDomain, length: usize, access: AccessFlags) -> Result<Self, Error> {
+        let words: Vec<AtomicU64> =
+            (0..length / WORD as usize).map(|_| AtomicU64::new(0)).collect();
+        let address = words.as_ptr().cast::<u8>().cast_mut();
+        // SAFETY: SAFETY.md F8: `words` is freed after the region is deregistered, and this process accesses it by
+        // atomics of eight bytes only.
+        let region = unsafe { pd.register_mr_with_access(address, length, access) }?;
+        Ok(Self::Foreign { region, words })
+    }
+
+    /// What the peer has to know.
+    pub(super) fn remote(&self) -> RemoteMemoryRegion {
+        match self {
+            Self::Owned(region) => region.remote(),
+            Self::Foreign { region, .. } => region.remote(),
+        }
+    }
+
+    /// The word with the byte at `index`.
+    pub(super) fn word(&self, index: usize) -> Option<&AtomicU64> {
+        let word = index / WORD as usize;
+        match self {
+            Self::Owned(region) => region.atomic_u64(word * WORD as usize).ok(),
+            Self::Foreign { words, .. } => words.get(word),
+        }
+    }
+}
+
+/// Reads the byte at `index` of the memory that the word is from.
+#[inline]
+pub(super) fn byte(word: &AtomicU64, index: usize) -> Option<u8> {
+    let bytes = word.load(Ordering::Acquire).to_ne_bytes();
+    bytes.get(index % WORD as usize).copied()
+}
+
+/// The rights of the peer.
+pub(super) const fn access(operation: Operation) -> AccessFlags {
+    let access = AccessFlags::new().with_local_write();
+    match operation {
+        Operation::Send => access,
+        Operation::Write => access.with_remote_write(),
+        Operation::Read => access.with_remote_read(),
+        Operation::Atomic => access.with_remote_atomic(),
+    }
+}

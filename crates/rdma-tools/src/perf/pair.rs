@@ -1,0 +1,83 @@
+//! A second end on this machine: another process of this program, or a thread.
+
+use std::env;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::process::{Child, Command};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::perf::ends::Local;
+use crate::perf::server::serve;
+
+/// The time between two looks at the second process, which connects within milliseconds.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The second end, which ends when this is dropped.
+#[derive(Debug)]
+pub(crate) enum SecondEnd {
+    Process(Child),
+    Thread(Option<JoinHandle<()>>),
+}
+
+impl SecondEnd {
+    /// Starts another process of this program, and returns the connection to it.
+    ///
+    /// # Errors
+    /// It cannot be started, or ends early.
+    pub(crate) fn process(local: &Local) -> anyhow::Result<(Self, TcpStream)> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = listener.local_addr()?.to_string();
+        let program = env::current_exe().context("cannot find this program")?;
+        let device = local.context.device();
+        let mut command = Command::new(program);
+        command.args(["perf", "--device", device.name(), "--serve", &address]);
+        if let Some(index) = local.gid_index {
+            command.args(["--gid-index", &index.to_string()]);
+        }
+        let mut child = command.spawn().context("cannot start the second process")?;
+        let stream = loop {
+            let timeout = Timespec::try_from(LOOK)?;
+            if poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&timeout))? > 0 {
+                break listener.accept()?.0;
+            }
+            if let Some(status) = child.try_wait()? {
+                bail!("the second process ended early: {status}");
+            }
+        };
+        Ok((Self::Process(child), stream))
+    }
+
+    /// Starts a thread with the second end, and returns the connection to it.
+    ///
+    /// # Errors
+    /// The system has no socket or no thread left.
+    pub(crate) fn thread(local: &Local) -> anyhow::Result<(Self, TcpStream)> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let stream = TcpStream::connect(listener.local_addr()?)?;
+        let (other, local) = (listener.accept()?.0, local.clone());
+        let work = move || {
+            // Its error reaches the client by the connection.
+            let _ = serve(other, &local, |_| anyhow::Ok(()));
+        };
+        let thread = thread::Builder::new().spawn(work)?;
+        Ok((Self::Thread(Some(thread)), stream))
+    }
+}
+
+impl Drop for SecondEnd {
+    fn drop(&mut self) {
+        match self {
+            Self::Process(child) => {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            // It ends with the connection, which is dropped before.
+            Self::Thread(thread) => {
+                let _ = thread.take().map(JoinHandle::join);
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The conversation of the two ends: what they measure, block by block.
+//!
+//! Both ends first send a greeting of fixed length with the version. After that the client sends a [`Request`] and the
+//! server answers it by [`Reply`]s, each as JSON with its length before it.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::perf::settings::Settings;
+use crate::perf::watch::{Stop, Watch, lost};
+
+/// The version of the conversation. It changes whenever one of its messages does.
+const VERSION: u32 = 1;
+const NAME: &str = "rdmatool perf ";
+/// The name and five digits.
+const GREETING_BYTES: usize = NAME.len() + 5;
+/// The longest message, in bytes.
+const LONGEST: u32 = 1 << 20;
+/// The limit for one answer of the peer, which may get no processor for seconds.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The time in which the reason for an error arrives from the peer, if it is there.
+const SOON: Duration = Duration::from_millis(200);
+
+/// A message of the client.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// Make the queue pairs. After [`Reply::Ready`], both ends exchange their endpoints.
+    Prepare(Settings),
+    /// Run the server's part of a block: [`Reply::Ready`] before it, [`Reply::Done`] after it.
+    Run(Block),
+    /// All is measured.
+    End,
+}
+
+/// A message of the server.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Reply {
+    Ready,
+    Done,
+    /// The error, after which the server closes the connection.
+    Failed(String),
+}
+
+/// Operations that are measured together.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Block {
+    /// The work, an RDMA operation or a reference.
+    pub(crate) work: Work,
+    /// The index of the length in [`Settings::sizes`].
+    pub(crate) size: usize,
+    pub(crate) queue_pairs: u32,
+    pub(crate) depth: u32,
+    pub(crate) iterations: u64,
+}
+
+/// The work of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Work {
+    /// The operation of the settings.
+    Rdma,
+    /// The same bytes over the TCP connection of the conversation.
+    Tcp,
+    /// The same bytes from memory to memory of the client.
+    Memcpy,
+    /// The program of perftest for the same measure and operation, at both ends.
+    Perftest,
+}
+
+/// The connection of the two ends.
+#[derive(Debug)]
+pub(crate) struct Control {
+    stream: TcpStream,
+    pub(crate) watch: Watch,
+    is_server: bool,
+}
+
+impl Control {
+    /// Exchanges the greetings.
+    ///
+    /// # Errors
+    /// The peer is another program or of another version, does not answer, or leaves.
+    pub(crate) fn meet(
+        mut stream: TcpStream,
+        interrupted: Arc<AtomicBool>,
+        is_server: bool,
+    ) -> anyhow::Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let watch = Watch::new(&stream, interrupted)?;
+        stream.write_all(format!("{NAME}{VERSION:05}").as_bytes()).map_err(lost)?;
+        let mut greeting = [0; GREETING_BYTES];
+        let mut control = Self { stream, watch, is_server };
+        control.read(&mut greeting)?;
+        let text = String::from_utf8_lossy(&greeting);
+        let Some(version) = text.strip_prefix(NAME) else {
+            bail!("the peer is not `rdmatool perf`: it sent {text:?}");
+        };
+        ensure!(
+            version.parse() == Ok(VERSION),
+            "the peer has version {version} of the conversation, and this program version {VERSION:05}: run the same rdmatool \
+             on both ends"
+        );
+        Ok(control)
+    }
+
+    pub(crate) const fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Returns when both ends have made what they need for the settings.
+    ///
+    /// # Errors
+    /// Same errors as [`expect`](Self::expect).
+    pub(crate) fn ready(&mut self) -> anyhow::Result<()> {
+        match self.is_server {
+            true => self.send(&Reply::Ready),
+            false => self.expect(&Reply::Ready),
+        }
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// The peer has left, or does not read.
+    pub(crate) fn send(&self, message: &impl Serialize) -> anyhow::Result<()> {
+        send(&self.stream, message)
+    }
+
+    /// Receives a message.
+    ///
+    /// # Errors
+    /// The peer has left, sends something else, or nothing within [`PATIENCE`]; the user has interrupted.
+    pub(crate) fn receive<T: DeserializeOwned>(&mut self) -> anyhow::Result<T> {
+        let mut length = [0; 4];
+        self.read(&mut length)?;
+        let length = u32::from_be_bytes(length);
+        ensure!(
+            length <= LONGEST,
+            "the peer sent a message of {length} bytes; the limit is {LONGEST}"
+        );
+        let mut json = vec![0; length as usize];
+        self.read(&mut json)?;
+        serde_json::from_slice(&json)
+            .context("the peer sent a message that this version does not know")
+    }
+
+    /// Receives the reply `Ready` or `Done`.
+    ///
+    /// # Errors
+    /// Same errors as [`receive`](Self::receive); the error of the server.
+    pub(crate) fn expect(&mut self, expected: &Reply) -> anyhow::Result<()> {
+        match (self.receive()?, expected) {
+            (Reply::Ready, Reply::Ready) | (Reply::Done, Reply::Done) => Ok(()),
+            (Reply::Failed(error), _) => bail!("the peer failed: {error}"),
+            (reply, _) => bail!("the peer answered {reply:?} instead of {expected:?}"),
+        }
+    }
+
+    /// Adds what the peer has to do with an error of this end: its own error, or that it has left.
+    pub(crate) fn explained(&mut self, error: anyhow::Error) -> anyhow::Error {
+        let stop = error.downcast_ref::<Stop>();
+        if stop == Some(&Stop::Interrupted) {
+            return error;
+        }
+        // A request to a process that has ended may fail before the connection does.
+        while Watch::has_input(&self.stream, SOON).unwrap_or(false) {
+            match self.receive() {
+                Ok(Reply::Failed(reason)) => {
+                    return anyhow!("the peer failed: {reason} (and here: {error:#})");
+                }
+                Ok(Reply::Ready | Reply::Done) => {}
+                Err(end) if stop.is_none() && end.is::<Stop>() => {
+                    return anyhow!("{error:#} ({end})");
+                }
+                Err(_) => return error,
+            }
+        }
+        error
+    }
+
+    fn read(&mut self, mut bytes: &mut [u8]) -> anyhow::Result<()> {
+        self.watch.begin();
+        while !bytes.is_empty() {
+            if !Watch::has_input(&self.stream, Watch::INTERVAL)? {
+                self.watch.check()?;
+                continue;
+            }
+            match self.stream.read(bytes) {
+                Ok(0) => return Err(Stop::PeerLeft.into()),
+                Ok(count) => bytes = bytes.get_mut(count..).unwrap_or_default(),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(lost(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Same as [`Control::send`], for an end that uses the watch.
+///
+/// # Errors
+/// Same errors as [`Control::send`].
+pub(crate) fn send(mut stream: &TcpStream, message: &impl Serialize) -> anyhow::Result<()> {
+    let json = serde_json::to_vec(message)?;
+    let length = u32::try_from(json.len()).context("a message is too long")?;
+    let frame: Vec<u8> = length.to_be_bytes().into_iter().chain(json).collect();
+    stream.write_all(&frame).map_err(lost)
+}

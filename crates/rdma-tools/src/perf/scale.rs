@@ -1,0 +1,89 @@
+//! References beside the figures of RDMA: the memory and the TCP connection of the same ends.
+
+use std::hint::black_box;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Instant;
+
+use rdma::memory::RegionMemory;
+
+use crate::perf::ends::{Plan, Role};
+use crate::perf::samples::Samples;
+use crate::perf::watch::{Watch, lost};
+
+/// The byte by which the server confirms a stream.
+const DONE: [u8; 1] = [1];
+
+/// Copies from memory to memory of this process.
+///
+/// # Errors
+/// The user has interrupted.
+pub(crate) fn memcpy(plan: &Plan, watch: &Watch, samples: &mut Samples) -> anyhow::Result<()> {
+    // Aligned as registered memory is: some processors copy between other offsets in a page much slower.
+    let (from, mut to) = (RegionMemory::allocate(plan.bytes)?, RegionMemory::allocate(plan.bytes)?);
+    let is_stream = plan.role == Role::Stream;
+    let begin = Instant::now();
+    samples.start();
+    for _ in 0..plan.iterations {
+        black_box(&mut *to).copy_from_slice(black_box(&*from));
+        if !is_stream {
+            samples.request();
+        }
+        watch.interruption()?;
+    }
+    if is_stream {
+        samples.stream(plan.iterations, begin.elapsed());
+    }
+    Ok(())
+}
+
+/// Sends messages to the server, which sends each back, or confirms all of them.
+///
+/// # Errors
+/// The connection fails; the user has interrupted.
+pub(crate) fn tcp_client(
+    mut stream: &TcpStream,
+    plan: &Plan,
+    watch: &Watch,
+    samples: &mut Samples,
+) -> anyhow::Result<()> {
+    let mut message = vec![1; plan.bytes];
+    let is_stream = plan.role == Role::Stream;
+    let begin = Instant::now();
+    samples.start();
+    for _ in 0..plan.iterations {
+        watch.interruption()?;
+        stream.write_all(&message).map_err(lost)?;
+        if is_stream {
+            continue;
+        }
+        stream.read_exact(&mut message).map_err(lost)?;
+        match plan.role {
+            Role::PingPong => samples.round_trip(),
+            _ => samples.request(),
+        }
+    }
+    if is_stream {
+        stream.read_exact(&mut [0; DONE.len()]).map_err(lost)?;
+        samples.stream(plan.iterations, begin.elapsed());
+    }
+    Ok(())
+}
+
+/// The server's part of [`tcp_client`].
+///
+/// # Errors
+/// The connection fails.
+pub(crate) fn tcp_server(mut stream: &TcpStream, plan: &Plan) -> anyhow::Result<()> {
+    let mut message = vec![0; plan.bytes];
+    for _ in 0..plan.iterations {
+        stream.read_exact(&mut message).map_err(lost)?;
+        if plan.role != Role::Stream {
+            stream.write_all(&message).map_err(lost)?;
+        }
+    }
+    if plan.role == Role::Stream {
+        stream.write_all(&DONE).map_err(lost)?;
+    }
+    Ok(())
+}

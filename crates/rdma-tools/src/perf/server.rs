@@ -1,0 +1,98 @@
+//! The end that serves: it runs its part of what the client measures.
+
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail};
+
+use crate::output::{print, warn};
+use crate::perf::ends::{End, Local, Plan, connected};
+use crate::perf::protocol::{Block, Control, Reply, Request, Work, send};
+use crate::perf::scale;
+use crate::perf::settings::{Settings, name};
+
+/// Serves clients one after the other, or one if `once`.
+///
+/// # Errors
+/// The address cannot be used; the error of the one client.
+pub(crate) fn listen(address: &str, local: &Local, once: bool) -> anyhow::Result<()> {
+    let hint =
+        || format!("cannot listen on {address}: use another HOST:PORT; port 0 is any free one");
+    let listener = TcpListener::bind(address).with_context(hint)?;
+    print(format_args!("listening on {}", listener.local_addr()?))?;
+    loop {
+        let (stream, client) = listener.accept().context("cannot accept a client")?;
+        let announce = |settings: &Settings| {
+            let (measure, operation) = (name(settings.measure), name(settings.operation));
+            print(format_args!("{client} measures {measure} {operation}"))
+        };
+        match serve(stream, local, announce) {
+            Err(error) if !once => warn(format_args!("error: {client}: {error:#}")),
+            outcome if once => return outcome,
+            _ => {}
+        }
+    }
+}
+
+/// Serves one client. The client gets the error, too.
+///
+/// # Errors
+/// The client is of another version or leaves in the middle; what it asks for is not possible.
+pub(crate) fn serve<E: Into<anyhow::Error>>(
+    stream: TcpStream,
+    local: &Local,
+    announce: impl FnOnce(&Settings) -> Result<(), E>,
+) -> anyhow::Result<()> {
+    let mut control = Control::meet(stream, Arc::default(), true)?;
+    let outcome = run(&mut control, local, announce);
+    let outcome = outcome.map_err(|error| control.explained(error));
+    if let Err(error) = &outcome {
+        // It may have left already.
+        let _ = control.send(&Reply::Failed(format!("{error:#}")));
+    }
+    outcome
+}
+
+fn run<E: Into<anyhow::Error>>(
+    control: &mut Control,
+    local: &Local,
+    announce: impl FnOnce(&Settings) -> Result<(), E>,
+) -> anyhow::Result<()> {
+    let Request::Prepare(settings) = control.receive()? else {
+        bail!("the client asked for a block before it sent its settings");
+    };
+    settings.check(&local.context)?;
+    announce(&settings).map_err(Into::into)?;
+    connected(local, &settings, control, |control, end, _| {
+        loop {
+            match control.receive()? {
+                Request::Run(block) => run_block(control, end, &block, &settings)?,
+                Request::End => return Ok(()),
+                Request::Prepare(_) => bail!("the client sent its settings twice"),
+            }
+        }
+    })
+}
+
+fn run_block(
+    control: &mut Control,
+    end: &mut dyn End,
+    block: &Block,
+    settings: &Settings,
+) -> anyhow::Result<()> {
+    let plan = Plan::new(block, settings)?;
+    let stream = control.stream().try_clone()?;
+    match block.work {
+        Work::Rdma => {
+            end.server(&plan, &mut control.watch, &mut || send(&stream, &Reply::Ready))?;
+        }
+        Work::Tcp => {
+            control.send(&Reply::Ready)?;
+            scale::tcp_server(&stream, &plan)?;
+        }
+        Work::Memcpy | Work::Perftest => {
+            bail!("the client asked for work that is not the server's")
+        }
+    }
+    control.send(&Reply::Done)
+}

@@ -1,0 +1,215 @@
+//! What is measured, as both ends have to know it.
+
+use anyhow::ensure;
+use clap::ValueEnum;
+use rdma::device::{AtomicCapability, Context, PortAttributes, PortState};
+use serde::{Deserialize, Serialize};
+
+use crate::perf::report::Measure;
+
+/// The settings of a run. The server gets them from the client.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    pub(crate) measure: Measure,
+    pub(crate) operation: Operation,
+    pub(crate) api: Api,
+    pub(crate) wait: Wait,
+    /// The lengths of messages, in bytes.
+    pub(crate) sizes: Vec<u32>,
+    /// The queue pairs to make.
+    pub(crate) queue_pairs: u32,
+    /// The most requests outstanding on a queue pair.
+    pub(crate) depth: u32,
+    /// Messages of at most this length are posted inline.
+    pub(crate) inline: u32,
+    /// Whether the memory is registered as memory that the library does not own.
+    pub(crate) foreign_memory: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Operation {
+    /// RDMA write
+    Write,
+    /// RDMA read
+    Read,
+    /// Send and receive
+    Send,
+    /// Fetch and add of 8 bytes
+    Atomic,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Api {
+    /// Queue pairs and completion queues
+    Qp,
+    /// Blocking channels
+    Channel,
+    /// Futures
+    Async,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Wait {
+    /// Poll completion queues
+    Poll,
+    /// Sleep until a completion event
+    Sleep,
+    /// Read the memory that the peer writes (`lat write`)
+    Memory,
+}
+
+impl Operation {
+    /// Returns true if the server posts receives for it.
+    pub(crate) fn has_receives(self, wait: Wait, measure: Measure) -> bool {
+        match self {
+            Self::Send => true,
+            // The peer of a ping-pong notices a write by its immediate data, unless it reads the memory.
+            Self::Write => measure == Measure::Lat && wait != Wait::Memory,
+            Self::Read | Self::Atomic => false,
+        }
+    }
+
+    /// Returns true if both ends post it in turn when the latency is measured.
+    pub(crate) const fn is_halved(self) -> bool {
+        matches!(self, Self::Send | Self::Write)
+    }
+}
+
+/// The name of a value on the command line.
+pub(crate) fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// The length of a word of an atomic operation, in bytes.
+pub(crate) const WORD: u32 = 8;
+/// The most queue pairs of a run.
+pub(crate) const MOST_QUEUE_PAIRS: u32 = 4096;
+
+impl Settings {
+    /// The longest message, in bytes.
+    pub(crate) fn longest(&self) -> u32 {
+        self.sizes.iter().copied().max().unwrap_or(1)
+    }
+
+    pub(crate) fn has_receives(&self) -> bool {
+        self.operation.has_receives(self.wait, self.measure)
+    }
+
+    /// The receives posted on a queue pair: enough for what the peer sends while this end is busy.
+    pub(crate) const fn receives(&self) -> u32 {
+        self.depth.saturating_mul(2)
+    }
+
+    /// The mode of a row: the interface, the waiting, and what else differs from the usual.
+    pub(crate) fn mode(&self, bytes: u32) -> String {
+        let wait = match self.wait {
+            Wait::Poll => "polling",
+            Wait::Sleep => "asleep",
+            Wait::Memory => "memory",
+        };
+        let inline = if bytes <= self.inline { ", inline" } else { "" };
+        let foreign = if self.foreign_memory { ", foreign memory" } else { "" };
+        format!("{}, {wait}{inline}{foreign}", name(self.api))
+    }
+
+    /// Returns an error if the settings do not fit each other, or the device.
+    ///
+    /// # Errors
+    /// The first misfit; the verb's error if the device cannot be queried.
+    pub(crate) fn check(&self, context: &Context) -> anyhow::Result<PortAttributes> {
+        let Self { measure, operation, api, wait, queue_pairs, depth, .. } = self;
+        ensure!(
+            !self.sizes.is_empty() && self.sizes.iter().all(|&size| size > 0),
+            "a message has at least one byte"
+        );
+        ensure!(
+            *operation != Operation::Atomic || self.sizes.iter().all(|&size| size == WORD),
+            "an atomic operation has {WORD} bytes: leave out `--size`"
+        );
+        ensure!(
+            (1..=MOST_QUEUE_PAIRS).contains(queue_pairs),
+            "{queue_pairs} queue pairs are outside 1 to {MOST_QUEUE_PAIRS}"
+        );
+        ensure!(
+            *measure != Measure::Lat || (*queue_pairs, *depth) == (1, 1),
+            "a latency is that of one request on one queue pair: leave out `--queue-pairs` and `--depth`"
+        );
+        ensure!(
+            *wait != Wait::Memory
+                || (*measure, *operation, *api) == (Measure::Lat, Operation::Write, Api::Qp),
+            "`--wait memory` is for `lat write` with `--api qp` only"
+        );
+        ensure!(
+            *api == Api::Qp || (self.inline, self.foreign_memory) == (0, false),
+            "`--inline` and `--foreign-memory` are for `--api qp` only"
+        );
+        ensure!(
+            self.inline == 0 || operation.is_halved(),
+            "only sends and writes can be inline: leave out `--inline`"
+        );
+        let (device, name) = (context.query_device()?, context.device().name().to_owned());
+        ensure!(
+            *operation != Operation::Atomic || device.atomic_capability != AtomicCapability::NONE,
+            "{name} has no atomic operations"
+        );
+        let most = device.max_qp_wr;
+        ensure!(
+            (1..=most).contains(depth) && (!self.has_receives() || self.receives() <= most),
+            "a depth of {depth} is outside 1 to {}, the limit of {name}",
+            if self.has_receives() { most / 2 } else { most }
+        );
+        let port = active_port(context)?;
+        let (longest, most) = (self.longest(), port.max_message_size);
+        ensure!(longest <= most, "a message of {longest} bytes exceeds the {most} bytes of {name}");
+        Ok(port)
+    }
+}
+
+/// The first active port.
+fn active_port(context: &Context) -> anyhow::Result<PortAttributes> {
+    let count = context.query_device()?.port_count;
+    let ports =
+        (1..=count).map(|number| context.query_port(number)).collect::<Result<Vec<_>, _>>()?;
+    Ok(first_active(ports, context.device().name())?)
+}
+
+/// No port of the device is active.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no port of {device} is active ({states}): bring its link up, on InfiniBand with a subnet manager"
+)]
+struct PortDown {
+    device: String,
+    states: String,
+}
+
+fn first_active(ports: Vec<PortAttributes>, device: &str) -> Result<PortAttributes, PortDown> {
+    let state = |(number, port): (u32, &PortAttributes)| format!("port {number} is {}", port.state);
+    let states = (1..).zip(&ports).map(state).collect::<Vec<_>>().join(", ");
+    let active = ports.into_iter().find(|port| port.state == PortState::ACTIVE);
+    active.ok_or_else(|| PortDown { device: device.to_owned(), states })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_without_an_active_port_is_refused_with_the_states() -> anyhow::Result<()> {
+        let context = rdma::device::open_device("soft0")?;
+        let mut port = context.query_port(1)?;
+        assert!(first_active(vec![port.clone()], "soft0").is_ok());
+        port.state = PortState::DOWN;
+        let error = first_active(vec![port], "nic0").map(drop).map_err(|error| error.to_string());
+        assert_eq!(
+            error.err().as_deref(),
+            Some(
+                "no port of nic0 is active (port 1 is down): bring its link up, on InfiniBand with a subnet manager"
+            )
+        );
+        Ok(())
+    }
+}

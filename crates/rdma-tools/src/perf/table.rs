@@ -1,0 +1,102 @@
+//! The result as a table.
+
+use std::fmt::Write as _;
+
+use crate::perf::report::{Measure, Report, Row};
+use crate::perf::settings::Operation;
+
+/// The table of the rows, with the median of the blocks, and their least and greatest.
+pub(crate) fn table(report: &Report, operation: Operation) -> String {
+    let Some(first) = report.rows.first() else { return String::new() };
+    let unit = match first.measure {
+        Measure::Lat if operation.is_halved() => "half round trips in us",
+        Measure::Lat => "full operations in us",
+        Measure::Bw => "MB/s (10^6 bytes), median, least and greatest block",
+        Measure::Rate => "millions of messages per second, median, least and greatest block",
+    };
+    let device = &report.device;
+    let mut text = format!(
+        "{} ({}), path MTU {}, {} processors: {unit}\n",
+        device.name, device.provider, device.mtu, report.machine.processors
+    );
+    let _ = write!(text, "{:<8}{:>9}{:>5}{:>7}{:>11}", "", "bytes", "qps", "depth", "operations");
+    columns(first.measure).iter().for_each(|column| text += &format!("{column:>10}"));
+    text += "  mode";
+    report.rows.iter().for_each(|row| text += &line(row));
+    text
+}
+
+const fn columns(measure: Measure) -> &'static [&'static str] {
+    match measure {
+        Measure::Lat => &["min", "p50", "p90", "p99", "p99.9", "max", "mean"],
+        Measure::Bw | Measure::Rate => &["median", "least", "greatest"],
+    }
+}
+
+fn line(row: &Row) -> String {
+    let Row { operation, bytes, queue_pairs, depth, operations, .. } = row;
+    let mut text = format!("\n{operation:<8}{bytes:>9}{queue_pairs:>5}{depth:>7}{operations:>11}");
+    for value in values(row) {
+        let _ = write!(text, "{:>10}", value.map_or_else(|| "-".to_owned(), number));
+    }
+    text + "  " + &row.mode
+}
+
+/// The values of the columns, in the unit of the table: of latencies that another program has measured, the median alone.
+fn values(row: &Row) -> Vec<Option<f64>> {
+    if let Some(all) = &row.latency {
+        let times = [all.min, all.p50, all.p90, all.p99, all.p999, all.max];
+        let times = times.into_iter().map(|time| time as f64).chain([all.mean]);
+        return times.map(|time| Some(time / unit(Measure::Lat))).collect();
+    }
+    let mut blocks = row.blocks.clone();
+    blocks.sort_by(f64::total_cmp);
+    let median = blocks.get(blocks.len() / 2);
+    let mut values = match row.measure {
+        Measure::Lat => vec![None, median],
+        Measure::Bw | Measure::Rate => vec![median, blocks.first(), blocks.last()],
+    };
+    values.resize(columns(row.measure).len(), None);
+    values.into_iter().map(|value| value.map(|value| value / unit(row.measure))).collect()
+}
+
+/// A unit of the table, in that of the report.
+const fn unit(measure: Measure) -> f64 {
+    match measure {
+        Measure::Lat => 1e3,
+        Measure::Bw | Measure::Rate => 1e6,
+    }
+}
+
+/// The figure of a block, with its unit.
+pub(crate) fn figure(measure: Measure, value: f64) -> String {
+    let name = match measure {
+        Measure::Lat => "us",
+        Measure::Bw => "MB/s",
+        Measure::Rate => "million messages/s",
+    };
+    format!("{} {name}", number(value / unit(measure)))
+}
+
+/// About four significant digits.
+fn number(value: f64) -> String {
+    let decimals = match value {
+        _ if value >= 1000.0 => 0,
+        _ if value >= 100.0 => 1,
+        _ if value >= 10.0 => 2,
+        _ => 3,
+    };
+    format!("{value:.decimals$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_about_four_digits() {
+        let texts = [0.1234, 12.345, 123.45, 123_456.0].map(number);
+        assert_eq!(texts, ["0.123", "12.35", "123.5", "123456"]);
+        assert_eq!(figure(Measure::Lat, 1500.0), "1.500 us");
+    }
+}

@@ -1,0 +1,135 @@
+//! Arguments that do not fit, and peers that are no such program.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
+use std::process::Command;
+use std::thread;
+
+use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+
+use super::{Listener, errors, perf};
+
+/// Runs a command that fails with this status and a message with these parts.
+fn fails(command: &mut Command, status: i32, parts: &[&str]) {
+    let output = command.output().unwrap();
+    let error = errors(&output);
+    assert_eq!(output.status.code(), Some(status), "{command:?}: {error}");
+    assert!(output.stdout.is_empty(), "{command:?}");
+    for part in parts {
+        assert!(error.contains(part), "{command:?}: {part:?} is not in {error}");
+    }
+}
+
+#[test]
+fn arguments_that_do_not_fit_are_refused() {
+    let usage: [(&str, &[&str]); 9] = [
+        ("", &["<MEASURE>", "<OPERATION>"]),
+        ("lat fly", &["'fly'", "write, read, send, atomic"]),
+        ("lat send --size 0", &["'0'", "1 to 4294967295 bytes"]),
+        ("lat send --size 8,4G", &["'4G'"]),
+        ("bw send --depth 0", &["'0'"]),
+        ("bw send --queue-pairs 5000", &["'5000'"]),
+        ("bw send --duration 0", &["'0'", "seconds above 0"]),
+        ("bw send --iterations 5 --duration 1", &["cannot be used with"]),
+        ("bw send --listen 127.0.0.1:0", &["cannot be used with"]),
+    ];
+    for (arguments, parts) in usage {
+        fails(&mut perf(arguments), 2, parts);
+    }
+    let misfits: [(&str, &[&str]); 10] = [
+        ("lat send --device mlx5_77", &["mlx5_77", "soft0"]),
+        ("lat send --depth 2", &["leave out `--queue-pairs` and `--depth`"]),
+        ("lat atomic --size 16", &["8 bytes", "`--size`"]),
+        ("lat send --wait memory", &["`lat write`"]),
+        ("lat write --wait memory --api channel", &["`--api qp`"]),
+        ("bw write --inline 8 --api async", &["`--api qp`"]),
+        ("bw read --inline 8", &["`--inline`"]),
+        ("bw write --depth 999999999", &["999999999", "the limit of soft0"]),
+        ("bw write --size 4294967295", &["4294967295", "soft0"]),
+        ("bw write --inline 1M --threads", &["inline"]),
+    ];
+    for (arguments, parts) in misfits {
+        fails(&mut perf(arguments), 1, parts);
+    }
+}
+
+#[test]
+fn more_memory_than_the_process_may_have_is_an_error() {
+    let mut shell = Command::new("sh");
+    let program = perf("bw write --size 2G --depth 1 --threads");
+    shell.args(["-c", "ulimit -v 1000000; exec \"$@\"", "sh"]);
+    shell.arg(program.get_program()).args(program.get_args());
+    fails(&mut shell, 1, &["cannot register 2147483648 bytes"]);
+}
+
+#[test]
+fn addresses_that_cannot_be_used_are_errors() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    fails(perf("").args(["--listen", &address]), 1, &[&address, "in use", "port 0"]);
+    // Nothing listens there, and no other process gets the port.
+    let bound = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&bound, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = SocketAddrV4::try_from(getsockname(&bound).unwrap()).unwrap().to_string();
+    fails(perf("lat send").args(["--connect", &address]), 1, &[&address, "--listen"]);
+    fails(&mut perf("lat send --connect nonsense"), 1, &["cannot connect to nonsense"]);
+}
+
+/// The greeting of the program.
+const GREETING: &[u8] = b"rdmatool perf 00001";
+
+/// The bytes of peers that are no such program, and the error.
+const WRONG: [(&[u8], &str); 5] = [
+    (b"rdmatool perf 00099", "the peer has version 00099"),
+    (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not `rdmatool perf`: it sent \"HTTP/1.1 400"),
+    (b"rdmatool perf 00001\xff\xff\xff\xff", "4294967295 bytes"),
+    (b"rdmatool perf 00001\0\0\0\x02{}", "does not know"),
+    (b"rdmatool", "closed the connection"),
+];
+
+#[test]
+fn a_server_that_is_another_program_is_an_error() {
+    for (bytes, error) in WRONG {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = server.local_addr().unwrap().to_string();
+        let answer = thread::spawn(move || {
+            let (mut stream, _) = server.accept().unwrap();
+            stream.read_exact(&mut [0; GREETING.len()]).unwrap();
+            stream.write_all(bytes).unwrap();
+            let _ = stream.shutdown(Shutdown::Write); // the program may have closed it already
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
+        fails(perf("lat send").args(["--connect", &address]), 1, &[error]);
+        answer.join().unwrap();
+    }
+}
+
+#[test]
+fn a_client_that_is_another_program_is_an_error() {
+    for (bytes, error) in WRONG {
+        let listener = Listener::start(&mut perf(""));
+        let mut stream = TcpStream::connect(&listener.address).unwrap();
+        stream.write_all(bytes).unwrap();
+        let _ = stream.shutdown(Shutdown::Write); // the program may have closed it already
+        let output = listener.finish();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(errors(&output).contains(error), "{error:?} is not in {}", errors(&output));
+    }
+}
+
+#[test]
+fn settings_that_do_not_fit_are_refused_by_the_server_too() {
+    let listener = Listener::start(&mut perf(""));
+    let mut stream = TcpStream::connect(&listener.address).unwrap();
+    let settings = r#"{"Prepare":{"measure":"bw","operation":"send","api":"qp","wait":"poll","sizes":[0],"queue_pairs":1,"depth":1,"inline":0,"foreign_memory":false}}"#;
+    stream.write_all(GREETING).unwrap();
+    stream.write_all(&u32::try_from(settings.len()).unwrap().to_be_bytes()).unwrap();
+    stream.write_all(settings.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    assert!(answer.contains(r#"{"Failed":"a message has at least one byte"}"#), "{answer}");
+    let output = listener.finish();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(errors(&output).contains("at least one byte"));
+}
