@@ -107,8 +107,8 @@ pub enum Error {
     NotConnected,
     /// A queue pair that is to be connected was used as one for datagrams.
     #[error(
-        "this queue pair is {qp_type}, and has one peer: connect it with `handshake`; address handles \
-         and `activate` are for UD"
+        "this queue pair is {qp_type}, and has one peer: connect it with `handshake`; address handles, \
+         multicast groups and `activate` are for UD"
     )]
     NotDatagrams {
         /// The type of the queue pair.

@@ -22,6 +22,7 @@ mod lying_provider;
 mod messages;
 mod modify;
 mod ported;
+mod multicast;
 mod properties;
 mod refusals;
 mod refused_requests;
