@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use rdma_mem::{DeviceAttributes, Errno, Gid, PortState, Recovery, VerbError};
+use rdma_mem::{Context, DeviceAttributes, Errno, Gid, PortState, Recovery, VerbError};
 use rdma_types::{Mtu, QpState, QpType, Qpn, TransportType};
 
 use crate::cq::poll_error::PollError;
@@ -340,6 +340,28 @@ pub(crate) fn create_hint(
         )),
         _ => return None,
     })
+}
+
+/// The hint for a completion queue whose events are not moderated.
+pub(crate) fn moderate_hint(
+    errno: Errno,
+    (max_count, max_period_us): (u16, u16),
+    context: &Context,
+) -> Option<Cow<'static, str>> {
+    let name = context.device().name();
+    Some(Cow::Owned(match errno {
+        Errno::EOPNOTSUPP | Errno::ENOSYS => format!(
+            "`{name}` does not moderate events: poll until the queue is empty before the next request for one"
+        ),
+        Errno::EINVAL => {
+            let device = context.query_device_extended().ok()?;
+            format!(
+                "asked for {max_count} completions and {max_period_us} us; `{name}` allows {} and {} us",
+                device.cq_moderation_max_count, device.cq_moderation_max_us
+            )
+        }
+        _ => return None,
+    }))
 }
 
 /// The hint for a shared receive queue that was not created.
