@@ -14,6 +14,7 @@ mod maker;
 mod meet;
 mod meeting;
 pub(crate) mod options;
+pub(crate) mod reconnect;
 pub(crate) mod shared;
 mod socket;
 mod stream;

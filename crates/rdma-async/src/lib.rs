@@ -96,6 +96,8 @@ pub use control::incoming::Incoming;
 pub use control::listener::Listener;
 #[cfg(not(loom))]
 pub use control::options::ConnectionOptions;
+#[cfg(not(loom))]
+pub use control::reconnect::ReconnectPolicy;
 pub use driver::Driver;
 pub use driver::events::Events;
 pub use driver::manual::ManualDriver;

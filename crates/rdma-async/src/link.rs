@@ -74,6 +74,10 @@ impl Lease {
         match *self {}
     }
 
+    pub(crate) const fn note_failed(&self) {
+        match *self {}
+    }
+
     pub(crate) const fn note_forsaken(&self) {
         match *self {}
     }
@@ -118,6 +122,12 @@ impl Lease {
     ) -> Result<(), PostFailure> {
         let over = |reason| TransportError::LeaseOver { operation, reason };
         self.granted.check(entry.epoch).map_err(|reason| PostFailure::Failed(over(reason).into()))
+    }
+
+    /// A request that named the memory has failed.
+    #[cold]
+    pub(crate) fn note_failed(&self) {
+        self.granted.note_failed();
     }
 
     /// A request goes on that names the memory.

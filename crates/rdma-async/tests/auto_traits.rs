@@ -6,9 +6,9 @@ use rdma_async::{
     Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Descriptor, Driver,
     EndedLease, Endpoint, Events, Failed, Incoming, Lease, LeaseDenial, LeaseEnd, LeaseError,
     LeaseLimits, LendError, Listener, ManualDriver, Op, Pool, PoolError, Post, Posted,
-    PreparedConnection, Read, Receive, ReceiveImmediate, ReceiveRing, Received, Region,
-    RemoteRegion, ReserveError, Reserved, ReservedEnd, RingMessage, Run, SendOut, SharedBuffer,
-    Write,
+    PreparedConnection, Read, Receive, ReceiveImmediate, ReceiveRing, Received, ReconnectPolicy,
+    Region, RemoteRegion, ReserveError, Reserved, ReservedEnd, RingMessage, Run, SendOut,
+    SharedBuffer, Write,
 };
 use rdma_mem::Buffer;
 
@@ -27,6 +27,7 @@ fn what_is_shared_by_tasks() {
     shared::<ManualDriver>();
     shared::<PreparedConnection>();
     shared::<ConnectionOptions>();
+    shared::<ReconnectPolicy>();
     shared::<Listener>();
     shared::<Incoming>();
     shared::<BufferSlice>();

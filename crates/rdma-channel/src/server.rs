@@ -181,7 +181,7 @@ impl Server {
         };
         let (lent, peers) =
             (Lent::new(queues.receives.shared().cloned()), Peers::new(options.max_peers));
-        let pool = BufferPool::with_region_size(&options.pd, options.receive_bytes().min(REGION));
+        let pool = BufferPool::without_windows(&options.pd, options.receive_bytes().min(REGION));
         let (files, waker) = (Files::new()?, Waker::new().map_err(failed)?);
         let timeout = options.rendezvous_timeout;
         let clients = Listening::new(queues, timeout, addresses, files.clone())?;

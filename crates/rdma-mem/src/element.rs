@@ -4,6 +4,7 @@ pub(crate) mod inline;
 pub(crate) mod list;
 pub(crate) mod of_region;
 pub(crate) mod piece;
+pub(crate) mod prefetch;
 pub(crate) mod shared;
 pub(crate) mod slice;
 

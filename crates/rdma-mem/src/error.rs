@@ -62,6 +62,16 @@ pub enum Error {
         /// The device's name.
         device: String,
     },
+    /// A variable of the environment has a value that it cannot have.
+    #[error("{variable} is `{value}` in the environment: set it to {expected}, or unset it")]
+    Environment {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+        /// The values that it can have.
+        expected: &'static str,
+    },
     /// A region of no bytes, which devices do not register.
     #[error("a region of 0 bytes cannot be registered: it needs at least 1")]
     EmptyRegion,
@@ -113,7 +123,7 @@ pub enum Error {
 
 rdma_types::debug_messages!(enum Error {
     Verb(it), UnknownDevice(it), NoDevice { errors }, UnknownProvider(it), Forked(it), Unsupported(it), Access(it),
-    NoWindows { device }, NoAtomics { device }, EmptyRegion, PageOffset { offset, iova, page },
+    NoWindows { device }, NoAtomics { device }, Environment { variable, value, expected }, EmptyRegion, PageOffset { offset, iova, page },
     Alignment { alignment }, PoolLimit { length, registered, limit }, OutOfMemory { length },
     StillUsed { what },
 });

@@ -77,6 +77,7 @@ pub use device::protection_domain::ProtectionDomain;
 pub use device::unknown::{ListError, UnknownDevice};
 pub use element::inline::InlineElement;
 pub use element::list::{GatherList, ScatterList};
+pub use element::prefetch::Prefetch;
 pub use element::shared::SharedElement;
 pub use element::slice::{SliceMut, SliceRef};
 pub use element::{GatherElement, ScatterElement, ScatterGatherElementError};

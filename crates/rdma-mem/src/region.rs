@@ -11,6 +11,7 @@ pub(crate) mod memory;
 pub(crate) mod owned;
 pub(crate) mod pool;
 pub(crate) mod registration;
+pub(crate) mod relaxed;
 pub(crate) mod shared;
 pub(crate) mod unowned;
 mod whole;

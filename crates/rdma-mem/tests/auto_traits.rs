@@ -8,9 +8,10 @@ use rdma_mem::{
     EventFile, ExtendedAttributes, ForkMode, ForkStatus, Forked, GatherElement, GatherList,
     GidEntry, Handle, HugePageSize, InlineElement, ListError, LocalRegion, MemoryRegion,
     MemoryWindow, ObjectId, OwnedArray, OwnedRegion, Ownership, PoolUsage, PortAttributes,
-    PreparedBind, ProtectionDomain, RangeError, Recovery, RegionMemory, RemoteMemoryRegion,
-    RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError, ScatterList, SharedElement,
-    SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError, WindowType,
+    Prefetch, PreparedBind, ProtectionDomain, RangeError, Recovery, RegionMemory,
+    RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError,
+    ScatterList, SharedElement, SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError,
+    WindowType,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -62,6 +63,7 @@ fn values_are_send_and_sync() {
     send_sync::<WindowType>();
     send_sync::<PreparedBind>();
     send_sync::<PoolUsage>();
+    send_sync::<Prefetch>();
     send_sync::<RemoteMemoryRegion>();
     send_sync::<RemoteRef<*const u8>>();
     send_sync::<RemoteSlice<*const u8>>();

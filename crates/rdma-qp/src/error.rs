@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use rdma_mem::{DeviceAttributes, Errno, Gid, PortState, Recovery, VerbError};
+use rdma_mem::{Context, DeviceAttributes, Errno, Gid, PortState, Recovery, VerbError};
 use rdma_types::{Mtu, QpState, QpType, Qpn, TransportType};
 
 use crate::cq::poll_error::PollError;
@@ -107,8 +107,8 @@ pub enum Error {
     NotConnected,
     /// A queue pair that is to be connected was used as one for datagrams.
     #[error(
-        "this queue pair is {qp_type}, and has one peer: connect it with `handshake`; address handles \
-         and `activate` are for UD"
+        "this queue pair is {qp_type}, and has one peer: connect it with `handshake`; address handles, \
+         multicast groups and `activate` are for UD"
     )]
     NotDatagrams {
         /// The type of the queue pair.
@@ -340,6 +340,28 @@ pub(crate) fn create_hint(
         )),
         _ => return None,
     })
+}
+
+/// The hint for a completion queue whose events are not moderated.
+pub(crate) fn moderate_hint(
+    errno: Errno,
+    (max_count, max_period_us): (u16, u16),
+    context: &Context,
+) -> Option<Cow<'static, str>> {
+    let name = context.device().name();
+    Some(Cow::Owned(match errno {
+        Errno::EOPNOTSUPP | Errno::ENOSYS => format!(
+            "`{name}` does not moderate events: poll until the queue is empty before the next request for one"
+        ),
+        Errno::EINVAL => {
+            let device = context.query_device_extended().ok()?;
+            format!(
+                "asked for {max_count} completions and {max_period_us} us; `{name}` allows {} and {} us",
+                device.cq_moderation_max_count, device.cq_moderation_max_us
+            )
+        }
+        _ => return None,
+    }))
 }
 
 /// The hint for a shared receive queue that was not created.

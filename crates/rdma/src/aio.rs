@@ -34,9 +34,9 @@ pub use rdma_async::{
     Atomic, BufferExt, BufferSlice, Connection, ConnectionOptions, Descriptor, Driver, EndedLease,
     Endpoint, Events, Failed, Incoming, Kind, Lease, LeaseDenial, LeaseEnd, LeaseError,
     LeaseLimits, LendError, Listener, ManualDriver, Op, Pool, PoolError, Post, Posted,
-    PreparedConnection, Read, Receive, ReceiveImmediate, ReceiveRing, Received, Region,
-    RemoteRegion, ReserveError, Reserved, ReservedEnd, RingMessage, Run, SendOut, SharedBuffer,
-    Source, Target, Write,
+    PreparedConnection, Read, Receive, ReceiveImmediate, ReceiveRing, Received, ReconnectPolicy,
+    Region, RemoteRegion, ReserveError, Reserved, ReservedEnd, RingMessage, Run, SendOut,
+    SharedBuffer, Source, Target, Write,
 };
 #[cfg(feature = "serde")]
 pub use rdma_async::{ValueError, ValueExt};

@@ -12,7 +12,7 @@
 pub use rdma_mem::{
     BindError, BindableRegion, BorrowedRegion, Buffer, BufferPool, CommonMemory, CommonRegion,
     DmabufRegion, Error, GatherElement, GatherList, HugePageSize, InlineElement, LocalRegion,
-    MemoryRegion, MemoryWindow, OwnedArray, OwnedRegion, Pod, PoolUsage, PreparedBind,
+    MemoryRegion, MemoryWindow, OwnedArray, OwnedRegion, Pod, PoolUsage, Prefetch, PreparedBind,
     ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice,
     ScatterElement, ScatterGatherElementError, ScatterList, SharedElement, SharedRegion, SliceMut,
     SliceRef, WindowType, remote_array_field, remote_array_field_unchecked, remote_ref,

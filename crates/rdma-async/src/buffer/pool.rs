@@ -71,10 +71,11 @@ impl PoolError {
 }
 
 impl Pool {
-    /// A pool that registers [4 MiB](BufferPool::DEFAULT_REGION_SIZE) at a time.
+    /// A pool [without windows](BufferPool::without_windows) that registers
+    /// [4 MiB](BufferPool::DEFAULT_REGION_SIZE) at a time.
     #[must_use]
     pub fn new(pd: &ProtectionDomain) -> Self {
-        BufferPool::new(pd).into()
+        BufferPool::without_windows(pd, BufferPool::DEFAULT_REGION_SIZE).into()
     }
 
     /// Allocates a buffer of `length` bytes. They are zero, or what an earlier buffer has left there.

@@ -57,6 +57,8 @@ pub(super) struct Head {
 pub(super) enum Wrong {
     #[error("a frame of kind {kind} announced {length} bytes")]
     Head { kind: u16, length: u16 },
+    #[error("a frame of kind {kind} has a value that this version does not know")]
+    Value { kind: u16 },
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
 }
@@ -141,10 +143,9 @@ impl Head {
             BEAT => Frame::Beat,
             ALIVE => Frame::Alive,
             kind => {
-                let wrong = Wrong::Head { kind, length: self.length };
                 let farewell = || Farewell::from_bytes(bytes).map(Frame::Farewell);
                 let lease = LeaseFrame::read(kind, bytes).map(Frame::Lease);
-                lease.or_else(farewell).ok_or(wrong)?
+                lease.or_else(farewell).ok_or(Wrong::Value { kind })?
             }
         })
     }
@@ -195,6 +196,8 @@ mod tests {
         assert_eq!(read(b"\0\0\0\0\0\0\0\x01\0\0\0\x02"), wrong(0, 0));
         assert_eq!(read(b"\0\x01\0\0\0\0\0\x01\0\0\0\x02"), wrong(1, 0));
         assert_eq!(read(b"\0\x04\xff\xff\0\0\0\x01\0\0\0\x02"), wrong(4, 0xffff));
+        let back = b"\0\x0c\0\x08\0\0\0\x01\0\0\0\x02\0\0\0\x01\0\0\0\x09";
+        assert_eq!(read(back), Err(Wrong::Value { kind: 12 }));
         let endpoint = Box::new(QueuePairEndpoint::new(Qpn::masked(0x102), Psn::masked(7)));
         let mut bytes = Vec::new();
         Frame::Offer(endpoint).write(0, 1, &mut bytes);

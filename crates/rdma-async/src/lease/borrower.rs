@@ -11,7 +11,7 @@ use rdma_mem::AccessFlags;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::error::LeaseDenial;
-use super::frame::{Ask, LeaseFrame};
+use super::frame::{Ask, LeaseFrame, Return};
 use super::table::Leases;
 use crate::region::descriptor::Descriptor;
 
@@ -59,6 +59,8 @@ pub(crate) struct Granted {
     pub(super) is_over: Arc<AtomicBool>,
     /// The peer's program is to have it.
     pub(super) gives: AtomicBool,
+    /// An operation on it has failed.
+    pub(super) has_failed: AtomicBool,
     /// A request that names it may still be with the device, and nobody knows when it is over.
     pub(super) is_forsaken: AtomicBool,
 }
@@ -99,6 +101,11 @@ impl Granted {
         self.gives.store(true, Ordering::Release);
     }
 
+    /// An operation on it has failed: the lender learns that when it has the memory back.
+    pub(crate) fn note_failed(&self) {
+        self.has_failed.store(true, Ordering::Release);
+    }
+
     /// A request that names it goes on, and nobody waits for it: the peer has it back when its time is over.
     pub(crate) fn note_forsaken(&self) {
         self.is_forsaken.store(true, Ordering::Release);
@@ -115,8 +122,12 @@ impl Drop for Granted {
                 return;
             }
             if !*self.is_forsaken.get_mut() {
-                let gives = *self.gives.get_mut();
-                self.leases.out.send(number, epoch, &LeaseFrame::Back { lease, gives });
+                let how = match (*self.gives.get_mut(), *self.has_failed.get_mut()) {
+                    (true, _) => Return::HandedOver,
+                    (false, true) => Return::Failed,
+                    (false, false) => Return::Dropped,
+                };
+                self.leases.out.send(number, epoch, &LeaseFrame::Back { lease, how });
             }
         }
     }

@@ -9,7 +9,7 @@
 //! | 9 | ASK | borrower | it wants the memory of a lease that awaits it, or, with lease 0, new memory | ask (4), lease (4), access (4), length (8), alignment (8), time (8) |
 //! | 10 | GRANT | lender | the memory is open | ask (4), lease (4), access (4), descriptor (28) |
 //! | 11 | DENY | lender | it will not be | ask (4), why (4), limit (8) |
-//! | 12 | BACK | borrower | it needs the memory no more; with 1 the lender's program is to have it | lease (4), 0 or 1 (4) |
+//! | 12 | BACK | borrower | it needs the memory no more: 0; 1, the lender's program is to have it; 2, an operation on it has failed | lease (4), 0 to 2 (4) |
 //! | 13 | OVER | lender | the memory was closed before its time, or with it: it may still await the borrower | lease (4) |
 
 use std::time::Duration;
@@ -26,8 +26,31 @@ pub(crate) enum LeaseFrame {
     Ask(Ask),
     Grant { ask: u32, lease: u32, access: AccessFlags, descriptor: Descriptor },
     Deny { ask: u32, denial: LeaseDenial },
-    Back { lease: u32, gives: bool },
+    Back { lease: u32, how: Return },
     Over { lease: u32 },
+}
+
+/// The state in which a borrower returns memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Return {
+    Dropped = 0,
+    /// The lender's program is to have it.
+    HandedOver = 1,
+    /// An operation on it has failed.
+    Failed = 2,
+}
+
+impl Return {
+    /// `None` if this version does not know the number.
+    const fn of(number: u32) -> Option<Self> {
+        Some(match number {
+            0 => Self::Dropped,
+            1 => Self::HandedOver,
+            2 => Self::Failed,
+            _ => return None,
+        })
+    }
 }
 
 /// What a borrower wants.
@@ -79,9 +102,9 @@ impl LeaseFrame {
         let mut word = |word: u32| bytes.extend(word.to_be_bytes());
         match self {
             Self::Lend { lease } | Self::Over { lease } => word(*lease),
-            Self::Back { lease, gives } => {
+            Self::Back { lease, how } => {
                 word(*lease);
-                word(u32::from(*gives));
+                word(*how as u32);
             }
             Self::Ask(Ask { ask, lease, access, length, alignment, time }) => {
                 word(*ask);
@@ -106,13 +129,14 @@ impl LeaseFrame {
         }
     }
 
-    /// The frame of that kind with these bytes behind the head; `None` if they are not as many as it has.
+    /// The frame of that kind with these bytes behind the head; `None` if they are not as many as it has, or one of
+    /// them is a number that this version does not know.
     pub(crate) fn read(kind: u16, bytes: &[u8]) -> Option<Self> {
         let mut rest = Rest(bytes);
         let frame = match kind {
             LEND => Self::Lend { lease: rest.word()? },
             OVER => Self::Over { lease: rest.word()? },
-            BACK => Self::Back { lease: rest.word()?, gives: rest.word()? != 0 },
+            BACK => Self::Back { lease: rest.word()?, how: Return::of(rest.word()?)? },
             ASK => Self::Ask(Ask {
                 ask: rest.word()?,
                 lease: rest.word()?,
@@ -193,7 +217,9 @@ mod tests {
             LeaseFrame::Ask(Ask { time: Duration::from_micros(7), ..ask }),
             LeaseFrame::Grant { ask: 1, lease: 2, access, descriptor },
             LeaseFrame::Deny { ask: 1, denial },
-            LeaseFrame::Back { lease: 7, gives: true },
+            LeaseFrame::Back { lease: 7, how: Return::Dropped },
+            LeaseFrame::Back { lease: 7, how: Return::HandedOver },
+            LeaseFrame::Back { lease: 7, how: Return::Failed },
             LeaseFrame::Over { lease: 7 },
         ] {
             let bytes = written(&frame);
@@ -213,6 +239,7 @@ mod tests {
             assert_eq!(LeaseFrame::read(frame.kind(), &bytes[1..]), None);
         }
         assert_eq!(LeaseFrame::read(7, &[]), None);
+        assert_eq!(LeaseFrame::read(BACK, b"\0\0\0\x07\0\0\0\x03"), None, "of a later version");
     }
 
     /// In every release.

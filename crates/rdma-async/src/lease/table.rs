@@ -13,7 +13,7 @@ use tokio::time::timeout_at;
 
 use super::borrower::{Asked, Borrower, Granted};
 use super::error::LeaseDenial;
-use super::frame::{Ask, LeaseFrame};
+use super::frame::{Ask, LeaseFrame, Return};
 use super::lender::{Current, Lender, Open, Opened, Why, behind, close, close_refused, now};
 use super::limits::{Account, Counted, LeaseLimits};
 use super::outbox::Outbox;
@@ -273,7 +273,8 @@ impl Leases {
         let mut closing = None;
         match frame {
             LeaseFrame::Ask(ask) => self.hear_ask(number, epoch, ask)?,
-            LeaseFrame::Back { lease, gives } => {
+            LeaseFrame::Back { lease, how } => {
+                let gives = how == Return::HandedOver;
                 let mut lender = self.lender();
                 let is_there = lender.lease(number, lease).is_some();
                 let ended = is_there.then(|| lender.take(lease)).flatten();
@@ -282,7 +283,11 @@ impl Leases {
                 }
                 drop(lender);
                 // The next that is said may be a request for more, or the end.
-                let why = Why { end: LeaseEnd::Returned, lease, gives };
+                let end = match how {
+                    Return::Failed => LeaseEnd::BorrowerFailed,
+                    Return::Dropped | Return::HandedOver => LeaseEnd::Returned,
+                };
+                let why = Why { end, lease, gives };
                 closing = ended.and_then(|open| self.begin_close((open, why)));
             }
             LeaseFrame::Lend { lease } => {
@@ -290,7 +295,11 @@ impl Leases {
                 if is_current && self.borrower().announce(number, epoch, lease) {
                     self.forget_ended(number, epoch);
                 } else {
-                    self.out.reply(number, epoch, &LeaseFrame::Back { lease, gives: false })?;
+                    self.out.reply(
+                        number,
+                        epoch,
+                        &LeaseFrame::Back { lease, how: Return::Dropped },
+                    )?;
                 }
             }
             LeaseFrame::Over { lease } => self.borrower().note_over(number, lease),
@@ -304,7 +313,7 @@ impl Leases {
             LeaseFrame::Grant { ask, lease, access, descriptor } => {
                 let Some(asked) = self.asked(number, ask) else {
                     // The queue pair for which it was asked has ended.
-                    let back = LeaseFrame::Back { lease, gives: false };
+                    let back = LeaseFrame::Back { lease, how: Return::Dropped };
                     self.out.reply(number, epoch, &back)?;
                     return Ok(None);
                 };
@@ -368,6 +377,7 @@ impl Leases {
             awaits: asked.ask.lease != 0,
             is_over: self.borrower().note_borrowed(lease),
             gives: false.into(),
+            has_failed: false.into(),
             is_forsaken: false.into(),
         };
         // If nobody waits any more, it is given back, or awaits the program again.

@@ -406,6 +406,9 @@ impl Inner {
     /// Why a request has failed, or was over with its queue pair.
     #[cold]
     pub(crate) fn failure(&self, operation: Operation, error: Option<WorkError>) -> TransportError {
+        if let Some(lease) = &self.lease {
+            lease.note_failed();
+        }
         #[cfg(not(loom))]
         if let Some(WorkErrorCode::RetryExceededError) = error.map(|error| error.code())
             && let Some(reason) = self.member().and_then(|member| {

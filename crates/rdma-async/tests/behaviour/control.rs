@@ -7,6 +7,7 @@ mod ends;
 mod farewell;
 mod graceful;
 mod meeting;
+mod port_flaps;
 mod stream_addresses;
 
 use crate::common::host::{Host, SHORT};

@@ -235,7 +235,7 @@ impl Worker {
             LeaseEnd::Returned => &mut self.back.returned,
             LeaseEnd::TimeOver => &mut self.back.late,
             LeaseEnd::Revoked => &mut self.back.revoked,
-            LeaseEnd::Disconnected => &mut self.back.closed,
+            LeaseEnd::Disconnected | LeaseEnd::BorrowerFailed => &mut self.back.closed,
             other => panic!("{other}"),
         } += 1;
         drop(self.expect_exclusive(ended.region).await);

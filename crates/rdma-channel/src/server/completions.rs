@@ -100,7 +100,7 @@ impl Server {
             let Some(Peer { end, leaving: Some((reason, _)), .. }) = self.peers.take(id) else {
                 return;
             };
-            let qpn = end.qp.qpn();
+            let (qpn, reason) = (end.qp.qpn(), reason.explained(&end.qp));
             self.end(id, end);
             // Whoever gets the number next has nothing of this one.
             let _ = self.drain();

@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 
-use rdma_connect::{CloseReason, ConnectError, PeerId, Reported, TransportError};
+use rdma_connect::{CloseReason, ConnectError, PeerId, Reported, TransportError, cause_of};
 use rdma_mem::{AsyncEventKind, Buffer, Recovery};
+use rdma_qp::{QueuePair, WorkErrorClass};
 
 /// What has happened at a [`Server`](crate::Server).
 ///
@@ -126,6 +127,20 @@ pub enum LeftReason {
     /// The connection has failed.
     #[error(transparent)]
     Failed(TransportError),
+}
+
+impl LeftReason {
+    /// The event that the device has reported, if this reason is a flushed request, which is only a consequence.
+    pub(super) fn explained(self, qp: &QueuePair) -> Self {
+        match &self {
+            Self::Failed(TransportError::WorkError(work))
+                if work.class() == WorkErrorClass::Flushed =>
+            {
+                cause_of(qp).map_or(self, |event| Self::Refused { event })
+            }
+            _ => self,
+        }
+    }
 }
 
 rdma_types::debug_messages!(enum LeftReason {

@@ -7,6 +7,10 @@ pub enum LeaseEnd {
     /// The borrower has returned it.
     #[error("it was returned")]
     Returned,
+    /// The borrower has returned it after one of its operations on the memory failed. If the device refused that
+    /// operation, the connection ends too, and the lender may see [`Disconnected`](Self::Disconnected) instead.
+    #[error("it was returned after an operation of the borrower on it failed")]
+    BorrowerFailed,
     /// Its time is over, or nearly so.
     #[error("its time is over")]
     TimeOver,
@@ -21,6 +25,7 @@ pub enum LeaseEnd {
 rdma_types::debug_messages!(
     enum LeaseEnd {
         Returned,
+        BorrowerFailed,
         TimeOver,
         Revoked,
         Disconnected,

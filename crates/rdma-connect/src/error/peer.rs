@@ -79,6 +79,9 @@ impl PeerId {
 
 impl fmt::Display for PeerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "peer {}.{}", self.index, self.generation)
+        match self.generation {
+            0 => write!(f, "client {}", self.index),
+            later => write!(f, "client {} (generation {later})", self.index),
+        }
     }
 }

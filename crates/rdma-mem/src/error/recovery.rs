@@ -71,6 +71,7 @@ impl Error {
             | Self::EmptyRegion
             | Self::Alignment { .. }
             | Self::PageOffset { .. }
+            | Self::Environment { .. }
             | Self::StillUsed { .. } => Recovery::Programming,
         }
     }

@@ -11,6 +11,7 @@ use crate::device::protection_domain::ProtectionDomain;
 use crate::error::Error;
 use crate::region::local::LocalRegion;
 use crate::region::registration::Registration;
+use crate::region::relaxed;
 
 /// Registered memory that the region borrows, exclusively: for bytes that live elsewhere and cannot
 /// move to an [`OwnedRegion`](crate::OwnedRegion).
@@ -46,7 +47,7 @@ impl ProtectionDomain {
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_borrowed<'a>(&self, memory: &'a mut [u8]) -> Result<BorrowedRegion<'a>, Error> {
         let (length, base) = (memory.len(), NonNull::from(memory).cast());
-        let access = AccessFlags::new().with_local_write();
+        let access = relaxed::relax(AccessFlags::new().with_local_write())?;
         // SAFETY: SAFETY.md F8, F29: borrowed until the region is dropped, which deregisters it first.
         // That the memory stays mapped as long as it is registered is not kept where the region is
         // forgotten, or cannot be deregistered. Nothing depends on it then: no element can be made

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::region::local::LocalRegion;
 use crate::region::memory::RegionMemory;
 use crate::region::registration::Registration;
+use crate::region::relaxed;
 
 /// Registered memory that the region owns and no peer can reach. Use it for messages to send and receive.
 ///
@@ -19,6 +20,9 @@ use crate::region::registration::Registration;
 ///
 /// [`close`](OwnedRegion::close) returns the memory, which can then be [registered for
 /// peers](ProtectionDomain::register_shared), and the other way round.
+///
+/// The bytes of a message may arrive in any order ([`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING)); after the
+/// completion all of them are there. `RDMA_RELAXED_ORDERING=0` in the environment turns that off.
 ///
 /// # Examples
 /// ```
@@ -95,6 +99,10 @@ impl OwnedRegion {
         memory: RegionMemory,
         access: AccessFlags,
     ) -> Result<Self, (RegionMemory, Error)> {
+        let access = match relaxed::relax(access) {
+            Ok(access) => access,
+            Err(error) => return Err((memory, error)),
+        };
         // SAFETY: SAFETY.md F8: both callers give no right for peers, so that the rkey is worth
         // nothing.
         let mut registration = unsafe { Registration::owning(pd, memory, access) }?;

@@ -85,7 +85,31 @@ impl BufferPool {
         let access = AccessFlags::new().with_local_write();
         // A device without windows may refuse their flag.
         let windows = pd.context().query_device().is_ok_and(|device| device.max_mw > 0);
-        let access = if windows { access.with_mw_bind() } else { access };
+        Self::with_access(pd, bytes, if windows { access.with_mw_bind() } else { access })
+    }
+
+    /// Same as [`with_region_size`](Self::with_region_size), for buffers that no window is ever bound to. So no peer can
+    /// write them, and the device may transfer the bytes of a message in any order
+    /// ([`RELAXED_ORDERING`](AccessFlags::RELAXED_ORDERING)), which is faster on some hosts. After the completion all of
+    /// them are there. `RDMA_RELAXED_ORDERING=0` in the environment turns that off.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_mem::BufferPool;
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let pool = BufferPool::without_windows(&pd, BufferPool::DEFAULT_REGION_SIZE);
+    /// let buffer = pool.allocate(4096)?; // for messages
+    /// # drop(buffer);
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[must_use]
+    pub fn without_windows(pd: &ProtectionDomain, bytes: usize) -> Self {
+        Self::with_access(pd, bytes, AccessFlags::new().with_local_write())
+    }
+
+    fn with_access(pd: &ProtectionDomain, bytes: usize, access: AccessFlags) -> Self {
         Self(Arc::new(Pool {
             pd: pd.clone(),
             access,

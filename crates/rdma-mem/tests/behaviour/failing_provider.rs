@@ -6,6 +6,7 @@
 use std::alloc::{Layout, dealloc};
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_void};
+use std::process::Command;
 use std::slice;
 use std::sync::{Mutex, OnceLock};
 
@@ -14,7 +15,7 @@ use rdma_mem::{
     RegionMemory,
 };
 use rdma_sys::{Verbs, ibv_mr, ibv_pd};
-use test_support::program::in_own_process;
+use test_support::program::{in_own_process, in_own_process_with};
 
 thread_local! {
     static ACCESS: Cell<c_int> = const { Cell::new(0) };
@@ -195,10 +196,17 @@ fn a_region_has_the_access_that_was_asked_for_and_no_other() {
     let access = || AccessFlags::from_bits_retain(ACCESS.replace(0).cast_unsigned());
     let local = AccessFlags::new().with_local_write().with_mw_bind();
     let mut memory = [0; 64];
+    let relaxed = AccessFlags::new().with_local_write().with_relaxed_ordering();
     drop(pd.allocate_region(64).unwrap());
-    assert!(local.contains(access()));
+    assert_eq!(access(), relaxed);
     drop(pd.register_borrowed(&mut memory).unwrap());
-    assert!(local.contains(access()));
+    assert_eq!(access(), relaxed);
+    drop(BufferPool::without_windows(&pd, 4096).allocate(64).unwrap());
+    assert_eq!(access(), relaxed);
+    drop(BufferPool::new(&pd).allocate(64).unwrap());
+    assert_eq!(access(), local, "a peer may write through a window");
+    drop(pd.allocate_bindable_region(64).unwrap());
+    assert_eq!(access(), local);
     drop(pd.register_local_mr_slice(&memory).unwrap());
     assert!(local.contains(access()));
     for asked in [
@@ -210,6 +218,28 @@ fn a_region_has_the_access_that_was_asked_for_and_no_other() {
         let given = access();
         assert!(given.contains(asked) && (asked | local).contains(given), "{asked}: {given}");
     }
+}
+
+#[test]
+fn the_environment_turns_relaxed_ordering_off() {
+    let test = "failing_provider::the_environment_turns_relaxed_ordering_off";
+    let prepare = |program: &mut Command| _ = program.env("RDMA_RELAXED_ORDERING", "0");
+    in_own_process_with(test, prepare, || {
+        drop(pd().allocate_region(64).unwrap());
+        assert_eq!(ACCESS.get().cast_unsigned(), AccessFlags::LOCAL_WRITE.bits());
+    });
+}
+
+#[test]
+fn a_value_of_the_environment_that_is_none_is_refused_with_the_memory() {
+    let test =
+        "failing_provider::a_value_of_the_environment_that_is_none_is_refused_with_the_memory";
+    let prepare = |program: &mut Command| _ = program.env("RDMA_RELAXED_ORDERING", "off");
+    in_own_process_with(test, prepare, || {
+        let (memory, error) = pd().register_owned(RegionMemory::allocate(64).unwrap()).unwrap_err();
+        assert_eq!(memory.len(), 64);
+        assert!(matches!(error, Error::Environment { .. }), "{error}");
+    });
 }
 
 /// In a process of its own, see [`events`].

@@ -9,6 +9,7 @@ mod doors;
 mod failing_provider;
 mod panics;
 mod pool_growth;
+mod prefetch;
 mod properties;
 mod region_memory;
 mod regions;

@@ -8,13 +8,16 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_mem::{Context, Errno, Handle, ObjectId, Ownership, VerbError};
-use rdma_sys::{ibv_cq, ibv_poll_cq, ibv_req_notify_cq};
+use rdma_sys::{
+    ibv_cq, ibv_cq_attr_mask, ibv_moderate_cq, ibv_modify_cq, ibv_modify_cq_attr, ibv_poll_cq,
+    ibv_req_notify_cq,
+};
 
 use crate::cq::channel::{CompletionChannel, Subscription};
 use crate::cq::completion::{PollSlot, PolledCompletions};
 use crate::cq::needed::NeededCapacity;
 use crate::cq::poll_error::PollError;
-use crate::error::{Error, create_hint};
+use crate::error::{Error, create_hint, moderate_hint};
 use crate::post::stand_in::{Called, CalledAddress};
 
 /// A completion queue (CQ), in which the device reports work requests that are done.
@@ -305,6 +308,46 @@ impl CompletionQueue {
         let given = unsafe { size(self.as_raw()) };
         self.inner.capacity.store(given, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Makes the device send an event on the channel only after `max_count` completions, or `max_period_us` microseconds
+    /// after the first of them; see `man ibv_modify_cq`. Polls are not delayed.
+    ///
+    /// [`ExtendedAttributes`](rdma_mem::ExtendedAttributes) has the largest values of the device
+    /// (`cq_moderation_max_count`, `cq_moderation_max_us`), which are 0 if it does not moderate events. Software devices
+    /// and SoftRoCE do not.
+    ///
+    /// # Errors
+    /// With the queue unchanged, the provider's error and a hint: `EOPNOTSUPP` if the device does not moderate events,
+    /// `EINVAL` for values beyond its limits.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_qp::{CompletionQueue, Errno, Error};
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let cq = CompletionQueue::create(&context, 64)?;
+    /// match cq.moderate(16, 100) {
+    ///     Ok(()) => println!("one event for 16 completions, or after 100 us"),
+    ///     Err(Error::Verb(error)) if error.errno == Errno::EOPNOTSUPP => println!("{error}"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[doc(alias("ibv_modify_cq", "IBV_CQ_ATTR_MODERATE"))]
+    pub fn moderate(&self, max_count: u16, max_period_us: u16) -> Result<(), Error> {
+        self.inner.handle.check_process().map_err(rdma_mem::Error::from)?;
+        let mut attributes = ibv_modify_cq_attr {
+            attr_mask: ibv_cq_attr_mask::IBV_CQ_ATTR_MODERATE.0,
+            moderate: ibv_moderate_cq { cq_count: max_count, cq_period: max_period_us },
+        };
+        // SAFETY: SAFETY.md F1: a live queue, and attributes that outlive the call.
+        let returned = unsafe { ibv_modify_cq(self.as_raw(), &raw mut attributes) };
+        Errno::check(returned).map_err(|errno| {
+            let hint = moderate_hint(errno, (max_count, max_period_us), self.context());
+            VerbError::new("ibv_modify_cq", errno).with_hint(hint).into()
+        })
     }
 
     pub(crate) fn needed(&self) -> &NeededCapacity {

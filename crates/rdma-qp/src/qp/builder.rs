@@ -239,6 +239,12 @@ impl QueuePairBuilder<'_> {
     pub fn gid_index(self, index: u8) -> Self {
         self.gid_choice(GidChoice::Index(index))
     }
+
+    /// The port that [`port`](Self::port) has set; `None` if building chooses the first active one.
+    #[must_use]
+    pub const fn fixed_port(&self) -> Option<u8> {
+        self.port
+    }
 }
 
 impl QueuePair {

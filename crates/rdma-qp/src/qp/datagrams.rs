@@ -1,5 +1,7 @@
 //! Datagrams: who sent one, and the way to who is to get one.
 
+pub(crate) mod groups;
+
 use rdma_sys::{ibv_wc, ibv_wc_flags};
 use rdma_types::{Lid, QpType, Qpn};
 

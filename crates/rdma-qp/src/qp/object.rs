@@ -13,6 +13,7 @@ use crate::error::{Error, modify_hint};
 use crate::post::bounds::usual_sge;
 use crate::post::stand_in::Called;
 use crate::qp::capabilities::QueuePairCapabilities;
+use crate::qp::datagrams::groups::Groups;
 use crate::qp::modify::transition;
 use crate::srq::queue::SharedReceiveQueue;
 
@@ -101,6 +102,12 @@ impl Object {
         let back =
             |handle| Self::new(handle, posted, (qpn, id), qp_type, capabilities, has_atomics);
         handle.close().map(drop).map_err(|(handle, error)| (back(handle), error))
+    }
+
+    /// No groups yet. They are dropped before this object, or when they are empty.
+    pub(crate) fn groups(&self) -> Groups {
+        // SAFETY: SAFETY.md F6: of this domain, and its owner drops the groups first.
+        unsafe { Groups::new(self.as_raw(), &self.needs().pd) }
     }
 
     #[inline]

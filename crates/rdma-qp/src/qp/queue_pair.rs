@@ -11,6 +11,7 @@ use crate::endpoint::connect::ConnectAttributes;
 use crate::error::Error;
 use crate::qp::attributes::QueuePairAttributes;
 use crate::qp::capabilities::QueuePairCapabilities;
+use crate::qp::datagrams::groups::Groups;
 use crate::qp::modify;
 use crate::qp::modify::modification::QueuePairModification;
 use crate::qp::object::Object;
@@ -75,7 +76,9 @@ use crate::srq::queue::SharedReceiveQueue;
 #[doc(alias = "ibv_qp")]
 #[derive(Debug)]
 pub struct QueuePair {
-    // Goes first: the handle to itself is the device's as long as there is a request that names it.
+    /// Left before the queue pair is destroyed; `None` if it is connected.
+    groups: Option<Groups>,
+    // Before the peers: the handle to itself is the device's as long as there is a request that names it.
     object: Object,
     peers: Peers,
 }
@@ -89,16 +92,21 @@ enum Peers {
 
 impl QueuePair {
     pub(crate) const fn connected(object: Object, peer: ConnectAttributes) -> Self {
-        Self { object, peers: Peers::One(Some(peer)) }
+        Self { groups: None, object, peers: Peers::One(Some(peer)) }
     }
 
     pub(crate) const fn connected_elsewhere(object: Object) -> Self {
-        Self { object, peers: Peers::One(None) }
+        Self { groups: None, object, peers: Peers::One(None) }
     }
 
     pub(crate) fn of_datagrams(object: Object, end: OwnEnd) -> Self {
+        let groups = Some(object.groups());
         let datagrams = Datagrams { end, own: OnceLock::new() };
-        Self { object, peers: Peers::Anybody(Box::new(datagrams)) }
+        Self { groups, object, peers: Peers::Anybody(Box::new(datagrams)) }
+    }
+
+    pub(crate) fn groups(&self) -> Result<&Groups, Error> {
+        self.groups.as_ref().ok_or(Error::NotDatagrams { qp_type: self.qp_type() })
     }
 
     /// What only queue pairs for datagrams have.
@@ -305,16 +313,20 @@ impl QueuePair {
         self.object.modify(&mut attributes, mask, QpState::RTS, QpState::ERR)
     }
 
-    /// Destroys the queue pair. The device uses no memory of its requests after this. A
-    /// [borrowed](rdma_mem::Ownership::Borrowed) queue pair and its requests stay unchanged.
+    /// Destroys the queue pair, after it has left the groups that it [joined](Self::attach_multicast). The device uses no
+    /// memory of its requests after this. A [borrowed](rdma_mem::Ownership::Borrowed) queue pair leaves those groups, and
+    /// is unchanged otherwise.
     ///
     /// # Errors
     /// The provider's error, with the queue pair.
     #[doc(alias = "ibv_destroy_qp")]
     #[allow(clippy::result_large_err)] // it is the queue pair itself
     pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { object, peers } = self;
-        object.close().map_err(|(object, error)| (Self { object, peers }, error.into()))
+        if let Some(Err(error)) = self.groups.as_ref().map(Groups::leave_all) {
+            return Err((self, error));
+        }
+        let Self { groups, object, peers } = self;
+        object.close().map_err(|(object, error)| (Self { groups, object, peers }, error.into()))
     }
 
     /// The C object, which lives as long as `self`.

@@ -28,7 +28,7 @@ mod wr;
 pub use context::{ibv_query_device_ex, ibv_query_rt_values_ex, verbs_get_ctx};
 pub use cq::{ibv_modify_cq, ibv_poll_cq, ibv_req_notify_cq};
 pub use cq_ex::*;
-pub use mr::ibv_reg_mr;
+pub use mr::{IBV_ADVISE_MR_FLAG_FLUSH, ibv_advise_mr, ibv_reg_mr};
 pub use mw::{ibv_alloc_mw, ibv_bind_mw, ibv_dealloc_mw, ibv_inc_rkey};
 pub use port::{ibv_query_gid_ex, ibv_query_gid_table, ibv_query_port};
 pub use qp::{ibv_create_qp_ex, ibv_post_recv, ibv_post_send};

@@ -12,9 +12,12 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 
-use crate::generated::verbs::{ib_uverbs_access_flags, ibv_mr, ibv_pd};
+use super::context::verbs_get_ctx_op;
+use crate::generated::verbs::{
+    ib_uverbs_access_flags, ib_uverbs_advise_mr_advice, ibv_mr, ibv_pd, ibv_sge,
+};
 use crate::table::Verbs;
 
 /// The access flags that a kernel may ignore, such as relaxed ordering.
@@ -46,4 +49,31 @@ pub unsafe fn ibv_reg_mr(
     let access = (access & !OPTIONAL).cast_signed();
     // SAFETY: as above.
     unsafe { (verbs.reg_mr)(pd, addr, length, access) }
+}
+
+/// Has [`ibv_advise_mr`] return after the advice was followed; `IBV_ADVISE_MR_FLAG_FLUSH` of `enum ibv_advise_mr_flag`.
+pub const IBV_ADVISE_MR_FLAG_FLUSH: u32 = 1;
+
+/// Advises the device about pieces of registered memory; man `ibv_advise_mr`.
+///
+/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)); `EOPNOTSUPP` from a provider
+/// without it.
+///
+/// # Safety
+/// `pd` is live; `sg_list` points to `num_sges` elements.
+#[inline]
+pub unsafe fn ibv_advise_mr(
+    pd: *mut ibv_pd,
+    advice: ib_uverbs_advise_mr_advice,
+    flags: u32,
+    sg_list: *mut ibv_sge,
+    num_sges: u32,
+) -> c_int {
+    // SAFETY: the PD is live by this function's contract (SAFETY.md F1).
+    let context = unsafe { (*pd).context };
+    // SAFETY: a live PD's context is live (SAFETY.md F1), and the macro matches offset and type (F5).
+    let advise = unsafe { verbs_get_ctx_op!(context, advise_mr) };
+    let Some(advise) = advise else { return libc::EOPNOTSUPP };
+    // SAFETY: the provider's own function and PD (SAFETY.md F3), valid elements (F1).
+    unsafe { advise(pd, advice, flags, sg_list, num_sges) }
 }

@@ -6,20 +6,20 @@
 use std::{cell::RefCell, ffi::c_void, mem::offset_of, ptr};
 
 use rdma_sys::{
-    Errno, Verbs, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_ex_to_cq, ibv_cq_init_attr_ex,
-    ibv_create_cq_ex, ibv_create_qp_ex, ibv_end_poll, ibv_modify_cq, ibv_modify_cq_attr,
-    ibv_next_poll, ibv_pd, ibv_poll_cq_attr, ibv_qp, ibv_qp_ex, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex, ibv_query_rt_values_ex, ibv_start_poll, ibv_values_ex, ibv_wc_opcode,
-    ibv_wc_read_byte_len, ibv_wc_read_completion_ts, ibv_wc_read_completion_wallclock_ns,
-    ibv_wc_read_cvlan, ibv_wc_read_dlid_path_bits, ibv_wc_read_flow_tag, ibv_wc_read_imm_data,
-    ibv_wc_read_invalidated_rkey, ibv_wc_read_opcode, ibv_wc_read_qp_num, ibv_wc_read_sl,
-    ibv_wc_read_slid, ibv_wc_read_src_qp, ibv_wc_read_tm_info, ibv_wc_read_vendor_err,
-    ibv_wc_read_wc_flags, ibv_wc_tm_info, ibv_wr_abort, ibv_wr_atomic_cmp_swp,
-    ibv_wr_atomic_fetch_add, ibv_wr_atomic_write, ibv_wr_bind_mw, ibv_wr_complete, ibv_wr_flush,
-    ibv_wr_local_inv, ibv_wr_rdma_read, ibv_wr_rdma_write, ibv_wr_rdma_write_imm, ibv_wr_send,
-    ibv_wr_send_imm, ibv_wr_send_inv, ibv_wr_send_tso, ibv_wr_set_inline_data,
-    ibv_wr_set_inline_data_list, ibv_wr_set_sge, ibv_wr_set_sge_list, ibv_wr_set_ud_addr,
-    ibv_wr_set_xrc_srqn, ibv_wr_start, verbs_context,
+    Errno, IBV_ADVISE_MR_FLAG_FLUSH, Verbs, ib_uverbs_advise_mr_advice, ibv_advise_mr, ibv_context,
+    ibv_cq, ibv_cq_ex, ibv_cq_ex_to_cq, ibv_cq_init_attr_ex, ibv_create_cq_ex, ibv_create_qp_ex,
+    ibv_end_poll, ibv_modify_cq, ibv_modify_cq_attr, ibv_next_poll, ibv_pd, ibv_poll_cq_attr,
+    ibv_qp, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_query_rt_values_ex, ibv_sge,
+    ibv_start_poll, ibv_values_ex, ibv_wc_opcode, ibv_wc_read_byte_len, ibv_wc_read_completion_ts,
+    ibv_wc_read_completion_wallclock_ns, ibv_wc_read_cvlan, ibv_wc_read_dlid_path_bits,
+    ibv_wc_read_flow_tag, ibv_wc_read_imm_data, ibv_wc_read_invalidated_rkey, ibv_wc_read_opcode,
+    ibv_wc_read_qp_num, ibv_wc_read_sl, ibv_wc_read_slid, ibv_wc_read_src_qp, ibv_wc_read_tm_info,
+    ibv_wc_read_vendor_err, ibv_wc_read_wc_flags, ibv_wc_tm_info, ibv_wr_abort,
+    ibv_wr_atomic_cmp_swp, ibv_wr_atomic_fetch_add, ibv_wr_atomic_write, ibv_wr_bind_mw,
+    ibv_wr_complete, ibv_wr_flush, ibv_wr_local_inv, ibv_wr_rdma_read, ibv_wr_rdma_write,
+    ibv_wr_rdma_write_imm, ibv_wr_send, ibv_wr_send_imm, ibv_wr_send_inv, ibv_wr_send_tso,
+    ibv_wr_set_inline_data, ibv_wr_set_inline_data_list, ibv_wr_set_sge, ibv_wr_set_sge_list,
+    ibv_wr_set_ud_addr, ibv_wr_set_xrc_srqn, ibv_wr_start, verbs_context,
 };
 
 thread_local! {
@@ -236,6 +236,17 @@ unsafe extern "C" fn modify_cq(_cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) 
     libc::EBUSY
 }
 
+unsafe extern "C" fn advise_mr(
+    _pd: *mut ibv_pd,
+    advice: ib_uverbs_advise_mr_advice,
+    flags: u32,
+    list: *mut ibv_sge,
+    count: u32,
+) -> i32 {
+    called("advise_mr", &[advice.0.into(), flags.into(), list.number(), count.into()]);
+    libc::EFAULT
+}
+
 unsafe extern "C" fn values(_context: *mut ibv_context, values: *mut ibv_values_ex) -> i32 {
     called("query_rt_values", &[values.number()]);
     libc::EIO
@@ -247,10 +258,13 @@ fn what_an_extended_context_has_is_called() {
         it.create_cq_ex = Some(create_cq_ex);
         it.create_qp_ex = Some(create_qp_ex);
         it.modify_cq = Some(modify_cq);
+        it.advise_mr = Some(advise_mr);
         it.query_rt_values = Some(values);
     });
     let verbs = Verbs::unsupported();
     let mut cq = ibv_cq { context, ..ibv_cq::default() };
+    let mut pd = ibv_pd { context, ..ibv_pd::default() };
+    let write = ib_uverbs_advise_mr_advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE;
     let mut attr = ibv_qp_init_attr_ex { comp_mask: 65, ..ibv_qp_init_attr_ex::default() };
     // SAFETY: all objects are alive and fit the functions above, here and below (SAFETY.md F1).
     assert_eq!(unsafe { ibv_create_cq_ex(context, at(32)) }, at(8));
@@ -260,6 +274,9 @@ fn what_an_extended_context_has_is_called() {
     assert_eq!(unsafe { ibv_modify_cq(&raw mut cq, at(48)) }, libc::EBUSY);
     // SAFETY: as above.
     assert_eq!(unsafe { ibv_query_rt_values_ex(context, at(56)) }, libc::EIO);
+    // SAFETY: as above.
+    let advised = unsafe { ibv_advise_mr(&raw mut pd, write, IBV_ADVISE_MR_FLAG_FLUSH, at(64), 2) };
+    assert_eq!(advised, libc::EFAULT);
     assert_eq!(
         taken(),
         [
@@ -267,6 +284,7 @@ fn what_an_extended_context_has_is_called() {
             ("create_qp_ex", vec![(&raw mut attr).number()]),
             ("modify_cq", vec![48]),
             ("query_rt_values", vec![56]),
+            ("advise_mr", vec![1, 1, 64, 2]),
         ]
     );
 }
@@ -276,6 +294,8 @@ fn what_a_context_lacks_is_not_supported() {
     let (_extended, context) = context(|_| ());
     let verbs = Verbs::unsupported();
     let mut cq = ibv_cq { context, ..ibv_cq::default() };
+    let mut pd = ibv_pd { context, ..ibv_pd::default() };
+    let write = ib_uverbs_advise_mr_advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE;
     let mut attr = ibv_qp_init_attr_ex { comp_mask: 64, ..ibv_qp_init_attr_ex::default() };
     // SAFETY: all objects are alive, here and below (SAFETY.md F1).
     let queue = unsafe { ibv_create_cq_ex(context, at(32)) };
@@ -288,6 +308,9 @@ fn what_a_context_lacks_is_not_supported() {
     assert_eq!(unsafe { ibv_modify_cq(&raw mut cq, at(48)) }, libc::EOPNOTSUPP);
     // SAFETY: as above.
     assert_eq!(unsafe { ibv_query_rt_values_ex(context, at(56)) }, libc::EOPNOTSUPP);
+    // SAFETY: as above.
+    let advised = unsafe { ibv_advise_mr(&raw mut pd, write, 0, at(64), 2) };
+    assert_eq!(advised, libc::EOPNOTSUPP);
     assert_eq!(taken(), []);
 }
 

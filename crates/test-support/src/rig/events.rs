@@ -89,6 +89,14 @@ impl Cq {
         assert_eq!(unsafe { ibv_req_notify_cq(self.0, solicited_only.into()) }, 0);
     }
 
+    /// Returns the error number, or 0.
+    pub fn moderate(&self, count: u16, period_us: u16) -> i32 {
+        let mut attr = ibv_modify_cq_attr::default();
+        attr.attr_mask = ibv_cq_attr_mask::IBV_CQ_ATTR_MODERATE.0;
+        attr.moderate = ibv_moderate_cq { cq_count: count, cq_period: period_us };
+        unsafe { ibv_modify_cq(self.0, &raw mut attr) }
+    }
+
     pub fn acknowledge(&self, events: u32) {
         self.name().acknowledge(events);
     }

@@ -54,6 +54,12 @@ impl Pd {
         if mr.is_null() { Err(errno()) } else { Ok(mr) }
     }
 
+    /// Asks for the pages of this element; the error number, or 0.
+    pub fn prefetch(&self, mut sge: ibv_sge) -> i32 {
+        let advice = ib_uverbs_advise_mr_advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH;
+        unsafe { ibv_advise_mr(self.0, advice, IBV_ADVISE_MR_FLAG_FLUSH, &raw mut sge, 1) }
+    }
+
     /// Registers any range; what comes back is given to [`deregister`].
     pub fn try_register(
         &self,

@@ -37,6 +37,7 @@ cases![
     one_queue_has_one_request_for_both_of_its_ends,
     a_channel_with_a_queue_stays,
     a_queue_without_a_channel_may_be_asked_for_events,
+    events_are_moderated_only_where_the_device_says_so,
     events_are_acknowledged_many_at_once,
     destroying_a_queue_takes_its_events_along,
     destroying_a_queue_leaves_the_events_of_others,
@@ -377,6 +378,16 @@ fn a_queue_without_a_channel_may_be_asked_for_events(device: &Device) {
         send(&a, &b, SOLICITED);
     }
     b.expect_no_event(&a);
+}
+
+fn events_are_moderated_only_where_the_device_says_so(device: &Device) {
+    let (a, b) = with_channel(device);
+    let largest = b.context.query_device_ex().cq_mod_caps;
+    let expected = if largest.max_cq_count == 0 { Errno::EOPNOTSUPP.raw() } else { 0 };
+    assert_eq!(b.receive_cq.moderate(1, 1), expected);
+    b.receive_cq.request_event(false);
+    send(&a, &b, PLAIN);
+    b.expect(&b.receive_cq);
 }
 
 fn events_are_acknowledged_many_at_once(device: &Device) {

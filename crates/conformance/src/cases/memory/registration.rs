@@ -37,6 +37,7 @@ cases![
     many_regions_are_used_beside_each_other,
     region_starts_and_ends_at_its_bytes_not_at_pages,
     one_byte_is_a_region,
+    advice_about_memory_needs_a_device_that_pages_on_demand,
     memory_of_every_kind_is_registered,
     pages_that_nobody_touched_are_registered_and_read_as_zeros,
     large_region_is_reached_from_its_first_to_its_last_byte,
@@ -311,6 +312,20 @@ fn region_starts_and_ends_at_its_bytes_not_at_pages(device: &Device) {
     assert_eq!(mapping.bytes(0, from), vec![0; from]);
     let behind = from + length;
     assert_eq!(mapping.bytes(behind, 3 * PAGE - behind), vec![0; 3 * PAGE - behind]);
+}
+
+fn advice_about_memory_needs_a_device_that_pages_on_demand(device: &Device) {
+    let (a, b) = pair(device);
+    let here = a.pd.register_filled(vec![9; PAGE], LOCAL_WRITE);
+    let advised = a.pd.prefetch(here.sge(0, PAGE));
+    if device.open().query_device_ex().odp_caps.general_caps == 0 {
+        assert_eq!(advised, Errno::EOPNOTSUPP.raw());
+    }
+    let there = b.pd.register(PAGE, ALL_ACCESS);
+    a.qp.post(&Wr::write(1, &[here.sge(0, PAGE)], &there, 0));
+    a.send_cq.expect_success(1);
+    device.let_arrive();
+    there.assert_filled(9);
 }
 
 fn one_byte_is_a_region(device: &Device) {

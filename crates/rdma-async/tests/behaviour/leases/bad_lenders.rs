@@ -6,7 +6,7 @@ use rdma_async::{CloseReason, LeaseError};
 use tokio::time::sleep;
 
 use crate::common::peer::{self, Peer};
-use crate::leases::frames::{ASK, DENY, LEND, OVER, frame, grant, grant_of, hear};
+use crate::leases::frames::{ASK, BACK, DENY, LEND, OVER, frame, grant, grant_of, hear};
 use crate::leases::*;
 
 const LOAN: u32 = 1;
@@ -146,6 +146,36 @@ fn memory_of_others_is_not_reached_by_a_grant() {
             let open = timeout(HANG, open).await.unwrap().unwrap();
             assert_eq!(open.value, Some(()));
             assert_eq!(open.region[..], region(&third, 64)[..], "a byte has changed");
+        }
+    });
+}
+
+/// The memory of these lenders is not there: a read fails, and the lender learns so with the return.
+#[test]
+fn a_failed_operation_is_reported_with_the_return() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for (reads, how) in [(false, 0), (true, 2)] {
+            let (mut peer, server) = peer::pair_with(&host, options(&host)).await;
+            let (lent, ()) = tokio::join!(server.borrow(64, READ, HANG), async {
+                let asked = hear(&mut peer, ASK).await[0];
+                peer.say(&grant(asked, LOAN, READ.bits(), (0x10000, 64))).await;
+            });
+            let lent = lent.unwrap();
+            if reads {
+                lent.read(host.buffer(&[0; 64])).await.unwrap_err();
+            }
+            drop(lent);
+            let back = async {
+                loop {
+                    let (kind, _, body) = peer.hear().await;
+                    if kind == BACK {
+                        break body;
+                    }
+                }
+            };
+            let back = timeout(HANG, back).await.unwrap();
+            assert_eq!(back, [0, 0, 0, 1, 0, 0, 0, how]);
         }
     });
 }

@@ -322,3 +322,24 @@ fn a_peer_that_vanishes_leaves_nothing() {
         timeout(HANG, all).await.unwrap();
     });
 }
+
+/// The last one is a number that only a later version could mean: it ends the connection.
+#[test]
+fn a_lender_learns_how_its_memory_was_returned() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for (how, end, is_handed_over) in [
+            (0, LeaseEnd::Returned, false),
+            (1, LeaseEnd::Returned, true),
+            (2, LeaseEnd::BorrowerFailed, false),
+            (3, LeaseEnd::Disconnected, false),
+        ] {
+            let (mut peer, lender) = peer::pair_with(&host, options(&host)).await;
+            let lease = lender.lend(region(&host, 64), READ, HANG).await.unwrap();
+            let lent = hear(&mut peer, LEND).await[0];
+            peer.say(&frame(BACK, &[lent, how], &[])).await;
+            let ended = timeout(HANG, lease).await.unwrap().unwrap();
+            assert_eq!((ended.end, ended.is_handed_over), (end, is_handed_over), "{how}");
+        }
+    });
+}

@@ -240,7 +240,8 @@ fn a_lease_ends_with_either_end_of_its_connection() {
                 let ended = timeout(HANG, lease).await.unwrap().unwrap();
                 assert!(
                     ended.end == LeaseEnd::Disconnected
-                        || who == "borrower drops" && ended.end == LeaseEnd::Returned,
+                        || who == "borrower drops" && ended.end == LeaseEnd::Returned
+                        || ended.end == LeaseEnd::BorrowerFailed,
                     "{who}: {}",
                     ended.end
                 );

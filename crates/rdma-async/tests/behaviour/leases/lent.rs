@@ -340,3 +340,22 @@ fn what_cannot_be_lent_comes_back() {
         assert!(matches!(closed, LeaseError::Closed(_)), "{closed}");
     });
 }
+
+/// The refusal ends the connection, too: the lender learns of one or the other, whichever comes first.
+#[test]
+fn a_read_that_failed_is_not_an_ordinary_return() {
+    run(|| async {
+        for device in DEVICES {
+            let host = Host::new(device);
+            let (lender, borrower) = pair(&host).await;
+            let lease = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+            let borrowed = borrower.receive_lease().await.unwrap();
+            let failed = borrowed.read(host.pool.allocate(64).unwrap()).await.unwrap_err();
+            assert_refused(&failed.error);
+            drop(borrowed);
+            let ended = timeout(HANG, lease).await.unwrap().unwrap();
+            let ends = [LeaseEnd::BorrowerFailed, LeaseEnd::Disconnected];
+            assert!(ends.contains(&ended.end) && !ended.is_handed_over, "{}", ended.end);
+        }
+    });
+}

@@ -25,7 +25,7 @@ fn both_ends_are_told_what_the_other_says() {
         let ServerEvent::Joined { peer, address, user_bytes } = next(&mut server) else { panic!() };
         assert_eq!((*user_bytes).to_vec(), b"it is me");
         assert!(address.ip().is_loopback() && address != to);
-        assert_eq!(peer.to_string(), "peer 0.0");
+        assert_eq!(peer.to_string(), "client 0");
         drop(client.join().unwrap());
         assert_eq!(left(&mut server).0, peer);
     }
@@ -71,7 +71,8 @@ fn a_place_is_taken_until_its_end_was_told() {
                     other => panic!("{other:?}"),
                 }
             };
-            assert_eq!(peer.to_string(), format!("peer 0.{round}"));
+            let later = if round == 0 { String::new() } else { format!(" (generation {round})") };
+            assert_eq!(peer.to_string(), format!("client 0{later}"));
             drop(client.join().unwrap());
             assert_eq!(left(&mut server).0, peer);
         }

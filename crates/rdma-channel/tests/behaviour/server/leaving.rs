@@ -79,6 +79,27 @@ fn who_was_refused_leaves_for_that_reason() {
     }
 }
 
+/// The client has posted no receive, so the send is flushed when the read is refused.
+#[test]
+fn a_refused_read_is_the_reason_though_a_send_is_flushed_by_it() {
+    for device in DEVICES {
+        let mut server = server(device);
+        let (peer, mut client) = join(device, &mut server);
+        let buffer = server.pool().allocate(8).unwrap();
+        server.send(peer, buffer, 8).unwrap();
+        let pd = client.pd().clone();
+        let mut into = pd.allocate_region(8).unwrap();
+        let nowhere = RemoteMemoryRegion::new(0x1000, 8, 0x1234_5678);
+        client.read_into(into.as_slice_mut(), nowhere).unwrap_err();
+        let (gone, reason) = left(&mut server);
+        assert_eq!(gone, peer);
+        let is_refused =
+            matches!(reason, LeftReason::Refused { event: AsyncEventKind::QP_ACCESS_ERR });
+        assert!(is_refused, "{device}: {reason}");
+        drop(client);
+    }
+}
+
 #[test]
 fn a_message_that_is_too_long_fails_its_own_connection() {
     for device in DEVICES {

@@ -14,6 +14,7 @@ use crate::device::protection_domain::ProtectionDomain;
 use crate::error::Error;
 use crate::region::memory::RegionMemory;
 use crate::region::registration::Registration;
+use crate::region::relaxed;
 
 /// What ranges are counted in, in bytes: a cache line, so that two buffers never share one.
 pub(crate) const UNIT: usize = 64;
@@ -104,6 +105,7 @@ impl PoolRegion {
     ) -> Result<Self, Error> {
         let units = units(length).ok_or(Error::OutOfMemory { length })?;
         let memory = RegionMemory::allocate_aligned(length, alignment)?;
+        let access = relaxed::relax(access)?;
         // SAFETY: SAFETY.md F8: `access` has no right for peers, so that the rkey is worth nothing.
         let registration = unsafe { Registration::owning(pd, memory, access) };
         let registration = registration.map_err(|(_, error)| error)?;

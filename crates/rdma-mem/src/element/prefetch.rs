@@ -1,0 +1,94 @@
+//! Bringing in the pages of memory that is not pinned.
+#![allow(unsafe_code)]
+
+use std::borrow::Cow;
+
+use rdma_sys::{
+    Errno, IBV_ADVISE_MR_FLAG_FLUSH, ib_uverbs_advise_mr_advice, ibv_advise_mr, ibv_sge,
+};
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::element::GatherElement;
+use crate::error::Error;
+use crate::error::verb::VerbError;
+
+/// The access that [`ProtectionDomain::prefetch`] prepares for.
+#[doc(alias = "ibv_advise_mr_advice")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Prefetch {
+    /// The device will read the memory: pages are brought in, and may be mapped read-only.
+    Read,
+    /// The device will write the memory: pages are brought in and made writable.
+    Write,
+    /// The device will read the memory: pages that the process has in memory are mapped, and no others are brought in.
+    ReadPresent,
+}
+
+impl ProtectionDomain {
+    /// Asks the device to map the pages of these elements now, instead of at the first request that uses them. Their
+    /// regions were registered with [`with_on_demand`](crate::AccessFlags::with_on_demand). With `wait`, returns after the
+    /// pages were mapped. See `man ibv_advise_mr`.
+    ///
+    /// The contents of the memory stay unchanged, and a request may use it whether this succeeds or not.
+    ///
+    /// # Errors
+    /// The provider's error and a hint: `EOPNOTSUPP` if the device takes no advice, as software devices and SoftRoCE do
+    /// not; `EINVAL` for memory that is pinned; `EFAULT` for memory that is not mapped or not writable.
+    /// [`Error::Forked`] in a forked child.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_mem::{Errno, Error, Prefetch};
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let region = pd.allocate_region(1 << 20)?;
+    /// match pd.prefetch(&[region.as_slice().gather_element()], Prefetch::Read, true) {
+    ///     Ok(()) => println!("the first read waits for no page"),
+    ///     Err(Error::Verb(error)) if error.errno == Errno::EOPNOTSUPP => println!("{error}"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok::<(), Error>(())
+    /// ```
+    #[doc(alias = "ibv_advise_mr")]
+    pub fn prefetch(
+        &self,
+        elements: &[GatherElement<'_>],
+        purpose: Prefetch,
+        wait: bool,
+    ) -> Result<(), Error> {
+        self.check_process()?;
+        type Advice = ib_uverbs_advise_mr_advice;
+        let advice = match purpose {
+            Prefetch::Read => Advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH,
+            Prefetch::Write => Advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE,
+            Prefetch::ReadPresent => Advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
+        };
+        let fail = |errno| VerbError::new("ibv_advise_mr", errno).with_hint(self.hint(errno));
+        let mut list: Vec<ibv_sge> = elements.iter().map(|element| *element.as_raw()).collect();
+        let count = u32::try_from(list.len()).map_err(|_| fail(Errno::EINVAL))?;
+        let flags = if wait { IBV_ADVISE_MR_FLAG_FLUSH } else { 0 };
+        // SAFETY: SAFETY.md F1: a live domain, and `count` elements, which nobody else has.
+        let returned =
+            unsafe { ibv_advise_mr(self.as_raw(), advice, flags, list.as_mut_ptr(), count) };
+        Ok(Errno::check(returned).map_err(fail)?)
+    }
+
+    fn hint(&self, errno: Errno) -> Option<Cow<'static, str>> {
+        Some(Cow::Borrowed(match errno {
+            Errno::EOPNOTSUPP | Errno::ENOSYS => {
+                let name = self.context().device().name();
+                return Some(Cow::Owned(format!(
+                    "`{name}` takes no advice about memory: the first request that uses a page brings it in"
+                )));
+            }
+            Errno::EINVAL => "only memory that was registered `with_on_demand` can be prefetched",
+            Errno::EFAULT => {
+                "an element is not within its region, its memory is not mapped, or it is to be written and is read-only"
+            }
+            Errno::EPERM | Errno::ENOENT => "the region of an element belongs to another domain",
+            _ => return None,
+        }))
+    }
+}
