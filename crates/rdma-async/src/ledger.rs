@@ -438,8 +438,8 @@ impl Table {
         self.entries[id.entry()].await_end(id, waker, &mut self.afters)
     }
 
-    /// Nobody waits for the request any more. Whether it goes on.
-    pub(crate) fn forsake(&mut self, id: Id) -> bool {
+    /// Nobody waits for the request any more. Its kind, if it goes on.
+    pub(crate) fn forsake(&mut self, id: Id) -> Option<Operation> {
         self.entries[id.entry()].forsake(id, &mut self.afters)
     }
 }

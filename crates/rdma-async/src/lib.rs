@@ -29,6 +29,7 @@
 //! | an [`Op`], or a [`Post`] that is not ready | nothing was posted; its memory is given back at once |
 //! | a [`Posted`] send, write, read or atomic operation | it goes on; its memory is given back when it has completed, and its outcome is lost |
 //! | a [`Posted`] receive | it stands; a message that comes is kept with its memory: [`Connection::take_unclaimed`] |
+//! | an operation with a [limit](Op::within), before and after its time | the same |
 //! | a [`Lease`] | the lease goes on to its end, and the memory is freed |
 //! | the last [`RemoteRegion`] of a lease, and its operations | the peer has its memory back |
 //! | a future that was forgotten ([`std::mem::forget`]) | it keeps its slot and its memory until the connection ends; one that waits for a slot may keep a wake-up, which the next completion makes up for; one of [`reconnect`](Connection::reconnect) or [`connect_additional`](Connection::connect_additional) keeps its number |

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use rdma_connect::{CloseReason, Operation, TransportError};
 use rdma_mem::ProtectionDomain;
@@ -105,7 +106,7 @@ pub(crate) struct Inner {
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) granted: Granted,
-    _of: Arc<Inner>,
+    of: Arc<Inner>,
 }
 
 #[cfg(not(loom))]
@@ -174,7 +175,7 @@ impl Inner {
             depth: self.depth,
             member: OnceLock::new(),
             driver: Arc::clone(&self.driver),
-            lease: Some(Lease { granted, _of: Arc::clone(self) }),
+            lease: Some(Lease { granted, of: Arc::clone(self) }),
         }
     }
 
@@ -196,6 +197,19 @@ impl Inner {
 
     pub(crate) fn member(&self) -> Option<&Member> {
         self.member.get()
+    }
+
+    /// The time limit of awaited operations that have none of their own, if the connection has one.
+    #[cfg(not(loom))]
+    pub(crate) fn operation_timeout(&self) -> Option<Duration> {
+        let of = self.lease.as_ref().map_or(self, |lease| &lease.of);
+        of.member().and_then(|member| member.shared.operation_timeout)
+    }
+
+    /// There are no options in models.
+    #[cfg(loom)]
+    pub(crate) const fn operation_timeout(&self) -> Option<Duration> {
+        None
     }
 
     fn is_of_this_process(&self) -> bool {

@@ -2,6 +2,7 @@
 
 pub(crate) mod failed;
 pub(crate) mod kinds;
+pub(crate) mod limit;
 pub(crate) mod post;
 pub(crate) mod posted;
 pub(crate) mod ring;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use self::failed::Failed;
 use self::kinds::Kind;
+use self::limit::Limit;
 use self::post::Post;
 use self::posted::Posted;
 use self::run::Run;
@@ -59,6 +61,51 @@ pub struct Op<'c, K: Kind> {
 impl<'c, K: Kind> Op<'c, K> {
     pub(crate) const fn new(link: Link<'c>, memory: K::Memory, request: RequestSpec) -> Self {
         Self { link, memory, request }
+    }
+
+    /// Awaits it for at most this time, which begins with the first poll. [`Duration::MAX`] is no limit, even if the
+    /// [connection has one](crate::ConnectionOptions::operation_timeout).
+    ///
+    /// After that time the operation fails with [`TransportError::Timeout`](rdma_connect::TransportError::Timeout),
+    /// unless it has completed by then. The connection stays open, and the request stays with the device, which may
+    /// still execute it: [`Failed::memory`] is `None`, and the memory is released when the request has completed. A
+    /// message that arrives for a receive after its time is kept for
+    /// [`take_unclaimed`](Connection::take_unclaimed). If the operation still waited for a slot, nothing was posted, and
+    /// [`Failed`] has the memory.
+    ///
+    /// To wait again instead, [post](Self::post) the operation and await `&mut posted` in a `timeout` of tokio.
+    ///
+    /// # Panics
+    /// If the operation waits outside of a runtime of tokio with time (`enable_time`), and the limit is not zero.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_async::TransportError;
+    ///
+    /// # rdma_soft::install();
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let driver = rdma_async::Driver::spawn(pd.context())?;
+    /// # let qp = || rdma_qp::prelude::CreateQueuePair::create_qp(&pd);
+    /// # let (one, other) = (driver.prepare(qp())?, driver.prepare(qp())?);
+    /// # let (at_one, at_other) = (one.endpoint(), other.endpoint());
+    /// # let (one, other) = (one.handshake(at_other)?, other.handshake(at_one)?);
+    /// # let pool = rdma_mem::BufferPool::new(&pd);
+    /// // The peer sends nothing.
+    /// let late = other.receive(pool.allocate(64)?).within(Duration::from_millis(5)).await;
+    /// let late = late.expect_err("no message");
+    /// assert!(matches!(late.error, TransportError::Timeout { .. }) && late.memory.is_none());
+    /// // Its receive is still posted.
+    /// one.send(pool.allocate(5)?).await?;
+    /// let message = other.take_unclaimed().expect("the message");
+    /// assert_eq!(message.length, 5);
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias("timeout", "deadline"))]
+    pub fn within(self, limit: Duration) -> Run<'c, K> {
+        Run::new(self.into_work(), Limit::new(limit))
     }
 
     /// Posts it: the future is ready when the request is with the device, and gives another one for the outcome. It
@@ -118,7 +165,7 @@ impl<'c, K: Kind> IntoFuture for Op<'c, K> {
 
     #[inline]
     fn into_future(self) -> Run<'c, K> {
-        Run::new(self.into_work())
+        Run::new(self.into_work(), Limit::OF_CONNECTION)
     }
 }
 

@@ -1,6 +1,8 @@
 //! The primitives that the model checker replaces: under `cfg(loom)` locks and atomics are loom's, so that its models run
 //! the production modules in every order of their threads.
 
+use std::time::Duration;
+
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::Condvar;
 #[cfg(loom)]
@@ -20,6 +22,9 @@ pub(crate) use tokio::sync::{Notify, futures::OwnedNotified};
 
 #[cfg(loom)]
 pub(crate) use self::model::{Notify, OwnedNotified};
+
+/// The longest time limit. Longer ones are treated as infinite; tokio's timers cannot represent them.
+pub(crate) const LONGEST: Duration = Duration::from_secs(1 << 40);
 
 /// Waits until `look` finds a value. Looks again each time `changed` notifies its waiters.
 #[cfg(not(loom))]

@@ -58,6 +58,7 @@ impl Driver {
         let leases = (options.lease_limits, options.lease_margin);
         let ConnectionOptions { qp, user_bytes, rendezvous_timeout: limit, .. } = options;
         let beats = (options.peer_timeout, options.heartbeat);
+        let limits = (limit, options.operation_timeout);
         let mut dial = Dial::new(addresses, limit, Instant::now())?;
         let (driver, options) = (self.clone(), qp.clone());
         let mut prepared = blocking(move || Ok(driver.prepare(options)?)).await?;
@@ -75,7 +76,7 @@ impl Driver {
         let connection = blocking(move || Ok(prepared.handshake(endpoint)?)).await?;
         server.send(&server.client.ready()).await?;
         let Greeting { user_bytes, talks, .. } = server.receive(Client::verdict).await?;
-        let shared = Shared::new((address, addresses), true, talks, limit, leases);
+        let shared = Shared::new((address, addresses), true, talks, limits, leases);
         keep(connection.inner(), server.stream, shared, qp, beats)?;
         Ok((connection, user_bytes))
     }

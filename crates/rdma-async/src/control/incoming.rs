@@ -57,9 +57,10 @@ impl Incoming {
         let stream = client.accept(greeting).inspect_err(|_| listener.note_gone())?.0;
         let options = &listener.options;
         let leases = (options.lease_limits.clone(), options.lease_margin);
-        let (talks, limit) = (client.greeting.talks, options.rendezvous_timeout);
+        let talks = client.greeting.talks;
+        let limits = (options.rendezvous_timeout, options.operation_timeout);
         let addresses = stream_addresses(stream.local_addr(), address);
-        let shared = Shared::new((address, addresses), false, talks, limit, leases);
+        let shared = Shared::new((address, addresses), false, talks, limits, leases);
         let beats = (options.peer_timeout, options.heartbeat);
         keep(client.end.inner(), stream, shared, options.qp.clone(), beats)?;
         Ok(client.end)

@@ -38,6 +38,7 @@ pub struct ConnectionOptions {
     pub(crate) rendezvous_timeout: Duration,
     pub(crate) peer_timeout: Duration,
     pub(crate) heartbeat: Option<Duration>,
+    pub(crate) operation_timeout: Option<Duration>,
     pub(crate) lease_limits: Option<LeaseLimits>,
     pub(crate) lease_margin: Duration,
 }
@@ -85,6 +86,18 @@ impl ConnectionOptions {
         self
     }
 
+    /// Sets the time limit of operations that are awaited without another one, as if by
+    /// [`within`](crate::Op::within): those of the connection, of its
+    /// [additional ones](crate::Connection::connect_additional), and of [borrowed memory](crate::RemoteRegion).
+    /// Default: none.
+    ///
+    /// An operation that was [posted](crate::Op::post) before it is awaited has no limit, so that a receive may be posted
+    /// long before its message.
+    pub const fn operation_timeout(mut self, limit: Duration) -> Self {
+        self.operation_timeout = Some(limit);
+        self
+    }
+
     /// Sets the limits of the memory that the peer may [borrow](crate::Connection::borrow). Default: nothing.
     pub fn lease_limits(mut self, limits: LeaseLimits) -> Self {
         self.lease_limits = Some(limits);
@@ -112,6 +125,7 @@ impl From<QueuePairBuilder<'static>> for ConnectionOptions {
             rendezvous_timeout: Duration::from_secs(10),
             peer_timeout: Duration::from_secs(30),
             heartbeat: None,
+            operation_timeout: None,
             lease_limits: None,
             lease_margin: Duration::from_millis(1),
         }

@@ -93,6 +93,8 @@ pub(crate) struct Shared {
     pub(crate) talks: bool,
     /// The time limit for connecting a queue pair, and for the peer's answer.
     pub(crate) limit: Duration,
+    /// The time limit of operations that have none of their own.
+    pub(crate) operation_timeout: Option<Duration>,
     /// Memory that is lent and borrowed.
     pub(crate) leases: Arc<Leases>,
     /// The stream, while its task owns it.
@@ -173,7 +175,7 @@ impl Shared {
         (address, stream): (SocketAddr, StreamAddresses),
         is_client: bool,
         talks: bool,
-        limit: Duration,
+        (limit, operation_timeout): (Duration, Option<Duration>),
         (limits, margin): (Option<LeaseLimits>, Duration),
     ) -> Self {
         let (state, process) = (Mutex::default(), std::process::id());
@@ -191,6 +193,7 @@ impl Shared {
             is_client,
             talks,
             limit,
+            operation_timeout,
             leases,
             to_look_at,
             silence,

@@ -18,7 +18,8 @@ use super::table::Leases;
 use crate::connection::Connection;
 use crate::control::shared::Member;
 use crate::region::memory::Region;
-use crate::region::reserve::{LONGEST, ReserveError, at_once, local_too};
+use crate::region::reserve::{ReserveError, at_once, local_too};
+use crate::sync::LONGEST;
 
 impl Connection {
     /// Borrows `length` bytes of memory from the peer for the given time; they are zero, on pages of their own. The

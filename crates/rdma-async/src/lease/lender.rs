@@ -12,7 +12,8 @@ use super::own::EndedLease;
 use crate::ledger::after::apart;
 use crate::region::descriptor::Descriptor;
 use crate::region::memory::Region;
-use crate::region::reserve::{LONGEST, ReserveError};
+use crate::region::reserve::ReserveError;
+use crate::sync::LONGEST;
 
 /// By the clock of the runtime.
 pub(super) fn now() -> Instant {

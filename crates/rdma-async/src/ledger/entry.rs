@@ -550,10 +550,10 @@ impl ConnectionEntry {
     }
 
     /// As [`Table::forsake`](super::Table::forsake).
-    pub(crate) fn forsake(&mut self, id: Id, afters: &mut Afters) -> bool {
-        let Some(slot) = self.slots.of(id) else { return false };
+    pub(crate) fn forsake(&mut self, id: Id, afters: &mut Afters) -> Option<Operation> {
+        let slot = self.slots.of(id)?;
         let (operation, result) = (slot.operation, slot.result);
-        let goes_on = slot.phase == Phase::InFlight;
+        let goes_on = (slot.phase == Phase::InFlight).then_some(operation);
         match slot.phase {
             Phase::InFlight => {
                 slot.phase = Phase::Forsaken;

@@ -57,7 +57,9 @@ fn outcome<K: Kind>(mut posted: Posted<'_, K>) -> Outcome<K> {
 #[track_caller]
 fn reason<O, B>(outcome: Result<O, Failed<B>>) -> (CloseReason, B) {
     match outcome {
-        Err(Failed { memory, error: TransportError::Closed { reason, .. } }) => (reason, memory),
+        Err(Failed { memory: Some(memory), error: TransportError::Closed { reason, .. } }) => {
+            (reason, memory)
+        }
         Err(failed) => panic!("{failed}"),
         Ok(_) => panic!("it was done"),
     }

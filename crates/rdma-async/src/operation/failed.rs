@@ -8,12 +8,15 @@ use super::kinds::{Kind, memory};
 use crate::buffer::held::Held;
 use crate::buffer::held::sealed::Lease;
 
-/// An operation that failed, with its memory. It is an [`Error`](std::error::Error), and `?` makes a
+/// An operation that failed, with its memory if that is not with the device. It is an [`Error`](std::error::Error), and `?` makes a
 /// [`TransportError`] of it.
 #[non_exhaustive]
 pub struct Failed<B> {
     /// The memory of the operation. After a failed receive or read its content is undefined.
-    pub memory: B,
+    ///
+    /// `None` only after a [`Timeout`](TransportError::Timeout) of a posted request: the device may still use the memory,
+    /// which is released when the request has completed.
+    pub memory: Option<B>,
     /// The error.
     pub error: TransportError,
 }
@@ -21,7 +24,13 @@ pub struct Failed<B> {
 impl<B: Lease> Failed<B> {
     #[cold]
     pub(crate) fn new<K: Kind<Memory = B>>(held: Held, error: TransportError) -> Self {
-        Self { memory: memory::<K>(held), error }
+        Self { memory: Some(memory::<K>(held)), error }
+    }
+
+    /// Its request is still with the device.
+    #[cold]
+    pub(crate) const fn late(error: TransportError) -> Self {
+        Self { memory: None, error }
     }
 }
 

@@ -23,6 +23,10 @@ pub trait Kind: sealed::Sealed {
     /// The output of a successful operation.
     type Output;
 
+    /// Whether the limit of a connection is that of its operations of this kind.
+    #[doc(hidden)]
+    const HAS_LIMIT: bool = true;
+
     #[doc(hidden)]
     fn finish(memory: Self::Memory, success: &WorkSuccess, word: u64) -> Self::Output;
 }

@@ -45,6 +45,6 @@ impl<'c, K: Kind> Future for Post<'c, K> {
 
 impl<K: Kind> fmt::Debug for Post<'_, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Post").field(self.work.request()).finish()
+        f.debug_tuple("Post").field(&self.work).finish()
     }
 }

@@ -13,6 +13,9 @@ use tokio::task::yield_now;
 
 use super::failed::Failed;
 use super::kinds::Kind;
+use super::limit::Limit;
+use super::run::Run;
+use super::work::Work;
 use crate::buffer::held::Held;
 use crate::ledger::slots::Id;
 use crate::link::Link;
@@ -34,6 +37,17 @@ impl<'c, K: Kind> Posted<'c, K> {
     #[inline]
     pub(crate) const fn new(link: Link<'c>, id: Id) -> Self {
         Self { link: Some(link), id, kind: PhantomData }
+    }
+
+    /// Awaits the outcome for at most this time, like [`Op::within`](crate::Op::within). A posted operation has no other
+    /// limit.
+    ///
+    /// # Panics
+    /// If the operation waits outside of a runtime of tokio with time (`enable_time`), and the limit is not zero.
+    #[doc(alias("timeout", "deadline"))]
+    pub fn within(mut self, limit: Duration) -> Run<'c, K> {
+        let Some(link) = self.link.take() else { unreachable!("it is not over") };
+        Run::new(Work::posted(link, self.id), Limit::new(limit))
     }
 
     /// Waits for the outcome, and polls for at most `limit` before it sleeps. A completion in that time costs no event

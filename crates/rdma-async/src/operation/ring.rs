@@ -80,7 +80,7 @@ impl Connection {
 
 impl<'c, B: Target> ReceiveRing<'c, B> {
     /// Waits for the next message. If the future is dropped before it is ready, nothing is lost: the next call waits
-    /// for the same message.
+    /// for the same message. So a `timeout` of tokio limits the time.
     ///
     /// # Errors
     /// - the error of the receive, if it has failed: the connection has ended, and the ring keeps the buffer;
@@ -98,7 +98,7 @@ impl<'c, B: Target> ReceiveRing<'c, B> {
         match received {
             Ok(received) => Ok(RingMessage { ring: self, received: Some(received) }),
             Err(Failed { memory, error }) => {
-                self.idle.push(memory);
+                self.idle.extend(memory);
                 Err(error)
             }
         }
@@ -124,7 +124,7 @@ impl<'c, B: Target> ReceiveRing<'c, B> {
             match self.connection.receive(buffer).try_post() {
                 Ok(receive) => self.posted.push_back(receive),
                 Err(Failed { memory, error }) => {
-                    self.idle.push(memory);
+                    self.idle.extend(memory);
                     self.refused = Some(error);
                     return;
                 }

@@ -10,22 +10,25 @@ use pin_project_lite::pin_project;
 
 use super::failed::Failed;
 use super::kinds::Kind;
+use super::limit::Limit;
 use super::work::Work;
 
 pin_project! {
-    /// An [`Op`](super::Op) that is awaited: posts it, and waits for the outcome.
+    /// An [`Op`](super::Op) that is awaited: posts it, and waits for the outcome; perhaps with a
+    /// [limit](super::Op::within).
     #[must_use = "nothing is posted before it is awaited"]
     pub struct Run<'c, K: Kind> {
         #[pin]
         work: Work<'c>,
+        limit: Limit,
         kind: PhantomData<fn() -> K>,
     }
 }
 
 impl<'c, K: Kind> Run<'c, K> {
     #[inline]
-    pub(crate) const fn new(work: Work<'c>) -> Self {
-        Self { work, kind: PhantomData }
+    pub(crate) const fn new(work: Work<'c>, limit: Limit) -> Self {
+        Self { work, limit, kind: PhantomData }
     }
 }
 
@@ -36,7 +39,8 @@ impl<K: Kind> Future for Run<'_, K> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // Without a budget, a task whose operations are always done would keep others from running.
         let budget = ready!(tokio::task::coop::poll_proceed(cx));
-        let outcome = self.project().work.poll_end::<K>(cx);
+        let this = self.project();
+        let outcome = this.work.poll_end::<K>(this.limit, cx);
         if outcome.is_ready() {
             budget.made_progress();
         }
@@ -46,6 +50,6 @@ impl<K: Kind> Future for Run<'_, K> {
 
 impl<K: Kind> fmt::Debug for Run<'_, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Run").field(self.work.request()).finish()
+        f.debug_tuple("Run").field(&self.work).finish()
     }
 }

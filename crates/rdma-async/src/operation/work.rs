@@ -1,9 +1,10 @@
 //! An operation on its way, whatever its kind: its post, the wait for a free slot before that, and the wait for its end.
 
-use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use std::{fmt, mem};
 
 use pin_project_lite::pin_project;
 use rdma_connect::{Operation, TransportError};
@@ -13,6 +14,7 @@ use rdma_qp::{PollError, WorkError};
 
 use super::failed::Failed;
 use super::kinds::Kind;
+use super::limit::Limit;
 use super::posted::Posted;
 use crate::buffer::held::Held;
 use crate::ledger::after::{After, apart};
@@ -59,8 +61,12 @@ impl<'c> Work<'c> {
         Self { link: Some(link), id: None, held, request, has_queued: false, waits: None }
     }
 
-    pub(crate) const fn request(&self) -> &RequestSpec {
-        &self.request
+    /// An operation that is with the device.
+    pub(crate) const fn posted(link: Link<'c>, id: Id) -> Self {
+        // What is posted is in the slot: the request is not read.
+        let mut work = Self::new(link, Held::Nothing, RequestSpec::Receive);
+        work.id = Some(id);
+        work
     }
 
     /// Ready when the request is with the device, or failed before.
@@ -81,34 +87,61 @@ impl<'c> Work<'c> {
         })
     }
 
-    /// Ready when the request is over, or failed before.
+    /// Ready when the request is over, failed before, or its time is over.
     #[inline]
     pub(crate) fn poll_end<K: Kind>(
         mut self: Pin<&mut Self>,
+        limit: &mut Limit,
         cx: &mut Context<'_>,
     ) -> Poll<Result<K::Output, Failed<K::Memory>>> {
         let mut ended = None;
         if self.id.is_none() {
-            match ready!(self.as_mut().post(cx, true)) {
-                Ok(looked) => ended = looked,
-                Err(error) => {
+            match self.as_mut().post(cx, true) {
+                Poll::Ready(Ok(looked)) => ended = looked,
+                Poll::Ready(Err(error)) => {
                     let this = self.project();
                     *this.link = None;
                     return Poll::Ready(Err(Failed::new::<K>(mem::take(this.held), *error)));
                 }
+                Poll::Pending => return self.poll_late::<K>(limit, cx),
             }
         }
-        let this = self.project();
+        let this = self.as_mut().project();
         let (Some(link), &Some(id)) = (&*this.link, &*this.id) else {
             unreachable!("polled after it was ready")
         };
         let ended = match ended {
             Some(ended) => ended,
-            None => ready!(link.poll_end(id, this.held, cx)),
+            None => match link.poll_end(id, this.held, cx) {
+                Poll::Ready(ended) => ended,
+                Poll::Pending => return self.poll_late::<K>(limit, cx),
+            },
         };
         let outcome = ended.outcome::<K>(mem::take(this.held), link);
         *this.link = None;
         Poll::Ready(outcome)
+    }
+
+    /// Ready when its time is over: it has timed out, unless it has completed by now.
+    #[cold]
+    fn poll_late<K: Kind>(
+        self: Pin<&mut Self>,
+        limit: &mut Limit,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<K::Output, Failed<K::Memory>>> {
+        let this = self.project();
+        let Some(link) = &*this.link else { unreachable!("it is not over") };
+        let timeout = ready!(limit.poll(link, K::HAS_LIMIT, cx));
+        let Some(link) = this.link.take() else { unreachable!("it is not over") };
+        if let Some(id) = *this.id {
+            return Poll::Ready(link.expire::<K>(id, timeout));
+        }
+        // It still waits for a slot.
+        link.give_up(None, this.request, *this.has_queued);
+        leave_row(this.waits);
+        let (operation, peer) = (this.request.operation(), link.look(|entry| entry.peer));
+        let error = TransportError::Timeout { operation, timeout, peer };
+        Poll::Ready(Err(Failed::new::<K>(mem::take(this.held), error)))
     }
 
     /// Posts the request. How it has ended, if it has and `looks`.
@@ -392,15 +425,20 @@ impl Inner {
         if self.pd.context().check_process().is_err() {
             return; // it is the parent's
         }
-        let mut table = self.ledger.lock();
+        self.forsake_under(self.ledger.lock(), id);
+    }
+
+    /// The kind of the request, if it goes on.
+    fn forsake_under(&self, mut table: MutexGuard<'_, Table>, id: Id) -> Option<Operation> {
         let goes_on = table.forsake(id);
-        if let Some(lease) = self.lease.as_ref().filter(|_| goes_on) {
+        if let Some(lease) = self.lease.as_ref().filter(|_| goes_on.is_some()) {
             lease.note_forsaken();
         }
         // Its memory is to come back.
         let armed = if table.has_awaited() { table.arm(self.ledger.cq()) } else { Ok(false) };
         self.ledger.unlock(table);
         self.ledger.note_armed(armed);
+        goes_on
     }
 
     /// Why a request has failed, or was over with its queue pair.
@@ -428,6 +466,39 @@ impl Inner {
             self.forsake(id);
         } else if has_queued && self.pd.context().check_process().is_ok() {
             self.ledger.lock().note_waiting(self.entry, request.side(), false);
+        }
+    }
+}
+
+impl Link<'_> {
+    /// The time of a request is over: it has timed out, unless it has completed by now.
+    #[cold]
+    pub(crate) fn expire<K: Kind>(
+        &self,
+        id: Id,
+        timeout: Duration,
+    ) -> Result<K::Output, Failed<K::Memory>> {
+        // The process may have had no processor since the last look. A failure of the completion queue ends the request.
+        let _ = self.ledger.progress();
+        let (mut table, mut held) = (self.ledger.lock(), Held::Nothing);
+        if let Some(ended) = table.take(id, &mut held) {
+            self.ledger.unlock(table);
+            return ended.outcome::<K>(held, self);
+        }
+        // With the same lock as the look, so that a completion is either an outcome or finds nobody.
+        let peer = table.at(self.entry).peer;
+        let Some(operation) = self.forsake_under(table, id) else {
+            unreachable!("it is with the device")
+        };
+        Err(Failed::late(TransportError::Timeout { operation, timeout, peer }))
+    }
+}
+
+impl fmt::Debug for Work<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.id {
+            Some(id) => id.fmt(f),
+            None => self.request.fmt(f),
         }
     }
 }

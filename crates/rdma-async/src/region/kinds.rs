@@ -22,6 +22,8 @@ impl Kind for Bind {
     type Memory = Window;
     type Output = Window;
 
+    const HAS_LIMIT: bool = false;
+
     fn finish(window: Window, _: &WorkSuccess, _: u64) -> Window {
         window
     }

@@ -12,11 +12,10 @@ use tokio::time::sleep;
 
 use super::descriptor::Descriptor;
 use super::memory::Region;
+use crate::sync::LONGEST;
 
 /// So much is registered and deregistered within a poll, in bytes. More takes its time, and another thread.
 pub(crate) const AT_ONCE: usize = 1 << 20;
-/// What is longer has no end. The runtime's timers cannot be set to the very last time that there is.
-pub(crate) const LONGEST: Duration = Duration::from_secs(1 << 40);
 
 /// The result of [`Region::reserve`] and [`Region::reserve_for`].
 #[derive(Debug)]

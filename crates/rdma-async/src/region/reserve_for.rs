@@ -171,7 +171,7 @@ impl Region {
 /// What becomes of a window whose bind has failed.
 #[cold]
 fn not_bound(failed: Failed<Window>, pd: ProtectionDomain) -> ReserveError {
-    let Failed { memory, error } = failed;
+    let Failed { memory: Some(memory), error } = failed else { unreachable!("it has no limit") };
     if !memory.is_bound() {
         return not_opened(Region::of_window(pd, memory), error);
     }
@@ -209,5 +209,8 @@ async fn invalidate(link: &Inner, epoch: u32, window: Window) -> Result<Window, 
         (Ok(None), None) => unreachable!("it was posted"),
         (Err(refusal), _) => Err(Failed::new::<Invalidate>(held, refusal.into())),
     };
-    outcome.map_err(|failed| failed.memory)
+    outcome.map_err(|failed| match failed.memory {
+        Some(window) => window,
+        None => unreachable!("it has no limit"),
+    })
 }

@@ -4,6 +4,7 @@ mod cancelled;
 mod done;
 mod ended;
 mod full;
+mod limits;
 mod rings;
 mod spins;
 

@@ -86,7 +86,7 @@ where
 }
 
 fn outcome<T, M: Memory>(done: Result<T, Failed<M>>) -> Outcome {
-    done.err().map(|Failed { memory, error, .. }| (error, memory.length()))
+    done.err().map(|Failed { memory, error, .. }| (error, memory.unwrap().length()))
 }
 
 impl Kind {

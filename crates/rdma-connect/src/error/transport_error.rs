@@ -54,7 +54,8 @@ pub enum TransportError {
     #[error(transparent)]
     PollError(#[from] PollError),
     /// The operation was not done in time. A blocking call has closed the channel by it; the `wait`
-    /// of a handle, and a post that waited for a free slot, have changed nothing.
+    /// of a handle, and a post that waited for a free slot, have changed nothing. An operation of rdma-async leaves its
+    /// request with the device, which may still execute it, and the connection open.
     #[error(
         "the {operation}{} was not done within {timeout:?}: is the peer there, and does it do its part?",
         With(*.peer)
@@ -195,7 +196,8 @@ impl TransportError {
     /// After a [`LeaseOver`](Self::LeaseOver) the connection goes on, and the program requests another lease.
     ///
     /// After a [`Timeout`](Self::Timeout) of a handle, or of a post, the program may try again. A blocking call that
-    /// has timed out has closed the channel, and the next call fails with [`Closed`](Self::Closed).
+    /// has timed out has closed the channel, and the next call fails with [`Closed`](Self::Closed). An operation of
+    /// rdma-async that has timed out may still be executed, so that a program that tries again may have it done twice.
     ///
     /// ```
     /// use rdma_channel::{CloseReason, Recovery, TransportError};

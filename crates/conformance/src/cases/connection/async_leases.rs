@@ -86,7 +86,7 @@ fn a_lease_ends_with_its_time(device: &Device) {
         };
         // It is over at this end, too, and the connection goes on.
         let over = lent.write(ends.buffer(b"over")).await.unwrap_err();
-        assert_eq!(*over.memory, *b"over");
+        assert_eq!(*over.memory.unwrap(), *b"over");
         expect_over(&over.error, LeaseEnd::TimeOver);
         ends.talk().await;
         assert_eq!(*region, [1; 64]);

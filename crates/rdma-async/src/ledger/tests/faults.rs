@@ -8,8 +8,9 @@ fn refused_memory_comes_back_and_refused_in_doubt_when_the_queue_pair_is_destroy
     let rig = Rig::new();
     let connection = rig.connect([2, 0]);
     rig.nic.set_faults(Faults { posts: Some(PostFault::Clear), ..Faults::default() });
-    let Failed { mut memory, error } = connection.send(filled(&rig, 1)).try_post().unwrap_err();
+    let Failed { memory, error } = connection.send(filled(&rig, 1)).try_post().unwrap_err();
     assert!(matches!(error, TransportError::PostError(_)), "{error}");
+    let mut memory = memory.unwrap();
     memory.fill(2);
     let earlier = {
         rig.nic.set_faults(Faults::default());

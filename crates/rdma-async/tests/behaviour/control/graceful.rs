@@ -31,12 +31,12 @@ fn what_was_sent_before_the_end_has_come() {
                 let closed =
                     matches!(failed.error, TransportError::Closed { reason: r, .. } if r == reason);
                 assert!(closed, "{device}: {failed}");
-                assert_eq!(failed.memory.len(), 8);
+                assert_eq!(failed.memory.unwrap().len(), 8);
             }
             assert_eq!(server.closed(), Some(CloseReason::Disconnected));
             assert_eq!(client.closed(), Some(CloseReason::Asked));
             let after = client.send(host.buffer(b"late")).await.unwrap_err();
-            assert_eq!(*after.memory, *b"late");
+            assert_eq!(*after.memory.unwrap(), *b"late");
             // It is over, and to end it again changes nothing.
             client.disconnect(HANG).await.unwrap();
             server.disconnect(HANG).await.unwrap();
@@ -90,7 +90,7 @@ fn the_end_is_waited_for_no_longer_than_was_said() {
         let late = client.disconnect(SHORT).await.unwrap_err();
         assert!(matches!(late, ConnectError::Timeout { limit: SHORT, .. }), "{late}");
         let failed = stuck.await.unwrap_err();
-        assert_eq!(*failed.memory, *b"stuck");
+        assert_eq!(*failed.memory.unwrap(), *b"stuck");
         drop(server);
         // Without a control connection what was sent is waited for, and no peer.
         let (one, other) = host.pair_by_hand();
@@ -172,7 +172,7 @@ fn a_peer_that_cannot_end_holds_nobody_up() {
         let late = client.disconnect(SHORT).await.unwrap_err();
         assert!(matches!(late, ConnectError::Timeout { limit: SHORT, .. }), "{late}");
         // The end of the client's end is the end of what waits.
-        assert_eq!(*stuck.await.unwrap_err().memory, *b"stuck");
+        assert_eq!(*stuck.await.unwrap_err().memory.unwrap(), *b"stuck");
         assert_eq!(server.closed(), Some(CloseReason::Disconnected));
     });
 }

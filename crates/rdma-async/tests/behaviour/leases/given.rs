@@ -130,7 +130,10 @@ fn it_is_not_written_when_its_time_is_over() {
         let asked = asker.borrow(64, WRITE, A_SECOND).await.unwrap();
         tokio::time::sleep(asked.remaining()).await;
         let late = asked.write(host.buffer(b"late")).await.unwrap_err();
-        assert_eq!((reason(&late.error), &*late.memory), (LeaseEnd::TimeOver, &b"late"[..]));
+        assert_eq!(
+            (reason(&late.error), &*late.memory.unwrap()),
+            (LeaseEnd::TimeOver, &b"late"[..])
+        );
         // Nothing was posted, so that the connection goes on.
         host.talk(&asker, &lender, b"as before").await;
         until_closed(&host, &asker, asked.remote()).await;

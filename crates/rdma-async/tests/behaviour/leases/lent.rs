@@ -175,7 +175,7 @@ fn it_ends_with_its_time() {
             assert_eq!(ended.end, LeaseEnd::TimeOver);
             assert_eq!(borrowed.remaining(), Duration::ZERO);
             let late = borrowed.write(host.buffer(b"late")).await.unwrap_err();
-            assert_eq!((late.memory.len(), reason(&late.error)), (4, LeaseEnd::TimeOver));
+            assert_eq!((late.memory.unwrap().len(), reason(&late.error)), (4, LeaseEnd::TimeOver));
             // Nothing was posted, so that the connection goes on.
             host.talk(&lender, &borrower, b"as before").await;
             is_closed(&host, &borrower, borrowed.remote(), &ended.region).await;
@@ -202,7 +202,10 @@ fn the_time_is_looked_at_when_a_request_is_posted() {
         assert_eq!(receive.length, 5);
         send.await.unwrap();
         let late = timeout(HANG, write).await.unwrap().unwrap_err();
-        assert_eq!((&*late.memory, reason(&late.error)), (&b"second"[..], LeaseEnd::TimeOver));
+        assert_eq!(
+            (&**late.memory.as_ref().unwrap(), reason(&late.error)),
+            (&b"second"[..], LeaseEnd::TimeOver)
+        );
         assert!(late.to_string().contains("its time is over"), "{late}");
     });
 }

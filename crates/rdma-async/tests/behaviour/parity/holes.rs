@@ -88,7 +88,7 @@ fn a_refused_request_leaves_lent_memory_as_it_was() {
             provider.next_posts([Post::Refused(Errno::EINVAL)]);
             let failed = memory.write(pair.buffer(b"the word")).await.unwrap_err();
             assert!(matches!(failed.error, TransportError::PostError(_)), "{failed}");
-            assert_eq!(*failed.memory, *b"the word");
+            assert_eq!(*failed.memory.unwrap(), *b"the word");
         }
         memory.write(pair.buffer(b"the next")).await.unwrap();
         assert_eq!(pair.buffers(), 0);

@@ -78,7 +78,7 @@ impl Outstanding {
                 let waits = pair.one.receive(pair.buffer(&[2; BYTES])).await;
                 let failed = waits.unwrap_err();
                 assert!(is_closed(&failed.error, CloseReason::Poll), "{failed}");
-                assert_eq!(*failed.memory, [2; BYTES]);
+                assert_eq!(*failed.memory.unwrap(), [2; BYTES]);
             }
             Who::Drops => drop(self.operations.remove(0)),
             Who::Driver => pair.release(1),

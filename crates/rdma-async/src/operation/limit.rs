@@ -1,0 +1,56 @@
+//! Time limits of operations.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::time::{Sleep, sleep};
+
+use crate::link::Inner;
+use crate::sync::LONGEST;
+
+/// The time limit of an operation: its own, or `None` for that of the connection. It is in a box, so that operations
+/// without one move 8 bytes more, and nothing else.
+#[derive(Debug)]
+pub(crate) struct Limit(Option<Box<Time>>);
+
+#[derive(Debug)]
+struct Time {
+    limit: Duration,
+    /// `None` before the time has begun.
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Limit {
+    /// The limit of the connection.
+    pub(crate) const OF_CONNECTION: Self = Self(None);
+
+    pub(crate) fn new(limit: Duration) -> Self {
+        Self(Some(Box::new(Time { limit, sleep: None })))
+    }
+
+    /// Ready with the limit when the time is over. The time begins with the first call. The limit of the connection
+    /// counts if `has_default`.
+    #[cold]
+    pub(crate) fn poll(
+        &mut self,
+        link: &Inner,
+        has_default: bool,
+        cx: &mut Context<'_>,
+    ) -> Poll<Duration> {
+        if self.0.is_none() {
+            let default = link.operation_timeout().filter(|_| has_default);
+            self.0 = default.map(|limit| Box::new(Time { limit, sleep: None }));
+        }
+        let Some(time) = self.0.as_mut().filter(|time| time.limit <= LONGEST) else {
+            return Poll::Pending;
+        };
+        // No time needs no timer.
+        if !time.limit.is_zero() {
+            let sleep = time.sleep.get_or_insert_with(|| Box::pin(sleep(time.limit)));
+            ready!(sleep.as_mut().poll(cx));
+        }
+        Poll::Ready(time.limit)
+    }
+}
