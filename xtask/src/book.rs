@@ -14,6 +14,8 @@ use crate::tree;
 /// The first page of the book; its section [`CONTENTS`] lists the others.
 const FIRST: &str = "README.md";
 const CONTENTS: &str = "## Pages\n";
+/// The folder of the pages.
+const FOLDER: &str = "docs";
 
 const CONFIGURATION: &str = r#"[book]
 title = "RDMA in Rust"
@@ -69,10 +71,10 @@ fn write(root: &Path, book: &Path) -> Result<()> {
         put(&source.join(page), within(&text, page, &pages).as_bytes())?;
     }
     for plot in plots(root)? {
-        put(&source.join("docs").join(&plot), &fs::read(root.join("docs").join(&plot))?)?;
+        put(&source.join(FOLDER).join(&plot), &fs::read(root.join(FOLDER).join(&plot))?)?;
     }
-    for entry in fs::read_dir(root.join("docs"))? {
-        let name = format!("docs/{}", entry?.file_name().to_string_lossy());
+    for entry in fs::read_dir(root.join(FOLDER))? {
+        let name = format!("{FOLDER}/{}", entry?.file_name().to_string_lossy());
         if name.ends_with(".md") && !pages.contains(&name) {
             bail!("{name} is not in the section \"Pages\" of {FIRST}");
         }
@@ -88,7 +90,7 @@ fn put(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// The plots, relative to the folder of the pages.
 fn plots(root: &Path) -> Result<Vec<PathBuf>> {
-    let folder = root.join("docs/plots");
+    let folder = root.join(FOLDER).join("plots");
     if !folder.exists() {
         return Ok(Vec::new());
     }
@@ -245,10 +247,10 @@ mod tests {
 
     #[test]
     fn the_contents_come_from_the_list_of_the_readme() {
-        let readme = "# X\n\n## Pages\n\n- Using it: [a](docs/a.md),\n  [b](docs/b.md).\n\n## Licence\n\n- [c](C)\n";
+        let readme = "# X\n\n## Pages\n\n- Using it: [a](pages/a.md),\n  [b](pages/b.md).\n\n## Licence\n\n- [c](C)\n";
         let part = Part {
             title: "Using it".to_owned(),
-            pages: vec!["docs/a.md".to_owned(), "docs/b.md".to_owned()],
+            pages: vec!["pages/a.md".to_owned(), "pages/b.md".to_owned()],
         };
         assert_eq!(parts(readme).unwrap(), [part]);
         assert!(parts("# X\n").is_err());
@@ -256,11 +258,11 @@ mod tests {
 
     #[test]
     fn a_link_out_of_the_book_becomes_its_text() {
-        let pages = BTreeSet::from(["docs/a.md".to_owned(), "README.md".to_owned()]);
+        let pages = BTreeSet::from(["pages/a.md".to_owned(), "README.md".to_owned()]);
         let text =
             "[in](../README.md#x) [`code`](../src/lib.rs) [web](https://x) [here](#y) `[no](z)`\n";
         let kept = "[in](../README.md#x) `code` [web](https://x) [here](#y) `[no](z)`\n";
-        assert_eq!(within(text, "docs/a.md", &pages), kept);
+        assert_eq!(within(text, "pages/a.md", &pages), kept);
     }
 
     #[test]
