@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::connection::Connection;
 use crate::driver::Driver;
-use crate::region::reserve::LONGEST;
+use crate::sync::LONGEST;
 
 /// The attempts, pauses and time limits of [`Connection::reconnect_by`].
 ///
