@@ -339,7 +339,7 @@ mod tests {
             let (stream, _peer) = stream().await;
             let address = stream.peer_addr().unwrap();
             let limits = (None, Duration::ZERO);
-            let shared = Shared::new((address, None), false, true, Duration::MAX, limits);
+            let shared = Shared::new((address, None), false, true, (Duration::MAX, None), limits);
             // The kernel buffers some of them.
             let floods = async {
                 loop {
