@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -68,7 +69,7 @@ fn write(root: &Path, book: &Path) -> Result<()> {
         if let Some(unresolved) = unresolved(&text) {
             bail!("{page}: `{unresolved}` is no link; define it, or write it as code");
         }
-        put(&source.join(page), within(&text, page, &pages).as_bytes())?;
+        put(&source.join(name(page)), within(&text, page, &pages).as_bytes())?;
     }
     for plot in plots(root)? {
         put(&source.join(FOLDER).join(&plot), &fs::read(root.join(FOLDER).join(&plot))?)?;
@@ -128,12 +129,12 @@ fn parts(readme: &str) -> Result<Vec<Part>> {
 
 /// The table of contents, in the form of mdBook.
 fn summary(root: &Path, parts: &[Part]) -> Result<String> {
-    let mut text = format!("# Summary\n\n[{}]({FIRST})\n", title(root, FIRST)?);
-    text += &format!("[{}](examples/README.md)\n", title(root, "examples/README.md")?);
+    let mut text = format!("# Summary\n\n[{}]({})\n", title(root, FIRST)?, name(FIRST));
+    text += &format!("[{}](examples/index.md)\n", title(root, "examples/README.md")?);
     for part in parts {
         text += &format!("\n# {}\n\n", part.title);
         for page in &part.pages {
-            text += &format!("- [{}]({page})\n", title(root, page)?);
+            text += &format!("- [{}]({})\n", title(root, page)?, name(page));
         }
     }
     Ok(text)
@@ -146,38 +147,46 @@ fn title(root: &Path, page: &str) -> Result<String> {
     Ok(line.with_context(|| format!("{page} has no heading"))?.to_owned())
 }
 
+/// The name of a page in the book: mdBook makes `index.html` of a page that is called `index.md`.
+fn name(page: &str) -> String {
+    page.replace("README.md", "index.md")
+}
+
 /// The page with links within the book only: a link to another file becomes its text.
 fn within(text: &str, page: &str, pages: &BTreeSet<String>) -> String {
-    let mut edits = Vec::new();
-    let mut open: Option<(usize, Option<usize>, usize)> = None;
+    let (mut result, mut end) = (String::new(), 0);
+    let mut label: Option<Range<usize>> = None;
     for (event, range) in Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter() {
         match event {
             Event::Start(Tag::Link { dest_url, .. }) => {
-                let outside = !dest_url.contains(':') && {
-                    let file = dest_url.split('#').next().unwrap_or_default();
-                    !file.is_empty()
-                        && resolve(page, file).is_none_or(|file| !pages.contains(&file))
-                };
-                open = outside.then_some((range.start, None, range.start));
+                let file = dest_url.split('#').next().unwrap_or_default();
+                let here = file.is_empty() || file.contains(':');
+                let inside = here || resolve(page, file).is_some_and(|file| pages.contains(&file));
+                result += &text[end..range.start];
+                end = range.start;
+                if inside {
+                    result += &if here {
+                        text[range.clone()].to_owned()
+                    } else {
+                        name(&text[range.clone()])
+                    };
+                    end = range.end;
+                } else {
+                    label = Some(range.end..range.start);
+                }
             }
             Event::End(TagEnd::Link) => {
-                if let Some((start, Some(first), last)) = open.take() {
-                    edits.push((start..range.end, first..last));
+                if let Some(label) = label.take().filter(|label| label.start < label.end) {
+                    result += &text[label];
+                    end = range.end;
                 }
             }
             _ => {
-                if let Some((_, first, last)) = &mut open {
-                    first.get_or_insert(range.start);
-                    *last = range.end;
+                if let Some(label) = &mut label {
+                    *label = label.start.min(range.start)..label.end.max(range.end);
                 }
             }
         }
-    }
-    let (mut result, mut end) = (String::new(), 0);
-    for (link, label) in edits {
-        result += &text[end..link.start];
-        result += &text[label];
-        end = link.end;
     }
     result + &text[end..]
 }
@@ -261,7 +270,7 @@ mod tests {
         let pages = BTreeSet::from(["pages/a.md".to_owned(), "README.md".to_owned()]);
         let text =
             "[in](../README.md#x) [`code`](../src/lib.rs) [web](https://x) [here](#y) `[no](z)`\n";
-        let kept = "[in](../README.md#x) `code` [web](https://x) [here](#y) `[no](z)`\n";
+        let kept = "[in](../index.md#x) `code` [web](https://x) [here](#y) `[no](z)`\n";
         assert_eq!(within(text, "pages/a.md", &pages), kept);
     }
 

@@ -167,6 +167,14 @@ pub(crate) const JOBS: &[Job] = &[
         steps: &[run("cargo xtask features")],
     },
     Job {
+        name: "book",
+        about: "dead links and undefined references in the site of the pages",
+        tier: Tier::Full,
+        minutes: 0.2,
+        needs: &[Need::Tool("mdbook", "cargo install --locked mdbook")],
+        steps: &[run("cargo xtask book")],
+    },
+    Job {
         name: "deny",
         about: "licences, sources and duplicates of dependencies that are not allowed",
         tier: Tier::Full,
