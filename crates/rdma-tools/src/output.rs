@@ -1,7 +1,11 @@
-//! Standard output and standard error, which may be closed.
+//! Standard output and standard error, which may be closed, and files.
 
 use std::fmt::Display;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
 
 /// Standard output cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +22,45 @@ pub(crate) fn print(line: impl Display) -> Result<(), NotWritten> {
 }
 
 /// Prints a line to standard error. A failure is ignored: there is nowhere to report it.
+///
+/// The line may quote a peer or a file, so that its control characters are replaced.
 pub(crate) fn warn(line: impl Display) {
-    let _ = writeln!(io::stderr(), "{line}");
+    let _ = writeln!(io::stderr(), "{}", printable(&line.to_string()));
+}
+
+/// Replaces the control characters of a text by `?`, except line ends and tabs.
+pub(crate) fn printable(text: &str) -> String {
+    let plain = |c: char| if c.is_control() && c != '\n' && c != '\t' { '?' } else { c };
+    text.chars().map(plain).collect()
+}
+
+/// A file for a result that takes long to make, opened before the work begins.
+#[derive(Debug)]
+pub(crate) struct Destination {
+    file: File,
+    path: PathBuf,
+}
+
+impl Destination {
+    /// Opens the file, and creates it if it is missing. Its old contents stay until [`write`](Self::write).
+    ///
+    /// # Errors
+    /// The file cannot be opened for writing.
+    pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        let file = file.with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self { file, path: path.to_owned() })
+    }
+
+    /// Replaces the contents.
+    ///
+    /// # Errors
+    /// The disk is full, or the reader of a pipe has closed it.
+    pub(crate) fn write(mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        // A pipe has no length.
+        let is_regular = self.file.metadata().is_ok_and(|metadata| metadata.is_file());
+        let emptied = if is_regular { self.file.set_len(0) } else { Ok(()) };
+        let written = emptied.and_then(|()| self.file.write_all(bytes));
+        written.with_context(|| format!("cannot write {}", self.path.display()))
+    }
 }

@@ -27,7 +27,7 @@ use anyhow::Context as _;
 use rdma::device::{Context, open_default_device, open_device};
 use signal_hook::consts::SIGINT;
 
-use crate::output::{print, warn};
+use crate::output::{Destination, print, warn};
 pub(crate) use crate::perf::arguments::Arguments;
 use crate::perf::client::{Measured, measure};
 use crate::perf::ends::Local;
@@ -54,11 +54,17 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(address) = &arguments.serve {
         // The process that has started this one gets the interruption, and all errors.
         signal_hook::flag::register(SIGINT, Arc::default())?;
-        let _ = server::serve(TcpStream::connect(address)?, &local, |_| anyhow::Ok(()));
+        let _ = server::serve(TcpStream::connect(address)?, &local, |_| {});
         return Ok(ExitCode::SUCCESS);
     }
     let mut run = arguments.run().context("nothing to measure")?;
     run.settings.check(&local.context)?;
+    // Results that cannot be written are refused before they are measured.
+    let standard_output = Path::new("-");
+    let json = arguments.json.as_deref();
+    let prints_json = json == Some(standard_output);
+    let json = json.filter(|path| *path != standard_output).map(Destination::open).transpose()?;
+    let picture = arguments.plot.as_deref().map(plot::Picture::open).transpose()?;
     if arguments.scale {
         match arguments.connect.is_none().then(|| Perftest::find(&run.settings, &local)) {
             Some(Ok(perftest)) => run.add(perftest),
@@ -72,9 +78,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     signal_hook::flag::register_conditional_shutdown(SIGINT, status, Arc::clone(&interrupted))?;
     signal_hook::flag::register(SIGINT, Arc::clone(&interrupted))?;
     let (second, stream) = meet(arguments, &local)?;
-    let mut control = Control::meet(stream, interrupted, false)?;
-    let measured = measure(&run, &local, &mut control);
-    drop(control);
+    let measured = Control::meet(stream, interrupted, false)
+        .and_then(|mut control| measure(&run, &local, &mut control));
     drop(second);
     let measured = match measured {
         Err(error) if is_interruption(&error) => return Ok(ExitCode::from(INTERRUPTED)),
@@ -83,11 +88,16 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Measured { rows, mtu, error } = measured;
     let report = Report { rows, ..report(&local.context, mtu)? };
     if !report.rows.is_empty() {
-        write(&report, arguments.json.as_deref(), || {
-            table::table(&report, run.settings.operation)
-        })?;
-        if let Some(path) = &arguments.plot {
-            plot::write(&[report], path)?;
+        let text = serde_json::to_string_pretty(&report)?;
+        match prints_json {
+            true => print(&text)?,
+            false => print(table::table(&report, run.settings.operation))?,
+        }
+        if let Some(file) = json {
+            file.write((text + "\n").as_bytes())?;
+        }
+        if let Some(picture) = picture {
+            picture.draw(&[report])?;
         }
     }
     match error {
@@ -116,25 +126,6 @@ fn meet(arguments: &Arguments, local: &Local) -> anyhow::Result<(Option<SecondEn
         false => SecondEnd::process(local)?,
     };
     Ok((Some(second), stream))
-}
-
-/// Writes the table and the JSON to where they belong.
-fn write(
-    report: &Report,
-    json: Option<&Path>,
-    table: impl FnOnce() -> String,
-) -> anyhow::Result<()> {
-    let text = serde_json::to_string_pretty(report)?;
-    match json {
-        Some(path) if path == Path::new("-") => print(text)?,
-        Some(path) => {
-            print(table())?;
-            fs::write(path, text + "\n")
-                .with_context(|| format!("cannot write {}", path.display()))?;
-        }
-        None => print(table())?,
-    }
-    Ok(())
 }
 
 /// A report without rows.

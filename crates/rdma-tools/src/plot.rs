@@ -4,15 +4,15 @@ mod canvas;
 mod chart;
 mod draw;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use plotters::prelude::{IntoDrawingArea as _, SVGBackend};
 
 use self::canvas::Canvas;
 use self::draw::Figure;
+use crate::output::Destination;
 use crate::perf::report::Report;
 use crate::reports;
 
@@ -30,33 +30,49 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let reports: Vec<_> =
         arguments.reports.iter().map(|path| reports::read(path)).collect::<Result<_>>()?;
-    write(&reports, &arguments.output)?;
+    Picture::open(&arguments.output)?.draw(&reports)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Draws charts of all reports into one picture, in the format that the path ends with: `.svg` or `.png`.
-///
-/// # Errors
-/// The path ends otherwise, the reports have nothing to draw, or the file cannot be written.
-pub(crate) fn write(reports: &[Report], path: &Path) -> Result<()> {
-    let figure = Figure::of(reports)?;
-    let size = figure.size();
-    let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
-    let bytes = match extension.as_ref().and_then(|extension| extension.to_str()) {
-        Some("svg") => {
-            let mut text = String::new();
-            figure.draw(&SVGBackend::with_string(&mut text, size).into_drawing_area())?;
-            text.into_bytes()
-        }
-        Some("png") => {
+/// The file for a picture.
+#[derive(Debug)]
+pub(crate) struct Picture {
+    file: Destination,
+    is_png: bool,
+}
+
+impl Picture {
+    /// Opens the file for the format that its name ends with: `.svg` or `.png`.
+    ///
+    /// # Errors
+    /// The name ends otherwise, or the file cannot be opened for writing.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
+        let is_png = match extension.as_ref().and_then(|extension| extension.to_str()) {
+            Some("svg") => false,
+            Some("png") => true,
+            _ => bail!(
+                "the picture {} is neither FILE.svg nor FILE.png: give it such a name",
+                path.display()
+            ),
+        };
+        Ok(Self { file: Destination::open(path)?, is_png })
+    }
+
+    /// Draws charts of all reports.
+    ///
+    /// # Errors
+    /// The reports have nothing to draw, or the file cannot be written.
+    pub(crate) fn draw(self, reports: &[Report]) -> Result<()> {
+        let figure = Figure::of(reports)?;
+        let size = figure.size();
+        if self.is_png {
             let mut pixels = Vec::new();
             figure.draw(&Canvas::new(&mut pixels, size)?.into_drawing_area())?;
-            canvas::png(&pixels, size)?
+            return self.file.write(&canvas::png(&pixels, size)?);
         }
-        _ => bail!(
-            "the picture {} is neither FILE.svg nor FILE.png: give it such a name",
-            path.display()
-        ),
-    };
-    fs::write(path, bytes).with_context(|| format!("cannot write the picture {}", path.display()))
+        let mut text = String::new();
+        figure.draw(&SVGBackend::with_string(&mut text, size).into_drawing_area())?;
+        self.file.write(text.as_bytes())
+    }
 }

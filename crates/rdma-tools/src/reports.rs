@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fmt::{self, Display};
 use std::fs::File;
 use std::io::Read as _;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
@@ -18,11 +19,13 @@ const LONGEST: u64 = 16 << 20;
 const MOST_ROWS: usize = 10_000;
 /// The most blocks of a row; `rdmatool perf` writes ten.
 const MOST_BLOCKS: usize = 1000;
+/// The figures of blocks whose sums and ratios are finite: nanoseconds, bytes or messages per second.
+const BLOCKS: RangeInclusive<f64> = 1e-9..=1e18;
 
 /// Reads a report, and checks all that its users rely on.
 ///
 /// # Errors
-/// The file cannot be read, is not a report of this version, or has rows without finite, positive values.
+/// The file cannot be read, is not a report of this version, or has rows with absurd values.
 pub(crate) fn read(path: &Path) -> Result<Report> {
     parse(path).with_context(|| format!("cannot use {} as a report", path.display()))
 }
@@ -118,9 +121,10 @@ fn check(report: &Report) -> Result<()> {
             (1..=MOST_BLOCKS).contains(&blocks),
             "the row `{key}` has {blocks} blocks, not 1 to {MOST_BLOCKS}: measure again"
         );
-        if let Some(value) = row.blocks.iter().find(|value| !value.is_finite() || **value <= 0.0) {
+        if let Some(value) = row.blocks.iter().find(|value| !BLOCKS.contains(value)) {
+            let (least, most) = (BLOCKS.start(), BLOCKS.end());
             anyhow::bail!(
-                "the row `{key}` has a block of {value}, which is not above zero: measure again"
+                "the row `{key}` has a block of {value:e}, outside {least:e} to {most:e}: measure again"
             );
         }
         ensure!(!keys.contains(&key), "it has the row `{key}` twice");

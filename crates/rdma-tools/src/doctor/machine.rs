@@ -3,7 +3,8 @@
 use std::env;
 
 use super::facts::{Cores, Fact, HugePages, Iommu, Machine, Memlock};
-use super::root::{Root, printable};
+use super::root::Root;
+use crate::output::printable;
 
 /// The bit of `CAP_IPC_LOCK` in a set of capabilities (linux/capability.h).
 const CAP_IPC_LOCK: u64 = 1 << 14;

@@ -12,8 +12,7 @@ use rdma::device::{Context, LinkLayer};
 use rdma::qp::{EndpointGid, Psn, Qpn, QueuePairEndpoint};
 
 use super::finding::{Finding, Severity};
-use super::root::printable;
-use crate::output::{print, warn};
+use crate::output::{print, printable, warn};
 use probe::{Prober, path_mtu};
 use wire::{Answer, Offer, Outcome, Sent, Try, Wire};
 
@@ -197,7 +196,8 @@ pub(crate) fn listen(address: Option<SocketAddr>, context: Context) -> anyhow::R
         };
         match serve(stream, &prober) {
             Ok((reached, tried)) => {
-                print(format_args!("{peer}: reached by {reached} of {tried} pairs"))?;
+                // A closed standard output does not end the service.
+                let _ = print(format_args!("{peer}: reached by {reached} of {tried} pairs"));
             }
             Err(error) => warn(format_args!("{peer}: {error:#}")),
         }

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::facts::{Device, Facts, PortGid};
 use super::finding::{Finding, Severity};
+use crate::output::printable;
 
 /// The version of the JSON form. It changes when a field changes its meaning or goes.
 const VERSION: u32 = 1;
@@ -41,7 +42,8 @@ impl Report {
                 let _ = writeln!(text, "{:26} cure: {cure}", "");
             }
         }
-        text + &self.summary()
+        // Texts of peers and of copied files must not control a terminal.
+        printable(&(text + &self.summary()))
     }
 
     fn summary(&self) -> String {

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use rustix::fs::{self, AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
 
 use super::facts::Fact;
+use crate::output::printable;
 
 /// The bytes read of a file at most. The kernel's files about a device are one page.
 const MAX_BYTES: u64 = 64 << 10;
@@ -118,12 +119,6 @@ fn folder(path: &Path) -> io::Result<OwnedFd> {
 pub(crate) fn may_use(path: &str) -> io::Result<()> {
     let access = fs::Access::READ_OK | fs::Access::WRITE_OK;
     Ok(fs::accessat(CWD, path, access, AtFlags::EACCESS)?)
-}
-
-/// A text for one terminal: control characters but for line ends and tabs become `?`.
-pub(crate) fn printable(text: &str) -> String {
-    let plain = |c: char| if c.is_control() && c != '\n' && c != '\t' { '?' } else { c };
-    text.chars().map(plain).collect()
 }
 
 /// The beginning of a text that may be long.

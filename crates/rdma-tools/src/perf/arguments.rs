@@ -1,5 +1,6 @@
 //! The command line of `rdmatool perf`.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -98,12 +99,12 @@ impl Arguments {
             _ => Wait::Poll,
         };
         let sizes = match operation {
-            _ if !self.size.is_empty() => self.size.clone(),
+            _ if !self.size.is_empty() => distinct(&self.size),
             Operation::Atomic => vec![WORD],
             _ => SIZES.to_vec(),
         };
         let depths = match is_latency {
-            _ if !self.depth.is_empty() => self.depth.clone(),
+            _ if !self.depth.is_empty() => distinct(&self.depth),
             true => vec![1],
             false => vec![DEPTH],
         };
@@ -125,7 +126,7 @@ impl Arguments {
         };
         let mut lines = Vec::new();
         for size in 0..settings.sizes.len() {
-            for &queue_pairs in &self.queue_pairs {
+            for &queue_pairs in &distinct(&self.queue_pairs) {
                 for &depth in &depths {
                     lines.push(Line { work: Work::Rdma, size, queue_pairs, depth });
                 }
@@ -135,6 +136,12 @@ impl Arguments {
         }
         Some(Run { settings, lines, length, perftest: None, verbose: self.verbose })
     }
+}
+
+/// Each value once, in the order given: a report has one row for each combination.
+fn distinct(values: &[u32]) -> Vec<u32> {
+    let mut seen = HashSet::new();
+    values.iter().copied().filter(|value| seen.insert(*value)).collect()
 }
 
 /// A number of bytes, with K, M or G for powers of 1024.

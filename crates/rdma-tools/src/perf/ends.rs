@@ -14,6 +14,7 @@ use rdma::device::Context;
 use rdma::memory::{ProtectionDomain, RemoteMemoryRegion};
 use rdma::qp::{GidChoice, QueuePairEndpoint};
 
+pub(crate) use crate::perf::ends::memory::zeros;
 use crate::perf::ends::memory::{Memory, Target};
 use crate::perf::protocol::{Block, Control, PATIENCE};
 use crate::perf::report::Measure;

@@ -99,7 +99,12 @@ impl Control {
         stream.write_all(format!("{NAME}{VERSION:05}").as_bytes()).map_err(lost)?;
         let mut greeting = [0; GREETING_BYTES];
         let mut control = Self { stream, watch, is_server };
-        control.read(&mut greeting)?;
+        control.read(&mut greeting).map_err(|error| match error.downcast_ref() {
+            Some(Stop::Late) if !is_server => {
+                error.context("the listener did not answer; it serves one client at a time")
+            }
+            _ => error,
+        })?;
         let text = String::from_utf8_lossy(&greeting);
         let Some(version) = text.strip_prefix(NAME) else {
             bail!("the peer is not `rdmatool perf`: it sent {text:?}");
@@ -190,6 +195,7 @@ impl Control {
     fn read(&mut self, mut bytes: &mut [u8]) -> anyhow::Result<()> {
         self.watch.begin();
         while !bytes.is_empty() {
+            self.watch.patience()?; // a peer may send byte after byte
             if !Watch::has_input(&self.stream, Watch::INTERVAL)? {
                 self.watch.check()?;
                 continue;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rdma::memory::RegionMemory;
 
-use crate::perf::ends::{Plan, Role};
+use crate::perf::ends::{Plan, Role, zeros};
 use crate::perf::samples::Samples;
 use crate::perf::watch::{Watch, lost};
 
@@ -47,7 +47,7 @@ pub(crate) fn tcp_client(
     watch: &Watch,
     samples: &mut Samples,
 ) -> anyhow::Result<()> {
-    let mut message = vec![1; plan.bytes];
+    let mut message = zeros(plan.bytes)?;
     let is_stream = plan.role == Role::Stream;
     let begin = Instant::now();
     samples.start();
@@ -75,7 +75,7 @@ pub(crate) fn tcp_client(
 /// # Errors
 /// The connection fails.
 pub(crate) fn tcp_server(mut stream: &TcpStream, plan: &Plan) -> anyhow::Result<()> {
-    let mut message = vec![0; plan.bytes];
+    let mut message = zeros(plan.bytes)?;
     for _ in 0..plan.iterations {
         stream.read_exact(&mut message).map_err(lost)?;
         if plan.role != Role::Stream {

@@ -1,5 +1,6 @@
 //! The end that serves: it runs its part of what the client measures.
 
+use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 
@@ -21,10 +22,15 @@ pub(crate) fn listen(address: &str, local: &Local, once: bool) -> anyhow::Result
     let listener = TcpListener::bind(address).with_context(hint)?;
     print(format_args!("listening on {}", listener.local_addr()?))?;
     loop {
-        let (stream, client) = listener.accept().context("cannot accept a client")?;
+        let (stream, client) = match listener.accept() {
+            Ok(accepted) => accepted,
+            Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue, // it has left already
+            Err(error) => return Err(error).context("cannot accept a client"),
+        };
         let announce = |settings: &Settings| {
             let (measure, operation) = (name(settings.measure), name(settings.operation));
-            print(format_args!("{client} measures {measure} {operation}"))
+            // A closed standard output does not end the service.
+            let _ = print(format_args!("{client} measures {measure} {operation}"));
         };
         match serve(stream, local, announce) {
             Err(error) if !once => warn(format_args!("error: {client}: {error:#}")),
@@ -38,10 +44,10 @@ pub(crate) fn listen(address: &str, local: &Local, once: bool) -> anyhow::Result
 ///
 /// # Errors
 /// The client is of another version or leaves in the middle; what it asks for is not possible.
-pub(crate) fn serve<E: Into<anyhow::Error>>(
+pub(crate) fn serve(
     stream: TcpStream,
     local: &Local,
-    announce: impl FnOnce(&Settings) -> Result<(), E>,
+    announce: impl FnOnce(&Settings),
 ) -> anyhow::Result<()> {
     let mut control = Control::meet(stream, Arc::default(), true)?;
     let outcome = run(&mut control, local, announce);
@@ -53,16 +59,16 @@ pub(crate) fn serve<E: Into<anyhow::Error>>(
     outcome
 }
 
-fn run<E: Into<anyhow::Error>>(
+fn run(
     control: &mut Control,
     local: &Local,
-    announce: impl FnOnce(&Settings) -> Result<(), E>,
+    announce: impl FnOnce(&Settings),
 ) -> anyhow::Result<()> {
     let Request::Prepare(settings) = control.receive()? else {
         bail!("the client asked for a block before it sent its settings");
     };
     settings.check(&local.context)?;
-    announce(&settings).map_err(Into::into)?;
+    announce(&settings);
     connected(local, &settings, control, |control, end, _| {
         loop {
             match control.receive()? {

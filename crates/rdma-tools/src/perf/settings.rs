@@ -87,6 +87,10 @@ pub(crate) fn name(value: impl ValueEnum) -> String {
 pub(crate) const WORD: u32 = 8;
 /// The most queue pairs of a run.
 pub(crate) const MOST_QUEUE_PAIRS: u32 = 4096;
+/// The most lengths of messages of a run.
+const MOST_SIZES: usize = 1024;
+/// The memory of one work request in a queue, in bytes, rounded up.
+const WORK_REQUEST: u64 = 256;
 
 impl Settings {
     /// The longest message, in bytes.
@@ -101,6 +105,24 @@ impl Settings {
     /// The receives posted on a queue pair: enough for what the peer sends while this end is busy.
     pub(crate) const fn receives(&self) -> u32 {
         self.depth.saturating_mul(2)
+    }
+
+    /// The memory that an end may need for its messages and queues, in bytes, rounded up.
+    fn memory(&self) -> u64 {
+        let longest = u64::from(self.longest());
+        let sinks: u64 = match self.operation {
+            Operation::Read | Operation::Atomic => self.sizes.iter().copied().map(u64::from).sum(),
+            Operation::Send | Operation::Write => longest,
+        };
+        let requests = u64::from(self.depth) + u64::from(self.receives());
+        let outstanding = u64::from(self.queue_pairs) * requests;
+        let messages = match self.api {
+            Api::Qp => 2,
+            Api::Channel => 4,
+            Api::Async => outstanding.saturating_add(2), // a buffer for each operation
+        };
+        let messages = longest.saturating_mul(messages).saturating_add(sinks);
+        messages.saturating_add(outstanding * WORK_REQUEST)
     }
 
     /// The mode of a row: the interface, the waiting, and what else differs from the usual.
@@ -124,6 +146,11 @@ impl Settings {
         ensure!(
             !self.sizes.is_empty() && self.sizes.iter().all(|&size| size > 0),
             "a message has at least one byte"
+        );
+        let count = self.sizes.len();
+        ensure!(
+            count <= MOST_SIZES,
+            "{count} lengths of messages are more than {MOST_SIZES}: give fewer"
         );
         ensure!(
             *operation != Operation::Atomic || self.sizes.iter().all(|&size| size == WORD),
@@ -164,8 +191,20 @@ impl Settings {
         let port = active_port(context)?;
         let (longest, most) = (self.longest(), port.max_message_size);
         ensure!(longest <= most, "a message of {longest} bytes exceeds the {most} bytes of {name}");
+        let (memory, most) = (self.memory(), machine_memory() / 2);
+        ensure!(
+            memory <= most,
+            "the settings may need {memory} bytes of memory at each end, more than half of this machine's ({most}): give \
+             smaller or fewer messages, or less depth"
+        );
         Ok(port)
     }
+}
+
+/// The memory of this machine, in bytes.
+fn machine_memory() -> u64 {
+    let system = rustix::system::sysinfo();
+    system.totalram.saturating_mul(system.mem_unit.into())
 }
 
 /// The first active port.

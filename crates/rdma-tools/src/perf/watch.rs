@@ -94,15 +94,24 @@ impl Watch {
     /// # Errors
     /// A [`Stop`].
     pub(crate) fn check(&mut self) -> Result<(), Stop> {
-        self.interruption()?;
-        let now = Instant::now();
-        self.checked = now;
-        if now.duration_since(*self.since.get_or_insert(now)) > PATIENCE {
-            return Err(Stop::Late);
-        }
+        self.patience()?;
         match wait(&self.stream, PollFlags::RDHUP, Duration::ZERO) {
             Ok(true) => Err(Stop::PeerLeft),
             _ => Ok(()),
+        }
+    }
+
+    /// Same as [`check`](Self::check), for a peer that may have left after it has sent all.
+    ///
+    /// # Errors
+    /// A [`Stop`].
+    pub(crate) fn patience(&mut self) -> Result<(), Stop> {
+        self.interruption()?;
+        let now = Instant::now();
+        self.checked = now;
+        match now.duration_since(*self.since.get_or_insert(now)) > PATIENCE {
+            true => Err(Stop::Late),
+            false => Ok(()),
         }
     }
 

@@ -162,6 +162,8 @@ fn input_that_is_no_report_is_an_error_with_its_path() {
     assert!(with_row("blocks", json!([])).contains("0 blocks"));
     assert!(with_row("blocks", json!([1.0, null])).contains("invalid type: null"));
     assert!(with_row("blocks", json!([1.0, -2.0])).contains("block of -2"));
+    assert!(with_row("blocks", json!([1e308])).contains("block of 1e308"));
+    assert!(with_row("blocks", json!([5e-324])).contains("block of 5e-324"));
     assert!(with_row("operation", json!("\u{1b}[2J")).contains("control character"));
     let twice = row("lat", "write", 8, 1000.0);
     assert!(with("rows", json!([twice, twice])).contains("twice"));

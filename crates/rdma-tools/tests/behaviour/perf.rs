@@ -15,19 +15,24 @@ fn perf(arguments: &str) -> Command {
     program
 }
 
-/// A process that serves one client, and is killed if the test fails.
+/// A process that serves clients, and is killed if the test fails.
 struct Listener {
     process: Child,
-    lines: BufReader<ChildStdout>,
+    lines: Option<BufReader<ChildStdout>>,
     address: String,
 }
 
 impl Listener {
-    /// Starts it, and waits until it listens.
+    /// Starts it for one client, and waits until it listens.
     fn start(command: &mut Command) -> Self {
-        let command = command.args(["--listen", "127.0.0.1:0", "--once"]);
+        Self::start_many(command.arg("--once"))
+    }
+
+    /// Starts it for any number of clients, and waits until it listens.
+    fn start_many(command: &mut Command) -> Self {
+        let command = command.args(["--listen", "127.0.0.1:0"]);
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap());
+        let lines = process.stdout.take().map(BufReader::new);
         let mut listener = Self { process, lines, address: String::new() };
         let line = listener.line();
         listener.address =
@@ -38,7 +43,7 @@ impl Listener {
     /// The next line of its standard output.
     fn line(&mut self) -> String {
         let mut line = String::new();
-        self.lines.read_line(&mut line).unwrap();
+        self.lines.as_mut().unwrap().read_line(&mut line).unwrap();
         line.trim_end().to_owned()
     }
 

@@ -158,7 +158,10 @@ impl Wire {
             match self.stream.read(rest) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => filled += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The timeout of the socket; the loop returns an error that names it.
+                Err(error)
+                    if [io::ErrorKind::Interrupted, io::ErrorKind::WouldBlock]
+                        .contains(&error.kind()) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context as _;
 use rdma::memory::{
-    AccessFlags, Error, GatherElement, MemoryRegion, OwnedRegion, ProtectionDomain,
-    RemoteMemoryRegion, ScatterElement, SharedRegion,
+    AccessFlags, GatherElement, MemoryRegion, OwnedRegion, ProtectionDomain, RemoteMemoryRegion,
+    ScatterElement, SharedRegion,
 };
 
 use crate::perf::settings::{Operation, Settings, WORD};
@@ -44,6 +44,14 @@ fn no_memory(bytes: usize) -> String {
     format!("cannot register {bytes} bytes")
 }
 
+/// Returns zeros, or an error if the machine has not enough memory.
+pub(crate) fn zeros(length: usize) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(length)?;
+    bytes.resize(length, 0);
+    Ok(bytes)
+}
+
 /// Memory that requests send from.
 #[derive(Debug)]
 pub(super) enum Source {
@@ -52,11 +60,11 @@ pub(super) enum Source {
 }
 
 impl Source {
-    fn allocate(pd: &ProtectionDomain, length: usize, foreign: bool) -> Result<Self, Error> {
+    fn allocate(pd: &ProtectionDomain, length: usize, foreign: bool) -> anyhow::Result<Self> {
         if !foreign {
             return Ok(Self::Owned(pd.allocate_region(length)?));
         }
-        let bytes = vec![0; length];
+        let bytes = zeros(length)?;
         Ok(Self::Foreign { region: pd.register_local_mr_slice(&bytes)?, bytes })
     }
 
@@ -103,12 +111,12 @@ pub(super) enum Sink {
 }
 
 impl Sink {
-    fn allocate(pd: &ProtectionDomain, length: usize, foreign: bool) -> Result<Self, Error> {
+    fn allocate(pd: &ProtectionDomain, length: usize, foreign: bool) -> anyhow::Result<Self> {
         if !foreign {
             let access = AccessFlags::new().with_local_write();
             return Ok(Self::Owned(pd.allocate_shared_region(length, access)?));
         }
-        let bytes = vec![0; length];
+        let bytes = zeros(length)?;
         Ok(Self::Foreign { region: pd.register_local_mr_slice(&bytes)?, bytes })
     }
 
@@ -141,15 +149,16 @@ impl Target {
         let length = settings.longest().next_multiple_of(WORD) as usize;
         let access = access(settings.operation);
         let allocated = match settings.foreign_memory {
-            false => pd.allocate_shared_region(length, access).map(Self::Owned),
+            false => pd.allocate_shared_region(length, access).map(Self::Owned).map_err(Into::into),
             true => Self::foreign(pd, length, access),
         };
         allocated.with_context(|| no_memory(length))
     }
 
-    fn foreign(pd: &ProtectionDomain, length: usize, access: AccessFlags) -> Result<Self, Error> {
-        let words: Vec<AtomicU64> =
-            (0..length / WORD as usize).map(|_| AtomicU64::new(0)).collect();
+    fn foreign(pd: &ProtectionDomain, length: usize, access: AccessFlags) -> anyhow::Result<Self> {
+        let mut words: Vec<AtomicU64> = Vec::new();
+        words.try_reserve_exact(length / WORD as usize)?;
+        words.resize_with(length / WORD as usize, AtomicU64::default);
         let address = words.as_ptr().cast::<u8>().cast_mut();
         // SAFETY: SAFETY.md F8: `words` is freed after the region is deregistered, and this process accesses it by
         // atomics of eight bytes only.

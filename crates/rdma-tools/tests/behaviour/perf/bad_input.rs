@@ -6,8 +6,9 @@ use std::process::Command;
 use std::thread;
 
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+use serde_json::{Value, json};
 
-use super::{Listener, errors, perf};
+use super::{Listener, errors, perf, succeeds};
 
 /// Runs a command that fails with this status and a message with these parts.
 fn fails(command: &mut Command, status: i32, parts: &[&str]) {
@@ -55,11 +56,13 @@ fn arguments_that_do_not_fit_are_refused() {
 
 #[test]
 fn more_memory_than_the_process_may_have_is_an_error() {
-    let mut shell = Command::new("sh");
-    let program = perf("bw write --size 2G --depth 1 --threads");
-    shell.args(["-c", "ulimit -v 1000000; exec \"$@\"", "sh"]);
-    shell.arg(program.get_program()).args(program.get_args());
-    fails(&mut shell, 1, &["cannot register 2147483648 bytes"]);
+    for memory in ["", "--foreign-memory"] {
+        let mut shell = Command::new("sh");
+        let program = perf(&format!("bw write --size 256M --depth 1 --threads {memory}"));
+        shell.args(["-c", "ulimit -v 600000; exec \"$@\"", "sh"]);
+        shell.arg(program.get_program()).args(program.get_args());
+        fails(&mut shell, 1, &["cannot register 268435456 bytes"]);
+    }
 }
 
 #[test]
@@ -117,19 +120,63 @@ fn a_client_that_is_another_program_is_an_error() {
     }
 }
 
+/// Settings of a client, with these values in place of the usual ones.
+fn prepare(others: Value) -> Vec<u8> {
+    let mut settings = json!({
+        "measure": "bw", "operation": "send", "api": "qp", "wait": "poll", "sizes": [8], "queue_pairs": 1, "depth": 1,
+        "inline": 0, "foreign_memory": false,
+    });
+    for (name, value) in others.as_object().unwrap() {
+        settings[name] = value.clone();
+    }
+    let message = json!({ "Prepare": settings }).to_string();
+    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+    [GREETING, &length, message.as_bytes()].concat()
+}
+
+/// Sends these bytes, and returns what arrives until the server closes the connection.
+fn answer(address: &str, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(bytes).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
 #[test]
 fn settings_that_do_not_fit_are_refused_by_the_server_too() {
     let listener = Listener::start(&mut perf(""));
-    let mut stream = TcpStream::connect(&listener.address).unwrap();
-    let settings = r#"{"Prepare":{"measure":"bw","operation":"send","api":"qp","wait":"poll","sizes":[0],"queue_pairs":1,"depth":1,"inline":0,"foreign_memory":false}}"#;
-    stream.write_all(GREETING).unwrap();
-    stream.write_all(&u32::try_from(settings.len()).unwrap().to_be_bytes()).unwrap();
-    stream.write_all(settings.as_bytes()).unwrap();
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).unwrap();
-    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let answer = answer(&listener.address, &prepare(json!({ "sizes": [0] })));
     assert!(answer.contains(r#"{"Failed":"a message has at least one byte"}"#), "{answer}");
     let output = listener.finish();
     assert_eq!(output.status.code(), Some(1));
     assert!(errors(&output).contains("at least one byte"));
+}
+
+#[test]
+fn a_listener_refuses_absurd_settings_and_serves_the_next_client() {
+    let mut listener = Listener::start_many(&mut perf(""));
+    for (settings, error) in [
+        (json!({ "operation": "read", "sizes": vec![1_u32 << 31; 1000] }), "bytes of memory"),
+        (json!({ "operation": "read", "sizes": vec![8; 100_000] }), "100000 lengths"),
+        (
+            json!({ "api": "async", "queue_pairs": 4096, "depth": 8192, "sizes": [1 << 20] }),
+            "memory",
+        ),
+        (
+            json!({ "api": "channel", "queue_pairs": u32::MAX, "depth": 1 }),
+            "4294967295 queue pairs",
+        ),
+        (json!({ "measure": "\u{1b}[2J" }), "unknown variant"),
+    ] {
+        let answer = answer(&listener.address, &prepare(settings));
+        assert!(answer.contains("Failed") && answer.contains(error), "{answer}");
+    }
+    // A reader such as `head -1` has taken the address only.
+    listener.lines = None;
+    let address = listener.address.clone();
+    succeeds(perf("lat send --size 8 --iterations 10").args(["--connect", &address]));
+    listener.process.kill().unwrap();
+    let errors = errors(&listener.finish());
+    assert!(errors.contains("unknown variant `?[2J`") && !errors.contains('\u{1b}'), "{errors}");
 }

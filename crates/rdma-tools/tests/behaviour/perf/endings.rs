@@ -1,13 +1,14 @@
 //! Runs that end early.
 
 use std::io::{BufRead as _, BufReader, Read};
+use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use test_support::program::is_emulated;
 
 use super::schema::valid_report;
-use super::{Listener, errors, perf};
+use super::{Listener, errors, perf, succeeds};
 
 /// The first row takes no time; the blocks of the second row take long.
 const LONG: &str = "lat send --size 8,8M --iterations 10000 --verbose --json -";
@@ -99,13 +100,51 @@ fn a_killed_client_is_reported_by_the_server() {
 }
 
 #[test]
-fn a_result_that_cannot_be_written_is_an_error_after_the_table() {
-    let mut client =
-        perf("lat send --size 8 --iterations 10 --threads --json /nonexistent/perf.json");
+fn a_result_that_cannot_be_written_is_refused_before_it_is_measured() {
+    for (file, error) in [
+        ("--json /nonexistent/perf.json", "cannot write /nonexistent/perf.json"),
+        ("--plot /nonexistent/perf.svg", "cannot write /nonexistent/perf.svg"),
+        ("--plot perf.gif", "neither FILE.svg nor FILE.png"),
+    ] {
+        let output = perf(&format!("lat send --size 8 --threads {file}")).output().unwrap();
+        assert_eq!((output.status.code(), output.stdout), (Some(1), Vec::new()), "{file}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(errors.contains(error), "{errors}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error_after_the_table() {
+    let mut client = perf("lat send --size 8 --iterations 10 --threads --json /dev/full");
     let output = client.output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stdout).contains("\nsend "));
-    assert!(errors(&output).contains("cannot write /nonexistent/perf.json"), "{}", errors(&output));
+    assert!(errors(&output).contains("cannot write /dev/full"), "{}", errors(&output));
+}
+
+#[test]
+fn a_shorter_result_replaces_a_longer_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("perf.json");
+    std::fs::write(&path, "x".repeat(1 << 16)).unwrap();
+    let mut command = perf("lat send --size 8,8 --iterations 10 --threads --json");
+    succeeds(command.arg(&path));
+    let report = valid_report(&std::fs::read_to_string(&path).unwrap());
+    assert_eq!(report["rows"].as_array().unwrap().len(), 1, "a repeated size is one row");
+}
+
+#[test]
+fn an_interruption_before_the_first_block_has_its_status() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = perf("lat send --connect");
+    command.arg(server.local_addr().unwrap().to_string()).stderr(Stdio::piped());
+    let client = command.spawn().unwrap();
+    let (mut stream, _) = server.accept().unwrap();
+    // A client that has sent its greeting waits for that of the server.
+    stream.read_exact(&mut [0; 19]).unwrap();
+    kill_process(Pid::from_child(&client), Signal::INT).unwrap();
+    let output = client.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), errors(&output)), (Some(130), String::new()));
 }
 
 #[test]
