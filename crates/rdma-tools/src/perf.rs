@@ -57,6 +57,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let _ = server::serve(TcpStream::connect(address)?, &local, |_| anyhow::Ok(()));
         return Ok(ExitCode::SUCCESS);
     }
+    if let Some(path) = &arguments.plot {
+        plot::Format::of(path)?;
+    }
     let mut run = arguments.run().context("nothing to measure")?;
     run.settings.check(&local.context)?;
     if arguments.scale {
