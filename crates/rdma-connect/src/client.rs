@@ -7,27 +7,36 @@ use std::time::Duration;
 use rdma_qp::QueuePairEndpoint;
 
 use crate::error::connect_error::ConnectError;
-use crate::message::{Greeting, Message, PREFACE, Parsed, Wrong, parse};
+use crate::message::{
+    CLIENT_DEVICE, Greeting, Message, PREFACE, Parsed, SERVER_DEVICE, UNFIT, Wrong, parse,
+};
 
 /// A client's conversation with its server.
 ///
 /// A driver sends [`hello`](Self::hello) and passes received bytes to [`answer`](Self::answer). Then it connects its
 /// queue pair, sends [`ready`](Self::ready), and passes received bytes to [`verdict`](Self::verdict). It receives at
-/// most [`lacks`](Self::lacks) bytes at a time, so that it receives no byte that follows the verdict.
+/// most [`lacks`](Self::lacks) bytes at a time, so that it receives no byte that follows the verdict. After an error it
+/// sends the [`last_message`](Self::last_message), if there is one.
 #[derive(Debug)]
 pub struct Client {
     address: SocketAddr,
     limit: Duration,
+    /// The name of the device.
+    device: Box<str>,
     received: Vec<u8>,
     lacks: usize,
     is_answered: bool,
+    /// Whether the server's queue pair cannot be connected to this one.
+    is_unfit: bool,
 }
 
 impl Client {
-    /// A conversation with the server at this address. Errors name the limit.
+    /// A conversation with the server at this address, of a queue pair of this device. Errors name the limit, and the
+    /// device if it does not fit the server's.
     #[must_use]
-    pub const fn new(address: SocketAddr, limit: Duration) -> Self {
-        Self { address, limit, received: Vec::new(), lacks: PREFACE, is_answered: false }
+    pub fn new(address: SocketAddr, limit: Duration, device: &str) -> Self {
+        let (device, received, lacks) = (device.into(), Vec::new(), PREFACE);
+        Self { address, limit, device, received, lacks, is_answered: false, is_unfit: false }
     }
 
     /// The first message to the server.
@@ -40,6 +49,12 @@ impl Client {
     #[must_use]
     pub fn ready(&self) -> Vec<u8> {
         Message::Ready.to_bytes()
+    }
+
+    /// The message that names the device to a server whose device does not fit; `None` after other errors.
+    #[must_use]
+    pub fn last_message(&self) -> Option<Vec<u8>> {
+        self.is_unfit.then(|| Message::Device(self.device.clone()).to_bytes())
     }
 
     /// The least number of bytes that are still missing from the next message.
@@ -91,6 +106,7 @@ impl Client {
                 self.received.clear();
                 self.lacks = PREFACE;
                 match message {
+                    Message::Reject(why) if why.starts_with(UNFIT) => Err(self.unfit(&why)),
                     Message::Reject(why) => Err(ConnectError::Rejected(why)),
                     Message::Busy(why) => Err(ConnectError::Busy(why)),
                     message => Ok(Some(message)),
@@ -98,6 +114,18 @@ impl Client {
             }
             Err(wrong) => Err(self.wrong(wrong)),
         }
+    }
+
+    /// The error of a rejection for a queue pair that does not fit. A server of an earlier version names no device.
+    fn unfit(&mut self, why: &str) -> ConnectError {
+        self.is_unfit = true;
+        let reason = why.strip_prefix(UNFIT).unwrap_or(why);
+        let server = match reason.starts_with(SERVER_DEVICE) {
+            true => String::new(),
+            false => format!("{SERVER_DEVICE}unknown; "),
+        };
+        let text = format!("{UNFIT}{server}{reason}{CLIENT_DEVICE}{}", self.device);
+        ConnectError::Rejected(text.into())
     }
 
     /// The error of bytes that could not be sent.

@@ -10,7 +10,9 @@ use rdma_qp::QueuePairEndpoint;
 
 use crate::dial::StreamAddresses;
 use crate::error::connect_error::ConnectError;
-use crate::message::{Greeting, LONGEST, Message, Parsed, VERSION, Wrong, parse};
+use crate::message::{
+    CLIENT_DEVICE, Greeting, LONGEST, Message, Parsed, SERVER_DEVICE, UNFIT, VERSION, Wrong, parse,
+};
 use crate::room::{FIRST_BYTE, Network, Occupant};
 use crate::until::Until;
 
@@ -34,7 +36,16 @@ pub trait ClientStream {
     /// # Errors
     /// If none can be sent.
     fn send(&self, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Ends this end's direction of the stream after the sent bytes.
+    ///
+    /// # Errors
+    /// If the stream has failed.
+    fn end_sending(&self) -> io::Result<()>;
 }
+
+/// The name in an error for a device that the client did not name.
+const UNNAMED: &str = "unknown";
 
 /// Makes this end's queue pair for each client.
 pub trait MakeEnds {
@@ -51,6 +62,9 @@ pub trait MakeEnds {
         &self,
         stream: StreamAddresses,
     ) -> Result<(Self::Prepared, QueuePairEndpoint), NoEnd>;
+
+    /// The name of the device of the queue pairs.
+    fn device(&self) -> String;
 
     /// Connects it to that of the client.
     ///
@@ -78,7 +92,8 @@ pub trait MakeEnds {
             prepared = self.prepare(stream);
         }
         let (prepared, endpoint) = prepared?;
-        let end = self.connect(prepared, peer).map_err(NoEnd::Unfit)?;
+        let connected = self.connect(prepared, peer);
+        let end = connected.map_err(|error| NoEnd::Unfit(error, self.device()))?;
         Ok((end, endpoint))
     }
 }
@@ -91,8 +106,8 @@ pub enum NoEnd {
     Full(String),
     /// The queue pair cannot be made.
     Failed(rdma_qp::Error),
-    /// The queue pair cannot be connected to that of the client.
-    Unfit(rdma_qp::Error),
+    /// The queue pair, which is of the device with this name, cannot be connected to that of the client.
+    Unfit(rdma_qp::Error, String),
 }
 
 /// A client that has sent its endpoint and needs a queue pair.
@@ -117,6 +132,8 @@ pub(crate) struct HalfOpen<S: ClientStream, E> {
     received: Vec<u8>,
     /// The end with the endpoint that was sent to it, and its own greeting.
     answered: Option<(E, Greeting)>,
+    /// The reason for which it was rejected. The name of its device is still awaited.
+    unfit: Option<String>,
 }
 
 /// The state of a client after a step.
@@ -170,7 +187,18 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
     ) -> Self {
         let (stream, until) = (Undecided::new(stream), Until::after(now, limit));
         let (since, received, answered) = (now, Vec::new(), None);
-        Self { key, stream, address, stream_addresses, limit, until, since, received, answered }
+        Self {
+            key,
+            stream,
+            address,
+            stream_addresses,
+            limit,
+            until,
+            since,
+            received,
+            answered,
+            unfit: None,
+        }
     }
 
     /// The facts that decide whether it is dropped when there is no room.
@@ -194,7 +222,15 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
 
     /// Receives available bytes.
     pub(crate) fn step(mut self) -> Step<S, E> {
-        match self.read() {
+        let message = self.read();
+        if let Some(why) = self.unfit.take() {
+            return match message {
+                Ok(None) => Step::Open(Self { unfit: Some(why), ..self }),
+                Ok(Some(Message::Device(name))) => Step::Refused(self.end_unfit(&why, &name)),
+                Ok(Some(_)) | Err(_) => Step::Refused(self.end_unfit(&why, UNNAMED)),
+            };
+        }
+        match message {
             Ok(None) => Step::Open(self),
             Ok(Some(message)) => self.take(message),
             Err(Some(why)) => {
@@ -210,6 +246,9 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
 
     /// Ends it, since its time is over.
     pub(crate) fn expire(mut self) -> String {
+        if let Some(why) = self.unfit.take() {
+            return self.end_unfit(&why, UNNAMED);
+        }
         let limit = self.limit;
         let why = format!("the client did not do its part of the rendezvous within {limit:?}");
         self.stream.reject(&why);
@@ -218,6 +257,9 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
 
     /// Ends it, since another client needs its room.
     pub(crate) fn evict(mut self, now: Instant) -> String {
+        if let Some(why) = self.unfit.take() {
+            return self.end_unfit(&why, UNNAMED);
+        }
         let waited = self.occupant().waited(now);
         let sent = match self.occupant().is_mute {
             true if waited >= FIRST_BYTE => "had sent nothing",
@@ -229,6 +271,12 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
         );
         self.stream.refuse(&Message::Busy(why.as_str().into()));
         self.about(&why)
+    }
+
+    /// Ends it after its rejection was sent.
+    fn end_unfit(mut self, why: &str, device: &str) -> String {
+        drop(self.stream.stream.take());
+        self.about(&format!("{why}{CLIENT_DEVICE}{device}"))
     }
 
     fn about(&self, why: &str) -> String {
@@ -291,11 +339,12 @@ impl<S: ClientStream, E> HalfOpen<S, E> {
                 self.stream.refuse(&Message::Busy(why.into()));
                 Step::Failed(error)
             }
-            NoEnd::Unfit(error) => {
-                let why =
-                    format!("the server's queue pair cannot connect to the client's: {error}");
-                self.stream.reject(&why);
-                Step::Refused(self.about(&why))
+            NoEnd::Unfit(error, device) => {
+                let why = format!("{UNFIT}{SERVER_DEVICE}{device}; {error}");
+                match self.stream.send_last(&Message::Reject(why.as_str().into())) {
+                    Ok(()) => Step::Open(Self { unfit: Some(why), ..self }),
+                    Err(_) => Step::Refused(self.end_unfit(&why, UNNAMED)),
+                }
             }
         }
     }
@@ -407,6 +456,12 @@ impl<S: ClientStream> Undecided<S> {
             // Unread bytes would reset the stream when it is closed, maybe before the reason is read.
             let _ = stream.receive(&mut [0; LONGEST]);
         }
+    }
+
+    /// Sends this as the last message, and keeps the stream to receive from it.
+    fn send_last(&self, message: &Message) -> io::Result<()> {
+        self.send(message)?;
+        self.stream.as_ref().map_or(Ok(()), ClientStream::end_sending)
     }
 
     /// Never waits: a socket has space for the few bytes of both messages that it is ever given.

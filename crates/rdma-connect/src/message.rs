@@ -10,7 +10,7 @@
 //! | 6 | 2 | kind |
 //! | 8 | 2 | how many bytes are at the end, at most 1,024 |
 //! | 10 | 344 | of HELLO and ENDPOINT: [`QueuePairEndpoint::to_bytes`] |
-//! | 10 or 354 | | of HELLO and ACCEPT the user bytes, of REJECT and BUSY the reason in UTF-8, of others none |
+//! | 10 or 354 | | of HELLO and ACCEPT the user bytes, of REJECT and BUSY the reason in UTF-8, of DEVICE the name of a device, of others none |
 //!
 //! | | kind | from | when |
 //! |---|---|---|---|
@@ -20,10 +20,14 @@
 //! | 4 | ACCEPT | server | the program has accepted; the end |
 //! | 5 | REJECT | server | at any time instead; the end |
 //! | 6 | BUSY | server | instead of REJECT, if a later attempt may succeed |
+//! | 7 | DEVICE | client | after a REJECT whose reason begins with [`UNFIT`]; optional |
 //!
 //! An end that watches the stream adds 256 to the kind of its HELLO or ACCEPT: then both ends keep the stream as long as
 //! the channel. Else both close it after ACCEPT. An end that adds 512 sends and receives more on the stream if the other
 //! end does so, too.
+//!
+//! Each end of two queue pairs that cannot be connected names its device: the server in the reason, the client by
+//! DEVICE, which the server awaits until the client closes the stream. A client of an earlier version sends none.
 //!
 //! The client sends nothing before its turn, so that early bytes are a mistake. REJECT and BUSY are the same in all
 //! versions, so that a client of any version gets the reason.
@@ -36,6 +40,14 @@ pub(crate) const MOST: usize = 1024;
 pub(crate) const LONGEST: usize = PREFACE + QueuePairEndpoint::BYTES + MOST;
 /// The version of the messages.
 pub(crate) const VERSION: u16 = 2;
+/// The beginning of the reason of a server whose queue pair cannot be connected to the client's.
+pub(crate) const UNFIT: &str = "the server's queue pair cannot connect to the client's: ";
+/// Precedes the name of the server's device in such a reason. It comes first, since a long reason is cut.
+pub(crate) const SERVER_DEVICE: &str = "the server's device is ";
+/// Precedes the name of the client's device, which each end adds to the reason.
+pub(crate) const CLIENT_DEVICE: &str = "; the client's device is ";
+/// The longest name of a device, in bytes: that of the kernel's (`IB_DEVICE_NAME_MAX`).
+const LONGEST_NAME: usize = 64;
 
 const MAGIC: [u8; 4] = *b"RDRV";
 /// The bytes with which each message begins.
@@ -47,6 +59,7 @@ const READY: u16 = 3;
 const ACCEPT: u16 = 4;
 const REJECT: u16 = 5;
 const BUSY: u16 = 6;
+const DEVICE: u16 = 7;
 
 /// Flags in the kind of HELLO and ACCEPT.
 const WATCHES: u16 = 0x100;
@@ -62,6 +75,8 @@ pub(crate) enum Message {
     Reject(Box<str>),
     /// The server would take the client, and cannot for now.
     Busy(Box<str>),
+    /// The name of the client's device.
+    Device(Box<str>),
 }
 
 /// The data that an end sends for its program in the rendezvous.
@@ -111,7 +126,8 @@ impl Message {
             Self::Endpoint(endpoint) => (Some(endpoint), &[]),
             Self::Ready => (None, &[]),
             Self::Accept(greeting) => (None, &greeting.user_bytes),
-            Self::Reject(why) | Self::Busy(why) => (None, cut(why).as_bytes()),
+            Self::Reject(why) | Self::Busy(why) => (None, cut(why, MOST).as_bytes()),
+            Self::Device(name) => (None, cut(name, LONGEST_NAME).as_bytes()),
         };
         let rest = rest.get(..MOST).unwrap_or(rest);
         let mut bytes = Vec::with_capacity(PREFACE + QueuePairEndpoint::BYTES + rest.len());
@@ -133,6 +149,7 @@ impl Message {
             Self::Accept(_) => ACCEPT,
             Self::Reject(_) => REJECT,
             Self::Busy(_) => BUSY,
+            Self::Device(_) => DEVICE,
         }
     }
 
@@ -147,9 +164,9 @@ impl Message {
     }
 }
 
-/// The beginning of a reason, short enough for a message.
-fn cut(why: &str) -> &str {
-    let end = (0..=MOST.min(why.len())).rev().find(|&end| why.is_char_boundary(end));
+/// The beginning of a text, at most `most` bytes.
+fn cut(why: &str, most: usize) -> &str {
+    let end = (0..=most.min(why.len())).rev().find(|&end| why.is_char_boundary(end));
     why.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
@@ -172,6 +189,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
         ENDPOINT => (PREFACE + QueuePairEndpoint::BYTES, 0),
         READY => (PREFACE, 0),
         ACCEPT | REJECT | BUSY => (PREFACE, MOST),
+        DEVICE => (PREFACE, LONGEST_NAME),
         _ => return Err(Wrong::Kind(kind)),
     };
     let Some(length) = number(bytes, 8).map(usize::from) else {
@@ -203,12 +221,18 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
         READY => Message::Ready,
         ACCEPT => Message::Accept(greeting()),
         BUSY => Message::Busy(printable(rest)),
+        DEVICE => Message::Device(device_name(rest)),
         _ => Message::Reject(printable(rest)),
     }))
 }
 
 fn number(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+/// The name of a device, with `?` for each byte that no name has.
+fn device_name(name: &[u8]) -> Box<str> {
+    name.iter().map(|&byte| if byte.is_ascii_graphic() { char::from(byte) } else { '?' }).collect()
 }
 
 /// A reason as text that can do nothing to a terminal.
@@ -247,6 +271,7 @@ mod tests {
             Message::Accept(Greeting { talks: true, ..greeting(b"", false) }),
             Message::Reject("no".into()),
             Message::Busy("no room".into()),
+            Message::Device("mlx5_0".into()),
         ]
     }
 
@@ -256,6 +281,8 @@ mod tests {
         assert_eq!(Message::Ready.to_bytes(), b"RDRV\0\x02\0\x03\0\0");
         let reject = Message::Reject("no".into()).to_bytes();
         assert_eq!(reject, b"RDRV\0\x02\0\x05\0\x02no");
+        let device = Message::Device("soft0".into()).to_bytes();
+        assert_eq!(device, b"RDRV\0\x02\0\x07\0\x05soft0");
         let accept = |watches| Message::Accept(greeting(b"yes", watches)).to_bytes();
         assert_eq!(accept(false), b"RDRV\0\x02\0\x04\0\x03yes");
         assert_eq!(accept(true), b"RDRV\0\x02\x01\x04\0\x03yes");
@@ -291,13 +318,14 @@ mod tests {
         assert_eq!(parsed(b"GET / "), Wrong::Foreign(b"GET / ".into()));
         assert_eq!(parsed(&[b'x'; 100]), Wrong::Foreign(vec![b'x'; 32]));
         assert_eq!(parsed(b"RDRV\0\x03\0\x01"), Wrong::Version(3));
-        assert_eq!(parsed(b"RDRV\0\x02\0\x07"), Wrong::Kind(7));
+        assert_eq!(parsed(b"RDRV\0\x02\0\x08"), Wrong::Kind(8));
         assert_eq!(parsed(b"RDRV\0\x02\x01\x03"), Wrong::Kind(0x103));
         assert_eq!(parsed(b"RDRV\0\x02\x02\x03"), Wrong::Kind(0x203));
         assert_eq!(parsed(b"RDRV\0\x02\x04\x01"), Wrong::Kind(0x401));
         let length = |kind, length, most| Wrong::Length { kind, length, most };
         assert_eq!(parsed(b"RDRV\0\x02\0\x01\x04\x01"), length(HELLO, 1025, 1024));
         assert_eq!(parsed(b"RDRV\0\x02\0\x03\0\x01"), length(READY, 1, 0));
+        assert_eq!(parsed(b"RDRV\0\x02\0\x07\0\x41"), length(DEVICE, 65, 64));
         let mut hello = Message::Hello(endpoint(), Greeting::default()).to_bytes();
         hello[PREFACE + 4] = 9;
         assert_eq!(parsed(&hello), Wrong::Endpoint(EndpointError::Version { found: 9 }));
@@ -317,6 +345,10 @@ mod tests {
         assert_eq!(bytes.len(), PREFACE + 1023);
         let reject = Parsed::Whole(Message::Reject(" [1m\u{fffd}".into()));
         assert_eq!(parse(b"RDRV\0\x02\0\x05\0\x05\x1b[1m\xff"), Ok(reject));
+        let device = Message::Device("d".repeat(65).into()).to_bytes();
+        assert_eq!(device.len(), PREFACE + 64);
+        let device = Parsed::Whole(Message::Device("so?ft?".into()));
+        assert_eq!(parse(b"RDRV\0\x02\0\x07\0\x06so\nft\xff"), Ok(device));
     }
 
     proptest! {
@@ -331,7 +363,7 @@ mod tests {
         #[test]
         #[cfg_attr(miri, ignore = "many cases")]
         fn whatever_comes_is_refused_or_bounded(
-            which in 0..10_usize,
+            which in 0..11_usize,
             length in 0..=LONGEST + 1,
             changes in prop::collection::vec((0..LONGEST, any::<u8>()), 0..4),
             chance in prop::option::of(prop::collection::vec(any::<u8>(), 0..64)),

@@ -43,6 +43,10 @@ impl ClientStream for Stream {
     fn send(&self, _: &[u8]) -> io::Result<usize> {
         Ok(0)
     }
+
+    fn end_sending(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 #[test]

@@ -67,12 +67,21 @@ impl Driver {
         if let Some((own, peer)) = addresses {
             prepared.set_stream_addresses(own, peer);
         }
-        let client = Client::new(address, limit);
+        let client = Client::new(address, limit, self.context().device().name());
         let greeting = Greeting { user_bytes, watches: true, talks: true };
         let hello = client.hello(prepared.endpoint(), greeting);
         let mut server = Server { stream, client, until: dial.until() };
         server.send(&hello).await?;
-        let endpoint = server.receive(Client::answer).await?;
+        let endpoint = match server.receive(Client::answer).await {
+            Ok(endpoint) => endpoint,
+            Err(error) => {
+                if let Some(last) = server.client.last_message() {
+                    // A server that has gone does not need it.
+                    let _ = server.send(&last).await;
+                }
+                return Err(error);
+            }
+        };
         let connection = blocking(move || Ok(prepared.handshake(endpoint)?)).await?;
         server.send(&server.client.ready()).await?;
         let Greeting { user_bytes, talks, .. } = server.receive(Client::verdict).await?;

@@ -30,6 +30,10 @@ impl MakeEnds for Maker {
         Ok((prepared, endpoint))
     }
 
+    fn device(&self) -> String {
+        self.driver.context().device().name().to_owned()
+    }
+
     fn connect(
         &self,
         prepared: PreparedConnection,

@@ -41,6 +41,10 @@ impl MakeEnds for Again {
         Ok((prepared, endpoint))
     }
 
+    fn device(&self) -> String {
+        self.ledger.cq().context().device().name().to_owned()
+    }
+
     fn connect(
         &self,
         prepared: PreparedQueuePair,
@@ -377,7 +381,7 @@ where
 
 fn made<T>(made: Result<T, NoEnd>) -> Result<T, ConnectError> {
     made.map_err(|error| match error {
-        NoEnd::Failed(error) | NoEnd::Unfit(error) => error.into(),
+        NoEnd::Failed(error) | NoEnd::Unfit(error, _) => error.into(),
         NoEnd::Full(why) => ConnectError::Busy(why.into()),
     })
 }

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use rdma_connect::{ClientStream, Clients, ConnectError, listen_at_first, stream_addresses};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use rustix::process::{Resource, getrlimit};
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
@@ -96,5 +96,9 @@ impl ClientStream for ClientSocket {
 
     fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         Ok(send(&self.0, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
+    }
+
+    fn end_sending(&self) -> io::Result<()> {
+        Ok(shutdown(&self.0, Shutdown::Write)?)
     }
 }

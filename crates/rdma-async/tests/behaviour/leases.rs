@@ -28,6 +28,7 @@ use tokio::time::timeout;
 use crate::common::host::{Host, SHORT};
 use crate::common::{
     HANG, WIRE, all, assert_refused, forget, nearly_endless, poll_once, run, run_in_one_thread,
+    run_long_in_one_thread,
 };
 
 const DEVICES: [&str; 3] = ["soft0", "softib0", WIRE];

@@ -250,8 +250,17 @@ pub(crate) fn run<F: Future<Output = ()> + Send + 'static>(test: impl Fn() -> F)
 
 /// In one of them, for what takes its time.
 pub(crate) fn run_in_one_thread<F: Future<Output = ()>>(test: impl Fn() -> F) {
+    within_in_one_thread(HANG, test);
+}
+
+/// Runs a test of many thousand frames, which a busy machine handles in minutes, in a runtime of one thread.
+pub(crate) fn run_long_in_one_thread<F: Future<Output = ()>>(test: impl Fn() -> F) {
+    within_in_one_thread(30 * HANG, test);
+}
+
+fn within_in_one_thread<F: Future<Output = ()>>(limit: Duration, test: impl Fn() -> F) {
     let current = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    current.block_on(async { timeout(HANG, test()).await.unwrap() });
+    current.block_on(async { timeout(limit, test()).await.unwrap() });
 }
 
 /// Polls once, with a waker that wakes nobody.

@@ -26,13 +26,22 @@ pub(super) fn connect(
     if let Some((own, peer)) = stream_addresses(stream.local_addr(), address) {
         prepared.set_stream_addresses(own, peer);
     }
-    let client = Client::new(address, *timeout);
+    let client = Client::new(address, *timeout, options.pd.context().device().name());
     let greeting =
         Greeting { user_bytes: user_bytes.clone(), watches: watch.is_some(), talks: false };
     let hello = client.hello(prepared.endpoint(), greeting);
     let mut server = ServerStream { stream, client, until: dial.until() };
     server.send(&hello)?;
-    let endpoint = server.receive(Client::answer)?;
+    let endpoint = match server.receive(Client::answer) {
+        Ok(endpoint) => endpoint,
+        Err(error) => {
+            if let Some(last) = server.client.last_message() {
+                // A server that has gone does not need it.
+                let _ = server.send(&last);
+            }
+            return Err(error);
+        }
+    };
     let mut channel = prepared.handshake(endpoint)?;
     server.send(&server.client.ready())?;
     let Greeting { user_bytes, watches, .. } = server.receive(Client::verdict)?;

@@ -10,7 +10,7 @@ use rdma_connect::{ClientStream, ConnectError, Farewell};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
 use crate::ledger::watch::say_farewell;
 
@@ -121,6 +121,10 @@ impl ClientStream for Added {
 
     fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         Ok(send(&**self.stream(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
+    }
+
+    fn end_sending(&self) -> io::Result<()> {
+        Ok(shutdown(&**self.stream(), Shutdown::Write)?)
     }
 }
 

@@ -98,6 +98,10 @@ impl MakeEnds for Options {
         Ok((prepared, endpoint))
     }
 
+    fn device(&self) -> String {
+        self.pd.context().device().name().to_owned()
+    }
+
     fn connect(
         &self,
         prepared: PreparedChannel,

@@ -141,6 +141,10 @@ impl MakeEnds for ServerQueues {
         Ok(((prepared, Arc::clone(&self.places)), endpoint))
     }
 
+    fn device(&self) -> String {
+        self.options.pd.context().device().name().to_owned()
+    }
+
     fn connect(
         &self,
         (prepared, place): Self::Prepared,

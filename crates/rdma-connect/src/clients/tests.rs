@@ -13,7 +13,7 @@ use crate::client::Client;
 use crate::dial::StreamAddresses;
 use crate::error::connect_error::ConnectError;
 use crate::half_open::{ClientStream, MakeEnds, NoEnd};
-use crate::message::{Greeting, MOST, Message, Parsed, parse};
+use crate::message::{Greeting, MOST, Message, Parsed, UNFIT, parse};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -71,6 +71,10 @@ impl ClientStream for Wire {
         self.0.lock().unwrap().from_server.extend(bytes);
         Ok(bytes.len())
     }
+
+    fn end_sending(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 fn endpoint(qpn: u32) -> QueuePairEndpoint {
@@ -87,6 +91,10 @@ impl MakeEnds for Numbers {
     fn prepare(&self, _: StreamAddresses) -> Result<(u32, QueuePairEndpoint), NoEnd> {
         let number = self.0.lock().unwrap().pop();
         number.map(|number| (number, endpoint(number))).ok_or(NoEnd::Full("no more".into()))
+    }
+
+    fn device(&self) -> String {
+        "numbers".into()
     }
 
     fn connect(&self, prepared: u32, _: QueuePairEndpoint) -> Result<u32, rdma_qp::Error> {
@@ -138,7 +146,7 @@ fn hello(client: &Client) -> Vec<u8> {
 }
 
 fn client() -> Client {
-    Client::new(([192, 0, 2, 1], 7471).into(), LIMIT)
+    Client::new(([192, 0, 2, 1], 7471).into(), LIMIT, "soft9")
 }
 
 #[test]
@@ -275,6 +283,10 @@ fn a_listener_that_cannot_make_a_queue_pair_reports_it_and_the_client_may_come_a
             Err(NoEnd::Failed(MemError::NoWindows { device: "none".into() }.into()))
         }
 
+        fn device(&self) -> String {
+            unreachable!("nothing is connected")
+        }
+
         fn connect(&self, (): (), _: QueuePairEndpoint) -> Result<u32, rdma_qp::Error> {
             unreachable!("nothing is prepared")
         }
@@ -309,10 +321,55 @@ fn a_listener_without_files_drops_late_clients_and_else_waits_a_second() {
 }
 
 #[test]
+fn ends_that_do_not_fit_name_both_devices() {
+    let unfit = |sent: &dyn Fn(&Wire, &Client)| {
+        let mut server = Server::new(plenty, &[]);
+        let ((wire, key), mut client) = (server.admit(9), client());
+        wire.client_sends(&hello(&client));
+        let hello = server.clients.step(key).unwrap();
+        let error = MemError::NoWindows { device: "none".into() }.into();
+        server.clients.answer(hello, Err(NoEnd::Unfit(error, "soft1".into())), server.now);
+        let reject = wire.server_has_sent();
+        let at_client = client.answer(&reject).unwrap_err().to_string();
+        for part in [UNFIT, "the server's device is soft1", "the client's device is soft9"] {
+            assert!(at_client.contains(part), "{at_client}");
+        }
+        assert_eq!(server.clients.refused, 0);
+        sent(&wire, &client);
+        server.step(key);
+        server.pass(LIMIT);
+        assert_eq!(server.clients.refused, 1);
+        assert!(wire.server_has_sent().is_empty());
+        server.clients.last_refused().unwrap().to_owned()
+    };
+    let last = |client: &Client| client.last_message().unwrap();
+    let at_server = unfit(&|wire, client| wire.client_sends(&last(client)));
+    assert!(at_server.contains("soft1; ") && at_server.ends_with("the client's device is soft9"));
+    // An earlier version sends no name, others send something else.
+    let odd: [&dyn Fn(&Wire, &Client); 4] = [
+        &|wire, _| wire.client_ends(),
+        &|_, _| {},
+        &|wire, client| wire.client_sends(&client.ready()),
+        &|wire, client| wire.client_sends(&[last(client), last(client)].concat()),
+    ];
+    for sent in odd {
+        let at_server = unfit(sent);
+        assert!(at_server.contains("the server's device is soft1; "), "{at_server}");
+        assert!(at_server.ends_with("; the client's device is unknown"), "{at_server}");
+    }
+    let mut client = client();
+    let reject = Message::Reject(format!("{UNFIT}too small").into()).to_bytes();
+    let error = client.answer(&reject).unwrap_err().to_string();
+    let both = "the server's device is unknown; too small; the client's device is soft9";
+    assert!(error.ends_with(both), "{error}");
+}
+
+#[test]
 fn a_server_that_refuses_or_ends_is_reported_by_the_client() {
     let reject = Message::Reject("not you".into()).to_bytes();
     let error = client().answer(&reject).unwrap_err();
     assert!(matches!(error, ConnectError::Rejected(why) if &*why == "not you"));
+    assert_eq!(client().last_message(), None);
     let error = client().answer(&Message::Busy("later".into()).to_bytes()).unwrap_err();
     assert!(matches!(error, ConnectError::Busy(why) if &*why == "later"));
     assert!(matches!(client().answer(b""), Err(ConnectError::Closed { .. })));

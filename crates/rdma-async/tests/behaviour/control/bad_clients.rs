@@ -20,6 +20,33 @@ async fn say(address: std::net::SocketAddr, bytes: &[u8]) -> TcpStream {
 }
 
 #[test]
+fn ends_that_do_not_fit_name_both_devices() {
+    run(|| async {
+        let (host, other) = (Host::new("soft0"), Host::new("softib0"));
+        let (listener, address) = host.listen().await;
+        let error = other.driver.connect(address, other.options()).await.unwrap_err();
+        let late = listener_refuses(&listener).await;
+        for error in [error.to_string(), late] {
+            assert!(error.contains("the server's device is soft0; link layer"), "{error}");
+            assert!(error.ends_with("; the client's device is softib0"), "{error}");
+        }
+    });
+}
+
+/// Waits until the listener has refused a client, and returns the reason.
+async fn listener_refuses(listener: &rdma_async::Listener) -> String {
+    let refused = async {
+        loop {
+            match listener.last_refused() {
+                Some(why) => return why,
+                None => tokio::task::yield_now().await,
+            }
+        }
+    };
+    tokio::time::timeout(crate::common::HANG, refused).await.unwrap()
+}
+
+#[test]
 fn garbage_and_other_versions_are_counted_and_named() {
     run(|| async {
         let host = Host::new("soft0");

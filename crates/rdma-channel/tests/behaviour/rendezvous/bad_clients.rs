@@ -57,21 +57,35 @@ fn wrong_messages_are_told_what_is_wrong() {
     let mut listener = listener("soft0");
     let mut no_endpoint = hello(b"");
     no_endpoint[PREFACE] = b'x';
-    let mut no_queue_pair = hello(b"");
-    no_queue_pair[PREFACE + 21] = 4; // UD
     for (bytes, says) in [
         (preface(HELLO, 1025), "1025"),
         (preface(77, 0), "kind 77"),
         (preface(READY, 0), "kind 3"),
         (preface(READY, 1), "announced 1 bytes"),
         (no_endpoint, "RDQP"),
-        (no_queue_pair, "type"),
         ([hello(b"hi"), b"!".to_vec()].concat(), "1 bytes more"),
         ([hello(b""), preface(READY, 0)].concat(), "10 bytes more"),
     ] {
         let why = reason(&refused(&mut listener, &bytes));
         assert!(why.contains(says), "{why}");
     }
+}
+
+#[test]
+fn a_client_that_does_not_fit_hears_it_before_it_has_named_its_device() {
+    let mut listener = listener("soft0");
+    let address = listener.local_addr();
+    let mut datagrams = hello(b"");
+    datagrams[PREFACE + 21] = 4; // UD
+    thread::scope(|threads| {
+        // The stream is closed after the reason was received.
+        let why = threads.spawn(|| reason(&says(address, &datagrams)));
+        await_refused(&mut listener, 1);
+        let why = why.join().unwrap();
+        assert!(why.contains("the server's device is soft0; ") && why.contains("type"), "{why}");
+    });
+    let last = listener.last_refused().unwrap();
+    assert!(last.ends_with("; the client's device is unknown"), "{last}");
 }
 
 #[test]

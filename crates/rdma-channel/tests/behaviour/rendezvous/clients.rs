@@ -228,17 +228,21 @@ fn incoming_ends_with_its_limit_and_a_client_goes_on_with_the_next_call() {
 }
 
 #[test]
-fn endpoints_that_do_not_fit_are_refused_in_words() {
+fn endpoints_that_do_not_fit_are_refused_with_both_devices() {
+    let names_both = |why: &str| {
+        why.contains("the server's device is soft0; link layer")
+            && why.ends_with("; the client's device is softib0")
+    };
     let mut listener = listener("soft0");
     let client = client("softib0", listener.local_addr(), b"");
     crate::rendezvous::await_refused(&mut listener, 1);
     match client.join().unwrap() {
-        Err(ConnectError::Rejected(why)) => assert!(why.contains("link layer"), "{why}"),
+        Err(ConnectError::Rejected(why)) => assert!(names_both(&why), "{why}"),
         other => panic!("{other:?}"),
     }
     // The server's operator is told, too.
     let why = listener.last_refused().unwrap().to_owned();
-    assert!(why.starts_with("127.0.0.1:") && why.contains("link layer"), "{why}");
+    assert!(why.starts_with("127.0.0.1:") && names_both(&why), "{why}");
     let late = listener.incoming(Some(Duration::ZERO)).unwrap_err().to_string();
     assert!(late.contains(&why), "{late}");
     assert_serves(&mut listener, "soft0");

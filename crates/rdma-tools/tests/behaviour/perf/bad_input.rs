@@ -37,7 +37,7 @@ fn arguments_that_do_not_fit_are_refused() {
     for (arguments, parts) in usage {
         fails(&mut perf(arguments), 2, parts);
     }
-    let misfits: [(&str, &[&str]); 10] = [
+    let misfits: [(&str, &[&str]); 11] = [
         ("lat send --device mlx5_77", &["mlx5_77", "soft0"]),
         ("lat send --depth 2", &["leave out `--queue-pairs` and `--depth`"]),
         ("lat atomic --size 16", &["8 bytes", "`--size`"]),
@@ -48,6 +48,8 @@ fn arguments_that_do_not_fit_are_refused() {
         ("bw write --depth 999999999", &["999999999", "the limit of soft0"]),
         ("bw write --size 4294967295", &["4294967295", "soft0"]),
         ("bw write --inline 1M --threads", &["inline"]),
+        // Before the measurement, whose table would be on standard output.
+        ("lat send --plot picture.gif", &["picture.gif", "FILE.svg"]),
     ];
     for (arguments, parts) in misfits {
         fails(&mut perf(arguments), 1, parts);
