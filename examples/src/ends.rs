@@ -36,8 +36,8 @@ pub type Outcome = Result<String, Failure>;
 
 /// How often who waits looks whether the other one is there.
 const LOOK: Duration = Duration::from_millis(50);
-/// How much later than its queue pair the connection of a process is closed when it ends, and more.
-const SOON: Duration = Duration::from_millis(200);
+/// The longest time between the end of a process's queue pair and the end of its connection, on a busy machine.
+const SOON: Duration = Duration::from_secs(5);
 
 impl Ends {
     /// The name of the device.

@@ -346,7 +346,8 @@ fn ends_that_do_not_fit_name_both_devices() {
     let at_server = unfit(&|wire, client| wire.client_sends(&last(client)));
     assert!(at_server.contains("soft1; ") && at_server.ends_with("the client's device is soft9"));
     // An earlier version sends no name, others send something else.
-    let odd: [&dyn Fn(&Wire, &Client); 4] = [
+    type Sends<'a> = &'a dyn Fn(&Wire, &Client);
+    let odd: [Sends<'_>; 4] = [
         &|wire, _| wire.client_ends(),
         &|_, _| {},
         &|wire, client| wire.client_sends(&client.ready()),
