@@ -9,6 +9,7 @@ use rdma_qp::Qpn;
 
 use crate::buffer::held::{Source, Target};
 use crate::buffer::view::BufferSlice;
+use crate::ledger::counters::ConnectionCounters;
 use crate::ledger::post::RequestSpec;
 use crate::link::{Inner, Link};
 use crate::operation::Op;
@@ -174,6 +175,33 @@ impl Connection {
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
         self.0.look(|entry| entry.closed())
+    }
+
+    /// Returns a snapshot of the connection's counters.
+    ///
+    /// # Examples
+    /// ```
+    /// # rdma_soft::install();
+    /// # tokio::runtime::Builder::new_current_thread().enable_io().build()?.block_on(async {
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let driver = rdma_async::Driver::spawn(&context)?;
+    /// # let qp = || rdma_qp::prelude::CreateQueuePair::create_qp(&pd);
+    /// # let (one, other) = (driver.prepare(qp())?, driver.prepare(qp())?);
+    /// # let (at_one, at_other) = (one.endpoint(), other.endpoint());
+    /// # let (one, other) = (one.handshake(at_other)?, other.handshake(at_one)?);
+    /// # let pool = rdma_mem::BufferPool::new(&pd);
+    /// let receive = other.receive(pool.allocate(100)?).post().await?;
+    /// one.send(pool.allocate(60)?).await?;
+    /// receive.await?;
+    /// let counters = one.counters();
+    /// assert_eq!((counters.posted, counters.completed, counters.failed), (1, 1, 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn counters(&self) -> ConnectionCounters {
+        self.0.look(|entry| entry.counters())
     }
 
     /// The number of its queue pair.

@@ -110,6 +110,7 @@ pub use lease::limits::LeaseLimits;
 pub use lease::own::{EndedLease, Lease};
 #[cfg(not(loom))]
 pub use lease::remote::RemoteRegion;
+pub use ledger::counters::ConnectionCounters;
 pub use operation::Op;
 pub use operation::failed::Failed;
 pub use operation::kinds::{

@@ -15,7 +15,8 @@ use crate::driver::shared::Handle;
 #[cfg(not(loom))]
 use crate::lease::borrower::Granted;
 use crate::ledger::Ledger;
-use crate::ledger::entry::{ConnectionEntry, PostFailure, Rooms, words};
+use crate::ledger::entry::{ConnectionEntry, Rooms, words};
+use crate::ledger::post::PostFailure;
 
 /// A connection in its ledger, whether or not somebody still has it.
 #[derive(Clone, Debug)]

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::mem_forget)] // for tests
 
 mod endings;
+mod limits;
 mod slots;
 mod wakes;
 

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use rdma_async::{
-    Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Descriptor, Driver,
-    EndedLease, Endpoint, Events, Failed, Incoming, Lease, LeaseDenial, LeaseEnd, LeaseError,
-    LeaseLimits, LendError, Listener, ManualDriver, Op, Pool, PoolError, Post, Posted,
-    PreparedConnection, Read, Receive, ReceiveImmediate, ReceiveRing, Received, ReconnectPolicy,
-    Region, RemoteRegion, ReserveError, Reserved, ReservedEnd, RingMessage, Run, SendOut,
-    SharedBuffer, Write,
+    Atomic, BufferSlice, ConnectError, Connection, ConnectionCounters, ConnectionOptions,
+    Descriptor, Driver, EndedLease, Endpoint, Events, Failed, Incoming, Lease, LeaseDenial,
+    LeaseEnd, LeaseError, LeaseLimits, LendError, Listener, ManualDriver, Op, Pool, PoolError,
+    Post, Posted, PreparedConnection, Read, Receive, ReceiveImmediate, ReceiveRing, Received,
+    ReconnectPolicy, Region, RemoteRegion, ReserveError, Reserved, ReservedEnd, RingMessage, Run,
+    SendOut, SharedBuffer, Write,
 };
 use rdma_mem::Buffer;
 
@@ -26,6 +26,7 @@ fn what_is_shared_by_tasks() {
     shared::<Events>();
     shared::<ManualDriver>();
     shared::<PreparedConnection>();
+    shared::<ConnectionCounters>();
     shared::<ConnectionOptions>();
     shared::<ReconnectPolicy>();
     shared::<Listener>();

@@ -2,6 +2,7 @@
 
 pub(crate) mod attributes;
 pub(crate) mod context;
+mod counters;
 pub(crate) mod extended_attributes;
 pub(crate) mod fields;
 pub(crate) mod gid;

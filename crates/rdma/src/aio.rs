@@ -31,9 +31,9 @@ use rdma_channel::ConnectError;
 use tokio::net::ToSocketAddrs;
 
 pub use rdma_async::{
-    Atomic, BufferExt, BufferSlice, Connection, ConnectionOptions, Descriptor, Driver, EndedLease,
-    Endpoint, Events, Failed, Incoming, Kind, Lease, LeaseDenial, LeaseEnd, LeaseError,
-    LeaseLimits, LendError, Listener, ManualDriver, Op, Pool, PoolError, Post, Posted,
+    Atomic, BufferExt, BufferSlice, Connection, ConnectionCounters, ConnectionOptions, Descriptor,
+    Driver, EndedLease, Endpoint, Events, Failed, Incoming, Kind, Lease, LeaseDenial, LeaseEnd,
+    LeaseError, LeaseLimits, LendError, Listener, ManualDriver, Op, Pool, PoolError, Post, Posted,
     PreparedConnection, Read, Receive, ReceiveImmediate, ReceiveRing, Received, ReconnectPolicy,
     Region, RemoteRegion, ReserveError, Reserved, ReservedEnd, RingMessage, Run, SendOut,
     SharedBuffer, Source, Target, Write,

@@ -15,7 +15,8 @@ use rdma_qp::{
 
 use super::Ended;
 use super::after::{After, Afters, apart};
-use super::post::{self, RequestSpec};
+use super::counters::ConnectionCounters;
+use super::post::{self, PostFailure, RequestSpec};
 use super::slots::{Id, Phase, Side, Slots};
 use crate::buffer::held::Held;
 use crate::buffer::held::sealed::Lease;
@@ -62,24 +63,6 @@ impl Rooms {
     }
 }
 
-/// Why a request was not posted.
-#[derive(Debug)]
-pub(crate) enum PostFailure {
-    /// No slot is free.
-    NoSlot,
-    Failed(Box<TransportError>),
-}
-
-impl From<PostFailure> for TransportError {
-    #[cold]
-    fn from(refusal: PostFailure) -> Self {
-        match refusal {
-            PostFailure::NoSlot => Self::WouldBlock,
-            PostFailure::Failed(error) => *error,
-        }
-    }
-}
-
 /// A message that has come into memory that nobody waits for.
 #[derive(Debug)]
 pub(crate) struct Arrived {
@@ -122,6 +105,8 @@ pub(crate) struct ConnectionEntry {
     /// How many wait for a slot of each queue.
     waiting: [usize; 2],
     rooms: Arc<Rooms>,
+    /// `completed` is only set in a snapshot.
+    counters: ConnectionCounters,
     is_taken: bool,
     /// The queue pair was [given out](Self::take), and is not destroyed yet.
     is_ending: bool,
@@ -149,7 +134,7 @@ impl ConnectionEntry {
         self.slots = Slots::new(depth, self.slots.next_generation());
         (self.rooms, self.closed) = (rooms, None);
         (self.waiting, self.is_taken, self.is_abandoned) = ([0; 2], true, false);
-        self.serial = serial;
+        (self.serial, self.counters) = (serial, ConnectionCounters::default());
         self.renew(qp, 0);
     }
 
@@ -213,6 +198,16 @@ impl ConnectionEntry {
 
     pub(crate) const fn rooms(&self) -> &Arc<Rooms> {
         &self.rooms
+    }
+
+    /// Returns the counters of the connection.
+    pub(crate) fn counters(&self) -> ConnectionCounters {
+        self.counters.snapshot(self.slots.outstanding())
+    }
+
+    /// Counts an operation that waits for a slot.
+    pub(crate) const fn note_slot_wait(&mut self) {
+        self.counters.slot_waits += 1;
     }
 
     /// How many requests it can have outstanding.
@@ -296,10 +291,12 @@ impl ConnectionEntry {
                 Phase::InFlight => {
                     slot.phase = Phase::Done;
                     slot.result = None;
+                    self.counters.failed += 1;
                     reported += usize::from(slot.waker.is_some());
                     afters.extend(slot.waker.take().map(After::Wake));
                 }
                 Phase::Forsaken => {
+                    self.counters.failed += 1;
                     reported += 1;
                     let mut held = Held::Nothing;
                     self.slots.free(index, &mut held);
@@ -360,18 +357,20 @@ impl ConnectionEntry {
         // writes it. The word of an atomic operation is of its slot. A window that was bound keeps its region, and shows nothing of it,
         // until it is not bound any more.
         match unsafe { post::post(qp, request, held, self.words.as_ref(), id) } {
-            Ok(()) => Ok(id),
+            Ok(()) => {}
             // The provider refused, and did not say whether it had posted it: the slot keeps the memory until the queue
             // pair is destroyed, which the caller does.
             Err(error) if error.posted() > 0 => {
                 self.closed.get_or_insert(CloseReason::Doubtful { operation });
-                Ok(id)
             }
             Err(error) => {
                 self.slots.free(id.slot(), memory);
-                Err(PostFailure::Failed(post::refused(operation, self.peer, error).into()))
+                let error = post::refused(operation, self.peer, error);
+                return Err(PostFailure::Failed(error.into()));
             }
         }
+        self.counters.posted += 1;
+        Ok(id)
     }
 
     /// Why it takes no request now.
@@ -421,6 +420,7 @@ impl ConnectionEntry {
     #[cold]
     fn note_over(&mut self, id: Id, operation: Operation, result: WorkResult, afters: &mut Afters) {
         if let Err(error) = result {
+            self.counters.failed += 1;
             self.note_failed(operation, error, afters);
         }
         if let Some(sending) = self.draining

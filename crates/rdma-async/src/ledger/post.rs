@@ -20,6 +20,24 @@ use crate::buffer::window::Window;
 /// How many bytes an atomic operation works on.
 pub(crate) const WORD: usize = size_of::<u64>();
 
+/// Why a request was not posted.
+#[derive(Debug)]
+pub(crate) enum PostFailure {
+    /// No slot is free.
+    NoSlot,
+    Failed(Box<TransportError>),
+}
+
+impl From<PostFailure> for TransportError {
+    #[cold]
+    fn from(refusal: PostFailure) -> Self {
+        match refusal {
+            PostFailure::NoSlot => Self::WouldBlock,
+            PostFailure::Failed(error) => *error,
+        }
+    }
+}
+
 /// A request, without its memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RequestSpec {

@@ -142,6 +142,12 @@ impl Slots {
         sends.filter(|slot| matches!(slot.phase, Phase::InFlight | Phase::Forsaken)).count() as u32
     }
 
+    /// Returns the number of requests of both queues that are with the device.
+    pub(crate) fn outstanding(&self) -> u64 {
+        let phases = self.slots.iter().map(|slot| slot.phase);
+        phases.filter(|phase| matches!(phase, Phase::InFlight | Phase::Forsaken)).count() as u64
+    }
+
     /// Whether a request of the send queue is with the device.
     pub(crate) fn is_sending(&self) -> bool {
         let mut sends = self.slots.iter().take(self.sends as usize);

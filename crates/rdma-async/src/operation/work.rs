@@ -18,8 +18,8 @@ use super::limit::Limit;
 use super::posted::Posted;
 use crate::buffer::held::Held;
 use crate::ledger::after::{After, apart};
-use crate::ledger::entry::{ConnectionEntry, PostFailure};
-use crate::ledger::post::RequestSpec;
+use crate::ledger::entry::ConnectionEntry;
+use crate::ledger::post::{PostFailure, RequestSpec};
 use crate::ledger::slots::{Id, Side};
 use crate::ledger::{BATCH, Ended, Table};
 use crate::link::{Inner, Link};
@@ -316,6 +316,7 @@ impl Inner {
     fn queue_up(&self, side: Side) {
         let mut table = self.ledger.lock();
         table.note_waiting(self.entry, side, true);
+        table.at(self.entry).note_slot_wait();
         let armed = table.arm(self.ledger.cq());
         drop(table);
         self.ledger.note_armed(armed);

@@ -124,9 +124,13 @@ impl Device {
     /// ```
     #[must_use]
     pub fn numa_node(&self) -> Option<u32> {
+        numa_node_in(&Path::new(&self.folder()?).join("device/numa_node"))
+    }
+
+    /// The device's folder in `/sys/class/infiniband`; `None` for a software device, which has none.
+    pub(crate) fn folder(&self) -> Option<String> {
         // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.
-        let folder = text_of(unsafe { (*self.raw.as_ptr()).ibdev_path })?;
-        numa_node_in(&Path::new(&folder).join("device/numa_node"))
+        text_of(unsafe { (*self.raw.as_ptr()).ibdev_path }).filter(|folder| !folder.is_empty())
     }
 
     /// The GUID of the device (of its node, in InfiniBand's terms).

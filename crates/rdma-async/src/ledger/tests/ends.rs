@@ -113,3 +113,34 @@ fn a_driver_that_ends_gives_everything_back() {
     drop(connections);
     end(rig);
 }
+
+#[test]
+fn counters_cover_success_failure_waits_and_a_destroyed_queue_pair() {
+    let rig = Rig::new();
+    let connection = rig.connect([1, 3]);
+    let counts = || {
+        let all = connection.counters();
+        (all.posted, all.completed, all.failed, all.slot_waits)
+    };
+    let sent = post(connection.send(filled(&rig, 1)));
+    let mut waits = Box::pin(connection.send(filled(&rig, 2)).into_future());
+    assert!(poll(&mut waits).is_pending() && poll(&mut waits).is_pending());
+    assert_eq!(counts(), (1, 0, 0, 1), "one wait, however often it is polled");
+    rig.nic.end(0, NicOutcome::Done(&[]));
+    outcome(sent).unwrap();
+    assert!(poll(&mut waits).is_pending());
+    assert_eq!(counts(), (2, 1, 0, 1));
+    let received = post(connection.receive(rig.buffer()));
+    let dropped = post(connection.receive(rig.buffer()));
+    rig.nic.end(1, NicOutcome::Done(b"hello"));
+    outcome(received).unwrap();
+    assert_eq!(counts(), (4, 2, 0, 1));
+    drop(dropped);
+    connection.close().unwrap();
+    assert_eq!(counts(), (4, 4, 2, 1), "the send and the dropped receive");
+    connection.send(rig.buffer()).try_post().unwrap_err();
+    assert_eq!(counts().0, 4, "what was not posted is not counted");
+    drop(waits);
+    drop(connection);
+    end(rig);
+}

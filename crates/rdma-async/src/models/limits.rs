@@ -1,0 +1,100 @@
+//! Time limits that expire while something else happens to the operation. A limit of zero has expired at each poll.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_connect::TransportError;
+
+use super::{Others, Outcome, model, post, send, spawn};
+use crate::CloseReason;
+use crate::mock::{block_on, poll_once};
+use crate::operation::failed::Failed;
+
+/// Returns true if the operation succeeded. If it timed out, the device still has its memory.
+#[track_caller]
+fn is_in_time(outcome: Outcome) -> bool {
+    match outcome {
+        Ok(_) => true,
+        Err(Failed { memory: None, error: TransportError::Timeout { .. } }) => false,
+        Err(failed) => panic!("{failed}"),
+    }
+}
+
+/// Only the driver polls for the completion of a request that timed out.
+#[test]
+fn loom_a_request_completes_when_its_time_is_over() {
+    model(3, |rig| {
+        let connection = rig.connect([1, 0]);
+        let mut posted = post(&connection, rig);
+        let others = Others::new(rig, 1);
+        if poll_once(&mut posted, &Arc::default()).is_pending() {
+            is_in_time(block_on(posted.within(Duration::ZERO)));
+        }
+        others.end(rig);
+        assert_eq!(rig.pool.usage().buffers, 0, "the driver was not notified");
+    });
+}
+
+/// The message is either the outcome or kept for `take_unclaimed`.
+#[test]
+fn loom_a_message_arrives_when_the_time_of_its_receive_is_over() {
+    model(3, |rig| {
+        let connection = rig.connect([0, 1]);
+        let receive = connection.receive(rig.buffer()).into_owned(&connection);
+        let receive = block_on(receive.post()).unwrap();
+        let others = Others::new(rig, 1);
+        let received = block_on(receive.within(Duration::ZERO));
+        others.end(rig);
+        match (received, connection.take_unclaimed()) {
+            (Ok(received), None) => assert_eq!(received.bytes(), b"message"),
+            (Err(Failed { memory: None, .. }), Some(kept)) => assert_eq!(kept.length, 7),
+            (received, kept) => panic!("{received:?}, {kept:?}"),
+        }
+    });
+}
+
+/// The request succeeds, times out, or fails with the connection and returns its memory.
+#[test]
+fn loom_a_connection_ends_when_the_time_of_its_request_is_over() {
+    model(2, |rig| {
+        let connection = rig.connect([1, 0]);
+        let posted = post(&connection, rig);
+        let others = Others::with(rig, |rig| rig.serve_what_is_there());
+        let other = connection.clone();
+        let task = spawn(rig, move |_| other.close().unwrap());
+        match block_on(posted.within(Duration::ZERO)) {
+            Err(Failed {
+                memory: Some(_),
+                error: TransportError::Closed { reason: CloseReason::Asked, .. },
+            }) => {}
+            outcome => {
+                is_in_time(outcome);
+            }
+        }
+        task.join().unwrap();
+        others.end(rig);
+    });
+}
+
+/// The next operation gets the slot.
+#[test]
+fn loom_the_time_is_over_while_a_slot_is_waited_for() {
+    model(1, |rig| {
+        let connection = rig.connect([1, 0]);
+        drop(post(&connection, rig));
+        let others = Others::new(rig, 3);
+        let other = connection.clone();
+        let task = spawn(rig, move |rig| drop(send(&other, rig).unwrap()));
+        let limited = connection.send(rig.buffer()).into_owned(&connection);
+        match block_on(limited.within(Duration::ZERO)) {
+            Err(Failed { memory: Some(_), error: TransportError::Timeout { .. } }) => {
+                send(&connection, rig).map(drop).unwrap();
+            }
+            outcome => {
+                is_in_time(outcome);
+            }
+        }
+        task.join().unwrap();
+        others.end(rig);
+    });
+}
