@@ -39,8 +39,9 @@ impl QueuedRequest<'_, '_> {
             && fits(qp, bytes, remote, inline, self.domains)
     }
 
-    /// Whether the queue pair can be known not to be able to do it.
-    #[inline]
+    /// Whether the queue pair can be known not to be able to do it. Always inlined: as a call it takes twice the
+    /// instructions of a post, since the request would be in memory.
+    #[inline(always)]
     pub(crate) fn check(&self, qp: &QueuePair) -> Result<(), PostError> {
         let (bounds, domains) = (self.bounds, self.domains);
         let (elements, inline) =
