@@ -3,12 +3,22 @@
 use std::net::Ipv4Addr;
 
 use serde_json::Value;
+use test_support::features::{Feature, lacks};
 use test_support::program::is_emulated;
 
 use super::schema::valid_report;
 use super::{Listener, errors, perf, succeeds};
 
-const OPERATIONS: [&str; 4] = ["write", "read", "send", "atomic"];
+/// The operations that the device has.
+fn operations() -> Vec<&'static str> {
+    let all = ["write", "read", "send", "atomic"].into_iter();
+    all.filter(|operation| *operation != "atomic" || !lacks_atomics("soft0")).collect()
+}
+
+fn lacks_atomics(device: &str) -> bool {
+    rdma::soft::install();
+    lacks(device, Feature::Atomics)
+}
 
 /// The report of a run with few iterations, checked.
 fn report(arguments: &str) -> Value {
@@ -48,7 +58,7 @@ fn each_operation_of_queue_pairs_is_measured_between_two_processes() {
         return; // the program starts itself without the emulator
     }
     for measure in ["lat", "bw", "rate"] {
-        for operation in OPERATIONS {
+        for operation in operations() {
             let report = report(&format!("{measure} {operation} {}", sizes(operation)));
             let rows = if operation == "atomic" { 1 } else { 2 };
             assert_eq!(column(&report, "operation"), vec![operation; rows]);
@@ -61,7 +71,7 @@ fn each_operation_of_queue_pairs_is_measured_between_two_processes() {
 fn each_operation_of_channels_and_futures_is_measured() {
     for api in ["channel", "async"] {
         for measure in ["lat", "bw"] {
-            for operation in OPERATIONS {
+            for operation in operations() {
                 let sizes = sizes(operation);
                 let arguments = format!("{measure} {operation} --api {api} {sizes} --threads");
                 let report = report(&arguments);
@@ -81,12 +91,17 @@ fn ends_that_sleep_and_memory_of_others_are_measured() {
         }
     }
     for run in ["lat write", "lat read", "bw send", "rate atomic"] {
+        if run == "rate atomic" && lacks_atomics("softib0") {
+            continue;
+        }
         let report = report(&format!("{run} --foreign-memory --threads -s 8 --device softib0"));
         assert!(column(&report, "mode")[0].as_str().unwrap().ends_with(", foreign memory"));
         assert_eq!(report["device"]["name"], "softib0");
     }
-    let report = report("lat send --inline 64 --size 64,65 --threads");
-    assert_eq!(column(&report, "mode"), ["qp, polling, inline", "qp, polling"]);
+    if !lacks("soft0", Feature::Inline) {
+        let report = report("lat send --inline 64 --size 64,65 --threads");
+        assert_eq!(column(&report, "mode"), ["qp, polling, inline", "qp, polling"]);
+    }
 }
 
 #[test]
