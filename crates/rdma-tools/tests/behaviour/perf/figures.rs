@@ -98,7 +98,7 @@ fn ends_that_sleep_and_memory_of_others_are_measured() {
         assert!(column(&report, "mode")[0].as_str().unwrap().ends_with(", foreign memory"));
         assert_eq!(report["device"]["name"], "softib0");
     }
-    if !lacks("soft0", Feature::Inline) {
+    if !lacks("soft0", Feature::Inline(64)) {
         let report = report("lat send --inline 64 --size 64,65 --threads");
         assert_eq!(column(&report, "mode"), ["qp, polling, inline", "qp, polling"]);
     }
