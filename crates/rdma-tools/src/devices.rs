@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use rdma::device::{Error, GidEntry, GidType};
+use rdma::device::{Error, GidEntry, GidType, open_default_device};
 use rdma::prelude::*;
 use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketType, socket};
@@ -41,6 +41,14 @@ type Line = [String; 9];
 
 const HEAD: [&str; 9] =
     ["device", "port", "provider", "link layer", "state", "Gb/s", "MTU", "NUMA", "GID"];
+
+/// Opens the device of that name, or the one that programs use.
+///
+/// # Errors
+/// No device has the name, or it cannot be opened.
+pub(crate) fn open(name: Option<&str>) -> Result<Context, Error> {
+    name.map_or_else(open_default_device, open_device)
+}
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let described = match &arguments.device {

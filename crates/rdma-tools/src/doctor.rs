@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
-use rdma::device::{Context, ListError, list_devices, open_default_device, open_device};
+use rdma::device::{ListError, list_devices};
 
 use crate::devices;
 use crate::output::print;
@@ -77,7 +77,7 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(address) = arguments.listen {
-        peer::listen(address, open(arguments.device.as_deref())?)?;
+        peer::listen(address, devices::open(arguments.device.as_deref())?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let (root, sysroot) = match &arguments.sysroot {
@@ -180,18 +180,13 @@ fn no_devices(facts: &Facts, is_meant: bool) -> Option<Finding> {
     })
 }
 
-/// The device of that name, or the one that programs use.
-fn open(name: Option<&str>) -> Result<Context, rdma::device::Error> {
-    name.map_or_else(open_default_device, open_device)
-}
-
 /// Probes a peer, and finds the GIDs that programs use towards it.
 fn towards(facts: &Facts, peer: &str, device: Option<&str>) -> anyhow::Result<Vec<Finding>> {
     let address = address_of(peer)?;
     if facts.machine.sysroot.is_some() {
         return Ok(assumed(facts, None, address.ip()));
     }
-    let context = open(device)?;
+    let context = devices::open(device)?;
     let name = context.device().name().to_owned();
     match peer::probe(address, context) {
         Ok(met) => {

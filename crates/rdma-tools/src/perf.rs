@@ -24,9 +24,10 @@ use std::thread;
 use std::time::SystemTime;
 
 use anyhow::Context as _;
-use rdma::device::{Context, open_default_device, open_device};
+use rdma::device::Context;
 use signal_hook::consts::SIGINT;
 
+use crate::devices;
 use crate::output::{Destination, print, warn};
 pub(crate) use crate::perf::arguments::Arguments;
 use crate::perf::client::{Measured, measure};
@@ -42,10 +43,7 @@ use crate::plot;
 const INTERRUPTED: u8 = 130;
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let context = match &arguments.device {
-        Some(name) => open_device(name)?,
-        None => open_default_device()?,
-    };
+    let context = devices::open(arguments.device.as_deref())?;
     let local = Local { context, gid_index: arguments.gid_index };
     if let Some(address) = &arguments.listen {
         server::listen(address, &local, arguments.once)?;

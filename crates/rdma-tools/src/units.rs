@@ -11,15 +11,19 @@ const BYTES: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "
 
 /// Returns a value of the measure with four significant digits, such as `1.204 us`.
 pub(crate) fn value(measure: Measure, value: f64) -> String {
-    let (number, unit) = scaled(measure, value);
-    let places = if number < 10.0 {
-        3
-    } else if number < 100.0 {
-        2
-    } else {
-        usize::from(number < 1000.0)
+    let (value, unit) = scaled(measure, value);
+    format!("{} {unit}", number(value))
+}
+
+/// Returns a number with about four significant digits.
+pub(crate) fn number(value: f64) -> String {
+    let decimals = match value {
+        _ if value >= 1000.0 => 0,
+        _ if value >= 100.0 => 1,
+        _ if value >= 10.0 => 2,
+        _ => 3,
     };
-    format!("{number:.places$} {unit}")
+    format!("{value:.decimals$}")
 }
 
 /// Returns a round value of the measure as short as possible, such as `20 GB/s`.
@@ -48,6 +52,12 @@ fn scaled(measure: Measure, value: f64) -> (f64, &'static str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_have_about_four_digits() {
+        let texts = [0.1234, 12.345, 123.45, 123_456.0].map(number);
+        assert_eq!(texts, ["0.123", "12.35", "123.5", "123456"]);
+    }
 
     #[test]
     fn values_have_the_unit_that_keeps_them_short() {

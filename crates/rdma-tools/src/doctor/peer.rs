@@ -190,7 +190,7 @@ pub(crate) fn listen(address: Option<SocketAddr>, context: Context) -> anyhow::R
     loop {
         let (stream, peer) = match listener.accept() {
             Ok(accepted) => accepted,
-            // The client has given up, or the process has too many files: both pass.
+            // The client has given up.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
             Err(error) => return Err(error).context("accepting a peer"),
         };

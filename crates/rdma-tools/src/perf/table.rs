@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 use crate::perf::report::{Measure, Report, Row};
 use crate::perf::settings::Operation;
+use crate::reports::median;
+use crate::units::number;
 
 /// The table of the rows, with the median of the blocks, and their least and greatest.
 pub(crate) fn table(report: &Report, operation: Operation) -> String {
@@ -50,11 +52,12 @@ fn values(row: &Row) -> Vec<Option<f64>> {
         return times.map(|time| Some(time / unit(Measure::Lat))).collect();
     }
     let mut blocks = row.blocks.clone();
-    blocks.sort_by(f64::total_cmp);
-    let median = blocks.get(blocks.len() / 2);
+    let median = Some(median(&mut blocks));
     let mut values = match row.measure {
         Measure::Lat => vec![None, median],
-        Measure::Bw | Measure::Rate => vec![median, blocks.first(), blocks.last()],
+        Measure::Bw | Measure::Rate => {
+            vec![median, blocks.first().copied(), blocks.last().copied()]
+        }
     };
     values.resize(columns(row.measure).len(), None);
     values.into_iter().map(|value| value.map(|value| value / unit(row.measure))).collect()
@@ -78,25 +81,12 @@ pub(crate) fn figure(measure: Measure, value: f64) -> String {
     format!("{} {name}", number(value / unit(measure)))
 }
 
-/// About four significant digits.
-fn number(value: f64) -> String {
-    let decimals = match value {
-        _ if value >= 1000.0 => 0,
-        _ if value >= 100.0 => 1,
-        _ if value >= 10.0 => 2,
-        _ => 3,
-    };
-    format!("{value:.decimals$}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_about_four_digits() {
-        let texts = [0.1234, 12.345, 123.45, 123_456.0].map(number);
-        assert_eq!(texts, ["0.123", "12.35", "123.5", "123456"]);
+    fn a_figure_has_its_unit() {
         assert_eq!(figure(Measure::Lat, 1500.0), "1.500 us");
     }
 }
