@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use rdma::prelude::*;
 use rdma::qp::{CompletionChannel, CompletionQueue, PreparedQueuePair};
-use rdma_examples::end::End;
+use rdma_examples_common::end::End;
 use rdma_examples_common::out_of_band::{OutOfBand, Peer};
 use rdma_examples_common::reach::check_reach;
 use rdma_examples_common::{Failure, print, program};

@@ -3,7 +3,6 @@
 //! Code of more than a page, and code that several programs share, is a module here, so that its tests can drive
 //! it. The program in the folder `examples` is the thin command line around it.
 
-pub mod end;
 pub mod ends;
 pub mod kv;
 pub mod rc_pingpong_line;

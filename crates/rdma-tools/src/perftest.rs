@@ -4,10 +4,8 @@
 //! ([`requests`]). The exchange does not carry the program, the service, the length of a message and the number of
 //! messages: both command lines have them.
 
-mod end;
 mod figures;
 mod keys;
-mod reach;
 mod requests;
 mod stream;
 mod talk;
@@ -15,15 +13,16 @@ mod talk;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Error, Result, bail, ensure};
 use rdma::device::{LinkLayer, Mtu};
 use rdma::prelude::*;
 use rdma::qp::{CompletionQueue, MaxRnrRetries, PreparedQueuePair, QueuePairType};
+use rdma_examples_common::end::End;
+use rdma_examples_common::mtu;
+use rdma_examples_common::reach::check_reach;
 
-use self::end::End;
 use self::figures::Figures;
 use self::keys::{Keys, QKEY};
-use self::reach::check_reach;
 use self::requests::{Memory, Requests};
 use self::stream::{Peer, Stream};
 use self::talk::{Report, Talk};
@@ -73,10 +72,6 @@ fn service(text: &str) -> Result<QueuePairType, &'static str> {
         "ud" => Ok(QueuePairType::UD),
         _ => Err("rc, uc or ud"),
     }
-}
-
-fn mtu(text: &str) -> Result<Mtu, &'static str> {
-    text.parse().ok().and_then(Mtu::from_bytes).ok_or("one of 256, 512, 1024, 2048 and 4096")
 }
 
 /// Runs this end, and prints a line with what it found.
@@ -261,7 +256,7 @@ fn meet(
         bail!("the peer uses no GID: give it `-x` and the index of one");
     }
     let peer_end = peer.endpoint(end).with_mtu(mtu);
-    check_reach(&arguments.device, end, &peer_end)?;
+    check_reach(&arguments.device, end, &peer_end).map_err(Error::from_boxed)?;
     Ok((peer, peer_end))
 }
 
@@ -277,32 +272,34 @@ fn send(arguments: &Arguments, mut talk: Talk) -> Result<String> {
     let own = Keys::of(&end, 1, 0, 0); // no memory for the peer
     let (_, mtu) = talk.begin(own_mtu(arguments, &end))?;
     let (peer, peer_end) = meet(arguments, &mut talk, &end, (&own, mtu))?;
-    let mut end = End::connect(prepared, peer_end, arguments.size())?;
+    let end = End::connect(prepared, peer_end, arguments.size());
+    let mut end = end.map_err(Error::from_boxed)?;
     talk.again(&own, &peer)?; // both are connected
     talk.again(&own, &peer)?; // and have shown it
     let serves = talk.is_server();
     if serves {
-        end.make_room(arguments.room())?;
+        end.make_room(arguments.room()).map_err(Error::from_boxed)?;
     }
     talk.again(&own, &peer)?; // both have receives
     let figures = if arguments.program.is_latency() {
         let mut posts = Vec::with_capacity(n as usize);
         for _ in 0..n {
             if serves {
-                end.answer()?;
+                end.answer(1).map_err(Error::from_boxed)?;
             }
             posts.push(Instant::now());
             if !serves {
-                end.ask()?;
+                end.ask(1).map_err(Error::from_boxed)?;
             }
         }
         Figures { posts, end: Instant::now() }
     } else {
         let mut begin = Instant::now();
-        match serves {
-            true => end.take(n, || begin = Instant::now())?,
-            false => end.stream(n, depth)?,
-        }
+        let outcome = match serves {
+            true => end.take(n, || begin = Instant::now()),
+            false => end.stream(n, depth),
+        };
+        outcome.map_err(Error::from_boxed)?;
         Figures { posts: vec![begin], end: Instant::now() }
     };
     talk.close(&own, &peer)?;

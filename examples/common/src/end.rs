@@ -4,12 +4,13 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
 use rdma::memory::OwnedRegion;
 use rdma::qp::{
     AddressHandle, GlobalRouteHeader, PollSlot, PreparedQueuePair, QueuePair, QueuePairEndpoint,
     QueuePairType, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
 };
+
+use crate::Failure;
 
 const RECEIVED: u64 = 1;
 const SENT: u64 = 2;
@@ -20,7 +21,7 @@ const SPINS: u32 = 1024;
 
 /// A queue pair, and the memory of its requests, which is freed after it.
 #[derive(Debug)]
-pub(super) struct End {
+pub struct End {
     qp: QueuePair,
     /// The destination of datagrams.
     to: Option<(AddressHandle, QueuePairEndpoint)>,
@@ -39,11 +40,11 @@ impl End {
     ///
     /// # Errors
     /// The endpoints do not fit, or the device refuses.
-    pub(super) fn connect(
+    pub fn connect(
         prepared: PreparedQueuePair,
         peer: QueuePairEndpoint,
         size: usize,
-    ) -> Result<Self> {
+    ) -> Result<Self, Failure> {
         let (qp, to, header) = if prepared.endpoint().qp_type() == QueuePairType::UD {
             let qp = prepared.activate()?;
             let handle = qp.address_handle(&peer)?;
@@ -64,7 +65,7 @@ impl End {
     ///
     /// # Errors
     /// The queue is too short.
-    pub(super) fn make_room(&mut self, messages: u32) -> Result<()> {
+    pub fn make_room(&mut self, messages: u32) -> Result<(), Failure> {
         (self.receives..messages).try_for_each(|_| self.receive())
     }
 
@@ -72,7 +73,7 @@ impl End {
     ///
     /// # Errors
     /// Same errors as [`ask`](Self::ask).
-    pub(super) fn stream(&mut self, times: u32, depth: u32) -> Result<()> {
+    pub fn stream(&mut self, times: u32, depth: u32) -> Result<(), Failure> {
         for _ in 0..times {
             self.wait(|_, sends| sends < depth)?;
             self.send()?;
@@ -84,12 +85,12 @@ impl End {
     ///
     /// # Errors
     /// Same errors as [`ask`](Self::ask).
-    pub(super) fn take(&mut self, times: u32, first: impl FnOnce()) -> Result<()> {
+    pub fn take(&mut self, times: u32, first: impl FnOnce()) -> Result<(), Failure> {
         let (room, mut arrived, mut first) = (self.receives, 0, Some(first));
         while arrived < times {
             let before = self.receives;
             self.wait(|receives, _| receives < before)
-                .with_context(|| format!("{arrived} of {times} messages arrived"))?;
+                .map_err(|error| format!("{arrived} of {times} messages arrived: {error}"))?;
             if let Some(first) = first.take() {
                 first();
             }
@@ -101,27 +102,25 @@ impl End {
         Ok(())
     }
 
-    /// Sends a message, and waits for the answer.
+    /// Sends a message and waits for the answer, `times` times, and waits until the last message has arrived.
     ///
     /// # Errors
     /// Nothing completes for ten seconds, a request failed, or the device refuses.
-    pub(super) fn ask(&mut self) -> Result<()> {
-        self.send()?;
-        self.next_message()?;
+    pub fn ask(&mut self, times: u32) -> Result<(), Failure> {
+        (0..times).try_for_each(|_| self.send().and_then(|()| self.next_message()))?;
         self.wait(|_, sends| sends == 0)
     }
 
-    /// Waits for a message, and answers it.
+    /// Waits for a message and answers it, `times` times, and waits until the last answer has arrived.
     ///
     /// # Errors
     /// Same errors as [`ask`](Self::ask).
-    pub(super) fn answer(&mut self) -> Result<()> {
-        self.next_message()?;
-        self.send()?;
+    pub fn answer(&mut self, times: u32) -> Result<(), Failure> {
+        (0..times).try_for_each(|_| self.next_message().and_then(|()| self.send()))?;
         self.wait(|_, sends| sends == 0)
     }
 
-    fn receive(&mut self) -> Result<()> {
+    fn receive(&mut self) -> Result<(), Failure> {
         let mut room = self.incoming.as_slice_mut();
         let elements = &mut [room.scatter_element()];
         // SAFETY: SAFETY.md F8: no reference to the bytes of `incoming` is made, and it is freed after the queue pair.
@@ -131,7 +130,7 @@ impl End {
         Ok(())
     }
 
-    fn send(&mut self) -> Result<()> {
+    fn send(&mut self) -> Result<(), Failure> {
         let data = [self.outgoing.as_slice().gather_element()];
         let mut request = SendWorkRequest::new(&data);
         if let Some((handle, peer)) = &self.to {
@@ -145,22 +144,29 @@ impl End {
 
     /// Waits for a message, and posts the receive of the next one before this one is answered. Earlier sends have
     /// completed, except perhaps the last: its acknowledgement may arrive after the answer.
-    fn next_message(&mut self) -> Result<()> {
+    fn next_message(&mut self) -> Result<(), Failure> {
         self.wait(|receives, sends| receives == 0 && sends <= 1)?;
         self.receive()
     }
 
     /// Polls until `over` returns true for the posted receives and the outstanding sends.
-    fn wait(&mut self, over: impl Fn(u32, u32) -> bool) -> Result<()> {
+    fn wait(&mut self, over: impl Fn(u32, u32) -> bool) -> Result<(), Failure> {
         let (cq, mut slots) = (self.qp.recv_cq(), [PollSlot::default(); 4]);
         let (begin, mut spins) = (Instant::now(), self.spins);
         while !over(self.receives, self.sends) {
-            let done = cq.poll(&mut slots)?;
+            let mut done = cq.poll(&mut slots)?;
+            if let (true, Some(channel)) = (done.is_empty(), cq.channel()) {
+                cq.req_notify(false)?;
+                done = cq.poll(&mut slots)?; // completions before the request send no event
+                if done.is_empty() {
+                    channel.get_event_timeout(LIMIT)?; // sleeps
+                }
+            }
             if done.is_empty() {
-                ensure!(
-                    begin.elapsed() <= LIMIT,
-                    "nothing completed for {LIMIT:?}: give the peer the same size and iterations"
-                );
+                if begin.elapsed() > LIMIT {
+                    let error = "give the peer the same size and iterations";
+                    return Err(format!("nothing completed for {LIMIT:?}: {error}").into());
+                }
                 match spins.checked_sub(1) {
                     Some(left) => spins = left,
                     None => thread::yield_now(),
@@ -181,15 +187,14 @@ impl End {
     }
 
     /// Checks that a message has the agreed length.
-    fn check(&self, success: &WorkSuccess) -> Result<()> {
-        let Some(received) = success.scattered_bytes() else {
-            bail!("a receive completed as another operation");
-        };
+    fn check(&self, success: &WorkSuccess) -> Result<(), Failure> {
+        let received =
+            success.scattered_bytes().ok_or("a receive completed as another operation")?;
         let (received, size) = (received.saturating_sub(self.header), self.outgoing.len());
-        ensure!(
-            received == size,
-            "a message of {received} bytes arrived, not of {size}: give the peer the same size"
-        );
-        Ok(())
+        if received == size {
+            return Ok(());
+        }
+        let cure = "give the peer the same size";
+        Err(format!("a message of {received} bytes arrived, not of {size}: {cure}").into())
     }
 }

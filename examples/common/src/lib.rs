@@ -1,7 +1,9 @@
-//! Parts that several example programs share: the command line, and the exchange of endpoints by TCP.
+//! Parts that the programs of the workspace share: the command line, the exchange of endpoints by TCP, and an end that sends
+//! and receives messages.
 
 mod command_line;
 
+pub mod end;
 pub mod out_of_band;
 pub mod reach;
 
