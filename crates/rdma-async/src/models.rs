@@ -65,6 +65,18 @@ impl Others {
     }
 }
 
+/// Closes the connection of a posted request while `f` awaits the request, and the device serves it.
+fn close_meanwhile(rig: &Arc<Rig>, f: impl FnOnce(Posted<'static, SendOut<Buffer>>)) {
+    let connection = rig.connect([1, 0]);
+    let posted = post(&connection, rig);
+    let others = Others::with(rig, |rig| rig.serve_what_is_there());
+    let other = connection.clone();
+    let task = spawn(rig, move |_| other.close().unwrap());
+    f(posted);
+    task.join().unwrap();
+    others.end(rig);
+}
+
 type Outcome = Result<Buffer, Failed<Buffer>>;
 
 /// Sends, and waits for the end of that.

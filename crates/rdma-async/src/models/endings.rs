@@ -4,7 +4,7 @@ use std::future::IntoFuture;
 use std::mem::forget;
 use std::sync::Arc;
 
-use super::{Others, is_done, model, post, send, spawn};
+use super::{Others, close_meanwhile, is_done, model, post, send, spawn};
 use crate::CloseReason;
 use crate::mock::{Faults, block_on, poll_once};
 
@@ -12,14 +12,9 @@ use crate::mock::{Faults, block_on, poll_once};
 #[test]
 fn loom_a_connection_ends_while_it_is_awaited() {
     model(2, |rig| {
-        let connection = rig.connect([1, 0]);
-        let posted = post(&connection, rig);
-        let others = Others::with(rig, |rig| rig.serve_what_is_there());
-        let other = connection.clone();
-        let task = spawn(rig, move |_| other.close().unwrap());
-        is_done(block_on(posted), CloseReason::Asked);
-        task.join().unwrap();
-        others.end(rig);
+        close_meanwhile(rig, |posted| {
+            is_done(block_on(posted), CloseReason::Asked);
+        });
     });
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rdma_connect::TransportError;
 
-use super::{Others, Outcome, model, post, send, spawn};
+use super::{Others, Outcome, close_meanwhile, model, post, send, spawn};
 use crate::CloseReason;
 use crate::mock::{block_on, poll_once};
 use crate::operation::failed::Failed;
@@ -57,12 +57,7 @@ fn loom_a_message_arrives_when_the_time_of_its_receive_is_over() {
 #[test]
 fn loom_a_connection_ends_when_the_time_of_its_request_is_over() {
     model(2, |rig| {
-        let connection = rig.connect([1, 0]);
-        let posted = post(&connection, rig);
-        let others = Others::with(rig, |rig| rig.serve_what_is_there());
-        let other = connection.clone();
-        let task = spawn(rig, move |_| other.close().unwrap());
-        match block_on(posted.within(Duration::ZERO)) {
+        close_meanwhile(rig, |posted| match block_on(posted.within(Duration::ZERO)) {
             Err(Failed {
                 memory: Some(_),
                 error: TransportError::Closed { reason: CloseReason::Asked, .. },
@@ -70,9 +65,7 @@ fn loom_a_connection_ends_when_the_time_of_its_request_is_over() {
             outcome => {
                 is_in_time(outcome);
             }
-        }
-        task.join().unwrap();
-        others.end(rig);
+        });
     });
 }
 
