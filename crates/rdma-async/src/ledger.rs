@@ -439,7 +439,7 @@ impl Table {
         self.entries[id.entry()].await_end(id, waker, &mut self.afters)
     }
 
-    /// Nobody waits for the request any more. Its kind, if it goes on.
+    /// Ends the wait for a request. Returns its kind if the device still has it.
     pub(crate) fn forsake(&mut self, id: Id) -> Option<Operation> {
         self.entries[id.entry()].forsake(id, &mut self.afters)
     }

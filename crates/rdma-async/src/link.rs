@@ -207,7 +207,7 @@ impl Inner {
         of.member().and_then(|member| member.shared.operation_timeout)
     }
 
-    /// There are no options in models.
+    /// Models have no options.
     #[cfg(loom)]
     pub(crate) const fn operation_timeout(&self) -> Option<Duration> {
         None

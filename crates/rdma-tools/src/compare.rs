@@ -84,7 +84,7 @@ struct Compared {
     key: Key,
     base: Estimate,
     new: Estimate,
-    /// Of the median, from base to new.
+    /// The change of the median from base to new.
     change_percent: f64,
     verdict: Verdict,
 }
@@ -144,7 +144,7 @@ fn compare(base: &Report, new: &Report) -> Result<Comparison> {
     Ok(Comparison { rows, only_base, only_new })
 }
 
-/// What else may explain a change.
+/// Differences of the machines and devices, which may explain a change.
 fn differences(base: &Report, new: &Report) -> Vec<String> {
     let [(a, b), (c, d)] = [(&base.machine, &base.device), (&new.machine, &new.device)];
     let pairs = [

@@ -51,8 +51,8 @@ pub(crate) struct Arguments {
     peer: Option<String>,
     /// Wait for `doctor --peer` of other hosts, one at a time, at this address (default: [::]:18514)
     ///
-    /// Whoever can connect to the TCP port can have this process create queue pairs and receive messages into memory of its
-    /// own: listen only as long as you examine. DEVICE goes before this option.
+    /// Each host that can connect to the TCP port can make this process create queue pairs and receive messages into its own
+    /// memory: listen only as long as you examine. DEVICE goes before this option.
     #[arg(
         long,
         value_name = "ADDR:PORT",

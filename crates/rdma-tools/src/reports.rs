@@ -30,7 +30,7 @@ pub(crate) fn read(path: &Path) -> Result<Report> {
     parse(path).with_context(|| format!("cannot use {} as a report", path.display()))
 }
 
-/// What a row measures. A report has one row for each.
+/// The subject of a row. A report has one row for each.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 pub(crate) struct Key {
     pub(crate) measure: Measure,

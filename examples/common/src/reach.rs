@@ -1,4 +1,4 @@
-//! Whether a software device reaches the peer that another process told of.
+//! The check that a device reaches the peer's device.
 
 use rdma::qp::QueuePairEndpoint;
 use rdma::soft::SoftDevice;

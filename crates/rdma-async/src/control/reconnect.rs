@@ -102,7 +102,7 @@ impl Connection {
     /// # let ((client, _), server) = (client?, server?);
     /// let receive = server.receive_imm().post().await?;
     /// # device.set_port_up(false);
-    /// // Somebody pulls the cable, and puts it back.
+    /// // The cable is pulled, and put back.
     /// receive.await.unwrap_err();
     /// let policy = ReconnectPolicy::new();
     /// let both = async { tokio::join!(client.reconnect_by(&policy), server.reconnect_by(&policy)) };

@@ -20,7 +20,7 @@ use crate::buffer::window::Window;
 /// How many bytes an atomic operation works on.
 pub(crate) const WORD: usize = size_of::<u64>();
 
-/// Why a request was not posted.
+/// The reason for a request that was not posted.
 #[derive(Debug)]
 pub(crate) enum PostFailure {
     /// No slot is free.

@@ -421,7 +421,7 @@ impl Inner {
         ended.map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// Nobody waits for the request any more.
+    /// Ends the wait for a request.
     pub(crate) fn forsake(&self, id: Id) {
         if self.pd.context().check_process().is_err() {
             return; // it is the parent's
@@ -486,7 +486,7 @@ impl Link<'_> {
             self.ledger.unlock(table);
             return ended.outcome::<K>(held, self);
         }
-        // With the same lock as the look, so that a completion is either an outcome or finds nobody.
+        // Under the lock of `take`: a completion is either taken there, or arrives after the wait has ended.
         let peer = table.at(self.entry).peer;
         let Some(operation) = self.forsake_under(table, id) else {
             unreachable!("it is with the device")

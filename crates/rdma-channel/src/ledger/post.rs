@@ -18,7 +18,7 @@ use crate::request::Post;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NotPosted<'l>(&'l Ledger);
 
-/// Why a request was not posted.
+/// The reason for a request that was not posted.
 #[derive(Debug)]
 pub(crate) struct PostFailure {
     pub(crate) error: TransportError,

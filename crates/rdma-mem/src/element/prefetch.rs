@@ -69,7 +69,7 @@ impl ProtectionDomain {
         let mut list: Vec<ibv_sge> = elements.iter().map(|element| *element.as_raw()).collect();
         let count = u32::try_from(list.len()).map_err(|_| fail(Errno::EINVAL))?;
         let flags = if wait { IBV_ADVISE_MR_FLAG_FLUSH } else { 0 };
-        // SAFETY: SAFETY.md F1: a live domain, and `count` elements, which nobody else has.
+        // SAFETY: SAFETY.md F1: a live domain, and `count` elements, to which there is no other reference.
         let returned =
             unsafe { ibv_advise_mr(self.as_raw(), advice, flags, list.as_mut_ptr(), count) };
         Ok(Errno::check(returned).map_err(fail)?)

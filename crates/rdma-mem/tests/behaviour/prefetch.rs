@@ -36,7 +36,7 @@ fn advised_domain() -> ProtectionDomain {
     let pd = domain();
     // SAFETY: SAFETY.md F1: a live context.
     let context = unsafe { verbs_get_ctx(pd.context().as_raw()) };
-    // SAFETY: SAFETY.md F1: the software device's extended context, which nobody else knows yet.
+    // SAFETY: SAFETY.md F1: the software device's extended context, which no other code uses yet.
     unsafe { (*context).advise_mr = Some(advise_mr) };
     pd
 }

@@ -25,7 +25,7 @@ fn moderated_queue() -> CompletionQueue {
     let (_, cq) = parts("soft0");
     // SAFETY: SAFETY.md F1: a live context.
     let context = unsafe { verbs_get_ctx(cq.context().as_raw()) };
-    // SAFETY: SAFETY.md F1: the software device's extended context, which nobody else knows yet.
+    // SAFETY: SAFETY.md F1: the software device's extended context, which no other code uses yet.
     unsafe { (*context).modify_cq = Some(modify_cq) };
     cq
 }

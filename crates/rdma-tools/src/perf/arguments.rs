@@ -58,7 +58,7 @@ pub(crate) struct Arguments {
     /// The interface of the library
     #[arg(long, default_value = "qp")]
     api: Api,
-    /// How both ends wait [default: memory for `lat write` on queue pairs, else poll]
+    /// The way both ends wait [default: memory for `lat write` on queue pairs, else poll]
     #[arg(long)]
     wait: Option<Wait>,
     /// Register memory that the library does not own

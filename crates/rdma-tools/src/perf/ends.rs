@@ -101,7 +101,7 @@ impl Plan {
     }
 }
 
-/// What both ends have found out about their connection.
+/// Properties of the connection of both ends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Path {
     /// The path MTU, in bytes.
@@ -148,7 +148,7 @@ struct Peer<'a> {
     control: &'a mut Control,
 }
 
-/// What was prepared to be connected.
+/// A queue pair, channel or connection before it is connected.
 trait Prepared: Sized {
     type Connected;
     fn endpoint(&self) -> QueuePairEndpoint;

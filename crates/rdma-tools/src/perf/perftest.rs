@@ -124,7 +124,7 @@ impl Perftest {
     }
 }
 
-/// What the program has said.
+/// The output of a program that failed.
 fn complaint(program: &Path, output: &Output) -> String {
     let text = [output.stdout.as_slice(), &output.stderr].concat();
     let text = String::from_utf8_lossy(&text).split_whitespace().collect::<Vec<_>>().join(" ");

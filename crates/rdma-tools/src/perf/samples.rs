@@ -1,4 +1,4 @@
-//! What blocks have measured.
+//! The samples of blocks, and their totals.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What is measured, as both ends have to know it.
+//! The settings of a measurement, which both ends share.
 
 use anyhow::ensure;
 use clap::ValueEnum;

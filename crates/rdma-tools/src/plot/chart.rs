@@ -30,7 +30,7 @@ pub(super) struct Chart {
     pub(super) series: Vec<Series>,
 }
 
-/// What the horizontal axis has.
+/// The quantity of the horizontal axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum X {
     /// The length of a message, as a logarithm to the base of 2.

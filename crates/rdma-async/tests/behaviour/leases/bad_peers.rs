@@ -137,7 +137,7 @@ fn a_flood_ends_the_connection() {
         let limits = LeaseLimits::new(WRITE).regions_per_peer(10);
         for kind in [ASK, LEND] {
             let host = Host::new("soft0");
-            // A busy machine takes so long that TCP would end the connection first.
+            // On a busy machine TCP could end the connection before the flood does.
             let options = options(&host).lease_limits(limits.clone()).peer_timeout(Duration::MAX);
             let (mut peer, server) = peer::pair_with(&host, options).await;
             let one = match kind {

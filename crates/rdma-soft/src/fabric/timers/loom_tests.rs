@@ -1,4 +1,4 @@
-//! Timers of nobody, set and seen to in every order of threads.
+//! Timers without an owner, set and run in every order of threads.
 
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ fn at(ns: u64) -> Time {
     Time::from_nanoseconds(ns)
 }
 
-/// Timers of nobody, set to these times.
+/// Timers without an owner, set to these times.
 fn schedule(times: impl IntoIterator<Item = u64>) -> Schedule {
     let mut schedule = Schedule::new();
     for time in times {

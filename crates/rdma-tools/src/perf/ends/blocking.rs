@@ -25,7 +25,7 @@ struct Channels {
     messages: Messages,
 }
 
-/// What the operations of a channel are made of.
+/// The memory and the settings of a channel's operations.
 struct Messages {
     source: SharedRegion,
     /// All receives and reads have the same bytes, which nothing reads.

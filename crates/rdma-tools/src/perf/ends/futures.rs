@@ -25,7 +25,7 @@ struct Connections {
     runtime: Runtime,
 }
 
-/// What the operations are made of.
+/// The connections, the memory and the settings of the operations.
 struct Messages {
     connections: Vec<Connection>,
     pool: BufferPool,

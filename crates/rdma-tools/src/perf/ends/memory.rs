@@ -166,7 +166,7 @@ impl Target {
         Ok(Self::Foreign { region, words })
     }
 
-    /// What the peer has to know.
+    /// The address and the key for the peer.
     pub(super) fn remote(&self) -> RemoteMemoryRegion {
         match self {
             Self::Owned(region) => region.remote(),
