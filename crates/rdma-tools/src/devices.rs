@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use rdma::device::{Error, GidEntry, GidType, open_default_device};
+use rdma::device::{Error, GidEntry, GidType, ListError, LoadError, open_default_device};
 use rdma::prelude::*;
 use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketType, socket};
@@ -72,7 +72,15 @@ pub(crate) fn all_as_json() -> Value {
 /// The devices that can be opened. Errors of the others go to standard error.
 fn describe_all() -> Vec<Description> {
     let list = list_devices();
-    list.errors().iter().for_each(|error| warn(format_args!("error: {error}")));
+    for error in list.errors() {
+        match error {
+            // A machine without NICs needs no libibverbs.
+            ListError::Load(LoadError::NotFound { .. }) => {
+                warn(format_args!("note: NICs are not listed: {error}"));
+            }
+            error => warn(format_args!("error: {error}")),
+        }
+    }
     let described = list.iter().filter_map(|found| {
         let described = found.open().and_then(|context| describe(&context));
         described.map_err(|error| warn(format_args!("error: {}: {error}", found.name()))).ok()

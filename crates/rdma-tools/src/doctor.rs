@@ -15,12 +15,12 @@ mod ports;
 mod report;
 mod root;
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use rdma::device::{ListError, list_devices};
 
 use crate::devices;
@@ -232,8 +232,17 @@ fn assumed(facts: &Facts, own: Option<IpAddr>, peer: IpAddr) -> Vec<Finding> {
 
 /// The address of a host, which may be written with a port.
 fn address_of(peer: &str) -> anyhow::Result<SocketAddr> {
-    let with_port = peer.to_socket_addrs().or_else(|_| (peer, peer::PORT).to_socket_addrs());
-    let mut addresses = with_port.with_context(|| format!("--peer {peer}"))?;
+    // Only an IPv6 address without a port has several colons and no bracket.
+    let has_port = match peer.rsplit_once(':') {
+        Some((host, _)) => !host.contains(':') || host.ends_with(']'),
+        None => false,
+    };
+    let found = match has_port {
+        true => peer.to_socket_addrs(),
+        false => (peer, peer::PORT).to_socket_addrs(),
+    };
+    let mut addresses =
+        found.with_context(|| format!("--peer {peer}: not HOST or HOST:PORT of a known host"))?;
     let address = addresses.next().with_context(|| format!("--peer {peer}: no address"))?;
     Ok(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
@@ -252,7 +261,11 @@ fn write(path: &Path, report: &Report) -> anyhow::Result<()> {
     if report.facts.machine.sysroot.is_none() {
         whole["devices"] = devices::all_as_json();
     }
-    let mut file = std::fs::File::create_new(path)?;
+    let created = std::fs::File::create_new(path);
+    let mut file = created.map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => anyhow!("the file exists: delete it, or name another one"),
+        _ => error.into(),
+    })?;
     writeln!(file, "{whole:#}")?;
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Standard output and standard error, which may be closed, and files.
 
 use std::fmt::Display;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write as _};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -39,6 +39,8 @@ pub(crate) fn printable(text: &str) -> String {
 pub(crate) struct Destination {
     file: File,
     path: PathBuf,
+    /// Whether [`open`](Self::open) has created the file, and nothing was written.
+    is_new: bool,
 }
 
 impl Destination {
@@ -47,9 +49,15 @@ impl Destination {
     /// # Errors
     /// The file cannot be opened for writing.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        let created = OpenOptions::new().write(true).create_new(true).open(path);
+        let (file, is_new) = match created {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                (OpenOptions::new().write(true).create(true).truncate(false).open(path), false)
+            }
+            created => (created, true),
+        };
         let file = file.with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Self { file, path: path.to_owned() })
+        Ok(Self { file, path: path.to_owned(), is_new })
     }
 
     /// Replaces the contents.
@@ -57,10 +65,20 @@ impl Destination {
     /// # Errors
     /// The disk is full, or the reader of a pipe has closed it.
     pub(crate) fn write(mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        self.is_new = false;
         // A pipe has no length.
         let is_regular = self.file.metadata().is_ok_and(|metadata| metadata.is_file());
         let emptied = if is_regular { self.file.set_len(0) } else { Ok(()) };
         let written = emptied.and_then(|()| self.file.write_all(bytes));
         written.with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+impl Drop for Destination {
+    /// Removes a file that was created for a result that was not made.
+    fn drop(&mut self) {
+        if self.is_new {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }

@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["measure", "connect", "threads"])]
     pub(crate) listen: Option<String>,
     /// End after one client
-    #[arg(long, requires = "listen")]
+    #[arg(long, requires = "listen", conflicts_with_all = ["measure", "connect", "serve"])]
     pub(crate) once: bool,
     /// Measure with the process that listens there
     #[arg(long, value_name = "HOST:PORT", conflicts_with = "threads")]

@@ -245,7 +245,7 @@ fn a_report_has_findings_facts_and_attributes_and_replaces_no_file() {
     let again = rdmatool(&arguments);
     let error = String::from_utf8(again.stderr).unwrap();
     assert_eq!(again.status.code(), Some(1));
-    assert!(error.contains("report.json") && error.contains("exists"), "{error}");
+    assert!(error.contains("report.json") && error.contains("exists: delete it"), "{error}");
     assert_eq!(fs::read(&path).unwrap(), written);
 }
 
@@ -255,5 +255,10 @@ fn wrong_arguments_are_refused() {
     assert_eq!(status(&["doctor", "--no-such-option"]), Some(2));
     assert_eq!(status(&["doctor", "--sysroot", "/no/such/folder"]), Some(1));
     assert_eq!(status(&["doctor", "mlx5_9", "--sysroot", &sysroot("port-down")]), Some(1));
-    assert_eq!(status(&["doctor", "soft0", "--peer", "no such host"]), Some(1));
+    for peer in ["no such host", "127.0.0.1:99999", "[::1]:x"] {
+        let output = rdmatool(&["doctor", "soft0", "--peer", peer]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{peer}: {error}");
+        assert!(error.contains(peer) && error.contains("HOST:PORT"), "{error}");
+    }
 }

@@ -114,6 +114,21 @@ fn a_result_that_cannot_be_written_is_refused_before_it_is_measured() {
 }
 
 #[test]
+fn a_run_without_a_result_leaves_no_new_file_and_changes_no_old_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let [new, old] = ["new.json", "old.json"].map(|name| folder.path().join(name));
+    std::fs::write(&old, "kept").unwrap();
+    for file in [&new, &old] {
+        // Port 1 is reserved: nothing listens there.
+        let file = file.display();
+        let run = format!("lat send --size 8 --connect 127.0.0.1:1 --json {file}");
+        assert_eq!(perf(&run).output().unwrap().status.code(), Some(1));
+    }
+    assert!(!new.exists());
+    assert_eq!(std::fs::read_to_string(&old).unwrap(), "kept");
+}
+
+#[test]
 fn a_full_disk_is_an_error_after_the_table() {
     let mut client = perf("lat send --size 8 --iterations 10 --threads --json /dev/full");
     let output = client.output().unwrap();
