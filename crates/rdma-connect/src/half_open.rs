@@ -361,6 +361,11 @@ impl<S: ClientStream, E> Hello<S, E> {
         *self.endpoint
     }
 
+    /// Returns the span of the work for it: `answer`, with its address.
+    pub fn span(&self) -> tracing::Span {
+        tracing::debug_span!("answer", client = %self.client.address)
+    }
+
     /// Sends the endpoint of the queue pair that was made for the client, or why there is none.
     pub(crate) fn answer(
         self,

@@ -8,9 +8,11 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Level, Metadata, Subscriber};
 
-/// An event.
+/// An event, or a span that opens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
+    /// The name of the span; `None` for an event.
+    pub span: Option<&'static str>,
     /// How important it is.
     pub level: Level,
     /// What it is of.
@@ -20,6 +22,11 @@ pub struct Event {
 }
 
 impl Event {
+    fn of(metadata: &Metadata<'static>, span: Option<&'static str>) -> Self {
+        let (level, target) = (*metadata.level(), metadata.target());
+        Self { span, level, target, fields: Vec::new() }
+    }
+
     /// The value of a field.
     pub fn field(&self, name: &str) -> Option<&str> {
         self.fields.iter().find(|field| field.0 == name).map(|field| field.1.as_str())
@@ -36,7 +43,7 @@ impl Visit for Event {
     }
 }
 
-/// A subscriber that calls a function for each event, on the thread that makes it.
+/// A subscriber that calls a function for each event and each span that opens, on the thread that makes it.
 #[derive(Debug)]
 pub struct Hears<F>(pub F);
 
@@ -45,7 +52,11 @@ impl<F: Fn(Event) + 'static> Subscriber for Hears<F> {
         true
     }
 
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
+    fn new_span(&self, attributes: &Attributes<'_>) -> Id {
+        let metadata = attributes.metadata();
+        let mut opened = Event::of(metadata, Some(metadata.name()));
+        attributes.record(&mut opened);
+        (self.0)(opened);
         Id::from_u64(1)
     }
 
@@ -54,9 +65,7 @@ impl<F: Fn(Event) + 'static> Subscriber for Hears<F> {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &tracing::Event<'_>) {
-        let metadata = event.metadata();
-        let (level, target) = (*metadata.level(), metadata.target());
-        let mut heard = Event { level, target, fields: Vec::new() };
+        let mut heard = Event::of(event.metadata(), None);
         event.record(&mut heard);
         (self.0)(heard);
     }

@@ -7,6 +7,8 @@ use std::time::Instant;
 use rdma_connect::{Client, ConnectError, Dial, Greeting, Until, stream_addresses};
 use tokio::net::{TcpStream, ToSocketAddrs, lookup_host};
 use tokio::time::timeout;
+use tracing::field::{Empty, display};
+use tracing::{Instrument as _, Span};
 
 use super::meet::blocking;
 use super::options::ConnectionOptions;
@@ -50,7 +52,16 @@ impl Driver {
         addr: impl ToSocketAddrs,
         options: impl Into<ConnectionOptions>,
     ) -> Result<(Connection, Box<[u8]>), ConnectError> {
-        let options = options.into();
+        let device = self.context().device().name();
+        let span = tracing::debug_span!("connect", device, peer = Empty, qpn = Empty);
+        self.connect_in_span(addr, options.into()).instrument(span).await
+    }
+
+    async fn connect_in_span(
+        &self,
+        addr: impl ToSocketAddrs,
+        options: ConnectionOptions,
+    ) -> Result<(Connection, Box<[u8]>), ConnectError> {
         options.check()?;
         self.check()?;
         let addresses = lookup_host(addr).await;
@@ -63,6 +74,7 @@ impl Driver {
         let (driver, options) = (self.clone(), qp.clone());
         let mut prepared = blocking(move || Ok(driver.prepare(options)?)).await?;
         let (stream, address) = reach(&mut dial).await?;
+        Span::current().record("peer", display(address));
         let addresses = stream_addresses(stream.local_addr(), address);
         if let Some((own, peer)) = addresses {
             prepared.set_stream_addresses(own, peer);
@@ -83,6 +95,7 @@ impl Driver {
             }
         };
         let connection = blocking(move || Ok(prepared.handshake(endpoint)?)).await?;
+        Span::current().record("qpn", display(connection.qpn()));
         server.send(&server.client.ready()).await?;
         let Greeting { user_bytes, talks, .. } = server.receive(Client::verdict).await?;
         let shared = Shared::new((address, addresses), true, talks, limits, leases);

@@ -53,6 +53,8 @@ impl Incoming {
         drop(tokio::time::sleep(std::time::Duration::ZERO));
         let Self { mut client, listener } = self;
         let address = client.address;
+        let qpn = client.end.qpn();
+        let _span = tracing::debug_span!("accept", client = %address, %qpn).entered();
         let greeting = Greeting { user_bytes: user_bytes.into(), watches: true, talks: true };
         let stream = client.accept(greeting).inspect_err(|_| listener.note_gone())?.0;
         let options = &listener.options;

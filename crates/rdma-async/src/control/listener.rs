@@ -11,6 +11,8 @@ use rdma_connect::{Clients, ConnectError, Hello, MakeEnds};
 use tokio::net::{TcpListener, ToSocketAddrs, lookup_host};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
+use tracing::field::{Empty, display};
+use tracing::{Instrument as _, Span};
 
 use super::incoming::Incoming;
 use super::maker::Maker;
@@ -104,7 +106,16 @@ impl Driver {
         addr: impl ToSocketAddrs,
         options: impl Into<ConnectionOptions>,
     ) -> Result<Listener, ConnectError> {
-        let options = options.into();
+        let device = self.context().device().name();
+        let span = tracing::debug_span!("listen", device, address = Empty);
+        self.listen_in_span(addr, options.into()).instrument(span).await
+    }
+
+    async fn listen_in_span(
+        &self,
+        addr: impl ToSocketAddrs,
+        options: ConnectionOptions,
+    ) -> Result<Listener, ConnectError> {
         options.check()?;
         // A runtime without time is found out here, and not by the task.
         drop(tokio::time::sleep(Duration::ZERO));
@@ -120,6 +131,7 @@ impl Driver {
         })
         .await?;
         let (socket, address) = listen(&addresses)?;
+        Span::current().record("address", display(address));
         let clients = Clients::new(address, options.rendezvous_timeout, open_files);
         let shared = Arc::new(Served {
             state: Mutex::new(ListenerState { clients, has_ended: false }),
@@ -276,7 +288,8 @@ impl Served {
     /// Makes a queue pair for a client, which may take the device its time.
     fn answer(&self, hello: Hello<ClientSocket, Connection>) {
         let make_room = || self.state().clients.make_room(&hello, Instant::now());
-        let made = self.maker.make(hello.stream_addresses(), hello.endpoint(), make_room);
+        let make = || self.maker.make(hello.stream_addresses(), hello.endpoint(), make_room);
+        let made = hello.span().in_scope(make);
         let mut state = self.state();
         if !state.has_ended {
             state.clients.answer(hello, made, Instant::now());

@@ -7,6 +7,7 @@ use std::time::Duration;
 use rdma_connect::{CloseReason, ConnectError, Farewell, MakeEnds, NoEnd, StreamAddresses};
 use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairBuilder, QueuePairEndpoint};
 use tokio::time::timeout;
+use tracing::{Instrument as _, Span};
 
 use super::frame::Frame;
 use super::maker::Maker;
@@ -98,6 +99,11 @@ impl Connection {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub async fn reconnect(&self) -> Result<u32, ConnectError> {
+        let span = tracing::debug_span!("reconnect", qpn = %self.qpn());
+        self.meet_again().instrument(span).await
+    }
+
+    async fn meet_again(&self) -> Result<u32, ConnectError> {
         let inner = self.inner();
         let member = inner.member().ok_or(ConnectError::NoControl)?;
         let (shared, number) = (&*member.shared, member.number);
@@ -163,6 +169,15 @@ impl Connection {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub async fn connect_additional(
+        &self,
+        number: u32,
+        qp: QueuePairBuilder<'static>,
+    ) -> Result<Self, ConnectError> {
+        let span = tracing::debug_span!("connect_additional", qpn = %self.qpn(), number);
+        self.meet_additional(number, qp).instrument(span).await
+    }
+
+    async fn meet_additional(
         &self,
         number: u32,
         qp: QueuePairBuilder<'static>,
@@ -266,6 +281,11 @@ impl Connection {
         limit: Duration,
     ) -> Result<(), ConnectError> {
         let farewell = Farewell::new(reason)?;
+        let span = tracing::debug_span!("disconnect", qpn = %self.qpn());
+        self.end_with(farewell, limit).instrument(span).await
+    }
+
+    async fn end_with(&self, farewell: Farewell, limit: Duration) -> Result<(), ConnectError> {
         // A runtime without time is found out before anything has changed.
         drop(tokio::time::sleep(Duration::ZERO));
         let inner = self.inner();
@@ -393,7 +413,8 @@ fn made<T>(made: Result<T, NoEnd>) -> Result<T, ConnectError> {
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ConnectError> + Send + 'static,
 ) -> Result<T, ConnectError> {
-    let done = tokio::task::spawn_blocking(work).await;
+    let span = Span::current();
+    let done = tokio::task::spawn_blocking(move || span.in_scope(work)).await;
     done.unwrap_or_else(|error| {
         let (tried, source) = ("calling the device's driver".to_owned(), io::Error::other(error));
         Err(ConnectError::Io { tried, source })

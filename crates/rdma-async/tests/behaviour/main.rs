@@ -13,3 +13,4 @@ mod pool;
 mod provider;
 mod reserve;
 mod reserve_for;
+mod spans;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_connect::{ConnectError, Farewell};
+use tracing::field::display;
 
 use super::builder::ChannelBuilder;
 use crate::channel::Channel;
@@ -133,6 +134,8 @@ impl Channel {
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect_with(mut self, reason: &[u8]) -> Result<(), ConnectError> {
         let farewell = Farewell::new(reason)?;
+        let qpn = self.qpn().map(display);
+        let _span = tracing::debug_span!("disconnect", qpn).entered();
         if let Some(watch) = &self.ledger.watch {
             watch.end_with(farewell);
         }

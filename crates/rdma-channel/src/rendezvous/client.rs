@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rdma_connect::{Client, ConnectError, Dial, Greeting, Until, stream_addresses};
+use tracing::field::{Empty, display};
 
 use crate::channel::Channel;
 use crate::channel::options::{Options, RendezvousOptions};
@@ -19,14 +20,17 @@ pub(super) fn connect(
     rendezvous: &RendezvousOptions,
     addresses: Vec<SocketAddr>,
 ) -> Result<(Channel, Box<[u8]>), ConnectError> {
+    let device = options.pd.context().device().name();
+    let span = tracing::debug_span!("connect", device, peer = Empty, qpn = Empty).entered();
     let RendezvousOptions { user_bytes, timeout, watch } = rendezvous;
     let mut dial = Dial::new(addresses, *timeout, Instant::now())?;
     let mut prepared = PreparedChannel::new(options)?;
     let (stream, address) = reach(&mut dial)?;
+    span.record("peer", display(address));
     if let Some((own, peer)) = stream_addresses(stream.local_addr(), address) {
         prepared.set_stream_addresses(own, peer);
     }
-    let client = Client::new(address, *timeout, options.pd.context().device().name());
+    let client = Client::new(address, *timeout, device);
     let greeting =
         Greeting { user_bytes: user_bytes.clone(), watches: watch.is_some(), talks: false };
     let hello = client.hello(prepared.endpoint(), greeting);
@@ -43,6 +47,7 @@ pub(super) fn connect(
         }
     };
     let mut channel = prepared.handshake(endpoint)?;
+    span.record("qpn", channel.qpn().map(display));
     server.send(&server.client.ready())?;
     let Greeting { user_bytes, watches, .. } = server.receive(Client::verdict)?;
     if watches || watch.is_some() {

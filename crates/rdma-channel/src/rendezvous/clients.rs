@@ -102,7 +102,9 @@ impl<M: MakeEnds> Listening<M> {
             }
             if let Some(hello) = self.clients.step(key) {
                 let make_room = || self.clients.make_room(&hello, now);
-                let made = self.maker.make(hello.stream_addresses(), hello.endpoint(), make_room);
+                let maker = &self.maker;
+                let make = || maker.make(hello.stream_addresses(), hello.endpoint(), make_room);
+                let made = hello.span().in_scope(make);
                 self.clients.answer(hello, made, Instant::now());
             }
         }

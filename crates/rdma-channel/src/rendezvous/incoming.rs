@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rdma_connect::{Candidate, ConnectError, Greeting};
+use tracing::field::display;
 
 use super::files::Added;
 use crate::channel::Channel;
@@ -89,6 +90,8 @@ impl Incoming<'_> {
     pub fn accept(self, user_bytes: &[u8]) -> Result<Channel, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
         let Self { refused, mut client, watch } = self;
+        let qpn = client.end.qpn().map(display);
+        let _span = tracing::debug_span!("accept", client = %client.address, qpn).entered();
         let watches = watch.is_some();
         let greeting = Greeting { user_bytes: user_bytes.into(), watches, talks: false };
         let stream = client.accept(greeting).inspect_err(|_| *refused += 1)?;

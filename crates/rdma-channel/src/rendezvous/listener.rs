@@ -118,6 +118,8 @@ impl ChannelListener {
         rendezvous: RendezvousOptions,
         addresses: &[SocketAddr],
     ) -> Result<Self, ConnectError> {
+        let device = options.pd.context().device().name();
+        let _span = tracing::debug_span!("listen", device, ?addresses).entered();
         // What no client could be given is said now, and not to the first client.
         drop(PreparedChannel::new(&options)?);
         let RendezvousOptions { user_bytes, timeout, watch } = rendezvous;
