@@ -3,13 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use rdma_connect::{CloseReason, PeerAddress, TransportError};
+use rdma_connect::{CloseReason, ConnectionCounters, PeerAddress, TransportError};
 use rdma_mem::{ProtectionDomain, RemoteMemoryRegion};
 use rdma_qp::Qpn;
 
 use crate::buffer::held::{Source, Target};
 use crate::buffer::view::BufferSlice;
-use crate::ledger::counters::ConnectionCounters;
 use crate::ledger::post::RequestSpec;
 use crate::link::{Inner, Link};
 use crate::operation::Op;

@@ -6,7 +6,6 @@
 //! free again ([`Afters`]).
 
 pub(crate) mod after;
-pub(crate) mod counters;
 pub(crate) mod entry;
 pub(crate) mod post;
 pub(crate) mod slots;

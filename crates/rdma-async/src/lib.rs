@@ -110,7 +110,6 @@ pub use lease::limits::LeaseLimits;
 pub use lease::own::{EndedLease, Lease};
 #[cfg(not(loom))]
 pub use lease::remote::RemoteRegion;
-pub use ledger::counters::ConnectionCounters;
 pub use operation::Op;
 pub use operation::failed::Failed;
 pub use operation::kinds::{
@@ -125,7 +124,9 @@ pub use region::descriptor::Descriptor;
 pub use region::memory::Region;
 pub use region::reserve::{ReserveError, Reserved, ReservedEnd};
 
-pub use rdma_connect::{CloseReason, ConnectError, LeaseEnd, PeerAddress, TransportError};
+pub use rdma_connect::{
+    CloseReason, ConnectError, ConnectionCounters, LeaseEnd, PeerAddress, TransportError,
+};
 pub use rdma_mem::{
     AsyncEvent, Buffer, Context, ProtectionDomain, RemoteMemoryRegion, SliceMut, SliceRef,
 };

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use rdma_connect::{CloseReason, Rejected, TransportError};
+use rdma_connect::{CloseReason, ConnectionCounters, Rejected, TransportError};
 use rdma_mem::ProtectionDomain;
 use rdma_qp::{
     AtomicWorkRequest, ConnectAttributes, QpState, Qpn, QueuePair, QueuePairAttributes,
@@ -157,6 +157,31 @@ impl Channel {
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
         self.ledger.only().closed()
+    }
+
+    /// Returns a snapshot of the channel's counters.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_channel::{Channel, ReceiveWorkRequest, SendWorkRequest, prelude::*};
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let (one, other) = (pd.create_channel().build()?, pd.create_channel().build()?);
+    /// let (at_one, at_other) = (one.endpoint(), other.endpoint());
+    /// let (mut one, mut other) = (one.handshake(at_other)?, other.handshake(at_one)?);
+    /// other.scope(|other| {
+    ///     let receive = other.post_receive(ReceiveWorkRequest::only_immediate())?;
+    ///     one.send(SendWorkRequest::only_immediate(7))?;
+    ///     receive.wait()
+    /// })??;
+    /// let counters = one.counters();
+    /// assert_eq!((counters.posted, counters.completed, counters.failed), (1, 1, 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn counters(&self) -> ConnectionCounters {
+        self.ledger.counters()
     }
 
     /// The peer that the channel was connected to, and the attributes. `None` if its queue pair had

@@ -31,9 +31,12 @@
 //! - the cursors of a closed connection are at the dead slot.
 
 use std::cell::{Cell, RefCell};
+use std::mem;
 use std::time::{Duration, Instant};
 
-use rdma_connect::{CloseReason, FailedWork, Operation, PeerAddress, TransportError};
+use rdma_connect::{
+    CloseReason, ConnectionCounters, FailedWork, Operation, PeerAddress, TransportError,
+};
 use rdma_mem::ProtectionDomain;
 use rdma_qp::{CompletionQueue, PollSlot, QueuePair, WorkError, WorkErrorClass, WorkErrorCode};
 
@@ -47,6 +50,7 @@ use crate::limits::Limits;
 mod check;
 mod completion;
 mod copies;
+mod counts;
 pub(crate) mod end;
 mod inline;
 mod members;
@@ -67,10 +71,8 @@ pub(crate) struct Ledger {
     pub(crate) cq: CompletionQueue,
     /// For completions that can be of any request.
     polled: Box<[Cell<PollSlot>; MANY]>,
-    /// How many requests were posted that no handle has released. 0 if a scope has nothing to end. Of 64 bits, so that no
-    /// scope lasts until it is 0 again.
-    unreleased: Cell<u64>,
-    /// How many of these have succeeded when their handles were gone already, which had not been asked: their slots are free.
+    counts: counts::Counts,
+    /// The number of unreleased requests that have succeeded after their handles were gone: their slots are free.
     unasked: Cell<u64>,
     /// The WR ID of a request whose blocking call had to wait for a free slot, and the end of that call. If another request is
     /// asked for, nobody had to wait.
@@ -130,7 +132,7 @@ impl Ledger {
             queues: Queues::new(qps, asked),
             cq,
             polled: Box::default(),
-            unreleased: Cell::new(0),
+            counts: counts::Counts::default(),
             unasked: Cell::new(0),
             call_ends: Cell::new((0, None)),
             refusal: post::LastPostFailure::default(),
@@ -174,7 +176,7 @@ impl Ledger {
     /// Notes a request that is with the device, and the state that it begins in.
     #[inline(always)]
     fn posted(&self, slot: &RequestSlot, operation: Operation, state: SlotState) {
-        self.unreleased.set(self.unreleased.get() + 1);
+        self.counts.post(1);
         slot.begin(operation, state);
     }
 
@@ -232,6 +234,7 @@ impl Ledger {
         operation: Operation,
         mut deadline: Option<&mut Deadline>,
     ) -> Result<(&'l RequestSlot, &'l QueuePair), TransportError> {
+        let mut has_waited = false;
         loop {
             let (None, Some(qp)) = (connection.closed(), connection.qp()) else {
                 return Err(closed(connection));
@@ -248,6 +251,9 @@ impl Ledger {
             if self.take_completions()? == 0 {
                 let deadline = deadline.as_mut().filter(|_| helps);
                 let Some(deadline) = deadline else { return Err(TransportError::WouldBlock) };
+                if !mem::replace(&mut has_waited, true) {
+                    self.counts.note_slot_wait();
+                }
                 if self.pause(deadline, operation)? {
                     if let Some(slot) = slots.iter().find(|slot| slot.state().is_in_flight()) {
                         self.note_given_up(slot, deadline.limit());
@@ -358,14 +364,25 @@ impl Ledger {
 
     /// Whether there is a request that no handle has released.
     pub(crate) fn has_unreleased(&self) -> bool {
-        self.unreleased.get() != 0
+        self.counts.unreleased() != 0
+    }
+
+    /// Returns the counters of all connections together.
+    pub(crate) fn counters(&self) -> ConnectionCounters {
+        let is_outstanding = |slot: &&RequestSlot| {
+            let (state, connection) = (slot.state(), self.queues.get(slot.connection as usize));
+            let has_qp = connection.is_some_and(|connection| connection.qp().is_some());
+            state.is_in_flight() && !state.is_marker() && has_qp
+        };
+        let slots = self.queues.slots().iter();
+        self.counts.snapshot(slots.filter(is_outstanding).count() as u64)
     }
 
     /// Frees the slot: its handle has reported how this one ended.
     #[inline(always)]
     pub(crate) fn release(&self, slot: &RequestSlot) {
         slot.free();
-        self.unreleased.set(self.unreleased.get() - 1);
+        self.counts.release(1);
         self.checked();
     }
 

@@ -106,8 +106,8 @@ pub use server::waker::Waker;
 pub use within::Within;
 
 pub use rdma_connect::{
-    CloseReason, ConnectError, FailedWork, LeaseEnd, Operation, OperationError, PeerAddress,
-    PeerId, RefusedWork, Rejected, TransportError, WorkId,
+    CloseReason, ConnectError, ConnectionCounters, FailedWork, LeaseEnd, Operation, OperationError,
+    PeerAddress, PeerId, RefusedWork, Rejected, TransportError, WorkId,
 };
 pub use rdma_mem::{
     AccessFlags, Buffer, BufferPool, Error as MemoryError, GatherElement, GatherList,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use rdma_connect::{CloseReason, Rejected, TransportError};
+use rdma_connect::{CloseReason, ConnectionCounters, Rejected, TransportError};
 use rdma_mem::ProtectionDomain;
 use rdma_qp::{ConnectAttributes, QpState, QueuePair, WorkSuccess};
 
@@ -169,6 +169,12 @@ impl MultiChannel {
     /// [`TransportError::NoSuchPeer`].
     pub fn closed(&self, peer: usize) -> Result<Option<CloseReason>, TransportError> {
         Ok(self.ledger.connection(peer)?.closed())
+    }
+
+    /// Returns a snapshot of the counters of all channels together, including those of peers that have left.
+    #[must_use]
+    pub fn counters(&self) -> ConnectionCounters {
+        self.ledger.counters()
     }
 
     /// The peer that a connection is to, and the attributes.

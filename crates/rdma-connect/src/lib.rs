@@ -17,6 +17,7 @@
 
 mod client;
 mod clients;
+mod counters;
 mod dial;
 mod error;
 mod farewell;
@@ -28,6 +29,7 @@ mod until;
 
 pub use client::Client;
 pub use clients::{Clients, FIRST_KEY, listen_at_first};
+pub use counters::ConnectionCounters;
 pub use dial::{Dial, StreamAddresses, stream_addresses};
 pub use error::close_reason::CloseReason;
 pub use error::connect_error::ConnectError;

@@ -3,9 +3,9 @@
 use std::io;
 
 use rdma_connect::{
-    Candidate, Client, ClientStream, Clients, CloseReason, ConnectError, Dial, FailedWork,
-    Farewell, Greeting, Hello, KeepAlive, LeaseEnd, NoEnd, Operation, OperationError, PeerAddress,
-    PeerId, RefusedWork, Rejected, Reported, TransportError, Until, WorkId,
+    Candidate, Client, ClientStream, Clients, CloseReason, ConnectError, ConnectionCounters, Dial,
+    FailedWork, Farewell, Greeting, Hello, KeepAlive, LeaseEnd, NoEnd, Operation, OperationError,
+    PeerAddress, PeerId, RefusedWork, Rejected, Reported, TransportError, Until, WorkId,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -20,6 +20,7 @@ fn errors_go_to_any_thread() {
     error::<Rejected<()>>();
     error::<TransportError>();
     send_sync::<CloseReason>();
+    send_sync::<ConnectionCounters>();
     send_sync::<LeaseEnd>();
     send_sync::<NoEnd>();
     send_sync::<Operation>();

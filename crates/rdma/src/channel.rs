@@ -26,13 +26,13 @@
 pub use rdma_channel::prelude::CreateChannel;
 pub use rdma_channel::{
     Armed, BatchRequest, Channel, ChannelBuilder, ChannelListener, CloseReason, ConnectError,
-    ExchangeError, FailedWork, Finished, InFlight, Incoming, Late, LeftReason, MultiChannel,
-    MultiChannelBuilder, Operation, OperationError, PeerAddress, PeerAtomicWorkRequest, PeerId,
-    PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest,
-    PeerWriteWorkRequest, PendingWord, PendingWork, Pipes, PollingScope, Prefix, PreparedChannel,
-    PreparedMultiChannel, PreparedPeer, Progress, ReceiveRing, Refused, RefusedWork, Rejected,
-    Rendezvous, RendezvousBuilder, Rent, RentMut, RingMessage, Scope, ScopeError, ScopeResult,
-    ScopedPeer, ScopedPendingWork, Server, ServerBuilder, ServerError, ServerEvent, TimedStream,
-    ToPeer, TransportError, TransportResult, Wait, Waitable, Waker, Within, WithoutPd, WorkId,
-    confirm, exchange, exchange_all,
+    ConnectionCounters, ExchangeError, FailedWork, Finished, InFlight, Incoming, Late, LeftReason,
+    MultiChannel, MultiChannelBuilder, Operation, OperationError, PeerAddress,
+    PeerAtomicWorkRequest, PeerId, PeerReadWorkRequest, PeerReceiveWorkRequest,
+    PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest, PendingWord, PendingWork,
+    Pipes, PollingScope, Prefix, PreparedChannel, PreparedMultiChannel, PreparedPeer, Progress,
+    ReceiveRing, Refused, RefusedWork, Rejected, Rendezvous, RendezvousBuilder, Rent, RentMut,
+    RingMessage, Scope, ScopeError, ScopeResult, ScopedPeer, ScopedPendingWork, Server,
+    ServerBuilder, ServerError, ServerEvent, TimedStream, ToPeer, TransportError, TransportResult,
+    Wait, Waitable, Waker, Within, WithoutPd, WorkId, confirm, exchange, exchange_all,
 };

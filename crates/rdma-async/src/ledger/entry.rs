@@ -6,7 +6,7 @@ use std::mem;
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
-use rdma_connect::{CloseReason, Operation, PeerAddress, TransportError};
+use rdma_connect::{CloseReason, ConnectionCounters, Operation, PeerAddress, TransportError};
 use rdma_mem::{AccessFlags, SharedRegion};
 use rdma_qp::{
     Qpn, QueuePair, QueuePairType, WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode,
@@ -15,7 +15,6 @@ use rdma_qp::{
 
 use super::Ended;
 use super::after::{After, Afters, apart};
-use super::counters::ConnectionCounters;
 use super::post::{self, PostFailure, RequestSpec};
 use super::slots::{Id, Phase, Side, Slots};
 use crate::buffer::held::Held;

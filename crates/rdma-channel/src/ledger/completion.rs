@@ -104,6 +104,9 @@ impl Ledger {
             // Success of an unsignaled request makes no completion: no device that is right says so. It stays in its chain.
             return false;
         }
+        if result.is_err() && !state.is_marker() {
+            self.counts.fail();
+        }
         if let Err(error) = result
             && let Some(connection) = self.queues.get(slot.connection as usize)
         {

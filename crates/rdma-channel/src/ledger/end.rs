@@ -65,7 +65,7 @@ impl Ledger {
     /// Begins a scope: what is in flight is not of it.
     #[inline]
     pub(crate) fn begin(&mut self) {
-        if self.unreleased.get() != 0 {
+        if self.has_unreleased() {
             self.forget();
         }
     }
@@ -73,7 +73,7 @@ impl Ledger {
     #[cold]
     #[inline(never)]
     fn forget(&mut self) {
-        self.unreleased.set(self.unreleased.get() - self.unasked.replace(0));
+        self.counts.release(self.unasked.replace(0));
         for slot in self.queues.slots().iter().filter(|slot| slot.state().is_occupied()) {
             let state = slot.state();
             if state.is_reported() || state.is_done() && slot.result().is_ok() {
@@ -87,7 +87,7 @@ impl Ledger {
     /// Ends what a scope has left in flight, if it has. After it the device uses no memory of any request.
     #[inline(always)]
     pub(crate) fn end(&mut self) -> Ended {
-        if self.unreleased.get() == 0 {
+        if !self.has_unreleased() {
             return Ended::default();
         }
         without_unwinding(|| self.end_all())
@@ -127,7 +127,7 @@ impl Ledger {
     #[inline(always)]
     fn end_one(&self, polled: usize) -> Option<Ended> {
         let unasked = self.unasked.get() + 1;
-        if polled != 1 || self.unreleased.get() != unasked {
+        if polled != 1 || self.counts.unreleased() != unasked {
             return None;
         }
         let completion = self.polled[0].get().last();
@@ -136,7 +136,7 @@ impl Ledger {
             return None;
         }
         slot.free();
-        self.unreleased.set(0);
+        self.counts.release_all_but(0);
         self.unasked.set(0);
         Some(Ended { errors: None, unasked })
     }
@@ -147,7 +147,7 @@ impl Ledger {
         if self.note_completions(polled) == 0 || !self.all_succeed() {
             return self.end_others();
         }
-        self.unreleased.set(0);
+        self.counts.release_all_but(0);
         Ended { errors: None, unasked: self.unasked.replace(0) }
     }
 
@@ -168,7 +168,7 @@ impl Ledger {
     /// Takes completions as long as there are some. Whether all that is in flight has succeeded, and has no handle.
     #[inline(always)]
     fn all_succeed(&self) -> bool {
-        while self.unreleased.get() != self.unasked.get() {
+        while self.counts.unreleased() != self.unasked.get() {
             let matched = match self.cq.poll_into(&*self.polled) {
                 Ok(polled) => self.note_completions(polled),
                 Err(error) => {
@@ -380,6 +380,7 @@ impl Ledger {
         if posted.is_ok() || posted.is_err_and(|error| error.posted() > 0) {
             let state = connection.link(slot, Operation::Send, true).marker();
             self.posted(slot, Operation::Send, state);
+            self.counts.note_marker();
         }
     }
 
@@ -413,12 +414,15 @@ impl Ledger {
             if state.is_reported() || state.is_marker() {
                 continue;
             }
+            if state.is_in_flight() {
+                self.counts.fail();
+            }
             if let Some(error) = self.failure(slot, result) {
                 let peer = (self.queues.len() > 1).then_some(slot.connection as usize);
                 errors.push(OperationError::new(operation, id, peer, error));
             }
         }
-        self.unreleased.set(occupied);
+        self.counts.release_all_but(occupied);
         self.unasked.set(0);
         self.checked();
         Ended { errors: (!errors.is_empty()).then(|| Box::new(errors)), unasked }

@@ -51,7 +51,12 @@ impl Ledger {
             let state = slot.state();
             state.is_occupied() && (destroyed.is_ok() || !state.is_in_flight())
         };
-        self.all_of(self.connection(peer)?).filter(is_over).for_each(|slot| self.release(slot));
+        for slot in self.all_of(self.connection(peer)?).filter(is_over) {
+            if slot.state().is_in_flight() && !slot.state().is_marker() {
+                self.counts.fail();
+            }
+            self.release(slot);
+        }
         destroyed?;
         self.empty_completion_queue();
         self.queues.vacate(peer);

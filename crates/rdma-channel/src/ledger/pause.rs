@@ -160,7 +160,7 @@ impl Ledger {
     /// Whether a handle has something to report that nobody was told of before: it may be done since another handle was
     /// asked, without an event to come.
     fn tell(&self) -> bool {
-        if self.unreleased.get() == self.unasked.get() {
+        if self.counts.unreleased() == self.unasked.get() {
             return false;
         }
         let mut any = false;

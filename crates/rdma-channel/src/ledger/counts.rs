@@ -1,0 +1,61 @@
+//! Counts of requests: for the ledger itself, and for the counters of its connections.
+
+use std::cell::Cell;
+
+use rdma_connect::ConnectionCounters;
+
+/// Counts since the ledger was made. They have 64 bits: none overflows while a program runs.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    posted: Cell<u64>,
+    /// The posted requests whose slots were released.
+    released: Cell<u64>,
+    failed: Cell<u64>,
+    slot_waits: Cell<u64>,
+    /// The posted requests that no caller has posted: they mark the end of unsignaled ones.
+    markers: Cell<u64>,
+}
+
+impl Counts {
+    #[inline(always)]
+    pub(super) fn post(&self, count: u64) {
+        self.posted.set(self.posted.get() + count);
+    }
+
+    /// Returns the number of posted requests that no handle has released: 0 if a scope has nothing to end.
+    #[inline(always)]
+    pub(super) fn unreleased(&self) -> u64 {
+        self.posted.get() - self.released.get()
+    }
+
+    #[inline(always)]
+    pub(super) fn release(&self, count: u64) {
+        self.released.set(self.released.get() + count);
+        debug_assert!(self.released <= self.posted, "more were released than were posted");
+    }
+
+    #[inline(always)]
+    pub(super) fn release_all_but(&self, occupied: u64) {
+        self.released.set(self.posted.get() - occupied);
+    }
+
+    pub(super) fn fail(&self) {
+        self.failed.set(self.failed.get() + 1);
+    }
+
+    pub(super) fn note_slot_wait(&self) {
+        self.slot_waits.set(self.slot_waits.get() + 1);
+    }
+
+    pub(super) fn note_marker(&self) {
+        self.markers.set(self.markers.get() + 1);
+    }
+
+    /// Returns the counters while `outstanding` requests of callers are with the device.
+    pub(super) fn snapshot(&self, outstanding: u64) -> ConnectionCounters {
+        let mut counters = ConnectionCounters::default();
+        counters.posted = self.posted.get() - self.markers.get();
+        (counters.failed, counters.slot_waits) = (self.failed.get(), self.slot_waits.get());
+        counters.snapshot(outstanding)
+    }
+}
