@@ -26,14 +26,14 @@ pub(crate) struct Adapter {
     pub(crate) link: Link,
     pub(crate) limits: Limits,
     pub(crate) schedule: Schedule,
-    /// Only with a deferred schedule.
+    /// Present only with a deferred schedule.
     pub(crate) deferred: Option<Deferred>,
     pub(crate) memory: Budget,
     pub(crate) tally: Tally,
     pub(crate) notices: Notices,
-    /// The largest packets of its port.
+    /// The largest packet size of its port.
     pub(crate) mtu: Mtu,
-    /// Writes down what it sends and receives; only if that goes as packets.
+    /// Records what the device sends and receives; present only if that goes as packets.
     pub(crate) tap: Option<Arc<Tap>>,
     port_is_up: AtomicBool,
 }
@@ -71,18 +71,18 @@ impl Adapter {
         self.port_is_up.load(Ordering::Acquire)
     }
 
-    /// Brings the port up or down, and says whether it was up.
+    /// Brings the port up or down, and returns whether it was up.
     pub(crate) fn swap_port(&self, up: bool) -> bool {
         self.port_is_up.swap(up, Ordering::AcqRel)
     }
 
-    /// Returns the reach of copies that run later than their post, or on another thread than it: the memory may have been
+    /// Returns the reach of copies that run later than their post or on another thread. The memory may have been
     /// unmapped by a part of the program that knows nothing of the queue pair.
     pub(crate) fn later(&'static self) -> Reach {
         Reach::MayBeGone(&self.tally.rare.guarded_copies)
     }
 
-    /// A datagram came with another key than its receiver has.
+    /// Counts a datagram with another Q_Key than its receiver's.
     pub(crate) fn count_wrong_qkey(&self) {
         self.tally.rare.qkey_viol_cntr.count();
     }

@@ -1,4 +1,4 @@
-//! When events come, and what they say.
+//! The times and the contents of events.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failing helper fails its test.
 
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ use crate::limits::Limits;
 use crate::link::Link;
 use crate::schedule::Schedule;
 
-/// Hands on the events about packets, of any thread.
+/// Forwards the events about packets, of any thread.
 fn hears(say: mpsc::Sender<Event>) -> Hears<impl Fn(Event)> {
     Hears(move |event: Event| {
         if event.target == "rdma_soft::wire" {
@@ -28,21 +28,22 @@ fn hears(say: mpsc::Sender<Event>) -> Hears<impl Fn(Event)> {
     })
 }
 
-/// One test at a time: no more than so many tell in a process, and a test that finds all of them busy hears nothing.
+/// Runs one test at a time. Few threads of a process may emit events at once, and a test that finds all of them busy
+/// receives none.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Has told what is due, when nobody tells any more.
+/// Emits the events that are due, once no thread emits any.
 fn settle(subnet: &Subnet) {
-    until("nobody tells", || TELLING.load(Ordering::Relaxed) == 0);
+    until("no thread emits events", || TELLING.load(Ordering::Relaxed) == 0);
     subnet.run_queue.run();
 }
 
-/// What comes next; only if something is due, since nobody knows that nothing will come.
+/// Returns the next event. Call it only if one is due: it cannot detect that none will come.
 fn next(heard: &mpsc::Receiver<Event>) -> Event {
     heard.recv_timeout(Duration::from_secs(20)).expect("an event")
 }
 
-/// Whose an event is, by the reason's name, and of how many packets.
+/// The device of an event, the name of the reason, and the number of packets.
 fn summary(event: &Event) -> [&str; 3] {
     ["device", "reason", "packets"].map(|name| event.field(name).unwrap())
 }
@@ -55,7 +56,7 @@ fn device(subnet: &'static Subnet, name: &str) -> Device {
 const WHOSE: Whose = Whose { qpn: 7, peer_qpn: None, address: None };
 
 #[test]
-fn one_event_in_a_minute_tells_how_many_packets_there_were() {
+fn one_event_a_minute_reports_the_number_of_packets() {
     let _alone = locked(&ALONE);
     static SUBNET: LazyLock<Subnet> = LazyLock::new(Subnet::with_set_clock);
     static DEVICES: LazyLock<[Device; 2]> =
@@ -65,7 +66,7 @@ fn one_event_in_a_minute_tells_how_many_packets_there_were() {
         device.drop_packets(reason, packets, WHOSE);
         settle(&SUBNET);
     };
-    // Nobody listens yet, and nothing is forgotten.
+    // Without a subscriber the count is kept.
     drop_some(one, Reason::UnknownQp, 10);
     let (say, heard) = mpsc::channel();
     tracing::subscriber::with_default(hears(say), || {
@@ -74,23 +75,23 @@ fn one_event_in_a_minute_tells_how_many_packets_there_were() {
         drop_some(one, Reason::UnknownQp, 2);
         SUBNET.clock.go_on_to(SUBNET.clock.now() + (APART - Duration::from_nanos(1)));
         drop_some(one, Reason::UnknownQp, 3);
-        // Another reason, or device, has a minute of its own.
+        // Each reason, and each device, has its own minute.
         drop_some(one, Reason::WrongState, 1);
         assert_eq!(summary(&next(&heard)), ["one", "wrong_state", "1"]);
         drop_some(other, Reason::UnknownQp, 1);
         assert_eq!(summary(&next(&heard)), ["other", "unknown_qp", "1"]);
         SUBNET.clock.go_on_to(SUBNET.clock.now() + (Duration::from_nanos(1)));
         drop_some(one, Reason::UnknownQp, 4);
-        // Those of before were not told by any event.
+        // Earlier packets that no event reported are included.
         assert_eq!(summary(&next(&heard)), ["one", "unknown_qp", "9"]);
         assert_eq!(heard.try_recv(), Err(mpsc::TryRecvError::Empty));
     });
     assert_eq!((one.tally.counters().unknown_qp, other.tally.counters().unknown_qp), (20, 1));
 }
 
-/// What is left by a thread in the midst of a subscriber, which no event can reach, is told later.
+/// A thread within a subscriber cannot emit events. The ones it leaves are emitted later.
 #[test]
-fn who_is_in_a_subscriber_puts_it_off() {
+fn a_thread_within_a_subscriber_defers_the_event() {
     let _alone = locked(&ALONE);
     static SUBNET: LazyLock<Subnet> = LazyLock::new(Subnet::with_set_clock);
     static DEVICE: LazyLock<Device> = LazyLock::new(|| device(&SUBNET, "within"));
@@ -108,7 +109,7 @@ fn who_is_in_a_subscriber_puts_it_off() {
 }
 
 #[test]
-fn an_event_says_whose_the_packets_were_and_what_to_look_at() {
+fn an_event_names_both_ends_of_the_packets_and_gives_advice() {
     let _alone = locked(&ALONE);
     static SUBNET: LazyLock<Subnet> = LazyLock::new(Subnet::with_set_clock);
     static DEVICE: LazyLock<Device> = LazyLock::new(|| device(&SUBNET, "whose"));
@@ -137,14 +138,14 @@ fn an_event_says_whose_the_packets_were_and_what_to_look_at() {
         };
         assert_eq!(event.level, level);
     }
-    // Each reason has a counter of its own name.
+    // Each reason has a counter with its name.
     let counted: Vec<_> = DEVICE.tally.counters().iter().filter(|counter| counter.1 > 0).collect();
     let mut names: Vec<_> = Reason::ALL.map(|reason| (reason.name(), 1)).into();
     names.sort_by_key(|(name, _)| DEVICE.tally.counters().iter().position(|(n, _)| n == *name));
     assert_eq!(counted, names);
 }
 
-/// A subscriber that panics ends its thread, and the next event comes all the same.
+/// A subscriber that panics ends its thread, and the next event is emitted all the same.
 #[test]
 fn a_subscriber_may_panic() {
     let _alone = locked(&ALONE);
@@ -153,7 +154,7 @@ fn a_subscriber_may_panic() {
     let (say, heard) = mpsc::channel();
     let gone = hears(say);
     drop(heard);
-    // It cannot hand on the first event, to nobody.
+    // Forwarding the first event fails, since the receiver is dropped.
     tracing::subscriber::with_default(gone, || {
         DEVICE.drop_packets(Reason::PortDown, 1, WHOSE);
         settle(&SUBNET);
