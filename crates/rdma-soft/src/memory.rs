@@ -1,5 +1,5 @@
-//! Memory that queue pairs reach: regions and windows, the domain that they belong to, from a key and an address to
-//! memory, copies, and the wait of whoever takes memory back for all who may still be at it.
+//! Memory that queue pairs reach: regions and windows, their domain, the lookup of memory by key and address, and
+//! copies. Also the wait for all threads that may still use memory whose key was made unknown.
 
 mod barrier;
 pub(crate) mod budget;

@@ -1,8 +1,8 @@
-//! A barrier with two sides, of which the one that is passed often costs nothing.
+//! A barrier with two sides; the side that is passed often costs nothing.
 //!
-//! `membarrier(2)` has every running thread of the process execute a full barrier. So the light side needs
-//! to keep only the compiler from moving its store behind its load, and the heavy side does the rest,
-//! for both. Where the kernel has no such call, or a filter forbids it, both sides are full barriers.
+//! `membarrier(2)` makes every running thread of the process execute a full barrier. So the light side only has to keep
+//! the compiler from moving its store after its load. The heavy side does the rest, for both. Where the kernel has no
+//! such call, or a filter forbids it, both sides are full barriers.
 #![allow(unsafe_code)]
 
 use crate::sync::{Ordering, fence};
@@ -19,8 +19,8 @@ mod kernel {
     const EXPEDITED: libc::c_int = 1 << 3;
     const REGISTER: libc::c_int = 1 << 4;
 
-    /// What the kernel said, which was asked before the first of either side: were it asked between the two
-    /// sides of one barrier, each could leave it to the other.
+    /// The kernel's answer, obtained before either side is first passed. If it were obtained between the two sides of
+    /// one barrier, each side could rely on the other.
     pub(super) struct Kernel {
         asked: Once,
         available: AtomicBool,
@@ -38,8 +38,8 @@ mod kernel {
             Self { asked: Once::new(), available: AtomicBool::new(false) }
         }
 
-        /// In a process of several threads the kernel answers after a grace period of its own. Who holds a lock meanwhile
-        /// has others look for it again and again.
+        /// In a process of several threads the kernel answers after a grace period of its own. A lock held meanwhile
+        /// would make other threads spin on it.
         pub(super) fn prepare(&self) {
             self.asked.call_once(|| {
                 assert_nothing_held();
@@ -53,8 +53,8 @@ mod kernel {
             self.available.load(Ordering::Relaxed)
         }
 
-        /// A call that fails after it was registered was forbidden by a filter that came later. Visits that
-        /// have begun have no barrier then, and memory would be freed that they use.
+        /// Aborts if a call fails after the registration: a later filter has forbidden it. Visits that have begun have
+        /// no barrier then, and memory that they use would be freed.
         pub(super) fn heavy(&self) -> bool {
             self.prepare();
             let available = self.available.load(Ordering::Relaxed);
@@ -75,7 +75,7 @@ mod kernel {
     mod tests {
         use super::*;
 
-        /// Whoever passes the light side first, later, finds that the heavy side has asked.
+        /// A thread that passes the light side later finds that the heavy side has asked the kernel.
         #[test]
         fn the_first_heavy_side_asks_the_kernel_as_the_first_light_side_does() {
             let kernel = Kernel::new();
@@ -114,14 +114,14 @@ mod kernel {
     }
 }
 
-/// Asks the kernel whether it has the call. Before the first light side of the thread; the caller holds no lock if it
-/// may be the first who asks.
+/// Asks the kernel whether it has the call. Call it before the first light side of a thread. The caller holds no lock
+/// if it may be the first to ask.
 pub(super) fn prepare() {
     KERNEL.prepare();
 }
 
-/// What stands before it is seen by whoever passes the [heavy] side later, or what that one wrote
-/// before is seen by what follows.
+/// The light side, which orders accesses before it and after it. Either a thread that passes the [heavy] side later
+/// sees the stores before this call. Or the loads after this call see what that thread stored before its heavy side.
 #[inline(always)]
 pub(super) fn light() {
     if !KERNEL.light() {

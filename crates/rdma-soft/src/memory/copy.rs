@@ -1,10 +1,9 @@
-//! The one place where the device touches user memory.
+//! The only module in which the device touches user memory.
 //!
-//! Two sides may touch the same bytes at once, as with DMA: no reference to them is ever formed, and
-//! the copy is assembly, which the compiler treats as opaque. It runs upwards, and the last eight bytes
-//! are one store after all others, for programs that poll the end of a message; an aligned word of eight
-//! bytes is a single store. `--cfg rdma_visible_copies` replaces it by the copy that AddressSanitizer
-//! intercepts.
+//! Two sides may touch the same bytes at once, as with DMA. So no reference to them is ever formed, and the copy is
+//! assembly, which the compiler treats as opaque. It runs upwards. The last eight bytes are one store after all others,
+//! for programs that poll the end of a message. An aligned word of eight bytes is a single store.
+//! `--cfg rdma_visible_copies` replaces it by the copy that AddressSanitizer intercepts.
 #![allow(unsafe_code)]
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
@@ -35,7 +34,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Segment {
     address: u64,
     length: u64,
-    /// Whether the range is mapped for certain until the segment's last use.
+    /// Whether the range is certainly mapped until the segment's last use.
     mapped: bool,
 }
 
@@ -55,9 +54,8 @@ impl Segment {
     ///
     /// # Safety
     ///
-    /// Same as [`new`](Self::new) if `mapped` is set, and for uses with [`Reach::Mapped`]. Uses with
-    /// [`Reach::MayBeGone`] require less: what is mapped there must be valid, and it need not be mapped
-    /// (SAFETY.md F8).
+    /// If `mapped` is set, and for uses with [`Reach::Mapped`]: the contract of [`new`](Self::new). Uses with
+    /// [`Reach::MayBeGone`] require less: what is mapped there must be valid, and it need not be mapped (SAFETY.md F8).
     #[inline]
     pub(crate) unsafe fn of_region(address: u64, length: u64, mapped: bool) -> Self {
         Self { address, length, mapped }
@@ -69,22 +67,22 @@ impl Segment {
     }
 }
 
-/// What a message brings, or a part of it.
+/// The data of a message, or of a part of it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Data<'a> {
-    /// Where all of the message is, in memory of its sender in this process.
+    /// The memory of the whole message, at its sender in this process.
     Segments(&'a [Segment]),
-    /// The bytes of one part, as packets carry them.
+    /// The bytes of one part, in the form that packets carry.
     Bytes(&'a [u8]),
 }
 
-/// Eight aligned bytes of process memory, for the device's atomics, which are the processor's: atomic
-/// with each other, and with those of the program.
+/// Eight aligned bytes of process memory, for the device's atomics. These are the processor's: atomic with each other,
+/// and with those of the program.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AtomicWord(Segment);
 
 impl AtomicWord {
-    /// `None` unless the segment is eight bytes and aligned here.
+    /// Returns `None` unless the segment is eight bytes long and aligned here.
     pub(crate) fn at(segment: Segment) -> Option<Self> {
         let fits = segment.length == 8 && segment.address.is_multiple_of(8);
         fits.then_some(Self(segment))
@@ -95,20 +93,21 @@ impl AtomicWord {
         #[allow(clippy::cast_possible_truncation)]
         let place = with_exposed_provenance_mut::<u64>(self.0.address as usize);
         // SAFETY: aligned (`at`), and with the provenance that was exposed (SAFETY.md F7). Valid for reads and writes:
-        // of a mapped segment, and on `Reach::Mapped`, by the contracts of `Segment`; of others it is there, with both
-        // rights, since `Reach::finds` has looked, or where it cannot look by what a program promises (F8). It stays so
-        // while the word is used: neither goes meanwhile (F8), and it is registered (F14). Other copies of the
-        // device are no Rust accesses, and the program's own at the same time are atomics of this width (F10).
+        // for a mapped segment, and with `Reach::Mapped`, by the contracts of `Segment`. Otherwise the word is mapped,
+        // with both rights, since `Reach::finds` has checked, or where it cannot check, by a promise of the program
+        // (F8). It stays so while the word is used: neither mapping nor right goes meanwhile (F8), and it is registered
+        // (F14). Other copies of the device are no Rust accesses, and the program's own at the same time are atomics of
+        // this width (F10).
         unsafe { AtomicU64::from_ptr(place) }
     }
 
-    /// Says what was there; if that is `compare`, `swap` is there now.
+    /// Stores `swap` if the word is `compare`, and returns the previous value.
     pub(crate) fn compare_and_swap(self, compare: u64, swap: u64) -> u64 {
         let done = self.word().compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire);
         done.unwrap_or_else(|found| found)
     }
 
-    /// Says what was there.
+    /// Adds to the word, and returns the previous value.
     pub(crate) fn fetch_and_add(self, add: u64) -> u64 {
         self.word().fetch_add(add, Ordering::AcqRel)
     }
@@ -116,7 +115,7 @@ impl AtomicWord {
 
 /// Copies the bytes `from..to` of the concatenation of `source` to the same places in `sink`.
 ///
-/// Where one of them ends, the copy ends.
+/// The copy ends where the shorter of the two lists ends.
 #[inline(always)]
 pub(crate) fn transfer(source: &[Segment], sink: &[Segment], from: u64, to: u64) {
     match (source, sink) {
@@ -140,7 +139,7 @@ fn transfer_mapped(mut sources: Cursor<'_>, mut sinks: Cursor<'_>, mut left: u64
     }
 }
 
-/// Bytes that lie one after the other on both sides of a copy.
+/// Bytes that are contiguous on both sides of a copy.
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     source: u64,
@@ -182,19 +181,19 @@ impl<'a> Cursor<'a> {
         Self { segments: segments.iter(), rest: Some(first) }
     }
 
-    /// How many bytes are left.
+    /// The number of bytes left.
     fn length(&self) -> u64 {
         let behind = self.segments.as_slice().iter().map(|segment| segment.length).sum::<u64>();
         self.rest.map_or(0, |rest| rest.length) + behind
     }
 
-    /// Whether all that is left is mapped for certain.
+    /// Returns true if everything left is certainly mapped.
     fn is_mapped(&self) -> bool {
         self.rest.is_none_or(|rest| rest.mapped)
             && self.segments.as_slice().iter().all(|s| s.mapped)
     }
 
-    /// What is left of the present segment; never empty.
+    /// The rest of the current segment; never empty.
     fn rest(&mut self) -> Option<Segment> {
         while self.rest.is_some_and(|rest| rest.length == 0) {
             self.rest = self.segments.next().copied();
@@ -218,9 +217,9 @@ impl<'a> Cursor<'a> {
 #[inline(always)]
 fn copy_segment(source: u64, sink: u64, length: u64) {
     let (source, sink, length) = pointers(source, sink, length);
-    // SAFETY: callers are in this module and pass parts of segments, or scratch of their own. Both ranges are
-    // valid by the contracts of `Segment`: if they may be gone, this is where the kernel does not copy for
-    // us (SAFETY.md F7, F8). No Rust reference to them is formed here (F10). Of no bytes any range is valid.
+    // SAFETY: callers are in this module and pass parts of segments, or scratch of their own. Both ranges are valid by
+    // the contracts of `Segment`: where they may be gone, this runs only if the kernel does not copy for us (SAFETY.md
+    // F7, F8). No Rust reference to them is formed here (F10). Any range of no bytes is valid.
     unsafe { device_copy(source, sink, length) }
 }
 
@@ -238,10 +237,11 @@ fn pointers(source: u64, sink: u64, length: u64) -> (*const u8, *mut u8, usize) 
 #[inline(always)]
 unsafe fn device_copy(source: *const u8, sink: *mut u8, length: usize) {
     if cfg!(rdma_visible_copies) {
-        // SAFETY: as this function's contract; `copy` allows overlap. It is for AddressSanitizer to see (SAFETY.md F10).
+        // SAFETY: by this function's contract; `copy` allows overlap. It is for AddressSanitizer to see (SAFETY.md
+        // F10).
         unsafe { std::ptr::copy(source, sink, length) }
     } else {
-        // SAFETY: as this function's contract (SAFETY.md F10).
+        // SAFETY: by this function's contract (SAFETY.md F10).
         unsafe { moves::copy::<Native>(source, sink, length) }
     }
 }

@@ -1,13 +1,12 @@
-//! Grace periods: whoever takes memory back waits until no thread uses what it found by a key before.
+//! Grace periods. Before memory is freed, a thread waits until no other thread uses memory that it found by a key
+//! before.
 //!
-//! A thread that looks a key up does so within a [`Visit`], and says so in a word of its own: two plain
-//! stores. Whoever makes a key unknown then looks at the words of all threads, and waits for those that
-//! are within a visit. So the wait costs by the number of threads, not by that of queue pairs, and is
-//! paid by the side that deregisters.
+//! A thread looks keys up within a [`Visit`], and marks it in a word of its own: two plain stores. A thread that makes
+//! a key unknown then checks the words of all threads, and waits for those that are within a visit. So the cost of the
+//! wait depends on the number of threads, not on that of queue pairs. The side that deregisters pays it.
 //!
-//! The two sides are Dekker's: each writes, then reads what the other wrote. What keeps the write before
-//! the read is a barrier on each side, of which the one of the visitor is left to `membarrier` of the
-//! waiting side where the kernel has it.
+//! The two sides are Dekker's: each writes, then reads what the other wrote. A barrier on each side keeps the write
+//! before the read. The waiting side's `membarrier` provides the visitor's barrier, where the kernel has it.
 
 use crate::memory::barrier;
 use crate::sync::backoff::Backoff;
@@ -20,14 +19,14 @@ mod loom_tests;
 #[cfg(not(loom))]
 mod tests;
 
-/// One thread's word: odd within a visit, and another number in each.
+/// One thread's word: odd within a visit, and different in each visit.
 #[derive(Debug, Default)]
 struct Visitor {
     visits: Line<AtomicU64>,
 }
 
-/// The visitors of living threads. Those of threads that ended are used again. They are the process's and not
-/// a fabric's, since they are of threads, which come to the devices of any.
+/// The visitors of living threads. Those of threads that ended are used again. They belong to the process and not to a
+/// fabric, because they belong to threads, which may use devices of any fabric.
 #[derive(Debug, Default)]
 struct Visitors {
     active: Vec<&'static Visitor>,
@@ -47,7 +46,7 @@ impl Visitors {
         let mut visitors = VISITORS.lock();
         let visitor = visitors.free.pop().unwrap_or_else(|| Box::leak(Box::default()));
         visitors.active.push(visitor);
-        // Leaving then never allocates.
+        // This way leaving never allocates.
         let threads = visitors.active.len();
         visitors.free.reserve(threads);
         visitor
@@ -87,12 +86,13 @@ loom::thread_local! {
     static MEMBERSHIP: Membership = Membership(Visitors::join());
 }
 
-/// While it lives, what this thread finds by a key stays registered. There is one at a time in a thread.
+/// A visit. While it lives, memory that this thread finds by a key stays registered. A thread has at most one at a
+/// time.
 #[derive(Debug)]
 pub(crate) struct Visit {
     visitor: &'static Visitor,
     number: u64,
-    /// Its destructors have run: the visitor is of this visit alone.
+    /// Whether the thread's destructors have run: the visitor then belongs to this visit alone.
     thread_ends: bool,
 }
 
@@ -107,13 +107,14 @@ impl Visit {
         // Only this thread writes it.
         let number = visitor.visits.load(Ordering::Relaxed) + 1;
         debug_assert!(number % 2 == 1, "a visit within a visit");
-        // Released, since who waits for the visit before this one may see this store in place of that one's end.
+        // Released, since a thread that waits for the previous visit may see this store instead of the end of that
+        // visit.
         visitor.visits.store(number, Ordering::Release);
         barrier::light();
         Self { visitor, number, thread_ends }
     }
 
-    /// The first visit of a thread.
+    /// Starts the first visit of a thread.
     #[cold]
     fn join() -> (&'static Visitor, bool) {
         match MEMBERSHIP.try_with(|membership| membership.0) {
@@ -129,7 +130,7 @@ impl Visit {
 impl Drop for Visit {
     #[inline(always)]
     fn drop(&mut self) {
-        // Released, so that who sees it sees all that this visit did.
+        // Released, so that a thread that sees it sees everything this visit did.
         self.visitor.visits.store(self.number + 1, Ordering::Release);
         if self.thread_ends {
             Visitors::leave(self.visitor);
@@ -137,17 +138,17 @@ impl Drop for Visit {
     }
 }
 
-/// Asks the kernel what a visit has to know, so that no visit does: the answer may take long. The caller holds no lock.
+/// Asks the kernel in advance, so that no visit has to: the answer may take long. The caller holds no lock.
 pub(crate) fn prepare() {
     barrier::prepare();
 }
 
-/// Waits until each visit that was there when this was called is over. The caller has made the key
-/// unknown, and is in no visit itself.
+/// Waits until each visit that had begun when this was called is over. The caller has made the key unknown, and is in
+/// no visit itself.
 pub(crate) fn wait() {
     barrier::heavy();
-    // The list is not locked while this waits. It is gone through from its end: what leaves is replaced
-    // by the last, which was seen. Who joins after the look at its length finds the key unknown.
+    // The list is not locked while this waits. It is traversed from its end: an entry that leaves is replaced by the
+    // last one, which was seen. A thread that joins after its length was read finds the key unknown.
     let mut left = VISITORS.lock().active.len();
     while let Some(n) = left.checked_sub(1) {
         let visitor = VISITORS.lock().active.get(n).copied();

@@ -1,4 +1,4 @@
-//! Memory that comes as a file: what hardware does with a dma-buf this device does by mapping it.
+//! Memory given as a file: where hardware imports a dma-buf, this device maps it.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -20,13 +20,13 @@ const MEMFD: i64 = 0x0102_1994;
 pub(crate) struct Imported {
     base: *mut c_void,
     mapped: usize,
-    /// Where the part begins within the first page.
+    /// The offset of the part within the first page.
     skip: usize,
 }
 
 // SAFETY: a mapping belongs to the process, and this is the one owner of it (SAFETY.md F18).
 unsafe impl Send for Imported {}
-// SAFETY: as above; through a shared reference there is nothing but its address.
+// SAFETY: as above; a shared reference only gives its address.
 unsafe impl Sync for Imported {}
 
 impl Imported {
@@ -44,7 +44,7 @@ impl Imported {
         }
         let page = rustix::param::page_size();
         let skip = offset % page as u64;
-        // Less than a page.
+        // The rest is less than a page.
         let skip_bytes = usize::try_from(skip).map_err(|_| Refusal::Invalid)?;
         let mapped = length.checked_add(skip_bytes).and_then(|n| n.checked_next_multiple_of(page));
         let mapped = mapped.ok_or(Refusal::Invalid)?;
@@ -56,7 +56,7 @@ impl Imported {
         Ok(Self { base: base.map_err(refusal)?, mapped, skip: skip_bytes })
     }
 
-    /// Where the part begins. The device comes back to it by its address alone (SAFETY.md F7).
+    /// The address of the part. The device finds it later by this address alone (SAFETY.md F7).
     pub(crate) fn address(&self) -> u64 {
         (self.base.expose_provenance() + self.skip) as u64
     }
@@ -70,7 +70,7 @@ impl Drop for Imported {
     }
 }
 
-/// How long a file is, if it stays so long: whoever touches a mapping behind the end of its file is
+/// Returns the size of a file that cannot shrink: a process that accesses a mapping beyond the end of its file is
 /// killed. A dma-buf never changes its size, and a file in memory can be sealed.
 fn lasting_size(file: BorrowedFd<'_>) -> Result<u64, Refusal> {
     let lasting = match fstatfs(file).map_err(refusal)?.f_type {
@@ -82,12 +82,12 @@ fn lasting_size(file: BorrowedFd<'_>) -> Result<u64, Refusal> {
     u64::try_from(size).ok().filter(|_| lasting).ok_or(Refusal::Invalid)
 }
 
-/// The file that a C program names, if it is open.
+/// The file that a C program passes, if it is open.
 pub(crate) fn open_file<'a>(fd: i32) -> Result<BorrowedFd<'a>, Refusal> {
     if fd < 0 {
         return Err(Refusal::NoFile);
     }
-    // SAFETY: asked about below, before it is used, and not closed during the call (SAFETY.md F1).
+    // SAFETY: checked below, before it is used, and not closed during the call (SAFETY.md F1).
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
     rustix::io::fcntl_getfd(file.as_fd()).map(|_| file).map_err(refusal)
 }
@@ -108,13 +108,13 @@ mod tests {
 
     #[test]
     fn a_file_may_have_the_number_0() {
-        // The runtime has opened the standard ones, if nobody else did.
+        // The runtime opens the standard files, unless they are open.
         assert!(open_file(0).is_ok());
         assert_eq!(open_file(-1).err(), Some(Refusal::NoFile));
     }
 
     #[test]
-    fn why_a_file_is_not_mapped_is_told() {
+    fn the_reason_why_a_file_is_not_mapped_is_returned() {
         for (errno, told) in [
             (Errno::BADF, Refusal::NoFile),
             (Errno::PERM, Refusal::NotAllowed),

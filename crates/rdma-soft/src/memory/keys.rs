@@ -1,4 +1,4 @@
-//! From a key and an address to memory, as seen by one queue pair.
+//! The lookup of memory by key and address, as seen by one queue pair.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -8,11 +8,11 @@ use crate::memory::grace_period::Visit;
 use crate::memory::region::RegionTable;
 use crate::memory::sge::Sge;
 
-/// The keys that mean something to a queue pair while a visit lasts: regions of a protection domain, and
-/// windows that are its own.
+/// The keys that are valid for a queue pair while a visit lasts: those of regions of a protection domain, and of its
+/// own windows.
 ///
-/// The domain is the queue pair's, or that of its shared receive queue. Whoever has one holds the queue pair's
-/// send lock or its responder lock, and uses no segment after it.
+/// The domain is the queue pair's, or that of its shared receive queue. The holder of this value holds the queue pair's
+/// send lock or its responder lock, and uses no segment after releasing it.
 #[derive(Clone, Copy)]
 pub(crate) struct Keys<'a> {
     pub(crate) regions: &'a RegionTable,
@@ -22,8 +22,8 @@ pub(crate) struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    /// The memory that `key` names at `iova`, if the key gives all of `access`, and the whole range lies
-    /// inside. A range of no bytes needs no key (IBTA volume 1, 10.6.3.2 and 9.7.4.1.4).
+    /// The memory that `key` names at `iova`, if the key gives all of `access`, and the whole range lies inside. A
+    /// range of no bytes needs no key (IBTA volume 1, 10.6.3.2 and 9.7.4.1.4).
     #[inline(always)]
     pub(crate) fn find(&self, key: u32, iova: u64, length: u64, access: u32) -> Option<Segment> {
         let (address, mapped) = match length {
@@ -38,16 +38,16 @@ impl Keys<'_> {
                 (region.locate(iova, length)?, region.is_mapped())
             }
         };
-        // SAFETY: the region was found within a visit, so that it stays registered while the visit lasts
-        // (SAFETY.md F14). Until then its memory is exposed (F7), and valid for the accesses that its rights
-        // allow: always if that was noted (F29), otherwise unless it is gone (F8). The range lies inside. Of no bytes any range is valid. A window that
-        // is of one queue pair stays while the queue pair's responder is locked, which whoever finds one
-        // holds: a window gives peers' rights alone, and under the send lock only local ones are asked for.
+        // SAFETY: the region was found within a visit, so it stays registered while the visit lasts (SAFETY.md F14).
+        // Until then its memory is exposed (F7), and valid for the accesses that its rights allow: always if that was
+        // noted (F29), otherwise unless it is gone (F8). The range lies inside. Any range of no bytes is valid. A
+        // window of one queue pair stays while the queue pair's responder is locked. A thread that finds one holds that
+        // lock: a window gives only peers' rights, and under the send lock only local ones are requested.
         Some(unsafe { Segment::of_region(address, length, mapped) })
     }
 
-    /// Turns elements into segments and says how long they are together: the keys must be known, and give
-    /// `access` to all of the range.
+    /// Turns elements into segments and returns their total length. The keys must be known, and give `access` to the
+    /// whole range.
     #[inline(always)]
     pub(crate) fn find_all(
         &self,
@@ -65,7 +65,7 @@ impl Keys<'_> {
     }
 }
 
-/// Whether a key is that of a window of this queue pair. Apart, so that regions do not pay for it.
+/// Returns true if a key belongs to a window of this queue pair. Out of line, so that regions do not pay for it.
 #[cold]
 fn is_scope(queue_pair: u64, scope: u64) -> bool {
     queue_pair == scope

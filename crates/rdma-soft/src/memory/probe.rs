@@ -1,5 +1,5 @@
-//! Registration looks at the memory as the kernel does when it pins pages: what is not mapped, or not
-//! writable for a region that is written, is refused then and not by a crash later.
+//! Registration checks memory like the kernel when it pins pages. Memory that is not mapped, or not writable for a
+//! region that is written, is refused then, instead of causing a crash later.
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;
@@ -14,7 +14,7 @@ use crate::memory::region::{LOCAL_READ, MAPPED};
 const WRITES_FROM_PEERS: u32 = AccessFlags::REMOTE_WRITE.bits() | AccessFlags::REMOTE_ATOMIC.bits();
 /// All rights that a peer can have here.
 pub(crate) const FROM_PEERS: u32 = WRITES_FROM_PEERS | AccessFlags::REMOTE_READ.bits();
-/// What this device takes and checks or may ignore (`IBV_ACCESS_OPTIONAL_RANGE`: the top bits).
+/// The rights that this device accepts and checks or may ignore (`IBV_ACCESS_OPTIONAL_RANGE`: the top bits).
 const KNOWN: u32 = FROM_PEERS
     | AccessFlags::LOCAL_WRITE.bits()
     | AccessFlags::MW_BIND.bits()
@@ -25,13 +25,13 @@ const OPTIONAL: u32 = 0x3ff0_0000;
 
 const _: () = assert!(KNOWN & (LOCAL_READ | MAPPED) == 0, "no program can set them");
 
-/// Access rights that were found to go together.
+/// Access rights that were checked to be compatible.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Access(u32);
 
 impl Access {
-    /// Refuses what the verbs forbid (a peer may not write where the device itself may not) and what
-    /// the device does not have.
+    /// Refuses combinations that the verbs forbid (a peer may not write where the device itself may not), and rights
+    /// that the device does not support.
     pub(crate) fn check(access: u32) -> Result<Self, Refusal> {
         if access & WRITES_FROM_PEERS != 0 && access & AccessFlags::LOCAL_WRITE.bits() == 0 {
             return Err(Refusal::Invalid);
@@ -72,15 +72,15 @@ pub(crate) fn populate(pages: Pages, writable: bool) -> Result<(), Refusal> {
         Ok(()) => (1..EMULATORS_TRIES)
             .find_map(|_| maps::covers(pages, writable).ok())
             .map_or_else(|| maps::covers(pages, writable), Ok),
-        // A kernel before 5.14 does not know the advice; later ones are not of one mind about what to
-        // say of memory without the permission.
+        // A kernel before 5.14 does not know the advice; later ones differ in the error for memory without the
+        // permission.
         Err(Errno::INVAL | Errno::AGAIN | Errno::NOMEM) => maps::covers(pages, writable),
         Err(_) => Err(Refusal::Fault),
     }
 }
 
-/// An emulator makes its `/proc/self/maps` of two lists, and what another thread maps meanwhile, beside a range,
-/// can hide the range. One that is not there is missing each time.
+/// The number of tries under an emulator. It builds `/proc/self/maps` from two lists, and a range that another thread
+/// maps meanwhile next to this one can hide it. A range that is really unmapped is missing each time.
 const EMULATORS_TRIES: u32 = 8;
 
 fn advise(pages: Pages, writable: bool) -> Result<(), Errno> {
@@ -89,13 +89,13 @@ fn advise(pages: Pages, writable: bool) -> Result<(), Errno> {
     let (start, length) = (pages.start as usize, pages.length() as usize);
     let start = std::ptr::with_exposed_provenance_mut(start);
     let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
-    // SAFETY: populating changes no contents and unmaps nothing; a range that is not mapped is
-    // reported (madvise(2), SAFETY.md F15).
+    // SAFETY: populating changes no contents and unmaps nothing; a range that is not mapped is reported (madvise(2),
+    // SAFETY.md F15).
     unsafe { madvise(start, length, advice) }
 }
 
-/// Whether success means anything. An emulator of another processor (qemu-user) does nothing about advice
-/// and says that it succeeded, even for the page at address 0, which nobody has.
+/// Returns true if success means anything. An emulator of another processor (qemu-user) ignores advice and reports
+/// success, even for the page at address 0, which is never mapped.
 fn advice_is_followed() -> bool {
     static FOLLOWED: OnceLock<bool> = OnceLock::new();
     *FOLLOWED.get_or_init(|| pages(1, 1).is_none_or(|nobodys| advise(nobodys, false).is_err()))
@@ -155,7 +155,7 @@ mod tests {
         assert!(!covered(0x0, 0x2000, false), "begins in a gap");
         assert!(!covered(0x5000, 0x7000, false), "ends in a gap");
         assert!(!covered(0x8000, 0x9000, false), "no permission at all");
-        assert!(!covered(0xa000, 0xb000, false), "behind all");
+        assert!(!covered(0xa000, 0xb000, false), "after all mappings");
     }
 
     #[test]

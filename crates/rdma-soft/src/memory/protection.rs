@@ -1,4 +1,4 @@
-//! Protection domains: which queue pairs may use which regions.
+//! Protection domains, which decide the regions that queue pairs may use.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use crate::sync::Lock;
 
 #[derive(Debug)]
 pub(crate) struct ProtectionDomain {
-    /// Unique in the fabric, also among those of queue pairs.
+    /// Unique in the fabric, also among the numbers of queue pairs.
     pub(crate) number: u64,
-    /// Its device's.
+    /// The memory budget of its device.
     pub(crate) memory: &'static Budget,
     pub(crate) windows: Lock<Windows>,
 }
 
-/// What a registration needs to be undone.
+/// The data needed to undo a registration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Registration {
     pub(crate) key: u32,
@@ -66,11 +66,11 @@ impl ProtectionDomain {
         self.memory.regions.note_mapped(registration.key);
     }
 
-    /// Ends a registration: when this returns no request touches its memory, and those that come
-    /// find the key unknown. Refused while a window is bound to the region.
+    /// Ends a registration: when this returns no request touches its memory, and later ones find the key unknown.
+    /// Refused while a window is bound to the region.
     ///
-    /// Whoever found the region did so within a visit, which lasts while what was found is used. So it is
-    /// enough to make the key unknown and wait for a [grace period](grace_period).
+    /// A thread finds the region within a visit, which lasts while the memory is used. So it is enough to make the key
+    /// unknown and wait for a [grace period](grace_period).
     pub(crate) fn deregister(&self, registration: Registration) -> Result<(), Refusal> {
         self.unpublish_unbound(registration.key)?;
         grace_period::wait();

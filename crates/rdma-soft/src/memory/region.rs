@@ -1,10 +1,10 @@
-//! The region table: from a key to the memory that it names, without a lock. Memory windows are in it
-//! too: to who looks a key up, a window is a region.
+//! The region table: the lookup of memory by key, without a lock. It contains memory windows too: for a lookup, a
+//! window is a region.
 //!
-//! A slot is written under the lock of the places and read by any thread with a sequence check: the
-//! version (key and incarnation) is read before and after the fields. A torn read is a miss. That a
-//! region found here *stays* is not this table's business: `ProtectionDomain::deregister` unpublishes
-//! first and then waits for a [grace period](crate::memory::grace_period).
+//! A slot is written under the lock of the places. Any thread reads it with a sequence check: the version (key and
+//! incarnation) is read before and after the fields. A torn read is a miss. This table does not ensure that a region
+//! found here *stays*: `ProtectionDomain::deregister` unpublishes first and then waits for a [grace
+//! period](crate::memory::grace_period).
 
 use std::sync::{Arc, OnceLock};
 
@@ -15,30 +15,30 @@ use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering, fence, locked};
 
 mod places;
 
-/// What a key names. Addresses are the process's own.
+/// The memory that a key names. Addresses are the process's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Region {
-    /// Where the memory starts in this process.
+    /// The start of the memory in this process.
     pub(crate) address: u64,
-    /// Where it starts in the addresses that requests use.
+    /// The start of the memory in the addresses that requests use.
     pub(crate) iova: u64,
     pub(crate) length: u64,
     /// `IBV_ACCESS_*`, [`LOCAL_READ`], and [`MAPPED`].
     pub(crate) access: u32,
-    /// The number of the protection domain whose queue pairs may use it, or of the one queue pair.
+    /// The number of the protection domain whose queue pairs may use it, or of the only queue pair that may.
     pub(crate) scope: u64,
 }
 
-/// The right of this machine's own requests, which every region gives and no window. A bit that
-/// `IBV_ACCESS_*` does not use.
+/// The right of this machine's own requests, which every region gives and no window. A bit that `IBV_ACCESS_*` does not
+/// use.
 pub(crate) const LOCAL_READ: u32 = 1 << 31;
 
-/// The memory is mapped, with the rights that `access` needs, whenever a request can use it. This is no right:
-/// nobody asks for it. Another bit that `IBV_ACCESS_*` does not use.
+/// The memory is mapped, with the rights that `access` needs, whenever a request can use it. This is not a right, and
+/// requests never need it. Another bit that `IBV_ACCESS_*` does not use.
 pub(crate) const MAPPED: u32 = 1 << 30;
 
 impl Region {
-    /// Whether the memory is mapped for certain.
+    /// Returns true if the memory is certainly mapped.
     #[inline]
     pub(crate) fn is_mapped(&self) -> bool {
         self.access & MAPPED != 0
@@ -84,8 +84,7 @@ impl RegionSlot {
         (self.version.load(Ordering::Relaxed) == before).then_some(region)
     }
 
-    /// Counts the incarnation up; writers are serialised by the table's lock. It is never 0, so that no
-    /// version is.
+    /// Increments the incarnation; writers are serialised by the table's lock. It is never 0, so no version is.
     fn renew(&self) {
         let incarnation = self.incarnation.load(Ordering::Relaxed).wrapping_add(1).max(1);
         self.incarnation.store(incarnation, Ordering::Relaxed);
@@ -109,26 +108,26 @@ impl RegionSlot {
     }
 }
 
-/// Slots are made by the chunk, when the first of them is used, and stay.
+/// Slots are allocated in chunks, when the first of them is used, and stay.
 const CHUNK: usize = if cfg!(loom) { 1 } else { 1024 };
 /// Keys hold 24 bits of slot number and 8 bits that change each time the slot is used.
 const INDEX_MASK: u32 = 0x00ff_ffff;
 
 type Chunks = Arc<[OnceLock<Box<[RegionSlot; CHUNK]>>]>;
 
-/// Slots of tables that nobody uses any more. They are for the next table of the same size.
+/// Slots of retired tables. They are for the next table of the same size.
 static UNUSED: std::sync::Mutex<Vec<Chunks>> = std::sync::Mutex::new(Vec::new());
 
 #[derive(Debug)]
 pub(crate) struct RegionTable {
     chunks: Chunks,
-    /// Random, so that the keys of two devices or processes differ. Who knows a key knows the upper bits of those
-    /// nearby; which of a chunk's numbers are in use it does not tell.
+    /// Random, so that the keys of two devices or processes differ. A known key reveals the upper bits of nearby keys.
+    /// It does not reveal the numbers of its chunk that are in use.
     mask: u32,
     places: Lock<Places>,
 }
 
-/// So many chunks of a table that nobody uses any more.
+/// Returns that many chunks of a retired table.
 fn unused(count: usize) -> Option<Chunks> {
     let mut unused = locked(&UNUSED);
     let found = unused.iter().position(|chunks| chunks.len() == count)?;
@@ -136,8 +135,8 @@ fn unused(count: usize) -> Option<Chunks> {
 }
 
 impl RegionTable {
-    /// A table for at most `limit` regions and windows. It has more slots than that, since those that
-    /// were used have to rest: [`REST`], or in a smaller table half of them.
+    /// A table for at most `limit` regions and windows. It has more slots than that, since used ones have to rest:
+    /// [`REST`], or in a smaller table half of them.
     pub(crate) fn new(limit: u32, random: Random) -> Self {
         let rest = limit.min(REST);
         Self::with_slots(limit.saturating_add(rest), rest, random)
@@ -154,12 +153,13 @@ impl RegionTable {
         }
     }
 
-    /// No key of this table is known, none will be, and nobody will look one up: the memory is for others.
+    /// Retires the table. None of its keys is known, or will be, and no thread will look one up: its memory goes to
+    /// other tables.
     pub(crate) fn retire(&self) {
         self.places.lock().retire();
         let is_free = |slot: &RegionSlot| slot.version.load(Ordering::Acquire) == 0;
         let mut slots = self.chunks.iter().filter_map(OnceLock::get).flat_map(|chunk| chunk.iter());
-        // Those of a table in which something is left stay as they are (SAFETY.md F14).
+        // A table with a key that is still known stays as it is (SAFETY.md F14).
         if slots.all(is_free) {
             locked(&UNUSED).push(Arc::clone(&self.chunks));
         }
@@ -185,8 +185,8 @@ impl RegionTable {
         Some(key)
     }
 
-    /// Notes that the memory of a registered region is [mapped](MAPPED). A thread that reads the slot meanwhile sees
-    /// that or not.
+    /// Notes that the memory of a registered region is [mapped](MAPPED). A thread that reads the slot meanwhile may or
+    /// may not see this.
     pub(crate) fn note_mapped(&self, key: u32) {
         let _writers = self.places.lock();
         if let Some(slot) = self.slot((key >> 8) ^ self.mask)
@@ -201,11 +201,11 @@ impl RegionTable {
         Some(self.take(&mut self.places.lock())?.1)
     }
 
-    /// Takes a free slot, and the next key of it.
+    /// Takes a free slot and its next key.
     fn take(&self, places: &mut Places) -> Option<(&RegionSlot, u32)> {
         let (index, low) = places.take()?;
         let Some(slot) = self.slot(index).or_else(|| self.make(index)) else {
-            // Without memory for it; as it was never used, it need not have rested.
+            // There is no memory for it; as it was never used, it need not rest.
             places.release(index, 0);
             return None;
         };
@@ -214,7 +214,7 @@ impl RegionTable {
         Some((slot, ((index ^ self.mask) & INDEX_MASK) << 8 | low))
     }
 
-    /// Makes the chunk of a slot, on the heap from the first.
+    /// Allocates the chunk of a slot, directly on the heap.
     #[cold]
     fn make(&self, index: u32) -> Option<&RegionSlot> {
         let chunk = self.chunks.get(index as usize / CHUNK)?;
@@ -225,8 +225,8 @@ impl RegionTable {
         self.slot(index)
     }
 
-    /// Makes a window in a place that was [reserved](Self::reserve) name `region` under this key, whose
-    /// low byte is the window's owner's to choose, and no longer what it named.
+    /// Makes a window in a [reserved](Self::reserve) place name `region` under this key, and no longer its former
+    /// memory. The window's owner chooses the low byte of the key.
     pub(crate) fn publish(&self, key: u32, region: &Region) {
         let _writers = self.places.lock();
         if let Some(slot) = self.slot((key >> 8) ^ self.mask) {
@@ -280,16 +280,16 @@ mod tests {
             assert_eq!(table.find(key), Some(region(n as u64 + 1)));
         }
         assert!(table.unpublish(keys[500]));
-        assert!(!table.unpublish(keys[500]), "a second time it is unknown");
+        assert!(!table.unpublish(keys[500]), "unknown the second time");
         assert_eq!(table.find(keys[500]), None);
         table.release(keys[500]);
         assert_ne!(table.insert(&region(7)).unwrap() >> 8, keys[500] >> 8, "the slot rests");
         assert_eq!(table.find(keys[500]), None);
     }
 
-    /// What is between the place of a key and that of the next is as good as any other number of a chunk.
+    /// The distance between the places of consecutive keys is as random as any number within a chunk.
     #[test]
-    fn a_key_does_not_tell_the_next_one() {
+    fn a_key_does_not_reveal_the_next_one() {
         for limit in [1_000, 1 << 20] {
             let table = table(limit);
             let keys: Vec<u32> = (0..1000).map(|n| table.insert(&region(n)).unwrap()).collect();
@@ -305,7 +305,7 @@ mod tests {
         assert!((0..50).map(second).collect::<HashSet<u32>>().len() > 8, "also of few regions");
     }
 
-    /// How many registrations, one at a time, there are until one is as the first was.
+    /// Returns the number of registrations, one at a time, until one equals the first.
     fn until_it_returns(table: &RegionTable, of: impl Fn(u32) -> u32) -> u32 {
         let register_for_a_moment = || {
             let key = table.insert(&region(1)).unwrap();
@@ -321,14 +321,14 @@ mod tests {
     fn a_slot_returns_after_all_that_rest_and_a_key_after_255_times_as_many() {
         let slot = |key| key >> 8;
         assert_eq!(until_it_returns(&table(1 << 20), slot), REST + 1);
-        // Of a smaller table half rests.
+        // In a smaller table half of the slots rest.
         assert_eq!(until_it_returns(&table(10), slot), 11);
         assert_eq!(until_it_returns(&table(10), |key| key), 255 * 11);
         assert_eq!(until_it_returns(&table(2_000), |key| key), 255 * 2_001);
     }
 
     #[test]
-    fn as_many_are_registered_as_the_limit_says_whatever_rests() {
+    fn the_table_fills_up_to_its_limit_however_many_slots_rest() {
         for limit in [1, 2, 3, 700] {
             let table = table(limit);
             let mut keys: VecDeque<u32> =
@@ -336,7 +336,7 @@ mod tests {
             for n in 0..5 * limit {
                 keys.push_back(table.insert(&region(n.into())).unwrap());
                 let key = keys.pop_front().unwrap();
-                assert!(table.unpublish(key), "each time all {limit} are there");
+                assert!(table.unpublish(key), "all {limit} are registered each time");
                 table.release(key);
             }
         }
@@ -363,12 +363,12 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_found_by_its_present_key_alone() {
+    fn a_window_is_found_only_by_its_current_key() {
         let table = RegionTable::with_slots(1, 0, Seed::new(1).stream(Purpose::Keys));
         let key = table.reserve().unwrap();
         assert_eq!(table.find(key), None, "bound to nothing");
         let mut before = key;
-        // The low byte is anybody's choice, also 0, and the same again.
+        // The owner may choose any low byte, also 0, and the same again.
         for low in [7, 0, 0, 255, 7] {
             let next = key & !0xff | low;
             table.publish(next, &region(u64::from(low)));

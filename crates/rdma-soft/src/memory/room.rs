@@ -1,12 +1,11 @@
-//! Allocations whose size a program chooses: refused where there is not enough memory.
+//! Allocations with a size that a program chooses: refused where there is not enough memory.
 
 use crate::engine::Refusal;
 
-/// Takes what is more only if the machine has as much memory.
+/// A larger allocation is made only if the machine has enough memory.
 const MUCH: usize = 64 << 20;
 
-/// Memory for a number of values, none of which is touched yet: so that all that an object needs can be
-/// asked for first.
+/// Memory for a number of values, not touched yet. So all memory that an object needs can be reserved first.
 #[derive(Debug)]
 pub(crate) struct Room<T> {
     list: Vec<T>,
@@ -24,25 +23,25 @@ impl<T> Room<T> {
         Ok(Self { list, count })
     }
 
-    /// For `count` times `each` values.
+    /// Reserves memory for `count` times `each` values.
     pub(crate) fn each(count: usize, each: usize) -> Result<Self, Refusal> {
         Self::new(count.checked_mul(each).ok_or(Refusal::NoRoom)?)
     }
 
-    /// The values.
+    /// Returns the memory, filled with values.
     pub(crate) fn filled(mut self, value: impl FnMut() -> T) -> Box<[T]> {
         self.list.resize_with(self.count, value);
         self.list.into_boxed_slice()
     }
 
-    /// A list that takes the values without allocating.
+    /// Returns a list that accepts the values without allocating.
     pub(crate) fn list(self) -> Vec<T> {
         self.list
     }
 }
 
-/// Half of what the machine has, in bytes. The system promises more memory than there is, and kills
-/// whoever then uses it; and a queue is filled when it is made, so that posting never waits for memory.
+/// Half of the machine's memory, in bytes. The system promises more memory than it has, and kills a process that then
+/// uses it. A queue is filled when it is created, so that posting never waits for memory.
 fn half_of_memory() -> u64 {
     let system = rustix::system::sysinfo();
     (system.totalram as u64).saturating_mul(system.mem_unit.into()) / 2
@@ -53,22 +52,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_is_given_and_filled() {
+    fn available_memory_is_allocated_and_filled() {
         assert_eq!(*Room::new(3).unwrap().filled(|| 7), [7, 7, 7]);
         assert_eq!(*Room::each(2, 2).unwrap().filled(|| 7), [7, 7, 7, 7]);
         assert!(Room::<u64>::new(100).unwrap().list().capacity() >= 100);
         assert!(Room::new(0).unwrap().filled(|| 7).is_empty());
-        // Much, and less than half of any machine's memory; it is not touched.
+        // This is much, but less than half of any machine's memory; it is not touched.
         assert!(Room::<u8>::new(MUCH + 1).unwrap().list().capacity() > MUCH);
     }
 
     #[test]
-    fn what_is_too_much_is_refused() {
+    fn too_much_memory_is_refused() {
         let refused = Some(Refusal::NoRoom);
         assert_eq!(Room::<u64>::new(usize::MAX).err(), refused);
         assert_eq!(Room::<u64>::new(usize::MAX / 8).err(), refused);
         assert_eq!(Room::<u8>::each(1 << 40, 1 << 40).err(), refused);
-        // The system alone might promise this much.
+        // The system itself might promise this much.
         let more_than_half = usize::try_from(half_of_memory()).unwrap() + 1;
         assert_eq!(Room::<u8>::new(more_than_half).err(), refused);
     }

@@ -1,7 +1,7 @@
 //! Elements of requests (`struct ibv_sge`).
 
-/// A range of memory and its key, laid out as the program's (`struct ibv_sge`), so that a program's list is
-/// read where it is.
+/// A range of memory and its key, with the layout of the program's (`struct ibv_sge`), so that a program's list is read
+/// in place.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Sge {

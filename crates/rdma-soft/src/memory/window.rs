@@ -1,11 +1,9 @@
-//! Memory windows: keys that let peers use a part of a region until they are taken back
-//! (IBTA volume 1, 10.6.7).
+//! Memory windows: keys that let peers use a part of a region until the keys are invalidated (IBTA volume 1, 10.6.7).
 //!
-//! A bound window is a region of the [table](crate::memory::region), so that requests find it as they
-//! find those. What it was bound to, and what the program may do with it, is kept here, by protection
-//! domain. A key is taken back in the same way as a region's: it is made unknown, and a
-//! [grace period](grace_period) passes. Peers use a window of type 2 under one lock, that of its queue
-//! pair's responder, so that it is enough to pass through that one.
+//! A bound window is a region of the [table](crate::memory::region), so requests find it like any other. Its binding,
+//! and the program's rights to it, are kept here, by protection domain. A key is invalidated like a region's: it is
+//! made unknown, and a [grace period](grace_period) passes. Peers use a window of type 2 under one lock, that of its
+//! queue pair's responder. So it is enough to pass through that lock.
 
 use std::collections::BTreeMap;
 
@@ -18,23 +16,23 @@ use crate::memory::probe::FROM_PEERS;
 use crate::memory::protection::ProtectionDomain;
 use crate::memory::region::{LOCAL_READ, MAPPED, Region};
 
-/// What a bind may ask for. Local write gives nothing, since a window has remote rights only; programs
-/// that pass the flags of the region have it, and providers take it.
+/// The rights that a bind may request. Local write has no effect, since a window has remote rights only. Programs that
+/// pass the flags of the region include it, and providers accept it.
 const OF_BINDS: u32 = FROM_PEERS | AccessFlags::ZERO_BASED.bits() | AccessFlags::LOCAL_WRITE.bits();
 
-// A bound window has rights of peers alone, so that no local element finds one (SAFETY.md F14).
+// A bound window has only rights of peers, so no local element finds one (SAFETY.md F14).
 const _: () = assert!(FROM_PEERS & (LOCAL_READ | AccessFlags::LOCAL_WRITE.bits()) == 0);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WindowKind {
-    /// Type 1: its key is good for all queue pairs of the protection domain.
+    /// Type 1: its key is valid for all queue pairs of the protection domain.
     One,
-    /// Type 2B: while it is bound, its key is good only for the queue pair that bound it.
+    /// Type 2B: while it is bound, its key is valid only for the queue pair that bound it.
     Two,
 }
 
 impl Limits {
-    /// Whether there are windows of this kind.
+    /// Returns true if the device has windows of this kind.
     pub(crate) fn has_windows(&self, kind: WindowKind) -> bool {
         let there = match kind {
             WindowKind::One => self.features.window_type_1,
@@ -44,13 +42,13 @@ impl Limits {
     }
 }
 
-/// The windows of a protection domain, by the part of their keys that is the device's.
+/// The windows of a protection domain, by the part of their keys that the device chooses.
 #[derive(Debug, Default)]
 pub(crate) struct Windows(BTreeMap<u32, Window>);
 
 #[derive(Debug)]
 struct Window {
-    /// No other window has it, not even one that gets the same place later.
+    /// Unique: no other window has it, not even one that gets the same place later.
     number: u32,
     kind: WindowKind,
     key: u32,
@@ -65,7 +63,7 @@ struct Bound {
     queue_pair: Option<u64>,
 }
 
-/// What a new window is called.
+/// The identity of a new window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Name {
     pub(crate) number: u32,
@@ -73,12 +71,12 @@ pub(crate) struct Name {
     pub(crate) key: u32,
 }
 
-/// What a request to bind asks for.
+/// A request to bind a window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bind {
     /// The window's number.
     pub(crate) window: u32,
-    /// The key that it is to have.
+    /// The window's new key.
     pub(crate) key: u32,
     /// The key of the region.
     pub(crate) region: u32,
@@ -113,14 +111,14 @@ impl ProtectionDomain {
             self.memory.regions.unpublish(window.key);
             window
         };
-        // Also if it was unbound: a request that did that may still wait.
+        // Needed even if it was unbound: the request that unbound it may still wait.
         grace_period::wait();
         self.memory.regions.release(window.key);
         self.memory.memory_windows.give();
     }
 
-    /// Binds a window for the queue pair with this id, and says of which kind it is; `None`, and nothing has changed,
-    /// if the request is wrong. Peers that found what the window was bound to before may still use it.
+    /// Binds a window for the queue pair with this id, and returns its kind. Returns `None`, and changes nothing, if
+    /// the request is wrong. Peers that found the window's previous memory may still use it.
     pub(crate) fn bind(&self, bind: &Bind, queue_pair: u64) -> Option<WindowKind> {
         let mut windows = self.windows.lock();
         let window = windows.0.get_mut(&(bind.key >> 8))?;
@@ -148,8 +146,8 @@ impl ProtectionDomain {
         Some(window.kind)
     }
 
-    /// The part of a region that a window is to be: of this domain, bindable (C10-73), with local write
-    /// if peers are to change it (C10-74), and all of it inside (C10-75).
+    /// The part of a region for a window. It is of this domain, bindable (C10-73), with local write if peers are to
+    /// change it (C10-74), and entirely inside (C10-75).
     fn part(&self, bind: &Bind, kind: WindowKind, scope: u64) -> Option<Region> {
         let region = self.memory.regions.find(bind.region)?;
         let zero_based = bind.access & AccessFlags::ZERO_BASED.bits() != 0;
@@ -173,9 +171,9 @@ impl ProtectionDomain {
         })
     }
 
-    /// Takes back what this key allows, if it is a window of type 2 that this queue pair has bound; no
-    /// other key can be invalidated (o10-37.2.26). Whether peers may still use it depends on the locks
-    /// that the caller holds or passes through.
+    /// Invalidates this key, if it belongs to a window of type 2 that this queue pair has bound; no other key can be
+    /// invalidated (o10-37.2.26). The locks that the caller holds or passes through determine whether peers may still
+    /// use it.
     pub(crate) fn invalidate(&self, key: u32, queue_pair: u64) -> bool {
         let mut windows = self.windows.lock();
         let window = windows.0.get_mut(&(key >> 8)).filter(|window| {

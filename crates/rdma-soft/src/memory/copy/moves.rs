@@ -1,16 +1,15 @@
-//! The order in which a copy's bytes are moved, the same on each architecture.
+//! The order in which a copy moves its bytes, the same on each architecture.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{Ordering, fence};
 
-/// The instructions of an architecture, each opaque to the compiler: it assumes neither what they read
-/// nor that they write once.
+/// The instructions of an architecture, each opaque to the compiler: it assumes neither what they read nor that they
+/// write once.
 ///
 /// # Safety
 ///
-/// A move of `n` bytes reads no others than the `n` at its source, and writes no others than the `n` at
-/// its sink. Neither place has to be aligned; one of 1, 2, 4 or 8 bytes whose sink is aligned to its size
-/// is a single store.
+/// A move of `n` bytes reads only the `n` at its source, and writes only the `n` at its sink. Neither place has to be
+/// aligned; one of 1, 2, 4 or 8 bytes with a sink aligned to its size is a single store.
 pub(super) unsafe trait Moves {
     /// # Safety
     ///
@@ -41,7 +40,7 @@ pub(super) unsafe trait Moves {
     ///
     /// # Safety
     ///
-    /// `source` must be valid for reads and `sink` for writes of `length` bytes, of which there are 64.
+    /// `source` must be valid for reads and `sink` for writes of `length` bytes, at least 64.
     #[inline]
     unsafe fn move_many(source: *const u8, sink: *mut u8, length: usize) {
         // SAFETY: this function's contract.
@@ -59,11 +58,11 @@ macro_rules! pieces {
     )+}};
 }
 
-/// Copies upwards. The end is one store after all others, of the longest word of 1, 2, 4 or 8 bytes that
-/// the range holds, and no store before touches any of it.
+/// Copies upwards. The end is one store after all others, of the longest word of 1, 2, 4 or 8 bytes that the range
+/// holds. No earlier store touches any of it.
 ///
-/// A program that polls the end of a message therefore finds the rest there, if it reads the end with
-/// acquire ordering, as it would have to with hardware.
+/// A program that polls the end of a message therefore finds the rest there, if it reads the end with acquire ordering.
+/// Hardware requires this, too.
 ///
 /// # Safety
 ///
@@ -74,7 +73,7 @@ pub(super) unsafe fn copy<M: Moves>(source: *const u8, sink: *mut u8, length: us
         // SAFETY: the beginning of both ranges (SAFETY.md F10).
         unsafe { copy_body::<M>(source, sink, length - 8) };
     }
-    // What was written before, by this copy and by earlier ones, is seen before the end is.
+    // Everything written before, by this copy and by earlier ones, becomes visible before the end does.
     fence(Ordering::Release);
     if length >= 8 {
         pieces!(source, sink: move_8 at length - 8);
@@ -88,7 +87,7 @@ pub(super) unsafe fn copy<M: Moves>(source: *const u8, sink: *mut u8, length: us
 ///
 /// # Safety
 ///
-/// As for [`copy`].
+/// See [`copy`].
 #[inline(never)]
 unsafe fn copy_few<M: Moves>(source: *const u8, sink: *mut u8, length: usize) {
     let last = match length {
@@ -109,12 +108,12 @@ unsafe fn copy_few<M: Moves>(source: *const u8, sink: *mut u8, length: usize) {
     }
 }
 
-/// Copies what comes before the end, not a byte more: what is left of whole pieces is moved by one that
-/// overlaps the piece before it.
+/// Copies the bytes before the end, and no others. The rest after whole pieces is moved by a piece that overlaps the
+/// one before it.
 ///
 /// # Safety
 ///
-/// As for [`copy`].
+/// See [`copy`].
 #[inline(never)]
 unsafe fn copy_body<M: Moves>(source: *const u8, sink: *mut u8, length: usize) {
     match length {
@@ -126,7 +125,7 @@ unsafe fn copy_body<M: Moves>(source: *const u8, sink: *mut u8, length: usize) {
         17..=32 => pieces!(source, sink: move_16 at 0, move_16 at length - 16),
         33..64 => pieces!(source, sink: move_16 at 0, move_16 at 16,
             move_16 at length - 32, move_16 at length - 16),
-        // SAFETY: this function's contract, and there are 64 (SAFETY.md F10).
+        // SAFETY: this function's contract, and there are at least 64 (SAFETY.md F10).
         _ => unsafe { M::move_many(source, sink, length) },
     }
 }
@@ -135,7 +134,7 @@ unsafe fn copy_body<M: Moves>(source: *const u8, sink: *mut u8, length: usize) {
 ///
 /// # Safety
 ///
-/// `source` must be valid for reads and `sink` for writes of `length` bytes, of which there are 64.
+/// `source` must be valid for reads and `sink` for writes of `length` bytes, at least 64.
 #[inline]
 pub(super) unsafe fn move_lines<M: Moves + ?Sized>(
     source: *const u8,

@@ -1,11 +1,11 @@
-//! Copies where the memory may be gone.
+//! Copies of memory that may be gone.
 //!
-//! A program can unmap memory while it is registered, and hardware does not mind: it has pinned the pages.
-//! Within a post the program is there to answer for what it does. Later, from the device's thread or
-//! another queue pair's, its memory may have been unmapped by a library that it knows nothing of. The kernel makes such
-//! a copy (`process_vm_readv(2)` on this process): it reports memory that is not there,
-//! where an instruction of ours would end the process. It takes about a microsecond longer. Memory that a program
-//! has [noted as mapped](crate::memory::region::MAPPED) needs none of this.
+//! A program can unmap memory while it is registered. Hardware tolerates that, since it has pinned the pages. Within a
+//! post the program is responsible for what it does. Later copies run on the device's thread or on another queue
+//! pair's. By then a library may have unmapped the memory, without knowing of the device. The kernel makes such a copy
+//! (`process_vm_readv(2)` on this process). It reports unmapped memory, where an instruction of ours would end the
+//! process. It takes about a microsecond longer. Memory that a program has [noted as
+//! mapped](crate::memory::region::MAPPED) needs none of this.
 #![allow(unsafe_code)]
 
 use std::ffi::c_ulong;
@@ -22,20 +22,20 @@ use crate::abi::fork::Process;
 use crate::counters::rare::Rare;
 use crate::memory::probe;
 
-/// Whether the memory of a copy is known to be there.
+/// Whether the memory of a copy is known to be mapped.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Reach {
     /// All memory is mapped: the copy cannot fail.
     Mapped,
-    /// Memory that is not mapped for certain may have been unmapped, or have lost its rights to be read or written.
-    /// The kernel copies it, and its calls are counted here.
+    /// Memory that is not certainly mapped may have been unmapped, or have lost its rights to be read or written. The
+    /// kernel copies it, and the calls are counted here.
     ///
-    /// Where the kernel does not copy for us, since a filter of system calls forbids it, under valgrind and
-    /// with `--cfg rdma_visible_copies`, such copies are made as if the memory were there.
+    /// In some cases the kernel does not copy for us: if a filter of system calls forbids it, under valgrind, and with
+    /// `--cfg rdma_visible_copies`. Then such copies are made as if the memory were mapped.
     MayBeGone(&'static Rare),
 }
 
-/// The side of a copy whose memory was not there.
+/// The side of a copy with unmapped memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     Source,
@@ -43,7 +43,7 @@ pub(crate) enum Fault {
 }
 
 impl Reach {
-    /// [`transfer`](super::transfer), which stops where memory is not there.
+    /// Like [`transfer`](super::transfer), but stops where memory is not mapped.
     #[inline(always)]
     pub(crate) fn transfer(
         self,
@@ -71,12 +71,12 @@ impl Reach {
         self.copy(sources, sinks, to.saturating_sub(from))
     }
 
-    /// Copies a number, in the order of this machine's bytes, to a list of segments.
+    /// Copies a number, in native byte order, to a list of segments.
     pub(crate) fn deliver(self, number: u64, sink: &[Segment]) -> Result<(), Fault> {
         self.deliver_bytes(&number.to_ne_bytes(), sink, 0)
     }
 
-    /// Copies bytes of the device's own to a list of segments, behind the first `lead` bytes there.
+    /// Copies the device's own bytes to a list of segments, after the first `lead` bytes there.
     pub(crate) fn deliver_bytes(
         self,
         bytes: &[u8],
@@ -88,8 +88,7 @@ impl Reach {
         self.copy(sources, Cursor::at(sink, lead), source.length)
     }
 
-    /// Copies the first `length` bytes of a message to a list of segments, behind a header, or the space for
-    /// one.
+    /// Copies the first `length` bytes of a message to a list of segments, after a header, or the space for one.
     pub(crate) fn deliver_behind<const N: usize>(
         self,
         header: Option<&[u8; N]>,
@@ -114,7 +113,7 @@ impl Reach {
         }
     }
 
-    /// Copies from a list of segments, behind the first `lead` bytes there, to bytes of the device's own.
+    /// Copies from a list of segments, after the first `lead` bytes there, to the device's own bytes.
     pub(crate) fn collect_bytes(
         self,
         source: &[Segment],
@@ -141,7 +140,7 @@ impl Reach {
         }
     }
 
-    /// Puts data where the bytes `from..to` of a message belong.
+    /// Writes data to the destination of the bytes `from..to` of a message.
     #[inline(always)]
     pub(crate) fn put(
         self,
@@ -156,10 +155,10 @@ impl Reach {
         }
     }
 
-    /// Whether a word can be read and written.
+    /// Returns true if a word can be read and written.
     ///
-    /// The kernel has no atomic operations for us, so the word is looked at before it is used. If it is
-    /// unmapped in the nanoseconds between, or loses its right to be written, the process ends.
+    /// The kernel offers no atomic operations for this, so the word is checked before it is used. If it is unmapped in
+    /// the nanoseconds between, or loses its right to be written, the process ends.
     #[inline]
     pub(crate) fn finds(self, word: AtomicWord) -> bool {
         match self {
@@ -169,7 +168,7 @@ impl Reach {
     }
 }
 
-/// Bytes of the device's own.
+/// Returns a segment of the device's own bytes.
 fn own(bytes: &[u8]) -> Segment {
     let (address, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
     // SAFETY: the callers are in this module. They have borrowed the bytes until their copy is done, which only reads
@@ -177,9 +176,9 @@ fn own(bytes: &[u8]) -> Segment {
     unsafe { Segment::new(address, length) }
 }
 
-/// Its page is made ready to be written as at a registration, since no copy can tell: one of the word onto itself
-/// would undo what another thread changes meanwhile. A page of a file that was cut off is found by the read, also
-/// where the kernel cannot make pages ready.
+/// Returns true if a word can be changed. Its page is made ready for writes as at a registration, since no copy can
+/// show that. A copy of the word onto itself would undo a concurrent change by another thread. A truncated file's page
+/// is found by the read, even where the kernel cannot make pages ready.
 #[inline(never)]
 fn can_be_changed(calls: &Rare, word: u64) -> bool {
     if !kernel_copies() {
@@ -192,7 +191,7 @@ fn can_be_changed(calls: &Rare, word: u64) -> bool {
     copy_piece(calls, piece).is_ok() && page.is_some_and(|page| probe::populate(page, true).is_ok())
 }
 
-/// Copies upwards. The last eight bytes, or all if they are fewer, come after all others.
+/// Copies upwards. The last eight bytes, or all if they are fewer, are written after all others.
 #[inline(never)]
 fn transfer_by_kernel(
     calls: &Rare,
@@ -205,7 +204,7 @@ fn transfer_by_kernel(
     let body = length - end;
     let mut pieces = Pieces::new(calls);
     pieces.add(&mut sources, &mut sinks, body)?;
-    // "Buffers are processed in array order", and x86-64 shows stores in theirs.
+    // "Buffers are processed in array order", and stores of x86-64 become visible in program order.
     if cfg!(not(target_arch = "x86_64")) {
         pieces.copy()?;
         fence(Ordering::Release);
@@ -214,10 +213,11 @@ fn transfer_by_kernel(
     pieces.copy()
 }
 
-/// How many pieces one call copies: a list as long as queues take by default, whose last element is in two.
+/// The number of pieces that one call copies: a list as long as queues accept by default, with its last element split
+/// in two.
 const MOST_PIECES: usize = 33;
 
-/// What the next call copies.
+/// The pieces that the next call copies.
 struct Pieces<'a> {
     calls: &'a Rare,
     sources: [iovec; MOST_PIECES],
@@ -238,7 +238,7 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// Adds the next bytes of two lists. What there is no space for is copied.
+    /// Adds the next bytes of two lists. Copies the pieces so far when there is no space left.
     fn add(
         &mut self,
         sources: &mut Cursor<'_>,
@@ -258,7 +258,7 @@ impl<'a> Pieces<'a> {
         Ok(())
     }
 
-    /// Copies what was added: by one call if all of it is there.
+    /// Copies the added pieces: by one call if all of the memory is mapped.
     fn copy(&mut self) -> Result<(), Fault> {
         let (count, length) = (std::mem::take(&mut self.count), std::mem::take(&mut self.length));
         let (sources, sinks) = (&self.sources[..count], &self.sinks[..count]);
@@ -269,7 +269,8 @@ impl<'a> Pieces<'a> {
         if moved == length {
             return Ok(());
         }
-        // Memory of some kinds the kernel copies by another call, and otherwise it says whose is not there.
+        // The kernel copies some kinds of memory only by another call. For the others, that call shows which side is
+        // not mapped.
         for (source, sink) in sources.iter().zip(sinks) {
             let length = source.iov_len as u64;
             let skip = moved.min(length);
@@ -281,8 +282,8 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// Whether the system has the two calls and lets us use them. Emulators and filters of system calls may
-/// not. Tools that look for wrong accesses see those of our instructions better, so they are given these.
+/// Returns true if the system has the two calls and allows them. Emulators and filters of system calls may not. Tools
+/// that look for wrong accesses see those of our instructions better, so under them this is false.
 pub(super) fn kernel_copies() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| !is_watched() && kernel_copies_between_places())
@@ -293,14 +294,14 @@ fn is_watched() -> bool {
     cfg!(any(miri, rdma_visible_copies))
 }
 
-/// Whether valgrind runs this program: its request `RUNNING_ON_VALGRIND` of `valgrind.h`, made by
+/// Returns true if valgrind runs this program. This makes its request `RUNNING_ON_VALGRIND` of `valgrind.h`, by
 /// instructions that do nothing on a processor.
 #[cfg(all(target_arch = "x86_64", not(any(miri, rdma_visible_copies))))]
 fn is_watched() -> bool {
     let request: [u64; 6] = [0x1001, 0, 0, 0, 0, 0];
     let depth: u64;
-    // SAFETY: four rotations, by 128 bits together, and an exchange of a register with itself change
-    // nothing but flags; valgrind reads the request and writes `rdx` (SAFETY.md F15).
+    // SAFETY: four rotations, by 128 bits together, and an exchange of a register with itself change nothing but flags;
+    // valgrind reads the request and writes `rdx` (SAFETY.md F15).
     unsafe {
         std::arch::asm!(
             "rol rdi, 3", "rol rdi, 13", "rol rdi, 61", "rol rdi, 51", "xchg rbx, rbx",
@@ -320,7 +321,7 @@ fn kernel_copies_between_places() -> bool {
     move_by(&none, Call::ToHere, &from, &to) == 8 && move_by(&none, Call::FromHere, &from, &to) == 8
 }
 
-/// Copies one piece by as many calls as that takes.
+/// Copies one piece by as many calls as necessary.
 fn copy_piece(calls: &Rare, mut piece: Piece) -> Result<(), Fault> {
     while piece.length > 0 {
         let Piece { source, sink, length } = piece;
@@ -334,19 +335,19 @@ fn copy_piece(calls: &Rare, mut piece: Piece) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Copies some of it by way of memory of our own, and so finds out which side is not there.
+/// Copies some of a piece through memory of our own, and so finds out which side is not mapped.
 ///
-/// Both places are accessed as by this thread, while the usual call looks up the pages of the source,
-/// which has not all kinds of memory: a file of a device has none.
+/// Both places are then accessed as this thread would. The usual call looks up the pages of the source, which some
+/// kinds of memory do not have, such as a device's file.
 #[cold]
 fn move_by_way_of_here(calls: &Rare, piece: Piece) -> Result<u64, Fault> {
     let Piece { source, sink, length: left } = piece;
     let mut bytes = [0_u8; 4096];
     let length = left.min(bytes.len() as u64);
     let here = bytes.as_mut_ptr().expose_provenance() as u64;
-    // As many as are there, and the rest by another round, which finds none.
+    // This copies the bytes that are mapped. The next round tries the rest, and finds none.
     match move_by(calls, Call::FromHere, &[place(source, length)], &[place(here, length)]) {
-        // A filter of system calls that came later.
+        // A filter of system calls was installed later.
         0 if !is_fault() => {
             copy_segment(source, sink, left);
             Ok(left)
@@ -359,12 +360,12 @@ fn move_by_way_of_here(calls: &Rare, piece: Piece) -> Result<u64, Fault> {
     }
 }
 
-/// Whether the last call failed for the memory, and not since it is forbidden.
+/// Returns true if the last call failed because of the memory, and not because it is forbidden.
 fn is_fault() -> bool {
     std::io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT)
 }
 
-/// Which side the kernel accesses as this thread would; of the other it looks up the pages.
+/// The side that the kernel accesses as this thread would; it looks up the pages of the other.
 #[derive(Debug, Clone, Copy)]
 enum Call {
     /// The sink: `process_vm_readv`.
@@ -378,22 +379,22 @@ fn place(address: u64, length: u64) -> iovec {
     iovec { iov_base: base.cast(), iov_len }
 }
 
-/// Says how many bytes were copied, fewer or none if memory is not there.
+/// Returns the number of bytes copied, fewer or none if memory is not mapped.
 fn move_by(calls: &Rare, call: Call, source: &[iovec], sink: &[iovec]) -> u64 {
     calls.count();
     let (sources, sinks) = (source.len() as c_ulong, sink.len() as c_ulong);
     let (source, sink) = (source.as_ptr(), sink.as_ptr());
-    // In a child of fork, its parent's number is that of other memory.
+    // In a child of fork, the parent's number would name other memory.
     let this = Process::current().id().cast_signed();
     let moved = match call {
-        // SAFETY: two arrays of these lengths, borrowed during the call, which only reads them. Each place is one
-        // of two kinds. Bytes of the device's own: an array of a function of this module, or a slice that its
-        // caller has borrowed for the copy, shared if they are the source, exclusively if they are the sink, from
-        // which the pointer was made and exposed (F7) that the call uses; nothing else uses them until it
-        // returns. Or a part of a program's segment, which may be gone: the kernel checks each page, and touches
-        // none that is not there, or not for this access (process_vm_readv(2), SAFETY.md F15). What is there is
-        // valid by the contracts of `Segment` (F8), its provenance is exposed (F7), and the device has no Rust
-        // reference to it (F10).
+        // SAFETY: two arrays of these lengths, borrowed during the call, which only reads them. Each place is one of
+        // two kinds. The first is bytes of the device's own. They are an array of a function of this module, or a slice
+        // that its caller has borrowed for the copy: shared for the source, exclusively for the sink. The call uses the
+        // pointer that was made from these bytes and exposed (F7); nothing else uses them until it returns. The second
+        // kind is a part of a program's segment, which may be gone. The kernel checks each page, and touches none that
+        // is not mapped, or not for this access (process_vm_readv(2), SAFETY.md F15). Mapped memory is valid by the
+        // contracts of `Segment` (F8), its provenance is exposed (F7), and the device has no Rust reference to it
+        // (F10).
         Call::ToHere => unsafe { libc::process_vm_readv(this, sink, sinks, source, sources, 0) },
         // SAFETY: likewise (SAFETY.md F7, F8, F10, F15).
         Call::FromHere => unsafe { libc::process_vm_writev(this, source, sources, sink, sinks, 0) },

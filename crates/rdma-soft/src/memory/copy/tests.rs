@@ -1,4 +1,4 @@
-//! The copy on each architecture: which bytes it moves, and in which order.
+//! The copy on each architecture: the bytes that it moves, and their order.
 #![allow(unsafe_code)]
 
 #[cfg(not(miri))]
@@ -12,7 +12,7 @@ mod gone;
 #[cfg(not(any(miri, rdma_visible_copies)))]
 mod order;
 
-/// Vectors of 16 bytes alone, as on a processor without AVX.
+/// Only vectors of 16 bytes, as on a processor without AVX.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 struct Sse;
 
@@ -37,7 +37,7 @@ unsafe impl Moves for Sse {
     }
 }
 
-/// Calls of the kernel are counted here.
+/// Counts the calls of the kernel.
 static CALLS: Rare = Rare::new();
 const LATER: Reach = Reach::MayBeGone(&CALLS);
 
@@ -50,10 +50,10 @@ fn numbered(length: usize) -> Vec<u8> {
     (0..=250).cycle().take(length).collect()
 }
 
-/// Every length that is moved in another way, and those beside it.
+/// Every length that is moved in a different way, and the lengths next to it.
 fn lengths() -> impl Iterator<Item = usize> {
     let long = [511, 512, 2047, 2056, 4096, 32 << 10, (32 << 10) + 8, (32 << 10) + 9, 65537];
-    // Under miri each byte takes its time.
+    // Under miri each byte takes time.
     let is_chosen =
         |&length: &usize| !cfg!(miri) || length < 20 || [35, 70, 75, 137].contains(&length);
     (0..300).chain(long).filter(is_chosen)
@@ -82,7 +82,7 @@ fn every_length_and_alignment_is_copied_and_nothing_beside_it() {
 }
 
 #[test]
-fn copies_of_what_may_be_gone_do_the_same() {
+fn copies_of_memory_that_may_be_gone_do_the_same() {
     every_length_and_alignment(|source, sink| {
         let length = source.len() as u64;
         let [source, sink] = [source, sink].map(|side| Segment { mapped: false, ..segment(side) });

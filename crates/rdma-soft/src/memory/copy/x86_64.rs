@@ -1,5 +1,4 @@
-//! The instructions of x86-64: SSE2, which each such processor has, AVX where it is, and the string
-//! instruction.
+//! The instructions of x86-64: SSE2, which each such processor has, AVX where available, and the string instruction.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
@@ -7,11 +6,11 @@ use std::arch::is_x86_feature_detected as detected;
 
 use super::moves::{Moves, move_lines};
 
-/// From here on the string instruction is faster than vectors of 16 bytes.
+/// From this length on, the string instruction is faster than vectors of 16 bytes.
 const STRING_BESIDE_SSE: usize = 2048;
-/// From here on it is faster than vectors of 32 bytes.
+/// From this length on, it is faster than vectors of 32 bytes.
 const STRING_BESIDE_AVX: usize = 32 << 10;
-/// From here on vectors of 32 bytes are faster than those of 16.
+/// From this length on, vectors of 32 bytes are faster than those of 16.
 const AVX: usize = 128;
 
 /// Moves by the best instructions that this processor has.
@@ -21,8 +20,8 @@ pub(super) struct Native;
 /// Moves one word through a register of its size.
 macro_rules! move_word {
     ($source:ident, $sink:ident, $class:ident, $register:literal) => {
-        // SAFETY: reads and writes the word at the two places, which are valid by the contract of the
-        // function around, and touches nothing else (SAFETY.md F10).
+        // SAFETY: reads and writes the word at the two places, which are valid by the contract of the surrounding
+        // function, and touches nothing else (SAFETY.md F10).
         unsafe {
             asm!(
                 concat!("mov {word", $register, "}, [{from}]"),
@@ -34,8 +33,8 @@ macro_rules! move_word {
     };
 }
 
-// SAFETY: each instruction reads and writes as many bytes as its name says; aligned words of up to eight
-// bytes are single stores (Intel SDM volume 3, 9.1.1; AMD APM volume 2, 7.3.2; SAFETY.md F10).
+// SAFETY: each instruction reads and writes as many bytes as its name states; aligned words of up to eight bytes are
+// single stores (Intel SDM volume 3, 9.1.1; AMD APM volume 2, 7.3.2; SAFETY.md F10).
 unsafe impl Moves for Native {
     #[inline]
     unsafe fn move_1(source: *const u8, sink: *mut u8) {
@@ -59,7 +58,7 @@ unsafe impl Moves for Native {
 
     #[inline]
     unsafe fn move_16(source: *const u8, sink: *mut u8) {
-        // SAFETY: 16 bytes of both, which the contract gives (SAFETY.md F10).
+        // SAFETY: 16 bytes of both, which the contract guarantees (SAFETY.md F10).
         unsafe {
             asm!(
                 "movups {word}, [{from}]", "movups [{to}], {word}",
@@ -71,7 +70,7 @@ unsafe impl Moves for Native {
 
     #[inline]
     unsafe fn move_64(source: *const u8, sink: *mut u8) {
-        // SAFETY: 64 bytes of both, which the contract gives (SAFETY.md F10).
+        // SAFETY: 64 bytes of both, which the contract guarantees (SAFETY.md F10).
         unsafe {
             asm!(
                 "movups {a}, [{from}]", "movups {b}, [{from} + 16]",
@@ -91,7 +90,7 @@ unsafe impl Moves for Native {
             // SAFETY: this function's contract.
             unsafe { move_many_by_sse(source, sink, length) }
         } else if length < STRING_BESIDE_AVX {
-            // SAFETY: this function's contract; there are 128, and the processor has AVX (SAFETY.md F10).
+            // SAFETY: this function's contract; there are at least 128, and the processor has AVX (SAFETY.md F10).
             unsafe { move_many_by_avx(source, sink, length) }
         } else {
             // SAFETY: this function's contract.
@@ -104,7 +103,7 @@ unsafe impl Moves for Native {
 ///
 /// # Safety
 ///
-/// As for [`Moves::move_many`].
+/// See [`Moves::move_many`].
 pub(super) unsafe fn move_many_by_sse(source: *const u8, sink: *mut u8, length: usize) {
     if length < STRING_BESIDE_SSE {
         // SAFETY: this function's contract.
@@ -115,21 +114,21 @@ pub(super) unsafe fn move_many_by_sse(source: *const u8, sink: *mut u8, length: 
     }
 }
 
-/// How far it is from the beginning of a range to its next line, 1 to 64 bytes.
+/// The distance from the beginning of a range to its next line, 1 to 64 bytes.
 fn next_line(sink: *const u8) -> usize {
     64 - sink.addr() % 64
 }
 
-/// Moves 128 bytes or more, by lines that are aligned in the sink; those at both ends are not.
+/// Moves 128 bytes or more, by lines that are aligned in the sink, except those at both ends.
 ///
 /// # Safety
 ///
-/// As for [`Moves::move_many`], and there must be 128 bytes and AVX.
+/// See [`Moves::move_many`]; in addition, there must be 128 bytes and AVX.
 unsafe fn move_many_by_avx(source: *const u8, sink: *mut u8, length: usize) {
     let skip = next_line(sink);
-    // SAFETY: the first 64 of at least 128 bytes, then whole pairs of lines from the next line on, as long
-    // as they end before the ranges do, then the last 128 bytes of both ranges (SAFETY.md F10).
-    // All registers of vectors are said to change, for `vzeroupper` changes them.
+    // SAFETY: the first 64 of at least 128 bytes; then whole pairs of lines from the next line on, as long as they end
+    // before the ranges do; then the last 128 bytes of both ranges (SAFETY.md F10). All vector registers are declared
+    // as clobbered, since `vzeroupper` changes them.
     unsafe {
         asm!(
             "vmovups ymm0, [{from}]", "vmovups ymm1, [{from} + 32]",
@@ -160,13 +159,13 @@ unsafe fn move_many_by_avx(source: *const u8, sink: *mut u8, length: usize) {
     }
 }
 
-/// Moves all of it by one instruction, from the sink's first line on.
+/// Moves the whole range by one instruction, from the sink's first line on.
 ///
 /// # Safety
 ///
-/// As for [`Moves::move_many`].
+/// See [`Moves::move_many`].
 unsafe fn move_string(source: *const u8, sink: *mut u8, length: usize) {
-    // A sink that is not aligned makes it take twice as long.
+    // With an unaligned sink the instruction takes twice as long.
     // SAFETY: the first 64 bytes, which there are (SAFETY.md F10).
     unsafe { Native::move_64(source, sink) };
     let skip = next_line(sink);

@@ -1,4 +1,4 @@
-//! A visitor and one who takes memory back, in every order of threads and of what they see.
+//! A visitor and a thread that frees memory, in every order of threads and of the values that they see.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -14,8 +14,8 @@ struct Region {
     memory: UnsafeCell<u64>,
 }
 
-/// Who finds the key uses the memory, and is done with it when the wait is over. The model's cell reports
-/// an access that is not ordered before the one of the waiting side.
+/// A thread that finds the key uses the memory, and has finished when the wait is over. The model's cell reports an
+/// access that is not ordered before that of the waiting side.
 fn no_use_after_a_grace_period(visits: u32) {
     loom::model(move || {
         let region = Arc::new(Region { key: AtomicU64::new(1), memory: UnsafeCell::new(1) });
@@ -25,7 +25,7 @@ fn no_use_after_a_grace_period(visits: u32) {
                 for _ in 0..visits {
                     let _visit = Visit::begin();
                     if region.key.load(Ordering::Acquire) == 1 {
-                        // SAFETY: the region is registered (SAFETY.md F14), and nobody writes it meanwhile.
+                        // SAFETY: the region is registered (SAFETY.md F14), and no thread writes it meanwhile.
                         assert_eq!(region.memory.with(|memory| unsafe { *memory }), 1);
                     }
                 }
@@ -44,8 +44,8 @@ fn loom_no_use_after_a_grace_period() {
     no_use_after_a_grace_period(1);
 }
 
-/// Who waits may see the beginning of the second visit, and never the end of the first.
+/// A waiting thread may see the beginning of the second visit, and never the end of the first.
 #[test]
-fn loom_no_use_after_a_grace_period_that_two_visits_meet() {
+fn loom_no_use_after_a_grace_period_that_overlaps_two_visits() {
     no_use_after_a_grace_period(2);
 }

@@ -20,7 +20,7 @@ fn a_visit_is_waited_for() {
         threads.spawn(|| {
             let _visit = Visit::begin();
             began.send(()).unwrap();
-            // Long enough that who does not wait is seen.
+            // Long enough to detect a thread that does not wait.
             thread::sleep(std::time::Duration::from_millis(20));
             over.store(true, Ordering::Relaxed);
         });
@@ -51,18 +51,18 @@ fn visits_that_begin_later_are_not_waited_for() {
     });
 }
 
-/// A thread that ended leaves nothing behind that costs a wait, and its word is used again.
+/// A thread that ended does not make waits longer, and its word is used again.
 #[test]
 fn threads_that_ended_are_not_in_the_list() {
     let listed = || VISITORS.lock().active.len();
     for _ in 0..100 {
         thread::spawn(|| drop(Visit::begin())).join().unwrap();
     }
-    // Other tests run beside this one.
+    // Other tests run in parallel.
     assert!(listed() < 90, "{} threads", listed());
 }
 
-/// A destructor of a thread's local that posts, after the thread has left the list.
+/// The destructor of a thread-local posts, after the thread has left the list.
 #[test]
 fn a_visit_at_the_end_of_a_thread_is_waited_for() {
     struct Last(mpsc::Sender<bool>);
@@ -76,7 +76,7 @@ fn a_visit_at_the_end_of_a_thread_is_waited_for() {
     thread_local!(static LAST: std::cell::OnceCell<Last> = const { std::cell::OnceCell::new() });
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
-        // The last that was made is destroyed first.
+        // The last one created is destroyed first.
         assert!(LAST.with(|last| last.set(Last(sender)).is_ok()));
         drop(Visit::begin());
     })
@@ -85,10 +85,10 @@ fn a_visit_at_the_end_of_a_thread_is_waited_for() {
     assert_eq!(receiver.recv(), Ok(true));
 }
 
-/// It registers memory and polls, as a thread does that only receives: nobody's wait is longer for it.
+/// The thread registers memory and polls, like a thread that only receives: no wait takes longer because of it.
 #[test]
 fn a_thread_that_never_posted_is_not_in_the_list() {
-    // Where a leak checker finds it.
+    // In a static, a leak checker finds it.
     static SUBNET: Subnet = Subnet::new();
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let (limits, schedule) = (Limits::default(), Schedule::Immediate);
@@ -107,7 +107,7 @@ fn a_thread_that_never_posted_is_not_in_the_list() {
         assert!(WORD.get().is_none(), "it has joined");
         pd.deregister(registration).unwrap();
         assert!(WORD.get().is_none(), "it has joined to wait for others");
-        // A visit is what makes it join.
+        // A visit makes it join.
         drop(Visit::begin());
         let own = WORD.get().unwrap();
         assert!(VISITORS.lock().active.iter().any(|&visitor| std::ptr::eq(visitor, own)));

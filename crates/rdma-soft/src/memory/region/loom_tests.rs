@@ -1,5 +1,5 @@
-//! Finding regions in every order of threads. The model checker sees which stores a load may miss only
-//! if the load runs after them, so that readers are the spawned threads.
+//! Finding regions in every order of threads. The model checker explores the stores that a load may miss only if the
+//! load runs after them. So readers are the spawned threads.
 
 use super::*;
 use crate::fabric::random::{Purpose, Seed};
@@ -11,8 +11,8 @@ fn whole(n: u32) -> Region {
     Region { address: long, iova: long, length: long, access: n, scope: n.into() }
 }
 
-/// A table of one slot, which never rests, with one region, and its key. Each has the keys of the
-/// others.
+/// Creates a table of one slot, which never rests, with one region, and returns its key. All such tables have the same
+/// keys.
 fn table() -> (RegionTable, u32) {
     let table = RegionTable::with_slots(1, 0, Seed::new(1).stream(Purpose::Keys));
     let key = table.insert(&whole(1)).unwrap();
@@ -26,8 +26,8 @@ fn renew(table: &RegionTable, old: u32) -> u32 {
     table.insert(&whole(2)).unwrap()
 }
 
-/// A reader that runs across a deregistration and a new registration in the same slot sees one
-/// whole region or none, never the fields of both.
+/// A reader that overlaps a deregistration and a new registration in the same slot sees one whole region or none. It
+/// never sees the fields of both.
 #[test]
 fn loom_no_region_is_torn() {
     loom::model(|| {
@@ -45,7 +45,7 @@ fn loom_no_region_is_torn() {
     });
 }
 
-/// Also a key that nobody told, but that a peer guessed, names a whole region or none.
+/// A key that a peer guessed, without having received it, also names a whole region or none.
 #[test]
 fn loom_a_guessed_key_finds_no_torn_region() {
     loom::model(|| {
@@ -62,9 +62,9 @@ fn loom_a_guessed_key_finds_no_torn_region() {
     });
 }
 
-/// Who was told a key finds its region.
+/// A thread that received a key finds its region.
 #[test]
-fn loom_a_key_that_was_told_is_found() {
+fn loom_a_published_key_is_found() {
     loom::model(|| {
         let (table, old) = table();
         let table = Arc::new(table);
@@ -81,7 +81,7 @@ fn loom_a_key_that_was_told_is_found() {
     });
 }
 
-/// Of two threads that unpublish one key, one is told that it was there.
+/// If two threads unpublish one key, exactly one finds it.
 #[test]
 fn loom_a_key_is_unpublished_once() {
     loom::model(|| {

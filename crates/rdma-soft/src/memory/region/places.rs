@@ -1,26 +1,25 @@
-//! Which place of the table is used next, and under which low byte of its key.
+//! The choice of the table's next place, and of the low byte of its key.
 //!
-//! Peers keep keys, and may use one that was taken back. So it stays unknown as long as can be: a place
-//! rests until many others are free, those that have rested longest are used first, and each time a place
-//! is used its keys have another low byte, in an order that nobody can tell. Nor does a key tell those
-//! of the regions that were registered just before and after: places are made by the chunk, and used the first time
-//! in such an order, too.
+//! Peers keep keys, and may use one that was invalidated. So a key stays unknown as long as possible. A place rests
+//! until many others are free, and those that have rested longest are used first. Each time a place is used its keys
+//! have another low byte, in an unpredictable order. A key does not reveal those of the regions registered just before
+//! and after either. Places are allocated in chunks, and first used in such an order, too.
 
 use crate::fabric::random::Random;
 use crate::memory::region::CHUNK;
 use crate::memory::room::Room;
 
-/// A place is used again only when so many others are free.
+/// A place is used again only when this number of others are free.
 pub(super) const REST: u32 = 16_384;
 
-/// What is known of a place beside the region that is there.
+/// The state of a place, apart from its region.
 #[derive(Debug, Default)]
 struct Place {
     /// Decides the order of its low bytes.
     secret: [u8; 8],
-    /// Which place rests since just after this one.
+    /// The place that began to rest just after this one.
     next: u32,
-    /// How many of its low bytes were used, in turns of 255.
+    /// The number of its low bytes that were used, in turns of 255.
     turn: u8,
     /// The low byte that was used last.
     last: u8,
@@ -31,21 +30,21 @@ pub(super) struct Places {
     /// [`CHUNK`] places in each, as in the table.
     chunks: Vec<Box<[Place]>>,
     made: u32,
-    /// Those of the last chunk that were never used, in random order.
+    /// The places of the last chunk that were never used, in random order.
     fresh: Vec<u32>,
     most: u32,
     rest: u32,
     resting: u32,
-    /// Who has rested longest, and shortest; of no meaning if nobody rests.
+    /// The places that have rested longest, and shortest; without meaning if none rests.
     oldest: u32,
     newest: u32,
-    /// The numbers 0 to 255 in an order of this table's own.
+    /// The numbers 0 to 255 in this table's own order.
     mixed: Box<[u8]>,
     random: Random,
 }
 
 impl Places {
-    /// At most `most` places, of which `rest` stay free.
+    /// Makes at most `most` places; `rest` of them stay free.
     pub(super) fn new(most: u32, rest: u32, mut random: Random) -> Self {
         let mut mixed: Box<[u8]> = (0..=255).collect();
         random.shuffle(&mut mixed);
@@ -54,18 +53,18 @@ impl Places {
         Self { chunks, made, fresh, most, rest, resting, oldest, newest, mixed, random }
     }
 
-    /// There are no places any more, and there will be none.
+    /// Drops all places, for good.
     pub(super) fn retire(&mut self) {
         (self.chunks, self.fresh, self.mixed) = Default::default();
         (self.made, self.most, self.resting) = (0, 0, 0);
     }
 
-    /// Takes a free slot, and the low byte of its next key, which is not 0. `None` if all have to
-    /// rest, or there is no memory for more.
+    /// Takes a free slot, and the low byte of its next key, which is not 0. Returns `None` if all have to rest, or
+    /// there is no memory for more.
     pub(super) fn take(&mut self) -> Option<(u32, u32)> {
         let index = if self.resting > self.rest { self.wake()? } else { self.grow()? };
         let place = self.place(index)?;
-        // As many turns as there are low bytes, each of which comes once in them.
+        // There are as many turns as low bytes, and each low byte is used once in them.
         place.turn = place.turn % 255 + 1;
         let (turn, secret, last) = (place.turn, place.secret, place.last);
         let low = match self.low(turn, secret) {
@@ -80,7 +79,7 @@ impl Places {
         Some((index, low.into()))
     }
 
-    /// A place is free again, whose last key had this low byte.
+    /// Releases a place; `low` is the low byte of its last key.
     pub(super) fn release(&mut self, index: u32, low: u8) {
         let Some(place) = self.place(index) else { return };
         place.last = low;
@@ -112,7 +111,7 @@ impl Places {
         Some(index)
     }
 
-    /// Makes as many places as there may be, at most a chunk, and shuffles them.
+    /// Allocates as many places as the limit allows, at most a chunk, and shuffles them.
     #[cold]
     fn make_chunk(&mut self) -> Option<()> {
         let end = self.most.min(self.made.saturating_add(u32::try_from(CHUNK).ok()?));
@@ -134,9 +133,9 @@ impl Places {
         self.chunks.get_mut(index / CHUNK)?.get_mut(index % CHUNK)
     }
 
-    /// What comes at this turn, from 1 to 255, in the order of this secret: a cipher of one byte, whose
-    /// rounds are this table's order. As 0 is nobody's turn and no low byte, what became 0 is what 0
-    /// becomes.
+    /// Returns the low byte for a turn, from 1 to 255, in the order of this secret. It is a cipher of one byte; its
+    /// rounds use this table's order. 0 is neither a turn nor a low byte, so the turn that maps to 0 gets the value
+    /// that 0 maps to.
     fn low(&self, turn: u8, secret: [u8; 8]) -> u8 {
         let cipher =
             |byte: u8| secret.iter().fold(byte, |byte, key| self.mixed[usize::from(byte ^ key)]);
@@ -159,7 +158,7 @@ mod tests {
         Places::new(most, rest, Seed::new(seed).stream(Purpose::Keys))
     }
 
-    /// The low bytes of a place that is alone, in their order.
+    /// The low bytes of a single place, in their order.
     fn order(seed: u8) -> Vec<u32> {
         let mut places = places(1, 0, seed);
         let next = |_| {
@@ -176,7 +175,7 @@ mod tests {
         for order in &orders {
             let once: HashSet<u32> = order[..255].iter().copied().collect();
             assert!(once.len() == 255 && !once.contains(&0) && order[..255] == order[255..]);
-            // Neither a count nor steps of one length: each step is as good as any other.
+            // The order is no count and has no constant step: each step is as likely as any other.
             let steps: HashSet<u32> =
                 order.windows(2).map(|pair| pair[1].wrapping_sub(pair[0]) & 0xff).collect();
             assert!(steps.len() > 100, "{steps:?}");
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn who_rests_longest_comes_first_and_not_before_others_are_free() {
+    fn the_longest_resting_place_is_used_first_once_enough_are_free() {
         let mut places = places(8, 4, 1);
         let mut taken: Vec<u32> = (0..8).map(|_| places.take().unwrap().0).collect();
         taken.sort_unstable();
@@ -218,9 +217,9 @@ mod tests {
         assert_eq!(places.take().unwrap().0, 1);
     }
 
-    /// The owner of a window chooses the low byte; it is not the next one's.
+    /// The owner of a window chooses the low byte; the next key has another one.
     #[test]
-    fn the_low_byte_that_a_window_had_last_is_passed_over() {
+    fn the_last_low_byte_of_a_window_is_skipped() {
         let order = order(3);
         let mut places = places(1, 0, 3);
         let (index, low) = places.take().unwrap();

@@ -1,4 +1,4 @@
-//! Copies whose memory is not there, or may not be used so.
+//! Copies of memory that is not mapped, or lacks the permission.
 
 use std::{ptr, slice};
 
@@ -8,7 +8,7 @@ use super::*;
 
 const UNWRITTEN: u8 = 0xee;
 
-/// Three pages, which stay the test's, so that no other thread maps anything there.
+/// Three pages, which stay mapped by the test, so that no other thread maps anything there.
 struct Pages {
     base: *mut u8,
 }
@@ -38,7 +38,7 @@ impl Pages {
     #[allow(clippy::mut_from_ref)] // One at a time, in each of the tests.
     fn bytes(&self, from: usize, length: usize) -> &mut [u8] {
         assert!(from + length <= 3 * page());
-        // SAFETY: within the mapping, of which the test looks at what it can.
+        // SAFETY: within the mapping; the test reads only the parts that it can access.
         unsafe { std::slice::from_raw_parts_mut(self.base.wrapping_add(from), length) }
     }
 
@@ -56,14 +56,13 @@ impl Drop for Pages {
     }
 }
 
-/// Below what the system maps (`vm.mmap_min_addr`).
+/// Returns a range below the lowest address that the system maps (`vm.mmap_min_addr`).
 fn nowhere(length: u64) -> Segment {
-    // SAFETY: used by copies alone that ask whether it is there.
+    // SAFETY: used only by copies that check whether it is mapped.
     unsafe { Segment::of_region(4096, length, false) }
 }
 
-/// Whether there is anything to test: not under an emulator that does not know the calls. Job `valgrind`
-/// leaves these tests out.
+/// Returns false if there is nothing to test: under an emulator that lacks the calls. Job `valgrind` skips these tests.
 fn is_guarded() -> bool {
     assert!(kernel_copies() || cfg!(not(target_arch = "x86_64")), "process_vm_readv is forbidden");
     kernel_copies()
@@ -74,7 +73,7 @@ fn copy(source: &[Segment], sink: &[Segment]) -> Result<(), Fault> {
 }
 
 #[test]
-fn memory_that_is_not_there_is_a_fault_of_its_side() {
+fn unmapped_memory_is_a_fault_of_its_side() {
     if !is_guarded() {
         return;
     }
@@ -97,7 +96,7 @@ fn memory_that_is_not_there_is_a_fault_of_its_side() {
 }
 
 #[test]
-fn memory_without_the_permission_is_as_if_it_were_not_there() {
+fn memory_without_the_permission_counts_as_unmapped() {
     if !is_guarded() {
         return;
     }
@@ -112,7 +111,7 @@ fn memory_without_the_permission_is_as_if_it_were_not_there() {
 }
 
 #[test]
-fn what_is_before_the_hole_is_copied_and_nothing_behind_it() {
+fn bytes_before_the_hole_are_copied_and_none_after_it() {
     if !is_guarded() {
         return;
     }
@@ -131,20 +130,20 @@ fn what_is_before_the_hole_is_copied_and_nothing_behind_it() {
 }
 
 #[test]
-fn the_end_is_not_written_before_all_else_was() {
+fn the_end_is_not_written_before_everything_else() {
     if !is_guarded() {
         return;
     }
     let (pages, mut source) = (Pages::new(), numbered(500));
     pages.protect(1, libc::PROT_READ);
-    // The last eight bytes could be written, what is before them could not.
+    // The last eight bytes could be written, those before them could not.
     let sink = pages.segment(2 * page() - 492, 500);
     assert_eq!(copy(&[segment(&mut source)], &[sink]), Err(Fault::Sink));
     assert_eq!(pages.bytes(2 * page(), 8), [UNWRITTEN; 8]);
 }
 
 #[test]
-fn a_second_segment_that_is_not_there_is_a_fault_after_the_first() {
+fn an_unmapped_second_segment_is_a_fault_after_the_first() {
     if !is_guarded() {
         return;
     }
@@ -156,8 +155,8 @@ fn a_second_segment_that_is_not_there_is_a_fault_after_the_first() {
     assert_eq!(c, a[..32]);
 }
 
-/// As the memory of some devices' files, the page with the kernel's clock is there for who has it mapped, and
-/// cannot be looked up.
+/// The page with the kernel's clock is accessible where it is mapped, but its pages cannot be looked up. The memory of
+/// some devices' files is like that, too.
 #[test]
 fn memory_that_cannot_be_looked_up_is_copied() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
@@ -167,7 +166,7 @@ fn memory_that_cannot_be_looked_up_is_copied() {
     let pages = Pages::new();
     for length in [3, 8, 100] {
         pages.bytes(0, 200).fill(UNWRITTEN);
-        // SAFETY: used by a copy alone that asks whether it is there.
+        // SAFETY: used only by a copy that checks whether it is mapped.
         let source = unsafe { Segment::of_region(start, length as u64, false) };
         assert_eq!(copy(&[source], &[pages.segment(0, length)]), Ok(()), "{length}");
         assert!(pages.bytes(0, length).iter().any(|&byte| byte != UNWRITTEN), "{length}");
@@ -191,24 +190,24 @@ fn a_word_is_found_where_it_can_be_read_and_written() {
     assert!(LATER.finds(word(pages.segment(page(), 8))), "the next page");
     pages.protect(0, libc::PROT_READ | libc::PROT_WRITE);
     assert!(LATER.finds(word(pages.segment(8, 8))));
-    assert_eq!(pages.bytes(0, 16), [UNWRITTEN; 16], "it was changed by the look");
+    assert_eq!(pages.bytes(0, 16), [UNWRITTEN; 16], "the check changed it");
     pages.protect(0, libc::PROT_NONE);
     assert!(!LATER.finds(word(pages.segment(8, 8))));
 }
 
-/// Memory of the test of which the device does not know that it stays.
+/// Memory of the test that the device does not know to stay mapped.
 fn unsure(memory: &mut [u8]) -> Segment {
     Segment { mapped: false, ..segment(memory) }
 }
 
-/// How many calls of the kernel a copy takes.
+/// The number of kernel calls that a copy makes.
 fn calls(copy: impl FnOnce(Reach), count: &'static Rare) -> u64 {
     let before = count.get();
     copy(Reach::MayBeGone(count));
     count.get() - before
 }
 
-/// Elsewhere than on x86-64 the last eight bytes are a call of their own.
+/// Except on x86-64, the last eight bytes take a call of their own.
 const ONE_COPY: u64 = if cfg!(target_arch = "x86_64") { 1 } else { 2 };
 
 #[test]
@@ -234,7 +233,7 @@ fn lists_of_any_shape_are_copied_by_one_call() {
         assert_eq!(sink[..length], numbered(3200)[..length]);
         assert!(sink[length..].iter().all(|&byte| byte == UNWRITTEN), "{length}");
     }
-    // More pieces than one call has.
+    // More pieces than one call copies.
     let mut sink = vec![UNWRITTEN; 3200];
     let sinks: Vec<_> = sink.chunks_mut(7).map(unsure).collect();
     let taken = calls(|reach| assert_eq!(reach.transfer(&source, &sinks, 0, 3200), Ok(())), &COUNT);
@@ -278,7 +277,7 @@ fn memory_that_is_mapped_for_certain_takes_no_call() {
         assert!(reach.finds(AtomicWord::at(word).unwrap()));
     };
     assert_eq!(calls(copies, &COUNT), 0);
-    // One of several that is not is enough.
+    // A single segment that may be unmapped makes the call necessary.
     let unsure = Segment { mapped: false, ..source };
     let copy = |reach: Reach| assert_eq!(reach.transfer(&[source, unsure], &[sink], 0, 64), Ok(()));
     assert_eq!(calls(copy, &COUNT), ONE_COPY);

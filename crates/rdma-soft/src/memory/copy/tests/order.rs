@@ -1,7 +1,7 @@
-//! The order of the stores, by the page that they fault on.
+//! The order of the stores, observed by the page that they fault on.
 //!
-//! The end of the sink is alone on a page that may not be written. The first store that touches it faults,
-//! and says so with everything before it written; the handler allows the page, and the copy goes on.
+//! The end of the sink lies alone on a read-only page. The first store to that page faults, after everything before it
+//! was written. The handler makes the page writable, and the copy goes on.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -10,23 +10,23 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use super::*;
 
-/// The page that may not be written, where the first store to it was, and what was not yet written then.
+/// The read-only page, the place of the first store to it, and the number of bytes that were not written by then.
 static PAGE: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 static FAULT: AtomicUsize = AtomicUsize::new(0);
 static SINK: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 static MISSING: AtomicUsize = AtomicUsize::new(0);
-/// One test at a time has the handler.
+/// Only one test at a time uses the handler.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// What an unwritten byte is; none of the source's is.
+/// The value of an unwritten byte; the source has none of these.
 const UNWRITTEN: u8 = 0xee;
 
 extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     let page_size = rustix::param::page_size();
     let page = PAGE.load(Ordering::Relaxed);
-    // SAFETY: the kernel gives a handler with SA_SIGINFO what it is about.
+    // SAFETY: the kernel passes a handler with SA_SIGINFO a valid description of the signal.
     let info = unsafe { &*info };
-    // SAFETY: it is about a fault, which has a place.
+    // SAFETY: the signal is a fault, which has an address.
     let place = unsafe { info.si_addr() }.addr();
     if !(page.addr()..page.addr() + page_size).contains(&place) {
         // SAFETY: not ours: with the default action the instruction faults again, and ends the process.
@@ -46,7 +46,7 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void
     unsafe { libc::mprotect(page.cast(), page_size, access) };
 }
 
-/// Two pages or more, of which the last cannot be written until a store has faulted on it.
+/// Two pages or more; the last one is read-only until a store has faulted on it.
 struct Trap {
     base: *mut u8,
     bytes: usize,
@@ -63,8 +63,8 @@ impl Trap {
         Self { base: base.cast(), bytes }
     }
 
-    /// Copies so that the last `end` bytes of the sink lie on the trapped page; where the first store to
-    /// that page was, counted from its beginning, and how many bytes before it were not written then.
+    /// Copies so that the last `end` bytes of the sink lie on the trapped page. Returns the offset of the first store
+    /// to that page, and the number of bytes before the page not written by then.
     fn spring<M: Moves>(&self, source: &[u8], end: usize) -> (usize, usize) {
         let page_size = rustix::param::page_size();
         // SAFETY: exclusive memory of this test.
@@ -102,7 +102,7 @@ fn with_handler(test: impl FnOnce()) {
     // SAFETY: both are valid; the handler only reads, stores to atomics and calls mprotect.
     assert_eq!(unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, &raw mut before) }, 0);
     test();
-    // SAFETY: what was there before.
+    // SAFETY: restores the previous action.
     assert_eq!(unsafe { libc::sigaction(libc::SIGSEGV, &raw const before, ptr::null_mut()) }, 0);
 }
 
@@ -112,9 +112,9 @@ fn the_end_comes_last<M: Moves>() {
         for length in lengths().filter(|&length| length > 1) {
             let source: Vec<u8> = (0..=200).cycle().take(length).collect();
             let end = (1 << length.ilog2()).min(8);
-            // As much as the last store has; and less, so that it begins on the page before.
-            assert_eq!(trap.spring::<M>(&source, end), (0, 0), "{length}: not all before the end");
-            // Elsewhere a store that faults half-way may have written the first half.
+            // First exactly the bytes of the last store; then fewer, so that it begins on the page before.
+            assert_eq!(trap.spring::<M>(&source, end), (0, 0), "{length}: bytes follow the end");
+            // On other processors a store that faults half-way may have written the first half.
             if cfg!(not(target_arch = "x86_64")) {
                 continue;
             }
@@ -135,8 +135,8 @@ fn the_last_word_comes_after_all_others_without_avx() {
     the_end_comes_last::<Sse>();
 }
 
-/// Every store of a copy is upwards of the one before, but for what overlaps: wherever a page begins,
-/// nothing on it is written before all of the one before is.
+/// Stores run upwards, except where they overlap. Wherever a page begins, nothing on it is written before all of the
+/// page before.
 #[test]
 fn copies_run_upwards() {
     let trap = Trap::new(18);
