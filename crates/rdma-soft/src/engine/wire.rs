@@ -1,7 +1,7 @@
-//! Packets: where they arrive, and how a queue pair sends its own.
+//! Packets: their arrival, and how a queue pair sends its own.
 //!
-//! What packets mean is decided by `rdma_proto`; the sides of a queue pair are its [`Work`](rdma_proto::Work)
-//! and its [`Host`](rdma_proto::Host).
+//! `rdma_proto` decides what packets mean; the sides of a queue pair are its [`Work`](rdma_proto::Work) and its
+//! [`Host`](rdma_proto::Host).
 
 use std::sync::{Arc, Weak};
 
@@ -18,68 +18,69 @@ use crate::engine::wire::word::WordKey;
 use crate::fabric::clock::Time;
 use crate::fabric::run_queue::Task;
 
-/// After how many packets the turn of a queue pair is over, and that of a device. The last run of packets is whole.
+/// The number of packets after which the turn of a queue pair, or of a device, ends. The last run of packets is whole.
 pub(crate) const TURN: u32 = 16;
 
-/// What carries packets out of this process: to another process of the host, or to other hosts.
+/// A carrier of packets out of this process: to another process of the host, or to other hosts.
 pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
-    /// Whether what they go to has ended, so that nothing arrives there any more.
+    /// Returns true if the far end has ended, so that nothing arrives there any longer.
     fn has_ended(&self) -> bool;
 
-    /// When it ends, this one gets a turn; at once if it has.
+    /// Gives this task a turn when the far end ends; at once if it has ended.
     fn add_user(&self, user: Weak<dyn Task>);
 
-    /// A buffer for the payload of one burst, which is to be [sent](Self::send) or [given back](Self::give_back). If
-    /// there is no space the sender gets another turn when there is.
+    /// Returns a buffer for the payload of one burst, to be [sent](Self::send) or [returned](Self::give_back). If there
+    /// is no space, the sender gets another turn when there is.
     fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>>;
 
-    /// The same for a datagram of so many bytes.
+    /// Like [`buffer`](Self::buffer), for a datagram of that many bytes.
     fn datagram_buffer(&self, sender: Weak<dyn Task>, _length: usize) -> Option<Box<[u8]>> {
         self.buffer(sender)
     }
 
     fn give_back(self: Arc<Self>, buffer: Box<[u8]>);
 
-    /// Whether a datagram is lost for which there is no space, so that one process that takes nothing keeps none to others
-    /// waiting.
+    /// Returns true if datagrams without space are lost. Then one process that stops receiving does not keep space from
+    /// the others.
     fn loses_datagrams(&self) -> bool;
 
-    /// Whether all that is sent arrives, as long as what it goes to has not ended. If so it can be [asked](Self::ask).
+    /// Returns true if everything sent arrives, unless the far end ends. Such a carrier can be [queried](Self::ask).
     fn loses_nothing(&self) -> bool {
         false
     }
 
-    /// Has it asked whether all is executed that was sent before, and calls the sender when it is. Says by what number the
-    /// answer is known.
+    /// Asks the far end whether everything sent before is executed, and gives the sender a turn when it is. Returns the
+    /// number of the question.
     fn ask(self: Arc<Self>, sender: Weak<dyn Task>) -> u32;
 
     fn has_answered(&self, question: u32) -> bool;
 
-    /// Whether it has neither taken nor answered anything for as long as the device waits for that.
+    /// Returns true if the far end has received and answered nothing for as long as the device tolerates.
     fn is_silent(&self) -> bool;
 
-    /// Whether it carries [void refusals](Letter::void).
+    /// Returns true if the carrier supports [void refusals](Letter::void).
     fn carries_void(&self) -> bool;
 
-    /// Sends a letter, whose payload is in such a buffer.
+    /// Sends a letter with a payload in such a buffer.
     fn send(self: Arc<Self>, letter: Letter);
 
-    /// Sends at once what waits, as far as the link takes it. The caller holds no lock but the receive side of a device.
+    /// Sends waiting letters at once, as far as the link accepts them. The caller holds no lock except the receive side
+    /// of a device.
     fn flush(self: Arc<Self>);
 
-    /// A word by which a connection learns how far its requests are executed, without an answer for each: it gets a turn
-    /// when the word changes. `None` if there is none to be had.
+    /// Claims a word that shows a connection how far its requests are executed, without an answer for each. The user
+    /// gets a turn when the word changes. Returns `None` if no word is available.
     fn claim_word(&self, user: Weak<dyn Task>) -> Option<WordKey> {
         let _ = user;
         None
     }
 
-    /// The connection needs its word no more.
+    /// Releases a connection's word.
     fn release_word(&self, word: WordKey) {
         let _ = word;
     }
 
-    /// The packet that is expected next, as the word says; `None` if it says nothing.
+    /// Returns the packet that is expected next, according to the word; `None` if the word holds nothing.
     fn expected(&self, word: WordKey) -> Option<Psn> {
         let _ = word;
         None
@@ -88,24 +89,24 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
 
 /// The inbox of a device of this process, as its senders use it.
 pub(crate) trait Mailbox: Send + Sync + std::fmt::Debug {
-    /// A buffer for the payload of one burst, which is to be [sent](Self::send) or [given back](Self::give_back). If
-    /// there is no space the sender gets another turn when there is.
+    /// Returns a buffer for the payload of one burst, to be [sent](Self::send) or [returned](Self::give_back). If there
+    /// is no space, the sender gets another turn when there is.
     fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>>;
 
-    /// Whether there is space, for a sender that has something for several of them. If there is none it gets another turn
-    /// when there is.
+    /// Returns true if there is space, for a sender that sends to several inboxes. If there is none, the sender gets
+    /// another turn when there is.
     fn has_room(&self, sender: Weak<dyn Task>) -> bool;
 
-    /// A buffer as [`buffer`](Self::buffer) gives it, for a sender that has [found space](Self::has_room): also if others
-    /// have taken it since, so that it is for all of them or for none.
+    /// Returns a buffer like [`buffer`](Self::buffer), for a sender that has [found space](Self::has_room). It succeeds
+    /// even if other senders took the space since, so that the letter reaches all inboxes or none.
     fn buffer_at_once(&self) -> Box<[u8]>;
 
     fn give_back(&self, buffer: Box<[u8]>);
 
-    /// Sends a letter, whose payload is in such a buffer, from a device.
+    /// Sends a letter with a payload in such a buffer, from a device.
     fn send(&'static self, from: &'static Adapter, letter: Letter);
 
-    /// A packet that was sent has arrived.
+    /// Receives a packet that was sent.
     fn arrive(&self, letter: Letter);
 }
 
@@ -134,44 +135,44 @@ impl Drop for Word {
     }
 }
 
-/// Where packets go.
+/// The destination of packets.
 #[derive(Debug, Clone)]
 pub(crate) enum Outlet {
-    /// They leave the device, and arrive nowhere.
+    /// Packets leave the device, and arrive nowhere.
     Nowhere,
-    /// To a device of this process.
+    /// A device of this process.
     Inbox(&'static dyn Mailbox),
-    /// Out of this process.
+    /// A carrier out of this process.
     Carrier(Arc<dyn Carrier>),
 }
 
 impl Outlet {
-    /// Whether nothing arrives.
+    /// Returns true if nothing arrives.
     pub(crate) fn is_nowhere(&self) -> bool {
         matches!(self, Self::Nowhere) || self.has_ended()
     }
 
-    /// Whether what was there has ended.
+    /// Returns true if the far end has ended.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self, Self::Carrier(carrier) if carrier.has_ended())
     }
 
-    /// Whether all that is sent arrives at another process of this host, as long as that has not ended.
+    /// Returns true if everything sent arrives at another process of this host, unless that process ends.
     pub(crate) fn loses_nothing(&self) -> bool {
         matches!(self, Self::Carrier(carrier) if carrier.loses_nothing())
     }
 
-    /// Whether it leads to other hosts.
+    /// Returns true if packets go to other hosts.
     pub(crate) fn is_network(&self) -> bool {
         matches!(self, Self::Carrier(carrier) if !carrier.loses_nothing())
     }
 
-    /// Whether a datagram is lost for which there is no space.
+    /// Returns true if datagrams without space are lost.
     pub(crate) fn loses_datagrams(&self) -> bool {
         matches!(self, Self::Carrier(carrier) if carrier.loses_datagrams())
     }
 
-    /// What carries packets out of this process.
+    /// The carrier that takes packets out of this process.
     pub(crate) fn carrier(&self) -> Option<&Arc<dyn Carrier>> {
         match self {
             Self::Carrier(carrier) => Some(carrier),
@@ -179,13 +180,13 @@ impl Outlet {
         }
     }
 
-    /// Whether it carries [void refusals](Letter::void).
+    /// Returns true if it supports [void refusals](Letter::void).
     pub(crate) fn carries_void(&self) -> bool {
         matches!(self, Self::Carrier(carrier) if carrier.carries_void())
     }
 
-    /// A buffer for the payload of one burst, which is to be [sent](Self::send) or [given back](Self::give_back). If
-    /// there is no space the sender gets another turn when there is.
+    /// Returns a buffer for the payload of one burst, to be [sent](Self::send) or [returned](Self::give_back). If there
+    /// is no space, the sender gets another turn when there is.
     pub(crate) fn buffer(&self, sender: Weak<dyn Task>) -> Option<Box<[u8]>> {
         match self {
             Self::Nowhere => None,
@@ -194,7 +195,7 @@ impl Outlet {
         }
     }
 
-    /// The same for a datagram of so many bytes.
+    /// Like [`buffer`](Self::buffer), for a datagram of that many bytes.
     pub(crate) fn datagram_buffer(&self, sender: Weak<dyn Task>, length: u64) -> Option<Box<[u8]>> {
         match self {
             Self::Carrier(carrier) => {
@@ -213,7 +214,7 @@ impl Outlet {
         }
     }
 
-    /// Sends a letter, whose payload is in such a buffer, from a device.
+    /// Sends a letter with a payload in such a buffer, from a device.
     pub(crate) fn send(&self, from: &'static Adapter, letter: Letter) {
         match self {
             Self::Nowhere => drop(letter),
@@ -223,7 +224,7 @@ impl Outlet {
     }
 }
 
-/// Where the packets of a connection go.
+/// The route of a connection's packets.
 #[derive(Debug, Clone)]
 pub(crate) struct Route {
     pub(crate) path: Path,
@@ -231,14 +232,14 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// What an event says of packets of a connection that takes this route.
+    /// The owner of packets, for events about a connection that uses this route.
     pub(super) fn whose(&self, own: &Station, peer_qpn: u32) -> Whose {
         let peer_qpn = Some(peer_qpn);
         Whose { qpn: own.qpn, peer_qpn, address: Some(self.path.remote) }
     }
 }
 
-/// What packets of a connection say of it.
+/// The connection as its packets describe it.
 pub(crate) fn connection(peer_qpn: u32, mtu_log2: u32) -> Connection {
     let code = u8::try_from(mtu_log2.saturating_sub(7)).unwrap_or(u8::MAX);
     // The MTU was checked when it was set.
@@ -246,13 +247,13 @@ pub(crate) fn connection(peer_qpn: u32, mtu_log2: u32) -> Connection {
     Connection::new(Qpn::masked(peer_qpn), mtu)
 }
 
-/// The time of the fabric as the protocol counts it.
+/// Converts the time of the fabric to that of the protocol.
 pub(crate) fn time(now: Time) -> rdma_proto::Time {
     rdma_proto::Time::from_nanos(now.nanoseconds())
 }
 
-/// Sends what `next` fills buffers with, which also says whether it may have more, until there is nothing, the link has no
-/// space or the turn is over. Says whether there may be more.
+/// Sends the bursts that `next` puts into buffers, until there are none, the link has no space or the turn is over.
+/// `next` also returns whether it may have more. Returns true if there may be more.
 pub(crate) fn transmit(
     own: &Station,
     (route, word): (&Route, Option<WordKey>),
@@ -260,7 +261,7 @@ pub(crate) fn transmit(
     mut next: impl FnMut(&mut [u8]) -> Option<(Burst, bool)>,
 ) -> bool {
     let mut left = TURN;
-    // No run of packets is longer than a turn, and none is cut off at its end: each is a message or a system call.
+    // No run of packets is longer than a turn, and none is cut off at its end: each costs a message or a system call.
     let room = |buffer: &[u8]| buffer.len().min(TURN as usize * mtu.bytes() as usize);
     let up = own.adapter.port_is_up();
     let tap = own.adapter.tap.as_ref().filter(|_| up);
@@ -310,7 +311,7 @@ pub(crate) fn transmit(
     true
 }
 
-/// Tells the requester that a refusal is void. Says whether the link had space for that; if not there is another turn.
+/// Notifies the requester that a refusal is void. Returns false if the link had no space; then there is another turn.
 pub(super) fn send_void(own: &Station, route: &Route, refusal: Burst) -> bool {
     let Outlet::Carrier(carrier) = &route.outlet else { return true };
     if !own.adapter.port_is_up() || carrier.has_ended() {
@@ -321,7 +322,7 @@ pub(super) fn send_void(own: &Station, route: &Route, refusal: Burst) -> bool {
     true
 }
 
-/// Why one side of a queue pair, connected by that path, does not take packets, if so.
+/// The reason why one side of a queue pair, connected by that path, does not receive packets, if there is one.
 pub(super) fn why_not_taken(listens: bool, path: Option<Path>, letter: &Letter) -> Option<Reason> {
     match path {
         Some(path) if listens => (!letter.path.is_reverse_of(&path)).then_some(Reason::WrongSource),
@@ -330,8 +331,8 @@ pub(super) fn why_not_taken(listens: bool, path: Option<Path>, letter: &Letter) 
     }
 }
 
-/// Counts packets that are dropped, and has them told of. Responses that come after their queue pair has ended are
-/// only counted, since that is how connections end.
+/// Counts dropped packets, and schedules an event about them. Responses that arrive after their queue pair has ended
+/// are only counted, since connections usually end like that.
 pub(crate) fn drop_packets(
     adapter: &'static Adapter,
     letter: &Letter,

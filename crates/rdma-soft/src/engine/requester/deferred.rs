@@ -10,7 +10,7 @@ use crate::engine::station::Station;
 use crate::fabric::deferred::{Deferred, PATIENCE, STEP};
 
 impl<P: Near> SendSide<P> {
-    /// A request was queued: sees to it that it is executed, as the device's schedule says.
+    /// Schedules a queued request, according to the device's schedule.
     pub(crate) fn defer(&mut self, own: &P) {
         if let Some(deferred) = &own.adapter.deferred {
             self.stay_pending(own, deferred);
@@ -29,7 +29,7 @@ impl<P: Near> SendSide<P> {
         }
     }
 
-    /// Has the other thread look at the queue in a moment, if there is something to execute.
+    /// Makes the other thread check the queue in a moment, if there is something to execute.
     pub(crate) fn arm_if_deferred(&self, own: &Station) {
         let Some(deferred) = &own.adapter.deferred else { return };
         if !self.has_work() {
@@ -43,7 +43,7 @@ impl<P: Near> SendSide<P> {
             .set_timer(own.adapter.fabric.clock.now() + Duration::from_micros(u64::from(micros)));
     }
 
-    /// A step on the other thread.
+    /// One step on the other thread.
     pub(crate) fn run_deferred(&mut self, own: &P, aftermath: &mut Aftermath) {
         let Some(deferred) = &own.adapter.deferred else { return };
         let requests = 1 + deferred.below(STEP);
@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn queue_pair_that_was_destroyed_with_work_to_do_is_forgotten() {
         let schedule = Schedule::Deferred { seed: 1 };
-        // Where a leak checker finds it.
+        // In a static, a leak checker finds it.
         static SUBNET: Subnet = Subnet::new();
         static DEVICE: OnceLock<Device> = OnceLock::new();
         let device = DEVICE.get_or_init(|| {

@@ -1,5 +1,5 @@
-//! The direct way to a peer in this process: one attempt at a request is a check on this side, then calls
-//! of the peer's [`Inbound`], with its lock held from the first look to the last byte.
+//! The direct way to a peer in this process. One attempt at a request is a check on this side, then calls of the peer's
+//! [`Inbound`]. The peer's lock is held from the first check to the last byte.
 
 use rdma_types::{AccessFlags, WcStatus as Status};
 
@@ -17,10 +17,10 @@ use crate::memory::copy::{Data, Reach, Segment};
 use crate::memory::grace_period::Visit;
 use crate::memory::region::LOCAL_READ;
 
-/// How much of a request one attempt may copy before it pauses.
+/// The part of a request that one attempt may copy before it pauses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// So many bytes.
+    /// At most this many bytes.
     Bytes(u64),
     /// Half of it, or the rest if something was copied before.
     Half,
@@ -29,7 +29,7 @@ pub(crate) enum Extent {
 impl Extent {
     pub(crate) const WHOLE: Self = Self::Bytes(u64::MAX);
 
-    /// Where an attempt stops to copy a message of `length` bytes, of which `progress` bytes were copied before.
+    /// The end of an attempt to copy a message of `length` bytes, after `progress` bytes were copied before.
     #[inline]
     pub(super) fn end(self, progress: u64, length: u64) -> u64 {
         match self {
@@ -41,11 +41,11 @@ impl Extent {
     }
 }
 
-/// No part of a message is shorter, in bytes, unless all of it is.
+/// The shortest part of a message, in bytes, unless the message is shorter.
 const SHORTEST_PART: u64 = 4096;
 
-/// Where a part of about so many bytes ends: at whole lines, and not shortly before the end, so that no
-/// word is written by halves, and the last one after all others.
+/// The end of a part of about `bytes` bytes: at a whole line, and not shortly before the end of the message. So no word
+/// is written in two parts, and the last word is written after all others.
 #[cold]
 fn part_end(progress: u64, length: u64, bytes: u64) -> u64 {
     let end = progress.saturating_add(bytes.max(SHORTEST_PART)) & !63;
@@ -127,8 +127,7 @@ impl<P: Near> Requester<P> {
         }
     }
 
-    /// Checks the local elements and says how long they are together. What is wrong here is found
-    /// before anything is sent.
+    /// Checks the local elements and returns their total length. Errors on this side are found before anything is sent.
     #[inline]
     pub(super) fn locate_payload(
         &mut self,
@@ -153,7 +152,7 @@ impl<P: Near> Requester<P> {
     }
 }
 
-/// How far a message has come, at its requester.
+/// The progress of a message, at its requester.
 pub(super) struct Progress<'a> {
     pub(super) origin: u64,
     pub(super) copied: &'a mut u64,
@@ -161,7 +160,7 @@ pub(super) struct Progress<'a> {
 }
 
 impl Progress<'_> {
-    /// Has the responder execute a message that it has begun, or the next part of it.
+    /// Makes the responder execute a message that it has begun, or the next part of it.
     #[inline(always)]
     pub(super) fn exchange(
         self,
@@ -200,12 +199,12 @@ mod tests {
     fn parts_are_whole_lines_and_the_last_is_not_short() {
         let end = |bytes, progress, length| Extent::Bytes(bytes).end(progress, length);
         assert_eq!(end(8, 0, 8), 8);
-        assert_eq!(end(4, 0, 8), 8, "a word is not written by halves");
+        assert_eq!(end(4, 0, 8), 8, "a word is not written in two parts");
         assert_eq!(end(3, 0, 4096 + 72), 4096 + 72);
         assert_eq!(end(3, 0, 1 << 20), 4096);
         assert_eq!(end(100_001, 4096, 1 << 20), (4096 + 100_001) / 64 * 64);
-        assert_eq!(end((1 << 20) - 4, 0, 1 << 20), 1 << 20, "four bytes are not left");
-        assert_eq!(end(1, 0, 2 * 4096), 4096, "4096 bytes are no short part");
+        assert_eq!(end((1 << 20) - 4, 0, 1 << 20), 1 << 20, "no rest of four bytes");
+        assert_eq!(end(1, 0, 2 * 4096), 4096, "4096 bytes are long enough for a part");
         assert_eq!(end(u64::MAX, 64, 1 << 31), 1 << 31);
     }
 }

@@ -1,4 +1,4 @@
-//! Driving a send queue: executing its head, and how much of it at a time.
+//! Driving a send queue: executing its head, and the amount executed at a time.
 
 use std::sync::Arc;
 
@@ -16,23 +16,22 @@ use crate::memory::copy::Reach;
 #[cfg(not(loom))]
 mod tests;
 
-/// How much of a queue one drive may execute.
+/// The part of a queue that one drive may execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// So many requests, up to [`STRETCH_BYTES`], by a thread that releases them.
+    /// That many requests, up to [`STRETCH_BYTES`], by a thread that releases them.
     Requests(u32),
-    /// The head, all of it.
+    /// The whole head.
     Head,
-    /// What a thread executes that has other things to do than this queue: so many requests, and no more
-    /// than [`TURN_BYTES`].
+    /// That many requests, but at most [`TURN_BYTES`], by a thread that serves more than this queue.
     Turn(u32),
-    /// As [`Requests`](Self::Requests), by the thread that posts them.
+    /// Like [`Requests`](Self::Requests), by the thread that posts them.
     Stretch(u32),
     /// The head, half-way through its copy.
     HalfOfHead,
 }
 
-/// What is left of some work.
+/// The remaining budget of some work.
 #[derive(Debug, Clone, Copy)]
 struct LeftOfTurn {
     requests: u32,
@@ -41,8 +40,8 @@ struct LeftOfTurn {
 }
 
 impl Work {
-    /// A post on a device with the immediate schedule executes requests of the program that has called:
-    /// what it names is there.
+    /// Returns the reach of copies. A post on a device with the immediate schedule executes requests of the calling
+    /// program, so their memory is mapped.
     fn reach(self, own: &Station) -> Reach {
         match self {
             Self::Stretch(_) if own.immediate => Reach::Mapped,
@@ -67,8 +66,8 @@ impl LeftOfTurn {
 }
 
 impl<P: Near> SendSide<P> {
-    /// Executes from the head of the queue; a blocked head is tried again first. Says how many
-    /// requests ended. If requests go as packets, this lets them go; they end later.
+    /// Executes from the head of the queue; a blocked head is tried again first. Returns the number of requests that
+    /// ended. Requests that go as packets are only released here; they end later.
     pub(crate) fn drive(&mut self, own: &P, work: Work, aftermath: &mut Aftermath) -> u32 {
         self.drive_within(own, &mut LeftOfTurn::of(work), work.reach(own), aftermath)
     }
@@ -117,7 +116,7 @@ impl<P: Near> SendSide<P> {
         ended
     }
 
-    /// Whether there is something to execute that nothing holds back.
+    /// Returns true if there is something to execute that nothing holds back.
     pub(crate) fn has_work(&self) -> bool {
         self.may_run()
             && self.blocked == Blocked::No
@@ -125,19 +124,18 @@ impl<P: Near> SendSide<P> {
             && self.wire.as_ref().is_none_or(|wire| self.holds_back(wire))
     }
 
-    /// Executes a turn of this queue. What is left is for whoever polls next, or posts here, or for the
-    /// device's thread.
+    /// Executes a turn of this queue. The next thread to poll, or to post here, does the rest, or the device's thread.
     pub(crate) fn take_turn(&mut self, own: &P, aftermath: &mut Aftermath) {
         self.take_part(own, &mut Turn::new(), aftermath);
     }
 
-    /// Executes of this queue what is left of a turn: nothing if the turn is over.
+    /// Executes the rest of a turn on this queue: nothing if the turn is over.
     pub(crate) fn take_part(&mut self, own: &P, turn: &mut Turn, aftermath: &mut Aftermath) {
         let requests = match (own.immediate, &own.adapter.deferred) {
             (true, _) => turn.requests,
-            // Under a schedule that holds requests back, the one that has begun.
+            // Under a schedule that holds requests back, only the request that has begun goes on.
             (false, Some(_)) => turn.requests.min(1),
-            // What is held goes on as it was told to, whole.
+            // A held request goes on as instructed, whole.
             (false, None) => {
                 self.drive(own, Work::Head, aftermath);
                 return;
@@ -152,7 +150,7 @@ impl<P: Near> SendSide<P> {
         self.leave_rest(own);
     }
 
-    /// Has what can be executed go on soon.
+    /// Schedules the execution of the remaining requests.
     pub(crate) fn leave_rest(&self, own: &Station) {
         if !own.immediate {
             self.arm_if_deferred(own);
@@ -161,7 +159,7 @@ impl<P: Near> SendSide<P> {
         }
     }
 
-    /// Gives the head up.
+    /// Gives up the request at the head.
     pub(super) fn give_up(&mut self, own: &P, status: Status, aftermath: &mut Aftermath) {
         if !self.may_run() {
             return;
@@ -172,8 +170,8 @@ impl<P: Near> SendSide<P> {
     }
 }
 
-/// Executes up to so many of the requests that are there, and lets others have the locks between long copies. Says
-/// how many ended by this.
+/// Executes at most `most` of the requests in the queue, and yields the locks between long copies. Returns the number
+/// of requests that ended.
 pub(crate) fn release<P: Near>(own: &Arc<P>, most: u32) -> u32 {
     let mut ended = 0;
     let mut begun = None;
@@ -183,11 +181,11 @@ pub(crate) fn release<P: Near>(own: &Arc<P>, most: u32) -> u32 {
             let mut send = own.send_side().lock();
             let there = (u32::try_from(send.queue.len()).unwrap_or(u32::MAX), send.incarnation);
             let (count, incarnation) = *begun.get_or_insert(there);
-            // What was posted since a reset was not there.
+            // Requests posted after a reset were not in the queue.
             let left = if send.incarnation == incarnation { most.min(count) - ended } else { 0 };
             let done = send.drive(own, Work::Requests(left), &mut aftermath);
             ended += done;
-            // What goes as packets ends later.
+            // Requests that go as packets end later.
             let more = done < left && send.wire.is_none() && send.has_work();
             if !more {
                 send.leave_rest(own);
@@ -209,15 +207,14 @@ pub(crate) fn release_half<P: Near>(own: &Arc<P>) {
     aftermath.settle(own);
 }
 
-/// Executes requests up to number `upto` on the thread that posted them, and lets others have the locks
-/// between long copies.
+/// Executes requests up to number `upto` on the thread that posted them, and yields the locks between long copies.
 #[cold]
 pub(crate) fn run_posted<P: Near>(own: &Arc<P>, upto: u32) {
     loop {
         let mut aftermath = Aftermath::default();
         let (more, peer) = {
             let mut send = own.send_side().lock();
-            // Behind them may be what others have posted meanwhile.
+            // Other threads may have posted more requests after them meanwhile.
             let left = |send: &SendSide<P>| upto.wrapping_sub(send.head_index()).cast_signed();
             let requests = u32::try_from(left(&send)).unwrap_or(0);
             send.drive(own, Work::Stretch(requests), &mut aftermath);
@@ -235,7 +232,7 @@ pub(crate) fn run_posted<P: Near>(own: &Arc<P>, upto: u32) {
     }
 }
 
-/// Lets those have the locks who wait for them, between two long copies.
+/// Yields the locks to waiters between two long copies.
 #[cold]
 pub(super) fn let_others<P: Near>(own: &Arc<P>, peer: Option<Arc<P>>) {
     own.send_side().let_others();
@@ -244,7 +241,7 @@ pub(super) fn let_others<P: Near>(own: &Arc<P>, peer: Option<Arc<P>>) {
     }
 }
 
-/// There is another timeout, which counts from now on, also for a request that has no answer yet.
+/// Applies a new timeout from now on, also to a request that has no answer yet.
 pub(crate) fn wait_anew<P: Near>(own: &Arc<P>) {
     {
         let mut send = own.send_side().lock();
@@ -262,8 +259,7 @@ pub(crate) fn wait_anew<P: Near>(own: &Arc<P>) {
     own.adapter.fabric.run_queue.run();
 }
 
-/// Ready to send again, after a drain: goes on with what was posted meanwhile, and looks whether what has
-/// waited still has to.
+/// Resumes after a drain: goes on with requests posted meanwhile, and checks whether waiting ones still have to wait.
 pub(crate) fn resume<P: Near>(own: &Arc<P>) {
     let mut aftermath = Aftermath::default();
     {
@@ -271,7 +267,7 @@ pub(crate) fn resume<P: Near>(own: &Arc<P>) {
         if own.immediate || send.blocked != Blocked::No {
             send.take_turn(own, &mut aftermath);
         } else {
-            // What the schedule let go while the queue was drained has not been sent.
+            // Requests released by the schedule while the queue was drained have not been sent.
             if send.wire.is_some() {
                 own.entry.queue();
             }

@@ -7,7 +7,7 @@ use crate::engine::requester::peer::Near;
 use crate::memory::grace_period;
 use crate::memory::window::{Bind, WindowKind};
 
-/// A bind travels in fields of the [`Operation`] that other requests use otherwise.
+/// A bind uses fields of the [`Operation`] that have another meaning in other requests.
 impl Bind {
     pub(crate) fn into_operation(self) -> Operation {
         Operation {
@@ -33,16 +33,15 @@ impl Bind {
     }
 }
 
-/// Executes such a request of this queue pair; what it takes back is out of every peer's reach when this returns. The
-/// send lock is held.
+/// Executes a local request of this queue pair. When this returns, no peer can reach memory whose window was unbound or
+/// invalidated. The caller holds the send lock.
 ///
-/// Whatever is wrong is one status, which the specification calls memory management operation error
-/// (IBTA volume 1, 11.6.2).
+/// All errors have one status, which the specification calls memory management operation error (IBTA volume 1, 11.6.2).
 #[cold]
 pub(crate) fn execute(own: &impl Near, operation: &Operation) -> Result<(), WcStatus> {
     let done = match operation.opcode {
         Opcode::BindWindow => match own.pd.bind(&Bind::of(operation), own.id) {
-            // Any queue pair of the domain may be using what it was bound to.
+            // Any queue pair of the domain may be using the former binding.
             Some(WindowKind::One) => {
                 grace_period::wait();
                 true

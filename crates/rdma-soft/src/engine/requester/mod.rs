@@ -1,6 +1,5 @@
-//! The requester of a queue pair: its queue, its connection, why it waits, and the completions of what was
-//! posted, in order. It is driven by the thread that posts, or by whoever finds that it can go on, under
-//! the send lock.
+//! The requester of a queue pair: its queue, its connection, the reason why it waits, and the completions of posted
+//! requests, in order. The posting thread drives it, or a thread that finds it able to go on, under the send lock.
 
 mod deferred;
 pub(crate) mod direct;

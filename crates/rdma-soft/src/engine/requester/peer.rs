@@ -10,8 +10,7 @@ use crate::engine::station::{Owner, Station};
 use crate::engine::wire::{Mailbox, Outlet};
 use crate::sync::Lock;
 
-/// A queue pair of this process: a requester's own, or its peer. There is one implementation, and all calls of it are
-/// static.
+/// A queue pair of this process: a requester's own, or its peer. There is one implementation, so all calls are static.
 pub(crate) trait Near: Owner + Deref<Target = Station> + Sized + 'static {
     fn send_side(&self) -> &Lock<SendSide<Self>>;
 
@@ -35,7 +34,7 @@ pub(crate) trait Near: Owner + Deref<Target = Station> + Sized + 'static {
     /// The members of a group on devices to which this one copies directly, if their port is up.
     fn members_of(&self, group: Group) -> impl Iterator<Item = Arc<Self>>;
 
-    /// The outlet of packets to a group beside the devices of this process.
+    /// The outlet of packets to a group outside the devices of this process.
     fn outlet_from(&self, path: &Path) -> Option<Outlet>;
 }
 

@@ -19,14 +19,14 @@ use crate::engine::turn::STRETCH_BYTES;
 use crate::memory::copy::Reach;
 use crate::sync::Ordering;
 
-/// Posts requests until one is refused; those before it stay posted. `next` is asked for one at a time,
-/// under the send lock, which others may have whenever [`STRETCH_BYTES`] were posted.
+/// Posts requests until one is refused; those before it stay posted. `next` is called for each, under the send lock.
+/// The lock is yielded whenever [`STRETCH_BYTES`] were posted.
 #[inline]
 pub(crate) fn post_each<'a, P: Near>(
     own: &Arc<P>,
     mut next: impl FnMut() -> Option<Result<(Request, Payload<'a>), Refusal>>,
 ) -> Result<(), Refusal> {
-    // Whether what others posted before is in the queue: then this thread executes a turn of it.
+    // Whether the queue holds earlier requests of others: then this thread executes a turn of it.
     let mut behind_others = None;
     loop {
         let mut aftermath = Aftermath::default();
@@ -65,7 +65,7 @@ pub(crate) fn post_each<'a, P: Near>(
     }
 }
 
-/// Posts all requests, or none if one is refused, and goes through them twice for that.
+/// Posts all requests, or none if one is refused. For that it iterates twice.
 pub(crate) fn post_all<'a, P: Near>(
     own: &Arc<P>,
     requests: impl ExactSizeIterator<Item = Result<(Request, Payload<'a>), Refusal>> + Clone,
@@ -84,7 +84,7 @@ pub(crate) fn post_all<'a, P: Near>(
     })
 }
 
-/// As [`post_each`], for datagrams.
+/// Like [`post_each`], for datagrams.
 pub(crate) fn post_datagrams<'a, P: Near>(
     own: &Arc<P>,
     next: &mut dyn FnMut() -> Option<Result<(Request, Payload<'a>), Refusal>>,
@@ -100,8 +100,7 @@ pub(crate) fn post_datagrams<'a, P: Near>(
     })
 }
 
-/// Has requests queued first and executed then, so that there is one copy of the code that executes within a
-/// post.
+/// Queues requests first and then executes them. So the code that executes within a post exists once.
 fn post_by_queue<P: Near>(
     own: &Arc<P>,
     queue: impl FnOnce(&mut SendSide<P>) -> Result<(), Refusal>,
@@ -128,7 +127,7 @@ fn post_by_queue<P: Near>(
     result
 }
 
-/// That a datagram is one, and goes somewhere.
+/// Checks that a datagram is a plain send, and has a destination.
 fn check_destination(
     own: &Station,
     request: &Request,
@@ -144,8 +143,9 @@ fn check_destination(
 }
 
 impl<P: Near> SendSide<P> {
-    /// What a post leaves in the queue: the number behind the last request, if this thread is to execute
-    /// them before it returns. What is behind requests of others is not its own work: it takes a turn.
+    /// Handles the requests that a post leaves in the queue. Returns one more than the number of the last one, if this
+    /// thread is to execute them before it returns. Requests after those of others are not only its own work: it then
+    /// takes a turn.
     #[inline]
     fn rest(&mut self, own: &P, behind_others: bool, aftermath: &mut Aftermath) -> Option<u32> {
         if self.queue.is_empty() || !own.immediate || !self.has_work() {
@@ -187,7 +187,7 @@ impl<P: Near> SendSide<P> {
     /// Queues a request that is not executed now; a queue in error flushes it.
     fn post_later(&mut self, own: &P, request: &Request, payload: Payload<'_>) {
         if matches!(self.state, QpState::ERR | QpState::SQE) {
-            // What is queued was posted before, and may not be flushed yet.
+            // The queued requests were posted before, and may not be flushed yet.
             self.flush(own);
             self.posted = self.posted.wrapping_add(1);
             let status = Status::WR_FLUSH_ERR;
@@ -201,7 +201,7 @@ impl<P: Near> SendSide<P> {
         }
     }
 
-    /// What this queue pair cannot take at all. `EINVAL` and `ENOMEM` as providers give them.
+    /// Checks for requests that this queue pair never accepts. Returns `EINVAL` and `ENOMEM` like other providers.
     #[inline(always)]
     pub(super) fn check(
         &mut self,
@@ -223,7 +223,7 @@ impl<P: Near> SendSide<P> {
         self.check_room(own, 1)
     }
 
-    /// Whether so many more requests have space, of which there is at least one.
+    /// Checks that `count` more requests have space; `count` is at least one.
     #[inline]
     fn check_room(&mut self, own: &Station, count: u32) -> Result<(), Refusal> {
         let fits = |send: &Self| {
@@ -239,7 +239,7 @@ impl<P: Near> SendSide<P> {
         Ok(())
     }
 
-    /// Whether a request that is no plain send or write can be posted here.
+    /// Returns true if a request other than a plain send or write can be posted here.
     #[cold]
     fn allows(&self, own: &Station, opcode: Opcode, inline: bool) -> bool {
         if opcode.fetches() {

@@ -16,14 +16,14 @@ struct RequestSlot {
     inline: bool,
 }
 
-/// A ring of copies: nothing of the caller's request is used after its post returned. All memory is
-/// taken when the queue pair is created.
+/// A ring of copies: nothing of the caller's request is used after its post returned. All memory is allocated when the
+/// queue pair is created.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     slots: Box<[RequestSlot]>,
     sges: Box<[Sge]>,
     inline: Box<[u8]>,
-    /// Where each request goes, if it says so itself: only of datagrams.
+    /// The destination of each request that names one: only datagrams do.
     destinations: Box<[Option<AddressVector>]>,
     max_sge: usize,
     max_inline: usize,
@@ -36,7 +36,7 @@ impl SendQueue {
         let slots = capacity.send_wr.max(1) as usize;
         let max_sge = capacity.send_sge.max(1) as usize;
         let max_inline = capacity.inline as usize;
-        // All of it, before any is touched.
+        // Reserve all memory before any is touched.
         let requests = Room::new(slots)?;
         let sges = Room::each(slots, max_sge)?;
         let inline = Room::each(slots, max_inline)?;
@@ -67,8 +67,7 @@ impl SendQueue {
         (self.head + offset) % self.slots.len()
     }
 
-    /// Copies a request in. The caller has checked it against the queue's limits, so that the queue
-    /// has space.
+    /// Copies a request into the queue. The caller has checked it against the queue's limits, so the queue has space.
     pub(crate) fn push(&mut self, request: &Request, payload: Payload<'_>) {
         debug_assert!(self.len < self.slots.len());
         let slot = self.slot_at(self.len);
@@ -93,7 +92,7 @@ impl SendQueue {
         self.at(0)
     }
 
-    /// The request so many places behind the head.
+    /// The request `offset` places after the head.
     #[inline]
     pub(crate) fn at(&self, offset: usize) -> Option<(Request, Payload<'_>)> {
         if offset >= self.len {
@@ -104,7 +103,7 @@ impl SendQueue {
         let first = place * self.max_sge;
         let sges = &self.sges[first..first + slot.sges];
         let payload = if slot.inline {
-            // For those who read from here on: `push` has borrowed all of it exclusively since.
+            // Exposed again for reads from here on: `push` has borrowed all of it exclusively since.
             self.inline.as_ptr().expose_provenance();
             // SAFETY: `take_inline` pointed the element at the slot's own bytes, which stay in place and are
             // not written until the request is popped (SAFETY.md F12). They are exposed above, by a pointer
@@ -129,7 +128,7 @@ impl SendQueue {
     }
 }
 
-/// Gathers inline data into a queue's own memory and describes it there.
+/// Gathers inline data into a queue's own memory, and returns the element for it.
 pub(crate) fn take_inline(room: &mut [u8], payload: Payload<'_>) -> Sge {
     let address = room.as_mut_ptr().expose_provenance() as u64;
     let mut length = 0;
@@ -194,7 +193,7 @@ mod tests {
         }
     }
 
-    /// Queues a request with these parts inline, and overwrites them.
+    /// Queues a request with these parts inline, and overwrites the parts.
     fn push_inline(queue: &mut SendQueue, parts: &[&[u8]]) {
         let mut parts: Vec<_> = parts.iter().map(|part| part.to_vec()).collect();
         let element = |part: &mut Vec<u8>| Sge {

@@ -1,4 +1,4 @@
-//! A send request as the engine sees it, whatever form it was posted in.
+//! A send request as the engine sees it, independent of the form in which it was posted.
 #![allow(unsafe_code)]
 
 use crate::address::AddressVector;
@@ -6,22 +6,23 @@ use crate::engine::operation::Operation;
 use crate::memory::copy::Segment;
 use crate::memory::sge::Sge;
 
-/// What a send request says besides its data.
+/// The parameters of a send request, besides its data.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) wr_id: u64,
     pub(crate) signaled: bool,
-    /// The request waits for the READs and atomics before it. On the direct way each request waits for all before it.
+    /// Whether the request waits for the READs and atomics before it. On the direct way each request waits for all
+    /// before it.
     pub(crate) fence: bool,
     pub(crate) operation: Operation,
     /// The queue pair that a datagram is for.
     pub(crate) destination_qpn: u32,
-    /// What a datagram shows there.
+    /// The Q_Key that a datagram carries.
     pub(crate) qkey: u32,
 }
 
 impl Request {
-    /// What an unused slot holds.
+    /// The content of an unused slot.
     pub(crate) const EMPTY: Self = Self {
         wr_id: 0,
         signaled: false,
@@ -32,8 +33,8 @@ impl Request {
     };
 }
 
-/// What a request refers to. Its local data: ranges of registered memory, or plain memory for inline
-/// data. And where a datagram goes.
+/// The memory that a request refers to. Its local data is ranges of registered memory, or plain memory for inline data.
+/// A datagram also has a destination.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Payload<'a> {
     sges: &'a [Sge],
@@ -58,7 +59,7 @@ impl<'a> Payload<'a> {
         Self { sges, inline: true, destination: None }
     }
 
-    /// This payload, to be sent to that address.
+    /// The same payload, to be sent to that address.
     #[inline]
     pub(crate) fn to(self, destination: Option<&'a AddressVector>) -> Self {
         Self { destination, ..self }
@@ -84,7 +85,7 @@ impl<'a> Payload<'a> {
         self.sges.iter().map(|sge| u64::from(sge.length)).sum()
     }
 
-    /// The ranges of inline data; nothing if the payload is keyed.
+    /// The ranges of inline data; none if the payload is keyed.
     #[inline]
     pub(crate) fn inline_segments(&self) -> impl Iterator<Item = Segment> + use<'a> {
         let sges = if self.inline { self.sges } else { &[] };

@@ -1,4 +1,4 @@
-//! The requester's half of a queue pair: its queue, its connection, and why it waits.
+//! The requester's half of a queue pair: its queue, its connection, and the reason why it waits.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -23,18 +23,18 @@ use crate::memory::room::Room;
 /// The way to a connection's other end.
 #[derive(Debug)]
 pub(crate) enum Peer<P> {
-    /// Not looked for, or not found, yet; or whoever was there listens no more.
+    /// The peer was not looked up, or not found, yet; or the one found does not listen any longer.
     Unresolved,
-    /// In this process; the responder's lock says whether it still listens.
+    /// The peer is in this process; its responder, under the lock, shows whether it still listens.
     Direct(Arc<P>),
 }
 
-/// What the requester knows of its connection.
+/// The requester's state of its connection.
 #[derive(Debug)]
 pub(crate) struct Requester<P> {
-    /// What responders know this connection by.
+    /// The origin by which responders know this connection.
     pub(crate) origin: Origin,
-    /// Where the next origin comes from.
+    /// The source of the next origin's number.
     ids: &'static Ids,
     pub(crate) peer_qpn: u32,
     /// The next packet sequence number.
@@ -45,17 +45,17 @@ pub(crate) struct Requester<P> {
     pub(crate) retries: u8,
     pub(crate) rnr_retries: u8,
     pub(crate) max_rd_atomic: u8,
-    /// The Q_Key of datagrams whose requests name none.
+    /// The Q_Key of datagrams with requests that name none.
     pub(crate) qkey: u32,
-    /// Found at the first request of a connection.
+    /// The peer, found at the first request of a connection.
     pub(crate) peer: Peer<P>,
-    /// Where the last datagram went.
+    /// The receiver of the last datagram.
     pub(super) last: Weak<P>,
-    /// Bytes of the head request that were copied. They count for nothing if the responder has
-    /// [begun](crate::engine::responder::side::Responder::begun) something else since.
+    /// Bytes of the head request that were copied. They do not count if the responder has
+    /// [begun](crate::engine::responder::side::Responder::begun) another message since.
     pub(crate) progress: u64,
-    /// Scratch of one attempt: where the data of its request is here. What an attempt leaves is not used:
-    /// the next one begins by clearing it (SAFETY.md F14).
+    /// Scratch of one attempt: the local memory of its request. What an attempt leaves is not used: the next one begins
+    /// by clearing it (SAFETY.md F14).
     pub(crate) local: Vec<Segment>,
 }
 
@@ -79,7 +79,7 @@ impl<P> Requester<P> {
         })
     }
 
-    /// Sets what was given of an `ibv_qp_attr`.
+    /// Sets the given attributes of an `ibv_qp_attr`.
     pub(crate) fn set(
         &mut self,
         new: &Settings,
@@ -116,7 +116,7 @@ impl<P> Requester<P> {
         }
     }
 
-    /// Goes along another path from now on, to whoever is there.
+    /// Uses another path from now on, to the queue pair found there.
     pub(crate) fn go(&mut self, path: Option<Path>) {
         self.origin = Origin { number: self.ids.unique(), path, ..self.origin };
         (self.peer, self.last) = (Peer::Unresolved, Weak::new());
@@ -130,15 +130,15 @@ impl<P> Requester<P> {
         }
     }
 
-    /// How many packets a message takes, each with a sequence number: one for each MTU, at least one (IBTA
-    /// volume 1, 9.7.1).
+    /// The number of packets of a message, each with a sequence number: one for each MTU, at least one (IBTA volume 1,
+    /// 9.7.1).
     #[inline]
     pub(super) fn packets(&self, length: u64) -> u32 {
         packets(length, self.mtu_log2)
     }
 
-    /// How long the requester waits for an answer: 4.096 us x 2^code, without a limit with code 0
-    /// (IBTA volume 1, 9.7.6.1.3).
+    /// The time that the requester waits for an answer: 4.096 us x 2^code, without a limit with code 0 (IBTA volume 1,
+    /// 9.7.6.1.3).
     pub(crate) fn answer_timeout(&self) -> Option<Duration> {
         match self.ack_timeout {
             0 => None,
@@ -158,38 +158,38 @@ pub(super) fn local_length(opcode: Opcode, length: u64) -> Result<u32, WcStatus>
     u32::try_from(length).ok().filter(|_| !wrong_length).ok_or(WcStatus::LOC_LEN_ERR)
 }
 
-/// How many packets a message has, at an MTU of two to the power of `mtu_log2` bytes.
+/// The number of packets of a message, at an MTU of two to the power of `mtu_log2` bytes.
 #[inline]
 fn packets(length: u64, mtu_log2: u32) -> u32 {
-    // At most 2^31 / 2^8 packets, so that the mask takes nothing away.
+    // There are at most 2^31 / 2^8 packets, so the mask removes nothing.
     let more = (length.saturating_sub(1) >> mtu_log2) & 0x00ff_ffff;
     1 + more as u32
 }
 
-/// Why the head of the send queue waits.
+/// The reason why the head of the send queue waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blocked {
     No,
-    /// The receiver has no request; given up at that time, never without one.
+    /// The receiver has no request. The request is given up at that time, or never without one.
     NotReady {
         until: Option<Time>,
     },
-    /// Nothing answers; tried again at that time so many times more, never without a time.
+    /// The peer does not answer. The request is tried again at that time, `left` more times, or never without a time.
     Unanswered {
         at: Option<Time>,
         left: u8,
     },
-    /// The link has no space for its packet, and calls when it has.
+    /// The link has no space for its packet, and gives the queue pair a turn when it has.
     NoRoom,
 }
 
-/// How an attempt at a request ended.
+/// The result of an attempt at a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Done {
         bytes: u64,
     },
-    /// The receiver has no request and asks to be left alone for this timer code.
+    /// The receiver has no request and demands a pause of this timer code.
     NotReady {
         timer: u8,
     },
@@ -197,31 +197,31 @@ pub(crate) enum Verdict {
     /// The link has no space for its packet.
     NoRoom,
     Failed(WcStatus),
-    /// Stopped half-way, as a held device was told to.
+    /// Stopped half-way, as instructed on a held device.
     Paused,
 }
 
 #[derive(Debug)]
 pub(crate) struct SendSide<P> {
     pub(crate) state: QpState,
-    /// Counts resets, so that a late error of an earlier life does no harm.
+    /// The number of resets, so that a late error of an earlier life has no effect.
     pub(crate) incarnation: u32,
     pub(crate) queue: SendQueue,
     pub(crate) requester: Requester<P>,
     /// The state of the protocol, from RTS to RESET, if messages go as packets.
     pub(crate) wire: Option<Box<Wire>>,
-    /// How many requests at the end of the queue are of a post that goes on.
+    /// The number of requests at the end of the queue that belong to the post in progress.
     pub(super) posts: Option<u32>,
     pub(crate) blocked: Blocked,
-    /// Requests accepted since the queue pair was made (free-running).
+    /// The number of requests accepted since the queue pair was created (free-running).
     pub(crate) posted: u32,
-    /// What the completion counters said when they were last looked at.
+    /// The completion counter when it was last read.
     pub(crate) reclaimed: u32,
-    /// Requests that were executed.
+    /// The number of executed requests.
     pub(crate) executed: u64,
-    /// An event is sent when what was begun is done.
+    /// Whether to send an event when all begun requests are done.
     pub(crate) notify_drained: bool,
-    /// Stands in the list of a deferred schedule.
+    /// Whether the queue pair is in the list of a deferred schedule.
     pub(crate) pending: bool,
 }
 
@@ -251,7 +251,7 @@ impl<P> SendSide<P> {
         self.posted.wrapping_sub(queued)
     }
 
-    /// Whether the head may be executed: a draining queue finishes only what it has begun.
+    /// Returns true if the head may be executed: a draining queue finishes only requests that have begun.
     pub(crate) fn may_run(&self) -> bool {
         match self.state {
             QpState::RTS => true,
@@ -269,7 +269,7 @@ impl<P> SendSide<P> {
         self.posted = self.posted.wrapping_add(1);
     }
 
-    /// Forgets the connection and everything that is queued.
+    /// Drops the connection and everything that is queued.
     pub(crate) fn clear(&mut self) {
         self.queue.clear();
         self.wire = None;

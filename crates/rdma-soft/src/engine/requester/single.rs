@@ -1,8 +1,7 @@
-//! A post of one plain request with one element, which is what most posts are: executed with as few
-//! instructions as can be.
+//! A post of one plain request with one element, the most frequent kind: executed with as few instructions as possible.
 //!
-//! It says nothing of its own about what a request may do: each check is that of the general way, with
-//! the opcode known to the compiler. Whatever is unusual is left to the general way, which begins anew.
+//! It has no rules of its own for what a request may do. Each check is that of the general way, with the opcode known
+//! to the compiler. Unusual requests are left to the general way, which starts from the beginning.
 
 use std::slice;
 use std::sync::Arc;
@@ -18,8 +17,8 @@ use crate::memory::copy::{Data, Reach};
 use crate::memory::grace_period::Visit;
 use crate::memory::region::LOCAL_READ;
 
-/// Posts a SEND or WRITE and executes it to its end. Without `Some` nothing was posted, and the caller
-/// posts it in the general way.
+/// Posts a SEND or WRITE and executes it to its end. Returns `None` if nothing was posted; the caller then posts the
+/// request in the general way.
 #[inline(always)]
 pub(crate) fn post_single<P: Near>(
     own: &Arc<P>,
@@ -46,9 +45,9 @@ impl<P: Near> SendSide<P> {
 }
 
 impl<P: Near> Requester<P> {
-    /// As [`attempt`](Self::attempt), of a request that nothing was copied of yet; says how long it is.
-    /// What it has done when it gives up is done by an attempt as well, which goes on from there: the
-    /// responder knows the requester, or has taken the receive request that comes next.
+    /// Like [`attempt`](Self::attempt), for a request with nothing copied yet; returns its length. The work done before
+    /// it gives up is also done by an attempt, which goes on from there. At that point the responder knows the
+    /// requester, or has taken the next receive request.
     #[inline(always)]
     fn execute_single(&mut self, own: &P, request: &Request, payload: Payload<'_>) -> Option<u64> {
         let [sge] = payload.sges() else { return None };

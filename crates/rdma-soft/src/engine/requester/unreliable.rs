@@ -1,5 +1,4 @@
-//! Messages that nobody acknowledges, on unreliable connections. Where one gets lost its sender does not
-//! hear of it.
+//! Messages without acknowledgements, on unreliable connections. The sender of a lost message is not notified.
 
 mod datagram;
 mod group;
@@ -16,7 +15,7 @@ use crate::engine::responder::inbound::{Inbound, Stop};
 use crate::memory::copy::Reach;
 use crate::memory::grace_period::Visit;
 
-/// A request whose local data was found.
+/// A request with its local data found.
 pub(crate) struct Message<'a> {
     pub(crate) request: &'a Request,
     pub(crate) payload: Payload<'a>,
@@ -27,8 +26,8 @@ pub(crate) struct Message<'a> {
 }
 
 impl<P: Near> Requester<P> {
-    /// Sends a message whose local data was found, on a queue pair without acknowledgements. Out of line,
-    /// for the sake of those with them.
+    /// Sends a message with its local data found, on a queue pair without acknowledgements. Out of line, for the sake
+    /// of those with them.
     #[inline(never)]
     pub(super) fn send_unreliably(
         &mut self,
@@ -42,8 +41,8 @@ impl<P: Near> Requester<P> {
         }
     }
 
-    /// Sends a message on an unreliable connection. The first packet of a message is taken with any
-    /// sequence number (IBTA volume 1, 9.8.2.2), so that a message that was lost stops no other.
+    /// Sends a message on an unreliable connection. The first packet of a message is accepted with any sequence number
+    /// (IBTA volume 1, 9.8.2.2), so a lost message does not stop later ones.
     fn send_on_connection(
         &mut self,
         own: &P,
@@ -72,7 +71,7 @@ impl<P: Near> Requester<P> {
             }
             drop(responder);
             if !knows {
-                // Another may have its number by the next message.
+                // Another queue pair may have its number by the next message.
                 self.peer = Peer::Unresolved;
             }
         }

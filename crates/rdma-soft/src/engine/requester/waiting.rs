@@ -1,4 +1,4 @@
-//! Why the head of a send queue waits, until when, and what happens then.
+//! The reason why the head of a send queue waits, its deadline, and the steps afterwards.
 
 use rdma_types::{MinRnrTimer, WcStatus as Status};
 
@@ -7,8 +7,8 @@ use crate::engine::requester::peer::Near;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 
 impl<P: Near> SendSide<P> {
-    /// Records why the head waits, and sets the timer. A reason that it already waits for keeps its
-    /// deadline; without one it may have got one since.
+    /// Records why the head waits, and sets the timer. If it already waits for that reason, it keeps its deadline; if
+    /// it had none, it may get one now.
     #[cold]
     pub(super) fn block(&mut self, own: &P, verdict: Verdict) -> Result<(), Status> {
         if let Verdict::NotReady { .. } = verdict {
@@ -46,7 +46,7 @@ impl<P: Near> SendSide<P> {
         Ok(())
     }
 
-    /// Tries a blocked head whose time has come again, and gives it up if that was the last time.
+    /// Tries a blocked head again after its deadline, and gives it up after the last try.
     fn retry(&mut self, own: &P, aftermath: &mut Aftermath) {
         let exhausted = match &mut self.blocked {
             Blocked::NotReady { .. } => Some(Status::RNR_RETRY_EXC_ERR),
@@ -74,7 +74,7 @@ impl<P: Near> SendSide<P> {
         }
     }
 
-    /// What is to be done when the timer of this queue pair expires.
+    /// Handles the expiry of this queue pair's timer.
     pub(crate) fn expire(&mut self, own: &P, aftermath: &mut Aftermath) {
         if self.wire.is_some() {
             self.expire_on_wire(own, aftermath);
@@ -89,7 +89,7 @@ impl<P: Near> SendSide<P> {
             {
                 self.retry(own, aftermath);
             }
-            // The receiver it waits for has gone, perhaps to come again.
+            // The receiver is gone, perhaps to return later.
             Blocked::NotReady { until: Some(at) } => {
                 let before = self.blocked;
                 self.take_turn(own, aftermath);
@@ -97,9 +97,9 @@ impl<P: Near> SendSide<P> {
                     own.entry.set_timer(at);
                 }
             }
-            // The timer expired for an earlier deadline that does not count any more.
+            // The timer expired for an earlier deadline that no longer counts.
             Blocked::Unanswered { at: Some(at), .. } => own.entry.set_timer(at),
-            // The receiver it waits for has gone.
+            // The receiver is gone.
             Blocked::NotReady { until: None } => self.take_turn(own, aftermath),
             Blocked::Unanswered { at: None, .. } | Blocked::NoRoom => {}
         }

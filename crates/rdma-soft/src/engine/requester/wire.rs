@@ -1,5 +1,5 @@
-//! The way of packets to a peer: what is in the send queue leaves by a requester of `rdma_proto`,
-//! which is informed of responses and of the time, and completes requests.
+//! Sending by packets to a peer. A requester of `rdma_proto` sends the requests of the send queue. It is given
+//! responses and the time, and completes requests.
 
 use std::ptr;
 use std::sync::{Arc, Weak};
@@ -30,23 +30,23 @@ use crate::memory::copy::Reach;
 use crate::memory::grace_period::Visit;
 use crate::memory::region::LOCAL_READ;
 
-/// What a send side needs for packets.
+/// The send side's state for packets.
 #[derive(Debug)]
 pub(crate) struct Wire {
     protocol: Protocol,
     route: Route,
-    /// Says what the peer has executed, if its process is another one of this host.
+    /// Shows what the peer has executed, if its process is another one of this host.
     word: Option<Word>,
     mtu: Mtu,
-    /// The number that the protocol knows the oldest request of the queue by.
+    /// The number that the protocol has for the oldest request of the queue.
     head: u32,
-    /// The number behind the last request that a schedule has let go, if it holds requests back.
+    /// One more than the number of the last request that a schedule has released, if it holds requests back.
     released: Option<u32>,
-    /// When the timer of the queue pair expires.
+    /// The time at which the timer of the queue pair expires.
     timer: Option<Time>,
-    /// The question by which the peer's process shows that it had time to answer, while the timer stands.
+    /// The question that the peer's process answers to show that it had time, while the timer is held.
     question: u32,
-    /// The number of the first packet that may be for it: those before it came for an earlier life.
+    /// The number of the first packet that may be for it; earlier packets are for an earlier life.
     hears_from: u64,
 }
 
@@ -57,7 +57,7 @@ enum Protocol {
 }
 
 impl Wire {
-    /// For a queue pair that becomes ready to send.
+    /// Creates the state for a queue pair that becomes ready to send.
     pub(crate) fn new<P: Near>(own: &P, requester: &Requester<P>, route: Route) -> Self {
         let connection = wire::connection(requester.peer_qpn, requester.mtu_log2);
         let protocol = match own.service {
@@ -76,8 +76,8 @@ impl Wire {
         Self { protocol, route, word, mtu, head, released, timer, question, hears_from }
     }
 
-    /// Packets take another route from now on. The word stays if the same connection of processes carries them: what is
-    /// sent already is executed with that word.
+    /// Sends packets by another route from now on. The word stays if the same connection of processes carries them:
+    /// requests already sent are executed with that word.
     pub(crate) fn go(&mut self, route: Route) {
         let carrier = |route: &Route| route.outlet.carrier().map(Arc::as_ptr);
         let is_same = match (carrier(&self.route), carrier(&route)) {
@@ -90,10 +90,10 @@ impl Wire {
         self.route = route;
     }
 
-    /// Learns from now on by a word what is executed, if there is one to be had. Returns what carries its packets.
+    /// Claims a word that shows what is executed, if one is available. Returns the carrier of its packets.
     pub(crate) fn claim_word(&mut self, own: &Station) -> Option<Arc<dyn Carrier>> {
         let carrier = self.route.outlet.carrier()?;
-        // A capture is to have acknowledgements.
+        // A capture must contain acknowledgements.
         let wants_word = own.adapter.tap.is_none() && self.word.is_none();
         if wants_word && matches!(self.protocol, Protocol::Reliable(_)) {
             self.word = Word::claim(carrier, own.driven());
@@ -101,7 +101,7 @@ impl Wire {
         Some(Arc::clone(carrier))
     }
 
-    /// The attributes of a queue pair that is ready to send have changed.
+    /// Applies changed attributes of a queue pair that is ready to send.
     pub(crate) fn set<P>(&mut self, own: &Station, requester: &Requester<P>) {
         let now = own.adapter.fabric.clock.now();
         let connection = wire::connection(requester.peer_qpn, requester.mtu_log2);
@@ -110,7 +110,7 @@ impl Wire {
                 let settings = settings(own, requester, connection, &self.route);
                 protocol.set_limits(wire::time(now), &settings);
             }
-            // Its queue may have stopped.
+            // The queue may have stopped.
             Protocol::Unreliable(protocol) if protocol.stopped() => {
                 *protocol = UnreliableRequester::new(connection, protocol.psn());
                 (self.head, self.released) = (0, self.released.map(|_| 0));
@@ -119,7 +119,7 @@ impl Wire {
         }
     }
 
-    /// The queue pair is in error.
+    /// Stops the protocol, as the queue pair is in error.
     pub(crate) fn stop(&mut self) {
         match &mut self.protocol {
             Protocol::Reliable(protocol) => protocol.stop(),
@@ -135,7 +135,7 @@ impl Wire {
         }
     }
 
-    /// The number behind the last request that has begun.
+    /// One more than the number of the last request that has begun.
     fn begun(&self) -> u32 {
         match &self.protocol {
             Protocol::Reliable(protocol) => protocol.begun(),
@@ -143,7 +143,7 @@ impl Wire {
         }
     }
 
-    /// Whether a request has begun that is not done.
+    /// Returns true if a request has begun that is not done.
     pub(crate) fn has_begun(&self) -> bool {
         match &self.protocol {
             Protocol::Reliable(protocol) => !protocol.idle(),
@@ -151,7 +151,7 @@ impl Wire {
         }
     }
 
-    /// Adds what the protocol has counted to what the device counts.
+    /// Adds the protocol's counts to those of the device.
     fn count(&mut self, own: &Station, peer_qpn: u32) {
         let counted = match &mut self.protocol {
             Protocol::Reliable(protocol) => protocol.take_counters(),
@@ -162,7 +162,7 @@ impl Wire {
         }
     }
 
-    /// Has the timer expire when the protocol wants to be informed of the time.
+    /// Sets the timer for the protocol's next deadline.
     fn arm(&mut self, own: &Station) {
         let Protocol::Reliable(protocol) = &self.protocol else { return };
         let Some(deadline) = protocol.deadline() else { return };
@@ -192,13 +192,13 @@ fn settings<P>(
         timeout: patience::at_least(timeout, least / (u32::from(requester.retries) + 1)),
         retries: MaxAckRetries::from_code(requester.retries).unwrap_or_default(),
         rnr_retries: MaxRnrRetries::from_code(requester.rnr_retries).unwrap_or_default(),
-        // With none allowed none is posted; those that were posted before go all the same.
+        // With none allowed none is posted; those that were posted before are sent all the same.
         max_rd_atomic: requester.max_rd_atomic.max(1),
     }
 }
 
 impl<P: Near> SendSide<P> {
-    /// Has the protocol do something with this queue.
+    /// Lets the protocol work on this queue.
     fn with_wire<R>(
         &mut self,
         own: &P,
@@ -208,7 +208,7 @@ impl<P: Near> SendSide<P> {
         self.with_packets(own, None, aftermath, work)
     }
 
-    /// The same, when packets have come.
+    /// The same, with arrived packets.
     fn with_packets<R>(
         &mut self,
         own: &P,
@@ -237,7 +237,7 @@ impl<P: Near> SendSide<P> {
         Some(result)
     }
 
-    /// How many requests may have begun.
+    /// The number of requests that may have begun.
     fn admitted(&self, wire: &Wire) -> u32 {
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
         match self.state {
@@ -246,7 +246,7 @@ impl<P: Near> SendSide<P> {
         }
     }
 
-    /// Whether an answer has not come in time, or the peer's process says that it had the time.
+    /// Returns true if an answer is overdue, also while the peer's process is asked about it.
     pub(crate) fn has_expired(&self, own: &Station) -> bool {
         let Some(Wire { protocol: Protocol::Reliable(protocol), .. }) = self.wire.as_deref() else {
             return false;
@@ -257,17 +257,17 @@ impl<P: Near> SendSide<P> {
                 .is_some_and(|at| at <= wire::time(own.adapter.fabric.clock.now()))
     }
 
-    /// Sends some of what is in the queue. Says whether there may be more.
+    /// Sends some of the queue. Returns true if there may be more.
     pub(crate) fn transmit(&mut self, own: &P, aftermath: &mut Aftermath) -> bool {
         if self.wire.is_none() {
-            // Datagrams have their own way, and wait here when the link has no space.
+            // Datagrams are sent elsewhere, and wait here when the link has no space.
             if self.blocked == Blocked::NoRoom {
                 self.take_turn(own, aftermath);
             }
             return false;
         }
         let has_ended = self.wire.as_ref().is_some_and(|wire| wire.route.outlet.has_ended());
-        // What it has executed before it ended counts.
+        // Requests that the peer executed before it ended count.
         self.look_what_is_executed(own, aftermath);
         if has_ended {
             self.peer_has_ended(own, aftermath);
@@ -278,7 +278,7 @@ impl<P: Near> SendSide<P> {
                 Protocol::Unreliable(_) => false,
             };
             if idle {
-                // Its attributes may have changed.
+                // The queue pair's attributes may have changed.
                 wire.arm(own);
             }
             self.wire = Some(wire);
@@ -302,8 +302,8 @@ impl<P: Near> SendSide<P> {
         sent == Some(true)
     }
 
-    /// Sends some of the requests that this call has posted, which are the last so many: while it is here, their memory
-    /// can be copied as any other. The rest, and what was posted before, has its turns.
+    /// Sends some of the last `posts` requests, which this call has posted. While the call runs, their memory can be
+    /// copied like any other. The rest, and earlier requests, get turns.
     #[cold]
     pub(super) fn transmit_posted(&mut self, own: &P, posts: u32, aftermath: &mut Aftermath) {
         self.posts = Some(posts);
@@ -311,7 +311,7 @@ impl<P: Near> SendSide<P> {
         self.posts = None;
     }
 
-    /// Completes what the word of the connection says that the peer has executed.
+    /// Completes the requests that the peer has executed, according to the word of the connection.
     pub(crate) fn look_what_is_executed(&mut self, own: &P, aftermath: &mut Aftermath) {
         let Some(Wire { protocol: Protocol::Reliable(protocol), word: Some(word), .. }) =
             self.wire.as_deref()
@@ -328,7 +328,7 @@ impl<P: Near> SendSide<P> {
         });
     }
 
-    /// The peer's process has ended: a request that waits for an answer fails at once.
+    /// Fails a request that waits for an answer at once, since the peer's process has ended.
     #[cold]
     fn peer_has_ended(&mut self, own: &P, aftermath: &mut Aftermath) {
         self.with_wire(own, aftermath, |protocol, _, queue| {
@@ -338,7 +338,7 @@ impl<P: Near> SendSide<P> {
         });
     }
 
-    /// Packets have come that answer requests. Says whether there may be something to send now.
+    /// Receives packets with responses. Returns true if there may be something to send now.
     pub(crate) fn receive_responses(
         &mut self,
         own: &P,
@@ -363,16 +363,16 @@ impl<P: Near> SendSide<P> {
                 }
             }
         });
-        // What is behind a READ had to wait for its response.
+        // Requests after a READ had to wait for its response.
         self.look_what_is_executed(own, aftermath);
         !self.queue.is_empty()
     }
 
-    /// The timer expires: a deadline may have passed.
+    /// Handles the expiry of the timer: a deadline may have passed.
     pub(crate) fn expire_on_wire(&mut self, own: &P, aftermath: &mut Aftermath) {
         let now = own.adapter.fabric.clock.now();
         let Some(wire) = &mut self.wire else { return };
-        // The timer has expired, whatever for, and is not set any more.
+        // The timer has expired, for whatever reason, and is not set any longer.
         wire.timer = None;
         self.look_what_is_executed(own, aftermath);
         let Some(question) = self.wire.as_ref().map(|wire| wire.question) else { return };
@@ -399,7 +399,7 @@ impl<P: Near> SendSide<P> {
         own.entry.queue();
     }
 
-    /// Lets up to so many more requests go.
+    /// Releases at most `requests` more requests.
     pub(super) fn release_packets(&mut self, own: &P, requests: u32) {
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
         let Some(wire) = &mut self.wire else { return };
@@ -410,7 +410,7 @@ impl<P: Near> SendSide<P> {
         own.entry.queue();
     }
 
-    /// Whether the device's schedule holds back requests that were to go as packets.
+    /// Returns true if the device's schedule holds back requests that are to go as packets.
     pub(super) fn holds_back(&self, wire: &Wire) -> bool {
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
         let all = wire.head.wrapping_add(queued);
@@ -418,9 +418,9 @@ impl<P: Near> SendSide<P> {
     }
 }
 
-/// On a link that loses nothing silence is no loss: the peer's process has stopped, or gets no processor, as no adapter
-/// does. A timer that has run out counts only if the process has executed what was sent and has not answered, which it is
-/// asked. Says by what question.
+/// Handles a timeout on a link that loses nothing. Silence is no loss there: the peer's process is stopped, or gets no
+/// processor time, unlike any adapter. So a timeout counts only if that process has executed all requests without an
+/// answer. The function asks it about that, and returns the number of the question.
 fn expire_if_heard<P: Near>(
     protocol: &mut Reliable,
     carrier: &Arc<dyn Carrier>,
@@ -442,7 +442,7 @@ fn expire_if_heard<P: Near>(
     question
 }
 
-/// Where packets go.
+/// The route of packets.
 struct WireRoute<'a> {
     route: &'a Route,
     word: Option<&'a Word>,
@@ -456,10 +456,10 @@ struct Queue<'a, P> {
     head: u32,
     begun: u32,
     admitted: u32,
-    /// The first request that this thread posts now, if it does.
+    /// The first request that this thread is posting, if it is.
     posted: Option<u32>,
     aftermath: &'a mut Aftermath,
-    /// The packets that have come.
+    /// The packets that have arrived.
     run: Run<'a>,
 }
 
@@ -468,7 +468,7 @@ impl<P: Near> Queue<'_, P> {
         self.send.queue.at(n.wrapping_sub(self.head) as usize)
     }
 
-    /// What is wrong here is found before anything is sent.
+    /// Errors on this side are found before anything is sent.
     fn check(&self, request: &Request, payload: Payload<'_>) -> Result<u32, Status> {
         let opcode = request.operation.opcode;
         let length = local_length(opcode, payload.length())?;
@@ -484,7 +484,7 @@ impl<P: Near> Queue<'_, P> {
         Ok(length)
     }
 
-    /// Puts what was read where it belongs.
+    /// Writes the data read to its destination.
     fn deliver_bytes(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), Status> {
         let SendSide { queue, requester, .. } = &mut *self.send;
         let found = queue.at(n.wrapping_sub(self.head) as usize);
@@ -564,7 +564,7 @@ impl<P: Near> Work for Queue<'_, P> {
         let visit = Visit::begin();
         requester.locate_payload(self.own, &visit, request.operation.opcode, payload)?;
         let is_posted = self.posted.is_some_and(|posted| n.wrapping_sub(posted).cast_signed() >= 0);
-        // What a request names is there as long as the call that posts it.
+        // The memory of a request is mapped while the call that posts it runs.
         let reach = if is_posted { Reach::Mapped } else { self.own.adapter.later() };
         let collected = reach.collect_bytes(&requester.local, at.into(), out);
         requester.local.clear();
@@ -572,7 +572,7 @@ impl<P: Near> Work for Queue<'_, P> {
     }
 
     fn deliver(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), Status> {
-        // No longer than a message may be, or it was not sent.
+        // A request longer than a message may be was not sent.
         let in_all =
             self.at(n).and_then(|(_, room)| u32::try_from(room.length()).ok()).unwrap_or(0);
         let mut run = std::mem::take(&mut self.run);

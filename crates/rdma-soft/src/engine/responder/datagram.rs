@@ -12,41 +12,41 @@ use crate::engine::wire::route_header;
 use crate::link::Link;
 use crate::memory::copy::Data;
 
-/// How long the place in front of a datagram is where its route header goes.
+/// The length of the space before a datagram that its route header goes to.
 pub(crate) const HEADER_BYTES: u64 = 40;
 
-/// A datagram, or as much of it as comes now.
+/// A datagram, or the part of it that arrives now.
 pub(crate) struct Datagram<'a> {
     pub(crate) source: Source,
-    /// What it shows the receiver.
+    /// The Q_Key that the datagram carries.
     pub(crate) qkey: u32,
-    /// The route header of its packet, if it came with one.
+    /// The route header of its packet, if it has one.
     pub(crate) header: Option<[u8; 40]>,
     pub(crate) operation: &'a Operation,
     pub(crate) length: u64,
     pub(crate) data: Data<'a>,
-    /// How many of its bytes come now.
+    /// The end of the part that arrives now, in bytes from the start.
     pub(crate) upto: u64,
 }
 
-/// What became of it.
+/// The fate of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arrived {
     Whole,
     InPart,
     /// The datagram was dropped.
     Not(Reason),
-    /// The sender's memory was not there.
+    /// The sender's memory was not mapped.
     Unreadable,
 }
 
 impl Inbound<'_> {
-    /// Whether this queue pair takes datagrams now.
+    /// Returns true if this queue pair receives datagrams now.
     pub(crate) fn takes_datagrams(&self) -> bool {
         self.own.service == Service::UnreliableDatagram && self.side.is_ready()
     }
 
-    /// Takes a datagram, or drops it.
+    /// Receives a datagram, or drops it.
     pub(crate) fn datagram(
         &mut self,
         datagram: &Datagram<'_>,

@@ -1,8 +1,8 @@
-//! What a peer asks for, executed: the only code that does so, whatever way the request came.
+//! The execution of a peer's requests: the only code that does so, however the request arrived.
 //!
-//! Keys are looked up again at each call, so that no address outlives the visit in which it was found.
-//! The requester decides how much of a message comes at a time; the order of calls is `begin`, then
-//! `place`, `fetch` or `atomic` until all of it is there, then `finish`.
+//! Keys are looked up again at each call, so that no address outlives the visit in which it was found. The requester
+//! decides how much of a message arrives at a time. The calls are `begin`, then `place`, `fetch` or `atomic` until the
+//! message is complete, then `finish`.
 
 use std::sync::Weak;
 
@@ -17,24 +17,24 @@ use crate::engine::station::Station;
 use crate::memory::copy::{AtomicWord, Data, Fault, Reach, Segment};
 use crate::memory::grace_period::Visit;
 
-/// How a responder answers a request after which it is in error: the status of the request, and that of
-/// the receive request that it may have taken.
+/// The answer to a request that moves the responder to error. It holds the status of the request, and that of the
+/// receive request that it may have taken.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Refused {
     pub(crate) receive: Status,
     pub(crate) request: Status,
 }
 
-/// The memory of a receive request cannot be used.
+/// The refusal for a receive request with unusable memory.
 pub(super) const BAD_RECEIVE: Refused =
     Refused { receive: Status::LOC_PROT_ERR, request: Status::REM_OP_ERR };
 
-/// Why a request ends that has begun.
+/// The reason why a request ends after it has begun.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Stop {
-    /// The responder refuses it.
+    /// The responder refuses the request.
     Refused(Refused),
-    /// The requester's own memory was not there.
+    /// The requester's own memory was not mapped.
     Local,
 }
 
@@ -49,7 +49,7 @@ fn fault_of_request(request: Status) -> Refused {
     Refused { receive: Status::WR_FLUSH_ERR, request }
 }
 
-/// Why a copy to the responder's memory ended.
+/// The reason why a copy to the responder's memory ended.
 pub(super) fn stop(fault: Fault, refused: Refused) -> Stop {
     match fault {
         Fault::Source => Stop::Local,
@@ -57,26 +57,25 @@ pub(super) fn stop(fault: Fault, refused: Refused) -> Stop {
     }
 }
 
-/// A responder that was found to listen, with its lock held.
+/// A responder that was found ready for the requester, with its lock held.
 pub(crate) struct Inbound<'a> {
     pub(crate) own: &'a Station,
     pub(crate) side: &'a mut Responder,
     pub(crate) visit: &'a Visit,
-    /// Whether memory may have been unmapped that is registered.
+    /// Whether registered memory may have been unmapped.
     pub(crate) reach: Reach,
 }
 
 impl Inbound<'_> {
-    /// Begins a message, or goes on with it: takes its receive request, if it needs one and has none yet.
-    /// Says whether the message can go on.
+    /// Begins or continues a message: takes its receive request, if it needs one and has none yet. Returns true if the
+    /// message can go on.
     #[inline(always)]
     pub(crate) fn begin(&mut self, operation: &Operation) -> bool {
         !operation.opcode.takes_receive() || self.side.take_receive(self.own)
     }
 
-    /// A message found no receive request: looks once more. If there is none, the answer is that
-    /// the receiver is not ready, and the requester is informed when it is, so that it need not ask
-    /// again.
+    /// Looks again for the receive request of a message that found none. If there is still none, the answer is that the
+    /// receiver is not ready. The requester is informed when it is, so it need not retry.
     #[cold]
     pub(crate) fn begin_or_wait(&mut self, requester: Weak<dyn Waiter>) -> bool {
         let waits = Waits { waiter: requester, is_far: false };
@@ -87,14 +86,14 @@ impl Inbound<'_> {
         taken
     }
 
-    /// How far a message has come of which that requester copied so many bytes before. If the responder
-    /// was reset since, or took another message, what it has is not this one.
+    /// Returns the progress of a message, given the bytes that the requester copied before. Returns 0 if the responder
+    /// was reset since or received another message: the bytes it has then belong to another message.
     #[inline(always)]
     pub(crate) fn resume(&self, origin: u64, progress: u64) -> u64 {
         if progress > 0 && self.side.begun != origin { 0 } else { progress }
     }
 
-    /// Puts the bytes `from..to` of a SEND or WRITE of `length` bytes where they belong.
+    /// Writes the bytes `from..to` of a SEND or WRITE of `length` bytes to their destination.
     #[inline(always)]
     pub(crate) fn place(
         &mut self,
@@ -116,7 +115,7 @@ impl Inbound<'_> {
         moved.map_err(|fault| stop(fault, refused))
     }
 
-    /// Copies the bytes `from..to` of what a READ of `length` bytes asks for.
+    /// Copies the bytes `from..to` requested by a READ of `length` bytes.
     #[inline]
     pub(crate) fn fetch(
         &mut self,
@@ -132,7 +131,7 @@ impl Inbound<'_> {
         })
     }
 
-    /// Copies the part of what a READ of `length` bytes asks for that one response packet carries, from offset `at`.
+    /// Copies the data for one response packet of a READ of `length` bytes, from offset `at`.
     pub(crate) fn fetch_bytes(
         &mut self,
         operation: &Operation,
@@ -145,12 +144,12 @@ impl Inbound<'_> {
         fetched.map_err(|_| fault_of_request(Status::REM_ACCESS_ERR))
     }
 
-    /// Whether a one-sided request may touch what it names.
+    /// Checks whether a one-sided request may access its memory.
     pub(crate) fn check(&self, operation: &Operation, length: u64) -> Result<(), Refused> {
         self.remote(operation, length).map(drop)
     }
 
-    /// Executes an atomic, and says what was there before.
+    /// Executes an atomic, and returns the previous value.
     #[cold]
     pub(crate) fn atomic(&mut self, operation: &Operation) -> Result<u64, Refused> {
         let invalid = || fault_of_request(Status::REM_INV_REQ_ERR);
@@ -169,20 +168,19 @@ impl Inbound<'_> {
         })
     }
 
-    /// The message came in so many packets, of which the first had that number.
+    /// Expects the next message after one of that many packets, the first with number `psn`.
     #[inline(always)]
     pub(crate) fn expect_after(&mut self, psn: Psn, packets: u32) {
         self.side.psn = psn.wrapping_add(packets);
     }
 
-    /// A part of a message is there; the rest follows from the same requester, or never.
+    /// Records that a part of a message was received; the rest follows from the same requester, or never.
     #[cold]
     pub(crate) fn pause(&mut self, origin: u64) {
         self.side.begun = origin;
     }
 
-    /// All of a message is there: invalidates what it names, and completes the receive request that it
-    /// took.
+    /// Finishes a message: invalidates the key that it names, and completes the receive request that it took.
     #[inline(always)]
     pub(crate) fn finish(&mut self, operation: &Operation, length: u64) -> Result<(), Refused> {
         if operation.opcode == Opcode::SendWithInvalidate {
@@ -192,7 +190,7 @@ impl Inbound<'_> {
         Ok(())
     }
 
-    /// All of a message is there that invalidates nothing: completes the receive request that it took.
+    /// Finishes a message that invalidates nothing: completes the receive request that it took.
     #[inline(always)]
     pub(crate) fn complete(&mut self, operation: &Operation, length: u64) {
         let opcode = operation.opcode;
@@ -204,7 +202,7 @@ impl Inbound<'_> {
         self.side.executed += 1;
     }
 
-    /// A request cannot be executed: answers so, after which the responder is in error.
+    /// Refuses a request that cannot be executed: sends that answer, and the responder goes to error.
     #[cold]
     pub(crate) fn fail(&mut self, refused: Refused, aftermath: &mut Aftermath) {
         // IBTA volume 1, 11.6.3.3: local access violation, or invalid request.
@@ -216,11 +214,10 @@ impl Inbound<'_> {
         self.side.fail(self.own, refused.receive, event, aftermath);
     }
 
-    /// A message without acknowledgements cannot be taken: it is dropped, and a receive request that it
-    /// would have used is there for the next one (IBTA volume 1, 9.9.3, class D); one of a shared queue,
-    /// where others would miss it, completes in error (class E). But if the receive request itself is
-    /// bad, its queue pair fails (class A); when another has failed in this call already, with its next
-    /// message.
+    /// Drops a message without acknowledgements that cannot be received. A receive request that it would have used
+    /// stays for the next message (IBTA volume 1, 9.9.3, class D). One of a shared queue completes in error, since
+    /// other queue pairs would miss it (class E). If the receive request itself is bad, its queue pair fails (class A).
+    /// If another queue pair has failed in this call already, it fails with its next message.
     #[cold]
     pub(crate) fn abandon(&mut self, refused: Refused, aftermath: &mut Aftermath) {
         self.side.room.clear();
@@ -252,7 +249,7 @@ impl Inbound<'_> {
         Err(Refused { receive: Status::LOC_LEN_ERR, request: Status::REM_INV_REQ_ERR })
     }
 
-    /// The remote range of a one-sided request, if it may touch it.
+    /// The remote range of a one-sided request, if the request may access it.
     #[inline(always)]
     fn remote(&self, operation: &Operation, length: u64) -> Result<Segment, Refused> {
         let Self { own, side, visit, .. } = self;
@@ -267,10 +264,10 @@ impl Inbound<'_> {
             .ok_or(fault_of_request(Status::REM_ACCESS_ERR))
     }
 
-    /// Invalidates the window that a send names, after its data has come and before its receive
-    /// completes; the responder's lock is held, under which alone a peer uses such a window. A key that
-    /// cannot be invalidated is the responder's affair: it is in error, and the send was delivered, as
-    /// `rxe_resp.c` has it.
+    /// Invalidates the window that a send names, after its data has arrived and before its receive completes. The
+    /// caller holds the responder's lock; peers use such a window only under this lock. A key that cannot be
+    /// invalidated is the responder's error: the responder goes to error, but the send was delivered, as in
+    /// `rxe_resp.c`.
     #[cold]
     fn invalidate(&self, key: u32) -> Result<(), Refused> {
         if self.own.pd.invalidate(key, self.own.id) {

@@ -1,5 +1,5 @@
-//! The responder of a queue pair: what its peer asks for. It is driven by the thread that brings the request,
-//! under the responder's lock, and knows its requester as an [`Origin`](origin::Origin).
+//! The responder of a queue pair, which executes its peer's requests. The thread that delivers a request drives it,
+//! under the responder's lock. It knows its requester as an [`Origin`](origin::Origin).
 
 pub(crate) mod datagram;
 pub(crate) mod inbound;

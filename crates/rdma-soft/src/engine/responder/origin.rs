@@ -1,13 +1,13 @@
-//! Where a request comes from.
+//! The origin of a request.
 
 use crate::address::Path;
 use crate::engine::queue_pair::service::Service;
 
-/// A requester, as its responder knows it.
+/// A requester, as known to its responder.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
-    /// Another one with each address vector and each reset of the requester, so that nothing of an earlier
-    /// life, and no packet from elsewhere, is taken for this one.
+    /// A number that changes with each address vector and each reset of the requester. So nothing of an earlier life,
+    /// and no packet from elsewhere, is mistaken for this requester's.
     pub(crate) number: u64,
     pub(crate) service: Service,
     pub(crate) qpn: u32,
@@ -15,7 +15,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// Whether the requester is the peer that a responder was connected to.
+    /// Returns true if the requester is the peer that a responder was connected to.
     pub(crate) fn is(&self, qpn: u32, path: Option<&Path>) -> bool {
         let paths = self.path.as_ref().zip(path);
         self.qpn == qpn && paths.is_some_and(|(theirs, ours)| theirs.is_reverse_of(ours))

@@ -30,31 +30,29 @@ pub(crate) struct Responder {
     pub(crate) max_rd_atomic: u8,
     /// The Q_Key that datagrams must carry.
     pub(crate) qkey: u32,
-    /// The number of the first packet that may be for it: those before it came when it was not ready, or for an
-    /// earlier life.
+    /// The number of the first packet that may be for this queue pair. Earlier packets arrived when it was not ready,
+    /// or for an earlier life.
     pub(crate) hears_from: u64,
-    /// The state of the protocol, from RTR to RESET, if messages come as packets.
+    /// The state of the protocol, from RTR to RESET, if messages arrive as packets.
     pub(crate) wire: Option<Box<Wire>>,
-    /// The [origin](crate::engine::requester::side::Requester::origin) whose address was found right; 0 for
-    /// none.
+    /// The [origin](crate::engine::requester::side::Requester::origin) with a verified address; 0 for none.
     pub(crate) verified: u64,
-    /// The receive request that the present message goes to.
+    /// The receive request of the current message.
     pub(crate) current: Option<Receive>,
-    /// The origin of a message of which a part was copied, to the current receive request if it is a
-    /// SEND; 0 for none.
+    /// The origin of a message that was copied in part, to the current receive request if it is a SEND; 0 for none.
     pub(crate) begun: u64,
-    /// The number of the receive request that the next message goes to: how many were taken, of a shared
-    /// queue by this queue pair.
+    /// The number of the next message's receive request, which is the number of requests taken. In a shared queue,
+    /// those taken by this queue pair.
     pub(crate) next_receive: u64,
-    /// The elements of the current one, and where they are.
+    /// The elements of the current receive request, and their memory.
     pub(crate) sges: Vec<Sge>,
     pub(crate) room: Vec<Segment>,
-    /// Completions wait until what they are about is acknowledged, and those that do.
+    /// Whether completions wait until their requests are acknowledged, and the completions that wait.
     pub(super) holds: bool,
     held: Vec<Completion>,
-    /// Answers were given to a carrier that this thread or another one may still have in hand.
+    /// Whether answers were passed to a carrier that a thread has yet to flush.
     pub(super) unflushed: bool,
-    /// Requests that were executed, and receive requests that they completed.
+    /// The number of executed requests, and of receive requests that they completed.
     pub(crate) executed: u64,
     pub(crate) receives: u64,
 }
@@ -88,7 +86,7 @@ impl Responder {
         })
     }
 
-    /// Sets what was given of an `ibv_qp_attr`.
+    /// Sets the given attributes of an `ibv_qp_attr`.
     pub(crate) fn set(
         &mut self,
         new: &Settings,
@@ -118,21 +116,21 @@ impl Responder {
         }
     }
 
-    /// Whether a packet of this requester with this sequence number would be taken. One that would be
-    /// is from the connected queue pair, along the connected path, and expected next; anything else is
-    /// dropped without an answer.
+    /// Returns true if the responder would accept a packet of this requester with this sequence number. Such a packet
+    /// is from the connected queue pair, along the connected path, and expected next. Any other packet is dropped
+    /// without an answer.
     #[inline]
     pub(crate) fn listens_to(&mut self, own: &Station, from: &Origin, psn: Psn) -> bool {
         self.psn == psn && self.knows(own, from)
     }
 
-    /// Whether it takes packets at all.
+    /// Returns true if the responder accepts packets at all.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
         matches!(self.state, QpState::RTS | QpState::RTR | QpState::SQD)
     }
 
-    /// Whether it takes packets, and those of this requester.
+    /// Returns true if the responder accepts packets, and those of this requester.
     #[inline]
     pub(crate) fn knows(&mut self, own: &Station, from: &Origin) -> bool {
         self.is_ready() && (self.verified == from.number || self.verify(own, from))
@@ -147,14 +145,14 @@ impl Responder {
         if connected {
             self.verified = from.number;
             if self.state == QpState::RTR {
-                // The first message tells a passive side that the other is ready.
+                // The first message shows a passive side that the other side is ready.
                 own.reporter.report(AsyncEventKind::COMM_EST);
             }
         }
         connected
     }
 
-    /// Takes the receive request for the message that comes in, if there is one.
+    /// Takes the receive request for the arriving message, if there is one.
     #[inline]
     pub(super) fn take_receive(&mut self, own: &Station) -> bool {
         if self.current.is_none() {
@@ -171,8 +169,8 @@ impl Responder {
         self.current.is_some()
     }
 
-    /// Looks for a receive request again, under the lock under which requests are posted: one that came
-    /// meanwhile is taken, and whoever posts one later tells the requester.
+    /// Looks for a receive request again, under the lock under which requests are posted. Takes one that was posted
+    /// meanwhile; otherwise a later post informs the requester.
     #[cold]
     pub(super) fn take_receive_or_wait(&mut self, own: &Station, waits: Waits) -> bool {
         let Self { next_receive, sges, .. } = self;
@@ -190,7 +188,7 @@ impl Responder {
         self.current.is_some()
     }
 
-    /// Completes the current receive request, with `flags` besides those that the request has.
+    /// Completes the current receive request, with `flags` in addition to those of the request.
     #[inline(always)]
     pub(crate) fn complete(
         &mut self,
@@ -230,24 +228,24 @@ impl Responder {
         self.held.push(completion);
     }
 
-    /// The program may see the completions that were held back.
+    /// Shows the program the completions that were held back.
     pub(crate) fn publish(&mut self, own: &Station) {
         self.held.drain(..).for_each(|completion| own.push_receive(completion));
     }
 
-    /// What it has answered has left: the program may see what was held back.
+    /// Shows the program the completions that were held back: the answers were sent.
     pub(crate) fn has_answered(&mut self, own: &Station) {
         self.unflushed = false;
         self.publish(own);
     }
 
-    /// Whether completions are held back.
+    /// Returns true if completions are held back.
     pub(super) fn has_held(&self) -> bool {
         !self.held.is_empty()
     }
 
-    /// Answers with a negative acknowledgement that is fatal to both: the current receive request
-    /// completes with `status`, or is flushed, and the queue pair goes to error.
+    /// Answers with a negative acknowledgement that is fatal to both sides. The current receive request completes with
+    /// `status`, or is flushed, and the queue pair goes to error.
     #[cold]
     pub(crate) fn fail(
         &mut self,
@@ -276,7 +274,7 @@ impl Responder {
         }
     }
 
-    /// Where its requester is, and the requester's number, once it is connected.
+    /// The path to its requester, and the requester's number, once it is connected.
     pub(crate) fn connection(&self) -> Option<(Path, u32)> {
         self.path.map(|path| (path, self.peer_qpn))
     }

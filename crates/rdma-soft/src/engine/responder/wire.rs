@@ -1,5 +1,5 @@
-//! Requests that come as packets: a responder of `rdma_proto` puts them in order, has [`Inbound`] execute
-//! them, and answers.
+//! Requests that arrive as packets. A responder of `rdma_proto` puts them in order, calls [`Inbound`] to execute them,
+//! and answers.
 
 use std::sync::Arc;
 
@@ -24,26 +24,26 @@ use crate::engine::wire::{self, Carrier, Route};
 use crate::memory::copy::Data;
 use crate::memory::grace_period::Visit;
 
-/// The longest datagram that the port takes.
+/// The longest datagram that the port accepts.
 const PORT_MTU: Mtu = Mtu::MTU4096;
 
-/// What a responder needs for packets.
+/// The responder's state for packets.
 #[derive(Debug)]
 pub(crate) struct Wire {
     protocol: Protocol,
     pub(crate) route: Route,
     mtu: Mtu,
-    /// A packet of the peer has come.
+    /// Whether a packet of the peer has arrived.
     heard: bool,
     /// Whether the refusal is to be sent again as void.
     ready: bool,
 }
 
-/// When a responder is to answer.
+/// The time at which a responder is to answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answers {
     Never,
-    /// When it has its turn.
+    /// In its next turn.
     Now,
     /// Before the program sees the completions that are held back.
     First,
@@ -56,7 +56,8 @@ enum Protocol {
 }
 
 impl Wire {
-    /// For a queue pair that becomes ready to receive, at an MTU of two to the power of `mtu_log2` bytes.
+    /// Creates the state for a queue pair that becomes ready to receive, at an MTU of two to the power of `mtu_log2`
+    /// bytes.
     pub(crate) fn new(service: Service, side: &Responder, mtu_log2: u32, route: Route) -> Self {
         let connection = wire::connection(side.peer_qpn, mtu_log2);
         let protocol = match service {
@@ -71,7 +72,7 @@ impl Wire {
         Self { protocol, route, mtu: connection.mtu, heard: false, ready: false }
     }
 
-    /// The attributes of a queue pair that is ready to receive have changed.
+    /// Applies changed attributes of a queue pair that is ready to receive.
     pub(crate) fn set(&mut self, timer_code: u8) {
         if let Protocol::Reliable(protocol) = &mut self.protocol
             && let Some(timer) = MinRnrTimer::from_code(timer_code)
@@ -88,18 +89,18 @@ impl Wire {
         }
     }
 
-    /// Whether a peer out of this process waits for acknowledgements.
+    /// Returns true if a peer outside this process waits for acknowledgements.
     fn acknowledges(&self) -> bool {
         matches!(self.protocol, Protocol::Reliable(_)) && self.route.outlet.carrier().is_some()
     }
 
-    /// Has the peer's process know what was executed of this letter, if it has a word for that: before the program can see
-    /// it. A duplicate is acknowledged by a packet, since its word may not have said so.
+    /// Reports the executed requests of this letter to the peer's process, if it has a word for that, before the
+    /// program can see them. A duplicate is acknowledged by a packet, since its word may not have reported it.
     fn tell_executed(&mut self, own: &Station, expected_before: Psn, letter: &Letter) {
         if let Protocol::Reliable(protocol) = &mut self.protocol
             && protocol.expected() != expected_before
             && letter.store(protocol.expected())
-            // A capture is to have acknowledgements.
+            // A capture must contain acknowledgements.
             && own.adapter.tap.is_none()
         {
             protocol.is_acknowledged();
@@ -125,7 +126,7 @@ impl Wire {
         }
     }
 
-    /// Adds what the protocol has counted to what the device counts.
+    /// Adds the protocol's counts to those of the device.
     fn count(&mut self, own: &Station, peer_qpn: u32) {
         let counted = match &mut self.protocol {
             Protocol::Reliable(protocol) => protocol.take_counters(),
@@ -143,7 +144,7 @@ fn timer(side: &Responder) -> MinRnrTimer {
 }
 
 impl Responder {
-    /// Packets have come that ask for something. Says when they are to be answered.
+    /// Receives packets with requests. Returns when to answer them.
     pub(crate) fn receive_requests(
         &mut self,
         own: &Station,
@@ -159,7 +160,7 @@ impl Responder {
         if !wire.heard {
             wire.heard = true;
             if self.state == QpState::RTR {
-                // The first message tells a passive side that the other is ready.
+                // The first message shows a passive side that the other side is ready.
                 own.reporter.report(AsyncEventKind::COMM_EST);
             }
         }
@@ -179,7 +180,7 @@ impl Responder {
         let owes = wire.owes();
         self.wire = Some(wire);
         let owes = owes != Owes::Nothing;
-        // What another thread answers may not have left yet.
+        // Answers of another thread may not have been sent yet.
         if self.has_held() && (owes || self.unflushed) {
             return Answers::First;
         }
@@ -187,24 +188,25 @@ impl Responder {
         if owes { Answers::Now } else { Answers::Never }
     }
 
-    /// Whether what was taken is not acknowledged yet.
+    /// Returns true if received requests are not acknowledged yet.
     pub(crate) fn owes_acknowledgement(&self) -> bool {
         self.wire.as_deref().is_some_and(|wire| wire.owes() == Owes::Acknowledgement)
     }
 
-    /// What carries answers out of this process.
+    /// The carrier that takes answers out of this process.
     pub(crate) fn carrier(&self) -> Option<Arc<dyn Carrier>> {
         self.wire.as_ref()?.route.outlet.carrier().map(Arc::clone)
     }
 
-    /// Forgets what the peer has asked for: no memory is read for it any more. What was taken is still acknowledged.
+    /// Drops the peer's unanswered requests: no memory is read for them any longer. Received requests are still
+    /// acknowledged.
     pub(crate) fn owe_nothing(&mut self) {
         if let Some(wire) = self.wire.take_if(|wire| wire.owes() != Owes::Acknowledgement) {
             self.psn = wire.psn();
         }
     }
 
-    /// Answers some of what was asked for. Says whether there may be more.
+    /// Sends some answers. Returns true if there may be more.
     pub(crate) fn transmit(&mut self, own: &Station, aftermath: &mut Aftermath) -> bool {
         let owes = |wire: &mut Box<Wire>| wire.owes() != Owes::Nothing || wire.ready;
         let Some(mut wire) = self.wire.take_if(owes) else { return false };
@@ -220,7 +222,7 @@ impl Responder {
             }
             Protocol::Unreliable(_) => false,
         };
-        // After the refusal itself.
+        // Sent after the refusal itself.
         if wire.owes() == Owes::Nothing {
             let sent = wire.void().is_none_or(|void| wire::send_void(own, &wire.route, void));
             wire.ready = !sent;
@@ -239,7 +241,7 @@ impl Responder {
         wire.ready
     }
 
-    /// A datagram has come. Says why it was dropped, if it was.
+    /// Receives a datagram. Returns the reason if it was dropped.
     pub(crate) fn receive_datagram(
         &mut self,
         own: &Station,
@@ -251,8 +253,7 @@ impl Responder {
         if own.service != Service::UnreliableDatagram || !listens {
             return Some(Reason::WrongState);
         }
-        // The header is empty where none came: who is informed of the datagram takes it from the
-        // link.
+        // The header is empty if the packet has none: the code that receives the datagram takes it from the link.
         let (qkey, header) = (self.qkey, datagram.header.unwrap_or([0; 40]));
         let mut protocol = Datagrams::new(Qpn::masked(own.qpn), PORT_MTU, Psn::default());
         let mut arrival = Arrival::new(own, self, aftermath);
@@ -274,18 +275,18 @@ struct Arrival<'a> {
     own: &'a Station,
     side: &'a mut Responder,
     aftermath: &'a mut Aftermath,
-    /// Why the present request was refused.
+    /// The reason why the current request was refused.
     refused: Option<Refused>,
-    /// Whether the present request is one that takes a receive, and has. What another has taken before stays
-    /// where it is if this one is refused.
+    /// Whether the current request needs a receive request, and has taken it. If the current one is refused, a receive
+    /// request taken by another stays in place.
     uses_receive: bool,
-    /// What the link says of a datagram.
+    /// The link's information about a datagram.
     datagram: Option<letter::Datagram>,
-    /// Why a datagram was dropped, if it was.
+    /// The reason why a datagram was dropped, if it was.
     dropped: Option<Reason>,
-    /// The packets that are taken.
+    /// The received packets.
     run: Run<'a>,
-    /// Whether the peer is informed of the next receive request after a packet has found none.
+    /// Whether this queue pair is informed of the next receive request after a packet has found none.
     waits: bool,
 }
 
@@ -296,7 +297,7 @@ impl<'a> Arrival<'a> {
         Self { own, side, aftermath, refused, uses_receive, datagram, dropped, run, waits }
     }
 
-    /// Has the responder do something within a visit of its own.
+    /// Lets the responder work within its own visit.
     fn inbound<R>(&mut self, work: impl FnOnce(&mut Inbound<'_>, &mut Aftermath) -> R) -> R {
         let visit = Visit::begin();
         let (own, side, reach) = (self.own, &mut *self.side, self.own.adapter.later());
@@ -312,10 +313,10 @@ impl<'a> Arrival<'a> {
         })
     }
 
-    /// Puts payload where it belongs, `at` bytes behind the message's first.
+    /// Writes payload to its destination, `at` bytes after the start of the message.
     fn place_bytes(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
         let operation = operation(start, None);
-        // Of what could not be placed together with this.
+        // A failed copy of the whole run may have left a refusal.
         self.refused = None;
         self.uses_receive |= operation.opcode.is_send();
         let from = u64::from(at);
@@ -325,7 +326,7 @@ impl<'a> Arrival<'a> {
         let placed = self.inbound(|inbound, _| inbound.place(&operation, length, data, (from, to)));
         placed.map_err(|stop| match stop {
             inbound::Stop::Refused(refused) => self.refuse(refused),
-            // The bytes of a packet are always there.
+            // The bytes of a packet are always in memory.
             inbound::Stop::Local => Stop::Drop,
         })
     }
@@ -347,7 +348,7 @@ impl<'a> Arrival<'a> {
     }
 }
 
-/// What a message is whose first packet has come, and its last one if it has.
+/// The operation of a message, given its first packet, and its last one if it has arrived.
 fn operation(start: &Start, end: Option<&End>) -> Operation {
     let immediate = end.and_then(|end| end.immediate);
     let invalidate = end.and_then(|end| end.invalidate);
@@ -430,7 +431,7 @@ impl Host for Arrival<'_> {
                 inbound.find_room(0)?;
             }
             match inbound.finish(&operation, length) {
-                // The message was delivered: the error is the responder's alone.
+                // The message was delivered: only the responder has an error.
                 Err(refused) if refused.request == Status::SUCCESS => {
                     inbound.fail(refused, aftermath);
                     Ok(())

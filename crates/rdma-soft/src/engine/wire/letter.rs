@@ -1,4 +1,4 @@
-//! Packets on their way, as every link carries them.
+//! Packets in transit, in the form that every link carries.
 
 use std::sync::Arc;
 
@@ -9,46 +9,47 @@ use crate::address::{Group, Path};
 use crate::engine::completion::work_completion::Source;
 use crate::engine::wire::word::WordKey;
 
-/// How many bytes of payload a burst has at most: a packet of the largest MTU, or several of smaller ones.
+/// The most bytes of payload in a burst: a packet of the largest MTU, or several of smaller ones.
 pub(crate) const BURST_BYTES: usize = if cfg!(loom) { 16 << 10 } else { 64 << 10 };
 
-/// A burst on its way.
+/// A burst in transit.
 #[derive(Debug)]
 pub(crate) struct Letter {
-    /// From its sender to its receiver.
+    /// The path from its sender to its receiver.
     pub(crate) path: Path,
     pub(crate) burst: Burst,
-    /// What is said of a datagram beside its headers.
+    /// Information about a datagram in addition to its headers.
     pub(crate) datagram: Option<Datagram>,
     /// Whether it is a refusal that is void: its receiver has a receive request now.
     pub(crate) is_void: bool,
     payload: Box<[u8]>,
-    /// How many had arrived at the inbox before it.
+    /// The number of letters that had arrived at the inbox before this one.
     pub(crate) number: u64,
-    /// Another process or another host has sent it.
+    /// Whether another process or another host has sent it.
     pub(crate) from_outside: bool,
-    /// Of requests to another process: the word that says how far they are executed.
+    /// For requests to another process: the word that shows how far they are executed.
     pub(crate) word: Option<WordKey>,
-    /// Where that is, if they came from another process.
+    /// The location of that word, if the letter came from another process.
     pub(crate) words: Option<Arc<dyn ExecutedWords>>,
 }
 
-/// Where another process looks how far its requests are executed.
+/// The location where another process checks how far its requests are executed.
 pub(crate) trait ExecutedWords: Send + Sync + std::fmt::Debug {
-    /// All packets before this one were executed, of the connection that has this word.
+    /// Records that all packets before this one were executed, for the connection with this word.
     fn store(&self, key: WordKey, expected: Psn);
 
-    /// Has the process look, if it does not look by itself. The caller holds no lock but the receive side of a device.
+    /// Makes the process check, if it does not poll the words itself. The caller holds no lock except the receive side
+    /// of a device.
     fn announce(&self);
 }
 
-/// What the link says of a datagram.
+/// The link's information about a datagram.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Datagram {
     pub(crate) source: Source,
-    /// The route header of its packet, if it came with one.
+    /// The route header of its packet, if it has one.
     pub(crate) header: Option<[u8; 40]>,
-    /// The multicast group that it is for, if it is for one.
+    /// The multicast group that it is for, if any.
     pub(crate) group: Option<Group>,
 }
 
@@ -64,12 +65,13 @@ impl Letter {
         Self { path, burst, datagram, is_void, payload, number, from_outside, word, words }
     }
 
-    /// A void refusal: an RNR NAK for whose packet there is a receive request now. Only links between processes carry it.
+    /// A void refusal: an RNR NAK, now that there is a receive request for its packet. Only links between processes
+    /// carry it.
     pub(crate) fn void(path: Path, refusal: Burst, payload: Box<[u8]>) -> Self {
         Self { is_void: true, ..Self::new(path, refusal, None, payload) }
     }
 
-    /// Another process or another host has sent it.
+    /// A letter that another process or another host has sent.
     #[cfg(not(loom))]
     pub(crate) fn from_outside(
         path: Path,
@@ -80,7 +82,7 @@ impl Letter {
         Self { from_outside: true, ..Self::new(path, burst, datagram, payload) }
     }
 
-    /// With the word that says how far it is executed.
+    /// Adds the word that shows how far the letter is executed.
     pub(crate) fn with_word(self, word: Option<WordKey>) -> Self {
         Self { word, ..self }
     }
@@ -90,7 +92,8 @@ impl Letter {
         Self { number, ..self }
     }
 
-    /// All packets before this one were executed, of what this one belongs to. Says whether its sender learns that.
+    /// Records that all packets before this one were executed, for the connection of this letter. Returns true if its
+    /// sender learns that.
     pub(crate) fn store(&self, expected: Psn) -> bool {
         let (Some(words), Some(word)) = (&self.words, self.word) else { return false };
         words.store(word, expected);
@@ -101,7 +104,7 @@ impl Letter {
         self.payload
     }
 
-    /// The same with a buffer that is no longer than its payload, and the buffer that it had.
+    /// The same letter with a buffer as long as its payload, and the original buffer.
     #[cfg(not(loom))]
     pub(crate) fn of_own_size(self) -> (Self, Box<[u8]>) {
         let payload = self.payload().into();

@@ -1,5 +1,5 @@
-//! The 40 bytes in front of a datagram: its global route header, or the IPv4 header that stands in for it.
-//! Packets of connections have the same in front of them.
+//! The 40 bytes in front of a datagram: its global route header, or the IPv4 header in its place. Packets of
+//! connections have the same in front of them.
 
 use std::net::Ipv4Addr;
 
@@ -8,26 +8,26 @@ use rdma_types::GidType;
 use crate::address::Route;
 use crate::engine::operation::Opcode;
 
-/// Behind an IPv6 header comes UDP, and behind that an InfiniBand packet.
+/// The next header after IPv6 is UDP, followed by an InfiniBand packet.
 pub(crate) const NEXT_UDP: u8 = 17;
-/// Behind a global route header comes an InfiniBand packet (IBTA volume 1, 8.3).
+/// The next header after a global route header is an InfiniBand packet (IBTA volume 1, 8.3).
 pub(crate) const NEXT_INFINIBAND: u8 = 0x1b;
-/// Where the IPv4 header begins; what is before it is zero.
+/// The start of the IPv4 header; the bytes before it are zero.
 pub(crate) const IPV4_AT: usize = 20;
-/// UDP is in front of an InfiniBand packet.
+/// The length of the UDP header in front of an InfiniBand packet.
 const UDP_BYTES: u64 = 8;
 /// The base header, that of datagrams, and the checksum at the end.
 const FRAME_BYTES: u64 = 12 + 8 + 4;
 const IMMEDIATE_BYTES: u64 = 4;
 const DO_NOT_FRAGMENT: u16 = 0x4000;
 
-/// The header of the packet that a message of that length goes in.
+/// The header of the packet for a message of that length.
 pub(crate) fn of(route: &Route, opcode: Opcode, length: u64) -> [u8; 40] {
     let immediate = if opcode == Opcode::SendWithImm { IMMEDIATE_BYTES } else { 0 };
     around(route, FRAME_BYTES + immediate + length.next_multiple_of(4))
 }
 
-/// The header of a packet that has so many bytes from its base header to its checksum.
+/// The header of a packet with that many bytes from its base header to its checksum.
 pub(crate) fn around(route: &Route, packet: u64) -> [u8; 40] {
     match route.source.kind {
         GidType::ROCE_V2 => {
@@ -41,9 +41,9 @@ pub(crate) fn around(route: &Route, packet: u64) -> [u8; 40] {
     }
 }
 
-/// The service level that the completion of a RoCE datagram reports: the type of its packet, since Ethernet has no
-/// service levels. Bit 3 says that the packet has a UDP header, bits 0 to 2 are 0 for a global route header (RoCE v1),
-/// 1 for IPv6 and 2 for IPv4. mlx5 reports the same, and UCX reads it there.
+/// The service level in the completion of a RoCE datagram. It is the type of its packet, since Ethernet has no service
+/// levels. Bit 3 is set if the packet has a UDP header. Bits 0 to 2 are 0 for a global route header (RoCE v1), 1 for
+/// IPv6 and 2 for IPv4. mlx5 reports the same, and UCX reads it there.
 pub(crate) fn packet_type(header: &[u8; 40]) -> u8 {
     const UDP: u8 = 1 << 3;
     match (header[0] >> 4, header[6]) {
@@ -81,16 +81,16 @@ fn ipv4(route: &Route, from: Ipv4Addr, to: Ipv4Addr, behind: u64) -> [u8; 40] {
     header
 }
 
-/// A datagram is at most 4096 bytes.
+/// Converts the length of a datagram, which is at most 4096 bytes.
 fn short(length: u64) -> u16 {
     u16::try_from(length).unwrap_or(u16::MAX)
 }
 
-/// The checksum of a header whose own place for it is zero (RFC 1071); of one that has it, zero.
+/// The checksum of a header with a zero checksum field (RFC 1071); zero for a header that includes its checksum.
 pub(crate) fn checksum(header: &[u8]) -> u16 {
     let words =
         header.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
-    // So few words that the second fold carries nothing.
+    // There are so few words that the second fold carries nothing.
     let fold = |sum: u32| (sum & 0xffff) + (sum >> 16);
     !((fold(fold(words.sum())) & 0xffff) as u16)
 }
@@ -109,7 +109,7 @@ mod tests {
 
     /// A message of five bytes is padded to eight; around it are 24 bytes, an immediate, and UDP.
     #[test]
-    fn each_kind_of_port_has_its_header_and_it_says_how_much_is_behind() {
+    fn each_kind_of_port_has_its_header_with_the_length_that_follows() {
         let [ib, v2, v4] = [
             route(GidType::IB, "fe80::1", "fe80::2"),
             route(GidType::ROCE_V2, "fe80::1", "fe80::2"),
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn the_checksum_is_that_of_a_captured_header() {
-        // From a packet of the kernel's SoftRoCE.
+        // The header of a packet from the kernel's SoftRoCE.
         let captured = [
             0x45, 0, 0, 0x44, 0xa2, 0xb2, 0x40, 0, 0x40, 0x11, 0x81, 0xf4, 10, 0, 1, 1, 10, 0, 1, 2,
         ];

@@ -1,18 +1,19 @@
-//! Runs of packets. A copy where memory may be gone is a system call, so that what the packets of a run carry is copied by
-//! one, not by one for each.
+//! Runs of packets. Copying to memory that may be gone takes a system call. So the payload of a run is copied by one
+//! call, not by one for each packet.
 
 use rdma_proto::wire::Operation;
 use rdma_proto::{Burst, MAX_MESSAGE_BYTES};
 use rdma_types::Mtu;
 
-/// The packets of one burst, as a protocol takes them one after the other.
+/// The packets of one burst, as a protocol receives them one after the other.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Run<'a> {
-    /// What those carry that are of one message, if the protocol takes them. All but the first and the last one are full.
+    /// The payload of those packets that belong to one message, if the protocol accepts them. All except the first and
+    /// the last one are full.
     payload: &'a [u8],
     /// Whether the message ends with the last of them.
     ends: bool,
-    /// So much of the message is there.
+    /// The end of the part that was copied, in bytes from the start of the message.
     upto: u32,
 }
 
@@ -34,8 +35,8 @@ impl<'a> Run<'a> {
         Self { payload: if is_part { payload } else { most }, ends: is_part && ends, upto: 0 }
     }
 
-    /// Has `copy` put the payload of a packet where it belongs, `at` bytes behind the first of a message of so many bytes in
-    /// all, if that is known: together with that of the packets behind it, if all of it can be copied.
+    /// Makes `copy` write the payload of a packet to its destination, `at` bytes after the start of a message of
+    /// `in_all` bytes, if known. Later packets of the run are copied with it, if all of them can be copied.
     pub(crate) fn place<E>(
         &mut self,
         at: u32,
@@ -46,7 +47,7 @@ impl<'a> Run<'a> {
         let end =
             |bytes: &[u8]| u32::try_from(bytes.len()).ok().and_then(|len| at.checked_add(len));
         let rest = self.from(payload);
-        // A last packet that is none of them may even be of another message.
+        // A last packet outside the run may even belong to another message.
         if rest.len() >= payload.len() && end(payload).is_some_and(|end| end <= self.upto) {
             return Ok(());
         }
@@ -63,12 +64,12 @@ impl<'a> Run<'a> {
             self.upto = upto;
             return Ok(());
         }
-        // Of what cannot be copied as a whole, some may.
+        // If the whole cannot be copied, a part may still be.
         self.payload = &[];
         copy(payload)
     }
 
-    /// What the packets carry from the one on that has this payload.
+    /// The payload of the run, from the packet with this payload on.
     fn from(&self, payload: &[u8]) -> &'a [u8] {
         let begin = payload.as_ptr().addr().wrapping_sub(self.payload.as_ptr().addr());
         self.payload.get(begin..).unwrap_or_default()
@@ -102,16 +103,16 @@ mod tests {
         (burst, (0..length).map(|at| at.to_le_bytes()[0] ^ at.to_le_bytes()[1]).collect())
     }
 
-    /// A part of a message: the kinds of its first and its last packet, how many bytes precede it, and how many the
-    /// message has.
+    /// A part of a message: the kinds of its first and last packet, the number of bytes before it, and the message's
+    /// length.
     struct Part {
         kinds: (Operation, Option<Operation>),
         begin: u32,
         in_all: Option<u32>,
     }
 
-    /// Takes five packets, the last of which has `end` bytes, and of which `fits` bytes can be copied. Returns where copies
-    /// began and how long they were, and which packet could not be copied.
+    /// Receives five packets, the last one with `end` bytes; `fits` bytes can be copied. Returns the start and length
+    /// of each copy, and the packet that could not be copied.
     fn take(part: &Part, end: usize, fits: usize) -> (Vec<(usize, usize)>, Result<(), usize>) {
         let (burst, payload) = burst(part.kinds.0, part.kinds.1, 5, end);
         let mut run = Run::of(&burst, &payload, Mtu::MTU256);
@@ -151,7 +152,7 @@ mod tests {
             let part = Part { kinds: (kinds.0, Some(kinds.1)), begin: 512, in_all };
             assert_eq!(take(&part, 8, ALL), (vec![(0, ALL)], Ok(())), "{kinds:?}");
         }
-        // The rest of the message comes by another run.
+        // The rest of the message follows in another run.
         for (kind, in_all) in [(Op::SendMiddle, None), (Op::RdmaWriteMiddle, Some(1 << 20))] {
             let part = Part { kinds: (kind, Some(kind)), begin: 512, in_all };
             assert_eq!(take(&part, MTU, 5 * MTU), (vec![(0, 5 * MTU)], Ok(())), "{kind:?}");
@@ -172,7 +173,7 @@ mod tests {
     fn each_packet_is_copied_by_itself_where_the_next_may_be_refused() {
         use Operation as Op;
         let each: Vec<_> = (0..4).map(|n| (n * MTU, MTU)).chain([(4 * MTU, 8)]).collect();
-        // The message ends before the run does, or with another packet, or goes on behind its last packet: the protocol
+        // The message ends before the run does, or with another packet, or goes on after its last packet. The protocol
         // refuses the rest.
         let in_all = [1, 4 * MTU, ALL - 1, ALL + 1].map(|length| u32::try_from(length).unwrap());
         for in_all in in_all {
@@ -184,13 +185,13 @@ mod tests {
         let begin = MAX_MESSAGE_BYTES - 4 * 256;
         let part = Part { kinds: (Op::SendMiddle, Some(Op::SendLast)), begin, in_all: None };
         assert_eq!(take(&part, 8, ALL), (each.clone(), Ok(())));
-        // Several messages in one run are of nobody who keeps to the protocol.
+        // A sender that follows the protocol does not put several messages into one run.
         let part = Part { kinds: (Op::SendOnly, Some(Op::SendOnly)), begin: 0, in_all: None };
         assert_eq!(take(&part, 8, ALL), (each, Ok(())));
     }
 
     #[test]
-    fn what_cannot_be_copied_stops_at_its_own_packet() {
+    fn a_failed_copy_stops_at_its_own_packet() {
         use Operation as Op;
         for fits in 0..5 {
             let each: Vec<_> = (0..fits).map(|n| (n * MTU, MTU)).collect();
@@ -201,7 +202,7 @@ mod tests {
         }
     }
 
-    /// Who keeps to no protocol sends a last packet of another message, which begins with it.
+    /// A sender that violates the protocol sends a last packet that begins another message.
     #[test]
     fn the_last_packet_is_placed_wherever_it_belongs() {
         let (burst, payload) = burst(Operation::RdmaWriteFirst, None, 3, 8);
@@ -217,9 +218,9 @@ mod tests {
         assert_eq!(copies, [2 * MTU, 8]);
     }
 
-    /// The first packets of a run came before, so that they are not placed.
+    /// The first packets of a run were received before, so they are not placed.
     #[test]
-    fn a_run_may_begin_in_its_midst() {
+    fn a_run_may_begin_in_the_middle() {
         let (burst, payload) = burst(Operation::SendFirst, None, 5, 8);
         let mut run = Run::of(&burst, &payload, Mtu::MTU256);
         let mut copies = Vec::new();

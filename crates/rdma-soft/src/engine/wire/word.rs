@@ -1,22 +1,22 @@
 //! Words by which a process learns how far another one has executed its requests.
 
-/// How many connections from one process to another have a word.
+/// The number of connections from one process to another that have a word.
 pub(crate) const WORDS: usize = if cfg!(loom) { 2 } else { 1024 };
-/// How many words are looked at together.
+/// The number of words that are checked together.
 const GROUP: usize = if cfg!(loom) { 1 } else { 64 };
 pub(crate) const GROUPS: usize = WORDS / GROUP;
 
-/// Which word a connection has, and for the how manieth connection it is used: never 0.
+/// The word of a connection, and the number of connections that have used that word: never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WordKey(u32);
 
 impl WordKey {
-    /// What a request says of it; 0 is none.
+    /// Returns the key that a request carries; 0 is none.
     pub(crate) fn of(raw: u32) -> Option<Self> {
         (raw != 0).then_some(Self(raw))
     }
 
-    /// The key of a word for its next user, of which there were `users` in all. After many of them, keys come again.
+    /// The key of a word for its next user, after `users` earlier ones. After many of them, keys repeat.
     #[expect(clippy::cast_possible_truncation, reason = "a remainder")]
     pub(crate) fn new(index: usize, users: u32) -> Self {
         const LIVES: u32 = u32::MAX / WORDS as u32;

@@ -1,5 +1,5 @@
-//! Budgets: what a turn executes, when the rest goes on, and who is let in between. No thread serves the
-//! timers of these fabrics, so that a turn is taken when the test says so.
+//! Budgets: the length of a turn, when the rest goes on, and which threads are admitted in between. No thread serves
+//! the timers of these fabrics, so turns are taken only when the test does so.
 
 use std::sync::{Mutex, OnceLock, mpsc};
 use std::thread;
@@ -27,7 +27,7 @@ use crate::memory::sge::Sge;
 use crate::schedule::Schedule;
 use crate::sync::while_one_waits;
 
-/// Devices, each of a fabric of its own: never freed, and where a leak checker finds them.
+/// Devices, each of its own fabric: never freed, and where a leak checker finds them.
 static DEVICES: OnceLock<Mutex<Vec<&'static Device>>> = OnceLock::new();
 
 fn device(schedule: Schedule) -> &'static Device {
@@ -109,15 +109,15 @@ impl Pair {
         (Request { operation, ..Request::EMPTY }, Sge { addr: self.source.address(), length, lkey })
     }
 
-    /// Puts so many writes into the queue, and executes nothing.
+    /// Queues `count` writes, and executes nothing.
     fn queue(&self, count: u32, length: u32) {
         let (request, sge) = self.write(length);
         let mut send = self.a.send.lock();
         (0..count).for_each(|_| send.push(&request, Payload::keyed(&[sge])));
     }
 
-    /// Leaves what is queued to turns, has one after the other be taken by what a poll does, and says how
-    /// many requests are left after each.
+    /// Leaves the queue to turns, and takes them one after the other like a poll does. Returns the number of requests
+    /// left after each.
     fn left_by_turns(&self) -> Vec<usize> {
         self.a.send.lock().leave_rest(&self.a);
         let turn = |_: &usize| {
@@ -138,7 +138,7 @@ impl Pair {
 }
 
 #[test]
-fn a_turn_is_of_so_many_requests() {
+fn a_turn_is_limited_in_requests() {
     let pair = Pair::new(Schedule::Immediate, 8);
     pair.queue(40, 0);
     assert_eq!(pair.left_by_turns(), [24, 8, 0]);
@@ -146,20 +146,20 @@ fn a_turn_is_of_so_many_requests() {
 }
 
 #[test]
-fn a_turn_is_of_so_many_bytes() {
+fn a_turn_is_limited_in_bytes() {
     let pair = Pair::new(Schedule::Immediate, 64 << 10);
     pair.queue(3, 64 << 10);
     assert_eq!(pair.left_by_turns(), [2, 1, 0]);
-    // Shorter ones that are so many bytes together.
+    // Shorter requests with that many bytes in total.
     pair.queue(4, 16 << 10);
     pair.queue(1, 8);
     assert_eq!(pair.left_by_turns(), [1, 0]);
     pair.end();
 }
 
-/// Looked at is the deadline, not when somebody comes for it.
+/// The test checks the deadline, not the time at which a thread serves it.
 #[test]
-fn what_a_turn_leaves_goes_on_within_a_millisecond() {
+fn the_rest_of_a_turn_goes_on_within_a_millisecond() {
     for schedule in [Schedule::Immediate, Schedule::Deferred { seed: 3 }] {
         let pair = Pair::new(schedule, 8);
         let subnet = pair.a.device.subnet;
@@ -175,9 +175,9 @@ fn what_a_turn_leaves_goes_on_within_a_millisecond() {
 
 const STRETCH: u32 = 1 << 20;
 
-/// Has a thread sleep at one of the pair's locks, which is let go when two stretches are executed. Whether the
-/// thread was inside between them: it would hardly ever see by itself that the lock is free for a moment.
-/// More than one try, since it may not get its core in time; in an emulator it never may.
+/// Lets a thread sleep at one of the pair's locks, which is released for the execution of two stretches. Returns true
+/// if the thread entered between them; by itself it would hardly ever see the short moment when the lock is free. There
+/// are several tries, since the thread may not get its core in time; in an emulator it may never do so.
 fn is_let_in(
     waits_for_peer: bool,
     between: impl Fn(&Pair) -> bool + Sync,
@@ -206,7 +206,7 @@ fn is_let_in(
     })
 }
 
-/// The sequence number behind one stretch.
+/// Returns true if one stretch was executed.
 fn behind_one(pair: &Pair) -> bool {
     pair.b.responder.lock().psn.get() == STRETCH >> 10
 }
@@ -228,22 +228,22 @@ fn post_two(pair: &Pair) {
 }
 
 #[test]
-fn a_long_copy_lets_those_in_who_wait_for_its_queue() {
+fn a_long_copy_yields_to_waiters_for_its_queue() {
     assert!(is_let_in(false, |pair| pair.a.send.lock().queue.len() == 1, run_two));
 }
 
 #[test]
-fn a_long_copy_lets_those_in_who_wait_for_its_peer() {
+fn a_long_copy_yields_to_waiters_for_its_peer() {
     assert!(is_let_in(true, behind_one, run_two));
 }
 
 #[test]
-fn a_long_list_lets_those_in_who_wait_for_its_queue() {
+fn a_long_list_yields_to_waiters_for_its_queue() {
     assert!(is_let_in(false, |pair| pair.a.send.lock().posted == 1, post_two));
 }
 
 #[test]
-fn a_long_list_lets_those_in_who_wait_for_its_peer() {
+fn a_long_list_yields_to_waiters_for_its_peer() {
     assert!(is_let_in(true, behind_one, post_two));
 }
 
@@ -253,18 +253,19 @@ fn release_two(pair: &Pair) {
 }
 
 #[test]
-fn a_long_release_lets_those_in_who_wait_for_its_queue() {
+fn a_long_release_yields_to_waiters_for_its_queue() {
     assert!(is_let_in(false, |pair| pair.a.send.lock().queue.len() == 1, release_two));
 }
 
 #[test]
-fn a_long_release_lets_those_in_who_wait_for_its_peer() {
+fn a_long_release_yields_to_waiters_for_its_peer() {
     assert!(is_let_in(true, behind_one, release_two));
 }
 
-/// Who asks for the counters waits until a queue pair is free, and has nobody wait who makes or destroys another.
+/// A thread that reads the counters waits until a queue pair is free. It does not delay threads that create or destroy
+/// another queue pair.
 #[test]
-fn who_waits_for_a_counter_does_not_hold_up_the_device() {
+fn waiting_for_a_counter_does_not_block_the_device() {
     let pair = Pair::new(Schedule::Immediate, 8);
     let device = pair.a.device;
     let counters = while_one_waits(

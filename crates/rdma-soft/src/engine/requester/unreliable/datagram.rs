@@ -1,5 +1,4 @@
-//! Unreliable datagrams as they are sent: each message is one packet, to any queue pair that has the same
-//! key.
+//! Unreliable datagrams as they are sent: each message is one packet, to any queue pair that has the same key.
 
 use std::sync::Arc;
 
@@ -26,11 +25,11 @@ use crate::memory::copy::{Data, Fault};
 
 /// The longest datagram, in bytes: the largest MTU that a port has.
 pub(super) const PORT_MTU: u16 = 4096;
-/// This bit of a request's Q_Key says: use the queue pair's own (IBTA volume 1, 10.2.5).
+/// The bit of a request's Q_Key that selects the queue pair's own key (IBTA volume 1, 10.2.5).
 const OWN_QKEY: u32 = 0x8000_0000;
 
 impl<P: Near> Requester<P> {
-    /// Sends a datagram. For the requester it is done then, whether or not anybody takes it.
+    /// Sends a datagram. The requester is then done with it, whether or not it is received.
     pub(super) fn send_datagram(
         &mut self,
         own: &P,
@@ -66,7 +65,7 @@ impl<P: Near> Requester<P> {
             );
         }
         if let DatagramReceiver::Direct(receiver) = found {
-            // A datagram that was half-way begins again: it may come to another receive request.
+            // A half-copied datagram begins again: it may be for another receive request.
             let begun = std::mem::take(&mut self.progress) > 0;
             let half = message.extent == Extent::Half && !begun;
             let extent = if half { Extent::Half } else { Extent::WHOLE };
@@ -82,7 +81,7 @@ impl<P: Near> Requester<P> {
             };
             let mut responder = receiver.responder().lock();
             let mut inbound = Inbound { own: &receiver, side: &mut responder, visit, reach };
-            // If it takes none, another may have its number by the next datagram.
+            // If it does not receive datagrams, another queue pair may have its number by the next one.
             let ready = inbound.takes_datagrams();
             let arrived = match ready {
                 true => inbound.datagram(&datagram, aftermath),
@@ -162,7 +161,7 @@ impl<P: Near> Requester<P> {
         let operation = &message.request.operation;
         let with_imm = operation.opcode == Opcode::SendWithImm;
         let end = End {
-            // No longer than the MTU.
+            // The length is at most the MTU.
             length: u32::try_from(message.length).unwrap_or(u32::MAX),
             immediate: with_imm.then(|| u32::from_be(operation.imm)),
             invalidate: None,
@@ -173,20 +172,20 @@ impl<P: Near> Requester<P> {
         Datagrams::new(Qpn::masked(own.qpn), Mtu::MTU4096, self.psn).send(&to, &end)
     }
 
-    /// Puts the bytes of a datagram at the beginning of a buffer.
+    /// Copies the bytes of a datagram to the beginning of a buffer.
     pub(super) fn gather<'a>(
         &self,
         message: &Message<'_>,
         buffer: &'a mut [u8],
     ) -> Result<&'a [u8], Fault> {
-        // No longer than the MTU, for which each buffer has space.
+        // The length is at most the MTU, and each buffer is that large.
         let length = usize::try_from(message.length).unwrap_or(usize::MAX).min(buffer.len());
         let bytes = &mut buffer[..length];
         message.reach.collect_bytes(&self.local, 0, bytes)?;
         Ok(bytes)
     }
 
-    /// Finds where a datagram goes. The fields that describe a connection's peer have where the last one went.
+    /// Finds the receiver of a datagram. The fields for a connection's peer hold the destination of the last one.
     fn take_receiver(&mut self, own: &P, to: &AddressVector, qpn: u32) -> DatagramReceiver<P> {
         let same = self.peer_qpn == qpn && self.origin.path == Some(to.path);
         (self.origin.path, self.peer_qpn) = (Some(to.path), qpn);

@@ -16,8 +16,8 @@ use crate::engine::wire::{Mailbox, Outlet};
 use crate::memory::copy::{Data, Fault};
 
 impl<P: Near> Requester<P> {
-    /// Sends a datagram to all members of a group; the sender hears it too if it is one of them. Whoever does not
-    /// take it misses it alone. It has no half: it goes to all of them at once.
+    /// Sends a datagram to all members of a group, including the sender if it is one of them. A member that does not
+    /// receive it loses only its own copy. There is no half of such a datagram: it goes to all members at once.
     #[cold]
     pub(super) fn send_to_group(
         &mut self,
@@ -28,7 +28,7 @@ impl<P: Near> Requester<P> {
         aftermath: &mut Aftermath,
     ) -> Verdict {
         if let Some(group) = datagram.group.filter(|_| own.adapter.port_is_up()) {
-            // First of all, so that it goes to nobody as long as it cannot go to everybody.
+            // Checked first, so that it goes to no member as long as it cannot go to all.
             if !own.inboxes_of(group).all(|inbox| inbox.has_room(own.driven())) {
                 return Verdict::NoRoom;
             }
@@ -59,7 +59,7 @@ impl<P: Near> Requester<P> {
         Verdict::Done { bytes: message.length }
     }
 
-    /// Writes the packet to the capture of its device, if there is one, and sends it to each of these inboxes, whose
+    /// Writes the packet to the capture of its device, if there is one. Then sends it to each of these inboxes; their
     /// devices copy it to their members.
     fn send_to_inboxes(
         &self,
@@ -102,7 +102,8 @@ impl<P: Near> Requester<P> {
         Ok(())
     }
 
-    /// A copy for each member on devices that take no packets. Says whether the sender's memory was there.
+    /// Copies the datagram to each member on devices that receive no packets. Returns true if the sender's memory was
+    /// mapped.
     fn copy_to_members(
         &self,
         own: &P,
@@ -184,7 +185,7 @@ mod tests {
         member
     }
 
-    /// As long as an inbox has no space the packet is in none; then it is in each once.
+    /// While an inbox has no space the packet is in none; then it is in each once.
     #[test]
     fn a_packet_goes_to_all_inboxes_or_to_none() {
         static SUBNET: Subnet = Subnet::new();
