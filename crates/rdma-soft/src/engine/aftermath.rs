@@ -1,4 +1,4 @@
-//! What a request leaves to be done once all locks are dropped.
+//! Work that a request leaves until all locks are dropped.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use rdma_types::AsyncEventKind;
 use crate::engine::station::{Owner, Station};
 use crate::fabric::stalls;
 
-/// Queue pairs that a request moved to the error state, whose queues are still to be flushed: the
-/// requester, by its incarnation, and one responder, since a requester in error executes no other.
+/// Queue pairs that a request moved to the error state and that have yet to be flushed. They are the requester, by its
+/// incarnation, and one responder, since a requester in error executes no other.
 #[derive(Debug, Default)]
 pub(crate) struct Aftermath {
     requester: Option<u32>,
@@ -31,7 +31,7 @@ impl Aftermath {
         self.responder = own.owner.upgrade().map(|owner| (owner, incarnation, event));
     }
 
-    /// Whether a responder has failed: no other may, as there is space for one.
+    /// Returns true if a responder has failed. No other may fail before this is settled, since there is space for one.
     pub(crate) fn is_full(&self) -> bool {
         self.responder.is_some()
     }
@@ -43,7 +43,7 @@ impl Aftermath {
         requester.adapter.fabric.run_queue.run();
     }
 
-    /// Flushes. Whoever holds no lock but the receive side of a device may do it.
+    /// Flushes. The caller holds no lock except the receive side of a device.
     #[inline]
     pub(crate) fn flush(&mut self, requester: &Station) {
         if self.requester.is_some() || self.responder.is_some() {

@@ -1,4 +1,4 @@
-//! Completion queues, and what polling them gives back.
+//! Completion queues, and the slots that polling releases.
 
 mod entry;
 #[cfg(test)]

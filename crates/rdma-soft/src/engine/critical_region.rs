@@ -1,5 +1,5 @@
-//! What one thread at a time does between two calls of a program: it builds requests, or reads
-//! completions.
+//! A region between two calls of a program that one thread at a time may enter. Inside, a thread builds requests, or
+//! reads completions.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -11,13 +11,13 @@ use crate::sync::{AtomicU64, Condvar, Mutex, Ordering, this_thread};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Nested;
 
-/// Somebody waits to enter; thread numbers are even.
+/// Set while a thread waits to enter; thread numbers are even.
 const AWAITED: u64 = 1;
 
-/// Something that belongs to the thread that is inside. Entering waits until nobody is.
+/// A value that belongs to the thread inside. Entering waits until no thread is inside.
 ///
-/// There is no guard, since there is nothing in the program to hold one: the thread is known by its
-/// number, and a call out of turn finds that it is not inside.
+/// There is no guard, since the program has nothing that could hold one. The region knows the thread by its number, and
+/// a call out of turn finds that the thread is not inside.
 #[derive(Debug)]
 pub(crate) struct CriticalRegion<T> {
     /// The thread that is inside, or 0; with [`AWAITED`].
@@ -41,7 +41,7 @@ impl<T> CriticalRegion<T> {
         }
     }
 
-    /// Enters, once nobody else is inside.
+    /// Enters, once no other thread is inside.
     #[inline]
     pub(crate) fn enter(&self) -> Result<(), Nested> {
         let this = this_thread();
@@ -57,7 +57,7 @@ impl<T> CriticalRegion<T> {
 
     #[cold]
     fn wait_and_enter(&self, this: u64) {
-        // Held from the look at who is inside until the wait begins, so that no waking comes between.
+        // Held from the check of `inside` until the wait begins, so that no wake-up is lost in between.
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let Err(inside) =
@@ -94,7 +94,7 @@ impl<T> CriticalRegion<T> {
         Some(use_it(unsafe { &mut *self.value.get() }))
     }
 
-    /// Leaves, if this thread is inside. Who waited looks again.
+    /// Leaves, if this thread is inside. Waiting threads check again.
     #[inline]
     pub(crate) fn leave(&self) {
         if self.is_inside() && self.inside.swap(0, Ordering::Release) & AWAITED != 0 {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_woken_and_inside() {
+    fn a_waiting_thread_is_woken_and_enters() {
         let region = CriticalRegion::new(1);
         region.enter().unwrap();
         std::thread::scope(|scope| {
@@ -172,8 +172,7 @@ mod loom_tests {
 
     use super::*;
 
-    /// Each of three threads finds the region as the one before left it, and none waits without a
-    /// limit.
+    /// Each of three threads finds the region as the one before left it, and no thread waits without a limit.
     #[test]
     fn loom_one_thread_at_a_time_is_inside() {
         let mut model = loom::model::Builder::new();

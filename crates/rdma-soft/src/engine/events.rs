@@ -1,11 +1,11 @@
-//! Events: a queue of them, and a file that is readable while there are some.
+//! Events: a queue of them, and a file that is readable while the queue has any.
 //!
-//! What an event is about stays in the queue, from which the events of an object that goes away are removed. The
+//! The content of events stays in the queue, from which the events of an object are removed when it is destroyed. The
 //! file holds one byte while there are events.
 //!
-//! Events come while locks of the engine are held, and a byte costs a system call. So an event is queued, and the
-//! file becomes readable when the thread [settles](Fabric::run_queue), which it does with no lock held and before its
-//! verb returns.
+//! Events arise while locks of the engine are held, and writing a byte costs a system call. So an event is only queued.
+//! The file becomes readable when the thread [settles](Fabric::run_queue), which it does with no lock held and before
+//! its verb returns.
 
 #[cfg(not(all(test, loom)))]
 pub(crate) mod file;
@@ -31,32 +31,32 @@ pub(crate) struct EventQueue<E> {
     fabric: &'static Fabric,
     state: Lock<QueuedEvents<E>>,
     file: EventFile,
-    /// Held by who writes to the file, by no lock of the engine. Who settles and finds that another thread is about to
-    /// write for its event waits here until that is done.
+    /// Held by the thread that writes to the file, by no lock of the engine. Another thread may be about to write for
+    /// the event of a thread that settles; the settling thread then waits here.
     writing: Mutex<()>,
 }
 
 #[derive(Debug)]
 struct QueuedEvents<E> {
     events: VecDeque<E>,
-    /// The file has a byte, or is about to. Who clears this takes a byte then, whichever: its own may be on its way
-    /// still, and that of another thread be there.
+    /// Whether the file has a byte, or is about to. A thread that clears this then takes any byte: its own may not be
+    /// written yet, but that of another thread may be there.
     readable: bool,
-    /// How many bytes were taken by who waited for an event, though another thread has cleared `readable` for each, and
-    /// takes one too: that one finds none, or the next write adds one more. Less than 0 while it has found none, and
-    /// who waited has yet to say so.
+    /// The number of bytes taken by waiters for an event although another thread cleared `readable` for each. That
+    /// thread takes a byte too: it finds none, or the next write adds one more. The number is negative while that
+    /// thread found none, and the waiter has yet to report its byte here.
     missing: isize,
-    /// A thread writes to the file. When that is done it looks again, and forgets the queue.
+    /// Whether a thread writes to the file. Afterwards it checks again, and removes the queue from the run queue.
     writing: bool,
-    /// How many different events there can be.
+    /// The number of different events there can be.
     room: usize,
-    /// Noted where those who settle look.
+    /// Whether the queue is in the run queue.
     noted: bool,
 }
 
 impl<E> QueuedEvents<E> {
-    /// What is to be called when nothing is left to take: whether there is a byte that says otherwise, which the
-    /// caller then [takes](EventQueue::clear) from the file.
+    /// Call this when no event may be left. Returns true if there is a byte to be taken, which the caller then
+    /// [takes](EventQueue::clear) from the file.
     fn clear(&mut self) -> bool {
         self.events.is_empty() && std::mem::take(&mut self.readable)
     }
@@ -109,7 +109,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         self.push_if(event, |_| true);
     }
 
-    /// As [`push`](Self::push), unless the same event is in the queue already.
+    /// Like [`push`](Self::push), unless the same event is in the queue already.
     pub(crate) fn push_new(self: &Arc<Self>, event: E)
     where
         E: PartialEq,
@@ -128,8 +128,8 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         }
     }
 
-    /// One more object reports here, each of up to `kinds` events: makes space, so that reporting
-    /// does not allocate.
+    /// Registers one more object that reports up to `kinds` events here. Makes space, so that reporting does not
+    /// allocate.
     pub(crate) fn join(&self, kinds: usize) {
         let mut state = self.state.lock();
         state.room += kinds;
@@ -141,9 +141,8 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         self.state.lock().room -= kinds;
     }
 
-    /// Takes the oldest event, and hands it to `deliver` before it can be discarded. Waits for one, if
-    /// the program has not made its end of the file non-blocking; in virtual time, what is to come
-    /// comes meanwhile.
+    /// Takes the oldest event, and passes it to `deliver` before it can be discarded. Waits for one, unless the program
+    /// made its end of the file non-blocking. In virtual time, waiting advances the clock.
     pub(crate) fn take<R>(&self, deliver: impl Fn(E) -> R) -> Result<R, Errno> {
         let mut has_byte = false;
         loop {
@@ -162,7 +161,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         }
     }
 
-    /// The oldest event, if there is one, for a thread that may have taken a byte from the file.
+    /// Takes the oldest event, if there is one, for a thread that may have taken a byte from the file.
     fn take_oldest<R>(&self, deliver: impl Fn(E) -> R, has_byte: bool) -> Option<R> {
         let (taken, clear, are_more) = {
             let mut state = self.state.lock();
@@ -184,7 +183,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         self.state.lock().events.is_empty()
     }
 
-    /// Takes a byte from the file, of which it is known that it is there, or on its way, unless it is missing.
+    /// Takes a byte from the file: one that is there or about to be written, unless it is missing.
     fn clear(&self) {
         if self.file.clear() {
             return;
@@ -195,14 +194,14 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         }
     }
 
-    /// Has the file readable, if it is not, without an event: who sleeps by it looks again.
+    /// Makes the file readable without an event, unless it is readable already, so that a sleeping thread checks again.
     pub(crate) fn wake(&self) {
         let _writing = locked_for_calls(&self.writing);
         self.set_while(|state| !state.readable);
         self.set_while(QueuedEvents::is_due);
     }
 
-    /// Removes the events that `unwanted` names.
+    /// Removes the events that match `unwanted`.
     pub(crate) fn discard(&self, unwanted: impl Fn(E) -> bool) {
         let clear = {
             let mut state = self.state.lock();
@@ -216,11 +215,11 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
 }
 
 impl<E: Copy + Send + std::fmt::Debug + 'static> Settle for EventQueue<E> {
-    /// Has the file readable if there are events.
+    /// Makes the file readable if there are events.
     fn settle(&self) {
         {
-            // Who is about to be woken may come here before who wakes it has come back: for an event that was taken
-            // nobody waits.
+            // A thread about to be woken may get here before the thread that wakes it has returned. If the event was
+            // taken, no thread waits for it.
             let mut state = self.state.lock();
             if state.events.is_empty() || state.readable && !state.writing {
                 return self.is_settled(&mut state);
@@ -232,7 +231,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> Settle for EventQueue<E> {
 }
 
 impl<E> EventQueue<E> {
-    /// Writes to the file, as often as it is due. The caller holds `writing`.
+    /// Writes to the file as often as it is due. The caller holds `writing`.
     fn set_while(&self, is_due: impl Fn(&QueuedEvents<E>) -> bool) {
         loop {
             let bytes = {
@@ -251,7 +250,8 @@ impl<E> EventQueue<E> {
         }
     }
 
-    /// Nothing can be added. A thread that writes sees to it itself.
+    /// Removes the queue from the run queue, since there is no byte to write. If a thread is writing, it does this
+    /// itself.
     fn is_settled(&self, state: &mut QueuedEvents<E>) {
         if !state.writing && std::mem::take(&mut state.noted) {
             self.fabric.run_queue.forget(std::ptr::from_ref(self).cast());
@@ -265,8 +265,8 @@ impl<E> Drop for EventQueue<E> {
     }
 }
 
-/// How many events of an object were delivered and are acknowledged: it is not destroyed before they
-/// are equal (man ibv_get_cq_event, ibv_get_async_event).
+/// The number of an object's events that were delivered and not yet acknowledged. The object is not destroyed before
+/// this is zero (man ibv_get_cq_event, ibv_get_async_event).
 #[derive(Debug, Default)]
 pub(crate) struct Acknowledgements {
     missing: std::sync::Mutex<u64>,
@@ -286,7 +286,7 @@ impl Acknowledgements {
         }
     }
 
-    /// Waits until nothing is missing.
+    /// Waits until every event is acknowledged.
     pub(crate) fn wait(&self) {
         let mut missing = locked_to_wait(&self.missing);
         while *missing > 0 {
@@ -307,7 +307,7 @@ mod tests {
 
     static FABRIC: Fabric = Fabric::new();
 
-    /// Queues of which each has a file of another kind.
+    /// Returns one queue for each kind of file.
     fn queues() -> impl Iterator<Item = Arc<EventQueue<u32>>> {
         kinds().into_iter().map(|file| EventQueue::with_file(&FABRIC, file))
     }
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn the_file_is_readable_exactly_while_there_are_events() {
-        // Whatever the program has made of its end.
+        // The result does not depend on the flags that the program sets on its end.
         let flags = [OFlags::empty(), OFlags::NONBLOCK];
         for (queue, flags) in queues().flat_map(|queue| flags.map(|flags| (queue.clone(), flags))) {
             rustix::fs::fcntl_setfl(queue.file.program(), flags).unwrap();
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_event_waits_once() {
+    fn the_same_event_is_queued_once() {
         let queue = EventQueue::new(&FABRIC).unwrap();
         queue.push_new(1);
         FABRIC.run_queue.run();
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_woken_without_an_event_finds_none() {
+    fn a_wake_up_without_an_event_finds_none() {
         for queue in queues() {
             queue.wake();
             queue.wake();
@@ -378,7 +378,7 @@ mod tests {
         }
     }
 
-    /// Each takes one of two, and goes on to the next two when both are taken.
+    /// Each thread takes one of two events, and goes on to the next two when both are taken.
     #[test]
     fn threads_that_wait_for_events_get_them_all() {
         for queue in queues() {
@@ -407,9 +407,9 @@ mod tests {
         }
     }
 
-    /// It has read what is there for no reader but `poll(2)`.
+    /// The program reads a byte that is meant only for `poll(2)`.
     #[test]
-    fn a_program_that_reads_its_file_stops_nobody() {
+    fn a_program_that_reads_its_file_blocks_no_thread() {
         for queue in queues() {
             let other = EventQueue::new(&FABRIC).unwrap();
             push(&queue, 0..1);
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_the_program_has_shut_down_stops_nobody() {
+    fn a_socket_shut_down_by_the_program_blocks_no_thread() {
         let [_, deaf] = kinds().map(|file| EventQueue::with_file(&FABRIC, file));
         let other = EventQueue::new(&FABRIC).unwrap();
         rustix::net::shutdown(deaf.file.program(), rustix::net::Shutdown::Both).unwrap();
@@ -433,12 +433,12 @@ mod tests {
             push(&other, n..n + 1);
             assert_eq!(other.take(|event| event), Ok(n));
             assert_eq!(deaf.take(|event| event), Ok(n));
-            assert_eq!(deaf.take(|event| event), Err(Errno::IO), "it is not waited for");
+            assert_eq!(deaf.take(|event| event), Err(Errno::IO), "the call does not wait");
         }
     }
 
     #[test]
-    fn an_empty_queue_that_does_not_block_says_so() {
+    fn an_empty_nonblocking_queue_returns_eagain() {
         for queue in queues() {
             rustix::fs::fcntl_setfl(queue.file.program(), OFlags::NONBLOCK).unwrap();
             assert_eq!(queue.take(|event| event), Err(Errno::AGAIN));

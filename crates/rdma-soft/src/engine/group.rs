@@ -1,7 +1,7 @@
-//! Multicast groups: which queue pairs of a device get a datagram that goes to many.
+//! Multicast groups: the queue pairs of a device that receive a datagram sent to a group.
 //!
-//! Each device knows its own members, as a port does. Who sends asks each device of the link, as a switch copies
-//! a packet to each port. Nobody joins a group at a subnet manager: the fabric leads each group everywhere.
+//! Each device knows its own members, as a port does. The sender queries each device of the link, as a switch copies a
+//! packet to each port. No device joins a group at a subnet manager: the fabric delivers each group to every device.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -18,11 +18,11 @@ pub(crate) struct Groups<M>(Mutex<Members<M>>);
 
 #[derive(Debug)]
 struct Members<M> {
-    /// By the queue pairs' ids. A group without members is none.
+    /// The members by the queue pairs' ids. A group without members is removed.
     by_group: BTreeMap<Group, BTreeMap<u64, Weak<M>>>,
-    /// In how many groups a queue pair is, by its id; of those that are in any.
+    /// The number of groups of each queue pair, by its id; queue pairs without groups are absent.
     joined: BTreeMap<u64, u32>,
-    /// How many members all groups have together.
+    /// The number of members of all groups together.
     count: u32,
 }
 
@@ -34,8 +34,8 @@ impl<M> Default for Groups<M> {
 }
 
 impl<M> Groups<M> {
-    /// Has a queue pair hear what is sent to a group. One that does already goes on, and hears it once (man
-    /// `ibv_attach_mcast`). Whether it did not.
+    /// Makes a queue pair receive the datagrams sent to a group. A member stays one, and receives each datagram once
+    /// (man `ibv_attach_mcast`). Returns true if it was not a member.
     pub(crate) fn join(
         &self,
         limits: &Limits,
@@ -62,7 +62,7 @@ impl<M> Groups<M> {
         Ok(true)
     }
 
-    /// Says whether the queue pair was a member.
+    /// Removes a queue pair from a group. Returns true if it was a member.
     pub(crate) fn leave(&self, group: &Group, id: u64) -> bool {
         let Members { by_group, joined, count } = &mut *locked(&self.0);
         let Some(members) = by_group.get_mut(group) else { return false };
@@ -82,7 +82,7 @@ impl<M> Groups<M> {
         true
     }
 
-    /// A queue pair is in no group any more.
+    /// Removes a queue pair from all groups.
     pub(crate) fn leave_all(&self, id: u64) {
         let Members { by_group, joined, count } = &mut *locked(&self.0);
         if let Some(groups) = joined.remove(&id) {
@@ -94,18 +94,18 @@ impl<M> Groups<M> {
         }
     }
 
-    /// Whether a queue pair is in any group.
+    /// Returns true if a queue pair is in any group.
     pub(crate) fn is_in_any(&self, id: u64) -> bool {
         locked(&self.0).joined.contains_key(&id)
     }
 
-    /// Whether a group has a member here.
+    /// Returns true if a group has a member here.
     pub(crate) fn has(&self, group: &Group) -> bool {
         locked(&self.0).by_group.contains_key(group)
     }
 
-    /// The members of a group, each once. Who joins or leaves meanwhile is among them or not; no lock is held
-    /// between two of them.
+    /// Returns the members of a group, each once. A queue pair that joins or leaves meanwhile may or may not be among
+    /// them. No lock is held between two of them.
     pub(crate) fn members(&self, group: Group) -> impl Iterator<Item = Arc<M>> {
         let last = locked(&self.0).by_group.get(&group).and_then(last_id);
         let mut next = 0;

@@ -1,4 +1,4 @@
-//! Models: whole queue pairs and regions, whose calls race in every order of two threads.
+//! Models of whole queue pairs and regions, with calls that race in every order of two threads.
 
 mod windows;
 
@@ -40,17 +40,17 @@ mod shared;
 mod turns;
 mod unreliable;
 
-/// More of a request is not executed in one turn, nor by a post without letting others have the lock.
+/// The most bytes of one request that a turn executes, or that a post executes before it yields the lock.
 const TURN: usize = STRETCH_BYTES as usize;
 
-/// Two queue pairs, each of a domain of its own: `a` sends to `b`.
+/// Two queue pairs, each of its own domain: `a` sends to `b`.
 struct Model {
     a: Arc<QueuePair>,
     b: Arc<QueuePair>,
 }
 
 impl Model {
-    /// Connected by hand: the way through the list of devices and `modify` is not what is explored.
+    /// Connects them by hand: the models do not explore the list of devices and `modify`.
     fn new() -> Self {
         Self::on(device())
     }
@@ -62,7 +62,7 @@ impl Model {
         model
     }
 
-    /// Connects queue pairs that were made or reset.
+    /// Connects queue pairs that were created or reset.
     fn connect(&self) {
         connect(&self.a, &self.b);
     }
@@ -84,7 +84,7 @@ fn device_of(subnet: &'static Subnet, schedule: Schedule) -> &'static Device {
     Box::leak(Box::new(device))
 }
 
-/// A queue pair of a domain of its own.
+/// Creates a queue pair of its own domain.
 fn queue_pair(device: &'static Device, shared: Option<&Arc<SharedReceiveQueue>>) -> Arc<QueuePair> {
     queue_pair_of(Service::ReliableConnection, device, shared)
 }
@@ -102,7 +102,7 @@ fn queue_pair_of(
     QueuePair::create(device, &pd, &queue(), &queue(), shared, init, reporter).unwrap()
 }
 
-/// Has `a` send to `b`.
+/// Lets `a` send to `b`.
 fn connect(a: &Arc<QueuePair>, b: &Arc<QueuePair>) {
     for queue_pair in [a, b] {
         let ready = QpState::RTS;
@@ -120,7 +120,7 @@ fn connect(a: &Arc<QueuePair>, b: &Arc<QueuePair>) {
     (responder.verified, responder.access) = (origin, AccessFlags::REMOTE_WRITE.bits());
 }
 
-/// Memory of the model, registered.
+/// Registered memory of the model.
 struct Memory {
     bytes: Vec<u8>,
     registration: Registration,
@@ -152,7 +152,7 @@ impl Memory {
         Sge { addr: self.address(), length, lkey: self.registration.key }
     }
 
-    /// Deregisters, then does to the bytes what an allocator might; the device must not see it.
+    /// Deregisters, then overwrites the bytes as an allocator might; the device must not see that.
     fn free(&mut self, pd: &ProtectionDomain) {
         pd.deregister(self.registration).unwrap();
         self.bytes.fill(FREED);
@@ -183,8 +183,8 @@ fn polled(queue: &CompletionQueue) -> Vec<(u64, WcStatus)> {
     got
 }
 
-/// A receiver that gets its request while the sender is found to be waiting, or just before: the
-/// send goes through, whoever executes it.
+/// A receiver posts its request just before the sender waits, or while it begins to. The send succeeds, whichever
+/// thread executes it.
 #[test]
 fn loom_a_waiting_sender_is_woken() {
     loom::model(|| {
@@ -206,7 +206,7 @@ fn loom_a_waiting_sender_is_woken() {
     });
 }
 
-/// A region that a peer writes: no byte of it changes once its deregistration has returned.
+/// A peer writes to a region: no byte of it changes once its deregistration has returned.
 #[test]
 fn loom_no_write_after_deregistration() {
     loom::model(|| {
@@ -227,7 +227,7 @@ fn loom_no_write_after_deregistration() {
     });
 }
 
-/// A region that the sender reads: nothing that is there after its deregistration is sent.
+/// The sender reads a region: nothing written to the memory after the deregistration is sent.
 #[test]
 fn loom_no_read_after_deregistration() {
     loom::model(|| {
@@ -250,13 +250,13 @@ fn loom_no_read_after_deregistration() {
     });
 }
 
-/// The memory of a receive request, whose queue pair is destroyed first, as its owner must.
+/// The memory of a receive request is freed after its queue pair is destroyed, as the owner must.
 #[test]
 fn loom_no_write_after_destruction() {
     loom::model(|| {
         let model = Model::new();
         let source = Memory::new(&model.a.pd, 1);
-        // Looking the second up leaves time between finding the first and writing it.
+        // Looking up the second region leaves time between finding the first and writing it.
         let (mut sink, second) = (Memory::new(&model.b.pd, 0), Memory::new(&model.b.pd, 0));
         let (pd, from) = (Arc::clone(&model.b.pd), source.sge());
         model.b.post_receive(11, &[sink.sge(), second.sge()], &mut Turn::new()).unwrap();
@@ -275,7 +275,7 @@ fn loom_no_write_after_destruction() {
     });
 }
 
-/// A reset, while another thread polls what it drops, gives each slot back exactly once.
+/// A reset, while another thread polls the completions that it drops, releases each slot exactly once.
 #[test]
 fn loom_a_reset_gives_all_slots_back() {
     loom::model(|| {
@@ -296,8 +296,8 @@ fn loom_a_reset_gives_all_slots_back() {
     });
 }
 
-/// A receive request that is posted while the queue pair goes to error is flushed once, wherever it got
-/// to, and a reset leaves nothing of it: the next message goes to the next request.
+/// A receive request posted while the queue pair goes to error is flushed once, wherever it is. A reset leaves nothing
+/// of it: the next message goes to the next request.
 #[test]
 fn loom_a_request_is_flushed_once_and_gone_after_a_reset() {
     loom::model(|| {
@@ -324,7 +324,7 @@ fn loom_a_request_is_flushed_once_and_gone_after_a_reset() {
     });
 }
 
-/// A message that comes while its receiver goes to error takes the request, or the error flushes it.
+/// A message that arrives while its receiver goes to error takes the request, or the error flushes it.
 #[test]
 fn loom_a_request_is_taken_or_flushed() {
     loom::model(|| {

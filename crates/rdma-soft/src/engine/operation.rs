@@ -1,10 +1,11 @@
-//! What a requester asks of its peer, or of its own queue pair: what travels with a message besides its data.
+//! The operations that a requester requests from its peer, or from its own queue pair: what a message carries besides
+//! data.
 
 use rdma_types::{AccessFlags, WcOpcode};
 
 use crate::engine::completion::work_completion::{WITH_IMM, WITH_INV};
 
-/// In the order of `enum ibv_wr_opcode`, so that it takes nothing to get here from there.
+/// The opcodes in the order of `enum ibv_wr_opcode`, so that the conversion costs nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Opcode {
     Write,
@@ -34,7 +35,7 @@ impl Opcode {
         }
     }
 
-    /// Whether its data goes where the receiver says.
+    /// Returns true if the receiver determines where the data goes.
     #[inline]
     pub(crate) fn is_send(self) -> bool {
         matches!(self, Self::Send | Self::SendWithImm | Self::SendWithInvalidate)
@@ -48,7 +49,7 @@ impl Opcode {
         )
     }
 
-    /// What the receiver's completion says of the number that came along.
+    /// The flags that the receiver's completion has for the number that the message carries.
     #[inline]
     pub(crate) fn receive_flags(self) -> u32 {
         match self {
@@ -58,7 +59,7 @@ impl Opcode {
         }
     }
 
-    /// The right that a one-sided request needs of the peer's queue pair and region; 0 for others.
+    /// The right that a one-sided request needs on the peer's queue pair and region; 0 for others.
     #[inline]
     pub(crate) fn remote_access(self) -> u32 {
         match self {
@@ -73,7 +74,7 @@ impl Opcode {
         }
     }
 
-    /// Whether it is a send or a write, and nothing more.
+    /// Returns true if the operation is only a send or a write.
     #[inline]
     pub(crate) fn is_plain(self) -> bool {
         matches!(self, Self::Send | Self::SendWithImm | Self::Write | Self::WriteWithImm)
@@ -84,19 +85,19 @@ impl Opcode {
         matches!(self, Self::CompareAndSwap | Self::FetchAndAdd)
     }
 
-    /// Whether it says something else than where its data comes from and goes to.
+    /// Returns true if the operation has more parameters than the source and destination of its data.
     #[inline]
     pub(crate) fn is_special(self) -> bool {
         self.is_atomic() || self.is_local() || self == Self::SendWithInvalidate
     }
 
-    /// Whether it is executed here, and no peer hears of it.
+    /// Returns true if the operation is executed here, without a peer.
     #[inline]
     pub(crate) fn is_local(self) -> bool {
         matches!(self, Self::BindWindow | Self::LocalInvalidate)
     }
 
-    /// Whether something comes back: that is written to the local elements, and takes one of the
+    /// Returns true if the operation returns data. The data is written to the local elements, and uses one of the
     /// responder's resources for reads and atomics.
     #[inline]
     pub(crate) fn fetches(self) -> bool {
@@ -104,23 +105,23 @@ impl Opcode {
     }
 }
 
-/// What an [`Opcode`] says it is about.
+/// An [`Opcode`] and its parameters.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Operation {
     pub(crate) opcode: Opcode,
     pub(crate) solicited: bool,
-    /// Network order, carried through untouched; or a key to be invalidated, in host order.
+    /// An immediate in network order, passed through untouched; or a key to be invalidated, in host order.
     pub(crate) imm: u32,
     pub(crate) remote_address: u64,
     pub(crate) rkey: u32,
-    /// What an atomic compares with, or adds.
+    /// The value that an atomic compares with, or adds.
     pub(crate) operand: u64,
-    /// What a compare-and-swap puts there.
+    /// The value that a compare-and-swap stores.
     pub(crate) swap: u64,
 }
 
 impl Operation {
-    /// A SEND without anything.
+    /// A SEND without data or options.
     pub(crate) const EMPTY: Self = Self {
         opcode: Opcode::Send,
         solicited: false,

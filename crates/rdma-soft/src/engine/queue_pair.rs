@@ -1,4 +1,4 @@
-//! Queue pairs: what they are made of, their making, their error state and their end.
+//! Queue pairs: their parts, their creation, their error state and their destruction.
 
 pub(crate) mod capacity;
 pub(crate) mod membership;
@@ -60,7 +60,7 @@ impl Deref for QueuePair {
 }
 
 impl QueuePair {
-    /// Makes a queue pair in RESET and enters it where peers, timers and its completion queues look.
+    /// Creates a queue pair in RESET and registers it with its peers, timers and completion queues.
     pub(crate) fn create(
         device: &'static Device,
         pd: &Arc<ProtectionDomain>,
@@ -73,7 +73,7 @@ impl QueuePair {
         grace_period::prepare();
         let Init { service, capacity, signal_all } = init;
         let receive_sge = shared.map_or(capacity.receive_sge, |shared| shared.max_sge);
-        // First of all, since there may not be enough memory.
+        // Allocated first, since there may not be enough memory.
         let mut send = SendSide::new(&device.fabric.ids, &init)?;
         let responder = Responder::new(receive_sge)?;
         let receives = ReceiveSlots::new(capacity.receive_wr, capacity.receive_sge)?;
@@ -126,8 +126,8 @@ impl QueuePair {
         Ok(queue_pair)
     }
 
-    /// Ends the queue pair: when this returns no peer and no device thread touches it, its memory or
-    /// its completions, and everything that was held or queued is cancelled.
+    /// Destroys the queue pair. When this returns, no peer and no device thread touches the queue pair, its memory or
+    /// its completions. Everything held or queued is cancelled.
     pub(crate) fn destroy(self: Arc<Self>) {
         self.device.retire_queue_pair(self.qpn);
         self.pass_inbox();
@@ -147,8 +147,8 @@ impl QueuePair {
         self.reporter.withdraw();
     }
 
-    /// Has the requester at the far end of a connection that this queue pair had forget it, so that it is not
-    /// kept alive. The caller holds no lock but that of the attributes.
+    /// Makes the requester at the far end of a former connection forget this queue pair, so that it does not keep it
+    /// alive. The caller holds no lock except that of the attributes.
     fn leave(&self, connection: Option<(Path, u32)>) {
         let Some((path, number)) = connection else { return };
         let Some(requester) = self.device.at_far_end(&path, number) else { return };
@@ -160,7 +160,7 @@ impl QueuePair {
         }
     }
 
-    /// Drops packets that have come for this queue pair, once nobody executes one.
+    /// Drops packets that have arrived for this queue pair, once no thread executes one.
     fn pass_inbox(&self) {
         if let Some(inbox) = self.device.inbox_if_any() {
             inbox.pass(self.qpn);
@@ -175,12 +175,12 @@ impl QueuePair {
             let mut send = self.send.lock();
             (send.state, send.incarnation) = (QpState::RESET, incarnation);
             send.clear();
-            // Before the counter, so that no polled completion sets it back.
+            // Purged before the counter is set, so that no polled completion sets it back.
             self.send_cq.purge(self.send_seat);
             self.reclaimed.of(Side::Send).store(send.posted, Ordering::Release);
             send.reclaimed = send.posted;
         }
-        // Nothing binds any more, and peers that found one are done when the lock was taken below.
+        // Nothing binds windows any longer. A peer that found one is done once the lock below was taken.
         self.pd.unbind_windows_of(self.id);
         let mut responder = self.responder.lock();
         let connection = responder.connection();
@@ -190,7 +190,7 @@ impl QueuePair {
         receive.state = QpState::RESET;
         self.dismiss_waiter(&mut receive);
         if self.shared.is_none() {
-            // Past what is dropped, and past what was flushed without having been in the queue.
+            // Skips dropped requests, and requests flushed without having been in the queue.
             responder.next_receive = receive.next;
         }
         self.receive_cq.purge(self.receive_seat);
@@ -199,7 +199,7 @@ impl QueuePair {
         self.leave(connection);
     }
 
-    /// Enters the error state in each part of the queue pair; its attributes' lock is held.
+    /// Moves each part of the queue pair to the error state. The caller holds the attributes' lock.
     pub(crate) fn flush(&self) {
         {
             let mut send = self.send.lock();
@@ -208,7 +208,7 @@ impl QueuePair {
         }
         let mut responder = self.responder.lock();
         if responder.state != QpState::ERR {
-            // A responder that has failed itself is in error already: it still says why, behind what it owes.
+            // A responder that has failed itself is in error already: after what it owes, it still sends the reason.
             responder.owe_nothing();
         }
         responder.state = QpState::ERR;
@@ -225,13 +225,13 @@ impl QueuePair {
             next = self.receives.take(next_receive, sges);
         }
         if entered && self.shared.is_some() {
-            // What it took is where it can be polled, and it takes no more.
+            // Completions for all requests that it took are in the queue, and it takes no others.
             self.reporter.report(AsyncEventKind::QP_LAST_WQE_REACHED);
         }
     }
 
-    /// Posts one receive request; a requester that waits for it goes on before this returns, as long as the
-    /// call's turn lasts.
+    /// Posts one receive request. A requester that waits for it goes on before this returns, as long as the call's turn
+    /// lasts.
     #[inline]
     pub(crate) fn post_receive(
         &self,
@@ -275,8 +275,8 @@ impl QueuePair {
         new: &Settings,
         mask: QpAttributes,
     ) -> Result<(), Refusal> {
-        // What was sent before a queue pair is ready is none of its messages, and what was executed before it is in error
-        // has succeeded: a program may move it there since it has found that the peer's process has ended.
+        // Messages sent before a queue pair is ready do not belong to it, and requests executed before it is in error
+        // have succeeded. A program may move it to error because it found that the peer's process has ended.
         if mask.intersects(QpAttributes::STATE)
             && matches!(new.state, QpState::RTR | QpState::RTS | QpState::ERR)
             && let Some(link) = self.device.fabric.polled.get()
@@ -287,7 +287,7 @@ impl QueuePair {
         self.answer_now();
         let to = self.modify_locked(new, mask);
         self.hear_of_end();
-        // Also if it was refused: it may have found that the queue pair had failed.
+        // Runs even if the change was refused: it may have found that the queue pair had failed.
         self.device.fabric.run_queue.run();
         let to = to?;
         if mask.intersects(QpAttributes::TIMEOUT) {
@@ -299,7 +299,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Gets a turn when the process that a connection of this queue pair leads to has executed requests, and when it ends.
+    /// Requests a turn for when the process at the far end of the connection has executed requests, and when it ends.
     fn hear_of_end(self: &Arc<Self>) {
         let carrier = self.send.lock().wire.as_mut().and_then(|wire| wire.claim_word(self));
         if let Some(carrier) = carrier {
@@ -307,7 +307,7 @@ impl QueuePair {
         }
     }
 
-    /// Modifies, under the locks, and says to what state.
+    /// Modifies the queue pair under its locks, and returns the new state.
     fn modify_locked(&self, new: &Settings, mask: QpAttributes) -> Result<QpState, Refusal> {
         let has = |attribute| mask.intersects(attribute);
         let mut attributes = self.attributes();
@@ -324,14 +324,14 @@ impl QueuePair {
         };
         let peer_qpn =
             if has(QpAttributes::DEST_QPN) { new.peer_qpn } else { attributes.settings.peer_qpn };
-        // Until the route below has it.
+        // Keeps the outlet until the route below has it.
         let _outlet = path.map(|path| self.reach(&path, peer_qpn)).transpose()?;
         match to {
             QpState::RESET => self.reset(&mut attributes),
             QpState::ERR => {
                 attributes.settings.state = to;
                 self.flush();
-                // Who asked for it may take its memory back, also of what was asked for before a refusal.
+                // The caller may reuse its memory now, also that of requests received before a refusal.
                 self.responder.lock().owe_nothing();
             }
             _ => {
@@ -345,8 +345,8 @@ impl QueuePair {
         Ok(to)
     }
 
-    /// Connects this process to that of a queue pair that it is to have a connection to, if that is another one. What is
-    /// looked for under the locks is there then.
+    /// Connects this process to that of the peer queue pair, if it is another process. Lookups under the locks then
+    /// find it.
     fn reach(&self, path: &Path, number: u32) -> Result<Outlet, Refusal> {
         if self.service == Service::UnreliableDatagram {
             return Ok(Outlet::Nowhere);
@@ -354,8 +354,8 @@ impl QueuePair {
         self.device.reach(path, number)
     }
 
-    /// The attributes, with the state as it is: a request that failed puts its completion there
-    /// before it has locked the attributes.
+    /// Locks the attributes and updates the state in them: a failed request posts its completion before it has locked
+    /// the attributes.
     fn attributes(&self) -> ControlGuard<'_, Attributes> {
         let mut attributes = locked(&self.attributes);
         let send = self.send.lock().state;
@@ -369,8 +369,8 @@ impl QueuePair {
         attributes
     }
 
-    /// Sets what was given, and says what the connection was before. A half that failed since the transition
-    /// was checked stays in error, and the rest of the queue pair follows it: whoever made it fail sees to that.
+    /// Sets the given attributes, and returns the previous connection. A half that failed since the check of the
+    /// transition stays in error. The code that made it fail moves the rest of the queue pair to error.
     fn apply(
         &self,
         new: &Settings,
@@ -406,13 +406,13 @@ impl QueuePair {
         let mut receive = self.receive.lock();
         receive.state = to;
         if path.is_some() {
-            // Who waits may be nobody's peer any more.
+            // The waiter may no longer be a peer.
             self.dismiss_waiter(&mut receive);
         }
         before
     }
 
-    /// How messages get to where a connection goes.
+    /// The route of messages to the far end of a connection.
     fn route(&self, path: Option<Path>, number: u32) -> Option<Route> {
         let path = path.filter(|_| self.service != Service::UnreliableDatagram)?;
         match self.device.way(&path, number) {
@@ -421,7 +421,7 @@ impl QueuePair {
         }
     }
 
-    /// A connection that has begun as one of packets stays one until it is reset.
+    /// A connection that started with packets uses packets until it is reset.
     fn set_wire_of_requester(
         &self,
         send: &mut SendSide<Self>,
@@ -465,7 +465,7 @@ impl QueuePair {
         }
     }
 
-    /// `ibv_query_qp`: all attributes, whatever was asked for, as providers do.
+    /// Implements `ibv_query_qp`: returns all attributes, whatever was requested, like other providers.
     pub(crate) fn query(&self) -> Found {
         let mut settings = self.attributes().settings;
         // `attributes` may have found that the queue pair had failed.

@@ -1,8 +1,8 @@
 //! The receive queue: requests that wait for a message.
 //!
-//! Requests are posted under the lock of the [`ReceiveQueue`] and taken under the responder's, and a slot
-//! says itself that a request is there: a message takes it without the line of the posting thread's lock.
-//! Only one that finds none locks the queue, to look again and leave word that it waits.
+//! Requests are posted under the lock of the [`ReceiveQueue`] and taken under the responder's. A slot itself shows
+//! whether it holds a request, so a message takes one without the cache line of the posting thread's lock. Only a
+//! message that finds no request locks the queue, to check again and to register as waiting.
 
 use std::sync::{Arc, Weak};
 
@@ -24,11 +24,11 @@ mod tests;
 
 /// A requester that found no receive request, and waits to be informed of one.
 pub(crate) trait Waiter: Send + Sync + std::fmt::Debug {
-    /// There is one: goes on before this returns, as long as the turn lasts, and then in a moment. The caller
-    /// holds no lock.
+    /// A request was posted: the requester goes on before this returns, as long as the turn lasts. It does the rest in
+    /// a moment. The caller holds no lock.
     fn receiver_is_ready(self: Arc<Self>, turn: &mut Turn);
 
-    /// The receiver has gone, perhaps to come again: looks in a moment. The queue may be locked.
+    /// The receiver is gone, perhaps to return later: the requester checks in a moment. The queue may be locked.
     fn receiver_has_gone(&self);
 }
 
@@ -36,8 +36,8 @@ pub(crate) trait Waiter: Send + Sync + std::fmt::Debug {
 #[derive(Debug)]
 pub(crate) struct Waits {
     pub(crate) waiter: Weak<dyn Waiter>,
-    /// Whether the requester is in another process: it takes the request some time after it was informed, unless another
-    /// one does first.
+    /// Whether the requester is in another process. It then takes the request some time after it was informed, unless
+    /// another one takes it first.
     pub(crate) is_far: bool,
 }
 
@@ -45,14 +45,14 @@ pub(crate) struct Waits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
-    /// Its number in the queue (free-running), which its completion gives back.
+    /// Its number in the queue (free-running), whose slot its completion releases.
     pub(crate) index: u32,
 }
 
-/// How many elements of a request are on its slot's cache line.
+/// The number of elements that fit on the slot's cache line.
 const NEAR: usize = 2;
 
-/// One cache line: the thread that posts and the peer's that takes are on different cores.
+/// One cache line: the posting thread and the peer's thread that takes run on different cores.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct ReceiveSlot {
@@ -86,14 +86,14 @@ impl Element {
     }
 }
 
-/// The requests. A slot is written by whoever holds the queue's lock, after the completion of its last
-/// request was polled, and read by whoever holds the responder's lock, once it says that it is filled. Of
-/// a shared queue both hold its lock.
+/// The requests. A slot is written by the holder of the queue's lock, after the completion of its last request was
+/// polled. It is read by the holder of the responder's lock, once the slot shows that it is filled. In a shared queue
+/// both hold the queue's lock.
 #[derive(Debug)]
 pub(crate) struct ReceiveSlots {
-    /// A power of two, so that a number's place is a mask away.
+    /// The count is a power of two, so that a number's slot is a mask away.
     slots: Box<[ReceiveSlot]>,
-    /// The elements that are not near.
+    /// The elements that do not fit on the slot's cache line.
     far: Box<[Element]>,
     far_per_slot: usize,
 }
@@ -102,7 +102,7 @@ impl ReceiveSlots {
     pub(crate) fn new(max_wr: u32, max_sge: u32) -> Result<Self, Refusal> {
         let slots = (max_wr as usize).next_power_of_two();
         let far_per_slot = (max_sge as usize).saturating_sub(NEAR);
-        // All of it, before any is touched.
+        // Reserve all memory before any is touched.
         let (requests, far) = (Room::new(slots)?, Room::each(slots, far_per_slot)?);
         Ok(Self {
             slots: requests.filled(ReceiveSlot::default),
@@ -117,7 +117,7 @@ impl ReceiveSlots {
         usize::try_from(number & (self.slots.len() as u64 - 1)).unwrap_or(0)
     }
 
-    /// Where the elements of a request with `count` of them are.
+    /// The elements of a request with `count` of them.
     #[inline(always)]
     fn elements(&self, place: usize, count: usize) -> impl Iterator<Item = &Element> {
         let far = match count.checked_sub(NEAR + 1) {
@@ -139,8 +139,8 @@ impl ReceiveSlots {
         slot.filled.store(number + 1, Ordering::Release);
     }
 
-    /// Takes request `head`, if it was posted, and moves on to the next; its elements go to `out`,
-    /// which is emptied first and has space. The responder's lock is held.
+    /// Takes request `head`, if it was posted, and advances to the next. Its elements go to `out`, which is emptied
+    /// first and has space. The caller holds the responder's lock.
     #[inline(always)]
     pub(crate) fn take(&self, head: &mut u64, out: &mut Vec<Sge>) -> Option<Receive> {
         let number = *head;
@@ -157,19 +157,19 @@ impl ReceiveSlots {
     }
 }
 
-/// The number as completions carry it.
+/// The number in the form that completions carry.
 #[inline(always)]
 pub(super) fn index(number: u64) -> u32 {
     (number & 0xffff_ffff) as u32
 }
 
-/// The posting half; small, so that it is on the same cache line as its lock.
+/// The posting half; small enough to share a cache line with its lock.
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
     pub(crate) state: QpState,
-    /// The number of the next request: how many were accepted since the queue was made.
+    /// The number of the next request, which is the number of requests accepted since the queue was created.
     pub(crate) next: u64,
-    /// The requester that found no request and wants to know of the next.
+    /// The requester that found no request and waits for the next.
     pub(crate) waiter: Option<Weak<dyn Waiter>>,
 }
 
@@ -178,21 +178,21 @@ impl ReceiveQueue {
         Self { state: QpState::RESET, next: 0, waiter: None }
     }
 
-    /// How many requests were accepted, as [`Reclaimed`](crate::engine::completion::Reclaimed) counts.
+    /// The number of accepted requests, in the form of [`Reclaimed`](crate::engine::completion::Reclaimed).
     #[inline]
     pub(crate) fn posted(&self) -> u32 {
         index(self.next)
     }
 
-    /// Copies a request in; the caller has checked that there is space.
+    /// Copies a request into the queue; the caller has checked that there is space.
     #[inline(always)]
     pub(crate) fn push(&mut self, slots: &ReceiveSlots, wr_id: u64, sges: &[Sge]) {
         slots.put(self.next, wr_id, sges);
         self.next += 1;
     }
 
-    /// A request that is completed without having been in the queue. Those who take do not come to its
-    /// number or any behind it before the next reset.
+    /// Returns a request that is completed without entering the queue. No thread takes its number or any later one
+    /// before the next reset.
     #[inline]
     pub(crate) fn bypass(&mut self, wr_id: u64) -> Receive {
         let receive = Receive { wr_id, index: index(self.next) };

@@ -1,4 +1,4 @@
-//! The header of a queue pair, which its sides, its queues and its events take by reference.
+//! The header of a queue pair, which its sides, its queues and its events use by reference.
 
 use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
@@ -21,36 +21,36 @@ use crate::memory::keys::Keys;
 use crate::memory::protection::ProtectionDomain;
 use crate::sync::{Line, Lock};
 
-/// A queue pair, as code that has its header alone reaches it.
+/// A queue pair, as seen by code that has only its header.
 pub(crate) trait Owner: Task + Waiter + Postponed {
-    /// Moves to the error state and flushes both queues, oldest first. With an incarnation, only if the queue pair was not
-    /// reset since. The event is reported, if none was since. The caller holds no lock but the receive side of a device.
+    /// Moves the queue pair to the error state and flushes both queues, oldest request first. With an incarnation, does
+    /// so only if the queue pair was not reset since. Reports the event unless one was reported since. The caller holds
+    /// no lock except the receive side of a device.
     fn enter_error(&self, incarnation: Option<u32>, event: Option<AsyncEventKind>);
 
     /// Completes the requests that the peer is known to have executed: they have succeeded, whatever happens next. The
-    /// caller holds no lock but the receive side of a device.
+    /// caller holds no lock except the receive side of a device.
     fn complete_what_is_executed(self: Arc<Self>);
 }
 
-/// The header of a queue pair. It does not change while the queue pair lives, except for its receive queue and its
-/// counts.
+/// The header of a queue pair. Only its receive queue and its counts change while the queue pair lives.
 #[derive(Debug)]
 pub(crate) struct Station {
-    /// Unique in the fabric, also among the numbers of domains, and never 0: the scope of the windows
-    /// that are bound to it.
+    /// Unique in the fabric, also among the numbers of domains, and never 0: the scope of the windows that are bound to
+    /// the queue pair.
     pub(crate) id: u64,
     pub(crate) qpn: u32,
     pub(crate) service: Service,
     pub(crate) adapter: &'static Adapter,
     pub(crate) pd: Arc<ProtectionDomain>,
-    /// Its domain's number, here because every request needs it.
+    /// The number of `pd`, kept here because every request needs it.
     pub(crate) pd_number: u64,
-    /// Requests are executed within their post.
+    /// Whether requests are executed within their post.
     pub(crate) immediate: bool,
     pub(crate) send_cq: Arc<CompletionQueue>,
     pub(crate) receive_cq: Arc<CompletionQueue>,
     pub(crate) capacity: Capacity,
-    /// Every send request completes aloud.
+    /// Whether every send request is signaled.
     pub(crate) signal_all: bool,
     pub(super) send_seat: Seat,
     pub(super) receive_seat: Seat,
@@ -61,7 +61,7 @@ pub(crate) struct Station {
     pub(crate) receive: Line<Lock<ReceiveQueue>>,
     /// The requests of `receive`, outside its lock.
     pub(crate) receives: ReceiveSlots,
-    /// Where receive requests are taken from instead.
+    /// The queue that receive requests are taken from instead.
     pub(crate) shared: Option<Arc<SharedReceiveQueue>>,
     /// The domain of the elements of receive requests.
     pub(crate) receive_pd_number: u64,
@@ -70,7 +70,8 @@ pub(crate) struct Station {
 }
 
 impl Station {
-    /// A failed send completion; the request is the last that it gives back before `upto`.
+    /// Builds a failed send completion. Polling it releases the slots of all requests before `upto`; this request is
+    /// the last of them.
     pub(crate) fn failed_send(&self, wr_id: u64, upto: u32, status: WcStatus) -> Completion {
         Completion {
             wr_id,
@@ -95,7 +96,7 @@ impl Station {
         }
     }
 
-    /// The keys of its own domain.
+    /// The keys of the queue pair's own domain.
     #[inline(always)]
     pub(crate) fn keys<'a>(&'a self, _visit: &'a Visit) -> Keys<'a> {
         let (regions, pd) = (&self.adapter.memory.regions, self.pd_number);
@@ -118,7 +119,7 @@ impl Station {
         self.receive_cq.push(self.receive_seat, completion);
     }
 
-    /// Whoever waits for a receive request here finds, in a moment, that nobody answers.
+    /// Wakes a requester that waits for a receive request here; it will find that the responder is gone.
     pub(crate) fn dismiss_waiter(&self, receive: &mut ReceiveQueue) {
         let of_shared = || self.shared.as_ref()?.dismiss_waiter(self.id);
         let waiter = receive.waiter.take().or_else(of_shared);
@@ -127,7 +128,7 @@ impl Station {
         }
     }
 
-    /// Returns the queue pair as a run queue holds it.
+    /// Returns the queue pair as an entry of a run queue.
     pub(crate) fn driven(&self) -> Weak<dyn Task> {
         self.owner.clone()
     }

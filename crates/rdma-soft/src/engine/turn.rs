@@ -1,12 +1,12 @@
 //! The budget of a thread that executes requests.
 
-/// What a turn executes at most; also of several queues, if one call comes to them.
+/// The most requests executed in one turn, also across several queues if one call serves them.
 const TURN_REQUESTS: u32 = 16;
 pub(super) const TURN_BYTES: u64 = if cfg!(loom) { STRETCH_BYTES } else { 64 << 10 };
-/// Some tens of microseconds; less in models, which copy it often.
+/// Takes some tens of microseconds; less in models, which copy this many bytes often.
 pub(crate) const STRETCH_BYTES: u64 = if cfg!(loom) { 8 << 10 } else { 1 << 20 };
 
-/// What a thread may still execute, in one call, of queues that are not its own.
+/// The work that a thread may still do in one call for queues of others.
 #[derive(Debug)]
 pub(crate) struct Turn {
     pub(super) requests: u32,

@@ -10,19 +10,19 @@ use crate::sync::{AtomicU64, Ordering};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seat(pub(super) u32);
 
-/// Beside the flags of a completion, which are the four bits below it.
+/// The bit next to the flags of a completion, which are the four bits below it.
 const OF_RECEIVE: u32 = 0x10;
 
-/// A place for one completion, which says itself whether it is filled, as the entries of hardware do:
-/// so one cache line goes from the producer's core to the poller's, and no other has to.
+/// A slot for one completion that itself shows whether it is filled, like the entries of hardware. So only one cache
+/// line goes from the producer's core to the poller's.
 ///
-/// Made of atomics, as a poller looks at it while it is written. What is between an acquiring look that
-/// found it filled and the next write is the poller's; the writes are relaxed and cost nothing.
+/// The fields are atomics, since a poller may read them while they are written. After an acquiring load that found the
+/// entry filled, the poller owns it until the next write. The writes are relaxed and cost nothing.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct CompletionEntry {
-    /// One more than the number of the completion that is here; the number itself once that was
-    /// dropped. So while the queue's head is here this is at most the head if there is none.
+    /// One more than the number of the completion held here; the number itself once that completion was dropped. So
+    /// while the queue's head is at this entry and the entry is empty, this is at most the head.
     filled: AtomicU64,
     wr_id: AtomicU64,
     status_opcode: AtomicU64,
@@ -30,19 +30,19 @@ pub(super) struct CompletionEntry {
     qpn_vendor: AtomicU64,
     upto_seat: AtomicU64,
     flags_source: AtomicU64,
-    /// When it came, if the queue keeps that.
+    /// The time of arrival, if the queue records it.
     timestamp: AtomicU64,
 }
 
 impl CompletionEntry {
-    /// Whether completion `number` is here.
+    /// Returns true if completion `number` is here.
     #[inline(always)]
     pub(super) fn holds(&self, number: u64) -> bool {
         self.filled.load(Ordering::Acquire) == number + 1
     }
 
-    /// Whether nothing was there when the queue's head was, or is, `number`. If the head has gone on
-    /// since, something may be there, and the answer is no.
+    /// Returns true if this entry was empty when the queue's head was, or is, `number`. If the head has advanced since,
+    /// the entry may be filled, and the answer is false.
     #[inline(always)]
     pub(super) fn is_behind(&self, number: u64) -> bool {
         self.filled.load(Ordering::Acquire) <= number
@@ -61,13 +61,13 @@ impl CompletionEntry {
         self.flags_source.store(flags | pack(c.source), Ordering::Relaxed);
     }
 
-    /// Says that completion `number` is here.
+    /// Publishes completion `number`.
     #[inline(always)]
     pub(super) fn publish(&self, number: u64) {
         self.filled.store(number + 1, Ordering::Release);
     }
 
-    /// What is here. The caller has seen that the entry [holds](Self::holds) it.
+    /// Returns the completion. The caller has seen that the entry [holds](Self::holds) it.
     #[inline(always)]
     pub(super) fn read(&self) -> (Seat, Completion) {
         let (status, opcode) = halves(&self.status_opcode);
@@ -85,7 +85,7 @@ impl CompletionEntry {
             qpn,
             vendor_err,
             source: unpack(flags),
-            // It matters only while the completion is pushed.
+            // This matters only while the completion is pushed.
             solicited: false,
             side: if flags & u64::from(OF_RECEIVE) != 0 { Side::Receive } else { Side::Send },
             upto,
@@ -93,7 +93,7 @@ impl CompletionEntry {
         (Seat(seat), completion)
     }
 
-    /// Notes the time, before the completion is written.
+    /// Records the time, before the completion is written.
     #[cold]
     pub(super) fn stamp(&self, clock: &Clock) {
         self.timestamp.store(clock.now().nanoseconds(), Ordering::Relaxed);
@@ -103,25 +103,25 @@ impl CompletionEntry {
         self.timestamp.store(from.timestamp.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Drops completion `number`, which is here, or whatever is here: who looks for `number` or a later one
-    /// finds nothing, and who looks for an earlier one takes the lock.
+    /// Drops completion `number`, or whichever completion is here. A later lookup of `number` or a later one finds the
+    /// entry empty; a lookup of an earlier one takes the lock.
     pub(super) fn drop_number(&self, number: u64) {
         self.filled.store(number, Ordering::Relaxed);
     }
 }
 
-/// When a completion came, which is there as long as its entry is.
+/// The arrival time of a completion, readable as long as its entry is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timestamp<'a>(pub(super) &'a CompletionEntry);
 
 impl Timestamp<'_> {
-    /// Nothing sensible unless the queue keeps it.
+    /// Returns a meaningless value unless the queue records the time.
     pub(crate) fn time(self) -> Time {
         Time::from_nanoseconds(self.0.timestamp.load(Ordering::Relaxed))
     }
 }
 
-/// The source as all bits but the lowest five.
+/// Packs the source into all bits except the lowest five.
 #[inline(always)]
 fn pack(source: Source) -> u64 {
     u64::from(source.qpn & 0x07ff_ffff) << 5

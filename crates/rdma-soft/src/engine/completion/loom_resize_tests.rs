@@ -26,7 +26,7 @@ fn poll(queue: &CompletionQueue, most: u32) -> Vec<u64> {
     got
 }
 
-/// Completions that come while a queue grows are polled once, in their order.
+/// Completions that arrive while a queue grows are polled once, in order.
 #[test]
 fn loom_no_completion_is_lost_doubled_or_overtaken_in_a_resize() {
     loom::model(|| {
@@ -51,8 +51,8 @@ fn loom_no_completion_is_lost_doubled_or_overtaken_in_a_resize() {
     });
 }
 
-/// A queue that at no time was empty is not found so by a poll without the lock, also where the ring that it
-/// comes to is one that was used before.
+/// A queue that was never empty does not look empty to a poll without the lock. That also holds if the queue changes to
+/// a ring that was used before.
 #[test]
 fn loom_a_poll_during_resizes_finds_what_is_there() {
     loom::model(|| {
@@ -78,7 +78,7 @@ fn loom_a_poll_during_resizes_finds_what_is_there() {
     });
 }
 
-/// Who has heard of a completion finds it, whichever ring it is in.
+/// A thread that was notified of a completion finds it, whichever ring holds it.
 #[test]
 fn loom_a_poll_is_not_empty_after_a_push_and_a_resize() {
     loom::model(|| {
@@ -99,8 +99,8 @@ fn loom_a_poll_is_not_empty_after_a_push_and_a_resize() {
     });
 }
 
-/// A queue that was not empty while it went from one ring to the other and back, its oldest completion polled
-/// meanwhile.
+/// A queue that was never empty while it changed from one ring to the other and back, and while its oldest completion
+/// was polled.
 #[test]
 fn loom_a_head_from_before_a_resize_is_not_looked_for_in_the_ring_from_after_it() {
     loom::model(|| {

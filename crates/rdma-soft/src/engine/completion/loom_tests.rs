@@ -1,5 +1,5 @@
-//! Pushing and polling in every order of threads. The model checker sees which stores a load may miss
-//! only if the load runs after them, so that the one who polls is the last spawned thread.
+//! Pushing and polling in every order of threads. The model checker explores the stores that a load may miss only if
+//! the load runs after them. So the poller is the last spawned thread.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ fn poll(queue: &CompletionQueue, most: u32, got: &mut Vec<u64>) -> Result<u32, O
     queue.poll(most, |_, completion, _| got.push(completion.wr_id))
 }
 
-/// Two queue pairs complete into one queue while it is polled: each completion comes once, those of
-/// a queue pair in their order, and each gives its slot back.
+/// Two queue pairs complete into one queue while it is polled. Each completion is polled once and releases its slot,
+/// and those of one queue pair keep their order.
 #[test]
 fn loom_no_completion_is_lost_doubled_or_overtaken() {
     loom::model(|| {
@@ -57,7 +57,7 @@ fn loom_no_completion_is_lost_doubled_or_overtaken() {
     });
 }
 
-/// Who has heard of a completion finds it, though an empty poll takes no lock.
+/// A thread that was notified of a completion finds it, though an empty poll takes no lock.
 #[test]
 fn loom_a_poll_is_not_empty_after_a_push() {
     loom::model(|| {
@@ -78,9 +78,9 @@ fn loom_a_poll_is_not_empty_after_a_push() {
     });
 }
 
-/// A poster that sees its slot given back finds space for the completion of the next request.
+/// A poster that sees its slot released finds space for the completion of the next request.
 #[test]
-fn loom_a_slot_that_is_given_back_has_room() {
+fn loom_a_released_slot_has_room() {
     loom::model(|| {
         let queue = Arc::new(CompletionQueue::new(Fabric::of_model(), 1, None).unwrap());
         let (counters, seat) = seat(&queue);
@@ -104,7 +104,7 @@ fn loom_a_slot_that_is_given_back_has_room() {
     });
 }
 
-/// What was there before an overflow is polled before the error.
+/// Completions pushed before an overflow are polled before the error.
 #[test]
 fn loom_the_error_comes_after_the_completions() {
     loom::model(|| {
@@ -129,7 +129,7 @@ fn loom_the_error_comes_after_the_completions() {
     });
 }
 
-/// Also to a poller from under whose hands another takes the completion that it saw.
+/// The same for a poller that sees a completion which another poller then takes.
 #[test]
 fn loom_the_error_comes_after_the_completions_for_each_poller() {
     loom::model(|| {
@@ -158,8 +158,7 @@ fn loom_the_error_comes_after_the_completions_for_each_poller() {
     });
 }
 
-/// A reset drops the completions of its queue pair and no others, whose owner at no time finds the
-/// queue empty.
+/// A reset drops only the completions of its queue pair. The owner of the others never finds the queue empty.
 #[test]
 fn loom_a_reset_hides_no_completion_of_others() {
     loom::model(|| {
@@ -188,7 +187,7 @@ fn loom_a_reset_hides_no_completion_of_others() {
     });
 }
 
-/// A poller that others overtake, round the ring, does not take a queue for empty that never was.
+/// A poller that others overtake, all the way round the ring, never mistakes a nonempty queue for an empty one.
 #[test]
 fn loom_a_poller_that_is_overtaken_finds_what_is_there() {
     loom::model(|| {

@@ -1,8 +1,8 @@
-//! The completion queue: a ring whose entries say themselves that they are filled.
+//! The completion queue: a ring whose entries themselves show whether they are filled.
 //!
-//! Producers and pollers have a lock each, and neither touches the other's lines: a poller learns of a
-//! completion from its entry, and a producer asks for the pollers' head only where the queue looks
-//! full. An empty poll takes no lock.
+//! Producers and pollers have a lock each, and neither touches the cache lines of the other. A poller learns of a
+//! completion from its entry. A producer reads the pollers' head only when the queue looks full. An empty poll takes no
+//! lock.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -28,31 +28,31 @@ use crate::sync::{
 
 /// A queue pair that completes here.
 pub(crate) trait User: Send + Sync + std::fmt::Debug {
-    /// The queue has lost a completion, of this queue pair or another one: moves it to the error state.
+    /// Moves this queue pair to the error state: the queue has lost a completion, of this queue pair or another one.
     fn completion_is_lost(&self);
 }
 
-/// The completion queue overflowed: a completion was lost, and it is in error for good.
+/// The completion queue overflowed: a completion was lost, and the queue is in error for good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Overflowed;
 
-/// Completions are numbered from 0 as they come; those that are dropped give their numbers back.
+/// The producers' state. Completions are numbered from 0 as they arrive; dropped ones release their numbers.
 #[derive(Debug, Default)]
 pub(super) struct Producers {
-    /// How many completions may be there.
+    /// The most completions that the queue may hold.
     pub(super) capacity: u64,
     /// The number of the next completion.
     pub(super) tail: u64,
-    /// Where the pollers' head was when it was last asked for.
+    /// The pollers' head when it was last read.
     pub(super) head: u64,
     armed: Armed,
-    /// A completion was lost, since the queue was last [settled](Settle).
+    /// Whether a completion was lost since the queue was last [settled](Settle).
     lost: bool,
-    /// The queue stands in the run queue.
+    /// Whether the queue is in the run queue.
     left: bool,
 }
 
-/// Which completion the next event is for.
+/// The completion that the next event is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Armed {
     #[default]
@@ -61,7 +61,7 @@ enum Armed {
     Any,
 }
 
-/// A completion queue's events: where they go, and what names the queue there.
+/// A completion queue's events: the channel that they go to, and the name of the queue there.
 #[derive(Debug)]
 pub(crate) struct Notifier {
     pub(crate) channel: Arc<EventQueue<Handle>>,
@@ -73,7 +73,7 @@ pub(super) struct Pollers {
     /// The number of the oldest completion, changed under the lock.
     pub(super) head: AtomicU64,
     pub(super) seats: Lock<Seats>,
-    /// How many polls found nothing, one after the other, while a timer was set.
+    /// The number of consecutive empty polls while a timer was set.
     in_vain: AtomicU32,
     /// The time of the first timer when the last of them looked at the clock.
     deadline_seen: AtomicU64,
@@ -82,29 +82,30 @@ pub(super) struct Pollers {
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     pub(crate) fabric: &'static Fabric,
-    /// The process whose polls drive the fabric. Threads of the parent may have held any lock when a child was forked.
+    /// The process whose polls drive the fabric. When a child was forked, threads of the parent may have held any lock.
     made_by: Process,
     deferred: Option<&'static Deferred>,
-    /// With at least as many entries as the capacity, which is watched apart.
+    /// The rings, with at least as many entries as the capacity, which is checked separately.
     pub(super) rings: Rings,
     overflowed: AtomicU32,
-    /// Held by the thread that moves users to error: others wait until it has. It comes before all locks of the engine.
+    /// Held by the thread that moves users to error; others wait until it is done. It comes before all locks of the
+    /// engine.
     settling: Mutex<()>,
     pub(super) producers: Line<Lock<Producers>>,
-    /// Who has this lock and that of the producers has this one first.
+    /// A thread that takes this lock and that of the producers takes this one first.
     pub(super) pollers: Line<Pollers>,
     /// The queue pairs that go to error if this queue overflows.
     users: std::sync::Mutex<BTreeMap<u64, Weak<dyn User>>>,
-    /// Each completion is stamped with the time at which it came.
+    /// Whether each completion is stamped with its time of arrival.
     timestamps: bool,
-    /// Without a completion channel there is nobody to notify.
+    /// Without a completion channel there are no notifications.
     notifier: Option<Notifier>,
-    /// Where the overflow is reported.
+    /// Reports the overflow.
     reporter: Reporter,
 }
 
 impl CompletionQueue {
-    /// A queue for `capacity` completions; polling it drives the deferred work of its device.
+    /// Creates a queue for `capacity` completions; polling it drives the deferred work of its device.
     pub(crate) fn new(
         fabric: &'static Fabric,
         capacity: u32,
@@ -129,19 +130,19 @@ impl CompletionQueue {
         })
     }
 
-    /// Adds those who are informed of its events.
+    /// Adds the receivers of the queue's events.
     pub(crate) fn with_events(mut self, notifier: Option<Notifier>, reporter: Reporter) -> Self {
         (self.notifier, self.reporter) = (notifier, reporter);
         self
     }
 
-    /// Sets whether it keeps the time at which each completion comes.
+    /// Sets whether the queue records the time at which each completion arrives.
     pub(crate) fn with_timestamps(mut self, timestamps: bool) -> Self {
         self.timestamps = timestamps;
         self
     }
 
-    /// A poll is a moment at which a deferred schedule may execute something.
+    /// Lets a deferred schedule execute something; each poll calls this.
     #[inline]
     pub(crate) fn step_deferred(&self) {
         if let Some(deferred) = self.deferred
@@ -151,7 +152,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Lets completions of `counters`' queue pair in.
+    /// Attaches the queue pair of `counters`, so that its completions are accepted.
     pub(crate) fn attach(&self, counters: &Arc<Reclaimed>) -> Seat {
         self.pollers.seats.lock().take(counters)
     }
@@ -169,7 +170,7 @@ impl CompletionQueue {
         self.drop_completions(seat);
     }
 
-    /// Moves what is kept together, under both locks; that of the pollers is held by the caller.
+    /// Drops one queue pair's completions and closes the gaps, under both locks. The caller holds that of the pollers.
     fn drop_completions(&self, seat: Seat) {
         let mut producers = self.producers.lock();
         let head = self.pollers.head.load(Ordering::Relaxed);
@@ -184,15 +185,15 @@ impl CompletionQueue {
                 kept += 1;
             }
         }
-        // At the end: what is kept must at no time look empty to a poll without the lock.
+        // The tail is cleared last: the kept completions must never look absent to a poll without the lock.
         for number in kept..producers.tail {
             ring.entry(number).drop_number(number);
         }
         producers.tail = kept;
     }
 
-    /// Adds a completion. On overflow it is lost and the queue is in error: the caller, once it
-    /// holds no lock, [settles](Fabric::run_queue).
+    /// Adds a completion. On overflow it is lost and the queue is in error: the caller, once it holds no lock,
+    /// [settles](Fabric::run_queue).
     #[inline(always)]
     pub(crate) fn push(self: &Arc<Self>, seat: Seat, completion: Completion) {
         let mut producers = self.producers.lock();
@@ -213,7 +214,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Sends the event that was asked for, if it was for a completion such as the one that came.
+    /// Sends the requested event, if the completion matches the request.
     #[cold]
     fn disarm(&self, mut producers: Guard<'_, Producers>, solicited: bool) {
         if producers.armed == Armed::Any || solicited {
@@ -234,8 +235,8 @@ impl CompletionQueue {
         Some((notifier, *notifier.handle.get()?))
     }
 
-    /// Asks for one event: for the next completion, or the next solicited one. What is there already
-    /// counts for nothing; the wider of two requests holds (man ibv_req_notify_cq).
+    /// Requests one event: for the next completion, or the next solicited one. Completions that are already in the
+    /// queue do not count. The wider of two requests holds (man ibv_req_notify_cq).
     pub(crate) fn request_event(&self, solicited_only: bool) {
         let mut producers = self.producers.lock();
         producers.armed = match (solicited_only, producers.armed) {
@@ -246,13 +247,13 @@ impl CompletionQueue {
         if self.fabric.simulation.is_some() {
             self.let_time_pass();
         } else if self.fabric.timers.is_set() {
-            // The program is about to sleep, most likely.
+            // The program is most likely about to sleep.
             self.fabric.poller_sleeps();
         }
     }
 
-    /// The program is about to sleep, most likely, and in virtual time nothing comes meanwhile: what is due
-    /// next comes now, and if there was something, the program does not sleep.
+    /// Advances virtual time, since the program is most likely about to sleep and nothing would arrive meanwhile. The
+    /// next event that is due happens now; if there was one, the program does not sleep.
     #[cold]
     fn let_time_pass(&self) {
         if self.fabric.step()
@@ -265,14 +266,13 @@ impl CompletionQueue {
     /// Names the queue in its events.
     pub(crate) fn name(&self, handle: Handle) {
         if let Some(notifier) = &self.notifier {
-            // Named once, when its block is made.
+            // This happens once, when the queue's block is made.
             let _ = notifier.handle.set(handle);
         }
         self.reporter.name(handle);
     }
 
-    /// Removes the events that were not taken yet: the queue goes away, and nothing completes here any
-    /// more.
+    /// Removes the events that were not taken yet: the queue is being destroyed, and nothing completes here any longer.
     pub(crate) fn withdraw_events(&self) {
         if let Some((notifier, handle)) = self.named_notifier() {
             notifier.channel.discard(|event| event == handle);
@@ -292,28 +292,27 @@ impl CompletionQueue {
 
     #[cold]
     fn overflow(self: &Arc<Self>, producers: &mut Producers) {
-        // 2 once it was reported.
+        // The value is 2 once the overflow was reported.
         self.overflowed.fetch_max(1, Ordering::AcqRel);
-        // Each time: the loser may have come to this queue, or back from a reset, after the first.
+        // Set each time: the queue pair may have been attached, or returned from a reset, after the first overflow.
         producers.lost = true;
         if !std::mem::replace(&mut producers.left, true) {
             self.fabric.run_queue.leave(Arc::<Self>::clone(self));
         }
     }
 
-    /// Takes up to `most` completions, oldest first, hands each to `take`, which may ask when it came,
-    /// and gives their slots back. After an overflow the error comes once the completions that were
-    /// kept are taken.
+    /// Polls up to `most` completions, oldest first, passes each to `take`, which may read its time of arrival, and
+    /// releases their slots. After an overflow the error is returned once the kept completions are polled.
     #[inline]
     pub(crate) fn poll(
         &self,
         most: u32,
         mut take: impl FnMut(u32, &Completion, Timestamp<'_>),
     ) -> Result<u32, Overflowed> {
-        // Before the ring: with a head from after a resize the ring is from after it, too.
+        // Loaded before the ring: a head from after a resize implies a ring from after it.
         let head = self.pollers.head.load(Ordering::Acquire);
         if self.rings.current().entry(head).is_behind(head) && !self.is_overflowed() {
-            // What came meanwhile is for this poll.
+            // Completions that arrived meanwhile are for this poll.
             if !self.see_to_timers() || self.rings.current().entry(head).is_behind(head) {
                 return Ok(0);
             }
@@ -321,7 +320,7 @@ impl CompletionQueue {
         self.pollers.in_vain.store(0, Ordering::Relaxed);
         let seats = match self.pollers.seats.lock_if(|| false) {
             Some(seats) => seats,
-            // The check of the process stays out of the polls that find the lock free.
+            // Polls that find the lock free skip the check of the process.
             None => match self.wait_for_seats() {
                 Some(seats) => seats,
                 None => return Ok(0),
@@ -338,29 +337,29 @@ impl CompletionQueue {
             let (seat, completion) = entry.read();
             take(taken, &completion, Timestamp(entry));
             head += 1;
-            // Before its slot is given back: whoever sees that must find room here.
+            // Stored before the slot is released: a thread that sees the release must find room here.
             self.pollers.head.store(head, Ordering::Release);
             if let Some(counters) = seats.of(seat) {
                 counters.give_back(completion.side, completion.upto);
             }
             taken += 1;
         }
-        // Looked at in this order, since completions come before an overflow, but none after it.
+        // Checked in this order, since completions are pushed before an overflow, but never after it.
         if taken == 0 && self.is_overflowed() && !ring.entry(head).holds(head) {
             return Err(Overflowed);
         }
         Ok(taken)
     }
 
-    /// Waits for the lock of the pollers, unless a thread of the parent process may hold it.
+    /// Waits for the pollers' lock, unless a thread of the parent process may hold it.
     #[cold]
     #[inline(never)]
     fn wait_for_seats(&self) -> Option<Guard<'_, Seats>> {
         self.made_by.is_current().then(|| self.pollers.seats.lock())
     }
 
-    /// A poll that found nothing sees to timers whose time has come, and to what has come. Says whether there may be
-    /// something now.
+    /// Runs the timers that are due, and receives arrived packets, after an empty poll. Returns true if the queue may
+    /// have completions now.
     #[inline(always)]
     fn see_to_timers(&self) -> bool {
         let looks = self.fabric.timers.is_set();
@@ -370,8 +369,8 @@ impl CompletionQueue {
         looks
     }
 
-    /// At the first such poll, and then at each [`LOOKS_APART`]th until another timer is the first: a look at the
-    /// clock takes as long as some polls.
+    /// Looks at the clock on the first such poll, and then on each [`LOOKS_APART`]th until another timer is the first.
+    /// A look takes as long as some polls.
     #[cold]
     fn look_at_clock(&self) {
         if !self.made_by.is_current() {
@@ -408,17 +407,17 @@ impl CompletionQueue {
 }
 
 impl Settle for CompletionQueue {
-    /// A completion was lost: says so, the first time, and moves the queue pairs that complete here to
-    /// error, one after the other, so that no lock is held over them.
+    /// Handles a lost completion: reports it, the first time, and moves the queue pairs that complete here to error.
+    /// They move one after the other, so that no lock is held across them.
     fn settle(&self) {
-        // Nothing that is done under it runs the queue.
+        // Nothing done under this lock runs the queue.
         let _settling = locked_for_calls(&self.settling);
         while self.has_lost() {
             self.fail_users();
         }
     }
 
-    /// Events, and what flushed queue pairs have to send.
+    /// The work consists of events, and of what flushed queue pairs have to send.
     fn leaves_work(&self) -> bool {
         true
     }
@@ -431,7 +430,7 @@ impl Drop for CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Returns whether a completion was lost since it last said so; if none was, the queue leaves the run queue.
+    /// Returns true if a completion was lost since the last call; if none was, the queue leaves the run queue.
     fn has_lost(&self) -> bool {
         let mut producers = self.producers.lock();
         let lost = std::mem::take(&mut producers.lost);
@@ -461,5 +460,5 @@ impl CompletionQueue {
     }
 }
 
-/// In models each poll counts.
+/// Every poll counts in models.
 const LOOKS_APART: u32 = if cfg!(loom) { 1 } else { 64 };

@@ -1,4 +1,4 @@
-//! What polling gives back.
+//! The counts of slots that polling releases.
 
 use std::sync::Arc;
 
@@ -6,15 +6,15 @@ use crate::engine::completion::work_completion::Side;
 use crate::engine::receive_queue::shared::SharedReceiveQueue;
 use crate::sync::{AtomicU32, Line, Ordering};
 
-/// How many requests of each queue have been given back by polled completions (free-running).
+/// The number of requests of each queue whose slots were released by polled completions (free-running).
 ///
-/// As on hardware, a slot is free again when its completion, or a later one of the same queue, was
-/// polled, not when the request was executed.
+/// Like on hardware, a slot is free again when its completion, or a later one of the same queue, was polled. The
+/// execution of the request does not free it.
 #[derive(Debug, Default)]
 pub(crate) struct Reclaimed {
     send: Line<AtomicU32>,
     receive: Line<AtomicU32>,
-    /// Where the receive requests come from, if not from the queue pair's own queue.
+    /// The source of receive requests, if it is not the queue pair's own queue.
     shared: Option<Arc<SharedReceiveQueue>>,
 }
 
@@ -23,8 +23,8 @@ impl Reclaimed {
         Self { shared: shared.map(Arc::clone), ..Self::default() }
     }
 
-    /// The requests before `upto` are done with. The caller holds the pollers' lock of the queue where
-    /// they complete, or no completion of them is there.
+    /// Releases the slots of the requests before `upto`. The caller holds the pollers' lock of the queue where they
+    /// complete, or the queue holds no completion of them.
     #[inline(always)]
     pub(crate) fn give_back(&self, side: Side, upto: u32) {
         match (side, &self.shared) {

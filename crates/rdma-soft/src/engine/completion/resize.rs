@@ -1,17 +1,16 @@
-//! Giving a completion queue another size while it is pushed to and polled.
+//! Resizing a completion queue while it is pushed to and polled.
 
 use crate::engine::Refusal;
 use crate::engine::completion::queue::CompletionQueue;
 use crate::sync::Ordering;
 
 impl CompletionQueue {
-    /// Makes space for `capacity` completions; refused, and nothing has changed, if more are there
-    /// than that. Calls `done` when it has happened, before another thread resizes the queue again.
+    /// Makes space for `capacity` completions. Refuses, and changes nothing, if the queue holds more than that. Calls
+    /// `done` after the resize, before another thread resizes the queue again.
     ///
-    /// The completions that are there get new numbers, from that of the next completion on, and no entry of the
-    /// new ring looks empty to who looks for a number before that. So a poll without the lock that has the head
-    /// from before and the ring from after takes the lock, unless the queue was empty; and who has the head
-    /// from after has the ring from after.
+    /// The completions in the queue get new numbers, from that of the next completion on. No entry of the new ring
+    /// looks empty to a lookup of an earlier number. So a poll without the lock that has the old head and the new ring
+    /// takes the lock, unless the queue was empty. A poll that has the new head has the new ring.
     pub(crate) fn resize(&self, capacity: u32, done: impl FnOnce()) -> Result<(), Refusal> {
         let ring = self.rings.of(capacity)?;
         let _pollers = self.pollers.seats.lock();

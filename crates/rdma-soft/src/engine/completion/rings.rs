@@ -1,7 +1,7 @@
 //! The memory of a completion queue: one ring at a time, which a resize exchanges for another.
 //!
-//! Who polls an empty queue looks at its ring without a lock, so that a ring stays as long as its queue. There
-//! is one of each size, which is used again, so that they are together no more than twice the largest.
+//! A poll of an empty queue looks at its ring without a lock, so a ring lives as long as its queue. There is one ring
+//! of each size, which is used again, so all together take at most twice the memory of the largest.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::engine::completion::entry::CompletionEntry;
 use crate::memory::room::Room;
 use crate::sync::{AtomicPtr, Ordering, locked};
 
-/// Places for completions, by their numbers.
+/// Slots for completions, by their numbers.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// One less than the number of entries, which is a power of two, so that a number's place is a mask away.
+    /// One less than the number of entries, which is a power of two, so that a number's slot is a mask away.
     mask: u64,
     entries: Box<[CompletionEntry]>,
 }
@@ -28,7 +28,7 @@ impl Ring {
 
     #[inline(always)]
     pub(super) fn entry(&self, number: u64) -> &CompletionEntry {
-        // The mask is that of a ring in memory, so that the number fits.
+        // The mask belongs to a ring in memory, so the number fits.
         &self.entries[usize::try_from(number & self.mask).unwrap_or(0)]
     }
 
@@ -40,21 +40,21 @@ impl Ring {
 
 #[derive(Debug)]
 pub(super) struct Rings {
-    /// One of `all`.
+    /// The current ring, one of `all`.
     current: AtomicPtr<Ring>,
     /// One of each size, never removed.
     all: std::sync::Mutex<Vec<Arc<Ring>>>,
 }
 
 impl Rings {
-    /// One ring of at least that many entries.
+    /// Makes one ring of at least that many entries.
     pub(super) fn new(capacity: u32) -> Result<Self, Refusal> {
         let ring = Ring::new(u64::from(capacity).next_power_of_two())?;
         let current = AtomicPtr::new(Arc::as_ptr(&ring).cast_mut());
         Ok(Self { current, all: std::sync::Mutex::new(vec![ring]) })
     }
 
-    /// The ring that completions come to now, or did a moment ago; under a lock of the queue, now.
+    /// Returns the ring that completions go to now, or went to a moment ago; under a lock of the queue, now.
     #[inline(always)]
     pub(super) fn current(&self) -> &Ring {
         let ring = self.current.load(Ordering::Acquire);
@@ -62,7 +62,7 @@ impl Rings {
         unsafe { &*ring }
     }
 
-    /// The ring for that many completions, which is made if there is none of its size.
+    /// Returns the ring for that many completions. Makes one if none has its size.
     pub(super) fn of(&self, capacity: u32) -> Result<Arc<Ring>, Refusal> {
         let size = u64::from(capacity).next_power_of_two();
         let mut all = locked(&self.all);
@@ -75,12 +75,12 @@ impl Rings {
         Ok(ring)
     }
 
-    /// Whether completions come to this ring now. Both locks of the queue are held.
+    /// Returns true if completions go to this ring now. The caller holds both locks of the queue.
     pub(super) fn is_current(&self, ring: &Arc<Ring>) -> bool {
         std::ptr::eq(self.current(), &raw const **ring)
     }
 
-    /// Has completions come to a ring that [`of`](Self::of) gave. Both locks of the queue are held.
+    /// Directs completions to a ring that [`of`](Self::of) returned. The caller holds both locks of the queue.
     pub(super) fn exchange(&self, ring: &Arc<Ring>) {
         self.current.store(Arc::as_ptr(ring).cast_mut(), Ordering::Release);
     }
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_one_ring_of_each_size() {
+    fn a_queue_has_one_ring_of_each_size() {
         let rings = Rings::new(4).unwrap();
         assert!(rings.is_current(&rings.of(3).unwrap()));
         let larger = rings.of(5).unwrap();

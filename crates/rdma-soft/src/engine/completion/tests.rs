@@ -100,7 +100,7 @@ fn capacity_is_exact_and_an_overflow_keeps_what_fitted() {
     for capacity in [1, 2, 3, 5, 8] {
         let queue = queue(capacity);
         let (_counters, seat) = seat(&queue);
-        // Not from the beginning of the ring.
+        // Start after the beginning of the ring.
         push(&queue, seat, 0..1);
         assert_eq!(poll(&queue, 1), Ok(vec![0]));
         push(&queue, seat, 1..=capacity);
@@ -114,7 +114,7 @@ fn capacity_is_exact_and_an_overflow_keeps_what_fitted() {
         for most in [0, 1, 8] {
             assert_eq!(poll(&queue, most), Err(Overflowed));
         }
-        // In error for good, though there is space again.
+        // The queue stays in error, though there is space again.
         push(&queue, seat, 101..102);
         assert_eq!(poll(&queue, 8), Err(Overflowed));
     }
@@ -126,7 +126,7 @@ fn purge_drops_one_queue_pairs_completions_and_keeps_the_others_order() {
     let queue = queue(6);
     let ((_, first), (_, second)) = (seat(&queue), seat(&queue));
     for round in 0..64_u32 {
-        // Another place of the ring each time.
+        // Start at another slot of the ring in each round.
         push(&queue, second, 0..round % 3);
         poll(&queue, 8).unwrap();
         let of_first = round;
@@ -136,7 +136,7 @@ fn purge_drops_one_queue_pairs_completions_and_keeps_the_others_order() {
         }
         queue.purge(first);
         let stay = (0..6).filter(|id| of_first >> id & 1 == 0);
-        // What was dropped leaves space, exactly.
+        // Dropped completions leave exactly their space.
         let more = 10..10 + of_first.count_ones();
         push(&queue, first, more.clone());
         let got = poll(&queue, 8).unwrap();
@@ -175,8 +175,8 @@ fn seats_are_used_again_without_what_they_had() {
     assert_eq!(again.of(Side::Send).load(Ordering::Relaxed), 3);
 }
 
-/// How many entries of which rings are read, and how, must not be seen: a queue of any size before, filled and
-/// drained round and round.
+/// The number of entries and rings that a poll reads does not show. The queue before the resize has any size, and is
+/// filled and drained round and round.
 #[test]
 fn a_resize_keeps_completions_their_order_and_their_slots() {
     for (before, after) in (1..=9).flat_map(|before| (1..=9).map(move |after| (before, after))) {
@@ -204,7 +204,7 @@ fn a_resize_keeps_completions_their_order_and_their_slots() {
                 assert_eq!(counters.of(Side::Send).load(Ordering::Relaxed), polled - 1);
             }
         }
-        // Exactly full, and not one more.
+        // Exactly full, without any further slot.
         push(&queue, seat, pushed..polled + capacity);
         assert!(!queue.is_overflowed());
         push(&queue, seat, [1000]);
@@ -240,7 +240,7 @@ fn completions_that_were_dropped_do_not_come_back_with_a_ring_that_is_used_again
     assert_eq!(poll(&queue, 8), Ok(vec![]));
 }
 
-/// A timer that is set again each time that it expires, to the same time, and counts that.
+/// A timer that sets itself again to the same time each time it expires, and counts this.
 #[derive(Debug)]
 struct AlwaysDue {
     entry: Entry,
@@ -260,7 +260,7 @@ impl Task for AlwaysDue {
 
 const PAST: Time = Time::from_nanoseconds(1);
 
-/// Each look at the clock finds a timer that is due, and no new one: so they can be counted.
+/// Each look at the clock finds one due timer, and no new one, so looks can be counted.
 #[test]
 fn one_of_64_empty_polls_looks_at_the_clock() {
     static FABRIC: Fabric = Fabric::new();
@@ -271,23 +271,23 @@ fn one_of_64_empty_polls_looks_at_the_clock() {
     });
     let queue = Arc::new(CompletionQueue::new(&FABRIC, 1, None).unwrap());
     let (_counters, seat) = seat(&queue);
-    // While no timer is set they do not even count.
+    // Polls do not even count while no timer is set.
     (0..10).for_each(|_| assert_eq!(poll(&queue, 1), Ok(vec![])));
     due.entry.set_timer(PAST);
     let looks = |polls: u32| {
         let before = due.expired.load(Ordering::Relaxed);
         (0..polls).for_each(|_| assert_eq!(poll(&queue, 1), Ok(vec![])));
-        // At one look it expires four times.
+        // The timer expires four times per look.
         (due.expired.load(Ordering::Relaxed) - before) / 4
     };
     assert_eq!([1, 63, 1, 63, 1].map(looks), [1, 0, 1, 0, 1]);
-    // The first behind a completion looks at once.
+    // The first empty poll after a completion looks at once.
     push(&queue, seat, [1]);
     assert_eq!(poll(&queue, 1), Ok(vec![1]));
     assert_eq!([1, 63, 1].map(looks), [1, 0, 1]);
 }
 
-/// A user that goes to error when it is let, and says when it has begun and when it is done.
+/// A user that goes to error when it is allowed to, and signals when it has begun and when it is done.
 #[derive(Debug)]
 struct Slow {
     begun: Barrier,
@@ -303,7 +303,7 @@ impl User for Slow {
     }
 }
 
-/// Another thread has begun to move the users of a queue to error: all are there when this thread has run the queue.
+/// Another thread has begun to move the users of a queue to error. All are in error when this thread has run the queue.
 #[test]
 fn users_that_another_thread_moves_to_error_are_waited_for() {
     static FABRIC: Fabric = Fabric::new();
@@ -329,7 +329,7 @@ fn users_that_another_thread_moves_to_error_are_waited_for() {
     slow.go_on.wait();
     assert!(this.join().unwrap(), "it went on before the user was in error");
     other.join().unwrap();
-    // The queue stands in the run queue no more, and would again.
+    // The queue has left the run queue, and would enter it again.
     assert_eq!(Arc::strong_count(&queue), 1);
     queue.remove_user(1);
     push(&queue, seat, [3]);

@@ -1,25 +1,25 @@
-//! Work completions: what the device says of a request that has ended.
+//! Work completions: the device's reports of requests that have ended.
 
 use rdma_types::{WcOpcode, WcStatus};
 
-/// What fields hold that the specification leaves undefined: nothing that looks right.
+/// The content of fields that the specification leaves undefined: it looks like no valid value.
 pub(crate) const JUNK: u32 = 0xdead_c0de;
 
 /// A global route header is in front of the data (`IBV_WC_GRH`).
 pub(crate) const GRH: u32 = 1;
-/// The number that came along is immediate data (`IBV_WC_WITH_IMM`).
+/// The number that arrived with the message is immediate data (`IBV_WC_WITH_IMM`).
 pub(crate) const WITH_IMM: u32 = 1 << 1;
-/// The number that came along is a key that was invalidated (`IBV_WC_WITH_INV`).
+/// The number that arrived with the message is a key that was invalidated (`IBV_WC_WITH_INV`).
 pub(crate) const WITH_INV: u32 = 1 << 3;
 
-/// One completion as the device writes it. Of a failed one the opcode and the flags, which are undefined
-/// then, are filled with junk where it is turned into an `ibv_wc`.
+/// One completion as the device writes it. The opcode and the flags of a failed one are undefined; the conversion to an
+/// `ibv_wc` fills them with junk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Completion {
     pub(crate) wr_id: u64,
     pub(crate) status: WcStatus,
     pub(crate) opcode: WcOpcode,
-    /// Junk of what the requester sent, and of failures.
+    /// Junk for sends of the requester, and for failures.
     pub(crate) byte_len: u32,
     /// An immediate in network order, or the key that was invalidated; junk without the flag for it.
     pub(crate) imm: u32,
@@ -27,28 +27,28 @@ pub(crate) struct Completion {
     pub(crate) flags: u32,
     pub(crate) qpn: u32,
     pub(crate) vendor_err: u32,
-    /// Only of a datagram that came in.
+    /// Valid only for a received datagram.
     pub(crate) source: Source,
-    /// The sender asked for an event at the receiver; a failure always asks.
+    /// Whether the sender requested an event at the receiver; a failure always requests one.
     pub(crate) solicited: bool,
-    /// The queue whose slots this completion gives back, and up to which of its requests.
+    /// The queue whose slots this completion releases, up to which of its requests.
     pub(crate) side: Side,
     pub(crate) upto: u32,
 }
 
-/// Where a datagram came from.
+/// The sender of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Source {
     /// The sender's queue pair; 27 bits are kept.
     pub(crate) qpn: u32,
-    /// That of its port, 0 on Ethernet.
+    /// The LID of the sender's port, 0 on Ethernet.
     pub(crate) lid: u16,
     pub(crate) service_level: u8,
     pub(crate) path_bits: u8,
 }
 
 impl Source {
-    /// For what is no datagram: values that nobody takes for a real source.
+    /// For completions without a datagram: values that cannot be mistaken for a real source.
     pub(crate) const UNDEFINED: Self =
         Self { qpn: 0x06ad_c0de, lid: 0xdead, service_level: 0xde, path_bits: 0xad };
 }
@@ -74,7 +74,7 @@ impl Completion {
     }
 }
 
-/// Which of a queue pair's two queues.
+/// One of a queue pair's two queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Send,

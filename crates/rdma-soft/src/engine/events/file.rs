@@ -1,11 +1,11 @@
-//! A file that the device makes readable, and programs poll as they poll the kernel's files.
+//! A file that the device makes readable, and that programs poll like the kernel's files.
 //!
-//! A pipe with one byte or none. The program has the end that is read from: it sets `O_NONBLOCK` as it likes, and may
-//! duplicate that end, and read. So the device has the pipe opened once more, by `/proc`, with flags of its own: nothing
-//! that the program does has the device wait here. (An eventfd cannot be opened once more. `preadv2` reads without
-//! waiting, but only since Linux 6.4 from a pipe, and nothing writes to an eventfd so.)
+//! It is a pipe with one byte or none. The program has the read end: it sets `O_NONBLOCK` as it likes, and may
+//! duplicate that end, and read. So the device opens the pipe again through `/proc`, with flags of its own. No action
+//! of the program can then block the device here. (An eventfd cannot be opened again. `preadv2` reads without waiting,
+//! but from a pipe only since Linux 6.4, and no such call writes to an eventfd.)
 //!
-//! Without `/proc` it is a pair of connected sockets, of which each call says whether it waits. They take longer.
+//! Without `/proc` it is a pair of connected sockets, where each call states whether it waits. Sockets are slower.
 
 use std::fs::File;
 use std::io::Read;
@@ -18,7 +18,7 @@ use rustix::pipe::PipeFlags;
 
 use crate::sync::assert_nothing_held;
 
-/// What a pipe has at least. What it may have counts to the user.
+/// The smallest size of a pipe. A user's pipes count against a limit by their size.
 const LEAST: usize = 4096;
 
 #[derive(Debug)]
@@ -27,11 +27,11 @@ pub(crate) struct EventFile {
     own: Own,
 }
 
-/// What the device uses.
+/// The device's end.
 #[derive(Debug)]
 enum Own {
     Pipe(OwnedFd),
-    /// To write to; it reads from the program's.
+    /// Written to; reads use the program's socket.
     Socket(OwnedFd),
 }
 
@@ -42,9 +42,9 @@ impl EventFile {
 
     fn pipe() -> rustix::io::Result<Self> {
         let (program, _writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-        // More than is needed, if not.
+        // If this fails, the pipe is larger than needed.
         let _ = rustix::pipe::fcntl_setpipe_size(&program, LEAST);
-        // Of this thread, which may have unshared its files.
+        // The link is of this thread, which may have unshared its files.
         let path = format!("/proc/thread-self/fd/{}", program.as_raw_fd());
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let own = rustix::fs::open(path, flags, Mode::empty())?;
@@ -65,7 +65,7 @@ impl EventFile {
         self.program.as_raw_fd()
     }
 
-    /// Adds a byte. It stays as it is if it is full, or if the program has shut the socket down.
+    /// Adds a byte. Does nothing if the file is full, or if the program has shut the socket down.
     pub(crate) fn set(&self) {
         assert_nothing_held();
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -75,14 +75,14 @@ impl EventFile {
                 Own::Socket(file) => rustix::net::send(file, &[0], flags),
             };
             match added {
-                // There may be memory later.
+                // Memory may be available later.
                 Err(Errno::NOBUFS | Errno::NOMEM | Errno::INTR) => std::thread::yield_now(),
                 _ => return,
             }
         }
     }
 
-    /// Takes a byte if there is one, without waiting, and says whether there was.
+    /// Takes a byte if there is one, without waiting. Returns true if there was one.
     pub(crate) fn clear(&self) -> bool {
         assert_nothing_held();
         let mut byte = [0];
@@ -95,15 +95,15 @@ impl EventFile {
         }
     }
 
-    /// Whether the program has it so that who reads waits.
+    /// Returns true if reads from the program's end wait.
     pub(crate) fn is_blocking(&self) -> bool {
         let flags = rustix::fs::fcntl_getfl(&self.program);
         flags.is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
     }
 
-    /// Takes a byte. Waits for it, if the program has not made its end non-blocking.
+    /// Takes a byte. Waits for it, unless the program made its end non-blocking.
     pub(crate) fn take(&self) -> Result<(), Errno> {
-        // A function of the C library, in which a thread can be cancelled.
+        // This is a function of the C library at which a thread can be cancelled.
         match (&self.program).read(&mut [0]) {
             Ok(1) => Ok(()),
             Ok(_) => Err(Errno::IO),
@@ -121,13 +121,13 @@ impl EventFile {
 pub(crate) mod tests {
     use super::*;
 
-    /// Both kinds.
+    /// Returns one file of each kind.
     #[allow(clippy::expect_used)] // of tests
     pub(crate) fn kinds() -> [EventFile; 2] {
         [EventFile::pipe().expect("a pipe"), EventFile::sockets().expect("sockets")]
     }
 
-    /// The program has read the byte, and written as much as there is space for.
+    /// The program has read the byte, and the device then writes until the file is full.
     #[test]
     fn nothing_waits_whatever_the_program_does() {
         for file in kinds() {

@@ -1,4 +1,4 @@
-//! Asynchronous events: how an object reports to its context what happens to it outside of calls.
+//! Asynchronous events: an object reports to its context what happens to it outside of calls.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -9,16 +9,16 @@ use rdma_types::AsyncEventKind;
 use crate::engine::events::EventQueue;
 use crate::sync::locked;
 
-/// What names an object to the program: the pointer to its C struct, which is only passed on here.
+/// The name by which the program knows an object: the pointer to its C struct, which is only passed on here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Handle(pub(crate) *mut c_void);
 
-// SAFETY: it is a name here; who turns it back into an object argues for that (SAFETY.md F11).
+// SAFETY: it is only a name here; code that turns it back into an object proves that this is sound (SAFETY.md F11).
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-/// What an event is about.
+/// The object that an event concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Element {
     CompletionQueue(Handle),
@@ -33,16 +33,16 @@ pub(crate) struct AsyncEvent {
     pub(crate) element: Element,
 }
 
-/// How many kinds of events one object has at most: a queue pair, in several lives.
+/// The most kinds of events that one object has: those of a queue pair, over several lives.
 const KINDS: usize = 6;
 
 /// Reports the events of one object to the context that it was made from.
 #[derive(Debug)]
 pub(crate) struct Reporter {
-    /// None if there is nobody to report to.
+    /// `None` without a context to report to.
     context: Option<Arc<EventQueue<AsyncEvent>>>,
-    /// While the program knows the object. Held while an event is sent, so that none is sent for an
-    /// object that has gone.
+    /// Set while the program knows the object. The lock is held while an event is sent, so that none is sent for a
+    /// destroyed object.
     handle: Mutex<Option<Handle>>,
     element: fn(Handle) -> Element,
 }
@@ -56,7 +56,7 @@ impl Reporter {
         Self { context: Some(context), handle: Mutex::default(), element }
     }
 
-    /// One whose object nobody asks about.
+    /// Returns a reporter that discards its events.
     pub(crate) fn silent() -> Self {
         Self { context: None, handle: Mutex::default(), element: Element::QueuePair }
     }
@@ -71,7 +71,7 @@ impl Reporter {
         }
     }
 
-    /// Removes the events that were not taken yet, and sends no more: the object goes away.
+    /// Removes the events that were not taken yet, and sends no others: the object is being destroyed.
     pub(crate) fn withdraw(&self) {
         let handle = locked(&self.handle).take();
         if let (Some(context), Some(handle)) = (&self.context, handle) {

@@ -1,4 +1,4 @@
-//! Events and what is written to their file, in every order of threads.
+//! Events and the writes to their file, in every order of threads.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use crate::engine::events::EventQueue;
 use crate::fabric::Fabric;
 
-/// Queues an event, and settles as a verb does before it returns.
+/// Queues an event, and settles like a verb before it returns.
 fn report(queue: &Arc<EventQueue<u32>>, event: u32) {
     queue.push(event);
     queue.fabric().run_queue.run();
@@ -22,14 +22,14 @@ fn spawn(
     thread::spawn(move || act(&queue))
 }
 
-/// Each lock is two operations more, and there are too many orders of them all.
+/// Limits preemptions: each lock adds two operations, and there are too many orders of them all.
 fn model(act: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(act);
 }
 
-/// Who has settled can be heard, though another thread writes for both.
+/// When a thread has settled, the file is readable, even if another thread writes for both.
 #[test]
 fn loom_the_file_is_readable_when_the_thread_of_an_event_has_settled() {
     model(|| {
@@ -45,7 +45,7 @@ fn loom_the_file_is_readable_when_the_thread_of_an_event_has_settled() {
     });
 }
 
-/// A byte that is written late for an event that went away is taken.
+/// A byte that is written late, for an event that was discarded, is taken.
 #[test]
 fn loom_the_file_is_not_readable_for_an_event_that_was_discarded() {
     model(|| {
@@ -62,7 +62,7 @@ fn loom_the_file_is_not_readable_for_an_event_that_was_discarded() {
 }
 
 #[test]
-fn loom_the_file_is_readable_for_what_is_left_where_events_are_taken_and_discarded() {
+fn loom_the_file_is_readable_for_the_rest_after_events_are_taken_and_discarded() {
     model(|| {
         let queue = EventQueue::new(Fabric::of_model()).unwrap();
         report(&queue, 1);
@@ -78,9 +78,9 @@ fn loom_the_file_is_readable_for_what_is_left_where_events_are_taken_and_discard
     });
 }
 
-/// Two threads take, each perhaps before the byte of its event is there.
+/// Two threads take events, each perhaps before the byte of its event is written.
 #[test]
-fn loom_the_file_is_readable_for_what_is_left_where_two_threads_take() {
+fn loom_the_file_is_readable_for_the_rest_after_two_threads_take() {
     model(|| {
         let queue = EventQueue::new(Fabric::of_model()).unwrap();
         let takers = [(); 2].map(|()| {
@@ -95,9 +95,9 @@ fn loom_the_file_is_readable_for_what_is_left_where_two_threads_take() {
     });
 }
 
-/// What is written to wake who sleeps is enough for an event.
+/// A byte written to wake a sleeping thread is enough for an event.
 #[test]
-fn loom_the_file_is_readable_for_an_event_that_comes_as_who_sleeps_is_woken() {
+fn loom_the_file_is_readable_for_an_event_during_a_wake_up() {
     model(|| {
         let queue = EventQueue::new(Fabric::of_model()).unwrap();
         let waker = spawn(&queue, |queue| queue.wake());
@@ -110,9 +110,9 @@ fn loom_the_file_is_readable_for_an_event_that_comes_as_who_sleeps_is_woken() {
     });
 }
 
-/// The event may be taken for the byte that came without it.
+/// The event may be taken for the byte that was written without it.
 #[test]
-fn loom_the_file_is_readable_for_what_is_left_where_who_sleeps_is_woken() {
+fn loom_the_file_is_readable_for_the_rest_after_a_wake_up() {
     model(|| {
         let queue = EventQueue::new(Fabric::of_model()).unwrap();
         let waker = spawn(&queue, |queue| queue.wake());

@@ -1,11 +1,11 @@
-//! What stands in for a pipe where the model checker runs, which sees no system calls.
+//! A replacement for a pipe under the model checker, which sees no system calls.
 
 use std::os::fd::RawFd;
 
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Errno;
 
-/// How many bytes there are. Nobody waits for one.
+/// The number of bytes in the file. No thread waits for one.
 #[derive(Debug)]
 pub(crate) struct EventFile(AtomicUsize);
 

@@ -7,7 +7,7 @@ use crate::address::{Address, AddressVector, GidEntry, Path, Route};
 use crate::engine::queue_pair::membership;
 
 const GROUP: Gid = Gid::from_bytes([0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
-/// Of a sender, which nobody asks.
+/// The address of a sender, which these models never check.
 const SOURCE: GidEntry = GidEntry { gid: Gid::ZERO, kind: GidType::ROCE_V2 };
 
 /// The pair of the models, for datagrams, on a device that its subnet knows. The second has joined the group.
@@ -20,7 +20,7 @@ fn datagrams() -> Model {
     let [a, b] = [(); 2].map(|()| queue_pair_of(Service::UnreliableDatagram, device, None));
     let model = Model { a, b };
     model.connect();
-    // Datagrams find their receiver themselves.
+    // Datagrams look up their receiver themselves.
     model.a.send.lock().requester.peer = Peer::Unresolved;
     membership::join(&model.b, GROUP, 0).unwrap();
     model
@@ -43,8 +43,8 @@ fn send(from: &Arc<QueuePair>, sge: Sge) {
     post_each(from, || list.take()).unwrap();
 }
 
-/// A member that leaves and is destroyed while somebody sends: the datagram arrives or is lost, and the member's
-/// memory is left alone then.
+/// A member leaves and is destroyed while a datagram is sent. The datagram arrives or is lost, and the member's memory
+/// does not change afterwards.
 #[test]
 fn loom_a_datagram_to_a_group_arrives_or_is_lost() {
     loom::model(|| {
@@ -67,9 +67,9 @@ fn loom_a_datagram_to_a_group_arrives_or_is_lost() {
     });
 }
 
-/// A member that is reset stays one: it has the datagram by then, or never gets it.
+/// A member that is reset stays a member: it has the datagram by then, or never receives it.
 #[test]
-fn loom_a_member_that_is_reset_takes_nothing_later() {
+fn loom_a_member_that_is_reset_receives_nothing_later() {
     loom::model(|| {
         let model = datagrams();
         let source = Memory::new(&model.a.pd, 1);
@@ -84,15 +84,15 @@ fn loom_a_member_that_is_reset_takes_nothing_later() {
         sink.free(&model.b.pd);
         sender.join().unwrap();
         assert!(sink.is_free(), "written after it was freed");
-        assert!(polled(&model.b.receive_cq).is_empty(), "a completion of before the reset");
+        assert!(polled(&model.b.receive_cq).is_empty(), "a completion from before the reset");
         assert!(membership::is_in_none(&model.b).is_err());
         model.end();
     });
 }
 
-/// Somebody hears what is sent when nothing else happens, or the other models show nothing.
+/// A member receives the datagram when nothing else happens; otherwise the other models would show nothing.
 #[test]
-fn loom_a_member_hears_what_is_sent_to_its_group() {
+fn loom_a_member_receives_what_is_sent_to_its_group() {
     loom::model(|| {
         let model = datagrams();
         let source = Memory::new(&model.a.pd, 7);

@@ -1,5 +1,5 @@
-//! Packets: who has some to send or to take gets its turns, and what ends while packets are taken is left alone
-//! then.
+//! Packets: their senders and receivers get turns, and objects destroyed while packets are received are not touched
+//! afterwards.
 
 use rdma_proto::Burst;
 use rdma_proto::wire::{Bth, Deth, Headers, Opcode as Kind, Operation as Part, Service as Of};
@@ -17,24 +17,24 @@ use crate::sync::AtomicU32;
 
 const DONE: WcStatus = WcStatus::SUCCESS;
 
-/// From the device of the models to itself.
+/// The path from the device of the models to itself.
 const PATH: Path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
 
-/// In every order of two threads of which each is interrupted so often at most: what is left to be done is looked at
-/// under a lock again and again, which makes too many orders of them all.
+/// Explores every order of two threads with at most that many preemptions. The threads check the remaining work under a
+/// lock again and again, which makes too many orders of them all.
 fn explore(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(model);
 }
 
-/// Has turns, of each of which it does one part.
+/// A task that does each part of its work in one turn.
 #[derive(Debug)]
 struct Worker {
     entry: Entry,
-    /// What it is to do, each part left by another thread.
+    /// The parts to do, each left by another thread.
     parts: [AtomicU32; 2],
-    /// How many more turns it asks for.
+    /// The number of further turns that it requests.
     more: AtomicU32,
 }
 
@@ -55,7 +55,7 @@ impl Task for Worker {
 
     fn run(self: Arc<Self>) -> bool {
         for part in &self.parts {
-            // Nothing but its place tells it that the other thread has left something.
+            // Only the task's place in the run queue shows it that the other thread has left work.
             if part.load(Ordering::Relaxed) == 1 {
                 part.store(0, Ordering::Relaxed);
             }
@@ -65,10 +65,10 @@ impl Task for Worker {
     }
 }
 
-/// Two threads leave something to be done, and see to what is left, each whatever the other does: what one leaves
-/// while the other gives the turn is found in that turn, or there is another one.
+/// Two threads leave work, and each then does the work that is left. Work that one leaves during a turn given by the
+/// other is found in that turn, or there is another turn.
 #[test]
-fn loom_what_is_left_for_a_turn_is_not_forgotten() {
+fn loom_work_left_for_a_turn_is_not_forgotten() {
     explore(|| {
         let subnet = Subnet::of_model();
         let worker = Worker::new(subnet, 0);
@@ -88,8 +88,8 @@ fn loom_what_is_left_for_a_turn_is_not_forgotten() {
     });
 }
 
-/// More turns than one thread gives, and than two give: the rest is done by the thread of the timers, which somebody
-/// calls in each case.
+/// The task needs more turns than one thread gives, and than two give. The timer thread does the rest, and is always
+/// called for it.
 #[test]
 fn loom_more_turns_than_a_thread_gives_are_called_for() {
     explore(|| {
@@ -104,7 +104,7 @@ fn loom_more_turns_than_a_thread_gives_are_called_for() {
     });
 }
 
-/// Wants to send a packet.
+/// A task that sends a packet.
 #[derive(Debug)]
 struct Sender {
     inbox: &'static dyn Mailbox,
@@ -121,7 +121,7 @@ impl Sender {
         })
     }
 
-    /// All the room that there is.
+    /// Takes all the buffers.
     fn fill(self: &Arc<Self>) -> Vec<Box<[u8]>> {
         let buffers: Vec<_> =
             std::iter::from_fn(|| self.inbox.buffer(Arc::<Self>::downgrade(self))).collect();
@@ -144,7 +144,7 @@ impl Task for Sender {
     }
 }
 
-/// A datagram of nothing.
+/// A datagram without data.
 fn datagram(to: u32) -> Burst {
     let kind = Kind::new(Of::Ud, Part::SendOnly).unwrap();
     let mut headers = Headers::new(Bth::new(kind, Qpn::masked(to), Psn::masked(0)));
@@ -155,10 +155,10 @@ fn datagram(to: u32) -> Burst {
 const OF_LINK: Option<Datagram> =
     Some(Datagram { source: Source::UNDEFINED, header: None, group: None });
 
-/// A sender looks for space while another gives some back, unused or by packets that are taken out:
-/// it finds it, or gets another turn, given by either thread.
+/// A sender looks for a buffer while another releases some, unused or with packets that are received. It finds one, or
+/// gets another turn from either thread.
 #[test]
-fn loom_who_found_no_room_gets_a_turn_when_there_is_some() {
+fn loom_a_sender_without_room_gets_a_turn_when_some_is_released() {
     for unused in [true, false] {
         explore(move || {
             let device = device();
@@ -176,7 +176,7 @@ fn loom_who_found_no_room_gets_a_turn_when_there_is_some() {
             if unused {
                 device.inbox().give_back(buffer);
             } else {
-                // For nobody.
+                // No queue pair has the number.
                 device.inbox().send(device, Letter::new(PATH, datagram(1), OF_LINK, buffer));
             }
             subnet.run_queue.run();
@@ -186,7 +186,7 @@ fn loom_who_found_no_room_gets_a_turn_when_there_is_some() {
     }
 }
 
-/// Sets both sides of a queue pair to take packets.
+/// Makes both sides of a queue pair ready for packets.
 fn make_ready(queue_pair: &QueuePair) {
     let ready = QpState::RTS;
     locked(&queue_pair.attributes).settings.state = ready;
@@ -195,8 +195,8 @@ fn make_ready(queue_pair: &QueuePair) {
     queue_pair.responder.lock().state = ready;
 }
 
-/// A queue pair is destroyed while a packet for it is taken: its memory is left alone then, and no packet for it is
-/// executed afterwards, not even if another queue pair has its number at once.
+/// A queue pair is destroyed while a packet for it is received. Its memory does not change afterwards, and no packet
+/// for it is executed. This holds even if another queue pair gets its number at once.
 #[test]
 fn loom_no_packet_is_executed_for_a_queue_pair_that_is_gone() {
     explore(|| {
@@ -212,8 +212,8 @@ fn loom_no_packet_is_executed_for_a_queue_pair_that_is_gone() {
         device.inbox().send(device, Letter::new(PATH, datagram(b.qpn), OF_LINK, buffer));
         let taker = thread::spawn(|| device.fabric.run_queue.run());
         let (pd, number) = (Arc::clone(&b.pd), b.qpn);
-        // The model checker does not see the table of numbers. The lock of the inbox, which the other thread takes
-        // before it looks there, has it try either first.
+        // The model checker does not see the table of numbers. The other thread takes the lock of the inbox before it
+        // looks there; that lock makes the checker try both orders.
         device.inbox().give_back(device.inbox().buffer(Arc::<QueuePair>::downgrade(&b)).unwrap());
         b.destroy();
         sink.free(&pd);
@@ -221,17 +221,17 @@ fn loom_no_packet_is_executed_for_a_queue_pair_that_is_gone() {
         device.fabric.run_queue.run();
         taker.join().unwrap();
         assert!(sink.is_free(), "written after it was freed");
-        // It was found before the queue pair went, or not at all.
-        assert_eq!(device.tally.rare.wrong_state.get(), 0, "it has come to what was reset");
-        assert_eq!(c.responder.lock().receives, 0, "it has come to another one");
+        // The packet was matched before the queue pair was destroyed, or not at all.
+        assert_eq!(device.tally.rare.wrong_state.get(), 0, "it has reached a reset queue pair");
+        assert_eq!(c.responder.lock().receives, 0, "it has reached another queue pair");
         assert!(polled(&c.receive_cq).is_empty());
         c.destroy();
     });
 }
 
-/// A queue pair is reset and begins again while a packet for it is taken: its new life gets nothing of the old one.
+/// A queue pair is reset and started again while a packet for it is received: its new life sees nothing of the old one.
 #[test]
-fn loom_a_queue_pair_that_begins_again_gets_nothing_old() {
+fn loom_a_restarted_queue_pair_receives_nothing_old() {
     explore(|| {
         let device = device();
         let b = queue_pair_of(Service::UnreliableDatagram, device, None);
@@ -249,12 +249,12 @@ fn loom_a_queue_pair_that_begins_again_gets_nothing_old() {
         b.post_receive(11, &[sink.sge()], &mut Turn::new()).unwrap();
         device.fabric.run_queue.run();
         taker.join().unwrap();
-        assert!(polled(&b.receive_cq).is_empty(), "it has come to the new life");
+        assert!(polled(&b.receive_cq).is_empty(), "it has reached the new life");
         b.destroy();
     });
 }
 
-/// Two queue pairs, of which `a` sends to `b` by packets.
+/// Two queue pairs; `a` sends to `b` by packets.
 fn by_packets(service: Service) -> Model {
     let device = device();
     let [a, b] = [(); 2].map(|()| queue_pair_of(service, device, None));
@@ -275,9 +275,9 @@ fn by_packets(service: Service) -> Model {
     Model { a, b }
 }
 
-/// A region that packets are put into: no byte of it changes once its deregistration has returned.
+/// Packets are written to a region: no byte of it changes once its deregistration has returned.
 #[test]
-fn loom_no_packet_is_put_into_a_region_that_is_gone() {
+fn loom_no_packet_is_written_to_a_deregistered_region() {
     explore(|| {
         let model = by_packets(Service::UnreliableConnection);
         let source = Memory::new(&model.a.pd, 1);
@@ -295,9 +295,9 @@ fn loom_no_packet_is_put_into_a_region_that_is_gone() {
     });
 }
 
-/// A region that packets are made of: nothing that is there after its deregistration is sent.
+/// Packets are built from a region: nothing written to the memory after the deregistration is sent.
 #[test]
-fn loom_no_packet_is_made_of_a_region_that_is_gone() {
+fn loom_no_packet_is_built_from_a_deregistered_region() {
     explore(|| {
         let model = by_packets(Service::UnreliableConnection);
         let mut source = Memory::new(&model.a.pd, 1);

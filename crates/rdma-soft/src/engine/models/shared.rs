@@ -7,7 +7,7 @@ struct Shared {
     b: Arc<QueuePair>,
     c: Arc<QueuePair>,
     d: Arc<QueuePair>,
-    /// Of a domain of its own.
+    /// The shared queue, with its own domain.
     queue: Arc<SharedReceiveQueue>,
 }
 
@@ -37,10 +37,10 @@ impl Shared {
 
 const DONE: WcStatus = WcStatus::SUCCESS;
 
-/// One sender waits and another comes while two requests are posted: both go through, whoever takes
-/// what and whoever executes it.
+/// One sender waits and another arrives while two requests are posted. Both sends succeed, whichever request each takes
+/// and whichever thread executes it.
 #[test]
-fn loom_each_sender_that_waits_is_woken() {
+fn loom_each_waiting_sender_is_woken() {
     loom::model(|| {
         let model = Shared::new();
         post(&model.a, 1, &[], None);
@@ -61,10 +61,10 @@ fn loom_each_sender_that_waits_is_woken() {
     });
 }
 
-/// Two wait, and the first goes while a request is posted: it takes the request, or leaves it to the
+/// Two senders wait, and the first gives up while a request is posted: it takes the request, or leaves it to the
 /// second.
 #[test]
-fn loom_who_goes_leaves_the_request_to_the_next() {
+fn loom_a_sender_that_gives_up_leaves_the_request_to_the_next() {
     loom::model(|| {
         let model = Shared::new();
         post(&model.a, 1, &[], None);
@@ -86,13 +86,13 @@ fn loom_who_goes_leaves_the_request_to_the_next() {
     });
 }
 
-/// Memory that a request names is of the queue's domain, not of the queue pair's that takes it.
+/// The memory of a request belongs to the queue's domain, not to that of the queue pair that takes the request.
 #[test]
 fn loom_no_write_after_deregistration_from_the_domain_of_the_queue() {
     loom::model(|| {
         let model = Shared::new();
         let source = Memory::new(&model.a.pd, 1);
-        // Looking the second up leaves time between finding the first and writing it.
+        // Looking up the second region leaves time between finding the first and writing it.
         let pd = Arc::clone(&model.queue.pd);
         let (mut sink, second) = (Memory::new(&pd, 0), Memory::new(&pd, 0));
         model.post(11, &[sink.sge(), second.sge()]).unwrap();
@@ -107,7 +107,7 @@ fn loom_no_write_after_deregistration_from_the_domain_of_the_queue() {
     });
 }
 
-/// A reset, while another thread polls what it drops, gives each slot back exactly once.
+/// A reset, while another thread polls the completions that it drops, releases each slot exactly once.
 #[test]
 fn loom_a_reset_gives_all_shared_slots_back() {
     loom::model(|| {
@@ -132,9 +132,9 @@ fn loom_a_reset_gives_all_shared_slots_back() {
     });
 }
 
-/// The first who waits takes all of the call's turn. Who comes behind it is served in the end, by whoever polls.
+/// The first waiter uses up the call's turn. A later one is served in the end, by a thread that polls.
 #[test]
-fn loom_who_waits_behind_a_whole_turn_is_served() {
+fn loom_a_waiter_after_a_full_turn_is_served() {
     loom::model(|| {
         let subnet = Subnet::of_model_with(ServedBy::Polls);
         let model = Shared::on(device_of(subnet, Schedule::Immediate));

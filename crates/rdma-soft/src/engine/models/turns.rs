@@ -1,5 +1,5 @@
-//! Who executes what is in a send queue: threads hand it over to each other, and leave what they have no
-//! time for to a timer. However they race, no queue is left with work and with nobody to do it.
+//! The execution of send queues: threads hand a queue over to each other, and leave to a timer the work they have no
+//! time for. However they race, no queue with work is left without a thread to do it.
 
 use super::*;
 use crate::engine::requester::post::post_all;
@@ -12,7 +12,7 @@ fn subnet_and_model(served_by: ServedBy) -> (&'static Subnet, Model) {
     (subnet, Model::on(device_of(subnet, Schedule::Immediate)))
 }
 
-/// A thread that posts one request of `a`, which needs no receive.
+/// Starts a thread that posts one request of `a`, which needs no receive.
 fn posts_write(model: &Model, wr_id: u64) -> thread::JoinHandle<()> {
     let a = Arc::clone(&model.a);
     thread::spawn(move || post(&a, wr_id, &[], Some(Sge::default())))
@@ -20,18 +20,18 @@ fn posts_write(model: &Model, wr_id: u64) -> thread::JoinHandle<()> {
 
 fn assert_not_forgotten(queue_pair: &QueuePair) {
     let has_work = queue_pair.send.lock().has_work();
-    assert!(!has_work || queue_pair.entry.timer().is_set(), "work, and nobody to do it");
+    assert!(!has_work || queue_pair.entry.timer().is_set(), "work, but no timer to do it");
 }
 
-/// What completes if somebody polls, as programs do.
+/// Returns all completions, by polling repeatedly, as programs do.
 fn polled_to_the_end(queue: &CompletionQueue) -> Vec<(u64, WcStatus)> {
     (0..4).flat_map(|_| polled(queue)).collect()
 }
 
-/// Two sends wait, of which the first takes all of a turn, and a third request comes behind them: what is
-/// left when the receiver is ready is done by the thread that posts, or at polls.
+/// Two sends wait, and the first uses up a whole turn; a third request follows them. When the receiver is ready, the
+/// posting thread does the rest, or polls do.
 #[test]
-fn loom_what_a_turn_leaves_is_done_at_polls() {
+fn loom_work_left_by_a_turn_is_done_at_polls() {
     loom::model(|| {
         let (_, model) = subnet_and_model(ServedBy::Polls);
         let source = Memory::of_length(TURN, &model.a.pd, 1);
@@ -49,9 +49,9 @@ fn loom_what_a_turn_leaves_is_done_at_polls() {
     });
 }
 
-/// The same, where nobody posts and nobody polls.
+/// The same, where no thread posts or polls.
 #[test]
-fn loom_what_a_turn_leaves_is_done_by_the_thread() {
+fn loom_work_left_by_a_turn_is_done_by_the_thread() {
     loom::model(|| {
         let (subnet, model) = subnet_and_model(ServedBy::PollsAndThread);
         let source = Memory::of_length(TURN, &model.a.pd, 1);
@@ -68,11 +68,11 @@ fn loom_what_a_turn_leaves_is_done_by_the_thread() {
     });
 }
 
-/// A post that takes more than one stretch; between two of them another thread posts behind it, and takes
-/// a turn. The post finds its last request executable though that turn found no receive for it: it
-/// leaves what is behind to polls.
+/// A post takes more than one stretch. Between two of them another thread posts a later request, and takes a turn. The
+/// post finds its last request executable, though that turn found no receive for it. It leaves the later request to
+/// polls.
 #[test]
-fn loom_what_is_posted_behind_a_long_post_is_not_forgotten() {
+fn loom_a_request_posted_during_a_long_post_is_not_forgotten() {
     loom::model(|| {
         let (_, model) = subnet_and_model(ServedBy::Polls);
         let source = Memory::of_length(TURN + 4096, &model.a.pd, 1);
@@ -99,9 +99,9 @@ fn loom_what_is_posted_behind_a_long_post_is_not_forgotten() {
     });
 }
 
-/// What is posted while the queue is told to go on after a drain is executed, by either thread.
+/// A request posted while a drained queue resumes is executed, by either thread.
 #[test]
-fn loom_what_is_posted_to_a_drained_queue_is_not_forgotten() {
+fn loom_a_request_posted_to_a_drained_queue_is_not_forgotten() {
     loom::model(|| {
         let (_, model) = subnet_and_model(ServedBy::Polls);
         let go_to = |state| {
@@ -119,9 +119,9 @@ fn loom_what_is_posted_to_a_drained_queue_is_not_forgotten() {
     });
 }
 
-/// A receiver goes while a sender finds it without a request: the sender does not wait for it any more.
+/// A receiver is destroyed while a sender finds it without a request: the sender does not wait for it any longer.
 #[test]
-fn loom_who_waits_for_a_receiver_that_goes_finds_out() {
+fn loom_a_sender_stops_waiting_for_a_destroyed_receiver() {
     loom::model(|| {
         let (_, model) = subnet_and_model(ServedBy::Polls);
         let sender = {
@@ -137,8 +137,8 @@ fn loom_who_waits_for_a_receiver_that_goes_finds_out() {
     });
 }
 
-/// The deadline of a sender that waits for a receive passes while one is posted: it sends or gives up,
-/// and takes the receive only if it sends.
+/// The deadline of a sender that waits for a receive passes while one is posted. The sender sends or gives up, and
+/// takes the receive only if it sends.
 #[test]
 fn loom_a_sender_whose_deadline_passes_sends_or_gives_up() {
     loom::model(|| {
@@ -162,7 +162,7 @@ fn loom_a_sender_whose_deadline_passes_sends_or_gives_up() {
     });
 }
 
-/// Nobody posts a receive, and nobody polls: the thread has the sender give up.
+/// No thread posts a receive or polls: the timer thread makes the sender give up.
 #[test]
 fn loom_a_sender_whose_deadline_passes_gives_up() {
     loom::model(|| {
@@ -178,10 +178,10 @@ fn loom_a_sender_whose_deadline_passes_gives_up() {
     });
 }
 
-/// A queue pair goes while its timer expires: the last reference to it may go where it expires, and its timer
-/// with it.
+/// A queue pair is destroyed while its timer expires. The last reference to it may be dropped where the timer expires,
+/// and its timer with it.
 #[test]
-fn loom_a_queue_pair_may_go_while_its_timer_expires() {
+fn loom_a_queue_pair_may_be_destroyed_while_its_timer_expires() {
     loom::model(|| {
         let (subnet, model) = subnet_and_model(ServedBy::Polls);
         let Model { a, b } = model;
@@ -190,14 +190,14 @@ fn loom_a_queue_pair_may_go_while_its_timer_expires() {
             let queue = Arc::clone(&b.send_cq);
             thread::spawn(move || assert!(polled(&queue).is_empty()))
         };
-        // Its timer is taken, and expires.
+        // The timer was taken, and expires.
         while subnet.timers.is_set() {
             thread::yield_now();
         }
         let last = Arc::clone(&a);
         a.destroy();
-        // The model checker does not see references, only locks: this one, which ringing takes with a reference
-        // held, has it try either end first.
+        // The model checker does not see references, only locks. Expiry takes this lock while it holds a reference, so
+        // that taking it here makes the checker try both orders.
         drop(last.send.lock());
         drop(last);
         poller.join().unwrap();
@@ -207,10 +207,10 @@ fn loom_a_queue_pair_may_go_while_its_timer_expires() {
     });
 }
 
-/// A schedule that holds requests back, of which the first takes all of a turn: what posts and turns leave
-/// to a later moment is executed then, by the thread or by a step at a poll.
+/// A schedule holds requests back, and the first uses up a whole turn. Work that posts and turns leave to a later
+/// moment is executed then, by the thread or by a step at a poll.
 #[test]
-fn loom_what_is_held_back_is_not_forgotten() {
+fn loom_held_back_requests_are_not_forgotten() {
     for with_step in [false, true] {
         loom::model(move || {
             let subnet = Subnet::of_model_with(ServedBy::PollsAndThread);

@@ -1,4 +1,4 @@
-//! Models of what has no acknowledgements.
+//! Models of services without acknowledgements.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn unreliable() -> Model {
     model
 }
 
-/// A request that fails while its queue pair is modified: the send queue stops, whatever comes first.
+/// A request fails while its queue pair is modified: the send queue stops, whichever happens first.
 #[test]
 fn loom_a_failed_send_queue_is_not_revived_by_accident() {
     loom::model(|| {
@@ -25,7 +25,7 @@ fn loom_a_failed_send_queue_is_not_revived_by_accident() {
         let ready = QpState::RTS;
         let new = Settings { state: ready, current_state: ready, ..Settings::default() };
         let mask = QpAttributes::STATE | QpAttributes::CUR_STATE;
-        // It takes place while the queue is well, or is refused.
+        // The change happens while the queue is intact, or is refused.
         let _ = model.a.modify(&new, mask);
         sender.join().unwrap();
         assert_eq!(model.a.query().settings.state, QpState::SQE);
@@ -34,7 +34,7 @@ fn loom_a_failed_send_queue_is_not_revived_by_accident() {
     });
 }
 
-/// A message whose receiver is destroyed: it arrives or is lost, and its memory is left alone then.
+/// The receiver of a message is destroyed: the message arrives or is lost, and its memory does not change afterwards.
 #[test]
 fn loom_a_message_arrives_or_is_lost() {
     loom::model(|| {

@@ -1,10 +1,10 @@
-//! Windows that are taken back while a peer writes through them.
+//! Windows that are unbound or invalidated while a peer writes through them.
 
 use super::*;
 use crate::engine::Refusal;
 use crate::memory::window::{Bind, Name, WindowKind};
 
-/// A window of `b`, bound to all of `sink`, and how its peer names it.
+/// A window of `b`, bound to all of `sink`, and the element by which its peer names it.
 fn bound(model: &Model, kind: WindowKind, sink: &Memory) -> (Name, Sge) {
     let name = model.b.pd.allocate_window(kind).unwrap();
     let access = AccessFlags::REMOTE_WRITE.bits();
@@ -22,7 +22,7 @@ fn bind(model: &Model, bind: Bind) {
     done_at_b(model, 20, bind.into_operation());
 }
 
-/// `b` executes a request that no peer hears of.
+/// `b` executes a request that does not reach a peer.
 fn done_at_b(model: &Model, wr_id: u64, operation: Operation) {
     let request = Request { wr_id, signaled: true, operation, ..Request::EMPTY };
     let mut list = Some(Ok((request, Payload::keyed(&[]))));
@@ -30,7 +30,7 @@ fn done_at_b(model: &Model, wr_id: u64, operation: Operation) {
     assert_eq!(polled(&model.b.send_cq), [(wr_id, WcStatus::SUCCESS)]);
 }
 
-/// Takes a window back while `a` writes through it: no byte changes after that.
+/// Takes a window back while `a` writes through it: no byte changes afterwards.
 fn takes_back(kind: WindowKind, take_back: impl Fn(&Model, Name, &Memory) + Sync + Send + 'static) {
     loom::model(move || {
         let model = Model::new();
@@ -43,7 +43,7 @@ fn takes_back(kind: WindowKind, take_back: impl Fn(&Model, Name, &Memory) + Sync
             thread::spawn(move || post(&a, 1, &[from], Some(to)))
         };
         take_back(&model, name, &sink);
-        // The region is still registered; the memory is the program's again.
+        // The region is still registered; the program owns the memory again.
         sink.bytes.fill(FREED);
         sender.join().unwrap();
         assert!(sink.is_free(), "written after it was taken back");
@@ -73,9 +73,9 @@ fn loom_no_write_after_a_deallocation() {
     }
 }
 
-/// A region can be deregistered and freed as soon as the window goes that was bound to it, and not before.
+/// A region can be deregistered and freed as soon as the window bound to it is deallocated, and not before.
 #[test]
-fn loom_no_write_through_a_window_that_goes_after_its_region() {
+fn loom_no_write_through_a_window_deallocated_before_its_region() {
     for kind in [WindowKind::One, WindowKind::Two] {
         loom::model(move || {
             let model = Model::new();
@@ -97,9 +97,9 @@ fn loom_no_write_through_a_window_that_goes_after_its_region() {
     }
 }
 
-/// A region that a window was bound to until now can be deregistered and freed.
+/// A region can be deregistered and freed right after the last window bound to it is invalidated.
 #[test]
-fn loom_no_write_after_the_region_of_a_former_window_is_gone() {
+fn loom_no_write_after_the_region_of_an_invalidated_window_is_freed() {
     loom::model(|| {
         let model = Model::new();
         let source = Memory::new(&model.a.pd, 1);
@@ -111,7 +111,7 @@ fn loom_no_write_after_the_region_of_a_former_window_is_gone() {
             thread::spawn(move || post(&a, 1, &[from], Some(to)))
         };
         assert_eq!(model.b.pd.deregister(sink.registration), Err(Refusal::Busy));
-        // As its send queue does, but before it has passed the lock of its responder.
+        // The send queue does this too, but here it happens before the lock of its responder is passed.
         assert!(model.b.pd.invalidate(name.key, model.b.id));
         sink.free(&model.b.pd);
         sender.join().unwrap();

@@ -1,8 +1,8 @@
-//! What a queue pair is created with.
+//! The parameters with which a queue pair is created.
 
 use crate::engine::queue_pair::service::Service;
 
-/// The sizes of a queue pair, as its creator asked for them; with a shared receive queue, no receives.
+/// The sizes of a queue pair, as requested by its creator; with a shared receive queue, no receives.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Capacity {
     pub(crate) send_wr: u32,
@@ -12,11 +12,11 @@ pub(crate) struct Capacity {
     pub(crate) inline: u32,
 }
 
-/// What a queue pair is created with, besides what it uses.
+/// The creation parameters of a queue pair, besides the objects that it uses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Init {
     pub(crate) service: Service,
     pub(crate) capacity: Capacity,
-    /// Every send request completes aloud.
+    /// Whether every send request is signaled.
     pub(crate) signal_all: bool,
 }

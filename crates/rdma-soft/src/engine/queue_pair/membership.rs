@@ -1,4 +1,4 @@
-//! The groups that a queue pair is in.
+//! The groups of a queue pair.
 
 use std::sync::Arc;
 
@@ -26,7 +26,8 @@ fn meant(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<Group, Refusal> {
     if gid.is_multicast() && on_link { Ok(Group { gid, lid }) } else { Err(Refusal::Invalid) }
 }
 
-/// `ibv_attach_mcast`. A queue pair is a member in every state, and hears what is sent while it is ready to receive.
+/// Implements `ibv_attach_mcast`. A queue pair is a member in every state, and receives datagrams while it is ready to
+/// receive.
 pub(crate) fn join(queue_pair: &Arc<QueuePair>, gid: Gid, lid: u16) -> Result<(), Refusal> {
     let group = meant(queue_pair, gid, lid)?;
     let device = queue_pair.device;
@@ -35,14 +36,14 @@ pub(crate) fn join(queue_pair: &Arc<QueuePair>, gid: Gid, lid: u16) -> Result<()
     device.see_to_groups(Some(gid)).inspect_err(|_| {
         if is_new {
             device.groups.leave(&group, queue_pair.id);
-            // It opens none, which alone can fail.
+            // No group is opened; opening is all that can fail.
             let _ = device.see_to_groups(None);
         }
     })
 }
 
-/// `ibv_detach_mcast`. Packets that are in flight are not for it any more; a datagram that another
-/// thread is about to copy may still come.
+/// Implements `ibv_detach_mcast`. Packets in flight are no longer for the queue pair; a datagram that another thread is
+/// about to copy may still arrive.
 pub(crate) fn leave(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<(), Refusal> {
     let group = meant(queue_pair, gid, lid)?;
     if !queue_pair.device.groups.leave(&group, queue_pair.id) {
@@ -51,10 +52,10 @@ pub(crate) fn leave(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<(), Re
     queue_pair.device.see_to_groups(None)
 }
 
-/// A queue pair's memberships end with the context that it was made from.
+/// Ends all memberships of a queue pair, when the context that it was created from is closed.
 pub(crate) fn leave_all(queue_pair: &QueuePair) {
     queue_pair.device.groups.leave_all(queue_pair.id);
-    // It opens none, which alone can fail.
+    // No group is opened; opening is all that can fail.
     let _ = queue_pair.device.see_to_groups(None);
 }
 

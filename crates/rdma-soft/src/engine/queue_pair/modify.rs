@@ -1,5 +1,5 @@
-//! A queue pair's attributes, and what the values of new ones are checked for. `queue_pair` applies them: every
-//! attribute is checked before any is changed.
+//! A queue pair's attributes, and the checks of new values. `queue_pair` applies them: every attribute is checked
+//! before any is changed.
 
 use rdma_types::{AccessFlags, Mtu, QpAttributes};
 
@@ -9,14 +9,14 @@ use crate::memory::probe;
 
 const LARGEST_24_BITS: u32 = 0x00ff_ffff;
 
-/// A queue pair's attributes as they were last set, and its life. This lock comes before all others
-/// of the queue pair, and its state is the one that a transition starts from.
+/// A queue pair's attributes as they were last set, and its incarnation. This lock comes before all others of the queue
+/// pair, and transitions start from its state.
 #[derive(Default)]
 pub(crate) struct Attributes {
     pub(crate) settings: Settings,
-    /// Counts resets.
+    /// The number of resets.
     pub(crate) incarnation: u32,
-    /// An event told why it failed.
+    /// Whether an event has reported its failure.
     pub(crate) reported: bool,
 }
 

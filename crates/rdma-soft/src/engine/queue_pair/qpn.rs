@@ -1,7 +1,8 @@
-//! Which queue pair number is given out next.
+//! The choice of queue pair numbers.
 //!
-//! Who knows others cannot tell its lower 12 bits, and a number that was given back stays unused as long as can be,
-//! since peers may still send to it. Numbers come by the slot: the upper 12 of their 24 bits are drawn at random, and
+//! A peer that knows some numbers cannot predict the lower 12 bits of others. A released number stays unused as long as
+//! possible, since peers may still send to it. Numbers are drawn in slots: the upper 12 of their 24 bits are random,
+//! and the lower ones follow in a random order. Another slot is drawn when too few numbers of the others rest.
 //! the lower ones come in a random order. Another slot is drawn when too few numbers of the others rest.
 
 use std::collections::VecDeque;
@@ -9,12 +10,12 @@ use std::collections::VecDeque;
 use crate::engine::Refusal;
 use crate::fabric::random::Random;
 
-/// How many numbers a slot has, and how many slots there are.
+/// The count of numbers in a slot, and of slots.
 const SLOT: u32 = 1 << 12;
-/// A number is given out again only when so many others rest, as long as there is a slot to draw.
+/// The count of numbers that must rest before one is used again, as long as there is a slot to draw.
 const REST: usize = 16_384;
 
-/// The slot of a number.
+/// Returns the slot of a number.
 #[allow(clippy::cast_possible_truncation)] // 24 bits, less 12
 pub(crate) const fn slot_of(number: u32) -> u16 {
     ((number & 0x00ff_ffff) / SLOT) as u16
@@ -22,9 +23,9 @@ pub(crate) const fn slot_of(number: u32) -> u16 {
 
 #[derive(Debug)]
 pub(crate) struct Numbers {
-    /// Never given out yet, in random order.
+    /// Numbers that were never used, in random order.
     fresh: Vec<u32>,
-    /// Given back, oldest first.
+    /// Released numbers, oldest first.
     resting: VecDeque<u32>,
     /// Slots that may still be drawn.
     slots: Vec<u16>,
@@ -39,7 +40,7 @@ impl Numbers {
         Self { fresh: Vec::new(), resting: VecDeque::new(), slots, own: Vec::new(), random }
     }
 
-    /// Takes a number that is free. `claim` says whether a slot may be used: it may be another process's.
+    /// Takes a free number. `claim` returns true if a slot may be used: it may belong to another process.
     pub(crate) fn take(&mut self, claim: impl FnMut(u16) -> bool) -> Result<u32, Refusal> {
         if self.fresh.is_empty() && self.resting.len() <= REST {
             self.draw_slot(claim)?;
@@ -47,17 +48,17 @@ impl Numbers {
         self.fresh.pop().or_else(|| self.resting.pop_front()).ok_or(Refusal::NoRoom)
     }
 
-    /// Whether a slot was drawn.
+    /// Returns true if a slot was drawn.
     pub(crate) fn has_slot(&self, slot: u16) -> bool {
         self.own.contains(&slot)
     }
 
-    /// There are no numbers any more.
+    /// Drops all numbers, for good.
     pub(crate) fn retire(&mut self) {
         (self.fresh, self.resting, self.slots, self.own) = Default::default();
     }
 
-    /// A number is free again. There is space for it since it was drawn.
+    /// Releases a number. Space for it was reserved when its slot was drawn.
     pub(crate) fn give_back(&mut self, number: u32) {
         self.resting.push_back(number);
     }
@@ -89,13 +90,13 @@ impl Numbers {
         Ok(())
     }
 
-    /// How many numbers there are in all slots that were drawn.
+    /// Returns the count of numbers in all slots that were drawn.
     fn drawn(&self) -> usize {
         self.own.len() * SLOT as usize
     }
 }
 
-/// 0 and 1 are the management queue pairs, and all ones is the multicast number.
+/// Returns false for 0 and 1, which are the management queue pairs, and for all ones, the multicast number.
 fn is_usable(number: u32) -> bool {
     (2..0x00ff_ffff).contains(&number)
 }
@@ -126,7 +127,7 @@ mod tests {
             number
         };
         let first_slot: Vec<u32> = (0..SLOT - 100).map(|_| one_at_a_time()).collect();
-        assert!(first_slot.iter().all(|&number| slot(number) == slot(kept[0])), "one is enough");
+        assert!(first_slot.iter().all(|&number| slot(number) == slot(kept[0])), "only one slot");
         let round: Vec<u32> =
             first_slot.into_iter().chain((0..4 * SLOT).map(|_| one_at_a_time())).collect();
         let different: HashSet<u32> = round.iter().chain(&kept).copied().collect();
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_do_not_count() {
+    fn numbers_are_not_sequential() {
         let mut numbers = numbers(2);
         let taken: Vec<u32> = (0..SLOT).map(|_| numbers.take(|_| true).unwrap()).collect();
         let steps: HashSet<u32> =
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn each_device_draws_other_slots() {
+    fn devices_draw_different_slots() {
         let first: HashSet<u32> =
             (0..20).map(|seed| slot(numbers(seed).take(|_| true).unwrap())).collect();
         assert!(first.len() > 15, "{first:?}");
@@ -156,7 +157,7 @@ mod tests {
         assert!((16..=17).contains(&slots.len()), "{}", slots.len());
     }
 
-    /// Also of a device with many queue pairs a number rests; it draws slots for that.
+    /// A number rests even on a device with many queue pairs; it draws slots for that.
     #[test]
     fn a_number_rests_whatever_is_in_use() {
         let mut numbers = numbers(4);
@@ -169,17 +170,17 @@ mod tests {
             rests.insert(oldest);
             let next = numbers.take(|_| true).unwrap();
             if rests.remove(&next) {
-                assert!(rests.len() >= REST, "{next:#x} comes again after {}", rests.len());
+                assert!(rests.len() >= REST, "{next:#x} is used again after {}", rests.len());
             }
             live.push_back(next);
         }
         assert_eq!(live.iter().collect::<HashSet<_>>().len(), live.len());
         let drawn = numbers.own.len();
-        assert_eq!(drawn, 7, "three in use, four that rest");
+        assert_eq!(drawn, 7, "three in use, four resting");
     }
 
     #[test]
-    fn every_number_but_three_can_be_had_and_no_more() {
+    fn all_numbers_except_three_are_used_once() {
         let slots = vec![0xfff, 7, 0];
         let mut numbers = Numbers { slots: slots.clone(), ..numbers(5) };
         let mut had = HashSet::new();
@@ -190,6 +191,6 @@ mod tests {
         let never: Vec<u32> = all.filter(|number| !had.contains(number)).collect();
         assert_eq!((never, had.len()), (vec![0x00ff_ffff, 0, 1], 3 * SLOT as usize - 3));
         numbers.give_back(77);
-        assert_eq!(numbers.take(|_| true), Ok(77), "one that rests, when there is no other");
+        assert_eq!(numbers.take(|_| true), Ok(77), "a resting number, when there is no other");
     }
 }

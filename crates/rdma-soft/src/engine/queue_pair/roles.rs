@@ -35,8 +35,7 @@ impl Counting for QueuePair {
     }
 }
 
-/// How many turns of answers may leave before a completion that waits for them: as much as a ring between processes
-/// holds.
+/// The most turns of answers sent before a completion that waits for them: as many as a ring between processes holds.
 const ANSWERS: u32 = 4;
 
 impl Task for QueuePair {
@@ -44,7 +43,7 @@ impl Task for QueuePair {
         &self.entry
     }
 
-    /// Sends some of what this queue pair has to send: first what it owes its peer.
+    /// Sends some of this queue pair's packets, answers to its peer first.
     fn run(self: Arc<Self>) -> bool {
         let mut aftermath = Aftermath::default();
         let answers = self.responder.lock().transmit(&self, &mut aftermath);
@@ -56,7 +55,7 @@ impl Task for QueuePair {
 
     fn expire(self: Arc<Self>) {
         let mut aftermath = Aftermath::default();
-        // A process that was stopped, or found no processor for so long, may have its answer.
+        // A process that was stopped, or got no processor time, may have received its answer.
         let late = self.send.lock().has_expired(&self);
         if late && let Some(link) = self.device.fabric.polled.get() {
             link.catch_up();
@@ -67,7 +66,8 @@ impl Task for QueuePair {
 }
 
 impl QueuePair {
-    /// Has what it owes its peer leave, or the most of it. The caller holds no lock but the receive side of the device.
+    /// Sends the answers owed to the peer, or most of them. The caller holds no lock except the receive side of the
+    /// device.
     pub(crate) fn answer(self: &Arc<Self>) {
         let mut aftermath = Aftermath::default();
         let more = (0..ANSWERS).all(|_| self.responder.lock().transmit(self, &mut aftermath));
@@ -77,7 +77,7 @@ impl QueuePair {
         }
     }
 
-    /// Acknowledges what was taken, if that was not done yet. The caller holds no lock.
+    /// Acknowledges received requests, unless that was done. The caller holds no lock.
     pub(crate) fn answer_now(self: &Arc<Self>) {
         if self.responder.lock().owes_acknowledgement() {
             self.answer();
@@ -190,7 +190,7 @@ impl Waiter for QueuePair {
         let mut aftermath = Aftermath::default();
         {
             let mut send = self.send.lock();
-            // If it waits no more it was reset, or gave up.
+            // A requester that no longer waits was reset, or gave up.
             if let Blocked::NotReady { .. } = send.blocked {
                 send.take_part(&self, turn, &mut aftermath);
             }

@@ -1,18 +1,17 @@
-//! What a program sets on a queue pair, and gets back when it asks.
+//! The attributes that a program sets on a queue pair and queries.
 
 use rdma_types::{QpAttributes, QpState};
 
 use crate::address::AddressAttributes;
 
-/// The attributes of a queue pair (`struct ibv_qp_attr`) in the form in which a program gives them and gets
-/// them back. In a modification only those count that its mask names; the default is what a new queue pair
-/// has.
+/// The attributes of a queue pair (`struct ibv_qp_attr`) in the form in which a program sets and queries them. A
+/// modification uses only those named by its mask. The default is that of a new queue pair.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) state: QpState,
-    /// The state that the program believes it to be in.
+    /// The state that the program believes the queue pair to be in.
     pub(crate) current_state: QpState,
-    /// Other than 0: an event says that the send queue is drained. Kept as it was given.
+    /// If not 0, an event reports that the send queue is drained. Kept as given.
     pub(crate) notify_drained: u8,
     /// `IBV_ACCESS_*`.
     pub(crate) access: u32,
@@ -20,7 +19,7 @@ pub(crate) struct Settings {
     pub(crate) port: u8,
     pub(crate) qkey: u32,
     pub(crate) address: AddressAttributes,
-    /// Code 1 is 256 bytes, and each code after it twice as many.
+    /// Code 1 is 256 bytes, and each further code doubles the size.
     pub(crate) path_mtu: u32,
     /// A code of 5 bits (IBTA volume 1, 9.7.6.1.3).
     pub(crate) timeout: u8,
@@ -35,11 +34,11 @@ pub(crate) struct Settings {
     pub(crate) peer_qpn: u32,
 }
 
-/// What a query finds.
+/// The result of a query.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found {
     pub(crate) settings: Settings,
-    /// In SQD, and a request that had begun is not finished.
+    /// Whether the queue pair is in SQD with a request that was begun but is not finished.
     pub(crate) draining: bool,
 }
 
@@ -69,7 +68,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Takes over what a modification names, but for the packet sequence numbers: they change with every
+    /// Copies the attributes named by a modification, except the packet sequence numbers. Those change with every
     /// message, so the send side and the responder keep them.
     pub(crate) fn record(&mut self, new: &Self, mask: QpAttributes) {
         macro_rules! record {

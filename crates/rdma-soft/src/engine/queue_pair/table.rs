@@ -10,10 +10,10 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::qpn::Numbers;
 use crate::fabric::random::Random;
 
-/// As large as there are queue pairs, not as there ever were.
+/// The map from numbers to queue pairs. Its size follows the queue pairs that exist, not all that ever existed.
 #[derive(Debug)]
 pub(crate) struct QueuePairTable {
-    /// Reserved numbers have no queue pair yet.
+    /// The queue pairs; reserved numbers have none yet.
     by_number: HashMap<u32, Weak<QueuePair>, BuildHasherDefault<Spread>>,
     numbers: Numbers,
 }
@@ -27,8 +27,7 @@ impl QueuePairTable {
         self.by_number.len()
     }
 
-    /// Takes a number for a queue pair that is being made.
-    /// `claim` says whether a slot of numbers may be used.
+    /// Takes a number for a queue pair that is being created. `claim` returns true if a slot of numbers may be used.
     pub(crate) fn reserve(&mut self, claim: impl FnMut(u16) -> bool) -> Result<u32, Refusal> {
         self.by_number.try_reserve(1).map_err(|_| Refusal::NoRoom)?;
         let number = self.numbers.take(claim)?;
@@ -36,17 +35,17 @@ impl QueuePairTable {
         Ok(number)
     }
 
-    /// Whether numbers of that slot are given out here.
+    /// Returns true if this device hands out the numbers of that slot.
     pub(crate) fn has_slot(&self, slot: u16) -> bool {
         self.numbers.has_slot(slot)
     }
 
-    /// Has the queue pair with a reserved number found.
+    /// Makes the queue pair with a reserved number visible to lookups.
     pub(crate) fn publish(&mut self, number: u32, queue_pair: Weak<QueuePair>) {
         self.by_number.insert(number, queue_pair);
     }
 
-    /// The number's queue pair goes away.
+    /// Removes the queue pair and releases its number.
     pub(crate) fn retire(&mut self, number: u32) {
         if self.by_number.remove(&number).is_none() {
             return;
@@ -58,7 +57,7 @@ impl QueuePairTable {
         }
     }
 
-    /// There will be no queue pairs any more.
+    /// Ends the table: no queue pairs are created after this.
     pub(crate) fn end(&mut self) {
         self.by_number = HashMap::default();
         self.numbers.retire();
@@ -73,7 +72,7 @@ impl QueuePairTable {
     }
 }
 
-/// The numbers are random, and this device's choice, so that a multiplication spreads them well.
+/// A hasher for numbers. They are random and chosen by this device, so a multiplication spreads them well.
 #[derive(Debug, Default)]
 struct Spread(u64);
 
@@ -88,7 +87,7 @@ impl Hasher for Spread {
         self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 
-    /// The table looks at the lowest bits and at the highest; the lowest of a product are poor.
+    /// The table uses the lowest and the highest bits; the lowest bits of a product are poor.
     fn finish(&self) -> u64 {
         self.0.rotate_left(32)
     }
@@ -101,7 +100,7 @@ mod tests {
     use crate::fabric::random::{Purpose, Seed};
 
     #[test]
-    fn the_table_is_as_large_as_there_are_queue_pairs() {
+    fn the_size_of_the_table_follows_the_queue_pairs_that_exist() {
         let mut table = QueuePairTable::new(Seed::new(1).stream(Purpose::QueuePairNumbers));
         let numbers: Vec<u32> = (0..20_000).map(|_| table.reserve(|_| true).unwrap()).collect();
         assert_eq!(table.len(), 20_000);
@@ -112,7 +111,7 @@ mod tests {
         assert_eq!(table.len(), 10);
         assert!(table.by_number.capacity() < 300, "{}", table.by_number.capacity());
         assert!(numbers[..10].iter().all(|number| table.by_number.contains_key(number)));
-        assert!(table.find(numbers[0]).is_none(), "reserved, but not there yet");
+        assert!(table.find(numbers[0]).is_none(), "reserved, but not published yet");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a modification of a queue pair is checked for before anything else.
+//! The checks of a modification that come before all others.
 
 use rdma_types::{QpAttributes, QpState, QpTransition, QpType};
 
@@ -36,15 +36,15 @@ mod tests {
     const RTS: QpState = QpState::RTS;
 
     #[test]
-    fn what_does_not_fit_the_transition_is_invalid() {
+    fn attributes_that_do_not_fit_the_transition_are_invalid() {
         let first = QpAttributes::SQ_PSN;
         let (uc, rtr) = (Service::UnreliableConnection, QpState::RTR);
         assert_eq!(check(uc, rtr, RTS, first), Ok(()));
         let none = QpAttributes::empty();
         assert_eq!(check(uc, rtr, RTS, none), Err(Refusal::Invalid), "the number is required");
-        assert_eq!(check(RC, rtr, RTS, first), Err(Refusal::Invalid), "and of RC more");
+        assert_eq!(check(RC, rtr, RTS, first), Err(Refusal::Invalid), "RC requires more");
         let qkey = first | QpAttributes::QKEY;
-        assert_eq!(check(uc, rtr, RTS, qkey), Err(Refusal::Invalid), "of UD alone");
+        assert_eq!(check(uc, rtr, RTS, qkey), Err(Refusal::Invalid), "for UD only");
         assert_eq!(check(Service::UnreliableDatagram, rtr, RTS, qkey), Ok(()));
         assert_eq!(check(uc, QpState::INIT, RTS, first), Err(Refusal::Invalid));
     }

@@ -1,5 +1,5 @@
-//! Posting and taking in every order of two threads. The model checker sees which stores a load may
-//! miss only if the load runs after them, so that the one who takes is the spawned thread.
+//! Posting and taking in every order of two threads. The model checker explores the stores that a load may miss only if
+//! the load runs after them. So the taker is the spawned thread.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use loom::thread;
 
 use super::*;
 
-/// With one element more than is near.
+/// One element more than fits on the cache line.
 fn sges(n: u64) -> [Sge; NEAR + 1] {
     [Sge { addr: n, length: 1, lkey: 2 }; NEAR + 1]
 }
 
-/// A request is whole as soon as it is seen, also one that is posted where another was.
+/// A request is complete as soon as it is seen, also one posted to a used slot.
 #[test]
 fn loom_a_request_that_is_seen_is_whole() {
     loom::model(|| {
         let slots = Arc::new(ReceiveSlots::new(1, 3).unwrap());
-        // What the completion of the request does, once it is polled.
+        // This is what polling the completion of the request does.
         let given_back = Arc::new(AtomicU64::new(0));
         let taker = {
             let (slots, given_back) = (Arc::clone(&slots), Arc::clone(&given_back));

@@ -1,12 +1,11 @@
-//! The shared receive queue: requests of which each of its queue pairs takes the oldest when a message
-//! comes for it.
+//! The shared receive queue. When a message arrives for one of its queue pairs, that queue pair takes the oldest
+//! request.
 //!
-//! One lock, under which requests are posted, taken, and waited for. As on hardware a slot is free again
-//! when the completion of its request was polled, by whichever queue pair.
+//! Requests are posted, taken, and waited for under one lock. Like on hardware, a slot is free again when the
+//! completion of its request was polled, by any of the queue pairs.
 //!
-//! Who posts serves those who wait, for a turn. If that is over before all are served, the queue
-//! has a timer that does the rest: so they keep their order, and none is informed of a request
-//! that is another's.
+//! A posting thread serves the waiters, for one turn. If the turn ends before all are served, the queue has a timer
+//! that serves the rest. So waiters keep their order, and none is informed of a request that belongs to another.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -25,7 +24,7 @@ use crate::sync::{AtomicU32, Line, Lock, Ordering};
 
 #[derive(Debug)]
 pub(crate) struct SharedReceiveQueue {
-    /// Its elements are checked against this domain, not against the queue pair's that takes them (IBTA
+    /// The domain that its elements are checked against, instead of the domain of the queue pair that takes them (IBTA
     /// volume 1, 10.2.9).
     pub(crate) pd: Arc<ProtectionDomain>,
     pub(crate) max_wr: u32,
@@ -34,7 +33,7 @@ pub(crate) struct SharedReceiveQueue {
     entry: Entry,
     slots: ReceiveSlots,
     requests: Line<Lock<Requests>>,
-    /// How many requests were given back (free-running).
+    /// The number of released requests (free-running).
     reclaimed: Line<AtomicU32>,
 }
 
@@ -42,16 +41,16 @@ pub(crate) struct SharedReceiveQueue {
 struct Requests {
     /// The number of the oldest request.
     head: u64,
-    /// The number of the next request: how many were accepted.
+    /// The number of the next request, which is the number of accepted requests.
     next: u64,
-    /// An event is sent when fewer are left; 0 if none was asked for.
+    /// An event is sent when fewer requests are left; 0 if none was requested.
     limit: u32,
     waiters: VecDeque<Waiter>,
-    /// How many queue pairs take from here.
+    /// The number of queue pairs that take from here.
     users: usize,
 }
 
-/// A queue pair for which a message came when there was no request, by its id, and the message's sender.
+/// A queue pair, by its id, that received a message while no request was posted, and the message's sender.
 #[derive(Debug)]
 struct Waiter {
     receiver: u64,
@@ -59,18 +58,18 @@ struct Waiter {
 }
 
 impl Requests {
-    /// Whether there is somebody who waits, and a request to take.
+    /// Returns true if there is a waiter, and a request to take.
     fn has_work(&self) -> bool {
         self.head != self.next && !self.waiters.is_empty()
     }
 
-    /// Removes and returns the waiter that has waited longest, in this process or `anywhere`, and whether it is in another
-    /// process. `None` without a request to take.
+    /// Removes and returns the waiter that has waited longest, in this process or `anywhere`, and whether it is in
+    /// another process. Returns `None` without a request to take.
     fn take_waiter(&mut self, anywhere: bool) -> Option<(Arc<dyn receive_queue::Waiter>, bool)> {
         if !self.has_work() {
             return None;
         }
-        // The oldest whose queue pair still exists.
+        // This is the oldest waiter with a queue pair that still exists.
         let next = |waiters: &mut VecDeque<Waiter>| {
             let place = waiters.iter().position(|waiter| anywhere || !waiter.waits.is_far)?;
             waiters.remove(place)
@@ -81,7 +80,7 @@ impl Requests {
         })
     }
 
-    /// Has the requester told of a request; who waits already keeps its place.
+    /// Registers a requester as waiting for a request; one that waits already keeps its place.
     fn wait(&mut self, waits: Waiter) {
         match self.waiters.iter_mut().find(|waiter| waiter.receiver == waits.receiver) {
             Some(waiter) => *waiter = waits,
@@ -111,7 +110,7 @@ impl SharedReceiveQueue {
         }))
     }
 
-    /// A queue pair was made that takes from here: makes space, so that waiting does not allocate.
+    /// Counts a new queue pair that takes from here, and makes space, so that waiting does not allocate.
     pub(crate) fn attach(&self) {
         let mut requests = self.requests.lock();
         requests.users += 1;
@@ -123,15 +122,15 @@ impl SharedReceiveQueue {
         self.requests.lock().users -= 1;
     }
 
-    /// Who waits for a request for this queue pair, which takes none any more.
+    /// Removes the waiter for this queue pair, which takes no requests any longer.
     pub(crate) fn dismiss_waiter(&self, receiver: u64) -> Option<Weak<dyn receive_queue::Waiter>> {
         let mut requests = self.requests.lock();
         let place = requests.waiters.iter().position(|waiter| waiter.receiver == receiver)?;
         requests.waiters.remove(place).map(|waiter| waiter.waits.waiter)
     }
 
-    /// Posts a request. Those who wait for one go on before this returns, in the order in which they
-    /// came, as long as there are requests and the call's turn lasts.
+    /// Posts a request. Waiters go on before this returns, in the order in which they arrived, as long as there are
+    /// requests and the call's turn lasts.
     pub(crate) fn post(&self, wr_id: u64, sges: &[Sge], turn: &mut Turn) -> Result<(), Refusal> {
         if sges.len() > self.max_sge as usize {
             return Err(Refusal::Invalid);
@@ -152,12 +151,12 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Wakes the waiters, one after the other. Of those in other processes only one is woken, for the request that was just
+    /// Wakes the waiters, one after the other. Only one waiter in other processes is woken, for the request just
     /// posted: the others would find no request.
     #[cold]
     fn serve(&self, turn: &mut Turn, mut anywhere: bool) {
         while !turn.is_over() {
-            // Who is woken may have given up meanwhile, and leaves the request to the next.
+            // A woken waiter may have given up meanwhile, and leaves the request to the next.
             let waiter = self.requests.lock().take_waiter(anywhere);
             let Some((waiter, is_far)) = waiter else { return };
             anywhere &= !is_far;
@@ -168,11 +167,10 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// Takes the oldest request; its elements go to `out`, which is emptied first and has space. If
-    /// there is none, the requester is informed when there is, if it waits. The responder's lock is
-    /// held.
+    /// Takes the oldest request; its elements go to `out`, which is emptied first and has space. If there is none, the
+    /// `waiter`, if given, is informed of the next. The caller holds the responder's lock.
     ///
-    /// `taken` counts what this responder takes, as its completions give it back.
+    /// `taken` counts the requests that this responder takes, in the form in which completions release them.
     pub(crate) fn take(
         &self,
         taken: &mut u64,
@@ -202,7 +200,7 @@ impl SharedReceiveQueue {
         Some(Receive { index: index(number), ..receive })
     }
 
-    /// That many requests are done with.
+    /// Releases the slots of that many requests.
     pub(crate) fn give_back(&self, count: u32) {
         self.reclaimed.fetch_add(count, Ordering::AcqRel);
     }
@@ -211,7 +209,7 @@ impl SharedReceiveQueue {
         self.requests.lock().limit
     }
 
-    /// Asks for one event, for when a request is taken and fewer than that are left; 0 for none.
+    /// Requests one event, for when a request is taken and fewer than `limit` are left; 0 for none.
     pub(crate) fn set_limit(&self, limit: u32) -> Result<(), Refusal> {
         if limit > self.max_wr {
             return Err(Refusal::Invalid);

@@ -21,7 +21,7 @@ fn values(sges: &[Sge]) -> Vec<(u64, u32, u32)> {
     sges.iter().map(|sge| (sge.addr, sge.length, sge.lkey)).collect()
 }
 
-/// A queue as its users hold it.
+/// A queue in the form in which its users hold it.
 struct Whole {
     queue: ReceiveQueue,
     slots: ReceiveSlots,
@@ -67,20 +67,20 @@ fn requests_come_out_in_order_with_all_their_elements() {
 }
 
 #[test]
-fn what_passed_by_the_queue_is_never_taken() {
+fn bypassed_requests_are_never_taken() {
     let mut whole = Whole::new(3, 1);
     for round in 0..20 {
         whole.push(round, &[]);
         whole.push(round + 100, &sges(1));
         assert_eq!(whole.take().unwrap().wr_id, round);
         assert_eq!(whole.take().unwrap().wr_id, round + 100);
-        // As in the error state: more than there are slots.
+        // In the error state, more requests pass than there are slots.
         for n in 0..10 {
             let posted = whole.queue.posted();
             assert_eq!(whole.queue.bypass(n), Receive { wr_id: n, index: posted });
             assert_eq!(whole.take(), None);
         }
-        // As a reset does.
+        // A reset does this.
         whole.head = whole.queue.next;
         assert_eq!(whole.take(), None);
     }
@@ -104,7 +104,7 @@ fn requests_that_a_reset_dropped_are_gone() {
     }
 }
 
-/// A requester that writes its number down when it is informed, and takes a request if it is in this process.
+/// A requester that records its number when it is informed, and takes a request if it is in this process.
 #[derive(Debug)]
 struct Sender {
     number: u64,
@@ -124,7 +124,7 @@ impl Waiter for Sender {
     fn receiver_has_gone(&self) {}
 }
 
-/// If all were informed, all but one would find that another has taken the request.
+/// If all were informed, all except one would find that another has taken the request.
 #[test]
 fn a_shared_receive_wakes_one_sender_of_other_processes() {
     static SUBNET: Subnet = Subnet::new();
@@ -153,7 +153,8 @@ fn a_shared_receive_wakes_one_sender_of_other_processes() {
         queue.post(0, &[], &mut Turn::new()).unwrap();
         std::mem::take(&mut *informed.lock().unwrap())
     };
-    // Those of this process take what others were informed of and have not taken yet.
+    // Senders of this process take requests although other senders were informed of them, as these have not taken them
+    // yet.
     assert_eq!(post(), [1, 3]);
     assert_eq!(post(), [2, 5]);
     assert_eq!(post(), [4]);
