@@ -20,7 +20,7 @@ const AWAITED: u64 = 1;
 /// a call out of turn finds that the thread is not inside.
 #[derive(Debug)]
 pub(crate) struct CriticalRegion<T> {
-    /// The thread that is inside, or 0; with [`AWAITED`].
+    /// The thread that is inside, or 0; plus [`AWAITED`] if a thread waits.
     inside: AtomicU64,
     gate: Mutex<()>,
     left: Condvar,

@@ -24,8 +24,8 @@
 //!     users, and all its rings. Then the gate of a critical region, the domains of a context, and the list of threads
 //!     of [grace periods](crate::memory::grace_period).
 //!
-//! One further lock is taken only by a thread that holds none of these. Under it, a system call writes the file of an
-//! event queue or of a capture. It comes before the queue's state, or the capture's.
+//! One further lock is held while a system call writes the file of an event queue or of a capture. A thread takes it
+//! only while it holds none of these locks. It comes before the queue's state, or the capture's.
 //!
 //! Some work touches another queue pair's send side: its error state, or a requester that waits for a receive. Such
 //! work is done [after](aftermath::Aftermath) all locks are dropped. There is one exception: a queue pair makes a

@@ -250,7 +250,7 @@ fn loom_no_read_after_deregistration() {
     });
 }
 
-/// The memory of a receive request is freed after its queue pair is destroyed, as the owner must.
+/// The memory of a receive request is freed after its queue pair was destroyed, the order that its owner must keep.
 #[test]
 fn loom_no_write_after_destruction() {
     loom::model(|| {
@@ -277,7 +277,7 @@ fn loom_no_write_after_destruction() {
 
 /// A reset, while another thread polls the completions that it drops, releases each slot exactly once.
 #[test]
-fn loom_a_reset_gives_all_slots_back() {
+fn loom_a_reset_releases_all_slots() {
     loom::model(|| {
         let model = Model::new();
         post(&model.a, 1, &[], Some(Sge::default()));

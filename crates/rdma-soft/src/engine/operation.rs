@@ -1,5 +1,5 @@
-//! The operations that a requester requests from its peer, or from its own queue pair: what a message carries besides
-//! data.
+//! The operation of a request, executed by the peer or by the requester's own queue pair: everything that a message
+//! carries besides data.
 
 use rdma_types::{AccessFlags, WcOpcode};
 
@@ -49,7 +49,7 @@ impl Opcode {
         )
     }
 
-    /// The flags that the receiver's completion has for the number that the message carries.
+    /// The flags in the receiver's completion for the number that the message carries.
     #[inline]
     pub(crate) fn receive_flags(self) -> u32 {
         match self {

@@ -24,11 +24,11 @@ mod tests;
 
 /// A requester that found no receive request, and waits to be informed of one.
 pub(crate) trait Waiter: Send + Sync + std::fmt::Debug {
-    /// A request was posted: the requester goes on before this returns, as long as the turn lasts. It does the rest in
-    /// a moment. The caller holds no lock.
+    /// A request was posted: the requester goes on before this returns, as long as the turn lasts. It does any
+    /// remaining work soon afterwards. The caller holds no lock.
     fn receiver_is_ready(self: Arc<Self>, turn: &mut Turn);
 
-    /// The receiver is gone, perhaps to return later: the requester checks in a moment. The queue may be locked.
+    /// The receiver is gone, perhaps to return later: the requester soon checks. The queue may be locked.
     fn receiver_has_gone(&self);
 }
 

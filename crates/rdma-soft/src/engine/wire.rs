@@ -40,8 +40,8 @@ pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
 
     fn give_back(self: Arc<Self>, buffer: Box<[u8]>);
 
-    /// Returns true if datagrams without space are lost. Then one process that stops receiving does not keep space from
-    /// the others.
+    /// Returns true if datagrams without space are lost. So a process that stops receiving does not delay datagrams to
+    /// others.
     fn loses_datagrams(&self) -> bool;
 
     /// Returns true if everything sent arrives, unless the far end ends. Such a carrier can be [queried](Self::ask).

@@ -1,4 +1,4 @@
-//! A barrier with two sides; the side that is passed often costs nothing.
+//! A barrier with two sides. The frequently passed side costs nothing, where the kernel supports it.
 //!
 //! `membarrier(2)` makes every running thread of the process execute a full barrier. So the light side only has to keep
 //! the compiler from moving its store after its load. The heavy side does the rest, for both. Where the kernel has no

@@ -218,8 +218,8 @@ impl<'a> Cursor<'a> {
 fn copy_segment(source: u64, sink: u64, length: u64) {
     let (source, sink, length) = pointers(source, sink, length);
     // SAFETY: callers are in this module and pass parts of segments, or scratch of their own. Both ranges are valid by
-    // the contracts of `Segment`: where they may be gone, this runs only if the kernel does not copy for us (SAFETY.md
-    // F7, F8). No Rust reference to them is formed here (F10). Any range of no bytes is valid.
+    // the contracts of `Segment`: where they may be gone, this runs only if the kernel does not copy for us
+    // (SAFETY.md F7, F8). No Rust reference to them is formed here (F10). Any range of no bytes is valid.
     unsafe { device_copy(source, sink, length) }
 }
 
@@ -237,8 +237,8 @@ fn pointers(source: u64, sink: u64, length: u64) -> (*const u8, *mut u8, usize) 
 #[inline(always)]
 unsafe fn device_copy(source: *const u8, sink: *mut u8, length: usize) {
     if cfg!(rdma_visible_copies) {
-        // SAFETY: by this function's contract; `copy` allows overlap. It is for AddressSanitizer to see (SAFETY.md
-        // F10).
+        // SAFETY: by this function's contract; `copy` allows overlap. It is for AddressSanitizer to see
+        // (SAFETY.md F10).
         unsafe { std::ptr::copy(source, sink, length) }
     } else {
         // SAFETY: by this function's contract (SAFETY.md F10).

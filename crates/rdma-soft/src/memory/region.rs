@@ -3,8 +3,8 @@
 //!
 //! A slot is written under the lock of the places. Any thread reads it with a sequence check: the version (key and
 //! incarnation) is read before and after the fields. A torn read is a miss. This table does not ensure that a region
-//! found here *stays*: `ProtectionDomain::deregister` unpublishes first and then waits for a [grace
-//! period](crate::memory::grace_period).
+//! found here *stays*: `ProtectionDomain::deregister` unpublishes first and then waits for a
+//! [grace period](crate::memory::grace_period).
 
 use std::sync::{Arc, OnceLock};
 

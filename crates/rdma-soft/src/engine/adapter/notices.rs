@@ -25,7 +25,7 @@ const APART: Duration = Duration::from_secs(60);
 enum Gravity {
     /// The traffic fails until a person changes something.
     Warns,
-    /// The traffic may be in order: the protocol tries again, or the connection is ending.
+    /// This may be normal: the protocol tries again, or the connection is ending.
     Informs,
 }
 
@@ -141,7 +141,7 @@ impl Reason {
     }
 }
 
-/// The owner of dropped packets: that of the last one.
+/// The two ends of dropped packets; for several packets, those of the last one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Whose {
     /// The queue pair of this device, or the one that the packets were for.

@@ -103,8 +103,8 @@ impl CompletionEntry {
         self.timestamp.store(from.timestamp.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Drops completion `number`, or whichever completion is here. A later lookup of `number` or a later one finds the
-    /// entry empty; a lookup of an earlier one takes the lock.
+    /// Drops completion `number`, or whichever completion is here. A lookup of this number or a later one then finds
+    /// the entry empty; a lookup of an earlier one takes the lock.
     pub(super) fn drop_number(&self, number: u64) {
         self.filled.store(number, Ordering::Relaxed);
     }

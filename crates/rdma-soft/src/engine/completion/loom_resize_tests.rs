@@ -54,7 +54,7 @@ fn loom_no_completion_is_lost_doubled_or_overtaken_in_a_resize() {
 /// A queue that was never empty does not look empty to a poll without the lock. That also holds if the queue changes to
 /// a ring that was used before.
 #[test]
-fn loom_a_poll_during_resizes_finds_what_is_there() {
+fn loom_a_poll_during_resizes_finds_the_completions() {
     loom::model(|| {
         let (queue, _counters, seat) = queue(2);
         push(&queue, seat, 1);

@@ -189,7 +189,7 @@ fn loom_a_reset_hides_no_completion_of_others() {
 
 /// A poller that others overtake, all the way round the ring, never mistakes a nonempty queue for an empty one.
 #[test]
-fn loom_a_poller_that_is_overtaken_finds_what_is_there() {
+fn loom_a_poller_that_is_overtaken_finds_the_completions() {
     loom::model(|| {
         let queue = Arc::new(CompletionQueue::new(Fabric::of_model(), 2, None).unwrap());
         let (_counters, seat) = seat(&queue);

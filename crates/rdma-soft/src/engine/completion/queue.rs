@@ -142,7 +142,7 @@ impl CompletionQueue {
         self
     }
 
-    /// Lets a deferred schedule execute something; each poll calls this.
+    /// Lets a deferred schedule execute something; polls call this.
     #[inline]
     pub(crate) fn step_deferred(&self) {
         if let Some(deferred) = self.deferred

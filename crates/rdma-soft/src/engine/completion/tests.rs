@@ -147,7 +147,7 @@ fn purge_drops_one_queue_pairs_completions_and_keeps_the_others_order() {
 }
 
 #[test]
-fn dropped_completions_give_nothing_back() {
+fn dropped_completions_release_no_slots() {
     for capacity in [1, 2, 3] {
         let queue = queue(capacity);
         let (counters, seat) = seat(&queue);
@@ -175,8 +175,8 @@ fn seats_are_used_again_without_what_they_had() {
     assert_eq!(again.of(Side::Send).load(Ordering::Relaxed), 3);
 }
 
-/// The number of entries and rings that a poll reads does not show. The queue before the resize has any size, and is
-/// filled and drained round and round.
+/// A resize is invisible to polls, whichever rings and entries they read. The queue before the resize has any size, and
+/// is filled and drained round and round.
 #[test]
 fn a_resize_keeps_completions_their_order_and_their_slots() {
     for (before, after) in (1..=9).flat_map(|before| (1..=9).map(move |after| (before, after))) {

@@ -103,7 +103,7 @@ impl EventFile {
 
     /// Takes a byte. Waits for it, unless the program made its end non-blocking.
     pub(crate) fn take(&self) -> Result<(), Errno> {
-        // This is a function of the C library at which a thread can be cancelled.
+        // This calls the C library, where a waiting thread can be cancelled.
         match (&self.program).read(&mut [0]) {
             Ok(1) => Ok(()),
             Ok(_) => Err(Errno::IO),

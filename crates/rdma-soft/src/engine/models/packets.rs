@@ -198,7 +198,7 @@ fn make_ready(queue_pair: &QueuePair) {
 /// A queue pair is destroyed while a packet for it is received. Its memory does not change afterwards, and no packet
 /// for it is executed. This holds even if another queue pair gets its number at once.
 #[test]
-fn loom_no_packet_is_executed_for_a_queue_pair_that_is_gone() {
+fn loom_no_packet_is_executed_for_a_destroyed_queue_pair() {
     explore(|| {
         let device = device();
         let service = Service::UnreliableDatagram;

@@ -61,10 +61,10 @@ fn loom_each_waiting_sender_is_woken() {
     });
 }
 
-/// Two senders wait, and the first gives up while a request is posted: it takes the request, or leaves it to the
+/// Two senders wait, and the first goes to error while a request is posted: it takes the request, or leaves it to the
 /// second.
 #[test]
-fn loom_a_sender_that_gives_up_leaves_the_request_to_the_next() {
+fn loom_a_sender_in_error_leaves_the_request_to_the_next() {
     loom::model(|| {
         let model = Shared::new();
         post(&model.a, 1, &[], None);
@@ -109,7 +109,7 @@ fn loom_no_write_after_deregistration_from_the_domain_of_the_queue() {
 
 /// A reset, while another thread polls the completions that it drops, releases each slot exactly once.
 #[test]
-fn loom_a_reset_gives_all_shared_slots_back() {
+fn loom_a_reset_releases_all_shared_slots() {
     loom::model(|| {
         let model = Shared::new();
         for n in 0..2 {

@@ -119,9 +119,9 @@ fn loom_a_request_posted_to_a_drained_queue_is_not_forgotten() {
     });
 }
 
-/// A receiver is destroyed while a sender finds it without a request: the sender does not wait for it any longer.
+/// A receiver goes to error while a sender finds it without a request: the sender no longer waits for a request.
 #[test]
-fn loom_a_sender_stops_waiting_for_a_destroyed_receiver() {
+fn loom_a_sender_stops_waiting_for_a_receiver_in_error() {
     loom::model(|| {
         let (_, model) = subnet_and_model(ServedBy::Polls);
         let sender = {

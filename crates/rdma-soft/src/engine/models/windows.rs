@@ -30,7 +30,7 @@ fn done_at_b(model: &Model, wr_id: u64, operation: Operation) {
     assert_eq!(polled(&model.b.send_cq), [(wr_id, WcStatus::SUCCESS)]);
 }
 
-/// Takes a window back while `a` writes through it: no byte changes afterwards.
+/// Invalidates or unbinds a window while `a` writes through it: no byte changes afterwards.
 fn takes_back(kind: WindowKind, take_back: impl Fn(&Model, Name, &Memory) + Sync + Send + 'static) {
     loom::model(move || {
         let model = Model::new();

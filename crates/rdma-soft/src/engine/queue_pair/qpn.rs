@@ -2,8 +2,7 @@
 //!
 //! A peer that knows some numbers cannot predict the lower 12 bits of others. A released number stays unused as long as
 //! possible, since peers may still send to it. Numbers are drawn in slots: the upper 12 of their 24 bits are random,
-//! and the lower ones follow in a random order. Another slot is drawn when too few numbers of the others rest.
-//! the lower ones come in a random order. Another slot is drawn when too few numbers of the others rest.
+//! and the lower ones follow in a random order. Another slot is drawn when too few of the other numbers rest.
 
 use std::collections::VecDeque;
 

@@ -29,7 +29,7 @@ impl<P: Near> SendSide<P> {
         }
     }
 
-    /// Makes the other thread check the queue in a moment, if there is something to execute.
+    /// Makes the other thread check the queue soon, if there is something to execute.
     pub(crate) fn arm_if_deferred(&self, own: &Station) {
         let Some(deferred) = &own.adapter.deferred else { return };
         if !self.has_work() {

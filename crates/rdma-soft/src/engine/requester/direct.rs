@@ -1,5 +1,5 @@
-//! The direct way to a peer in this process. One attempt at a request is a check on this side, then calls of the peer's
-//! [`Inbound`]. The peer's lock is held from the first check to the last byte.
+//! Direct execution on a peer in this process. One attempt at a request is a check on this side, then calls of the
+//! peer's [`Inbound`]. The peer's lock is held from the first check to the last byte.
 
 use rdma_types::{AccessFlags, WcStatus as Status};
 

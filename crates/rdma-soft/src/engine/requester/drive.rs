@@ -135,7 +135,7 @@ impl<P: Near> SendSide<P> {
             (true, _) => turn.requests,
             // Under a schedule that holds requests back, only the request that has begun goes on.
             (false, Some(_)) => turn.requests.min(1),
-            // A held request goes on as instructed, whole.
+            // On a held device the head goes on as instructed, whole.
             (false, None) => {
                 self.drive(own, Work::Head, aftermath);
                 return;

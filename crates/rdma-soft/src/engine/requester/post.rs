@@ -143,9 +143,8 @@ fn check_destination(
 }
 
 impl<P: Near> SendSide<P> {
-    /// Handles the requests that a post leaves in the queue. Returns one more than the number of the last one, if this
-    /// thread is to execute them before it returns. Requests after those of others are not only its own work: it then
-    /// takes a turn.
+    /// Returns one more than the number of the last request that a post leaves in the queue. `None` unless this thread
+    /// is to execute them before it returns. If requests of others come first, the thread only takes a turn.
     #[inline]
     fn rest(&mut self, own: &P, behind_others: bool, aftermath: &mut Aftermath) -> Option<u32> {
         if self.queue.is_empty() || !own.immediate || !self.has_work() {
@@ -201,7 +200,7 @@ impl<P: Near> SendSide<P> {
         }
     }
 
-    /// Checks for requests that this queue pair never accepts. Returns `EINVAL` and `ENOMEM` like other providers.
+    /// Refuses requests that this queue pair never accepts, with `EINVAL` and `ENOMEM` like other providers.
     #[inline(always)]
     pub(super) fn check(
         &mut self,

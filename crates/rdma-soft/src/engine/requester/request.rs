@@ -11,7 +11,7 @@ use crate::memory::sge::Sge;
 pub(crate) struct Request {
     pub(crate) wr_id: u64,
     pub(crate) signaled: bool,
-    /// Whether the request waits for the READs and atomics before it. On the direct way each request waits for all
+    /// Whether the request waits for the READs and atomics before it. With direct execution each request waits for all
     /// before it.
     pub(crate) fence: bool,
     pub(crate) operation: Operation,

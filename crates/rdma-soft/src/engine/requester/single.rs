@@ -1,7 +1,7 @@
 //! A post of one plain request with one element, the most frequent kind: executed with as few instructions as possible.
 //!
-//! It has no rules of its own for what a request may do. Each check is that of the general way, with the opcode known
-//! to the compiler. Unusual requests are left to the general way, which starts from the beginning.
+//! It has no rules of its own for what a request may do. Each check is that of the general code, with the opcode known
+//! to the compiler. Unusual requests are left to the general code, which starts from the beginning.
 
 use std::slice;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::memory::copy::{Data, Reach};
 use crate::memory::grace_period::Visit;
 use crate::memory::region::LOCAL_READ;
 
-/// Posts a SEND or WRITE and executes it to its end. Returns `None` if nothing was posted; the caller then posts the
-/// request in the general way.
+/// Posts a SEND or WRITE and executes it to its end. Returns `None` if nothing was posted; the caller then uses the
+/// general code.
 #[inline(always)]
 pub(crate) fn post_single<P: Near>(
     own: &Arc<P>,

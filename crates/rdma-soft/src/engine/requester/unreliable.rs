@@ -26,8 +26,8 @@ pub(crate) struct Message<'a> {
 }
 
 impl<P: Near> Requester<P> {
-    /// Sends a message with its local data found, on a queue pair without acknowledgements. Out of line, for the sake
-    /// of those with them.
+    /// Sends a message with its local data found, on a queue pair without acknowledgements. Out of line, so that queue
+    /// pairs with acknowledgements do not pay for it.
     #[inline(never)]
     pub(super) fn send_unreliably(
         &mut self,

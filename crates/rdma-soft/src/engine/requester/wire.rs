@@ -328,7 +328,7 @@ impl<P: Near> SendSide<P> {
         });
     }
 
-    /// Fails a request that waits for an answer at once, since the peer's process has ended.
+    /// Fails at once any request that waits for an answer, since the peer's process has ended.
     #[cold]
     fn peer_has_ended(&mut self, own: &P, aftermath: &mut Aftermath) {
         self.with_wire(own, aftermath, |protocol, _, queue| {
@@ -419,8 +419,8 @@ impl<P: Near> SendSide<P> {
 }
 
 /// Handles a timeout on a link that loses nothing. Silence is no loss there: the peer's process is stopped, or gets no
-/// processor time, unlike any adapter. So a timeout counts only if that process has executed all requests without an
-/// answer. The function asks it about that, and returns the number of the question.
+/// processor time, unlike any adapter. So a timeout counts only if that process has executed everything sent and still
+/// has not answered. This function asks it, and returns the number of the question.
 fn expire_if_heard<P: Near>(
     protocol: &mut Reliable,
     carrier: &Arc<dyn Carrier>,
@@ -484,7 +484,7 @@ impl<P: Near> Queue<'_, P> {
         Ok(length)
     }
 
-    /// Writes the data read to its destination.
+    /// Writes data that was read to its destination.
     fn deliver_bytes(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), Status> {
         let SendSide { queue, requester, .. } = &mut *self.send;
         let found = queue.at(n.wrapping_sub(self.head) as usize);

@@ -12,7 +12,7 @@ use crate::engine::wire::route_header;
 use crate::link::Link;
 use crate::memory::copy::Data;
 
-/// The length of the space before a datagram that its route header goes to.
+/// The length of the space before a datagram, for its route header.
 pub(crate) const HEADER_BYTES: u64 = 40;
 
 /// A datagram, or the part of it that arrives now.
@@ -29,7 +29,7 @@ pub(crate) struct Datagram<'a> {
     pub(crate) upto: u64,
 }
 
-/// The fate of a datagram.
+/// The outcome of receiving a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arrived {
     Whole,

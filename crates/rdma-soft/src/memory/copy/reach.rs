@@ -2,10 +2,10 @@
 //!
 //! A program can unmap memory while it is registered. Hardware tolerates that, since it has pinned the pages. Within a
 //! post the program is responsible for what it does. Later copies run on the device's thread or on another queue
-//! pair's. By then a library may have unmapped the memory, without knowing of the device. The kernel makes such a copy
+//! pair's. By then a library may have unmapped the memory without the program's knowledge. The kernel makes such a copy
 //! (`process_vm_readv(2)` on this process). It reports unmapped memory, where an instruction of ours would end the
-//! process. It takes about a microsecond longer. Memory that a program has [noted as
-//! mapped](crate::memory::region::MAPPED) needs none of this.
+//! process. It takes about a microsecond longer. Memory that a program has
+//! [noted as mapped](crate::memory::region::MAPPED) needs none of this.
 #![allow(unsafe_code)]
 
 use std::ffi::c_ulong;

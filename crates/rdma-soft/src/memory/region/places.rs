@@ -2,8 +2,8 @@
 //!
 //! Peers keep keys, and may use one that was invalidated. So a key stays unknown as long as possible. A place rests
 //! until many others are free, and those that have rested longest are used first. Each time a place is used its keys
-//! have another low byte, in an unpredictable order. A key does not reveal those of the regions registered just before
-//! and after either. Places are allocated in chunks, and first used in such an order, too.
+//! have another low byte, in an unpredictable order. Nor does a key reveal the keys of regions registered just before
+//! and after. Places are allocated in chunks, and first used in such an order, too.
 
 use crate::fabric::random::Random;
 use crate::memory::region::CHUNK;

@@ -28,7 +28,7 @@ fn hears(say: mpsc::Sender<Event>) -> Hears<impl Fn(Event)> {
     })
 }
 
-/// Runs one test at a time. Few threads of a process may emit events at once, and a test that finds all of them busy
+/// Runs one test at a time. Only a few threads of a process emit events at once, and a test that finds all of them busy
 /// receives none.
 static ALONE: Mutex<()> = Mutex::new(());
 

@@ -1,7 +1,7 @@
 //! The order of the stores, observed by the page that they fault on.
 //!
-//! The end of the sink lies alone on a read-only page. The first store to that page faults, after everything before it
-//! was written. The handler makes the page writable, and the copy goes on.
+//! The end of the sink lies alone on a read-only page. The first store to that page faults, and everything before it
+//! must be written by then. The handler makes the page writable, and the copy goes on.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
