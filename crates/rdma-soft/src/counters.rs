@@ -1,4 +1,4 @@
-//! What a device counts.
+//! The counters of a device.
 
 mod declared;
 pub(crate) mod rare;
@@ -13,7 +13,7 @@ pub use crate::counters::declared::Counters;
 pub(crate) use crate::counters::declared::Rares;
 use crate::sync::locked;
 
-/// A counter that one thread at a time raises.
+/// A counter that only one thread at a time increments.
 #[derive(Debug, Default)]
 pub(crate) struct Exclusive(AtomicU64);
 
@@ -28,33 +28,33 @@ impl Exclusive {
     }
 }
 
-/// What a queue pair counts under its send lock, apart from the path of a write.
+/// The counts of a queue pair under its send lock, kept apart from the path of a write.
 #[derive(Debug, Default)]
 pub(crate) struct SendCounts {
     /// SENDs that were executed.
     pub(crate) sends: Exclusive,
-    /// Requests that were executed and that no peer hears of.
+    /// Requests that were executed without the peer's knowledge.
     pub(crate) local: Exclusive,
 }
 
-/// A queue pair, which counts what is executed under its own locks.
+/// A queue pair, which counts executed requests under its own locks.
 pub(crate) trait Counting: Send + Sync + std::fmt::Debug {
-    /// Adds what it has counted by now.
+    /// Adds its current counts.
     fn add_to(&self, sum: &mut Counters);
 }
 
-/// What a device counts itself, and the queue pairs that count the rest.
+/// The counts of a device itself, and the queue pairs that count the rest.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    /// Those that queue pairs count are 0 here.
+    /// The counters of the device. Those that queue pairs count are 0 here.
     pub(crate) rare: Rares,
     traffic: Mutex<Traffic>,
 }
 
-/// A leaf: nobody waits for a queue pair with this lock.
+/// Guarded by a leaf lock: no thread waits for a queue pair while it holds this lock.
 #[derive(Debug, Default)]
 struct Traffic {
-    /// The sums of queue pairs that are gone.
+    /// The sums of destroyed queue pairs.
     gone: Counters,
     by_id: BTreeMap<u64, Weak<dyn Counting>>,
 }
@@ -73,7 +73,7 @@ impl Tally {
         traffic.gone += counts;
     }
 
-    /// A request was given up.
+    /// Counts a request that has failed.
     #[cold]
     pub(crate) fn count_failure(&self, status: WcStatus) {
         match status {
@@ -84,7 +84,7 @@ impl Tally {
     }
 
     pub(crate) fn counters(&self) -> Counters {
-        // Each queue pair is in one of the two, also one that goes meanwhile. It keeps its counts.
+        // Each queue pair is in one of the two, even if it is destroyed meanwhile. It keeps its counts.
         let (gone, queue_pairs): (_, Vec<Arc<dyn Counting>>) = {
             let traffic = locked(&self.traffic);
             (traffic.gone, traffic.by_id.values().filter_map(Weak::upgrade).collect())

@@ -1,10 +1,10 @@
-//! Link layers, and how packets go over them.
+//! Link layers, and the transport of packets over them.
 
-#[cfg(not(loom))] // models are of one process
+#[cfg(not(loom))] // models have one process
 mod descriptor;
 #[cfg(not(loom))]
 mod driver;
-#[cfg_attr(loom, allow(dead_code))] // models are of its words alone
+#[cfg_attr(loom, allow(dead_code))] // models use only its words
 pub(crate) mod executed;
 #[cfg(not(loom))]
 mod expendable;
@@ -17,9 +17,9 @@ pub(crate) mod memory;
 pub(crate) mod model;
 mod outbox;
 pub(crate) mod pcap;
-#[cfg_attr(loom, allow(dead_code))] // models are of its words alone
+#[cfg_attr(loom, allow(dead_code))] // models use only its words
 mod ring;
-#[cfg_attr(loom, allow(dead_code))] // no model is in virtual time
+#[cfg_attr(loom, allow(dead_code))] // no model uses virtual time
 pub(crate) mod simulation;
 mod turned_away;
 #[cfg(not(loom))]

@@ -4,7 +4,7 @@ use std::ops::AddAssign;
 
 use super::rare::Rare;
 
-/// Adds what a connection of packets counts under the same name, if the unit of the counter says so.
+/// Adds the count of a connection of packets under the same name, if the unit of the counter is one of packets.
 macro_rules! add_of_connection {
     ([packets of connections] $rare:expr, $counted:expr) => {
         let packets = $counted;
@@ -22,16 +22,16 @@ macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $name:ident: $($unit:ident)+ $(, $test:literal)?;)+) => {
         /// Counts of a device since it was installed, from [`SoftDevice::counters`](crate::SoftDevice::counters).
         ///
-        /// Messages to other processes ([`Builder::peers`](crate::Builder::peers)), to other hosts
-        /// ([`Builder::listen`](crate::Builder::listen)), and of devices that ask for it
-        /// ([`Builder::force_wire`](crate::Builder::force_wire)) go as packets; all others are copies. A counter of
-        /// "requests or packets" counts packets for the former and requests for the latter.
+        /// Messages to other processes ([`Builder::peers`](crate::Builder::peers)) and to other hosts
+        /// ([`Builder::listen`](crate::Builder::listen)) pass as packets. So do messages of devices with
+        /// [`Builder::force_wire`](crate::Builder::force_wire). All others are copies. A counter of "requests or
+        /// packets" counts packets for the former and requests for the latter.
         ///
         /// Names are those of the kernel's SoftRoCE (`drivers/infiniband/sw/rxe/rxe_hw_counters.c`,
-        /// `/sys/class/infiniband/rxe0/ports/1/hw_counters`), which has the same counter. `local_ack_timeout_err`,
-        /// `roce_adp_retrans`, `implied_nak_seq_err`, `out_of_buffer`, `resp_remote_access_errors` and
-        /// `rx_icrc_encapsulated` are mlx5's names, `qkey_viol_cntr` and `bad_pkey_cntr` are fields of `ibv_port_attr`. The
-        /// others have no name elsewhere.
+        /// `/sys/class/infiniband/rxe0/ports/1/hw_counters`) if it has the same counter. mlx5 has the names
+        /// `local_ack_timeout_err`, `roce_adp_retrans`, `implied_nak_seq_err`, `out_of_buffer`,
+        /// `resp_remote_access_errors` and `rx_icrc_encapsulated`. `qkey_viol_cntr` and `bad_pkey_cntr` are fields of
+        /// `ibv_port_attr`. The other names are new.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Counters {
@@ -66,14 +66,14 @@ macro_rules! counters {
                 Counters { $($name: self.$name.get(),)+ }
             }
 
-            /// Adds what one side of a connection of packets has counted. Its executed requests are counted elsewhere.
+            /// Adds the counts of one side of a connection of packets. Its executed requests are counted elsewhere.
             #[cold]
             pub(crate) fn add(&self, counted: &rdma_proto::Counters) {
                 $(add_of_connection!([$($unit)+] self.$name, counted.$name);)+
             }
         }
 
-        /// Name, unit, documentation, and the test that raises it.
+        /// The name, unit and documentation of each counter, and the test that increments it.
         #[cfg(all(test, not(loom)))]
         const DECLARED: &[(&str, &str, &str, &[&str])] = &[
             $((stringify!($name), stringify!($($unit)+), concat!($($doc),+), &[$($test)?]),)+
@@ -156,7 +156,7 @@ counters! {
     /// Packets of another partition than the port's.
     bad_pkey_cntr: packets, "packets_of_other_partitions_are_dropped";
     /// Packets for an unknown or destroyed QPN.
-    unknown_qp: packets, "a_turn_takes_sixteen_packets";
+    unknown_qp: packets, "a_turn_executes_sixteen_packets";
     /// Packets for a queue pair of another service: reliable connection, unreliable connection, datagrams.
     wrong_service: packets, "each_reason_has_its_counter";
     /// Packets for a connected queue pair from another address than its peer's.
@@ -168,14 +168,15 @@ counters! {
     /// Packets to an address of no device, or to a process that has ended.
     no_route: packets, "each_reason_has_its_counter";
     /// Datagrams that were lost because a process read nothing for a second, or more than 1 MiB waited for it.
-    stalled: datagrams, "datagrams_that_wait_for_a_second_are_lost_and_what_connections_send_is_not";
-    /// Times that a process of this host read and answered nothing for half of `Builder::peer_limit`, and had not ended.
+    stalled: datagrams, "datagrams_are_lost_after_a_second_and_packets_of_connections_are_not";
+    /// Times that a process of this host read and answered nothing for half of `Builder::peer_limit`, and had not
+    /// ended.
     silent: times, "a_process_that_is_silent_for_too_long_is_given_up";
-    /// Messages of other processes that no device sends, which close their connection, and UDP datagrams that are no
+    /// Messages of other processes that no device sends, which close their connection, and UDP datagrams that are not
     /// packets.
     malformed: messages, "words_of_garbage_harm_their_own_connection_alone";
-    /// Connections of other processes that were closed at once: of another user, or too many (64 of one process, 2,048 in
-    /// all, or half of the files that the process may open).
+    /// Connections of other processes that were closed at once: of another user, or too many. At most 64 of one
+    /// process, 2,048 in all, or half of the files that the process may open are accepted.
     refused_connections: connections, "who_connects_without_end_gets_no_more_than_its_share";
     /// System calls that copied memory which may have been unmapped since its registration. `rdma-mem` notes that the
     /// memory of its regions stays mapped, except of `MemoryRegion` and `DmabufRegion`; programs in C note nothing.
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn each_counter_has_a_test_that_raises_it() {
+    fn each_counter_has_a_test_that_increments_it() {
         let mut files = Vec::new();
         for folder in ["src", "tests", "../rdma-proto/tests"] {
             sources(&Path::new(CRATE).join(folder), &mut files);
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_adds_what_its_connections_count() {
+    fn a_device_adds_the_counts_of_its_connections() {
         let mut counted = rdma_proto::Counters::default();
         (counted.sent_pkts, counted.retry_exceeded_err, counted.qkey_viol_cntr) = (1, 2, 3);
         (counted.duplicate_request, counted.stale_nak) = (4, 5);
@@ -252,7 +253,7 @@ mod tests {
         rares.add(&counted);
         let added: Vec<_> = rares.get().iter().filter(|&(_, value)| value > 0).collect();
         assert_eq!(added, [("duplicate_request", 8), ("stale_nak", 10)]);
-        // Those of the protocol that are not added are counted in requests, or by the receiver of datagrams.
+        // Counters of the protocol that are not added are counted in requests, or by the receiver of datagrams.
         let of_device = |name: &str| DECLARED.iter().find(|declared| declared.0 == name).unwrap().1;
         let others = counted.iter().map(|(name, _)| name);
         let others = others.filter(|name| !of_device(name).contains("packets"));

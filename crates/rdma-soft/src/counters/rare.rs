@@ -1,8 +1,8 @@
-//! One counter.
+//! A counter of rare events.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A counter of what is rare enough to be counted by an atomic.
+/// A counter of events that are rare enough for an atomic addition.
 #[derive(Debug, Default)]
 pub(crate) struct Rare(AtomicU64);
 

@@ -1,5 +1,5 @@
-//! File descriptors of the process that has opened them: a forked child has none of them, or it would hold the
-//! slots of its parent, and hide the parent's death from its peers.
+//! File descriptors that only the process that opened them has. A forked child has none of them: otherwise it would
+//! keep the slots of its parent, and hide the parent's death from its peers.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -17,30 +17,31 @@ use rustix::io::{DupFlags, Errno, Result, dup3};
 use super::{expendable, files};
 use crate::abi::fork::Process;
 
-/// Whether others may send files to a socket. Accepted connections inherit it. Where it is 0, `sendmsg` of a file fails
-/// with `EPERM`. Of `asm-generic/socket.h`, since Linux 6.16.
+/// Whether peers may send files to a socket. Accepted connections inherit it. If it is 0, `sendmsg` of a file fails
+/// with `EPERM`. From `asm-generic/socket.h`, since Linux 6.16.
 const SO_PASSRIGHTS: c_int = 83;
 
-/// All that are open. Held while one is opened or closed, and while the process forks.
+/// All open descriptors. Held while one is opened or closed, and while the process forks.
 static OPEN: spin::Mutex<Open> =
     spin::Mutex::new(Open { own: Vec::new(), foreign: Vec::new(), path: None, forks: 0 });
 
 struct Open {
     own: Vec<RawFd>,
     foreign: Vec<RawFd>,
-    /// What takes the place of a foreign file: it names a folder, and to close it does nothing.
+    /// The replacement of a foreign file. It names a folder, and closing it does nothing.
     path: Option<Arc<Descriptor>>,
-    /// Threads that are about to fork.
+    /// The number of threads that are about to fork.
     forks: u32,
 }
 
 impl Open {
-    /// Has forks go through the handlers from now on.
+    /// Locks the list, after it has registered the handlers of forks.
     fn lock() -> spin::MutexGuard<'static, Self> {
         static HANDLERS: Once = Once::new();
         HANDLERS.call_once(|| {
-            // SAFETY: SAFETY.md F15: the handlers call what may be called in a child (close(2)), and are never unloaded:
-            // what is linked into a library that can be has its handlers removed with it (pthread_atfork(3)).
+            // SAFETY: SAFETY.md F15: the handlers make only calls that are allowed in a child (close(2)), and are never
+            // unloaded. If they are linked into a library that can be unloaded, they are removed with it
+            // (pthread_atfork(3)).
             unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
         });
         OPEN.lock()
@@ -49,18 +50,18 @@ impl Open {
 
 /// A file descriptor that is closed in a forked child before `fork` returns there.
 ///
-/// A child of a bare `clone` or `vfork` call does not run the handlers of a fork: it has to call `execve`, which closes
-/// them, or keeps them open.
+/// A child of a bare `clone` or `vfork` call does not run the handlers of a fork. It must call `execve`, which closes
+/// the descriptors; otherwise it keeps them open.
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     fd: RawFd,
     opened_by: Process,
-    /// Files that others have sent may be in its queue.
+    /// Whether files that others have sent may be in its queue.
     holds_files: AtomicBool,
 }
 
 impl Descriptor {
-    /// What `open` opens.
+    /// Opens a descriptor with `open`.
     pub(crate) fn open(open: impl FnOnce() -> Result<OwnedFd>) -> Result<Self> {
         let all = &mut Open::lock().own;
         all.reserve(1);
@@ -69,7 +70,7 @@ impl Descriptor {
         Ok(Self { fd, opened_by: Process::current(), holds_files: AtomicBool::new(false) })
     }
 
-    /// A socket that others can send to. Where the kernel can refuse files for it, it does so from now on.
+    /// Opens a socket that others can send to. From now on it refuses files, if the kernel can do that.
     pub(crate) fn open_for_others(open: impl FnOnce() -> Result<OwnedFd>) -> Result<Self> {
         let socket = Self::open(open)?;
         if set_flag(socket.get()?, libc::SOL_SOCKET, SO_PASSRIGHTS, false).is_err() {
@@ -81,17 +82,17 @@ impl Descriptor {
     /// Lets the other end of a connection send files from now on.
     pub(crate) fn allow_files(&self) -> Result<()> {
         self.holds_files.store(true, Ordering::Relaxed);
-        // An earlier kernel has no such option, and refuses none.
+        // An older kernel does not have this option, and refuses no files.
         let _ = set_flag(self.get()?, libc::SOL_SOCKET, SO_PASSRIGHTS, true);
         Ok(())
     }
 
-    /// Whether a message that was sent here may bring files along.
+    /// Returns true if a message to this socket may have files attached.
     pub(crate) fn holds_files(&self) -> bool {
         self.holds_files.load(Ordering::Relaxed)
     }
 
-    /// It, in the process that has opened it.
+    /// Returns the descriptor, in the process that has opened it.
     pub(crate) fn get(&self) -> Result<BorrowedFd<'_>> {
         if !self.opened_by.is_current() {
             return Err(Errno::BADF);
@@ -100,8 +101,8 @@ impl Descriptor {
         Ok(unsafe { BorrowedFd::borrow_raw(self.fd) })
     }
 
-    /// Which process is at the other end of a connection, and whose it is. It has no number here if it is in another
-    /// PID namespace: rustix has no value for such a one.
+    /// Returns the process at the other end of a connection, and its user. A process of another PID namespace has no
+    /// number here, and rustix no value for that.
     pub(crate) fn peer(&self) -> Result<(Option<ProcessId>, u32)> {
         let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
         let mut length = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or(0);
@@ -145,7 +146,7 @@ impl Drop for Descriptor {
             return; // closed when the child began; the number may be another file's
         }
         if self.holds_files() {
-            // Its queue is emptied where that may take long; to close it then takes no time.
+            // Its queue is emptied on a thread that may block. Closing it then takes no time.
             let (fd, opened_by) = (self.fd, self.opened_by);
             let emptied = Self { fd, opened_by, holds_files: AtomicBool::new(false) };
             return expendable::run(move || {
@@ -157,13 +158,13 @@ impl Drop for Descriptor {
         }
         let mut open = OPEN.lock();
         open.own.retain(|&fd| fd != self.fd);
-        // SAFETY: SAFETY.md F15: open, owned by this value, and used by nobody when it is dropped.
+        // SAFETY: SAFETY.md F15: open, owned by this value, and not used by anything else when it is dropped.
         drop(unsafe { OwnedFd::from_raw_fd(self.fd) });
     }
 }
 
-/// A file that another process has sent, open in this process for a moment. To close it, in any process, may take as long as
-/// the sender likes, so a fork waits until it was replaced. A bare `clone` or `vfork` call does not.
+/// A file that another process has sent, open in this process for a moment. Closing it, in any process, may take as
+/// long as the sender likes. So a fork waits until the file was replaced; a bare `clone` or `vfork` call does not.
 #[derive(Debug)]
 pub(super) struct Foreign {
     file: Option<OwnedFd>,
@@ -171,7 +172,7 @@ pub(super) struct Foreign {
 }
 
 impl Foreign {
-    /// Opens what replaces such files, if this process has not done so.
+    /// Opens the replacement of such files, if this process has not done so.
     pub(super) fn prepare() -> Result<()> {
         let path = Open::lock().path.clone();
         if path.is_none_or(|path| path.get().is_err()) {
@@ -182,7 +183,7 @@ impl Foreign {
         Ok(())
     }
 
-    /// The file that `receive` receives, and what it says beside. `BUSY` while the process forks.
+    /// Returns the file that `receive` receives, with its other result. Fails with `BUSY` while the process forks.
     pub(super) fn open<T>(
         receive: impl FnOnce() -> Result<(Option<OwnedFd>, T)>,
     ) -> Result<(Self, T)> {
@@ -206,7 +207,7 @@ impl Drop for Foreign {
     fn drop(&mut self) {
         let Some(mut file) = self.file.take() else { return };
         let number = file.as_raw_fd();
-        // It fails if the program has closed the path, or may not have so high a number any more.
+        // Fails if the program has closed the path, or has lowered its limit of descriptors below this number.
         let path = self.path.get();
         let replaced = path.and_then(|path| dup3(path, &mut file, DupFlags::CLOEXEC)).is_ok();
         let mut open = OPEN.lock();
@@ -218,14 +219,14 @@ impl Drop for Foreign {
     }
 }
 
-/// Whether nothing happens when that number is closed, or there is no such file.
+/// Returns true if closing that number does nothing, or if it is not open.
 fn is_path(fd: RawFd) -> bool {
     // SAFETY: SAFETY.md F15: touches no memory.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     flags & libc::O_PATH != 0
 }
 
-/// Has this called when the process ends by `exit`, or returns from `main`: not in a child that it has forked.
+/// Calls `run` when the process ends by `exit` or by a return from `main`, but not in a child that it has forked.
 pub(crate) fn at_exit(run: fn()) {
     static RUN: OnceLock<(Process, fn())> = OnceLock::new();
     extern "C" fn ends() {
@@ -236,13 +237,13 @@ pub(crate) fn at_exit(run: fn()) {
         }
     }
     if RUN.set((Process::current(), run)).is_ok() {
-        // SAFETY: SAFETY.md F15: the handler unwinds nowhere, and is never unloaded before it has run: what is linked into a
-        // library that can be has its handlers called then (atexit(3)).
+        // SAFETY: SAFETY.md F15: the handler does not unwind, and is never unloaded before it has run. If it is linked
+        // into a library that can be unloaded, it is called then (atexit(3)).
         unsafe { libc::atexit(ends) };
     }
 }
 
-/// How long a fork waits before it looks again whether foreign files were replaced.
+/// The time after which a fork checks again whether foreign files were replaced.
 const REPLACED: Duration = Duration::from_micros(50);
 
 extern "C" fn before_fork() {
@@ -250,7 +251,8 @@ extern "C" fn before_fork() {
     open.forks += 1;
     while !open.foreign.iter().all(|&fd| is_path(fd)) {
         drop(open);
-        // The thread that has opened one closes it if it is memory; another one's was claimed, and replaces it at once.
+        // If the file is memory, the thread that has opened it closes it. Any other file is passed to a claimed thread,
+        // which replaces it at once.
         std::thread::sleep(REPLACED);
         open = OPEN.lock();
     }
@@ -258,11 +260,11 @@ extern "C" fn before_fork() {
 }
 
 extern "C" fn in_parent() {
-    // SAFETY: SAFETY.md F15: this thread, or that of the parent which it is a copy of, has locked it in `before_fork`, and has
-    // forgotten the guard.
+    // SAFETY: SAFETY.md F15: this thread, or the parent's thread that it is a copy of, has locked it in `before_fork`,
+    // and has forgotten the guard.
     unsafe { OPEN.force_unlock() };
     let mut open = OPEN.lock();
-    debug_assert!(open.forks > 0, "a fork ends that has not begun");
+    debug_assert!(open.forks > 0, "a fork ended that had not begun");
     open.forks = open.forks.saturating_sub(1);
 }
 
@@ -272,7 +274,8 @@ extern "C" fn in_child() {
     let open = &mut *OPEN.lock();
     open.forks = 0;
     for fd in open.own.drain(..).chain(open.foreign.drain(..)) {
-        // SAFETY: SAFETY.md F15: the child's copy, which nothing of the child uses: `get` gives it to the parent alone.
+        // SAFETY: SAFETY.md F15: the child's copy, which nothing in the child uses: `get` returns it only in the
+        // parent.
         unsafe { libc::close(fd) };
     }
 }

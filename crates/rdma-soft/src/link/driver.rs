@@ -1,5 +1,5 @@
-//! Who drives the sockets of a fabric's links: whoever polls in vain, and for programs that do not poll a thread, which
-//! sleeps while somebody polls, and while nothing happens.
+//! The driver of the sockets of a fabric's links. A program's polls drive them. For programs that do not poll, a thread
+//! does; it sleeps while the program polls and while nothing arrives.
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Weak};
@@ -18,113 +18,115 @@ use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, locked, lo
 
 mod serve;
 
-/// How many sockets a fabric has at most.
+/// The maximum number of sockets per fabric.
 pub(super) const MOST: usize = 4096;
-/// How many events are taken at a time.
+/// The number of events fetched per `epoll_wait` call.
 const EVENTS: usize = 32;
-/// How long the end of the process waits at most.
+/// The longest time by which [`Driver::let_go`] delays the end of the process.
 const LEAVE: Duration = Duration::from_millis(100);
-/// How often who catches up looks whether something has come.
+/// The maximum number of rounds of [`catch_up`](Polled::catch_up).
 const MOST_ROUNDS: u32 = 64;
-/// Who polls looks at all sockets each so many times, and in between where something came from lately.
+/// A poll looks at all sockets once per this many looks. In between it looks only at those where something arrived
+/// recently.
 const LOOKS_APART: u32 = 128;
-/// How many places those are at most: for each process that this one talks to, where its messages come in and where it
-/// says what it has executed.
+/// The maximum number of those recently active sockets. Each process this one talks to has two: one where its messages
+/// arrive, and one where it reports what it has executed.
 const NEAR: usize = 8;
 
 /// A socket of a link.
 pub(super) trait Watched: Send + Sync + std::fmt::Debug {
     fn descriptor(&self) -> &Descriptor;
 
-    /// Something has happened there. The caller takes what is noted to be done then.
+    /// Handles an event of the descriptor. The caller then runs the tasks that this queues.
     fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened;
 
-    /// Whether there may be a message, if that can be known without a call.
+    /// Returns true if there may be a message, as far as that is known without a system call.
     fn is_worth_a_look(&self) -> bool {
         true
     }
 
-    /// Looks for a message, in as few calls as can be. Whether there was one.
+    /// Looks for a message with as few system calls as possible. Returns true if there was one.
     fn look(self: Arc<Self>) -> bool {
         false
     }
 
-    /// Whether its peer tells by the descriptor of what it finds nobody to have looked at, and of nothing else.
+    /// Returns true if the peer uses the descriptor only to wake this process, and only for data that no thread is
+    /// looking for.
     fn tells(&self) -> bool {
         false
     }
 
-    /// Whether something has come that its descriptor does not tell of.
+    /// Returns true if something has arrived that the descriptor does not report.
     fn has_come(&self) -> bool {
         false
     }
 
-    /// The driver looks here from now on, whether the descriptor tells or not.
+    /// Makes the driver look here from now on, whether or not the descriptor reports anything.
     fn attend(&self) {}
 
-    /// It does so no more. What [has come](Self::has_come) before may not be told of.
+    /// Ends [`attend`](Self::attend). The descriptor may not report what [has come](Self::has_come) before.
     fn neglect(&self) {}
 
-    /// Takes all messages that have come by now, and returns when they are executed. The caller holds no lock.
+    /// Receives all messages that have arrived by now, and returns once they are executed. The caller holds no lock.
     fn read_all(self: Arc<Self>) {}
 
-    /// Its other end is gone.
+    /// Handles the end of the other process.
     fn ended(self: Arc<Self>) {}
 
-    /// Whether something waits to be written.
+    /// Returns true if something waits to be written.
     fn has_letters(&self) -> bool {
         false
     }
 
-    /// Whether packets come or go here, so that whoever polls is to look.
+    /// Returns true if packets arrive or leave here, so that polls must look.
     fn is_used(&self) -> bool;
 }
 
-/// What an event was.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Happened {
-    /// Messages have come: who polls looks here first from now on.
+    /// Messages have arrived: polls look here first from now on.
     Messages,
-    /// The other end is gone. What other sockets have to say is heard before it is told.
+    /// The other end is gone. This is handled after the messages of all other sockets.
     End,
     Other,
 }
 
-/// What a fabric has that its devices share with other processes and hosts.
+/// The sockets that a fabric's devices share with other processes and hosts.
 #[derive(Debug)]
 pub(super) struct Driver {
     pub(super) subnet: &'static Subnet,
-    /// Tells of all sockets.
+    /// The epoll instance of all sockets.
     events: Descriptor,
-    /// Tells the thread of `events`, once.
+    /// An epoll instance of `events` alone, which wakes the thread once.
     wake: Descriptor,
     sockets: std::sync::Mutex<Sockets>,
-    /// Held by who takes events.
+    /// Held by the thread that fetches events.
     driving: Mutex<Driving>,
-    /// How many threads have something in hand that has come.
+    /// The number of threads that are processing received data.
     busy: AtomicU32,
-    /// Moves when somebody polls.
+    /// Incremented by each poll.
     polls: AtomicU32,
-    /// There are sockets in use.
+    /// Whether polls look at the sockets, because some are in use.
     polls_look: AtomicBool,
-    /// Nobody but who polls drives the link.
+    /// Whether there is no thread, so that only polls drive the link.
     without_thread: AtomicBool,
-    /// The thread leaves all to who polls, for a moment.
+    /// Whether the thread currently leaves the work to the polling program.
     rests: AtomicBool,
     calls: Calls,
     processors: Processors,
-    /// Moves with packets that are for nobody.
+    /// Incremented by each packet for an unknown or destroyed receiver.
     useless: AtomicU32,
 }
 
-/// Where who polls looks first.
+/// The sockets that polls look at first.
 #[derive(Debug)]
 struct Driving {
-    /// Where something came from lately, the last one first.
+    /// Sockets where something arrived recently, the latest first.
     near: Vec<Weak<dyn Watched>>,
-    /// How many looks there were.
+    /// The number of looks.
     looks: u32,
-    /// They are [attended](Watched::attend): as long as the thread sees to it that somebody looks.
+    /// Whether they are [attended](Watched::attend): the thread makes sure that polls or it looks there.
     attended: bool,
 }
 
@@ -154,7 +156,7 @@ impl Driving {
         self.near.iter().filter_map(Weak::upgrade)
     }
 
-    /// Gives those their turn where something has come. Says whether there was one.
+    /// Handles those where something has arrived. Returns true if there was one.
     fn take_near(&self) -> bool {
         let mut found = false;
         for near in self.near().filter(|near| near.has_come()) {
@@ -164,8 +166,8 @@ impl Driving {
     }
 }
 
-/// The name of a socket in the driver and in its epoll: an index, which is used again, and a number, which is not, so
-/// that a late event of a closed socket is not taken for another's.
+/// The name of a socket in the driver and in its epoll instance: an index, which is reused, and a number, which is not.
+/// The number keeps a late event of a closed socket from being taken for one of its successor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Token {
     pub(super) index: u32,
@@ -188,7 +190,7 @@ impl Token {
 #[derive(Debug, Default)]
 struct Sockets {
     by_index: Vec<Option<(Token, Arc<dyn Watched>)>>,
-    /// How many there were, ever.
+    /// The number of sockets added so far.
     count: u32,
 }
 
@@ -203,17 +205,17 @@ impl Sockets {
     }
 }
 
-/// The process is about to end.
+/// Runs when the process is about to end.
 fn let_all_go() {
     let drivers = locked(&DRIVERS).clone();
     drivers.iter().for_each(|driver| driver.let_go());
 }
 
-/// Those of all fabrics that have one.
+/// The drivers of all fabrics that have one.
 static DRIVERS: std::sync::Mutex<Vec<&'static Driver>> = std::sync::Mutex::new(Vec::new());
 
 impl Driver {
-    /// The driver of a fabric, which the first one to ask makes, with its thread.
+    /// Returns the driver of a fabric. The first call creates it, with its thread.
     pub(super) fn of(subnet: &'static Subnet) -> Result<&'static Self> {
         let mut drivers = locked(&DRIVERS);
         // A forked child has none of its parent's descriptors.
@@ -226,7 +228,7 @@ impl Driver {
         drivers.push(driver);
         let _ = subnet.polled.set(driver);
         descriptor::at_exit(let_all_go);
-        // Without a thread whoever polls drives the link.
+        // Without a thread, polls drive the link.
         let spawned = spawn("rdma-soft link", STACK, || driver.serve());
         driver.without_thread.store(spawned.is_err(), Ordering::Relaxed);
         Ok(driver)
@@ -258,12 +260,12 @@ impl Driver {
         })
     }
 
-    /// The process is about to end: what another thread has in hand is executed and answered before, if that is soon. The
-    /// peer would take the end of the process for that of what it has asked for.
+    /// Runs when the process is about to end. Waits a short time until data that other threads are processing is
+    /// executed and acknowledged. Otherwise the peer would believe that its requests failed because the process ended.
     fn let_go(&self) {
         let start = self.subnet.clock.now();
         loop {
-            // Before what they have to answer is answered.
+            // Read before the answers are sent, since these threads may have some to send.
             let busy = self.busy.load(Ordering::Acquire) != 0;
             answer_all(self.subnet);
             self.subnet.run_queue.run();
@@ -277,7 +279,7 @@ impl Driver {
         }
     }
 
-    /// Adds a socket, and is told of messages there from now on.
+    /// Adds a socket, and handles its events from now on.
     pub(super) fn add<W: Watched + 'static>(
         &self,
         make: impl FnOnce(Token) -> Arc<W>,
@@ -292,7 +294,7 @@ impl Driver {
             Token { index: u32::try_from(index).unwrap_or(u32::MAX), number: sockets.count };
         let watched = make(token);
         let descriptor = watched.descriptor().get()?;
-        // Also if this fails: no other socket is ever taken for this one.
+        // Also if this fails, so that no other socket ever has the same token.
         sockets.count = sockets.count.wrapping_add(1);
         epoll::add(self.events.get()?, descriptor, token.data(), epoll::EventFlags::IN)?;
         if watched.tells()
@@ -310,19 +312,19 @@ impl Driver {
         Ok(watched)
     }
 
-    /// One of the sockets is used from now on.
+    /// Notes that one of the sockets is now in use.
     #[cold]
     pub(super) fn note_use(&self) {
         self.see_to_polls(&locked(&self.sockets));
     }
 
-    /// A packet has come that is for nobody.
+    /// Notes a packet for an unknown or destroyed receiver.
     #[cold]
     pub(super) fn note_useless(&self) {
         self.useless.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whoever polls looks here only if there are sockets in use: for others there is the thread, if it could be started.
+    /// Makes polls look here only if sockets are in use. Unused ones are left to the thread, if it could be started.
     fn see_to_polls(&self, sockets: &Sockets) {
         let look = self.without_thread.load(Ordering::Relaxed)
             || sockets.all().any(|watched| watched.is_used());
@@ -331,7 +333,7 @@ impl Driver {
         }
     }
 
-    /// Forgets a socket. Who still has it does not use it any more; it is closed when the last one is done.
+    /// Removes a socket. Threads that still have it stop using it; it is closed when the last one drops it.
     pub(super) fn close(&self, token: Token) {
         let closed = {
             let mut sockets = locked(&self.sockets);
@@ -349,14 +351,14 @@ impl Driver {
         locked(&self.sockets).entry(token)?.as_ref().map(|(_, watched)| Arc::clone(watched))
     }
 
-    /// Says what it is to be told of a socket.
+    /// Sets the events that are reported for a socket.
     pub(super) fn set_flags(&self, token: Token, socket: &Descriptor, flags: epoll::EventFlags) {
         if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
             let _ = epoll::modify(events, socket, token.data(), flags);
         }
     }
 
-    /// A socket has nothing to tell until it is [looked at again](Self::look_again), not even its end.
+    /// Stops all events of a socket, even its end, until [`look_again`](Self::look_again).
     pub(super) fn look_away(&self, socket: &Descriptor) {
         if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
             let _ = epoll::delete(events, socket);
@@ -369,7 +371,7 @@ impl Driver {
         }
     }
 
-    /// Whether there is no need to look at all sockets.
+    /// Looks at the recently active sockets. Returns true if that is enough for this poll.
     fn look_near(&self) -> bool {
         let Ok(mut driving) = self.driving.try_lock() else { return true };
         if driving.near.is_empty() {
@@ -379,7 +381,7 @@ impl Driver {
         let enough = !driving.looks.is_multiple_of(LOOKS_APART);
         if driving.near().any(|near| near.is_worth_a_look()) {
             self.busy.fetch_add(1, Ordering::AcqRel);
-            // Each in its turn: small messages come one at a time.
+            // One message from each in turn: small messages arrive one at a time.
             let found = driving.near().fold(false, |found, near| near.look() | found);
             drop(driving);
             if found {
@@ -390,7 +392,7 @@ impl Driver {
         enough
     }
 
-    /// Says whether something has come.
+    /// Returns true if something has arrived.
     fn drive(&'static self) -> bool {
         let Ok(driving) = self.driving.try_lock() else { return false };
         self.busy.fetch_add(1, Ordering::AcqRel);
@@ -425,20 +427,21 @@ impl Driver {
         true
     }
 
-    /// Takes all messages that have come by now, and returns when they are executed.
+    /// Receives all messages that have arrived by now, and returns once they are executed.
     fn read_all(&self) {
-        // Without a list of them, which would take memory: each is looked up when it is its turn.
+        // A list of the sockets would allocate memory, so each one is looked up in its turn.
         let next = |place: usize| {
             let sockets = locked(&self.sockets);
             let entry = sockets.by_index.get(place)?;
             Some(entry.as_ref().map(|(_, watched)| Arc::clone(watched)))
         };
         (0..).map_while(next).flatten().for_each(Watched::read_all);
-        // Another thread may have read the last message of a socket, and closed that, and execute it in a moment.
+        // Another thread may have read the last message of a socket and closed the socket, and be about to execute the
+        // message.
         execute_all(self.subnet);
     }
 
-    /// These have ended. What they have said before is heard first: an acknowledgement, for one.
+    /// Handles the end of these sockets, after all messages that they sent before, such as acknowledgements.
     #[cold]
     fn end(&self, ended: Vec<Arc<dyn Watched>>) {
         self.read_all();
@@ -452,13 +455,13 @@ const WAKES: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::
 impl Polled for Driver {
     fn catch_up(&'static self) {
         self.busy.fetch_add(1, Ordering::AcqRel);
-        // Who sends without end is not waited for.
+        // Bounded, since a peer may send without end.
         for _ in 0..MOST_ROUNDS {
             if !self.take_events(locked_for_calls(&self.driving)) {
                 break;
             }
         }
-        // Another thread may have a message in hand, or be about to give who has some its turn.
+        // Another thread may be processing a message, or be about to queue a task that has some.
         self.subnet.run_queue.run();
         self.read_all();
         self.busy.fetch_sub(1, Ordering::AcqRel);
@@ -499,9 +502,9 @@ mod tests {
     use crate::link::Link;
     use crate::schedule::Schedule;
 
-    /// Another thread has read it, has closed the socket where it came from, and has not executed it yet.
+    /// Another thread has read the packet and closed its socket, but has not executed the packet yet.
     #[test]
-    fn what_was_read_is_executed_before_an_end_is_told() {
+    fn received_packets_are_executed_before_an_end_is_handled() {
         static SUBNET: Subnet = Subnet::new();
         SUBNET.serve_by_polls_alone();
         let (limits, schedule) = (Limits::default(), Schedule::Immediate);

@@ -1,52 +1,53 @@
-//! The words by which a process learns how far another one has executed its requests: one for each connection, with the
-//! number of the packet that is expected next. The responder stores it before its program can see that a packet came, so
-//! that it outlives a process that ends right then. Either process may have written anything there.
+//! The words by which a process learns how far another one has executed its requests. Each connection has one, with the
+//! PSN of the next expected packet. The responder stores it before its program can see that a packet arrived, so that
+//! it outlives a process that ends right then. Either process may have written anything there.
 
 use rdma_types::Psn;
 
 use crate::engine::wire::word::{GROUPS, WORDS, WordKey};
 use crate::sync::{AtomicU32, AtomicU64, Line, Ordering, fence};
 
-/// What is in the memory that two processes share. Zeros are words that nobody has stored, and each of which is told.
+/// The words in shared memory. Zeros mean that no word was stored, and that the requester is notified of each one.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Executed {
-    /// Each changes when a word of its group was stored.
+    /// Counters that change when a word of their group was stored.
     moves: Line<[AtomicU32; GROUPS]>,
-    /// The requester looks without being told.
+    /// 1 if the requester looks without being notified, 0 if it sleeps, or [`TOLD`].
     looks: Line<AtomicU32>,
     words: Line<[AtomicU64; WORDS]>,
 }
 
-/// In place of `looks`: the requester was told, and has not looked since.
+/// The value of `looks` after the requester was notified, until it looks again.
 const TOLD: u32 = 2;
 
 impl Executed {
-    /// Responder: all packets before this one were executed. `moves` is another number each time.
+    /// Responder: stores that all packets before `expected` were executed. `moves` must differ each time.
     pub(crate) fn store(&self, key: WordKey, expected: Psn, moves: u32) {
         let word = u64::from(key.raw()) << 32 | u64::from(expected.get());
         self.words[key.index()].store(word, Ordering::Release);
         self.moves[key.group()].store(moves, Ordering::Release);
     }
 
-    /// Responder: whether the requester is to be told of what was stored.
+    /// Responder: returns true if the requester must be notified of the stored word.
     pub(crate) fn is_to_be_told(&self) -> bool {
-        // Either this sees that the requester does not look, or that one, before it sleeps, sees what was stored.
+        // Either this sees that the requester does not look, or the requester sees the stored word before it sleeps.
         fence(Ordering::SeqCst);
         self.looks.load(Ordering::Acquire) == 0 && self.looks.swap(TOLD, Ordering::AcqRel) == 0
     }
 
-    /// Responder: the requester could not be told, and is to be told of the next word.
+    /// Responder: the notification failed, so that the next word needs one.
     pub(crate) fn has_not_told(&self) {
         self.looks.store(0, Ordering::Release);
     }
 
-    /// Requester: what changes with each word of a group.
+    /// Requester: returns a number that changes with each word of a group.
     pub(crate) fn moves(&self, group: usize) -> u32 {
         self.moves[group % GROUPS].load(Ordering::Acquire)
     }
 
-    /// Requester: the packet that is expected next. `None` if nothing was executed for this user of the word.
+    /// Requester: returns the PSN of the next expected packet. `None` if nothing was executed for this user of the
+    /// word.
     pub(crate) fn expected(&self, key: WordKey) -> Option<Psn> {
         let word = self.words[key.index()].load(Ordering::Acquire);
         #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
@@ -54,12 +55,12 @@ impl Executed {
         (word >> 32 == u64::from(key.raw())).then_some(psn)
     }
 
-    /// Requester: it looks at the words from now on, whatever it is told.
+    /// Requester: looks at the words from now on, with or without a notification.
     pub(crate) fn look(&self) {
         self.looks.store(1, Ordering::Relaxed);
     }
 
-    /// Requester: it is to be told of words from now on. Those that were stored before it finds when it looks after this.
+    /// Requester: requests notifications from now on. A look after this call finds all words stored before.
     pub(crate) fn sleep(&self) {
         self.looks.store(0, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_of_an_earlier_connection_says_nothing() {
+    fn a_word_of_an_earlier_connection_is_ignored() {
         let executed = Executed::default();
         for index in [0, 1, WORDS - 1] {
             let [first, second] = [7, 8].map(|users| WordKey::new(index, users));
@@ -95,9 +96,9 @@ mod tests {
         }
     }
 
-    /// A peer may say anything, and a requester may have had any number of connections.
+    /// A peer may write anything, and a requester may have had any number of connections.
     #[test]
-    fn every_key_names_a_word() {
+    fn every_key_maps_to_a_word() {
         for raw in [1, 0x3ff, 0x400, u32::MAX] {
             let key = WordKey::of(raw).unwrap();
             assert!(key.index() < WORDS && key.group() < GROUPS);
@@ -119,9 +120,10 @@ mod loom_tests {
 
     use super::*;
 
-    /// A requester that finds nothing, and goes to sleep, is told of what is stored; and what it is told of is there.
+    /// A requester that finds nothing and goes to sleep is notified of the next word. When the notification arrives,
+    /// the word is visible.
     #[test]
-    fn loom_a_word_is_seen_or_told_of() {
+    fn loom_a_word_is_seen_or_notified() {
         loom::model(|| {
             let shared = Arc::new((Executed::default(), AtomicBool::new(false)));
             let key = WordKey::new(1, 0);
@@ -145,9 +147,9 @@ mod loom_tests {
         });
     }
 
-    /// The bell is for what is stored next, too.
+    /// A notification is also sent for the next word.
     #[test]
-    fn loom_a_requester_that_was_told_is_told_again_after_it_has_slept() {
+    fn loom_a_requester_is_notified_again_after_it_has_slept() {
         loom::model(|| {
             let shared = Arc::new((Executed::default(), AtomicU32::new(0)));
             let key = WordKey::new(0, 3);
@@ -162,7 +164,7 @@ mod loom_tests {
                     }
                 }
             });
-            // It has heard the first bell, or not.
+            // The first notification may or may not have arrived.
             let heard = shared.1.load(Ordering::Acquire);
             shared.0.sleep();
             let seen = shared.0.moves(0);

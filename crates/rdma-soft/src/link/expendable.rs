@@ -1,6 +1,6 @@
-//! Threads that a peer may hold up. To release a file that another process has sent takes as long as that process likes (a
-//! socket that lingers, a file of a FUSE file system), so each call that may release one is made here, and nothing waits for
-//! these threads.
+//! Threads that a peer may hold up. Releasing a file that another process has sent takes as long as that process likes:
+//! a socket may linger, and a file may be of a FUSE file system. So each call that may release one is made on these
+//! threads, and nothing waits for them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,13 +24,13 @@ type Call = Box<dyn FnOnce() + Send>;
 struct Pool {
     /// The process that has the threads: a forked child has none of them.
     process: Option<Process>,
-    /// Each has a thread, which takes it next.
+    /// Calls with a reserved thread, which makes them next.
     begun: VecDeque<Call>,
     waiting: VecDeque<Call>,
     threads: usize,
-    /// Threads that have a call.
+    /// The number of threads that are making a call.
     busy: usize,
-    /// Threads that are reserved, one for each [`Claim`].
+    /// The number of reserved threads, one for each [`Claim`].
     claimed: usize,
 }
 
@@ -44,15 +44,15 @@ static POOL: Mutex<Pool> = Mutex::new(Pool {
 });
 static MORE: Condvar = Condvar::new();
 
-/// Starts the first thread, which stays. Others come with calls and claims that find no idle thread, and end when nothing
-/// waits.
+/// Starts the first thread, which lives as long as the process. Other threads start with calls and claims that find no
+/// idle thread, and end when nothing waits.
 ///
 /// # Errors
 /// If the process has no thread of this kind and cannot start one.
 pub(super) fn start() -> io::Result<()> {
     let pool = &mut *locked_to_wait(&POOL);
     if !pool.process.is_some_and(Process::is_current) {
-        // What a parent has left belongs to the parent.
+        // The calls that a parent has left belong to the parent.
         pool.begun.drain(..).chain(pool.waiting.drain(..)).for_each(std::mem::forget);
         pool.process = Some(Process::current());
         (pool.threads, pool.busy, pool.claimed) = (0, 0, 0);
@@ -70,12 +70,12 @@ pub(super) fn run(call: impl FnOnce() + Send + 'static) {
     pool.begin_waiting();
 }
 
-/// A thread that no peer holds up, and that takes no other call meanwhile.
+/// A thread that no peer holds up, and that makes no other call meanwhile.
 #[derive(Debug)]
 pub(super) struct Claim(());
 
 impl Claim {
-    /// `None` while there is no such thread.
+    /// Returns `None` while there is no such thread.
     pub(super) fn new() -> Option<Self> {
         let pool = &mut *locked_to_wait(&POOL);
         pool.has_thread().then(|| {
@@ -99,12 +99,12 @@ impl Drop for Claim {
         let pool = &mut *locked_to_wait(&POOL);
         pool.claimed -= 1;
         pool.begin_waiting();
-        // The thread that was kept may be one that does not stay.
+        // The thread that was kept may be one that now ends.
         MORE.notify_all();
     }
 }
 
-/// Whether peers hold up all threads, and as many calls wait as may.
+/// Returns true if peers hold up all threads, and the queue of waiting calls is full.
 pub(super) fn is_full() -> bool {
     locked_to_wait(&POOL).waiting.len() >= WAITING
 }
@@ -117,9 +117,9 @@ pub(super) fn report() {
             tracing::warn!(
                 threads = THREADS,
                 waiting = WAITING,
-                "other processes of this host hold up the threads that close what they have sent: no new connection \
-                 between processes is made or accepted until these go on. Linux 6.16 and later refuse such files for \
-                 users who may not connect"
+                "other processes of this host hold up the threads that close the files they have sent: no new connection \
+                 between processes is made or accepted until these continue. Linux 6.16 and later refuse files of users \
+                 that may not connect"
             );
         });
     }
@@ -132,10 +132,10 @@ impl Pool {
         Ok(())
     }
 
-    /// Whether a call that begins now has a thread. Starts one if need be.
+    /// Returns true if a thread is free for a new call. Starts one if necessary.
     fn has_thread(&mut self) -> bool {
         debug_assert!(self.busy + self.claimed <= self.threads && self.threads <= THREADS);
-        // If there can be no further thread, the calls wait for those that there are.
+        // If no further thread can start, calls wait for the existing ones.
         self.busy + self.claimed < self.threads
             || self.threads < THREADS && self.start_thread(false).is_ok()
     }
@@ -159,7 +159,7 @@ fn serve(stays: bool) {
             pool.busy -= 1;
             pool.begin_waiting();
             if pool.busy + pool.claimed < pool.threads {
-                // Those that do not stay end.
+                // Idle threads end, except the first.
                 MORE.notify_all();
             }
         } else if stays || pool.busy + pool.claimed == pool.threads {

@@ -1,4 +1,4 @@
-//! Packets as bytes, with the headers of their link and their network in front, and back.
+//! Converts packets to bytes, with the headers of their link and their network before them, and back.
 //!
 //! ```text
 //! RoCE v2      Ethernet   IPv4 | IPv6   UDP   BTH ...   payload   pad   ICRC
@@ -6,8 +6,8 @@
 //! InfiniBand   LRH        [GRH]               BTH ...   payload   pad   ICRC   VCRC
 //! ```
 //!
-//! Devices of one process hand each other packets as structs. Bytes are for captures, and for links that flip bits. What
-//! goes to other hosts is written by `link/udp/packet`.
+//! Devices of one process pass packets to each other as structs. Bytes are needed for captures, and for links that flip
+//! bits. Packets to other hosts are written by `link/udp/packet`.
 
 use std::ops::Range;
 
@@ -43,13 +43,13 @@ const HOPS: u8 = 64;
 /// Adds one packet to `out`: from the header of its link to its last checksum. The pad count of its BTH is that
 /// of its payload, as in the packets of a [`Burst`](rdma_proto::Burst).
 ///
-/// The network header of a datagram is what its address handle says; that of a connection has traffic class and flow
-/// label 0, and 64 hops. A port has an Ethernet address for each of its GIDs, see [`mac`]. Packets to one queue pair,
-/// or datagrams from one to another, have a UDP source port of their own, so that routers keep them in order.
+/// The network header of a datagram follows its address handle. The network header of a connection has traffic class
+/// and flow label 0, and 64 hops. A port has an Ethernet address for each of its GIDs, see [`mac`]. Packets to one
+/// queue pair, or datagrams from one to another, have the same UDP source port, so that routers keep them in order.
 ///
 /// # Errors
 ///
-/// Those of [`Packet::emit`], with nothing added; not for what a device sends.
+/// Fails like [`Packet::emit`], and then adds nothing. Packets of devices never fail.
 pub(crate) fn write(
     path: &Path,
     datagram: Option<&Datagram>,
@@ -118,15 +118,15 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// What arrived in a frame.
+/// The packet of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Checked {
     pub(crate) headers: Headers,
-    /// Where in the frame the payload is, without its pad.
+    /// The range of the payload in the frame, without its pad.
     pub(crate) payload: Range<usize>,
 }
 
-/// Why a port drops a frame.
+/// The reason why a port drops a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Damage {
     /// The frame carries no packet, or its lengths contradict each other.
@@ -145,10 +145,10 @@ impl From<ParseError> for Damage {
     }
 }
 
-/// What a port makes of a frame: reads it, and holds all checksums against it.
+/// Parses a frame and verifies all its checksums, as a receiving port does.
 ///
-/// What none of them covers may have changed: on Ethernet FECN, BECN and the reserved bits beside them, and what
-/// is said of the way (IPv6 and GRH: traffic class, flow label, hops) or was not looked at (UDP checksum).
+/// Fields that no checksum covers may have changed. On Ethernet these are FECN, BECN and the reserved bits beside them.
+/// With IPv6 and GRH, traffic class, flow label and hop limit are not covered either. The UDP checksum is not verified.
 pub(crate) fn check(link: Link, frame: &[u8]) -> Result<Checked, Damage> {
     if link == Link::InfiniBand {
         let (covered, sum) = frame.split_last_chunk::<VCRC>().ok_or(Damage::Link)?;
@@ -167,10 +167,10 @@ pub(crate) fn check(link: Link, frame: &[u8]) -> Result<Checked, Damage> {
     Ok(Checked { headers: packet.headers, payload: at..at + packet.payload.len() })
 }
 
-/// What is in front of a BTH, as far as the ICRC covers it.
+/// The headers before a BTH, as far as the ICRC covers them.
 enum Front {
     Udp(IpHeader, UdpHeader),
-    /// With ones for what may change.
+    /// With ones in place of the fields that may change.
     Local([u8; LRH]),
     Global([u8; LRH + GRH]),
 }
@@ -185,7 +185,7 @@ impl Front {
     }
 }
 
-/// The headers in front of the BTH, and where the packet is, with its ICRC.
+/// Returns the headers before the BTH, and the range of the packet, with its ICRC.
 fn split(link: Link, frame: &[u8]) -> Result<(Front, Range<usize>), Damage> {
     match link {
         Link::Ethernet => behind_ethernet(frame),
@@ -222,7 +222,7 @@ fn behind_ethernet(frame: &[u8]) -> Result<(Front, Range<usize>), Damage> {
         return Err(Damage::Link);
     }
     is_between(ethernet, &from, &to)?;
-    // Behind the datagram may be what fills up a short frame.
+    // Padding of a short frame may follow the datagram.
     let end = ETHERNET + length + datagram.len();
     Ok((Front::Udp(ip, udp), end - packet.len()..end))
 }
@@ -249,8 +249,8 @@ fn behind_lrh(frame: &[u8]) -> Result<(Front, Range<usize>), Damage> {
     }
 }
 
-/// What the ICRC sees of a global route header that has so many bytes to its end and behind it; and from where
-/// to where it is.
+/// Returns a global route header as the ICRC covers it, and its source and destination GIDs. `length` is the size of
+/// the header and of everything after it.
 fn global(bytes: &[u8], length: usize) -> Result<([u8; LRH + GRH], [Gid; 2]), Damage> {
     let grh = bytes.first_chunk::<GRH>().ok_or(Damage::Link)?;
     let behind = usize::from(u16::from_be_bytes([grh[4], grh[5]]));
@@ -286,10 +286,10 @@ fn is_between(ethernet: &[u8; ETHERNET], from: &Gid, to: &Gid) -> Result<(), Dam
     same.then_some(()).ok_or(Damage::Station)
 }
 
-/// The Ethernet address of a port, as one of its GIDs tells it: nobody has to be asked for it. Each is locally
-/// administered, so that no real port has it. `02:00` is in front of an IPv4 address. Other GIDs end in
-/// an interface identifier that was made from an Ethernet address with `ff:fe` in its middle (RFC 4291, appendix A),
-/// which is left out. Groups have the addresses of IP multicast (RFC 1112, RFC 2464).
+/// Returns the Ethernet address of a port, derived from one of its GIDs, so that no address resolution is needed. Each
+/// is locally administered, so that no real port has it. For an IPv4 address, `02:00` is put before it. For other GIDs,
+/// the interface identifier is converted back: it was made from an Ethernet address with `ff:fe` in its middle (RFC
+/// 4291, appendix A). Groups have the addresses of IP multicast (RFC 1112, RFC 2464).
 pub(crate) fn mac(gid: &Gid) -> [u8; 6] {
     let bytes = gid.as_bytes();
     if gid.is_multicast() {
@@ -305,7 +305,8 @@ pub(crate) fn mac(gid: &Gid) -> [u8; 6] {
     }
 }
 
-/// In the upper quarter, as RXE and mlx5 have it. A packet of a connection does not say which queue pair sent it.
+/// Returns a port of the upper quarter, like RXE and mlx5. A packet of a connection does not hold the number of its
+/// sender's queue pair.
 fn source_port(headers: &Headers) -> u16 {
     let to = headers.bth.destination.get();
     let from = headers.deth.map_or(0, |deth| deth.source.get());
@@ -321,14 +322,14 @@ fn lid(address: &Address) -> u16 {
     }
 }
 
-/// The variant CRC (IBTA volume 1, 7.8.2): over the whole packet, from switch to switch.
+/// Computes the variant CRC (IBTA volume 1, 7.8.2), which covers the whole packet, from switch to switch.
 fn vcrc(bytes: &[u8]) -> u16 {
     let step =
         |crc: u16, byte: &u8| crc >> 8 ^ VCRC_TABLE[usize::from(crc.to_le_bytes()[0] ^ byte)];
     !bytes.iter().fold(u16::MAX, step)
 }
 
-/// What each byte adds: x^16 + x^12 + x^3 + x + 1, with the first bit the lowest.
+/// The contribution of each byte: x^16 + x^12 + x^3 + x + 1, with the first bit the lowest.
 const VCRC_TABLE: [u16; 256] = {
     let mut table = [0; 256];
     let mut byte: u16 = 0;

@@ -1,15 +1,15 @@
-//! The link between processes of one host: rings of messages in memory that two processes share, and sockets of the kind
-//! `SOCK_SEQPACKET` with abstract names, by which they find each other.
+//! The link between processes of one host. Packets pass through rings of messages in memory that two processes share.
+//! Processes find each other by sockets of the kind `SOCK_SEQPACKET` with abstract names.
 //!
 //! A device of the host is one device for all its processes, with one identity. The upper 12 bits of a queue pair
-//! number are the slot of its process, which has bound the socket that is named after the device and the slot: the
-//! kernel sees to it that nobody else has. Who sends to a slot connects to that socket, and sends the file of a ring there,
-//! to which it writes; who owns the slot reads. The kernel says whose process is at the other end; only then does the owner
-//! of the slot ask for the file, by a first byte. One byte tells the other to look: at messages, or at space. The end of a
-//! connection is the end of its process.
+//! number are the slot of its process. The process has bound the socket that is named after the device and the slot;
+//! the kernel lets no other process bind it. A sender connects to the socket of the receiver's slot, sends the file of
+//! a ring, and writes to that ring; the owner of the slot reads it. The kernel reports which process is at the other
+//! end. Only then does the owner of the slot ask for the file, by a first byte. Afterwards single bytes are
+//! notifications: of messages, or of space. The end of a connection is the end of its process.
 //!
-//! To release a file that another process has sent takes as long as that process likes. So files are refused where the
-//! kernel can do so ([`Descriptor::open_for_others`]), and otherwise released by threads for that alone ([`expendable`]).
+//! Releasing a file that another process has sent takes as long as that process likes. Where the kernel supports it,
+//! files are refused ([`Descriptor::open_for_others`]); elsewhere threads of their own release them ([`expendable`]).
 
 use std::sync::Arc;
 
@@ -43,17 +43,17 @@ mod socket;
 #[cfg(test)]
 mod tests;
 
-/// How many processes may connect before they are seen.
+/// The maximum number of processes whose connections wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// Why a queue pair cannot be connected to a number of another process.
+/// The reason why a queue pair cannot be connected to a queue pair of another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unreachable {
-    /// No process has that number.
+    /// No process has that queue pair number.
     Nobody,
-    /// Another user's process has it.
+    /// A process of another user has it.
     OtherUser,
-    /// It has so many connections to take that there is no space for this one now.
+    /// The process has too many connections waiting to be accepted.
     Busy,
     /// This process cannot make a connection.
     System(Errno),
@@ -115,7 +115,7 @@ fn connect_to(
     driver.add(new).map_err(Unreachable::System)
 }
 
-/// The user whose process listens at an address.
+/// Returns the user of the process that listens at an address.
 fn user_at(address: &SocketAddrUnix) -> Option<u32> {
     let (_, user) = connection_to(address).ok()?.peer().ok()?;
     Some(user)

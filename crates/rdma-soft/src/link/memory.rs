@@ -1,7 +1,7 @@
-//! A link through memory: a device has an inbox, in which the devices of its fabric put their packets.
+//! A link through memory: each device has an inbox, to which the devices of its fabric write their packets.
 //!
-//! Nothing is lost here, and nothing overtakes: packets that one device sends arrive in their
-//! order. A sender that finds no space gets another turn when there is some.
+//! No packet is lost here, and none overtakes another: packets of one device arrive in order. A sender that finds no
+//! space gets another turn when there is some.
 
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
@@ -17,12 +17,12 @@ use crate::link::pcap::Tap;
 use crate::link::simulation::Links;
 use crate::sync::{Held, Mutex, MutexGuard, locked_in_models as locked};
 
-/// How many bursts wait in an inbox, or are being written for it: in models few.
+/// The maximum number of bursts that wait in an inbox, or are being written for it. Models have few.
 pub(crate) const BURSTS: usize = if cfg!(loom) { 2 } else { 256 };
 
 const INBOX: Sizes = Sizes { bursts: BURSTS, spare: 32, buffer: BURST_BYTES };
 
-/// A device that takes packets from its inbox.
+/// A device that receives packets from its inbox.
 pub(crate) trait Receives:
     Deref<Target = Adapter> + Sync + std::fmt::Debug + 'static
 {
@@ -32,7 +32,7 @@ pub(crate) trait Receives:
     /// Executes packets that have arrived. The caller holds the receive side.
     fn receive(&'static self, letter: &Letter, afterwards: &mut Self::Afterwards);
 
-    /// Does that work. The caller holds the receive side, and no other lock.
+    /// Does the remaining work. The caller holds the receive side, and no other lock.
     fn settle(&self, afterwards: &Self::Afterwards);
 
     /// The links of its subnet, if time is virtual.
@@ -42,7 +42,7 @@ pub(crate) trait Receives:
     fn tap_at(&self, address: &Address) -> Option<&'static Arc<Tap>>;
 }
 
-/// Where the packets of a device arrive.
+/// The queue of packets that have arrived at a device.
 #[derive(Debug)]
 pub(crate) struct Inbox<D: 'static> {
     device: &'static D,
@@ -75,14 +75,15 @@ impl<D: Receives> Inbox<D> {
         spare.unwrap_or_else(|| new_buffer(BURST_BYTES))
     }
 
-    /// Gives a turn to those who found no space.
+    /// Queues a turn of each sender that found no space.
     fn call_back(&self, turned_away: &[Weak<dyn Task>]) {
         for sender in turned_away.iter().filter_map(Weak::upgrade) {
             sender.entry().queue();
         }
     }
 
-    /// Returns when all that has arrived by now is executed, whatever arrives meanwhile. The caller holds no lock.
+    /// Returns once everything that has arrived by now is executed. Later arrivals do not extend it. The caller holds
+    /// no lock.
     #[cfg(not(loom))]
     pub(crate) fn execute_all(self: &Arc<Self>) {
         let arrived = self.arrived();
@@ -90,16 +91,16 @@ impl<D: Receives> Inbox<D> {
         while locked(&self.letters).arrived.waiting.front().is_some_and(waits) {
             Arc::clone(self).run();
         }
-        // Another thread may have the last of it in hand.
+        // Another thread may be executing the last one.
         drop(locked(&self.receive_side));
     }
 
-    /// How many bursts have arrived.
+    /// Returns the number of bursts that have arrived.
     pub(crate) fn arrived(&self) -> u64 {
         locked(&self.letters).count
     }
 
-    /// Packets that the sender's device has not written down are written down here.
+    /// Captures packets here that the sender's device has not captured.
     #[cold]
     fn capture(&self, tap: &Arc<Tap>, letter: &Letter) {
         let sender = match letter.from_outside {
@@ -109,13 +110,13 @@ impl<D: Receives> Inbox<D> {
         tap.received(sender, letter);
     }
 
-    /// Nobody takes packets here any more.
+    /// Drops all packets, since the device is closed.
     pub(crate) fn retire(&self) {
         locked(&self.letters).arrived.clear();
     }
 
-    /// Waits until nobody executes packets that have arrived, and drops those for the queue pair with that
-    /// number that were not. The caller holds no lock.
+    /// Waits until no thread executes arrived packets, and drops the remaining ones for the queue pair with that
+    /// number. The caller holds no lock.
     pub(crate) fn pass(&self, number: u32) {
         let _receive_side = locked(&self.receive_side);
         let is_for = |letter: &Letter| letter.burst.header.bth.destination.get() == number;
@@ -149,12 +150,12 @@ impl<D: Receives> Mailbox for Inbox<D> {
     fn send(&'static self, from: &'static Adapter, letter: Letter) {
         let Some(links) = self.device.links() else { return self.arrive(letter) };
         let turned_away = {
-            // Before they are on their way, since another thread may have them arrive at once.
+            // Counted before they are on their way, since another thread may make them arrive at once.
             let arrived = &mut locked(&self.letters).arrived;
             let arriving = links.send(from, self.device, self, &letter);
             arrived.lent += arriving;
             arrived.take_back(letter.into_buffer());
-            // If no packet is on its way, none will arrive that calls them back.
+            // If no packet is on its way, no arrival will call these senders back.
             if arriving == 0 { arrived.readmit_all() } else { Vec::new() }
         };
         self.call_back(&turned_away);
@@ -185,7 +186,7 @@ impl<D: Receives> Task for Inbox<D> {
         &self.entry
     }
 
-    /// Takes some of what has arrived.
+    /// Executes some of the arrived packets.
     fn run(self: Arc<Self>) -> bool {
         {
             let _receive_side = locked(&self.receive_side);
@@ -194,7 +195,7 @@ impl<D: Receives> Task for Inbox<D> {
             while left > 0 {
                 let Some(letter) = locked(&self.letters).arrived.waiting.pop_front() else { break };
                 stalls::here();
-                // A void refusal is no packet.
+                // A void refusal is not a packet.
                 let captures = self.device.port_is_up() && !letter.is_void;
                 if let Some(tap) = self.device.tap.as_ref().filter(|_| captures) {
                     self.capture(tap, &letter);
@@ -208,7 +209,7 @@ impl<D: Receives> Task for Inbox<D> {
                     break;
                 }
             }
-            // Before another thread executes what comes next.
+            // Before another thread executes the next packets.
             self.device.settle(&afterwards);
         }
         let (more, turned_away) = {
@@ -245,14 +246,14 @@ mod tests {
         Arc::<Turns>::downgrade(sender)
     }
 
-    /// A sender that has gone.
+    /// A sender that no longer exists.
     fn nobody() -> Weak<dyn Task> {
         Weak::<Turns>::new()
     }
 
-    /// Another thread may have packets arrive as soon as they are on their way: they are counted by then.
+    /// Another thread may make packets arrive as soon as they are on their way. They are counted by then.
     #[test]
-    fn nothing_is_on_its_way_before_it_is_counted() {
+    fn packets_are_counted_before_they_are_on_their_way() {
         static SUBNET: OnceLock<Subnet> = OnceLock::new();
         static DEVICE: OnceLock<Device> = OnceLock::new();
         let subnet = SUBNET.get_or_init(|| Subnet::simulated(1));
@@ -276,7 +277,7 @@ mod tests {
         assert_eq!(locked(&inbox.letters).arrived.lent, 0);
     }
 
-    /// A device of a fabric of its own, that no thread serves.
+    /// A device of a fabric of its own, without a thread.
     fn device(
         subnet: &'static OnceLock<Subnet>,
         place: &'static OnceLock<Device>,
@@ -289,7 +290,7 @@ mod tests {
         place.get_or_init(make)
     }
 
-    /// Has a datagram of a partition lie in the inbox of a device, as a run of so many packets.
+    /// Puts a datagram with that partition key into the inbox of a device, as a run of `segments` packets.
     fn put(device: &'static Device, p_key: u16, segments: u16) {
         let inbox = device.inbox();
         let buffer = inbox.buffer(nobody()).unwrap();
@@ -301,9 +302,9 @@ mod tests {
         inbox.arrive(Letter::new(path, burst, None, buffer));
     }
 
-    /// Also if they came in few runs.
+    /// Also if they arrived in few runs.
     #[test]
-    fn a_turn_takes_sixteen_packets() {
+    fn a_turn_executes_sixteen_packets() {
         static SUBNET: OnceLock<Subnet> = OnceLock::new();
         static DEVICE: OnceLock<Device> = OnceLock::new();
         let device = device(&SUBNET, &DEVICE);
@@ -315,7 +316,7 @@ mod tests {
         }
     }
 
-    /// The port is a full member of the default partition, so that limited members of it are heard, too.
+    /// The port is a full member of the default partition, so that it accepts packets of limited members, too.
     #[test]
     fn packets_of_other_partitions_are_dropped() {
         static SUBNET: OnceLock<Subnet> = OnceLock::new();
@@ -336,9 +337,9 @@ mod tests {
         assert_eq!(counted(), (6, 2));
     }
 
-    /// Also if the space is given back unused, so that nothing arrives.
+    /// Also if space is released unused, so that nothing arrives.
     #[test]
-    fn who_found_no_room_gets_a_turn_when_there_is_some() {
+    fn a_sender_without_space_gets_a_turn_when_there_is_some() {
         static SUBNET: Subnet = Subnet::new();
         static DEVICE: OnceLock<Device> = OnceLock::new();
         let (limits, schedule) = (Limits::default(), Schedule::Immediate);
@@ -360,7 +361,7 @@ mod tests {
         assert!(inbox.buffer(weak(&sender)).is_some());
     }
 
-    /// Sends as much as a turn takes, again each time when it may.
+    /// Sends as much as a turn executes, again each time that it is called back.
     #[derive(Debug)]
     struct Endless {
         entry: Entry,
@@ -385,7 +386,7 @@ mod tests {
     }
 
     impl Task for Endless {
-        /// Who is called back is asked for it.
+        /// A sender that is called back is asked for its entry.
         fn entry(&self) -> &Entry {
             if self.left.fetch_sub(1, Ordering::Relaxed) > 1 {
                 self.send();
@@ -394,9 +395,9 @@ mod tests {
         }
     }
 
-    /// A link would wait as long as a peer sends.
+    /// Otherwise a link would wait as long as a peer sends.
     #[test]
-    fn what_arrives_meanwhile_is_not_waited_for() {
+    fn later_arrivals_are_not_waited_for() {
         static SUBNET: Subnet = Subnet::new();
         static DEVICE: OnceLock<Device> = OnceLock::new();
         let (limits, schedule) = (Limits::default(), Schedule::Immediate);

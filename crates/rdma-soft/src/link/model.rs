@@ -1,19 +1,19 @@
-//! What a simulated link does to packets.
+//! The behaviour of a simulated link: delays and faults of packets.
 
 use std::time::Duration;
 
 use crate::fabric::clock::Time;
 use crate::fabric::random::SplitMix;
 
-/// How long a packet that is overtaken by others takes in addition, in latencies of its link, at most.
+/// The maximum additional delay of a packet that others overtake, in latencies of its link.
 const HELD_BACK: u32 = 8;
-/// The shortest time for which a packet is on its way.
+/// The shortest travel time of a packet.
 const SHORTEST: Duration = Duration::from_nanos(1);
 
-/// What a link of a [`Network`](crate::Network) does to the packets of one direction: how long they take, and how
-/// many get lost, come twice, come late or come damaged.
+/// The behaviour of a link of a [`Network`](crate::Network) in one direction: how long packets take, and how many are
+/// lost, duplicated, delayed or damaged.
 ///
-/// Each probability is that of one packet, whatever becomes of others: below 0 is 0, above 1 is 1.
+/// Each probability applies to every packet independently. Values below 0 count as 0, values above 1 as 1.
 ///
 /// ```
 /// use std::time::Duration;
@@ -27,7 +27,7 @@ const SHORTEST: Duration = Duration::from_nanos(1);
 /// # let _ = between_cities;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "a model does nothing until a network is given it"]
+#[must_use = "a model does nothing until it is given to a network"]
 pub struct LinkModel {
     latency: Duration,
     jitter: Duration,
@@ -39,7 +39,7 @@ pub struct LinkModel {
 }
 
 impl LinkModel {
-    /// One of 1 us and 100 Gbit/s that loses nothing.
+    /// A link of 1 us and 100 Gbit/s that loses nothing.
     pub const fn new() -> Self {
         Self {
             latency: Duration::from_micros(1),
@@ -52,51 +52,52 @@ impl LinkModel {
         }
     }
 
-    /// One on which nothing arrives: as if the cable were cut.
+    /// A link on which nothing arrives, like a cut cable.
     pub const fn cut() -> Self {
         Self { loss: Probability::ALWAYS, ..Self::new() }
     }
 
-    /// How long a packet takes from the end of its sending to its arrival; at least 1 ns.
+    /// Sets the time from the end of sending a packet to its arrival; at least 1 ns.
     pub const fn latency(mut self, latency: Duration) -> Self {
         self.latency = latency;
         self
     }
 
-    /// Packets take longer by a time between none and this one, each another; they stay in their order.
+    /// Delays each packet by an additional random time of at most `most`. Packets stay in order.
     pub const fn jitter(mut self, most: Duration) -> Self {
         self.jitter = most;
         self
     }
 
-    /// How many bits leave in a second; a packet waits for those before it. 0 stands for no limit.
+    /// Sets the number of bits sent per second; a packet waits for earlier ones. 0 means no limit.
     ///
-    /// Each packet counts 58 bytes more than its payload, whatever its headers are: Ethernet, IPv4, UDP, BTH and ICRC.
+    /// Each packet counts as 58 bytes more than its payload, whatever its headers are: Ethernet, IPv4, UDP, BTH and
+    /// ICRC.
     pub const fn bandwidth(mut self, bits_per_second: u64) -> Self {
         self.bits_per_second = bits_per_second;
         self
     }
 
-    /// How likely it is that a packet gets lost.
+    /// Sets the probability that a packet is lost.
     pub fn loss(mut self, probability: f64) -> Self {
         self.loss = Probability::new(probability);
         self
     }
 
-    /// How likely it is that a packet comes twice.
+    /// Sets the probability that a packet arrives twice.
     pub fn duplication(mut self, probability: f64) -> Self {
         self.duplication = Probability::new(probability);
         self
     }
 
-    /// How likely it is that a packet takes up to nine latencies, so that others overtake it.
+    /// Sets the probability that a packet takes up to nine latencies, so that others overtake it.
     pub fn reordering(mut self, probability: f64) -> Self {
         self.reordering = Probability::new(probability);
         self
     }
 
-    /// How likely it is that up to three bits of a packet are flipped. Its receiver drops it, since its ICRC
-    /// is wrong, unless they are in fields that may change on the way.
+    /// Sets the probability that up to three bits of a packet are flipped. Its receiver drops it, since its ICRC is
+    /// wrong, unless the bits are in fields that may change on the way.
     pub fn corruption(mut self, probability: f64) -> Self {
         self.corruption = Probability::new(probability);
         self
@@ -109,7 +110,7 @@ impl Default for LinkModel {
     }
 }
 
-/// In units of 2^-32.
+/// A probability in units of 2^-32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Probability(u64);
 
@@ -119,40 +120,40 @@ impl Probability {
 
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is in range")]
     fn new(probability: f64) -> Self {
-        // What is no number becomes 0.
+        // NaN becomes 0.
         Self((probability.clamp(0.0, 1.0) * 4_294_967_296.0) as u64)
     }
 
     fn happens(self, random: &mut SplitMix) -> bool {
-        // What never happens draws no number: switching one fault off leaves the others where they were.
+        // A probability of 0 draws no number, so that turning one fault off does not move the others.
         self.0 > 0 && u64::from(random.next_u32()) < self.0
     }
 }
 
-/// What becomes of a packet.
+/// The fate of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Fate {
-    /// When it arrives, if it does.
+    /// The time of its arrival, if it arrives.
     pub(crate) arrives: Option<Time>,
-    /// When it arrives once more.
+    /// The time of its second arrival, if it is duplicated.
     pub(crate) again: Option<Time>,
-    /// How many of its bits are flipped.
+    /// The number of its flipped bits.
     pub(crate) flipped: u32,
 }
 
-/// One direction of a link, with the packets that it has.
+/// One direction of a link, with the state of its packets.
 #[derive(Debug, Default)]
 pub(crate) struct Direction {
-    /// Its own, unless it is as the others.
+    /// The model of this direction, if it differs from that of the network.
     pub(crate) model: Option<LinkModel>,
-    /// When the last packet has left.
+    /// The time at which the last packet has left.
     busy_until: Option<Time>,
-    /// When the last packet arrives that keeps its order.
+    /// The arrival time of the last packet that keeps its order.
     last: Option<Time>,
 }
 
 impl Direction {
-    /// A packet of so many bytes is sent.
+    /// Sends a packet of `bytes` bytes, and returns its fate.
     pub(crate) fn send(
         &mut self,
         model: &LinkModel,
@@ -184,7 +185,7 @@ impl Direction {
     }
 }
 
-/// A time between none and that one.
+/// Returns a random time of at most `most`.
 fn part(most: Duration, random: &mut SplitMix) -> Duration {
     match u64::try_from(most.as_nanos()) {
         Ok(0) => Duration::ZERO,
@@ -199,7 +200,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// When packets of a thousand bytes arrive that leave at once.
+    /// Returns the fates of packets of a thousand bytes that leave at once.
     fn send(model: LinkModel, packets: usize) -> Vec<Fate> {
         let (mut direction, mut random) = (Direction::default(), SplitMix::new(1));
         let mut send = || direction.send(&model, 1000, Time::BEGINNING, &mut random);
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_wait_for_those_before_them_and_take_the_latency() {
+    fn packets_queue_in_order_and_take_the_latency() {
         // A thousand bytes take a millisecond.
         let fates = send(LinkModel::new().latency(7 * MS).bandwidth(8_000_000), 3);
         assert_eq!(fates.iter().map(arrival).collect::<Vec<_>>(), [8 * MS, 9 * MS, 10 * MS]);
@@ -236,7 +237,7 @@ mod tests {
         assert!(held_back.iter().all(|&arrival| arrival <= 9 * Duration::from_micros(1)));
     }
 
-    /// The end of time is as late as it gets.
+    /// Arrival times saturate at the end of time.
     #[test]
     fn no_latency_is_too_long() {
         let longest = LinkModel::new().latency(Duration::MAX).jitter(Duration::MAX);
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_as_likely_as_they_are_said_to_be() {
+    fn faults_occur_with_their_probabilities() {
         let count = |model: LinkModel, fault: fn(&Fate) -> bool| {
             send(model, 100_000).iter().filter(|fate| fault(fate)).count()
         };

@@ -22,7 +22,7 @@ pub(super) struct Sizes {
 pub(super) struct Outbox<T> {
     sizes: Sizes,
     pub(super) waiting: VecDeque<T>,
-    /// Buffers that senders write to, and simulated packets on their way.
+    /// The number of buffers that senders write to, and of simulated packets on their way.
     pub(super) lent: usize,
     spare: Vec<Box<[u8]>>,
     turned_away: TurnedAway,

@@ -1,8 +1,8 @@
-//! Captures: what a device sends and receives, in a file for Wireshark.
+//! Captures: the packets that a device sends and receives, in a file for Wireshark.
 //!
-//! A packet is put into memory where it is sent or received, under the locks of its queue pair. Before the call
-//! that did this returns, when it holds no lock any more, all that has come together is written at once
-//! (`fabric/overflow.rs`). So a program that is killed leaves whole packets behind.
+//! A packet is buffered in memory where it is sent or received, under the locks of its queue pair. The call that did
+//! this writes all buffered packets at once before it returns, after it has released its locks (`fabric/overflow.rs`).
+//! So a program that is killed leaves a file of whole packets.
 
 mod environment;
 mod format;
@@ -33,24 +33,24 @@ use crate::link::{Link, frame};
 use crate::sync::assert_nothing_held;
 use crate::sync::{locked, locked_to_wait};
 
-/// How many bytes of memory a capture keeps while nothing happens.
+/// The number of bytes of memory that an idle capture keeps.
 const KEPT: usize = 1 << 20;
 
-/// The captures of the process: a file is written by one of them.
+/// The captures of the process. Each file is written by one of them.
 static CAPTURES: Mutex<Vec<Weak<Capture>>> = Mutex::new(Vec::new());
 
-/// What a device writes to a capture.
+/// The link from a device to its capture.
 #[derive(Debug)]
 pub(crate) struct Tap {
     fabric: &'static Fabric,
     capture: Arc<Capture>,
-    /// The device in its file.
+    /// The device's entry in the file.
     interface: Interface,
 }
 
 impl Tap {
-    /// Begins the file, or goes on with it if other devices of this process write to it. `%p` in
-    /// its name stands for the process ID.
+    /// Begins the file, or continues it if other devices of this process write to it. `%p` in its name is replaced by
+    /// the process ID.
     pub(crate) fn new(
         fabric: &'static Fabric,
         name: &str,
@@ -67,12 +67,12 @@ impl Tap {
         Ok(Arc::new(Self { fabric, capture, interface }))
     }
 
-    /// Its device sends and takes no packets any more.
+    /// Ends the tap: its device no longer sends or receives packets.
     pub(crate) fn end(&self) {
         self.capture.leave();
     }
 
-    /// Its device sends packets. Any lock may be held but those of the fabric.
+    /// Adds packets that the device sends. Callers may hold any locks except those of the fabric.
     pub(crate) fn sent(
         &self,
         path: &Path,
@@ -83,8 +83,8 @@ impl Tap {
         self.add(Direction::Out, path, burst, datagram, payload);
     }
 
-    /// Packets have arrived at its device; `sender` is the tap of the device that they come from. If that one
-    /// writes to the same file they are there already.
+    /// Adds packets that have arrived at the device. `sender` is the tap of the device that sent them: if it writes to
+    /// the same file, they are already there.
     pub(crate) fn received(&self, sender: Option<&Arc<Self>>, letter: &Letter) {
         if sender.is_none_or(|sender| !Arc::ptr_eq(&sender.capture, &self.capture)) {
             let Letter { path, burst, datagram, .. } = letter;
@@ -104,7 +104,7 @@ impl Tap {
             return;
         }
         let pending = &mut *locked(&self.capture.pending);
-        // Under the lock, so that times do not go back.
+        // Under the lock, so that times stay in order.
         let time = self.fabric.clock.wallclock(self.fabric.clock.now());
         let payload = payload.get(..burst.length as usize).unwrap_or(payload);
         for (headers, payload) in burst.packets(payload) {
@@ -132,35 +132,35 @@ impl Drop for Tap {
 /// A file that taps write to.
 #[derive(Debug)]
 struct Capture {
-    /// Which file it is: the numbers of its file system and of its inode.
+    /// The identity of the file: the numbers of its file system and of its inode.
     file: (u64, u64),
-    /// A forked child writes nothing.
+    /// The process that began it. A forked child writes nothing.
     process: u32,
     pending: Mutex<Pending>,
-    /// Held while the file is written, by who holds no lock of the engine.
+    /// Held while the file is written, by a thread without locks of the engine.
     output: Mutex<Output>,
-    /// Nothing is written any more.
+    /// Whether writing has stopped.
     stopped: AtomicBool,
-    /// How many taps write to it, or are being made. It changes under the lock of the captures.
+    /// The number of taps that write to it or are being made. It changes under the lock of the captures.
     taps: AtomicU32,
 }
 
-/// What is not in the file yet.
+/// Data that is not in the file yet.
 #[derive(Debug, Default)]
 struct Pending {
     blocks: Vec<u8>,
-    /// How many devices write.
+    /// The number of devices in the file.
     interfaces: u32,
-    /// Where it is noted that there is something: in each fabric whose devices added some, since each settles its
+    /// The fabrics that have noted that there is data: each fabric whose devices added some, since each settles its
     /// own.
     noted: Vec<&'static Fabric>,
 }
 
 #[derive(Debug)]
 struct Output {
-    /// Until nobody writes to it any more.
+    /// The file, until the last tap ends.
     file: Option<File>,
-    /// How many bytes of whole blocks there are.
+    /// The number of bytes of whole blocks.
     length: u64,
     spare: Vec<u8>,
 }
@@ -170,12 +170,12 @@ impl Capture {
         let mut captures = locked_to_wait(&CAPTURES);
         captures.retain(|capture| capture.strong_count() > 0);
         let mut options = File::options();
-        // For its owner alone, since it has what messages say. Nothing ever waits for a reader.
-        // At its end, also if others have made it shorter.
+        // Only its owner may read it, since it contains messages. Opening and writing never wait for a reader.
+        // Appended to, even if others have shortened it.
         options.append(true).create(true).mode(0o600);
         let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
         let file = file.map_err(|error| match Errno::from_io_error(&error) {
-            // A pipe that nobody reads, or a socket.
+            // A pipe without a reader, or a socket.
             Some(Errno::NXIO) => no_file(),
             _ => error,
         })?;
@@ -191,8 +191,7 @@ impl Capture {
         }
         if found.is_file() {
             if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
-                let reason =
-                    "another process writes to it: `%p` in its name makes each have its own";
+                let reason = "another process writes to it: put `%p` into the name, so that each process has its own file";
                 return Err(Error::new(ErrorKind::WouldBlock, reason));
             }
             file.set_len(0)?;
@@ -216,21 +215,21 @@ impl Capture {
         }
     }
 
-    /// A tap ends. With the last one the file is closed, and begins anew if it is named again.
+    /// Ends a tap. The last one closes the file; a later capture of that name begins a new file.
     fn leave(&self) {
         let mut captures = locked_to_wait(&CAPTURES);
         if self.taps.fetch_sub(1, Ordering::Relaxed) > 1 {
             return;
         }
         captures.retain(|capture| !std::ptr::eq(capture.as_ptr(), self));
-        // What fails has been told before.
+        // A failure was reported before.
         let _ = self.flush();
         self.stopped.store(true, Ordering::Relaxed);
         let output = &mut *locked_to_wait(&self.output);
         (output.file, output.spare) = (None, Vec::new());
     }
 
-    /// One more device.
+    /// Adds a device.
     fn add_interface(&self, name: &str, link: Link) -> Interface {
         let pending = &mut *locked(&self.pending);
         put_interface(name, link, &mut pending.blocks);
@@ -238,8 +237,8 @@ impl Capture {
         Interface { number: pending.interfaces - 1, link }
     }
 
-    /// Writes what there is to the file. If that fails nothing is written any more, and the file ends with its last
-    /// whole block.
+    /// Writes the pending blocks to the file. If that fails, nothing is written afterwards, and the file ends with its
+    /// last whole block.
     fn flush(&self) -> Result<()> {
         let output = &mut *locked_to_wait(&self.output);
         let spare = mem::take(&mut output.spare);
@@ -253,7 +252,7 @@ impl Capture {
         blocks.shrink_to(KEPT);
         output.spare = blocks;
         let pending = &mut *locked(&self.pending);
-        // What was added meanwhile is for who added it.
+        // Blocks that were added meanwhile are written by the thread that added them.
         if pending.blocks.is_empty() {
             for fabric in pending.noted.drain(..) {
                 fabric.run_queue.forget(std::ptr::from_ref(self).cast());
@@ -269,7 +268,7 @@ impl Settle for Capture {
         assert_nothing_held();
         if let Err(error) = self.flush() {
             tell_aside(move || {
-                tracing::warn!(%error, "the capture of a software device ends: its file takes no more");
+                tracing::warn!(%error, "the capture of a software device ends: its file cannot be written");
             });
         }
     }
@@ -278,15 +277,15 @@ impl Settle for Capture {
 impl Output {
     fn write(&mut self, blocks: &[u8]) -> Result<()> {
         let Some(file) = &mut self.file else { return Ok(()) };
-        // A device has no length. A file that others write to, or have made shorter, is no capture any more.
+        // A device file has no length. A file that others have written to or shortened is not a valid capture any more.
         let found = file.metadata()?;
         if found.is_file() && found.len() != self.length {
-            return Err(Error::other("its length was changed by somebody else"));
+            return Err(Error::other("another process has changed its length"));
         }
         let written = file.write_all(blocks);
         match written {
             Ok(()) => self.length += blocks.len() as u64,
-            // What has no length keeps its half block.
+            // A file without a length keeps its partial block.
             Err(_) => drop(file.set_len(self.length)),
         }
         written
@@ -294,12 +293,12 @@ impl Output {
 }
 
 fn no_file() -> Error {
-    let reason = "it is a pipe, a socket or a block device, and a capture waits for no reader: write a file, which \
-                  `tail -c +1 -f` hands on while it grows";
+    let reason = "it is a pipe, a socket or a block device, and captures never wait for a reader: write to a file, which \
+                  `tail -c +1 -f` can read while it grows";
     Error::new(ErrorKind::InvalidInput, reason)
 }
 
-/// The name with the number of this process.
+/// Returns the name with the ID of this process.
 fn with_process(path: &FilePath) -> PathBuf {
     let mut rest = path.as_os_str().as_bytes();
     let mut name = Vec::new();
@@ -330,16 +329,16 @@ mod tests {
     use crate::address::Address;
 
     #[test]
-    fn the_number_of_the_process_is_put_into_a_name() {
+    fn a_placeholder_in_a_name_is_replaced_by_the_process_id() {
         let process = std::process::id();
         let name = |path: &str| with_process(FilePath::new(path)).display().to_string();
         assert_eq!(name("/a/b.pcapng"), "/a/b.pcapng");
         assert_eq!(name("/a%p/%%pb%"), format!("/a{process}/%{process}b%"));
     }
 
-    /// A disk that is full: what is to be written later is dropped, and the error is told once.
+    /// A full disk: later packets are dropped, and the error is reported once.
     #[test]
-    fn a_file_that_takes_no_more_ends_the_capture() {
+    fn a_failed_write_ends_the_capture() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let capture = Capture::of(full, (0, 0));
         put_section(&mut locked(&capture.pending).blocks);
@@ -350,7 +349,7 @@ mod tests {
         assert!(locked(&capture.pending).blocks.is_empty());
     }
 
-    /// Nothing is behind a hole, where nobody could read it.
+    /// Nothing is written after a hole, where it could not be read.
     #[test]
     fn a_file_that_others_make_shorter_ends_the_capture() {
         let name = format!("rdma-soft-shorter-{}", std::process::id());
@@ -368,9 +367,9 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// Two fabrics write to one file: the thread that settles the one may be anywhere when the other settles.
+    /// Two fabrics write to one file. The thread that settles one fabric may be anywhere when the other settles.
     #[test]
-    fn each_fabric_settles_what_it_has_added() {
+    fn each_fabric_writes_its_own_packets() {
         static FABRICS: [Fabric; 2] = [const { Fabric::new() }; 2];
         let name = format!("rdma-soft-fabrics-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -386,7 +385,7 @@ mod tests {
         let begin = length();
         taps.iter().for_each(|tap| tap.sent(&place, &burst, None, &[]));
         FABRICS[1].run_queue.run();
-        assert!(length() > begin, "what was added is not in the file");
+        assert!(length() > begin, "the added packets are not in the file");
         let end = length();
         FABRICS[0].run_queue.run();
         assert_eq!(length(), end);
@@ -394,14 +393,14 @@ mod tests {
             let begin = length();
             tap.sent(&place, &burst, None, &[]);
             tap.fabric.run_queue.run();
-            assert!(length() > begin, "what was added is not in the file");
+            assert!(length() > begin, "the added packets are not in the file");
         }
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// The subscriber is the program's, and the thread that settles is in the midst of a call.
+    /// The subscriber belongs to the program, and the thread that settles may be in the middle of a call.
     #[test]
-    fn a_subscriber_that_hears_of_the_end_may_panic() {
+    fn a_subscriber_may_panic_when_the_end_is_reported() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let capture = Capture::of(full, (0, 0));
         put_section(&mut locked(&capture.pending).blocks);
@@ -419,7 +418,7 @@ mod tests {
     fn a_forked_child_writes_nothing() {
         let path = std::env::temp_dir().join(format!("rdma-soft-child-{}", std::process::id()));
         let file = File::create(&path).unwrap();
-        // As in a child: the process that began it is another.
+        // Like in a child: another process has begun it.
         let capture = Capture { process: 0, ..Capture::of(file, (0, 0)) };
         put_section(&mut locked(&capture.pending).blocks);
         capture.flush().unwrap();

@@ -1,60 +1,60 @@
-//! The words by which two processes hand a ring of bytes over to each other: how far the one has written it and the other
-//! has read it, and who waits to be told of that by another way. Either process may have written anything there.
+//! The words by which two processes hand over a ring of bytes. They hold how far one has written it, how far the other
+//! has read it, and which of them waits to be notified. Either process may have written anything there.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
-/// How many bytes the ring has.
+/// The size of the ring in bytes.
 pub(crate) const CAPACITY: u32 = if cfg!(loom) { 4 } else { 256 << 10 };
 
-/// On cache lines of its own.
+/// A word on cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 struct Word(AtomicU32);
 
-/// What is at the beginning of the memory that two processes share. Zeros are a ring that is empty, and of which each
-/// message is told.
+/// The words at the beginning of the shared memory. Zeros mean an empty ring, and a receiver that is notified of each
+/// message.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Words {
-    /// How many bytes were written, ever.
+    /// The number of bytes written so far, modulo 2^32.
     tail: Word,
-    /// How many were read.
+    /// The number of bytes read so far, modulo 2^32.
     head: Word,
-    /// The receiver looks at the ring without being told of messages.
+    /// 1 if the receiver looks at the ring without being notified of messages, 0 if not, or [`TOLD`].
     looks: Word,
-    /// The sender is to be told of space.
+    /// Whether the sender must be notified of space.
     waits: Word,
-    /// The number of the sender's last question: whether all is executed that was written before.
+    /// The number of the sender's last question: whether everything written before is executed.
     asked: Word,
     /// The number of the last question that the receiver has answered.
     answered: Word,
 }
 
-/// The other process has written what none of this program writes.
+/// The other process has written values that this program never writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Broken;
 
 impl Words {
-    /// Sender: how much space there is behind `tail`.
+    /// Sender: returns the number of free bytes after `tail`.
     pub(crate) fn space(&self, tail: u32) -> Result<u32, Broken> {
         let used = tail.wrapping_sub(self.head.0.load(Ordering::Acquire));
         CAPACITY.checked_sub(used).ok_or(Broken)
     }
 
-    /// Sender: what is before `tail` is there. Says whether the receiver is to be told of it.
+    /// Sender: publishes everything before `tail`. Returns true if the receiver must be notified of it.
     pub(crate) fn publish(&self, tail: u32) -> bool {
         self.tail.0.store(tail, Ordering::Release);
-        // Either this sees that the receiver does not look, or that one, before it sleeps, sees what is there.
+        // Either this sees that the receiver does not look, or the receiver sees the new bytes before it sleeps.
         fence(Ordering::SeqCst);
         self.looks.0.load(Ordering::Acquire) == 0 && self.looks.0.swap(TOLD, Ordering::AcqRel) == 0
     }
 
-    /// Sender: the receiver could not be told, and is to be told of the next message.
+    /// Sender: the notification failed, so that the next message needs one.
     pub(crate) fn has_not_told(&self) {
         self.looks.0.store(0, Ordering::Release);
     }
 
-    /// Sender: it is to be told of space. Says how much there is nevertheless.
+    /// Sender: requests a notification of space. Returns the space that is free already.
     pub(crate) fn wait(&self, tail: u32) -> Result<u32, Broken> {
         self.waits.0.store(1, Ordering::Relaxed);
         // Either the receiver sees that, or this sees what it has read before.
@@ -62,39 +62,39 @@ impl Words {
         self.space(tail)
     }
 
-    /// Sender: asks whether everything is executed that was published before. The caller notifies the receiver.
+    /// Sender: asks whether everything published before is executed. The caller notifies the receiver.
     pub(crate) fn ask(&self, question: u32) {
         self.asked.0.store(question, Ordering::Release);
     }
 
-    /// Sender: the last question that was answered.
+    /// Sender: returns the number of the last answered question.
     pub(crate) fn answered(&self) -> u32 {
         self.answered.0.load(Ordering::Acquire)
     }
 
-    /// Receiver: the last question. What was published before it is [there](Self::there).
+    /// Receiver: returns the number of the last question. Everything published before it is [there](Self::there).
     pub(crate) fn asked(&self) -> u32 {
         self.asked.0.load(Ordering::Acquire)
     }
 
-    /// Receiver: everything is executed that was published before that question. The caller notifies the sender.
+    /// Receiver: answers that everything published before that question is executed. The caller notifies the sender.
     pub(crate) fn answer(&self, question: u32) {
         self.answered.0.store(question, Ordering::Release);
     }
 
-    /// Sender: how much was read.
+    /// Sender: returns the number of bytes read.
     pub(crate) fn head(&self) -> u32 {
         self.head.0.load(Ordering::Relaxed)
     }
 
-    /// Receiver: how many bytes there are behind `head`.
+    /// Receiver: returns the number of unread bytes after `head`.
     pub(crate) fn there(&self, head: u32) -> Result<u32, Broken> {
         let there = self.tail.0.load(Ordering::Acquire).wrapping_sub(head);
         if there <= CAPACITY { Ok(there) } else { Err(Broken) }
     }
 
-    /// Receiver: what is before `head` was read, and `left` bytes were there behind it. Says whether the sender is to be
-    /// told of it: when half of the ring is free, so that it is not told of each message.
+    /// Receiver: releases everything before `head`, when `left` bytes after it were unread. Returns true if the sender
+    /// must be notified: only when half of the ring is free, to avoid a notification per message.
     pub(crate) fn free(&self, head: u32, left: u32) -> bool {
         self.head.0.store(head, Ordering::Release);
         if left > CAPACITY / 2 {
@@ -104,25 +104,25 @@ impl Words {
         self.waits.0.load(Ordering::Relaxed) != 0 && self.waits.0.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// Receiver: the sender could not be told, and is to be told when more is free.
+    /// Receiver: the notification failed, so that the sender must be notified when more is free.
     pub(crate) fn has_not_told_of_space(&self) {
         self.waits.0.store(1, Ordering::Relaxed);
     }
 
-    /// Receiver: it looks at the ring from now on, whatever it is told.
+    /// Receiver: looks at the ring from now on, with or without a notification.
     pub(crate) fn look(&self) {
         self.looks.0.store(1, Ordering::Relaxed);
     }
 
-    /// Receiver: it is to be told of messages from now on. Those that are there it finds [there](Self::there) when it looks
-    /// after this.
+    /// Receiver: requests notifications of messages from now on. A look after this call finds all messages that are
+    /// [there](Self::there).
     pub(crate) fn sleep(&self) {
         self.looks.0.store(0, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 }
 
-/// In place of `looks`: the receiver was told of a message, and not asked to be told of others since.
+/// The value of `looks` after the receiver was notified of a message, until it requests the next notification.
 const TOLD: u32 = 2;
 
 #[cfg(all(test, loom))]
@@ -133,7 +133,7 @@ mod loom_tests {
 
     use super::*;
 
-    /// Whoever is told once sleeps until then.
+    /// A notification, which wakes a receiver or sender that sleeps.
     #[derive(Debug, Default)]
     struct Bell(AtomicBool);
 
@@ -147,9 +147,9 @@ mod loom_tests {
         }
     }
 
-    /// A receiver that finds nothing, and goes to sleep, is told of what comes.
+    /// A receiver that finds nothing and goes to sleep is notified of the next message.
     #[test]
-    fn loom_a_message_is_seen_or_told_of() {
+    fn loom_a_message_is_seen_or_notified() {
         loom::model(|| {
             let shared = Arc::new((Words::default(), Bell::default()));
             shared.0.look();
@@ -168,9 +168,9 @@ mod loom_tests {
         });
     }
 
-    /// Whoever sees a question sees what was published before it.
+    /// A receiver that sees a question also sees everything published before it.
     #[test]
-    fn loom_a_question_is_about_what_came_before() {
+    fn loom_a_question_covers_earlier_messages() {
         loom::model(|| {
             let shared = Arc::new(Words::default());
             let sender = thread::spawn({
@@ -189,9 +189,9 @@ mod loom_tests {
         });
     }
 
-    /// A sender that finds no space is told of what the receiver reads.
+    /// A sender that finds no space is notified when the receiver reads.
     #[test]
-    fn loom_space_is_seen_or_told_of() {
+    fn loom_space_is_seen_or_notified() {
         loom::model(|| {
             let shared = Arc::new((Words::default(), Bell::default()));
             shared.0.publish(CAPACITY);
@@ -205,7 +205,7 @@ mod loom_tests {
                     }
                 }
             });
-            // What it has to write needs half of the ring at most.
+            // It needs at most half of the ring.
             let space = shared.0.wait(CAPACITY).unwrap();
             receiver.join().unwrap();
             assert!(space >= CAPACITY / 2 || shared.1.has_rung());

@@ -1,4 +1,4 @@
-//! Links in virtual time: packets that arrive, or are lost, and links that change.
+//! Links in virtual time: packets that arrive or are lost, and links that change.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -20,10 +20,10 @@ use crate::link::frame;
 use crate::link::model::{Direction, Fate, LinkModel};
 use crate::sync::locked;
 
-/// Ethernet, IPv4, UDP, BTH and ICRC: about what packets have beside their payload.
+/// Ethernet, IPv4, UDP, BTH and ICRC: approximately the headers of a packet.
 const HEADERS: u64 = 14 + 20 + 8 + 12 + 4;
 
-/// What is between the devices of a simulated subnet.
+/// The links between the devices of a simulated subnet.
 #[derive(Debug)]
 pub(crate) struct Links {
     net: Mutex<Net>,
@@ -34,13 +34,13 @@ struct Net {
     random: SplitMix,
     /// The model of links that have none of their own.
     model: LinkModel,
-    /// By the names of sender and receiver.
+    /// The state of each direction, by the names of sender and receiver.
     directions: BTreeMap<(&'static str, &'static str), Direction>,
-    /// What is to happen.
+    /// Scheduled events.
     events: BinaryHeap<Reverse<Event>>,
-    /// How many there have been.
+    /// The number of events so far.
     numbered: u64,
-    /// How many packets were sent.
+    /// The number of packets sent.
     packets: u64,
     trace: DefaultHasher,
 }
@@ -48,7 +48,7 @@ struct Net {
 #[derive(Debug)]
 struct Event {
     at: Time,
-    /// Orders events of the same moment.
+    /// Orders events at the same time.
     number: u64,
     what: What,
 }
@@ -57,7 +57,7 @@ struct Event {
 enum What {
     /// A packet arrives.
     Packet { to: &'static dyn Mailbox, letter: Box<Letter> },
-    /// A link does something else from now on.
+    /// A link changes its behaviour.
     Change { from: &'static Adapter, to: &'static Adapter, model: LinkModel },
 }
 
@@ -95,12 +95,12 @@ impl Links {
         Self { net: Mutex::new(net) }
     }
 
-    /// What all links do that have no model of their own.
+    /// Sets the model of all links that have none of their own.
     pub(crate) fn set_all(&self, model: LinkModel) {
         locked(&self.net).model = model;
     }
 
-    /// What the link does from one device to another, from that time on.
+    /// Sets the model of the link from one device to another, from time `at` on.
     pub(crate) fn set(
         &self,
         at: Time,
@@ -116,24 +116,24 @@ impl Links {
         }
     }
 
-    /// Nobody sends any more, and nobody takes what is in flight.
+    /// Drops all state: no device sends any more, and packets in flight are lost.
     pub(crate) fn retire(&self) {
         let mut net = locked(&self.net);
         net.events = BinaryHeap::new();
         net.directions = BTreeMap::new();
     }
 
-    /// How many packets were sent.
+    /// Returns the number of packets sent.
     pub(crate) fn packets(&self) -> u64 {
         locked(&self.net).packets
     }
 
-    /// A number that depends on each packet that was sent, and on what became of it.
+    /// Returns a hash of every packet that was sent and of its fate.
     pub(crate) fn trace(&self) -> u64 {
         locked(&self.net).trace.finish()
     }
 
-    /// Puts packets on their way. Says how many will arrive.
+    /// Puts packets on their way. Returns the number of them that will arrive.
     pub(crate) fn send(
         &self,
         from: &'static Adapter,
@@ -166,7 +166,7 @@ impl Links {
         }
         drop(net);
         if damaged > 0 {
-            // Who receives them drops them.
+            // Their receiver drops them.
             let qpn = burst.header.bth.destination.get();
             let whose = Whose { qpn, peer_qpn: None, address: Some(path.local) };
             to.drop_packets(Reason::Damaged, damaged, whose);
@@ -214,13 +214,13 @@ impl Net {
     ) -> Fate {
         self.packets += 1;
         let direction = self.directions.entry((&from.name, &to.name)).or_default();
-        // What a device sends to itself does not leave it.
+        // A device's packets to itself do not leave it.
         let all = if from.name == to.name { LinkModel::new() } else { self.model };
         let model = direction.model.unwrap_or(all);
         direction.send(&model, bytes, now, &mut self.random)
     }
 
-    /// The frame of a packet, of which so many bits are flipped.
+    /// Returns the frame of a packet with `bits` of its bits flipped.
     fn flip(
         &mut self,
         bits: u32,
@@ -230,7 +230,7 @@ impl Net {
         payload: &[u8],
     ) -> Vec<u8> {
         let mut frame = Vec::new();
-        // What cannot be written is empty, and no packet.
+        // If it cannot be written, the frame is empty, and is not a packet.
         let _ = frame::write(&path, datagram.as_ref(), headers, payload, &mut frame);
         for _ in 0..bits {
             let bit = self.random.below(8 * u32::try_from(frame.len()).unwrap_or(0));
@@ -241,7 +241,7 @@ impl Net {
         frame
     }
 
-    /// Neither addresses of memory nor sequence numbers: programs have others each time.
+    /// Leaves out memory addresses and sequence numbers, which differ from run to run.
     fn note(
         &mut self,
         now: Time,

@@ -1,15 +1,15 @@
-//! Who found no space, or waits for something else, in the order in which they came.
+//! Tasks that found no space, or wait for something else, in order of arrival.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Weak;
 
 use crate::fabric::run_queue::Task;
 
-/// Each is there once.
+/// A queue that holds each task at most once.
 #[derive(Debug, Default)]
 pub(crate) struct TurnedAway {
     order: VecDeque<Weak<dyn Task>>,
-    /// Where they are in memory, which is theirs as long as they are in the order.
+    /// The addresses of the queued tasks. An address stays theirs while they are in the queue.
     there: BTreeSet<usize>,
 }
 
@@ -24,7 +24,7 @@ impl TurnedAway {
             return;
         }
         if self.order.len() == self.order.capacity() {
-            // Those that are gone wait for nothing.
+            // Removes tasks that no longer exist.
             let there = &mut self.there;
             self.order.retain(|other| {
                 let lives = other.strong_count() > 0;
@@ -43,7 +43,7 @@ impl TurnedAway {
         self.order.iter().cloned().collect()
     }
 
-    /// The first ones, which are to have another turn.
+    /// Removes and returns the first tasks, at most `most`. The caller queues a turn of each.
     pub(crate) fn take(&mut self, most: usize) -> Vec<Weak<dyn Task>> {
         let first = self.order.drain(..most.min(self.order.len())).collect::<Vec<_>>();
         first.iter().for_each(|sender| {

@@ -1,8 +1,8 @@
 //! The link to other hosts: RoCEv2, in UDP datagrams, from and to port 4791.
 //!
-//! A device listens only where it is told to. Each address has a socket of its own, which is never connected: the
-//! kernel then sends with the IPv4 identification 0, or 0, 1, 2 and so on for the segments of one call, so that the ICRC,
-//! which covers the identification, is known before.
+//! A device listens only at the addresses it was configured with. Each address has a socket of its own, which is never
+//! connected. The kernel then sends with the IPv4 identification 0, or with 0, 1, 2 and so on for the segments of one
+//! call. So the ICRC, which covers the identification, can be computed before the call.
 
 mod address;
 mod coalesced;
@@ -31,23 +31,24 @@ use crate::address::GidEntry;
 use crate::device::subnet::{InstallError, Subnet};
 use crate::device::{Device, Network};
 
-/// What is in front of the payload and behind it at most, from the IP header to the ICRC, as RXE counts it.
+/// The maximum number of bytes before and after the payload, from the IP header to the ICRC, as RXE counts them.
 const MOST_HEADERS: u32 = 80;
 
-/// The addresses at which a device is going to listen, each with its socket.
+/// The addresses at which a device will listen, each with its socket.
 #[derive(Debug)]
 pub(crate) struct Listening {
     sockets: Vec<(LocalAddress, Socket)>,
 }
 
 impl Listening {
-    /// Binds what `places` names: addresses and interfaces, with commas in between.
+    /// Binds the addresses in `places`: IP addresses and interface names, separated by commas.
     pub(crate) fn at(subnet: &'static Subnet, places: &[String]) -> Result<Self, InstallError> {
         let mut sockets: Vec<(LocalAddress, Socket)> = Vec::new();
         for place in places.iter().flat_map(|places| places.split(',')).map(str::trim) {
             let failed =
                 |reason: String| InstallError::CannotListen { place: place.to_owned(), reason };
-            Driver::of(subnet).map_err(|errno| failed(format!("no epoll instance: {errno}")))?;
+            Driver::of(subnet)
+                .map_err(|errno| failed(format!("cannot create an epoll instance: {errno}")))?;
             for address in address::named(place).map_err(failed)? {
                 if sockets.iter().any(|(other, _)| other.ip == address.ip) {
                     continue;
@@ -67,18 +68,18 @@ impl Listening {
         Ok(Self { sockets })
     }
 
-    /// What the device has in its GID table, each with the index of its interface.
+    /// Returns the entries of the device's GID table, each with the index of its interface.
     pub(crate) fn addresses(&self) -> Vec<(GidEntry, u32)> {
         let row = |address: &LocalAddress| (entry(address.ip), address.interface);
         self.sockets.iter().map(|(address, _)| row(address)).collect()
     }
 
-    /// The largest packets that fit through all of the interfaces.
+    /// Returns the largest MTU that fits through all of the interfaces.
     pub(crate) fn mtu(&self) -> Option<Mtu> {
         self.sockets.iter().filter_map(|(address, _)| mtu_of(address)).min()
     }
 
-    /// Packets come and go from now on.
+    /// Starts to send and receive packets.
     pub(crate) fn begin(self, device: &'static Device, loss: Option<Loss>) {
         let Ok(driver) = Driver::of(device.subnet) else { return };
         let mut networks: Vec<Arc<dyn Network>> = Vec::new();
@@ -90,7 +91,7 @@ impl Listening {
             match Port::open(driver, device, address, socket, hears_groups, loss) {
                 Ok(port) => networks.push(port),
                 Err(errno) => {
-                    tracing::error!(device = device.name, address = %address.ip, %errno, "nothing is heard at an address");
+                    tracing::error!(device = device.name, address = %address.ip, %errno, "no packets are received at an address");
                 }
             }
         }
@@ -98,12 +99,12 @@ impl Listening {
     }
 }
 
-/// The index of the loopback interface, if there is one in this network namespace.
+/// Returns the index of the loopback interface, if there is one in this network namespace.
 pub(crate) fn loopback() -> Option<u32> {
     address::index("lo")
 }
 
-/// The row of a GID table that an address is.
+/// Returns the entry of the GID table for an address.
 fn entry(ip: IpAddr) -> GidEntry {
     let gid = match ip {
         IpAddr::V4(ip) => Gid::from_ipv4(ip),
@@ -112,18 +113,18 @@ fn entry(ip: IpAddr) -> GidEntry {
     GidEntry { gid, kind: GidType::ROCE_V2 }
 }
 
-/// The address that a GID is. The other way round it is [`entry`].
+/// Returns the address of a GID; the inverse of [`entry`].
 fn address(gid: Gid) -> IpAddr {
     gid.to_ipv4().map_or_else(|| IpAddr::V6(gid.to_bytes().into()), IpAddr::V4)
 }
 
-/// The largest packets that fit through an interface.
+/// Returns the largest MTU that fits through an interface.
 fn mtu_of(address: &LocalAddress) -> Option<Mtu> {
     let all = [Mtu::MTU4096, Mtu::MTU2048, Mtu::MTU1024, Mtu::MTU512, Mtu::MTU256];
     all.into_iter().find(|mtu| mtu.bytes() + MOST_HEADERS <= address.mtu)
 }
 
-/// Why an address could not be bound, and what to do.
+/// Returns the reason why an address could not be bound, and a remedy.
 fn reason(address: &LocalAddress, errno: Errno) -> String {
     let port = UdpHeader::ROCE_V2_PORT;
     match errno {
@@ -139,6 +140,6 @@ fn reason(address: &LocalAddress, errno: Errno) -> String {
              module",
             address.ip
         ),
-        errno => format!("no socket at UDP port {port} of {}: {errno}", address.ip),
+        errno => format!("cannot bind UDP port {port} of {}: {errno}", address.ip),
     }
 }

@@ -288,9 +288,12 @@ fn where_it_cannot_listen_a_device_says_why() {
         ("0.0.0.0", "name one of this host"),
         ("::", "name one of this host"),
         ("224.0.0.9", "name one of this host"),
-        ("no-such-interface", "it is no IP address, and no interface of this host: there are "),
-        ("", "it is no IP address, and no interface of this host: there are "),
-        ("127.0.0.300", "it is no IP address, and no interface of this host: there are "),
+        (
+            "no-such-interface",
+            "it is neither an IP address nor an interface of this host: there are ",
+        ),
+        ("", "it is neither an IP address nor an interface of this host: there are "),
+        ("127.0.0.300", "it is neither an IP address nor an interface of this host: there are "),
     ] {
         let reason = refused(place);
         assert!(reason.contains(why), "{place}: {reason}");

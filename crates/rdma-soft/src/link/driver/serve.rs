@@ -1,5 +1,6 @@
-//! What the link's thread does, for programs that do not poll: it sleeps until something comes, stays away while a program
-//! polls, and looks for a moment after something came, since what comes next is found sooner so than by a wake-up.
+//! The link's thread, for programs that do not poll. It sleeps until something arrives and stays away while a program
+//! polls. After it has found something it spins for a moment, since that finds the next message sooner than a wake-up
+//! does.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -16,16 +17,16 @@ use crate::fabric::rest::Rest;
 use crate::link::descriptor::Descriptor;
 use crate::sync::{Ordering, locked_for_calls};
 
-/// How long the thread looks after the last message before it sleeps.
+/// The time that the thread spins after the last message before it sleeps.
 const LOOK: Duration = Duration::from_micros(50);
-/// A program that polls takes what comes by itself. The thread takes what nobody has polled for so long.
+/// While a program polls, the thread leaves messages to it for this long.
 const POLLED: Duration = Duration::from_micros(5);
-/// How much the thread takes before it looks at all sockets.
+/// The number of messages the thread handles before it looks at all sockets.
 const TAKES: u32 = 64;
 
 const EDGE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 
-/// What ends a rest of the thread: a peer that tells of something, and a program that is about to sleep.
+/// The events that end a rest of the thread: a notification by a peer, and a program that is about to sleep.
 #[derive(Debug)]
 pub(super) struct Calls {
     events: Descriptor,
@@ -42,7 +43,7 @@ impl Calls {
         Ok(calls)
     }
 
-    /// Also what a peer says here is a call.
+    /// Makes a notification on this descriptor end a rest, too.
     pub(super) fn add(&self, descriptor: &Descriptor) -> Result<()> {
         epoll::add(self.events.get()?, descriptor.get()?, epoll::EventData::new_u64(0), EDGE)
     }
@@ -60,7 +61,7 @@ impl Calls {
         }
     }
 
-    /// Waits for so long at most. Says whether there was a call.
+    /// Waits for at most `most`. Returns true if the rest was ended.
     fn wait(&self, most: Duration) -> bool {
         let Ok(events) = self.events.get() else { return false };
         let mut found = [const { MaybeUninit::uninit() }; EVENTS];
@@ -69,10 +70,10 @@ impl Calls {
     }
 }
 
-/// Whether a thread may use a processor that no other one waits for.
+/// Finds out whether a thread may use a processor that no other thread waits for.
 #[derive(Debug)]
 pub(super) struct Processors {
-    /// Says how many threads run or wait for a processor.
+    /// The file that holds the number of threads that run or wait for a processor.
     load: Option<Descriptor>,
     count: usize,
 }
@@ -92,16 +93,16 @@ impl Processors {
     }
 }
 
-/// How many threads run or wait for a processor, this one too: the fourth field is that, and how many there are
-/// (proc_loadavg(5)).
+/// Returns the number of threads that run or wait for a processor, including this one. It is the first number of the
+/// fourth field; the second is the number of all threads (proc_loadavg(5)).
 fn running(load: &[u8]) -> Option<usize> {
     let (running, _) = str::from_utf8(load).ok()?.split(' ').nth(3)?.split_once('/')?;
     running.parse().ok()
 }
 
 impl Driver {
-    /// Takes what has come, and rests as long as that has taken if it was for nobody: a stranger that sends without end
-    /// gets no more than half of a processor.
+    /// Handles what has arrived. If that was for no receiver, rests for as long as handling it took, so that
+    /// unsolicited traffic costs at most half of a processor.
     fn drive_and_rest(&'static self) -> bool {
         let (begin, before) = (self.subnet.clock.now(), self.useless.load(Ordering::Relaxed));
         let found = self.drive();
@@ -111,8 +112,8 @@ impl Driver {
         found
     }
 
-    /// Whoever polls looks where something came from lately, from now on, or does not. Whether something has come there that
-    /// nobody may be told of.
+    /// Makes polls look at the recently active sockets, or stop doing so. Returns true if something has arrived there
+    /// that no thread may have been notified of.
     fn see_to_near(&self, attended: bool) -> bool {
         let mut driving = locked_for_calls(&self.driving);
         driving.attended = attended;
@@ -126,8 +127,9 @@ impl Driver {
         })
     }
 
-    /// Looks where something came from lately, until nothing has come for a moment. A program that begins to poll is left
-    /// alone, unless it was `called` for: it polls at times, and leaves what comes in between. Says whether more may come.
+    /// Spins on the recently active sockets until nothing has arrived for a moment. Returns early when a program begins
+    /// to poll, unless a peer `called`. After a call, the program polls only at times, and messages in between are left
+    /// to the thread. Returns true if more may arrive.
     fn look_out(&self, called: bool) -> bool {
         let mut near: [Option<Arc<dyn Watched>>; NEAR] = [const { None }; NEAR];
         let found = {
@@ -164,7 +166,7 @@ impl Driver {
         true
     }
 
-    /// What the thread does.
+    /// Runs the thread.
     pub(super) fn serve(&'static self) {
         let mut rest = Rest::default();
         loop {
@@ -182,7 +184,7 @@ impl Driver {
         }
     }
 
-    /// Until there is nothing to do, and a peer tells of what comes.
+    /// Returns once there is nothing to do and peers notify this process of new messages.
     fn stay_awake(&'static self, rest: &mut Rest) {
         let (mut called, mut more) = (false, false);
         loop {
@@ -198,7 +200,7 @@ impl Driver {
                 }
                 return;
             }
-            // What was told before is no call.
+            // Earlier notifications do not end the rest.
             self.calls.wait(Duration::ZERO);
             self.see_to_near(true);
             self.rests.store(true, Ordering::Relaxed);
@@ -215,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_load_of_the_machine_says_how_many_threads_run() {
+    fn the_number_of_running_threads_is_read_from_the_load() {
         assert_eq!(running(b"0.20 0.18 0.12 3/80 11206\n"), Some(3));
         for other in [&b""[..], b"0.20 0.18 0.12", b"0.20 0.18 0.12 80 7", b"a b c d/e f", b"\xff"]
         {

@@ -28,7 +28,7 @@ fn gids(kind: GidType, from: &str, to: &str) -> Path {
 
 const LIDS: Path = Path { local: Address::Lid(0x17d2), remote: Address::Lid(0x375c) };
 
-/// Of each kind of address: the path, and how many bytes are in front of the BTH.
+/// A path of each kind of address, and the number of bytes before the BTH.
 fn paths() -> [(Path, usize); 6] {
     let (v1, v2) = (GidType::ROCE_V1, GidType::ROCE_V2);
     let (one, other) = ("fe80::211:22ff:fe33:4455", "fe80::2aa:bbff:fecc:ddee");
@@ -43,7 +43,7 @@ fn paths() -> [(Path, usize); 6] {
     ]
 }
 
-/// With its sender's way in its header, if it has one.
+/// A datagram with its sender's route in its header, if it has one.
 fn datagram(path: &Path, length: u64) -> Datagram {
     let gid = |at: u16| gids(GidType::IB, &format!("fe80::{at}"), "fe80::9").local;
     let (Address::Gid(source), Address::Gid(to)) = (match path.local {
@@ -66,12 +66,12 @@ fn link(path: &Path) -> Link {
 fn written(path: &Path, with: Option<&Datagram>, headers: &Headers, payload: &[u8]) -> Vec<u8> {
     let mut out = vec![9; 3];
     write(path, with, headers, payload, &mut out).unwrap();
-    assert_eq!(out[..3], [9; 3], "it is added");
+    assert_eq!(out[..3], [9; 3], "the frame is appended");
     out.split_off(3)
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn written_frames_are_parsed_to_the_same_packets() {
     let payload: Vec<u8> = (0..4096).map(|n: u32| (n % 251) as u8).collect();
     let reth = Reth { va: 0x1122_3344_5566_7788, rkey: Rkey::new(0x99aa), length: 1 << 20 };
     let aeth = Aeth { syndrome: Syndrome::Ack(CreditCount::UNLIMITED), msn: 3 };
@@ -91,9 +91,9 @@ fn what_is_written_is_read_again() {
     }
 }
 
-/// What its sender said of its way is in front of a datagram, and in an InfiniBand packet that would do without.
+/// A datagram has the route of its address handle before it, also in an InfiniBand packet that would not need one.
 #[test]
-fn a_datagram_has_the_way_of_its_sender() {
+fn a_datagram_has_the_route_of_its_address_handle() {
     let payload = [7; 33];
     for (path, front) in paths() {
         let headers = Headers {
@@ -125,9 +125,9 @@ fn written_without_route(path: &Path, with: &Datagram, headers: &Headers, of: &[
     frame
 }
 
-/// A bit that flips is found but where routers may write, and where nobody looks.
+/// A flipped bit is found, except where routers may write and where no checksum applies.
 #[test]
-fn each_bit_that_flips_is_found_unless_nothing_covers_it() {
+fn flipped_bits_are_found_unless_no_checksum_covers_them() {
     let payload = [0x5a; 6];
     let headers = Headers::new(bth(Service::Uc, Operation::SendOnly, payload.len()));
     for (path, front) in paths() {
@@ -142,7 +142,7 @@ fn each_bit_that_flips_is_found_unless_nothing_covers_it() {
             }
         }
         missed.dedup();
-        // FECN and BECN, behind UDP its checksum, and of IPv6 or a GRH class, label and hops.
+        // FECN and BECN; after UDP its checksum; with IPv6 or a GRH class, label and hops.
         let way = [14, 15, 16, 17, 21];
         let expected = match front {
             8 => vec![],
@@ -155,7 +155,7 @@ fn each_bit_that_flips_is_found_unless_nothing_covers_it() {
 }
 
 #[test]
-fn what_is_no_frame_is_no_packet() {
+fn bytes_that_are_not_a_frame_are_rejected() {
     let headers = Headers::new(bth(Service::Rc, Operation::SendOnly, 0));
     for (path, _) in paths() {
         let frame = written(&path, None, &headers, &[]);
@@ -172,9 +172,9 @@ fn what_is_no_frame_is_no_packet() {
 }
 
 /// Packet and ICRC are an example of the specification (volume 1, 7.8). Its VCRC, the last two bytes, was computed
-/// apart, bit by bit.
+/// separately, bit by bit.
 #[test]
-fn a_packet_of_the_specification_is_taken() {
+fn a_packet_of_the_specification_is_accepted() {
     let packet = [
         0x70, 0x12, 0x37, 0x5c, 0, 0x0e, 0x17, 0xd2, 0x0a, 0x20, 0x24, 0x87, 0, 0x87, 0xb1, 0xb3,
         0, 0x0d, 0xec, 0x2a, 1, 0x71, 0x0a, 0x1c, 1, 0x5d, 0x40, 2, 0x38, 0xf2, 0x7a, 5, 0, 0, 0,
@@ -186,9 +186,9 @@ fn a_packet_of_the_specification_is_taken() {
     assert_eq!(packet[found.payload].len(), 14);
 }
 
-/// Packets of the kernel's SoftRoCE are taken, with the Ethernet addresses that their ports would have here.
+/// Packets of the kernel's SoftRoCE are accepted, with the Ethernet addresses that their ports would have here.
 #[test]
-fn captured_packets_are_taken() {
+fn captured_packets_are_accepted() {
     let captures: [(&[u8], usize); 2] = [
         (include_bytes!("../../../../rdma-proto/tests/vectors/rxe.pcap"), 152),
         (include_bytes!("../../../../rdma-proto/tests/vectors/v6.pcap"), 5),

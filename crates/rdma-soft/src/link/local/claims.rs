@@ -1,4 +1,4 @@
-//! The connections of this process that learn by words what a process executes of theirs.
+//! The connections of this process that learn from words how far another process has executed their requests.
 
 use std::sync::Weak;
 
@@ -10,19 +10,19 @@ use crate::fabric::run_queue::Task;
 use crate::link::executed::Executed;
 use crate::sync::{AtomicU32, AtomicUsize, Mutex, Ordering, locked_in_models as locked};
 
-/// Who has which word.
+/// The words and their users.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     words: Mutex<Words>,
-    /// How many groups of words are in use.
+    /// The number of groups of words in use.
     groups: AtomicUsize,
-    /// What each group had [moved](Executed::moves) to when its words were looked at last.
+    /// The number to which each group had [moved](Executed::moves) when its words were last read.
     seen: [AtomicU32; GROUPS],
 }
 
 #[derive(Debug, Default)]
 struct Words {
-    /// How many there were, ever.
+    /// The number of claims so far.
     users: u32,
     by_index: Vec<Option<Claim>>,
 }
@@ -31,12 +31,12 @@ struct Words {
 struct Claim {
     key: WordKey,
     user: Weak<dyn Task>,
-    /// What the word said when it was looked at last.
+    /// The value of the word when it was last read.
     seen: Option<Psn>,
 }
 
 impl Claims {
-    /// The first word that is free. `None` if there is none.
+    /// Claims the first free word. Returns `None` if all are in use.
     pub(super) fn claim(&self, user: Weak<dyn Task>) -> Option<WordKey> {
         let words = &mut *locked(&self.words);
         let free = words.by_index.iter().position(Option::is_none);
@@ -62,7 +62,7 @@ impl Claims {
         }
     }
 
-    /// The groups of which a word was stored that nobody has looked at.
+    /// Returns the groups in which a word was stored that was not read yet.
     fn moved<'a>(&'a self, executed: &'a Executed) -> impl Iterator<Item = (usize, u32)> + 'a {
         let groups = self.groups.load(Ordering::Relaxed).min(GROUPS);
         (0..groups).filter_map(|group| {
@@ -71,17 +71,17 @@ impl Claims {
         })
     }
 
-    /// Whether there is a word that nobody has looked at.
+    /// Returns true if a word was stored that was not read yet.
     pub(super) fn have_news(&self, ring: &RingSender) -> bool {
         ring.executed().is_some_and(|executed| self.moved(executed).next().is_some())
     }
 
-    /// Gives each connection a turn whose word says something new. Says whether there was one.
+    /// Queues a turn of each connection with a new value in its word. Returns true if there was one.
     pub(super) fn take_news(&self, ring: &RingSender) -> bool {
         let Some(executed) = ring.executed() else { return false };
         let mut found = false;
         for (group, moves) in self.moved(executed) {
-            // Before its words are read: what is stored after that moves it again.
+            // Before its words are read, since a word that is stored later moves the group again.
             self.seen[group].store(moves, Ordering::Relaxed);
             found |= self.call(group, executed);
         }

@@ -1,4 +1,4 @@
-//! The beginning of a connection to another process: that one asks for the ring, and gets it.
+//! The beginning of a connection to another process, which asks for the ring and receives it.
 
 use rustix::io::{Errno, Result};
 
@@ -8,7 +8,7 @@ use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
 
 #[derive(Debug)]
 pub(super) struct Greeting {
-    /// The other process has asked.
+    /// Whether the other process has asked.
     asked: AtomicBool,
     over: AtomicBool,
     /// The file of the ring, until it was sent.
@@ -21,26 +21,26 @@ impl Greeting {
         Self { asked, over, ring: Mutex::new(Some(ring)) }
     }
 
-    /// Whether the other process has asked.
+    /// Returns true if the other process has asked.
     pub(super) fn has_begun(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }
 
-    /// Whether the other process has the ring, and can be told to look there. What was written before it finds when it gets
-    /// the ring.
+    /// Returns true if the other process has the ring, and can be notified. It finds everything written earlier when it
+    /// receives the ring.
     pub(super) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Takes the other process's request.
+    /// Receives the request of the other process.
     pub(super) fn hear(&self, connection: &Descriptor) -> Result<()> {
         hear_request(connection)?;
         self.asked.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Sends the ring if it was asked for. Returns false if the system cannot send it now. The caller holds the lock under
-    /// which the ring is written, so that no message is told of before.
+    /// Sends the ring if it was asked for. Returns false if the system cannot send it now. The caller holds the lock
+    /// under which the ring is written, so that no notification comes before the ring.
     ///
     /// # Errors
     /// If the other process has ended.
@@ -56,7 +56,8 @@ impl Greeting {
                 self.over.store(true, Ordering::Release);
                 Ok(true)
             }
-            // So many files of this user are on their way to processes that have not taken them yet; or there is no memory.
+            // Too many files of this user are in flight to processes that have not received them yet, or memory is
+            // short.
             Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM | Errno::AGAIN | Errno::INTR) => {
                 Ok(false)
             }

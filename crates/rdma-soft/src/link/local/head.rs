@@ -1,19 +1,19 @@
-//! What is in front of the payload of each burst between two processes. A message is up to [`MOST`] of them, one behind
-//! the other, each with such a head: so an acknowledgement leaves with what is sent next.
+//! The header before the payload of each burst between two processes. A message is a sequence of up to [`MOST`] bursts
+//! with such headers. So an acknowledgement leaves with the data that is sent next.
 //!
 //! | bytes | what |
 //! |---|---|
 //! | 0 | [`VERSION`] |
 //! | 1 | [flags](WITH_LAST) |
 //! | 2, 3 | the index of the sender's GID, and of the receiver's; 0 on InfiniBand |
-//! | 4 to 7 | payload of each packet but the last, packets (little endian, as all that follows) |
+//! | 4 to 7 | payload of each packet except the last, number of packets (little endian, as all that follows) |
 //! | 8 to 11 | payload of all packets |
-//! | 12 to 15 | of datagrams: service level; of requests: the [key](WordKey) of the word that says how far they are executed |
+//! | 12 to 15 | of datagrams: service level; of requests: the [key](WordKey) of the word that holds how far they are executed |
 //! | 16 to 55 | headers of the first packet, from its BTH on, as on a wire |
 //! | 56 to 95 | headers of the last packet, if there are several; or the route header of a datagram |
 //!
-//! Both processes have the same device, so that an index names an address of both. Whoever wrote a message may have
-//! written anything: nothing of it is used that was not checked.
+//! Both processes have the same device, so that an index means the same address in both. A peer may have written
+//! anything: everything is checked before it is used.
 
 use rdma_proto::wire::{Aeth, Bth, Headers, Opcode, Operation, Service, Syndrome};
 use rdma_proto::{Burst, Last};
@@ -25,32 +25,32 @@ use crate::engine::wire::TURN;
 use crate::engine::wire::letter::{BURST_BYTES, Datagram, Letter};
 use crate::engine::wire::word::WordKey;
 
-/// Of the messages, and of the names of sockets: processes of two versions do not see each other.
+/// The version of the messages, and of the names of sockets. Processes of different versions do not see each other.
 pub(super) const VERSION: u8 = 4;
 
-/// How many bytes there are in front of the payload.
+/// The size of the header in bytes.
 pub(super) const HEAD: usize = 96;
-/// How many bursts there are in a message at most.
+/// The maximum number of bursts per message.
 pub(super) const MOST: usize = 8;
-/// What is behind the first head of a message is no longer.
+/// The maximum number of bytes of a message after its first header.
 pub(super) const LONGEST_MESSAGE: usize = BURST_BYTES;
 const HEADERS: usize = 40;
 const FIRST: usize = 16;
 const SECOND: usize = FIRST + HEADERS;
 
-/// There are several packets.
+/// The burst has several packets.
 const WITH_LAST: u8 = 1;
-/// It is a datagram.
+/// The burst is a datagram.
 const DATAGRAM: u8 = 2;
-/// A datagram with a route header.
+/// The burst is a datagram with a route header.
 const ROUTED: u8 = 4;
-/// A void refusal: the RNR NAK of a packet for which there is a receive request now. It is no packet.
+/// The burst is a void refusal: the RNR NAK of a packet that has a receive request by now. It is not a packet.
 const VOID: u8 = 8;
 
 /// The contents of a head.
 pub(super) type Decoded = (Path, Burst, Option<Datagram>);
 
-/// What is in front of the payload of a letter.
+/// Returns the header of a burst.
 pub(super) fn encode(device: &Device, letter: &Letter) -> Option<[u8; HEAD]> {
     let Letter { path, burst, datagram, .. } = letter;
     let mut head = [0; HEAD];
@@ -80,18 +80,18 @@ pub(super) fn encode(device: &Device, letter: &Letter) -> Option<[u8; HEAD]> {
     Some(head)
 }
 
-/// The word that says how far the requests of a connection are executed, if they have one.
+/// Returns the key of the word that holds how far the requests of a connection are executed, if it has one.
 pub(super) fn word_of(head: &[u8; HEAD]) -> Option<WordKey> {
     let raw = u32::from_le_bytes([head[12], head[13], head[14], head[15]]);
     WordKey::of(raw).filter(|_| head[1] & DATAGRAM == 0)
 }
 
-/// How long the payload is that is to be behind a head.
+/// Returns the length of the payload after a header, according to the header.
 pub(super) fn length_said(head: &[u8; HEAD]) -> usize {
     u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize
 }
 
-/// What arrived, if it is what a device sends, with so many bytes of payload.
+/// Decodes a burst with `length` bytes of payload. Returns `None` if no device sends such a burst.
 pub(super) fn decode(device: &Device, head: &[u8; HEAD], length: usize) -> Option<Decoded> {
     let number = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
     let (flags, segment, segments) = (head[1], number(4), number(6));
@@ -110,7 +110,7 @@ pub(super) fn decode(device: &Device, head: &[u8; HEAD], length: usize) -> Optio
         return None;
     }
     let last = if flags & WITH_LAST == 0 {
-        // A packet that is alone, and no longer than the longest.
+        // A single packet, of at most the longest payload.
         if segments != 1 || usize::from(segment) != length || length > LONGEST {
             return None;
         }
@@ -118,12 +118,13 @@ pub(super) fn decode(device: &Device, head: &[u8; HEAD], length: usize) -> Optio
     } else {
         let (last, _) = Headers::parse(&head[SECOND..]).ok()?;
         let segment = usize::from(segment);
-        // With headers that the last packet of several has.
+        // With headers that the last of several packets has.
         let usual = headers_of(&last.bth, Last::of(&last)) == last;
         if !usual || last.bth.opcode.service() != header.bth.opcode.service() {
             return None;
         }
-        // No more packets than a device sends at a time, and of an MTU: the receiver executes all of them in one turn.
+        // At most as many packets, each with an MTU of payload, as a device sends per burst. The receiver executes all
+        // of them in one turn.
         let is_turn = (2..=TURN).contains(&u32::from(segments));
         if is_datagram || !is_turn || !(SHORTEST..=LONGEST).contains(&segment) {
             return None;
@@ -158,13 +159,13 @@ fn is_refusal(header: &Headers) -> bool {
         && header.aeth.is_some_and(is_rnr_nak)
 }
 
-/// The payload of the longest packet.
+/// The longest payload of a packet.
 pub(super) const LONGEST: usize = 4096;
 
-/// The payload of each packet of several but the last is that of an MTU.
+/// The shortest payload of each packet except the last of several: the smallest MTU.
 const SHORTEST: usize = 256;
 
-/// The headers of the last packet of several, of which [`Last`] is a part.
+/// Returns the headers of the last of several packets; [`Last`] holds the parts that differ from the first one.
 fn headers_of(first: &Bth, last: Last) -> Headers {
     let Last { opcode, solicited, ack_request, pad_count, aeth, imm, ieth } = last;
     let bth = Bth { opcode, solicited, ack_request, pad_count, ..*first };

@@ -1,4 +1,4 @@
-//! A device of the host: what all its processes agree upon.
+//! A device of the host: the state that all its processes agree upon.
 
 use std::collections::BTreeMap;
 use std::env::VarError;
@@ -23,21 +23,21 @@ use crate::fabric::random::Seed;
 use crate::fabric::tellers::tell_aside;
 use crate::sync::locked;
 
-/// Which processes of the host share a device, so that their queue pairs reach each other. They are in one network
+/// The processes of the host that share a device, so that their queue pairs reach each other. They are in one network
 /// namespace, as the containers of a pod are.
 ///
-/// [`install`](crate::install) takes it from the environment variable `RDMA_SOFT_PEERS`, and
+/// [`install`](crate::install) reads it from the environment variable `RDMA_SOFT_PEERS`, and
 /// [`Builder::peers`](crate::Builder::peers) sets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Peers {
-    /// This process alone has the device (`RDMA_SOFT_PEERS=none`).
+    /// Only this process has the device (`RDMA_SOFT_PEERS=none`).
     #[default]
     ThisProcess,
     /// Processes of the same user share it (`RDMA_SOFT_PEERS=user`, and without the variable).
     SameUser,
-    /// Processes of any user share it (`RDMA_SOFT_PEERS=any`): each of them may send to queue pairs of all others,
-    /// as on a network.
+    /// Processes of any user share it (`RDMA_SOFT_PEERS=any`): each of them may send to queue pairs of all others, as
+    /// on a network.
     AnyUser,
 }
 
@@ -63,7 +63,7 @@ impl Peers {
             other => {
                 tracing::warn!(
                     RDMA_SOFT_PEERS = ?other,
-                    "other processes cannot reach the software devices: the variable is `user`, `any` or `none`"
+                    "other processes cannot reach the software devices: set the variable to `user`, `any` or `none`"
                 );
                 Self::ThisProcess
             }
@@ -76,52 +76,52 @@ impl Peers {
 pub(crate) struct LocalHost {
     names: Names,
     admits: Admits,
-    /// Where processes are that this one sends to, by slot.
+    /// The other processes that this one sends to, by slot.
     neighbors: Mutex<BTreeMap<u16, Weak<Neighbor>>>,
-    /// How many slots in a row were others'.
+    /// The number of slots in a row that other processes had.
     taken: AtomicU32,
-    /// Why this process has no slot that others find, if so.
+    /// The reason why this process has no slot that others find, if so.
     alone: OnceLock<Alone>,
 }
 
-/// Why no other process reaches this one.
+/// The reason why no other process reaches this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Alone {
     /// Another user has bound the names.
     NamesOf(u32),
-    /// It has no thread or no socket for a slot, or processes that it may reach have all slots that it has tried.
+    /// This process has no thread or no socket for a slot, or reachable processes have all the slots that it has tried.
     System(Errno),
 }
 
 impl Alone {
-    /// Reports it. The caller may hold locks.
+    /// Reports the reason. The caller may hold locks.
     fn report(self, device: &'static str) {
         tell_aside(move || match self {
             Self::NamesOf(user) => tracing::warn!(
                 device,
                 user,
                 "another user of this host has bound the names by which processes find each other: the device works \
-                 within this process, and connects to no other one. End the processes of that user that have them \
+                 only within this process. End the processes of that user that have them \
                  (`ss -xlp`), or start this one in a network namespace of its own"
             ),
             Self::System(errno) => tracing::warn!(
                 device,
                 %errno,
-                "this process has no slot that others find: the device works within it, and connects to no other one"
+                "this process has no slot that other processes find: the device works only within this process"
             ),
         });
     }
 }
 
-/// After so many slots that are others' the process does without one: somebody has them all.
+/// The number of taken slots after which the process does without one: another user may have bound them all.
 const MOST_TAKEN: u32 = 512;
 
 impl LocalHost {
-    /// For the device of that name, with what its identity is drawn from: `shape` is what else all processes have to
-    /// have in common, such as its GID table.
+    /// Creates the host for the device of that name, and the seed of its identity. All processes of the device must
+    /// agree upon `shape`, which holds its GID table, for example.
     ///
     /// # Errors
-    /// If the system does not say which host, or which namespace, this is; if the directory is not this user's alone.
+    /// If the system does not report its host or network namespace, or if other users may enter the directory.
     pub(crate) fn new(
         device: &str,
         shape: &str,
@@ -139,7 +139,9 @@ impl LocalHost {
                 (Names::Abstract(format!("rdma-soft/{VERSION}/{user}/{device}/")), String::new())
             }
             Some(_) if peers == Peers::AnyUser => {
-                return Err(io::Error::other("a directory is for processes of one user"));
+                return Err(io::Error::other(
+                    "a directory works only for processes of one user: choose `Peers::SameUser`",
+                ));
             }
             Some(path) => Names::in_directory(path, device)?,
         };
@@ -161,7 +163,7 @@ fn same_user(user: u32) -> bool {
 }
 
 impl LocalHost {
-    /// Why a slot cannot be had by this process, and there is no use in another one.
+    /// Returns the reason why this process can have neither this slot nor another one.
     fn why_alone(&self, slot: u16, errno: Errno) -> Alone {
         let user =
             (errno == Errno::ADDRINUSE).then(|| user_at(&self.names.address(slot).ok()?)).flatten();

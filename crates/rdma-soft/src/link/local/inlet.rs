@@ -1,5 +1,5 @@
-//! Where the packets of one other process come in: a ring of messages in memory that it shares with this one, and a
-//! connection by which each tells the other to look there.
+//! The receiving end of another process. It has a ring of messages in memory that both processes share, and a
+//! connection by which each side notifies the other.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -22,13 +22,13 @@ use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, Happened, Token, Watched};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, fence, locked_for_calls};
 
-/// How many messages are read in a turn.
+/// The number of messages read per turn.
 const TURN: u32 = 16;
 
-/// The time after which an answer is sent again that the kernel had no memory for.
+/// The time after which an answer is sent again that failed because the kernel had no memory.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// More than a ring holds, or an inbox.
+/// More turns than a full ring or a full inbox needs.
 const MOST_TURNS: u32 = 256;
 
 #[derive(Debug)]
@@ -36,47 +36,47 @@ pub(super) struct Inlet {
     driver: &'static Driver,
     device: &'static Device,
     connection: Descriptor,
-    /// Behind the connection, which it counts until that is closed.
+    /// Keeps the connection counted until it is closed. Declared after `connection`, so that it is dropped later.
     _guest: Guest,
-    /// Where the driver finds it.
+    /// The name under which the driver finds it.
     token: Token,
-    /// Once it has come.
+    /// The ring, once it was received.
     ring: OnceLock<RingReceiver>,
-    /// The ring is not received yet, since other processes hold up the threads that would release another file, or this one
-    /// may open none.
+    /// Whether receiving the ring is postponed: other processes hold up the threads that would release another file, or
+    /// this process cannot open another one.
     put_off: AtomicBool,
-    /// The connection has something to say.
+    /// Whether the connection has something to read.
     told: AtomicBool,
-    /// A message was read since it said so last.
+    /// Whether a message was read since the last notification.
     has_read: AtomicBool,
-    /// It has no more to say.
+    /// Whether the connection has ended.
     ended: AtomicBool,
-    /// Nothing is taken here any more: another thread may have it in hand yet.
+    /// Whether receiving is over. Another thread may still be processing a message.
     closed: AtomicBool,
-    /// The driver looks at the ring.
+    /// Whether the driver looks at the ring.
     attended: AtomicBool,
     /// Held by the thread that reads, so that messages stay in order; empty otherwise.
     reading: Mutex<Vec<Letter>>,
-    /// It waits for space, and not for messages.
+    /// Whether it waits for space in the inbox, and not for messages.
     waits: AtomicBool,
-    /// The numbers of the last question that came, of the last one before which everything was executed, and of the last
-    /// one that was answered.
+    /// The numbers of the last question that arrived, of the last one before which everything was executed, and of the
+    /// last one that was answered.
     asked: AtomicU32,
     executed: AtomicU32,
     answered: AtomicU32,
     entry: Entry,
 }
 
-/// After what time it looks again whether a ring can be received.
+/// The time after which it tries again to receive the ring.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// What one look at the ring has found.
+/// The result of one look at the ring.
 enum RingRead {
     Message,
     Nothing,
-    /// There is no space for it.
+    /// The inbox has no space for the message.
     NoRoom,
-    /// The process writes what no device sends.
+    /// The process has written data that no device sends.
     Malformed,
 }
 
@@ -110,13 +110,13 @@ impl Inlet {
         })
     }
 
-    /// Says whether the driver is to tell of messages.
+    /// Turns the driver's events for messages on or off.
     fn hear_of_messages(&self, messages: bool) {
         let flags = if messages { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
         self.driver.set_flags(self.token, &self.connection, flags);
     }
 
-    /// Whether there is something to read, and space for it.
+    /// Returns true if there is something to read, and space for it.
     fn has_message(&self) -> bool {
         self.ring.get().is_some_and(RingReceiver::has_come)
             && !self.waits.load(Ordering::Relaxed)
@@ -128,7 +128,7 @@ impl Inlet {
         self.driver.close(self.token);
     }
 
-    /// Reads a message into a buffer of the device's inbox, which takes it.
+    /// Reads a message into a buffer of the device's inbox, and passes it to the inbox.
     fn read(self: &Arc<Self>, letters: &mut Vec<Letter>) -> RingRead {
         let Some(ring) = self.ring.get().filter(|ring| ring.has_come()) else {
             return RingRead::Nothing;
@@ -182,8 +182,8 @@ impl Inlet {
         letter
     }
 
-    /// Takes what the connection says: first the ring, then that something is there, and at last that the process has
-    /// ended. Whatever else it says ends it. Returns true if it asks a question.
+    /// Reads the connection: first the ring, then notifications, and at last the end of the process. Any other data
+    /// ends the connection. Returns true if a question was asked.
     fn hear(&self) -> bool {
         let mut told = false;
         for _ in 0..TELLS {
@@ -208,9 +208,9 @@ impl Inlet {
             }
         }
         let Some(ring) = self.ring.get() else { return false };
-        // Either this sees that the driver looks no more, or that one, before, that there is a ring.
+        // Either this sees that the driver no longer looks, or the driver saw before that there is a ring.
         fence(Ordering::SeqCst);
-        // It tells once. What has come before is found by the next look.
+        // The peer notifies once. The next look finds everything that arrived before.
         if !self.attended.load(Ordering::Acquire) {
             ring.sleep();
         }
@@ -221,8 +221,9 @@ impl Inlet {
         self.asked.swap(asked, Ordering::Relaxed) != asked
     }
 
-    /// Answers a question once everything that came before it is read. This turn executes that, the turns of the queue
-    /// pairs that answer it come next, and then another turn answers the question. Returns true if that is still to come.
+    /// Answers a question once everything that arrived before it was read. This turn executes it. The turns of the
+    /// queue pairs that acknowledge it come next, and another turn then answers the question. Returns true if that turn
+    /// is still to come.
     fn answer(self: &Arc<Self>) -> bool {
         let Some(ring) = self.ring.get() else { return false };
         let asked = self.asked.load(Ordering::Relaxed);
@@ -251,8 +252,8 @@ impl Inlet {
         self.entry.set_timer(self.device.fabric.clock.now() + RETRY);
     }
 
-    /// Takes a message apart, of which that is behind its first head: says what the first burst is, and copies the others
-    /// to buffers of their own. `None` if any of it is not what a device sends.
+    /// Parses a message, given as its first head and the bytes after that. Returns the first burst, and copies the
+    /// others to buffers of their own. Returns `None` if any part is not what a device sends.
     fn take_apart(
         self: &Arc<Self>,
         head: &[u8; HEAD],
@@ -268,7 +269,7 @@ impl Inlet {
             if letters.len() + 1 >= MOST {
                 return None;
             }
-            // A message is taken as a whole: there may be less space than its bursts need.
+            // A message is accepted as a whole, even if its bursts need more buffers than are left.
             let mut buffer = self.device.inbox().buffer_at_once();
             buffer[..payload.len()].copy_from_slice(payload);
             letters.push(self.letter(head, decoded, buffer));
@@ -277,7 +278,7 @@ impl Inlet {
         Some(first)
     }
 
-    /// Takes a message, if there is one.
+    /// Handles one message, if there is any. Returns true if there was a message or a question.
     fn take_one(self: &Arc<Self>, letters: &mut Vec<Letter>) -> bool {
         if self.closed.load(Ordering::Relaxed) {
             return false;
@@ -293,7 +294,7 @@ impl Inlet {
                 }
                 RingRead::Nothing => {}
                 RingRead::NoRoom => {
-                    // The inbox calls when it has space; nobody is to look for messages until then.
+                    // The inbox calls when it has space; until then no thread should look for messages.
                     self.waits.store(true, Ordering::Relaxed);
                     self.hear_of_messages(false);
                     return false;
@@ -305,7 +306,7 @@ impl Inlet {
                 }
             }
             if self.ended.load(Ordering::Relaxed) {
-                // What it has said before was heard.
+                // Everything it sent before was received.
                 self.close();
                 return false;
             }
@@ -313,7 +314,7 @@ impl Inlet {
                 return false;
             }
             if self.hear() {
-                // It is answered in a turn of its own.
+                // The question is answered in a turn of its own.
                 self.entry().queue();
                 return true;
             }
@@ -360,7 +361,7 @@ impl Watched for Inlet {
         self.has_message() || self.told.load(Ordering::Relaxed)
     }
 
-    /// Small messages come one at a time.
+    /// Handles one message: small messages arrive one at a time.
     fn look(self: Arc<Self>) -> bool {
         self.take_one(&mut locked_for_calls(&self.reading))
     }
@@ -382,9 +383,9 @@ impl Watched for Inlet {
     }
 
     fn read_all(self: Arc<Self>) {
-        // The ring itself may not have been heard of.
+        // The ring itself may not have been received yet.
         self.told.store(true, Ordering::Release);
-        // Who sends without end is not waited for.
+        // Bounded, since a process may send without end.
         for _ in 0..MOST_TURNS {
             let more = Arc::clone(&self).run();
             self.device.inbox().execute_all();
@@ -416,7 +417,7 @@ impl Task for Inlet {
         if self.put_off.swap(false, Ordering::Relaxed) {
             self.driver.look_again(self.token, &self.connection);
         }
-        // An answer may be due that could not be sent.
+        // There may be an answer that could not be sent.
         self.entry().queue();
     }
 }

@@ -1,4 +1,4 @@
-//! A slot of this process: the socket at which other processes connect to it.
+//! A slot of this process: the socket to which other processes connect.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -18,15 +18,15 @@ use crate::link::driver::{Driver, Happened, MOST, Token, Watched};
 use crate::link::expendable;
 use crate::sync::{AtomicBool, Ordering, locked};
 
-/// How many connections one other process may make: one to each slot, and some that have ended and were not looked at
-/// yet.
+/// The maximum number of connections of one other process: one to each slot, and some that have ended and were not
+/// handled yet.
 const MOST_OF_PROCESS: usize = 64;
-/// How many are taken at a time.
+/// The maximum number of connections accepted per call.
 const ACCEPTS: u32 = 16;
-/// After what time it looks again whether there are descriptors for connections that wait, and threads to close them.
+/// The time after which it checks again for descriptors for waiting connections, and for threads to close them.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Whether the processes of a user may talk to this one.
+/// A function that returns true if processes of a user may connect to this one.
 pub(super) type Admits = fn(user: u32) -> bool;
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub(super) struct Listener {
     socket: Descriptor,
     token: Token,
     admits: Admits,
-    /// The last look found no thread for what might come.
+    /// Whether the last check found no thread that could close arriving files.
     held_up: AtomicBool,
     entry: Entry,
 }
@@ -60,12 +60,12 @@ impl Listener {
         })
     }
 
-    /// Takes some of the connections that other processes have made.
+    /// Accepts some of the connections that other processes have made.
     fn accept(&self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         for _ in 0..ACCEPTS {
             if expendable::is_full() {
-                // One look may find calls that are made in a moment.
+                // A single check may find a queue of calls that empties in a moment.
                 if self.held_up.swap(true, Ordering::Relaxed) {
                     self.device.tally.rare.held_up_connections.count();
                     expendable::report();
@@ -74,7 +74,7 @@ impl Listener {
             }
             self.held_up.store(false, Ordering::Relaxed);
             let Ok(listening) = self.socket.get() else { return };
-            // The ring of the connection is a file, too, for a moment.
+            // The ring of the connection also needs a descriptor for a moment.
             let accepted =
                 Descriptor::open(|| fcntl_dupfd_cloexec(listening, 0)).and_then(|_one_more| {
                     Descriptor::open_for_others(|| accept_with(listening, flags))
@@ -82,25 +82,25 @@ impl Listener {
             match accepted {
                 Ok(connection) => {
                     if !self.admit(connection) {
-                        // It is closed, which its process takes for the end of this one.
+                        // It is closed, so that its process believes that this one has ended.
                         self.device.tally.rare.refused_connections.count();
                     }
                 }
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                // This process has as many files open as it may.
+                // This process has reached its limit of open files.
                 Err(_) => return self.put_off(),
             }
         }
     }
 
-    /// The connections wait, and nobody is to look at them all the time.
+    /// Leaves the connections waiting for a while, without events for them.
     fn put_off(&self) {
         self.driver.set_flags(self.token, &self.socket, epoll::EventFlags::empty());
         self.entry.set_timer(self.driver.subnet.clock.now() + RETRY);
     }
 
-    /// Takes what another process sends by a connection, if it may.
+    /// Starts to receive from another process by a connection, if that process is admitted. Returns true if it is.
     fn admit(&self, connection: Descriptor) -> bool {
         let Ok((process, user)) = connection.peer() else { return false };
         if !(self.admits)(user) {
@@ -140,14 +140,14 @@ impl Task for Listener {
     }
 }
 
-/// One connection that another process has made, which counts as long as it is open.
+/// A connection that another process has made, which counts as long as it is open.
 #[derive(Debug)]
 pub(super) struct Guest {
-    /// Who it is, if it has a number here.
+    /// The process, if it has a number here.
     process: Option<ProcessId>,
 }
 
-/// How many connections of others are open.
+/// The number of open connections of other processes.
 static GUESTS: std::sync::Mutex<Guests> =
     std::sync::Mutex::new(Guests { all: 0, by_process: BTreeMap::new() });
 
@@ -157,9 +157,9 @@ struct Guests {
 }
 
 impl Guest {
-    /// One more of a process, if there may be one more.
+    /// Counts another connection of a process. Returns `None` if the process has too many.
     pub(super) fn of(process: Option<ProcessId>) -> Option<Self> {
-        // Of what the process may open others have half at most.
+        // Other processes may use at most half of this process's limit of open files.
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let most = usize::try_from(files / 2).unwrap_or(usize::MAX).min(MOST / 2);
         let guests = &mut *locked(&GUESTS);

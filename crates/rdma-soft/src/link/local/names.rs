@@ -1,6 +1,6 @@
-//! The names of sockets by which processes find each other. Abstract ones are seen, and can be bound, by all processes of a
-//! network namespace. Those in a directory are this user's, and their files stay when a process is killed: a lock, which ends
-//! with its process, says whether somebody has a name.
+//! The names of sockets by which processes find each other. All processes of a network namespace see abstract names,
+//! and can bind them. Names in a directory belong to this user, and their files remain when a process is killed. A
+//! lock, which ends with its process, shows whether a name is in use.
 
 use std::io::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::sync::locked;
 
 #[derive(Debug)]
 pub(super) enum Names {
-    /// They begin so.
+    /// Abstract names, with this prefix.
     Abstract(String),
     Directory(Directory),
 }
@@ -26,12 +26,12 @@ pub(super) enum Names {
 pub(super) struct Directory {
     path: PathBuf,
     device: String,
-    /// Of the names that this process has.
+    /// The locks of the names that this process has.
     locks: Mutex<Vec<Descriptor>>,
 }
 
 impl Names {
-    /// Names in a directory, and what tells it from others.
+    /// Returns names in a directory, and a text that identifies the directory.
     ///
     /// # Errors
     /// If other users may enter the directory, or its path is too long for a socket.
@@ -42,7 +42,7 @@ impl Names {
         let is_directory = rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir();
         if !is_directory || found.st_uid != geteuid().as_raw() || found.st_mode & 0o077 != 0 {
             return Err(Error::other(format!(
-                "{} is no directory of this user that no other user may enter: `mkdir -m 700` makes one",
+                "{} is not a directory that only this user may enter: create one with `mkdir -m 700`",
                 path.display()
             )));
         }
@@ -52,14 +52,14 @@ impl Names {
             let path = directory.socket(0);
             let length = path.as_os_str().len();
             Error::other(format!(
-                "the path {} has {length} bytes: a socket's has 107 at most",
+                "the path {} has {length} bytes: the path of a socket has at most 107",
                 path.display()
             ))
         })?;
         Ok((Self::Directory(directory), format!("{} {}", found.st_dev, found.st_ino)))
     }
 
-    /// The name of the socket of a slot.
+    /// Returns the name of the socket of a slot.
     pub(super) fn address(&self, slot: u16) -> rustix::io::Result<SocketAddrUnix> {
         match self {
             Self::Abstract(begin) => {
@@ -69,7 +69,7 @@ impl Names {
         }
     }
 
-    /// Sees to it that this process can bind a name. `ADDRINUSE` if another one has it.
+    /// Reserves a name for this process. Fails with `ADDRINUSE` if another process has it.
     pub(super) fn take(&self, slot: u16) -> rustix::io::Result<()> {
         match self {
             Self::Abstract(_) => Ok(()),
@@ -95,7 +95,7 @@ impl Directory {
             },
         )?;
         locked(&self.locks).push(lock);
-        // Of a process that has ended.
+        // The socket of a process that has ended.
         match unlink(&socket) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => Err(errno),

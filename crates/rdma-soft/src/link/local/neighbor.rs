@@ -1,5 +1,5 @@
-//! The way to one slot of another process: a ring of messages in memory that this process shares with it, and a
-//! connection by which each tells the other to look there.
+//! The sending end to one slot of another process. It has a ring of messages in memory that this process shares with
+//! that one, and a connection by which each side notifies the other.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -30,17 +30,17 @@ use crate::sync::{
     AtomicBool, Mutex, Ordering, fence, locked_for_calls, locked_in_models as locked,
 };
 
-/// A process that takes nothing for so long loses the datagrams that wait for it. What connections send waits as long as
-/// the process lives.
+/// If a process reads nothing for this long, the datagrams that wait for it are dropped. Packets of connections wait as
+/// long as the process lives.
 const STALL: Duration = Duration::from_secs(1);
 
-/// After what time it tries again to send its ring.
+/// The time after which sending the ring is tried again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// After what time a question is asked again for which there was no memory.
+/// The time after which a question is asked again that failed for lack of memory.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// How many messages are written in a turn.
+/// The maximum number of messages written per turn.
 const MESSAGES: u32 = 64;
 
 /// A slot of another process.
@@ -51,16 +51,16 @@ pub(crate) struct Neighbor {
     connection: Descriptor,
     ring: RingSender,
     greeting: Greeting,
-    /// Where the driver finds it.
+    /// The name under which the driver finds it.
     pub(super) token: Token,
     queues: Mutex<Queues>,
-    /// Who learns from the ring what was executed.
+    /// The connections that learn from the ring what was executed.
     claims: Claims,
     /// Held by the thread that writes, so that messages stay in order; empty otherwise.
     writing: Mutex<Message>,
-    /// The driver looks at the words.
+    /// Whether the driver looks at the words.
     attended: AtomicBool,
-    /// The process has ended, or does not take what this one sends.
+    /// Whether the process has ended, or broken the protocol.
     gone: AtomicBool,
     pub(super) entry: Entry,
 }
@@ -89,15 +89,15 @@ impl Neighbor {
         })
     }
 
-    /// Gives each of them a turn.
+    /// Queues a turn of each of them.
     fn call_back(&self, all: &[Weak<dyn Task>]) {
         for sender in all.iter().filter_map(Weak::upgrade) {
             sender.entry().queue();
         }
     }
 
-    /// There may be space now: gives as many of those a turn that found none, and itself the next one, so that it sees
-    /// what they have made of it.
+    /// Handles new space: queues a turn of as many waiting senders as fit, and then one of its own, which sends what
+    /// they have written.
     fn call_back_some(self: &Arc<Self>) {
         let (first, more) = locked(&self.queues).connections.readmit();
         self.call_back(&first);
@@ -106,10 +106,10 @@ impl Neighbor {
         }
     }
 
-    /// The process has ended: nothing more arrives there, and all who have connections there find that at their next
-    /// turn.
+    /// Handles the end of the process. Nothing more is sent to it, and each queue pair with a connection to it finds
+    /// that at its next turn.
     pub(super) fn leave(&self) {
-        // Only those who have connections there keep its descriptor.
+        // From here on only the queue pairs with connections there keep its descriptor.
         self.driver.close(self.token);
         let (users, turned_away) = {
             let queues = &mut *locked(&self.queues);
@@ -121,7 +121,7 @@ impl Neighbor {
         self.call_back(&turned_away);
     }
 
-    /// Writes what waits. Whether the process takes more, and there is more.
+    /// Writes what waits. Returns true if there is more, and the process accepts more.
     fn write(&self, message: &mut Message) -> bool {
         match self.greeting.answer(&self.connection) {
             Ok(true) => {}
@@ -156,7 +156,7 @@ impl Neighbor {
         true
     }
 
-    /// Says whether there was space for it.
+    /// Returns true if there was space for the message.
     fn send_message(&self, message: &Message) -> rustix::io::Result<bool> {
         let parts = message.iter().flat_map(|(head, letter)| [&head[..], letter.payload()]);
         let written = self.ring.write(parts)?;
@@ -166,7 +166,7 @@ impl Neighbor {
         Ok(written.is_some())
     }
 
-    /// Has the process look at the ring, if it has the ring: until then it finds what was written when it gets it. Returns
+    /// Notifies the process, if it has the ring; otherwise it finds all messages when it receives the ring. Returns
     /// false if there is no memory for that.
     fn tell(&self) -> bool {
         !self.greeting.is_over() || tell(&self.connection)
@@ -180,10 +180,10 @@ impl Neighbor {
         queues.put_back(message);
     }
 
-    /// There was no space. The process tells of it when there is some, if there is none now.
+    /// Handles a lack of space: requests a notification of space, and returns true if there is some already.
     fn finds_space(&self) -> bool {
         let now = self.device.fabric.clock.now();
-        // An error is found by the next message.
+        // The next message finds an error.
         let finds = self.ring.wait().unwrap_or(true);
         if !finds {
             self.begin_silence(now, true);
@@ -191,18 +191,18 @@ impl Neighbor {
         finds
     }
 
-    /// How long the process may be silent.
+    /// Returns how long the process may be silent.
     fn limit(&self) -> Duration {
         self.device.limits.patience.process
     }
 
-    /// When something of a silence has passed.
+    /// Returns the time at which the next limit of a silence passes.
     fn next_deadline(&self, silence: &Silence) -> Option<Time> {
         let stalled = silence.stalled.map(|since| since + STALL);
         stalled.into_iter().chain(silence.next(self.limit())).min()
     }
 
-    /// The process owes something from now on.
+    /// Starts the time within which the process must give a sign of life.
     fn begin_silence(&self, now: Time, stalled: bool) {
         let next = {
             let silence = &mut locked(&self.queues).silence;
@@ -217,7 +217,8 @@ impl Neighbor {
         }
     }
 
-    /// Asks whether all is executed that was sent, if that is to be asked and all of it is written. Who writes calls this.
+    /// Asks whether everything sent is executed, if that is due and everything is written. The thread that writes calls
+    /// this.
     fn put_question(&self) {
         let Some(question) = locked(&self.queues).questions.next() else { return };
         let now = self.device.fabric.clock.now();
@@ -230,7 +231,7 @@ impl Neighbor {
         }
     }
 
-    /// Looks whether the process has answered a question, and calls those who wait for that.
+    /// Checks whether the process has answered a question, and queues the senders that wait for it.
     pub(super) fn hear_answer(&self) {
         let answered = self.ring.answered();
         let called = {
@@ -277,7 +278,7 @@ impl Carrier for Neighbor {
         Some(spare.unwrap_or_else(|| new_buffer(BURST_BYTES)))
     }
 
-    /// A datagram for which there is no space is lost: who sends it may have others for other processes.
+    /// Returns `None` if there is no space: the datagram is lost, since its sender may have others for other processes.
     fn datagram_buffer(&self, _sender: Weak<dyn Task>, length: usize) -> Option<Box<[u8]>> {
         let mut queues = locked(&self.queues);
         if !queues.has_room_for_datagram(length) {
@@ -348,25 +349,26 @@ impl Watched for Neighbor {
         &self.connection
     }
 
-    /// It says that there is space, that something was executed, or an answer; all else is its end.
+    /// Handles a notification: of space, of executed requests, or of an answer. Anything else is the end of the
+    /// connection.
     fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened {
         if flags.intersects(!epoll::EventFlags::IN) {
             return Happened::End;
         }
-        // Whatever it says, there may be space.
+        // In each case there may be space.
         let heard = (0..TELLS).try_for_each(|_| match self.greeting.has_begun() {
             true => hear_tell(&self.connection).map(drop),
             false => self.greeting.hear(&self.connection),
         });
         match heard {
-            // It tells without end.
+            // The peer notifies without end.
             Ok(()) => self.driver.note_useless(),
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(_) => return Happened::End,
         }
         self.hear_answer();
         self.entry().queue();
-        // It tells once: what was executed before is found by the next look.
+        // The peer notifies once. The next look finds everything executed before.
         if !self.attended.load(Ordering::Acquire)
             && let Some(executed) = self.ring.executed()
         {
@@ -386,7 +388,7 @@ impl Watched for Neighbor {
         self.claims.have_news(&self.ring)
     }
 
-    /// Also if the process does not read: its program may have polled a moment ago, and its thread stay away.
+    /// Also if the process does not read: its program may have polled a moment ago, so that its thread stays away.
     fn is_worth_a_look(&self) -> bool {
         self.has_come() || self.ring.is_unread()
     }
@@ -477,7 +479,7 @@ impl Task for Neighbor {
             self.entry().queue();
         }
         self.call_back_some();
-        // What could not be told before is told now.
+        // Sends the notifications that failed before.
         self.entry().queue();
     }
 }

@@ -90,7 +90,7 @@ mod tests {
     static FABRIC: Fabric = Fabric::new();
 
     #[test]
-    fn a_question_follows_what_was_to_be_sent_before() {
+    fn a_question_follows_all_earlier_bursts() {
         let senders = [(); 2].map(|()| Turns::new(&FABRIC));
         let weak = |n: usize| -> Weak<dyn Task> { Arc::<Turns>::downgrade(&senders[n]) };
         let mut questions = Questions::default();
@@ -109,7 +109,7 @@ mod tests {
             (questions.next(), questions.next(), questions.are_open()),
             (Some(1), None, true)
         );
-        // A second question is another's.
+        // A second question has another number.
         assert_eq!(questions.ask(weak(1)), 2);
         assert_eq!(questions.answer(0).len(), 0);
         let called = questions.answer(1);

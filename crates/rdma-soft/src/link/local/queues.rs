@@ -81,11 +81,11 @@ impl Queues {
         self.datagrams.push_back(letter);
     }
 
-    /// Moves as many bursts as a message holds to `message`, with their heads. Messages begin with bursts of connections
-    /// and with datagrams in turn.
+    /// Moves as many bursts as a message holds to `message`, with their heads. Messages begin with bursts of
+    /// connections and with datagrams in turn.
     pub(super) fn fill(&mut self, device: &Device, message: &mut Message) {
         if self.is_empty() && !self.questions.are_open() {
-            // Lost datagrams were all that it owed.
+            // The process owed nothing except datagrams, which are lost.
             self.silence.end();
         }
         let (mut behind, first) = (0, self.datagrams_first);
@@ -123,12 +123,12 @@ impl Queues {
         }
     }
 
-    /// The message was written.
+    /// Notes that the message was written.
     pub(super) fn has_written(&mut self, message: &mut Message) {
         let of_connections = message.iter().filter(|(_, letter)| letter.datagram.is_none());
         self.questions.note_written(of_connections.count() as u64);
         message.drain(..).for_each(|(_, letter)| self.connections.keep(letter.into_buffer()));
-        // Only now: if each attempt did, one kind might find space each time and the other never.
+        // Only after a write: if each attempt did this, one kind might find space each time and the other never.
         self.datagrams_first = !self.datagrams_first;
         self.silence.stalled = None;
         if !self.questions.are_open() {
@@ -136,7 +136,7 @@ impl Queues {
         }
     }
 
-    /// Returns a message, for which there was no space, to the front of the queues.
+    /// Returns a message that found no space to the front of the queues.
     pub(super) fn put_back(&mut self, message: &mut Message) {
         for (_, letter) in message.drain(..).rev() {
             if letter.datagram.is_some() {

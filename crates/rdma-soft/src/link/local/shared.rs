@@ -1,14 +1,14 @@
-//! The memory that two processes share: a ring of messages from the one that made it to the other.
+//! The memory that two processes share: a ring of messages from the one that created it to the other.
 //!
 //! | bytes | what |
 //! |---|---|
 //! | 0 to 767 | [`Words`], each in 128 bytes |
-//! | 768 to 9215 | [`Executed`]: how far the receiver has executed what came for each connection |
+//! | 768 to 9215 | [`Executed`]: how far the receiver has executed the packets of each connection |
 //! | 12288 and on | the ring, of [`CAPACITY`] bytes |
 //!
-//! A message begins at a multiple of [`ALIGN`], with its length in four bytes (little endian) and [`GAP`] bytes in all before
-//! it. Whoever has the memory may write it at any time: no reference to the bytes of the ring is formed, and what was
-//! copied out of it is checked then.
+//! A message begins at a multiple of [`ALIGN`]. [`GAP`] bytes come before it, with its length in the first four (little
+//! endian). Either process may write the memory at any time. So no reference to the bytes of the ring is formed, and
+//! data is checked after it was copied out.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,17 +29,17 @@ use crate::link::executed::Executed;
 use crate::link::ring::{Broken, CAPACITY, Words};
 use crate::memory::copy::{Reach, Segment};
 
-/// Where the ring begins.
+/// The offset of the ring.
 const BEGIN: usize = 12_288;
 const SIZE: usize = BEGIN + CAPACITY as usize;
-/// Where messages begin.
+/// The alignment of messages.
 const ALIGN: u32 = 64;
-/// After how many looks a sender tells a receiver that has said that it looks: some microseconds.
+/// The number of looks after which a sender notifies a receiver that claims to look: some microseconds.
 const PATIENCE: u32 = 128;
-/// How many bytes there are before a message, so that a short message takes two cache lines.
+/// The number of bytes before a message, chosen so that a short message takes two cache lines.
 const GAP: u32 = 16;
 
-/// What is before the ring.
+/// The words before the ring.
 #[repr(C)]
 struct Front {
     words: Words,
@@ -48,14 +48,14 @@ struct Front {
 
 const _: () = assert!(size_of::<Front>() <= BEGIN && CAPACITY.is_power_of_two());
 
-/// The memory, as it is mapped here. A forked child does not have it.
+/// The mapping of the memory in this process. A forked child does not have it.
 #[derive(Debug)]
 struct Mapping {
     place: NonNull<u8>,
     process: Process,
 }
 
-// SAFETY: the memory belongs to no thread, and is reached by atomics and device copies alone (SAFETY.md F26).
+// SAFETY: the memory belongs to no thread, and is accessed only by atomics and device copies (SAFETY.md F26).
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -63,23 +63,23 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     fn of(memory: BorrowedFd<'_>) -> Result<Self> {
         let (rights, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping, where the kernel has space (mmap(2), SAFETY.md F15).
+        // SAFETY: a new mapping, at an address that the kernel chooses (mmap(2), SAFETY.md F15).
         let place = unsafe { mmap(std::ptr::null_mut(), SIZE, rights, flags, memory, 0) }?;
         let place = NonNull::new(place.cast()).ok_or(Errno::NOMEM)?;
         let mapping = Self { place, process: Process::current() };
-        // SAFETY: of these pages, which are this value's (madvise(2), SAFETY.md F15).
+        // SAFETY: for these pages, which belong to this value (madvise(2), SAFETY.md F15).
         unsafe { madvise(place.as_ptr().cast(), SIZE, Advice::LinuxDontFork) }?;
         let _ = place.as_ptr().expose_provenance();
         Ok(mapping)
     }
 
-    /// In the process that has mapped it.
+    /// Returns the words, in the process that has mapped them.
     fn front(&self) -> Result<&Front> {
         if !self.process.is_current() {
             return Err(Errno::BADF);
         }
-        // SAFETY: mapped here as long as this value is, aligned, and there is no other access to it, in whatever process,
-        // than by atomics, of which any bytes are values (SAFETY.md F26).
+        // SAFETY: mapped here as long as this value exists, and aligned. All other accesses to it, in any process, are
+        // by atomics, and any bytes are valid values of these (SAFETY.md F26).
         Ok(unsafe { self.place.cast::<Front>().as_ref() })
     }
 
@@ -87,13 +87,13 @@ impl Mapping {
         self.front().map(|front| &front.words)
     }
 
-    /// All of the ring from `at` on, in two pieces.
+    /// Returns the whole ring from `at` on, in two pieces.
     fn ring(&self, at: u32) -> [Segment; 2] {
         let at = u64::from(at % CAPACITY);
         let begin = (self.place.as_ptr().addr() + BEGIN) as u64;
         [(begin + at, u64::from(CAPACITY) - at), (begin, at)].map(|(address, length)| {
-            // SAFETY: within the mapping, of which all was exposed, and which is there as long as this value, from which the
-            // segment does not get away (SAFETY.md F26).
+            // SAFETY: within the mapping, whose whole range was exposed. The mapping exists as long as this value, and
+            // the segment does not outlive that (SAFETY.md F26).
             unsafe { Segment::new(address, length) }
         })
     }
@@ -102,34 +102,34 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.process.is_current() {
-            // SAFETY: mapped by this value, and used by nobody when it is dropped (munmap(2), SAFETY.md F26).
+            // SAFETY: mapped by this value, and not used any more when it is dropped (munmap(2), SAFETY.md F26).
             let _ = unsafe { munmap(self.place.as_ptr().cast(), SIZE) };
         }
     }
 }
 
-/// What a message takes of the ring.
+/// Returns the number of bytes that a message takes of the ring.
 fn taken(length: usize) -> Option<u32> {
     u32::try_from(length).ok()?.checked_add(GAP)?.checked_next_multiple_of(ALIGN)
 }
 
-/// What the sender has. Who calls holds a lock, so that messages do not mix.
+/// The sender's end. Callers hold a lock, so that messages do not mix.
 #[derive(Debug)]
 pub(super) struct RingSender {
     memory: Mapping,
     tail: AtomicU32,
-    /// How far what is written may go, as far as is known: the receiver's word is looked at only when that is too little, so
-    /// that it stays in the receiver's cache.
+    /// The known limit of what may be written. The receiver's word is read only when this is not enough, so that it
+    /// stays in the receiver's cache.
     limit: AtomicU32,
-    /// How far the receiver had read at the last look, and how many looks have found the same since.
+    /// The receiver's position at the last look, and the number of looks since that found it unchanged.
     stays: [AtomicU32; 2],
 }
 
 impl RingSender {
-    /// Makes a ring, with a file that is to be sent to the other process.
+    /// Creates a ring. Returns it with a file that is to be sent to the other process.
     pub(super) fn new() -> Result<(Self, OwnedFd)> {
         let file = memfd_create("rdma-soft", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        // All of it now: where there is no memory this fails, and not the write to a page later.
+        // Allocates all of it now, so that a lack of memory makes this fail, and not a later write to a page.
         fallocate(&file, FallocateFlags::empty(), 0, SIZE as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let memory = Mapping::of(file.as_fd())?;
@@ -137,7 +137,7 @@ impl RingSender {
         Ok((Self { memory, tail, limit, stays: Default::default() }, file))
     }
 
-    /// Writes a message, given in parts. Says whether the receiver is to be told of it; `None` if there is no space.
+    /// Writes a message, given in parts. Returns whether the receiver must be notified, or `None` if there is no space.
     pub(super) fn write<'a>(
         &self,
         parts: impl Iterator<Item = &'a [u8]> + Clone,
@@ -166,14 +166,14 @@ impl RingSender {
         Ok(Some(words.publish(tail)))
     }
 
-    /// The receiver could not be told.
+    /// Notes that the receiver could not be notified.
     pub(super) fn has_not_told(&self) {
         if let Ok(words) = self.memory.words() {
             words.has_not_told();
         }
     }
 
-    /// Asks the question of that number: whether everything is executed that was written before. The caller notifies the
+    /// Asks a question with that number: whether everything written before is executed. The caller notifies the
     /// receiver.
     pub(super) fn ask(&self, question: u32) {
         if let Ok(words) = self.memory.words() {
@@ -181,18 +181,18 @@ impl RingSender {
         }
     }
 
-    /// The number of the last question that was answered, as the receiver says.
+    /// Returns the number of the last answered question, according to the receiver.
     pub(super) fn answered(&self) -> u32 {
         self.memory.words().map_or(0, Words::answered)
     }
 
-    /// Whether the receiver has something to read.
+    /// Returns true if the receiver has something to read.
     pub(super) fn is_unread(&self) -> bool {
         let words = self.memory.words();
         words.is_ok_and(|words| words.head() != self.tail.load(Ordering::Relaxed))
     }
 
-    /// Whether as many looks as that have found that the receiver does not read, though it was not to be told.
+    /// Returns true if [`PATIENCE`] looks have found that the receiver does not read, though it needed no notification.
     pub(super) fn waits_for_reader(&self) -> bool {
         let Ok(words) = self.memory.words() else { return false };
         let ([head, looks], now) = (&self.stays, words.head());
@@ -203,41 +203,42 @@ impl RingSender {
         looks.fetch_add(1, Ordering::Relaxed) == PATIENCE
     }
 
-    /// How far what was sent is executed. A forked child has nothing of it.
+    /// Returns the words of executed requests. `None` in a forked child.
     pub(super) fn executed(&self) -> Option<&Executed> {
         self.memory.front().ok().map(|front| &front.executed)
     }
 
-    /// It is to be told of space from now on. Says whether there is space for every message nevertheless.
+    /// Requests a notification of space from the receiver. Returns true if there is space for every message
+    /// already.
     pub(super) fn wait(&self) -> Result<bool> {
         let space = self.memory.words()?.wait(self.tail.load(Ordering::Relaxed));
         space.map(|space| space >= CAPACITY / 2).map_err(|Broken| Errno::PROTO)
     }
 }
 
-/// What the receiver has. Who reads holds a lock, so that each message is read once.
+/// The receiver's end. Callers hold a lock, so that each message is read once.
 #[derive(Debug)]
 pub(super) struct RingReceiver {
     memory: Mapping,
     head: AtomicU32,
-    /// How often a word of each group was stored.
+    /// The number of words stored in each group.
     moves: [AtomicU32; GROUPS],
 }
 
 /// A message that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Message {
-    /// How long it is.
+    /// The length in bytes.
     pub(super) length: usize,
-    /// The sender is to be told that there is space.
+    /// Whether the sender must be notified of space.
     pub(super) tell: bool,
 }
 
 impl RingReceiver {
-    /// The ring that another process has made.
+    /// Opens a ring that another process has created.
     pub(super) fn open(file: BorrowedFd<'_>) -> Result<Self> {
-        // First of all, since it fails for what is no memory. Of a file that becomes smaller pages would go that are read here;
-        // one that becomes larger would take long to release.
+        // Checked first, since it fails for a file that is not memory. If the file could shrink, pages that are read
+        // here would disappear. If it could grow, it would take long to release.
         let sealed = fcntl_get_seals(file)?.contains(SealFlags::SHRINK | SealFlags::GROW);
         let size = fstat(file)?.st_size;
         if !sealed || u64::try_from(size) != Ok(SIZE as u64) {
@@ -246,16 +247,16 @@ impl RingReceiver {
         Ok(Self { memory: Mapping::of(file)?, head: AtomicU32::new(0), moves: Default::default() })
     }
 
-    /// Whether something has come, or the sender has written what it may not.
+    /// Returns true if something has arrived, or the sender has broken the protocol.
     pub(super) fn has_come(&self) -> bool {
         let there = self.memory.words().map(|words| words.there(self.head.load(Ordering::Relaxed)));
         there.is_ok_and(|there| there != Ok(0))
     }
 
-    /// Reads a message, of which the beginning goes to `first` and the rest to `behind`. `None` if there is none.
+    /// Reads a message: its beginning to `first`, and the rest to `behind`. Returns `None` if there is none.
     ///
     /// # Errors
-    /// If the sender has written what it may not: a message that does not fit among others.
+    /// If the sender has broken the protocol: the length of a message does not fit the ring.
     pub(super) fn read(&self, first: &mut [u8], behind: &mut [u8]) -> Result<Option<Message>> {
         let words = self.memory.words()?;
         let head = self.head.load(Ordering::Relaxed);
@@ -278,7 +279,7 @@ impl RingReceiver {
         Ok(Some(Message { length, tell: words.free(head, there - taken) }))
     }
 
-    /// All packets before this one were executed, of the connection that has this word.
+    /// Stores that all packets before `expected` were executed, for the connection that has this word.
     pub(super) fn store(&self, key: WordKey, expected: Psn) {
         if let Ok(Front { executed, .. }) = self.memory.front() {
             let moves = self.moves[key.group()].fetch_add(1, Ordering::Relaxed).wrapping_add(1);
@@ -286,7 +287,7 @@ impl RingReceiver {
         }
     }
 
-    /// Has `tell` tell the sender of what was stored, if it is to be told. That says whether it was.
+    /// Calls `tell` to notify the sender of stored words, if that is needed. `tell` returns true if it succeeded.
     pub(super) fn announce(&self, tell: impl FnOnce() -> bool) {
         if let Ok(Front { executed, .. }) = self.memory.front()
             && executed.is_to_be_told()
@@ -296,33 +297,33 @@ impl RingReceiver {
         }
     }
 
-    /// The sender could not be told of space.
+    /// Notes that the sender could not be notified of space.
     pub(super) fn has_not_told(&self) {
         if let Ok(words) = self.memory.words() {
             words.has_not_told_of_space();
         }
     }
 
-    /// The number of the sender's last question, which is about all that has come before.
+    /// Returns the number of the sender's last question, which covers everything that arrived before.
     pub(super) fn asked(&self) -> u32 {
         self.memory.words().map_or(0, Words::asked)
     }
 
-    /// Answers that question: everything is executed that came before. The caller notifies the sender.
+    /// Answers that question: everything that arrived before it is executed. The caller notifies the sender.
     pub(super) fn answer(&self, question: u32) {
         if let Ok(words) = self.memory.words() {
             words.answer(question);
         }
     }
 
-    /// Somebody looks here from now on, whatever the sender tells.
+    /// Notes that a thread looks here from now on, with or without a notification.
     pub(super) fn look(&self) {
         if let Ok(words) = self.memory.words() {
             words.look();
         }
     }
 
-    /// The sender is to tell of messages from now on.
+    /// Requests notifications of messages from the sender.
     pub(super) fn sleep(&self) {
         if let Ok(words) = self.memory.words() {
             words.sleep();

@@ -1,10 +1,10 @@
-//! The time for which a process has given no sign of life that it owes.
+//! The time since a process should have given a sign of life.
 
 use std::time::Duration;
 
 use crate::fabric::clock::Time;
 
-/// The time for which a process has given no sign of life that it owes.
+/// The time since a process should have given a sign of life.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
     /// The time at which the ring became full, for datagrams, which are lost after a while.
@@ -25,12 +25,12 @@ pub(super) struct Passed {
 }
 
 impl Silence {
-    /// The process owes a sign of life from now on.
+    /// Notes that the process owes a sign of life from now on.
     pub(super) fn begin(&mut self, now: Time) {
         self.since.get_or_insert(now);
     }
 
-    /// The process owes nothing.
+    /// Notes that the process owes nothing.
     pub(super) fn end(&mut self) {
         *self = Self::default();
     }

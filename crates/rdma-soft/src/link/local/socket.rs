@@ -17,7 +17,7 @@ use crate::link::descriptor::{Descriptor, Foreign};
 use crate::link::expendable::Claim;
 use crate::link::files;
 
-/// How often one end takes what the other tells before others get their turn.
+/// The maximum number of notifications received before others get their turn.
 pub(super) const TELLS: u32 = 16;
 
 pub(super) fn socket() -> Result<OwnedFd> {
@@ -25,7 +25,7 @@ pub(super) fn socket() -> Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// A connection to a socket, which may be anybody's.
+/// Connects to a socket, whose owner may be any process.
 pub(super) fn connection_to(address: &SocketAddrUnix) -> Result<Descriptor> {
     let connection = Descriptor::open_for_others(socket)?;
     connect(connection.get()?, address)?;
@@ -39,7 +39,7 @@ pub(super) fn ask_for_ring(connection: &Descriptor) -> Result<()> {
     send(connection.get()?, &[VERSION], flags).map(drop)
 }
 
-/// Takes the request for the ring.
+/// Receives the request for the ring.
 pub(super) fn hear_request(connection: &Descriptor) -> Result<()> {
     let mut bytes = [0; 2];
     match hear(connection, &mut bytes)? {
@@ -59,12 +59,12 @@ pub(super) fn send_ring(connection: &Descriptor, ring: &Descriptor) -> Result<()
     sendmsg(connection.get()?, &[IoSlice::new(&[VERSION])], &mut along, flags).map(drop)
 }
 
-/// The ring that the other process has made. `PIPE` if it has ended before; `BUSY` while peers hold up all threads, or this
-/// process forks; `MFILE` and the like while it may open no file.
+/// Receives the ring that the other process has created. Fails with `PIPE` if that process has ended before; with
+/// `BUSY` while peers hold up all threads, or this process forks; with `MFILE` and the like while it cannot open a
+/// file.
 ///
-/// The message is taken when its one file is known to be memory, and mapped: to release that takes no time. Any other message
-/// stays in the queue, and what was opened of it is closed by a thread that was claimed before, and that may be
-/// [held up](expendable).
+/// The message is received once its one file is known to be memory, and mapped: releasing that takes no time. Any other
+/// message stays in the queue. A claimed thread, which may be [held up](expendable), then closes the opened file.
 pub(super) fn receive_ring(connection: &Descriptor) -> Result<RingReceiver> {
     let socket = connection.get()?;
     let next = files::peek(socket)?;
@@ -74,7 +74,7 @@ pub(super) fn receive_ring(connection: &Descriptor) -> Result<RingReceiver> {
     let thread = Claim::new().ok_or(Errno::BUSY)?;
     let mut bytes = [0_u8; 2];
     let (file, (read, is_all)) = Foreign::open(|| {
-        // Neither more nor less than one file has room here.
+        // Exactly one file fits here.
         let mut space = OneFile([MaybeUninit::uninit(); OneFile::SIZE]);
         let mut along = RecvAncillaryBuffer::new(&mut space.0);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
@@ -86,7 +86,7 @@ pub(super) fn receive_ring(connection: &Descriptor) -> Result<RingReceiver> {
         Ok((file, (message.bytes, !message.flags.contains(ReturnFlags::CTRUNC))))
     })?;
     let Some(received) = file.file() else {
-        // This process may open no file, or not this one.
+        // This process cannot open any file, or not this one.
         Descriptor::open(|| fcntl_dupfd_cloexec(socket, 0))?;
         return Err(Errno::PROTO);
     };
@@ -101,7 +101,7 @@ pub(super) fn receive_ring(connection: &Descriptor) -> Result<RingReceiver> {
     Err(Errno::PROTO)
 }
 
-/// Room for a message with one file (cmsg(3)).
+/// Space for a message with one file (cmsg(3)).
 #[repr(align(8))]
 struct OneFile([MaybeUninit<u8>; Self::SIZE]);
 
@@ -109,22 +109,22 @@ impl OneFile {
     const SIZE: usize = size_of::<libc::cmsghdr>() + size_of::<RawFd>();
 }
 
-/// Has the other process look at the ring. If there is no space for that, it was told and has not looked yet. Says whether
-/// it was told, or has ended.
+/// Notifies the other process, so that it looks at the ring. If there is no space for that, an earlier notification is
+/// still unread. Returns true if it was notified, or has ended.
 pub(super) fn tell(connection: &Descriptor) -> bool {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let told = connection.get().and_then(|connection| send(connection, &[0], flags));
-    // For want of memory.
+    // Memory is short.
     !matches!(told, Err(Errno::NOBUFS | Errno::NOMEM | Errno::INTR))
 }
 
-/// Takes what the other process has said. Whether that was to look at the ring; `PIPE` if it has ended.
+/// Receives a notification. Returns true if it is valid, and fails with `PIPE` if the other process has ended.
 pub(super) fn hear_tell(connection: &Descriptor) -> Result<bool> {
     let read = hear(connection, &mut [0; 2])?;
     if read == 0 { Err(Errno::PIPE) } else { Ok(read == 1) }
 }
 
-/// Takes a message that brings no file along: what does stays where it is, and ends the connection.
+/// Receives a message without files. A message with files stays in the queue, and ends the connection.
 fn hear(connection: &Descriptor, bytes: &mut [u8; 2]) -> Result<usize> {
     let socket = connection.get()?;
     if connection.holds_files() && files::peek(socket)?.has_files {

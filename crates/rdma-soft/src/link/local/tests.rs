@@ -51,7 +51,7 @@ impl World {
         Self { subnet: OnceLock::new(), device: OnceLock::new(), driver: OnceLock::new() }
     }
 
-    /// A device, and a driver that no thread serves.
+    /// A device, and a driver without a thread.
     fn get(&'static self) -> (&'static Device, &'static Driver) {
         self.get_with(Subnet::new)
     }
@@ -72,14 +72,14 @@ impl World {
     }
 }
 
-/// Both ends of a connection.
+/// Creates both ends of a connection.
 fn connection() -> (Descriptor, OwnedFd) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
     (Descriptor::open(|| Ok(one)).unwrap(), other)
 }
 
-/// Adds a connection on which the device only sends, and says where its other end is, and its ring.
+/// Adds a connection on which the device only sends. Returns it with its other end and its ring.
 fn neighbor(
     device: &'static Device,
     driver: &'static Driver,
@@ -90,7 +90,7 @@ fn neighbor(
     let new =
         |token| Neighbor::new(driver, device, connection, (sender, Greeting::new(file)), token);
     let neighbor = driver.add(new).unwrap();
-    // Which gets the file, and needs it no more.
+    // The other end receives the file, and does not need it any more.
     send(&far, &[VERSION], SendFlags::DONTWAIT).unwrap();
     assert_eq!(Arc::clone(&neighbor).happened(epoll::EventFlags::IN), Happened::Other);
     device.fabric.run_queue.run();
@@ -101,17 +101,17 @@ fn neighbor(
     (neighbor, far, receiver)
 }
 
-/// Both ends of a ring, and its file.
+/// Creates both ends of a ring, and its file.
 fn ring() -> (RingSender, RingReceiver, OwnedFd) {
     let (sender, file) = RingSender::new().unwrap();
     let receiver = RingReceiver::open(file.as_fd()).unwrap();
     (sender, receiver, file)
 }
 
-/// A thread may have taken an event of the one, which another thread closes, and a third one has
-/// the place.
+/// A thread may have fetched an event of the first socket while another thread closes that socket. A third one then has
+/// its place.
 #[test]
-fn a_late_event_is_not_taken_for_that_of_who_has_the_place_now() {
+fn a_late_event_is_not_taken_for_one_of_the_next_socket() {
     static WORLD: World = World::new();
     let (device, driver) = WORLD.get();
     let (first, _far, _ring) = neighbor(device, driver);
@@ -126,9 +126,9 @@ fn a_late_event_is_not_taken_for_that_of_who_has_the_place_now() {
     assert!(first.has_ended() && !second.has_ended());
 }
 
-/// Of a connection, and of one that nobody has accepted.
+/// This holds for a connection, and for one that was not accepted.
 #[test]
-fn a_socket_that_was_emptied_takes_and_holds_nothing() {
+fn an_emptied_socket_holds_and_receives_nothing() {
     let file = ring().2;
     let send_file = |socket: &OwnedFd, bytes: &[u8]| {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -138,7 +138,7 @@ fn a_socket_that_was_emptied_takes_and_holds_nothing() {
         sendmsg(socket, &[IoSlice::new(bytes)], &mut along, flags)
     };
     let (near, far) = connection();
-    // Messages without bytes are no end.
+    // Messages without bytes are not the end.
     for bytes in [&[][..], &[1], &[], &[1; 100]] {
         assert_eq!(send_file(&far, bytes), Ok(bytes.len()));
         assert_eq!(send(&far, &[], SendFlags::DONTWAIT), Ok(0));
@@ -158,10 +158,10 @@ fn a_socket_that_was_emptied_takes_and_holds_nothing() {
     assert_eq!(send_file(&waiting, &[1]), Ok(1));
     files::empty(listener.as_fd());
     assert_eq!(connect(socket().unwrap(), &address), Err(Errno::CONNREFUSED));
-    assert_eq!(send_file(&waiting, &[1]), Err(Errno::PIPE), "it has not been emptied");
+    assert_eq!(send_file(&waiting, &[1]), Err(Errno::PIPE), "it was not emptied");
 }
 
-/// Of a process that was killed only the files are left.
+/// A killed process leaves only its files.
 #[test]
 fn a_name_of_a_directory_is_free_when_its_process_has_ended() {
     static WORLD: World = World::new();
@@ -171,7 +171,7 @@ fn a_name_of_a_directory_is_free_when_its_process_has_ended() {
     let host = || LocalHost::new("d", "", Peers::SameUser, Some(&path)).map(|(host, _)| host);
     let [one, other] = [(); 2].map(|()| host().unwrap());
     assert!(one.claim(device, 5) && !other.claim(device, 5) && other.claim(device, 6));
-    // It gives up its locks, and its sockets stay.
+    // It releases its locks, and its sockets remain.
     drop(one);
     assert!(other.claim(device, 5));
     for mode in [0o770, 0o701, 0o707] {
@@ -186,18 +186,18 @@ fn a_name_of_a_directory_is_free_when_its_process_has_ended() {
 
 /// Also if that is known from a message that could not be sent, and not from an event.
 #[test]
-fn who_has_ended_keeps_no_descriptor() {
+fn an_ended_process_keeps_no_descriptor() {
     static WORLD: World = World::new();
     let (device, driver) = WORLD.get();
     let (neighbor, far, _ring) = neighbor(device, driver);
     neighbor.leave();
     drop(neighbor);
     let read = recv(&far, &mut [0], RecvFlags::DONTWAIT);
-    assert_eq!(read.map(|(read, _)| read), Ok(0), "it is open");
+    assert_eq!(read.map(|(read, _)| read), Ok(0), "it is still open");
 }
 
 #[test]
-fn who_connects_has_a_number_and_a_user() {
+fn a_connecting_process_has_a_number_and_a_user() {
     let (one, _other) = connection();
     let (process, user) = one.peer().unwrap();
     let own = i32::try_from(std::process::id()).unwrap();
@@ -205,8 +205,8 @@ fn who_connects_has_a_number_and_a_user() {
     assert_eq!(user, rustix::process::geteuid().as_raw());
 }
 
-/// What waits leaves in as few messages as there can be: an acknowledgement with what is sent behind it. Long payload is
-/// the first of its message, since the receiver copies what is behind.
+/// Waiting bursts leave in as few messages as possible: an acknowledgement leaves with the data after it. A long
+/// payload is the first of its message, since the receiver copies the others.
 #[test]
 fn several_bursts_leave_in_one_message() {
     static WORLD: World = World::new();
@@ -233,19 +233,20 @@ fn several_bursts_leave_in_one_message() {
     assert_eq!(read(), Ok(Some(2 * head::HEAD)));
     assert_eq!(read(), Ok(Some(2 * head::HEAD + (60 << 10))));
     assert_eq!(read(), Ok::<_, Errno>(None));
-    // It was told of the first, and not of the others since it has not looked yet.
+    // The receiver was notified of the first message, and has not looked since.
     let told = || recv(&far, &mut [0; 2], RecvFlags::DONTWAIT).map(|(read, _)| read);
     assert_eq!((told(), told()), (Ok(1), Err(Errno::AGAIN)));
 }
 
-/// What a message without bytes takes.
+/// The size of a message without bytes.
 const LEAST: u32 = 64;
 
 fn write(sender: &RingSender, bytes: &[u8]) -> Result<Option<bool>> {
     sender.write([bytes].into_iter())
 }
 
-/// Reads a message of up to `most` bytes, of which the first ones go elsewhere. Says whether to tell of space.
+/// Reads a message of up to `most` bytes; its first bytes go to another buffer. Returns it, and whether to notify of
+/// space.
 fn read(receiver: &RingReceiver, most: usize) -> Result<Option<(Vec<u8>, bool)>> {
     let (mut first, mut behind) = ([0xee; 5], vec![0xee; most]);
     let message = receiver.read(&mut first, &mut behind)?;
@@ -256,9 +257,9 @@ fn read(receiver: &RingReceiver, most: usize) -> Result<Option<(Vec<u8>, bool)>>
     }))
 }
 
-/// At each place of the ring, of lengths that are and are not multiples of what all begin at.
+/// At each position of the ring, with lengths that are and are not multiples of the alignment.
 #[test]
-fn messages_of_any_length_come_out_as_they_went_in() {
+fn messages_of_any_length_are_read_as_written() {
     let (sender, receiver, _) = ring();
     let lengths = [0, 1, 4, 5, 6, 47, 48, 49, 96, 97, 1000, 4096, 60_001, 100_000];
     let mut all = 0;
@@ -280,7 +281,7 @@ fn messages_of_any_length_come_out_as_they_went_in() {
 }
 
 #[test]
-fn the_receiver_is_told_once_until_it_looks() {
+fn the_receiver_is_notified_once_until_it_looks() {
     let (sender, receiver, _) = ring();
     let told = || write(&sender, &[1]);
     assert_eq!((told(), told()), (Ok(Some(true)), Ok(Some(false))));
@@ -291,7 +292,7 @@ fn the_receiver_is_told_once_until_it_looks() {
 }
 
 #[test]
-fn a_sender_without_space_is_told_when_half_is_free() {
+fn a_sender_without_space_is_notified_when_half_is_free() {
     let (sender, receiver, _) = ring();
     let all = CAPACITY / LEAST;
     (0..all).for_each(|_| assert!(write(&sender, &[]).unwrap().is_some()));
@@ -300,10 +301,10 @@ fn a_sender_without_space_is_told_when_half_is_free() {
     for number in 1..=all {
         assert_eq!(read(&receiver, 0), Ok(Some((vec![], number == all / 2))), "{number}");
     }
-    // It finds space without being told.
+    // It finds space without a notification.
     assert_eq!(sender.wait(), Ok(true));
     assert!(write(&sender, &[]).unwrap().is_some());
-    // A message that fills what is left, and no longer one.
+    // A message that fills the rest fits, and no longer one.
     (1..all / 2).for_each(|_| assert!(write(&sender, &[]).unwrap().is_some()));
     let rest = vec![7; CAPACITY as usize / 2 - 16];
     assert!(write(&sender, &rest).unwrap().is_some());
@@ -319,13 +320,13 @@ fn a_message_of_more_than_half_of_the_ring_is_not_written() {
         assert_eq!(write(&sender, &vec![0; length as usize]), Err(Errno::MSGSIZE));
     }
     assert!(!receiver.has_come());
-    // One that the receiver has no space for is an error of its sender.
+    // A message that is too long for the receiver is an error of its sender.
     assert!(write(&sender, &[0; 100]).is_ok());
     assert_eq!(read(&receiver, 94), Err(Errno::MSGSIZE));
     assert_eq!(read(&receiver, 95).unwrap().unwrap().0.len(), 100);
 }
 
-/// Where the words are.
+/// The offsets of the words.
 const TAIL: u64 = 0;
 const HEAD: u64 = 128;
 const RING: u64 = 12_288;
@@ -335,7 +336,7 @@ fn set(file: &OwnedFd, at: u64, value: u32) {
 }
 
 #[test]
-fn a_receiver_takes_nothing_that_does_not_fit() {
+fn a_receiver_rejects_lengths_that_do_not_fit() {
     const ALL: u32 = CAPACITY;
     let lies = [
         (0, 1),
@@ -362,7 +363,7 @@ fn a_receiver_takes_nothing_that_does_not_fit() {
             }
             set(&file, RING + u64::from(begin), length);
             set(&file, TAIL, tail.wrapping_add(begin));
-            // Somebody is to look, who finds that.
+            // A thread must look, and finds the error.
             assert!(receiver.has_come());
             assert_eq!(read(&receiver, ALL as usize), Err(Errno::PROTO), "{length}, {tail}");
         }
@@ -370,7 +371,7 @@ fn a_receiver_takes_nothing_that_does_not_fit() {
 }
 
 #[test]
-fn a_sender_finds_that_more_was_read_than_there_was() {
+fn a_sender_rejects_a_head_after_its_tail() {
     let (sender, _, file) = ring();
     let all = CAPACITY / LEAST;
     (0..all).for_each(|_| assert!(write(&sender, &[]).unwrap().is_some()));
@@ -394,7 +395,7 @@ fn the_memory_of_a_ring_cannot_become_smaller() {
         assert_eq!(ftruncate(&file, other), Err(Errno::PERM));
     }
     assert!(write(&sender, &[]).is_ok());
-    // Nor is such memory taken that can, or that is not as long.
+    // Memory that can shrink, or that has another length, is not accepted either.
     let make = |length, seals| {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("test", flags).unwrap();
@@ -412,9 +413,9 @@ fn the_memory_of_a_ring_cannot_become_smaller() {
     }
 }
 
-/// A receiver that has said that it looks, and does not.
+/// A receiver that claims to look, and does not.
 #[test]
-fn a_sender_tells_a_receiver_that_does_not_read_once() {
+fn a_sender_notifies_a_receiver_that_does_not_read_once() {
     let (sender, receiver, _) = ring();
     receiver.look();
     for round in 0..2 {
@@ -423,14 +424,14 @@ fn a_sender_tells_a_receiver_that_does_not_read_once() {
         assert!(sender.is_unread());
         let told: Vec<u32> = (0..1000).filter(|_| sender.waits_for_reader()).collect();
         assert_eq!((told.len(), told[0] > 8), (1, true), "{round}");
-        // What is read ends the wait.
+        // Reading ends the wait.
         assert_eq!(read(&receiver, 0), Ok(Some((vec![], false))));
         assert!((0..1000).all(|_| !sender.waits_for_reader()));
     }
 }
 
 #[test]
-fn a_sender_learns_what_was_executed_and_is_told_once_until_it_looks() {
+fn a_sender_sees_executed_words_and_is_notified_once_until_it_looks() {
     let (sender, receiver, _) = ring();
     let executed = sender.executed().unwrap();
     let [key, other] = [3, 4].map(|users| WordKey::new(5, users));
@@ -451,7 +452,7 @@ fn a_sender_learns_what_was_executed_and_is_told_once_until_it_looks() {
     assert_eq!([announce(), announce()], [true, false]);
     executed.look();
     assert!(!announce());
-    // One that cannot be told is told of the next word.
+    // If a notification fails, the next word needs one.
     executed.sleep();
     receiver.announce(|| false);
     assert!(announce());

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 /// The environment variable that names a file for all devices.
 const VARIABLE: &str = "RDMA_SOFT_PCAP";
 
-/// The file that the environment names, if it names one. A program that has rights which its user has not (setuid)
-/// does not let its user say which file to write.
+/// Returns the file named in the environment, if there is one. A setuid program, which has privileges that its user
+/// lacks, ignores the variable: otherwise its user could choose a file to write.
 pub(crate) fn of_environment() -> Option<PathBuf> {
     named(std::env::var_os(VARIABLE), is_secure())
 }
 
-/// Whether the kernel has given the process rights that who started it has not.
+/// Returns true if the process has privileges that the user who started it lacks.
 fn is_secure() -> bool {
     // SAFETY: takes a number and returns one (getauxval(3), SAFETY.md F15).
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
@@ -29,7 +29,7 @@ mod tests {
 
     /// A user who starts a setuid program chooses its environment.
     #[test]
-    fn a_program_with_more_rights_than_its_user_is_not_told_of_a_file() {
+    fn a_setuid_program_ignores_the_variable() {
         let variable = |path: &str| Some(OsString::from(path));
         assert!(!is_secure());
         assert_eq!(named(variable("a"), false), Some(PathBuf::from("a")));

@@ -1,12 +1,12 @@
-//! The format of captures: pcapng, as one file has RoCE and InfiniBand then, and says which device each packet
-//! is of.
+//! The format of captures: pcapng, since one file can then hold both RoCE and InfiniBand, and records the device of
+//! each packet.
 //!
-//! A file consists of blocks of 32-bit words: one begins the file, one is there for each device and for each packet.
-//! These are so few kinds that no crate is needed.
+//! A file consists of blocks of 32-bit words: one at the beginning, one for each device, and one for each packet. With
+//! so few kinds of blocks no crate is needed.
 
 use crate::link::Link;
 
-// The types of blocks, and the numbers of options that they have.
+// The types of blocks, and the numbers of their options.
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
 const PACKET: u32 = 6;
@@ -16,38 +16,38 @@ const INTERFACE_RESOLUTION: u16 = 9;
 const PACKET_FLAGS: u16 = 2;
 const LAST_OPTION: u16 = 0;
 
-/// What packets begin with: the header of Ethernet.
+/// The linktype of packets that begin with an Ethernet header.
 const LINKTYPE_ETHERNET: u16 = 1;
-/// That of the Extensible Record Format, which says what is behind it. Wireshark does not know the linktype of
-/// InfiniBand alone, 247.
+/// The linktype of the Extensible Record Format, whose header names the type of its packet. Wireshark does not know the
+/// linktype of InfiniBand alone, 247.
 const LINKTYPE_ERF: u16 = 197;
 
-/// How many bytes the header of ERF has.
+/// The size of an ERF header in bytes.
 const ERF: usize = 16;
-/// An InfiniBand packet is behind it.
+/// The type of ERF records with InfiniBand packets.
 const ERF_INFINIBAND: u8 = 21;
-/// A flag of ERF records: they are as long as their packets.
+/// A flag of ERF records: their length varies with that of their packets.
 const ERF_VARYING: u8 = 4;
 
 /// A device in a file.
 #[derive(Debug)]
 pub(super) struct Interface {
-    /// Which of those in the file it is.
+    /// The index of the device in the file.
     pub(super) number: u32,
     pub(super) link: Link,
 }
 
-/// Which way a packet goes.
+/// The direction of a packet.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Direction {
     In = 1,
     Out = 2,
 }
 
-/// The block that a file begins with.
+/// Appends the block that begins a file.
 pub(super) fn put_section(out: &mut Vec<u8>) {
     put_block(SECTION, out, |out| {
-        // By this a reader sees the order of bytes.
+        // Readers detect the byte order by this number.
         put(out, &0x1a2b_3c4d_u32.to_le_bytes());
         let version = [1, 0, 0, 0];
         put(out, &version);
@@ -76,8 +76,8 @@ pub(super) fn put_interface(name: &str, link: Link, out: &mut Vec<u8>) {
     });
 }
 
-/// A packet at a time in nanoseconds since 1970. `frame` adds its bytes; if it fails, what was added is to be
-/// dropped.
+/// Appends a packet with a time in nanoseconds since 1970. `frame` appends its bytes. If that fails, the caller must
+/// drop everything that was appended.
 pub(super) fn put_packet<E>(
     interface: &Interface,
     direction: Direction,
@@ -110,7 +110,7 @@ pub(super) fn put_packet<E>(
     })
 }
 
-/// The header of ERF of a record that has so many bytes with it.
+/// Returns the ERF header of a record of `length` bytes, header included.
 fn erf(time: u64, length: usize) -> [u8; ERF] {
     let (seconds, nanoseconds) = (time / 1_000_000_000, time % 1_000_000_000);
     let fraction = (nanoseconds << 32) / 1_000_000_000;
@@ -123,7 +123,7 @@ fn erf(time: u64, length: usize) -> [u8; ERF] {
     erf
 }
 
-/// A block has its length at both ends.
+/// Appends a block, with its length at both ends.
 fn put_block<R>(kind: u32, out: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     let begin = out.len();
     put(out, &kind.to_le_bytes());
@@ -146,12 +146,12 @@ fn put(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// To whole words: all blocks have them, so that each begins at one.
+/// Pads to whole words, so that each block begins at one.
 fn pad(out: &mut Vec<u8>) {
     out.resize(out.len().next_multiple_of(4), 0);
 }
 
-/// The lower 32 bits. No length needs more.
+/// Returns the lower 32 bits. No length needs more.
 fn word(number: u64) -> [u8; 4] {
     ((number & 0xffff_ffff) as u32).to_le_bytes()
 }

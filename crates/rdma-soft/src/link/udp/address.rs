@@ -1,4 +1,4 @@
-//! Which addresses of this host are meant.
+//! The addresses of this host that a name denotes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,11 +13,11 @@ use crate::abi::interface::{InterfaceAddress, interface_addresses};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LocalAddress {
     pub(super) ip: IpAddr,
-    /// The index of the interface, if the address means one there only.
+    /// The index of the interface, if the address is valid only there.
     pub(super) scope: u32,
     /// The index of the interface.
     pub(super) interface: u32,
-    /// Of the interface, in bytes.
+    /// The MTU of the interface, in bytes.
     pub(super) mtu: u32,
 }
 
@@ -28,10 +28,10 @@ struct Interface {
     addresses: Vec<(IpAddr, u32)>,
 }
 
-/// What an interface has whose MTU nobody tells.
+/// The MTU of an interface if the kernel does not report it.
 const USUAL_MTU: u32 = 1500;
 
-/// The addresses that a name means: itself, or those of an interface.
+/// Returns the addresses that a name denotes: the address itself, or those of an interface.
 pub(super) fn named(place: &str) -> Result<Vec<LocalAddress>, String> {
     let interfaces = interfaces()?;
     match place.parse::<IpAddr>() {
@@ -42,13 +42,13 @@ pub(super) fn named(place: &str) -> Result<Vec<LocalAddress>, String> {
 
 fn one(ip: IpAddr, interfaces: &BTreeMap<String, Interface>) -> Result<LocalAddress, String> {
     if ip.is_unspecified() || ip.is_multicast() {
-        return Err("packets have to come from one address: name one of this host".to_owned());
+        return Err("packets need one source address: name an address of this host".to_owned());
     }
     let exactly = |(name, interface): (&String, &Interface)| {
         let found = interface.addresses.iter().find(|(own, _)| *own == ip);
         found.map(|&(ip, scope)| of_interface(ip, scope, name))
     };
-    // All of 127.0.0.0/8 is there.
+    // All of 127.0.0.0/8 belongs to the loopback interface.
     let loopback = |(name, interface): (&String, &Interface)| {
         let there = interface.is_loopback && ip.is_loopback();
         there.then(|| of_interface(ip, 0, name))
@@ -60,7 +60,7 @@ fn one(ip: IpAddr, interfaces: &BTreeMap<String, Interface>) -> Result<LocalAddr
     })
 }
 
-/// In the order of RXE's GID table: link-local, IPv4, IPv6.
+/// Returns the addresses in the order of RXE's GID table: link-local, IPv4, IPv6.
 fn all_of(
     place: &str,
     interfaces: &BTreeMap<String, Interface>,
@@ -68,7 +68,7 @@ fn all_of(
     let Some(interface) = interfaces.get(place) else {
         let names = list(interfaces.keys().cloned());
         return Err(format!(
-            "it is no IP address, and no interface of this host: there are {names}"
+            "it is neither an IP address nor an interface of this host: there are {names}"
         ));
     };
     let mut addresses = interface.addresses.clone();
@@ -87,7 +87,7 @@ fn list(names: impl Iterator<Item = String>) -> String {
 
 fn interfaces() -> Result<BTreeMap<String, Interface>, String> {
     let found = interface_addresses()
-        .map_err(|errno| format!("the kernel does not list this host's interfaces: {errno}"))?;
+        .map_err(|errno| format!("cannot list the interfaces of this host: {errno}"))?;
     let mut interfaces = BTreeMap::<String, Interface>::new();
     for InterfaceAddress { interface, is_loopback, address, .. } in found {
         let interface = interfaces.entry(interface).or_default();
@@ -104,7 +104,7 @@ fn of_interface(ip: IpAddr, scope: u32, name: &str) -> LocalAddress {
     LocalAddress { ip, scope, interface: index(name).unwrap_or(scope), mtu: mtu(name) }
 }
 
-/// The index of an interface, if this network namespace has one of that name.
+/// Returns the index of an interface, if this network namespace has one of that name.
 pub(super) fn index(interface: &str) -> Option<u32> {
     let any = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
     name_to_index(any.ok()?, interface).ok()

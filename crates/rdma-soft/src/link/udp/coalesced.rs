@@ -7,12 +7,12 @@ use rdma_proto::{Burst, Last};
 #[derive(Debug)]
 pub(super) struct CoalescedBurst {
     pub(super) burst: Burst,
-    /// Nothing follows any more.
+    /// Whether no further packet can follow.
     complete: bool,
 }
 
 impl CoalescedBurst {
-    /// That begins with a packet with so many bytes of payload.
+    /// Begins a burst with a packet with `length` bytes of payload.
     pub(super) fn of(headers: Headers, length: usize) -> Self {
         let bth = &headers.bth;
         let operation = bth.opcode.operation();
@@ -23,7 +23,7 @@ impl CoalescedBurst {
                 | Operation::RdmaWriteMiddle
                 | Operation::RdmaReadResponseMiddle
         );
-        // What the packets in the middle of a run do not have.
+        // Packets in the middle of a run have none of these.
         let plain = !bth.solicited && !bth.ack_request;
         let complete = !begins || !plain || length == 0 || bth.pad_count.get() != 0;
         Self { burst: Burst::single(headers, length), complete }
@@ -50,7 +50,7 @@ impl CoalescedBurst {
     }
 }
 
-/// Whether the last packet is as one in between would be, so that others may follow.
+/// Returns true if the last packet looks like a middle one, so that others may follow.
 fn is_middle(burst: &Burst, last: &Headers) -> bool {
     let segments = burst.segments.saturating_add(1);
     Burst { segments, ..*burst }.headers(burst.segments - 1) == *last

@@ -12,9 +12,9 @@ use crate::sync::locked;
 pub(super) struct Open {
     pub(super) driver: &'static Driver,
     pub(super) socket: Socket,
-    /// Where the driver finds it.
+    /// The name under which the driver finds it.
     pub(super) token: Token,
-    /// What the driver is to tell of.
+    /// The events that the driver reports.
     flags: Mutex<epoll::EventFlags>,
 }
 
@@ -23,7 +23,7 @@ impl Open {
         Self { driver, socket, token, flags: Mutex::new(epoll::EventFlags::IN) }
     }
 
-    /// Has the driver tell of something, or not any more.
+    /// Turns reports of an event on or off.
     pub(super) fn hear_of(&self, what: epoll::EventFlags, tell: bool) {
         let mut flags = locked(&self.flags);
         flags.set(what, tell);

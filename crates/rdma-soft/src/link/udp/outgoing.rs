@@ -1,4 +1,4 @@
-//! What goes from one address of a device to other hosts.
+//! The packets from one address of a device to other hosts.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
@@ -22,17 +22,17 @@ use crate::fabric::run_queue::{Entry, Task};
 use crate::link::outbox::{Outbox, Sizes, new_buffer};
 use crate::sync::{Mutex, locked_for_calls, locked_in_models as locked};
 
-/// How many bytes go with one call at most: less than a UDP datagram may have.
+/// The maximum number of bytes sent per call: less than a UDP datagram can hold.
 const CALL: usize = 65_000;
-/// How many bytes of payload a burst has at most, so that its packets go with one call.
+/// The maximum payload of a burst, chosen so that its packets are sent in one call.
 const BURST: usize = 15 << 12;
 const OUTBOX: Sizes = Sizes { bursts: 64, spare: 16, buffer: BURST };
-/// How many calls there are in a turn.
+/// The maximum number of calls per turn.
 const CALLS: u32 = 16;
-/// How many routers a packet passes at most, if nobody says so.
+/// The hop limit of packets whose sender does not set one.
 const HOPS: u8 = 64;
 
-/// How many packets are lost on their way out, and which: for tests.
+/// The share of outgoing packets to drop, and a seed that selects them: for tests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Loss {
     pub(crate) probability: f64,
@@ -54,21 +54,21 @@ pub(super) struct Outgoing {
 #[derive(Debug)]
 struct Writing {
     packets: Vec<u8>,
-    /// How long each is but the last.
+    /// The length of each packet except the last.
     segment: usize,
-    /// How many of the bytes are sent.
+    /// The number of bytes sent so far.
     sent: usize,
-    /// Where they go, and of whom the first one is.
+    /// The destination, and the sender of the first packet.
     to: IpAddr,
     whose: Whose,
     says: Says,
-    /// How many routers a packet passes that the socket sends.
+    /// The hop limit that the socket is set to.
     hops_of_socket: u8,
     loss: Option<(f64, SplitMix)>,
 }
 
 impl Writing {
-    /// Adds the packets of a letter, if they may go with the same call.
+    /// Adds the packets of a letter, if they can be sent with the same call. Returns true if they were added.
     fn add(&mut self, own: IpAddr, letter: &Letter, most: usize) -> bool {
         let Letter { path, burst, datagram, .. } = letter;
         let Address::Gid(remote) = path.remote else { return true };
@@ -96,7 +96,7 @@ impl Writing {
             if self.loses_one() {
                 continue;
             }
-            // The kernel counts them if they go with one call.
+            // The kernel numbers the packets of one call.
             let index = if most > 1 { self.packets.len() / self.segment } else { 0 };
             let identification = u16::try_from(index).unwrap_or(0);
             let written = packet::write(&way, identification, &headers, payload, &mut self.packets);
@@ -112,13 +112,13 @@ impl Writing {
     }
 }
 
-/// How long a packet of a burst is, from its BTH to its ICRC.
+/// Returns the length of a packet of a burst, from its BTH to its ICRC.
 fn length_of(burst: &Burst, index: u16) -> usize {
     let payload = if burst.segments == 1 { burst.length as usize } else { burst.segment.into() };
     burst.headers(index).wire_len() + payload.next_multiple_of(4) + 4
 }
 
-/// What the IP headers of packets say beside where they go.
+/// The fields of a packet's IP header that its sender sets, except the addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Says {
     hops: u8,
@@ -126,7 +126,7 @@ struct Says {
 }
 
 impl Says {
-    /// Connections say nothing of it.
+    /// Returns the fields of a datagram's header. Packets of connections set none.
     fn of(datagram: Option<&Datagram>) -> Self {
         let header = datagram.and_then(|datagram| datagram.header);
         // An IPv4 header is in the last 20 bytes.
@@ -173,8 +173,8 @@ impl Outgoing {
             || self.writing.try_lock().map_or(true, |writing| !writing.packets.is_empty())
     }
 
-    /// There may be space now: gives as many of those a turn that found none, and itself the next one, so that it sees
-    /// what they have made of it.
+    /// Handles new space: queues a turn of as many waiting senders as fit, and then one of its own, which sends what
+    /// they have written.
     fn call_back(self: &Arc<Self>) {
         let (first, more) = locked(&self.outbox).readmit();
         for sender in first.iter().filter_map(Weak::upgrade) {
@@ -185,7 +185,7 @@ impl Outgoing {
         }
     }
 
-    /// Takes as many letters as may go with one call. Whether there is something to send.
+    /// Adds as many letters as can be sent with one call. Returns true if there is something to send.
     fn fill(&self, writing: &mut Writing) -> bool {
         let most = self.open.socket.most_segments();
         while writing.packets.len() < CALL {
@@ -201,7 +201,7 @@ impl Outgoing {
         !writing.packets.is_empty()
     }
 
-    /// Sends what waits. Whether the socket takes more, and there is more.
+    /// Sends waiting packets. Returns true if there is more, and the socket accepts more.
     fn write(&self) -> bool {
         let writing = &mut *locked_for_calls(&self.writing);
         for _ in 0..CALLS {
@@ -227,7 +227,7 @@ impl Outgoing {
                     self.open.hear_of(epoll::EventFlags::OUT, true);
                     return false;
                 }
-                // The network is full, has no way there, or takes no such packets. They are lost, as on a network.
+                // The network is full, has no route, or rejects such packets. They are lost, as on a network.
                 Err(_) => {
                     let packets = left[..call].len().div_ceil(writing.segment);
                     let packets = u16::try_from(packets).unwrap_or(u16::MAX);

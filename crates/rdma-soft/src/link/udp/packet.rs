@@ -1,4 +1,4 @@
-//! What a UDP datagram carries: a packet, with its ICRC.
+//! The payload of a UDP datagram: a packet, with its ICRC.
 
 use std::net::IpAddr;
 
@@ -7,17 +7,17 @@ use rdma_proto::wire::{
     icrc,
 };
 
-/// From where a packet comes, and where it goes, both of one version of IP.
+/// The source and destination of a packet, both of one IP version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Flow {
     pub(super) from: IpAddr,
-    /// A RoCEv2 port takes packets from any port.
+    /// The source port. A RoCEv2 port accepts packets from any port.
     pub(super) from_port: u16,
     pub(super) to: IpAddr,
 }
 
 impl Flow {
-    /// What is in front of the BTH of a packet of so many bytes, as far as the ICRC covers it.
+    /// Returns the headers before the BTH of a packet of `length` bytes, as far as the ICRC covers them.
     fn front(&self, length: usize, identification: u16) -> Option<(IpHeader, UdpHeader)> {
         let udp = UdpHeader::new(self.from_port, length)?;
         let ip = match (self.from, self.to) {
@@ -56,7 +56,7 @@ pub(super) fn write(
     Ok(())
 }
 
-/// Why a datagram is none.
+/// The reason why a datagram is not a valid packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoPacket {
     /// It cannot be parsed.
@@ -68,15 +68,15 @@ pub(super) enum NoPacket {
 /// The longest packet: headers, payload and ICRC.
 const LONGEST: usize = 4096 + 64;
 
-/// Reads packets whose IPv4 identification nobody tells.
+/// Reads packets with unknown IPv4 identifications, since the socket does not report them.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    /// By the length of the packets, in words.
+    /// The searches, by the length of the packets in words.
     searches: Vec<Option<Box<IdentificationSearch>>>,
 }
 
 impl Reader {
-    /// The packet in a datagram, of which the IPv4 identification is probably that one.
+    /// Reads the packet in a datagram. `identification` is its likely IPv4 identification.
     pub(super) fn read<'a>(
         &mut self,
         way: &Flow,
@@ -97,7 +97,7 @@ impl Reader {
         is_whole.then_some((packet.headers, packet.payload)).ok_or(NoPacket::Damaged)
     }
 
-    /// For packets of a length, which is a multiple of 4.
+    /// Returns the search for packets of a length, which is a multiple of 4.
     fn search(&mut self, length: usize) -> &IdentificationSearch {
         let place = length / 4;
         if self.searches.len() <= place {

@@ -20,7 +20,7 @@ use crate::engine::wire::Carrier;
 use crate::link::driver::Driver;
 use crate::sync::locked;
 
-/// How many groups a device hears at an address. Each has a socket.
+/// The maximum number of groups that a device receives from at an address. Each has a socket.
 const GROUPS: usize = 64;
 
 #[derive(Debug)]
@@ -30,7 +30,8 @@ pub(super) struct Port {
     own: LocalAddress,
     receiver: Arc<PortReceiver>,
     outgoing: Arc<Outgoing>,
-    /// Of several addresses of one interface one hears groups, so that each datagram comes once.
+    /// Whether this address receives packets to groups. Only one of an interface's addresses does, so that each
+    /// datagram arrives once.
     hears_groups: bool,
     groups: Mutex<BTreeMap<Gid, Arc<PortReceiver>>>,
 }
@@ -55,7 +56,7 @@ impl Port {
         Ok(Arc::new(Self { driver, device, own, receiver, outgoing, hears_groups, groups }))
     }
 
-    /// Hears what is sent to a group from now on.
+    /// Starts to receive packets to a group.
     fn join(&self, group: Gid) -> Result<Arc<PortReceiver>> {
         let socket = Socket::join(&self.own, address(group))?;
         let receiver = self.driver.add(|token| {
@@ -74,7 +75,7 @@ impl Network for Port {
 
     fn reach(&self, remote: &Address) -> std::result::Result<(), Refusal> {
         let Address::Gid(remote) = remote else { return Err(Refusal::Invalid) };
-        // The address is that of the process which listens there, and of no child that it has forked.
+        // Only the process that listens there has the address, and no child that it has forked.
         let open = &self.receiver.open;
         open.socket.descriptor().get().map_err(|_| Refusal::NobodyThere)?;
         let remote = address(remote.gid);
@@ -124,11 +125,11 @@ impl Network for Port {
             Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
                 Err(Refusal::without_files(errno))
             }
-            // Its members in this process are none the less.
+            // The group still has its members in this process.
             Err(errno) => {
                 let (group, at): (IpAddr, IpAddr) = (address(group), self.own.ip);
                 let device = &self.device.name;
-                tracing::warn!(device, %group, %at, %errno, "what other hosts send to a group is not heard");
+                tracing::warn!(device, %group, %at, %errno, "packets of other hosts to a group are not received");
                 Ok(())
             }
         }

@@ -1,4 +1,4 @@
-//! What comes to one address of a device, or to a group that it has joined there.
+//! The receiving end of one address of a device, or of a group that it has joined there.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
@@ -28,31 +28,32 @@ use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Happened, Watched};
 use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
 
-/// How many calls read packets in a turn.
+/// The number of calls per turn that read packets.
 const TURN: u32 = 4;
-/// What the kernel puts together at most.
+/// The maximum number of bytes that the kernel coalesces.
 const RECEIVED: usize = 65_536;
-/// More than a socket holds.
+/// More turns than a full socket needs.
 const MOST_TURNS: u32 = 64;
-/// The socket does not tell how far a packet has come. Who answers goes by this.
+/// The hop limit that received datagrams report, since the socket does not report the real one. Replies use it.
 const HOPS: u8 = 64;
 
 #[derive(Debug)]
 pub(super) struct PortReceiver {
     device: &'static Device,
     pub(super) open: Arc<Open>,
-    /// Where it is that packets come.
+    /// The address at which packets arrive.
     own: IpAddr,
-    /// It is that of a group, of which packets come by that interface: the kernel also shows those of others.
+    /// The group of this socket, if it has one, and the interface of its packets: the kernel also delivers those of
+    /// other interfaces.
     group: Option<Group>,
     interface: Option<u32>,
-    /// What leaves by the same socket, if something does.
+    /// The sender that uses the same socket, if there is one.
     outgoing: Option<Arc<Outgoing>>,
     /// Held by the thread that reads, so that packets stay in order.
     reading: Mutex<Reading>,
-    /// Packets come and go here.
+    /// Whether packets arrive or leave here.
     used: AtomicBool,
-    /// It waits for space, and not for packets.
+    /// Whether it waits for space, and not for packets.
     waits: AtomicBool,
     entry: Entry,
 }
@@ -60,7 +61,7 @@ pub(super) struct PortReceiver {
 #[derive(Debug)]
 struct Reading {
     received: Box<[u8]>,
-    /// What of it was not taken yet.
+    /// The part of `received` that was not handled yet.
     left: Option<Unread>,
     reader: Reader,
 }
@@ -69,27 +70,27 @@ struct Reading {
 #[derive(Debug, Clone, Copy)]
 struct Unread {
     way: Flow,
-    /// Where they begin and end.
+    /// The range of the packets.
     begin: usize,
     end: usize,
     stride: usize,
-    /// The bits of the IP header that say of congestion.
+    /// The ECN bits of the IP header.
     ecn: u8,
 }
 
-/// What became of a look at the socket.
+/// The result of one look at the socket.
 #[derive(Debug, PartialEq, Eq)]
 enum PortRead {
     Packets,
-    /// None of them was for anybody here.
+    /// None of the packets was for a receiver of this device.
     Useless,
     Nothing,
-    /// There is no space for them.
+    /// The inbox has no space for them.
     NoRoom,
 }
 
 impl PortReceiver {
-    /// Of one of the device's addresses.
+    /// Creates the receiver of one of the device's addresses.
     pub(super) fn new(
         device: &'static Device,
         own: IpAddr,
@@ -135,14 +136,14 @@ impl PortReceiver {
         })
     }
 
-    /// Whoever polls looks here from now on.
+    /// Makes polls look here from now on.
     pub(super) fn use_it(&self) {
         if !self.used.load(Ordering::Relaxed) && !self.used.swap(true, Ordering::Relaxed) {
             self.open.driver.note_use();
         }
     }
 
-    /// Reads what one call gives, into buffers of the device's inbox, which takes them.
+    /// Reads the packets of one call into buffers of the device's inbox, and passes them to it.
     fn take_one(self: &Arc<Self>, reading: &mut Reading) -> PortRead {
         if self.waits.swap(false, Ordering::Relaxed) {
             self.open.hear_of(epoll::EventFlags::IN, true);
@@ -152,7 +153,7 @@ impl PortReceiver {
                 Ok(meta) if self.is_elsewhere(&meta) => return PortRead::Useless,
                 Ok(meta) => reading.left = self.left_of(&meta),
                 Err(Errno::INTR) => return PortRead::Packets,
-                // An error of another socket's packet, which the kernel tells once.
+                // An error of another socket's packet, which the kernel reports once.
                 Err(Errno::CONNREFUSED) => return PortRead::Packets,
                 Err(_) => return PortRead::Nothing,
             }
@@ -161,7 +162,7 @@ impl PortReceiver {
         while let Some(left) = reading.left {
             let taken = self.take_run(&left, &reading.received, &mut reading.reader);
             let Some((begin, useful)) = taken else {
-                // The inbox calls when it has space; nobody is to look for packets until then.
+                // The inbox calls when it has space; until then no thread should look for packets.
                 self.waits.store(true, Ordering::Relaxed);
                 self.open.hear_of(epoll::EventFlags::IN, false);
                 return PortRead::NoRoom;
@@ -174,7 +175,7 @@ impl PortReceiver {
         found
     }
 
-    /// Whether packets to a group came by another interface.
+    /// Returns true if packets to a group arrived by another interface.
     fn is_elsewhere(&self, meta: &RecvMeta) -> bool {
         let came_by = meta.interface_index.filter(|_| self.interface.is_some());
         came_by.is_some_and(|came_by| Some(came_by) != self.interface)
@@ -193,8 +194,8 @@ impl PortReceiver {
         Some(left)
     }
 
-    /// Takes the next packets, as many as are one run. Where the ones behind them begin, and whether they were for
-    /// somebody; nothing is taken if there is no space.
+    /// Receives the next packets that form one run. Returns the offset of the packets after them, and whether they were
+    /// for a receiver of this device. Returns `None`, and receives nothing, if there is no space.
     fn take_run(
         self: &Arc<Self>,
         left: &Unread,
@@ -251,12 +252,12 @@ impl PortReceiver {
         Some((begin, true))
     }
 
-    /// Whether a packet to a group comes from this process, whose members have it already.
+    /// Returns true if a packet to a group comes from this process, whose members have it already.
     fn is_own(&self, path: &Path) -> bool {
         self.group.is_some() && self.device.subnet.at(Link::Ethernet, &path.local).is_some()
     }
 
-    /// What is said of a datagram beside its headers.
+    /// Returns the details of a datagram in addition to its headers.
     fn datagram(&self, run: &CoalescedBurst, left: &Unread, length: usize) -> Option<Datagram> {
         let header = &run.burst.header;
         let source = header.deth.filter(|_| header.bth.opcode.service() == Service::Ud)?.source;
@@ -306,13 +307,13 @@ impl Watched for PortReceiver {
     }
 
     fn look(self: Arc<Self>) -> bool {
-        // Who has it looks for this one, too.
+        // The thread that holds the lock looks for this one, too.
         let Ok(mut reading) = self.reading.try_lock() else { return false };
         self.take_one(&mut reading) == PortRead::Packets
     }
 
     fn read_all(self: Arc<Self>) {
-        // Who sends without end is not waited for.
+        // Bounded, since peers may send without end.
         for _ in 0..MOST_TURNS {
             let more = Arc::clone(&self).run();
             self.device.inbox().execute_all();
@@ -336,7 +337,7 @@ impl Task for PortReceiver {
         &self.entry
     }
 
-    /// It is over when nothing useful comes: what more comes then is left to who drives the links, and rests in between.
+    /// Ends when no useful packets arrive. The rest is left to the driver, which pauses in between.
     fn run(self: Arc<Self>) -> bool {
         let reading = &mut *locked_for_calls(&self.reading);
         (0..TURN).all(|_| self.take_one(reading) == PortRead::Packets)

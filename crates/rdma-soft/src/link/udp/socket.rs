@@ -1,4 +1,4 @@
-//! A UDP socket, as RoCEv2 needs it.
+//! A UDP socket with the options that RoCEv2 needs.
 
 use std::io::{Error, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_
 use super::address::LocalAddress;
 use crate::link::descriptor::{Descriptor, set_flag};
 
-/// How much the kernel is to keep of what comes and of what goes: several windows of packets.
+/// The size of the kernel's receive and send buffers: several windows of packets.
 const BUFFER: usize = 4 << 20;
 
 #[derive(Debug)]
@@ -24,11 +24,11 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// A socket that sends and receives at an address.
+    /// Opens a socket that sends and receives at an address.
     pub(super) fn bind(own: &LocalAddress) -> Result<Self> {
         let bound = Self::new(own, own.ip, |_| Ok(()))?;
         let socket = bound.descriptor.get()?;
-        // To groups by the same interface. Who has none for that is told so by the first datagram.
+        // Datagrams to groups leave by the same interface. If there is none, the first datagram fails.
         let _ = match own.ip {
             IpAddr::V4(ip) => sockopt::set_ip_multicast_if(socket, &ip),
             IpAddr::V6(_) => sockopt::set_ipv6_multicast_if(socket, own.interface),
@@ -36,7 +36,7 @@ impl Socket {
         Ok(bound)
     }
 
-    /// A socket that receives what is sent to a group. Others of this host may do so, too.
+    /// Opens a socket that receives packets to a group. Other sockets of this host may do so, too.
     pub(super) fn join(own: &LocalAddress, group: IpAddr) -> Result<Self> {
         let joined = Self::new(own, group, |socket| sockopt::set_socket_reuseaddr(socket, true))?;
         let socket = joined.descriptor.get()?;
@@ -63,16 +63,16 @@ impl Socket {
         prepare(socket)?;
         if !is_ipv4 {
             sockopt::set_ipv6_v6only(socket, true)?;
-            // RXE sends datagrams without a checksum over IPv6, since there is the ICRC (udp(7), RFC 6936). Where the kernel
-            // has no such option, its packets are lost, and no others.
+            // RXE sends datagrams without a checksum over IPv6, since there is the ICRC (udp(7), RFC 6936). If the
+            // kernel lacks this option, only RXE's packets are lost.
             let _ = set_flag(socket, libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX, true);
         }
-        // Without the right to more there is as much as anybody may have.
+        // Without the privilege for more, the kernel grants its usual maximum.
         let _ = sockopt::set_socket_recv_buffer_size_force(socket, BUFFER)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, BUFFER));
         let _ = sockopt::set_socket_send_buffer_size_force(socket, BUFFER)
             .or_else(|_| sockopt::set_socket_send_buffer_size(socket, BUFFER));
-        // A group means one of an interface, if it is no address of everywhere.
+        // An address of a group, unless it is global, belongs to an interface.
         let scope = if ip.is_multicast() { own.interface } else { own.scope };
         bind(socket, &at(ip, scope))?;
         let state = UdpSocketState::new((&socket).into()).map_err(|error| errno(&error))?;
@@ -83,12 +83,12 @@ impl Socket {
         &self.descriptor
     }
 
-    /// How many packets may go with one call.
+    /// Returns the maximum number of packets per call.
     pub(super) fn most_segments(&self) -> usize {
         self.state.max_gso_segments()
     }
 
-    /// Sends packets of so many bytes, the last one not longer, to the port of an address.
+    /// Sends packets of `segment` bytes each, the last one perhaps shorter, to an address.
     pub(super) fn send(
         &self,
         to: IpAddr,
@@ -107,8 +107,8 @@ impl Socket {
         self.state.try_send((&socket).into(), &transmit).map_err(|error| errno(&error))
     }
 
-    /// The next packets, all of them from one sender. Each is as long as [`stride`](RecvMeta::stride) says, but for the
-    /// last.
+    /// Receives the next packets, all of them from one sender. Each has the length [`stride`](RecvMeta::stride), except
+    /// the last.
     pub(super) fn receive(&self, room: &mut [u8]) -> Result<RecvMeta> {
         let socket = self.descriptor.get()?;
         let mut meta = [RecvMeta::default()];
@@ -117,7 +117,7 @@ impl Socket {
         Ok(meta[0])
     }
 
-    /// How many routers a packet passes from now on.
+    /// Sets the hop limit of later packets.
     pub(super) fn set_hops(&self, hops: u8) -> Result<()> {
         let socket = self.descriptor.get()?;
         match self.is_ipv4 {
@@ -128,7 +128,7 @@ impl Socket {
         }
     }
 
-    /// Says whether the host knows a way to an address.
+    /// Checks that the host has a route to an address.
     pub(super) fn reaches(&self, to: IpAddr) -> Result<()> {
         let probe = Descriptor::open(|| datagrams(to.is_ipv4()))?;
         connect(probe.get()?, &at(to, self.scope))

@@ -11,16 +11,16 @@ use super::packet::{Flow, NoPacket, Reader, write};
 use super::*;
 
 #[test]
-fn an_interface_stands_for_its_addresses() {
+fn an_interface_name_denotes_its_addresses() {
     let addresses = address::named("lo").unwrap();
     let loopback = |ip: &str| LocalAddress { ip: ip.parse().unwrap(), ..addresses[0] };
     assert!(addresses.contains(&loopback("127.0.0.1")));
-    // All of 127.0.0.0/8 is there without being listed.
+    // All of 127.0.0.0/8 is accepted without being listed.
     assert_eq!(address::named("127.9.8.7").unwrap(), [loopback("127.9.8.7")]);
 }
 
 #[test]
-fn packets_are_as_large_as_their_interface_lets_them_be() {
+fn the_mtu_of_packets_follows_that_of_their_interface() {
     let mtu =
         |mtu| mtu_of(&LocalAddress { ip: [127, 0, 0, 1].into(), scope: 0, interface: 1, mtu });
     assert_eq!([1500, 4200, 9000].map(mtu), [Mtu::MTU1024, Mtu::MTU4096, Mtu::MTU4096].map(Some));
@@ -30,7 +30,7 @@ fn packets_are_as_large_as_their_interface_lets_them_be() {
     );
 }
 
-/// The packets of a capture: from where to where, and what the UDP datagram carries.
+/// Returns the packets of a capture: source, destination, and the payload of the UDP datagram.
 fn captured(name: &str) -> Vec<(Flow, Vec<u8>)> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../rdma-proto/tests/vectors/");
     let file = std::fs::read(format!("{folder}{name}")).unwrap();
@@ -56,16 +56,16 @@ fn captured(name: &str) -> Vec<(Flow, Vec<u8>)> {
     packets
 }
 
-/// Their identification is any: the socket does not tell it, and the reader finds it out.
+/// They have any identification: the socket does not report it, and the reader finds it.
 #[test]
-fn what_the_kernel_has_sent_is_read_and_what_is_changed_is_not() {
+fn packets_of_the_kernel_are_accepted_and_changed_ones_are_not() {
     let (mut reader, mut count) = (Reader::default(), 0);
     for name in ["rxe.pcap", "big.pcap", "loss.pcap", "v6.pcap"] {
         for (way, packet) in captured(name) {
             let (headers, payload) = reader.read(&way, 0, &packet).unwrap();
             count += 1;
             if way.from.is_ipv6() {
-                // It has no identification: what is written is the same.
+                // It has no identification, so that writing gives the same bytes.
                 let mut again = Vec::new();
                 write(&way, 0, &headers, payload, &mut again).unwrap();
                 assert_eq!(again, packet);
@@ -80,7 +80,7 @@ fn what_the_kernel_has_sent_is_read_and_what_is_changed_is_not() {
 }
 
 #[test]
-fn what_is_written_is_read_by_the_index_of_its_segment() {
+fn written_packets_are_read_with_the_index_of_their_segment() {
     let way = Flow { from: [127, 0, 0, 1].into(), from_port: 4791, to: [127, 0, 0, 2].into() };
     let headers = middle(7);
     for index in [0, 1, 63] {
@@ -88,7 +88,7 @@ fn what_is_written_is_read_by_the_index_of_its_segment() {
         write(&way, index, &headers, &[9; 1024], &mut packet).unwrap();
         let mut reader = Reader::default();
         assert_eq!(reader.read(&way, index, &packet), Ok((headers, &[9; 1024][..])));
-        // Of another address.
+        // The same packet from another address.
         let other = Flow { from: [127, 0, 0, 3].into(), ..way };
         assert_eq!(reader.read(&other, index, &packet), Err(NoPacket::Damaged));
     }
@@ -103,7 +103,7 @@ fn middle(psn: u32) -> Headers {
     headers(Operation::SendMiddle, psn)
 }
 
-/// What a run is made of is what it was put together from.
+/// Asserts that a run splits into the packets that it was made of.
 #[track_caller]
 fn assert_run(packets: &[(Headers, usize)], together: usize) {
     let (first, behind) = packets.split_first().unwrap();
@@ -129,7 +129,7 @@ fn packets_of_a_message_are_one_run() {
 }
 
 #[test]
-fn what_does_not_belong_together_is_no_run() {
+fn unrelated_packets_are_not_coalesced() {
     let first = headers(Operation::SendFirst, 7);
     let elsewhere =
         Headers { bth: Bth { destination: Qpn::masked(6), ..middle(8).bth }, ..middle(8) };
@@ -148,9 +148,9 @@ fn what_does_not_belong_together_is_no_run() {
     ] {
         assert_run(&[(first, 256), (next, length)], 1);
     }
-    // A short one ends it, whatever it says.
+    // A short packet ends the run, whatever its headers are.
     assert_run(&[(first, 256), (middle(8), 252), (middle(9), 252)], 2);
-    // The first packet of a WRITE has a header that those behind it have not.
+    // The first packet of a WRITE has a header that later ones lack.
     let reth = Reth { va: 0, rkey: 0.into(), length: 512 };
     let write = Headers { reth: Some(reth), ..headers(Operation::RdmaWriteFirst, 7) };
     assert_run(&[(write, 256), (headers(Operation::RdmaWriteLast, 8), 256)], 1);

@@ -12,7 +12,7 @@ use crate::limits::Limits;
 use crate::link::Link;
 use crate::schedule::Schedule;
 
-/// One of each link layer.
+/// One device of each link layer.
 fn devices() -> &'static [Device; 2] {
     static SUBNET: Subnet = Subnet::new();
     static DEVICES: OnceLock<[Device; 2]> = OnceLock::new();
@@ -25,7 +25,7 @@ fn devices() -> &'static [Device; 2] {
     })
 }
 
-/// What is not of the head's own fields is any header of a packet.
+/// Fields outside the head's own hold any header of a packet.
 fn heads() -> impl Strategy<Value = ([u8; HEAD], usize)> {
     let anything = prop::collection::vec(any::<u8>(), HEAD);
     let own = (0..16_u8, 0..5_u8, 0..5_u8, 0..5000_u16, 0..20_u16, 0..=BURST_BYTES);
@@ -60,9 +60,9 @@ fn heads() -> impl Strategy<Value = ([u8; HEAD], usize)> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Nothing makes it panic. What it takes is what it says, and is written as it was read.
+    /// No head makes `decode` panic. An accepted head is consistent, and encoding it gives the same bytes.
     #[test]
-    fn what_is_taken_is_consistent((head, length) in heads()) {
+    fn accepted_heads_are_consistent((head, length) in heads()) {
         for device in devices() {
             let Some((path, burst, datagram)) = decode(device, &head, length) else { continue };
             prop_assert_eq!(burst.length as usize, length);
@@ -86,9 +86,9 @@ proptest! {
     }
 }
 
-/// So that the test above is not about nothing.
+/// Makes sure that the test above does not reject everything.
 #[test]
-fn what_a_device_sends_is_taken() {
+fn bursts_of_a_device_are_accepted() {
     let [device, _] = devices();
     let local = address_at(device, 0).unwrap();
     let path = Path { local, remote: local };
@@ -108,7 +108,7 @@ fn what_a_device_sends_is_taken() {
     }
 }
 
-/// All that has the flag beside an RNR NAK is what no device sends.
+/// No device sends any other packet with this flag.
 #[test]
 fn a_void_refusal_is_an_rnr_nak_and_nothing_else() {
     let [device, _] = devices();

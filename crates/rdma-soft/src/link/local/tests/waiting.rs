@@ -1,4 +1,4 @@
-//! What waits for a process that does not read: here the test reads, and sets the clock.
+//! Data that waits for a process that does not read. Here the test reads, and sets the clock.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use super::*;
 use crate::engine::completion::work_completion::Source;
 use crate::engine::wire::letter::Datagram;
 
-/// How long each datagram is.
+/// The length of each datagram.
 const LENGTH: usize = 1024;
-/// What it takes in a message.
+/// The size of a datagram in a message.
 const SIZE: usize = head::HEAD + LENGTH;
 
 struct Scene {
@@ -37,7 +37,7 @@ impl Scene {
         Arc::downgrade(&self.neighbor)
     }
 
-    /// Sends a datagram. Says whether there was space.
+    /// Sends a datagram. Returns true if there was space.
     fn send_datagram(&self) -> bool {
         let Some(buffer) = self.neighbor.datagram_buffer(self.sender(), LENGTH) else {
             return false;
@@ -58,7 +58,7 @@ impl Scene {
         self.send_burst(|header| Burst::single(header, 0));
     }
 
-    /// Sends one that needs a quarter of the ring.
+    /// Sends a burst that needs a quarter of the ring.
     fn send_much_on_connection(&self) {
         self.send_burst(|header| Burst {
             header,
@@ -77,7 +77,7 @@ impl Scene {
         Arc::clone(&self.neighbor).send(letter);
     }
 
-    /// Reads a message, and has the device write what it has space for then.
+    /// Reads a message, and lets the device write as much as then fits.
     fn read(&self) -> Option<usize> {
         self.device.fabric.run_queue.run();
         let length = self.read_alone()?;
@@ -90,7 +90,7 @@ impl Scene {
         Some(self.ring.read(&mut [], &mut bytes).unwrap()?.length)
     }
 
-    /// How many datagrams come, and how many bursts of connections.
+    /// Reads everything. Returns the numbers of datagrams and of bursts of connections.
     fn read_all(&self) -> (usize, usize) {
         let (mut datagrams, mut others) = (0, 0);
         while let Some(length) = self.read() {
@@ -120,7 +120,7 @@ fn datagrams_wait_for_a_process_that_reads_late() {
     assert_eq!(scene.stalled(), 0);
 }
 
-/// More than a mebibyte, beside what the ring has.
+/// More than a mebibyte, in addition to the contents of the ring.
 #[test]
 fn datagrams_without_space_are_refused_until_there_is_some() {
     static WORLD: World = World::new();
@@ -139,7 +139,7 @@ fn datagrams_without_space_are_refused_until_there_is_some() {
     assert!(scene.send_datagram());
 }
 
-/// They do not stand in its way, nor does it wait for all of them.
+/// The connection overtakes the datagrams, and does not wait for all of them.
 #[test]
 fn a_connection_passes_the_datagrams_that_wait() {
     static WORLD: World = World::new();
@@ -160,7 +160,7 @@ fn a_connection_passes_the_datagrams_that_wait() {
 }
 
 #[test]
-fn datagrams_that_wait_for_a_second_are_lost_and_what_connections_send_is_not() {
+fn datagrams_are_lost_after_a_second_and_packets_of_connections_are_not() {
     static WORLD: World = World::new();
     let scene = Scene::new(&WORLD);
     assert!((0..500).all(|_| scene.send_datagram()));
@@ -171,16 +171,16 @@ fn datagrams_that_wait_for_a_second_are_lost_and_what_connections_send_is_not() 
     scene.go_on(Duration::from_millis(2));
     let lost = scene.stalled();
     assert!(lost > 200, "{lost}");
-    // For as long as it takes.
+    // These wait as long as it takes.
     scene.go_on(Duration::from_secs(3600));
     let (datagrams, others) = scene.read_all();
     assert_eq!((datagrams as u64 + lost, others), (500, 10));
 }
 
-/// A process that takes nothing, and one that takes all and does not answer. After half of a minute there is an event, and
-/// after a minute requests fail; a process that goes on in between has a minute again.
+/// One process reads nothing, and another reads everything and does not answer. After half a minute there is an event,
+/// and after a minute requests fail. A process that answers in between has another minute.
 #[test]
-fn a_process_is_silent_when_it_neither_takes_nor_answers_for_a_minute() {
+fn a_process_is_silent_if_it_does_not_read_or_answer_for_a_minute() {
     static WORLDS: [World; 2] = [const { World::new() }; 2];
     for (world, takes) in WORLDS.iter().zip([false, true]) {
         let scene = Scene::new(world);
@@ -225,9 +225,9 @@ fn a_process_is_silent_when_it_neither_takes_nor_answers_for_a_minute() {
     }
 }
 
-/// It is asked when all is written that was to be sent, and told that it is.
+/// The question is sent once everything before it is written, and answered.
 #[test]
-fn a_question_waits_for_what_was_sent_before() {
+fn a_question_waits_for_earlier_messages() {
     static WORLD: World = World::new();
     let scene = Scene::new(&WORLD);
     while scene.send_datagram() {
@@ -238,14 +238,17 @@ fn a_question_waits_for_what_was_sent_before() {
     scene.device.fabric.run_queue.run();
     assert_eq!((question, scene.ring.asked()), (1, 0));
     while scene.ring.asked() == 0 {
-        assert!(scene.read().unwrap().is_multiple_of(SIZE), "it has come, and nothing was asked");
+        assert!(
+            scene.read().unwrap().is_multiple_of(SIZE),
+            "the message was read, and nothing was asked"
+        );
     }
     // The last message was read after that.
     let mut left = std::iter::from_fn(|| scene.read_alone());
-    assert!(left.any(|length| length % SIZE != 0), "it was asked before that had come");
+    assert!(left.any(|length| length % SIZE != 0), "it was asked before that message was written");
 }
 
-/// What waited for a process that took nothing is lost: it owes nothing any more.
+/// Datagrams for a process that read nothing are lost: it owes nothing any more.
 #[test]
 fn a_process_is_not_silent_for_datagrams_alone() {
     static WORLD: World = World::new();
