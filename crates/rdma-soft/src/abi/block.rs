@@ -1,8 +1,8 @@
 //! The heap blocks behind the pointers that programs hold.
 //!
-//! Each begins with the C struct, so that the program's pointer is the block's (SAFETY.md F5, F11).
-//! The C part belongs to the program's inline functions as much as to us and is only touched through
-//! the raw pointer; what follows it is ours.
+//! Each begins with the C struct, so that the program's pointer is the block's (SAFETY.md F5, F11). The C part is
+//! shared with the program's inline functions, and is only accessed through the raw pointer. The rest of the block
+//! belongs to this provider.
 
 use std::collections::BTreeSet;
 use std::mem::offset_of;
@@ -30,7 +30,7 @@ use crate::memory::import::Imported;
 use crate::memory::protection::{ProtectionDomain, Registration};
 use crate::memory::window::Name;
 
-/// How many objects were made from this one and are still there.
+/// The number of objects that were created from this one and still exist.
 #[derive(Debug, Default)]
 pub(super) struct Children(AtomicU32);
 
@@ -43,18 +43,18 @@ impl Children {
         self.0.fetch_sub(1, Ordering::Release);
     }
 
-    /// Refuses to destroy a parent before its children, as the kernel does.
+    /// Refuses to destroy a parent before its children, like the kernel.
     pub(super) fn none(&self) -> Result<(), Refusal> {
         if self.0.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(Refusal::Busy) }
     }
 }
 
-/// Who holds a context: the program, until it closes it, and each object that was made from it.
+/// The number of holders of a context: the program, until it closes it, and each object that was created from it.
 #[derive(Debug)]
 pub(super) struct Holders(AtomicU32);
 
 impl Holders {
-    /// The program alone.
+    /// Starts with the program as the only holder.
     pub(super) fn new() -> Self {
         Self(AtomicU32::new(1))
     }
@@ -63,12 +63,12 @@ impl Holders {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether there is more than one.
+    /// Returns true if there is more than one holder.
     pub(super) fn are_several(&self) -> bool {
         self.0.load(Ordering::Relaxed) > 1
     }
 
-    /// One goes; whether it was the last, who frees the context.
+    /// Removes a holder. Returns true if it was the last one, which must free the context.
     #[must_use]
     pub(super) fn leave(&self) -> bool {
         self.0.fetch_sub(1, Ordering::AcqRel) == 1
@@ -77,8 +77,8 @@ impl Holders {
 
 #[repr(C)]
 pub(super) struct ContextBlock {
-    /// `verbs_context` grows at its low end: room, as zeroes, for what newer headers put before the
-    /// bindings' first field, so that programs built against them find it and find it missing.
+    /// `verbs_context` grows at its low end. These zeroes are space for the fields that newer headers have before the
+    /// bindings' first field. Programs built against such headers find there that a function is missing.
     pub(super) newer: [usize; 6],
     pub(super) verbs: verbs_context,
     pub(super) device: &'static Device,
@@ -86,7 +86,7 @@ pub(super) struct ContextBlock {
     /// The numbers of its protection domains.
     pub(super) domains: Mutex<BTreeSet<u64>>,
     pub(super) events: Arc<EventQueue<AsyncEvent>>,
-    /// What `cmd_fd` names: a descriptor that programs may duplicate and look at, and that does nothing.
+    /// The file of `cmd_fd`: a descriptor that programs may duplicate and inspect, and that does nothing.
     pub(super) command: OwnedFd,
 }
 
@@ -102,7 +102,7 @@ pub(super) struct PdBlock {
 pub(super) struct MrBlock {
     pub(super) verbs: ibv_mr,
     pub(super) registration: Registration,
-    /// Memory that came as a file; dropped, as all of the block, after the deregistration.
+    /// Memory that was imported as a file. It is dropped with the block, after the deregistration.
     pub(super) imported: Option<Imported>,
 }
 
@@ -147,35 +147,35 @@ pub(super) struct SrqBlock {
 pub(super) struct QpBlock {
     pub(super) verbs: ibv_qp_ex,
     pub(super) queue_pair: Arc<QueuePair>,
-    /// Only if it was created to post by function calls.
+    /// Present only if the queue pair was created to post by function calls.
     pub(super) posting: Option<Box<CriticalRegion<Batch>>>,
-    /// What it was created with.
+    /// The attributes that it was created with.
     pub(super) init: ibv_qp_init_attr,
     pub(super) async_events: Acknowledgements,
 }
 
-/// The block behind a program's context.
+/// Returns the block behind a program's context.
 ///
 /// # Safety
 ///
 /// The context was opened by this provider and is not closed during the call.
 pub(super) unsafe fn context_block(context: *mut ibv_context) -> *mut ContextBlock {
     let offset = offset_of!(ContextBlock, verbs) + offset_of!(verbs_context, context);
-    // SAFETY: the pointer was made from the block's by going up just so far (SAFETY.md F5, F11).
+    // SAFETY: the pointer was made from the block's by adding exactly this offset (SAFETY.md F5, F11).
     unsafe { context.byte_sub(offset).cast() }
 }
 
 macro_rules! block_of {
     ($name:ident, $verbs:ty, $block:ty, $field:ident: $part:ty) => {
-        /// Our part of the block behind a program's object.
+        /// Returns this provider's part of the block behind a program's object.
         ///
         /// # Safety
         ///
-        /// The object was made by this provider and is not destroyed while the result is used.
+        /// The object was created by this provider and is not destroyed while the result is used.
         #[inline]
         pub(super) unsafe fn $name<'a>(object: *mut $verbs) -> &'a $part {
-            // SAFETY: the object is the beginning of its block (SAFETY.md F11), and the field is only
-            // written before the block is handed out.
+            // SAFETY: the object is the beginning of its block (SAFETY.md F11), and the field is only written before
+            // the program gets the block.
             unsafe { &(*object.cast::<$block>()).$field }
         }
     };
@@ -202,23 +202,23 @@ block_of!(queue_pair_posting, ibv_qp_ex, QpBlock, posting: Option<Box<CriticalRe
 block_of!(queue_pair_async_events, ibv_qp, QpBlock, async_events: Acknowledgements);
 block_of!(queue_pair_init, ibv_qp, QpBlock, init: ibv_qp_init_attr);
 
-/// The device of a program's context.
+/// Returns the device of a program's context.
 ///
 /// # Safety
 ///
-/// As for [`context_block`].
+/// The context was opened by this provider and is not closed during the call.
 pub(super) unsafe fn device_of(context: *mut ibv_context) -> &'static Device {
     // SAFETY: this function's contract.
     let block = unsafe { context_block(context) };
-    // SAFETY: a live block (SAFETY.md F11); the field is only written before it is handed out.
+    // SAFETY: a live block (SAFETY.md F11); the field is only written before the program gets the block.
     unsafe { (*block).device }
 }
 
-/// The numbers of a context's protection domains.
+/// Returns the numbers of a context's protection domains.
 ///
 /// # Safety
 ///
-/// As for [`context_block`], while the result is used.
+/// The context was opened by this provider and is not closed while the result is used.
 pub(super) unsafe fn context_domains<'a>(context: *mut ibv_context) -> &'a Mutex<BTreeSet<u64>> {
     // SAFETY: this function's contract.
     let block = unsafe { context_block(context) };
@@ -226,11 +226,11 @@ pub(super) unsafe fn context_domains<'a>(context: *mut ibv_context) -> &'a Mutex
     unsafe { &(*block).domains }
 }
 
-/// An object was made from a context, and holds it until [`release_context`].
+/// Notes that an object was created from a context, which it holds until [`release_context`].
 ///
 /// # Safety
 ///
-/// As for [`context_block`].
+/// The context was opened by this provider and is not closed during the call.
 pub(super) unsafe fn hold_context(context: *mut ibv_context) {
     // SAFETY: this function's contract.
     let block = unsafe { context_block(context) };
@@ -238,17 +238,18 @@ pub(super) unsafe fn hold_context(context: *mut ibv_context) {
     unsafe { &(*block).holders }.join();
 }
 
-/// An object that held a context is gone, or the program has closed it. The last of them frees it.
+/// Removes a holder of a context: an object that was destroyed, or the program, which has closed it. The last one frees
+/// the context.
 ///
 /// # Safety
 ///
-/// The context was opened by this provider, the caller is one of its holders, and uses it no more.
+/// The context was opened by this provider. The caller is one of its holders, and does not use it afterwards.
 pub(super) unsafe fn release_context(context: *mut ibv_context) {
     // SAFETY: it is live, since the caller holds it (SAFETY.md F11).
     let block = unsafe { context_block(context) };
     // SAFETY: as above; the counter is only used through shared references.
     if unsafe { &(*block).holders }.leave() {
-        // SAFETY: made by `open_device`; nobody holds it any more, and this happens once (SAFETY.md F11).
+        // SAFETY: made by `open_device`; it has no holders any more, and this happens once (SAFETY.md F11).
         let block = unsafe { Box::from_raw(block) };
         let device = block.device;
         drop(block);
@@ -256,16 +257,16 @@ pub(super) unsafe fn release_context(context: *mut ibv_context) {
     }
 }
 
-/// Where the asynchronous events of a context go.
+/// Returns the queue of a context's asynchronous events.
 ///
 /// # Safety
 ///
-/// As for [`context_block`], while the result is used.
+/// The context was opened by this provider and is not closed while the result is used.
 pub(super) unsafe fn context_events<'a>(
     context: *mut ibv_context,
 ) -> &'a Arc<EventQueue<AsyncEvent>> {
     // SAFETY: this function's contract.
     let block = unsafe { context_block(context) };
-    // SAFETY: a live block (SAFETY.md F11); the field is only written before it is handed out.
+    // SAFETY: a live block (SAFETY.md F11); the field is only written before the program gets the block.
     unsafe { &(*block).events }
 }

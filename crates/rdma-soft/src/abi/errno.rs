@@ -1,4 +1,4 @@
-//! Refusals in the two forms in which verbs report them: an error number, or NULL and `errno`.
+//! Refusals in the two forms that verbs report: an error number, or NULL and `errno`.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -20,18 +20,18 @@ impl From<Refusal> for Errno {
             Refusal::Gone => Self::ENODEV,
             Refusal::NobodyThere => Self::EHOSTUNREACH,
             Refusal::NotAllowed => Self::EACCES,
-            // `ENOENT` and `EACCES` would be about the device.
+            // `ENOENT` and `EACCES` would refer to the device.
             Refusal::Unusable => Self::EIO,
         }
     }
 }
 
-/// For verbs that return an error number.
+/// Converts a result for verbs that return an error number.
 pub(super) fn number(result: Result<(), Refusal>) -> c_int {
     result.map_or_else(|refusal| Errno::from(refusal).raw(), |()| 0)
 }
 
-/// For verbs that return NULL and set `errno`.
+/// Converts a result for verbs that return NULL and set `errno`.
 pub(super) fn pointer<T>(result: Result<*mut T, Refusal>) -> *mut T {
     result.unwrap_or_else(|refusal| {
         Errno::from(refusal).set();

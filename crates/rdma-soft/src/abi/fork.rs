@@ -1,5 +1,5 @@
-//! What a fork does to registered memory: nothing. The device reaches it as the process does, through
-//! its page tables, and no page is pinned.
+//! A fork does nothing to registered memory. The device accesses it through the page tables of the process, like the
+//! process itself, and no page is pinned.
 
 use std::ffi::c_int;
 

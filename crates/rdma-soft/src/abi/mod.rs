@@ -1,13 +1,14 @@
 //! The C ABI: shims that turn the calls of a libibverbs program into calls of the engine.
 //!
-//! Every pointer here is a program's. The shims trust it as libibverbs does (SAFETY.md F1): it is of
-//! the stated type, was made by this provider, and is not destroyed during the call.
+//! Every pointer here comes from a program. Like libibverbs, the shims rely on three facts (SAFETY.md F1). It is of the
+//! stated type, it was made by this provider, and it is not destroyed during the call.
 //!
-//! - `table` has the verbs as libibverbs names them, and `device/context` the functions that a context points to.
-//! - `block` has the objects behind a program's pointers. `errno` and `convert` turn results and values into C's.
-//! - The verbs are in a folder for each kind of object: `device`, `memory` (domains, regions, windows), `completion`
-//!   (completion queues and events), `queue_pair` (with shared receive queues and address handles).
-//! - `work` posts: `post` reads lists of work requests, `wr` builds requests by function calls.
+//! - `table` has the verbs under libibverbs's names, and `device/context` the functions that a context points to.
+//! - `block` has the objects that a program's pointers refer to. `errno` and `convert` turn results and values into
+//!   their C forms.
+//! - Each kind of object has a folder for its verbs: `device`, `memory` (domains, regions, windows), `completion`, and
+//!   `queue_pair` (with shared receive queues and address handles).
+//! - `work` posts: `post` reads lists of work requests, and `wr` builds requests by function calls.
 #![allow(unsafe_code)]
 
 mod absent;

@@ -10,8 +10,7 @@ use super::memory::{mr, pd};
 use super::queue_pair::{ah, qp, qp_ex, srq};
 use super::{absent, fork};
 
-/// The software devices' table of verbs, for [`DeviceList::of`] and for C callers; [`install`] has
-/// registered it.
+/// The software devices' table of verbs, for [`DeviceList::of`] and for C callers. [`install`] registers it.
 ///
 /// [`DeviceList::of`]: https://docs.rs/rdma-mem
 /// [`install`]: crate::install
@@ -80,7 +79,7 @@ pub fn verbs() -> &'static Verbs {
 
 /// Registers the table with rdma-sys.
 pub(crate) fn register() {
-    // SAFETY: each function of the table behaves as the verb of its name, on the objects of this
-    // provider, from any thread (SAFETY.md F2, F9).
+    // SAFETY: each function of the table behaves like the verb of its name, on the objects of this provider, from any
+    // thread (SAFETY.md F2, F9).
     unsafe { rdma_sys::register(verbs()) }
 }

@@ -1,4 +1,4 @@
-//! The engine's numbers are those of the bindings: they go through the shims as they are.
+//! The engine's numbers equal those of the bindings: they pass through the shims unchanged.
 
 use rdma_sys::{
     ibv_access_flags as CAccess, ibv_event_type as CEvent, ibv_qp_state as CState, ibv_wc_flags,
@@ -15,7 +15,7 @@ macro_rules! same {
 }
 
 #[test]
-fn states_and_events_are_those_of_the_bindings() {
+fn states_and_events_equal_those_of_the_bindings() {
     same! {
         QpState::RESET.raw() = CState::IBV_QPS_RESET,
         QpState::INIT.raw() = CState::IBV_QPS_INIT,
@@ -38,7 +38,7 @@ fn states_and_events_are_those_of_the_bindings() {
 }
 
 #[test]
-fn completions_are_those_of_the_bindings() {
+fn completions_equal_those_of_the_bindings() {
     same! {
         WcStatus::SUCCESS.raw() = CStatus::IBV_WC_SUCCESS,
         WcStatus::LOC_LEN_ERR.raw() = CStatus::IBV_WC_LOC_LEN_ERR,
@@ -67,7 +67,7 @@ fn completions_are_those_of_the_bindings() {
 }
 
 #[test]
-fn access_flags_are_those_of_the_bindings() {
+fn access_flags_equal_those_of_the_bindings() {
     same! {
         AccessFlags::LOCAL_WRITE.bits() = CAccess::IBV_ACCESS_LOCAL_WRITE,
         AccessFlags::REMOTE_WRITE.bits() = CAccess::IBV_ACCESS_REMOTE_WRITE,

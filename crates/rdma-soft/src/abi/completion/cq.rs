@@ -20,7 +20,7 @@ use crate::engine::critical_region::CriticalRegion;
 use crate::engine::events::Acknowledgements;
 use crate::engine::events::report::{Element, Handle, Reporter};
 
-/// The completion vectors that a context has.
+/// The number of completion vectors of a context.
 pub(crate) const COMPLETION_VECTORS: c_int = 1;
 
 pub(crate) unsafe extern "C" fn create_cq(
@@ -36,11 +36,11 @@ pub(crate) unsafe extern "C" fn create_cq(
     pointer(created).cast()
 }
 
-/// Makes the queue of a program's part, whose extended completions have these fields.
+/// Creates a completion queue with the program's part `verbs`. Its extended completions have these fields.
 ///
 /// # Safety
 ///
-/// Its context is a live one of this provider's, and so is its channel, unless that is NULL.
+/// The context is a live one of this provider, and so is the channel, unless that is NULL.
 pub(super) unsafe fn create(
     verbs: ibv_cq_ex,
     comp_vector: c_int,
@@ -79,7 +79,7 @@ pub(super) unsafe fn create(
 
 /// # Safety
 ///
-/// The channel is a live one of this provider's, or NULL.
+/// The channel is a live one of this provider, or NULL.
 unsafe fn notifier(channel: *mut ibv_comp_channel) -> Option<Notifier> {
     if channel.is_null() {
         return None;
@@ -105,8 +105,8 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     let device = unsafe { device_of(context) };
     // SAFETY: the caller's completion queue (SAFETY.md F1), the beginning of a live block (F11).
     let size = unsafe { &raw mut (*cq).cqe };
-    // SAFETY: as above, and aligned (SAFETY.md F5). Other threads may resize the same queue, and come here, too.
-    // Programs read the size plainly, and do so while nobody resizes the queue (F9).
+    // SAFETY: as above, and aligned (SAFETY.md F5). Other threads that resize the same queue may write it here, too.
+    // Programs read the size non-atomically, but only while no thread resizes the queue (F9).
     let size = unsafe { AtomicI32::from_ptr(size) };
     number(
         check_capacity(device, cqe)
@@ -118,10 +118,10 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: the caller's completion queue (SAFETY.md F1).
     let free = unsafe { queue_children(cq) }.none();
     number(free.map(|()| {
-        // SAFETY: the caller's completion queue, which nobody uses any more (SAFETY.md F1).
+        // SAFETY: the caller's completion queue, which no thread uses any more (SAFETY.md F1).
         let queue = unsafe { queue_of(cq) };
         queue.withdraw_events();
-        // SAFETY: as above. What was delivered may be acknowledged by other threads.
+        // SAFETY: as above. Other threads may still acknowledge delivered events.
         unsafe { queue_completion_events(cq) }.wait();
         // SAFETY: as above.
         unsafe { queue_async_events(cq) }.wait();

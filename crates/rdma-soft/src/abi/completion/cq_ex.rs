@@ -14,7 +14,7 @@ use crate::abi::errno::pointer;
 use crate::engine::Refusal;
 use crate::limits::Limits;
 
-/// The fields that completions here can have.
+/// The fields that completions of this device can have.
 const FIELDS: u64 = (Fields::IBV_WC_EX_WITH_BYTE_LEN.0
     | Fields::IBV_WC_EX_WITH_IMM.0
     | Fields::IBV_WC_EX_WITH_QP_NUM.0
@@ -46,8 +46,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     }))
 }
 
-/// Refuses what the device does not have. That only one thread polls is good to know and changes
-/// nothing; a queue that overflows is in error whatever its owner says.
+/// Refuses options that the device lacks. The option for polling by a single thread changes nothing. A queue that
+/// overflows goes to error, whatever its owner has requested.
 fn check(limits: &Limits, attr: &ibv_cq_init_attr_ex) -> Result<(), Refusal> {
     let with_flags = ibv_cq_init_attr_mask::IBV_CQ_INIT_ATTR_MASK_FLAGS.0;
     let single_threaded = ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED.0;

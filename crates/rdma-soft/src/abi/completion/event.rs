@@ -52,13 +52,13 @@ pub(crate) unsafe extern "C" fn get_cq_event(
     let events = unsafe { channel_events(channel) };
     let taken = events.take(|handle| {
         let object = handle.0.cast::<ibv_cq>();
-        // SAFETY: the queue is there: destroying it discards its events first, under the lock that is
-        // held here (SAFETY.md F11).
+        // SAFETY: the queue exists: destroying it first discards its events, under the lock that is held here
+        // (SAFETY.md F11).
         unsafe { queue_completion_events(object) }.delivered();
         object
     });
     finish(taken, |object| {
-        // SAFETY: the queue is there, since the event is not acknowledged (SAFETY.md F11).
+        // SAFETY: the queue exists, since the event is not acknowledged (SAFETY.md F11).
         let context = unsafe { (*object).cq_context };
         // SAFETY: the caller's place for the queue (SAFETY.md F1).
         unsafe { cq.write(object) };
@@ -67,7 +67,7 @@ pub(crate) unsafe extern "C" fn get_cq_event(
     })
 }
 
-/// Delivers what was taken; -1 and `errno` if nothing was.
+/// Delivers an event, or returns -1 and sets `errno` if there is none.
 fn finish<T>(taken: rustix::io::Result<T>, deliver: impl FnOnce(T)) -> c_int {
     match taken {
         Ok(event) => {
@@ -96,8 +96,8 @@ pub(crate) unsafe extern "C" fn get_async_event(
         let element = match event.element {
             Element::CompletionQueue(handle) => {
                 let cq = handle.0.cast::<ibv_cq>();
-                // SAFETY: the object is there: destroying it discards its events first, under the
-                // lock that is held here (SAFETY.md F11).
+                // SAFETY: the object exists: destroying it first discards its events, under the lock that is held here
+                // (SAFETY.md F11).
                 unsafe { queue_async_events(cq) }.delivered();
                 ibv_async_event__bindgen_ty_1 { cq }
             }
@@ -129,7 +129,7 @@ pub(crate) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
         Type::IBV_EVENT_CQ_ERR => {
             // SAFETY: an event of this type is about a queue, which the union has (SAFETY.md F1).
             let cq = unsafe { event.element.cq };
-            // SAFETY: the queue is there until its events are acknowledged (SAFETY.md F11).
+            // SAFETY: the queue exists until its events are acknowledged (SAFETY.md F11).
             unsafe { queue_async_events(cq) }.acknowledge(1);
         }
         Type::IBV_EVENT_QP_FATAL
@@ -140,13 +140,13 @@ pub(crate) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
         | Type::IBV_EVENT_QP_LAST_WQE_REACHED => {
             // SAFETY: an event of this type is about a queue pair, which the union has (SAFETY.md F1).
             let qp = unsafe { event.element.qp };
-            // SAFETY: the queue pair is there until its events are acknowledged (SAFETY.md F11).
+            // SAFETY: the queue pair exists until its events are acknowledged (SAFETY.md F11).
             unsafe { queue_pair_async_events(qp) }.acknowledge(1);
         }
         Type::IBV_EVENT_SRQ_ERR | Type::IBV_EVENT_SRQ_LIMIT_REACHED => {
             // SAFETY: an event of this type is about a shared queue, which the union has (SAFETY.md F1).
             let srq = unsafe { event.element.srq };
-            // SAFETY: the queue is there until its events are acknowledged (SAFETY.md F11).
+            // SAFETY: the queue exists until its events are acknowledged (SAFETY.md F11).
             unsafe { shared_queue_async_events(srq) }.acknowledge(1);
         }
         _ => {}

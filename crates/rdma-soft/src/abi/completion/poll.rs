@@ -30,7 +30,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     0
 }
 
-/// A completion as the program sees it.
+/// Returns a completion in the form that the program sees.
 #[inline]
 pub(super) fn work_completion(completion: &Completion) -> ibv_wc {
     let success = completion.status.is_success();

@@ -1,7 +1,7 @@
-//! Polling an extended completion queue: one completion at a time, of which the program reads the fields.
+//! Polling an extended completion queue: one completion at a time, whose fields the program reads.
 //!
-//! From `start_poll` to `end_poll` one thread is in the queue's critical region, and others that start
-//! wait. A completion is taken out of the queue when the poll comes to it.
+//! From `start_poll` to `end_poll` one thread is in the queue's critical region, and others that start wait. A
+//! completion is removed from the queue when the poll reaches it.
 
 use std::ffi::{c_int, c_uint};
 
@@ -41,9 +41,9 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     let queue = unsafe { queue_of(cq.cast()) };
     // SAFETY: as above.
     let polling = unsafe { queue_polling(cq) };
-    // SAFETY: what this calls does not call `with` of the region again. Only functions of this file do, and only
-    // programs call these. A poll may see to a timer and execute requests, of any queue pair; but that is the
-    // engine's, which calls nothing of `abi` and nothing of a program's (SAFETY.md F17).
+    // SAFETY: these calls do not call `with` of the region again. Only functions of this file do, and only programs
+    // call those. A poll may expire a timer and execute requests, of any queue pair. But that is code of the engine,
+    // which calls neither `abi` nor the program (SAFETY.md F17).
     let taken = unsafe {
         polling.with(|polled| {
             let taken = queue.poll(1, |_, completion, timestamp| {
@@ -72,22 +72,21 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     unsafe { queue_polling(cq) }.leave();
 }
 
-/// Defines the functions that read a completion, and what a queue begins with. What a queue was not
-/// created with is junk, and so is everything outside of the critical region.
+/// Defines the functions that read a completion, and the beginning of a queue. Fields that the queue was not created
+/// with are junk, and so is everything outside of the critical region.
 macro_rules! read {
     ($($name:ident -> $type:ty { $junk:expr, |$polled:ident| $field:expr })+) => {
         $(
             unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
                 // SAFETY: the caller's completion queue (SAFETY.md F1).
                 let polling = unsafe { queue_polling(cq) };
-                // SAFETY: reading a field calls nothing that comes back here (SAFETY.md F17).
+                // SAFETY: reading a field calls nothing that could return here (SAFETY.md F17).
                 let field = unsafe { polling.with(|$polled| $field) };
                 field.flatten().unwrap_or($junk)
             }
         )+
 
-        /// The program's part of a new queue. All functions are there, since programs call them
-        /// unchecked.
+        /// Returns the program's part of a new queue. It has all functions, since programs call them unchecked.
         pub(super) fn functions() -> ibv_cq_ex {
             ibv_cq_ex {
                 start_poll: Some(start_poll),
@@ -148,7 +147,7 @@ unsafe extern "C" fn read_tm_info(_cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info
     unsafe { info.write(ibv_wc_tm_info { tag: JUNK.into(), priv_: JUNK }) };
 }
 
-/// Immediate data, or the key that was made invalid: one place has both.
+/// Returns the immediate data, or the key that was invalidated: both are in the same place.
 fn immediate(wc: &ibv_wc) -> u32 {
     // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
     unsafe { wc.__bindgen_anon_1.imm_data }

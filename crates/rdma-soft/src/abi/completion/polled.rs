@@ -1,16 +1,16 @@
-//! What a thread reads while it polls an extended completion queue.
+//! The data that a thread reads while it polls an extended completion queue.
 
 use rdma_sys::{ibv_create_cq_wc_flags as Fields, ibv_wc};
 
 use crate::device::Device;
 use crate::fabric::clock::{Clock, Time};
 
-/// The completion that a poll has come to.
+/// The completion that a poll has reached.
 pub(crate) struct Polled {
     /// The fields that the queue was created with (`enum ibv_create_cq_wc_flags`).
     fields: u64,
     pub(super) wc: ibv_wc,
-    /// When it completed.
+    /// The time of the completion.
     pub(super) timestamp: Time,
     /// The clock of `timestamp`.
     pub(super) clock: &'static Clock,
@@ -22,18 +22,18 @@ impl Polled {
         Self { fields, wc: ibv_wc::default(), timestamp: Time::AT_ONCE, clock }
     }
 
-    /// A field's value, if the queue was created with it.
+    /// Returns a field's value, if the queue was created with that field.
     pub(super) fn field<T>(&self, flag: Fields, value: T) -> Option<T> {
         (self.fields & u64::from(flag.0) != 0).then_some(value)
     }
 }
 
-/// The fields that are times.
+/// The fields that contain times.
 pub(super) const TIMESTAMPS: u64 = (Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0
     | Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK.0)
     as u64;
 
-/// Whether a queue that was created with these fields keeps the times of its completions.
+/// Returns true if a queue with these fields keeps the times of its completions.
 pub(super) fn has_timestamps(fields: u64) -> bool {
     fields & TIMESTAMPS != 0
 }

@@ -29,10 +29,10 @@ use crate::engine::queue_pair::settings::Settings;
 use crate::sync::locked;
 
 pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
-    // SAFETY: a device of ours lives as long as the process (SAFETY.md F11).
+    // SAFETY: a device of this provider lives as long as the process (SAFETY.md F11).
     let block = unsafe { list::block(device) };
     if let Some(error) = &block.device().unusable {
-        // There is no other way to tell a program in C which file it is. Nobody may read it.
+        // This is the only way to report the file to a C program. A write error is ignored.
         let _ =
             writeln!(io::stderr(), "rdma-soft: `{}` is not opened: {error}", block.device().name);
         return pointer(Err(Refusal::Unusable));
@@ -64,7 +64,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         verbs.context.cmd_fd = command.as_raw_fd();
         verbs.context.async_fd = events.fd();
         verbs.context.num_comp_vectors = COMPLETION_VECTORS;
-        // What says that this is a `verbs_context` (`__VERBS_ABI_IS_EXTENDED`).
+        // The mark of a `verbs_context` (`__VERBS_ABI_IS_EXTENDED`).
         verbs.context.abi_compat = ptr::without_provenance_mut(usize::MAX);
         let context = Box::into_raw(Box::new(ContextBlock {
             newer: [0; 6],
@@ -75,16 +75,16 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
             events,
             command,
         }));
-        // SAFETY: the block was just made; no reference is formed, so that the pointer may go back to
-        // all of the block (SAFETY.md F11).
+        // SAFETY: the block was just made. No reference is formed, so that the pointer may be converted back to the
+        // whole block (SAFETY.md F11).
         unsafe { &raw mut (*context).verbs.context }
     });
     pointer(opened)
 }
 
-/// Succeeds whatever the program has left, as in libibverbs. What is left is of no more use: its queue
-/// pairs are reset, so that the device touches no memory for them, as the kernel destroys them when the
-/// file is closed. It can still be destroyed, and the context is freed with the last of it.
+/// Succeeds even if the program has left objects, like libibverbs. Such objects cannot be used further: their queue
+/// pairs are reset, so that the device does not access memory for them. The kernel likewise destroys them when the file
+/// is closed. They can still be destroyed, and the last one frees the context.
 pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: the caller's context (SAFETY.md F1).
     let block = unsafe { context_block(context) };
@@ -101,13 +101,13 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
     0
 }
 
-/// Resets the queue pairs of all protection domains of a context, and has them leave their groups.
+/// Resets the queue pairs of all protection domains of a context, and removes them from their groups.
 #[cold]
 fn reset_queue_pairs(device: &Device, domains: &Mutex<BTreeSet<u64>>) {
     let domains = std::mem::take(&mut *locked(domains));
     for queue_pair in device.all_queue_pairs() {
         if domains.contains(&queue_pair.pd_number) {
-            // To RESET, for which every state can be left.
+            // To RESET, which is possible from every state.
             let _ = queue_pair.modify(&Settings::default(), QpAttributes::STATE);
             membership::leave_all(&queue_pair);
         }
@@ -120,10 +120,11 @@ mod tests {
     use rdma_sys::ibv_context_ops;
     use std::mem::offset_of;
 
-    /// What programs built against rdma-core 65, the largest known, expect; older ones look at less.
+    /// The layout that programs built against rdma-core 65 expect, the newest known version. Older programs use less of
+    /// it.
     #[test]
-    fn the_context_is_where_every_header_looks() {
-        // A mutex of the C library, which is within, has 40 bytes on x86-64 and 48 on aarch64.
+    fn the_context_has_the_layout_of_every_header() {
+        // A mutex of the C library inside has 40 bytes on x86-64 and 48 on aarch64.
         let larger = if cfg!(target_arch = "aarch64") { 8 } else { 0 };
         let context = offset_of!(ContextBlock, verbs) + offset_of!(verbs_context, context);
         assert_eq!(context, 368);

@@ -12,11 +12,10 @@ use crate::device::Device;
 use crate::device::subnet::INSTALLED;
 use crate::sync::locked;
 
-/// What a program's pointer to a device points to. It is never freed, as the device is not, and only read
-/// once it is made.
+/// The block behind a program's pointer to a device. It is never freed, like the device, and only read once it is made.
 ///
-/// Vendors' direct verbs look behind `ibv_device`, where libibverbs keeps its own part of
-/// `struct verbs_device`, to see whose device it is: they find zeroes.
+/// Direct verbs of vendors read past `ibv_device`, where libibverbs keeps its own part of `struct verbs_device`, to
+/// find the vendor of a device: they find zeroes.
 #[repr(C)]
 pub(super) struct DeviceBlock {
     verbs: ibv_device,
@@ -24,16 +23,16 @@ pub(super) struct DeviceBlock {
     device: &'static Device,
 }
 
-/// By the address of their device.
+/// The blocks by the address of their device.
 static BLOCKS: Mutex<BTreeMap<usize, &'static DeviceBlock>> = Mutex::new(BTreeMap::new());
 
-/// The number of `uverbsN` of `soft0`, the same in each process. Numbers of the kernel's devices are less than this: it has
-/// at most 8,192 ports in all (`RDMA_MAX_PORTS`).
+/// The number of `uverbsN` of `soft0`, the same in each process. The numbers of the kernel's devices are lower, since
+/// the kernel has at most 8,192 ports in all (`RDMA_MAX_PORTS`).
 const FIRST_NUMBER: usize = 8192;
-/// Those that each process has, with the numbers from [`FIRST_NUMBER`] on.
+/// The devices that each process has, with the numbers from [`FIRST_NUMBER`] on.
 const EVERYWHERE: [&str; 2] = ["soft0", "softib0"];
 
-/// The blocks of all devices, in the order in which they were installed. A device always has the same.
+/// Returns the blocks of all devices, in the order of their installation. A device always has the same block.
 fn blocks() -> Vec<&'static DeviceBlock> {
     let mut blocks = locked(&BLOCKS);
     let block = |device: &'static Device| -> &'static DeviceBlock {
@@ -53,7 +52,7 @@ impl DeviceBlock {
         verbs.node_type = ibv_node_type::IBV_NODE_CA;
         verbs.transport_type = ibv_transport_type::IBV_TRANSPORT_IB;
         let uverbs = format!("uverbs{number}");
-        // Where the kernel would describe the device; nothing is there.
+        // The paths at which the kernel would describe the device. They do not exist.
         let dev_path = format!("/sys/class/infiniband_verbs/{uverbs}");
         let ibdev_path = format!("/sys/class/infiniband/{}", device.name);
         put(&mut verbs.name, &device.name);
@@ -104,10 +103,10 @@ pub(crate) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *con
 
 /// # Safety
 ///
-/// The device is one of this provider's.
+/// The device belongs to this provider.
 pub(super) unsafe fn block<'a>(device: *mut ibv_device) -> &'a DeviceBlock {
-    // SAFETY: an `ibv_device` of ours is the beginning of its block, lives as long as the process and
-    // is never written (SAFETY.md F11).
+    // SAFETY: an `ibv_device` of this provider is the beginning of its block, lives as long as the process and is never
+    // written (SAFETY.md F11).
     unsafe { &*device.cast::<DeviceBlock>() }
 }
 
@@ -117,6 +116,6 @@ pub(crate) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 
 }
 
 pub(crate) unsafe extern "C" fn get_device_index(_device: *mut ibv_device) -> c_int {
-    // The kernel numbers its devices; this one is none of them (man ibv_get_device_index).
+    // The kernel numbers only its own devices (man ibv_get_device_index).
     -1
 }

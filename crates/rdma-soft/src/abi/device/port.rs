@@ -18,9 +18,9 @@ use crate::link::Link;
 const PKEY: u16 = 0xffff;
 /// `IBV_QPF_GRH_REQUIRED`: RoCE packets are addressed by GID.
 const GRH_REQUIRED: u8 = 1;
-/// The longest message, as a port says it.
+/// The longest message, in the type of a port attribute.
 const MAX_MESSAGE: u32 = (MAX_MESSAGE_BYTES & 0xffff_ffff) as u32;
-/// What `ibv_query_port` filled when its symbol was frozen.
+/// The size that `ibv_query_port` filled when its symbol was frozen.
 const COMPAT_BYTES: usize = 48;
 
 fn port_attr(device: &Device) -> ibv_port_attr {
@@ -48,7 +48,7 @@ fn port_attr(device: &Device) -> ibv_port_attr {
     };
     attr.link_layer = u8::try_from(layer).unwrap_or_default();
     match device.link {
-        // There is no subnet manager; a port that has a LID must have got it from one.
+        // There is no subnet manager, but a port with a LID must have received it from one.
         Link::InfiniBand => attr.sm_lid = attr.lid,
         Link::Ethernet => attr.flags = GRH_REQUIRED,
     }
@@ -76,11 +76,11 @@ pub(crate) unsafe extern "C" fn query_port_compat(
     port: u8,
     out: *mut _compat_ibv_port_attr,
 ) -> c_int {
-    // SAFETY: as this call (SAFETY.md F1); the old struct has that many bytes.
+    // SAFETY: the caller's arguments (SAFETY.md F1); the old struct has that many bytes.
     unsafe { query_port(context, port, out.cast(), COMPAT_BYTES) }
 }
 
-/// The row of the GID table that a call names.
+/// Returns the entry of the GID table for the arguments of a call.
 fn entry(device: &Device, port: u32, index: u32) -> Result<GidEntry, Errno> {
     let entry = device.identity.gids.get(index as usize).copied();
     entry.filter(|_| port == 1).ok_or(Errno::EINVAL)
@@ -133,7 +133,7 @@ pub(crate) unsafe extern "C" fn query_gid_ex(
     match entry(device, port, index) {
         Ok(entry) if entry.gid.is_zero() => Errno::ENODATA.raw(),
         Ok(entry) => {
-            // SAFETY: the caller's entry is at least as large as ours (SAFETY.md F1).
+            // SAFETY: the caller's entry is at least as large as that of the bindings (SAFETY.md F1).
             unsafe { out.write(to_verbs(device, index, entry)) };
             0
         }

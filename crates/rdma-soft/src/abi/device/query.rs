@@ -1,4 +1,4 @@
-//! What `ibv_query_device` and its successors say.
+//! The results of `ibv_query_device` and its successors.
 
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -15,7 +15,7 @@ use crate::fabric::clock;
 use crate::limits::Limits;
 use crate::memory::window::WindowKind;
 
-/// What the device can, of `enum ibv_device_cap_flags`.
+/// The capabilities of the device, as flags of `enum ibv_device_cap_flags`.
 const CAPABILITIES: ibv_device_cap_flags = {
     use ibv_device_cap_flags as Flags;
     ibv_device_cap_flags(
@@ -26,7 +26,7 @@ const CAPABILITIES: ibv_device_cap_flags = {
             | Flags::IBV_DEVICE_RC_RNR_NAK_GEN.0,
     )
 };
-/// Which windows there are, of the same flags.
+/// Returns the supported kinds of windows, as flags of the same type.
 fn windows(limits: &Limits) -> u32 {
     let flag = |there: bool, flag: ibv_device_cap_flags| if there { flag.0 } else { 0 };
     flag(limits.has_windows(WindowKind::One), ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW)
@@ -91,7 +91,7 @@ pub(crate) unsafe extern "C" fn query_device(
     0
 }
 
-/// What came after `ibv_query_device`. What the device does not have is zero.
+/// Returns the attributes with those that were added after `ibv_query_device`. Attributes of missing features are zero.
 fn device_attr_ex(device: &Device) -> ibv_device_attr_ex {
     let mut attr = ibv_device_attr_ex::default();
     attr.orig_attr = device_attr(device);
@@ -112,7 +112,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
 ) -> c_int {
     // SAFETY: the caller's input, if there is one (SAFETY.md F1).
     let asks_for_more = !input.is_null() && unsafe { (*input).comp_mask } != 0;
-    // The first header that had it ends with `comp_mask`.
+    // The first header with this function ends with `comp_mask`.
     if asks_for_more || size < offset_of!(ibv_device_attr_ex, odp_caps) {
         return Errno::EINVAL.raw();
     }
@@ -137,7 +137,7 @@ pub(super) unsafe extern "C" fn query_rt_values(
     if asked != 0 {
         // SAFETY: the caller's context (SAFETY.md F1).
         let now = unsafe { device_of(context) }.fabric.clock.now();
-        // All ticks are in this field, as those of hardware's clocks are.
+        // This field has all ticks, like those of hardware clocks.
         found.raw_clock.tv_nsec = now.nanoseconds().cast_signed();
     }
     // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! Texts of numbers. C programs print them unchecked, so that there is always one.
+//! Texts of numbers. C programs print them unchecked, so there is always one.
 
 use std::ffi::{CStr, c_char};
 

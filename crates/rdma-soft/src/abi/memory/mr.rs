@@ -18,7 +18,7 @@ pub(crate) unsafe extern "C" fn reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: as this call (SAFETY.md F1).
+    // SAFETY: the caller's arguments (SAFETY.md F1).
     unsafe { reg_mr_iova2(pd, addr, length, addr.addr() as u64, access.cast_unsigned()) }
 }
 
@@ -29,7 +29,7 @@ pub(crate) unsafe extern "C" fn reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: as this call (SAFETY.md F1).
+    // SAFETY: the caller's arguments (SAFETY.md F1).
     unsafe { reg_mr_iova2(pd, addr, length, iova, access.cast_unsigned()) }
 }
 
@@ -42,7 +42,7 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
 ) -> *mut ibv_mr {
     let zero_based = access & ibv_access_flags::IBV_ACCESS_ZERO_BASED.0 != 0;
     let iova = if zero_based { 0 } else { iova };
-    // The device comes back to this memory by its address alone (SAFETY.md F7).
+    // The device later accesses this memory by its address alone (SAFETY.md F7).
     let address = addr.expose_provenance() as u64;
     // SAFETY: the caller's protection domain (SAFETY.md F1).
     let domain = unsafe { pd_of(pd) };
@@ -52,11 +52,11 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
     }))
 }
 
-/// The object of a registration that was just made.
+/// Creates the object of a new registration.
 ///
 /// # Safety
 ///
-/// The protection domain is a live one of this provider's.
+/// The protection domain is a live one of this provider.
 unsafe fn region(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -79,7 +79,7 @@ unsafe fn region(
     Box::into_raw(Box::new(MrBlock { verbs, registration, imported })).cast()
 }
 
-/// The flags that the kernel takes for a dma-buf (`UVERBS_METHOD_REG_DMABUF_MR`).
+/// The flags that the kernel accepts for a dma-buf (`UVERBS_METHOD_REG_DMABUF_MR`).
 const DMABUF_ACCESS: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
     | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0
     | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
@@ -102,7 +102,7 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
         return pointer(Err(Refusal::Unsupported));
     }
     pointer(import(domain, offset, length, iova, fd, access).map(|(registration, imported)| {
-        // As libibverbs, which has no address for it either.
+        // Like libibverbs, which has no address for it either.
         let addr = ptr::without_provenance_mut(usize::try_from(offset).unwrap_or(0));
         // SAFETY: as above.
         unsafe { region(pd, addr, length, registration, Some(imported)) }
@@ -128,7 +128,7 @@ fn import(
     Ok((registration, imported))
 }
 
-/// Not a verb of libibverbs: [`Verbs::note_mapped`](rdma_sys::Verbs::note_mapped).
+/// This is not a verb of libibverbs: [`Verbs::note_mapped`](rdma_sys::Verbs::note_mapped).
 pub(crate) unsafe extern "C" fn note_mapped(mr: *mut ibv_mr) {
     // SAFETY: the caller's region (SAFETY.md F1). That its memory is mapped is the caller's promise (F29).
     let registration = unsafe { *registration_of(mr) };

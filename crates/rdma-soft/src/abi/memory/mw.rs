@@ -61,8 +61,8 @@ pub(crate) unsafe extern "C" fn bind_mw(
     let request = unsafe { request.read() };
     // SAFETY: the caller's window (SAFETY.md F1), the beginning of a live block (F11).
     let rkey = unsafe { &raw mut (*mw).rkey };
-    // SAFETY: as above, and aligned (SAFETY.md F5). Other threads may bind the same window, and come here, too.
-    // Programs read the key plainly, and do so while nobody binds the window (F9).
+    // SAFETY: as above, and aligned (SAFETY.md F5). Other threads that bind the same window may write it here, too.
+    // Programs read the key non-atomically, but only while no thread binds the window (F9).
     let rkey = unsafe { AtomicU32::from_ptr(rkey) };
     let key = ibv_inc_rkey(rkey.load(Ordering::Relaxed));
     if request.send_flags & !BIND_FLAGS != 0 {
@@ -85,11 +85,11 @@ pub(crate) unsafe extern "C" fn bind_mw(
     number(posted)
 }
 
-/// What a program asks to bind.
+/// Returns the bind that a program has requested.
 ///
 /// # Safety
 ///
-/// The window is NULL or one of this provider's, the region too, and both are live.
+/// The window is NULL or one of this provider, the region too, and both are live.
 pub(crate) unsafe fn bind(
     mw: *mut ibv_mw,
     kind: WindowKind,
@@ -104,7 +104,7 @@ pub(crate) unsafe fn bind(
     if (type_ == ibv_mw_type::IBV_MW_TYPE_1) != (kind == WindowKind::One) {
         return Err(Refusal::Invalid);
     }
-    // No region has key 0.
+    // 0 is never the key of a region.
     let region = match info.mr.is_null() {
         true => 0,
         // SAFETY: this function's contract; the key is only read once it is made (SAFETY.md F11).

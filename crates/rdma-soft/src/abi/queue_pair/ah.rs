@@ -20,8 +20,8 @@ use crate::link::Link;
 
 /// The largest service level (IBTA volume 1, 7.6.5).
 const MAX_SERVICE_LEVEL: u8 = 15;
-/// The bits that a RoCE port uses of one: the priority of a VLAN. A program that answers a datagram passes the
-/// [type of its packet](route_header::packet_type), which has a fourth bit.
+/// The bits of the service level that a RoCE port uses: the priority of a VLAN. A program that answers a datagram
+/// passes the [type of its packet](route_header::packet_type), which has a fourth bit.
 const VLAN_PRIORITY: u8 = 7;
 
 pub(crate) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
@@ -51,7 +51,7 @@ fn vector(device: &Device, pd: u64, attr: &AddressAttributes) -> Result<AddressV
     let route = match attr.is_global {
         0 => None,
         _ => Some(Route {
-            // `path` has looked it up already.
+            // The entry exists, since `path` was computed from it.
             source: *device
                 .identity
                 .gids
@@ -71,11 +71,11 @@ fn vector(device: &Device, pd: u64, attr: &AddressAttributes) -> Result<AddressV
 }
 
 pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
-    // SAFETY: made by `create_ah`, and the caller gives it up (SAFETY.md F11). Requests that were posted
-    // with it have copies.
+    // SAFETY: made by `create_ah`, and the caller gives it up (SAFETY.md F11). Requests that were posted with it have
+    // copies.
     let block = unsafe { Box::from_raw(ah.cast::<AhBlock>()) };
     let pd = block.verbs.pd;
-    // SAFETY: a protection domain outlives what was made in it (SAFETY.md F11).
+    // SAFETY: a protection domain outlives the objects created in it (SAFETY.md F11).
     unsafe { pd_device(pd) }.address_handles.give();
     // SAFETY: as above.
     unsafe { pd_children(pd) }.remove();
@@ -133,7 +133,7 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
     0
 }
 
-/// The route to where a header came from. In front of an IPv4 header this device puts zeroes.
+/// Returns the route to the sender of a packet. This device puts zeroes before an IPv4 header.
 fn way_back(device: &Device, header: &[u8; 40]) -> Result<ibv_global_route, Errno> {
     let first = u32::from_be_bytes([header[0], header[1], header[2], header[3]]);
     if first >> 28 != 6 {
@@ -180,11 +180,11 @@ fn index_of(device: &Device, gid: Gid, kind: GidType) -> Result<u8, Errno> {
     place.and_then(|place| u8::try_from(place).ok()).ok_or(Errno::ENOENT)
 }
 
-/// Where the datagrams go that name this handle.
+/// Returns the destination of datagrams with this address handle.
 ///
 /// # Safety
 ///
-/// The handle is a live one of this provider's while the result is used, or NULL.
+/// The handle is a live one of this provider while the result is used, or NULL.
 pub(crate) unsafe fn destination<'a>(ah: *mut ibv_ah) -> Option<&'a AddressVector> {
     if ah.is_null() {
         return None;

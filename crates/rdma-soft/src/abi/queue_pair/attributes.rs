@@ -1,4 +1,4 @@
-//! The attributes of queue pairs and addresses, as programs and as the engine have them.
+//! The attributes of queue pairs and addresses, in the forms of programs and of the engine.
 
 use rdma_sys::{
     ibv_ah_attr, ibv_gid, ibv_global_route, ibv_mtu, ibv_qp_attr, ibv_qp_cap, ibv_qp_state,
@@ -9,8 +9,8 @@ use crate::address::AddressAttributes;
 use crate::engine::queue_pair::capacity::Capacity;
 use crate::engine::queue_pair::settings::{Found, Settings};
 
-/// What a program gives to a modification. The attributes that the device does not have are refused by
-/// their bits in the mask.
+/// Converts the attributes of a modification. Attributes that the device does not have are refused because of their
+/// bits in the mask.
 pub(super) fn settings(attr: &ibv_qp_attr) -> Settings {
     Settings {
         state: QpState::from_raw(attr.qp_state.0),
@@ -34,7 +34,7 @@ pub(super) fn settings(attr: &ibv_qp_attr) -> Settings {
     }
 }
 
-/// What a program gets from a query. What the device does not have is zero.
+/// Converts the attributes for a query. Attributes that the device does not have are zero.
 pub(super) fn qp_attr(found: &Found, capacity: Capacity) -> ibv_qp_attr {
     let settings = &found.settings;
     ibv_qp_attr {
@@ -111,7 +111,7 @@ pub(super) fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
 mod tests {
     use super::*;
 
-    /// Every field that the device keeps has a value that no other field has.
+    /// Attributes in which every field that the device keeps has a different value.
     fn given() -> ibv_qp_attr {
         ibv_qp_attr {
             qp_state: ibv_qp_state(1),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_gives_back_each_attribute_where_it_was_given() {
+    fn a_query_returns_each_attribute_in_its_field() {
         let capacity =
             Capacity { send_wr: 31, receive_wr: 32, send_sge: 33, receive_sge: 34, inline: 35 };
         let given = given();

@@ -36,13 +36,13 @@ pub(crate) unsafe extern "C" fn create_qp(
     pointer(unsafe { create(pd, init, None) })
 }
 
-/// Makes a queue pair as the attributes say, and puts its sizes there. With operations, those are posted
-/// by function calls, too.
+/// Creates a queue pair with these attributes, and stores its sizes in them. With `operations`, the queue pair can also
+/// post these by function calls.
 ///
 /// # Safety
 ///
-/// The protection domain is a live one of this provider's, the queues are too or NULL; the attributes
-/// may be read and written.
+/// The protection domain is a live one of this provider, and the queues are too or NULL. The attributes may be read and
+/// written.
 pub(super) unsafe fn create(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
@@ -51,7 +51,7 @@ pub(super) unsafe fn create(
     // SAFETY: this function's contract.
     let mut asked = unsafe { init.read() };
     if !asked.srq.is_null() {
-        // Ignored, and there are none (man ibv_create_qp).
+        // The sizes are ignored, and there are no receives (man ibv_create_qp).
         (asked.cap.max_recv_wr, asked.cap.max_recv_sge) = (0, 0);
     }
     // SAFETY: this function's contract.
@@ -63,7 +63,7 @@ pub(super) unsafe fn create(
 
 /// # Safety
 ///
-/// The protection domain is a live one of this provider's, the queues are too or NULL.
+/// The protection domain is a live one of this provider, and the queues are too or NULL.
 unsafe fn make(
     pd: *mut ibv_pd,
     init: &ibv_qp_init_attr,
@@ -91,8 +91,7 @@ unsafe fn make(
         return Err(Refusal::Invalid);
     }
     let made = Init { service, capacity, signal_all: init.sq_sig_all != 0 };
-    // SAFETY: this function's contract; the C part of a protection domain is only read
-    // once it is made (SAFETY.md F11).
+    // SAFETY: this function's contract; the C part of a protection domain is only read once it is made (SAFETY.md F11).
     let context = unsafe { (*pd).context };
     // SAFETY: the protection domain holds its context (SAFETY.md F11).
     let events = Arc::clone(unsafe { context_events(context) });
@@ -137,7 +136,7 @@ unsafe fn make(
     Ok(block.cast())
 }
 
-/// The services that the device has.
+/// Returns the service of a type, if the device has it.
 fn service(limits: &Limits, qp_type: ibv_qp_type) -> Option<Service> {
     match qp_type {
         ibv_qp_type::IBV_QPT_RC => Some(Service::ReliableConnection),
@@ -182,16 +181,16 @@ pub(crate) unsafe extern "C" fn modify_qp(
     number(result)
 }
 
-/// Puts the last known state where libibverbs keeps it, too.
+/// Stores the last known state where libibverbs keeps it, too.
 ///
 /// # Safety
 ///
-/// The queue pair was made by this provider and is not destroyed during the call.
+/// The queue pair was created by this provider and is not destroyed during the call.
 unsafe fn note_state(qp: *mut ibv_qp, state: ibv_qp_state) {
     // SAFETY: a field of a live block by this function's contract (SAFETY.md F11).
     let place = unsafe { &raw mut (*qp).state };
-    // SAFETY: as above, aligned, and laid out as the number that it holds (SAFETY.md F5). Other threads may
-    // modify or query the same queue pair, and come here, too; nobody reads it plainly meanwhile (F9).
+    // SAFETY: as above, aligned, and laid out like the number that it holds (SAFETY.md F5). Other threads that modify
+    // or query the same queue pair may write it here, too. No thread reads it non-atomically meanwhile (F9).
     let place = unsafe { AtomicU32::from_ptr(place.cast()) };
     place.store(state.0, Ordering::Relaxed);
 }
@@ -239,13 +238,13 @@ pub(crate) unsafe extern "C" fn detach_mcast(
 }
 
 pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: the caller's queue pair, which nobody uses any more (SAFETY.md F1).
+    // SAFETY: the caller's queue pair, which no thread uses any more (SAFETY.md F1).
     let queue_pair = Arc::clone(unsafe { queue_pair_of(qp) });
     if let refused @ Err(_) = membership::is_in_none(&queue_pair) {
         return number(refused);
     }
     queue_pair.destroy();
-    // SAFETY: as above. What was delivered may be acknowledged by other threads.
+    // SAFETY: as above. Other threads may still acknowledge delivered events.
     unsafe { queue_pair_async_events(qp) }.wait();
     // SAFETY: made by `create_qp`, and the caller gives it up (SAFETY.md F11).
     let block = unsafe { Box::from_raw(qp.cast::<QpBlock>()) };

@@ -1,4 +1,4 @@
-//! Extended queue pairs: their creation, and which requests they can post.
+//! Extended queue pairs: their creation, and the requests that they can post.
 
 use std::ptr;
 
@@ -25,14 +25,14 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     // SAFETY: the caller's context (SAFETY.md F1).
     let limits = &unsafe { device_of(context) }.limits;
     pointer(check(limits, &asked).and_then(|operations| {
-        // SAFETY: the caller's protection domain, and the queues of its attributes; those of
-        // `ibv_create_qp` are their beginning, as in C (SAFETY.md F1, F5).
+        // SAFETY: the caller's protection domain, and the queues of its attributes. The attributes of `ibv_create_qp`
+        // are the beginning of these, as in C (SAFETY.md F1, F5).
         unsafe { create(asked.pd, attr.cast(), operations) }
     }))
 }
 
-/// Says what the queue pair is to post by function calls, if anything; refuses what the device does not
-/// have.
+/// Returns the operations that the queue pair will post by function calls, if any. Refuses operations that the device
+/// does not have.
 fn check(limits: &Limits, asked: &ibv_qp_init_attr_ex) -> Result<Option<u64>, Refusal> {
     let has = |bit: Mask| asked.comp_mask & bit.0 != 0;
     let known = Mask::IBV_QP_INIT_ATTR_PD
@@ -54,8 +54,8 @@ fn check(limits: &Limits, asked: &ibv_qp_init_attr_ex) -> Result<Option<u64>, Re
     Ok(Some(asked.send_ops_flags))
 }
 
-/// What a queue pair of this type can post (man ibv_wr_post; but no packet of an unreliable connection
-/// asks to invalidate a key, IBTA volume 1, table 38).
+/// Returns the operations that a queue pair of this type can post (man ibv_wr_post). Packets of an unreliable
+/// connection cannot invalidate a key (IBTA volume 1, table 38).
 fn operations(limits: &Limits, kind: ibv_qp_type) -> u64 {
     use Operation as Op;
     use ibv_wr_opcode as Wr;

@@ -23,8 +23,7 @@ pub(crate) unsafe extern "C" fn create_srq(
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
-    // SAFETY: the caller's attributes (SAFETY.md F1). The queue is as large as was asked for, so that
-    // they are what they are to become.
+    // SAFETY: the caller's attributes (SAFETY.md F1). The queue has exactly the requested size, so they need no update.
     let init = unsafe { init.read() };
     // SAFETY: the caller's protection domain (SAFETY.md F1).
     let domain = unsafe { pd_of(pd) };
@@ -80,7 +79,7 @@ pub(crate) unsafe extern "C" fn modify_srq(
     number(if mask & !known.0 != 0 {
         Err(Refusal::Invalid)
     } else if mask & Mask::IBV_SRQ_MAX_WR.0 != 0 {
-        // As `IBV_DEVICE_SRQ_RESIZE`, which the device does not have, says.
+        // According to `IBV_DEVICE_SRQ_RESIZE`, which the device does not have.
         Err(Refusal::Unsupported)
     } else if mask & Mask::IBV_SRQ_LIMIT.0 != 0 {
         queue.set_limit(attr.srq_limit)
@@ -103,13 +102,13 @@ pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     // SAFETY: the caller's queue (SAFETY.md F1).
     let free = unsafe { shared_queue_children(srq) }.none();
     number(free.map(|()| {
-        // SAFETY: the caller's queue, which nobody uses any more (SAFETY.md F1).
+        // SAFETY: the caller's queue, which no thread uses any more (SAFETY.md F1).
         unsafe { shared_queue_of(srq) }.reporter.withdraw();
-        // SAFETY: as above. What was delivered may be acknowledged by other threads.
+        // SAFETY: as above. Other threads may still acknowledge delivered events.
         unsafe { shared_queue_async_events(srq) }.wait();
         // SAFETY: made by `create_srq`, and the caller gives it up (SAFETY.md F11).
         let block = unsafe { Box::from_raw(srq.cast::<SrqBlock>()) };
-        // SAFETY: a protection domain outlives what was made from it (SAFETY.md F11).
+        // SAFETY: a protection domain outlives the objects created from it (SAFETY.md F11).
         unsafe { pd_device(block.verbs.pd) }.shared_receive_queues.give();
         // SAFETY: as above.
         unsafe { pd_children(block.verbs.pd) }.remove();

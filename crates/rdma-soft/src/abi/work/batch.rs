@@ -18,32 +18,32 @@ use crate::memory::sge::Sge;
 
 pub(super) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 
-/// The requests that a thread is building, in memory that was taken when the queue pair was created.
-/// The first mistake is kept, and what follows it is ignored.
+/// The requests that a thread is building, in memory that was allocated with the queue pair. The first error is kept,
+/// and later requests are ignored.
 pub(crate) struct Batch {
-    /// What the queue pair was created to post.
+    /// The operations that the queue pair was created to post.
     operations: u64,
-    /// Each request says where it goes.
+    /// Whether each request has its own destination.
     pub(super) datagrams: bool,
     pub(super) capacity: Capacity,
     wrs: Vec<ibv_send_wr>,
     sges: Vec<ibv_sge>,
     inline: Box<[u8]>,
     inlined: usize,
-    /// The last request has its data.
+    /// Whether the last request has its data.
     with_data: bool,
     refused: Option<Refusal>,
 }
 
 impl Batch {
-    /// A queue pair's, with nothing in it.
+    /// Returns the empty batch of a queue pair.
     pub(crate) fn region(
         operations: u64,
         init: &Init,
     ) -> Result<Box<CriticalRegion<Self>>, Refusal> {
         let capacity = init.capacity;
         let requests = capacity.send_wr as usize;
-        // All of it, before any is touched.
+        // All of the memory is allocated before any of it is touched.
         let wrs = Room::new(requests)?;
         let sges = Room::each(requests, capacity.send_sge as usize)?;
         let inline = Room::each(requests, capacity.inline as usize)?;
@@ -82,7 +82,7 @@ impl Batch {
         }
     }
 
-    /// Where the last request goes.
+    /// Sets the destination of the last request.
     pub(super) fn address(&mut self, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
         match self.wrs.last_mut() {
             Some(wr) if self.datagrams && self.refused.is_none() => {
@@ -92,8 +92,8 @@ impl Batch {
         }
     }
 
-    /// The elements of the last request, which it may be given once; no more than the queue pair has, so
-    /// that the memory suffices.
+    /// Sets the elements of the last request, at most once. There are at most as many as the queue pair allows, so that
+    /// the memory suffices.
     pub(super) fn attach(&mut self, sges: &[ibv_sge], flags: u32) {
         let fits = self.takes(sges.len());
         match self.wrs.last_mut() {
@@ -107,7 +107,7 @@ impl Batch {
         }
     }
 
-    /// Whether a request may have so many elements.
+    /// Returns true if a request may have `count` elements.
     pub(super) fn takes(&self, count: usize) -> bool {
         count <= self.capacity.send_sge as usize
     }
@@ -140,7 +140,7 @@ impl Batch {
         self.attach(&[whole], INLINE);
     }
 
-    /// The requests as `ibv_post_send` takes them, each with its own elements; or the first mistake.
+    /// Returns the requests in the form of `ibv_post_send`, each with its own elements; or the first error.
     pub(super) fn requests(&mut self) -> Result<&[ibv_send_wr], Refusal> {
         if let Some(refused) = self.refused {
             return Err(refused);
@@ -150,7 +150,7 @@ impl Batch {
             wr.sg_list = sges;
             sges = sges.wrapping_add(usize::try_from(wr.num_sge).unwrap_or(0));
         }
-        // For those who read inline data from here on: what exposed it before was borrowed from again since.
+        // For later reads of inline data: the pointer that was exposed before has been invalidated by later borrows.
         self.inline.as_ptr().expose_provenance();
         Ok(&self.wrs)
     }

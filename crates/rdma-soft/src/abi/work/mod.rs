@@ -1,4 +1,4 @@
-//! Work requests: lists of them, and those that are built by function calls.
+//! Work requests: lists of them, and requests that are built by function calls.
 
 pub(super) mod batch;
 pub(super) mod opcode;

@@ -18,7 +18,7 @@ use crate::engine::requester::single::post_single;
 use crate::engine::turn::Turn;
 use crate::memory::sge::Sge;
 
-/// The requests of a program's list, one at a time, and which was the last.
+/// Iterates over the requests of a program's list, and keeps the current one.
 struct List {
     next: *mut ibv_send_wr,
     current: *mut ibv_send_wr,
@@ -27,7 +27,7 @@ struct List {
 impl List {
     /// # Safety
     ///
-    /// The list is valid while the result is used, and not written.
+    /// The list is valid while the result is used, and is not written.
     #[inline(always)]
     unsafe fn next<'a>(&mut self) -> Option<&'a ibv_send_wr> {
         if self.next.is_null() {
@@ -41,7 +41,7 @@ impl List {
     }
 }
 
-/// Posts the request if it is the last of its list, and such that it can be executed at once.
+/// Posts the request if it is the last of its list, and can be executed at once.
 ///
 /// # Safety
 ///
@@ -53,7 +53,7 @@ unsafe fn post_plain(queue_pair: &Arc<QueuePair>, wr: &ibv_send_wr) -> Option<()
     }
     // SAFETY: this function's contract.
     let payload = unsafe { payload(wr, 1) }.ok()?;
-    // One call for each, so that the compiler knows the opcode.
+    // One call per opcode, so that the compiler knows the opcode.
     match opcode(wr.opcode)? {
         Opcode::Write => post_single(queue_pair, &without_rest(wr, Opcode::Write), payload),
         Opcode::Send => post_single(queue_pair, &without_rest(wr, Opcode::Send), payload),
@@ -131,8 +131,8 @@ pub(crate) unsafe extern "C" fn post_recv(
     }
 }
 
-/// Posts receive requests, each of so many elements at most, until one is refused. All of them are one call, which executes one turn of what has
-/// waited for them.
+/// Posts receive requests, each of at most `most` elements, until one is refused. All of them are one call, which
+/// executes one turn of the work that has waited for them.
 ///
 /// # Safety
 ///

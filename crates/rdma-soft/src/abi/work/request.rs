@@ -21,7 +21,7 @@ const SEND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0
     | ibv_send_flags::IBV_SEND_SOLICITED.0
     | ibv_send_flags::IBV_SEND_INLINE.0;
 
-// The engine reads a program's elements where they are.
+// The engine reads a program's elements in place.
 const _: () = {
     assert!(size_of::<Sge>() == size_of::<ibv_sge>() && align_of::<Sge>() == align_of::<ibv_sge>());
     assert!(offset_of!(Sge, addr) == offset_of!(ibv_sge, addr));
@@ -29,8 +29,8 @@ const _: () = {
     assert!(offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey));
 };
 
-/// The elements of a request, if there are no more than its queue takes: a longer list is refused as providers of
-/// hardware do it, before it is looked at.
+/// Returns the elements of a request, if its queue allows that many. Like providers of hardware, it refuses a longer
+/// list before reading it.
 ///
 /// # Safety
 ///
@@ -53,7 +53,7 @@ pub(super) unsafe fn elements<'a>(
     }
 }
 
-/// Reads a program's request, which may have so many elements.
+/// Reads a program's request, which may have at most `most` elements.
 ///
 /// # Safety
 ///
@@ -75,11 +75,11 @@ pub(super) unsafe fn send_request<'a>(
     Ok((request, payload))
 }
 
-/// The data of a program's request, whose flags are such as there may be.
+/// Returns the data of a program's request, if its flags are valid.
 ///
 /// # Safety
 ///
-/// As for [`send_request`].
+/// The request and the memory it points to are valid while the result is used.
 #[inline(always)]
 pub(super) unsafe fn payload<'a>(wr: &ibv_send_wr, most: u32) -> Result<Payload<'a>, Refusal> {
     if wr.send_flags & !SEND_FLAGS != 0 {
@@ -88,19 +88,19 @@ pub(super) unsafe fn payload<'a>(wr: &ibv_send_wr, most: u32) -> Result<Payload<
     // SAFETY: this function's contract.
     let sges = unsafe { elements(wr.sg_list, wr.num_sge, most)? };
     Ok(if wr.send_flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
-        // SAFETY: readable: it is there, and initialised, until the post returns (man ibv_post_send, SAFETY.md F12), and
-        // the payload is not used later: what waits in a queue has a copy of its bytes, and a payload of that copy.
-        // Exposed: when its element was made, by the pointer that is the element's address (F7).
+        // SAFETY: readable: the memory exists and is initialised until the post returns (man ibv_post_send, SAFETY.md
+        // F12), and the payload is not used later. A request that waits in a queue has a copy of the bytes, and a
+        // payload of that copy. Exposed: when its element was made, by the pointer that is the element's address (F7).
         unsafe { Payload::inline(sges) }
     } else {
         Payload::keyed(sges)
     })
 }
 
-/// What a request that is not special says besides its data.
+/// Returns the parts of a request that is not special, except its data.
 #[inline(always)]
 pub(super) fn without_rest(wr: &ibv_send_wr, opcode: Opcode) -> Request {
-    // SAFETY: initialised in each request, whether its opcode uses it or not (SAFETY.md F12), and any such bytes are a
+    // SAFETY: initialised in each request, whether or not its opcode uses it (SAFETY.md F12), and any such bytes are a
     // value of this field (F4).
     let imm = unsafe { wr.__bindgen_anon_1.imm_data };
     // SAFETY: as above (SAFETY.md F4, F12); a send does not use it.
@@ -121,7 +121,7 @@ pub(super) fn without_rest(wr: &ibv_send_wr, opcode: Opcode) -> Request {
     }
 }
 
-/// Of a special request: an atomic, or one about windows, whose elements mean nothing.
+/// Returns the operation of a special request: an atomic, or one about windows, whose elements have no meaning.
 ///
 /// # Safety
 ///
@@ -151,7 +151,8 @@ unsafe fn special(wr: &ibv_send_wr, opcode: Opcode) -> Result<Operation, Refusal
 ///
 /// # Safety
 ///
-/// As for [`send_request`], and the request is for a queue pair of datagrams.
+/// The request and the memory it points to are valid while the result is used. The request is for a queue pair of
+/// datagrams.
 #[inline]
 pub(super) unsafe fn datagram<'a>(
     wr: &ibv_send_wr,

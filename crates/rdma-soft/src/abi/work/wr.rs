@@ -1,8 +1,8 @@
-//! Posting by function calls: requests are built between `wr_start` and `wr_complete`, and posted all
-//! or none.
+//! Posting by function calls: requests are built between `wr_start` and `wr_complete`, and either all or none are
+//! posted.
 //!
-//! One thread at a time is in the queue pair's critical region, and others that start wait. Requests are
-//! kept in the form in which `post_send` takes them, so that both ways post the same.
+//! One thread at a time is in the queue pair's critical region, and others that start wait. Requests are kept in the
+//! form of `post_send`, so that both ways post the same.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -23,16 +23,16 @@ use crate::engine::Refusal;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::post::post_all;
 
-/// Works on the batch of the thread that is inside; no other call has anything to work on.
+/// Works on the batch of the thread that is inside. Outside of the region this does nothing.
 ///
 /// # Safety
 ///
-/// The queue pair is a live one of this provider's.
+/// The queue pair is a live one of this provider.
 unsafe fn batch(qp: *mut ibv_qp_ex, work: impl FnOnce(&mut Batch)) {
     // SAFETY: this function's contract.
     if let Some(posting) = unsafe { queue_pair_posting(qp) } {
-        // SAFETY: `work` is of this file: a method of `Batch` that builds a request, of which none comes back to
-        // this file, where `with` of this region is called (SAFETY.md F17).
+        // SAFETY: `work` is code of this file: a method of `Batch` that builds a request. None of these returns to this
+        // file, where `with` of this region is called (SAFETY.md F17).
         let _ = unsafe { posting.with(work) };
     }
 }
@@ -53,9 +53,10 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     };
     // SAFETY: as above.
     let queue_pair = unsafe { queue_pair_of(qp.cast()) };
-    // SAFETY: what this calls does not call `with` of the region again. Only functions of this file and of `poll_ex` do,
-    // and only programs call these. A post executes requests, of any queue pair, and settles what is left; but that
-    // is the engine's, which calls nothing of a program's, and of `abi` only what reads this batch (SAFETY.md F17).
+    // SAFETY: these calls do not call `with` of the region again. Only functions of this file and of `poll_ex` do, and
+    // only programs call those. A post executes requests, of any queue pair, and settles work that was left. But that
+    // is code of the engine. It does not call the program, and of `abi` it calls only code that reads this batch
+    // (SAFETY.md F17).
     let posted = unsafe {
         posting.with(|batch| {
             let posted = post(batch, queue_pair);
@@ -75,10 +76,10 @@ fn post(batch: &mut Batch, queue_pair: &Arc<QueuePair>) -> Result<(), Refusal> {
         queue_pair,
         requests.iter().map(|wr| match datagrams {
             // SAFETY: the batch is borrowed until the post returns. `Batch::requests` has set `sg_list` to the
-            // request's own elements: `attach` has put as many into `sges` as it says, in the order of the
-            // requests. Inline ones name bytes of `inline`, written by `attach_inline`, exposed by `requests` and
-            // not written until the next batch (SAFETY.md F7, F12). The queue pair is one of datagrams,
-            // and address handles are the caller's (F1).
+            // request's own elements: `attach` has put `num_sge` of them into `sges`, in the order of the requests.
+            // Inline ones refer to bytes of `inline`, written by `attach_inline`, exposed by `requests` and not written
+            // until the next batch (SAFETY.md F7, F12). The queue pair is one of datagrams, and address handles are the
+            // caller's (F1).
             true => unsafe { datagram(wr, most) },
             // SAFETY: as above; windows and regions of binds are the caller's (SAFETY.md F1).
             false => unsafe { send_request(wr, most) },
@@ -95,12 +96,12 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     }
 }
 
-/// Begins a request, with what the program's part of the queue pair says now. Inline data says itself
-/// that it is.
+/// Begins a request, with the values that the program's part of the queue pair has now. The flag of inline data is set
+/// with the data.
 ///
 /// # Safety
 ///
-/// As for [`batch`].
+/// The queue pair is a live one of this provider.
 unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation, wr: ibv_send_wr) {
     // SAFETY: the program's part, which belongs to the thread that is inside (SAFETY.md F17).
     let wr_id = unsafe { (*qp).wr_id };
@@ -111,8 +112,8 @@ unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation, wr: ibv_send_wr) {
     unsafe { batch(qp, |batch| batch.begin(operation, wr)) };
 }
 
-/// Defines the functions that begin requests, and puts all functions into a queue pair's C part: also
-/// those that it was not created with, since programs call them unchecked.
+/// Defines the functions that begin requests, and puts all functions into a queue pair's C part. It also puts those for
+/// operations that the queue pair was not created with, since programs call them unchecked.
 macro_rules! requests {
     ($($name:ident($($argument:ident: $type:ty),*): $operation:ident, $opcode:ident, $wr:expr;)+) => {
         $(
@@ -208,7 +209,7 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u3
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, _srqn: u32) {
-    // SAFETY: the caller's queue pair (SAFETY.md F1), which is no XRC one.
+    // SAFETY: the caller's queue pair (SAFETY.md F1), which is not of the type XRC.
     unsafe { batch(qp, |batch| batch.refuse(Refusal::Invalid)) };
 }
 
@@ -220,7 +221,7 @@ unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
     let attach = |batch: &mut Batch| {
         if !batch.takes(count) {
-            // As in a list of requests, before it is looked at.
+            // Refused before it is read, like in a list of requests.
             return batch.refuse(Refusal::Invalid);
         }
         // SAFETY: the caller's list (SAFETY.md F12).
