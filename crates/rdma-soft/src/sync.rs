@@ -1,5 +1,5 @@
-//! The primitives that the model checker replaces: under `cfg(loom)` the lock and the atomics of the
-//! data path are loom's, so that its tests explore the production modules.
+//! The primitives that the model checker replaces. Under `cfg(loom)` the lock and the atomics of the data path are
+//! loom's, so that its tests explore the production modules.
 
 pub(crate) mod backoff;
 mod held;
@@ -29,32 +29,32 @@ loom::thread_local! {
 }
 #[cfg(not(loom))]
 thread_local! {
-    /// Nobody looks at what is there: its address is the thread's number.
+    /// Its value is not used: its address is the thread's number.
     static PLACE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// A number that no other living thread has: even, and not 0.
+/// Returns a number that no other living thread has: even, and not 0.
 #[inline]
 pub(crate) fn this_thread() -> u64 {
     PLACE.with(|place| std::ptr::from_ref(place).addr() as u64)
 }
 
-/// Locks a control-path mutex, which the model checker does not see, likewise without poisoning.
+/// Locks a control-path mutex, which the model checker does not see. Poisoning is ignored.
 pub(crate) fn locked<T>(mutex: &std::sync::Mutex<T>) -> ControlGuard<'_, T> {
     Held::new(locked_to_wait(mutex))
 }
 
-/// The same, for a thread that waits at a condition variable.
+/// Locks a control-path mutex, like [`locked`], for a thread that waits at a condition variable.
 pub(crate) fn locked_to_wait<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Locks a mutex of the engine that the model checker sees, likewise.
+/// Locks a mutex of the engine that the model checker sees. Poisoning is ignored.
 pub(crate) fn locked_in_models<T>(mutex: &Mutex<T>) -> Held<MutexGuard<'_, T>> {
     Held::new(locked_for_calls(mutex))
 }
 
-/// Locks a mutex that is none of the engine's: system calls are made under it.
+/// Locks a mutex that is not part of the engine: system calls are made under it.
 pub(crate) fn locked_for_calls<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     match mutex.lock() {
         Ok(guard) => guard,
@@ -62,7 +62,7 @@ pub(crate) fn locked_for_calls<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     }
 }
 
-/// Alone on its cache lines: two of them, since x86-64 fetches lines in pairs.
+/// A value alone on its cache lines: two of them, since x86-64 fetches lines in pairs.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub(crate) struct Line<T>(pub(crate) T);

@@ -1,4 +1,4 @@
-//! The clock of a fabric: its devices read no other.
+//! The clock of a fabric. Its devices read no other clock.
 
 use std::ops::Add;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,12 +12,12 @@ pub(crate) enum Clock {
     /// The system's monotonic clock.
     #[cfg_attr(loom, allow(dead_code))]
     System,
-    /// A clock that stands still until a simulation or a model advances it. The model checker does not see it.
+    /// A clock that only a simulation or a model advances. The model checker does not see it.
     Virtual(AtomicU64),
 }
 
 impl Clock {
-    /// A virtual clock that stands at its [beginning](Time::BEGINNING).
+    /// A virtual clock that is at its [beginning](Time::BEGINNING).
     pub(super) const fn stopped() -> Self {
         Self::Virtual(AtomicU64::new(Time::BEGINNING.0))
     }
@@ -36,7 +36,7 @@ impl Clock {
         }
     }
 
-    /// That time in nanoseconds since 1970, as the system has it now; virtual clocks began then.
+    /// Returns that time in nanoseconds since 1970, according to the system's current clock; virtual clocks began then.
     pub(crate) fn wallclock(&self, time: Time) -> u64 {
         match self {
             Self::System => {
@@ -55,7 +55,7 @@ pub(crate) struct Time(u64);
 impl Time {
     /// Before every other moment.
     pub(crate) const AT_ONCE: Self = Self(0);
-    /// When virtual clocks begin.
+    /// The time at which virtual clocks begin.
     pub(crate) const BEGINNING: Self = Self(1);
     /// After every other moment.
     pub(crate) const END: Self = Self(u64::MAX);
@@ -68,7 +68,7 @@ impl Time {
         self.0
     }
 
-    /// How long after `earlier` this is; nothing, if it is before.
+    /// Returns the time from `earlier` to this; zero if this is before.
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -81,10 +81,10 @@ impl Add<Duration> for Time {
     }
 }
 
-/// What a clock ticks at: it counts nanoseconds.
+/// The rate of the clock, which counts nanoseconds.
 pub(crate) const KILOHERTZ: u64 = 1_000_000;
 
-/// What one of the system's clocks says, since its beginning.
+/// Returns the time of one of the system's clocks, since its beginning.
 #[expect(clippy::disallowed_methods, reason = "this is the clock")]
 fn system_nanoseconds(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);

@@ -7,7 +7,7 @@ use crate::engine::Refusal;
 use crate::fabric::random::SplitMix;
 use crate::sync::locked;
 
-/// The longest that deferred work waits for a poll before the other thread takes it.
+/// The longest time that deferred work waits for a poll before the other thread executes it.
 pub(crate) const PATIENCE: Duration = Duration::from_micros(300);
 /// The most requests that one step of deferred work executes.
 pub(crate) const STEP: u32 = 4;
@@ -35,8 +35,8 @@ impl Deferred {
         Self { state: Mutex::new(Pending { pending: Vec::new(), rng: SplitMix::new(seed) }) }
     }
 
-    /// Makes space for that many queue pairs beside those in the list, which may be about to go
-    /// away, so that posting never allocates.
+    /// Makes space for that many queue pairs in addition to those in the list, so that posting never allocates. Some of
+    /// the latter may be about to be removed.
     pub(crate) fn reserve(&self, queue_pairs: usize) -> Result<(), Refusal> {
         let reserved = locked(&self.state).pending.try_reserve(queue_pairs);
         reserved.map_err(|_| Refusal::NoRoom)
@@ -46,7 +46,7 @@ impl Deferred {
         locked(&self.state).pending.push(queue_pair);
     }
 
-    /// The queue pair goes away, and has nothing left to execute.
+    /// Removes a queue pair that is being destroyed, and has nothing left to execute.
     pub(crate) fn remove(&self, queue_pair: &Arc<impl Postponed>) {
         let mut state = locked(&self.state);
         let queue_pair = Arc::as_ptr(queue_pair);
@@ -57,7 +57,7 @@ impl Deferred {
         locked(&self.state).rng.below(bound)
     }
 
-    /// A step at a poll: now and then, some requests of some queue pair.
+    /// Makes a step at a poll: sometimes, executes some requests of a random queue pair.
     pub(crate) fn step(&self) {
         let (queue_pair, requests) = {
             let mut state = locked(&self.state);

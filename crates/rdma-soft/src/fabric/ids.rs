@@ -12,7 +12,7 @@ impl Ids {
         Self { next: AtomicU64::new(1) }
     }
 
-    /// A number that no other object of this fabric has; never 0.
+    /// Returns a number that no other object of this fabric has; never 0.
     pub(crate) fn unique(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }

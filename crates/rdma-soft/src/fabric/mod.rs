@@ -1,7 +1,7 @@
-//! What devices that can reach each other share: a clock, deadlines, random numbers, and what is left to be done.
+//! The state that devices share if they can reach each other: a clock, deadlines, random numbers, and queued work.
 //!
-//! The engine reaches all of it through a device, so that the devices of another fabric, which a test or a
-//! model makes, have nothing in common with those of the process.
+//! The engine reaches all of it through a device. So the devices of another fabric, which a test or a model creates,
+//! have nothing in common with those of the process.
 
 #[cfg(not(loom))]
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(crate) mod ids;
 pub(crate) mod random;
 pub(crate) mod rest;
 pub(crate) mod run_queue;
-#[cfg_attr(loom, allow(dead_code))] // no model is one
+#[cfg_attr(loom, allow(dead_code))] // no model is a simulation
 pub(crate) mod simulation;
 pub(crate) mod stalls;
 #[cfg_attr(loom, allow(dead_code))] // models have no subscriber
@@ -35,19 +35,18 @@ pub(crate) mod tellers;
 pub(crate) mod thread;
 pub(crate) mod timers;
 
-/// A link that is driven by who polls in vain, as long as the timers say that [polls
-/// look](Timers::have_polls_look).
+/// A link that empty polls drive, as long as the timers make [polls look](Timers::have_polls_look).
 pub(crate) trait Polled: Sync + std::fmt::Debug {
-    /// Takes what has come, and has it executed. The caller holds no lock.
+    /// Receives arrived packets and executes them. The caller holds no lock.
     fn poll(&'static self);
 
-    /// Takes all that has come by now, and has it executed, or dropped. The caller holds no lock.
+    /// Receives everything that has arrived by now, and executes or drops it. The caller holds no lock.
     fn catch_up(&'static self);
 
-    /// How many polls there were.
+    /// Returns the number of polls so far.
     fn polls(&self) -> u32;
 
-    /// Who has polled is about to sleep.
+    /// Notes that a thread that has polled is about to sleep.
     fn poller_sleeps(&self);
 }
 
@@ -55,11 +54,11 @@ pub(crate) struct Fabric {
     pub(crate) clock: Clock,
     pub(crate) seeds: Seeds,
     pub(crate) ids: Ids,
-    /// Read by every empty poll: apart from what changes more often.
+    /// Read by every empty poll, so kept apart from state that changes more often.
     pub(crate) timers: Line<Timers>,
-    /// Read before every verb returns, likewise.
+    /// Read before every verb returns, so likewise kept apart.
     pub(crate) run_queue: Line<RunQueue>,
-    /// If time is virtual.
+    /// The simulation, if time is virtual.
     pub(crate) simulation: Option<Simulation>,
     /// The link to other processes, once a device has claimed a slot.
     pub(crate) polled: OnceLock<&'static dyn Polled>,
@@ -83,7 +82,7 @@ impl Fabric {
         }
     }
 
-    /// A fabric in virtual time, with what happens between its devices.
+    /// A fabric in virtual time, with the events between its devices.
     #[cfg(not(loom))]
     pub(crate) fn simulated(seed: u64, events: Arc<dyn Events>) -> Self {
         Self {
@@ -93,7 +92,7 @@ impl Fabric {
         }
     }
 
-    /// A fabric of one model, which is never freed, as its devices are not. No timer ever expires in it.
+    /// A fabric of one model. Neither it nor its devices are ever freed. No timer ever expires in it.
     #[cfg(all(test, loom))]
     pub(crate) fn of_model() -> &'static Self {
         Self::of_model_with(ServedBy::Nobody)
@@ -105,7 +104,7 @@ impl Fabric {
         Box::leak(Box::new(Self::with(served_by)))
     }
 
-    /// A fabric of a test, whose clock goes on when the test says so.
+    /// A fabric of a test that sets the clock.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn with_set_clock() -> Self {
         Self::of(Clock::stopped(), Timers::new(), RunQueue::new())
@@ -118,7 +117,7 @@ impl Fabric {
 }
 
 impl std::fmt::Debug for Fabric {
-    /// Without its devices, which would print it again.
+    /// Prints the fabric without its devices, which would print it again.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Fabric").finish_non_exhaustive()
     }

@@ -1,4 +1,4 @@
-//! Random numbers: unpredictable ones for what a device gives out, seeded ones for schedules.
+//! Random numbers: unpredictable ones for values that peers see, seeded ones for schedules.
 
 use std::sync::Mutex;
 
@@ -13,12 +13,12 @@ use crate::sync::locked;
 #[cfg(not(loom))]
 mod tests;
 
-/// What all random numbers of a device come from. Two devices of one seed draw the same.
+/// The source of all random numbers of a device. Two devices with one seed draw the same numbers.
 #[derive(Clone)]
 pub(crate) struct Seed([u8; 32]);
 
-/// What numbers are for. What is drawn for one purpose tells nothing about the others: peers see the
-/// identity, and must not learn from it what names memory.
+/// The purpose of random numbers. Numbers of one purpose reveal nothing about the others: peers see the identity, and
+/// must not learn from it the keys of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Identity,
@@ -26,12 +26,12 @@ pub(crate) enum Purpose {
     QueuePairNumbers,
 }
 
-/// Where the seeds of a fabric's devices come from. What is not the system goes here.
+/// The source of the seeds of a fabric's devices: the system, or a simulation.
 #[derive(Debug)]
 pub(crate) enum Seeds {
-    /// Ones that nobody else has.
+    /// Unique seeds from the kernel.
     System,
-    /// From the seed of a simulation: the same each time.
+    /// Seeds drawn from the seed of a simulation: the same in each run.
     Simulated(Mutex<SplitMix>),
 }
 
@@ -44,7 +44,7 @@ impl Seeds {
     pub(crate) fn draw(&self) -> Result<Seed, Errno> {
         let mut seed = [0; 32];
         match self {
-            // Up to 256 bytes come whole (getrandom(2)).
+            // Up to 256 bytes are always returned in full (getrandom(2)).
             Self::System => _ = retry_on_intr(|| getrandom(&mut seed, GetRandomFlags::empty()))?,
             Self::Simulated(random) => {
                 let mut random = locked(random);
@@ -58,11 +58,11 @@ impl Seeds {
 }
 
 impl Seed {
-    /// The same for each process, of a text that is no secret.
+    /// Returns the seed of a text that is not secret. It is the same in each process.
     pub(crate) fn of_text(text: &str) -> Self {
         let mut seed = [0; 32];
         for (place, word) in (0_u64..).zip(seed.chunks_exact_mut(8)) {
-            // FNV-1a, from another beginning for each word.
+            // FNV-1a, with a different initial value for each word.
             let begin = 0xcbf2_9ce4_8422_2325 ^ place;
             let hash = text.bytes().fold(begin, |hash: u64, byte| {
                 (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -90,7 +90,7 @@ impl std::fmt::Debug for Seed {
     }
 }
 
-/// Numbers that nobody can tell who has seen the ones before: the key stream of ChaCha20.
+/// Numbers that cannot be predicted from earlier ones: the key stream of ChaCha20.
 #[derive(Debug)]
 pub(crate) struct Random(ChaCha20Rng);
 
@@ -103,12 +103,12 @@ impl Random {
         self.0.next_u32()
     }
 
-    /// Uniform below a bound, but for a part in 2^32 / `bound`; `bound` 0 gives 0.
+    /// Returns a number below a bound, uniform except for one part in 2^32 / `bound`. `bound` 0 gives 0.
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
         scaled(self.next_u32(), bound)
     }
 
-    /// Every order is as likely as any other.
+    /// Shuffles a list. All orders are equally likely.
     pub(crate) fn shuffle<T>(&mut self, list: &mut [T]) {
         for last in (1..list.len()).rev() {
             let bound = u32::try_from(last + 1).unwrap_or(u32::MAX);
@@ -117,8 +117,8 @@ impl Random {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): a full-period generator that any seed starts well. Whoever sees
-/// an output knows all others, so that it is for schedules alone.
+/// SplitMix64 (Steele, Lea, Flood 2014): a full-period generator that any seed starts well. One output reveals all
+/// others, so it is only for schedules.
 #[derive(Debug, Clone)]
 pub(crate) struct SplitMix(u64);
 
@@ -138,7 +138,7 @@ impl SplitMix {
         (self.next_u64() >> 32) as u32
     }
 
-    /// Uniform enough below a small bound; `bound` 0 gives 0.
+    /// Returns a number below a small bound, uniform enough. `bound` 0 gives 0.
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
         scaled(self.next_u32(), bound)
     }

@@ -1,32 +1,32 @@
-//! How long a thread stays away that does what whoever polls does, too: two of them on one processor are slower than one,
-//! and each time that it wakes up takes the poller's processor for a moment.
+//! The backoff of a background thread that does the same work as polls. Two such threads on one processor are slower
+//! than one, and each wake-up takes the poller's processor for a moment.
 
 use std::time::Duration;
 
-/// How long it stays away at first.
+/// The first backoff.
 const SHORTEST: Duration = Duration::from_micros(200);
-/// So many polls in that time are those of a program that does nothing else. One that waits for events polls once or
-/// twice for each.
+/// The number of polls in that time that shows that a program does nothing but poll. A program that waits for events
+/// polls once or twice per event.
 const POLLS: u32 = 16;
-/// How long, if the program has polled all the time meanwhile. A deadline that passes when it has just ceased to poll is
-/// late by so much, at most, and a packet that comes then.
+/// The longest backoff, which applies while the program keeps polling. If it stops, a deadline or packet may be late by
+/// at most this.
 const LONGEST: Duration = Duration::from_millis(1);
 
-/// What a thread knows of who polls.
+/// The state of the backoff.
 #[derive(Debug, Default)]
 pub(crate) struct Rest {
-    /// How many polls there were when it last looked.
+    /// The number of polls at the last check.
     polls: u32,
-    /// How long it has been away since: nothing if it was to be there.
+    /// The current backoff; zero while the thread works.
     away: Duration,
 }
 
 impl Rest {
-    /// How long it is to stay away, now that there were so many polls in all.
+    /// Returns the next backoff, after `polls` polls in total.
     pub(crate) fn next(&mut self, polls: u32, long_polls: bool) -> Duration {
         let count = polls.wrapping_sub(std::mem::replace(&mut self.polls, polls));
         let times = u32::try_from(self.away.as_micros() / SHORTEST.as_micros()).unwrap_or(1).max(1);
-        // A poll that takes long messages takes long itself.
+        // Polls that handle long messages take long, so that fewer are enough.
         let enough = POLLS * times / if long_polls { 4 } else { 1 };
         self.away = match count < enough {
             true => Duration::ZERO,
@@ -35,7 +35,7 @@ impl Rest {
         self.away
     }
 
-    /// Whoever polls is about to sleep, after so many polls in all.
+    /// Ends the backoff, because the polling thread is about to sleep after `polls` polls in total.
     pub(crate) fn end(&mut self, polls: u32) {
         *self = Self { polls, away: Duration::ZERO };
     }
@@ -46,18 +46,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_stays_away_longer_while_a_program_polls_and_is_there_when_it_does_not() {
+    fn the_backoff_grows_while_a_program_polls_and_ends_when_it_does_not() {
         let mut rest = Rest::default();
         assert_eq!(
             rest.next(POLLS - 1, false),
             Duration::ZERO,
-            "as many as a program that waits for events has"
+            "as few as a program that waits for events makes"
         );
         let away = [1, 2, 3, 4, 5].map(|n| rest.next(1000 * n, false));
         assert_eq!(away[..2], [SHORTEST, 2 * SHORTEST]);
         assert_eq!(away[3..], [LONGEST; 2]);
         let mut polls = 5000 + POLLS;
-        assert_eq!(rest.next(polls, false), Duration::ZERO, "few for so long a time");
+        assert_eq!(rest.next(polls, false), Duration::ZERO, "too few for that time");
         polls += POLLS;
         assert_eq!(rest.next(polls, false), SHORTEST);
         polls += POLLS / 4;

@@ -1,9 +1,9 @@
-//! Work that a thread leaves until it holds no lock.
+//! Work that a thread leaves for when it holds no lock.
 //!
-//! [`Task`]s are queue pairs, inboxes and links, which have packets to send or to take: each gets a turn, and goes to the
-//! end of the queue with the rest. [`Settle`] is work of which nothing may be left when a verb returns: the queue pairs of
-//! a completion queue that overflowed go to error, files of events become readable, captures get their packets. Last,
-//! [tellers](crate::fabric::tellers) report dropped packets to the program.
+//! [`Task`]s are queue pairs, inboxes and links that have packets to send or receive. Each gets a turn, and returns to
+//! the end of the queue with the rest of its work. [`Settle`] is work that must be complete when a verb returns. For
+//! example, the queue pairs of a completion queue that overflowed go to error, files of events become readable, and
+//! captures get their packets. Last, [tellers](crate::fabric::tellers) report dropped packets to the program.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -15,24 +15,24 @@ use crate::fabric::tellers::{self, Tells};
 use crate::fabric::timers::Timer;
 use crate::sync::{AtomicU32, AtomicUsize, Held, Mutex, MutexGuard, Ordering, locked_in_models};
 
-/// The number of turns that a thread gives before it goes on with its own affairs: in models few.
+/// The number of turns that a thread gives before it continues with its own work. Models have few.
 pub(crate) const TURNS: u32 = if cfg!(loom) { 4 } else { 64 };
 
-/// Work that is done in turns, and at a time.
+/// Work that is done in turns, and at set times.
 pub(crate) trait Task: Send + Sync + std::fmt::Debug {
     /// Returns its entry in the run queue.
     fn entry(&self) -> &Entry;
 
-    /// Does a part of the work, and returns whether there is more. The caller holds no lock.
+    /// Does a part of the work. Returns true if there is more. The caller holds no lock.
     fn run(self: Arc<Self>) -> bool {
         false
     }
 
-    /// Does what is to be done at the time of its timer. The caller holds no lock, and runs the queue afterwards.
+    /// Handles the expiry of its timer. The caller holds no lock, and runs the queue afterwards.
     fn expire(self: Arc<Self>) {}
 }
 
-/// The entry of a task, which stands in the queue once at most, and has one timer.
+/// The entry of a task, which is in the queue at most once, and has one timer.
 #[derive(Debug)]
 pub(crate) struct Entry {
     task: Weak<dyn Task>,
@@ -53,19 +53,19 @@ impl Entry {
         }
     }
 
-    /// Has the task [expire](Task::expire) at `at`, or earlier if its timer was set to an earlier time.
+    /// Lets the task [expire](Task::expire) at `at`, or earlier if its timer was set to an earlier time.
     pub(crate) fn set_timer(&self, at: Time) {
         self.timer.set(at);
     }
 
-    /// Has the task expire in a moment, and the queue run, on whichever thread comes first.
+    /// Lets the task expire soon and the queue run, on the next thread that can do so.
     pub(crate) fn wake(&self) {
         self.timer.set(Time::AT_ONCE);
     }
 
-    /// Work that comes from now on needs another turn.
+    /// Marks the task as not queued, so that new work queues another turn.
     fn leave(&self) {
-        // It sees what was left by those who found it queued.
+        // It sees the work of all threads that found it queued.
         self.is_queued.swap(0, Ordering::AcqRel);
     }
 
@@ -75,12 +75,13 @@ impl Entry {
     }
 }
 
-/// Work that is over when the [run](RunQueue::run) of any thread that began after it was left has returned.
+/// Work that is complete once a [run](RunQueue::run), on any thread, that began after it was left has returned.
 pub(crate) trait Settle: Send + Sync + std::fmt::Debug {
-    /// Does it, or waits for the thread that does, and [forgets](RunQueue::forget) it. The caller holds no lock.
+    /// Does the work, or waits for the thread that does it, and [forgets](RunQueue::forget) it. The caller holds no
+    /// lock.
     fn settle(&self);
 
-    /// Returns whether that leaves other work, so that it comes before all other.
+    /// Returns true if the work leaves other work, so that it must be done first.
     fn leaves_work(&self) -> bool {
         false
     }
@@ -89,15 +90,15 @@ pub(crate) trait Settle: Send + Sync + std::fmt::Debug {
 #[derive(Debug)]
 struct Queued {
     tasks: VecDeque<Weak<dyn Task>>,
-    /// Each once, until it is settled.
+    /// The unsettled work, each item once.
     unsettled: Vec<Arc<dyn Settle>>,
     tellers: Vec<&'static dyn Tells>,
-    /// The number of those who may leave work to settle: there is space for them all, so that leaving it does not
+    /// The number of objects that may leave work to settle. There is space for all of them, so that leaving it does not
     /// allocate.
     settlers: usize,
 }
 
-/// What is most often queued alone.
+/// The kind of work, if only one kind is queued.
 #[derive(Clone, Copy)]
 enum Lane {
     Tasks,
@@ -108,7 +109,7 @@ enum Lane {
 #[derive(Debug)]
 pub(crate) struct RunQueue {
     queued: Mutex<Queued>,
-    /// The number of all that is queued.
+    /// The number of queued items.
     count: AtomicUsize,
 }
 
@@ -121,7 +122,7 @@ impl RunQueue {
         Self { queued: Mutex::new(Self::EMPTY), count: AtomicUsize::new(0) }
     }
 
-    /// As above; the primitives of loom have no `const fn new`.
+    /// Like the constructor above; the primitives of loom have no `const fn new`.
     #[cfg(loom)]
     pub(super) fn new() -> Self {
         Self { queued: Mutex::new(Self::EMPTY), count: AtomicUsize::new(0) }
@@ -136,7 +137,7 @@ impl RunQueue {
         self.count.store(count, Ordering::Release);
     }
 
-    /// Makes space for one more who may [leave](Self::leave) work to settle.
+    /// Makes space for another object that may [leave](Self::leave) work to settle.
     pub(crate) fn reserve(&self) {
         let queued = &mut *self.lock();
         queued.settlers += 1;
@@ -148,7 +149,7 @@ impl RunQueue {
         self.lock().settlers -= 1;
     }
 
-    /// Leaves work to settle, which is not in the queue. The caller may hold any lock.
+    /// Leaves work to settle that is not in the queue yet. The caller may hold any lock.
     pub(crate) fn leave(&self, work: Arc<dyn Settle>) {
         let mut queued = self.lock();
         queued.unsettled.push(work);
@@ -164,12 +165,12 @@ impl RunQueue {
             let forgotten = queued.unsettled.swap_remove(n);
             self.count(&queued);
             drop(queued);
-            // The last reference may go here, and takes the lock when it does.
+            // The last reference may be dropped here, and takes the lock then.
             drop(forgotten);
         }
     }
 
-    /// Has events told to the program, of a source that is not in the queue.
+    /// Queues a source of events for the program that is not in the queue yet.
     pub(crate) fn tell(&self, source: &'static dyn Tells) {
         let mut queued = self.lock();
         queued.tellers.push(source);
@@ -182,7 +183,7 @@ impl RunQueue {
         self.count(&queued);
     }
 
-    /// Gives turns to tasks, as many as one thread has time for, and settles all that was left. The caller holds no
+    /// Gives turns to as many tasks as one thread has time for, and settles all work that was left. The caller holds no
     /// lock.
     #[inline]
     pub(crate) fn run(&self) {
@@ -225,7 +226,7 @@ impl RunQueue {
         }
     }
 
-    /// What is left when this returns is called for by a timer.
+    /// Sets a timer for the turns that are left when this returns.
     fn give_turns(&self) {
         for _ in 0..TURNS {
             let mut queued = self.lock();
@@ -257,7 +258,7 @@ impl RunQueue {
     }
 
     fn settle(&self) {
-        // Downwards, since work that is forgotten is replaced by the last; what others leave meanwhile they settle.
+        // Downwards, since the last item replaces forgotten work. Work that others leave meanwhile is settled by them.
         let count = self.lock().unsettled.len();
         for n in (0..count).rev() {
             let work = self.lock().unsettled.get(n).map(Arc::clone);
@@ -285,7 +286,7 @@ pub(crate) mod tests {
 
     static FABRIC: Fabric = Fabric::new();
 
-    /// Reports an event and queues a task, as a completion queue that overflows.
+    /// Reports an event and queues a task, like a completion queue that overflows.
     #[derive(Debug)]
     struct Overflow {
         events: Arc<EventQueue<u32>>,
@@ -332,7 +333,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_an_overflow_leaves_is_done_in_the_same_run() {
+    fn the_work_of_an_overflow_is_done_in_the_same_run() {
         let events = EventQueue::new(&FABRIC).unwrap();
         let task = Turns::new(&FABRIC);
         FABRIC.run_queue.reserve();
@@ -352,7 +353,7 @@ pub(crate) mod tests {
         queues.iter().for_each(|queue| queue.push(1_u32));
         assert_eq!(queued(), [true; 3]);
         queues[1].settle();
-        assert_eq!(queued(), [true, false, true], "the others were forgotten, too");
+        assert_eq!(queued(), [true, false, true], "others were forgotten, too");
         FABRIC.run_queue.run();
         assert_eq!(queued(), [false; 3]);
         assert_eq!(FABRIC.run_queue.count.load(Ordering::Relaxed), 0);

@@ -1,7 +1,7 @@
-//! A fabric in virtual time: what happens next, one event after the other.
+//! A fabric in virtual time, where one event happens after the other.
 //!
-//! An event is a timer, or one of what is between devices. Nothing happens by itself: time passes where a program polls
-//! in vain, or says so, and what is due meanwhile is done by its thread.
+//! An event is a timer, or an event between devices. Nothing happens by itself: time passes when a program makes an
+//! empty poll, or requests it. The calling thread then handles the events that are due.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,24 +11,24 @@ use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::sync::{locked_to_wait, this_thread};
 
-/// How long an empty poll takes.
+/// The virtual time that an empty poll takes.
 const POLL: Duration = Duration::from_nanos(100);
-/// One poll has time for so many events.
+/// The maximum number of events per empty poll.
 const EVENTS: u32 = 16;
 
 /// Events between the devices of a fabric.
 pub(crate) trait Events: Send + Sync + std::fmt::Debug {
-    /// When the next event is due.
+    /// Returns the time of the next event.
     fn next(&self) -> Option<Time>;
 
-    /// Has the next event happen. The caller holds no lock of the engine.
+    /// Makes the next event happen. The caller holds no lock of the engine.
     fn happen(&self);
 }
 
 /// The order of events in virtual time.
 #[derive(Debug)]
 pub(crate) struct Simulation {
-    /// Held by who has something happen; no lock of the engine is held then.
+    /// Held by the thread that makes something happen, which holds no lock of the engine then.
     stepping: Mutex<()>,
     /// The number of that thread.
     by: AtomicU64,
@@ -41,7 +41,7 @@ impl Simulation {
     }
 }
 
-/// Who has something happen, as long as this lives.
+/// Marks the thread that makes something happen, while this lives.
 struct By<'a>(&'a AtomicU64);
 
 impl<'a> By<'a> {
@@ -58,18 +58,18 @@ impl Drop for By<'_> {
 }
 
 impl Fabric {
-    /// A poll was in vain: a moment passes, if time is virtual, and what is due meanwhile happens.
+    /// Handles an empty poll: if time is virtual, a moment passes, and events that are due by then happen.
     #[cold]
     pub(crate) fn pass_moment(&self) {
         self.pass(self.clock.now() + POLL, EVENTS);
     }
 
-    /// Has the next thing happen, and says whether there was one. Nothing happens within what happens.
+    /// Makes the next event happen. Returns true if there was one. Does nothing if it is called within an event.
     pub(crate) fn step(&self) -> bool {
         self.with_steps(|simulation| self.next_happens(simulation, Time::END)).unwrap_or(false)
     }
 
-    /// Time passes until `end`, and what is due by then happens.
+    /// Lets time pass until `end`. Events that are due by then happen.
     pub(crate) fn pass_until(&self, end: Time) {
         self.pass(end, u32::MAX);
     }
@@ -85,8 +85,8 @@ impl Fabric {
         });
     }
 
-    /// One thread at a time, which does not wait for itself: somebody who was informed of an event
-    /// may come here again.
+    /// Admits one thread at a time. It does not wait for the calling thread itself, since a subscriber that was
+    /// informed of an event may make calls that lead here.
     fn with_steps<R>(&self, steps: impl FnOnce(&Simulation) -> R) -> Option<R> {
         let simulation = self.simulation.as_ref()?;
         if simulation.by.load(Ordering::Relaxed) == this_thread() {
@@ -94,13 +94,13 @@ impl Fabric {
         }
         let _stepping = locked_to_wait(&simulation.stepping);
         let _by = By::this_thread(&simulation.by);
-        // What the program has left comes first.
+        // Work that the program has left is done first.
         self.run_queue.run();
         Some(steps(simulation))
     }
 
-    /// Has the next thing happen that happens until then, and all that follows from it at once. At
-    /// the end of time nothing does: what is due again later would be due at once, without a limit.
+    /// Makes the next event happen, if it is due by `end`, with all its immediate consequences. At the end of time
+    /// nothing happens: a timer that is set again would be due at once, without end.
     fn next_happens(&self, simulation: &Simulation, end: Time) -> bool {
         let (event, timer) = (simulation.events.next(), self.timers.next());
         let happens = |next: &Time| *next <= end && *next < Time::END;
@@ -108,8 +108,8 @@ impl Fabric {
             return false;
         };
         self.clock.go_on_to(next);
-        // Packets and changes come first, since there is an end to those of one moment. Timers may be set for the
-        // same moment again and again, and would hold them up.
+        // Packets and changes are handled first, since their number at one time is finite. Timers may be set for the
+        // same time again and again, and would hold them up.
         if event == Some(next) {
             simulation.events.happen();
         } else {

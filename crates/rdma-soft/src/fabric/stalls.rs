@@ -1,10 +1,10 @@
-//! Where a thread that serves devices may be held up, with packets or a deadline in hand. Built with
-//! `--cfg rdma_stalls` it is, at random, so that tests show who counts on its being quick.
+//! Points where a thread that serves devices may be held up, with packets or a deadline in hand. A build with `--cfg
+//! rdma_stalls` holds it up at random, so that tests find code that relies on its speed.
 
 #[cfg(not(rdma_stalls))]
 pub(crate) const fn here() {}
 
-/// At every eighth time on average, for up to six milliseconds, until a process has seen enough of it.
+/// Sleeps at every eighth call on average, for up to six milliseconds. A process does this only for its first calls.
 #[cfg(rdma_stalls)]
 pub(crate) fn here() {
     use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,8 +1,8 @@
 //! Threads that report events to the program's subscriber of [`tracing`].
 //!
-//! A subscriber is the program's: it may call verbs, wait, or panic. Who finds a packet to be dropped holds locks,
-//! and who settles may be in the midst of a call of the program, even in a critical region. So events come from a
-//! thread of their own, which ends when they are told.
+//! A subscriber belongs to the program: it may call verbs, wait, or panic. A thread that drops a packet holds locks. A
+//! thread that settles work may be in the middle of a call of the program, even in a critical region. So events are
+//! reported by a thread of their own, which then ends.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -24,11 +24,11 @@ pub(crate) trait Tells: Send + Sync + std::fmt::Debug {
     fn put_off(&self);
 }
 
-/// How many threads tell at a time. A subscriber that is slow, or virtual time that is fast, makes no more.
+/// The maximum number of threads that report at a time, even if a subscriber is slow or virtual time is fast.
 const TELLERS: usize = 4;
 pub(crate) static TELLING: AtomicUsize = AtomicUsize::new(0);
 
-/// One of those threads, also if the subscriber panics.
+/// Counts one of those threads, also if the subscriber panics.
 struct Teller;
 
 impl Teller {
@@ -44,10 +44,10 @@ impl Drop for Teller {
     }
 }
 
-/// Has these tell what they have to tell, on a thread of its own, to the subscriber of this one. Where no thread can
-/// be started, nobody hears.
+/// Reports the events of these sources to the subscriber of this thread, on a thread of its own. If no thread can be
+/// started, nothing is reported.
 pub(crate) fn tell(who: &[&'static dyn Tells]) {
-    // Who has none to tell is no teller.
+    // Without a subscriber there is nothing to report.
     let subscriber = subscriber();
     let Some((subscriber, teller)) = subscriber.and_then(|one| Some((one, Teller::new()?))) else {
         return who.iter().for_each(|one| one.put_off());
@@ -62,14 +62,14 @@ pub(crate) fn tell(who: &[&'static dyn Tells]) {
     });
 }
 
-/// Tells something else so, by who settles.
+/// Reports another event in the same way, on behalf of a thread that settles work.
 pub(crate) fn tell_aside(tell: impl FnOnce() + Send + 'static) {
     if let Some(subscriber) = subscriber() {
         tell_to(subscriber, tell);
     }
 }
 
-/// Nobody, if this thread has none, or is in the midst of one.
+/// Returns `None` if this thread has no subscriber, or is calling one.
 fn subscriber() -> Option<Dispatch> {
     let subscriber = tracing::dispatcher::get_default(Dispatch::clone);
     (!subscriber.is::<NoSubscriber>()).then_some(subscriber)

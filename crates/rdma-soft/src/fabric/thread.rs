@@ -1,17 +1,17 @@
-//! The device's own threads, which take nothing over from the thread that happens to start them.
+//! The device's own threads, which inherit nothing from the thread that starts them.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// What a thread of the device needs, in bytes, that calls nothing of the program's.
+/// The stack size in bytes of a thread of the device that calls no code of the program.
 pub(crate) const STACK: usize = 256 << 10;
 
-/// What a thread of the program gets.
+/// The stack size of a thread that does.
 pub(crate) const STACK_OF_PROGRAM: usize = 2 << 20;
 
-/// Starts a thread that takes no signal, and asks for every processor and the usual policy.
+/// Starts a thread that blocks all signals, and requests every processor and the default policy.
 pub(crate) fn spawn(
     name: &str,
     stack: usize,
@@ -28,38 +28,37 @@ pub(crate) fn spawn(
     spawned.map(drop)
 }
 
-/// The signals of the calling thread, which a new thread inherits.
+/// The signal mask of the calling thread, which a new thread inherits.
 struct Mask(libc::sigset_t);
 
 impl Mask {
-    /// Blocks all; what was blocked before is kept.
+    /// Blocks all signals, and returns the previous mask.
     fn all_blocked() -> Self {
         let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-        // SAFETY: fills the set that it is given (sigfillset(3), SAFETY.md F15).
+        // SAFETY: fills the set that is passed (sigfillset(3), SAFETY.md F15).
         unsafe { libc::sigfillset(all.as_mut_ptr()) };
-        // SAFETY: reads the one, which was filled, and fills the other: the call fails for no other reason
-        // than a first argument that it does not know (pthread_sigmask(3), SAFETY.md F15).
+        // SAFETY: reads the first set, which was filled, and fills the second: the call fails only if its first
+        // argument is unknown (pthread_sigmask(3), SAFETY.md F15).
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
         // SAFETY: filled by the call above (SAFETY.md F15).
         Self(unsafe { before.assume_init() })
     }
 
     fn restore(&mut self) {
-        // SAFETY: reads the set, which the kernel gave (pthread_sigmask(3), SAFETY.md F15).
+        // SAFETY: reads the set, which the kernel returned (pthread_sigmask(3), SAFETY.md F15).
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
     }
 }
 
-/// A thread that was started from one which is bound to a processor, or runs before all others, is neither. What
-/// the kernel refuses changes nothing: a thread of the policy `SCHED_IDLE` may not leave it without a right of its
-/// own. The nice value stays as it is.
+/// Undoes the scheduling that the thread has inherited: a binding to a processor, or a real-time policy. Errors change
+/// nothing: a thread of the policy `SCHED_IDLE` needs a privilege to leave it. The nice value is kept.
 fn usual_scheduling() {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: reads the parameters (sched_setscheduler(2), SAFETY.md F15).
     unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters) };
-    // More processors than there are: the kernel takes those that it has and the process may use.
+    // More processors than exist: the kernel selects those that exist and the process may use.
     let all = [u64::MAX; 128];
-    // SAFETY: reads so many bytes of the array (sched_setaffinity(2), SAFETY.md F15).
+    // SAFETY: reads that many bytes of the array (sched_setaffinity(2), SAFETY.md F15).
     unsafe { libc::sched_setaffinity(0, size_of_val(&all), all.as_ptr().cast()) };
 }
 
@@ -69,34 +68,34 @@ mod tests {
 
     use super::*;
 
-    /// What `/proc` says of the thread that asks, line by line (proc_pid_status(5)).
+    /// Returns a line of the status of the calling thread (proc_pid_status(5)).
     fn status(line: &str) -> String {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
         let line = status.lines().find_map(|found| found.strip_prefix(line));
         line.unwrap_or_default().trim().to_owned()
     }
 
-    /// The policy of the thread that asks.
+    /// Returns the policy of the calling thread.
     fn policy() -> libc::c_int {
-        // SAFETY: takes two integers, of which 0 is the calling thread (sched_getscheduler(2)).
+        // SAFETY: takes two integers; 0 is the calling thread (sched_getscheduler(2)).
         unsafe { libc::sched_getscheduler(0) }
     }
 
-    /// Whether the thread that asks has taken this policy.
+    /// Sets the policy of the calling thread. Returns true if the kernel accepted it.
     fn takes(policy: libc::c_int) -> bool {
         let parameters = libc::sched_param { sched_priority: 0 };
         // SAFETY: reads the parameters (sched_setscheduler(2)).
         unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
     }
 
-    /// What `run` says on a thread of its own.
+    /// Returns the result of `run` on a thread of its own.
     fn elsewhere<T: Send + 'static>(
         run: impl FnOnce() -> T + Send + 'static,
     ) -> std::thread::Result<T> {
         std::thread::spawn(run).join()
     }
 
-    /// It has the usual policy, but where the kernel lets nobody leave that of its caller.
+    /// It has the default policy, unless the kernel does not let threads leave the policy of their caller.
     #[test]
     fn a_thread_of_the_idle_policy_starts_one_that_leaves_it_if_it_may() {
         let (sender, receiver) = mpsc::channel();
@@ -114,7 +113,7 @@ mod tests {
     #[test]
     fn no_signal_processor_or_policy_of_the_thread_that_starts_it_is_inherited() {
         let (sender, receiver) = mpsc::channel();
-        // All that a thread of this process can have, also if the process was started on some of them.
+        // All processors that a thread of this process can have, also if the process was started on some of them.
         let processors = elsewhere(|| {
             let all = [u64::MAX; 128];
             // SAFETY: reads the array, of that size (sched_setaffinity(2), SAFETY.md F15).
@@ -135,7 +134,7 @@ mod tests {
             first[word] = bit;
             // SAFETY: reads the array, of that size (sched_setaffinity(2), SAFETY.md F15).
             unsafe { libc::sched_setaffinity(0, size, first.as_ptr().cast()) };
-            // A policy that every thread may take.
+            // A policy that every thread may set.
             takes(libc::SCHED_BATCH);
             assert!(policy() == libc::SCHED_BATCH || test_support::program::is_emulated());
             spawn("test", STACK, move || {
@@ -149,8 +148,8 @@ mod tests {
         let ([blocked, allowed, name], policy) = receiver.recv().unwrap();
         assert_eq!(policy, libc::SCHED_OTHER);
         let blocked = u64::from_str_radix(&blocked, 16).unwrap();
-        // The kernel lets nobody block SIGKILL and SIGSTOP; and the C library, memcheck and emulators keep
-        // signals for themselves: real-time ones, and an emulator those of bad memory.
+        // SIGKILL and SIGSTOP cannot be blocked. The C library, memcheck and emulators keep some signals for
+        // themselves: real-time ones, and emulators those of invalid memory accesses.
         let mut free = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) | !0 << 31;
         if test_support::program::is_emulated() {
             free |= 1 << (libc::SIGSEGV - 1) | 1 << (libc::SIGBUS - 1);

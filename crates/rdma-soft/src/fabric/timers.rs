@@ -1,6 +1,6 @@
-//! Deadlines: one timer for each queue pair and each shared receive queue. Whoever polls an empty completion queue when
-//! one has passed sees to it; for programs that do not poll there is a thread, which exists while a timer is set and
-//! stays for a moment after the last, so that a program that meets RNR now and then does not make a thread each time.
+//! Deadlines: one timer for each queue pair and each shared receive queue. A poll of an empty completion queue handles
+//! timers that have expired. For programs that do not poll there is a thread, which exists while a timer is set. It
+//! stays for a moment after the last one, so that occasional RNR waits do not start a thread each time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -27,26 +27,26 @@ pub(crate) mod model;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-/// In place of the time of the first timer, if none is set and polls look at a link.
+/// The value of `earliest` if no timer is set, and polls must look at a link.
 const NEVER_BUT_LOOK: u64 = u64::MAX - 1;
 
 const LINGER: Duration = Duration::from_secs(5);
-/// One poll has time for so many timers.
+/// The maximum number of timers that one poll expires.
 const MOST_EXPIRED: u32 = 4;
 
 /// All timers of a fabric.
 #[derive(Debug)]
 pub(crate) struct Timers {
-    /// The time of the earliest, in nanoseconds: all that an empty poll looks at. Written under the lock
+    /// The time of the earliest timer, in nanoseconds: the only value that an empty poll reads. Written under the lock
     /// of the schedule.
     earliest: AtomicU64,
     schedule: Mutex<Schedule>,
     changed: Condvar,
-    /// In virtual time no thread serves, and each empty poll looks.
+    /// Whether time is virtual: then no thread serves, and each empty poll looks.
     in_virtual_time: bool,
-    /// Each empty poll looks at a link, too.
+    /// Whether each empty poll looks at a link, too.
     polls_look: std::sync::atomic::AtomicBool,
-    /// The thread leaves all to who polls, for a moment.
+    /// Whether the thread currently leaves all timers to polls.
     rests: std::sync::atomic::AtomicBool,
     #[cfg(loom)]
     model: model::Model,
@@ -56,12 +56,12 @@ pub(crate) struct Timers {
 struct Schedule {
     timers: Vec<Option<Deadline>>,
     free: Vec<usize>,
-    /// Times of timers, with their places; also of timers that were set to an earlier time since, or are
-    /// gone.
+    /// Times of timers, with their places. It also holds times of timers that were set to an earlier time since, or
+    /// were dropped.
     queue: BinaryHeap<Reverse<(Time, usize)>>,
     /// The process whose thread serves; a forked child has none.
     served_by: Option<Process>,
-    /// Who sets a timer for an earlier time than this has the thread look; at any other time it looks by itself.
+    /// The time at which the thread looks by itself. Setting a timer to an earlier time wakes the thread.
     looks_by: Time,
     #[cfg(loom)]
     at_rest: model::Rest,
@@ -85,14 +85,15 @@ impl Timer {
         Self { fabric, place: fabric.timers.lock().add(owner) }
     }
 
-    /// Has its owner [expire](Task::expire) at `at`, or earlier if it was set to an earlier time.
+    /// Lets its owner [expire](Task::expire) at `at`, or earlier if it was set to an earlier time.
     pub(crate) fn set(&self, at: Time) {
         #[cfg(loom)]
         if !self.fabric.timers.model.has_timers() {
             return;
         }
         let fabric = self.fabric;
-        // Behind those whose time has come: who is set again and again keeps nobody waiting.
+        // Queued after all timers that are due already, so that a timer that is set again and again does not delay
+        // others.
         let at = if at == Time::AT_ONCE { fabric.clock.now() } else { at };
         let mut schedule = fabric.timers.lock();
         if !schedule.set(self.place, at) {
@@ -111,7 +112,7 @@ impl Timer {
         } else if fabric.start_thread().is_ok() {
             schedule.served_by = Some(Process::current());
         }
-        // Without a thread it expires at a poll, and the next timer tries to make one again.
+        // Without a thread it expires at a poll, and the next timer tries to start a thread again.
     }
 }
 
@@ -122,24 +123,24 @@ impl Drop for Timer {
 }
 
 impl Fabric {
-    /// Has those timers expire whose time has come, the first of them first, but no more than [`MOST_EXPIRED`]. The caller
-    /// holds no lock.
+    /// Expires timers that are due, in the order of their times, but no more than [`MOST_EXPIRED`]. The caller holds no
+    /// lock.
     #[cold]
     pub(crate) fn expire_due_timers(&self) {
-        // Once: what is set from here on is for the next poll.
+        // Read once: timers that are set from here on are for the next poll.
         let now = self.clock.now();
         for _ in 0..MOST_EXPIRED {
             if Time::from_nanoseconds(self.timers.first()) > now {
                 return;
             }
-            // Who holds it sees to the timers, or sets one.
+            // The thread that holds the lock handles the timers, or sets one.
             let mut schedule = match self.timers.schedule.try_lock() {
                 Ok(schedule) => schedule,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return,
             };
             let due = schedule.take_due(now);
-            // Also without one: the times of timers that are gone were dropped.
+            // Also without one, since the times of dropped timers were removed.
             self.timers.publish(&schedule);
             drop(schedule);
             if let Some(owner) = due.and_then(|owner| owner.upgrade()) {
@@ -155,7 +156,7 @@ impl Fabric {
         thread::spawn("rdma-soft timer", thread::STACK, || self.serve_timers())
     }
 
-    /// What the thread does.
+    /// Runs the thread.
     fn serve_timers(&self) {
         let mut schedule = self.timers.lock();
         let (mut idle_since, mut rest) = (None, Rest::default());
@@ -165,7 +166,7 @@ impl Fabric {
             self.timers.publish(&schedule);
             if let Some(owner) = due {
                 drop(schedule);
-                // The last reference may go here, and takes the lock when it does.
+                // The last reference may be dropped here, and takes the lock then.
                 if let Some(owner) = owner.upgrade() {
                     stalls::here();
                     owner.expire();
@@ -192,7 +193,7 @@ impl Fabric {
             let polls = || self.polled.get().map_or(0, |link| link.polls());
             let away = rest.next(polls(), false);
             let rests = !away.is_zero();
-            // Who is away looks by itself in a moment, whatever is set.
+            // While it rests the thread looks by itself soon, so that no timer needs to wake it.
             let wait = if rests { away } else { wait };
             schedule.looks_by = if rests { Time::AT_ONCE } else { now + wait };
             self.timers.rests.store(rests, Ordering::Relaxed);
@@ -204,20 +205,21 @@ impl Fabric {
         }
     }
 
-    /// Who has polled is about to sleep: the threads of the device do what polls did.
+    /// Notes that a thread that has polled is about to sleep, so that the threads of the device take over the work of
+    /// its polls.
     #[cold]
     pub(crate) fn poller_sleeps(&self) {
         if let Some(link) = self.polled.get() {
             link.poller_sleeps();
         }
         if self.timers.rests.swap(false, Ordering::Relaxed) {
-            // Not before it waits.
+            // Not before the thread waits.
             drop(self.timers.lock());
             self.timers.changed.notify_one();
         }
     }
 
-    /// Waits until a timer is set that expires before all others, or for so long.
+    /// Waits until a timer is set that expires before all others, or for `most`.
     #[cfg(not(loom))]
     fn wait_for_change<'a>(
         &self,
@@ -235,7 +237,7 @@ impl Timers {
         Self::of(u64::MAX, false)
     }
 
-    /// Timers that expire when a simulation comes to their time.
+    /// Timers that expire when a simulation reaches their time.
     #[cfg(not(loom))]
     pub(super) const fn in_virtual_time() -> Self {
         Self::of(0, true)
@@ -253,18 +255,18 @@ impl Timers {
         }
     }
 
-    /// No later than the time of the first timer; `None` if none is set.
+    /// Returns a time no later than that of the first timer; `None` if none is set.
     pub(crate) fn next(&self) -> Option<Time> {
         self.lock().earliest()
     }
 
-    /// Whether a timer is set, time is virtual, or there is a link. What every empty poll asks.
+    /// Returns true if a timer is set, time is virtual, or there is a link. Every empty poll calls this.
     #[inline(always)]
     pub(crate) fn is_set(&self) -> bool {
         self.first() != u64::MAX
     }
 
-    /// The time of the first timer, in nanoseconds; the last of all times if none is set.
+    /// Returns the time of the first timer, in nanoseconds; the largest number if none is set.
     #[inline(always)]
     pub(crate) fn first(&self) -> u64 {
         self.earliest.load(Ordering::Relaxed)
@@ -283,7 +285,7 @@ impl Timers {
         self.earliest.store(earliest, Ordering::Relaxed);
     }
 
-    /// Whether each empty poll has something to look at from now on, also without a timer.
+    /// Sets whether each empty poll looks at a link, also without a timer.
     #[cfg(not(loom))]
     pub(crate) fn have_polls_look(&self, look: bool) {
         let schedule = self.lock();
@@ -314,7 +316,7 @@ impl Schedule {
         }
         self.timers.push(slot);
         let places = self.timers.len();
-        // Giving the place back then never allocates, nor does setting the timer.
+        // So neither removing a timer nor setting it ever allocates.
         self.free.reserve(places);
         self.queue.reserve((2 * places).saturating_sub(self.queue.len()));
         places - 1
@@ -325,7 +327,7 @@ impl Schedule {
         self.free.push(place);
     }
 
-    /// Whether the timer expires earlier now than before.
+    /// Sets a timer. Returns true if it now expires earlier than before.
     fn set(&mut self, place: usize, at: Time) -> bool {
         let Some(Some(slot)) = self.timers.get_mut(place) else { return false };
         if slot.at.is_some_and(|set| set <= at) {
@@ -333,7 +335,7 @@ impl Schedule {
         }
         slot.at = Some(at);
         if self.queue.len() == self.queue.capacity() {
-            // At most one time of each timer counts, so that half of the queue is free without the others.
+            // At most one time of each timer counts, so half of the queue is free without the others.
             let timers = &self.timers;
             self.queue.retain(|&Reverse(time)| is_current(timers, time));
         }
@@ -341,12 +343,13 @@ impl Schedule {
         true
     }
 
-    /// No later than the time of the first timer.
+    /// Returns a time no later than that of the first timer.
     fn earliest(&self) -> Option<Time> {
         self.queue.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Takes the owner whose time came first, so that who is always due again keeps nobody waiting.
+    /// Removes and returns the owner of the earliest timer that is due. So a timer that is always due does not delay
+    /// others.
     fn take_due(&mut self, now: Time) -> Option<Weak<dyn Task>> {
         while let Some(&Reverse(first)) = self.queue.peek() {
             if first.0 > now && is_current(&self.timers, first) {
@@ -370,13 +373,13 @@ fn is_current(timers: &[Option<Deadline>], (at, place): (Time, usize)) -> bool {
 
 #[cfg(all(test, not(loom)))]
 impl Fabric {
-    /// No thread comes for its timers: whoever polls sees to them.
+    /// Prevents a thread for its timers: only polls expire them.
     pub(crate) fn serve_by_polls_alone(&self) {
         self.timers.lock().served_by = Some(Process::current());
     }
 }
 
-/// An owner that has gone.
+/// An owner that no longer exists.
 #[cfg(test)]
 fn nobody() -> Weak<dyn Task> {
     #[derive(Debug)]

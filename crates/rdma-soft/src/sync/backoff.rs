@@ -1,4 +1,4 @@
-//! How a thread waits for another that will be done soon.
+//! The backoff of a thread that waits for another one.
 
 #[cfg(loom)]
 pub(crate) use model::Backoff;
@@ -13,22 +13,22 @@ mod waiting {
     use rustix::thread::{NanosleepRelativeResult, nanosleep, sched_yield};
     use rustix::time::Timespec;
 
-    /// How a thread waits for another: it spins, since most locks are given back at once; then lets other
-    /// threads run on its core, since the holder may be one of them; then sleeps, so that a holder of
-    /// lower priority gets to run as well, and a long copy does not keep two cores busy.
+    /// The backoff of a thread that waits for another one. It first spins, since most locks are released at once. Then
+    /// it yields its core, since the holder may need it. Then it sleeps, so that a holder of lower priority can run as
+    /// well, and a long copy does not keep two cores busy.
     #[derive(Debug, Default)]
     pub(crate) struct Backoff {
         rounds: u32,
     }
 
-    /// These double, up to 32 spins each: some microseconds in all.
+    /// Spins double, up to 32 each: some microseconds in all.
     const SPINNING: u32 = 8;
     const YIELDING: u32 = SPINNING + 8;
     const SHORTEST_SLEEP: Duration = Duration::from_micros(16);
     const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 
     impl Backoff {
-        /// Waits a moment, each time longer.
+        /// Waits a moment, longer each time.
         pub(crate) fn wait(&mut self) {
             match self.rounds {
                 spins @ 0..SPINNING => (0..1 << spins.min(5)).for_each(|_| spin_loop()),
@@ -41,12 +41,12 @@ mod waiting {
         }
     }
 
-    /// The system call itself: libc's would be a point where `pthread_cancel` ends the thread, in the
-    /// middle of a post, and would set `errno`.
+    /// Makes the system call itself. The function of libc would be a point where `pthread_cancel` ends the thread, in
+    /// the middle of a post, and would set `errno`.
     fn sleep(time: Duration) {
         let time = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
         match nanosleep(&time) {
-            // Woken early by a signal: the lock is looked at again, which is all that a sleep is for.
+            // A signal has ended the sleep early. The caller checks the lock again, as after any sleep.
             NanosleepRelativeResult::Ok | NanosleepRelativeResult::Interrupted(_) => {}
             NanosleepRelativeResult::Err(_) => sched_yield(),
         }

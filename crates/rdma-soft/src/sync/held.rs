@@ -1,12 +1,12 @@
-//! Guards that are counted where debug assertions are on, so that no descriptor of events or of a capture is read
-//! or written under a lock, and the kernel is asked for `membarrier(2)` under none.
+//! Guards that are counted in builds with debug assertions. Under a lock of the engine, no file of events or of a
+//! capture may be read or written, and `membarrier(2)` may not be called.
 //!
-//! Of other system calls nothing is asserted: the kernel copies for a turn, a bind of type 1 waits for a grace
-//! period, and a timer starts the fabric's thread or wakes it, with locks of the engine held.
+//! Other system calls are allowed and not checked. Examples are copies by the kernel in a turn, and the grace period
+//! of a bind of type 1. A timer may also start or wake the fabric's thread.
 
 pub(crate) type ControlGuard<'a, T> = Held<std::sync::MutexGuard<'a, T>>;
 
-/// A guard of a lock of the engine. Where debug assertions are on, a thread knows how many it has.
+/// A guard of a lock of the engine. With debug assertions, each thread counts the guards that it holds.
 #[derive(Debug)]
 pub(crate) struct Held<G> {
     guard: G,
@@ -40,8 +40,8 @@ impl<G: std::ops::DerefMut> std::ops::DerefMut for Held<G> {
     }
 }
 
-/// Asserts, where debug assertions are on, that this thread holds no lock of the engine, since it is about to make one
-/// of the system calls above.
+/// Asserts, in builds with debug assertions, that this thread holds no lock of the engine. Callers are about to read
+/// or write such a file, or to call `membarrier(2)`.
 #[cfg(not(all(test, loom)))]
 #[inline]
 pub(crate) fn assert_nothing_held() {
@@ -62,7 +62,7 @@ mod counted {
         HELD.get()
     }
 
-    /// One more lock, as long as it lives. It stays on its thread, as guards do.
+    /// Counts one lock while it lives. It stays on its thread, like guards.
     #[derive(Debug)]
     pub(super) struct Counted(PhantomData<*const ()>);
 

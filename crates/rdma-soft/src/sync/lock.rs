@@ -1,9 +1,9 @@
 //! The lock of the data path.
 //!
-//! It is held for tens of nanoseconds, mostly by the only thread that wants it, so what counts is what
-//! an uncontended use costs: taking it is one atomic operation, giving it back a plain store. The price
-//! is that whoever gives it back does not know of those who wait, and wakes nobody: a waiter looks
-//! again, ever more rarely, since the holder may be copying megabytes, or may have lost its core.
+//! It is held for tens of nanoseconds, mostly without contention, so the cost of an uncontended use matters most.
+//! Locking is one atomic operation, and unlocking a plain store. The price is that the unlocking thread does not know
+//! of waiters, and wakes none. A waiter checks again, at growing intervals, since the holder may be copying megabytes,
+//! or may have lost its core.
 
 #[cfg(loom)]
 pub(crate) use model::{Guard, Lock};
@@ -13,7 +13,7 @@ pub(crate) use spinning::{Guard, Lock};
 #[cfg(all(test, loom))]
 mod loom_tests;
 
-/// The lock itself; where the model checker runs, for models of the lock alone.
+/// The lock itself. In the model checker, only models of the lock use it.
 #[cfg(any(test, not(loom)))]
 mod spinning {
     #[cfg(not(loom))]
@@ -30,7 +30,7 @@ mod spinning {
     #[derive(Debug, Default)]
     pub(crate) struct Lock<T> {
         value: SpinMutex<T>,
-        /// How many wait, or are about to.
+        /// The number of threads that wait, or are about to.
         pub(super) waiting: AtomicU32,
     }
 
@@ -47,8 +47,8 @@ mod spinning {
             })
         }
 
-        /// Same as [`lock`](Self::lock), but waits for another thread only if that returns true.
-        #[cfg_attr(loom, allow(dead_code))] // models of queues have the lock below
+        /// Like [`lock`](Self::lock), but waits for another thread only if `may_wait` returns true.
+        #[cfg_attr(loom, allow(dead_code))] // models of queues use the lock below
         #[inline]
         pub(crate) fn lock_if(&self, may_wait: impl FnOnce() -> bool) -> Option<Guard<'_, T>> {
             let guard = self.value.try_lock();
@@ -62,7 +62,7 @@ mod spinning {
             let mut backoff = Backoff::default();
             loop {
                 backoff.wait();
-                // Only looks while it is taken: an attempt would pull the line from its holder.
+                // Only reads while it is taken: an attempt to lock would move the line away from its holder.
                 if self.value.is_locked() {
                     continue;
                 }
@@ -73,14 +73,14 @@ mod spinning {
             }
         }
 
-        /// Waits until whoever holds the lock has let go, and sees what they did.
+        /// Waits until the current holder has released the lock, and sees its changes.
         #[cfg_attr(loom, allow(dead_code))]
         pub(crate) fn pass(&self) {
             drop(self.lock());
         }
 
-        /// Lets those have the lock who wait for it, before the caller takes it again: they may sleep, and
-        /// would find it taken each time that they look. Not for long, since others may come.
+        /// Lets waiters have the lock before the caller takes it again. They may sleep, and could otherwise find it
+        /// taken at each check. Bounded, since others may arrive.
         #[cold]
         pub(crate) fn let_others(&self) {
             let mut backoff = Backoff::default();
@@ -93,11 +93,11 @@ mod spinning {
         }
     }
 
-    /// Rounds, the last of which sleep as long as any waiter does: some milliseconds in all.
+    /// The maximum number of rounds. The last ones sleep as long as any waiter does: some milliseconds in all.
     const LONGEST: u32 = if cfg!(loom) { 3 } else { 26 };
 }
 
-/// Instead of the library's lock, whose orderings are not explored.
+/// Replaces the library's lock, whose orderings are not explored.
 #[cfg(all(test, loom))]
 mod stand_in {
     use std::ops::{Deref, DerefMut};
@@ -153,7 +153,7 @@ mod stand_in {
     }
 }
 
-/// What models of all else have: a thread that waits for it does not run, so that they stay small.
+/// The lock in all other models: a thread that waits for it does not run, so that they stay small.
 #[cfg(loom)]
 mod model {
     use loom::sync::{Mutex, MutexGuard};
@@ -185,7 +185,7 @@ mod model {
             drop(self.lock());
         }
 
-        /// The model checker has no favourites.
+        /// The model checker is fair.
         pub(crate) fn let_others(&self) {}
     }
 }
@@ -221,7 +221,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_long_time_sleeps_and_gets_the_lock_then() {
+    fn a_waiter_sleeps_after_a_while_and_then_gets_the_lock() {
         let lock = Lock::new(0);
         let seen = while_one_waits(|| *lock.lock(), || lock.lock(), |guard| **guard = 5);
         assert_eq!(seen, 5);
@@ -237,8 +237,8 @@ pub(super) mod tests {
         assert!(while_one_waits(pass, || lock.lock(), |_| done.store(true, Ordering::Relaxed)));
     }
 
-    /// Takes the lock, has another thread wait for it until it sleeps, and does something before the lock
-    /// is given back; what the other thread found.
+    /// Takes the lock and makes another thread wait for it until it sleeps. Calls `finish` before the lock is released.
+    /// Returns the result of the other thread.
     pub(crate) fn while_one_waits<G, R: Send>(
         wait: impl FnOnce() -> R + Send,
         take: impl FnOnce() -> G,
@@ -263,7 +263,7 @@ pub(super) mod tests {
         })
     }
 
-    /// Whether a thread of this process is in the state S (proc_pid_stat(5)).
+    /// Returns true if a thread of this process is in the state S (proc_pid_stat(5)).
     fn is_asleep(thread: impl std::fmt::Display) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
         stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" S")))

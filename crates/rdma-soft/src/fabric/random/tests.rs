@@ -1,4 +1,4 @@
-//! What a peer learns from what every peer knows.
+//! Tests of the secrets that a peer could derive from public values.
 
 use super::*;
 use crate::device::Device;
@@ -11,7 +11,7 @@ use crate::schedule::Schedule;
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The state that SplitMix was in when it gave this output: each of its steps can be taken back.
+/// Returns the state of SplitMix that gave this output: each of its steps can be inverted.
 fn state_behind(output: u64) -> u64 {
     const BACK: [u64; 2] = [inverse(0x94d0_49bb_1331_11eb), inverse(0xbf58_476d_1ce4_e5b9)];
     let z = (output ^ output >> 31 ^ output >> 62).wrapping_mul(BACK[0]);
@@ -19,7 +19,7 @@ fn state_behind(output: u64) -> u64 {
     z ^ z >> 30 ^ z >> 60
 }
 
-/// Of an odd number modulo 2^64, by Newton's method.
+/// Returns the inverse of an odd number modulo 2^64, by Newton's method.
 const fn inverse(odd: u64) -> u64 {
     let (mut x, mut right_bits) = (odd, 3);
     while right_bits < 64 {
@@ -41,11 +41,11 @@ fn first_key(device: &Device) -> u32 {
     device.memory.regions.insert(&region).unwrap()
 }
 
-/// 40 bits of an output are in a link-local GID, and 27 bits of the next in an IPv4-mapped one. If a
-/// device drew these and its keys from SplitMix, trying the 24 bits that are left gave all keys. This is that one
-/// attack, and shows no more than that it fails: that no other does better is ChaCha20's claim.
+/// A link-local GID contains 40 bits of an output, and an IPv4-mapped one 27 bits of the next. If a device drew these
+/// and its keys from SplitMix, trying the remaining 24 bits would reveal all keys. This test makes that one attack, and
+/// shows only that it fails. Resistance to all others is ChaCha20's claim.
 #[test]
-fn the_attack_on_splitmix_does_not_tell_the_keys() {
+fn the_attack_on_splitmix_does_not_reveal_the_keys() {
     let device = device(GidPlace::usual(Link::Ethernet), &Seeds::System.draw().unwrap());
     let guid = device.guid().to_u64().to_be_bytes();
     let ipv4 = device.identity.gids[2].gid.to_ipv4().unwrap().to_bits() & 0x07ff_ffff;
@@ -57,20 +57,20 @@ fn the_attack_on_splitmix_does_not_tell_the_keys() {
         if stolen.next_u32() & 0x07ff_ffff != ipv4 {
             continue;
         }
-        // Between the addresses and the keys lie the subnet and the first queue pair number.
+        // The subnet and the first queue pair number are drawn between the addresses and the keys.
         let masks: [u32; 4] = std::array::from_fn(|_| stolen.next_u32() & 0x00ff_ffff);
-        assert!(!masks.contains(&(key >> 8)), "state {guess:#x} tells key {key:#x}");
+        assert!(!masks.contains(&(key >> 8)), "state {guess:#x} reveals key {key:#x}");
     }
 }
 
 #[test]
-fn the_attack_takes_splitmix_apart() {
+fn the_attack_breaks_splitmix() {
     let mut rng = SplitMix::new(77);
     assert_eq!(state_behind(rng.next_u64()), 77_u64.wrapping_add(GOLDEN));
     assert_eq!(SplitMix::new(state_behind(rng.next_u64())).next_u64(), rng.next_u64());
 }
 
-/// As programs have devices, where a leak checker finds it.
+/// Keeps a device like programs do, where a leak checker finds it.
 fn kept(device: Device) -> &'static Device {
     static KEPT: Mutex<Vec<&Device>> = Mutex::new(Vec::new());
     let device: &'static Device = Box::leak(Box::new(device));
@@ -89,9 +89,9 @@ fn one_seed_makes_one_device_and_the_system_s_seeds_differ() {
     assert!(one.0 != other.0 && one.1 != other.1 && one.2 != other.2, "{one:x?} {other:x?}");
 }
 
-/// What is drawn for one purpose is not part of what is drawn for another.
+/// Draws for one purpose do not change those for another.
 #[test]
-fn secrets_are_the_same_however_much_identity_was_drawn() {
+fn secrets_do_not_depend_on_draws_of_the_identity() {
     let seed = Seed::new(9);
     let (mut plain, mut redrawn) = (device(Vec::new(), &seed), device(Vec::new(), &seed));
     plain.identity.redraw(Link::Ethernet);
@@ -103,7 +103,7 @@ fn secrets_are_the_same_however_much_identity_was_drawn() {
 }
 
 #[test]
-fn no_purpose_draws_what_another_draws() {
+fn purposes_draw_different_numbers() {
     let seed = Seed::new(1);
     let purposes = [Purpose::Identity, Purpose::Keys, Purpose::QueuePairNumbers];
     let mut drawn = purposes.map(|purpose| {
@@ -137,7 +137,7 @@ fn below_stays_below_and_reaches_every_number() {
 }
 
 #[test]
-fn a_shuffle_keeps_what_is_there_and_moves_it() {
+fn a_shuffle_permutes_the_list() {
     let mut random = Seed::new(1).stream(Purpose::Keys);
     let mut list: Vec<u32> = (0..100).collect();
     random.shuffle(&mut list);
@@ -155,7 +155,7 @@ fn equal_seeds_of_schedules_agree() {
 }
 
 #[test]
-fn a_list_comes_in_every_order() {
+fn every_order_of_a_list_occurs() {
     let mut random = Seed::new(1).stream(Purpose::QueuePairNumbers);
     let mut found = std::collections::HashMap::new();
     for _ in 0..6000 {

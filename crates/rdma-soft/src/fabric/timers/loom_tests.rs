@@ -16,16 +16,16 @@ fn spawn(timer: &Arc<Timer>, act: impl FnOnce(&Timer) + 'static) -> thread::Join
     thread::spawn(move || act(&timer))
 }
 
-/// What an empty poll does.
+/// Does the same as an empty poll.
 fn poll(fabric: &'static Fabric) {
     if fabric.timers.is_set() {
         fabric.expire_due_timers();
     }
 }
 
-/// Nobody polls: the thread is informed of each timer, and starts if it is not there.
+/// Without polls, the thread is notified of each timer, and starts if it does not run.
 #[test]
-fn loom_the_thread_hears_of_each_timer() {
+fn loom_the_thread_is_notified_of_each_timer() {
     loom::model(|| {
         let fabric = Fabric::of_model_with(ServedBy::PollsAndThread);
         let [first, second] = [(); 2].map(|()| timer(fabric));
@@ -41,7 +41,7 @@ fn loom_the_thread_hears_of_each_timer() {
 
 /// The thread waits for a later timer when an earlier one is set.
 #[test]
-fn loom_the_thread_hears_of_an_earlier_timer() {
+fn loom_the_thread_is_notified_of_an_earlier_timer() {
     loom::model(|| {
         let fabric = Fabric::of_model_with(ServedBy::PollsAndThread);
         let [first, second] = [(); 2].map(|()| timer(fabric));
@@ -55,7 +55,7 @@ fn loom_the_thread_hears_of_an_earlier_timer() {
     });
 }
 
-/// A timer that is set while the thread ends has another one made, or is seen to before.
+/// A timer that is set while the thread ends starts another thread, or is served before.
 #[test]
 fn loom_a_timer_is_not_left_to_a_thread_that_ends() {
     loom::model(|| {
@@ -70,9 +70,9 @@ fn loom_a_timer_is_not_left_to_a_thread_that_ends() {
     });
 }
 
-/// Without a thread: what is set while others poll is known to later polls.
+/// Without a thread, later polls see the timers that are set during a poll.
 #[test]
-fn loom_polls_alone_see_to_each_timer() {
+fn loom_polls_alone_expire_each_timer() {
     loom::model(|| {
         let fabric = Fabric::of_model_with(ServedBy::Polls);
         let [first, second] = [(); 2].map(|()| timer(fabric));
@@ -87,9 +87,9 @@ fn loom_polls_alone_see_to_each_timer() {
     });
 }
 
-/// Two timers of different times: the later one hides the earlier one from no poll.
+/// Two timers of different times: the later one does not hide the earlier one from polls.
 #[test]
-fn loom_a_later_timer_hides_no_earlier_one() {
+fn loom_a_later_timer_does_not_hide_an_earlier_one() {
     loom::model(|| {
         let fabric = Fabric::of_model_with(ServedBy::Polls);
         let [first, second] = [(); 2].map(|()| timer(fabric));
@@ -102,9 +102,9 @@ fn loom_a_later_timer_hides_no_earlier_one() {
     });
 }
 
-/// Who polls on and on hears of a timer that another thread sets, though nothing else orders the two.
+/// A thread that polls repeatedly sees a timer that another thread sets, though nothing else orders the two.
 #[test]
-fn loom_a_poller_hears_of_a_timer_in_the_end() {
+fn loom_a_poller_eventually_sees_a_timer() {
     loom::model(|| {
         let fabric = Fabric::of_model_with(ServedBy::Polls);
         let timer = timer(fabric);
@@ -112,7 +112,7 @@ fn loom_a_poller_hears_of_a_timer_in_the_end() {
         while !fabric.timers.is_set() {
             thread::yield_now();
         }
-        // Who sets it may still hold the lock.
+        // The thread that sets it may still hold the lock.
         while fabric.timers.is_set() {
             fabric.expire_due_timers();
             thread::yield_now();
@@ -122,7 +122,7 @@ fn loom_a_poller_hears_of_a_timer_in_the_end() {
     });
 }
 
-/// The thread and a poll, of which either may take a timer: none is left, and the thread sleeps at last.
+/// The thread or a poll serves a timer: none is left, and the thread sleeps at last.
 #[test]
 fn loom_polls_and_the_thread_leave_no_timer() {
     loom::model(|| {
@@ -138,9 +138,9 @@ fn loom_polls_and_the_thread_leave_no_timer() {
     });
 }
 
-/// A timer that goes while it is to expire: it is forgotten, whoever comes first.
+/// A timer that is dropped while it expires is forgotten, in any order.
 #[test]
-fn loom_a_timer_that_goes_is_forgotten() {
+fn loom_a_dropped_timer_is_forgotten() {
     loom::model(|| {
         let fabric = Fabric::of_model_with(ServedBy::Polls);
         let [first, second] = [(); 2].map(|()| timer(fabric));

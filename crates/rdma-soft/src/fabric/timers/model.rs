@@ -1,17 +1,17 @@
-//! What stands in for time and for the thread where the model checker runs.
+//! Replacements of time and of the thread in the model checker.
 //!
-//! Time stands still while a model's threads run, so that in them only those timers expire that are due at
-//! once. A wait with a deadline ends when somebody says that something has changed. Once the model has
-//! nothing else to do, the thread's waits are over at once, and the time has passed that they were for.
+//! Time does not pass while a model's threads run, so that only timers that are due at once expire in them. A wait with
+//! a deadline ends when it is notified of a change. Once the model has nothing else to do, the thread's waits end at
+//! once, as if their time had passed.
 
 use super::*;
 
-/// Who lets timers expire.
+/// The means by which timers expire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ServedBy {
-    /// They are not even set.
+    /// Timers are not even set.
     Nobody,
-    /// No thread can be made.
+    /// No thread can be started.
     Polls,
     PollsAndThread,
 }
@@ -19,16 +19,16 @@ pub(crate) enum ServedBy {
 #[derive(Debug)]
 pub(super) struct Model {
     served_by: ServedBy,
-    /// The thread waits, or has ended.
+    /// Signalled when the thread waits or has ended.
     rests: Condvar,
 }
 
-/// What the thread and the model tell each other, under the lock of the schedule.
+/// State that the thread and the model share under the lock of the schedule.
 #[derive(Debug)]
 pub(super) struct Rest {
-    /// The thread waits for a change.
+    /// Whether the thread waits for a change.
     waits: bool,
-    /// Time passes.
+    /// Whether time passes.
     passes: bool,
 }
 
@@ -57,7 +57,7 @@ impl Timers {
         }
     }
 
-    /// Waits until the thread has served all that is due; it may have ended, too.
+    /// Waits until the thread has served everything that is due; it may also have ended.
     fn lock_at_rest(&self, now: Time) -> MutexGuard<'_, Schedule> {
         let mut schedule = self.lock();
         while schedule.served_by.is_some()
@@ -98,18 +98,18 @@ impl Fabric {
         schedule
     }
 
-    /// Waits until the thread has nothing to do now.
+    /// Waits until the thread has nothing to do.
     pub(crate) fn rest(&self) {
         drop(self.timers.lock_at_rest(self.clock.now()));
     }
 
-    /// Has time pass from now on, of which the thread sees to the deadlines, until it ends.
+    /// Lets time pass from now on: the thread serves the deadlines that pass, until it ends.
     pub(crate) fn let_time_pass(&self) {
         self.timers.lock().at_rest.passes = true;
         self.timers.changed.notify_all();
     }
 
-    /// Waits until the thread has ended, which never comes to pass before time does.
+    /// Waits until the thread has ended, which needs time to pass.
     pub(crate) fn thread_ends(&self) {
         let mut schedule = self.timers.lock();
         while schedule.served_by.is_some() {
@@ -120,7 +120,7 @@ impl Fabric {
 }
 
 impl Timer {
-    /// Whether it is to expire.
+    /// Returns true if it is set.
     pub(crate) fn is_set(&self) -> bool {
         let schedule = self.fabric.timers.lock();
         schedule.timers[self.place].as_ref().is_some_and(|slot| slot.at.is_some())

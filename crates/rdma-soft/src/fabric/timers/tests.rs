@@ -20,13 +20,13 @@ fn schedule(times: impl IntoIterator<Item = u64>) -> Schedule {
 }
 
 #[test]
-fn who_was_due_first_is_served_first() {
+fn the_earliest_timer_expires_first() {
     let mut schedule = schedule([30, 10, 0, 20]);
     for next in [10, 20, 30] {
         assert!(schedule.take_due(at(20)).is_some());
         assert_eq!(schedule.earliest(), Some(at(next)));
     }
-    assert!(schedule.take_due(at(20)).is_none(), "it is not time yet");
+    assert!(schedule.take_due(at(20)).is_none(), "it is not due yet");
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn an_earlier_time_counts_and_a_later_one_does_not() {
     assert!(!schedule.set(0, at(30)) && schedule.set(0, at(10)));
     assert!(schedule.take_due(at(10)).is_some());
     assert!(schedule.take_due(at(100)).is_none(), "it has expired");
-    // Set again, it expires once more, and what is left of the first time changes nothing.
+    // Set again, it expires again, and the rest of the first time changes nothing.
     assert!(schedule.set(0, at(50)));
     assert!(schedule.take_due(at(40)).is_none());
     assert!(schedule.take_due(at(50)).is_some());
@@ -43,7 +43,7 @@ fn an_earlier_time_counts_and_a_later_one_does_not() {
 }
 
 #[test]
-fn timers_that_expire_and_are_set_again_need_no_more_memory() {
+fn setting_expired_timers_again_does_not_allocate() {
     let mut schedule = schedule([1000, 1000]);
     let room = schedule.queue.capacity();
     for n in 0..1000 {
@@ -57,7 +57,7 @@ fn timers_that_expire_and_are_set_again_need_no_more_memory() {
     assert_eq!((schedule.add(nobody()), schedule.earliest()), (0, None));
 }
 
-/// The deadline of a queue pair that is gone costs later polls nothing, also where no thread serves.
+/// The deadline of a destroyed queue pair costs later polls nothing, also without a thread.
 #[test]
 fn a_poll_forgets_timers_that_are_gone() {
     static FABRIC: Fabric = Fabric::new();
@@ -70,9 +70,9 @@ fn a_poll_forgets_timers_that_are_gone() {
     assert!(!FABRIC.timers.is_set());
 }
 
-/// The list is as long as there were timers at a time, not as there ever were.
+/// The list grows with the timers that exist at a time, not with all that ever existed.
 #[test]
-fn an_timer_that_goes_gives_its_place_back() {
+fn a_dropped_timer_releases_its_place() {
     static FABRIC: Fabric = Fabric::new();
     for _ in 0..3 {
         let places = [(); 2].map(|()| Timer::new(&FABRIC, nobody())).map(|timer| timer.place);
@@ -80,9 +80,9 @@ fn an_timer_that_goes_gives_its_place_back() {
     }
 }
 
-/// Who asks to be served at once, again and again, comes behind those who asked before.
+/// A timer that is set to expire at once, again and again, comes after those set before.
 #[test]
-fn who_is_always_due_again_keeps_nobody_waiting() {
+fn a_timer_that_is_always_due_does_not_delay_others() {
     static FABRIC: Fabric = Fabric::new();
     FABRIC.serve_by_polls_alone();
     const FIRST: usize = MOST_EXPIRED as usize;
@@ -107,14 +107,14 @@ fn poll(queue: &CompletionQueue) {
     assert_eq!(queue.poll(1, |_, _, _| ()), Ok(0));
 }
 
-/// A queue that stays empty sees to a timer that was set meanwhile at its next poll, not 63 polls later.
+/// A queue that stays empty serves a newly set timer at its next poll, not 63 polls later.
 #[test]
 fn the_first_empty_poll_after_a_timer_was_set_looks_at_the_clock() {
     static FABRIC: Fabric = Fabric::new();
     FABRIC.serve_by_polls_alone();
     let queue = CompletionQueue::new(&FABRIC, 1, None).unwrap();
     let [first, second] = timers_of(&FABRIC);
-    // Neither one that has expired nor one that is to expire later hides it.
+    // Neither a timer that has expired nor one that is set for later hides it.
     let later = FABRIC.clock.now() + Duration::from_secs(3600);
     for before in [None, Some(&first)] {
         for _ in 0..3 {
@@ -127,9 +127,9 @@ fn the_first_empty_poll_after_a_timer_was_set_looks_at_the_clock() {
     }
 }
 
-/// Also where many are due, of as many queue pairs: a few polls see to all of them.
+/// Also if many are due, of as many queue pairs: a few polls serve all of them.
 #[test]
-fn each_empty_poll_sees_to_some_of_the_timers_that_are_due() {
+fn each_empty_poll_expires_some_of_the_due_timers() {
     static FABRIC: Fabric = Fabric::new();
     FABRIC.serve_by_polls_alone();
     let queue = CompletionQueue::new(&FABRIC, 1, None).unwrap();
@@ -158,7 +158,7 @@ impl Polled for Spinning {
     fn poller_sleeps(&self) {}
 }
 
-/// Says when its timer has expired.
+/// Signals the expiry of its timer.
 #[derive(Debug)]
 struct Bell {
     entry: Entry,
@@ -175,10 +175,10 @@ impl Task for Bell {
     }
 }
 
-/// The thread stays away while a program polls, but not for long: it lets timers expire that were set meanwhile, though no poll
-/// does.
+/// The thread leaves timers to a program that polls, but not for long. It expires timers that were set meanwhile, even
+/// if no poll does.
 #[test]
-fn an_timer_rings_though_the_thread_leaves_all_to_polls() {
+fn a_timer_expires_while_the_thread_leaves_timers_to_polls() {
     static FABRIC: Fabric = Fabric::new();
     static SPINNING: Spinning = Spinning(AtomicU32::new(0));
     assert!(FABRIC.polled.set(&SPINNING).is_ok());
@@ -195,6 +195,6 @@ fn an_timer_rings_though_the_thread_leaves_all_to_polls() {
         }
         FABRIC.clock.now().since(begin)
     };
-    // A thread with nothing to do sleeps, or ends, after `LINGER`. One attempt may get no processor for that long.
+    // A thread with nothing to do sleeps, or ends, after `LINGER`. A single attempt may get no processor for that time.
     assert!((0..5).map(hundred).any(|took| took < LINGER));
 }

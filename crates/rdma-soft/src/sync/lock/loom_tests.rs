@@ -1,5 +1,5 @@
-//! How the lock is waited for, in every order of two threads. Of three two could wait, who would let each
-//! other go first without end, which the model checker takes for a third order each time.
+//! Waiting for the lock, in every order of two threads. With three threads, two could wait and let each other go first
+//! without end, which the model checker counts as a third order each time.
 
 use std::sync::Arc;
 
@@ -22,9 +22,9 @@ fn until_one_waits(lock: &Lock<u32>) {
     }
 }
 
-/// Who comes while it is taken gets the lock, sees what was done under it, and is not counted any more.
+/// A thread that arrives while the lock is taken gets it, sees the changes made under it, and is no longer counted.
 #[test]
-fn loom_who_waits_gets_the_lock() {
+fn loom_a_waiter_gets_the_lock() {
     loom::model(|| {
         let lock = Arc::new(Lock::new(0));
         let other = spawn(&lock, |lock| *lock.lock() += 1);
@@ -35,9 +35,9 @@ fn loom_who_waits_gets_the_lock() {
     });
 }
 
-/// Who finds that nobody waits any more comes after those who did.
+/// A thread that lets others go first and finds no waiter comes after those that waited.
 #[test]
-fn loom_who_lets_others_comes_after_who_waited() {
+fn loom_let_others_returns_after_the_waiter() {
     loom::model(|| {
         let lock = Arc::new(Lock::new(0));
         let guard = lock.lock();
@@ -46,15 +46,15 @@ fn loom_who_lets_others_comes_after_who_waited() {
         drop(guard);
         lock.let_others();
         let nobody_waits = lock.waiting.load(Ordering::Relaxed) == 0;
-        assert!(!nobody_waits || *lock.lock() == 1, "it was said to wait no more, and had nothing");
+        assert!(!nobody_waits || *lock.lock() == 1, "the waiter stopped waiting without the lock");
         other.join().unwrap();
     });
 }
 
-/// Who waits may wait for long: who lets others does not wait without a limit, nor does it keep
-/// them waiting.
+/// Waiters may wait for long. A thread that lets them go first waits only for a bounded time, and does not keep them
+/// waiting.
 #[test]
-fn loom_who_lets_others_goes_on_though_they_wait() {
+fn loom_let_others_ends_though_others_wait() {
     loom::model(|| {
         let lock = Arc::new(Lock::new(0));
         let guard = lock.lock();
