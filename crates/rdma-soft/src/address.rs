@@ -1,5 +1,4 @@
-//! Where a queue pair is: port addresses, the path between two of them, and what an address handle
-//! holds.
+//! The location of a queue pair: port addresses, the path between two of them, and the contents of an address handle.
 
 use rdma_types::{Gid, GidType};
 
@@ -10,7 +9,7 @@ pub(crate) struct GidEntry {
     pub(crate) kind: GidType,
 }
 
-/// The address of a port, as far as a packet needs it.
+/// The address of a port, as far as a packet contains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Address {
     Lid(u16),
@@ -18,7 +17,7 @@ pub(crate) enum Address {
 }
 
 impl Address {
-    /// Whether it is an address of the loopback interface, 127.0.0.0/8.
+    /// Returns true if it is an address of the loopback interface, 127.0.0.0/8.
     pub(crate) fn is_loopback(&self) -> bool {
         match self {
             Self::Lid(_) => false,
@@ -27,7 +26,7 @@ impl Address {
     }
 }
 
-/// From here to there; the way back has them exchanged.
+/// The path from a local to a remote address; the reverse path swaps them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Path {
     pub(crate) local: Address,
@@ -40,7 +39,7 @@ impl Path {
     }
 }
 
-/// The way to a port as a program describes it, not checked yet (`struct ibv_ah_attr`).
+/// The path to a port as a program describes it, not checked yet (`struct ibv_ah_attr`).
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AddressAttributes {
     pub(crate) destination: [u8; 16],
@@ -53,13 +52,13 @@ pub(crate) struct AddressAttributes {
     pub(crate) service_level: u8,
     pub(crate) source_path_bits: u8,
     pub(crate) static_rate: u8,
-    /// Other than 0: packets have a global route header, made of the first five fields. Kept as it was
-    /// given.
+    /// If it is not 0, packets have a global route header, made of the first five fields. Kept as the program passed
+    /// it.
     pub(crate) is_global: u8,
     pub(crate) port: u8,
 }
 
-/// Where datagrams go, and how.
+/// The destination of datagrams, and the fields of their headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AddressVector {
     /// The number of the protection domain whose queue pairs may use it.
@@ -67,13 +66,13 @@ pub(crate) struct AddressVector {
     pub(crate) path: Path,
     /// 4 bits.
     pub(crate) service_level: u8,
-    /// Without one packets have no global route header.
+    /// The route of packets with a global route header; without it packets have none.
     pub(crate) route: Option<Route>,
 }
 
 impl AddressVector {
-    /// The group to which a datagram goes that is for all members of one. If the vector leads to a port, that
-    /// has no members.
+    /// Returns the group of a datagram that is for all members of one. If the vector leads to a port, that group has no
+    /// members.
     pub(crate) fn group(&self) -> Option<Group> {
         let lid = match self.path.remote {
             Address::Lid(lid) => lid,
@@ -87,11 +86,11 @@ impl AddressVector {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Group {
     pub(crate) gid: Gid,
-    /// 0 on Ethernet, where a program's number means nothing (IBTA volume 1, annex A16).
+    /// 0 on Ethernet, where a program's number has no meaning (IBTA volume 1, annex A16).
     pub(crate) lid: u16,
 }
 
-/// What packets say of their way between networks (IBTA volume 1, 8.3).
+/// The fields of packets for their route between networks (IBTA volume 1, 8.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Route {
     pub(crate) source: GidEntry,

@@ -1,4 +1,4 @@
-//! Making devices.
+//! The builder of devices.
 
 mod lacks;
 
@@ -23,11 +23,11 @@ use crate::network::Network;
 use crate::schedule::Schedule;
 use crate::soft_device::SoftDevice;
 
-/// Makes a software device with a name, a schedule and limits of its own.
+/// Builds a software device with a name, a schedule and limits of its own.
 ///
-/// Once installed, the device is in the device list of the whole process, for as long as the
-/// process, or its [`Network`]. Devices of one process with the same [`Link`] reach each other; see
-/// [`peers`](Self::peers) for other processes and [`listen`](Self::listen) for other hosts.
+/// Once installed, the device is in the device list of the whole process, as long as the process or its [`Network`]
+/// exists. Devices of one process with the same [`Link`] reach each other. See [`peers`](Self::peers) for other
+/// processes and [`listen`](Self::listen) for other hosts.
 ///
 /// ```
 /// use rdma_soft::{Builder, Link, Schedule};
@@ -48,7 +48,7 @@ pub struct Builder {
     force_wire: bool,
     subnet: &'static Subnet,
     pcap: Capture,
-    /// It cannot be opened, since it has not what was asked for.
+    /// The reason why it cannot be opened, if it lacks something that was requested.
     unusable: Option<InstallError>,
     #[cfg(not(loom))]
     peers: Peers,
@@ -60,7 +60,7 @@ pub struct Builder {
     loss: Option<Loss>,
 }
 
-/// Where a device writes what it sends and receives.
+/// The file to which a device writes its packets.
 #[derive(Debug, Clone)]
 enum Capture {
     OfEnvironment,
@@ -69,7 +69,7 @@ enum Capture {
 }
 
 impl Builder {
-    /// A RoCE device that executes requests within their post.
+    /// Creates the builder of a RoCE device that executes requests within their post.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -93,16 +93,16 @@ impl Builder {
         }
     }
 
-    /// Sets the processes that share the device: those that install one of the same name, link layer and GID table for
-    /// the same peers. It has one identity in all of them, so that each can name a queue pair by GID or LID, and
-    /// number.
+    /// Sets the processes that share the device. These are the processes that install a device of the same name, link
+    /// layer and GID table for the same peers. It has one identity in all of them, so that each can address a queue
+    /// pair by GID or LID, and number.
     ///
-    /// If everything goes [as packets](Self::force_wire), packets within one process take the same way as those between
-    /// two, through sockets.
+    /// If everything passes [as packets](Self::force_wire), packets within one process take the same way as packets
+    /// between two: through sockets.
     ///
     /// The identity is derived from the boot of the host, the network namespace, the user (unless any may share it) and
-    /// the name. A device of a [`Network`] is not shared. Without this call only this process has the device; with
-    /// [`Peers::of_environment`] it follows `RDMA_SOFT_PEERS`, as `soft0` does.
+    /// the name. A device of a [`Network`] is not shared. Without this call only this process has the device. With
+    /// [`Peers::of_environment`] it follows `RDMA_SOFT_PEERS`, like `soft0`.
     ///
     /// ```
     /// use rdma_soft::{Builder, Peers};
@@ -117,13 +117,14 @@ impl Builder {
         self
     }
 
-    /// Sets the longest time that a process of this host may read and answer nothing. After it, requests to that process
-    /// fail with `RETRY_EXC_ERR`. The default is 60 seconds, or the seconds in the environment variable
+    /// Sets the longest time that a process of this host may read and answer nothing. After it, requests to that
+    /// process fail with `RETRY_EXC_ERR`. The default is 60 seconds, or the seconds in the environment variable
     /// `RDMA_SOFT_PEER_LIMIT`.
     ///
-    /// The limit concerns a process that is stopped (SIGSTOP, a debugger) or gets no processor. An adapter would answer for
-    /// it, so the timeout and the retries of a queue pair do not count meanwhile. They count when a process runs and does
-    /// not answer. The end of a process ends its connections at once. A `tracing` event is sent after half of the limit.
+    /// The limit concerns a process that is stopped (SIGSTOP, a debugger) or gets no processor. An adapter would answer
+    /// for it, so the timeout and the retries of a queue pair do not count meanwhile. They count when a process runs
+    /// and does not answer. The end of a process ends its connections at once. A `tracing` event is sent after half of
+    /// the limit.
     ///
     /// ```
     /// use std::time::Duration;
@@ -138,13 +139,13 @@ impl Builder {
         self
     }
 
-    /// Sets the shortest time for which a request to another host is retried before it fails with `RETRY_EXC_ERR`. The
-    /// default is two seconds, or the seconds in the environment variable `RDMA_SOFT_RETRY_TIME`. With zero, the timeout
-    /// and the retries of the queue pair decide alone.
+    /// Sets the minimum time during which a request to another host is retried before it fails with `RETRY_EXC_ERR`.
+    /// The default is two seconds, or the seconds in the environment variable `RDMA_SOFT_RETRY_TIME`. With zero, the
+    /// timeout and the retries of the queue pair decide alone.
     ///
-    /// A peer that is a software device needs a processor to answer, and a busy host may give it none for half a second.
-    /// A queue pair whose timeout and retries end earlier gets the next longer timeout that does not. Lost packets are
-    /// sent again as early as before, by probes, once the peer has answered something.
+    /// A peer that is a software device needs a processor to answer, and a busy host may give it none for half a
+    /// second. A queue pair whose timeout and retries end earlier gets the next longer timeout that does not. Lost
+    /// packets are sent again as early as before, by probes, once the peer has answered something.
     ///
     /// ```
     /// use std::time::Duration;
@@ -159,12 +160,12 @@ impl Builder {
         self
     }
 
-    /// Sets the directory through which the processes that share the device find each other, instead of through
-    /// abstract sockets, which every user of the host can bind and connect to. It has to belong to this user, to be
-    /// closed to other users (mode 0700), and to be in a local file system. Processes that name another directory have
-    /// another device.
+    /// Sets the directory through which the processes that share the device find each other. It replaces abstract
+    /// sockets, which every user of the host can bind and connect to. The directory must belong to this user, be closed
+    /// to other users (mode 0700), and be in a local file system. Processes that name another directory have another
+    /// device.
     ///
-    /// It is for [`Peers::SameUser`]; a device that is not shared ignores it.
+    /// It applies to [`Peers::SameUser`]; a device that is not shared ignores it.
     ///
     /// ```
     /// use std::os::unix::fs::DirBuilderExt;
@@ -183,7 +184,7 @@ impl Builder {
         self
     }
 
-    /// The link layer of its port.
+    /// Sets the link layer of its port.
     pub fn link(mut self, link: Link) -> Self {
         self.link = link;
         self
@@ -192,8 +193,8 @@ impl Builder {
     /// Sets the entries of its port's GID table, in the order of their index. By default they are link-local and
     /// IPv4-mapped, each for RoCE v1 and v2, and last an address of the loopback interface; on InfiniBand there is one.
     ///
-    /// A table may be empty, may have holes, and types that are not the link's or unknown: programs
-    /// meet all of these. No index beyond 255 can be used.
+    /// A table may be empty, may have holes, and may have unknown types or types of another link: programs meet all of
+    /// these. Only indexes up to 255 can be used.
     ///
     /// ```
     /// use rdma_soft::{Builder, GidPlace};
@@ -209,18 +210,18 @@ impl Builder {
         self
     }
 
-    /// When the device executes what is posted.
+    /// Sets when the device executes posted requests.
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
         self
     }
 
-    /// Has all that the device sends and receives go as packets, as RoCE does, though its peers are in this
-    /// process: messages are cut at the path MTU, acknowledged, and sent again if they have to be.
+    /// Sends and receives everything as packets, like RoCE, even between queue pairs of this process. Messages are cut
+    /// at the path MTU, acknowledged, and sent again if necessary.
     ///
-    /// Programs see the same, only later: a post returns before its request is executed. Whoever posts or
-    /// polls moves packets on, and so does the device's thread. A connection takes the way that it has when it
-    /// becomes ready to receive, until it is reset; it takes packets if either end is such a device.
+    /// Programs see the same results, only later: a post returns before its request is executed. Posts and polls move
+    /// packets, and so does the device's thread. A connection chooses its way when it becomes ready to receive, and
+    /// keeps it until it is reset. It uses packets if either end is such a device.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -234,16 +235,14 @@ impl Builder {
         self
     }
 
-    /// Writes the packets that the device sends and receives to a file, in the format pcapng, which
-    /// Wireshark reads. The device then sends and receives packets, as with
-    /// [`force_wire`](Self::force_wire). Without this the environment variable `RDMA_SOFT_PCAP`
-    /// names the file, if it is set when the device is installed.
+    /// Writes the packets that the device sends and receives to a file, in the format pcapng, which Wireshark reads.
+    /// The device then sends and receives packets, like with [`force_wire`](Self::force_wire). Without this call, the
+    /// environment variable `RDMA_SOFT_PCAP` names the file, if it is set when the device is installed.
     ///
-    /// A file that exists is overwritten. `%p` in its name stands for the process ID. Devices of a
-    /// process may share a file: a packet from one of them to another is in it once, as the sender
-    /// has sent it. Calls write what they have moved on before they return. A file that cannot grow
-    /// ends the capture, with one `tracing` event, and nothing else. Pipes and sockets are refused,
-    /// since a device waits for no reader.
+    /// An existing file is overwritten. `%p` in its name is replaced by the process ID. Devices of a process may share
+    /// a file: a packet from one of them to another is in it once, as it was sent. Each call writes the packets that it
+    /// has moved before it returns. If the file cannot grow, the capture ends with one `tracing` event, and the device
+    /// continues. Pipes and sockets are refused, since a device never waits for a reader.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -260,18 +259,19 @@ impl Builder {
         self
     }
 
-    /// Has the device talk to other hosts, by RoCE v2 over UDP: to other software devices, to kernel SoftRoCE, and to
-    /// adapters, which is untested. `place` is an address of this host, or an interface, which stands for all of its
-    /// addresses; or several of these, with commas in between. For `soft0` the environment variable `RDMA_SOFT_LISTEN` has
+    /// Lets the device communicate with other hosts by RoCE v2 over UDP: with other software devices, with kernel
+    /// SoftRoCE, and with adapters, which is untested. `place` is an address of this host, or an interface with all its
+    /// addresses, or several of these, separated by commas. For `soft0` the environment variable `RDMA_SOFT_LISTEN` has
     /// the same text.
     ///
-    /// Each address is one more entry of the GID table, before that of the loopback interface. Packets that a queue
-    /// pair sends from there to an address that no device of this process has go to UDP port 4791 of that address. The
-    /// MTU of the interface limits their size (`active_mtu`). Only one process can listen at an address.
+    /// Each address is an additional entry of the GID table, before that of the loopback interface. A queue pair that
+    /// uses such an entry can reach addresses outside this process. Its packets to an address that no device of this
+    /// process has are sent to UDP port 4791 of that address. The MTU of the interface limits their size
+    /// (`active_mtu`). Only one process can listen at an address.
     ///
-    /// Whoever can send UDP datagrams to the address is a peer then, as on a RoCE network: nothing is encrypted, and
-    /// sources can be forged. Unreliable connections and datagrams have no protection against that; a reliable
-    /// connection has its QPN and its initial PSN, which a stranger has to guess.
+    /// Every host that can send UDP datagrams to the address is then a peer, as on a RoCE network. Nothing is
+    /// encrypted, and sources can be forged. Unreliable connections and datagrams have no protection against that. A
+    /// reliable connection is protected by its QPN and its initial PSN, which an attacker has to guess.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -286,8 +286,8 @@ impl Builder {
         self
     }
 
-    /// Loses that part of the packets that the device sends [to other hosts](Self::listen), for tests: a number between 0
-    /// and 1. Which ones depends on the seed, and on the order in which they are sent.
+    /// Drops that fraction of the packets that the device sends [to other hosts](Self::listen), for tests: a number
+    /// between 0 and 1. The seed and the order of packets decide which ones.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -301,7 +301,8 @@ impl Builder {
         self
     }
 
-    /// One that cannot be opened, since it has not what was asked for, and which is not asked for now.
+    /// Makes a device that cannot be opened, because it lacks something that was requested. It does not listen and has
+    /// no capture.
     pub(crate) fn unusable(mut self, error: InstallError) -> Self {
         self.pcap = Capture::Nowhere;
         #[cfg(not(loom))]
@@ -310,15 +311,15 @@ impl Builder {
         self
     }
 
-    /// Sets how much the device can hold. The limits replace those of a [profile](Self::like).
+    /// Sets the capacities of the device. The limits replace those of a [profile](Self::like).
     pub fn limits(mut self, limits: Limits) -> Self {
         let Limits { features, patience, .. } = self.limits;
         self.limits = Limits { features, patience, ..limits };
         self
     }
 
-    /// Without compare-and-swap and fetch-and-add: `atomic_cap` says so, posting one fails with `EINVAL`,
-    /// and one that comes from a peer is refused as an invalid request.
+    /// Removes compare-and-swap and fetch-and-add: `atomic_cap` reports none, posting one fails with `EINVAL`, and one
+    /// from a peer is refused as an invalid request.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -332,20 +333,20 @@ impl Builder {
         self
     }
 
-    /// Without memory windows of type 1: allocating one fails with `EOPNOTSUPP`.
+    /// Removes memory windows of type 1: allocating one fails with `EOPNOTSUPP`.
     pub fn without_window_type_1(mut self) -> Self {
         self.limits.features.window_type_1 = false;
         self
     }
 
-    /// Without memory windows of type 2: allocating one fails with `EOPNOTSUPP`.
+    /// Removes memory windows of type 2: allocating one fails with `EOPNOTSUPP`.
     pub fn without_window_type_2(mut self) -> Self {
         self.limits.features.window_type_2 = false;
         self
     }
 
-    /// Without extended queue pairs (`ibv_wr_*`), extended completion queues and timestamps: making one
-    /// fails with `EOPNOTSUPP`, as with a provider that was written before they came.
+    /// Removes extended queue pairs (`ibv_wr_*`), extended completion queues and timestamps: creating one fails with
+    /// `EOPNOTSUPP`, like with a provider that is older than they are.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -357,21 +358,20 @@ impl Builder {
         self.without_extended_queue_pairs().without_extended_completions().without_timestamps()
     }
 
-    /// Puts the device into a network, where the device reaches the devices of that network alone,
-    /// by packets.
+    /// Puts the device into a network, where it reaches only the devices of that network, by packets.
     #[cfg(not(loom))]
     pub fn network(mut self, network: &Network) -> Self {
         self.subnet = network.subnet;
         self
     }
 
-    /// Adds the device to those of this process.
+    /// Adds the device to the devices of this process.
     ///
     /// # Errors
     ///
-    /// If the name is taken, or invalid, or there are thousands of devices, or the system has no random numbers, or the
-    /// capture file cannot be written, or the device cannot [listen](Self::listen) where it was told to, or cannot be
-    /// [shared](Self::peers) with other processes.
+    /// Fails if the name is taken or invalid, if there are thousands of devices, or if the system has no random
+    /// numbers. Also fails if the capture file cannot be written, or if the device cannot [listen](Self::listen) at a
+    /// given place or be [shared](Self::peers) with other processes.
     pub fn install(self) -> Result<SoftDevice, InstallError> {
         let typeable = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if !(1..64).contains(&self.name.len()) || !self.name.chars().all(typeable) {
@@ -383,7 +383,7 @@ impl Builder {
         let subnet = self.subnet;
         let seed = subnet.seeds.draw().map_err(|_| InstallError::NoRandomness)?;
         let Self { name, link, limits, schedule, force_wire, pcap, .. } = self;
-        // Before a file is made for nothing.
+        // Checked before a capture file is created.
         if INSTALLED.named(&name).is_some() {
             return Err(InstallError::NameTaken(name));
         }

@@ -1,11 +1,11 @@
 //! A software device: its identity, its tables, its limits.
 
-#[cfg_attr(loom, allow(dead_code))] // models have no links to others
+#[cfg_attr(loom, allow(dead_code))] // models have no links to other processes
 pub(crate) mod arrivals;
 pub(crate) mod gid_place;
 pub(crate) mod identity;
 pub(crate) mod model;
-#[cfg_attr(loom, allow(dead_code))] // no model has one for programs
+#[cfg_attr(loom, allow(dead_code))] // no model lists devices for programs
 pub(crate) mod subnet;
 
 use std::ops::Deref;
@@ -48,19 +48,19 @@ pub(crate) struct Device {
     pub(crate) address_handles: Quota,
     queue_pairs: Mutex<QueuePairTable>,
     pub(crate) groups: Groups<QueuePair>,
-    /// Packets to itself go over the link between processes, too.
+    /// Whether packets to itself also pass through the link between processes.
     pub(crate) force_link: bool,
-    /// The ways to other hosts, each from an address of its own.
+    /// The networks that lead to other hosts, each from an address of its own.
     networks: OnceLock<Vec<Arc<dyn Network>>>,
-    /// It is one device for several processes of the host.
+    /// The processes of the host that share it, if they do.
     pub(crate) host: Option<Box<dyn Host>>,
-    /// Whether all that it sends and receives goes as packets.
+    /// Whether everything that it sends and receives passes as packets.
     pub(crate) force_wire: bool,
-    /// Why it cannot be opened: something was asked for that it has not.
+    /// The reason why it cannot be opened: it lacks something that was requested.
     pub(crate) unusable: Option<InstallError>,
-    /// Where packets for it arrive, once there may be some.
+    /// The inbox of its packets, once some may arrive.
     inbox: OnceLock<Arc<Inbox<Device>>>,
-    /// The contexts that hear of its port.
+    /// The contexts that receive events of its port.
     contexts: Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>,
     users: Mutex<Users>,
 }
@@ -73,55 +73,55 @@ impl Deref for Device {
     }
 }
 
-/// Who may come to the device by the verbs.
+/// The users of the device by the verbs.
 #[derive(Debug, Default)]
 struct Users {
-    /// How many contexts there are, until all that was made from them is gone.
+    /// The number of open contexts. A context counts until everything created from it is gone.
     contexts: u32,
-    /// Its network has ended: it is not opened any more.
+    /// Whether its network has ended, so that it cannot be opened any more.
     closed: bool,
 }
 
 impl Users {
-    /// Whether nobody is there, and nobody will be.
+    /// Returns true if it has no users and will have none.
     fn none(&self) -> bool {
         self.closed && self.contexts == 0
     }
 }
 
-/// The processes of a host that share a device. Each gives out queue pair numbers of its own [slots](slot_of).
+/// The processes of a host that share a device. Each uses queue pair numbers of its own [slots](slot_of).
 pub(crate) trait Host: Send + Sync + std::fmt::Debug {
-    /// Claims a slot for this process. Whether this process may give out its numbers.
+    /// Claims a slot for this process. Returns true if this process may use its numbers.
     fn claim(&self, device: &'static Device, slot: u16) -> bool;
 
-    /// Connects this process to that which gives out a number.
+    /// Connects this process to the process that uses a queue pair number.
     fn connect(&self, device: &'static Device, number: u32) -> Result<Arc<dyn Carrier>, Refusal>;
 
-    /// The process that gives out a number, if this one is connected to it.
+    /// Returns the process that uses a number, if this one is connected to it.
     fn connected(&self, number: u32) -> Option<Arc<dyn Carrier>>;
 }
 
-/// The way from one address of a device to other hosts.
+/// The network from one address of a device to other hosts.
 pub(crate) trait Network: Send + Sync + std::fmt::Debug {
-    /// The address.
+    /// Returns the address.
     fn address(&self) -> GidEntry;
 
-    /// Says whether packets could be sent there.
+    /// Checks that packets can be sent to an address.
     fn reach(&self, remote: &Address) -> Result<(), Refusal>;
 
-    /// Where packets go.
+    /// Returns the carrier of packets.
     fn outlet(&self) -> Arc<dyn Carrier>;
 
-    /// Hears what is sent to the groups that the device has, of which one may be new, and to no others.
+    /// Receives packets to exactly the groups that the device has. `newest` is the group that was added last.
     fn see_to_groups(&self, newest: Option<Gid>, has: &dyn Fn(Gid) -> bool) -> Result<(), Refusal>;
 }
 
-/// How messages get to the far end of a path.
+/// The means by which messages reach the far end of a path.
 #[derive(Debug, Clone)]
 pub(crate) enum Delivery {
-    /// From memory to memory, on the device there, if there is one.
+    /// From memory to memory, to the device there, if there is one.
     Direct(Option<&'static Device>),
-    /// As packets.
+    /// By packets.
     Wire(Outlet),
 }
 
@@ -164,14 +164,14 @@ impl Device {
         self.identity.guid
     }
 
-    /// It has become one device for several processes, with an identity that all of them draw.
+    /// Makes it one device of several processes, with an identity that all of them draw.
     #[cfg(not(loom))]
     pub(crate) fn join_host(&mut self, host: Box<dyn Host>, seed: &Seed) {
         self.identity.become_shared(self.adapter.link, seed.stream(Purpose::Identity));
         self.host = Some(host);
     }
 
-    /// A context is opened, unless the network of the device has ended.
+    /// Counts a new context, unless the network of the device has ended.
     pub(crate) fn open(&self) -> Result<(), Refusal> {
         let mut users = locked(&self.users);
         if users.closed {
@@ -181,7 +181,7 @@ impl Device {
         Ok(())
     }
 
-    /// A context and all that was made from it are gone.
+    /// Removes a context from the count, when it and everything created from it are gone.
     pub(crate) fn close(&self) {
         let last = {
             let mut users = locked(&self.users);
@@ -193,7 +193,7 @@ impl Device {
         }
     }
 
-    /// Its network has ended.
+    /// Notes that its network has ended.
     pub(crate) fn leave_network(&self) {
         let nobody = {
             let mut users = locked(&self.users);
@@ -205,8 +205,8 @@ impl Device {
         }
     }
 
-    /// Nobody comes to it by the verbs any more: most of its memory is for others, and its capture ends. What
-    /// programs have pointers and names of stays.
+    /// Releases most of its memory and ends its capture, since it has no users left. Data that programs may still refer
+    /// to remains.
     #[cold]
     fn retire(&self) {
         self.memory.regions.retire();
@@ -225,7 +225,7 @@ impl Device {
         }
     }
 
-    /// Takes a queue pair number for a queue pair that is being made.
+    /// Reserves a queue pair number for a queue pair that is being created.
     pub(crate) fn reserve_qpn(&'static self) -> Result<u32, Refusal> {
         let mut queue_pairs = locked(&self.queue_pairs);
         if queue_pairs.len() >= self.limits.max_qp as usize {
@@ -253,39 +253,39 @@ impl Device {
         locked(&self.queue_pairs).all()
     }
 
-    /// The queue pair at the far end of a path, if there is one in this fabric.
+    /// Returns the queue pair at the far end of a path, if it is in this fabric.
     pub(crate) fn find_peer(&self, path: Option<&Path>, number: u32) -> Option<Arc<QueuePair>> {
         self.at_far_end(path.filter(|_| self.port_is_up())?, number)
     }
 
-    /// The same, though no request would get there while the port is down.
+    /// Like [`find_peer`](Self::find_peer), but also while the port is down, when no request would arrive there.
     pub(crate) fn at_far_end(&self, path: &Path, number: u32) -> Option<Arc<QueuePair>> {
         self.subnet.at(self.link, &path.remote)?.queue_pair(number)
     }
 
-    /// Where packets for it arrive.
+    /// Returns the inbox of its packets.
     pub(crate) fn inbox(&'static self) -> &'static Arc<Inbox<Self>> {
         self.inbox.get_or_init(|| Inbox::of(self))
     }
 
-    /// The same, if there is one.
+    /// Returns the inbox, if there is one.
     pub(crate) fn inbox_if_any(&self) -> Option<&Arc<Inbox<Self>>> {
         self.inbox.get()
     }
 
-    /// How many packets, or runs of them, have arrived here.
+    /// Returns the number of packets, or runs of them, that have arrived here.
     pub(crate) fn arrived(&self) -> u64 {
         self.inbox_if_any().map_or(0, |inbox| inbox.arrived())
     }
 
-    /// Where messages go that take that path, if they go as packets. A connection to nowhere is one of packets
-    /// if this device sends no others.
+    /// Returns the delivery of messages on a path. A path to an unknown address uses packets only if this device sends
+    /// everything as packets.
     pub(crate) fn way(&self, path: &Path, number: u32) -> Delivery {
         self.way_by(path, number, |host| host.connected(number))
     }
 
-    /// The same, of a datagram: another process is connected to by the first one that goes there. A number that no
-    /// process has is none of its sender's affairs.
+    /// Like [`way`](Self::way), for a datagram: the first one to another process connects to it. The sender of a
+    /// datagram is not informed if no process has that number.
     pub(crate) fn way_of_datagrams(&'static self, path: &Path, number: u32) -> Delivery {
         self.way_by(path, number, |host| host.connect(self, number).ok())
     }
@@ -312,8 +312,8 @@ impl Device {
         }
     }
 
-    /// Connects this process to the one that has that queue pair number at the far end of a path, if that is another one;
-    /// or says whether packets could get to another host.
+    /// Connects this process to the one that has that queue pair number at the far end of a path, if it is another one.
+    /// For a path to another host, checks that packets can get there.
     pub(crate) fn reach(&'static self, path: &Path, number: u32) -> Result<Outlet, Refusal> {
         let there = self.subnet.at(self.link, &path.remote);
         if let Some(network) = self.network_towards(path, there) {
@@ -321,14 +321,15 @@ impl Device {
         }
         match self.host_of_other(path, there, number) {
             Some(host) => host.connect(self, number).map(Outlet::Carrier),
-            // Of this host, so that it is known that no device has it.
+            // A loopback address belongs to this host, so it is known that no device has it.
             None if there.is_none() && path.remote.is_loopback() => Err(Refusal::NobodyThere),
             None => Ok(Outlet::Nowhere),
         }
     }
 
-    /// If that device is this one, and the queue pair number another process's; or this one's, and all is to go over
-    /// the link between processes. That link knows only addresses that all processes have.
+    /// Returns the host if packets of the path use the link between processes. They do if the path leads to this
+    /// device, and the queue pair number belongs to another process or everything must use that link. That link knows
+    /// only addresses that all processes have.
     fn host_of_other(&self, path: &Path, there: Option<&Self>, number: u32) -> Option<&dyn Host> {
         let host = self.host.as_deref()?;
         let is_own = || locked(&self.queue_pairs).has_slot(slot_of(number));
@@ -338,32 +339,34 @@ impl Device {
         (others && !own_alone(path.local) && !own_alone(path.remote)).then_some(host)
     }
 
-    /// The ways to other hosts are open.
+    /// Sets the networks that lead to other hosts.
     #[cfg(not(loom))]
     pub(crate) fn open_networks(&self, networks: Vec<Arc<dyn Network>>) {
         let _ = self.networks.set(networks);
     }
 
-    /// Has other hosts heard by the groups that have members now, of which one may be new.
+    /// Receives packets of other hosts to exactly the groups that have members now. `newest` is the group that was
+    /// added last.
     pub(crate) fn see_to_groups(&self, newest: Option<Gid>) -> Result<(), Refusal> {
         let has = |gid| self.groups.has(&Group { gid, lid: 0 });
         let mut networks = self.networks.get().into_iter().flatten();
         networks.try_for_each(|network| network.see_to_groups(newest, &has))
     }
 
-    /// Where packets to a group go beside the devices of this process.
+    /// Returns the outlet for packets to a group, in addition to the devices of this process.
     pub(crate) fn outlet_from(&self, path: &Path) -> Option<Outlet> {
         self.network_of(&path.local).map(|network| Outlet::Carrier(network.outlet()))
     }
 
-    /// The way from one of its addresses to other hosts.
+    /// Returns the network from one of its addresses to other hosts.
     fn network_of(&self, address: &Address) -> Option<&dyn Network> {
         let Address::Gid(entry) = address else { return None };
         let networks = self.networks.get()?;
         networks.iter().map(|network| &**network).find(|network| network.address() == *entry)
     }
 
-    /// The same, if packets go that way: to an address that no device of this process has, or if all is to go that way.
+    /// Returns that network if packets of the path use it: to an address of no device of this process, or if everything
+    /// must use it.
     fn network_towards(&self, path: &Path, there: Option<&Self>) -> Option<&dyn Network> {
         let network = self.network_of(&path.local)?;
         let outside =
@@ -371,12 +374,12 @@ impl Device {
         outside.then_some(network)
     }
 
-    /// Whether messages between these two go as packets.
+    /// Returns true if messages between these two pass as packets.
     pub(crate) fn sends_packets_to(&self, there: &Self) -> bool {
         self.force_wire || there.force_wire
     }
 
-    /// The devices of its link on which a group has members, this one too.
+    /// Returns the devices of its link on which a group has members, perhaps with this one.
     pub(crate) fn devices_of(&self, group: Group) -> impl Iterator<Item = &'static Self> {
         let devices = self.subnet.devices();
         devices.filter(move |there| there.link == self.link && there.groups.has(&group))
@@ -389,15 +392,15 @@ impl Device {
         }
     }
 
-    /// A context was opened that wants to hear of the port.
+    /// Adds a context that receives events of the port.
     pub(crate) fn add_context(&self, events: &Arc<EventQueue<AsyncEvent>>) {
         let mut contexts = locked(&self.contexts);
         contexts.retain(|context| context.strong_count() > 0);
         contexts.push(Arc::downgrade(events));
     }
 
-    /// Brings the port up or down, and tells every context if that is news. Connections that were
-    /// found good are looked at again by their next request.
+    /// Brings the port up or down, and notifies every context of a change. The next request of each connection verifies
+    /// the connection again.
     pub(crate) fn set_port(&self, up: bool) {
         self.change_port(up);
         self.fabric.run_queue.run();
@@ -415,7 +418,7 @@ impl Device {
                 matches!(send.blocked, Blocked::NotReady { .. })
             };
             queue_pair.responder.lock().verified = 0;
-            // Those who wait for a receive request, here or for one here, hear nothing any more.
+            // Requests that wait for a receive request, here or at a peer, get no notification any more.
             if waits {
                 queue_pair.entry.wake();
             }
@@ -439,7 +442,7 @@ impl Device {
                 || identity.gids.iter().any(|entry| self.identity.has_gid(entry)))
     }
 
-    /// The path that an address vector describes, if packets of a connection could take it: to one port.
+    /// Returns the path of an address vector, if packets of a connection can use it: to one port.
     pub(crate) fn path(&self, vector: &AddressAttributes) -> Result<Path, Refusal> {
         let path = self.path_of_datagrams(vector)?;
         let to_group = match path.remote {
@@ -449,7 +452,7 @@ impl Device {
         if to_group { Err(Refusal::Invalid) } else { Ok(path) }
     }
 
-    /// The path that an address vector describes, if datagrams could take it: to one port, or to a group.
+    /// Returns the path of an address vector, if datagrams can use it: to one port, or to a group.
     pub(crate) fn path_of_datagrams(&self, vector: &AddressAttributes) -> Result<Path, Refusal> {
         let source = self.identity.gids.get(usize::from(vector.source_index));
         let source = source.filter(|entry| !entry.gid.is_zero());
@@ -460,7 +463,7 @@ impl Device {
         match self.link {
             Link::InfiniBand => {
                 let lid = Lid::new(vector.destination_lid);
-                // Packets to a group name it in a global route header.
+                // Packets to a group have the group in a global route header.
                 let to_group = lid.is_multicast() && vector.is_global != 0 && gid.is_multicast();
                 let remote = Address::Lid(vector.destination_lid);
                 let path = Path { local: Address::Lid(self.identity.lid), remote };
@@ -472,7 +475,7 @@ impl Device {
                 let remote = GidEntry { gid, kind: source.kind };
                 let same_version = gid.is_ipv4_mapped() == source.gid.is_ipv4_mapped();
                 let fits = match gid.is_multicast() {
-                    // Whatever its scope is. RoCE v1 has a route header of InfiniBand for all addresses.
+                    // With any scope. RoCE v1 has a route header of InfiniBand for all addresses.
                     true => same_version || source.kind != GidType::ROCE_V2,
                     false => same_version && gid.is_link_local() == source.gid.is_link_local(),
                 };

@@ -1,9 +1,8 @@
 //! A software RDMA device at the C ABI of libibverbs: no kernel module, no root, no C library.
 //!
-//! [`install`] puts two devices into the process: `soft0`, whose port is RoCE, and `softib0`, whose
-//! port is InfiniBand. They are found through the same list as hardware (`rdma_mem::list_devices`),
-//! and nothing above `rdma-sys` knows the difference. [`Builder`] makes more, with names, schedules
-//! and limits of their own.
+//! [`install`] puts two devices into the process: `soft0` with a RoCE port, and `softib0` with an InfiniBand port. They
+//! are in the same list as hardware (`rdma_mem::list_devices`), and nothing above `rdma-sys` sees a difference.
+//! [`Builder`] makes more, with names, schedules and limits of their own.
 //!
 //! ```
 //! rdma_soft::install();
@@ -11,33 +10,38 @@
 //! assert_eq!(soft0.gids().len(), 5);
 //! ```
 //!
-//! # What it does
+//! # Features
 //!
-//! Reliable connections, in a process, between processes of one host, and [to other hosts](Builder::listen): SEND, RDMA WRITE, RDMA READ and atomics, with
-//! immediate data, inline data, unsignaled, solicited and fenced requests; unreliable connections and
-//! datagrams, also to multicast groups; shared receive queues; extended queue pairs and completion
-//! queues, with timestamps; completion channels and asynchronous events; the state machine of queue pairs with
-//! the refusals of the specification; keys, protection domains, bounds and rights checked when a
-//! request is executed; receiver-not-ready and unreachable peers with timers and retry counts; the
-//! error state with its flushes; completion queues that overflow. A request is executed as a checked
-//! copy between two registered regions, on the thread that posts it, or when the
-//! [`Schedule`] says; or by packets, which is how it goes to another process or host, and where a device
-//! [asks for them](Builder::force_wire), writes [captures](Builder::pcap), or is in a simulated [`Network`].
+//! - Reliable connections in a process, between processes of one host, and [to other hosts](Builder::listen). They have
+//!   SEND, RDMA WRITE, RDMA READ and atomics, with immediate data, inline data, unsignaled, solicited and fenced
+//!   requests.
+//! - Unreliable connections, and datagrams, also to multicast groups.
+//! - Shared receive queues.
+//! - Extended queue pairs and completion queues, with timestamps.
+//! - Completion channels and asynchronous events.
+//! - The state machine of queue pairs, with the errors that the specification requires.
+//! - Keys, protection domains, bounds and rights, checked when a request is executed.
+//! - Timers and retry counts for peers that are unreachable or have no receive request.
+//! - The error state with its flushes, and completion queues that overflow.
 //!
-//! # What it does not
+//! A request is executed as a checked copy between two registered regions, on the thread that posts it, or when the
+//! [`Schedule`] decides. Packets are used between processes and hosts, by devices with [`Builder::force_wire`] or
+//! [captures](Builder::pcap), and in a simulated [`Network`].
 //!
-//! It pins nothing: memory that is unmapped while it is registered is gone, where hardware would go on with
-//! the old pages. What is executed later than its post fails then as with a bad key; what is executed within
-//! its post faults.
+//! # Differences from hardware
 //!
-//! Fields of a completion that the specification leaves undefined hold junk, on purpose.
+//! It pins nothing: memory that is unmapped while it is registered is lost, while hardware would continue to use the
+//! old pages. A request that is executed later than its post then fails like one with a bad key. A request that is
+//! executed within its post faults.
+//!
+//! Fields of a completion that the specification leaves undefined intentionally hold junk.
 //!
 //! # State
 //!
-//! Devices are global to the process and live as long as it; those of a [`Network`] leave the list
-//! of devices when the network is dropped. A forked child must not use them. `soft0` and `softib0` are
-//! the same devices in all processes of a user on a host, whose queue pairs reach each other; see [`Peers`].
-// Tests measure and race on their own.
+//! Devices are global to the process and live as long as it. Devices of a [`Network`] leave the list of devices when
+//! the network is dropped. A forked child must not use them. `soft0` and `softib0` are the same devices in all
+//! processes of a user on a host, and their queue pairs reach each other; see [`Peers`].
+// Tests measure time and race in their own ways.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
 
 mod abi;
@@ -75,7 +79,7 @@ pub use soft_device::SoftDevice;
 
 pub use rdma_types::{Gid, GidType, Guid, Qpn};
 
-/// Installs a device, if it can only be without what was asked for.
+/// Installs a device. If an option makes that impossible, installs it without that option.
 fn install_one(device: Builder) {
     match device.clone().install() {
         Err(error @ (InstallError::NoCapture { .. } | InstallError::CannotListen { .. })) => {
@@ -87,12 +91,12 @@ fn install_one(device: Builder) {
             tracing::warn!(%error, "other processes cannot reach a software device");
             install_one(device.peers(Peers::ThisProcess));
         }
-        // A device of that name may be there: this was called before, or a builder made it.
+        // A device of that name may exist already: this function was called before, or a builder made it.
         Ok(_) | Err(_) => {}
     }
 }
 
-/// Has a device look as the environment says.
+/// Applies the profile that the environment names.
 fn like(device: Builder) -> Builder {
     let Some(name) = std::env::var_os("RDMA_SOFT_LIKE").filter(|name| !name.is_empty()) else {
         return device;
@@ -108,7 +112,7 @@ fn like(device: Builder) -> Builder {
     }
 }
 
-/// Has a device shared as the environment says.
+/// Shares a device according to the environment.
 #[cfg(not(loom))]
 fn shared(device: Builder) -> Builder {
     let device = device.peers(Peers::of_environment());
@@ -118,7 +122,7 @@ fn shared(device: Builder) -> Builder {
     }
 }
 
-/// Has a RoCE device listen where the environment says.
+/// Lets a RoCE device listen at the places that the environment names.
 #[cfg(not(loom))]
 fn listening(link: Link, device: Builder) -> Builder {
     match std::env::var_os("RDMA_SOFT_LISTEN").filter(|_| link == Link::Ethernet) {
@@ -129,14 +133,19 @@ fn listening(link: Link, device: Builder) -> Builder {
 
 /// Installs `soft0` and `softib0`. Calling it again, from any thread, changes nothing.
 ///
-/// Programs that want other devices use [`Builder`], with or without this. Environment variables are read:
-/// `RDMA_SOFT_PEERS` ([`Peers`]), `RDMA_SOFT_DIRECTORY` ([`Builder::directory`]), `RDMA_SOFT_PEER_LIMIT`
-/// ([`Builder::peer_limit`]), `RDMA_SOFT_RETRY_TIME` ([`Builder::retry_time`]), `RDMA_SOFT_LISTEN`, the addresses at
-/// which `soft0` listens ([`Builder::listen`]), `RDMA_SOFT_LIKE`, the name of a [`Profile`] for both
-/// ([`Builder::like`], except its link layer), and `RDMA_SOFT_PCAP`, a capture file ([`Builder::pcap`]). If the file
-/// cannot be written, or no profile has that name, neither device can be opened; if `soft0` cannot listen, it cannot be
-/// opened. The device is in the list all the same: `ibv_open_device` reports the reason on standard error, and fails
-/// with `EIO`. A `tracing` event already reports it here.
+/// Programs that need other devices use [`Builder`], with or without this function. It reads environment variables:
+///
+/// - `RDMA_SOFT_PEERS`: see [`Peers`].
+/// - `RDMA_SOFT_DIRECTORY`: see [`Builder::directory`].
+/// - `RDMA_SOFT_PEER_LIMIT`: see [`Builder::peer_limit`].
+/// - `RDMA_SOFT_RETRY_TIME`: see [`Builder::retry_time`].
+/// - `RDMA_SOFT_LISTEN`: the addresses at which `soft0` listens, see [`Builder::listen`].
+/// - `RDMA_SOFT_LIKE`: the name of a [`Profile`] for both devices, see [`Builder::like`]; their link layers stay.
+/// - `RDMA_SOFT_PCAP`: a capture file, see [`Builder::pcap`].
+///
+/// If the file cannot be written, or no profile has that name, neither device can be opened. If `soft0` cannot listen,
+/// it cannot be opened. The device is still in the list: `ibv_open_device` reports the reason on standard error, and
+/// fails with `EIO`. A `tracing` event already reports it here.
 pub fn install() {
     for (name, link) in [("soft0", Link::Ethernet), ("softib0", Link::InfiniBand)] {
         let device = like(Builder::new(name)).link(link);

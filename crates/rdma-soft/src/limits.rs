@@ -1,4 +1,4 @@
-//! What a device can hold, and what it has.
+//! The capacities and features of a device.
 
 pub(crate) mod patience;
 
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::engine::Refusal;
 use crate::limits::patience::Patience;
 
-/// How many objects of a kind there are, below a limit.
+/// The number of objects of a kind, below a limit.
 #[derive(Debug, Default)]
 pub(crate) struct Quota(AtomicU32);
 
@@ -25,8 +25,8 @@ impl Quota {
 
 macro_rules! limits {
     ($($(#[doc = $doc:literal])+ $name:ident: $type:ty = $usual:expr;)+) => {
-        /// How much a device can hold, for [`Builder::limits`](crate::Builder::limits). Requests for more are refused as
-        /// hardware refuses them.
+        /// The capacities of a device, for [`Builder::limits`](crate::Builder::limits). Requests for more are refused
+        /// like on hardware.
         ///
         /// A new value has the limits of a device whose builder sets none;
         /// [`Profile::limits`](crate::Profile::limits) has those of a piece of hardware. Names are those of
@@ -93,7 +93,7 @@ limits! {
     max_pd: u32 = 1 << 15;
     /// Sets the most address handles; by default 65,536.
     max_ah: u32 = 1 << 16;
-    /// Sets the most multicast groups of which queue pairs of the device are members; by default 8192. With 0 it has no
+    /// Sets the most multicast groups that have queue pairs of the device as members; by default 8192. With 0 it has no
     /// groups: joining one fails with `EOPNOTSUPP`.
     max_mcast_grp: u32 = 1 << 13;
     /// Sets the most queue pairs of the device in one multicast group; by default 256. One more is refused with
@@ -116,17 +116,17 @@ impl Default for Limits {
     }
 }
 
-/// Which parts of the verbs a device has.
+/// The parts of the verbs that a device has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Features {
     pub(crate) atomics: bool,
     pub(crate) window_type_1: bool,
     pub(crate) window_type_2: bool,
-    /// Queue pairs of unreliable connections, and of datagrams.
+    /// Whether there are queue pairs of unreliable connections and, for `ud`, of datagrams.
     pub(crate) uc: bool,
     pub(crate) ud: bool,
     pub(crate) dmabuf: bool,
-    /// Extended queue pairs; extended completion queues; the clock of their timestamps.
+    /// Whether there are extended queue pairs, extended completion queues, and a clock for their timestamps.
     pub(crate) extended_qp: bool,
     pub(crate) extended_cq: bool,
     pub(crate) timestamps: bool,

@@ -8,32 +8,30 @@ use crate::fabric::clock::Time;
 use crate::link::model::LinkModel;
 use crate::soft_device::SoftDevice;
 
-/// A network of software devices, whose time is virtual and whose links are as slow and as
-/// unreliable as a test wants.
+/// A network of software devices with virtual time. Its links are as slow and as unreliable as a test needs.
 ///
-/// The devices of a network are in the device list as all others, and a program uses them as all
-/// others, by `rdma_mem`, `rdma_qp` and `rdma_channel`. They reach only each other, by packets of
-/// RoCE or InfiniBand.
+/// The devices of a network are in the device list like all others. Programs use them in the same way, by `rdma_mem`,
+/// `rdma_qp` and `rdma_channel`. They reach only each other, by packets of RoCE or InfiniBand.
 ///
 /// # Time
 ///
-/// Nothing sleeps, and the devices make no thread, but for one that tells a subscriber of `tracing`
-/// of dropped packets. Each poll of a completion queue that finds nothing lets 100 ns pass, and
-/// the test lets time pass by [`step`](Self::step) and [`run_for`](Self::run_for); then what is due
-/// happens, on the thread that called. So a timeout of a second costs no second, and what one
-/// thread does is the same each time: with one seed, the same packets get lost.
+/// Nothing sleeps, and the devices start no threads, except one that reports dropped packets to a subscriber of
+/// `tracing`. Each poll of a completion queue that finds nothing lets 100 ns pass. The test also lets time pass by
+/// [`step`](Self::step) and [`run_for`](Self::run_for). Events that are due then happen, on the calling thread. So a
+/// timeout of a second does not take a second. A program with one thread behaves the same in each run: with one seed,
+/// the same packets are lost.
 ///
-/// The program and the seed have to be the same for that; it must not look at other clocks, nor use
-/// several threads. [`trace`](Self::trace) shows whether two runs were the same.
+/// This requires the same program and the same seed. The program must not read other clocks, nor use several threads.
+/// [`trace`](Self::trace) shows whether two runs were the same.
 ///
-/// A program that asks for an event of a completion queue (`ibv_req_notify_cq`) is about to sleep: what is
-/// due next happens then, and if there was something, the file of the completion channel is readable,
-/// with an event or without. So one that sleeps in `poll(2)`, as channels do, wakes at once, and polls
-/// and asks again. `ibv_get_cq_event` on a blocking file lets time pass until there is an event.
+/// A program that requests an event of a completion queue (`ibv_req_notify_cq`) is about to sleep. So the next due
+/// event happens at that time. If there was one, the file of the completion channel becomes readable, with or without a
+/// completion event. A program that sleeps in `poll(2)`, like channels, then wakes at once, polls, and requests the
+/// next event. `ibv_get_cq_event` on a blocking file lets time pass until there is an event.
 ///
 /// # Examples
 ///
-/// Two machines that are half a millisecond apart, where one packet in ten is lost:
+/// Two machines with a latency of half a millisecond between them, where one packet in ten is lost:
 ///
 /// ```
 /// use std::time::Duration;
@@ -48,49 +46,48 @@ use crate::soft_device::SoftDevice;
 /// # Ok::<(), rdma_soft::InstallError>(())
 /// ```
 ///
-/// # Its end
+/// # Dropping it
 ///
-/// When it is dropped, its devices leave the device list, and their names are free. What a program has still open
-/// of them goes on as before, and nothing more is opened. Most of a device's memory is given back when nothing of it
-/// is open; what names it stays as long as the process.
+/// When it is dropped, its devices leave the device list, and their names are free. Objects that a program has open
+/// continue to work, and nothing more can be opened. Most of a device's memory is released when none of its objects is
+/// open. The part that handles and device pointers refer to stays as long as the process.
 #[derive(Debug)]
 pub struct Network {
     pub(crate) subnet: &'static Subnet,
 }
 
-/// A device is not of the network that was asked.
+/// The error for a device that does not belong to the network.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no device of this network: install it with `Builder::network`")]
+#[error("`{0}` does not belong to this network: install it with `Builder::network`")]
 pub struct OtherNetwork(String);
 
 rdma_types::debug_messages!(struct OtherNetwork(it));
 
 impl Network {
-    /// An empty network. All its randomness comes from the seed: what becomes of packets, and which
-    /// QPNs and keys its devices give out. So whoever knows the seed can guess the keys.
+    /// Creates an empty network. All its randomness comes from the seed: the fates of packets, and the QPNs and keys of
+    /// its devices. So the seed reveals the keys.
     #[must_use]
     pub fn simulated(seed: u64) -> Self {
         Self { subnet: Box::leak(Box::new(Subnet::simulated(seed))) }
     }
 
-    /// What each link does from now on, in both directions, unless it has a model of its own
-    /// ([`set_link`](Self::set_link)). What a device sends to
-    /// itself is on no link.
+    /// Sets the model of each link, in both directions, unless it has a model of its own
+    /// ([`set_link`](Self::set_link)). Packets from a device to itself pass no link.
     pub fn set_all_links(&self, model: LinkModel) {
         if let Some(links) = &self.subnet.links {
             links.set_all(model);
         }
     }
 
-    /// What the link from one device to another does from now on, in this direction alone. Packets that are on
-    /// their way arrive as they would have.
+    /// Sets the model of the link from one device to another, in this direction only. Packets on their way still arrive
+    /// according to the previous model.
     ///
-    /// From then on the link has a model of its own, and [`set_all_links`](Self::set_all_links) no longer changes it;
-    /// there is no way back. To heal a link that was cut, set the model that the others have.
+    /// From then on the link has a model of its own, permanently, and [`set_all_links`](Self::set_all_links) no longer
+    /// changes it. To heal a link that was cut, set the model that the others have.
     ///
     /// # Errors
     ///
-    /// If one of them is not of this network.
+    /// If one of them does not belong to this network.
     pub fn set_link(
         &self,
         from: &SoftDevice,
@@ -100,8 +97,7 @@ impl Network {
         self.set_link_after(Duration::ZERO, from, to, model)
     }
 
-    /// As [`set_link`](Self::set_link), when so much time has passed: also while the program waits
-    /// for something.
+    /// Like [`set_link`](Self::set_link), but after `time` has passed, even if the program waits for something then.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -116,7 +112,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// Those of [`set_link`](Self::set_link).
+    /// Fails like [`set_link`](Self::set_link).
     pub fn set_link_after(
         &self,
         time: Duration,
@@ -137,15 +133,14 @@ impl Network {
         own.then_some(device).ok_or_else(|| OtherNetwork(device.name.clone()))
     }
 
-    /// How much time has passed in this network.
+    /// Returns the time that has passed in this network.
     #[must_use]
     pub fn now(&self) -> Duration {
         self.subnet.clock.now().since(Time::BEGINNING)
     }
 
-    /// Lets time pass until the next event: a packet arrives, or a deadline passes. Returns whether
-    /// there was one; if not, nothing happens any more unless the program does something. Threads
-    /// take turns.
+    /// Lets time pass until the next event: a packet arrives, or a deadline passes. Returns true if there was an event.
+    /// Otherwise nothing happens until the program does something. Threads take turns.
     ///
     /// ```
     /// let network = rdma_soft::Network::simulated(1);
@@ -155,7 +150,7 @@ impl Network {
         self.subnet.step()
     }
 
-    /// Lets so much time pass; what is due meanwhile happens.
+    /// Lets `time` pass. Events that are due by then happen.
     ///
     /// ```
     /// use std::time::Duration;
@@ -168,16 +163,15 @@ impl Network {
         self.subnet.pass_until(self.subnet.clock.now() + time);
     }
 
-    /// How many packets were sent.
+    /// Returns the number of packets sent.
     #[must_use]
     pub fn packets(&self) -> u64 {
         self.subnet.links.as_ref().map_or(0, |links| links.packets())
     }
 
-    /// A number made of all packets that were sent, when, from where, to where, and what became of
-    /// them. It is the same for two runs of one program if these were; addresses of memory and
-    /// PSNs, which differ from process to process, do not count. Another version of Rust may make
-    /// another number.
+    /// Returns a hash of all packets that were sent: their times, senders, receivers and fates. It is equal for two
+    /// runs of one program if these were equal. It leaves out memory addresses and PSNs, which differ from process to
+    /// process. It may differ between versions of Rust.
     #[must_use]
     pub fn trace(&self) -> u64 {
         self.subnet.links.as_ref().map_or(0, |links| links.trace())

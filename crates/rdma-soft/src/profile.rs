@@ -1,4 +1,4 @@
-//! Devices like pieces of hardware.
+//! Profiles: devices that look like pieces of hardware.
 
 use crate::device::model::Model;
 use crate::limits::{Features, Limits};
@@ -6,13 +6,13 @@ use crate::link::Link;
 
 /// A piece of hardware that a software device can look like, for [`Builder::like`](crate::Builder::like).
 ///
-/// A program that runs on the usual device may use features that its NIC does not have: shared receive queues, atomics,
-/// inline data, extended queue pairs. A device with the NIC's profile refuses them as the NIC does.
+/// A program that runs on the usual device may use features that its NIC lacks: shared receive queues, atomics, inline
+/// data, extended queue pairs. A device with the NIC's profile refuses them like the NIC.
 ///
-/// Each profile is made of public figures: what `ibv_devinfo -v` printed on such a machine, what the kernel driver's
-/// `query_device` reports, and what the provider of rdma-core (64) implements. The documentation of each profile names
-/// its sources. A limit without a public figure, such as one that the firmware decides, is that of the usual device. A
-/// profile changes neither speed nor order, and says nothing about bugs of the hardware.
+/// Each profile is made of public figures. Sources are the output of `ibv_devinfo -v` on such a machine, the
+/// `query_device` of the kernel driver, and the provider in rdma-core (64). The documentation of each profile names its
+/// sources. A limit without a public figure, such as one that the firmware decides, is that of the usual device. A
+/// profile changes neither speed nor order, and does not imitate bugs of the hardware.
 ///
 /// ```
 /// use rdma_soft::Profile;
@@ -25,7 +25,7 @@ use crate::link::Link;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile(&'static Sheet);
 
-/// The figures.
+/// The figures of a profile.
 #[derive(Debug, PartialEq, Eq)]
 struct Sheet {
     name: &'static str,
@@ -43,13 +43,13 @@ const fn model(
     Model { vendor, part, revision, firmware }
 }
 
-/// The version of firmware where none is public.
+/// The firmware version of profiles without a public one.
 const NO_FIRMWARE: &str = "0.0.0";
 
 const NO_WINDOWS: Features =
     Features { window_type_1: false, window_type_2: false, ..Features::ALL };
 
-/// NVIDIA's provider and driver, whose adapters differ in few limits.
+/// The limits of NVIDIA's provider and driver, whose adapters differ in few of them.
 const MLX5: Limits = Limits { max_qp_wr: 32_768, max_cqe: 4_194_303, max_sge: 30, ..Limits::USUAL };
 
 impl Profile {
@@ -57,12 +57,13 @@ impl Profile {
     ///
     /// - Vendor 0x02c9, part 4129, firmware 28.42.1000: `ibv_devinfo` in
     ///   [DeepEP issue 355](https://github.com/deepseek-ai/DeepEP/issues/355).
-    /// - 30 elements: `mlx5_ib_query_device` of the kernel, from a request of at most 512 bytes with a control and a remote
-    ///   segment of 16 bytes each, and 16 bytes for each element.
-    /// - 32,768 requests and 4,194,303 completions in a queue, 16 READs: the same in all outputs of `ibv_devinfo -v` for mlx5
-    ///   that were found, such as [libfabric pull request 9940](https://github.com/ofiwg/libfabric/pull/9940).
-    /// - 828 bytes of inline data: `mlx5_calc_send_wqe` and `_sq_overhead` of rdma-core, for a reliable connection with all
-    ///   operations and few elements: 1,024 bytes, less 192 for the longest operation and 4 for the length.
+    /// - 30 elements: `mlx5_ib_query_device` of the kernel. A request has at most 512 bytes, with a control and a
+    ///   remote segment of 16 bytes each, and 16 bytes for each element.
+    /// - 32,768 requests and 4,194,303 completions in a queue, 16 READs. These are the same in all outputs of
+    ///   `ibv_devinfo -v` for mlx5 that were found, for example in [libfabric pull request
+    ///   9940](https://github.com/ofiwg/libfabric/pull/9940).
+    /// - 828 bytes of inline data: `mlx5_calc_send_wqe` and `_sq_overhead` of rdma-core, for a reliable connection with
+    ///   all operations and few elements. This is 1,024 bytes, less 192 for the longest operation and 4 for the length.
     pub const CONNECTX_7: Self = Self(&Sheet {
         name: "connectx-7",
         link: Link::Ethernet,
@@ -74,11 +75,12 @@ impl Profile {
     ///
     /// - Vendor 0x14e4, part 0x1750: the provider of rdma-core, `bnxt_re/main.c`. Its firmware is not public.
     /// - Reliable connections and datagrams only: `bnxt_re_check_qp_limits` of rdma-core refuses other types.
-    /// - No windows, extended completion queues (and so no timestamps) and multicast: the provider has no such operations.
+    /// - No windows, extended completion queues (and so no timestamps) and multicast: the provider has no such
+    ///   operations.
     /// - 96 bytes of inline data: `BNXT_RE_MAX_INLINE_SIZE` of rdma-core.
-    /// - 6 elements, 65,536 protection domains, no atomics: `bnxt_qplib_get_dev_attr` of Linux, `qplib_sp.c`, for this generation of
-    ///   chips. Newer drivers have atomics where the PCIe root port completes them.
-    /// - All other limits are the firmware's.
+    /// - 6 elements, 65,536 protection domains, no atomics: `bnxt_qplib_get_dev_attr` of Linux, `qplib_sp.c`, for this
+    ///   generation of chips. Newer drivers have atomics if the PCIe root port completes them.
+    /// - The firmware decides all other limits.
     pub const BROADCOM_THOR: Self = Self(&Sheet {
         name: "broadcom-thor",
         link: Link::Ethernet,
@@ -103,9 +105,9 @@ impl Profile {
 
     /// Intel E810, with the driver `irdma` as RoCE.
     ///
-    /// - All limits, no atomics, no shared receive queues, no windows, no timestamps, vendor 0x8086, part 5522, revision 2,
-    ///   firmware 1.74: `ibv_devinfo -v` in [3FS issue 192](https://github.com/deepseek-ai/3FS/issues/192). (That output has the
-    ///   flags of windows and `max_mw` 0; Linux now reports windows from the next generation on.)
+    /// - All limits, no atomics, no shared receive queues, no windows, no timestamps, vendor 0x8086, part 5522,
+    ///   revision 2, firmware 1.74: `ibv_devinfo -v` in [3FS issue 192](https://github.com/deepseek-ai/3FS/issues/192).
+    ///   (That output has the flags of windows and `max_mw` 0; Linux now reports windows from the next generation on.)
     /// - 101 bytes of inline data: `IRDMA_MAX_INLINE_DATA_SIZE` of rdma-core, `irdma/user.h`.
     /// - Reliable connections and datagrams only, no extended queue pairs: `irdma_ucreate_qp` and the operations of the
     ///   provider in rdma-core.
@@ -142,10 +144,11 @@ impl Profile {
 
     /// The RoCE engine of HiSilicon's Kunpeng 920 (hip08), with the driver `hns`.
     ///
-    /// - Limits: `HNS_ROCE_V2_MAX_WQE_NUM`, `_SRQ_NUM`, `_SRQ_WR`, `_SRQ_SGE`, `_CQ_NUM`, `_CQE_NUM`, `_SQ_SGE_NUM`, `_SQ_INLINE`,
-    ///   `_MTPT_NUM`, `_QP_DEST_RDMA` of Linux before 6.0, `hns_roce_hw_v2.h`. How many queue pairs there are differs between versions.
-    /// - No datagrams: `hns_roce_create_ah` of Linux refuses programs on hip08. No unreliable connections: `check_qp_create_attr` of
-    ///   rdma-core, `hns_roce_u_verbs.c`.
+    /// - Limits: `HNS_ROCE_V2_MAX_WQE_NUM`, `_SRQ_NUM`, `_SRQ_WR`, `_SRQ_SGE`, `_CQ_NUM`, `_CQE_NUM`, `_SQ_SGE_NUM`,
+    ///   `_SQ_INLINE`, `_MTPT_NUM`, `_QP_DEST_RDMA` of Linux before 6.0, `hns_roce_hw_v2.h`. The number of queue pairs
+    ///   differs between versions.
+    /// - No datagrams: `hns_roce_create_ah` of Linux refuses programs on hip08. No unreliable connections:
+    ///   `check_qp_create_attr` of rdma-core, `hns_roce_u_verbs.c`.
     /// - No windows, dma-buf and multicast: the provider has no such operations.
     /// - Vendor 0x19e5, part 0xa222, one of several: the provider of rdma-core, `hns_roce_u.c`.
     pub const HIP08: Self = Self(&Sheet {
@@ -178,11 +181,13 @@ impl Profile {
 
     /// Microsoft Azure Network Adapter (MANA).
     ///
-    /// - Reliable connections only, no shared receive queues, no extended queue pairs of this type, no extended completion
-    ///   queues, no multicast, no inline data: the provider of rdma-core, `mana.c`, `qp.c` and `wr.c`.
+    /// - Reliable connections only, no shared receive queues, no extended queue pairs of this type, no extended
+    ///   completion queues, no multicast, no inline data. Source: the provider of rdma-core, `mana.c`, `qp.c` and
+    ///   `wr.c`.
     /// - No atomics, no flags of windows: `mana_ib_query_device` of Linux.
-    /// - Vendor 0x1414, part 3 (the type of the device, `GDMA_DEVICE_MANA_IB`): the same function. Its firmware is not public.
-    /// - All limits are the firmware's.
+    /// - Vendor 0x1414, part 3 (the type of the device, `GDMA_DEVICE_MANA_IB`): the same function. Its firmware is not
+    ///   public.
+    /// - The firmware decides all limits.
     pub const MANA: Self = Self(&Sheet {
         name: "mana",
         link: Link::Ethernet,
@@ -207,9 +212,9 @@ impl Profile {
 
     /// Mellanox Connect-IB, an InfiniBand adapter of 2012.
     ///
-    /// - All limits except those of shared receive queues, no atomics, no windows, vendor 0x02c9, part 4113, firmware 10.16.1200:
-    ///   `ibv_devinfo -v` in [libfabric pull request 9940](https://github.com/ofiwg/libfabric/pull/9940).
-    /// - 828 bytes of inline data, as [`CONNECTX_7`](Self::CONNECTX_7), whose provider it has.
+    /// - All limits except those of shared receive queues, no atomics, no windows, vendor 0x02c9, part 4113, firmware
+    ///   10.16.1200: `ibv_devinfo -v` in [libfabric pull request 9940](https://github.com/ofiwg/libfabric/pull/9940).
+    /// - 828 bytes of inline data, like [`CONNECTX_7`](Self::CONNECTX_7), which has the same provider.
     pub const CONNECT_IB: Self = Self(&Sheet {
         name: "connect-ib",
         link: Link::InfiniBand,
@@ -238,7 +243,7 @@ impl Profile {
         Self::CONNECT_IB,
     ];
 
-    /// The name of the profile, for `RDMA_SOFT_LIKE` and command lines.
+    /// Returns the name of the profile, for `RDMA_SOFT_LIKE` and command lines.
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.0.name
@@ -254,8 +259,8 @@ impl Profile {
         self.0.link
     }
 
-    /// Returns the limits of the profile, which [`Builder::like`](crate::Builder::like) sets: what a builder starts from
-    /// that changes some of them.
+    /// Returns the limits of the profile, which [`Builder::like`](crate::Builder::like) sets. A builder can start from
+    /// them and change some.
     pub fn limits(self) -> Limits {
         self.0.limits
     }

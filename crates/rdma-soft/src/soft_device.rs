@@ -9,9 +9,8 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::drive::{release, release_half};
 use crate::engine::requester::side::SendSide;
 
-/// An installed software device, seen from outside the verbs: its identity, its counters, its port,
-/// and the calls by which a test releases the requests that a [`Held`](crate::Schedule::Held)
-/// device holds.
+/// An installed software device, seen from outside the verbs. It has the identity, counters and port of the device. It
+/// also has calls by which a test releases the requests that a [`Held`](crate::Schedule::Held) device holds.
 ///
 /// `Copy`; it refers to a device that lives as long as the process.
 #[derive(Clone, Copy)]
@@ -34,7 +33,7 @@ impl SoftDevice {
         self.device
     }
 
-    /// The installed device of that name.
+    /// Returns the installed device of that name.
     #[must_use]
     pub fn find(name: &str) -> Option<Self> {
         INSTALLED.named(name).map(Self::of)
@@ -58,8 +57,8 @@ impl SoftDevice {
         self.device.identity.gids.iter().map(|entry| entry.gid).collect()
     }
 
-    /// The counters of the device until now. While requests are executed the counters may be of
-    /// slightly different moments; no counter ever goes back.
+    /// Returns the current counters of the device. While requests are executed, the counters may be of slightly
+    /// different times. No counter ever decreases.
     ///
     /// ```
     /// rdma_soft::install();
@@ -73,46 +72,43 @@ impl SoftDevice {
         self.device.tally.counters()
     }
 
-    /// Brings the device's port up or down. While the port is down nothing that the device sends
-    /// arrives, and nothing arrives at the device. Every context of the device gets an event if the
-    /// state changes.
+    /// Brings the device's port up or down. While the port is down, nothing that the device sends arrives, and nothing
+    /// arrives at the device. Every context of the device gets an event if the state changes.
     ///
-    /// Requests that are in flight when the port goes down may still be executed before this
-    /// returns.
+    /// Requests that are in flight when the port goes down may still be executed before this returns.
     pub fn set_port_up(&self, up: bool) {
         self.device.set_port(up);
     }
 
-    /// How many send requests of a queue pair were posted and are not finished: those that a
-    /// schedule holds back, those that wait for the peer, and those that a thread has left to the
-    /// next one at the end of its turn. 0 if there is no such queue pair.
+    /// Returns the number of send requests of a queue pair that were posted and are not finished. A schedule may hold
+    /// them back, or they may wait for the peer. A thread may also have left them to the next one at the end of its
+    /// turn. Returns 0 for an unknown queue pair.
     #[must_use]
     pub fn in_flight(&self, queue_pair: Qpn) -> usize {
         self.with_send_side(queue_pair, |send| send.queue.len())
     }
 
-    /// How many bytes of the oldest unfinished request of a queue pair are copied. The count is not
-    /// 0 where a copy pauses: after [`release_half`](Self::release_half), and between two parts of
-    /// a long message, of which a thread copies no more in one turn.
+    /// Returns the number of copied bytes of the oldest unfinished request of a queue pair. It is not 0 if a copy
+    /// pauses: after [`release_half`](Self::release_half), or between two parts of a long message. A thread copies only
+    /// one part per turn.
     #[must_use]
     pub fn half_copied(&self, queue_pair: Qpn) -> u64 {
         self.with_send_side(queue_pair, |send| send.requester.progress)
     }
 
-    /// Executes up to `count` requests of a queue pair now, oldest first, whatever the schedule; says
-    /// how many completed by this. A request that the peer is not ready for stays.
+    /// Executes up to `count` requests of a queue pair now, oldest first, whatever the schedule. Returns the number of
+    /// requests that this has completed. If the peer is not ready for a request, it stays in the queue.
     ///
-    /// Requests that are posted meanwhile are not among these. A long copy lets others use the
-    /// queue pair now and then, as one within a post does.
+    /// Requests that are posted meanwhile are not included. A long copy sometimes lets others use the queue pair, like
+    /// one within a post.
     pub fn release(&self, queue_pair: Qpn, count: u32) -> u32 {
         let found = self.device.queue_pair(queue_pair.get());
         found.map_or(0, |queue_pair| release(&queue_pair, count))
     }
 
-    /// Copies the first half of the oldest request of a queue pair and stops there, as if it was in
-    /// flight; a later release does the rest, and so does this one if the request is half-way already.
-    /// Returns whether the request is half-way now; a request of less than two bytes cannot be, and
-    /// completes.
+    /// Copies the first half of the oldest request of a queue pair and stops there, as if it was in flight. A later
+    /// release does the rest, and so does this one if the request is half-way already. Returns true if the request is
+    /// half-way now; a request of less than two bytes cannot be, and completes.
     pub fn release_half(&self, queue_pair: Qpn) -> bool {
         if let Some(queue_pair) = self.device.queue_pair(queue_pair.get()) {
             release_half(&queue_pair);
@@ -120,7 +116,7 @@ impl SoftDevice {
         self.half_copied(queue_pair) > 0
     }
 
-    /// Executes everything that any queue pair of the device holds; says how many requests completed.
+    /// Executes everything that any queue pair of the device holds. Returns the number of completed requests.
     pub fn release_all(&self) -> u32 {
         let queue_pairs = self.device.all_queue_pairs();
         queue_pairs.iter().map(|queue_pair| release(queue_pair, u32::MAX)).sum()

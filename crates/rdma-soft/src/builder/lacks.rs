@@ -1,12 +1,12 @@
-//! Devices that have less than the usual one, as hardware has less.
+//! Builder options for devices that lack features, like some hardware.
 
 use super::Builder;
 use crate::limits::Limits;
 use crate::profile::Profile;
 
 impl Builder {
-    /// Makes the device look like a piece of hardware: its limits, what it lacks, its vendor and its link layer, as far
-    /// as there are public figures. Options that are set after this change the profile.
+    /// Makes the device look like a piece of hardware. It gets the limits, missing features, vendor and link layer of
+    /// that hardware, as far as there are public figures. Options that are set after this change the profile.
     ///
     /// For `soft0` and `softib0` the environment variable `RDMA_SOFT_LIKE` has the [name](Profile::name) of a profile.
     ///
@@ -19,7 +19,7 @@ impl Builder {
     /// # Ok::<(), rdma_soft::InstallError>(())
     /// ```
     pub fn like(mut self, profile: Profile) -> Self {
-        // A piece of hardware has no say in how long a peer is waited for.
+        // The patience with peers does not depend on the hardware.
         let patience = self.limits.patience;
         self.limits = Limits { patience, ..profile.limits() };
         self.link = profile.link();
@@ -27,8 +27,8 @@ impl Builder {
         self
     }
 
-    /// Sets the numbers of the vendor and of its part, which programs and libraries look up in tables of their own. By
-    /// default the vendor is 0xffffff, which means none.
+    /// Sets the numbers of the vendor and of its part, which programs and libraries look up in tables of their own. The
+    /// default vendor is 0xffffff, which means none.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -41,13 +41,13 @@ impl Builder {
         self
     }
 
-    /// Sets the version of the firmware, of which 63 bytes are visible; by default the version of this crate.
+    /// Sets the version of the firmware. 63 bytes of it are visible. The default is the version of this crate.
     pub fn firmware(mut self, version: impl Into<String>) -> Self {
         self.model.firmware = version.into().into();
         self
     }
 
-    /// Without unreliable connections: creating such a queue pair fails with `EOPNOTSUPP`.
+    /// Removes unreliable connections: creating such a queue pair fails with `EOPNOTSUPP`.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -60,31 +60,31 @@ impl Builder {
         self
     }
 
-    /// Without queue pairs for datagrams: creating one fails with `EOPNOTSUPP`.
+    /// Removes queue pairs for datagrams: creating one fails with `EOPNOTSUPP`.
     pub fn without_ud(mut self) -> Self {
         self.limits.features.ud = false;
         self
     }
 
-    /// Without dma-bufs: `ibv_reg_dmabuf_mr` fails with `EOPNOTSUPP`.
+    /// Removes dma-bufs: `ibv_reg_dmabuf_mr` fails with `EOPNOTSUPP`.
     pub fn without_dmabuf(mut self) -> Self {
         self.limits.features.dmabuf = false;
         self
     }
 
-    /// Without extended queue pairs (`ibv_wr_*`): creating one fails with `EOPNOTSUPP`.
+    /// Removes extended queue pairs (`ibv_wr_*`): creating one fails with `EOPNOTSUPP`.
     pub fn without_extended_queue_pairs(mut self) -> Self {
         self.limits.features.extended_qp = false;
         self
     }
 
-    /// Without extended completion queues: creating one fails with `EOPNOTSUPP`.
+    /// Removes extended completion queues: creating one fails with `EOPNOTSUPP`.
     pub fn without_extended_completions(mut self) -> Self {
         self.limits.features.extended_cq = false;
         self
     }
 
-    /// Without a clock: creating a completion queue with timestamps and reading the clock fail with `EOPNOTSUPP`.
+    /// Removes the clock: creating a completion queue with timestamps and reading the clock fail with `EOPNOTSUPP`.
     pub fn without_timestamps(mut self) -> Self {
         self.limits.features.timestamps = false;
         self

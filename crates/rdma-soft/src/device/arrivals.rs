@@ -23,11 +23,11 @@ use crate::link::simulation::Links;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-/// The partition of the port, of which it is a full member.
+/// The partition of the port, which is a full member of it.
 const P_KEY: u16 = Bth::DEFAULT_P_KEY;
 
-/// Whether packets are for a queue pair that is not there, so that they take no space in the inbox: those to a group
-/// are for all of its members, and others for one queue pair. They are counted.
+/// Returns true if packets are for an unknown or destroyed queue pair, and counts them. Such packets take no space in
+/// the inbox. Packets to a group are for all of its members, others for one queue pair.
 pub(crate) fn is_for_nobody(
     device: &'static Device,
     path: &Path,
@@ -44,19 +44,19 @@ pub(crate) fn is_for_nobody(
     nobody
 }
 
-/// Whether the port hears who shows that P_Key: both are members of one partition, and not both limited ones (IBTA
-/// volume 1, 10.9.3).
+/// Returns true if the port accepts that P_Key. Both must be members of one partition, and at least one a full member
+/// (IBTA volume 1, 10.9.3).
 const fn is_of_partition(p_key: u16) -> bool {
     const FULL: u16 = 0x8000;
     (p_key ^ P_KEY) & !FULL == 0 && (p_key | P_KEY) & FULL != 0
 }
 
-/// What packets leave to be done when the turn of their inbox is over, before its receive side is free.
+/// Work that packets leave for the end of their inbox's turn, before its receive side is free.
 #[derive(Debug, Default)]
 pub(crate) struct Afterwards {
-    /// Queue pairs whose completions are held back until what they owe has left.
+    /// Queue pairs whose completions are held back until their acknowledgements have left.
     held: [Option<Arc<QueuePair>>; TURN as usize],
-    /// Where words were stored that the peer's process may have to be told of.
+    /// Stored words that the peer's process may have to be notified of.
     words: Option<Arc<dyn ExecutedWords>>,
 }
 
@@ -67,7 +67,7 @@ impl Afterwards {
         }
         match self.held.iter_mut().find(|place| place.is_none()) {
             Some(place) => *place = Some(own),
-            // A turn has no more packets than that.
+            // A turn has at most as many packets as there are places.
             None => own.responder.lock().publish(&own),
         }
     }
@@ -79,7 +79,7 @@ impl Afterwards {
         }
     }
 
-    /// The caller holds the receive side, and no other lock.
+    /// Does the work. The caller holds the receive side, and no other lock.
     #[inline]
     fn settle(&self) {
         if let Some(words) = &self.words {
@@ -90,7 +90,7 @@ impl Afterwards {
         }
     }
 
-    /// Nothing that was taken is unacknowledged when the program sees that it came, as far as the link takes what is owed.
+    /// Sends acknowledgements before the program sees that their packets arrived, as far as the link accepts them.
     fn answer(&self) {
         let held = || self.held.iter().map_while(Option::as_ref);
         held().for_each(|own| own.answer());
@@ -124,7 +124,8 @@ impl Receives for Device {
     }
 }
 
-/// Executes packets that have arrived at a device. Those for nobody are not answered. The caller holds its receive side.
+/// Executes packets that have arrived at a device. Packets for unknown queue pairs are not answered. The caller holds
+/// its receive side.
 fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards) {
     let bth = &letter.burst.header.bth;
     let source = letter.burst.header.deth.map(|deth| deth.source.get());
@@ -171,14 +172,14 @@ fn receive(device: &'static Device, letter: &Letter, afterwards: &mut Afterwards
     }
 }
 
-/// Has all queue pairs of a subnet acknowledge what they have taken.
+/// Lets all queue pairs of a subnet acknowledge the packets that they have executed.
 pub(crate) fn answer_all(subnet: &'static Subnet) {
     for own in subnet.devices().flat_map(Device::all_queue_pairs) {
         own.answer_now();
     }
 }
 
-/// Has the queue pairs of a device acknowledge in their next turn what they have taken. The caller holds no lock.
+/// Lets the queue pairs of a device acknowledge executed packets in their next turn. The caller holds no lock.
 pub(crate) fn answer_soon(device: &Device) {
     for own in device.all_queue_pairs() {
         if own.responder.lock().owes_acknowledgement() {
@@ -187,14 +188,14 @@ pub(crate) fn answer_soon(device: &Device) {
     }
 }
 
-/// Returns when all packets are executed that have arrived at the devices of a subnet. The caller holds no lock.
+/// Returns once all packets are executed that have arrived at the devices of a subnet. The caller holds no lock.
 #[cfg(not(loom))]
 pub(crate) fn execute_all(subnet: &'static Subnet) {
     let inboxes = subnet.devices().filter_map(Device::inbox_if_any);
     inboxes.for_each(|inbox| inbox.execute_all());
 }
 
-/// Delivers a datagram that is for the members of a group.
+/// Delivers a datagram to the members of a group.
 fn receive_for_many(device: &Device, letter: &Letter) {
     let is_datagram = letter.burst.header.bth.opcode.service() == WireService::Ud;
     let group = letter.datagram.and_then(|datagram| datagram.group);

@@ -1,19 +1,19 @@
-//! What a port's GID table looks like.
+//! The shape of a port's GID table.
 
 use rdma_types::GidType;
 
 use crate::link::Link;
 
-/// What one entry of a port's GID table holds, for [`Builder::gids`](crate::Builder::gids). The
-/// address itself is random.
+/// The contents of one entry of a port's GID table, for [`Builder::gids`](crate::Builder::gids). The address itself is
+/// random.
 ///
-/// Entries of one family and different types have the same address, as on hardware, where an
-/// address of the network interface is there once for RoCE v1 and once for v2. A second entry of
-/// one family and type has the second address of that family.
+/// Entries of one family and different types have the same address. On hardware, too, each address of the network
+/// interface has one entry for RoCE v1 and one for v2. A second entry of one family and type has the second address of
+/// that family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GidPlace {
-    /// Nothing, as an address leaves it that was removed: queries give the zero GID, or `ENODATA`.
+    /// No address, like after the removal of one: queries return the zero GID, or `ENODATA`.
     Empty,
     /// An address from `fe80::/64`; the first is made from the device's GUID.
     LinkLocal(GidType),
@@ -24,7 +24,7 @@ pub enum GidPlace {
 }
 
 impl GidPlace {
-    /// The table of a device whose builder sets none.
+    /// Returns the table of a device whose builder sets none.
     pub(crate) fn usual(link: Link) -> Vec<Self> {
         match link {
             Link::InfiniBand => vec![Self::LinkLocal(GidType::IB)],

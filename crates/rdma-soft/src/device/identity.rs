@@ -1,4 +1,4 @@
-//! Who a device is: random at each installation, so that an address of another process, or of another
+//! The identity of a device. It is random at each installation, so that an address of another process, or of another
 //! run, never names a local object.
 
 use std::net::Ipv4Addr;
@@ -15,18 +15,18 @@ pub(crate) struct Identity {
     pub(crate) guid: Guid,
     /// 0 on Ethernet.
     pub(crate) lid: u16,
-    /// The GID table: an entry for each place, those of its host, that of the loopback interface. An empty entry has the zero
-    /// GID.
+    /// The GID table: an entry for each place, the addresses of its host, and that of the loopback interface. An empty
+    /// entry has the zero GID.
     pub(crate) gids: Vec<GidEntry>,
-    /// What the first entries of `gids` were made from.
+    /// The places that the first entries of `gids` were made from.
     places: Vec<GidPlace>,
-    /// Addresses of this host, by which this process reaches others, each with the index of its interface.
+    /// Addresses of this host by which this process reaches other hosts, each with the index of its interface.
     own: Vec<(GidEntry, u32)>,
     /// The index of the loopback interface, if the device has an address there.
     loopback: Option<u32>,
     /// The entries of `gids` without those of its host.
     shared: Vec<GidEntry>,
-    /// What it is drawn from, and no secret is.
+    /// The source of random numbers for the identity, which draws no secrets.
     random: Random,
 }
 
@@ -46,7 +46,7 @@ impl Identity {
         identity
     }
 
-    /// Becomes another one, with a GID table of the same shape.
+    /// Draws another identity, with a GID table of the same shape.
     pub(crate) fn redraw(&mut self, link: Link) {
         let random = &mut self.random;
         let bytes = random.next_u64().to_be_bytes();
@@ -64,7 +64,7 @@ impl Identity {
         self.arrange();
     }
 
-    /// Puts the table together.
+    /// Builds the table.
     fn arrange(&mut self) {
         let (first, last) = self.shared.split_at(self.places.len());
         let own = self.own.iter().map(|(entry, _)| *entry);
@@ -86,18 +86,18 @@ impl Identity {
         self.arrange();
     }
 
-    /// The addresses of this host by which this process reaches others.
+    /// Returns the addresses of this host by which this process reaches others.
     pub(crate) fn own(&self) -> impl Iterator<Item = &GidEntry> {
         self.own.iter().map(|(entry, _)| entry)
     }
 
-    /// The addresses that all processes have which share the device.
+    /// Returns the addresses that are the same in all processes that share the device.
     #[cfg(not(loom))]
     pub(crate) fn shared(&self) -> &[GidEntry] {
         &self.shared
     }
 
-    /// The index of the interface to which the address at that index belongs, or 0.
+    /// Returns the index of the interface that has the address at that index, or 0.
     pub(crate) fn interface(&self, index: usize) -> u32 {
         let behind = index.checked_sub(self.places.len());
         let own = behind.and_then(|index| self.own.get(index)).map(|(_, interface)| *interface);
@@ -105,8 +105,8 @@ impl Identity {
         own.or(self.loopback.filter(|_| last)).unwrap_or(0)
     }
 
-    /// Becomes that of a device that several processes have, which all draw the same. No other device has its LID: unicast
-    /// LIDs are 1 to 0xbfff, and these are in the upper third.
+    /// Becomes the identity of a device that several processes share, which all draw the same one. Its LID is in the
+    /// upper third of the unicast LIDs (1 to 0xbfff), where no other device has one.
     #[cfg(not(loom))]
     pub(crate) fn become_shared(&mut self, link: Link, random: Random) {
         self.random = random;
@@ -116,7 +116,7 @@ impl Identity {
         }
     }
 
-    /// What the GID table was made from.
+    /// Returns the places that the GID table was made from.
     #[cfg(not(loom))]
     pub(crate) fn places(&self) -> &[GidPlace] {
         &self.places
@@ -127,18 +127,18 @@ impl Identity {
     }
 }
 
-/// An address of the loopback interface, from the half of 127.0.0.0/8 in which programs do not listen by habit.
+/// Returns an address of the loopback interface, from the half of 127.0.0.0/8 in which programs rarely listen.
 fn of_loopback(random: &mut Random) -> GidEntry {
     const FIRST: u32 = 0x7f80_0000;
-    // Neither the address of this network nor its broadcast.
+    // Neither the network address nor the broadcast address.
     let address = FIRST + 1 + random.below((1 << 23) - 2);
     GidEntry { gid: Gid::from_ipv4(Ipv4Addr::from_bits(address)), kind: GidType::ROCE_V2 }
 }
 
-/// The addresses of one family are a random one and those that follow it, so that they differ.
+/// Returns the table of GIDs. The addresses of one family are a random one and those after it, so that they differ.
 fn table(places: &[GidPlace], guid: Guid, random: &mut Random) -> Vec<GidEntry> {
-    // 240.0.0.0/4 is reserved (RFC 1112), 2001:db8::/32 is for documentation (RFC 3849): nothing real
-    // has such an address.
+    // 240.0.0.0/4 is reserved (RFC 1112), and 2001:db8::/32 is for documentation (RFC 3849): no real device has such an
+    // address.
     let ipv4 = 0xf000_0000 | random.next_u32() & 0x07ff_ffff;
     let subnet = 0x2001_0db8_0000_0000 | u64::from(random.next_u32());
     let entry = |(n, &place): (usize, &GidPlace)| {
@@ -180,9 +180,9 @@ mod tests {
         assert_ne!(ib.guid, roce.guid);
     }
 
-    /// Neither do they wrap, nor is one the address of everybody.
+    /// Addresses do not wrap around, and none is the broadcast address.
     #[test]
-    fn drawn_addresses_leave_room_for_those_that_follow() {
+    fn drawn_addresses_have_room_for_later_ones() {
         for seed in 0..64 {
             let roce = drawn(Link::Ethernet, GidPlace::usual(Link::Ethernet), seed);
             let first = roce.gids[2].gid.to_ipv4().unwrap().octets()[0];
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn places_of_one_family_have_one_address_for_each_type_and_another_for_each_turn() {
+    fn places_of_one_family_have_one_address_for_all_types_and_another_if_repeated() {
         let (v1, v2) = (GidType::ROCE_V1, GidType::ROCE_V2);
         for place in [GidPlace::LinkLocal, GidPlace::Ipv4Mapped, GidPlace::Global] {
             let places = vec![place(v2), GidPlace::Empty, place(v1), place(v2), GidPlace::Empty];
@@ -203,7 +203,7 @@ mod tests {
             assert_eq!(gids[0].is_ipv4_mapped(), gids[3].is_ipv4_mapped());
             let of_documents = gids[0].subnet_prefix() >> 32 == 0x2001_0db8;
             assert_eq!(of_documents, identity.places[0] == GidPlace::Global(v2));
-            assert!(!identity.has_gid(&identity.gids[1]), "an empty place is no address");
+            assert!(!identity.has_gid(&identity.gids[1]), "an empty place has no address");
             identity.redraw(Link::Ethernet);
             assert!(identity.gids.len() == 5 && identity.gids[0].gid != gids[0]);
         }
@@ -228,7 +228,7 @@ mod tests {
             [first[5], identity.gids[5]].map(|entry| entry.gid.to_ipv4().unwrap());
         assert!(before != after && before.is_loopback() && after.is_loopback());
         assert!(before.octets()[1] >= 128 && identity.gids[5].kind == GidType::ROCE_V2);
-        // Without one it has none.
+        // A device without one has none.
         assert_eq!(drawn(Link::Ethernet, usual, 3).interface(4), 0);
     }
 }

@@ -1,8 +1,8 @@
-//! Whose device it says it is.
+//! The hardware that a device claims to be.
 
 use std::borrow::Cow;
 
-/// What `ibv_query_device` says of vendor and version.
+/// The vendor and version that `ibv_query_device` reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Model<S = Cow<'static, str>> {
     pub(crate) vendor: u32,
@@ -11,11 +11,11 @@ pub(crate) struct Model<S = Cow<'static, str>> {
     pub(crate) firmware: S,
 }
 
-/// A vendor without a number of its own has all ones in these 24 bits.
+/// The vendor number of a vendor without one: all ones in these 24 bits.
 const NO_VENDOR: u32 = 0x00ff_ffff;
 
 impl Model {
-    /// This project's device.
+    /// The model of this project's device.
     pub(crate) const OWN: Self = Self {
         vendor: NO_VENDOR,
         part: 0,

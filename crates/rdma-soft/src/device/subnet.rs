@@ -1,5 +1,5 @@
-//! Subnets: devices that can reach each other. They share a fabric, and none of them is ever removed. Also the list of
-//! the devices that programs see, of all subnets.
+//! Subnets: sets of devices that can reach each other. They share a fabric, and none of them is ever removed. This
+//! module also has the list of the devices that programs see, of all subnets.
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -15,29 +15,29 @@ use crate::link::simulation::Links;
 use crate::profile::Profile;
 use crate::sync::locked;
 
-/// Far more than there are uses for, and far fewer than LIDs.
+/// Far more devices than programs need, and far fewer than there are LIDs.
 const MAX_DEVICES: usize = 4096;
 
-/// Why a device was not installed.
+/// The reason why a device was not installed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InstallError {
-    /// There is a device of this name; devices live as long as the process, or their network.
+    /// A device of this name exists already. Devices live as long as the process or their network.
     #[error("a software device named `{0}` is already installed: choose another name")]
     NameTaken(String),
-    /// The name does not fit into `struct ibv_device`, or could not be typed on a command line.
+    /// The name does not fit into `struct ibv_device`, or cannot be typed on a command line.
     #[error(
-        "`{0}` is no device name: use 1 to 63 of the characters a-z, A-Z, 0-9, `_`, `-` and `.`"
+        "`{0}` is not a valid device name: use 1 to 63 of the characters a-z, A-Z, 0-9, `_`, `-` and `.`"
     )]
     BadName(String),
-    /// Devices live as long as the process, and there is space for so many.
+    /// The process has its maximum number of devices, which live as long as the process.
     #[error("there are {0} software devices in this process already: use one of them")]
     TooMany(usize),
-    /// The system gave no random numbers, without which keys could be guessed.
+    /// The system returned no random numbers, and keys would be predictable without them.
     #[error("no random numbers from the system: let the process call getrandom(2)")]
     NoRandomness,
-    /// A device was to be shared with other processes, and the system does not say which host and which network namespace
-    /// this is, or the [directory](crate::Builder::directory) is not this user's alone.
+    /// The device cannot be shared with other processes. Either the system does not report its host and its network
+    /// namespace, or other users may enter the [directory](crate::Builder::directory).
     #[error(
         "the device cannot be shared with other processes ({reason}): mount /proc, name another directory \
          (`RDMA_SOFT_DIRECTORY` or `Builder::directory`), or install it for `Peers::ThisProcess`"
@@ -46,23 +46,23 @@ pub enum InstallError {
         /// The error of the system, or of the directory.
         reason: String,
     },
-    /// The device cannot listen where [`Builder::listen`](crate::Builder::listen) or the environment says.
+    /// The device cannot listen at the place set by [`Builder::listen`](crate::Builder::listen) or the environment.
     #[error(
         "the device cannot listen at `{place}` (`RDMA_SOFT_LISTEN` or `Builder::listen`): {reason}"
     )]
     CannotListen {
         /// The address or the interface.
         place: String,
-        /// Why not, and what to do.
+        /// The reason, and a remedy.
         reason: String,
     },
-    /// `RDMA_SOFT_LIKE` names no [`Profile`](crate::Profile).
+    /// `RDMA_SOFT_LIKE` is not the name of a [`Profile`](crate::Profile).
     #[error("`RDMA_SOFT_LIKE` is `{name}`, and the profiles are {}", profiles())]
     NoProfile {
         /// The name.
         name: String,
     },
-    /// The capture file that [`Builder::pcap`](crate::Builder::pcap) or the environment names cannot be written.
+    /// The capture file set by [`Builder::pcap`](crate::Builder::pcap) or the environment cannot be written.
     #[error(
         "the capture file `{path}` cannot be written ({reason}): name a file in a folder that exists, which this \
          process may write to, by `RDMA_SOFT_PCAP` or `Builder::pcap`"
@@ -70,7 +70,7 @@ pub enum InstallError {
     NoCapture {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         reason: String,
     },
 }
@@ -80,16 +80,16 @@ rdma_types::debug_messages!(enum InstallError {
     CannotListen { place, reason }, NoProfile { name }, NoCapture { path, reason },
 });
 
-/// The names of all profiles.
+/// Returns the names of all profiles.
 fn profiles() -> String {
     Profile::ALL.map(Profile::name).join(", ")
 }
 
-/// Those that programs see, in the order in which they were installed.
+/// The devices that programs see, in the order of their installation.
 #[derive(Debug)]
 pub(crate) struct Installed {
     devices: Mutex<Vec<&'static Device>>,
-    /// Subnets whose devices nobody sees any more: here a leak checker finds them.
+    /// Subnets whose devices programs do not see any more, kept here where a leak checker finds them.
     gone: Mutex<Vec<&'static Subnet>>,
 }
 
@@ -97,7 +97,7 @@ pub(crate) static INSTALLED: Installed =
     Installed { devices: Mutex::new(Vec::new()), gone: Mutex::new(Vec::new()) };
 
 impl Installed {
-    /// Adds a device that was made for its subnet, to that, too, unless there is one of that name.
+    /// Adds a device to its subnet and to this list, unless one of that name exists.
     pub(crate) fn add(&self, device: Device) -> Result<&'static Device, InstallError> {
         let mut installed = locked(&self.devices);
         if installed.iter().any(|other| other.name == device.name) {
@@ -139,7 +139,7 @@ impl Deref for Subnet {
 }
 
 impl std::fmt::Debug for Subnet {
-    /// Without its devices, which would print it again.
+    /// Prints the subnet without its devices, which would print it again.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Subnet").finish_non_exhaustive()
     }
@@ -163,18 +163,18 @@ impl Subnet {
         Self { links: Some(links), ..Self::of(fabric) }
     }
 
-    /// The subnet of all devices that are in no [network](crate::Network).
+    /// The subnet of all devices that do not belong to a [network](crate::Network).
     pub(crate) fn of_process() -> &'static Self {
         #[cfg(not(loom))]
         static OF_PROCESS: Subnet = Subnet::new();
-        // No model has it: what is in it belongs to one run of a model.
+        // Models do not use it, since its contents would belong to one run of a model.
         #[cfg(loom)]
         static OF_PROCESS: std::sync::LazyLock<Subnet> =
             std::sync::LazyLock::new(|| Subnet::of(Fabric::with(ServedBy::Nobody)));
         &OF_PROCESS
     }
 
-    /// The subnet of one model, which is never freed, as its devices are not. No timer ever expires in it.
+    /// The subnet of one model. Neither it nor its devices are ever freed. No timer ever expires in it.
     #[cfg(all(test, loom))]
     pub(crate) fn of_model() -> &'static Self {
         Self::of_model_with(ServedBy::Nobody)
@@ -186,20 +186,20 @@ impl Subnet {
         Box::leak(Box::new(Self::of(Fabric::with(served_by))))
     }
 
-    /// The subnet of a test, whose clock goes on when the test says so.
+    /// The subnet of a test that sets the clock.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn with_set_clock() -> Self {
         Self::of(Fabric::with_set_clock())
     }
 
-    /// Adds a device that was made for this subnet, unless there is one of that name. Its identity is drawn
-    /// again until no other device here shares an address with it: 16 bits of LID alone collide soon.
+    /// Adds a device that was created for this subnet, unless one of that name exists. Its identity is drawn again
+    /// until no other device here shares an address with it: 16 bits of LID alone collide soon.
     pub(crate) fn add(&self, mut device: Device) -> Result<&'static Device, InstallError> {
         let mut devices = locked(&self.devices);
         if devices.iter().any(|other| other.name == device.name) {
             return Err(InstallError::NameTaken(device.adapter.name));
         }
-        // So that an identity is always found soon.
+        // Limited, so that a free identity is always found soon.
         if devices.len() >= MAX_DEVICES {
             return Err(InstallError::TooMany(MAX_DEVICES));
         }
@@ -218,12 +218,12 @@ impl Subnet {
         Ok(device)
     }
 
-    /// All devices, without a list of them: each is looked up when it is its turn.
+    /// Returns all devices, one by one, without a list that would allocate memory.
     pub(crate) fn devices(&self) -> impl Iterator<Item = &'static Device> {
         (0..).map_while(|n| locked(&self.devices).get(n).copied())
     }
 
-    /// The device with that port address on that kind of link.
+    /// Returns the device with that port address on that kind of link.
     pub(crate) fn at(&self, link: Link, address: &Address) -> Option<&'static Device> {
         let devices = locked(&self.devices);
         devices.iter().copied().find(|device| device.link == link && device.has_address(address))
@@ -249,7 +249,7 @@ mod tests {
     fn devices_of_two_subnets_share_neither_names_nor_addresses() {
         static SUBNETS: [Subnet; 2] = [const { Subnet::new() }; 2];
         let [one, other] = SUBNETS.each_ref().map(|subnet| add(subnet).unwrap());
-        // Within one subnet the name would be taken and the identity drawn again.
+        // Within one subnet the name would be taken, and the identity drawn again.
         assert_eq!(one.guid(), other.guid());
         let address = Address::Lid(one.identity.lid);
         for (subnet, device) in SUBNETS.iter().zip([one, other]) {

@@ -1,24 +1,24 @@
-//! How long a peer that answers nothing is waited for, beside what queue pairs say of it.
+//! The patience with peers that do not answer, in addition to the settings of queue pairs.
 
 use std::time::Duration;
 
 use rdma_types::AckTimeout;
 
-/// Two durations, which the environment or a builder sets.
+/// Two durations, set by the environment or a builder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Patience {
-    /// How long a process of this host may be there and answer nothing.
+    /// The longest time that a process of this host may exist without answering.
     pub(crate) process: Duration,
-    /// How long a request to another host is retried at least.
+    /// The shortest time during which a request to another host is retried.
     pub(crate) host: Duration,
 }
 
 impl Patience {
-    /// Those that neither sets.
+    /// The default durations.
     pub(crate) const USUAL: Self =
         Self { process: Duration::from_secs(60), host: Duration::from_secs(2) };
 
-    /// What the environment says.
+    /// Returns the durations of the environment.
     pub(crate) fn of_environment() -> Self {
         let usual = Self::USUAL;
         Self {
@@ -28,7 +28,7 @@ impl Patience {
     }
 }
 
-/// The seconds that a variable says, if it is set.
+/// Returns the seconds in a variable, if it is set.
 fn variable(name: &str) -> Option<Duration> {
     let text = std::env::var_os(name)?;
     let duration = seconds(&text.to_string_lossy());
@@ -36,7 +36,7 @@ fn variable(name: &str) -> Option<Duration> {
         tracing::warn!(
             variable = name,
             value = ?text,
-            "the variable is ignored: it is a number of seconds, such as `60` or `0.5`"
+            "the variable is ignored: set it to a number of seconds, such as `60` or `0.5`"
         );
     }
     duration
@@ -46,7 +46,7 @@ fn seconds(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(text.trim().parse().ok()?).ok()
 }
 
-/// The timeout, or the shortest one that is as long as `least` if that is longer.
+/// Returns `timeout`, or if it is shorter than `least`, the shortest one that is not.
 pub(crate) fn at_least(timeout: AckTimeout, least: Duration) -> AckTimeout {
     let is_short = |timeout: &AckTimeout| timeout.duration().is_some_and(|short| short < least);
     let longer = |timeout: &AckTimeout| AckTimeout::limited(timeout.code() + 1);
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_that_is_too_short_is_the_shortest_that_is_not() {
+    fn a_timeout_that_is_too_short_is_raised_to_the_next_longer_one() {
         let code = |code, least| {
             let timeout = AckTimeout::from_code(code).unwrap();
             at_least(timeout, Duration::from_nanos(least)).code()

@@ -1,4 +1,4 @@
-//! How much a turn sends, and what a datagram has to be.
+//! Tests of the length of a turn, and of the requirements for a datagram.
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
 use std::cell::Cell;
@@ -34,7 +34,7 @@ use crate::sync::locked;
 
 const PATH: Path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
 
-/// A device of a fabric of its own, that this thread alone serves.
+/// A device of a fabric of its own, which only this thread serves.
 fn device(place: &'static OnceLock<Device>) -> &'static Device {
     let (limits, schedule, link) = (Limits::default(), Schedule::Immediate, Link::InfiniBand);
     place.get_or_init(|| {
@@ -52,7 +52,7 @@ fn queue_pair(device: &'static Device, service: Service) -> Arc<QueuePair> {
     QueuePair::create(device, &pd, &queue(), &queue(), None, init, Reporter::silent()).unwrap()
 }
 
-/// An empty datagram to that queue pair.
+/// Returns an empty datagram to that queue pair.
 fn datagram(to: u32) -> Burst {
     let to = Destination { qpn: Qpn::masked(to), qkey: 0, p_key: Bth::DEFAULT_P_KEY };
     let end = End { length: 0, immediate: None, invalidate: None, solicited: false };
@@ -60,7 +60,7 @@ fn datagram(to: u32) -> Burst {
     datagrams.send(&to, &end).unwrap()
 }
 
-/// Whoever fills a buffer puts as many packets into it as there is space for.
+/// A sender that fills a buffer puts as many packets into it as fit.
 #[test]
 fn a_turn_sends_sixteen_packets() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
@@ -81,9 +81,10 @@ fn a_turn_sends_sixteen_packets() {
     own.destroy();
 }
 
-/// Another thread has taken a datagram out of the inbox when its receiver begins again, and executes it then.
+/// Another thread has removed a datagram from the inbox. The receiver is reset and set up again before that thread
+/// executes it.
 #[test]
-fn what_came_for_an_earlier_life_is_not_taken() {
+fn packets_for_an_earlier_life_of_a_queue_pair_are_dropped() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let device = device(&DEVICE);
     let own = queue_pair(device, Service::UnreliableDatagram);
@@ -118,9 +119,9 @@ fn what_came_for_an_earlier_life_is_not_taken() {
     own.destroy();
 }
 
-/// The same of an acknowledgement, that comes for the requests of an earlier life.
+/// The same for an acknowledgement that arrives for the requests of an earlier life.
 #[test]
-fn what_acknowledges_an_earlier_life_is_not_taken() {
+fn acknowledgements_of_an_earlier_life_are_dropped() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let device = device(&DEVICE);
     let own = queue_pair(device, Service::ReliableConnection);
@@ -154,12 +155,12 @@ fn what_acknowledges_an_earlier_life_is_not_taken() {
     own.destroy();
 }
 
-/// Keeps what is sent until it is flushed, and looks then what the program has.
+/// A carrier that keeps packets until they are flushed, and then counts the program's completions.
 #[derive(Debug)]
 struct Waiting {
     own: Weak<QueuePair>,
     sent: AtomicU32,
-    /// How much was sent, and how many completions there were, at each flush.
+    /// The numbers of packets sent and of completions at each flush.
     flushed: std::sync::Mutex<Vec<(u32, u32)>>,
     /// The packet that the peer expects next.
     expected: AtomicU32,
@@ -225,7 +226,7 @@ impl Carrier for Waiting {
     }
 }
 
-/// Has it receive packets, answer by that outlet, and have two receive requests.
+/// Makes the queue pair ready to receive with two receive requests, and to answer by that outlet.
 fn make_ready(own: &Arc<QueuePair>, outlet: Outlet) {
     {
         let responder = &mut *own.responder.lock();
@@ -238,7 +239,7 @@ fn make_ready(own: &Arc<QueuePair>, outlet: Outlet) {
     (0..2).for_each(|n| own.post_receive(n, &[], &mut Turn::new()).unwrap());
 }
 
-/// Has it execute an empty SEND.
+/// Lets the queue pair execute an empty SEND.
 fn take_send(own: &QueuePair, psn: u32, ack_request: bool) -> Afterwards {
     let opcode = Opcode::new(WireService::Rc, Operation::SendOnly).unwrap();
     let bth = Bth::new(opcode, Qpn::masked(own.qpn), Psn::masked(psn));
@@ -249,9 +250,9 @@ fn take_send(own: &QueuePair, psn: u32, ack_request: bool) -> Afterwards {
     afterwards
 }
 
-/// The word says so when the packet comes that fails, and the program has had no turn since.
+/// The word is up to date when the failing packet arrives, and the program has had no turn since.
 #[test]
-fn what_the_peer_had_executed_before_this_end_failed_has_succeeded() {
+fn requests_executed_by_the_peer_succeed_if_this_end_fails_later() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let device = device(&DEVICE);
     let own = queue_pair(device, Service::ReliableConnection);
@@ -280,9 +281,9 @@ fn what_the_peer_had_executed_before_this_end_failed_has_succeeded() {
     own.destroy();
 }
 
-/// The acknowledgement of the first one is on its way, by another thread, when the second one comes.
+/// Another thread is sending the acknowledgement of the first message when the second one arrives.
 #[test]
-fn the_program_sees_no_message_before_all_answers_before_it_have_left() {
+fn a_message_is_visible_only_after_all_earlier_answers_have_left() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let device = device(&DEVICE);
     let own = queue_pair(device, Service::ReliableConnection);
@@ -301,13 +302,13 @@ fn the_program_sees_no_message_before_all_answers_before_it_have_left() {
     own.destroy();
 }
 
-/// It has polled the completion when another thread still has to give the turn in which the acknowledgement is sent.
+/// The program has polled the completion before another thread gives the turn that sends the acknowledgement.
 #[test]
-fn a_queue_pair_that_goes_acknowledges_what_its_program_has_seen() {
+fn a_destroyed_queue_pair_acknowledges_the_messages_its_program_has_seen() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let device = device(&DEVICE);
     let own = queue_pair(device, Service::ReliableConnection);
-    // The acknowledgement comes back to this device, which counts it as a packet for an unknown queue pair.
+    // The acknowledgement returns to this device, which counts it as a packet for an unknown queue pair.
     make_ready(&own, Outlet::Inbox(&**device.inbox()));
     take_send(&own, 0, true);
     assert_eq!(own.receive_cq.poll(4, |_, _, _| {}).unwrap(), 1);
@@ -316,9 +317,9 @@ fn a_queue_pair_that_goes_acknowledges_what_its_program_has_seen() {
     assert_eq!(device.tally.counters().unknown_qp, before + 1);
 }
 
-/// One that is longer than the MTU of the port is none (IBTA C9-205).
+/// A datagram that is longer than the MTU of the port is dropped (IBTA C9-205).
 #[test]
-fn a_datagram_is_no_longer_than_the_mtu() {
+fn a_datagram_longer_than_the_mtu_is_dropped() {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let device = device(&DEVICE);
     let own = queue_pair(device, Service::UnreliableDatagram);
