@@ -1,17 +1,17 @@
 #!/bin/sh
-# The links of the software device beside what others do over TCP and UDP on the loopback interface:
+# Compares the links of the software device with other libraries over TCP and UDP on the loopback interface:
 # UCX (package ucx-utils) and libfabric (package libfabric-bin). docs/performance.md has the results.
 set -eu
 export UCX_TLS=tcp UCX_NET_DEVICES=lo
 
-# The server ends with its client.
+# Each server ends with its client.
 pair() {
     "$@" > /dev/null 2>&1 &
     server=$!
     tries=0
     until "$@" 127.0.0.1 2> /dev/null > "$output" && grep -q "$last" "$output"; do
         tries=$((tries + 1))
-        [ $tries -lt 50 ] || { echo "no answer of $1" >&2; exit 1; }
+        [ $tries -lt 50 ] || { echo "no answer from $1" >&2; exit 1; }
         sleep 0.1
     done
     kill $server 2> /dev/null || true

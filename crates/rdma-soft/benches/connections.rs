@@ -1,11 +1,11 @@
-//! What ten thousand connections between two processes take: time, memory, and processor time while nothing happens.
+//! The cost of ten thousand connections between two processes: time, memory, and processor time while nothing happens.
 //! `docs/performance.md` has the results.
 //!
 //! ```sh
 //! cargo bench -p rdma-soft --bench connections
 //! ```
 #![allow(clippy::disallowed_methods)] // The programs' side has a clock of its own.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench that fails says so.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench panics if it fails.
 #![allow(clippy::cast_precision_loss)]
 
 use std::env;
@@ -22,10 +22,10 @@ use test_support::rig::connect::{Endpoint, Knobs, connect, endpoint};
 use test_support::rig::post::Wr;
 use test_support::rig::{Context, Cq, Pd, Qp, Size};
 
-/// In the environment of the second process: where it listens, or `soft0`.
+/// In the environment of the second process: the address where it listens, or `soft0`.
 const PLACE: &str = "RDMA_SOFT_CONNECTIONS_PLACE";
 const COUNT: usize = 10_000;
-/// How long nothing happens.
+/// The length of the idle period.
 const IDLE: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         eprintln!("{}", measured.map(|value| value.to_string()).join(" "));
         return ExitCode::SUCCESS;
     }
-    // `cargo test --benches` only wants to see that it starts.
+    // `cargo test --benches` only checks that it starts.
     if !env::args().any(|argument| argument == "--bench") {
         return ExitCode::SUCCESS;
     }
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     });
     for (n, (name, unit)) in [
         ("all connected", "s"),
-        ("memory of each, beside buffers", "KiB"),
+        ("memory of each, without buffers", "KiB"),
         ("a message both ways on each", "us"),
         ("processor time in 10 s", "s"),
     ]
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What one of two processes has measured that talk to each other.
+/// Returns the measurements of one of two processes that communicate.
 fn measure(place: &str, far: &str) -> [f64; 4] {
     let (one, other) = UnixStream::pair().unwrap();
     let start = |place: &str, end: UnixStream| {
@@ -78,7 +78,7 @@ fn measure(place: &str, far: &str) -> [f64; 4] {
     std::array::from_fn(|_| values.next().unwrap())
 }
 
-/// One of the two, with all of its queue pairs.
+/// One of the two processes, with all of its queue pairs.
 struct Process {
     queue_pairs: Vec<Qp>,
     own: Endpoint,
@@ -100,7 +100,7 @@ impl Process {
         let capacity = i32::try_from(COUNT).unwrap();
         let (send, receive) = (context.cq(capacity), context.cq(capacity));
         let pd = context.pd();
-        // The smallest queues: what is counted is not theirs.
+        // The smallest queues, since their memory is not measured.
         let size = Size { send_wr: 1, receive_wr: 1, ..Size::default() };
         let first = pd.qp(&send, &receive, &size);
         let own = endpoint(&context, &first);
@@ -110,13 +110,13 @@ impl Process {
         Self { queue_pairs, own, send, receive, _pd: pd, _context: context, memory_before }
     }
 
-    /// Does the same as the other one.
+    /// Runs the same steps as the other process.
     fn meet(&self, input: &mut dyn Read, output: &mut dyn Write) -> [f64; 4] {
         let gid = test_support::rig::datagram::gid_of(&self.own.gid).to_bytes();
         let numbers = self.queue_pairs.iter().flat_map(|qp| qp.number().to_le_bytes());
         let said: Vec<u8> = gid.into_iter().chain(numbers).collect();
         let mut heard = vec![0; said.len()];
-        // Neither waits for the other to read: a pipe holds less than this.
+        // Exchanged in chunks: a pipe holds less than the whole, and neither process reads while it writes.
         for (said, heard) in said.chunks(4096).zip(heard.chunks_mut(4096)) {
             output.write_all(said).unwrap();
             output.flush().unwrap();
@@ -156,14 +156,14 @@ impl Process {
     }
 }
 
-/// What of this process lies in memory, in bytes.
+/// Returns the resident memory of this process, in bytes.
 fn memory() -> usize {
     let status = fs::read_to_string("/proc/self/statm").unwrap();
     let pages: usize = status.split(' ').nth(1).unwrap().parse().unwrap();
     pages * rustix::param::page_size()
 }
 
-/// In the program and in the kernel.
+/// Returns the processor time in the program and in the kernel.
 fn processor_time() -> Duration {
     let stat = fs::read_to_string("/proc/self/stat").unwrap();
     let (_, fields) = stat.rsplit_once(") ").unwrap();

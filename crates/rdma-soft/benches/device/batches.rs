@@ -1,21 +1,21 @@
-//! Times that a busy machine does not spoil: those of the median batch.
+//! Times that a busy machine does not distort: those of the median batch.
 //!
-//! A thread that has to wait for its core makes one batch long and leaves the others as they are,
-//! whereas the mean tells how busy the machine was.
+//! A thread that must wait for its core makes one batch long and leaves the others unchanged. The mean would show how
+//! busy the machine was.
 
 use std::time::{Duration, Instant};
 
 use criterion::{Bencher, BenchmarkGroup, measurement::WallTime};
 
-/// Enough for a median, however few rounds are asked for.
+/// Enough for a median, even if few rounds are requested.
 const LEAST: u64 = 128;
 
-/// How many batches make so many rounds.
+/// Returns the number of batches for that many rounds.
 pub(crate) fn count(rounds: u64, batch: u64) -> u64 {
     rounds.div_ceil(batch).max(LEAST)
 }
 
-/// What one of `f` takes, in batches that last some microseconds.
+/// Measures one call of `f`, in batches that last some microseconds.
 pub(crate) fn iter(b: &mut Bencher<'_>, batch: u64, mut f: impl FnMut()) {
     b.iter_custom(|rounds| {
         let mut times: Vec<f64> =
@@ -24,7 +24,7 @@ pub(crate) fn iter(b: &mut Bencher<'_>, batch: u64, mut f: impl FnMut()) {
     });
 }
 
-/// What one of `f` takes, each behind a preparation that does not count. A look at the clock is in it.
+/// Measures one call of `f`, each after a preparation that does not count. The time includes one read of the clock.
 pub(crate) fn iter_each<T>(
     b: &mut Bencher<'_>,
     with: &mut T,
@@ -41,10 +41,10 @@ pub(crate) fn iter_each<T>(
     });
 }
 
-/// Benches `f`, and beside it, in turn with it, what it is to be compared with; says what that took.
+/// Benches `f` in turn with a reference, and prints both.
 ///
-/// `game` is given a number of batches, plays them, and returns for each what one round took, in
-/// nanoseconds: of the thing, and of what is beside it.
+/// `game` receives a number of batches and runs them. It returns for each the time of one round in nanoseconds, of `f`
+/// and of the reference.
 pub(crate) fn bench_beside(
     group: &mut BenchmarkGroup<'_, WallTime>,
     name: &str,
@@ -63,18 +63,18 @@ pub(crate) fn bench_beside(
             total(rounds, ns)
         });
     });
-    // Empty if a filter left this bench out.
+    // Empty if a filter excluded this bench.
     if !own.is_empty() {
         let (ns, other) = (median(&mut own), median(&mut others));
         let (least, most) = (others[0], others[others.len() - 1]);
         println!(
-            "    median {ns:.1} ns; {beside} beside it {other:.1} ns ({least:.1} to {most:.1}), ratio {:.2}",
+            "    median {ns:.1} ns; {beside}: {other:.1} ns ({least:.1} to {most:.1}), ratio {:.2}",
             ns / other
         );
     }
 }
 
-/// What one of `f` took in a batch, in nanoseconds.
+/// Returns the time of one `f` in a batch, in nanoseconds.
 pub(crate) fn ns_of_one(batch: u64, mut f: impl FnMut()) -> f64 {
     let begin = Instant::now();
     (0..batch).for_each(|_| f());

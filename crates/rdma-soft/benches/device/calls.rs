@@ -1,4 +1,4 @@
-//! Calls that take something away from peers, in a domain and with a completion queue of few queue pairs or of many.
+//! Calls that withdraw access from peers, in a domain and with a completion queue of few or of many queue pairs.
 
 use rdma_sys::{ibv_mr, ibv_mw_bind_info, ibv_send_flags, ibv_wc};
 
@@ -11,13 +11,13 @@ use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, MW_BIND, Mr, Qp, REMOTE_WRITE};
 
 #[derive(Clone, Copy)]
 pub(crate) enum Call {
-    /// Of a region.
+    /// Deregister a region.
     Deregister,
-    /// Of a window of type 1 that is not bound.
+    /// Deallocate a window of type 1 that is not bound.
     Deallocate,
-    /// Of a window of type 1 that is bound already, and the poll of its completion.
+    /// Bind a window of type 1 that is bound already, and poll the completion.
     Bind,
-    /// Of a connected queue pair.
+    /// Destroy a connected queue pair.
     Destroy,
 }
 
@@ -28,7 +28,7 @@ pub(crate) const CALLS: [(&str, Call); 4] = [
     ("destroy_queue_pair", Call::Destroy),
 ];
 
-/// What is to be called, a number of times. Fields drop in order.
+/// The objects of a number of calls. Fields drop in order.
 pub(crate) struct Calls {
     call: Call,
     regions: Vec<*mut ibv_mr>,
@@ -39,7 +39,7 @@ pub(crate) struct Calls {
     wc: ibv_wc,
     _bindable: Mr,
     memory: Vec<u8>,
-    /// Has no queue pair, if nothing is called that needs one, or two or more.
+    /// Has no queue pairs if the call needs none, else two or more.
     many: Many,
 }
 
@@ -64,7 +64,7 @@ impl Calls {
         calls
     }
 
-    /// Makes what so many calls take away.
+    /// Creates the objects that `count` calls destroy.
     pub(crate) fn prepare(&mut self, count: usize) {
         let Many { context, pd, cq, .. } = &self.many;
         for _ in 0..count {

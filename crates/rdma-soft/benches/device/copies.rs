@@ -1,4 +1,4 @@
-//! Writes beside a plain copy of the same bytes between the same two buffers.
+//! Writes compared with a plain copy of the same bytes between the same two buffers.
 
 use std::hint::black_box;
 use std::ptr;

@@ -1,12 +1,12 @@
-//! How fast the device is, through its C ABI. `docs/performance.md` has the results.
+//! The speed of the device, through its C ABI. `docs/performance.md` has the results.
 //!
 //! ```sh
 //! cargo bench -p rdma-soft
 //! ```
 #![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::disallowed_methods)] // The programs' side has clocks and threads of its own.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench that fails says so.
-#![allow(clippy::cast_possible_truncation)] // rdma-sys is for 64-bit targets alone.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench panics if it fails.
+#![allow(clippy::cast_possible_truncation)] // rdma-sys is only for 64-bit targets.
 
 use std::time::Duration;
 

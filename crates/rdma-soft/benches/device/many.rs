@@ -6,7 +6,7 @@ use crate::prepared::{Prepared, poll};
 use test_support::rig::connect::{Knobs, connect, endpoint};
 use test_support::rig::{ALL_ACCESS, Context, Cq, Mr, Pd, Qp, Size};
 
-/// How many of something there are, and whether operations use one of them or all in turn.
+/// A number of objects, and whether operations use one of them or all in turn.
 #[derive(Clone, Copy)]
 pub(crate) enum Count {
     OneOf(usize),
@@ -20,7 +20,7 @@ impl Count {
         }
     }
 
-    /// The one behind `n` in use.
+    /// Returns the index after `n` that is in use.
     #[inline]
     fn next(self, n: usize) -> usize {
         match self {
@@ -34,7 +34,7 @@ impl Count {
 /// Fields drop in order.
 pub(crate) struct Many {
     _regions: Vec<Mr>,
-    /// Pairs that are connected to each other.
+    /// Pairs of connected queue pairs.
     pub(crate) connections: Vec<(Qp, Qp)>,
     pub(crate) cq: Cq,
     pub(crate) pd: Pd,
@@ -81,7 +81,7 @@ impl Many {
         }
     }
 
-    /// Of each of these queue pairs.
+    /// The size of each of these queue pairs.
     pub(crate) fn size() -> Size {
         Size {
             qp_type: rdma_sys::ibv_qp_type::IBV_QPT_RC,
@@ -93,7 +93,7 @@ impl Many {
         }
     }
 
-    /// Writes from one region to the next in use on the next connection in use, and polls that.
+    /// Writes from one region to the next on the next connection, among those in use, and polls the completion.
     #[inline]
     pub(crate) fn write(&mut self) {
         self.connection = self.use_connections.next(self.connection);

@@ -1,9 +1,10 @@
-//! An engine that does what any correct one has to do for a WRITE and its poll, in the same order and under as many
-//! locks of the same kind, and nothing else: what the device is beside, so that a ratio says what its own code costs.
+//! A minimal engine: it does everything that a correct engine must do for a WRITE and its poll, and nothing else. It
+//! has the same order, and as many locks of the same kind. The device is compared with it, so that a ratio shows the
+//! cost of the device's own code.
 //!
-//! It checks what the specification asks to check, at both ends, keeps order, gives places in queues back when their
-//! completions are polled, and reports what fails. It has no other requests, peers, states, waits, events, windows,
-//! counters or schedules, its objects never end, and whoever needs one of those would have to add to it.
+//! It performs the checks of the specification at both ends, keeps order, releases places in queues when their
+//! completions are polled, and reports failures. It has no other requests, peers, states, waits, events, windows,
+//! counters or schedules, and its objects are never destroyed. Each of these would add to its cost.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -21,9 +22,9 @@ const REMOTE_WRITE: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
 const ACCESS: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | REMOTE_WRITE;
 const CAPACITY: u32 = 64;
 const MTU_LOG2: u32 = 10;
-/// Of all objects.
+/// The protection domain of all objects.
 const DOMAIN: u32 = 1;
-/// What the ends know their connection by.
+/// The path by which both ends identify their connection.
 const PATH: u64 = 7;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -54,21 +55,21 @@ struct Region {
     length: u64,
 }
 
-/// What C has pointers to is its first field.
+/// The first field is the part that C has pointers to.
 #[repr(C)]
 struct QueuePair {
     qp: ibv_qp,
     domain: u32,
     send: SpinMutex<SendSide>,
     responder: SpinMutex<Responder>,
-    /// How many requests are done whose completion, or a later one, was polled.
+    /// The number of requests whose own or a later completion was polled.
     polled: AtomicU32,
     peer: *const QueuePair,
     queue: *const Queue,
     regions: *const [Region],
 }
 
-/// As [`QueuePair`].
+/// The first field is the part that C has pointers to.
 #[repr(C)]
 struct Queue {
     cq: ibv_cq,
@@ -87,12 +88,12 @@ struct Entry {
     wr_id: u64,
     status: ibv_wc_status,
     qpn: u32,
-    /// Whose it is, and how many of its requests are done with it.
+    /// The queue pair, and the number of its requests that are complete with this entry.
     of: *const QueuePair,
     upto: u32,
 }
 
-/// The memory of `length` bytes at `address`, if the key, the domain, the bounds and the rights are right.
+/// Returns the memory of `length` bytes at `address`, if the key, the domain, the bounds and the rights are correct.
 fn find(
     regions: &[Region],
     (key, domain, wanted): (u32, u32, u32),
@@ -217,7 +218,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, mut list: *mut ibv_w
     if found == 0 && ring.overflowed { -Errno::EOVERFLOW.raw() } else { found }
 }
 
-/// Two connected queue pairs of such an engine, and a write of 8 B from one to the other.
+/// Two connected queue pairs of this engine, and a write of 8 B from one to the other.
 pub(crate) struct Mock {
     write: Prepared,
     wc: ibv_wc,
@@ -226,7 +227,7 @@ pub(crate) struct Mock {
 }
 
 impl Mock {
-    /// Its objects are there until the process ends.
+    /// Creates objects that live until the process ends.
     pub(crate) fn new() -> Self {
         let mut context = ibv_context::default();
         context.ops.post_send = Some(post_send);
@@ -243,7 +244,7 @@ impl Mock {
         let ring = SpinMutex::new(Ring { entries, head: 0, tail: 0, overflowed: false });
         let cq = ibv_cq { context, ..Default::default() };
         let queue = ptr::from_mut(Box::leak(Box::new(Queue { cq, ring })));
-        // Source and sink, each among others.
+        // Source and sink, each among other regions.
         let memory = vec![1_u64; 64].leak();
         let regions: &[Region] = (0..64_u32)
             .zip(memory)

@@ -1,4 +1,4 @@
-//! What a request costs on one thread, from its post to its polled completion.
+//! The cost of a request on one thread, from its post to its polled completion.
 
 use criterion::Criterion;
 use rdma_sys::ibv_wc;

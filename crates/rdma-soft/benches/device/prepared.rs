@@ -1,5 +1,5 @@
 //! Requests that are built once and posted many times, so that a loop measures only the device.
-#![allow(dead_code)] // Not every bench uses all.
+#![allow(dead_code)] // Some benches use only a part.
 
 use std::{hint, ptr, thread};
 
@@ -12,7 +12,7 @@ pub(crate) struct Prepared {
     sge: ibv_sge,
 }
 
-// Plain memory: the list pointer is set anew by each post.
+// Plain memory: each post sets the list pointer again.
 unsafe impl Send for Prepared {}
 
 impl Prepared {
@@ -35,7 +35,7 @@ impl Prepared {
         prepared
     }
 
-    /// Gives a write another source and another sink.
+    /// Sets another source and another sink of a write.
     #[inline]
     pub(crate) fn aim(&mut self, source: ibv_sge, sink: ibv_sge) {
         self.sge = source;
@@ -59,7 +59,7 @@ pub(crate) struct PreparedReceive {
     sge: ibv_sge,
 }
 
-// As for `Prepared`.
+// Safe for the same reason as for `Prepared`.
 unsafe impl Send for PreparedReceive {}
 
 impl PreparedReceive {
@@ -93,7 +93,7 @@ pub(crate) fn poll(cq: *mut ibv_cq, wc: &mut ibv_wc) {
     assert_eq!(wc.status, ibv_wc_status::IBV_WC_SUCCESS);
 }
 
-/// Spins as long as the other thread can be expected to run, then leaves it the core.
+/// Spins as long as the other thread is likely to run, then yields the core.
 #[derive(Default)]
 pub(crate) struct Patience(u32);
 

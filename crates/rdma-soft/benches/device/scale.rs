@@ -1,5 +1,5 @@
-//! Writes of 8 B when a device holds few objects and when it holds many, and calls that take something away, also
-//! beside threads that have executed requests.
+//! Writes of 8 B on a device with few objects and with many, and calls that withdraw access, also while other threads
+//! have executed requests.
 
 use std::sync::Barrier;
 use std::thread;

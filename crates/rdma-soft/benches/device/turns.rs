@@ -1,5 +1,5 @@
-//! Writes that are executed by somebody else's call, or later: what they name may have been unmapped
-//! meanwhile, so that they are copied with more care than within their own post, unless the memory was noted as mapped.
+//! Writes that are executed by another thread's call, or later. Their memory may have been unmapped meanwhile. So they
+//! are copied with more care than within their own post, unless the memory was noted as mapped.
 
 use criterion::Criterion;
 use rdma_soft::{Builder, Schedule};
@@ -9,11 +9,11 @@ use crate::batches::{bench_beside, ns_of_one};
 use crate::link::Link;
 use crate::prepared::{Prepared, PreparedReceive, poll};
 
-/// How many writes of which length are executed in one turn, behind a SEND of nothing.
+/// The number and the length of the writes that one turn executes, after an empty SEND.
 const TURNS: [(u64, usize); 3] = [(8, 8), (8, 4 << 10), (1, 64 << 10)];
 const LATER: &str = "bench-deferred";
 
-/// A SEND and the writes behind it.
+/// A SEND and the writes after it.
 struct Backlog {
     send: Prepared,
     receive: PreparedReceive,
@@ -24,15 +24,14 @@ struct Backlog {
 
 impl Backlog {
     fn new(device: &str, writes: u64, length: usize, noted: bool) -> Self {
-        // As long as in the bench of copies: where the two buffers are matters to long copies.
+        // As long as in the bench of copies, since the position of the two buffers matters to long copies.
         let link = Link::on(device, 4 << 20);
         let link = if noted { link.noted() } else { link };
         let (send, receive) = link.send(0);
         Self { send, receive, write: link.write(length), writes, link }
     }
 
-    /// Posts all of it, and takes the completions. With the receive request at the end, the post of that
-    /// executes a turn.
+    /// Posts everything, and polls the completions. If the receive request is posted last, its post executes a turn.
     fn run(&mut self, by_a_turn: bool) {
         let (a, b) = (&self.link.a, &self.link.b);
         if !by_a_turn {
@@ -48,7 +47,7 @@ impl Backlog {
         poll(b.receive_cq.0, &mut wc);
     }
 
-    /// What a write took, with its share of the SEND.
+    /// Measures one write, with its share of the SEND.
     fn ns_of_write(&mut self, by_a_turn: bool) -> f64 {
         ns_of_one(BATCH, || self.run(by_a_turn)) / self.writes as f64
     }

@@ -1,8 +1,8 @@
 //! Ping-pong between two threads: half of a round trip.
 //!
-//! What it costs is mostly the way of cache lines from core to core, and so depends on the cores that
-//! the system chose. So each bench takes turns with a ping-pong of a bare cache line between the same
-//! threads, and says what that took.
+//! The cost is mostly the transfer of cache lines from core to core, and so depends on the cores that the system has
+//! chosen. So each bench takes turns with a ping-pong of a bare cache line between the same threads, and prints the
+//! time of both.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,14 +54,14 @@ trait Player {
     }
 }
 
-/// Plays in turn with a bare cache line, each side on a core of its own; half of what a round trip
-/// took, in nanoseconds, of each.
+/// Plays in turn with a bare cache line, each side on a core of its own. Returns half of a round trip, in nanoseconds,
+/// for each.
 fn play(batches: u64, mut a: impl Player + Send, mut b: impl Player + Send) -> Vec<(f64, f64)> {
     let lines = [Line::default(), Line::default()];
     let mut bare_a = Liner::new(&lines[0], &lines[1]);
     let mut bare_b = Liner::new(&lines[1], &lines[0]);
     let start = &Barrier::new(2);
-    // What a player writes is moved to its thread: on one stack it would be the other's neighbour.
+    // The state of a player is moved to its thread. On one stack, both states would share cache lines.
     thread::scope(|scope| {
         scope.spawn(move || {
             stay_on_core(1);
@@ -86,7 +86,7 @@ fn play(batches: u64, mut a: impl Player + Send, mut b: impl Player + Send) -> V
     })
 }
 
-/// Keeps this thread on the `n`th of the cores that it may use, if there are so many.
+/// Keeps this thread on the `n`th of the cores that it may use, if there are that many.
 fn stay_on_core(n: usize) {
     let allowed = sched_getaffinity(None).unwrap();
     let core = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).nth(n);
@@ -134,7 +134,7 @@ fn wait_for(word: &AtomicU64, round: u64) {
     }
 }
 
-/// Where a side's words are: each alone on its cache lines.
+/// The offsets of a side's words, each alone on its cache lines.
 const OUT: usize = 128;
 const BACK: usize = 384;
 const LENGTH: usize = 512;
@@ -161,12 +161,12 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The word at `offset` of memory that nobody touches but the device and these threads.
+/// Returns the word at `offset` of memory that only the device and these threads access.
 fn word(memory: &Mr, offset: usize) -> &AtomicU64 {
     let address = memory.sge(offset, 8).addr as usize;
     let pointer = ptr::with_exposed_provenance_mut::<u64>(address);
     assert!(pointer.is_aligned());
-    // Aligned, registered for as long as the result lives, and written by words alone.
+    // Aligned, registered as long as the result lives, and written only as whole words.
     unsafe { AtomicU64::from_ptr(pointer) }
 }
 

@@ -1,13 +1,12 @@
-//! How many instructions a write of 8 B costs, from its post to its polled completion, when a device
-//! holds few objects and when it holds many; what calls cost that take something away; and what an engine costs that
-//! does the same for a write and nothing else.
+//! The number of instructions for a write of 8 B, from its post to its polled completion. It is measured on a device
+//! with few objects and with many. Also the number for calls that withdraw access, and for an engine that only writes.
 //!
-//! Instructions, unlike nanoseconds, hardly differ between runs, so that this is a check: it fails if
-//! one of many costs more than [`MOST`] times one alone, or a call [`MOST_OF_CALLS`] times. It runs itself under callgrind with n and
-//! with 2n operations; the difference is the operations alone. It fails without valgrind.
+//! Instructions, unlike nanoseconds, hardly differ between runs, so this is a check. It fails if an operation among
+//! many objects costs more than [`MOST`] times one alone, or a call [`MOST_OF_CALLS`] times. It runs itself under
+//! callgrind with n and with 2n operations; the difference is the cost of n operations. It fails without valgrind.
 #![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block, clippy::undocumented_unsafe_blocks)]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench that fails says so.
-#![allow(clippy::cast_possible_truncation)] // rdma-sys is for 64-bit targets alone.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench panics if it fails.
+#![allow(clippy::cast_possible_truncation)] // rdma-sys is only for 64-bit targets.
 
 use std::env;
 use std::hint::black_box;
@@ -29,11 +28,11 @@ mod mock;
 mod prepared;
 
 const MOST: f64 = 1.2;
-/// Of a call among many queue pairs. One that gives a key back follows the secret order of keys, and has cost from 680
-/// to 850. What looks at each queue pair costs hundreds of times as much.
+/// The limit of a call among many queue pairs. A call that releases a key follows the secret order of keys, and has
+/// cost from 680 to 850. Code that visits each queue pair costs hundreds of times as much.
 const MOST_OF_CALLS: f64 = 2.0;
 const OPERATIONS: u64 = 10_000;
-/// Of calls, each of which needs an object of its own.
+/// The number of calls. Each needs an object of its own.
 const FEW: u64 = 100;
 
 /// In the environment of a run under callgrind: the scenario's name.
@@ -41,17 +40,17 @@ const SCENARIO: &str = "RDMA_SOFT_SCENARIO";
 
 #[derive(Clone, Copy)]
 enum Work {
-    /// How connections and regions are used.
+    /// The use of connections and regions.
     Writes(Count, Count),
     MockWrites,
-    /// In a domain of so many connections.
+    /// Calls in a domain of that many connections.
     Calls(Call, usize),
 }
 
-/// A name, what is done, and whether the result is checked.
+/// A name, the work, and whether the result is checked.
 type Scenario = (&'static str, Work, bool);
 
-/// Each is beside the first.
+/// Each is compared with the first.
 const WRITES: [Scenario; 6] = [
     ("1 queue pair, 1 region", Work::Writes(Count::OneOf(1), Count::OneOf(1)), true),
     ("1 of 1,000 queue pairs", Work::Writes(Count::OneOf(1_000), Count::OneOf(1)), true),
@@ -61,7 +60,7 @@ const WRITES: [Scenario; 6] = [
     ("a mock engine", Work::MockWrites, false),
 ];
 
-/// Few and many queue pairs of which a call is not about.
+/// Few and many queue pairs that a call does not involve.
 const CONNECTIONS: [usize; 2] = [1, 5_000];
 
 fn main() -> ExitCode {
@@ -86,7 +85,7 @@ fn find(scenario: &str) -> Option<Work> {
     write.or_else(|| CALLS.into_iter().find_map(named))
 }
 
-/// The first time so that what only the first use of each costs is not in the first count.
+/// Runs the work once before counting, so that the first count does not include the cost of first uses.
 fn run(work: Work) {
     match work {
         Work::Writes(connections, regions) => {
@@ -109,7 +108,7 @@ fn run(work: Work) {
     }
 }
 
-// What callgrind counts. It finds the functions by their names.
+// The functions that callgrind counts. It finds them by their names.
 
 #[inline(never)]
 fn writes_counted(many: &mut Many, operations: u64) {
@@ -132,7 +131,7 @@ fn calls_counted(calls: &mut Calls, operations: u64) {
     }
 }
 
-/// Prints the tables. Whether all is within the limit.
+/// Prints the tables. Returns true if everything is within the limits.
 fn compare() -> Result<bool, String> {
     let mut flat = true;
     let mut row = |name: &str, cost: f64, alone: f64, most: Option<f64>| {

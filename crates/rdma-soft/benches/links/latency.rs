@@ -1,25 +1,25 @@
-//! Programs that wait for one thing at a time, as those of perftest do: for their own request,
-//! for a message, for a word of memory.
+//! Programs that wait for one thing at a time, like those of perftest: for their own request, for a message, for a word
+//! of memory.
 
 use test_support::rig::Cq;
 use test_support::rig::post::Wr;
 
 use super::{Ends, Work};
 
-/// Fewer than those of a program that has several things at hand: it may wait for long.
+/// Fewer than those of programs with several operations in flight, since each may wait for long.
 const ROUND_TRIPS: u64 = 1_000;
 const ROUND_WAKES: u64 = 1_000;
 
-/// What a program waits for.
+/// The event that a program waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Waits {
-    /// As `ib_send_lat`: for its own SEND, then for a message.
+    /// Like `ib_send_lat`: its own SEND, then a message.
     Sends,
     /// The same on an unreliable connection.
     UnreliableSends,
-    /// As `ib_write_lat`: for its own WRITE, then for a word that the peer writes.
+    /// Like `ib_write_lat`: its own WRITE, then a word that the peer writes.
     Writes,
-    /// For a READ of so many bytes, of a process that sleeps.
+    /// A READ of that many bytes from a process that sleeps.
     Reads(u16),
 }
 
@@ -28,14 +28,14 @@ impl Ends {
         let trips = |time: std::time::Duration| time.as_secs_f64() * 1e6 / (2 * ROUND_TRIPS) as f64;
         let works = [Waits::UnreliableSends, Waits::Sends, Waits::Writes].map(Work::Waits);
         let [unreliable, reliable, writes] = self.medians(works).map(trips);
-        println!("half a round trip of 8 bytes       us   beside");
+        println!("half a round trip of 8 bytes       us   ratio");
         println!("ib_send_lat, UC              {unreliable:>8.2}");
         println!("ib_send_lat, RC              {reliable:>8.2}   {:.2}", reliable / unreliable);
         println!("ib_write_lat, RC             {writes:>8.2}   {:.2}", writes / unreliable);
         let reads = |time: std::time::Duration| time.as_secs_f64() * 1e6 / ROUND_WAKES as f64;
         let [short, long] = self.medians([8, 4096].map(Waits::Reads).map(Work::Waits)).map(reads);
-        println!("READ of 8 bytes, who is there sleeps   {short:>8.2}");
-        println!("READ of 4 KiB, who is there sleeps     {long:>8.2}");
+        println!("READ of 8 bytes, the peer sleeps       {short:>8.2}");
+        println!("READ of 4 KiB, the peer sleeps         {long:>8.2}");
     }
 
     pub(crate) fn wait_for(&self, waits: Waits, first: bool) {
@@ -43,7 +43,7 @@ impl Ends {
             Waits::Sends | Waits::UnreliableSends => self.send_and_wait(waits, first),
             Waits::Writes => self.write_and_wait(first),
             Waits::Reads(length) if first => self.read_and_wait(length.into()),
-            // The other one reads, and this process sleeps.
+            // The other process reads, and this one sleeps.
             Waits::Reads(_) => self.meet(),
         }
     }
@@ -73,7 +73,7 @@ impl Ends {
         self.meet();
     }
 
-    /// The first word is what comes, and the second what goes.
+    /// The first word receives, and the second one is sent.
     fn write_and_wait(&self, first: bool) {
         let (address, key) = self.remote;
         let sge = [self.memory.sge(8, 8)];

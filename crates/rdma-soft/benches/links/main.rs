@@ -1,16 +1,16 @@
-//! How fast the links between processes and between hosts are, beside the sockets that they are made of. `docs/performance.md` has the
-//! results.
+//! The speed of the links between processes and between hosts, compared with the sockets that they are made of.
+//! `docs/performance.md` has the results.
 //!
 //! ```sh
 //! cargo bench -p rdma-soft --bench links
 //! cargo bench -p rdma-soft --bench links -- trips     # or `waits`, `wakes`, or `writes`; and `soft0` or `udp`
 //! ```
 //!
-//! Two processes, this program twice, poll without a pause, but for the second one in `wakes`, which sleeps: on a machine with fewer than two processors that are free
-//! the figures say nothing. Each row is measured in turn with the one that it is beside, several times, and the median
-//! is printed.
+//! Two processes, this program twice, poll without a pause, except the second one in `wakes`, which sleeps. The figures
+//! have no meaning on a machine with fewer than two idle processors. Each row is measured in turn with the one that it
+//! is compared with, several times, and the median is printed.
 #![allow(clippy::disallowed_methods)] // The programs' side has a clock of its own.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench that fails says so.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench panics if it fails.
 #![allow(clippy::cast_precision_loss)]
 
 mod latency;
@@ -42,16 +42,16 @@ use latency::Waits;
 
 /// In the environment of the second process: the name of the first one's socket.
 const SOCKET: &str = "RDMA_SOFT_LINKS_SOCKET";
-/// And where it listens, if they talk by UDP.
+/// Also there: the address where it listens, if they communicate by UDP.
 const PLACE: &str = "RDMA_SOFT_LINKS_PLACE";
-/// The port of the sockets beside which UDP is measured.
+/// The port of the sockets that UDP is compared with.
 const PORT: u16 = 18_591;
 const ROUNDS: usize = 5;
 const ROUND_TRIPS: u64 = 20_000;
 const ROUND_WAKES: u64 = 5_000;
-/// How many bytes a round moves.
+/// The number of bytes that a round moves.
 const BYTES: usize = 256 << 20;
-/// What a socket takes at a time.
+/// The size of one write to a socket.
 const CHUNK: usize = 64 << 10;
 const LARGEST: usize = 1 << 20;
 
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
         Ends::new(socket, wakes, env::var(PLACE).ok().map(|place| place.parse().unwrap())).serve();
         return ExitCode::SUCCESS;
     }
-    // `cargo test --benches` only wants to see that it starts.
+    // `cargo test --benches` only checks that it starts.
     if !env::args().any(|argument| argument == "--bench") {
         return ExitCode::SUCCESS;
     }
@@ -93,7 +93,7 @@ fn socket() -> OwnedFd {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
 }
 
-/// Two descriptors, by which each process wakes up the other: the first one's is first.
+/// Sends two descriptors by which each process wakes the other: the first one's is first.
 fn send_wakes(socket: &OwnedFd) -> [OwnedFd; 2] {
     let flags = [EventfdFlags::NONBLOCK, EventfdFlags::empty()];
     let wakes = flags.map(|flags| eventfd(0, flags).unwrap());
@@ -117,26 +117,26 @@ fn receive_wakes(socket: &OwnedFd) -> [OwnedFd; 2] {
     files.collect::<Vec<_>>().try_into().unwrap()
 }
 
-/// What a round does.
+/// The work of a round.
 #[derive(Clone, Copy)]
 enum Work {
     /// Eight bytes there and back.
     RawTrips,
-    /// What is sent for that over the network, without anybody who makes or reads it.
+    /// The packets of that on a network, without code that makes or reads them.
     PacketTrips,
     Trips,
-    /// There and back, to a process that sleeps until it is woken up.
+    /// A round trip to a process that sleeps until it is woken up.
     RawWakes,
     Wakes,
     /// Chunks in one direction.
     RawBytes,
-    /// Writes of so many bytes in one direction.
+    /// Writes of that many bytes in one direction.
     Writes(usize),
     Waits(Waits),
     End,
 }
 
-/// From this number on a round is one of a program that waits.
+/// From this number on, a round is one of a waiting program.
 const WAITS: u64 = 1 << 32;
 
 impl Work {
@@ -178,7 +178,7 @@ impl Work {
     }
 }
 
-/// A socket that is not connected, and tells of datagrams what a RoCEv2 port has to know.
+/// A socket that is not connected, and that reports as much about datagrams as a RoCEv2 port needs.
 struct Packets {
     socket: UdpSocket,
     state: UdpSocketState,
@@ -192,7 +192,7 @@ impl Packets {
         Self { socket, state, far: (far, PORT + 1).into() }
     }
 
-    /// A SEND of eight bytes, and behind it, by the same call, the acknowledgement of the one before.
+    /// Sends a SEND of eight bytes and, by the same call, the acknowledgement of the previous one.
     fn send(&self) {
         const SEND: usize = 12 + 8 + 4;
         const ACKNOWLEDGEMENT: usize = 12 + 4 + 4;
@@ -206,7 +206,7 @@ impl Packets {
         self.state.try_send((&self.socket).into(), &transmit).unwrap();
     }
 
-    /// Both of them.
+    /// Receives both of them.
     fn receive(&self) {
         let (mut packets, mut meta) = ([0; 64], [RecvMeta::default()]);
         let mut missing: usize = 2;
@@ -226,15 +226,15 @@ impl Packets {
 struct Ends {
     socket: OwnedFd,
     wakes: [OwnedFd; 2],
-    /// Beside what UDP is measured.
+    /// The socket that UDP is compared with.
     datagrams: Option<UdpSocket>,
     packets: Option<Packets>,
-    // Gone before the domain that it is of.
+    // Dropped before its domain.
     memory: Mr,
     side: Side,
     /// Another connection, and its memory.
     unreliable: (Mr, Side),
-    /// Where the other one's memory is, and its key.
+    /// The address of the other process's memory, and its key.
     remote: (u64, u32),
 }
 
@@ -290,13 +290,13 @@ impl Ends {
         ends
     }
 
-    /// Returns when the other one has come here, too.
+    /// Returns when the other process has reached this point, too.
     fn meet(&self) {
         send(&self.socket, &[1], SendFlags::empty()).unwrap();
         assert_eq!(recv(&self.socket, &mut [0], RecvFlags::empty()).unwrap().0, 1);
     }
 
-    /// The same, and polls meanwhile.
+    /// Like [`meet`](Self::meet), but polls meanwhile.
     fn poll_until_met(&self) {
         send(&self.socket, &[1], SendFlags::empty()).unwrap();
         while let Err(Errno::AGAIN) = recv(&self.socket, &mut [0], RecvFlags::DONTWAIT) {
@@ -323,7 +323,7 @@ impl Ends {
         }
     }
 
-    /// How long a round takes.
+    /// Returns the duration of a round.
     fn round(&self, work: Work) -> Duration {
         send(&self.socket, &work.to_bytes(), SendFlags::empty()).unwrap();
         let start = Instant::now();
@@ -364,7 +364,7 @@ impl Ends {
         let trips = |time: Duration| time.as_secs_f64() * 1e9 / (2 * ROUND_TRIPS) as f64;
         let last = if self.packets.is_some() { Work::PacketTrips } else { Work::RawTrips };
         let [raw, own, packets] = self.medians([Work::RawTrips, Work::Trips, last]).map(trips);
-        println!("half a round trip of 8 bytes       ns   beside");
+        println!("half a round trip of 8 bytes       ns   ratio");
         println!("socket                       {raw:>8.0}");
         if self.packets.is_some() {
             println!("packets of a SEND alone      {packets:>8.0}   {:.2}", packets / raw);
@@ -376,7 +376,7 @@ impl Ends {
     fn measure_wakes(&self) {
         let wakes = |time: Duration| time.as_secs_f64() * 1e9 / ROUND_WAKES as f64;
         let [raw, own] = self.medians([Work::RawWakes, Work::Wakes]).map(wakes);
-        println!("there and back, who is there sleeps   ns   beside");
+        println!("there and back, the peer sleeps       ns   ratio");
         println!("eventfd                      {raw:>8.0}");
         let name = if self.datagrams.is_some() { "UDP" } else { "soft0" };
         println!("WRITE of 8 bytes on {name:<9}{own:>8.0}   {:.2}", own / raw);
@@ -384,7 +384,7 @@ impl Ends {
 
     fn measure_writes(&self) {
         let speed = |time: Duration| BYTES as f64 / time.as_secs_f64() / 1e9;
-        println!("one direction                    GB/s   beside");
+        println!("one direction                    GB/s   ratio");
         for length in [CHUNK, LARGEST] {
             if self.datagrams.is_some() {
                 let [own] = self.medians([Work::Writes(length)]).map(speed);
@@ -397,7 +397,7 @@ impl Ends {
         }
     }
 
-    /// Of rounds in turn.
+    /// Returns the median of each kind of work, with rounds in turn.
     fn medians<const N: usize>(&self, works: [Work; N]) -> [Duration; N] {
         let mut times = [const { Vec::new() }; N];
         for _ in 0..ROUNDS {
@@ -410,7 +410,7 @@ impl Ends {
     }
 
     fn raw_trips(&self, first: bool) {
-        // Neither sends before the other one is here.
+        // Neither process sends before the other one is here.
         self.meet();
         let socket = self.datagrams.as_ref().map_or(self.socket.as_fd(), AsFd::as_fd);
         for _ in 0..ROUND_TRIPS {
@@ -467,7 +467,7 @@ impl Ends {
 
     fn trips(&self, first: bool) {
         let (qp, sge) = (&self.side.qp, [self.memory.sge(0, 8)]);
-        // Receives are there before anything is sent.
+        // Receives are posted before anything is sent.
         (0..16).for_each(|n| qp.post_receive(n, &sge));
         self.meet();
         let post = || qp.post(&Wr::send(0, &sge));
@@ -530,7 +530,7 @@ impl Ends {
     }
 }
 
-/// Tries again until it does not have to wait.
+/// Repeats a call until it does not have to wait.
 fn spin<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> T {
     loop {
         match call() {
