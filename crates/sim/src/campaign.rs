@@ -1,4 +1,4 @@
-//! Workload after workload, until enough packets were sent or something is wrong.
+//! Runs workload after workload, until enough packets were sent or a check fails.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,37 +9,37 @@ use crate::generate;
 use crate::run::{Done, run};
 use crate::shrink::shrink;
 
-/// What all workloads came to.
+/// The totals of all workloads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Total {
-    /// How many workloads there were.
+    /// The number of workloads.
     pub workloads: u64,
-    /// How many packets were sent.
+    /// The number of packets sent.
     pub packets: u64,
-    /// How much time passed in them.
+    /// The virtual time that passed.
     pub time: Duration,
-    /// A number made of all packets and completions: the same for the same seed.
+    /// A hash of all packets and completions: the same for the same seed.
     pub trace: u64,
 }
 
-/// Something that is wrong.
+/// A workload that failed a check.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Finding {
-    /// Of the workload.
+    /// The seed of the workload.
     pub seed: u64,
-    /// What is wrong with the workload.
+    /// The error of the workload.
     pub first: String,
-    /// How many operations it has.
+    /// The number of its operations.
     pub operations: usize,
-    /// How many the smaller script has.
+    /// The number of operations of the smaller script.
     pub left: usize,
     /// The smaller script, with an operation on each line.
     pub script: String,
-    /// What is wrong with the smaller script.
+    /// The error of the smaller script.
     pub why: String,
-    /// What was done before.
+    /// The totals of the workloads before.
     pub before: Total,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for Finding {
         writeln!(f, "of its {} operations {} are enough:", self.operations, self.left)?;
         writeln!(f, "{}", self.script)?;
         writeln!(f, "{}", self.why)?;
-        write!(f, "again: cargo xtask sim --workload {:#x}", self.seed)
+        write!(f, "to repeat: cargo xtask sim --workload {:#x}", self.seed)
     }
 }
 
@@ -60,11 +60,11 @@ fn derive(seed: u64, n: u64) -> u64 {
     hasher.finish()
 }
 
-/// Runs the workloads of a seed until so many packets were sent.
+/// Runs the workloads of a seed until `packets` packets were sent.
 ///
 /// # Errors
 ///
-/// What is wrong, if something is.
+/// Returns the first failed workload, with a smaller script.
 pub fn campaign(seed: u64, packets: u64) -> Result<Total, Box<Finding>> {
     let (mut total, mut trace) = (Total::default(), DefaultHasher::new());
     while total.packets < packets {
@@ -82,7 +82,7 @@ pub fn campaign(seed: u64, packets: u64) -> Result<Total, Box<Finding>> {
 ///
 /// # Errors
 ///
-/// What is wrong, if something is.
+/// Returns the failed workload, with a smaller script.
 pub fn workload(seed: u64) -> Result<Total, Box<Finding>> {
     let Done { packets, time, trace } = one(seed, Total::default())?;
     Ok(Total { workloads: 1, packets, time, trace })
@@ -95,9 +95,9 @@ fn one(seed: u64, before: Total) -> Result<Done, Box<Finding>> {
         Err(why) => why,
     };
     let operations = script.operations.len();
-    // It may take long to make it smaller.
+    // Shrinking may take a long time.
     eprintln!("workload {seed:#x}: {first}");
-    // What panics again and again says so once.
+    // A panic that repeats is reported once.
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
     let (script, why) = shrink(script, first.clone());

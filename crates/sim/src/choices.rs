@@ -1,4 +1,4 @@
-//! Where the generator's choices come from: a seed, or bytes.
+//! The sources of the generator's choices: a seed, or bytes.
 
 use std::ops::RangeBounds;
 
@@ -7,9 +7,9 @@ use fastrand::Rng;
 /// Makes choices, the same ones each time.
 #[derive(Debug)]
 pub(crate) enum Choices<'a> {
-    /// As many as are asked for.
+    /// Unlimited choices derived from a seed.
     OfSeed(Rng),
-    /// Those that the bytes stand for. When they are used up, the first of all possibilities.
+    /// The choices that the bytes encode. After the last byte, each choice is the first possibility.
     OfBytes(&'a [u8]),
 }
 
@@ -53,7 +53,7 @@ impl Choices<'_> {
         self.u8(..2) == 1
     }
 
-    /// Whether there are more.
+    /// Returns true if choices are left.
     pub(crate) fn go_on(&self) -> bool {
         match self {
             Self::OfSeed(_) => true,
@@ -62,7 +62,7 @@ impl Choices<'_> {
     }
 }
 
-/// A number up to this one, of as few bytes as it takes, so that what comes next does not depend on it.
+/// Reads a number up to `last`, from as few bytes as possible, so that later choices do not depend on it.
 fn below(bytes: &mut &[u8], last: u64) -> u64 {
     let mut number = 0u64;
     let mut left = last;

@@ -1,4 +1,4 @@
-//! What may complete, when, and as what.
+//! The completions that are allowed, their order, and their contents.
 
 use std::hash::Hash;
 
@@ -18,7 +18,7 @@ use crate::run::{Outcome, SHARED, World, ensure};
 use crate::script::{Connection, GROUPS, Kind, SLOTS, ScriptRequest, Service};
 use crate::windows::{Use, Verdict, is_first_type};
 
-/// So many completions are polled at a time.
+/// Completions polled per call.
 const POLLED: usize = 16;
 
 fn poll(cq: &Cq) -> Outcome<Vec<ibv_wc>> {
@@ -33,7 +33,7 @@ fn poll(cq: &Cq) -> Outcome<Vec<ibv_wc>> {
     }
 }
 
-/// As what it completes.
+/// The expected opcode of a request's completion.
 fn code(request: &ScriptRequest) -> Code {
     let first = request.window.is_some_and(|window| is_first_type(window.slot % SLOTS));
     match request.kind {
@@ -48,8 +48,8 @@ fn code(request: &ScriptRequest) -> Code {
 }
 
 impl World<'_> {
-    /// Polls all completion queues and checks what they have. Those of receives come last and are looked at
-    /// first: what was sent for certain is there then.
+    /// Polls all completion queues and checks the completions. Those of receives are polled last and checked first:
+    /// messages that were certainly sent have arrived by then.
     pub(crate) fn complete(&mut self) -> Outcome {
         let ends = self.ends.iter().enumerate();
         let flushed: Vec<_> =
@@ -78,8 +78,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Send requests have completed, those of one queue pair in this order. Which of two queue pairs failed first is
-    /// not known: if the peer of one has given up by itself, the other was right to find nobody.
+    /// Checks the completions of send requests, which are in order for each queue pair. The order in which two queue
+    /// pairs failed is unknown: if one has given up by itself, its peer rightly got no answer.
     fn sent_in_any_order(&mut self, mut sends: Vec<ibv_wc>) -> Outcome {
         loop {
             let before = sends.len();
@@ -104,14 +104,14 @@ impl World<'_> {
         }
     }
 
-    /// A send request has completed.
+    /// Checks the completion of a send request.
     fn sent(&mut self, wc: &ibv_wc) -> Outcome {
         let (end, sequence) = ((wc.wr_id >> 32) as usize, wc.wr_id as u32);
         let known = self.ends.get(end).is_some_and(|own| {
             own.qp.as_ref().is_some_and(|qp| qp.number() == wc.qp_num)
                 && own.pending.iter().any(|sent| sent.sequence == sequence)
         });
-        ensure!(known, "request {sequence} completed, which is not there (any more)");
+        ensure!(known, "request {sequence} completed, which is unknown or already done");
         let succeeded = wc.status == Status::IBV_WC_SUCCESS;
         ensure!(
             !(succeeded && self.ends[end].failed),
@@ -124,12 +124,15 @@ impl World<'_> {
             let what = format!("request {}, {}", sent.sequence, sent.request);
             if !is_it {
                 let silent = !sent.request.signaled && !self.ends[end].failed;
-                ensure!(silent, "{what}, did not complete, but the next one");
+                ensure!(silent, "{what}, did not complete, but a later request did");
                 self.succeeded(end, &sent).map_err(|why| format!("{what}: {why}"))?;
                 continue;
             }
             if succeeded {
-                ensure!(sent.request.signaled, "{what}, succeeded and is not signaled");
+                ensure!(
+                    sent.request.signaled,
+                    "{what}, has a completion although it is unsignaled"
+                );
                 let expected = code(&sent.request);
                 ensure!(wc.opcode == expected, "{what}, completed as {:?}", wc.opcode);
                 self.succeeded(end, &sent).map_err(|why| format!("{what}: {why}"))?;
@@ -140,7 +143,7 @@ impl World<'_> {
         }
     }
 
-    /// A request is done. Its room is free, and nothing else has taken it yet.
+    /// Accounts for a successful request. Its local memory is free, and not reused yet.
     pub(crate) fn succeeded(&mut self, end: usize, sent: &Sent) -> Outcome {
         let own = &self.ends[end];
         let (to, request) = (own.peer, &sent.request);
@@ -156,13 +159,13 @@ impl World<'_> {
         }
         if let Some(used) = sent.through.filter(|_| request.kind != Kind::Send) {
             let fails = self.verdict(end, request, &used) == Verdict::Fails;
-            ensure!(!fails, "succeeded by a key that does not allow it (any more)");
+            ensure!(!fails, "succeeded with a key that does not allow it");
         }
-        ensure!(!(one_sided && sent.too_late), "succeeded without its target");
+        ensure!(!(one_sided && sent.too_late), "succeeded although its target was deregistered");
         let delivered =
             request.kind == Kind::Send || request.kind == Kind::Write && request.immediate;
         let received = self.ends[to].received >= sent.message || self.ends[to].qp.is_none();
-        ensure!(!delivered || received, "succeeded, and its message is not there");
+        ensure!(!delivered || received, "succeeded, but its message did not arrive");
         match request.kind {
             Kind::Send => Ok(()),
             Kind::Write => self.written(end, sent),
@@ -200,7 +203,7 @@ impl World<'_> {
         let Some(atomic) = sent.atomic else { return Ok(()) };
         let to = self.ends[end].peer;
         let word = &mut self.ends[to].known.words[atomic.word];
-        ensure!(found == *word, "found {found:#x}, and {word:#x} was there");
+        ensure!(found == *word, "found {found:#x}, but the word was {word:#x}");
         *word = atomic.result(*word);
         Ok(())
     }
@@ -243,23 +246,23 @@ impl World<'_> {
         }
         self.linger(to, sent);
         self.ends[end].failed = true;
-        // It takes nothing any more.
+        // The peer receives nothing from now on.
         self.ends[to].excuses.silence = true;
         Ok(())
     }
 
-    /// A receive has completed.
+    /// Checks the completion of a receive.
     fn received(&mut self, device: usize, wc: &ibv_wc) -> Outcome {
         let is_it = |own: &crate::host::SimQueuePair| {
             own.device == device && own.qp.as_ref().is_some_and(|qp| qp.number() == wc.qp_num)
         };
-        let end = self.ends.iter().position(is_it).ok_or("a receive of no queue pair")?;
+        let end = self.ends.iter().position(is_it).ok_or("a receive of an unknown queue pair")?;
         let shared = wc.wr_id & SHARED != 0;
         let slot = (wc.wr_id & 0xffff_ffff) as usize;
         let posted = &self.pool(end).posted;
         let known = if shared { posted.contains(&slot) } else { posted.front() == Some(&slot) };
         let right = self.ends[end].shares == shared && (shared || (wc.wr_id >> 32) as usize == end);
-        ensure!(known && right, "q{end}: a receive completed that is not the next one");
+        ensure!(known && right, "q{end}: a receive completed out of order");
         let bytes = self.pool(end).give_back(slot);
         match wc.status {
             Status::IBV_WC_SUCCESS => self
@@ -272,7 +275,8 @@ impl World<'_> {
             Status::IBV_WC_REM_INV_REQ_ERR => self
                 .took_wrong_key(end, &bytes)
                 .map_err(|why| format!("q{end}, receive of a SEND that names a key: {why}")),
-            // A WRITE with immediate had taken it, and was refused then; it cannot go back to a shared queue.
+            // A WRITE with immediate had consumed it, and was then refused; the receive cannot return to a shared
+            // queue.
             Status::IBV_WC_REM_ACCESS_ERR
                 if shared
                     && self.ends[end].service == Service::Unreliable
@@ -284,7 +288,7 @@ impl World<'_> {
         }
     }
 
-    /// A message has come that names a key which cannot be invalidated.
+    /// Checks a received message whose key cannot be invalidated.
     fn took_wrong_key(&mut self, end: usize, bytes: &[u8]) -> Outcome {
         let own = &self.ends[end];
         let Some(message) = own.expected.front().copied() else {
@@ -292,21 +296,21 @@ impl World<'_> {
         };
         let verdict = message.invalidates.map(|used| self.verdict_of_send(end, &used));
         ensure!(verdict.is_some(), "message {} invalidates nothing", message.number);
-        ensure!(verdict != Some(Verdict::Works), "the key is that of a window");
+        ensure!(verdict != Some(Verdict::Works), "the key is that of a bound window");
         let same = bytes[..message.length] == memory::bytes(message.number, message.length);
-        ensure!(same, "other bytes than those of message {}", message.number);
+        ensure!(same, "the bytes are not those of message {}", message.number);
         let in_error = own.qp.as_ref().is_none_or(|qp| qp.state() == State::IBV_QPS_ERR);
-        ensure!(in_error, "the queue pair goes on");
+        ensure!(in_error, "the queue pair is not in the error state");
         let own = &mut self.ends[end];
         own.received = message.number;
         own.expected.pop_front();
         Ok(())
     }
 
-    /// A message has come.
+    /// Checks a received message.
     fn took(&mut self, end: usize, wc: &ibv_wc, bytes: &[u8]) -> Outcome {
         let own = &self.ends[end];
-        // What comes twice, or late, may be any of those that were sent.
+        // A repeated or late message may be any of those that were sent.
         let (in_order, times) = match own.service {
             Service::Reliable => (true, 1),
             _ if self.unordered => (false, 2),
@@ -316,7 +320,7 @@ impl World<'_> {
         let candidates = if own.service == Service::Reliable { 1 } else { usize::MAX };
         let mut why = String::from("no message was sent");
         let mut found = None;
-        // Of those that are the same, the one that has to come.
+        // Among equal messages, those that must arrive are tried first.
         let expected = || own.expected.iter().enumerate().take(candidates);
         let first = expected().filter(|(_, message)| message.certain);
         for (n, message) in first.chain(expected().filter(|(_, message)| !message.certain)) {
@@ -358,25 +362,25 @@ impl World<'_> {
         ensure!(immediate == message.immediate, "message {number}: immediate data {immediate:?}");
         let source = own.service == Service::Datagram && message.source != wc.src_qp;
         ensure!(!source, "message {number} is not from {:#x}", wc.src_qp);
-        // Of an unreliable message that was broken off there may be more.
+        // An interrupted unreliable message may have written more.
         let last = slot.len() - BETWEEN;
         let behind = if own.service == Service::Unreliable { last } else { header };
         if let Some(placed) = message.placed {
             ensure!(wc.opcode == Code::IBV_WC_RECV_RDMA_WITH_IMM, "came as {:?}", wc.opcode);
-            ensure!(untouched(&slot[behind..]), "a WRITE wrote to the receive that it took");
+            ensure!(untouched(&slot[behind..]), "a WRITE wrote to the receive that it consumed");
             return self.is_placed(end, &placed);
         }
         ensure!(wc.opcode == Code::IBV_WC_RECV, "came as {:?}", wc.opcode);
         self.names_what_it_has_to(end, message, wc, slot)?;
         let bytes = &slot[header..header + message.length];
         let same = bytes == memory::bytes(number, message.length);
-        ensure!(same, "other bytes than those of message {number}");
+        ensure!(same, "the bytes are not those of message {number}");
         let behind = behind.max(header + message.length);
-        ensure!(untouched(&slot[behind..]), "bytes behind message {number} were touched");
+        ensure!(untouched(&slot[behind..]), "bytes after message {number} were touched");
         Ok(())
     }
 
-    /// The key that was invalidated, and the group that it was for.
+    /// Checks the invalidated key, and the group that the message was for.
     fn names_what_it_has_to(
         &self,
         end: usize,
@@ -388,7 +392,10 @@ impl World<'_> {
         let fails = |used: &Use| self.verdict_of_send(end, used) == Verdict::Fails;
         let used = message.invalidates;
         ensure!(key == used.map(|used| used.key), "message {number}: key {key:x?} was invalidated");
-        ensure!(!used.as_ref().is_some_and(fails), "message {number}: its key is of no window");
+        ensure!(
+            !used.as_ref().is_some_and(fails),
+            "message {number}: its key belongs to no window"
+        );
         let own = &self.ends[end];
         let endpoint = own.endpoint(&self.hosts).filter(|_| own.service == Service::Datagram);
         let Some(endpoint) = endpoint else { return Ok(()) };
@@ -397,7 +404,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The bytes of a WRITE whose receive has completed are there, or those of a later one.
+    /// Checks that the bytes of a WRITE whose receive has completed are in place, or those of a later one.
     fn is_placed(&self, end: usize, placed: &memory::Placed) -> Outcome {
         let actual = self.ends[end].target_bytes(DATA + placed.at, placed.length);
         if actual == memory::bytes(placed.message, placed.length) {
@@ -412,7 +419,7 @@ impl World<'_> {
             others.any(|other| other.has(placed.at + n, actual[n]))
         };
         let wrong = (0..actual.len()).find(|&n| !written(n));
-        ensure!(wrong.is_none(), "byte {} of the WRITE is not there", wrong.unwrap_or(0));
+        ensure!(wrong.is_none(), "byte {} of the WRITE is missing", wrong.unwrap_or(0));
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What has to be true when nothing happens any more.
+//! The checks after the last event.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use crate::memory::{self, DATA, WORDS};
 use crate::run::{Outcome, World, ensure};
 use crate::script::Service;
 
-/// So many things happen between two polls.
+/// The number of events between two polls.
 const STEPS: u32 = 64;
 
 impl World<'_> {
-    /// Lets everything come to its end, and checks that it does, in the time that it has.
+    /// Lets all requests end, and checks that they do within the time allowed.
     pub(crate) fn end(&mut self) -> Outcome {
         self.come_to_rest()?;
         if self.give_up_waiting()? {
@@ -27,9 +27,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Nobody says that nothing comes any more to a queue pair that waits without a limit: it is
-    /// moved to error, as a program would do. Says whether there was one. It needs a reason to
-    /// wait.
+    /// Moves queue pairs that wait without a limit to the error state, as a program would do, since nothing reports
+    /// that no answer will arrive. Returns true if there was one. Checks that it has a reason to wait.
     fn give_up_waiting(&mut self) -> Outcome<bool> {
         let mut any = false;
         for (n, c) in self.script.settings.connections.iter().enumerate() {
@@ -56,7 +55,7 @@ impl World<'_> {
         Ok(any)
     }
 
-    /// Nothing happens any more.
+    /// Runs until no event is left.
     fn come_to_rest(&mut self) -> Outcome {
         let until = self.network.now() + self.patience();
         loop {
@@ -67,14 +66,14 @@ impl World<'_> {
             if !busy && !self.network.step() && before == self.message_count() {
                 break;
             }
-            ensure!(self.network.now() < until, "it has no end: {}", self.left());
+            ensure!(self.network.now() < until, "it does not end: {}", self.left());
         }
         self.complete()?;
-        ensure!(!self.network.step(), "something happens after the end");
+        ensure!(!self.network.step(), "an event is left after the end");
         Ok(())
     }
 
-    /// How long it may take until all is done: as long as each request may be tried, one after the other.
+    /// The time limit for the end: all attempts of all requests, one after the other.
     fn patience(&self) -> Duration {
         let mut patience = Duration::from_secs(20);
         for (end, own) in self.ends.iter().enumerate() {
@@ -85,7 +84,7 @@ impl World<'_> {
         patience
     }
 
-    /// Connections that wait for receives get them.
+    /// Posts receives on connections that wait for them.
     fn receive_the_rest(&mut self) {
         for end in 0..self.ends.len() {
             let own = &self.ends[end];
@@ -97,7 +96,7 @@ impl World<'_> {
         }
     }
 
-    /// What is left: of requests, and of receives.
+    /// The numbers of requests and of receives that are left.
     fn message_count(&self) -> (usize, usize) {
         let pending = self.ends.iter().map(|own| own.pending.len()).sum();
         let posted = self.ends.iter().map(|own| own.pool.posted.len());
@@ -117,7 +116,7 @@ impl World<'_> {
         let own = &self.ends[end];
         if let Some(qp) = &own.qp {
             let in_flight = self.hosts[own.device].soft.in_flight(qp.qpn());
-            ensure!(in_flight == 0, "{in_flight} requests are in flight, and nothing happens");
+            ensure!(in_flight == 0, "{in_flight} requests are in flight, but no event is left");
         }
         let all_came = match own.service {
             Service::Reliable => !own.failed && !own.excuses.flushed && !self.ends[own.peer].failed,
@@ -127,7 +126,7 @@ impl World<'_> {
         let missing = own.expected.iter().filter(|it| it.came == 0 && it.certain).count();
         let flushed = self.ends[own.peer].excuses.flushed;
         let lost = all_came && peer_is_there && !flushed && missing > 0;
-        ensure!(!lost, "{missing} messages did not come");
+        ensure!(!lost, "{missing} messages did not arrive");
         self.check_memory(end)
     }
 
@@ -139,13 +138,13 @@ impl World<'_> {
         let actual = own.target_bytes(0, own.known.known.len());
         own.known.check_words(&actual, &[])?;
         own.known.check(8 * WORDS, &actual[8 * WORDS..], [].iter())?;
-        // Without faults unreliable WRITEs are all there.
+        // Without faults all unreliable WRITEs arrive.
         if own.service == Service::Unreliable && self.calm && !own.starved {
             let mut known = own.known.known.clone();
             for placed in &own.known.uncertain {
                 memory::fill(placed.message, 0, &mut known[DATA + placed.at..][..placed.length]);
             }
-            ensure!(known[8 * WORDS..] == actual[8 * WORDS..], "a WRITE is not there");
+            ensure!(known[8 * WORDS..] == actual[8 * WORDS..], "a WRITE is missing");
         }
         Ok(())
     }

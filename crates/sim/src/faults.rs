@@ -1,4 +1,4 @@
-//! What goes wrong on purpose, and what that excuses.
+//! Deliberate faults, and the errors that they excuse.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use crate::run::{Outcome, World, ensure};
 use crate::script::{SLOTS, Service, Weather};
 use crate::windows::{Use, Verdict, Windows};
 
-/// Fewer faults than that, in 10,000 packets, never stop a queue pair that tries eight times.
+/// Fewer faults than this, in 10,000 packets, never stop a queue pair that tries eight times.
 const FEW: u32 = 200;
 
 impl World<'_> {
-    /// Notes which queue pairs may wait in vain on links such as these are.
+    /// Records the queue pairs that may get no answer on the present links.
     pub(crate) fn excuse_by_weather(&mut self) {
         for end in 0..self.ends.len() {
             let Some(c) = self.script.settings.connections.get(end / 2) else { continue };
@@ -81,7 +81,10 @@ impl World<'_> {
         let Some(target) = &self.ends[end].target else { return Ok(()) };
         if self.ends[end].windows.hold() {
             let errno = target.try_deregister();
-            ensure!(errno == Errno::EBUSY.raw(), "a window is bound to it, and it says {errno}");
+            ensure!(
+                errno == Errno::EBUSY.raw(),
+                "a window is bound to it, but the errno is {errno}"
+            );
         }
         for slot in 0..SLOTS {
             self.deallocate(end, slot);
@@ -92,7 +95,7 @@ impl World<'_> {
         own.last_rkey = target.rkey();
         let memory = target.deregister();
         own.frozen = Some((memory.clone(), memory));
-        // What it refuses moves it to the error state, if it is connected reliably.
+        // A refused request moves it to the error state if it is connected reliably.
         own.excuses.flushed |= own.service == Service::Reliable;
         let peer = own.peer;
         self.ends[peer].excuses.access = true;
@@ -117,7 +120,7 @@ impl World<'_> {
         for end in ends {
             self.set_error(end);
         }
-        // Nothing of before is on its way then.
+        // After this, no earlier packet is in flight.
         self.network.run_for(self.longest + Duration::from_millis(1));
         self.complete()?;
         for end in ends {
@@ -143,7 +146,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A queue pair begins anew.
+    /// Resets the state of a queue pair.
     fn renew(&mut self, end: usize) {
         let longest = self.script.settings.longest;
         let own: &mut SimQueuePair = &mut self.ends[end];
@@ -165,7 +168,7 @@ impl World<'_> {
         own.silent = 0;
     }
 
-    /// A queue pair has nothing to do any more: what it had is done, and memory is what it has to be.
+    /// Checks that a queue pair is idle: its requests are done, and memory is as expected.
     pub(crate) fn settle(&mut self, end: usize) -> Outcome {
         while let Some(sent) = self.ends[end].pending.pop_front() {
             self.ends[end].release(sent.block_bytes);

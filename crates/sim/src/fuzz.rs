@@ -1,4 +1,4 @@
-//! Workloads of any bytes, for a fuzzer.
+//! Workloads made of any bytes, for a fuzzer.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -7,13 +7,13 @@ use crate::campaign::Total;
 use crate::generate;
 use crate::run::{Done, run};
 
-/// What is wrong with the script that bytes stand for.
+/// The error of the script that bytes encode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Wrong {
     /// The script, with an operation on each line.
     pub script: String,
-    /// What is wrong.
+    /// The error.
     pub why: String,
 }
 
@@ -25,15 +25,15 @@ impl fmt::Display for Wrong {
 
 impl std::error::Error for Wrong {}
 
-/// One run at a time: the names of devices come from the bytes.
+/// One run at a time: the names of devices depend on the bytes.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Runs the workload that bytes stand for, whatever they are, and checks it. The same bytes do the same each time.
-/// Some thousand packets are sent at most.
+/// Runs and checks the workload that any bytes encode. The same bytes do the same each time. At most some thousand
+/// packets are sent.
 ///
 /// # Errors
 ///
-/// What is wrong, if something is. The script is not made smaller: that is what the fuzzer does.
+/// Returns the error and the script. The script is not shrunk: that is the fuzzer's task.
 pub fn bytes(bytes: &[u8]) -> Result<Total, Wrong> {
     let script = generate::script_of(bytes);
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,17 +43,17 @@ pub fn bytes(bytes: &[u8]) -> Result<Total, Wrong> {
     }
 }
 
-/// The script that bytes stand for, with an operation on each line.
+/// The script that bytes encode, with an operation on each line.
 #[must_use]
 pub fn script_of(bytes: &[u8]) -> String {
     generate::script_of(bytes).to_string()
 }
 
-/// What a fuzz target does with its bytes.
+/// The body of a fuzz target.
 ///
 /// # Panics
 ///
-/// If something is wrong, with the script.
+/// Panics with the script if a check fails.
 pub fn fuzz(data: &[u8]) {
     if let Err(wrong) = bytes(data) {
         panic!("{wrong}");

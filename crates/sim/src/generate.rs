@@ -1,4 +1,4 @@
-//! The script of a seed.
+//! Generates the script of a seed.
 
 use fastrand::Rng;
 
@@ -8,14 +8,14 @@ use crate::script::{
     Window,
 };
 
-/// How bad it is.
+/// The severity of faults.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Season {
-    /// Nothing goes wrong.
+    /// No faults.
     Clear,
-    /// Few packets get lost, and no request fails.
+    /// Few packets are lost, and no request fails.
     Rain,
-    /// Whatever there is.
+    /// Any fault.
     Storm,
 }
 
@@ -24,18 +24,18 @@ pub(crate) fn script(seed: u64) -> Script {
     make(seed, Choices::OfSeed(Rng::with_seed(seed)), LONGEST, None)
 }
 
-/// The script that bytes stand for. It is a fair one, whatever they are, and a short one.
+/// The script that bytes encode. Any bytes give a fair and short script.
 pub(crate) fn script_of(bytes: &[u8]) -> Script {
     let mut choices = Choices::OfBytes(bytes);
     let seed = choices.u32(..).into();
     make(seed, choices, SHORT, Some(PACKETS))
 }
 
-/// No message is longer.
+/// The maximum length of a message.
 const LONGEST: usize = 150_000;
-/// Of bytes.
+/// The same for bytes.
 const SHORT: usize = 8_192;
-/// So many packets are enough for bytes.
+/// The packet limit of a script from bytes.
 const PACKETS: u64 = 2_000;
 
 fn make(seed: u64, mut rng: Choices<'_>, most: usize, packets: Option<u64>) -> Script {
@@ -71,7 +71,7 @@ fn connection(rng: &mut Choices<'_>, devices: usize, season: Season) -> Connecti
     let service = if rng.u32(..5) == 0 { Service::Unreliable } else { Service::Reliable };
     let storm = season == Season::Storm;
     let a = rng.usize(..devices);
-    // Seldom a device with itself.
+    // Rarely, a device is connected to itself.
     let b = if rng.u32(..12) == 0 { a } else { (a + rng.usize(1..devices)) % devices };
     let psn = match rng.u32(..4) {
         0 => 0x00ff_ffff - rng.u32(..200),
@@ -137,7 +137,7 @@ struct Generator<'a> {
 impl Generator<'_> {
     fn operations(&mut self) {
         for end in 0..self.settings.ends() {
-            // Late ones come below, or at the end.
+            // Late receives are posted below, or at the end.
             if self.rng.u32(..5) > 0 {
                 self.receive(end);
             }
@@ -196,7 +196,7 @@ impl Generator<'_> {
         }
     }
 
-    /// What a queue pair does with its windows.
+    /// Operations of a queue pair on its windows.
     fn windows(&mut self) {
         let end = self.rng.usize(..self.settings.ends());
         let slot = self.rng.usize(..SLOTS);
@@ -205,7 +205,7 @@ impl Generator<'_> {
             6..9 => self.local(end, Kind::Invalidate),
             _ => self.operations.push(Operation::Deallocate { end, slot }),
         }
-        // So that it is known, most times, what has become of it.
+        // So that its outcome is usually known.
         if self.rng.u32(..3) > 0 {
             self.pass();
         }
@@ -232,7 +232,7 @@ impl Generator<'_> {
         }
     }
 
-    /// A queue pair for datagrams joins a group, or leaves it.
+    /// A queue pair for datagrams joins or leaves a group.
     fn groups(&mut self) {
         let first = 2 * self.settings.connections.len();
         if self.settings.datagrams.is_empty() {
@@ -276,7 +276,7 @@ impl Generator<'_> {
             signaled: rng.u32(..3) > 0,
             inline: rng.u32(..4) == 0,
             elements: rng.usize(1..=3),
-            // Few SENDs end what others may use.
+            // Few SENDs invalidate windows that others may use.
             window: window.filter(|_| kind != Kind::Send || rng.bool()),
             group: group.then(|| rng.usize(..GROUPS)),
             to: if service == Service::Datagram { rng.usize(datagrams..ends) } else { usize::MAX },
@@ -329,7 +329,7 @@ impl Generator<'_> {
         }
     }
 
-    /// A link is cut, and most times mended later.
+    /// A link is cut, and usually restored later.
     fn cut(&mut self, from: usize, to: usize, both: bool) {
         let link = |from, to, weather| Operation::Link { from, to, weather };
         self.operations.push(link(from, to, Weather::CUT));

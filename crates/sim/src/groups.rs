@@ -1,4 +1,4 @@
-//! Multicast groups: who is in them, and what their members may get.
+//! Multicast groups: their members, and the messages that these may receive.
 
 use rdma_sys::ibv_gid;
 use test_support::rig::datagram::{self, Ah, gid_of};
@@ -7,13 +7,13 @@ use crate::host::{Host, Message, SimQueuePair};
 use crate::run::{Outcome, World, ensure};
 use crate::script::{GROUPS, Service};
 
-/// The number that stands for all members.
+/// The queue pair number that addresses all members.
 pub(crate) const EVERYBODY: u32 = 0x00ff_ffff;
 
 /// A group of all networks, by its number.
 const MULTICAST: [u8; 16] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// The address of a group, as those of `own` are, and its LID.
+/// The address of a group, of the same kind as `own`, and its LID.
 fn address(own: &ibv_gid, group: usize) -> (ibv_gid, u16) {
     let number = 1 + group as u8;
     let mut raw = MULTICAST;
@@ -24,7 +24,7 @@ fn address(own: &ibv_gid, group: usize) -> (ibv_gid, u16) {
     (ibv_gid { raw }, 0xc000 + u16::from(number))
 }
 
-/// The ways from a queue pair to all groups.
+/// Address handles from a queue pair to all groups.
 pub(crate) fn ways(hosts: &[Host], own: &SimQueuePair) -> Vec<Ah> {
     let Some(endpoint) = own.endpoint(hosts) else { return Vec::new() };
     let way = |group| {
@@ -35,19 +35,19 @@ pub(crate) fn ways(hosts: &[Host], own: &SimQueuePair) -> Vec<Ah> {
     (0..GROUPS).map(way).collect()
 }
 
-/// Whether the header in front of a datagram names the group.
+/// Returns true if the header before a datagram names the group.
 pub(crate) fn is_named(header: &[u8], own: &ibv_gid, group: usize) -> bool {
     // The last bytes of a GID, and of an IPv4 header.
     header.get(36..40) == gid_of(&address(own, group).0).to_bytes().get(12..16)
 }
 
 impl World<'_> {
-    /// A queue pair joins a group. What is on its way to it may come or not.
+    /// Makes a queue pair join a group. Messages in flight to the group may arrive or not.
     pub(crate) fn join(&mut self, end: usize, group: usize) -> Outcome {
         self.belong(end, group % GROUPS, true)
     }
 
-    /// It leaves a group: nothing comes any more.
+    /// Makes a queue pair leave a group: no later message arrives.
     pub(crate) fn leave(&mut self, end: usize, group: usize) -> Outcome {
         self.belong(end, group % GROUPS, false)
     }
@@ -68,7 +68,7 @@ impl World<'_> {
             let errno = qp.detach(&gid, lid);
             let left = own.groups.remove(&group);
             ensure!((errno == 0) == left, "q{end} leaves, was it a member: {left}, got {errno}");
-            // What is there already was in time.
+            // Messages that have already arrived were in time.
             self.complete()?;
         }
         let own = &mut self.ends[end];
@@ -79,7 +79,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Queue pairs that are in a group cannot be destroyed.
+    /// Leaves all groups: a member queue pair cannot be destroyed.
     pub(crate) fn leave_all(&mut self, end: usize) -> Outcome {
         for group in self.ends[end].groups.clone() {
             self.belong(end, group, false)?;
@@ -87,7 +87,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// What is sent to a group may come to all who are, or will be, in it.
+    /// Expects a message at all present and future members of a group.
     pub(crate) fn expect_in_group(&mut self, group: usize, message: &Message) {
         for end in 0..self.ends.len() {
             if self.ends[end].service != Service::Datagram {

@@ -1,4 +1,4 @@
-//! The devices of a run, their queue pairs, and what is known of these.
+//! The devices of a run, their queue pairs, and their expected state.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,7 +13,7 @@ use crate::memory::{Atomic, Placed, Target};
 use crate::script::{Connection, Script, ScriptRequest, Service, Settings};
 use crate::windows::{BINDABLE, Use, Windows};
 
-/// A device and what its queue pairs share. Fields drop in order.
+/// A device and the objects that its queue pairs share. Fields drop in order.
 pub(crate) struct Host {
     pub(crate) srq: Option<Srq>,
     pub(crate) shared: Pool,
@@ -30,15 +30,15 @@ pub(crate) struct Pool {
     iova: u64,
     slot: usize,
     free: Vec<usize>,
-    /// Those that are posted, oldest first.
+    /// The posted slots, oldest first.
     pub(crate) posted: VecDeque<usize>,
 }
 
-/// What a slot has before something is received.
+/// The contents of a slot before something is received.
 const EMPTY: u8 = 0xee;
-/// So many bytes are behind each slot.
+/// The number of bytes between slots.
 pub(crate) const BETWEEN: usize = 16;
-/// What the slots of a queue have at most, if two need no more.
+/// The maximum bytes in the slots of a queue, unless two slots need more.
 const POOL_BYTES: usize = 1 << 18;
 
 impl Pool {
@@ -50,7 +50,7 @@ impl Pool {
         Self { mr, iova, slot, free: (0..slots).rev().collect(), posted: VecDeque::new() }
     }
 
-    /// The elements of a receive, and its slot.
+    /// Returns a free slot and the elements of a receive for it.
     pub(crate) fn take(&mut self, elements: usize) -> Option<(usize, Vec<ibv_sge>)> {
         let slot = self.free.pop()?;
         let at = slot * (self.slot + BETWEEN);
@@ -66,7 +66,7 @@ impl Pool {
         Some((slot, (0..elements).map(element).collect()))
     }
 
-    /// What is in a slot that is not posted any more, with the bytes behind it.
+    /// Frees a slot that is no longer posted, and returns its contents and the bytes after it.
     pub(crate) fn give_back(&mut self, slot: usize) -> Vec<u8> {
         self.posted.retain(|&posted| posted != slot);
         self.free.push(slot);
@@ -76,7 +76,7 @@ impl Pool {
     }
 }
 
-/// Whether bytes are those of a slot to which nothing came.
+/// Returns true if the bytes are those of an unused slot.
 pub(crate) fn untouched(bytes: &[u8]) -> bool {
     bytes.iter().all(|&byte| byte == EMPTY)
 }
@@ -87,14 +87,14 @@ pub(crate) struct Sent {
     pub(crate) sequence: u32,
     pub(crate) message: u64,
     pub(crate) request: ScriptRequest,
-    /// Where its bytes are in the local memory, and how many it takes there.
+    /// The offset of its bytes in the local memory, and the number that it occupies there.
     pub(crate) block: usize,
     pub(crate) block_bytes: usize,
     pub(crate) placed: Option<Placed>,
     pub(crate) atomic: Option<Atomic>,
-    /// The target was deregistered before.
+    /// Whether the target was deregistered before.
     pub(crate) too_late: bool,
-    /// The window that it is about.
+    /// The window that it uses or changes.
     pub(crate) through: Option<Use>,
 }
 
@@ -102,17 +102,17 @@ pub(crate) struct Sent {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     pub(crate) number: u64,
-    /// The number of the queue pair that it is from.
+    /// The number of the sending queue pair.
     pub(crate) source: u32,
     pub(crate) length: usize,
     pub(crate) immediate: Option<u32>,
-    /// Of a WRITE.
+    /// The target of a WRITE.
     pub(crate) placed: Option<Placed>,
-    /// How often it came.
+    /// The number of times that it arrived.
     pub(crate) came: u32,
     /// The group that it was sent to.
     pub(crate) group: Option<usize>,
-    /// Whether the receiver is in that group, and whether it always was.
+    /// Whether the receiver is a member of that group, and whether it always was.
     pub(crate) member: bool,
     pub(crate) certain: bool,
     /// The window that it invalidates.
@@ -120,28 +120,28 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// Whether it may be on its way.
+    /// Returns true if it may be in flight.
     pub(crate) fn is_awaited(&self) -> bool {
         self.came == 0 && self.member
     }
 }
 
-/// What may happen to requests of a queue pair that would not without faults.
+/// Outcomes that faults permit for requests of a queue pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Excuses {
-    /// Answers may stay away for longer than the queue pair tries.
+    /// Answers may be missing for longer than the queue pair retries.
     pub(crate) silence: bool,
-    /// The peer's target may not be registered.
+    /// The peer's target may be deregistered.
     pub(crate) access: bool,
     /// The queue pair may go to the error state without a failure of its own.
     pub(crate) flushed: bool,
-    /// A window may be gone that is to be bound or invalidated.
+    /// A window that is to be bound or invalidated may be gone.
     pub(crate) binds: bool,
 }
 
-/// A queue pair, its memory, and what is known of both. Fields drop in order.
+/// A queue pair, its memory, and their expected state. Fields drop in order.
 pub(crate) struct SimQueuePair {
-    /// None: it was destroyed.
+    /// `None` if it was destroyed.
     pub(crate) qp: Option<Qp>,
     pub(crate) ways: BTreeMap<usize, Ah>,
     pub(crate) group_ways: Vec<Ah>,
@@ -154,7 +154,7 @@ pub(crate) struct SimQueuePair {
     pub(crate) service: Service,
     pub(crate) shares: bool,
     pub(crate) capacity: usize,
-    /// The groups that it is in.
+    /// The groups that it is a member of.
     pub(crate) groups: BTreeSet<usize>,
 
     // The local memory is used as a ring.
@@ -162,23 +162,23 @@ pub(crate) struct SimQueuePair {
     used: usize,
 
     pub(crate) known: Target,
-    /// The memory of a target that is not registered any more, and what it was then.
+    /// The memory of a deregistered target, and its contents at that time.
     pub(crate) frozen: Option<(Vec<u8>, Vec<u8>)>,
-    /// The key that its target had last.
+    /// The last key of its target.
     pub(crate) last_rkey: u32,
     pub(crate) pending: VecDeque<Sent>,
     pub(crate) sequence: u32,
-    /// Requests at the end of the queue that are not signaled.
+    /// The number of unsignaled requests at the end of the queue.
     pub(crate) silent: usize,
     pub(crate) failed: bool,
     pub(crate) excuses: Excuses,
-    /// Messages that are to be received here.
+    /// The messages to be received.
     pub(crate) expected: VecDeque<Message>,
     /// The last message that was received.
     pub(crate) received: u64,
-    /// There were messages without a receive.
+    /// Whether there were messages without a receive.
     pub(crate) starved: bool,
-    /// A receive was flushed before anything said why.
+    /// Whether a receive was flushed before the reason was known.
     pub(crate) flushed_early: bool,
 }
 
@@ -194,10 +194,10 @@ fn pool_iova(end: usize) -> u64 {
     0x10_0000_0000 * (4 * end as u64 + 3)
 }
 
-/// What a target allows without a window, and that it may have some.
+/// The rights of a target without a window, including that of binding windows.
 pub(crate) const TARGET_ACCESS: u32 = ALL_ACCESS | BINDABLE;
 pub(crate) const INLINE: usize = 64;
-/// Requests of a queue pair for datagrams.
+/// The number of requests of a queue pair for datagrams.
 const DATAGRAMS: u32 = 32;
 
 impl Host {
@@ -278,14 +278,15 @@ impl SimQueuePair {
         }
     }
 
-    /// Whether the local memory has space.
+    /// Returns true if the local memory has space.
     pub(crate) fn has_room(&self, bytes: usize) -> bool {
         let room = self.local.length();
         let wraps = self.next + bytes > room;
         self.used + bytes + if wraps { room - self.next } else { 0 } <= room
     }
 
-    /// Room in the local memory: where it begins, and how much it takes.
+    /// Reserves space in the local memory. Returns its offset and the number of bytes that it
+    /// occupies.
     pub(crate) fn reserve(&mut self, bytes: usize) -> Option<(usize, usize)> {
         let room = self.local.length();
         let wraps = self.next + bytes > room;
@@ -299,7 +300,7 @@ impl SimQueuePair {
         Some((block, taken))
     }
 
-    /// The oldest room is free again.
+    /// Frees the oldest reservation.
     pub(crate) fn release(&mut self, bytes: usize) {
         self.used -= bytes;
     }
@@ -308,7 +309,7 @@ impl SimQueuePair {
         self.qp.as_ref().map(|qp| connect::endpoint(&hosts[self.device].context, qp))
     }
 
-    /// What is in its target, registered or not.
+    /// The contents of its target, registered or not.
     pub(crate) fn target_bytes(&self, from: usize, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         match (&self.target, &self.frozen) {

@@ -1,25 +1,25 @@
 //! The simulator: random workloads of verbs on a bad network in virtual time, each completion and each byte checked
 //! against a model. Never published.
 //!
-//! A seed gives a script, and a script gives the same run each time, in every process. What fails is made smaller and
-//! printed. `docs/testing.md` says how to run it and what it checks.
+//! A seed determines a script, and a script determines the run, in every process. A failing script is shrunk and
+//! printed. `docs/testing.md` describes how to run the simulator and what it checks.
 //!
-//! - `script`: what a workload is: settings, and a list of operations.
-//! - `text`: a script as people read it.
-//! - `generate`: the script of a seed, or of bytes, by the `choices` that these make.
-//! - `run`: has the devices do what a script says.
+//! - `script`: a workload: settings, and a list of operations.
+//! - `text`: a script in readable form.
+//! - `generate`: the script of a seed, or of bytes, by the `choices` that these determine.
+//! - `run`: executes a script on the devices.
 //! - `host`: the devices, queue pairs and memory of a run.
-//! - `post`: what is asked of a queue pair, and the memory that it takes.
-//! - `windows`: memory windows, and which of their keys work.
+//! - `post`: requests of a queue pair, and the memory that they occupy.
+//! - `windows`: memory windows, and the validity of their keys.
 //! - `groups`: multicast groups.
-//! - `faults`: what goes wrong on purpose.
-//! - `completions`: what may complete, when, and as what.
-//! - `memory`: which bytes may be where.
-//! - `ending`: what has to be true when nothing happens any more.
+//! - `faults`: deliberate faults.
+//! - `completions`: the completions that are allowed, their order, and their contents.
+//! - `memory`: the expected bytes.
+//! - `ending`: the checks after the last event.
 //! - `shrink`: makes a failing script smaller.
 //! - `campaign`: workload after workload.
 //! - `fuzz`: a workload of any bytes.
-//! - `watch`: ends what does not end.
+//! - `watch`: aborts a workload that does not end.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper is a finding.
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and devices are 64-bit only.
 

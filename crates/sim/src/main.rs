@@ -8,24 +8,24 @@ use clap::Parser;
 /// Random workloads on a bad network in virtual time, checked against a model.
 #[derive(Debug, Parser)]
 struct Args {
-    /// What all workloads come from; by default the clock
+    /// The seed of all workloads; by default taken from the clock
     #[arg(long, value_parser = number)]
     seed: Option<u64>,
-    /// How many packets are sent, at least; of many, each ten million by the next seed
+    /// The minimum number of packets; beyond ten million, each ten million use the next seed
     #[arg(long, default_value_t = 1_000_000)]
     packets: u64,
-    /// Run one fresh seed after the other for so long
+    /// Run one fresh seed after the other for that many hours
     #[arg(long, conflicts_with = "workload")]
     hours: Option<f64>,
-    /// Run this workload alone
+    /// Run only this workload
     #[arg(long, value_parser = number, conflicts_with = "seed")]
     workload: Option<u64>,
-    /// A workload that takes longer, in seconds, ends the program, which says its seed
+    /// The time limit of a workload in seconds; a longer one ends the program, which prints its seed
     #[arg(long, default_value_t = 60.0)]
     limit: f64,
 }
 
-/// A process sends so many packets at most in a long run: what a network leaves behind goes with it.
+/// The maximum number of packets of one process in a long run: its end frees what networks leave allocated.
 const PACKETS: u64 = 10_000_000;
 
 fn number(text: &str) -> Result<u64, String> {
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     let start = Instant::now();
     let seed = args.workload.or(args.seed).unwrap_or_else(fresh);
     if let Err(why) = sim::watch(format!("seed {seed:#x}"), Duration::from_secs_f64(args.limit)) {
-        eprintln!("nobody watches: {why}");
+        eprintln!("cannot watch for workloads that hang: {why}");
         return ExitCode::FAILURE;
     }
     let result = if args.workload.is_some() {
@@ -67,8 +67,8 @@ fn main() -> ExitCode {
             println!(
                 "{packets} packets, {workloads} workloads, {time:?} of virtual time, trace {trace:016x}"
             );
-            // Not what two runs have in common.
-            eprintln!("{took:.1} s, {:.0} packets in a second", packets as f64 / took);
+            // Printed separately, since it differs between two runs.
+            eprintln!("{took:.1} s, {:.0} packets per second", packets as f64 / took);
             ExitCode::SUCCESS
         }
         Err(finding) => {
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// One seed after the other, as long as that many runs are not enough. Each has a process of its own.
+/// Runs one seed after the other, each in a new process, while `goes_on` returns true for the number of runs.
 fn in_processes(seed: Option<u64>, limit: f64, goes_on: impl Fn(u64) -> bool) -> ExitCode {
     let first = seed.unwrap_or_else(fresh);
     let mut runs = 0;

@@ -1,5 +1,5 @@
-//! Which bytes may be where. A message has bytes that are made of its number, so that those of another one, and those
-//! that came too late, are seen.
+//! The expected bytes. The bytes of a message are derived from its number, so that those of another message, or of one
+//! that arrived too late, are detected.
 
 use crate::run::{Outcome, ensure};
 
@@ -14,7 +14,7 @@ fn byte(message: u64, n: usize) -> u8 {
     word(message, n / 8).to_le_bytes()[n % 8]
 }
 
-/// The bytes of a message from one of them on.
+/// The bytes of a message from offset `from` on.
 pub(crate) fn fill(message: u64, from: usize, out: &mut [u8]) {
     let head = (out.len()).min((8 - from % 8) % 8);
     let (first, rest) = out.split_at_mut(head);
@@ -33,7 +33,7 @@ pub(crate) fn bytes(message: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// A WRITE and the place that it is for.
+/// A WRITE and its destination.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placed {
     pub(crate) at: usize,
@@ -42,7 +42,7 @@ pub(crate) struct Placed {
 }
 
 impl Placed {
-    /// Whether it writes that byte there.
+    /// Returns true if it writes that byte there.
     pub(crate) fn has(&self, at: usize, actual: u8) -> bool {
         (self.at..self.at + self.length).contains(&at) && byte(self.message, at - self.at) == actual
     }
@@ -52,9 +52,9 @@ impl Placed {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Atomic {
     pub(crate) word: usize,
-    /// What it compares with, if it does.
+    /// The value that it compares with, for a compare-and-swap.
     pub(crate) compare: Option<u64>,
-    /// What it adds, or puts there.
+    /// The value that it adds or stores.
     pub(crate) operand: u64,
 }
 
@@ -69,20 +69,20 @@ impl Atomic {
 }
 
 pub(crate) const WORDS: usize = 4;
-/// What is behind the words, and at the end: nothing may be written there.
+/// The guard after the words, and at the end: nothing may be written there.
 pub(crate) const GUARD: usize = 32;
-/// Where the bytes begin.
+/// The offset of the bytes.
 pub(crate) const DATA: usize = 8 * WORDS + GUARD;
 
-/// What is known of the memory that one peer reads and writes: words, a guard, bytes, a guard.
+/// The expected contents of the memory that one peer reads and writes: words, a guard, bytes, a guard.
 #[derive(Debug)]
 pub(crate) struct Target {
-    /// What is there, but for the words and for what is in flight.
+    /// The known contents, except the words and data in flight.
     pub(crate) known: Vec<u8>,
     pub(crate) words: [u64; WORDS],
-    /// What may have been written, or may be yet.
+    /// WRITEs that may have been executed, or may yet be.
     pub(crate) uncertain: Vec<Placed>,
-    /// Atomics that may have been executed, in their order.
+    /// Atomics that may have been executed, in order.
     pub(crate) unanswered: Vec<Atomic>,
 }
 
@@ -93,12 +93,12 @@ impl Target {
         Self { known, words: [0; WORDS], uncertain: Vec::new(), unanswered: Vec::new() }
     }
 
-    /// A WRITE is there for certain.
+    /// Records a WRITE that has certainly been executed.
     pub(crate) fn place(&mut self, placed: &Placed) {
         fill(placed.message, 0, &mut self.known[DATA + placed.at..][..placed.length]);
     }
 
-    /// Whether bytes are those that are known, or of something that is in flight.
+    /// Checks that bytes are the known ones, or those of a WRITE in flight.
     pub(crate) fn check<'a>(
         &'a self,
         from: usize,
@@ -119,13 +119,13 @@ impl Target {
                 at.checked_sub(DATA).is_some_and(|at| others.any(|placed| placed.has(at, *actual)));
             ensure!(
                 one_of_them,
-                "byte {at} is {actual:#x}, {known:#x} was there, and nobody wrote that"
+                "byte {at} is {actual:#x}, but was {known:#x}, and no request wrote that"
             );
         }
         Ok(())
     }
 
-    /// Whether the words are what the atomics made of them, the first of those that were not answered too.
+    /// Checks that the words are the result of the atomics, including some of the first unanswered ones.
     pub(crate) fn check_words(&self, actual: &[u8], under_way: &[Atomic]) -> Outcome {
         let word = |n: usize| u64::from_ne_bytes(actual[8 * n..8 * n + 8].try_into().unwrap());
         let actual: [u64; WORDS] = std::array::from_fn(word);
@@ -139,6 +139,6 @@ impl Target {
                 return Ok(());
             }
         }
-        Err(format!("the words are {actual:?}, and {:?} was there", self.words))
+        Err(format!("the words are {actual:?}, but were {:?}", self.words))
     }
 }

@@ -1,4 +1,4 @@
-//! What is asked of a queue pair, and the memory that it takes.
+//! Requests of a queue pair, and the memory that they occupy.
 
 use rdma_sys::{ibv_send_flags as Flags, ibv_sge, ibv_wr_opcode as Opcode};
 use test_support::rig::datagram::QKEY;
@@ -11,16 +11,16 @@ use crate::run::{Outcome, World, ensure};
 use crate::script::{GROUPS, Kind, SLOTS, ScriptRequest, Service};
 use crate::windows::{Use, is_first_type, part};
 
-/// What is between the elements of a request, and around them.
+/// The gap between the elements of a request, and around them.
 const GAP: usize = 8;
 const GAP_BYTE: u8 = 0xa5;
-/// What is in memory that a READ writes to.
+/// The initial contents of memory that a READ writes to.
 const SINK_BYTE: u8 = 0x5a;
 /// The longest datagram.
 const DATAGRAM: usize = 4096;
 
 impl ScriptRequest {
-    /// Each element of the local memory: from where in the message on, and how long.
+    /// Each local element: its offset in the message, and its length.
     pub(crate) fn parts(&self) -> Vec<(usize, usize)> {
         let elements = if self.length < self.elements { 1 } else { self.elements.max(1) };
         let part = self.length / elements;
@@ -34,12 +34,12 @@ impl ScriptRequest {
     }
 }
 
-/// Where a part is in its block.
+/// The offset of a part in its block.
 fn place(n: usize, from: usize) -> usize {
     from + GAP * (n + 1)
 }
 
-/// The bytes of a request in a block, or `None` if what is between them was touched.
+/// The bytes of a request in a block, or `None` if a gap was touched.
 pub(crate) fn unpack(request: &ScriptRequest, block: &[u8]) -> Option<Vec<u8>> {
     let (mut bytes, mut end) = (Vec::with_capacity(request.length), 0);
     let is_gap = |gap: &[u8]| gap.iter().all(|&byte| byte == GAP_BYTE);
@@ -97,7 +97,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Makes of a request what can be posted here.
+    /// Adjusts a request to what can be posted here.
     fn make_fair(&self, end: usize, request: &mut ScriptRequest) {
         let (own, settings) = (&self.ends[end], &self.script.settings);
         let longest = settings.longest;
@@ -118,12 +118,12 @@ impl World<'_> {
         }
         let moves = request.kind.moves();
         request.inline &= moves && request.length <= INLINE;
-        // A SEND has space for one of both.
+        // A SEND has space for immediate data or a key, not both.
         request.immediate &= moves && !(request.kind == Kind::Send && request.window.is_some());
         request.signaled |= own.silent + 1 >= own.capacity / 2;
     }
 
-    /// What a comparison expects: most times what there will be, if all goes well.
+    /// The value that a comparison expects: usually the actual one, if everything goes well.
     fn guess(&self, to: usize, request: &ScriptRequest) -> u64 {
         let word = request.at % memory::WORDS;
         let target = &self.ends[to].known;
@@ -133,7 +133,7 @@ impl World<'_> {
         expected ^ u64::from(request.immediate || self.message.is_multiple_of(4))
     }
 
-    /// The memory of a request, and its post.
+    /// Allocates the memory of a request, and posts it.
     fn give_out(&mut self, end: usize, to: usize, sent: &Sent) -> Outcome {
         let Sent { request, block, message, .. } = sent;
         let moves = request.kind.moves();
@@ -157,7 +157,7 @@ impl World<'_> {
         }
         let mut wr = self.request(end, to, sent, &sges);
         if request.inline {
-            // Inline data is taken where it is, without a key.
+            // Inline data is read at its address, without a key.
             for (sge, (from, length)) in wr.sges.iter_mut().zip(request.parts()) {
                 debug_assert_eq!(sge.length as usize, length);
                 let at = block + place(0, 0) + from + GAP * parts_before(request, from);
@@ -219,7 +219,7 @@ impl World<'_> {
         if request.fenced { wr.fenced() } else { wr }
     }
 
-    /// Posts a request that is for the queue pair's own windows.
+    /// Posts a request for the queue pair's own windows.
     fn post_local(&mut self, end: usize, sent: &Sent, used: &Use) -> Outcome {
         let request = &sent.request;
         let own = &mut self.ends[end];
@@ -253,12 +253,12 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Of a target that is registered, or of one that was.
+    /// The key of a registered or deregistered target.
     fn rkey(&self, end: usize) -> u32 {
         self.ends[end].target.as_ref().map_or(self.ends[end].last_rkey, |target| target.rkey())
     }
 
-    /// Notes what the other end is to receive.
+    /// Records the message that the other end is to receive.
     fn expect(&mut self, end: usize, to: usize, sent: &Sent) {
         let request = &sent.request;
         if request.kind == Kind::Send || request.kind == Kind::Write && request.immediate {

@@ -1,4 +1,4 @@
-//! Has the devices do what a script says, and checks what comes of it.
+//! Executes a script on the devices, and checks the results.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::ManuallyDrop;
@@ -12,7 +12,7 @@ use crate::host::{self, Host, Pool, SimQueuePair};
 use crate::script::{Operation, SLOTS, Script, Service, Weather};
 use crate::watch;
 
-/// What is wrong, if something is.
+/// The result of a check; the error describes what is wrong.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
 macro_rules! ensure {
@@ -24,10 +24,10 @@ macro_rules! ensure {
 }
 pub(crate) use ensure;
 
-/// How a finding begins that is a panic.
+/// The prefix of a finding that is a panic.
 pub(crate) const PANICKED: &str = "panicked";
 
-/// What a run came to.
+/// The results of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Done {
     pub(crate) packets: u64,
@@ -35,39 +35,39 @@ pub(crate) struct Done {
     pub(crate) trace: u64,
 }
 
-/// Everything that is there in a run.
+/// The state of a run.
 pub(crate) struct World<'a> {
     pub(crate) script: &'a Script,
     pub(crate) network: &'a Network,
     pub(crate) ends: Vec<SimQueuePair>,
     pub(crate) hosts: Vec<Host>,
-    /// What each link is like, by sender and receiver.
+    /// The properties of each link, by sender and receiver.
     pub(crate) links: Vec<Vec<Weather>>,
-    /// Which devices have their port up.
+    /// The state of each device's port.
     pub(crate) ports: Vec<bool>,
-    /// How often something was connected again.
+    /// The number of reconnections.
     pub(crate) lives: u32,
     /// The number of the last message.
     pub(crate) message: u64,
-    /// Nothing has gone wrong on purpose.
+    /// Whether no deliberate fault has happened.
     pub(crate) calm: bool,
-    /// Links have repeated packets, or changed their order.
+    /// Whether links have duplicated or reordered packets.
     pub(crate) unordered: bool,
-    /// The longest way of a packet.
+    /// The longest travel time of a packet.
     pub(crate) longest: Duration,
-    /// Of all completions.
+    /// A hash of all completions.
     pub(crate) trace: DefaultHasher,
 }
 
-/// Runs a script. A panic is a finding as others are.
+/// Runs a script. A panic is a finding like any other.
 pub(crate) fn run(script: &Script) -> Outcome<Done> {
     watch::begins(script.seed);
     let network = Network::simulated(script.seed);
     let result = catch_unwind(AssertUnwindSafe(|| {
-        // A panic leaves it: its end would fail too.
+        // Leaked after a panic: dropping it would fail too.
         let mut world = ManuallyDrop::new(World::new(script, &network));
         let done = world.run();
-        // What failed may leave queue pairs that nobody asks any more; their end is no matter then.
+        // After a failure queue pairs may be left unchecked; how they end no longer matters.
         if done.is_ok() {
             drop(ManuallyDrop::into_inner(world));
         }
@@ -76,7 +76,7 @@ pub(crate) fn run(script: &Script) -> Outcome<Done> {
     result.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        Err(format!("{PANICKED}: {}", text.unwrap_or("with no text")))
+        Err(format!("{PANICKED}: {}", text.unwrap_or("without a message")))
     })
 }
 
@@ -166,13 +166,13 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The receives that a queue pair takes.
+    /// The receives that a queue pair uses.
     pub(crate) fn pool(&mut self, end: usize) -> &mut Pool {
         let SimQueuePair { device, shares, .. } = self.ends[end];
         if shares { &mut self.hosts[device].shared } else { &mut self.ends[end].pool }
     }
 
-    /// Posts receives, as many as there is space for.
+    /// Posts at most `count` receives, as space permits.
     pub(crate) fn receive(&mut self, end: usize, count: usize, elements: usize) {
         if self.ends[end].qp.is_none() && !self.ends[end].shares {
             return;
@@ -188,7 +188,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Notes which queue pairs have more to receive than they have receives for.
+    /// Records the queue pairs that have too few receives for their messages.
     pub(crate) fn note_starved(&mut self, end: usize) {
         let SimQueuePair { device, shares, .. } = self.ends[end];
         let posted = self.pool(end).posted.len();

@@ -1,7 +1,7 @@
-//! What a workload is: settings, and a list of operations that are done one after the other.
+//! A workload: settings, and a list of operations that are executed one after the other.
 //!
-//! Each part can be taken away or made smaller and leaves a fair script: an operation that has no
-//! object any more, or no space, is left out when its turn comes.
+//! Each part can be removed or reduced, and the script stays fair: an operation whose object is gone, or that finds no
+//! space, is skipped.
 
 use std::time::Duration;
 
@@ -9,16 +9,16 @@ use rdma_soft::LinkModel;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Script {
-    /// Of the network.
+    /// The seed of the network.
     pub(crate) seed: u64,
     pub(crate) settings: Settings,
     pub(crate) operations: Vec<Operation>,
-    /// Nothing more is done when so many packets were sent.
+    /// The run ends after that many packets.
     pub(crate) packets: Option<u64>,
 }
 
-/// What is there from the beginning. A connection has two ends: those of connection `n` are `2n` and `2n + 1`. Behind
-/// them come the queue pairs for datagrams.
+/// The objects at the start. Connection `n` has the ends `2n` and `2n + 1`. The numbers after those of all connections
+/// are the queue pairs for datagrams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
     pub(crate) infiniband: bool,
@@ -51,11 +51,11 @@ pub(crate) struct Connection {
     pub(crate) rd_atomic: u8,
     pub(crate) sends: u32,
     pub(crate) receives: u32,
-    /// Whether the ends take receives from the queue that their device shares.
+    /// Whether each end uses the shared receive queue of its device.
     pub(crate) shared: [bool; 2],
 }
 
-/// What a link does. Probabilities are of 10,000.
+/// The behaviour of a link. Probabilities are in units of 1/10,000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Weather {
     pub(crate) latency_ns: u64,
@@ -69,12 +69,12 @@ pub(crate) struct Weather {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// A request is posted.
+    /// Posts a request.
     Post {
         end: usize,
         request: ScriptRequest,
     },
-    /// So many receives are posted, each of so many elements.
+    /// Posts `count` receives of `elements` elements each.
     Receive {
         end: usize,
         count: usize,
@@ -83,7 +83,7 @@ pub(crate) enum Operation {
     Pass {
         nanoseconds: u64,
     },
-    /// A link changes, in one direction.
+    /// Changes a link, in one direction.
     Link {
         from: usize,
         to: usize,
@@ -93,33 +93,33 @@ pub(crate) enum Operation {
         device: usize,
         up: bool,
     },
-    /// The queue pairs of a device are destroyed without a word.
+    /// Destroys the queue pairs of a device without notice.
     Die {
         device: usize,
     },
-    /// What peers write to is deregistered.
+    /// Deregisters the memory that peers write to.
     Deregister {
         end: usize,
     },
-    /// The queue pair goes to the error state.
+    /// Moves the queue pair to the error state.
     Error {
         end: usize,
     },
-    /// Both ends are reset and connected again.
+    /// Resets and reconnects both ends.
     Reconnect {
         connection: usize,
     },
-    /// A window is deallocated.
+    /// Deallocates a window.
     Deallocate {
         end: usize,
         slot: usize,
     },
-    /// A queue pair for datagrams joins a group.
+    /// Makes a queue pair for datagrams join a group.
     Join {
         end: usize,
         group: usize,
     },
-    /// It leaves it.
+    /// Makes it leave the group.
     Leave {
         end: usize,
         group: usize,
@@ -133,9 +133,9 @@ pub(crate) enum Kind {
     Read,
     FetchAdd,
     CompareSwap,
-    /// A window of the queue pair itself is bound.
+    /// Binds a window of the queue pair itself.
     Bind,
-    /// It is taken back.
+    /// Invalidates it.
     Invalidate,
 }
 
@@ -143,34 +143,34 @@ pub(crate) enum Kind {
 pub(crate) struct ScriptRequest {
     pub(crate) kind: Kind,
     pub(crate) length: usize,
-    /// Where in the target, of a WRITE or a READ; which word, of an atomic.
+    /// The offset in the target for a WRITE or a READ; the word for an atomic.
     pub(crate) at: usize,
     pub(crate) immediate: bool,
     pub(crate) fenced: bool,
     pub(crate) signaled: bool,
     pub(crate) inline: bool,
     pub(crate) elements: usize,
-    /// To which queue pair, of a datagram.
+    /// The queue pair that a datagram is sent to.
     pub(crate) to: usize,
-    /// To which group instead.
+    /// The group that it is sent to instead.
     pub(crate) group: Option<usize>,
-    /// The window that is bound or taken back, or through which the target is used. A SEND invalidates it.
+    /// The window that is bound or invalidated, or through which the target is used. A SEND invalidates it.
     pub(crate) window: Option<Window>,
 }
 
-/// Which window, and which of the keys that it had.
+/// A window, and one of the keys that it had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) slot: usize,
-    /// How many binds ago it had the key.
+    /// The number of binds since it had the key.
     pub(crate) back: usize,
-    /// It is left out if it may fail.
+    /// Whether the request is skipped if it may fail.
     pub(crate) careful: bool,
-    /// What a bind makes it: from where in the target, how many bytes, and with which rights.
+    /// The parameters of a bind: the offset in the target, the number of bytes, and the rights.
     pub(crate) from: usize,
     pub(crate) bytes: usize,
     pub(crate) rights: u8,
-    /// Who uses it ends with its last byte, or one behind it.
+    /// Moves the request so that it ends with the last byte of the window, or one byte after it.
     pub(crate) edge: Option<bool>,
 }
 
@@ -183,7 +183,7 @@ pub(crate) const READS: u8 = 1;
 pub(crate) const WRITES: u8 = 2;
 pub(crate) const ATOMICS: u8 = 4;
 
-/// In 10,000.
+/// Certainty, in units of 1/10,000.
 pub(crate) const ALWAYS: u32 = 10_000;
 
 impl Weather {
@@ -211,12 +211,12 @@ impl Weather {
             .corruption(of(self.corruption))
     }
 
-    /// How likely it is that something is wrong with a packet.
+    /// The probability that a packet has a fault.
     pub(crate) fn faults(&self) -> u32 {
         self.loss + self.duplication + self.reordering + self.corruption
     }
 
-    /// No packet comes later than this, nor its answer later than that once more: two megabytes may be before it.
+    /// The maximum delay of a packet; its answer takes at most as long again. Two megabytes may be queued before it.
     pub(crate) fn longest(&self) -> Duration {
         let sending = (2u64 << 23).saturating_mul(1_000_000_000);
         let sending = sending.checked_div(self.bits_per_second).unwrap_or(0);
@@ -225,7 +225,7 @@ impl Weather {
 }
 
 impl Kind {
-    /// Whether its peer hears nothing of it.
+    /// Returns true if the request sends nothing to the peer.
     pub(crate) fn is_local(self) -> bool {
         matches!(self, Self::Bind | Self::Invalidate)
     }
@@ -234,21 +234,21 @@ impl Kind {
         matches!(self, Self::FetchAdd | Self::CompareSwap)
     }
 
-    /// Whether it sends its own bytes.
+    /// Returns true if it sends its own bytes.
     pub(crate) fn moves(self) -> bool {
         matches!(self, Self::Send | Self::Write)
     }
 }
 
 impl Connection {
-    /// Whether no timer says that nobody answers.
+    /// Returns true if no timer detects a missing answer.
     pub(crate) fn waits_for_ever(&self) -> bool {
         self.service == Service::Reliable && self.timeout == 0
     }
 }
 
 impl Settings {
-    /// How many queue pairs there are.
+    /// The number of queue pairs.
     pub(crate) fn ends(&self) -> usize {
         2 * self.connections.len() + self.datagrams.len()
     }

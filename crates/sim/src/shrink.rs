@@ -1,12 +1,12 @@
-//! Makes a failing script smaller: as long as something can be taken away and it fails still, whatever it says.
+//! Shrinks a failing script: removes parts while it still fails, with any error.
 
 use crate::run::{PANICKED, run};
 use crate::script::{Operation, Script, ScriptRequest, Weather, Window};
 
-/// So many runs are enough.
+/// The maximum number of runs.
 const RUNS: u32 = 4000;
 
-/// The smaller script, and what is wrong with it.
+/// The smaller script, and its error.
 pub(crate) fn shrink(script: Script, why: String) -> (Script, String) {
     let mut shrinker = Shrinker { script, why, runs: 0 };
     loop {
@@ -28,14 +28,14 @@ struct Shrinker {
 }
 
 impl Shrinker {
-    /// Takes it instead, if it fails.
+    /// Adopts the script if it fails.
     fn try_it(&mut self, script: Script) -> bool {
         if script == self.script || self.runs >= RUNS {
             return false;
         }
         self.runs += 1;
         match run(&script) {
-            // A panic where there was none is something else.
+            // A panic in place of another error is a different failure.
             Err(why) if why.contains(PANICKED) == self.why.contains(PANICKED) => {
                 (self.script, self.why) = (script, why);
                 true
@@ -44,18 +44,18 @@ impl Shrinker {
         }
     }
 
-    /// Takes it instead with this change, if it fails.
+    /// Adopts the changed script if it fails.
     fn change(&mut self, change: impl FnOnce(&mut Script)) -> bool {
         let mut script = self.script.clone();
         change(&mut script);
         self.try_it(script)
     }
 
-    /// Fewer operations: half of them, a quarter, single ones.
+    /// Removes operations: half of them, a quarter, single ones.
     fn operations(&mut self) {
         let mut chunk = self.script.operations.len().div_ceil(2).max(1);
         loop {
-            // From the end: what comes first is often needed.
+            // From the end: early operations are often needed.
             let mut end = self.script.operations.len();
             while end > 0 {
                 let start = end.saturating_sub(chunk);
@@ -69,7 +69,7 @@ impl Shrinker {
         }
     }
 
-    /// Better links.
+    /// Improves links.
     fn links(&mut self) {
         for better in BETTER {
             self.change(|script| better(&mut script.settings.weather));
@@ -85,10 +85,10 @@ impl Shrinker {
         }
     }
 
-    /// Fewer queue pairs for datagrams, connections that are as others, short messages.
+    /// Removes queue pairs for datagrams, simplifies connections, and shortens messages.
     fn settings(&mut self) {
         while self.last_goes(|script| script.settings.datagrams.pop().is_some()) {}
-        // Datagrams have numbers behind those of connections.
+        // Queue pairs for datagrams are numbered after those of connections.
         while self.script.settings.datagrams.is_empty()
             && self.script.settings.connections.len() > 1
             && self.last_goes(|script| script.settings.connections.pop().is_some())
@@ -103,7 +103,7 @@ impl Shrinker {
         }
     }
 
-    /// The last queue pairs go, with all that is asked of them.
+    /// Removes the last queue pairs, with all their operations.
     fn last_goes(&mut self, pop: impl FnOnce(&mut Script) -> bool) -> bool {
         self.change(|script| {
             pop(script);
@@ -124,7 +124,7 @@ impl Shrinker {
         })
     }
 
-    /// Shorter requests, and plain ones.
+    /// Shortens and simplifies requests.
     fn requests(&mut self) {
         for n in 0..self.script.operations.len() {
             for simpler in SIMPLER {

@@ -1,4 +1,4 @@
-//! A script as people read it.
+//! A script in readable form.
 
 use std::fmt;
 
@@ -44,7 +44,7 @@ impl Window {
             _ => write!(f, " through window {slot}")?,
         }
         match self.edge.filter(|_| matches!(kind, Kind::Read | Kind::Write)) {
-            Some(true) => write!(f, " to one byte behind it")?,
+            Some(true) => write!(f, " to one byte after its end")?,
             Some(false) => write!(f, " to its end")?,
             None => {}
         }

@@ -1,4 +1,4 @@
-//! A workload that does not end is said and ended: no run has a limit of its own in real time.
+//! Reports and ends a workload that does not end: runs have no limit of their own in real time.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -8,17 +8,17 @@ use std::time::Duration;
 
 static BEGUN: OnceLock<Sender<u64>> = OnceLock::new();
 
-/// From now on a workload that takes longer than that ends the process (`abort`), which says its seed.
+/// Makes a workload that exceeds the limit end the process (`abort`), which prints its seed.
 ///
-/// `of` says what all workloads come from. A program calls it once, before the first workload.
+/// `of` describes the source of all workloads. A program calls this once, before the first workload.
 ///
 /// # Errors
 ///
-/// If there can be no thread, or if it was called before.
+/// If the thread cannot be created, or if it was called before.
 pub fn watch(of: String, limit: Duration) -> Result<(), String> {
     let (begins, begun) = mpsc::channel();
     let watcher = move || {
-        // Nothing is there to be watched before the first one.
+        // Nothing to watch before the first workload.
         let Ok(mut workload) = begun.recv() else { return };
         loop {
             match begun.recv_timeout(limit) {
@@ -30,20 +30,20 @@ pub fn watch(of: String, limit: Duration) -> Result<(), String> {
         // Not by `println`, whose lock may be held by the thread that hangs.
         let text = format!(
             "hangs: workload {workload:#x} ({of}) has not ended in {limit:?}\n\
-             again: cargo xtask sim --workload {workload:#x}\n"
+             to repeat: cargo xtask sim --workload {workload:#x}\n"
         );
         let _ = std::io::stderr().write_all(text.as_bytes());
         std::process::abort();
     };
-    BEGUN.set(begins).map_err(|_| "it watches already".to_owned())?;
+    BEGUN.set(begins).map_err(|_| "the watch is already set".to_owned())?;
     let thread = thread::Builder::new().name("watch".into()).spawn(watcher);
     thread.map(drop).map_err(|error| error.to_string())
 }
 
-/// A workload begins, and so the one before has ended.
+/// Records that a workload begins, and so the one before has ended.
 pub(crate) fn begins(workload: u64) {
     if let Some(begun) = BEGUN.get() {
-        // Nobody watches while the process ends.
+        // The watching thread may have ended with the process.
         let _ = begun.send(workload);
     }
 }

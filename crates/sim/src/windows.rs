@@ -1,4 +1,4 @@
-//! Memory windows of a queue pair onto its target: which keys peers have had, and which of them work.
+//! Memory windows of a queue pair on its target: the keys that peers were given, and their validity.
 
 use rdma_sys::{ibv_inc_rkey, ibv_mw_bind_info};
 use test_support::rig::window::{Mw, TYPE_1, TYPE_2};
@@ -9,24 +9,24 @@ use crate::memory::DATA;
 use crate::run::{Outcome, World, ensure};
 use crate::script::{ATOMICS, Kind, READS, SLOTS, ScriptRequest, WRITES, Window};
 
-/// How a request ends that has to do with a key, if it is executed.
+/// The outcome of a request that uses a key, if it is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Works,
-    /// Two requests that are not ordered decide.
+    /// Depends on the order of two unordered requests.
     May,
     Fails,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GrantState {
-    /// A request to bind is posted.
+    /// A bind is posted.
     Asked,
     Bound,
     Gone,
 }
 
-/// A window as it was bound once.
+/// One binding of a window.
 #[derive(Debug)]
 pub(crate) struct Grant {
     slot: usize,
@@ -35,27 +35,27 @@ pub(crate) struct Grant {
     bytes: usize,
     rights: u8,
     state: GrantState,
-    /// Its owner has asked for its end.
+    /// Whether its owner has posted its invalidation.
     taken_back: bool,
-    /// The peer has, by a SEND.
+    /// Whether the peer has, by a SEND.
     sent_back: bool,
-    /// It may have ended before what was in flight.
+    /// Whether it may have ended before requests that were in flight.
     raced: bool,
-    /// A request for it has failed, or its queue pair is gone, and packets of it may still arrive.
+    /// Whether a request for it has failed, or its queue pair is gone, so that packets may still arrive.
     lingers: bool,
 }
 
-/// Which grant a request has to do with, and what may come of it.
+/// The grant that a request uses or changes, and the expected outcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Use {
     pub(crate) grant: usize,
     pub(crate) key: u32,
     pub(crate) verdict: Verdict,
-    /// Of a bind: what the window was before.
+    /// For a bind, the previous grant of the window.
     before: Option<usize>,
 }
 
-/// The windows of a queue pair, by their slots, and all that they ever were.
+/// The windows of a queue pair, by slot, and all their grants.
 #[derive(Default)]
 pub(crate) struct Windows {
     there: [Option<Mw>; SLOTS],
@@ -73,7 +73,7 @@ impl Grant {
         is_first_type(self.slot)
     }
 
-    /// What comes of a request of the peer from now on.
+    /// The outcome of a request that the peer posts now.
     fn verdict(&self, request: &ScriptRequest) -> Verdict {
         let (right, from, length) = match request.kind {
             Kind::Read => (READS, DATA + request.at, request.length),
@@ -82,17 +82,17 @@ impl Grant {
         };
         let inside = from >= self.from && from + length <= self.from + self.bytes;
         match self.state {
-            // Where nothing is asked for, no key is looked at.
+            // An access of zero bytes checks no key.
             _ if length == 0 => Verdict::Works,
             GrantState::Gone => Verdict::Fails,
-            // The SEND was before on the same connection.
+            // The SEND was earlier on the same connection.
             _ if self.sent_back || !inside || self.rights & right == 0 => Verdict::Fails,
             GrantState::Bound if !self.taken_back => Verdict::Works,
             _ => Verdict::May,
         }
     }
 
-    /// What comes of a SEND that is to invalidate it.
+    /// The outcome of a SEND that invalidates it.
     fn verdict_of_send(&self) -> Verdict {
         match self.state {
             GrantState::Gone => Verdict::Fails,
@@ -102,10 +102,10 @@ impl Grant {
         }
     }
 
-    /// What comes of its owner's request to invalidate it.
+    /// The outcome of its owner's request to invalidate it.
     fn verdict_of_taking_back(&self) -> Verdict {
         match self.state {
-            // A bind of nothing takes it back.
+            // A bind of zero bytes revokes it.
             _ if self.is_first_type() => Verdict::Works,
             GrantState::Gone => Verdict::Fails,
             _ if self.taken_back => Verdict::Fails,
@@ -120,13 +120,13 @@ impl Grant {
 }
 
 impl Windows {
-    /// What a slot was, so many binds ago.
+    /// The grant of a slot, `back` binds ago.
     fn grant(&self, slot: usize, back: usize) -> Option<usize> {
         let of_slot = |n: &usize| self.grants[*n].slot == slot;
         (0..self.grants.len()).rev().filter(of_slot).nth(back)
     }
 
-    /// What comes of a bind, and what the window was before.
+    /// The outcome of a bind, and the previous grant of the window.
     fn verdict_of_bind(&self, slot: usize) -> (Verdict, Option<usize>) {
         let before = self.grant(slot, 0);
         let verdict = match before.map(|n| &self.grants[n]) {
@@ -139,7 +139,7 @@ impl Windows {
         (verdict, before)
     }
 
-    /// The window of a slot, which is allocated if it is not there.
+    /// The window of a slot, allocated if it does not exist.
     pub(crate) fn window(&mut self, slot: usize, pd: &Pd) -> &Mw {
         let key = &mut self.keys[slot];
         self.there[slot].get_or_insert_with(|| {
@@ -149,28 +149,28 @@ impl Windows {
         })
     }
 
-    /// The window of a slot, if it is there.
+    /// The window of a slot, if it exists.
     pub(crate) fn known(&self, slot: usize) -> Option<&Mw> {
         self.there[slot].as_ref()
     }
 
-    /// Its next key, of type 2.
+    /// The next key of a window of type 2.
     pub(crate) fn next_key(&mut self, slot: usize) -> u32 {
         self.keys[slot] = ibv_inc_rkey(self.keys[slot]);
         self.keys[slot]
     }
 
-    /// A bind of type 1 was posted, which gave it that key.
+    /// Records the key that a posted bind of type 1 has returned.
     pub(crate) fn note_key(&mut self, grant: usize, key: u32) {
         self.grants[grant].key = key;
     }
 
-    /// Whether a region cannot be deregistered now.
+    /// Returns true if the windows prevent the deregistration of a region.
     pub(crate) fn hold(&self) -> bool {
         self.grants.iter().any(Grant::is_certainly_bound)
     }
 
-    /// Ends a window of a slot.
+    /// Deallocates the window of a slot.
     fn deallocate(&mut self, slot: usize) {
         self.there[slot] = None;
         for grant in self.grants.iter_mut().filter(|grant| grant.slot == slot) {
@@ -179,7 +179,7 @@ impl Windows {
     }
 }
 
-/// What a window of a target is.
+/// The part of a target that a window covers.
 pub(crate) fn part(end: usize, target: &Mr, window: &Window) -> ibv_mw_bind_info {
     let right = |bit: u8, right: u32| if window.rights & bit != 0 { right } else { 0 };
     ibv_mw_bind_info {
@@ -192,11 +192,11 @@ pub(crate) fn part(end: usize, target: &Mr, window: &Window) -> ibv_mw_bind_info
     }
 }
 
-/// What the target needs to have windows.
+/// The rights that a target needs for windows.
 pub(crate) const BINDABLE: u32 = LOCAL_WRITE | MW_BIND;
 
 impl World<'_> {
-    /// What a request has to do with a window. It loses its window, or is none, if it is careful and may fail.
+    /// The use of a window by a request. A careful request that may fail loses its window, or is skipped.
     pub(crate) fn use_window(
         &mut self,
         end: usize,
@@ -232,7 +232,7 @@ impl World<'_> {
         }
         let own = &mut self.ends[end];
         own.windows.window(slot, &self.hosts[own.device].pd);
-        // Type 1 gets its key when it is posted.
+        // A window of type 1 gets its key when the bind is posted.
         let key = if first { 0 } else { own.windows.next_key(slot) };
         own.windows.grants.push(Grant {
             slot,
@@ -252,7 +252,7 @@ impl World<'_> {
     fn use_for_end(&mut self, end: usize, slot: usize, window: &Window) -> Option<Use> {
         let own = &self.ends[end];
         own.windows.known(slot)?;
-        // A bind of nothing takes back what type 1 was last.
+        // A bind of zero bytes revokes the last binding of type 1.
         let back = if is_first_type(slot) { 0 } else { window.back };
         let grant = own.windows.grant(slot, back)?;
         let (key, verdict) = {
@@ -267,7 +267,7 @@ impl World<'_> {
         Some(Use { grant, key, verdict, before: None })
     }
 
-    /// The request of a peer, which is the other end.
+    /// The use of a window by a request of the peer.
     fn use_of_peer(
         &mut self,
         end: usize,
@@ -300,7 +300,7 @@ impl World<'_> {
         Some(Use { grant, key, verdict, before: None })
     }
 
-    /// A SEND is to invalidate it.
+    /// Records a SEND that is to invalidate the grant.
     fn send_back(
         &mut self,
         end: usize,
@@ -310,7 +310,7 @@ impl World<'_> {
         request: &mut ScriptRequest,
     ) {
         let owner = self.ends[end].peer;
-        // A READ that is asked for again needs the key again.
+        // A READ that is sent again needs the key again.
         let reads = self.ends[end].pending.iter().any(|sent| {
             sent.request.kind == Kind::Read && sent.through.is_some_and(|used| used.grant == grant)
         });
@@ -325,7 +325,7 @@ impl World<'_> {
         }
     }
 
-    /// Whether requests of the peer are in flight that need it.
+    /// Returns true if requests of the peer that need it are in flight.
     fn is_used(&self, owner: usize, grant: usize) -> bool {
         let through = |used: &Use| used.grant == grant;
         let pending = &self.ends[self.ends[owner].peer].pending;
@@ -334,7 +334,7 @@ impl World<'_> {
             || pending.iter().any(|sent| sent.through.as_ref().is_some_and(through))
     }
 
-    /// The peer waits for a request no longer, of which packets may still arrive.
+    /// Records that the peer no longer waits for a request, although its packets may still arrive.
     pub(crate) fn linger(&mut self, owner: usize, sent: &Sent) {
         let used = sent.through.filter(|_| !sent.request.kind.is_local());
         let grants = &mut self.ends[owner].windows.grants;
@@ -343,7 +343,7 @@ impl World<'_> {
         }
     }
 
-    /// Its owner asks for its end.
+    /// Records that its owner has posted its invalidation.
     fn take_back(&mut self, owner: usize, grant: usize) {
         if self.ends[owner].windows.grants[grant].state != GrantState::Gone {
             self.ends[owner].windows.grants[grant].taken_back = true;
@@ -351,7 +351,7 @@ impl World<'_> {
         }
     }
 
-    /// What the peer has asked for may come before its end or behind it.
+    /// Records that the peer's requests may be executed before or after its end.
     fn race(&mut self, owner: usize, grant: usize) {
         self.ends[owner].windows.grants[grant].raced = true;
         if self.is_used(owner, grant) {
@@ -359,21 +359,21 @@ impl World<'_> {
         }
     }
 
-    /// A queue pair may refuse what its peer asks for, and is in error then.
+    /// Records that a queue pair may refuse its peer's request, which moves it to the error state.
     fn may_refuse(&mut self, owner: usize) {
         self.ends[owner].excuses.flushed = true;
         let peer = self.ends[owner].peer;
         self.ends[peer].excuses.silence = true;
     }
 
-    /// What a request may come to, by what is known now.
+    /// The possible outcome of a request, by what is known now.
     pub(crate) fn verdict(&self, end: usize, request: &ScriptRequest, used: &Use) -> Verdict {
         let own = &self.ends[end];
         let owner = if request.kind.is_local() { own } else { &self.ends[own.peer] };
         let grants = &owner.windows.grants;
         let Some(grant) = grants.get(used.grant) else { return Verdict::May };
         let changed = match request.kind {
-            // The peer has ended what was there, since.
+            // The peer has invalidated the previous binding since.
             Kind::Bind => used.before.and_then(|n| grants.get(n)).is_some_and(|it| it.sent_back),
             Kind::Invalidate => grant.sent_back,
             _ => {
@@ -390,12 +390,12 @@ impl World<'_> {
         }
     }
 
-    /// A request of a queue pair for its own windows is done.
+    /// Accounts for a successful request of a queue pair for its own windows.
     pub(crate) fn bound(&mut self, end: usize, request: &ScriptRequest, used: &Use) -> Outcome {
         let fails = self.verdict(end, request, used) == Verdict::Fails;
-        ensure!(!fails, "succeeded with a window that is not as it has to be");
+        ensure!(!fails, "succeeded although the window's state forbids it");
         let grants = &mut self.ends[end].windows.grants;
-        // A deallocated one stays what it is.
+        // A deallocated window stays gone.
         if let Some(before) = used.before {
             grants[before].state = GrantState::Gone;
         }
@@ -408,25 +408,25 @@ impl World<'_> {
         Ok(())
     }
 
-    /// It failed: a window that was to be is not.
+    /// Accounts for a failed one: a new binding does not exist.
     pub(crate) fn not_bound(&mut self, end: usize, request: &ScriptRequest, used: &Use) {
         if request.kind == Kind::Bind {
             self.ends[end].windows.grants[used.grant].state = GrantState::Gone;
         }
     }
 
-    /// A SEND has come that invalidated it.
+    /// Accounts for a received SEND that invalidated the grant.
     pub(crate) fn came_back(&mut self, owner: usize, used: &Use) {
         self.ends[owner].windows.grants[used.grant].state = GrantState::Gone;
     }
 
-    /// What a SEND does that is to invalidate a key, by what is known now.
+    /// The outcome of a SEND that invalidates a key, by what is known now.
     pub(crate) fn verdict_of_send(&self, owner: usize, used: &Use) -> Verdict {
         let raced = self.ends[owner].windows.grants.get(used.grant).is_none_or(|it| it.raced);
         if raced && used.verdict == Verdict::Works { Verdict::May } else { used.verdict }
     }
 
-    /// A window is deallocated: what peers do with its keys from now on fails.
+    /// Deallocates a window: its keys fail from now on.
     pub(crate) fn deallocate(&mut self, end: usize, slot: usize) {
         for grant in 0..self.ends[end].windows.grants.len() {
             if self.ends[end].windows.grants[grant].slot == slot {
@@ -438,7 +438,7 @@ impl World<'_> {
         own.windows.deallocate(slot);
     }
 
-    /// The same, if nothing is in flight that needs it.
+    /// Like [`Self::deallocate`], if no request in flight needs it.
     pub(crate) fn deallocate_unused(&mut self, end: usize, slot: usize) {
         let of_slot = |n: &usize| self.ends[end].windows.grants[*n].slot == slot;
         let mut grants = (0..self.ends[end].windows.grants.len()).filter(of_slot);

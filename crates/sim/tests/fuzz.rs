@@ -1,4 +1,4 @@
-//! Any bytes are a workload, the same one each time.
+//! Any bytes encode a workload, the same one each time.
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
 use std::collections::HashSet;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use test_support::fuzz::write_seed;
 
-/// Bytes of all lengths that a fuzzer begins with.
+/// Inputs of all lengths for a fuzzer to begin with.
 fn inputs(count: u64) -> Vec<Vec<u8>> {
     let input = |seed| {
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -18,7 +18,7 @@ fn inputs(count: u64) -> Vec<Vec<u8>> {
     (1..=count).map(input).collect()
 }
 
-/// Where `cargo fuzz` looks for what it begins with.
+/// Writes the inputs to the folder where `cargo fuzz` reads its corpus.
 #[test]
 fn inputs_are_written_for_the_fuzzer() {
     for (n, input) in inputs(60).iter().enumerate() {
@@ -55,7 +55,7 @@ fn other_bytes_are_another_script() {
     let scripts: HashSet<_> = inputs.iter().map(|input| sim::script_of(input)).collect();
     let different: HashSet<_> = inputs.iter().collect();
     assert!(scripts.len() * 100 >= different.len() * 95, "{} scripts", scripts.len());
-    // What comes first decides the rest; what comes last, a little of it.
+    // Early bytes determine the rest; late ones have little effect.
     let mut long = inputs.into_iter().max_by_key(Vec::len).unwrap();
     let before = sim::script_of(&long);
     let middle = long.len() / 2;

@@ -1,4 +1,4 @@
-//! A million packets of fresh workloads, and that a seed does the same in every process.
+//! A million packets of fresh workloads, and the same run of a seed in every process.
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
 use std::process::Command;
@@ -11,7 +11,7 @@ fn seed() -> u64 {
     given.unwrap_or_else(clock)
 }
 
-/// What the program prints for a seed; it fails the test if something is wrong.
+/// The program's output for a seed; fails the test if a check fails.
 fn simulated(seed: u64, packets: u64) -> String {
     let program = env!("CARGO_BIN_EXE_sim");
     let args = ["--seed", &seed.to_string(), "--packets", &packets.to_string()];
@@ -21,7 +21,7 @@ fn simulated(seed: u64, packets: u64) -> String {
     text
 }
 
-/// Less where it takes long: the job `sim` runs what is optimized.
+/// Fewer in slow builds: the job `sim` runs an optimized one.
 const PACKETS: u64 = if cfg!(debug_assertions) { 100_000 } else { 1_000_000 };
 
 #[test]
@@ -31,8 +31,8 @@ fn packets_of_fresh_workloads_do_what_the_model_says() {
     println!("{}", simulated(seed, PACKETS));
 }
 
-/// A FetchAdd through a window is in flight when its queue pair is destroyed, and arrives when the window was taken back:
-/// the model once took its refusal for a mistake.
+/// A FetchAdd through a window is in flight when its queue pair is destroyed, and arrives after the window was revoked:
+/// the model once mistook its refusal for an error.
 #[test]
 fn a_request_of_a_queue_pair_that_is_gone_may_be_refused() {
     let program = env!("CARGO_BIN_EXE_sim");
@@ -42,7 +42,7 @@ fn a_request_of_a_queue_pair_that_is_gone_may_be_refused() {
     assert!(output.status.success(), "{text}");
 }
 
-/// Each process has its memory elsewhere, and other keys of its own hashers.
+/// Each process has other memory addresses, and other hasher keys.
 #[test]
 fn a_seed_does_the_same_in_every_process() {
     let once = simulated(7, 30_000);
@@ -51,7 +51,7 @@ fn a_seed_does_the_same_in_every_process() {
     assert_ne!(once.lines().last(), simulated(8, 30_000).lines().last());
 }
 
-/// The watch does not know what a workload does: to one that has no time at all each of them hangs.
+/// The watch does not depend on the workload: with a limit of zero, every workload hangs.
 #[test]
 fn a_workload_that_takes_too_long_is_named() {
     let program = env!("CARGO_BIN_EXE_sim");
