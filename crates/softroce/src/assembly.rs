@@ -1,4 +1,4 @@
-//! How the machine comes to be, in stages, each of which is made from the one before.
+//! The assembly of the machine in stages, each made from the one before.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::{host, initramfs, stage};
 const KVM_LIMIT: Duration = Duration::from_secs(20);
 const EMULATION_LIMIT: Duration = Duration::from_secs(180);
 
-/// The machine, each stage made unless it is there, and started once to see that it works.
+/// Makes each missing stage of the machine, and starts it once to verify that it works.
 pub(super) fn make(home: &Path, given: Option<&GivenKernel>, install: bool) -> Result<Machine> {
     let key = packages::key(given);
     forget_after(home, "packages", &key, "boot")?;
@@ -35,12 +35,12 @@ pub(super) fn make(home: &Path, given: Option<&GivenKernel>, install: bool) -> R
     made(home)
 }
 
-/// Removes the stage `next` if the one before it has to be made again.
+/// Removes the stage `next` if the one before it must be made again.
 fn forget_after(home: &Path, name: &str, key: &str, next: &str) -> Result<()> {
     if stage::is_made(&home.join(name), key) { Ok(()) } else { stage::remove(&home.join(next)) }
 }
 
-/// The machine that `make` made to its end.
+/// The machine that `make` has completed.
 pub(super) fn made(home: &Path) -> Result<Machine> {
     let manifest = |name| stage::manifest(&home.join(name));
     let stages = [manifest("check"), manifest("boot"), manifest("packages")];
@@ -49,7 +49,10 @@ pub(super) fn made(home: &Path) -> Result<Machine> {
         [Some(later), Some(earlier)] => later.starts_with(earlier.as_str()),
         _ => false,
     });
-    ensure!(whole, "there is no SoftRoCE yet, or it is half made; run `cargo xtask rxe-setup`");
+    ensure!(
+        whole,
+        "SoftRoCE is not set up, or the set-up is incomplete; run `cargo xtask rxe-setup`"
+    );
     let accelerator = fs::read_to_string(home.join("check/accelerator"))?;
     Ok(Machine {
         tree: home.join("packages"),
@@ -58,12 +61,12 @@ pub(super) fn made(home: &Path) -> Result<Machine> {
     })
 }
 
-/// Starts the machine by the fastest means that work.
+/// Starts the machine by the fastest accelerator that works.
 fn check(tree: &Path, boot: &Path) -> Result<Accelerator> {
     let kvm = host::may_use_kvm().then_some((Accelerator::Kvm, KVM_LIMIT));
     let mut last = None;
     for (accelerator, limit) in kvm.into_iter().chain([(Accelerator::Emulation, EMULATION_LIMIT)]) {
-        println!("check: starting it by {}, at most {limit:?}", accelerator.name());
+        println!("check: starting the machine by {}, at most {limit:?}", accelerator.name());
         let machine = Machine { tree: tree.into(), boot: boot.into(), accelerator };
         let why = match machine.run(&["true".into()], Some(limit)) {
             Ok((Ended::Status(0), _)) => return Ok(accelerator),
@@ -74,7 +77,7 @@ fn check(tree: &Path, boot: &Path) -> Result<Accelerator> {
         println!("check: not by {}: {}", accelerator.name(), why.root_cause());
         last = Some(why);
     }
-    Err(last.unwrap_or_else(|| anyhow!("nothing was tried")))
+    Err(last.unwrap_or_else(|| anyhow!("no accelerator was tried")))
 }
 
 #[cfg(test)]

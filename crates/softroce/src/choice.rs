@@ -1,8 +1,8 @@
-//! Which way to SoftRoCE a machine allows, and why: a pure function of what was found.
+//! Chooses a way to SoftRoCE for a machine, and the reason: a pure function of what was found.
 
 use anyhow::{Result, bail};
 
-/// What was found on the machine.
+/// The findings on the machine.
 #[derive(Clone, Debug)]
 pub(super) struct Host {
     pub(super) arch: String,
@@ -10,9 +10,9 @@ pub(super) struct Host {
     pub(super) kernel: String,
     pub(super) devices: Vec<Device>,
     pub(super) module: Module,
-    /// Root, or a user who has `sudo`.
+    /// Whether the user is root or has `sudo`.
     pub(super) may_be_root: bool,
-    /// Somebody can be asked.
+    /// Whether standard input is a terminal, so that the user can be asked.
     pub(super) terminal: bool,
     pub(super) apt: bool,
 }
@@ -21,7 +21,7 @@ pub(super) struct Host {
 #[derive(Clone, Debug)]
 pub(super) struct Device {
     pub(super) name: String,
-    /// Why programs cannot use it, if they cannot.
+    /// The reason why programs cannot use it, if they cannot.
     pub(super) trouble: Option<String>,
 }
 
@@ -34,28 +34,28 @@ pub(super) enum Module {
     Missing,
 }
 
-/// What the user asked for.
+/// The user's choices.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wish {
     pub(super) native: bool,
     pub(super) machine: bool,
-    /// A kernel and its modules were given.
+    /// Whether a kernel and its modules were given.
     pub(super) kernel: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// The device is there already.
+    /// The device exists already.
     Present(String),
     /// Load the module and add a device.
     Native,
-    /// Ask whether to load the module; if not, the machine.
+    /// Ask whether to load the module; if not, use the machine.
     Ask,
-    /// A virtual machine.
+    /// Use a virtual machine.
     Machine,
 }
 
-/// The best way, and why it is that one.
+/// The best way, and the reason for it.
 pub(super) fn choose(host: &Host, wish: Wish) -> Result<(Way, String)> {
     let usable = host.devices.iter().find(|device| device.trouble.is_none());
     if let Some(device) = usable.filter(|_| !wish.machine) {
@@ -81,18 +81,21 @@ fn native(host: &Host) -> Result<(Way, String)> {
         );
     }
     if !host.may_be_root {
-        bail!("--native loads a module, which needs root, and there is no `sudo`; run it as root");
+        bail!(
+            "--native loads a module, which needs root, and this machine has no `sudo`; run it as root"
+        );
     }
-    Ok((Way::Native, "--native asks for it".to_owned()))
+    Ok((Way::Native, "--native was given".to_owned()))
 }
 
-/// Why SoftRoCE of the running kernel is out of the question; `None` if somebody should be asked.
+/// The reason why SoftRoCE of the running kernel is out of the question; `None` if the user should
+/// be asked.
 fn why_not_native(host: &Host, wish: Wish) -> Option<String> {
     if wish.machine {
-        return Some("--machine asks for it".to_owned());
+        return Some("--machine was given".to_owned());
     }
     if wish.kernel {
-        return Some("--kernel asks for it".to_owned());
+        return Some("--kernel was given".to_owned());
     }
     let broken = host.devices.iter().find_map(|Device { name, trouble }| {
         Some(format!("this kernel has {name}, but {}", trouble.as_ref()?))
@@ -105,17 +108,17 @@ fn why_not_native(host: &Host, wish: Wish) -> Option<String> {
         (Module::Missing, ..) => Some(format!("kernel {kernel} has no rdma_rxe")),
         (_, false, _) => Some(format!("loading rdma_rxe into kernel {kernel} needs root")),
         (_, true, false) => Some(format!(
-            "kernel {kernel} can load rdma_rxe, but nobody is there to ask; --native does it"
+            "kernel {kernel} can load rdma_rxe, but there is no terminal to ask on; --native does it"
         )),
         (_, true, true) => None,
     }
 }
 
-/// Whether a virtual machine can be made at all.
+/// Checks whether a virtual machine can be made at all.
 pub(super) fn machine(host: &Host, wish: Wish) -> Result<()> {
     if host.arch != "x86_64" {
         bail!(
-            "the virtual machine is made for x86_64 alone, and this is {}; load rdma_rxe on a \
+            "the virtual machine supports only x86_64, and this is {}; load rdma_rxe on a \
              kernel that has it (`cargo xtask rxe-setup --native`), or use the software device",
             host.arch
         );
@@ -133,7 +136,7 @@ pub(super) fn machine(host: &Host, wish: Wish) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A container on a kernel without RDMA: no device, no module, root, nobody to ask.
+    /// A container on a kernel without RDMA: no device, no module, root, no terminal.
     fn host() -> Host {
         Host {
             arch: "x86_64".to_owned(),

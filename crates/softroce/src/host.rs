@@ -1,4 +1,4 @@
-//! What the machine has: devices, modules, rights, programs.
+//! The machine's devices, modules, rights and programs.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::IsTerminal as _;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::choice::{Device, Host, Module};
 
-/// Looks at the machine; changes nothing.
+/// Inspects the machine; changes nothing.
 pub(super) fn look() -> Host {
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
     Host {
@@ -24,14 +24,14 @@ pub(super) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Where a program is, also where users have no `sbin` in their `PATH`.
+/// The path of a program, also where users have no `sbin` in their `PATH`.
 pub(super) fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let more = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     std::env::split_paths(&path).chain(more).map(|at| at.join(name)).find(|file| file.is_file())
 }
 
-/// RXE devices: those that stand on a network interface, which their `parent` names.
+/// The RXE devices: those on a network interface, which their `parent` names.
 fn devices(sys: &Path, dev: &Path) -> Vec<Device> {
     let all = entries(&sys.join("class/infiniband"));
     let rxe = all.into_iter().filter(|at| at.join("parent").is_file());
@@ -39,7 +39,7 @@ fn devices(sys: &Path, dev: &Path) -> Vec<Device> {
     found.collect()
 }
 
-/// Why programs cannot use the device at `at`.
+/// The reason why programs cannot use the device at `at`.
 fn trouble(at: &Path, sys: &Path, dev: &Path) -> Option<String> {
     let state = fs::read_to_string(at.join("ports/1/state")).unwrap_or_default();
     if !state.contains("ACTIVE") {
@@ -55,7 +55,7 @@ fn trouble(at: &Path, sys: &Path, dev: &Path) -> Option<String> {
     opened.err().map(|error| format!("{} cannot be opened: {error}", file.display()))
 }
 
-/// Whether the kernel has `rdma_rxe`, below `root`.
+/// Looks for `rdma_rxe` in the kernel and its modules, below `root`.
 fn module(root: &Path, kernel: &str) -> Module {
     let folder = root.join("lib/modules").join(kernel);
     if root.join("sys/module/rdma_rxe").exists() || has_module(&folder, "modules.builtin") {
@@ -67,7 +67,8 @@ fn module(root: &Path, kernel: &str) -> Module {
     }
 }
 
-/// Whether the kernel whose modules are in `folder` has `rdma_rxe`, built in or as a module.
+/// Returns true if the kernel whose modules are in `folder` has `rdma_rxe`, built in or as a
+/// module.
 pub(super) fn has_rxe(folder: &Path) -> bool {
     ["modules.dep", "modules.builtin"].iter().any(|list| has_module(folder, list))
 }
@@ -78,7 +79,7 @@ fn has_module(folder: &Path, list: &str) -> bool {
     files.filter_map(|file| file.rsplit('/').next()).any(|file| file.starts_with("rdma_rxe.ko"))
 }
 
-/// Whether this user may use KVM. That it works is another question.
+/// Returns true if this user may use KVM; it may still fail.
 pub(super) fn may_use_kvm() -> bool {
     File::options().read(true).write(true).open("/dev/kvm").is_ok()
 }

@@ -1,4 +1,4 @@
-//! What the machine boots: a static busybox, the modules that reach the host's files, a script.
+//! The machine's initramfs: a static busybox, the modules that reach the host's files, a script.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::tools::{done, tool};
 pub(super) const INIT: &str = include_str!("init.sh");
 pub(super) const GUEST: &str = include_str!("guest.sh");
 
-/// What reaches the host's files; the rest is loaded from them.
+/// The modules that reach the host's files; the others are loaded from these files.
 const MODULES: [&str; 4] = ["virtio_pci", "9pnet_virtio", "9p", "overlay"];
 
 /// Writes `initramfs` for the kernel `version`, whose modules are in `tree`.
@@ -40,7 +40,7 @@ pub(super) fn write(tree: &Path, version: &str, initramfs: &Path) -> Result<()> 
         .current_dir(root)
         .stdout(files)
         .status()?;
-    ensure!(list.success(), "listing the files of the initramfs: {list}");
+    ensure!(list.success(), "cannot list the files of the initramfs: {list}");
     let mut cpio = tool(tree, "cpio")?;
     cpio.args(["--create", "--format=newc", "--quiet", "--owner=0:0"]).current_dir(root);
     cpio.stdin(fs::File::open(root.join(".list"))?).stdout(fs::File::create(initramfs)?);
@@ -49,7 +49,7 @@ pub(super) fn write(tree: &Path, version: &str, initramfs: &Path) -> Result<()> 
     Ok(())
 }
 
-/// The first process has no libraries, and no interpreter, yet.
+/// Checks that busybox is static: the first process has no libraries, and no interpreter, yet.
 fn ensure_static(busybox: &Path) -> Result<()> {
     const INTERPRETER: &[u8] = b"/ld-linux";
     let bytes = fs::read(busybox)?;
@@ -60,15 +60,14 @@ fn ensure_static(busybox: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The files of `MODULES` and what they need, each after what it needs.
+/// The files of `MODULES` and their dependencies, each after its own dependencies.
 fn dependencies(tree: &Path, version: &str) -> Result<Vec<String>> {
     let mut files = Vec::new();
     for module in MODULES {
         let mut command = tool(tree, "modprobe")?;
         command.arg("-d").arg(tree).args(["-S", version, "--show-depends", module]);
-        let text = done(&mut command).with_context(|| {
-            format!("kernel {version} has no {module}, which the machine needs")
-        })?;
+        let text = done(&mut command)
+            .with_context(|| format!("kernel {version} lacks {module}, which the machine needs"))?;
         for file in loaded(&text) {
             if !files.contains(&file) {
                 files.push(file);
@@ -84,25 +83,25 @@ fn loaded(text: &str) -> Vec<String> {
     lines.filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
 }
 
-/// The name of a module's file without the ending of its compression.
+/// The name of a module's file without its compression suffix.
 fn unpacked_name(file: &str) -> &str {
     let name = file.rsplit('/').next().unwrap_or(file);
     name.find(".ko").map_or(name, |at| &name[..at + 3])
 }
 
-/// busybox loads no packed modules.
+/// Decompresses a module, since busybox loads no compressed ones.
 fn unpack_module(tree: &Path, from: &Path, to: &Path) -> Result<()> {
     let program = match from.extension().and_then(|ending| ending.to_str()) {
         Some("ko") => return fs::copy(from, to).map(drop).context("copying a module"),
         Some("xz") => "xz",
         Some("zst") => "zstd",
         Some("gz") => "gzip",
-        _ => bail!("{} is packed in an unknown way", from.display()),
+        _ => bail!("{} has an unknown compression", from.display()),
     };
     let mut command = tool(tree, program)?;
     command.args(["-d", "-c"]).arg(from).stdin(Stdio::null()).stdout(fs::File::create(to)?);
     let status = command.status()?;
-    ensure!(status.success(), "unpacking {}: {status}", from.display());
+    ensure!(status.success(), "cannot decompress {}: {status}", from.display());
     Ok(())
 }
 

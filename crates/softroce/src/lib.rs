@@ -1,6 +1,6 @@
-//! SoftRoCE, the kernel's `rdma_rxe`, for tests and trials: the device that the running kernel has or can have,
-//! or one in a virtual machine, whose kernel and programs are unpacked from the packages of the distribution
-//! and never installed. Never published; `cargo xtask rxe-setup`, `rxe-run` and `rxe-teardown` are its front.
+//! SoftRoCE, the kernel's `rdma_rxe`, for tests and trials: the device that the running kernel has or can have, or one
+//! in a virtual machine. The machine's kernel and programs are unpacked from the packages of the distribution and never
+//! installed. Never published; `cargo xtask rxe-setup`, `rxe-run` and `rxe-teardown` are its front end.
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
@@ -10,12 +10,12 @@
 //! # drop(status); Ok(()) }
 //! ```
 //!
-//! What takes long says on standard output what it does.
+//! Long operations report their progress on standard output.
 //!
-//! - `host`: what this machine has; `choice`: which way that leaves.
+//! - `host`: the properties of this machine; `choice`: the best way on it.
 //! - `native`: the module of the running kernel.
-//! - `assembly`: how the virtual machine comes to be, in `stage`s: its `packages`, its `initramfs`.
-//! - `machine`: one run in it, with its `script` and the `ports` of its output; `tools` are programs.
+//! - `assembly`: the making of the virtual machine, in `stage`s: its `packages`, its `initramfs`.
+//! - `machine`: one run in it, with its `script` and the `ports` of its output; `tools`: programs.
 
 mod assembly;
 mod choice;
@@ -43,52 +43,52 @@ use choice::{Way, Wish};
 use machine::Ended;
 pub use packages::GivenKernel;
 
-/// What to set up.
+/// The options of the set-up.
 #[derive(Clone, Debug, Default)]
 pub struct SetUp {
-    /// Load `rdma_rxe` into the running kernel and add `rxe0`, without asking.
+    /// Whether to load `rdma_rxe` into the running kernel and add `rxe0`, without asking.
     pub native: bool,
-    /// The interface that `rxe0` is added to with `native`, instead of a dummy one; the device then
-    /// accepts packets from anyone.
+    /// The interface that `rxe0` is added to with `native`, instead of a dummy one; the device then accepts packets
+    /// from anyone.
     pub netdev: Option<String>,
-    /// Make the virtual machine even where the running kernel has SoftRoCE.
+    /// Whether to make the virtual machine even where the running kernel has SoftRoCE.
     pub machine: bool,
-    /// Install programs that are missing with the package manager, where they cannot be unpacked.
+    /// Whether to install missing programs with the package manager, where they cannot be unpacked.
     pub install: bool,
     /// The kernel of the virtual machine, if it is not that of the distribution's package.
     pub kernel: Option<GivenKernel>,
 }
 
-/// How to run a command.
+/// The options of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Run {
-    /// End the command after so long, with exit status 124.
+    /// The time limit of the command, which then ends with exit status 124.
     pub limit: Option<Duration>,
-    /// Run in the virtual machine even where the running kernel has SoftRoCE.
+    /// Whether to run in the virtual machine even where the running kernel has SoftRoCE.
     pub machine: bool,
 }
 
-/// SoftRoCE, and the folder of what was made for it.
+/// SoftRoCE, and the folder with everything made for it.
 #[derive(Clone, Debug)]
 pub struct SoftRoce {
     home: PathBuf,
 }
 
 impl SoftRoce {
-    /// SoftRoCE that keeps what it makes in this folder, which is made if it is not there.
+    /// Opens SoftRoCE with this folder, which is created if it does not exist.
     ///
     /// # Errors
-    /// If the folder cannot be made.
+    /// If the folder cannot be created.
     pub fn at(home: impl Into<PathBuf>) -> Result<Self> {
         let home = home.into();
         fs::create_dir_all(&home).with_context(|| format!("making {}", home.display()))?;
         Ok(Self { home })
     }
 
-    /// The device that [`run`](Self::run) would use, and where, in words.
+    /// Describes the device that [`run`](Self::run) would use, and its location.
     ///
     /// # Errors
-    /// If there is none yet.
+    /// If SoftRoCE is not set up.
     pub fn place(&self) -> Result<String> {
         if let Some(device) = host::look().devices.iter().find(|device| device.trouble.is_none()) {
             return Ok(format!("{} of the running kernel", device.name));
@@ -97,13 +97,13 @@ impl SoftRoce {
         Ok(format!("rxe0 in a virtual machine ({})", machine.accelerator.name()))
     }
 
-    /// Takes the best way to a device that the machine allows; where the device is now, in words.
+    /// Takes the best way to a device that the machine allows, and describes the location of the device.
     ///
-    /// `agreed` is asked whether the module may be loaded into the running kernel, where that is possible,
-    /// was not asked for, and standard input is a terminal.
+    /// `agreed` is called to ask whether the module may be loaded into the running kernel. This happens where loading
+    /// is possible, was not requested, and standard input is a terminal.
     ///
     /// # Errors
-    /// If no way leads there, or the one that was asked for does not; it says what would help.
+    /// If no way leads to a device, or the requested way does not; the error states what would help.
     pub fn set_up(&self, what: &SetUp, agreed: impl FnOnce() -> Result<bool>) -> Result<String> {
         let host = host::look();
         let wish =
@@ -119,7 +119,7 @@ impl SoftRoce {
             Way::Present(name) => format!("{name} of the running kernel"),
             Way::Native | Way::Ask => {
                 native::add(&self.home, what.netdev.as_deref())?;
-                "rxe0 of the running kernel, until `cargo xtask rxe-teardown`".to_owned()
+                "rxe0 of the running kernel, until `cargo xtask rxe-teardown` removes it".to_owned()
             }
             Way::Machine => {
                 choice::machine(&host, wish)?;
@@ -129,11 +129,11 @@ impl SoftRoce {
         })
     }
 
-    /// Runs a command where the device is; its exit status. If that is the running kernel, this process
+    /// Runs a command where the device is, and returns its exit status. If that is the running kernel, this process
     /// becomes the command, and the function returns only if that fails.
     ///
     /// # Errors
-    /// If there is no device yet, the machine does not start, or the command does not.
+    /// If SoftRoCE is not set up, the machine does not start, or the command does not.
     pub fn run(&self, command: &[OsString], how: Run) -> Result<ExitCode> {
         let native = host::look().devices.iter().any(|device| device.trouble.is_none());
         if native && !how.machine {
@@ -152,10 +152,10 @@ impl SoftRoce {
         }))
     }
 
-    /// Removes what [`set_up`](Self::set_up) made, the folder too.
+    /// Removes everything that [`set_up`](Self::set_up) made, including the folder.
     ///
     /// # Errors
-    /// If a command runs there, or something cannot be removed.
+    /// If a command is running there, or something cannot be removed.
     pub fn tear_down(self) -> Result<()> {
         let lock = self.lock(FlockOperation::NonBlockingLockExclusive)?;
         if native::remove(&self.home)? {
@@ -167,17 +167,17 @@ impl SoftRoce {
         Ok(())
     }
 
-    /// Runs share the machine; nobody changes it meanwhile.
+    /// Locks the folder: runs share the machine, and its changes are exclusive.
     fn lock(&self, how: FlockOperation) -> Result<File> {
         let file = File::create(self.home.join("lock"))?;
         let locked = rustix::fs::flock(&file, how);
         locked
-            .context("another rxe-setup, rxe-run or rxe-teardown is at work; wait until it ends")?;
+            .context("another rxe-setup, rxe-run or rxe-teardown is running; wait until it ends")?;
         Ok(file)
     }
 }
 
-/// Becomes the command: its signals, output and status are its own.
+/// Replaces this process by the command: its signals, output and status are its own.
 fn replace(command: &[OsString], limit: Option<Duration>) -> anyhow::Error {
     let limit = limit.map(|limit| ["timeout".into(), limit.as_secs().to_string().into()]);
     let mut words = limit.into_iter().flatten().chain(command.iter().cloned());
@@ -200,7 +200,8 @@ mod tests {
         let error = lock(FlockOperation::NonBlockingLockExclusive).unwrap_err();
         assert!(format!("{error:#}").contains("at work"), "{error:#}");
         drop((run, other));
-        // A program that another test starts has copies of the files for a moment: waits until it has closed them.
+        // A child process that another test starts has copies of the descriptors for a moment: waits until it has
+        // closed them.
         lock(FlockOperation::LockExclusive).unwrap();
     }
 

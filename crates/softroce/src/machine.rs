@@ -1,4 +1,4 @@
-//! The virtual machine: what it is started with, and one run of a command in it.
+//! The virtual machine: its options, and one run of a command in it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -23,7 +23,7 @@ use super::tools::tool;
 pub(super) struct Machine {
     /// The unpacked packages.
     pub(super) tree: PathBuf,
-    /// Where kernel and initramfs are.
+    /// The folder of the kernel and the initramfs.
     pub(super) boot: PathBuf,
     pub(super) accelerator: Accelerator,
 }
@@ -47,35 +47,35 @@ impl Accelerator {
     }
 }
 
-/// How a run ended.
+/// The reason why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     /// The command ended, with this exit status.
     Status(u8),
     /// The time limit passed.
     TimedOut,
-    /// This signal asked for the end.
+    /// This signal requested the end.
     Interrupted(i32),
 }
 
-/// What happens while the machine runs.
+/// An event while the machine runs.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// So many bytes of output were passed on.
+    /// That many bytes of output were passed on.
     Output(Port, u64),
-    /// The command ended: its status, and how long its output and its errors are.
+    /// The command ended with this status, and with these lengths of its output and its errors.
     Finished {
         status: u8,
         lengths: [u64; 2],
     },
-    /// qemu ended, with these complaints.
+    /// qemu ended, with these error messages.
     Stopped(String),
     Signal(i32),
 }
 
 impl Machine {
-    /// Runs `command` in the machine, in the working directory of this process: how it ended, and
-    /// the last lines of the console.
+    /// Runs `command` in the machine, in the working directory of this process. Returns the reason for its end, and the
+    /// last lines of the console.
     pub(super) fn run(
         &self,
         command: &[OsString],
@@ -93,13 +93,13 @@ impl Machine {
         let ports = Ports::listen(folder.path(), &sender)?;
         let mut qemu = self.start(folder.path(), &sender)?;
         let ended = follow(&events, limit);
-        // It waits for nothing but its end: the output is here, and it has no disk.
+        // qemu only waits to be ended: the output is complete, and it has no disk.
         let killed = qemu.kill().and_then(|()| qemu.wait());
         handle.close();
         ports.close();
         killed.context("ending qemu")?;
         let console = fs::read(folder.path().join("console")).unwrap_or_default();
-        let console = format!("its console says:\n{}\n", tail(&console));
+        let console = format!("its console output:\n{}\n", tail(&console));
         match ended {
             Ok(ended) => Ok((ended, console)),
             Err(error) => Err(error.context(console)),
@@ -109,14 +109,14 @@ impl Machine {
     fn start(&self, folder: &Path, events: &Sender<Event>) -> Result<Child> {
         let mut command = tool(&self.tree, "qemu-system-x86_64")?;
         command.args(self.arguments(folder));
-        // Not in this group, so that Ctrl-C reaches it through here only.
+        // In a separate process group, so that Ctrl-C reaches it only through this process.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut qemu = command.spawn().context("starting qemu")?;
         let mut complaints = qemu.stderr.take().context("qemu has no stderr")?;
         let events = events.clone();
         thread::spawn(move || {
             let mut text = Vec::new();
-            let _ = complaints.read_to_end(&mut text); // what was read says enough
+            let _ = complaints.read_to_end(&mut text); // what was read is enough
             let _ = events.send(Event::Stopped(String::from_utf8_lossy(&text).into_owned()));
         });
         Ok(qemu)
@@ -140,7 +140,7 @@ impl Machine {
         let fixed =
             "-m 3G -nodefaults -no-user-config -display none -no-reboot -device virtio-serial";
         words.extend(fixed.split(' ').map(OsString::from));
-        // Emulated on a busy machine, timer interrupts can come too late for the kernel's check of them.
+        // Emulated on a busy machine, timer interrupts can be too late for the kernel's check of them.
         let fixed = "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off";
         let append = format!("{fixed} rxe={} ", folder.display());
         words.extend(["-append".into(), append.into()]);
@@ -169,7 +169,7 @@ fn with_path(option: &str, path: &Path) -> OsString {
     format!("{option}{}", path.display().to_string().replace(',', ",,")).into()
 }
 
-/// Waits until the command has ended and all of its output is here, or something else ends the run.
+/// Waits until the command has ended and all of its output has arrived, or something else ends the run.
 fn follow(events: &Receiver<Event>, limit: Option<Duration>) -> Result<Ended> {
     let end = limit.map(|limit| Instant::now() + limit);
     let (mut passed, mut finished) = ([0; 2], None);
@@ -224,7 +224,7 @@ mod tests {
         for events in [[out(3), out(2), err(2), finished()], [finished(), out(1), err(2), out(4)]] {
             assert_eq!(followed(events, minute).unwrap(), Ended::Status(3));
         }
-        // What is not complete goes on: here until nothing can come any more.
+        // Incomplete output keeps the run going: here until no event can arrive.
         followed([finished(), out(4), err(2)], None).unwrap_err();
         followed([finished(), out(5), err(1)], None).unwrap_err();
     }

@@ -1,5 +1,5 @@
-//! SoftRoCE of the running kernel: added step by step, each noted before it is taken, so that all of
-//! them, and nothing else, can be undone.
+//! SoftRoCE of the running kernel. It is added step by step, and each step is recorded before it is taken, so that
+//! exactly these steps can be undone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use super::tools::{as_root, done, line, on_path_or};
 const DEVICE: &str = "rxe0";
 const INTERFACE: &str = "rxe-dummy0";
 
-/// A step, and what undoes it where `trace` shows that it was taken.
+/// A step, and the command that undoes it if `trace` exists.
 #[derive(Debug, PartialEq, Eq)]
 struct Step {
     command: Vec<String>,
@@ -34,20 +34,20 @@ pub(super) fn add(home: &Path, netdev: Option<&str>) -> Result<()> {
     let notes = notes(home);
     ensure!(
         !notes.exists(),
-        "an earlier set-up is not undone; run `cargo xtask rxe-teardown` first"
+        "an earlier set-up is still in place; run `cargo xtask rxe-teardown` first"
     );
     for name in ["ip", "rdma", "modprobe"] {
         ensure!(
             host::on_path(name).is_some(),
-            "no program {name}; Debian and Ubuntu: apt-get install iproute2 kmod rdma-core"
+            "cannot find the program {name}; Debian and Ubuntu: apt-get install iproute2 kmod rdma-core"
         );
     }
     let taken = Path::new("/sys/class/infiniband").join(DEVICE);
-    ensure!(!taken.exists(), "there is a device {DEVICE} already, but it cannot be used");
+    ensure!(!taken.exists(), "the device {DEVICE} exists already, but cannot be used");
     if let Some(netdev) = netdev {
         let at = Path::new("/sys/class/net").join(netdev);
         ensure!(at.exists(), "no network interface {netdev}; `ip link` lists them");
-        println!("{DEVICE} on {netdev} accepts RoCE packets from anyone who reaches it");
+        println!("{DEVICE} on {netdev} accepts RoCE packets from any host that reaches it");
     }
     let modules = modules_to_load(netdev.is_none())?;
     let steps = steps(&modules, netdev);
@@ -69,7 +69,7 @@ pub(super) fn add(home: &Path, netdev: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Undoes what `add` did; `false` if there was nothing.
+/// Undoes what `add` did; returns false if nothing was to undo.
 pub(super) fn remove(home: &Path) -> Result<bool> {
     let notes = notes(home);
     let Ok(text) = fs::read_to_string(&notes) else { return Ok(false) };
@@ -80,7 +80,10 @@ pub(super) fn remove(home: &Path) -> Result<bool> {
         let words: Vec<_> = words.filter_map(Value::as_str).map(str::to_owned).collect();
         if Path::new(trace).exists() {
             take(&words).with_context(|| {
-                format!("undoing; the rest is noted in {}, run this again", notes.display())
+                format!(
+                    "cannot undo a step; the remaining steps are in {}, run this again",
+                    notes.display()
+                )
             })?;
         }
     }
@@ -100,10 +103,10 @@ fn take(words: &[String]) -> Result<()> {
     done(&mut command).map(drop)
 }
 
-/// The modules that are not loaded yet, each after what it needs.
+/// The modules that are not loaded yet, each after its dependencies.
 fn modules_to_load(dummy: bool) -> Result<Vec<String>> {
     let mut found = Vec::new();
-    // Some kernels cannot make the device without the first; others have it built in, or none.
+    // Some kernels need the first module to make the device; others include it, or lack it.
     for (module, needed) in [("crc32_generic", false), ("dummy", dummy), ("rdma_rxe", true)] {
         let mut command = Command::new(on_path_or("modprobe"));
         let text = done(command.args(["--show-depends", module]));
@@ -159,7 +162,7 @@ fn steps(modules: &[String], netdev: Option<&str>) -> Vec<Step> {
     steps
 }
 
-/// The kernel tells nobody in a simple way that a port became active.
+/// Polls, since the kernel has no simple notification that a port became active.
 fn wait_for_device() -> Result<()> {
     let mut trouble = "it did not appear".to_owned();
     for _ in 0..50 {

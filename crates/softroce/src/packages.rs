@@ -1,7 +1,7 @@
 //! The packages that the machine needs and the host lacks: downloaded and unpacked, never installed.
 //!
-//! The unpacked tree serves both sides: programs of the host (qemu) run from it, and in the guest it
-//! lies over the host's files.
+//! The unpacked tree serves both sides: programs of the host (qemu) run from it, and the guest mounts it over the
+//! host's files.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,21 +13,22 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::host::{has_rxe, on_path, os_release};
 use super::tools::{PROGRAMS, done, require, tool};
 
-/// What programs in the guest need: the library, its provider, `ibv_rc_pingpong`, `rping`, `rdma`, `ib_send_lat`.
+/// The packages for programs in the guest: the library, its provider, `ibv_rc_pingpong`, `rping`, `rdma`,
+/// `ib_send_lat`.
 const GUEST: [&str; 5] =
     ["ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "iproute2", "perftest"];
 
-/// What unpacks modules, which some distributions pack.
+/// The packages that decompress modules, which some distributions compress.
 const UNPACKERS: [&str; 2] = ["xz-utils", "zstd"];
 
-/// What the packages take, packed and unpacked, with space for the rest.
+/// The space for the packages, packed and unpacked, and everything else.
 const NEEDED_MIB: u64 = 1024;
 
-/// apt says what is wrong; this what to do about it.
-const ARCHIVES: &str = "the packages cannot be had from the archives: check the network, apt's proxy \
-    and its sources, then run this again; a kernel of your own is given by --kernel and --modules";
+/// The remedy that follows apt's own error message.
+const ARCHIVES: &str = "cannot download the packages from the archives: check the network, apt's proxy \
+    and its sources, then run this again; to use your own kernel, pass --kernel and --modules";
 
-/// A kernel that the user has, instead of that of the distribution's package.
+/// A kernel of the user's, instead of that of the distribution's package.
 #[derive(Clone, Debug)]
 pub struct GivenKernel {
     /// A kernel that has `rdma_rxe`.
@@ -36,7 +37,7 @@ pub struct GivenKernel {
     pub modules: PathBuf,
 }
 
-/// What the tree depends on, so that it is made again if that changes.
+/// The inputs of the tree, which is remade when they change.
 pub(super) fn key(given: Option<&GivenKernel>) -> String {
     let (distribution, version) = (os_release("ID"), os_release("VERSION_ID"));
     format!("1 {distribution} {version} {given:?} {PROGRAMS:?} {GUEST:?}\n")
@@ -53,7 +54,8 @@ pub(super) fn unpack(tree: &Path, given: Option<&GivenKernel>, install: bool) ->
     if let Some(GivenKernel { modules, .. }) = given {
         let modules = fs::canonicalize(modules)
             .with_context(|| format!("--modules {}", modules.display()))?;
-        let name = modules.file_name().context("--modules is no folder of a kernel version")?;
+        let name =
+            modules.file_name().context("--modules must name the folder of a kernel version")?;
         ensure!(
             modules.join("modules.dep").is_file(),
             "{0} has no modules.dep: it is not the folder of a kernel's modules, or `depmod` has \
@@ -68,7 +70,7 @@ pub(super) fn unpack(tree: &Path, given: Option<&GivenKernel>, install: bool) ->
     let version = version(tree)?;
     ensure_rxe(&folder, &version)?;
     let kernel = kernel(tree, given, &version);
-    ensure!(kernel.is_file(), "no kernel at {}", kernel.display());
+    ensure!(kernel.is_file(), "{} is not a kernel file", kernel.display());
     Ok(())
 }
 
@@ -96,7 +98,8 @@ pub(super) fn version(tree: &Path) -> Result<String> {
     Ok(first.file_name().to_string_lossy().into_owned())
 }
 
-/// Where the host has `/lib -> usr/lib`, a folder `lib` of a package would hide all of the host's.
+/// Links `lib` and others in `tree` as the host does. If the host has `/lib -> usr/lib`, a folder `lib` of a package
+/// would hide the host's.
 fn link_as_the_host_does(tree: &Path, host: &Path) -> Result<()> {
     for name in ["bin", "sbin", "lib", "lib32", "lib64", "libx32"] {
         let Ok(target) = fs::read_link(host.join(name)) else { continue };
@@ -112,7 +115,7 @@ fn download(tree: &Path, kernel: bool) -> Result<()> {
     ensure_space(tree)?;
     let own = tempfile::Builder::new().prefix("partial-apt-").tempdir_in(tree)?;
     let apt = Apt { own: own.path() };
-    println!("packages: asking the archives");
+    println!("packages: querying the archives");
     for folder in ["lists/partial", "cache/archives/partial"] {
         fs::create_dir_all(own.path().join(folder))?;
     }
@@ -154,7 +157,7 @@ fn unpack_one(deb: &Path, tree: &Path) -> Result<()> {
     let output = tar.output()?;
     if !archive.wait()?.success() || !output.status.success() {
         let why = String::from_utf8_lossy(&output.stderr);
-        bail!("unpacking {}: {}", deb.display(), why.trim_end());
+        bail!("cannot unpack {}: {}", deb.display(), why.trim_end());
     }
     Ok(())
 }
@@ -165,7 +168,7 @@ fn kernel_package(distribution: &str, like: &str) -> &'static str {
     if ubuntu { "linux-image-generic" } else { "linux-image-amd64" }
 }
 
-/// apt with lists and a cache of its own, in a folder.
+/// apt with separate lists and a separate cache in a folder.
 struct Apt<'a> {
     own: &'a Path,
 }
@@ -179,26 +182,26 @@ impl Apt<'_> {
         option("Dir::State::Lists", &self.own.join("lists").display());
         option("Dir::Cache", &self.own.join("cache").display());
         option("Acquire::Retries", &3);
-        // Not the user `_apt`, who may not write here.
+        // Not the user `_apt`, which may not write here.
         option("APT::Sandbox::User", &"root");
         option("Debug::NoLocking", &true);
         command.args(["--quiet", "--no-install-recommends", verb]).env("LC_ALL", "C");
         command
     }
 
-    /// What installing `packages` would install, as `NAME=VERSION`.
+    /// The packages that installing `packages` would install, as `NAME=VERSION`.
     fn missing(&self, packages: &[&str]) -> Result<Vec<String>> {
         let text = done(self.get("install").arg("--simulate").args(packages)).context(ARCHIVES)?;
         Ok(to_install(&text))
     }
 
-    /// The kernel that `package` stands for, also where it is installed.
+    /// The kernel packages that `package` depends on, even if they are installed.
     fn kernel(&self, package: &str) -> Result<Vec<String>> {
         let mut command = self.get("install");
         command.args(["-o", "Dir::State::status=/dev/null", "--simulate", package]);
         let text = done(&mut command).context(ARCHIVES)?;
         let mut parts = to_install(&text);
-        // Its image and modules, not firmware and what makes a machine boot it.
+        // Its image and modules, without firmware and boot loader.
         parts.retain(|name| name.starts_with("linux-image-") || name.starts_with("linux-modules-"));
         Ok(parts)
     }

@@ -1,4 +1,4 @@
-//! What comes out of the machine: output and errors of the command, and its status.
+//! The machine's output: output and errors of the command, and its status.
 
 use std::io::{Read as _, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -63,7 +63,7 @@ impl Ports {
     }
 }
 
-/// Passes on what comes until the machine ends. When `events` are no longer heard, the run is over.
+/// Passes data on until the machine ends. The run is over when the receiver of `events` is dropped.
 fn read(port: Port, mut stream: UnixStream, events: &Sender<Event>) {
     match port {
         Port::Out => pass(port, stream, std::io::stdout(), events),
@@ -83,7 +83,8 @@ fn read(port: Port, mut stream: UnixStream, events: &Sender<Event>) {
 fn pass(port: Port, mut from: UnixStream, mut to: impl Write, events: &Sender<Event>) {
     let mut bytes = vec![0; 1 << 16];
     while let Ok(n @ 1..) = from.read(&mut bytes) {
-        // Nobody reads any more: ended as by the signal that a command would have got.
+        // The output's reader has closed it: end as by the signal that the command would have
+        // received.
         let written = to.write_all(&bytes[..n]).and_then(|()| to.flush());
         let event = match written {
             Ok(()) => Event::Output(port, u64::try_from(n).unwrap_or(0)),
@@ -140,7 +141,7 @@ mod tests {
         let ports = Ports::listen(folder.path(), &sender).unwrap();
         drop(sender);
         ports.close();
-        // All senders are gone, so the threads are.
+        // Dropped senders mean that the threads have ended.
         assert!(events.recv().is_err());
     }
 }

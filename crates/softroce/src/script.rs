@@ -1,4 +1,4 @@
-//! The command as a script: the same directory, the same variables.
+//! The command as a script: in the same directory, with the same variables.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -33,7 +33,7 @@ fn text(
     Ok(text)
 }
 
-/// Whether a shell takes it as the name of a variable. `PWD` is the shell's own.
+/// Returns true if a shell accepts it as the name of a variable. `PWD` is the shell's own.
 fn is_name(name: &OsStr) -> bool {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     let bytes = name.as_bytes();

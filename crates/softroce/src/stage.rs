@@ -1,16 +1,17 @@
-//! Stages of the set-up: folders that are made beside their place and moved there when complete.
+//! Stages of the set-up: folders that are made under a temporary name and renamed when complete.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-/// What a stage was made from; the stage is complete if it is there.
+/// The file with the key that a stage was made from; its presence means that the stage is complete.
 const MANIFEST: &str = "manifest";
 
 const PARTIAL: &str = "partial-";
 
-/// The folder `name` in `home`, made by `make` unless it was made from the same `key` before.
+/// Returns the folder `name` in `home`, and calls `make` unless it was made from the same `key`
+/// before.
 pub(super) fn stage(
     home: &Path,
     name: &str,
@@ -30,17 +31,17 @@ pub(super) fn stage(
     Ok(place)
 }
 
-/// Whether the stage at `place` was made from `key`, to the end.
+/// Returns true if the stage at `place` was completely made from `key`.
 pub(super) fn is_made(place: &Path, key: &str) -> bool {
     manifest(place).is_some_and(|made| made == key)
 }
 
-/// What the stage at `place` was made from, if it is complete.
+/// The key that the stage at `place` was made from, if it is complete.
 pub(super) fn manifest(place: &Path) -> Option<String> {
     fs::read_to_string(place.join(MANIFEST)).ok()
 }
 
-/// Removes what interrupted set-ups left behind.
+/// Removes the partial folders of interrupted set-ups.
 pub(super) fn sweep(home: &Path) -> Result<()> {
     for entry in fs::read_dir(home)?.flatten() {
         if entry.file_name().to_string_lossy().starts_with(PARTIAL) {

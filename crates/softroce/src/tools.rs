@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::host::{is_root, on_path, os_release};
 
-/// What runs on the host, and the package of Debian that has it.
+/// The programs that run on the host, and the Debian package of each.
 pub(super) const PROGRAMS: [(&str, &str); 5] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
@@ -17,7 +17,8 @@ pub(super) const PROGRAMS: [(&str, &str); 5] = [
     ("modprobe", "kmod"),
 ];
 
-/// How other distributions install the same, and what the guest takes from the host there.
+/// The commands with which other distributions install the same programs, and those that the guest
+/// uses from the host.
 const MANAGERS: [(&str, &str); 3] = [
     ("dnf", "install --assumeyes qemu-system-x86-core busybox cpio kmod iproute libibverbs-utils"),
     ("pacman", "-S --noconfirm --needed qemu-system-x86 busybox cpio kmod iproute2 rdma-core"),
@@ -28,16 +29,16 @@ const MANAGERS: [(&str, &str); 3] = [
 pub(super) fn tool(tree: &Path, name: &str) -> Result<Command> {
     let places = ["usr/bin", "usr/sbin", "bin", "sbin"].map(|folder| tree.join(folder).join(name));
     let Some(file) = places.iter().find_map(|place| file_in(tree, place)) else {
-        let file = on_path(name).with_context(|| format!("no program {name}"))?;
+        let file = on_path(name).with_context(|| format!("cannot find the program {name}"))?;
         return Ok(Command::new(file));
     };
     let mut command = Command::new(file);
-    // The link is not followed by the kernel, and some programs act by the name of their link.
+    // The kernel does not follow the link, and some programs act by the name of their link.
     command.arg0(name).env("LD_LIBRARY_PATH", tree.join("usr/lib/x86_64-linux-gnu"));
     Ok(command)
 }
 
-/// The file at `place`, whose links from the root are meant to start at `tree`.
+/// The file at `place`; links from the root are resolved in `tree`.
 fn file_in(tree: &Path, place: &Path) -> Option<PathBuf> {
     let target = std::fs::read_link(place).ok();
     let inside = target.as_deref().and_then(|target| target.strip_prefix("/").ok());
@@ -45,7 +46,7 @@ fn file_in(tree: &Path, place: &Path) -> Option<PathBuf> {
     file.is_file().then_some(file)
 }
 
-/// Runs `command` to its end; its output, or an error with what it complained of.
+/// Runs `command` to its end. Returns its output, or an error with its error output.
 pub(super) fn done(command: &mut Command) -> Result<String> {
     let line = line(command);
     let output = command.stdin(Stdio::null()).output();
@@ -63,7 +64,7 @@ pub(super) fn line(command: &Command) -> String {
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
-/// A command that runs as root, by `sudo` if this user is not.
+/// A command that runs as root, by `sudo` if this user is not root.
 pub(super) fn as_root(program: &str) -> Command {
     let program = on_path_or(program);
     if is_root() {
@@ -74,12 +75,14 @@ pub(super) fn as_root(program: &str) -> Command {
     command
 }
 
-/// Where a program is; its name alone if it is nowhere, so that starting it fails by name.
+/// The path of a program; its name alone if it is not found, so that the error of starting it
+/// contains the name.
 pub(super) fn on_path_or(program: &str) -> PathBuf {
     on_path(program).unwrap_or_else(|| PathBuf::from(program))
 }
 
-/// On machines without apt: everything has to be installed, and is with `install`.
+/// On machines without apt, checks that all programs are installed, and installs them if `install`
+/// is set.
 pub(super) fn require(install: bool) -> Result<()> {
     let programs = PROGRAMS.map(|(name, _)| name).into_iter().chain(["rdma", "ibv_devinfo"]);
     let missing: Vec<_> = programs.filter(|name| on_path(name).is_none()).collect();
