@@ -1,4 +1,4 @@
-//! What a case is.
+//! The cases of the suite.
 
 use std::time::Duration;
 
@@ -9,19 +9,21 @@ use crate::device::Device;
 /// One sentence of the contract.
 #[derive(Clone, Copy)]
 pub(crate) struct Case {
-    /// The part of the contract, then the sentence: `keys::wrong_rkey_is_refused`.
+    /// The part of the contract; with the sentence it gives the name, as in
+    /// `keys::wrong_rkey_is_refused`.
     pub(crate) part: &'static str,
     pub(crate) sentence: &'static str,
     pub(crate) run: fn(&Device),
-    /// Whether it overflows, exhausts or breaks something that others of the machine may use.
+    /// Whether the case overflows, exhausts or breaks something that other users of the machine may
+    /// need.
     pub(crate) destructive: bool,
 }
 
-/// No case takes longer; nothing that works comes near it. More than the rig's deadline, so that a
-/// case can still say what it waited for.
+/// The time limit of a case, far above that of any working device. It exceeds the rig's deadline,
+/// so that a case can still report its unfinished wait.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// The parts that have unreliable connections and datagrams.
+/// The parts with unreliable connections or datagrams.
 const UNRELIABLE: [&str; 8] = [
     "address_handles",
     "concurrency",
@@ -33,12 +35,12 @@ const UNRELIABLE: [&str; 8] = [
     "unreliable_errors",
 ];
 
-/// Those of them that have nothing but unreliable connections, and nothing but datagrams.
+/// The parts among these with unreliable connections only, and with datagrams only.
 const UNRELIABLE_CONNECTIONS: [&str; 2] = ["unreliable", "unreliable_errors"];
 const DATAGRAMS: [&str; 4] = ["address_handles", "datagram_errors", "datagrams", "multicast"];
 
 impl Case {
-    /// The type of queue pairs that its part is about, if other types are not enough for it.
+    /// The type of queue pairs that its part is about, if other types do not suffice.
     pub(crate) fn qp_type(&self) -> Option<ibv_qp_type> {
         if UNRELIABLE_CONNECTIONS.contains(&self.part) {
             return Some(ibv_qp_type::IBV_QPT_UC);
@@ -50,7 +52,7 @@ impl Case {
         format!("{}::{}", self.part, self.sentence)
     }
 
-    /// Whether it needs messages to arrive that nobody acknowledges.
+    /// Returns true if the case needs unacknowledged messages to arrive.
     pub(crate) fn is_unreliable(&self) -> bool {
         UNRELIABLE.contains(&self.part)
     }
@@ -61,7 +63,7 @@ impl Case {
     }
 }
 
-/// Lists the cases of a file; those behind `destructive:` overflow, exhaust or break something.
+/// Lists the cases of a file; those after `destructive:` overflow, exhaust or break something.
 macro_rules! cases {
     ($($sentence:ident),* $(,)? $(; destructive: $($breaks:ident),* $(,)?)?) => {
         pub(in crate::cases) const CASES: &[$crate::case::Case] = &[
@@ -84,7 +86,7 @@ macro_rules! case {
 
 pub(crate) use {case, cases};
 
-/// What is behind the last `::`.
+/// The part of the path after the last `::`.
 pub(crate) const fn last_segment(path: &'static str) -> &'static str {
     let (bytes, mut at) = (path.as_bytes(), path.len());
     while at > 0 && bytes[at - 1] != b':' {

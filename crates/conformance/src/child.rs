@@ -1,4 +1,4 @@
-//! One case in a process of its own.
+//! One case in a separate process.
 
 use std::env;
 use std::fs::File;
@@ -18,16 +18,16 @@ use crate::cases;
 use crate::devices;
 use crate::outcome::Outcome;
 
-/// Tells a process that it is the child, by `DEVICE::CASE`.
+/// The variable that marks a child process, with `DEVICE::CASE`.
 const VARIABLE: &str = "RDMA_TEST_CASE";
 
-/// Tells a case's process that it is the one which [`once_more`] has started.
+/// The variable that marks a case's process as started by [`once_more`].
 const AGAIN: &str = "RDMA_TEST_CASE_AGAIN";
 
-/// How long a process may take to go once it was killed.
+/// The limit for the end of a killed process.
 const LAST: Duration = Duration::from_secs(10);
 
-/// Runs the case that this process was made for, if it was made for one.
+/// Runs the case that this process was started for. Returns true if there is one.
 pub(crate) fn run_own_case() -> bool {
     let Ok(wanted) = env::var(VARIABLE) else { return false };
     let (device, case) = wanted.split_once("::").expect("DEVICE::CASE");
@@ -48,43 +48,44 @@ pub(crate) fn run(device: &str, case: &Case) -> Outcome {
     finish(command, LIMIT).unwrap_or_else(|error| Outcome::Failed { message: format!("{error:#}") })
 }
 
-/// How a process ended, and what it said on standard error.
+/// A process's exit status and standard error output.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
     pub(crate) errors: String,
 }
 
-/// For a case that ends its process: starts this case once more, in a process that does `work` where this one
-/// waits for its end, for so long. If `work` returns, the process succeeds.
+/// For a case that ends its process: starts this case again in another process, which runs `work`. This one waits for
+/// its end, at most `limit`. If `work` returns, the process succeeds.
 pub(crate) fn once_more(limit: Duration, work: impl FnOnce()) -> Ended {
     if env::var_os(AGAIN).is_some() {
         work();
-        // A leak checker does not look at what `work` may have leaked.
+        // Without the leak check, since `work` may have leaked memory.
         leave();
     }
     let mut errors = tempfile::tempfile().unwrap();
     let mut command = this_program();
     command.env(AGAIN, "").stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.stderr(errors.try_clone().unwrap()).spawn().unwrap();
-    // What hangs is of this process's group, and is killed with it.
+    // A hanging process belongs to this process's group, and is killed with it.
     let status = child.wait_timeout(limit).unwrap();
     let errors = contents(&mut errors).unwrap();
-    let status = status.unwrap_or_else(|| panic!("it still ran after {limit:?}\n{errors}"));
+    let status =
+        status.unwrap_or_else(|| panic!("the process still ran after {limit:?}\n{errors}"));
     Ended { status, errors }
 }
 
-/// Runs a process whose last line is its outcome, for so long.
+/// Runs a process whose last line is its outcome, at most `limit`.
 fn finish(mut command: Command, limit: Duration) -> Result<Outcome> {
     let (mut output, mut errors) = (tempfile::tempfile()?, tempfile::tempfile()?);
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(errors.try_clone()?);
-    // What it leaves running is ended with it.
+    // Processes that it leaves running are ended with it.
     let mut child = command.process_group(0).spawn().context("starting the case")?;
     let status = child.wait_timeout(limit)?;
     kill_group(&child);
     let ended = match status {
         Some(status) => describe(status),
-        // What the kernel does not let go of stays behind.
+        // A process that the kernel cannot end stays.
         None => match child.wait_timeout(LAST)? {
             Some(_) => format!("killed: it still ran after {limit:?}"),
             None => format!("it still ran after {limit:?}, and cannot be killed"),
@@ -165,7 +166,7 @@ mod tests {
     #[test]
     fn a_hang_is_killed_with_what_it_started() {
         let start = Instant::now();
-        // The process waits for a grandchild, which has the number that is printed.
+        // The process waits for a grandchild, whose number is printed.
         let ended = message(shell("sleep 1000 & echo $!; wait", Duration::from_secs(1)));
         assert!(ended.contains("killed: it still ran after 1s"), "{ended}");
         assert!(start.elapsed() < Duration::from_secs(600));

@@ -1,4 +1,4 @@
-//! The device as a case sees it.
+//! The device for a case.
 
 use std::cell::RefCell;
 use std::ops::Deref;
@@ -18,30 +18,30 @@ use crate::outcome::Outcome;
 const OF_RXE: &str = include_str!("../../../docs/rxe-differences.md");
 const OF_PACKETS: &str = include_str!("../../../docs/wire-differences.md");
 
-/// Why cases are skipped on the software devices.
+/// The reasons for skipped cases on the software devices.
 const LACKED: &[&str] = &[
-    "headers of InfiniBand have one form alone",
+    "InfiniBand headers have only one form",
     "an address of the host is its process's alone",
     "the device does not resize shared receive queues",
     "the device has multicast groups",
     "the port has no GIDs of both versions of RoCE",
-    "the port has no address of IPv4",
+    "the port has no IPv4 address",
     "the port is of Ethernet, which has neither LIDs nor service levels",
     "the port is of Ethernet, which has no LIDs",
     "the port is of InfiniBand",
-    "without a header the port alone is asked for",
+    "without a header only the port is checked",
 ];
 
-/// Why they are skipped on those that look like hardware, beside that.
+/// The additional reasons on devices that imitate hardware.
 const LACKED_BY_PROFILES: &[&str] = &[
     "the device does not map memory that comes as a file",
-    "the device has as much room as can be asked for",
+    "the device has no limit below the largest request",
     "the device has more completion queues than a case can make",
     "the device has more protection domains than a case can make",
     "the device has more room than a case should take",
     "the device has no atomic operations",
     "the device has no atomics",
-    "the device has no clock to ask",
+    "the device has no readable clock",
     "the device has no extended completion queues with these fields",
     "the device has less inline data",
     "the device has no memory windows",
@@ -55,26 +55,26 @@ const LACKED_BY_PROFILES: &[&str] = &[
     "the device has no timestamps",
 ];
 
-/// Whose device it is.
+/// The origin and the kind of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Of this project.
+    /// A software device.
     Software,
-    /// Of this project, with all that it sends and receives as packets.
+    /// A software device that sends and receives everything as packets.
     Packets,
-    /// The same, whose packets go through sockets, as those between processes.
+    /// A software device whose packets go through sockets, as between processes.
     Sockets,
-    /// The same, whose packets go by UDP, as those between hosts.
+    /// A software device whose packets go over UDP, as between hosts.
     Network,
-    /// Of this project, with what a piece of hardware has.
+    /// A software device with the features of a piece of hardware.
     Profile,
     /// The kernel's SoftRoCE.
     Rxe,
-    /// A NIC, or anything else.
+    /// An adapter, or any other device.
     Other,
 }
 
-/// The device of this process. It is its name where the rig wants one.
+/// The device of this process. It dereferences to its name, which the rig needs.
 #[derive(Debug)]
 pub(crate) struct Device {
     name: String,
@@ -112,35 +112,35 @@ impl Device {
         features::has_atomics(&self.open())
     }
 
-    /// Ends the case, since the device lacks what it is about.
+    /// Skips the case, since the device lacks the feature.
     ///
-    /// A software device lacks nothing but what is [known](LACKED): if it does, it fails.
+    /// On a software device this fails, unless the reason is [known](LACKED).
     pub(crate) fn skip(&self, reason: &str) -> ! {
         let by_profile = self.kind == Kind::Profile && LACKED_BY_PROFILES.contains(&reason);
         let known = !self.is_software() || LACKED.contains(&reason) || by_profile;
-        assert!(known, "not known to be so: {reason}");
+        assert!(known, "the reason is not in the list for this device: {reason}");
         report(&Outcome::Skipped { reason: reason.to_owned() });
         process::exit(0);
     }
 
-    /// Whether its packets go by UDP.
+    /// Returns true if its packets go over UDP.
     pub(crate) fn has_network(&self) -> bool {
         self.kind == Kind::Network
     }
 
-    /// Goes on only if the device has what the case is about.
+    /// Continues only if the device has the feature.
     pub(crate) fn needs(&self, has: bool, reason: &str) {
         if !has {
             self.skip(reason);
         }
     }
 
-    /// Of these types of queue pairs those that the device has.
+    /// Returns those of these types of queue pairs that the device has.
     pub(crate) fn types(&self, types: &[ibv_qp_type]) -> Vec<ibv_qp_type> {
         types.iter().copied().filter(|&qp_type| self.has_type(qp_type)).collect()
     }
 
-    /// Goes on only if the device has queue pairs of that type.
+    /// Continues only if the device has queue pairs of that type.
     pub(crate) fn needs_type(&self, qp_type: ibv_qp_type) {
         let what = match qp_type {
             ibv_qp_type::IBV_QPT_UC => "of unreliable connections",
@@ -149,13 +149,14 @@ impl Device {
         self.needs(self.has_type(qp_type), &format!("the device has no queue pairs {what}"));
     }
 
-    /// Sizes of a queue pair of that type, which the device has to have.
+    /// Sizes of a queue pair of that type, which the device must support.
     pub(crate) fn size_of(&self, qp_type: ibv_qp_type) -> Size {
         self.needs_type(qp_type);
         Size { qp_type, ..Size::default() }
     }
 
-    /// Whether it has queue pairs of that type. Nothing but a test tells, and only some kinds of devices lack one.
+    /// Returns true if it has queue pairs of that type. Only a trial can show this, and only some kinds of devices lack
+    /// one.
     fn has_type(&self, qp_type: ibv_qp_type) -> bool {
         if qp_type == ibv_qp_type::IBV_QPT_RC || !matches!(self.kind, Kind::Profile | Kind::Other) {
             return true;
@@ -163,12 +164,12 @@ impl Device {
         features::has_type(&self.open(), qp_type)
     }
 
-    /// Goes on only if the device has that many bytes of inline data.
+    /// Continues only if the device has that many bytes of inline data.
     pub(crate) fn needs_inline(&self, bytes: u32) {
         self.needs(usual_inline() >= bytes, "the device has less inline data");
     }
 
-    /// What queue pairs of the device cannot post.
+    /// The operations that queue pairs of the device cannot post.
     fn lacking_operations(&self) -> u64 {
         let attributes = self.attributes();
         let windows =
@@ -180,8 +181,8 @@ impl Device {
         (without_atomics | without_windows).into()
     }
 
-    /// Has all queue pairs ask for as much inline data as the device has, where that is less than usual. Nothing but a test
-    /// tells.
+    /// Makes all queue pairs request as much inline data as the device has, where that is less than usual. Only a trial
+    /// can show the limit.
     fn find_inline(&self) {
         let context = self.open();
         let (cq, pd) = (context.cq(4), context.pd());
@@ -192,23 +193,23 @@ impl Device {
         limit_inline([64, 32, 16].into_iter().find(fits).unwrap_or(0));
     }
 
-    /// Whether nothing is known of it but the contract.
+    /// Returns true if nothing is known of it except the contract.
     pub(crate) fn is_other(&self) -> bool {
         self.kind == Kind::Other
     }
 
-    /// Whether it is of this project.
+    /// Returns true if it is a software device of this project.
     pub(crate) fn is_software(&self) -> bool {
         !matches!(self.kind, Kind::Rxe | Kind::Other)
     }
 
-    /// Whether to expect the difference of SoftRoCE that has this name in `docs/rxe-differences.md`,
-    /// instead of what the contract says. The case then asserts the difference, and is counted apart.
+    /// Returns true if the difference of SoftRoCE with this name in `docs/rxe-differences.md` applies, instead of the
+    /// contract. The case then asserts the difference, and is counted separately.
     pub(crate) fn differs(&self, difference: &str) -> bool {
         self.is_of(Kind::Rxe, OF_RXE, difference)
     }
 
-    /// The same of the software device that sends packets, with `docs/wire-differences.md`.
+    /// The same for the software device that sends packets, with `docs/wire-differences.md`.
     pub(crate) fn differs_by_packets(&self, difference: &str) -> bool {
         let kind = match self.kind {
             kind @ (Kind::Sockets | Kind::Network) => kind,
@@ -217,14 +218,14 @@ impl Device {
         self.is_of(kind, OF_PACKETS, difference)
     }
 
-    /// The same of the one whose packets go by UDP.
+    /// The same for the one whose packets go over UDP.
     pub(crate) fn differs_by_udp(&self, difference: &str) -> bool {
         self.is_of(Kind::Network, OF_PACKETS, difference)
     }
 
-    /// Waits until what was sent without acknowledgements has arrived, where packets carry it: its sender's completion says
-    /// only that it was sent. What connections send arrives in order, and so do datagrams, but not both together. So one
-    /// message of each kind follows.
+    /// Waits until unacknowledged messages have arrived, where packets carry them: a completion there means only that
+    /// the message was sent. Messages of connections arrive in order, and so do datagrams, but not both together. So
+    /// one message of each kind follows.
     pub(crate) fn let_arrive(&self) {
         if matches!(self.kind, Kind::Packets | Kind::Sockets | Kind::Network) {
             expect_nothing_under_way(self);
@@ -245,12 +246,12 @@ impl Device {
         true
     }
 
-    /// What the contract says, or on SoftRoCE what [`differs`](Self::differs).
+    /// Returns `contract`, or on SoftRoCE `rxe` if it [differs](Self::differs).
     pub(crate) fn expected<T>(&self, contract: T, difference: &str, rxe: T) -> T {
         if self.differs(difference) { rxe } else { contract }
     }
 
-    /// Ends a case that came to its end.
+    /// Reports the outcome of a case that has reached its end.
     pub(crate) fn report(&self) {
         let mut differences = self.differences.borrow().clone();
         differences.sort();

@@ -1,4 +1,4 @@
-//! Which devices a run has.
+//! The devices of a run.
 
 use std::env;
 use std::net::Ipv4Addr;
@@ -9,22 +9,22 @@ use test_support::rig::{Provider, use_provider};
 
 use crate::device::{Device, Kind};
 
-/// How messages go.
+/// The way in which messages are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// By copies.
+    /// Copies within the process.
     Direct,
-    /// As packets, through memory.
+    /// Packets, through memory.
     Packets,
-    /// As packets, through the sockets by which processes reach each other.
+    /// Packets, through the sockets by which processes reach each other.
     Sockets,
-    /// As packets, by UDP.
+    /// Packets, over UDP.
     Network,
-    /// The same, and one in a hundred is lost.
+    /// Packets, over UDP; one in a hundred is lost.
     LossyNetwork,
 }
 
-/// The software devices: name, link, schedule, and how messages go.
+/// The software devices: name, link, schedule, and the way in which messages are sent.
 const SOFTWARE: [(&str, Link, Schedule, Way); 9] = [
     ("soft0", Link::Ethernet, Schedule::Immediate, Way::Direct),
     ("soft0-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, Way::Direct),
@@ -37,14 +37,14 @@ const SOFTWARE: [(&str, Link, Schedule, Way); 9] = [
     ("softib0-local", Link::InfiniBand, Schedule::Immediate, Way::Sockets),
 ];
 
-/// More of them, for runs that name them: packets with a schedule that lets them go later, and a network that loses some.
+/// Additional ones for runs that name them: packets with a deferred schedule, and a network that loses some.
 const MORE: [(&str, Link, Schedule, Way); 3] = [
     ("soft0-lossy", Link::Ethernet, Schedule::Immediate, Way::LossyNetwork),
     ("soft0-wire-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, Way::Packets),
     ("softib0-wire-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }, Way::Packets),
 ];
 
-/// Those that look like hardware are named after it, the first of them in each run.
+/// The prefix of the names of devices that imitate hardware; the first of them is in each run.
 const LIKE: &str = "like-";
 const LIKE_IN_EACH_RUN: [Profile; 2] = [Profile::CONNECTX_7, Profile::INTEL_E810];
 
@@ -53,7 +53,7 @@ fn profile(name: &str) -> Option<Profile> {
     name.strip_prefix(LIKE).and_then(Profile::named)
 }
 
-/// Names further devices of the machine, `NAME` or `NAME:all`, with commas between.
+/// The variable with further devices of the machine, `NAME` or `NAME:all`, separated by commas.
 pub(crate) const VARIABLE: &str = "RDMA_TEST_DEVICES";
 
 /// A device of this run.
@@ -86,13 +86,12 @@ fn named_device(text: &str) -> Wanted {
     }
 }
 
-/// Whether the device of this name is SoftRoCE: only of that the kernel says on which network interface it
-/// stands.
+/// Returns true if the device of this name is SoftRoCE: only for that the kernel names the network interface.
 pub(crate) fn is_rxe(name: &str) -> bool {
     Path::new("/sys/class/infiniband").join(name).join("parent").is_file()
 }
 
-/// Whether messages without acknowledgement get lost on the software device of that name.
+/// Returns true if the software device of that name loses unacknowledged messages.
 pub(crate) fn is_lossy(name: &str) -> bool {
     MORE.iter().any(|&(own, .., way)| own == name && way == Way::LossyNetwork)
 }
@@ -102,12 +101,12 @@ fn software(name: &str) -> Option<&'static (&'static str, Link, Schedule, Way)> 
     SOFTWARE.iter().chain(&MORE).find(|software| software.0 == name)
 }
 
-/// Whether a run can have the software device of that name.
+/// Returns true if a run can have the software device of that name.
 pub(crate) fn is_software(name: &str) -> bool {
     software(name).is_some() || profile(name).is_some()
 }
 
-/// Whether messages go by UDP on the software device of that name.
+/// Returns true if the software device of that name sends messages over UDP.
 pub(crate) fn is_by_network(name: &str) -> bool {
     software(name).is_some_and(|(.., way)| matches!(way, Way::Network | Way::LossyNetwork))
 }
@@ -117,7 +116,7 @@ fn own_address() -> String {
     Ipv4Addr::from_bits(0x7f40_0000 | std::process::id() & 0x3f_ffff).to_string()
 }
 
-/// Makes this process's device; any name but those of the software devices is one of libibverbs.
+/// Makes this process's device; any name other than those of the software devices belongs to libibverbs.
 pub(crate) fn prepare(name: &str) -> Device {
     if let Some(profile) = profile(name) {
         rdma_soft::install();
@@ -128,7 +127,7 @@ pub(crate) fn prepare(name: &str) -> Device {
     let kind = match software(name) {
         Some(&(_, link, schedule, way)) => {
             let by_packets = way != Way::Direct;
-            // Those that are there without being built have the same names.
+            // The devices that exist without being built have the same names.
             rdma_soft::install();
             if rdma_soft::SoftDevice::find(name).is_none() {
                 let builder = Builder::new(name).link(link).schedule(schedule);
@@ -144,7 +143,7 @@ pub(crate) fn prepare(name: &str) -> Device {
                 };
                 builder.install().unwrap();
             }
-            // Packets are sent again after a while, in which a busy machine may not come to them.
+            // Packets are sent again after a timeout, which a busy machine may exceed.
             use_provider(Provider { verbs: rdma_soft::verbs(), slow: by_packets });
             match way {
                 Way::Direct => Kind::Software,

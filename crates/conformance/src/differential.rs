@@ -1,16 +1,16 @@
-//! The differential test: random programs of verbs on two devices, which must do the same.
+//! The differential test: random programs of verbs on two devices, which must produce the same results.
 //!
-//! A program is a list of steps, after each of which the devices are quiet. Within a step there are only
-//! requests whose order cannot matter, so that what the devices may decide is not in the comparison.
+//! A program is a list of steps, and the devices are idle after each. A step contains only requests whose order cannot
+//! matter, so that the comparison excludes all choices of the devices.
 //!
-//! - `program`: what a program is; `generate` makes one of a seed.
-//! - `model`: whether a program is fair, that is, leaves nothing to the devices; `footprint` and `windows` are
-//!   the parts of it about what requests touch, and about memory windows.
-//! - `run`: executing it on a device, with `end`, `settle` and `refusal`; what it saw is a `trace`.
-//! - `child`: a device in a process of its own.
-//! - `compare`: whether two traces say the same.
-//! - `shrink`: making a program that fails smaller.
-//! - `arguments`: which programs, on which devices.
+//! - `program`: the data of a program; `generate` makes one from a seed.
+//! - `model`: decides whether a program is fair, that is, leaves no choice to the devices. Its parts `footprint` and
+//!   `windows` cover the memory that requests touch, and memory windows.
+//! - `run`: executes a program on a device, with `end`, `settle` and `refusal`; its observations are a `trace`.
+//! - `child`: a device in a separate process.
+//! - `compare`: compares two traces.
+//! - `shrink`: makes a failing program smaller.
+//! - `arguments`: selects the programs and the devices.
 
 mod arguments;
 mod child;
@@ -40,14 +40,14 @@ use program::Program;
 
 use crate::{devices, remote};
 
-/// How many programs the shrinker may try, and how long that may take.
+/// The limits of the shrinker: the number of programs that it tries, and the time.
 const TRIES: usize = 600;
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What is said of a program that differed once.
+/// The note on a program that differed once.
 const AGAIN: &str = "agreed only when it was run again";
 
-/// Compares devices as `cargo test` does, or is the process of one.
+/// Compares devices as `cargo test` does, or serves as the process of one.
 #[must_use]
 pub fn main() -> ExitCode {
     if child::serve() {
@@ -75,7 +75,7 @@ fn here((left, right): (String, String), arguments: &Arguments) -> Trial {
     Trial::test(name(&left, &right), move || compare(&left, &right, programs, all))
 }
 
-/// SoftRoCE, where it was set up, unless this process is there already.
+/// SoftRoCE, where it was set up, unless this process runs there already.
 fn elsewhere(arguments: &Arguments) -> Result<Option<Trial>, String> {
     if env::var_os(devices::VARIABLE).is_some() {
         return Ok(None);
@@ -95,11 +95,11 @@ fn elsewhere(arguments: &Arguments) -> Result<Option<Trial>, String> {
     })))
 }
 
-/// Two devices, of which the right one may be SoftRoCE.
+/// Two devices; the right one may be SoftRoCE.
 struct Comparison {
     left: Device,
     right: Device,
-    /// What is known of SoftRoCE, and was met.
+    /// The known differences of SoftRoCE that occurred.
     met: Option<Met>,
 }
 
@@ -109,7 +109,7 @@ impl Comparison {
         Self { left: Device::new(left), right: Device::new(right), met }
     }
 
-    /// How the devices differ, if they do.
+    /// The difference between the devices, if there is one.
     fn difference(&mut self, program: &Program) -> Option<String> {
         match (self.left.run(program), self.right.run(program)) {
             (Ok(left), Ok(right)) => compare::difference(&left, &right, self.met.as_mut()),
@@ -121,7 +121,7 @@ impl Comparison {
     }
 }
 
-/// The first failure, or all of them.
+/// Returns the first failure, or all of them.
 fn compare(
     left: &str,
     right: &str,
@@ -132,7 +132,7 @@ fn compare(
     let mut failures = Vec::new();
     for (name, program) in programs {
         let Some(found) = devices.difference(&program) else { continue };
-        // A machine that is emulated can stand still for longer than a completion is waited for.
+        // An emulated machine may stop for longer than the wait for a completion.
         if devices.met.is_some() && devices.difference(&program).is_none() {
             println!("{name}: {AGAIN}\n{found}");
             continue;
@@ -144,8 +144,8 @@ fn compare(
         let found = devices.difference(&small).unwrap_or(found);
         let json = small.to_json();
         let failure = format!(
-            "{name}: {left} | {right}\n{found}\nthe program, as small as it was found:\n{small}\
-             run it again with --program '{json}'",
+            "{name}: {left} | {right}\n{found}\nthe smallest failing program:\n{small}\
+             to repeat it, pass --program '{json}'",
         );
         if !all {
             return Err(failure.into());
@@ -154,7 +154,7 @@ fn compare(
         failures.push(name);
     }
     if let Some(met) = devices.met {
-        println!("known differences that were met: {met:?}");
+        println!("known differences that occurred: {met:?}");
     }
     if failures.is_empty() { Ok(()) } else { Err(failures.join(", ").into()) }
 }

@@ -1,13 +1,13 @@
-//! Two devices that talk to each other, each in a process of its own: `docs/interop.md` says how it is run.
+//! Two devices that communicate, each in a separate process: `docs/interop.md` describes how to run it.
 //!
-//! One process serves its device, the other one drives: it runs a table of checks, and tells both devices what to do. So
-//! each check runs in both directions, and who serves knows nothing of them.
+//! One process serves its device, and the other one drives: it runs a table of checks, and sends commands to both
+//! devices. So each check runs in both directions, and the serving process does not know the checks.
 //!
 //! - `arguments`: the command line; `control`: the TCP connection between the two.
-//! - `command`: what a device can be told to do, and what it answers; `station`: a device that does it.
+//! - `command`: the commands to a device, and its answers; `station`: a device that executes them.
 //! - `pattern`: the bytes of messages.
-//! - `scene`: two stations with a queue pair each, and what checks ask of them.
-//! - `checks`: the table; `drive`: runs it; `rows`: what came out.
+//! - `scene`: two stations with a queue pair each, and their operations for checks.
+//! - `checks`: the table; `drive`: runs it; `rows`: the results.
 
 mod arguments;
 mod checks;

@@ -1,18 +1,18 @@
-//! How a case ended on a device.
+//! The outcome of a case on a device.
 
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Outcome {
-    /// The device does what the contract says.
+    /// The device fulfils the contract.
     Passed,
-    /// It did only when nothing ran beside it.
+    /// It did only when no other case ran at the same time.
     PassedAlone,
-    /// The device does something else, and exactly what is documented under these names.
+    /// The device differs from the contract, exactly as documented under these names.
     Differs {
         differences: Vec<String>,
     },
-    /// The device lacks what the case is about.
+    /// The device lacks a feature that the case needs.
     Skipped {
         reason: String,
     },

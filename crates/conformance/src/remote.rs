@@ -1,5 +1,5 @@
-//! The cases of SoftRoCE: one process runs them where that is, natively or in the virtual machine, and
-//! prints a line for each as it ends.
+//! The cases of SoftRoCE: one process runs them on its device, natively or in the virtual machine, and prints a line
+//! when each ends.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::env;
@@ -15,23 +15,23 @@ use serde::{Deserialize, Serialize};
 use crate::outcome::Outcome;
 use crate::{cases, child};
 
-/// Names the device to a process that runs the cases of its arguments.
+/// The variable with the device name, for a process that runs the cases of its arguments.
 const VARIABLE: &str = "RDMA_TEST_REMOTE";
 
-/// Emulated on a slow machine; on most it takes a few minutes.
+/// The limit for an emulated guest on a slow machine; on most machines the run takes a few minutes.
 const LIMIT_SECONDS: &str = "1500";
 
-/// How one case ended, as a line.
+/// The outcome of one case, as a line.
 #[derive(Debug, Serialize, Deserialize)]
 struct Line {
     case: String,
     outcome: Outcome,
 }
 
-/// Whether SoftRoCE is one of the devices: `auto` (if it was set up), `off` or `required`.
+/// The variable that decides whether SoftRoCE is tested: `auto` (if it was set up), `off` or `required`.
 const WISH: &str = "RDMA_TEST_RXE";
 
-/// SoftRoCE, if it is to be tested: the name of its device, and where that is, in words.
+/// SoftRoCE, if it is to be tested: the name of its device, and a description of its location.
 pub(crate) fn wanted() -> Result<Option<(String, String)>, String> {
     let wish = env::var(WISH).unwrap_or_else(|_| "auto".to_owned());
     let found = match wish.as_str() {
@@ -49,7 +49,7 @@ pub(crate) fn wanted() -> Result<Option<(String, String)>, String> {
     Ok(found)
 }
 
-/// Where SoftRoCE is, in words, and the name of its device; none if it was not set up.
+/// The location of SoftRoCE, described, and the name of its device; `None` if it was not set up.
 fn find() -> Option<(String, String)> {
     let output = xtask("rxe-setup").arg("--check").stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -64,7 +64,7 @@ fn xtask(chore: &str) -> Command {
     command
 }
 
-/// Runs the cases of its arguments, if this process was made for that.
+/// Runs the cases of its arguments, if this process was started for that. Returns true in that case.
 pub(crate) fn serve() -> bool {
     let Ok(device) = env::var(VARIABLE) else { return false };
     let wanted: Vec<String> = env::args().skip(1).collect();
@@ -84,7 +84,7 @@ pub(crate) fn serve() -> bool {
             });
         }
     });
-    // An emulated kernel can be late when two cases want it: once more, and alone.
+    // An emulated kernel can be late when two cases use it: each is repeated alone.
     for case in failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
         let outcome = match child::run(&device, case) {
             Outcome::Passed => Outcome::PassedAlone,
@@ -99,7 +99,7 @@ fn print(case: String, outcome: Outcome) {
     println!("{}", serde_json::to_string(&Line { case, outcome }).unwrap());
 }
 
-/// What runs this program where SoftRoCE is, told by `variable` to be on its device.
+/// A command that runs this program where SoftRoCE is, with the device name in `variable`.
 pub(crate) fn command(variable: &str, device: &str, arguments: Vec<String>) -> io::Result<Command> {
     let mut command = xtask("rxe-run");
     command.args(["--timeout", LIMIT_SECONDS, "--"]).arg(env::current_exe()?).args(arguments);
@@ -107,7 +107,7 @@ pub(crate) fn command(variable: &str, device: &str, arguments: Vec<String>) -> i
     Ok(command)
 }
 
-/// The cases that run elsewhere, and what is known of them by now.
+/// The cases that run in another process, and their outcomes so far.
 #[derive(Debug, Default)]
 pub(crate) struct Remote {
     state: Mutex<RemoteOutcomes>,
@@ -117,7 +117,7 @@ pub(crate) struct Remote {
 #[derive(Debug, Default)]
 struct RemoteOutcomes {
     outcomes: BTreeMap<String, Outcome>,
-    /// Why no more will come.
+    /// The reason why the remaining outcomes will not arrive.
     ended: Option<String>,
 }
 
@@ -132,14 +132,14 @@ impl Remote {
 
     fn follow_to_the_end(&self, command: io::Result<Command>) {
         let ended = match command.map_err(Into::into).and_then(|command| self.follow(command)) {
-            Ok(()) => "it ended without a word of this case".to_owned(),
+            Ok(()) => "the process ended without an outcome of this case".to_owned(),
             Err(error) => format!("{error:#}"),
         };
         self.state().ended = Some(ended);
         self.changed.notify_all();
     }
 
-    /// Takes the lines of the process that runs them.
+    /// Reads the lines of the process that runs them.
     fn follow(&self, mut command: Command) -> anyhow::Result<()> {
         let mut errors = tempfile::tempfile()?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors.try_clone()?);

@@ -1,4 +1,4 @@
-//! The trials.
+//! The trials of the suite.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::remote::{self, Remote};
 use crate::table::Results;
 use crate::{cases, child};
 
-/// Runs the suite as `cargo test` does, or what this process was made for.
+/// Runs the suite as `cargo test` does, or the part that this process was started for.
 #[must_use]
 pub fn main() -> ExitCode {
     if child::run_own_case() || remote::serve() {
@@ -48,17 +48,17 @@ fn cases_for(device: &Wanted) -> impl Iterator<Item = &'static Case> {
     cases::all().filter(move |case| (all || !case.destructive) && !(lossy && case.is_unreliable()))
 }
 
-/// The trial of a case that is run by this process.
+/// The trial of a case that this process runs.
 fn here(device: &str, case: &'static Case, results: &Arc<Results>) -> Trial {
     let name = device.to_owned();
     trial(device, case, results, move || child::run(&name, case))
 }
 
-/// The trials of SoftRoCE, which starts with those that are wanted.
+/// The trials of SoftRoCE. Starts the process that runs the requested ones.
 fn with_rxe(arguments: &Arguments, results: &Arc<Results>) -> Result<Vec<Trial>, String> {
     let Some((device, place)) = remote::wanted()? else { return Ok(Vec::new()) };
     if devices::named().iter().any(|named| named.name == device) {
-        // `RDMA_TEST_DEVICES` names it: it runs here already.
+        // `RDMA_TEST_DEVICES` names it, so it already runs here.
         return Ok(Vec::new());
     }
     let name_only = |case: &Case| Trial::test(format!("{device}::{}", case.name()), || Ok(()));

@@ -1,4 +1,4 @@
-//! What came out, and the table at the end.
+//! The outcomes, and the table at the end.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::outcome::Outcome;
 
-/// What came out, by device and case.
+/// The outcomes, by device and case.
 #[derive(Debug, Default)]
 pub(crate) struct Results(Mutex<BTreeMap<(String, String), Outcome>>);
 
@@ -51,7 +51,7 @@ impl Display for Results {
         }
         for (device, row) in &rows {
             for case in &row.alone {
-                writeln!(f, "{device}: passed only when nothing ran beside it: {case}")?;
+                writeln!(f, "{device}: passed only when run alone: {case}")?;
             }
             for (reason, count) in &row.skipped {
                 writeln!(f, "{device}: skipped {count}: {reason}")?;
@@ -86,10 +86,7 @@ mod tests {
             text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[1], ["rxe0", "2", "1", "2", "1"]);
         assert_eq!(lines[2], ["soft0", "1", "0", "0", "0"]);
-        assert_eq!(
-            text.lines().nth(3),
-            Some("rxe0: passed only when nothing ran beside it: case1")
-        );
+        assert_eq!(text.lines().nth(3), Some("rxe0: passed only when run alone: case1"));
         assert_eq!(text.lines().nth(4), Some("rxe0: skipped 2: no multicast"));
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo test -p conformance`: the suite, on every device that is there.
+//! `cargo test -p conformance`: the suite, on every available device.
 
 use std::process::ExitCode;
 

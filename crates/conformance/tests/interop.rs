@@ -1,5 +1,5 @@
-//! `cargo test -p conformance --test interop`: two processes with a software device talk to each other, by all that
-//! `interop` checks.
+//! `cargo test -p conformance --test interop`: two processes with a software device communicate, by all checks of
+//! `interop`.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use serde_json::Value;
 use test_support::program::command;
 
-/// A process that does not stay when the test fails.
+/// A process that is killed when the test fails.
 struct Served(Child);
 
 impl Drop for Served {
@@ -40,7 +40,7 @@ fn drive(device: &str, address: &str, more: &[&str]) -> Output {
     drive.output().unwrap()
 }
 
-/// Runs the checks, and how many there were in each direction.
+/// Runs the checks. Returns the number of checks in each direction.
 fn all_pass(device: &str, more: &[&str]) -> usize {
     let (mut served, address) = serve(device);
     let output = drive(device, &address, &[more, &["--format", "json"]].concat());

@@ -1,4 +1,4 @@
-//! `interop serve` and `interop drive`: two devices that talk to each other, see `docs/interop.md`.
+//! `interop serve` and `interop drive`: two devices that communicate, see `docs/interop.md`.
 
 use std::process::ExitCode;
 

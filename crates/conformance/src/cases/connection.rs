@@ -1,4 +1,4 @@
-//! Connections: what one end learns of the other.
+//! Connections: the effects of one end on the other.
 
 pub(super) mod async_connections;
 pub(super) mod async_leases;

@@ -1,4 +1,4 @@
-//! Datagrams, and where they go.
+//! Datagrams and their destinations.
 
 pub(super) mod address_handles;
 pub(super) mod datagram_errors;

@@ -1,4 +1,4 @@
-//! Memory that a peer may reach: regions, windows, keys.
+//! Memory that a peer may access: regions, windows, keys.
 
 pub(super) mod binds;
 pub(super) mod invalidation;

@@ -1,4 +1,4 @@
-//! Work requests: what each kind does.
+//! Work requests: the effect of each kind.
 
 pub(super) mod atomics;
 pub(super) mod extended_batches;

@@ -1,4 +1,4 @@
-//! Which programs are run, and on which devices.
+//! Selects the programs and the devices.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{env, fmt, fs, iter};
@@ -7,16 +7,16 @@ use super::generate;
 use super::program::Program;
 use crate::devices;
 
-/// As many as a run of CI has.
+/// The number of programs in a CI run.
 const COUNT: u64 = 200;
 
-/// One program in that many has a fresh seed, if there is one.
+/// The number of programs per fresh seed, if one is given.
 const FRESH_IN: u64 = 10;
 
 /// The device that others are compared with, unless another one is named.
 const SOFTWARE: &str = "soft0";
 
-/// Programs, each with what to call it.
+/// Programs, each with a description.
 pub(super) type Programs = Box<dyn Iterator<Item = (String, Program)> + Send>;
 
 #[derive(Debug)]
@@ -28,16 +28,17 @@ pub(super) struct Arguments {
     program: Option<Program>,
     /// The device that others are compared with.
     pub(super) against: String,
-    /// Whether to go on after a failure.
+    /// Whether to continue after a failure.
     pub(super) all: bool,
     pub(super) harness: libtest_mimic::Arguments,
 }
 
 impl Arguments {
-    /// `--seed N`, `--count N`, `--fresh N` with a seed from which one program in ten is taken, `--against` with the software device that SoftRoCE and devices of `RDMA_TEST_DEVICES`
-    /// are compared with, `--all` to go on after a failure, and `--program` with what a failure printed, or the name of
-    /// a file with it; all others are those of the usual harness. Without a seed it is `RDMA_TEST_SEED`, or the
-    /// clock's; without a fresh seed, `RDMA_TEST_FRESH_SEED` or none.
+    /// Reads `--seed N`, `--count N`, `--fresh N`, `--against`, `--all` and `--program`; all others are those of the
+    /// usual harness. Every tenth program takes its seed from those that start at `--fresh`. `--against` names the
+    /// software device that SoftRoCE and devices of `RDMA_TEST_DEVICES` are compared with. `--all` continues after a
+    /// failure. `--program` takes the output of a failure, or a file with it. The default of the seed is
+    /// `RDMA_TEST_SEED`, or the clock's; that of the fresh seed is `RDMA_TEST_FRESH_SEED` or none.
     pub(super) fn of_process() -> Self {
         let [mut seed, mut fresh] = ["RDMA_TEST_SEED", "RDMA_TEST_FRESH_SEED"]
             .map(|name| env::var(name).ok().map(|text| number(&text)));
@@ -46,7 +47,7 @@ impl Arguments {
         let mut others = Vec::new();
         let mut given = env::args();
         while let Some(argument) = given.next() {
-            let mut value = || given.next().unwrap_or_else(|| panic!("{argument} takes a value"));
+            let mut value = || given.next().unwrap_or_else(|| panic!("{argument} needs a value"));
             match argument.as_str() {
                 "--seed" => seed = Some(number(&value())),
                 "--fresh" => fresh = Some(number(&value())),
@@ -62,8 +63,8 @@ impl Arguments {
         Self { seed, count, fresh, program, against, all, harness }
     }
 
-    /// Pairs of devices to compare: the schedules of the software devices and their ways of sending, or the
-    /// software device with each that is named.
+    /// Pairs of devices to compare: the schedules and kinds of the software devices, or the software device with each
+    /// named one.
     pub(super) fn devices(&self) -> impl Iterator<Item = (String, String)> {
         let named = devices::named().into_iter();
         let mut pairs: Vec<_> = named.map(|named| (self.against.clone(), named.name)).collect();
@@ -77,7 +78,7 @@ impl Arguments {
         pairs.into_iter()
     }
 
-    /// What tells another process to run the same programs.
+    /// The arguments with which another process runs the same programs.
     pub(super) fn own(&self) -> Vec<String> {
         let mut own = vec!["--against".to_owned(), self.against.clone()];
         if let Some(program) = &self.program {
@@ -91,7 +92,7 @@ impl Arguments {
         own
     }
 
-    /// Of the seeds of this run, each of which can be run alone.
+    /// The programs of this run's seeds; each can be run alone.
     pub(super) fn programs(&self) -> Programs {
         if let Some(program) = self.program.clone() {
             return Box::new(iter::once(("the program".to_owned(), program)));
@@ -113,7 +114,7 @@ impl fmt::Display for Arguments {
     }
 }
 
-/// Seeds that follow each other; with a fresh one, the last of each ten is of those that follow that.
+/// Consecutive seeds; with a fresh seed, every tenth is taken from the seeds that follow it.
 fn seeds(first: u64, count: u64, fresh: Option<u64>) -> impl Iterator<Item = u64> {
     (0..count).map(move |n| match fresh {
         Some(fresh) if n % FRESH_IN == FRESH_IN - 1 => fresh.wrapping_add(n / FRESH_IN),
@@ -122,7 +123,10 @@ fn seeds(first: u64, count: u64, fresh: Option<u64>) -> impl Iterator<Item = u64
 }
 
 fn software(name: String) -> String {
-    assert!(devices::is_software(&name), "--against takes a software device, and {name:?} is none");
+    assert!(
+        devices::is_software(&name),
+        "--against takes a software device, and {name:?} is not one"
+    );
     name
 }
 
@@ -137,7 +141,7 @@ fn written(text: &str) -> Program {
     Program::from_json(&json).unwrap_or_else(|error| panic!("not a program: {error}"))
 }
 
-/// Another one each time.
+/// A different seed each time.
 fn seed_of_clock() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.as_secs() * 1_000 + u64::from(now.subsec_millis())

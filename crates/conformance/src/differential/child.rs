@@ -1,5 +1,5 @@
-//! One device in a process of its own, which runs programs one after the other: libibverbs and our software
-//! device have a process each, and what crashes or hangs in one does so alone.
+//! One device in a separate process, which runs programs one after the other. libibverbs and our software device have a
+//! process each, so a crash or hang ends only one of them.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -15,28 +15,28 @@ use super::run;
 use super::trace::Trace;
 use crate::devices;
 
-/// Tells a process that it is the child, by the name of its device.
+/// The variable that marks a child process, with the name of its device.
 const VARIABLE: &str = "RDMA_TEST_DIFFERENTIAL";
 
-/// No program takes longer; nothing that works comes near it.
+/// The time limit of a program, far above that of any working device.
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// Runs what the parent sends, if this process was made for that.
+/// Runs the programs that the parent sends, if this process was started for that. Returns true in that case.
 pub(super) fn serve() -> bool {
     let Ok(name) = env::var(VARIABLE) else { return false };
     let device = devices::prepare(&name);
     let context = device.open();
     for line in io::stdin().lines() {
-        let line = line.expect("the parent's pipe");
-        let program = Program::from_json(&line).expect("a program of the parent");
+        let line = line.expect("the parent's pipe is readable");
+        let program = Program::from_json(&line).expect("the parent sends a program");
         let trace = run::run(&context, &program, !devices::is_rxe(&name));
         println!("{}", serde_json::to_string(&trace).expect("a trace is plain data"));
     }
     true
 }
 
-/// The command that starts the process of a device, in a network of its own if the device needs one and this process
-/// may make one, as root may: SoftRoCE has the port in the other.
+/// The command that starts the process of a device. It gets a separate network namespace if the device needs one, since
+/// SoftRoCE has the port in the other. This process must be able to create one, as root is.
 fn command(device: &str) -> Command {
     const UP: &str = "ip link set lo up";
     let isolated = |then: &str| {
@@ -54,7 +54,7 @@ fn command(device: &str) -> Command {
     command
 }
 
-/// A device and its process, which is started again after it died.
+/// A device and its process, which is restarted after it died.
 pub(super) struct Device {
     pub(super) name: String,
     process: Option<Process>,
@@ -71,13 +71,13 @@ impl Device {
         Self { name: name.to_owned(), process: None }
     }
 
-    /// What the device makes of the program; an error if it dies of it.
+    /// The trace of the program on the device; an error if the process dies.
     pub(super) fn run(&mut self, program: &Program) -> Result<Trace> {
         let trace = self.try_run(program);
         if trace.is_err() {
             self.process = None;
         }
-        trace.with_context(|| format!("the process of {}", self.name))
+        trace.with_context(|| format!("in the process of {}", self.name))
     }
 
     fn try_run(&mut self, program: &Program) -> Result<Trace> {
@@ -88,7 +88,7 @@ impl Device {
         writeln!(process.input, "{}", program.to_json())?;
         let Ok(line) = process.lines.recv_timeout(LIMIT) else {
             let status = process.child.try_wait()?;
-            bail!("died ({status:?}), or took longer than {LIMIT:?}");
+            bail!("the process died ({status:?}), or took longer than {LIMIT:?}");
         };
         Ok(serde_json::from_str(&line?)?)
     }
@@ -101,8 +101,8 @@ impl Process {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let input = child.stdin.take().context("it has an input")?;
-        let output = child.stdout.take().context("it has an output")?;
+        let input = child.stdin.take().context("the process has no input")?;
+        let output = child.stdout.take().context("the process has no output")?;
         let (sender, lines) = channel();
         thread::spawn(move || {
             for line in BufReader::new(output).lines() {

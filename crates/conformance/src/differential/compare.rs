@@ -1,4 +1,4 @@
-//! Whether two devices did the same.
+//! Compares the traces of two devices.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use rdma_sys::{Errno, ibv_wc_status as Status};
 
 use super::trace::{Completion, Invalidated, RXE_WITH_INV, StepTrace, Trace, WITH_INV};
 
-/// Where SoftRoCE is known to differ: what it says where the contract says something else.
+/// A known difference of SoftRoCE: its value where the contract has another one.
 struct Difference<T: 'static> {
     /// The entry of `docs/rxe-differences.md`.
     name: &'static str,
@@ -57,10 +57,11 @@ const CALLS: &[Difference<Errno>] =
 const FLAGS: &[Difference<u32>] =
     &[Difference { name: "with-invalidate-flag", contract: WITH_INV, rxe: RXE_WITH_INV }];
 
-/// Known differences that were met, and how often.
+/// The known differences that occurred, with their counts.
 pub(super) type Met = BTreeMap<&'static str, usize>;
 
-/// The first step that differs, and how. With `met` the right one is SoftRoCE, and may differ in known ways.
+/// The first step that differs, and its difference. With `met` the right device is SoftRoCE, and known differences are
+/// allowed.
 pub(super) fn difference(left: &Trace, right: &Trace, mut met: Option<&mut Met>) -> Option<String> {
     for (n, (left, right)) in left.steps.iter().zip(&right.steps).enumerate() {
         let other = match &mut met {
@@ -71,12 +72,12 @@ pub(super) fn difference(left: &Trace, right: &Trace, mut met: Option<&mut Met>)
             return Some(describe(n, left, right));
         }
     }
-    (left.steps.len() != right.steps.len()).then(|| "another number of steps".to_owned())
+    (left.steps.len() != right.steps.len()).then(|| "the numbers of steps differ".to_owned())
 }
 
-/// What SoftRoCE did, with what is known to differ put right.
+/// SoftRoCE's step, with known differences replaced by the contract's values.
 fn as_contract(contract: &StepTrace, rxe: &StepTrace, met: &mut Met) -> StepTrace {
-    // What events SoftRoCE has is not known well enough.
+    // SoftRoCE's events are not known well enough.
     let mut step = StepTrace { events: contract.events.clone(), ..rxe.clone() };
     for (wanted, errno) in contract.calls.iter().zip(&mut step.calls) {
         let (one, other) = (Errno::from_raw(*wanted), Errno::from_raw(*errno));
@@ -138,7 +139,7 @@ fn describe(n: usize, left: &StepTrace, right: &StepTrace) -> String {
     lines.join("\n")
 }
 
-/// The first bytes are enough to see what they are.
+/// The first bytes, which suffice to recognise them.
 fn shortened(memory: &Entries) -> Entries {
     const SHOWN: usize = 32;
     let short = |bytes: &String| match bytes.get(..2 * SHOWN) {

@@ -21,19 +21,19 @@ use super::run::knobs;
 use super::settle::imm;
 use super::trace::Completion;
 
-/// Nobody gives out such a key.
+/// No device assigns such a key.
 const UNKNOWN_KEY: u32 = 0xdead_0000;
 
-/// Memory, and its registration. Fields of all of these drop in order.
+/// Memory, and its registration. Fields of all these types drop in order.
 pub(super) struct MemorySlot {
     region: Option<*mut ibv_mr>,
     stale: u32,
-    /// Registered in another domain, all of it.
+    /// The whole memory, registered in another domain.
     pub(super) memory: Mr,
     pub(super) seen: Vec<u8>,
 }
 
-/// A memory window, and the key that it was bound under last, which a new one has not.
+/// A memory window, and the key of its last binding; a new window has none.
 struct Window {
     mw: Mw,
     key: Option<u32>,
@@ -61,7 +61,7 @@ pub(super) struct EndState {
     pub(super) receive_cq: Cq,
     pub(super) slots: Vec<MemorySlot>,
     pub(super) pd: Rc<Pd>,
-    /// Keeps what is registered in it apart.
+    /// The separate domain of the foreign registrations.
     _foreign_pd: Pd,
     /// Receives that have not completed.
     pub(super) posted: BTreeMap<u64, Vec<Element>>,
@@ -75,7 +75,7 @@ impl Drop for MemorySlot {
     }
 }
 
-/// What a slot holds at first: no two slots the same, and no byte as its neighbours.
+/// The initial contents of a slot: different for each slot, and for neighbouring bytes.
 fn pattern(end: QpId, slot: u8) -> Vec<u8> {
     let seed = u32::from(end.pair) * 6 + end.side as u32 * 3 + u32::from(slot) + 1;
     let byte = |at: u32| (at.wrapping_mul(seed.wrapping_mul(2_654_435_761)) >> 24) as u8;
@@ -83,7 +83,7 @@ fn pattern(end: QpId, slot: u8) -> Vec<u8> {
 }
 
 impl EndState {
-    /// A joined end has the domain and the shared receive queue of the other one.
+    /// A joined end shares the domain and the shared receive queue of the other one.
     fn new(context: &Context, end: QpId, plan: Pair, joined: Option<&Self>) -> Self {
         let pd = joined.map_or_else(|| Rc::new(context.pd()), |other| Rc::clone(&other.pd));
         let foreign_pd = context.pd();
@@ -115,7 +115,7 @@ impl EndState {
             MemorySlot { region: None, stale: UNKNOWN_KEY, seen: memory.bytes(), memory }
         };
         let slots = (0..SLOTS).map(slot).collect();
-        // A device without windows is asked for none.
+        // Without windows, none are allocated.
         let wanted = if plan.windows { WINDOWS } else { 0 };
         let windows = (0..wanted).map(|window| Window::new(&pd, end, window)).collect();
         let (ah, posted) = (None, BTreeMap::new());
@@ -137,7 +137,7 @@ impl EndState {
         }
     }
 
-    /// The error number, or 0.
+    /// Returns the error number, or 0.
     pub(super) fn register(&mut self, slot: u8, length: u32, access: u32) -> i32 {
         let slot = &mut self.slots[usize::from(slot)];
         match self.pd.try_register(slot.memory.start(), length as usize, access) {
@@ -149,10 +149,10 @@ impl EndState {
         }
     }
 
-    /// The error number, or 0.
+    /// Returns the error number, or 0.
     pub(super) fn deregister(&mut self, slot: u8) -> i32 {
         let slot = &mut self.slots[usize::from(slot)];
-        let region = slot.region.expect("a fair program");
+        let region = slot.region.expect("a fair program names registered slots");
         let key = key_of(region);
         let errno = try_deregister(region);
         if errno == 0 {
@@ -177,7 +177,7 @@ impl EndState {
     fn key(&self, slot: u8, key: Key) -> u32 {
         let slot = &self.slots[usize::from(slot)];
         match key {
-            Key::Own => key_of(slot.region.expect("a fair program")),
+            Key::Own => key_of(slot.region.expect("a fair program names registered slots")),
             Key::Stale => slot.stale,
             Key::Foreign => slot.memory.key(),
             Key::Unknown => UNKNOWN_KEY,
@@ -210,7 +210,7 @@ impl EndState {
         errno
     }
 
-    /// How many were accepted, and the error number or 0.
+    /// Returns the number of accepted requests, and the error number or 0.
     pub(super) fn post_list(&self, wrs: &[Wr]) -> (usize, i32) {
         self.qp.try_post_list(wrs).map_or_else(|refused| refused, |()| (wrs.len(), 0))
     }
@@ -234,14 +234,14 @@ impl EndState {
     fn bind_info(&self, bind: Bind) -> ibv_mw_bind_info {
         let region = self.slots[usize::from(bind.slot)].region;
         ibv_mw_bind_info {
-            mr: region.expect("a fair program"),
+            mr: region.expect("a fair program names registered slots"),
             addr: self.address(bind.slot, bind.offset),
             length: bind.length.into(),
             mw_access_flags: bind.access,
         }
     }
 
-    /// A request that binds a window, which has its new key from now on: those behind it may name it.
+    /// A request that binds a window, which has its new key from now on: later requests may name it.
     fn bind_request(&mut self, wr_id: u64, bind: Bind) -> Wr {
         let info = self.bind_info(bind);
         let window = &mut self.windows[usize::from(bind.window)];
@@ -253,7 +253,7 @@ impl EndState {
         Wr::bind(wr_id, &window.mw, key, info)
     }
 
-    /// Makes bytes that devices may leave in any state the same everywhere.
+    /// Clears bytes that devices may leave in any state.
     pub(super) fn clear(&self, elements: &[Element]) {
         for element in elements {
             let memory = &self.slots[usize::from(element.slot)].memory;
@@ -261,7 +261,7 @@ impl EndState {
         }
     }
 
-    /// What a receive that failed leaves, and the header of a datagram.
+    /// Clears the bytes that a failed receive may have written, and the header of a datagram.
     pub(super) fn clear_undefined(
         &self,
         elements: &[Element],
@@ -285,7 +285,7 @@ pub(super) struct Ends<'a> {
 }
 
 impl<'a> Ends<'a> {
-    /// Connected, with nothing registered.
+    /// Connects all ends, with nothing registered.
     pub(super) fn new(context: &'a Context, program: &Program) -> Self {
         let mut states = BTreeMap::new();
         for (pair, plan) in (0..).zip(&program.pairs) {
@@ -309,10 +309,10 @@ impl<'a> Ends<'a> {
     }
 
     pub(super) fn get_mut(&mut self, end: QpId) -> &mut EndState {
-        self.states.get_mut(&end).expect("an end of the program")
+        self.states.get_mut(&end).expect("the end belongs to the program")
     }
 
-    /// Whether the slots are registered that should be.
+    /// Returns true if the same slots are registered as in the model.
     pub(super) fn are_registered_as(&self, model: &Model) -> bool {
         self.states.iter().all(|(&end, state)| {
             let expected = model.end(end).regions.iter().map(Option::is_some);
@@ -330,7 +330,7 @@ impl<'a> Ends<'a> {
         self.states.keys().copied().collect()
     }
 
-    /// What an object is called, of which there is an event.
+    /// The name of an object that has an event.
     pub(super) fn name(&self, object: usize) -> String {
         let is_srq = |srq: &Rc<Srq>| srq.0.addr() == object;
         let of_queue_pair = self.states.iter().find(|(_, state)| state.qp.0.addr() == object);
@@ -375,7 +375,7 @@ impl<'a> Ends<'a> {
         self.connect(pair, plan);
     }
 
-    /// The request as C has it.
+    /// The request in its C form.
     pub(super) fn request(&mut self, wr_id: u64, send: &Send) -> Wr {
         let wr = match send.bind {
             Some(bind) => self.get_mut(send.end).bind_request(wr_id, bind),

@@ -1,5 +1,5 @@
-//! What the requests of a phase touch: memory that one writes, or a window that one changes, no other touches
-//! but those that surely come before or behind.
+//! The memory and windows that the requests of a phase touch. No other request may touch memory that one writes, or a
+//! window that one changes, unless their order is certain.
 
 use super::model::{Unfair, fair, length};
 use super::program::{Element, Key, Opcode, QpId, Send};

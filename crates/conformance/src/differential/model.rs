@@ -1,7 +1,7 @@
-//! Whether a program is fair: whether all that it leaves open is nothing that devices may decide.
+//! Decides whether a program is fair: whether it leaves no choice to the devices.
 //!
-//! The model knows what is registered and posted, and from that, which request is at fault. It does not know
-//! what a device says of a fault: that is for the devices to agree on.
+//! The model knows the registrations and the posted requests, and derives the faulty requests from them. It does not
+//! know the error of a fault: the devices must agree on that.
 
 use std::collections::VecDeque;
 
@@ -11,18 +11,18 @@ use super::footprint::Footprints;
 use super::program::*;
 use super::windows::Window;
 
-/// What the queues of a program are asked to hold.
+/// The requested size of each queue of a program.
 pub(super) const QUEUE: u32 = 32;
 /// Elements of a request, and bytes of inline data.
 pub(super) const ELEMENTS: u32 = 3;
 pub(super) const INLINE: u32 = 64;
 /// The path MTU.
 const PACKET: u32 = 1024;
-/// The longest datagram, and what comes before it.
+/// The longest datagram, and the length of the header before it.
 pub(super) const DATAGRAM: u32 = 1024;
 pub(super) const HEADER: u32 = 40;
 
-/// What makes a program unfair.
+/// The reason why a program is unfair.
 pub(super) type Unfair = &'static str;
 pub(super) type Fair<T = ()> = Result<T, Unfair>;
 
@@ -57,7 +57,7 @@ pub(super) struct PairState {
     pub(super) ends: [EndState; 2],
     /// Whether one of its queue pairs is in error.
     pub(super) broken: bool,
-    /// Whether this one surely is, which flushes what is sent from it.
+    /// Whether each queue pair is certainly in error, which flushes its sends.
     pub(super) flushes: [bool; 2],
 }
 
@@ -66,7 +66,7 @@ impl PairState {
         self.plan.shared && side == Side::B
     }
 
-    /// What ends the receives of a queue pair leaves those of a shared queue.
+    /// Forgets the receives that end with their queue pairs; those of a shared queue remain.
     fn forget_receives(&mut self) {
         for side in [Side::A, Side::B] {
             if !self.shares(side) {
@@ -81,11 +81,11 @@ pub(super) struct Model {
     pub(super) pairs: Vec<PairState>,
 }
 
-/// How a request ends.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Done,
-    /// It is sent, and nobody takes it.
+    /// It is sent, but not received.
     Lost,
     /// It fails, and its queue pair with it.
     Fails,
@@ -107,9 +107,9 @@ impl Model {
         for (n, plan) in program.pairs.iter().enumerate() {
             let shares = |plan: &Pair| plan.shared && plan.transport == Transport::Rc;
             let joins = n > 0 && shares(plan) && shares(&program.pairs[0]);
-            fair(!plan.joined || joins, "there is no queue to join")?;
+            fair(!plan.joined || joins, "no queue exists to join")?;
             let connected = plan.transport == Transport::Rc;
-            fair(!plan.windows || connected, "windows of what is not connected")?;
+            fair(!plan.windows || connected, "windows on an unconnected queue pair")?;
         }
         program.steps.iter().try_for_each(|step| model.apply(step))
     }
@@ -122,13 +122,13 @@ impl Model {
         &mut self.pairs[usize::from(end.pair)].ends[end.side as usize]
     }
 
-    /// Whose receive requests this end takes.
+    /// The end whose receive requests this end uses.
     pub(super) fn receiver(&self, end: QpId) -> QpId {
         let joined = self.pairs[usize::from(end.pair)].plan.joined && end.side == Side::B;
         if joined { QpId { pair: 0, ..end } } else { end }
     }
 
-    /// Goes past the step, if it is fair; else what is left of the model is of no use.
+    /// Applies the step, if it is fair; otherwise the model must not be used any longer.
     pub(super) fn apply(&mut self, step: &Step) -> Fair {
         match step {
             Step::Phase(requests) => self.phase(requests),
@@ -145,7 +145,7 @@ impl Model {
                 }
                 fair(state.regions[slot].take().is_some(), "the slot is not registered")?;
                 state.stale[slot] = true;
-                // What was posted with its key stays posted with it.
+                // Requests posted with its key keep that key.
                 let posted = state.receives.iter_mut().flatten();
                 let with_key =
                     |part: &&mut Element| usize::from(part.slot) == slot && part.key == Key::Own;
@@ -163,7 +163,7 @@ impl Model {
             }),
             Step::Fail { end } => {
                 let pair = &mut self.pairs[usize::from(end.pair)];
-                fair(!pair.broken, "it may be in error already")?;
+                fair(!pair.broken, "the queue pair may be in error already")?;
                 pair.broken = true;
                 pair.flushes[end.side as usize] = true;
                 pair.forget_receives();
@@ -180,17 +180,17 @@ impl Model {
             Step::Refused { end, call } => {
                 let broken = self.pairs[usize::from(end.pair)].broken;
                 let connected = [RefusedCall::Backwards, RefusedCall::ForeignAttribute];
-                fair(!broken || !connected.contains(call), "the state may be another one")
+                fair(!broken || !connected.contains(call), "the state is uncertain")
             }
         }
     }
 
-    /// All receives come before all sends.
+    /// All receives are posted before all sends.
     fn phase(&mut self, requests: &[ProgramRequest]) -> Fair {
         for request in requests {
             if let ProgramRequest::Receive { end, elements } = request {
                 fair(!self.pairs[usize::from(end.pair)].broken, "the pair is broken")?;
-                fair(self.receiver(*end) == *end, "the queue is another end's")?;
+                fair(self.receiver(*end) == *end, "the queue belongs to another end")?;
                 fair(elements.len() <= ELEMENTS as usize, "too many elements")?;
                 self.nameable(*end, elements)?;
                 let receives = &mut self.end_mut(*end).receives;
@@ -213,7 +213,7 @@ impl Model {
         Ok(())
     }
 
-    /// Whose message takes which receive request would be left open.
+    /// It would be open which message uses which receive request.
     fn only_one_of_a_queue(&self, requests: &[ProgramRequest]) -> Fair {
         let joined = |pair: u8| self.pairs[usize::from(pair)].plan.joined;
         let mut pairs: Vec<u8> = Vec::new();
@@ -225,7 +225,7 @@ impl Model {
         let mut others = pairs.iter().filter(|&&pair| joined(pair));
         let Some(first) = others.next() else { return Ok(()) };
         let same = others.all(|pair| pair == first) && !pairs.contains(&0);
-        fair(same, "two of one shared receive queue")
+        fair(same, "two senders to one shared receive queue")
     }
 
     /// The sends of one pair.
@@ -251,24 +251,27 @@ impl Model {
                 let not_ready = send.opcode.is_received() && receives.is_empty();
                 fate = self.execute(plan, send, &mut footprints)?;
                 if fate == Fate::Fails {
-                    fair(n == 0 && own.len() == sends.len(), "a failure comes first and alone")?;
-                    // What comes behind may be executed before the answer finds no place.
+                    fair(
+                        n == 0 && own.len() == sends.len(),
+                        "a failure must come first and alone",
+                    )?;
+                    // Later requests may be executed before the response fails to be stored.
                     let early = send.opcode.fetches() && self.local_faults(send) > 0;
-                    fair(!early || own.len() == 1, "what comes behind may be executed")?;
-                    // On SoftRoCE a request that waits for a receive may never complete if one behind it
-                    // fails here meanwhile, or if there is a fence.
+                    fair(!early || own.len() == 1, "later requests may be executed")?;
+                    // On SoftRoCE a request that waits for a receive may never complete if a later one fails here
+                    // meanwhile, or if there is a fence.
                     let fenced = own.len() > 1 && own.iter().any(|send| send.fenced);
-                    fair(!fenced, "a fence in a failure")?;
+                    fair(!fenced, "a fence after a failure")?;
                     let wrong = own[1..].iter().any(|send| self.local_faults(send) > 0);
-                    fair(!(not_ready && wrong), "a mistake behind one that waits")?;
+                    fair(!(not_ready && wrong), "a mistake after a request that waits")?;
                     let changes = own[1..].iter().any(|send| send.opcode.is_of_windows());
-                    fair(!changes, "whether it is executed before the failure is open")?;
+                    fair(!changes, "it may be executed before the failure")?;
                     self.pairs[index].broken = true;
                     self.pairs[index].flushes[side as usize] = true;
                 }
             }
             if !self.pairs[index].broken {
-                fair(last.signaled || plan.all_signaled, "the end would not be seen")?;
+                fair(last.signaled || plan.all_signaled, "the last completion would not be seen")?;
                 let seen = plan.transport == Transport::Rc || last.opcode.has_imm();
                 fair(seen && fate == Fate::Done, "its arrival would not be seen")?;
             }
@@ -284,13 +287,13 @@ impl Model {
         let flushes = self.pairs[usize::from(sends[0].end.pair)].flushes;
         fair(sends.len() <= QUEUE as usize / 2, "the queue may be full")?;
         for send in sends {
-            fair(flushes[send.end.side as usize], "its state may be another one")?;
+            fair(flushes[send.end.side as usize], "its state is uncertain")?;
             self.well_formed(plan, send)?;
         }
         Ok(())
     }
 
-    /// What no device has to take.
+    /// Rejects requests that devices need not accept.
     fn well_formed(&self, plan: Pair, send: &Send) -> Fair {
         let opcode = send.opcode;
         let carried = match plan.transport {
@@ -304,10 +307,13 @@ impl Model {
         self.nameable(send.end, &send.elements)?;
         self.window_request(send)?;
         let length = length(&send.elements);
-        fair(!send.inline || length <= INLINE && !opcode.fetches(), "not to be inlined")?;
+        fair(
+            !send.inline || length <= INLINE && !opcode.fetches(),
+            "the request cannot be inline",
+        )?;
         let one_word = send.elements.len() == 1 && length == 8;
-        fair(!opcode.is_atomic() || one_word, "an atomic is on eight bytes")?;
-        fair(send.good_qkey || plan.transport == Transport::Ud, "there is no Q_Key")?;
+        fair(!opcode.is_atomic() || one_word, "an atomic needs exactly eight bytes")?;
+        fair(send.good_qkey || plan.transport == Transport::Ud, "only datagrams have a Q_Key")?;
         fair(plan.transport != Transport::Ud || length <= DATAGRAM, "longer than a datagram")?;
         if let Some(remote) = send.remote {
             fair(!opcode.is_atomic() || remote.offset % 8 == 0, "a misaligned atomic")?;
@@ -318,10 +324,10 @@ impl Model {
         }
         let needs_remote =
             opcode == Opcode::Write || opcode == Opcode::WriteImm || opcode.fetches();
-        fair(needs_remote == send.remote.is_some(), "a remote place too many or too few")
+        fair(needs_remote == send.remote.is_some(), "a remote address is missing or superfluous")
     }
 
-    /// Whether there is such a key, and such memory.
+    /// Checks that the key and the memory exist.
     fn nameable(&self, end: QpId, elements: &[Element]) -> Fair {
         for element in elements {
             named(self.end(end), usize::from(element.slot), element.key)?;
@@ -331,8 +337,7 @@ impl Model {
         Ok(())
     }
 
-    /// How a request ends, and what it takes and touches on the way. Two faults at once would leave it to the
-    /// device which of them it finds.
+    /// The outcome of a request, and its effects. With two faults, a device could report either of them.
     fn execute(&mut self, plan: Pair, send: &Send, footprints: &mut Footprints) -> Fair<Fate> {
         if matches!(send.opcode, Opcode::Bind | Opcode::Invalidate) {
             return Ok(self.change_window(send));
@@ -342,9 +347,9 @@ impl Model {
         let remote = self.remote_faults(plan, send)? + usize::from(!send.good_qkey);
         fair(local + remote <= 1, "two faults")?;
         if local == 1 {
-            // What is in earlier packets may have arrived by then.
+            // Earlier packets may have arrived by then.
             let whole = send.opcode.fetches() || length(&send.elements) <= PACKET;
-            fair(whole, "a mistake behind the first packet")?;
+            fair(whole, "a mistake after the first packet")?;
             return Ok(Fate::Fails);
         }
         let reliable = plan.transport == Transport::Rc;
@@ -355,25 +360,28 @@ impl Model {
             return Ok(if remote == 1 { Fate::Fails } else { Fate::Done });
         }
         if remote == 1 {
-            // Whether the receive request of a shared queue is taken is left open.
-            fair(!self.pairs[usize::from(peer.pair)].shares(peer.side), "of a shared queue")?;
+            // It is open whether a request of a shared queue is consumed.
+            fair(
+                !self.pairs[usize::from(peer.pair)].shares(peer.side),
+                "a refused message to a shared queue",
+            )?;
             fair(!self.end(peer).receives.is_empty(), "two faults")?;
             return Ok(Fate::Fails);
         }
         let receiver = self.receiver(peer);
         let Some(receive) = self.end_mut(receiver).receives.pop_front() else {
-            fair(reliable, "nobody would hear of it")?;
+            fair(reliable, "the loss would not be reported")?;
             return Ok(Fate::Fails);
         };
         let carried = if send.opcode == Opcode::WriteImm { 0 } else { length(&send.elements) };
         let header = if plan.transport == Transport::Ud { HEADER } else { 0 };
         let short = length(&receive) < carried + header;
         let bad = self.faults(receiver, &beginning(&receive, carried + header), true);
-        // Whether elements are looked at that the message does not reach is left open.
+        // It is open whether elements beyond the message's end are checked.
         fair(bad == self.faults(receiver, &receive, true), "a bad element that is not reached")?;
         fair(bad + usize::from(short) <= 1, "two faults")?;
         footprints.add_receive(receiver, &receive)?;
-        fair(reliable || !short && bad == 0, "nobody would hear of it")?;
+        fair(reliable || !short && bad == 0, "the loss would not be reported")?;
         if short || bad > 0 {
             return Ok(Fate::Fails);
         }
@@ -426,7 +434,7 @@ pub(super) fn length(elements: &[Element]) -> u32 {
     elements.iter().map(|element| element.length).sum()
 }
 
-/// The elements as far as the first `bytes` go.
+/// The elements, cut after the first `bytes` bytes.
 pub(super) fn beginning(elements: &[Element], mut bytes: u32) -> Vec<Element> {
     let mut parts = Vec::new();
     for element in elements {
@@ -444,6 +452,6 @@ pub(super) fn named(state: &EndState, slot: usize, key: Key) -> Fair {
         Key::Own => fair(state.regions[slot].is_some(), "the slot has no key"),
         Key::Stale => fair(state.stale[slot], "the slot never had a key"),
         Key::Foreign | Key::Unknown => Ok(()),
-        Key::Window(window) => fair(window < WINDOWS, "there is no such window"),
+        Key::Window(window) => fair(window < WINDOWS, "the window does not exist"),
     }
 }

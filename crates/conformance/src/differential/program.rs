@@ -1,20 +1,20 @@
 //! A program of verbs, as data.
 //!
-//! It names things by place (pair, side, slot), never by address or key, so that it means the same on
-//! every device, in every process, and after a part of it was taken away.
+//! It names objects by position (pair, side, slot), never by address or key. So it has the same meaning on every
+//! device, in every process, and after a part of it was removed.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How much memory a slot has; a registration begins where its slot begins.
+/// The size of a slot's memory; a registration begins at the start of its slot.
 pub(super) const SLOT_BYTES: u32 = 8192;
 /// Slots of each end.
 pub(super) const SLOTS: u8 = 3;
 /// Memory windows of each end.
 pub(super) const WINDOWS: u8 = 2;
 
-/// Pairs of connected queue pairs, and what is done with them one after the other.
+/// Pairs of connected queue pairs, and the steps executed on them one after the other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Program {
     pub(super) pairs: Vec<Pair>,
@@ -24,16 +24,16 @@ pub(super) struct Program {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Pair {
     pub(super) transport: Transport,
-    /// Whether B takes its receives from a shared receive queue.
+    /// Whether B uses a shared receive queue.
     pub(super) shared: bool,
     /// Whether that queue, and B's protection domain, are those of the first pair's B.
     pub(super) joined: bool,
     /// Whether its ends have memory windows.
     pub(super) windows: bool,
     pub(super) all_signaled: bool,
-    /// Where sequence numbers begin.
+    /// The first sequence number.
     pub(super) psn: u32,
-    /// What the queue pairs let their peer do; flags of registrations.
+    /// The rights that the queue pairs grant to their peers; flags of registrations.
     pub(super) access: u32,
 }
 
@@ -71,13 +71,13 @@ impl QpId {
         Self { side: self.side.other(), ..self }
     }
 
-    /// Whether this window of it is of type 1, which is bound by a call of its own: B posts one by one.
+    /// Returns true if this window of it is of type 1, which is bound by a separate call: B posts one by one.
     pub(super) fn is_type_1(self, window: u8) -> bool {
         self.side == Side::B && window == 1
     }
 }
 
-/// Something after which the device is quiet.
+/// A step; the device is idle after it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Step {
     /// Requests whose order cannot matter, then all their completions.
@@ -115,12 +115,12 @@ pub(super) enum Step {
     },
 }
 
-/// A writes to B, and B reads from A, both into the same bytes of B. Each of these is then from one of them.
+/// A WRITE from A and a READ by B into the same bytes of B. Each byte then comes from one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Race {
     pub(super) pair: u8,
     pub(super) length: u32,
-    /// Slots and offsets: of A, what is written and what is read; of B, where to.
+    /// Slots and offsets: in A, the sources of the WRITE and of the READ; in B, the destination.
     pub(super) written: (u8, u32),
     pub(super) read: (u8, u32),
     pub(super) target: (u8, u32),
@@ -132,7 +132,7 @@ impl Race {
         (a, a.peer())
     }
 
-    /// As two requests, of which each alone is fair.
+    /// The two requests; each of them alone is fair.
     pub(super) fn requests(self) -> [ProgramRequest; 2] {
         let (a, b) = self.ends();
         let send = |end, opcode, from: (u8, u32), to: (u8, u32)| {
@@ -172,22 +172,22 @@ pub(super) struct Send {
     pub(super) end: QpId,
     pub(super) opcode: Opcode,
     pub(super) elements: Vec<Element>,
-    /// Where at the peer; of WRITE, READ and atomics.
+    /// The location at the peer, for WRITE, READ and atomics.
     pub(super) remote: Option<Remote>,
     pub(super) signaled: bool,
     pub(super) inline: bool,
     pub(super) fenced: bool,
     pub(super) solicited: bool,
-    /// Of atomics: what is compared or added, and what is swapped in.
+    /// For atomics, the value to compare or add, and the value to swap in.
     pub(super) operands: (u64, u64),
     /// Whether a datagram has its receiver's Q_Key.
     pub(super) good_qkey: bool,
     pub(super) bind: Option<Bind>,
-    /// The key that is invalidated, here or at the peer; of registrations that of the first slot's.
+    /// The key to invalidate, here or at the peer; for a registration's key, that of the first slot.
     pub(super) invalidates: Option<Key>,
 }
 
-/// To what a window is bound.
+/// The target of a bind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Bind {
     pub(super) window: u8,
@@ -195,7 +195,7 @@ pub(super) struct Bind {
     pub(super) offset: u32,
     pub(super) length: u32,
     pub(super) access: u32,
-    /// What is added to the low byte of its first key; of windows of type 2.
+    /// For windows of type 2, the number added to the low byte of the first key.
     pub(super) low: u8,
 }
 
@@ -218,12 +218,12 @@ impl Opcode {
         matches!(self, Self::CompareSwap | Self::FetchAdd)
     }
 
-    /// Whether it takes a receive request.
+    /// Returns true if it uses a receive request.
     pub(super) fn is_received(self) -> bool {
         matches!(self, Self::Send | Self::SendImm | Self::WriteImm | Self::SendInvalidate)
     }
 
-    /// Whether it changes what a window is bound to.
+    /// Returns true if it changes the binding of a window.
     pub(super) fn is_of_windows(self) -> bool {
         matches!(self, Self::Bind | Self::Invalidate | Self::SendInvalidate)
     }
@@ -232,7 +232,7 @@ impl Opcode {
         matches!(self, Self::SendImm | Self::WriteImm)
     }
 
-    /// Whether bytes arrive in the requester's elements.
+    /// Returns true if bytes arrive in the requester's elements.
     pub(super) fn fetches(self) -> bool {
         self.is_atomic() || self == Self::Read
     }
@@ -254,18 +254,18 @@ pub(super) struct Remote {
     pub(super) key: Key,
 }
 
-/// Which key is given with a place in a slot.
+/// The key used for a location in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Key {
-    /// That of the slot's registration.
+    /// The key of the slot's registration.
     Own,
-    /// The one that the slot's last registration had, which has ended.
+    /// The key of the slot's previous registration, which has ended.
     Stale,
-    /// That of another registration of the same memory, in another protection domain.
+    /// The key of another registration of the same memory, in another protection domain.
     Foreign,
-    /// One that nobody gave out.
+    /// A key that was never assigned.
     Unknown,
-    /// That of a window, as it was bound last, or of a new one.
+    /// The key of a window, from its last binding or from its allocation.
     Window(u8),
 }
 
@@ -276,7 +276,7 @@ pub(super) enum RefusedCall {
     SendElements,
     /// A receive with one element more than the queue pair has.
     ReceiveElements,
-    /// Inline data, one byte more than the queue pair takes.
+    /// Inline data with one byte more than the queue pair accepts.
     InlineBytes,
     /// Remote write without local write.
     RemoteWriteAlone,
@@ -286,7 +286,7 @@ pub(super) enum RefusedCall {
     Unmapped,
     /// From RTS back to INIT.
     Backwards,
-    /// An attribute that this transition does not take.
+    /// An attribute that this transition does not accept.
     ForeignAttribute,
     /// One receive more than a queue pair has space for, and one send.
     FullReceiveQueue,
@@ -392,7 +392,7 @@ impl fmt::Display for Program {
     }
 }
 
-/// The identifier of a request, which is its immediate data as well.
+/// The identifier of a request, which is also its immediate data.
 pub(super) fn wr_id(step: usize, request: usize) -> u64 {
     1000 * (step as u64 + 1) + request as u64
 }

@@ -14,10 +14,10 @@ use super::program::*;
 use super::trace::{Completion, Queue, StepTrace, Trace, changes};
 use super::{refusal, settle};
 
-/// How long a completion is waited for that the contract promises; it is then missing in the trace.
+/// The time limit for a completion that the contract guarantees; afterwards it is missing in the trace.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Runs the program on queue pairs and memory of its own.
+/// Runs the program on new queue pairs and memory.
 pub(super) fn run(context: &Context, program: &Program, has_events: bool) -> Trace {
     let (ends, step) = (Ends::new(context, program), StepTrace::default());
     let mut run = Run { ends, step, program, has_events };
@@ -28,7 +28,7 @@ pub(super) fn run(context: &Context, program: &Program, has_events: bool) -> Tra
         run.note_memory();
         run.note_events();
         steps.push(std::mem::take(&mut run.step));
-        // What comes next would name what is not there.
+        // Later steps would name objects that do not exist.
         if model.apply(step).is_err() || !run.ends.are_registered_as(&model) {
             break;
         }
@@ -102,7 +102,7 @@ impl Run<'_> {
         settle::settle(self, &accepted);
     }
 
-    /// Each byte is of one of those who wrote it; of which, is not compared.
+    /// Each byte must come from one of the writers; the comparison ignores which.
     fn race(&mut self, n: usize, race: Race) {
         let (a, b) = race.ends();
         let bytes = |ends: &Ends<'_>, end: QpId, place: (u8, u32)| {
@@ -120,7 +120,7 @@ impl Run<'_> {
         }
     }
 
-    /// Moves a queue pair to error and takes the flushes.
+    /// Moves a queue pair to the error state and polls the flushes.
     pub(super) fn fail(&mut self, end: QpId) {
         let errno = self.ends.get(end).qp.to_state(State::IBV_QPS_ERR);
         self.step.calls.push(errno);
@@ -128,7 +128,7 @@ impl Run<'_> {
         self.note_state(end, State::IBV_QPS_ERR);
     }
 
-    /// Notes the state, which the queue pair may be on its way to.
+    /// Records the state, which the queue pair may still be changing to.
     pub(super) fn note_state(&mut self, end: QpId, expected: State) {
         let until = Instant::now() + PATIENCE;
         let qp = &self.ends.get(end).qp;
@@ -140,7 +140,7 @@ impl Run<'_> {
         self.step.states.insert(end.to_string(), state.0);
     }
 
-    /// Takes what completes at this end's send queue, up to this request.
+    /// Polls the completions of this end's send queue, up to this request.
     pub(super) fn take_sent(&mut self, end: QpId, last: u64) {
         let found = wait(&self.ends.get(end).send_cq, Queue::Send, |found| {
             found.last().is_some_and(|last_found: &Completion| last_found.wr_id == last)
@@ -148,7 +148,7 @@ impl Run<'_> {
         self.step.sent.entry(end.to_string()).or_default().extend(found);
     }
 
-    /// Takes so many receives of this end.
+    /// Polls `count` receives of this end.
     pub(super) fn take_received(&mut self, end: QpId, count: usize) {
         if count > 0 {
             let found =
@@ -157,7 +157,7 @@ impl Run<'_> {
         }
     }
 
-    /// Takes receives up to the one with this immediate data.
+    /// Polls receives up to the one with this immediate data.
     pub(super) fn take_received_until(&mut self, end: QpId, imm: u32) {
         let found = wait(&self.ends.get(end).receive_cq, self.queue(end), |found| {
             let details = found.last().and_then(|last: &Completion| last.details.as_ref());
@@ -174,7 +174,7 @@ impl Run<'_> {
         Queue::Receive { datagrams_of, windows: self.ends.get(end).window_keys() }
     }
 
-    /// Takes all receives of a queue pair that is in error; those of a shared queue stay.
+    /// Polls all receives of a queue pair in error; those of a shared queue remain.
     pub(super) fn take_all_receives(&mut self, end: QpId) {
         let state = self.ends.get(end);
         if state.srq.is_none() {
@@ -193,7 +193,7 @@ impl Run<'_> {
         self.step.received.entry(end.to_string()).or_default().extend(found);
     }
 
-    /// Takes the events that are there.
+    /// Records the pending events.
     fn note_events(&mut self) {
         let events = self.ends.context.async_events();
         for (kind, object) in events {
@@ -204,7 +204,7 @@ impl Run<'_> {
         }
     }
 
-    /// Waits until a queue pair has told why it is in error: it may be seen in that state a moment before.
+    /// Waits until a queue pair has reported the cause of its error, which may follow the state change.
     pub(super) fn take_event(&mut self, end: QpId) {
         let until = Instant::now() + PATIENCE;
         while self.has_events && Instant::now() < until {
@@ -229,7 +229,7 @@ impl Run<'_> {
         }
     }
 
-    /// What is still posted is flushed, and nothing more comes.
+    /// Flushes the posted requests, after which nothing else completes.
     fn finish(&mut self) {
         for end in self.ends.all() {
             self.fail(end);
@@ -249,7 +249,7 @@ fn poll(cq: &Cq, queue: Queue) -> Vec<Completion> {
     wcs.iter().map(|wc| Completion::of(wc, queue)).collect()
 }
 
-/// Polls until that is so, or until the deadline.
+/// Polls until `done` returns true, or until the deadline.
 fn wait(cq: &Cq, queue: Queue, done: impl Fn(&[Completion]) -> bool) -> Vec<Completion> {
     let until = Instant::now() + PATIENCE;
     let mut found = Vec::new();
@@ -262,7 +262,7 @@ fn wait(cq: &Cq, queue: Queue, done: impl Fn(&[Completion]) -> bool) -> Vec<Comp
     }
 }
 
-/// Reliable, and patient where the device is slow; but who has no receive request is given up soon.
+/// Reliable, and patient where the device is slow; but a missing receive request fails soon.
 pub(super) fn knobs(pair: Pair) -> Knobs {
     Knobs { access: pair.access, psn: pair.psn, rnr_retries: 1, ..Knobs::default() }
 }

@@ -1,4 +1,4 @@
-//! Which completions a phase has to wait for.
+//! The completions that a phase must wait for.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use super::model::length;
 use super::program::*;
 use super::run::Run;
 
-/// What was accepted by the ends' send queues.
+/// The requests that the ends' send queues have accepted.
 type Accepted<'p> = BTreeMap<QpId, Vec<(u64, &'p Send)>>;
 
-/// Takes all completions that the requests have.
+/// Polls all completions of the requests.
 pub(super) fn settle(run: &mut Run<'_>, accepted: &Accepted<'_>) {
     for (&end, sends) in accepted {
         if let Some(&(last, _)) = sends.last() {
@@ -22,7 +22,7 @@ pub(super) fn settle(run: &mut Run<'_>, accepted: &Accepted<'_>) {
         let transport = run.program.pairs[usize::from(end.pair)].transport;
         match failure(run, end, sends) {
             Some((_, status)) if transport == Transport::Rc => failed(run, end, sends, status),
-            // Only its send queue may have stopped: its receives come back by the error state.
+            // Only its send queue may have stopped: the error state flushes its receives.
             Some(_) => run.fail(end),
             None if transport == Transport::Rc => {
                 let count = sends.iter().filter(|(_, send)| send.opcode.is_received()).count();
@@ -51,11 +51,11 @@ fn failure(run: &mut Run<'_>, end: QpId, sends: &[(u64, &Send)]) -> Option<(u64,
     let (id, send, status) =
         sends.iter().find_map(|&(id, send)| failed(id).map(|wc| (id, send, wc.status)))?;
     if send.opcode.fetches() {
-        // What a failed request leaves there is not defined.
+        // The contents are undefined after a failed request.
         run.ends.get(end).clear(&send.elements);
     }
-    // An atomic may have been executed before its answer found no place, and all but the end of a WRITE before
-    // its immediate data found no receive request.
+    // An atomic may have been executed before its response failed to be stored. A WRITE may have been executed, except
+    // for its end, before its immediate data found no receive request.
     let unheard =
         send.opcode == Opcode::WriteImm && Status(status) == Status::IBV_WC_RNR_RETRY_EXC_ERR;
     if let (Some(Remote { slot, offset, .. }), true) =
@@ -67,13 +67,13 @@ fn failure(run: &mut Run<'_>, end: QpId, sends: &[(u64, &Send)]) -> Option<(u64,
     Some((id, status))
 }
 
-/// A reliable connection of which a request failed.
+/// Handles the failure of a request on a reliable connection.
 fn failed(run: &mut Run<'_>, end: QpId, sends: &[(u64, &Send)], status: u32) {
     let peer = end.peer();
     let answered =
         [Status::IBV_WC_REM_ACCESS_ERR, Status::IBV_WC_REM_INV_REQ_ERR, Status::IBV_WC_REM_OP_ERR];
     if answered.contains(&Status(status)) {
-        // What came before was received; then the peer's queue pair is in error, too.
+        // Earlier messages were received; then the peer's queue pair is in error, too.
         if run.ends.get(peer).srq.is_none() {
             run.take_all_receives(peer);
         } else {

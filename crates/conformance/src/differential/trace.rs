@@ -1,4 +1,4 @@
-//! What a device made of a program.
+//! The observed behaviour of a device on a program.
 
 use std::collections::BTreeMap;
 
@@ -10,28 +10,28 @@ use test_support::rig::window::invalidated_key;
 use super::program::WINDOWS;
 
 pub(super) const WITH_INV: u32 = ibv_wc_flags::IBV_WC_WITH_INV.0;
-/// What SoftRoCE says for it.
+/// SoftRoCE's flag for it.
 pub(super) const RXE_WITH_INV: u32 = ibv_wc_flags::IBV_WC_IP_CSUM_OK.0;
 
-/// What a device did, step by step.
+/// The behaviour of a device, step by step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Trace {
     pub(super) steps: Vec<StepTrace>,
 }
 
-/// What is seen of one step. Ends are named as `0A`.
+/// The observations of one step. Ends are named as `0A`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StepTrace {
-    /// What the calls returned, in their order: 0 or an error number.
+    /// The results of the calls in order: 0 or an error number.
     pub(super) calls: Vec<i32>,
     pub(super) sent: BTreeMap<String, Vec<Completion>>,
     pub(super) received: BTreeMap<String, Vec<Completion>>,
     /// States of the queue pairs that were used.
     pub(super) states: BTreeMap<String, u32>,
     /// Asynchronous events of each object, sorted: of queue pairs by their ends, of shared receive queues by `SRQ`.
-    /// Of SoftRoCE they are not compared.
+    /// Events of SoftRoCE are not compared.
     pub(super) events: BTreeMap<String, Vec<String>>,
-    /// Bytes that changed: slot and offset, then what is there now, in hexadecimal.
+    /// Bytes that changed: slot and offset, then the new contents in hexadecimal.
     pub(super) memory: BTreeMap<String, String>,
 }
 
@@ -39,35 +39,35 @@ pub(super) struct StepTrace {
 pub(super) struct Completion {
     pub(super) wr_id: u64,
     pub(super) status: u32,
-    /// What only a success has.
+    /// The fields that only a success has.
     pub(super) details: Option<Details>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Details {
     pub(super) opcode: i32,
-    /// Of receives, READs and atomics.
+    /// For receives, READs and atomics.
     pub(super) byte_len: Option<u32>,
     pub(super) imm: Option<u32>,
-    /// Of datagrams: whether it is said to come from the peer.
+    /// For datagrams: whether the reported source is the peer.
     pub(super) of_peer: Option<bool>,
     pub(super) invalidated: Option<Invalidated>,
 }
 
-/// What a receive says of a key that its sender invalidated.
+/// The report of a receive about a key that its sender invalidated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Invalidated {
-    /// The flag that says so.
+    /// The flag that reports it.
     pub(super) flag: u32,
-    /// The window whose key it is.
+    /// The window with this key.
     pub(super) window: Option<usize>,
 }
 
-/// What a completion is of.
+/// The queue of a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Queue {
     Send,
-    /// With the number of the queue pair that sends datagrams to it, and the keys of the windows there.
+    /// With the number of the queue pair that sends datagrams to it, and the keys of its windows.
     Receive {
         datagrams_of: Option<u32>,
         windows: [u32; WINDOWS as usize],
@@ -110,7 +110,7 @@ impl Invalidated {
     }
 }
 
-/// Where two states of memory differ.
+/// The differences between two states of memory.
 pub(super) fn changes(before: &[u8], after: &[u8]) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     if before == after {

@@ -1,18 +1,22 @@
-//! The part of the model that is about memory windows.
+//! The part of the model for memory windows.
 //!
-//! What SoftRoCE does otherwise than the contract says (`docs/rxe-differences.md`) is unfair: what a window
-//! reaches is not tried outside of it (`window-bounds`), nor is a window of type 2 bound a second time
-//! (`second-bind-of-a-window`) or under its key (`bind-with-the-key-before`), bound with local rights
-//! (`local-rights-of-a-window`) or to another domain's region (`bind-to-another-domains-region`). A window that
-//! is not bound is never invalidated, which stops the machine (`invalidation-of-an-unbound-window`). The
-//! windows of queue pairs that are reset are allocated anew before (`windows-outlive-their-queue-pair`).
+//! Programs in which SoftRoCE differs from the contract (`docs/rxe-differences.md`) are unfair:
+//!
+//! - Access outside of a window (`window-bounds`).
+//! - A second bind of a window of type 2 (`second-bind-of-a-window`), or one under its present key
+//!   (`bind-with-the-key-before`).
+//! - A bind with local rights (`local-rights-of-a-window`), or to another domain's region
+//!   (`bind-to-another-domains-region`).
+//! - The invalidation of an unbound window, which stops the machine (`invalidation-of-an-unbound-window`).
+//!
+//! The windows of queue pairs are reallocated before these are reset (`windows-outlive-their-queue-pair`).
 
 use rdma_sys::ibv_access_flags as Access;
 
 use super::model::{Fair, Fate, Model, Region, fair, named};
 use super::program::*;
 
-/// What a window can give.
+/// The rights that a window can grant.
 pub(super) const REMOTE_ACCESS: u32 = Access::IBV_ACCESS_REMOTE_WRITE.0
     | Access::IBV_ACCESS_REMOTE_READ.0
     | Access::IBV_ACCESS_REMOTE_ATOMIC.0;
@@ -20,7 +24,7 @@ pub(super) const REMOTE_ACCESS: u32 = Access::IBV_ACCESS_REMOTE_WRITE.0
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Window {
     pub(super) bound: Option<Bind>,
-    /// To what it was bound last, since it was allocated.
+    /// The last binding since its allocation.
     pub(super) last: Option<Bind>,
 }
 
@@ -29,7 +33,7 @@ impl Window {
         self.bound.is_some_and(|bound| usize::from(bound.slot) == slot)
     }
 
-    /// What is wrong with a use of it.
+    /// The number of faults in a use of it.
     pub(super) fn faults(
         self,
         place: Remote,
@@ -55,7 +59,7 @@ impl Model {
         &mut self.end_mut(end).windows[usize::from(window)]
     }
 
-    /// Those that end with their queue pair.
+    /// Renews the windows that end with their queue pair.
     pub(super) fn renew_windows(&mut self, pair: u8) {
         for end in [Side::A, Side::B].map(|side| QpId { pair, side }) {
             for window in (0..WINDOWS).filter(|&window| !end.is_type_1(window)) {
@@ -64,14 +68,14 @@ impl Model {
         }
     }
 
-    /// What no device has to take, or what no window may be asked.
+    /// Rejects requests that devices need not accept, and those that windows do not support.
     pub(super) fn window_request(&self, send: &Send) -> Fair {
         let opcode = send.opcode;
-        fair(send.bind.is_some() == (opcode == Opcode::Bind), "a bind too many or too few")?;
+        fair(send.bind.is_some() == (opcode == Opcode::Bind), "bind parameters do not fit")?;
         let names = matches!(opcode, Opcode::Invalidate | Opcode::SendInvalidate);
-        fair(send.invalidates.is_some() == names, "an invalidation too many or too few")?;
+        fair(send.invalidates.is_some() == names, "the key to invalidate does not fit")?;
         let local = matches!(opcode, Opcode::Bind | Opcode::Invalidate);
-        fair(!local || send.elements.is_empty() && !send.inline, "it carries nothing")?;
+        fair(!local || send.elements.is_empty() && !send.inline, "the request carries no data")?;
         if let Some(bind) = send.bind {
             self.bindable(send.end, bind)?;
         }
@@ -80,10 +84,10 @@ impl Model {
                 let end = if opcode == Opcode::Invalidate { send.end } else { send.end.peer() };
                 let bound = self.end(end).windows[usize::from(window)].bound.is_some();
                 let is_type_1 = end.is_type_1(window);
-                fair(bound || is_type_1, "a window that is not bound")?;
-                fair(!is_type_1 || opcode == Opcode::Invalidate, "it would end its receiver")
+                fair(bound || is_type_1, "the window is not bound")?;
+                fair(!is_type_1 || opcode == Opcode::Invalidate, "it would break the receiver")
             }
-            Some(_) if opcode == Opcode::SendInvalidate => Err("it would end its receiver"),
+            Some(_) if opcode == Opcode::SendInvalidate => Err("it would break the receiver"),
             Some(key) => named(self.end(send.end), 0, key),
             None => Ok(()),
         }
@@ -91,24 +95,24 @@ impl Model {
 
     fn bindable(&self, end: QpId, bind: Bind) -> Fair {
         let state = self.end(end);
-        fair(bind.window < WINDOWS, "there is no such window")?;
-        fair(state.regions[usize::from(bind.slot)].is_some(), "there is no region")?;
+        fair(bind.window < WINDOWS, "the window does not exist")?;
+        fair(state.regions[usize::from(bind.slot)].is_some(), "the slot has no region")?;
         fair(bind.offset + bind.length <= SLOT_BYTES, "beyond the memory")?;
         fair(bind.access & !REMOTE_ACCESS == 0, "not a right of a window")?;
-        fair(bind.low != 0, "the key that it has")?;
+        fair(bind.low != 0, "the bind would keep the present key")?;
         let window = state.windows[usize::from(bind.window)];
         let is_type_1 = end.is_type_1(bind.window);
         let again = window.last.is_some() && window.bound.is_none();
         fair(is_type_1 || !again, "a second bind")?;
         if is_type_1 {
             // Its key changes when it is posted, and does not change back.
-            fair(!self.pairs[usize::from(end.pair)].broken, "its key would be open")?;
-            fair(!self.is_wrong(end, bind), "its key would be open")?;
+            fair(!self.pairs[usize::from(end.pair)].broken, "its key would be uncertain")?;
+            fair(!self.is_wrong(end, bind), "its key would be uncertain")?;
         }
         Ok(())
     }
 
-    /// Whether a bind fails; how does not depend on why.
+    /// Returns true if a bind fails; all causes have the same outcome.
     fn is_wrong(&self, end: QpId, bind: Bind) -> bool {
         let state = self.end(end);
         let is_type_1 = end.is_type_1(bind.window);
@@ -124,7 +128,7 @@ impl Model {
             || bind.offset + bind.length > region.length
     }
 
-    /// How a bind, or an invalidation here, ends, and what it does.
+    /// The outcome of a bind or a local invalidation, and its effect.
     pub(super) fn change_window(&mut self, send: &Send) -> Fate {
         if let Some(bind) = send.bind {
             if self.is_wrong(send.end, bind) {

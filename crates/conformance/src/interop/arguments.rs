@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Two RDMA devices that talk to each other, each in a process of its own.
+/// Two RDMA devices that communicate, each in a separate process.
 #[derive(Debug, clap::Parser)]
 #[command(name = "interop")]
 pub(super) struct Arguments {
@@ -13,7 +13,7 @@ pub(super) struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Role {
-    /// Wait for the other process, and do what it says
+    /// Wait for the other process, and execute its commands
     Serve(Serve),
     /// Run the checks, in both directions
     Drive(Drive),
@@ -23,7 +23,11 @@ pub(super) enum Role {
 pub(super) struct Serve {
     #[command(flatten)]
     pub(super) own: Own,
-    #[arg(long, value_name = "ADDR:PORT", help = "Where to wait; port 0 is any that is free")]
+    #[arg(
+        long,
+        value_name = "ADDR:PORT",
+        help = "The address to listen at; port 0 is any free port"
+    )]
     pub(super) listen: String,
 }
 
@@ -31,19 +35,19 @@ pub(super) struct Serve {
 pub(super) struct Drive {
     #[command(flatten)]
     pub(super) own: Own,
-    #[arg(long, value_name = "ADDR:PORT", help = "Where the other process waits")]
+    #[arg(long, value_name = "ADDR:PORT", help = "The address where the other process listens")]
     pub(super) connect: String,
     #[arg(long, default_value_t = 1024, help = "The path MTU of connections, in bytes")]
     pub(super) mtu: u32,
-    #[arg(long, default_value_t = 1, help = "What the bytes of messages are made of")]
+    #[arg(long, default_value_t = 1, help = "The seed of the bytes of messages")]
     pub(super) seed: u64,
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20, help = "Leave out longer messages")]
     pub(super) longest: usize,
-    #[arg(long, help = "The network loses packets: messages of UC and UD may be lost")]
+    #[arg(long, help = "The network loses packets: UC and UD messages may be lost")]
     pub(super) lossy: bool,
     #[arg(long, value_name = "TEXT", help = "Only checks with this text in their names")]
     pub(super) only: Option<String>,
-    #[arg(long, value_enum, default_value_t = Format::Table, help = "How to print what came out")]
+    #[arg(long, value_enum, default_value_t = Format::Table, help = "The format of the results")]
     pub(super) format: Format,
 }
 
@@ -55,14 +59,19 @@ pub(super) enum Format {
     Json,
 }
 
-/// What both have.
+/// The options of both processes.
 #[derive(Debug, clap::Args)]
 pub(super) struct Own {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
     pub(super) device: String,
-    #[arg(long, value_name = "INDEX|ADDR", help = "The GID to use [default: the first of IPv4]")]
+    #[arg(long, value_name = "INDEX|ADDR", help = "The GID to use [default: the first IPv4 one]")]
     pub(super) gid: Option<Source>,
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, help = "For what must come")]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 60,
+        help = "The time limit for each expected completion"
+    )]
     pub(super) patience: u64,
 }
 
@@ -72,11 +81,11 @@ impl Own {
     }
 }
 
-/// Which GID of the table.
+/// The selected GID of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     Index(u8),
-    /// The one of RoCE v2 for this address.
+    /// The RoCE v2 GID of this address.
     Address(IpAddr),
 }
 
@@ -86,7 +95,7 @@ impl std::str::FromStr for Source {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let index = || text.parse().ok().map(Self::Index);
         let source = index().or_else(|| text.parse().ok().map(Self::Address));
-        source.ok_or("an index of the GID table, or an address of IPv4 or IPv6")
+        source.ok_or("give an index of the GID table, or an IPv4 or IPv6 address")
     }
 }
 

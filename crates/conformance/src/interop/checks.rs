@@ -13,7 +13,7 @@ use anyhow::Result;
 use super::command::Service::{Rc, Uc, Ud};
 use super::scene::Scene;
 
-/// What one side does to the other, under a name.
+/// A named check: one side acts on the other.
 pub(super) struct Check {
     pub(super) name: &'static str,
     pub(super) run: fn(&mut Scene<'_>) -> Result<()>,

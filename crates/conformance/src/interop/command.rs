@@ -1,4 +1,4 @@
-//! What a device can be told to do, and what it answers.
+//! The commands to a device, and its answers.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,13 +10,13 @@ pub(super) enum Service {
     Ud,
 }
 
-/// A range of an end's memory: where it begins, and its length.
+/// A range of an end's memory: its offset, and its length.
 pub(super) type Piece = (usize, usize);
 
-/// What to do. A station has one end at a time: a queue pair, its completion queues, and a region.
+/// A command. A station has one end at a time: a queue pair, its completion queues, and a region.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Command {
-    /// [`Answer::Facts`]
+    /// Describes the station. [`Answer::Facts`]
     Describe,
     /// Makes an end, and drops the one before. [`Answer::Destination`]
     Create {
@@ -24,7 +24,7 @@ pub(super) enum Command {
         bytes: usize,
         remote_rights: bool,
     },
-    /// Brings the queue pair to RTS, and makes the way for datagrams.
+    /// Brings the queue pair to RTS, and makes the address handle for datagrams.
     Connect {
         peer: Destination,
         tuning: Tuning,
@@ -33,11 +33,12 @@ pub(super) enum Command {
     Fill {
         ranges: Vec<(Piece, u64)>,
     },
-    /// The first byte of the ranges that is of none of their seeds' patterns. [`Answer::Wrong`]
+    /// Finds the first byte of the ranges that matches none of the patterns of their seeds.
+    /// [`Answer::Wrong`]
     Compare {
         ranges: Vec<(Piece, Vec<u64>)>,
     },
-    /// A few bytes. [`Answer::Bytes`]
+    /// Reads a few bytes. [`Answer::Bytes`]
     Read {
         piece: Piece,
     },
@@ -54,7 +55,7 @@ pub(super) enum Command {
     Post {
         requests: Vec<SendWr>,
     },
-    /// Takes so many completions, fewer if the time is over. [`Answer::Completions`]
+    /// Polls `count` completions, fewer if the time is over. [`Answer::Completions`]
     Take {
         queue: Queue,
         count: usize,
@@ -67,7 +68,7 @@ pub(super) enum Command {
     DestroyQueuePair,
     /// Drops the end.
     Drop,
-    /// The last one.
+    /// Ends the connection; the last command.
     Leave,
 }
 
@@ -83,21 +84,21 @@ pub(super) enum Answer {
     Failed(String),
 }
 
-/// What a station is.
+/// The properties of a station.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Facts {
     pub(super) device: String,
     pub(super) rxe: bool,
     pub(super) ethernet: bool,
-    /// In text, for people.
+    /// In text form.
     pub(super) gid: String,
-    /// The port's, in bytes.
+    /// The port's MTU, in bytes.
     pub(super) mtu: u32,
     /// Whether it has windows of type 2.
     pub(super) windows: bool,
 }
 
-/// Where an end can be reached, and its region.
+/// The address of an end, and its region.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Destination {
     pub(super) qpn: u32,
@@ -120,7 +121,7 @@ pub(super) struct Tuning {
 }
 
 impl Tuning {
-    /// Of a connection that survives what it can: 67 ms and all retries.
+    /// Options of a connection that is to survive as much as possible: 67 ms and all retries.
     pub(super) const fn patient(mtu: u32) -> Self {
         Self { mtu, timeout: 14, retries: 7, rnr_retries: 7, min_rnr_timer: 12 }
     }
@@ -138,12 +139,12 @@ pub(super) struct SendWr {
     pub(super) wr_id: u64,
     pub(super) operation: Operation,
     pub(super) pieces: Vec<Piece>,
-    /// Address and key, of what needs them.
+    /// Address and key, for operations that need them.
     pub(super) remote: (u64, u32),
     /// In host order.
     pub(super) imm: Option<u32>,
     pub(super) inline: bool,
-    /// Of a datagram.
+    /// For datagrams.
     pub(super) qkey: u32,
 }
 
@@ -164,9 +165,9 @@ pub(super) struct Completion {
     pub(super) status: u32,
     pub(super) opcode: u32,
     pub(super) bytes: u32,
-    /// In host order; only if the flags say so.
+    /// In host order; only valid with its flag.
     pub(super) imm: u32,
-    /// The key that was invalidated; only if the flags say so.
+    /// The invalidated key; only valid with its flag.
     pub(super) invalidated: u32,
     pub(super) flags: u32,
     pub(super) source: u32,

@@ -13,17 +13,17 @@ use super::arguments::Serve;
 use super::command::{Answer, Command};
 use super::station::Station;
 
-/// What the other process may take beyond its own patience.
+/// The additional time of the other process beyond its own patience.
 const MARGIN: Duration = Duration::from_secs(30);
 
-/// Waits for the other process, and does what it says until it leaves.
+/// Waits for the other process, and executes its commands until it leaves.
 pub(super) fn serve(arguments: &Serve) -> Result<()> {
     let mut station = Station::open(&arguments.own)?;
     let listener = TcpListener::bind(&arguments.listen)
-        .with_context(|| format!("listening on {}", arguments.listen))?;
+        .with_context(|| format!("cannot listen on {}", arguments.listen))?;
     println!("listening on {}", listener.local_addr()?);
     let (stream, _) = listener.accept()?;
-    // Who drives may be busy with its own device for as long as it is patient.
+    // The driving process may be busy with its own device for as long as its patience.
     let mut lines = Lines::new(stream, arguments.own.patience() + MARGIN)?;
     loop {
         match lines.take::<Command>().context("no further command")? {
@@ -33,7 +33,7 @@ pub(super) fn serve(arguments: &Serve) -> Result<()> {
     }
 }
 
-/// The other process, as the one that drives sees it.
+/// The other process, as the driving one sees it.
 pub(super) struct Remote(Lines);
 
 impl Remote {
@@ -44,17 +44,20 @@ impl Remote {
         loop {
             for place in &places {
                 match TcpStream::connect_timeout(place, patience) {
-                    // TCP connects a port with itself where nobody listens.
+                    // TCP may connect a port to itself if no process listens.
                     Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {}
                     Ok(stream) => return Ok(Self(Lines::new(stream, patience + MARGIN)?)),
                     Err(error) if Instant::now() >= end => {
-                        return Err(error).with_context(|| format!("connecting to {address}"));
+                        return Err(error).with_context(|| format!("cannot connect to {address}"));
                     }
                     Err(_) => {}
                 }
             }
-            ensure!(Instant::now() < end, "nobody listens at {address}");
-            // Nothing tells when somebody begins to listen.
+            ensure!(
+                Instant::now() < end,
+                "no process listens at {address}; start `interop serve` there"
+            );
+            // No notification exists for a process that begins to listen.
             thread::sleep(Duration::from_millis(20));
         }
     }
@@ -90,7 +93,7 @@ impl Lines {
     fn take<T: DeserializeOwned>(&mut self) -> Result<T> {
         let mut line = String::new();
         if self.reader.read_line(&mut line)? == 0 {
-            bail!("the connection was closed");
+            bail!("the other process has closed the connection");
         }
         Ok(serde_json::from_str(&line)?)
     }

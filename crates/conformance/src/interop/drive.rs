@@ -1,4 +1,4 @@
-//! Who drives: runs the checks, in both directions.
+//! The driving process: runs the checks, in both directions.
 
 use std::time::Instant;
 
@@ -13,12 +13,16 @@ use super::scene::{Hand, Options, Scene, Skip};
 use super::station::Station;
 use crate::outcome::Outcome;
 
-/// Whether all went as it should.
+/// Runs all checks. Returns true if none failed.
 pub(super) fn drive(arguments: &Drive) -> Result<bool> {
     let wanted =
         |check: &Check| arguments.only.as_ref().is_none_or(|text| check.name.contains(text));
     let checks: Vec<_> = (0_u64..).zip(CHECKS).filter(|(_, check)| wanted(check)).collect();
-    ensure!(!checks.is_empty(), "no check has {:?} in its name", arguments.only);
+    ensure!(
+        !checks.is_empty(),
+        "no check has {:?} in its name; omit --only to run all",
+        arguments.only
+    );
     let mut here = Station::open(&arguments.own)?;
     let mut there = Remote::connect(&arguments.connect, arguments.own.patience())?;
     let facts = [here.facts().clone(), Hand::There(&mut there).facts()?];
@@ -45,7 +49,7 @@ pub(super) fn drive(arguments: &Drive) -> Result<bool> {
     Ok(!rows.iter().any(Row::failed))
 }
 
-/// Whether the devices can talk to each other at all.
+/// Checks that the devices can communicate at all.
 fn fit(arguments: &Drive, facts: &[Facts; 2]) -> Result<()> {
     let [own, peer] = facts;
     for Facts { device, gid, mtu, .. } in facts {
@@ -56,8 +60,8 @@ fn fit(arguments: &Drive, facts: &[Facts; 2]) -> Result<()> {
     }
     let (mtu, most) = (arguments.mtu, own.mtu.min(peer.mtu));
     let known = (256..=4096).contains(&mtu) && mtu.is_power_of_two();
-    ensure!(known, "an MTU is 256, 512, 1024, 2048 or 4096");
-    ensure!(mtu <= most, "an MTU of {mtu} is more than the ports' {most}");
+    ensure!(known, "the MTU must be 256, 512, 1024, 2048 or 4096");
+    ensure!(mtu <= most, "the MTU of {mtu} exceeds the ports' {most}");
     Ok(())
 }
 
@@ -80,7 +84,7 @@ fn run(
         names.reverse();
     }
     let ([a, b], [from, to]) = (hands, names);
-    // So that a check alone has the same bytes as in its row of all.
+    // A check that runs alone has the same bytes as in a whole run.
     let seed = arguments.seed.wrapping_mul(1 << 32).wrapping_add(n << 20 | u64::from(back) << 19);
     let mut scene = Scene::new(a, b, facts, Options::of(arguments), seed);
     let begin = Instant::now();
@@ -102,7 +106,7 @@ fn run(
 }
 
 impl Scene<'_> {
-    /// Nothing of a check reaches into the next one.
+    /// Drops both ends, so that nothing of a check reaches the next one.
     fn drop_ends(self) -> Result<()> {
         self.into_hands().into_iter().try_for_each(|mut hand| hand.ask(Command::Drop).map(drop))
     }

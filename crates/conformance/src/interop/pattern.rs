@@ -1,4 +1,4 @@
-//! The bytes of messages: those of two seeds have nothing in common, nor have neighbours.
+//! The bytes of messages: those of two seeds, and neighbouring ones, are unrelated.
 
 /// The bytes of a seed, of this length.
 pub(super) fn bytes(seed: u64, length: usize) -> Vec<u8> {
@@ -8,7 +8,7 @@ pub(super) fn bytes(seed: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// The first byte that none of the seeds has at its place.
+/// The first byte that matches none of the seeds at its offset.
 pub(super) fn first_wrong(found: &[u8], seeds: &[u64]) -> Option<usize> {
     let expected: Vec<_> = seeds.iter().map(|&seed| bytes(seed, found.len())).collect();
     let right = |at: usize, byte: u8| expected.iter().any(|one| one[at] == byte);

@@ -1,4 +1,4 @@
-//! What came out.
+//! The results.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -11,11 +11,11 @@ use crate::outcome::Outcome;
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) check: &'static str,
-    /// Who acts, and on whom.
+    /// The acting device, and the other one.
     pub(super) from: String,
     pub(super) to: String,
     pub(super) outcome: Outcome,
-    /// How many messages of UC and UD were sent, and how many arrived.
+    /// The numbers of UC and UD messages that were sent, and that arrived.
     pub(super) sent: u32,
     pub(super) arrived: u32,
     pub(super) millis: u128,
@@ -27,7 +27,7 @@ impl Row {
     }
 }
 
-/// A word for the outcome, a mark for what is below the table.
+/// A word for the outcome; the messages follow the table.
 fn word(row: &Row) -> String {
     let word = match &row.outcome {
         Outcome::Passed | Outcome::PassedAlone => "passed".to_owned(),

@@ -1,4 +1,4 @@
-//! Two stations with a queue pair each, and what checks ask of them.
+//! Two stations with a queue pair each, and their operations for checks.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::command::{
 use super::control::Remote;
 use super::station::Station;
 
-/// One of the two: A does something to B.
+/// One of the two sides: A acts on B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     A,
@@ -54,12 +54,12 @@ impl Hand<'_> {
     pub(super) fn facts(&mut self) -> Result<Facts> {
         match self.ask(Command::Describe)? {
             Answer::Facts(facts) => Ok(facts),
-            other => bail!("an answer to something else: {other:?}"),
+            other => bail!("an answer to another command: {other:?}"),
         }
     }
 }
 
-/// What all checks of a run are about.
+/// The options common to all checks of a run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Options {
     pub(super) mtu: usize,
@@ -75,7 +75,7 @@ impl Options {
         Self { mtu: drive.mtu as usize, longest, lossy: drive.lossy, patience }
     }
 
-    /// The lengths of messages that are on both sides of every limit.
+    /// Message lengths on both sides of every limit.
     pub(super) fn lengths(&self) -> Vec<usize> {
         let mtu = self.mtu;
         let mut all = vec![0, 1, 3, mtu - 1, mtu, mtu + 1, 3 * mtu + 5, 64 << 10, 1 << 20];
@@ -92,7 +92,7 @@ impl Options {
     }
 }
 
-/// Ends a check since a device lacks what it is about.
+/// Skips a check since a device lacks the feature.
 #[derive(Debug)]
 pub(super) struct Skip(pub(super) &'static str);
 
@@ -104,17 +104,17 @@ impl fmt::Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// So many bytes around what arrives have to stay as they are.
+/// The number of bytes around received data that must not change.
 pub(super) const GUARD: usize = 64;
 
-/// How long a message that the network may have lost is waited for.
+/// The time limit for a message that the network may have lost.
 const LOST: Duration = Duration::from_secs(1);
 
-/// The page with what SoftRoCE does otherwise.
+/// The page with the differences of SoftRoCE.
 const DIFFERENCES: &str = include_str!("../../../../docs/rxe-differences.md");
 const OF_PACKETS: &str = include_str!("../../../../docs/wire-differences.md");
 
-/// A check's stage.
+/// The state of a check.
 pub(super) struct Scene<'a> {
     hands: [Hand<'a>; 2],
     facts: [Facts; 2],
@@ -122,7 +122,7 @@ pub(super) struct Scene<'a> {
     seed: u64,
     pub(super) options: Options,
     pub(super) differences: Vec<String>,
-    /// How many messages of UC and UD were sent, and how many of them arrived.
+    /// The numbers of UC and UD messages that were sent, and that arrived.
     pub(super) sent: u32,
     pub(super) arrived: u32,
 }
@@ -153,12 +153,12 @@ impl<'a> Scene<'a> {
         &self.facts[side as usize]
     }
 
-    /// Where outgoing bytes are.
+    /// The offset of outgoing bytes.
     pub(super) fn source(&self) -> usize {
         GUARD
     }
 
-    /// Where incoming bytes are.
+    /// The offset of incoming bytes.
     pub(super) fn sink(&self) -> usize {
         self.options.half() + GUARD
     }
@@ -167,17 +167,18 @@ impl<'a> Scene<'a> {
         Tuning::patient(self.options.mtu as u32)
     }
 
-    /// New queue pairs that know each other.
+    /// Creates and connects new queue pairs.
     pub(super) fn connect(&mut self, service: Service) -> Result<()> {
         self.connect_with(service, self.patient(), true)
     }
 
-    /// The same, where a request is to be refused. Who gets no answer has to give up: SoftRoCE does not after seven retries.
+    /// The same for requests that are to be refused. A requester without an answer must give up: SoftRoCE does not
+    /// after seven retries.
     pub(super) fn connect_to_fail(&mut self) -> Result<()> {
         self.connect_with(Service::Rc, Tuning { retries: 6, ..self.patient() }, true)
     }
 
-    /// The same, with these options, and whether peers have rights.
+    /// The same, with these options, and with or without rights of peers.
     pub(super) fn connect_with(
         &mut self,
         service: Service,
@@ -187,11 +188,11 @@ impl<'a> Scene<'a> {
         let create = Command::Create { service, bytes: 2 * self.options.half(), remote_rights };
         let mut destination = |side| match self.ask(side, create.clone())? {
             Answer::Destination(destination) => Ok(destination),
-            other => bail!("an answer to something else: {other:?}"),
+            other => bail!("an answer to another command: {other:?}"),
         };
         let (at_a, at_b) = (destination(A)?, destination(B)?);
         self.destinations = Some([at_a, at_b]);
-        // Who receives is ready first.
+        // The receiver is ready first.
         self.ask(B, Command::Connect { peer: at_a, tuning })?;
         self.ask(A, Command::Connect { peer: at_b, tuning })?;
         Ok(())
@@ -201,7 +202,7 @@ impl<'a> Scene<'a> {
         Ok(self.destinations.context("not connected")?[side as usize])
     }
 
-    /// Another seed each time.
+    /// A different seed each time.
     pub(super) fn seed(&mut self) -> u64 {
         self.seed = self.seed.wrapping_add(1);
         self.seed
@@ -211,20 +212,20 @@ impl<'a> Scene<'a> {
         self.ask(side, Command::Fill { ranges: ranges.to_vec() }).map(drop)
     }
 
-    /// Each range has the pattern of its seed, or each byte that of one of them.
+    /// Checks that each range has the pattern of its seed, or each byte that of one of them.
     pub(super) fn expect(&mut self, side: Side, ranges: &[(Piece, &[u64])]) -> Result<()> {
         let owned = ranges.iter().map(|&(piece, seeds)| (piece, seeds.to_vec())).collect();
         match self.ask(side, Command::Compare { ranges: owned })? {
             Answer::Wrong(None) => Ok(()),
             Answer::Wrong(Some(at)) => bail!("{side:?} has a wrong byte at {at} of {ranges:?}"),
-            other => bail!("an answer to something else: {other:?}"),
+            other => bail!("an answer to another command: {other:?}"),
         }
     }
 
     pub(super) fn bytes(&mut self, side: Side, piece: Piece) -> Result<Vec<u8>> {
         match self.ask(side, Command::Read { piece })? {
             Answer::Bytes(bytes) => Ok(bytes),
-            other => bail!("an answer to something else: {other:?}"),
+            other => bail!("an answer to another command: {other:?}"),
         }
     }
 
@@ -232,7 +233,7 @@ impl<'a> Scene<'a> {
         self.ask(side, Command::Write { at, bytes: bytes.to_vec() }).map(drop)
     }
 
-    /// An atomic's word.
+    /// The word of an atomic.
     pub(super) fn word(&mut self, side: Side, at: usize) -> Result<u64> {
         let bytes = self.bytes(side, (at, 8))?;
         Ok(u64::from_ne_bytes(bytes[..].try_into()?))
@@ -249,7 +250,7 @@ impl<'a> Scene<'a> {
     pub(super) fn bind(&mut self, side: Side, piece: Piece) -> Result<u32> {
         match self.ask(side, Command::Bind { piece })? {
             Answer::Key(key) => Ok(key),
-            other => bail!("an answer to something else: {other:?}"),
+            other => bail!("an answer to another command: {other:?}"),
         }
     }
 
@@ -257,7 +258,7 @@ impl<'a> Scene<'a> {
         self.ask(side, Command::DestroyQueuePair).map(drop)
     }
 
-    /// So many completions, or fewer if no more come in this time.
+    /// Polls `count` completions, or fewer if no others arrive in this time.
     pub(super) fn take_within(
         &mut self,
         (side, queue): (Side, Queue),
@@ -267,7 +268,7 @@ impl<'a> Scene<'a> {
         let limit_ms = limit.as_millis().try_into()?;
         match self.ask(side, Command::Take { queue, count, limit_ms })? {
             Answer::Completions(taken) => Ok(taken),
-            other => bail!("an answer to something else: {other:?}"),
+            other => bail!("an answer to another command: {other:?}"),
         }
     }
 
@@ -278,7 +279,7 @@ impl<'a> Scene<'a> {
     ) -> Result<Vec<Completion>> {
         let taken = self.take_within(from, count, self.options.patience)?;
         let got = taken.len();
-        ensure!(got == count, "{got} of {count} completions came at {from:?}: {taken:?}");
+        ensure!(got == count, "{got} of {count} completions arrived at {from:?}: {taken:?}");
         Ok(taken)
     }
 
@@ -286,21 +287,21 @@ impl<'a> Scene<'a> {
         Ok(self.take_many(from, 1)?[0])
     }
 
-    /// The next completion is of this request, and a success.
+    /// Expects the next completion to be a success of this request.
     pub(super) fn succeed(&mut self, from: (Side, Queue), wr_id: u64) -> Result<Completion> {
         let done = self.take(from).with_context(|| format!("waiting for request {wr_id}"))?;
         ensure_status(&done, wr_id, &[Status::IBV_WC_SUCCESS])?;
         Ok(done)
     }
 
-    /// Nothing comes.
+    /// Checks that no completion arrives.
     pub(super) fn nothing(&mut self, from: (Side, Queue)) -> Result<()> {
         let taken = self.take_within(from, 1, Duration::from_millis(20))?;
-        ensure!(taken.is_empty(), "it should not be there yet at {from:?}: {taken:?}");
+        ensure!(taken.is_empty(), "no completion should have arrived at {from:?}: {taken:?}");
         Ok(())
     }
 
-    /// A message that the network may have lost, if there is one.
+    /// Polls a message that the network may have lost, if it has arrived.
     pub(super) fn arrived(&mut self) -> Result<Option<Completion>> {
         self.sent += 1;
         if !self.options.lossy {
@@ -312,12 +313,12 @@ impl<'a> Scene<'a> {
         Ok(taken.first().copied())
     }
 
-    /// What the contract says, or where that side is SoftRoCE what is written in `docs/rxe-differences.md`.
+    /// Returns `contract`, or `rxe` where that side is SoftRoCE and differs as in `docs/rxe-differences.md`.
     pub(super) fn expected<T>(&mut self, side: Side, contract: T, difference: &str, rxe: T) -> T {
         if self.differs(side, difference) { rxe } else { contract }
     }
 
-    /// Whether to expect the difference of this name.
+    /// Returns true if the difference of this name applies.
     pub(super) fn differs(&mut self, side: Side, difference: &str) -> bool {
         let entry = format!("## {difference}");
         assert!(DIFFERENCES.lines().any(|line| line == entry), "no entry {difference}");
@@ -326,13 +327,13 @@ impl<'a> Scene<'a> {
         differs
     }
 
-    /// Whether to expect the difference of this name of a software device that sends by UDP, in
+    /// Returns true if the difference of this name applies: of a software device that sends over UDP, in
     /// `docs/wire-differences.md`.
     pub(super) fn differs_by_udp(&mut self, side: Side, difference: &str) -> bool {
         let entry = format!("## {difference}");
         assert!(OF_PACKETS.lines().any(|line| line == entry), "no entry {difference}");
         let [own, other] = [side, side.other()].map(|side| self.facts(side));
-        // What goes to another device goes by UDP.
+        // Data for another device is sent over UDP.
         let differs = !own.rxe && own.device != other.device;
         self.note(differs, difference);
         differs
@@ -344,7 +345,7 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// A request of A with these elements, for B's sink where it needs a place.
+    /// A request of A with these elements; its remote address, if needed, is B's sink.
     pub(super) fn request(
         &self,
         wr_id: u64,
@@ -356,16 +357,16 @@ impl<'a> Scene<'a> {
         Ok(SendWr { wr_id, operation, pieces, remote, imm: None, inline: false, qkey: QKEY })
     }
 
-    /// The address and the key of a place in B's memory.
+    /// The address and the key of an offset in B's memory.
     pub(super) fn remote(&self, at: usize) -> Result<(u64, u32)> {
         let destination = self.destination(B)?;
         Ok((destination.address + at as u64, destination.rkey))
     }
 }
 
-/// The completion is of this request, and has one of these statuses.
+/// Checks that the completion is of this request, and has one of these statuses.
 pub(super) fn ensure_status(done: &Completion, wr_id: u64, statuses: &[Status]) -> Result<()> {
-    ensure!(done.wr_id == wr_id, "the completion of request {wr_id} should come: {done:?}");
+    ensure!(done.wr_id == wr_id, "the completion of request {wr_id} should come next: {done:?}");
     let texts: Vec<_> = statuses.iter().map(|status| status_text(status.0)).collect();
     let expected = statuses.iter().any(|status| status.0 == done.status);
     let found = status_text(done.status);

@@ -1,4 +1,4 @@
-//! A device that does what it is told.
+//! A device that executes commands.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
@@ -27,11 +27,11 @@ use super::command::{
 use super::pattern;
 use crate::devices;
 
-/// How many requests each queue takes.
+/// The number of requests of each queue.
 pub(super) const DEPTH: usize = 80;
-/// How many elements a request has at most.
+/// The maximum number of elements of a request.
 pub(super) const ELEMENTS: usize = 4;
-/// How many bytes a request carries itself at most.
+/// The maximum number of inline bytes of a request.
 pub(super) const INLINE: usize = 64;
 
 /// A device, and its end if it has one.
@@ -42,7 +42,7 @@ pub(super) struct Station {
     context: Context,
 }
 
-/// Fields drop in order: what is made of others before those.
+/// Fields drop in order: dependent objects before the objects that they were made of.
 struct VerbsObjects {
     way: Option<(Ah, u32)>,
     qp: Option<Qp>,
@@ -59,7 +59,7 @@ impl Station {
     pub(super) fn open(own: &Own) -> Result<Self> {
         let device = devices::prepare(&own.device);
         let context = Context::try_open(&device)
-            .map_err(|errno| anyhow!("opening {}: {errno}", own.device))?;
+            .map_err(|errno| anyhow!("cannot open {}: {errno}", own.device))?;
         let gid_index = own.gid.map(|source| index_of(&context, source)).transpose()?;
         let port = context.query_port();
         let windows = context.pd().try_mw(TYPE_2).is_ok();
@@ -72,7 +72,7 @@ impl Station {
             windows,
         };
         let mut station = Self { end: None, facts, gid_index, context };
-        // A queue pair alone says where it is.
+        // Only a queue pair has an address.
         let probe = station.make(Service::Ud, 64, false)?;
         station.facts.ethernet = probe.own.ethernet;
         station.facts.gid = gid_of(&probe.own.gid).to_ipv6().to_string();
@@ -83,7 +83,7 @@ impl Station {
         &self.facts
     }
 
-    /// Does it; what fails, and what the rig asserts, is an answer too.
+    /// Executes the command; errors and failed assertions of the rig are answers too.
     pub(super) fn execute(&mut self, command: Command) -> Answer {
         let done = panic::catch_unwind(AssertUnwindSafe(|| self.try_execute(command)));
         match done {
@@ -107,7 +107,7 @@ impl Station {
             }
             Command::Drop => self.end = None,
             Command::Leave => {}
-            command => return self.end.as_mut().context("there is no end")?.execute(command),
+            command => return self.end.as_mut().context("no end was created")?.execute(command),
         }
         Ok(Answer::Done)
     }
@@ -130,7 +130,7 @@ impl Station {
             signal_all: true,
         };
         let qp = pd.try_qp(&send_cq, &receive_cq, &size);
-        let qp = qp.map_err(|errno| anyhow!("creating a queue pair: {errno}"))?;
+        let qp = qp.map_err(|errno| anyhow!("cannot create a queue pair: {errno}"))?;
         let binds = if self.facts.windows { MW_BIND } else { 0 };
         let rights = if remote_rights { ALL_ACCESS } else { LOCAL_WRITE };
         let memory = pd.register(bytes, rights | binds);
@@ -162,10 +162,11 @@ fn index_of(context: &Context, source: Source) -> Result<u8> {
         std::net::IpAddr::V4(address) => Gid::from(address),
         std::net::IpAddr::V6(address) => Gid::from(address),
     };
-    let rows = gid_table(context, 1024, 0).map_err(|errno| anyhow!("the GID table: {errno}"))?;
+    let rows = gid_table(context, 1024, 0)
+        .map_err(|errno| anyhow!("cannot read the GID table: {errno}"))?;
     let v2 = ibv_gid_type::IBV_GID_TYPE_ROCE_V2.0;
     let row = rows.iter().find(|row| row.kind == v2 && row.gid == gid);
-    let row = row.with_context(|| format!("the device has no GID of RoCE v2 for {address}"))?;
+    let row = row.with_context(|| format!("the device has no RoCE v2 GID for {address}"))?;
     Ok(u8::try_from(row.index)?)
 }
 
@@ -198,7 +199,7 @@ impl VerbsObjects {
             Command::Write { at, bytes } => self.memory.copy_in(at, &bytes),
             Command::Receive { wr_id, pieces } => {
                 let errno = self.qp()?.try_post_receive(wr_id, &self.elements(&pieces));
-                ensure!(errno == 0, "posting a receive: error number {errno}");
+                ensure!(errno == 0, "cannot post a receive: error number {errno}");
             }
             Command::Post { requests } => self.post(&requests)?,
             Command::Take { queue, count, limit_ms } => {
@@ -208,7 +209,7 @@ impl VerbsObjects {
             Command::Bind { piece } => return Ok(Answer::Key(self.bind(piece)?)),
             Command::DestroyQueuePair => self.qp = None,
             Command::Describe | Command::Create { .. } | Command::Drop | Command::Leave => {
-                unreachable!("the station does these")
+                unreachable!("the station handles these commands")
             }
         }
         Ok(Answer::Done)
@@ -235,7 +236,8 @@ impl VerbsObjects {
             Service::Ud => {
                 activate(qp, QKEY);
                 let way = self.pd.try_ah(vector(&own, &peer, true));
-                let way = way.map_err(|errno| anyhow!("making an address handle: {errno}"))?;
+                let way =
+                    way.map_err(|errno| anyhow!("cannot create an address handle: {errno}"))?;
                 self.way = Some((way, peer.qpn));
             }
         }
@@ -263,7 +265,7 @@ impl VerbsObjects {
         let list: Vec<Wr> =
             requests.iter().map(|request| self.request(request)).collect::<Result<_>>()?;
         let posted = self.qp()?.try_post_list(&list);
-        posted.map_err(|(at, errno)| anyhow!("posting request {at}: error number {errno}"))
+        posted.map_err(|(at, errno)| anyhow!("cannot post request {at}: error number {errno}"))
     }
 
     fn request(&self, request: &SendWr) -> Result<Wr> {
@@ -289,7 +291,7 @@ impl VerbsObjects {
             wr = wr.inline();
         }
         if self.service == Service::Ud {
-            let (way, qpn) = self.way.as_ref().context("no way to the peer")?;
+            let (way, qpn) = self.way.as_ref().context("no address handle for the peer")?;
             wr = wr.to(way, *qpn, request.qkey);
         }
         Ok(wr)
@@ -316,7 +318,8 @@ impl VerbsObjects {
     }
 
     fn bind(&mut self, (at, length): Piece) -> Result<u32> {
-        let window = self.pd.try_mw(TYPE_2).map_err(|errno| anyhow!("no window: {errno}"))?;
+        let window =
+            self.pd.try_mw(TYPE_2).map_err(|errno| anyhow!("cannot allocate a window: {errno}"))?;
         let rights = ALL_ACCESS & !LOCAL_WRITE;
         let key = self.qp()?.post_bind(u64::MAX, &window, self.memory.part(at, length, rights));
         self.window = Some(window);

@@ -1,4 +1,4 @@
-//! What a `MultiChannel` promises on top of the contract: each peer is its own affair.
+//! The additional guarantees of a `MultiChannel`: its peers do not affect each other.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ cases![
     a_peer_that_is_gone_fails_alone,
 ];
 
-/// Nothing here takes so long, unless it hangs.
+/// The limit of all waits; only a hanging case reaches it.
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 const LATE: CloseReason = CloseReason::Timeout { operation: Operation::Receive };
@@ -42,7 +42,7 @@ fn open(channels: &MultiChannel) -> Vec<usize> {
     (0..3).filter(|&peer| channels.closed(peer).unwrap().is_none()).collect()
 }
 
-/// Each of these still takes a message.
+/// Checks that each of these still receives messages.
 fn assert_open(channels: &mut MultiChannel, peers: &[usize]) {
     assert_eq!(open(channels), peers);
     let numbers = channels.scope(|s| {
@@ -131,14 +131,14 @@ fn a_peer_that_does_not_answer_a_scope_loses_its_connection_alone(device: &Devic
         for sent in s.post_multicast_send([2, 0], SendWorkRequest::new(&list))? {
             sent.wait(BOUND)?;
         }
-        // The short limit is that of the one who does not answer.
+        // The short limit is that of the peer that does not answer.
         for answered in [0, 2] {
             rooms[answered].wait(BOUND)?;
         }
         Ok::<(), TransportError>(())
     });
     assert!(start.elapsed() >= SHORT && start.elapsed() < BOUND);
-    memory.fill(1); // it is ours again
+    memory.fill(1); // no longer borrowed
     let Err(ScopeError::AutoPollError(errors)) = result else { panic!("{result:?}") };
     assert_eq!(errors.iter().map(|error| error.peer).collect::<Vec<_>>(), [Some(1)], "{errors:?}");
     assert_eq!(channels.closed(1).unwrap(), Some(LATE));
@@ -162,7 +162,7 @@ fn a_receive_that_runs_out_closes_one_connection(device: &Device) {
 
 fn a_peer_that_is_gone_fails_alone(device: &Device) {
     let pd = domain(device);
-    // A second, so that those that are there have answered on a busy machine too.
+    // A second, so that the peers that exist have answered on a busy machine too.
     let (timeout, retries) = (AckTimeout::limited(16).unwrap(), MaxAckRetries::limited(3).unwrap());
     let center = pd.create_multi_channel().num_channels(3).ack_timeout(timeout);
     let center = center.max_ack_retries(retries).build().unwrap();

@@ -1,4 +1,4 @@
-//! What `rdma-channel` promises on top of the contract: memory comes back, and everything ends.
+//! The additional guarantees of `rdma-channel`: memory is returned, and every operation ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::thread;
@@ -47,7 +47,7 @@ cases![
     a_channel_goes_to_another_thread,
 ];
 
-/// Nothing here takes so long, unless it hangs.
+/// The limit of all waits; only a hanging case reaches it.
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -145,7 +145,11 @@ fn what_was_fetched_has_a_length(device: &Device) {
             let written = s.post_write(WriteWorkRequest::new(&[], board.remote()))?;
             assert_eq!(rented.wait(BOUND).unwrap().result?.byte_len(), Some(16));
             assert_eq!(written.wait(BOUND)?.byte_len(), None);
-            assert_eq!(quiet.wait(BOUND)?.byte_len(), None, "it has no completion");
+            assert_eq!(
+                quiet.wait(BOUND)?.byte_len(),
+                None,
+                "an unsignaled operation has no completion"
+            );
             Ok::<_, TransportError>(())
         })
         .unwrap();
@@ -192,11 +196,11 @@ fn left_with_a_receive(
     let result = channel.scope(|s| {
         let mut room = [region.scatter_element(&mut memory)];
         let handle = s.post_receive(ReceiveWorkRequest::new(&mut room))?;
-        assert!(handle.poll().is_none(), "it has not completed");
+        assert!(handle.poll().is_none(), "the receive has not completed");
         leave(handle)
     });
     assert!(start.elapsed() < BOUND);
-    memory.fill(1); // it is ours again
+    memory.fill(1); // no longer borrowed
     (channel, result)
 }
 
@@ -235,7 +239,7 @@ fn a_scope_left_by_a_panic_ends_what_is_under_way(device: &Device) {
         channel.scope(|s| -> Result<(), TransportError> {
             let mut room = [region.scatter_element(&mut memory)];
             let handle = s.post_receive(ReceiveWorkRequest::new(&mut room))?;
-            assert!(handle.poll().is_none(), "it has not completed");
+            assert!(handle.poll().is_none(), "the receive has not completed");
             panic_any(42);
         })
     }));
@@ -245,7 +249,7 @@ fn a_scope_left_by_a_panic_ends_what_is_under_way(device: &Device) {
     expect_closed(&mut channel, LATE);
 }
 
-/// Nobody waits without a limit for the receives that were posted before.
+/// The earlier receives are not waited for without a limit.
 fn a_post_that_is_refused_ends_those_before_it(device: &Device) {
     let pd = domain(device);
     let mut channel = looped(pd.create_channel().drain_timeout(SHORT));
@@ -258,11 +262,11 @@ fn a_post_that_is_refused_ends_those_before_it(device: &Device) {
         let handles = [s.receive_into(one)?, s.receive_into(other)?];
         let handles = handles.map(|handle| match handle.poll() {
             Progress::Pending(handle) => handle,
-            other => panic!("it has not completed: {other:?}"),
+            other => panic!("the receive must be pending: {other:?}"),
         });
         let list = [source.as_slice().gather_element()];
         s.post_write(WriteWorkRequest::new(&list, too_short)).map(drop)?;
-        panic!("posted, with {handles:?} before it");
+        panic!("the write was posted after {handles:?}");
         #[allow(unreachable_code)]
         Ok::<(), TransportError>(())
     });
@@ -290,7 +294,7 @@ fn a_manual_scope_that_was_not_asked_panics_when_all_has_ended(device: &Device) 
 }
 
 fn forgotten_handles_keep_no_scope_open(device: &Device) {
-    #[allow(clippy::mem_forget)] // what the case is about
+    #[allow(clippy::mem_forget)] // the subject of the case
     let forget = |handle: PendingWork<'_>| {
         std::mem::forget(handle);
         Ok(())
@@ -354,11 +358,14 @@ fn a_scope_whose_peer_goes_away_ends_and_says_what_failed(device: &Device) {
     let result = here.scope(|s| {
         let received = s.post_receive(ReceiveWorkRequest::only_immediate())?;
         let sent = s.post_send(SendWorkRequest::only_immediate(1))?;
-        assert!(received.poll().is_none() && sent.poll().is_none(), "nobody has received it");
+        assert!(
+            received.poll().is_none() && sent.poll().is_none(),
+            "the message is not received yet"
+        );
         drop(there);
         Ok::<_, TransportError>(())
     });
-    assert!(start.elapsed() < BOUND, "it does not wait until its limit");
+    assert!(start.elapsed() < BOUND, "the scope must not wait until its limit");
     let Err(ScopeError::AutoPollError(errors)) = result else { panic!("{result:?}") };
     let operations: Vec<_> = errors.iter().map(|failed| failed.operation).collect();
     assert_eq!(operations, [Operation::Send, Operation::Receive], "{errors:?}");
@@ -417,7 +424,7 @@ fn a_ring_of_rented_buffers_goes_round_in_one_scope(device: &Device) {
             ring.push_back(s.receive_into(arrived.buf)?);
             from = sent.wait(BOUND).unwrap().buf;
         }
-        // The last two receives are answered, so that the scope ends in peace.
+        // The last two receives are answered, so that the scope ends without an error.
         s.post_batch([1, 2].map(|number| SendWorkRequest::only_immediate(number).into()))?;
         Ok::<_, TransportError>(sum)
     });

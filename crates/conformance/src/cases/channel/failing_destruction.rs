@@ -1,4 +1,4 @@
-//! Channels whose queue pair cannot be destroyed: the provider's own function is replaced by one that refuses.
+//! Channels whose queue pair cannot be destroyed: the provider's function is replaced by one that refuses.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -24,7 +24,7 @@ cases![
     a_channel_dropped_with_unpolled_work_that_cannot_be_destroyed_lives_on,
 ];
 
-/// Nothing here takes so long, unless it hangs.
+/// The limit of all waits; only a hanging case reaches it.
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -56,14 +56,14 @@ fn pair(device: &Device, context: &Context) -> (Channel, Channel) {
     (one.handshake(other_end).unwrap(), other.handshake(one_end).unwrap())
 }
 
-/// The memory is borrowed, and what the queue pair still has cannot be known.
+/// The memory is borrowed, and it is unknown whether the queue pair still uses it.
 fn leave_a_scope(device: &Device) {
     let context = open_for_good(device);
     let (mut here, _there) = pair(device, &context);
     let mut memory = here.pd().allocate_region(8).unwrap();
     let _ = here.scope(|s| {
         let received = s.receive_into(memory.as_slice_mut())?;
-        assert!(matches!(received.poll(), Progress::Pending(_)), "it has not completed");
+        assert!(matches!(received.poll(), Progress::Pending(_)), "the receive has not completed");
         break_polls(&context);
         Ok::<(), TransportError>(())
     });
@@ -77,7 +77,7 @@ fn a_scope_whose_queue_pair_cannot_be_destroyed_aborts(device: &Device) {
     assert!(ended.errors.contains(reason) && ended.errors.contains("EBUSY"), "{ended:?}");
 }
 
-/// No memory is borrowed, so the device may go on with what it has.
+/// No memory is borrowed, so the device may continue to use its requests.
 fn leave_unpolled(device: &Device) {
     let context = open_for_good(device);
     let (here, mut there) = pair(device, &context);
@@ -88,9 +88,9 @@ fn leave_unpolled(device: &Device) {
     let mut first = ScatterList::from([owned.as_slice_mut()]);
     let mut second = ScatterList::from([shared.element(0..8).unwrap()]);
     for list in [&mut first, &mut second] {
-        // SAFETY: SAFETY.md F8: the regions are left alone until the messages have come, and then deregistered.
+        // SAFETY: SAFETY.md F8: the regions are left alone until the messages have arrived, and then deregistered.
         let handle = unsafe { here.receive_unpolled(ReceiveWorkRequest::from_list(list)) };
-        assert!(handle.unwrap().poll().is_none(), "it has not completed");
+        assert!(handle.unwrap().poll().is_none(), "the receive has not completed");
     }
     let start = Instant::now();
     drop(here);

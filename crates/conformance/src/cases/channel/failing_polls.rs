@@ -1,4 +1,4 @@
-//! Channels whose completion queue cannot be polled: the provider's own function is replaced by one that fails.
+//! Channels whose completion queue cannot be polled: the provider's function is replaced by one that fails.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -19,7 +19,7 @@ cases![
     a_handle_whose_polls_fail_keeps_its_memory,
 ];
 
-/// Nothing here takes so long, unless it hangs.
+/// The limit of all waits; only a hanging case reaches it.
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -27,14 +27,14 @@ unsafe extern "C" fn fail(_: *mut ibv_cq, _: c_int, _: *mut ibv_wc) -> c_int {
     -1
 }
 
-/// Has all polls of this context fail from now on.
+/// Makes all polls of this context fail from now on.
 pub(super) fn break_polls(context: &Context) {
     // SAFETY: SAFETY.md F1: a live context, whose completion queues this thread alone polls.
     let ops = unsafe { &mut (*context.as_raw()).ops };
     ops.poll_cq = Some(fail);
 }
 
-/// A channel whose polls can be broken, and its peer, whose polls stay.
+/// A channel whose polls can be broken, and its peer, whose polls keep working.
 fn pair(device: &Device) -> (Context, ProtectionDomain, Channel, Channel) {
     let [near, far] = [(); 2].map(|()| rdma_mem::open_device(&**device).unwrap());
     let [pd, peer] = [&near, &far].map(|context| context.allocate_pd().unwrap());
@@ -49,7 +49,7 @@ fn pair(device: &Device) -> (Context, ProtectionDomain, Channel, Channel) {
     (near, pd, here, there)
 }
 
-/// The queue pair is gone, and the channel says why.
+/// Expects the queue pair to be gone, and the channel to report the reason.
 fn expect_gone(here: &mut Channel, there: &mut Channel) {
     assert_eq!((here.closed(), here.qpn()), (Some(CloseReason::Poll), None));
     let again = here.receive(ReceiveWorkRequest::only_immediate()).unwrap_err();
@@ -63,7 +63,7 @@ fn a_scope_whose_polls_fail_ends_by_destroying_the_queue_pair(device: &Device) {
     let start = Instant::now();
     let result = here.scope(|s| {
         let received = s.receive_into(memory.as_slice_mut())?;
-        assert!(matches!(received.poll(), Progress::Pending(_)), "it has not completed");
+        assert!(matches!(received.poll(), Progress::Pending(_)), "the receive has not completed");
         break_polls(&context);
         Ok::<(), TransportError>(())
     });
@@ -73,7 +73,7 @@ fn a_scope_whose_polls_fail_ends_by_destroying_the_queue_pair(device: &Device) {
     assert!(matches!(errors[0].error, TransportError::Lost { .. }), "{errors:?}");
     memory.fill(7);
     expect_gone(&mut here, &mut there);
-    assert_eq!(*memory, [7; 8], "written after it was given back");
+    assert_eq!(*memory, [7; 8], "written after it was returned");
     memory.close().unwrap();
 }
 
@@ -83,13 +83,13 @@ fn a_blocking_call_whose_polls_fail_ends_by_destroying_the_queue_pair(device: &D
     let mut list = ScatterList::from([memory.as_slice_mut()]);
     break_polls(&context);
     let start = Instant::now();
-    // It has no limit.
+    // This receive has no limit.
     let error = here.receive(ReceiveWorkRequest::from_list(&mut list)).unwrap_err();
     assert!(start.elapsed() < BOUND);
     assert!(matches!(error, TransportError::PollError(_)), "{error}");
     memory.fill(7);
     expect_gone(&mut here, &mut there);
-    assert_eq!(*memory, [7; 8], "written after it was given back");
+    assert_eq!(*memory, [7; 8], "written after it was returned");
     memory.close().unwrap();
 }
 
@@ -100,11 +100,18 @@ fn a_handle_whose_polls_fail_keeps_its_memory(device: &Device) {
     let result = here.scope(|s| {
         let rented = s.receive_into(memory.as_slice_mut())?;
         let borrowed = s.post_receive(ReceiveWorkRequest::only_immediate())?;
-        let Progress::Pending(rented) = rented.poll() else { panic!("it has not completed") };
+        let Progress::Pending(rented) = rented.poll() else {
+            panic!("the receive has not completed")
+        };
         break_polls(&context);
-        let Progress::Dead(late) = rented.poll() else { panic!("a failed poll is no completion") };
+        let Progress::Dead(late) = rented.poll() else {
+            panic!("a failed poll must not complete the receive")
+        };
         assert!(matches!(late.error, TransportError::PollError(_)), "{late}");
-        let late = late.handle.wait(Duration::MAX).expect_err("nor are many");
+        let late = late
+            .handle
+            .wait(Duration::MAX)
+            .expect_err("repeated failed polls must not complete the receive");
         assert!(matches!(late.error, TransportError::PollError(_)), "{late}");
         let error = borrowed.wait(Duration::MAX).unwrap_err();
         assert!(matches!(error, TransportError::PollError(_)), "{error}");
@@ -115,5 +122,5 @@ fn a_handle_whose_polls_fail_keeps_its_memory(device: &Device) {
     assert_eq!(errors.len(), 2);
     memory.fill(7);
     expect_gone(&mut here, &mut there);
-    assert_eq!(*memory, [7; 8], "written after it was given back");
+    assert_eq!(*memory, [7; 8], "written after it was returned");
 }

@@ -1,4 +1,4 @@
-//! What a `Server` promises on top of the contract: each client is its own affair, and no message is lost.
+//! The additional guarantees of a `Server`: clients do not affect each other, and no message is lost.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -31,7 +31,7 @@ cases![
     a_server_is_woken_by_another_thread,
 ];
 
-/// Nothing here takes so long, unless it hangs.
+/// The limit of all waits; only a hanging case reaches it.
 const BOUND: Duration = Duration::from_secs(60);
 
 fn domain(device: &Device) -> ProtectionDomain {
@@ -147,7 +147,7 @@ fn messages_have_the_size_and_the_number_that_were_sent(device: &Device) {
         room.fill(0);
         assert_eq!(client.receive_into(&mut room).unwrap(), length);
         assert!(room[..length].iter().all(|&byte| byte == 7));
-        assert!(room[length..].iter().all(|&byte| byte == 0), "no byte more");
+        assert!(room[length..].iter().all(|&byte| byte == 0), "no other byte was written");
         assert!(matches!(next(&mut server), ServerEvent::Sent { peer: to, .. } if to == peer));
         client.send_from(room.get_ref(0, length).unwrap()).unwrap();
         assert_eq!(message(&mut server).2, length);
@@ -234,7 +234,7 @@ fn clients_come_and_go_more_often_than_there_are_places(device: &Device) {
     let mut known = vec![stays];
     for round in 0..12_u8 {
         let (peer, mut client) = join(device, &mut server);
-        assert!(!known.contains(&peer), "{peer} is another one");
+        assert!(!known.contains(&peer), "{peer} must be new");
         known.push(peer);
         for (sender, id) in [(&mut client, peer), (&mut channel, stays)] {
             sender.send_inline(&[round; 5]).unwrap();
@@ -257,17 +257,17 @@ fn senders_wait_while_nobody_asks(device: &Device) {
             channel.send_inline(&[number]).unwrap();
             count.fetch_add(1, Relaxed);
         });
-        // Its end is behind its messages.
+        // The channel closes after its messages.
         let mut room = pd.allocate_region(1).unwrap();
         channel.receive_into(&mut room).unwrap();
     });
     let peer = joined(&mut server);
-    // There are four receives, and one more for each message that the server has taken when it was told of the client.
+    // There are four receives, and one more for each message that the server polled with the event of the client.
     let begin = Instant::now();
     while sent.load(Relaxed) < 4 && begin.elapsed() < BOUND {
         thread::yield_now();
     }
-    assert!((4..20).contains(&sent.load(Relaxed)), "the others wait");
+    assert!((4..20).contains(&sent.load(Relaxed)), "the other messages must wait");
     let kept: Vec<_> = (0..20).map(|_| message(&mut server).1).collect();
     assert!(kept.iter().zip(0..).all(|(buffer, number)| buffer[0] == number));
     server.send(peer, kept.into_iter().next().unwrap(), 1).unwrap();
@@ -310,7 +310,7 @@ fn a_server_is_woken_by_another_thread(device: &Device) {
         thread::sleep(LATER);
         waker.wake();
     });
-    assert!(server.next(Some(BOUND)).unwrap().is_none(), "nothing has happened");
-    assert!((LATER..BOUND).contains(&begin.elapsed()), "it was woken");
+    assert!(server.next(Some(BOUND)).unwrap().is_none(), "no event must be pending");
+    assert!((LATER..BOUND).contains(&begin.elapsed()), "the wait must end at its limit");
     other.join().unwrap();
 }

@@ -1,4 +1,4 @@
-//! Channels that meet by an address, and sleep while they wait.
+//! Channels that connect by an address, and sleep while they wait.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,14 +24,15 @@ cases![
     the_place_of_a_removed_peer_is_that_of_the_next,
 ];
 
-/// Nothing here takes so long, unless it hangs.
+/// The limit of all waits; only a hanging case reaches it.
 const BOUND: Duration = Duration::from_secs(60);
 
 fn domain(device: &Device) -> ProtectionDomain {
     rdma_mem::open_device(&**device).unwrap().allocate_pd().unwrap()
 }
 
-/// Two channels, which met at an address: that of who connected, and that of who listened.
+/// Two channels connected by an address: that of the connecting side, and that of the listening
+/// side.
 fn met(
     device: &Device,
     knobs: impl Fn(ChannelBuilder<'_, Rendezvous>) -> ChannelBuilder<'_, Rendezvous>,
@@ -148,7 +149,11 @@ fn the_number_that_was_there_comes_back(device: &Device) {
     assert_eq!(here.fetch_add(at, 5).unwrap(), 0);
     assert_eq!(here.fetch_add(at, 1).unwrap(), 5);
     assert_eq!(here.compare_and_swap(at, 6, 100).unwrap(), 6);
-    assert_eq!(here.compare_and_swap(at, 6, 200).unwrap(), 100, "it is another one");
+    assert_eq!(
+        here.compare_and_swap(at, 6, 200).unwrap(),
+        100,
+        "the value differs, so nothing is swapped"
+    );
     assert_eq!(here.fetch_add(at, 0).unwrap(), 100);
 }
 

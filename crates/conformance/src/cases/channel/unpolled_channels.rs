@@ -1,4 +1,4 @@
-//! Channels that end before their work, whose memory nobody watches over.
+//! Channels that end before their unpolled operations, whose memory is not guarded.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -18,12 +18,11 @@ cases![
     a_scope_ends_what_was_unpolled_too,
 ];
 
-/// Nothing here takes so long, unless it hangs.
+/// The limit of all waits; only a hanging case reaches it.
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Ends a channel that has a receive in flight, and looks whether a message still comes into its
-/// memory.
+/// Ends a channel with a receive in flight, and checks that no later message arrives in its memory.
 fn end(device: &Device, end: impl FnOnce(Channel) -> Option<Channel>) {
     let pd = rdma_mem::open_device(&**device).unwrap().allocate_pd().unwrap();
     let builder = pd.create_channel().drain_timeout(SHORT);
@@ -36,10 +35,10 @@ fn end(device: &Device, end: impl FnOnce(Channel) -> Option<Channel>) {
     let data = pd.allocate_region(8).unwrap();
 
     let mut list = ScatterList::from([memory.as_slice_mut()]);
-    // SAFETY: SAFETY.md F8: the region lives longer than the channel's queue pair, and is left alone until that is
-    // in error or gone.
+    // SAFETY: SAFETY.md F8: the region outlives the channel's queue pair, and is left alone until that is in error or
+    // gone.
     let handle = unsafe { here.receive_unpolled(ReceiveWorkRequest::from_list(&mut list)) };
-    assert!(handle.unwrap().poll().is_none(), "it has not completed");
+    assert!(handle.unwrap().poll().is_none(), "the receive has not completed");
     let start = Instant::now();
     let ended = end(here);
     assert!(start.elapsed() < BOUND);

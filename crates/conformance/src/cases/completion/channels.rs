@@ -1,4 +1,4 @@
-//! Completion channels: which completions are events, and how events are taken.
+//! Completion channels: the completions that cause events, and the handling of events.
 
 use std::sync::Mutex;
 
@@ -47,7 +47,7 @@ cases![
 const PLAIN: ibv_send_flags = ibv_send_flags(0);
 const SOLICITED: ibv_send_flags = ibv_send_flags::IBV_SEND_SOLICITED;
 
-/// A receiver both of whose queues have a completion channel. Fields drop in order.
+/// A receiver with a completion channel for both of its queues. Fields drop in order.
 struct Receiver {
     qp: Qp,
     send_cq: Cq,
@@ -71,13 +71,13 @@ impl Receiver {
         Self { qp, send_cq, receive_cq, pd, channel, context }
     }
 
-    /// Takes the next event, which must be of this queue.
+    /// Gets the next event, which must be of this queue.
     #[track_caller]
     fn expect(&self, cq: &Cq) {
         expect_event(&self.channel, cq);
     }
 
-    /// Nothing came before what its send queue now reports.
+    /// Checks that no event came before the one that its send queue now causes.
     #[track_caller]
     fn expect_no_event(&self, peer: &Side) {
         self.send_cq.request_event(false);
@@ -103,7 +103,7 @@ fn with_channel(device: &Device) -> (Side, Receiver) {
     (a, b)
 }
 
-/// Sends a message of nothing and waits until both sides have their completions.
+/// Sends an empty message and waits until both sides have their completions.
 #[track_caller]
 fn send(a: &Side, b: &Receiver, flags: ibv_send_flags) {
     b.qp.post_receive(1, &[]);
@@ -183,7 +183,8 @@ fn what_came_before_the_request_is_found_by_a_poll_behind_it(device: &Device) {
     b.qp.post_receive(1, &[]);
     a.qp.post(&Wr::send(2, &[]));
     a.send_cq.expect_success(2);
-    // Whether its completion comes before the request or behind it, one of both tells of it.
+    // Whether its completion arrives before the request or after it, either the poll or the event
+    // reports it.
     b.receive_cq.request_event(false);
     if b.receive_cq.is_empty() {
         b.expect(&b.receive_cq);
@@ -255,7 +256,7 @@ fn a_failed_send_counts_as_solicited(device: &Device) {
     let memory = a.pd.register(8, LOCAL_WRITE);
     b.send_cq.request_event(true);
     b.qp.post(&Wr::write(1, &[], &memory, 0).remote(64, 0));
-    // No byte is moved, and so no key is looked at: one that is.
+    // An empty write checks no key, so the next write has a byte.
     b.send_cq.expect_success(1);
     let local = b.pd.register(8, LOCAL_WRITE);
     b.qp.post(&Wr::write(2, &[local.sge(0, 8)], &memory, 0).remote(64, 0));
@@ -276,7 +277,7 @@ fn the_descriptor_is_readable_while_there_is_an_event(device: &Device) {
     assert!(!b.channel.is_readable());
     send(&a, &b, PLAIN);
     until("an event", || b.channel.is_readable());
-    assert!(b.channel.is_readable(), "it waits there");
+    assert!(b.channel.is_readable(), "the event must still be queued");
     b.expect(&b.receive_cq);
     assert!(!b.channel.is_readable());
 }
@@ -327,7 +328,7 @@ fn channels_of_one_context_have_their_own_events(device: &Device) {
     send(&a, &b, PLAIN);
     b.expect(&b.receive_cq);
     assert_eq!(other.get(), Err(Errno::EAGAIN));
-    // As the other one's queue pair works, too.
+    // This also shows that the other queue pair works.
     let peer = Side::new(device, &Size::default(), 8);
     let qp = b.pd.qp(&cq, &cq, &Size::default());
     let (here, there) = (endpoint(&b.context, &qp), peer.endpoint());
@@ -367,7 +368,7 @@ fn a_channel_with_a_queue_stays(device: &Device) {
     let cq = context.cq_with(&channel, 8);
     assert_eq!(channel.try_destroy(), Errno::EBUSY.raw());
     drop(cq);
-    // And then it goes, or this case fails.
+    // Dropping it now asserts that the destruction succeeds.
     drop(channel);
 }
 
@@ -398,7 +399,7 @@ fn events_are_acknowledged_many_at_once(device: &Device) {
         until("an event", || b.channel.is_readable());
         assert_eq!(b.channel.get(), Ok(b.receive_cq.0));
     }
-    // Else its destruction, at the end, would wait.
+    // Otherwise its destruction, at the end, would wait.
     b.receive_cq.acknowledge(5);
 }
 
@@ -442,11 +443,11 @@ fn destroying_a_queue_waits_for_acknowledgements(device: &Device) {
     let name = receive_cq.name();
     std::thread::scope(|threads| {
         let destroyer = threads.spawn(move || drop(receive_cq));
-        // The event that was not taken goes first; then the others are waited for.
-        until("the event that was not taken is gone", || !channel.is_readable());
+        // The unread event is discarded first; then the destruction waits for the others.
+        until("the discard of the unread event", || !channel.is_readable());
         assert!(!destroyer.is_finished());
         name.acknowledge(1);
-        assert!(!destroyer.is_finished(), "of two one is left");
+        assert!(!destroyer.is_finished(), "one of two acknowledgements is missing");
         name.acknowledge(1);
         destroyer.join().unwrap();
     });

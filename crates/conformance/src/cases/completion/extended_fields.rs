@@ -1,4 +1,4 @@
-//! What extended completion queues say of a completion, and of the device's clock (man
+//! The fields of completions in extended completion queues, and the device's clock (man
 //! `ibv_create_cq_ex`, `ibv_query_device_ex`, `ibv_query_rt_values_ex`).
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -55,7 +55,7 @@ fn scene(device: &Device, fields: u64) -> Scene {
     Scene { at_a, at_b, a, b }
 }
 
-/// Waits for the next completion, which must be this success; what the queue says of it.
+/// Waits for the next completion, which must be this success. Returns its fields.
 #[track_caller]
 fn read_next(cq: &Cq, wr_id: u64) -> Read {
     cq.start_at_next();
@@ -82,7 +82,7 @@ impl Scene {
         ]
     }
 
-    /// Posts a receive of up to 32 bytes and what it takes.
+    /// Posts a request and a receive of up to 32 bytes for it.
     fn exchange(&self, wr: &Wr) {
         self.b.qp.post_receive(10 + wr.wr.wr_id, &[self.at_b.sge(32, 32)]);
         self.a.qp.post(wr);
@@ -237,7 +237,7 @@ fn fields_may_be_read_again(device: &Device) {
     let cq = &scene.b.receive_cq;
     assert_eq!(cq.start(), 0);
     let first = (cq.at(), cq.read());
-    // What else is done meanwhile, also with the other queue, does not change it.
+    // Other operations meanwhile, also on the other queue, do not change it.
     scene.exchange(&Wr::send(3, &[scene.at_a.sge(0, 9)]).with_imm(6));
     scene.a.send_cq.expect_success(3);
     assert_eq!((cq.at(), cq.read()), first);
@@ -283,7 +283,7 @@ fn timestamps_say_when_it_completed(device: &Device) {
 fn wallclock_times_say_when_it_completed(device: &Device) {
     device.needs(has_timestamps(device), "the device has no timestamps");
     let scene = scene(device, WALLCLOCK);
-    // The two clocks are not read at one moment, and one of them may be set.
+    // The two clocks are not read at the same moment, and one of them may be adjusted.
     let slack = 1_000_000_000;
     for wr_id in 1..4 {
         let before = wall();
@@ -320,7 +320,7 @@ fn extended_attributes_that_nobody_has_defined_are_refused(device: &Device) {
 
 fn needs_clock(device: &Device) {
     let (refused, _) = device.open().query_rt_values(1);
-    device.needs(refused != Errno::EOPNOTSUPP.raw(), "the device has no clock to ask");
+    device.needs(refused != Errno::EOPNOTSUPP.raw(), "the device has no readable clock");
 }
 
 fn the_clock_does_not_go_backwards(device: &Device) {

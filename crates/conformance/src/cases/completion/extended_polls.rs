@@ -50,7 +50,7 @@ const EMPTY_ATTR: ibv_cq_init_attr_ex = ibv_cq_init_attr_ex {
     parent_domain: std::ptr::null_mut(),
 };
 
-/// Goes on only if the device has extended queues with these fields.
+/// Continues only if the device has extended queues with these fields.
 pub(super) fn needs_fields(device: &Device, wc_flags: u64) {
     let refused = device.open().try_cq_ex(&ibv_cq_init_attr_ex { wc_flags, ..EMPTY_ATTR }).err();
     let lacks = [Errno::EOPNOTSUPP, Errno::ENOSYS].map(Some).contains(&refused);
@@ -66,7 +66,7 @@ pub(super) fn to_extended(device: &Device) -> (Side, Side) {
     (a, b)
 }
 
-/// Sends so many empty messages, after which the completions of B's receives are there.
+/// Sends an empty message for each ID, after which B's receives have completed.
 fn exchange(a: &Side, b: &Side, wr_ids: std::ops::Range<u64>) {
     for wr_id in wr_ids.clone() {
         b.qp.post_receive(wr_id, &[]);
@@ -77,7 +77,7 @@ fn exchange(a: &Side, b: &Side, wr_ids: std::ops::Range<u64>) {
     }
 }
 
-/// Takes these completions in one batch, which does not try to come to one more: on SoftRoCE that
+/// Polls these completions in one batch, and does not advance beyond the last: on SoftRoCE that
 /// breaks the queue.
 #[track_caller]
 pub(super) fn take(cq: &Cq, wr_ids: std::ops::Range<u64>) {
@@ -331,7 +331,7 @@ fn one_thread_alone_may_be_promised(device: &Device) {
     assert_eq!(taken, [1, 2]);
 }
 
-/// That the attributes are refused, and only for what was changed.
+/// Checks that the attributes are refused because of the change alone.
 #[track_caller]
 fn expect_refusal(device: &Device, change: impl Fn(&mut ibv_cq_init_attr_ex)) {
     needs_fields(device, STANDARD);

@@ -1,5 +1,5 @@
-//! Completion queues that are full, and those that overflow. Of these the verbs say only that there is an
-//! event, so what is asked is that no completion is duplicated or invented.
+//! Completion queues that are full, and those that overflow. For an overflow the verbs specify only an event, so the
+//! cases require that no completion is duplicated or invented.
 
 use rdma_sys::{ibv_event_type as Event, ibv_wc_status as Status};
 use test_support::rig::connect::{Knobs, Side, connect_sides, pair};
@@ -21,13 +21,13 @@ cases![
     a_queue_that_overflowed_can_be_destroyed,
 ];
 
-/// A pair whose A has space for few completions of sends and of receives; and how many.
+/// A pair whose A has space for few completions of sends and of receives; and their number.
 fn small(device: &Device, capacity: i32) -> (Side, Side, u64) {
     let (a, b) =
         (Side::new(device, &Size::default(), capacity), Side::new(device, &Size::default(), 256));
     connect_sides(&a, &b, &Knobs::default());
     let room = a.send_cq.entries().min(a.receive_cq.entries());
-    assert!(room < 32, "the queue pairs have room for twice as many requests");
+    assert!(room < 32, "the queue pairs must have space for twice as many requests");
     let room = u64::try_from(room).unwrap();
     (a, b, room)
 }
@@ -70,7 +70,7 @@ fn expect_overflow(side: &Side, cq: &Cq) {
     });
 }
 
-/// What can still be polled: some of these, in order, each once.
+/// Polls the remaining completions: some of these, in order, each once.
 #[track_caller]
 fn expect_some_of(cq: &Cq, wr_ids: std::ops::Range<u64>, status: Status) {
     let mut next = wr_ids.start;
@@ -140,6 +140,6 @@ fn a_queue_that_overflowed_can_be_destroyed(device: &Device) {
         a.qp.post(&Wr::write(n, &[], &sink, 0));
     }
     expect_overflow(&a, &a.send_cq);
-    // Whether anything was polled or not; each destruction succeeds.
+    // Whether polled or not; each destruction succeeds.
     drop((a, sink, b));
 }

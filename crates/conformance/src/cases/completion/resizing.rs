@@ -1,4 +1,4 @@
-//! Completion queues that are given another size (man `ibv_resize_cq`).
+//! Completion queues that are resized (man `ibv_resize_cq`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ cases![
 
 const REFUSED: i32 = Errno::EINVAL.raw();
 
-/// Ends the case if the device does not resize queues.
+/// Skips the case if the device does not resize queues.
 fn needs_resize(device: &Device) {
     let context = device.open();
     let errno = context.cq(4).try_resize(8);
@@ -33,7 +33,7 @@ fn needs_resize(device: &Device) {
     device.needs(!lacks, "the device does not resize completion queues");
 }
 
-/// Two sides, of which A has eight completions of sends to poll.
+/// Two sides; A has eight unpolled completions of sends.
 fn with_eight_completions(device: &Device) -> (Side, Side) {
     let (a, b) = pair_with(device, &Size::default(), &Knobs::default());
     for n in 0..8 {
@@ -41,7 +41,7 @@ fn with_eight_completions(device: &Device) -> (Side, Side) {
         a.qp.post(&Wr::send(n, &[]));
         b.receive_cq.expect_success(n);
     }
-    // What B sends comes behind its acknowledgements.
+    // B's message arrives after its acknowledgements.
     a.qp.post_receive(8, &[]);
     b.qp.post(&Wr::send(8, &[]));
     a.receive_cq.expect_success(8);
@@ -135,7 +135,7 @@ fn a_queue_is_resized_while_it_is_filled_and_polled(device: &Device) {
             let mut resized = 0;
             while !done.load(Ordering::Acquire) {
                 for entries in [64, 300, 128, 33] {
-                    // Two requests are there at most.
+                    // At most two requests are outstanding.
                     assert_eq!(a.send_cq.try_resize(entries), 0);
                     assert_eq!(b.receive_cq.try_resize(entries), 0);
                     resized += 1;
@@ -143,7 +143,7 @@ fn a_queue_is_resized_while_it_is_filled_and_polled(device: &Device) {
             }
             resized
         });
-        // Also when it fails, or the other thread would go on without a limit.
+        // Caught, since after a panic the other thread would otherwise continue without a limit.
         let result = catch_unwind(AssertUnwindSafe(|| {
             for n in 0..rounds {
                 for n in [2 * n, 2 * n + 1] {

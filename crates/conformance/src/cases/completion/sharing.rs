@@ -1,4 +1,4 @@
-//! Completion queues that several queues use, queue pairs that talk to themselves, and many of them.
+//! Completion queues that several queues use, queue pairs connected to themselves, and many of them.
 
 use rdma_sys::ibv_wc_status as Status;
 use test_support::rig::connect::{Knobs, Side, connect, connect_sides, endpoint, pair};
@@ -124,7 +124,7 @@ fn flushes_of_both_ends_of_a_queue_pair_share_a_queue(device: &Device) {
         let ids = found.iter().map(|completion| completion.1);
         ids.filter(|id| (first..first + 4).contains(id)).collect::<Vec<_>>()
     };
-    // Which queue comes first is the device's.
+    // The order of the queues is the device's choice.
     assert_eq!((of(0), of(10)), ((0..4).collect(), (10..14).collect()));
     for (qpn, _, status) in found {
         assert_eq!((qpn, status), (a.number(), Status::IBV_WC_WR_FLUSH_ERR));
@@ -212,7 +212,7 @@ fn queue_pairs_of_one_domain_work_side_by_side(device: &Device) {
     let node = Node::new(device);
     let ((a, b), (c, _d)) = (node.pair(), node.pair());
     let memory = node.pd.register(8, ALL_ACCESS);
-    // One waits for a receiver, the other goes on.
+    // One waits for a receiver, the other continues.
     a.post(&Wr::send(1, &[]));
     for n in 10..20 {
         c.post(&Wr::write(n, &[memory.sge(0, 8)], &memory, 0));
@@ -231,5 +231,5 @@ fn queue_pair_numbers_are_different(device: &Device) {
     let mut numbers = [&a, &b, &c, &d].map(|side| side.qp.number());
     numbers.sort_unstable();
     assert!(numbers.windows(2).all(|two| two[0] < two[1]), "{numbers:?}");
-    assert!(numbers[0] > 1 && numbers[3] < 0x00ff_ffff, "those of no ordinary queue pair");
+    assert!(numbers[0] > 1 && numbers[3] < 0x00ff_ffff, "the numbers of special queue pairs");
 }

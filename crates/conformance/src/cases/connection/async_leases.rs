@@ -1,5 +1,5 @@
-//! What connections of futures promise of memory that is lent: it is open to the peer for its time and with its rights, and
-//! exclusive behind that.
+//! The guarantees of asynchronous connections for lent memory. The peer has access for the time and with the rights of
+//! the lease, and afterwards the owner has the memory exclusively.
 
 use std::collections::HashSet;
 use std::future::pending;
@@ -31,7 +31,7 @@ fn filled(ends: &Ends) -> Region {
     region
 }
 
-/// Who writes there now is refused, and changes nothing.
+/// Checks that a write by the peer is refused now, and changes nothing.
 async fn expect_closed(ends: &Ends, by: &Connection, key: RemoteMemoryRegion, region: &Region) {
     let before = region.to_vec();
     let late = by.write(ends.buffer(b"late"), key.slice(0..4).unwrap()).await.unwrap_err();
@@ -65,7 +65,7 @@ fn memory_that_is_lent_is_open_until_it_is_given_back(device: &Device) {
 fn a_lease_ends_with_its_time(device: &Device) {
     run(device, |ends| async move {
         let (mut time, mut region) = (Duration::from_millis(50), filled(&ends));
-        // Until it is longer than this device needs to have it taken.
+        // Doubles the time until it is longer than this device needs to transfer the lease.
         let (lent, region) = loop {
             let begin = Instant::now();
             let mut lease = ends.server.lend(region, WRITE, time).await.unwrap();
@@ -84,7 +84,7 @@ fn a_lease_ends_with_its_time(device: &Device) {
             }
             (time, region) = (time * 2, ended.region);
         };
-        // It is over at this end, too, and the connection goes on.
+        // The lease is over at this end, too, and the connection continues.
         let over = lent.write(ends.buffer(b"over")).await.unwrap_err();
         assert_eq!(*over.memory.unwrap(), *b"over");
         expect_over(&over.error, LeaseEnd::TimeOver);
@@ -152,7 +152,7 @@ fn memory_that_is_open_for_a_time_is_closed_behind_it(device: &Device) {
     });
 }
 
-/// More often than a byte of a key has values. That a key never comes again soon is no part of the contract.
+/// More often than a byte of a key has values. The contract does not forbid early reuse of keys.
 fn no_key_comes_again_soon(device: &Device) {
     device.needs(!device.is_other(), "a device may use keys again at once");
     run(device, |ends| async move {
@@ -163,7 +163,7 @@ fn no_key_comes_again_soon(device: &Device) {
             });
             let reserved = open.await.unwrap();
             let key = reserved.value.unwrap().rkey();
-            assert!(keys.insert(key), "{key:?} is one of before, after {number}");
+            assert!(keys.insert(key), "{key:?} is reused after {number} others");
             region = reserved.region;
         }
     });

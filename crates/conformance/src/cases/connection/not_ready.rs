@@ -1,5 +1,5 @@
-//! Receiver not ready: the requester waits as often and as long as its attributes say, whether or
-//! not anybody polls.
+//! Receiver not ready: the requester waits as often and as long as its attributes specify, whether
+//! or not the program polls.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -60,14 +60,14 @@ fn no_retry_fails_and_leaves_the_receiver_alone(device: &Device) {
     assert!(b.receive_cq.is_empty());
 }
 
-/// What that many waits take at least, for a requester whose clock ticks every 4 ms.
+/// The minimum duration of that many waits, for a requester whose clock ticks every 4 ms.
 fn least(code: u8, waits: u32) -> Duration {
     let wait = MinRnrTimer::from_code(code).unwrap().duration();
     (wait - Duration::from_millis(4)) * waits
 }
 
 fn retries_end_after_their_time_and_not_before(device: &Device) {
-    // Of 41 ms each.
+    // Waits of 41 ms each.
     let code = 24;
     for retries in [1, 3] {
         let start = Instant::now();
@@ -102,7 +102,7 @@ fn requests_behind_one_that_gave_up_are_flushed(device: &Device) {
     let scene =
         Scene::with(device, &Size::default(), &Knobs { rnr_retries: 0, ..Knobs::default() });
     let [write, ..] = scene.requests();
-    // The first takes B's receive request.
+    // The first uses B's receive request.
     let list = [Wr::send(1, &[]), Wr::send(2, &[]).unsignaled(), write];
     assert_eq!(scene.a.qp.try_post_list(&list), Ok(()));
     scene.a.send_cq.expect_success(1);
@@ -134,7 +134,7 @@ fn a_wait_that_ended_does_not_shorten_the_next(device: &Device) {
     let (a, _b) = loop {
         let begin = Instant::now();
         let (a, b) = sent_too_early(device, 1, LONGEST);
-        // Into the first wait, but not to its end: unless this thread is late.
+        // During the first wait, unless this thread is late.
         thread::sleep(Duration::from_millis(200));
         b.qp.post_receive(1, &[]);
         if begin.elapsed() < least(LONGEST, 1) {
@@ -167,14 +167,14 @@ fn receive_ends_the_wait_also_when_nobody_polls(device: &Device) {
     a.qp.post(&Wr::write(2, &[source.sge(0, 8)], &sink, 0).remote(0, 0));
     b.qp.post_receive(2, &[sink.sge(0, 8)]);
     until("the message", || sink.bytes() == [9; 8]);
-    // The write behind it has its turn, too: it has no key.
+    // The write after it is executed, too: its key is wrong.
     a.qp.wait_for_error();
     a.send_cq.expect_success(1);
     b.receive_cq.expect_success(2);
     a.send_cq.expect(2, Status::IBV_WC_REM_ACCESS_ERR);
 }
 
-/// Also of a requester that knows its peer, which may execute them in a shorter way.
+/// Also on a requester that knows its peer, and may execute them on a fast path.
 fn requests_behind_one_that_waits_keep_their_order(device: &Device) {
     for acquainted in [false, true] {
         let (a, b) = ready_never(device, 7, 1);
@@ -206,7 +206,7 @@ fn each_message_takes_a_receive_request_of_its_own(device: &Device) {
     let (a, b) = ready_never(device, 0, 1);
     let sink = b.pd.register(64, LOCAL_WRITE);
     let sources = [5, 6].map(|byte| a.pd.register_filled(vec![byte; 8], 0));
-    // Both messages would fit into one.
+    // Both messages would fit into one receive.
     b.qp.post_receive(1, &[sink.sge(0, 64)]);
     a.qp.post(&Wr::send(2, &[sources[0].sge(0, 8)]));
     a.send_cq.expect_success(2);
@@ -222,7 +222,7 @@ fn write_with_immediate_waits_without_writing(device: &Device) {
     let source = a.pd.register_filled(vec![3; 8], 0);
     let sink = b.pd.register(8, ALL_ACCESS);
     a.qp.post(&Wr::write(1, &[source.sge(0, 8)], &sink, 0).with_imm(4));
-    // Another connection goes through seven waits of 10 ms meanwhile.
+    // Meanwhile another connection completes seven waits of 10 ms.
     let (limited, _peer) = sent_too_early(device, 6, 18);
     limited.send_cq.expect(1, Status::IBV_WC_RNR_RETRY_EXC_ERR);
     assert!(a.send_cq.is_empty() && b.receive_cq.is_empty());
@@ -260,7 +260,7 @@ fn wait_ends_with_the_error_state(device: &Device) {
     a.qp.post(&Wr::send(2, &[]).unsignaled());
     a.qp.to_error();
     a.send_cq.expect_flushed([1, 2]);
-    // What has left arrives, and finds no receive request.
+    // Packets already sent arrive, and find no receive request.
     expect_nothing_under_way(device);
     b.qp.post_receive(3, &[]);
     expect_nothing_under_way(device);

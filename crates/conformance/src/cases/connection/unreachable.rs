@@ -1,5 +1,5 @@
-//! Peers that do not answer: the requester tries again as often as its attributes say and gives up,
-//! and nobody else notices.
+//! Peers that do not answer: the requester retries as often as its attributes specify and gives up,
+//! and no other queue pair is affected.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ cases![
     requester_that_gives_up_leaves_other_queue_pairs_alone,
 ];
 
-/// Three attempts, each for 17 ms.
+/// Three attempts of 17 ms each.
 fn impatient() -> Knobs {
     Knobs { timeout: 12, retries: 2, ..Knobs::default() }
 }
@@ -50,7 +50,7 @@ fn sides(device: &Device) -> (Side, Side) {
     (side(device), side(device))
 }
 
-/// A connected pair whose A has sent a message, and is impatient now.
+/// A connected pair whose A has sent a message, and is impatient from now on.
 fn acquainted(device: &Device) -> (Side, Side) {
     let (a, b) = sides(device);
     let knobs = Knobs { timeout: 14, retries: 6, ..Knobs::default() };
@@ -59,7 +59,7 @@ fn acquainted(device: &Device) -> (Side, Side) {
     (a, b)
 }
 
-/// A queue pair that no device has any more: numbers come back late.
+/// A queue pair that no longer exists: numbers are not reused soon.
 fn nobody(device: &Device, at: &Endpoint) -> Endpoint {
     Endpoint { qpn: side(device).endpoint().qpn, ..*at }
 }
@@ -140,7 +140,7 @@ fn peer_that_is_not_ready_yet_is_unreachable(device: &Device) {
 fn peer_that_becomes_ready_in_time_gets_the_message(device: &Device) {
     let (a, b) = sides(device);
     let (at_a, at_b) = (a.endpoint(), b.endpoint());
-    // The first retry comes after 134 ms, the last after a second.
+    // The first retry is sent after 134 ms, the last after a second.
     let knobs = Knobs { timeout: 15, retries: 7, ..Knobs::default() };
     connect(&a.qp, &at_a, &at_b, &knobs);
     a.qp.post(&Wr::send(1, &[]));
@@ -170,7 +170,7 @@ fn requests_that_are_tried_again_are_executed_once(device: &Device) {
     for n in 0..20 {
         b.qp.post_receive(n, &[]);
     }
-    // Not before the first attempts.
+    // After the first attempts.
     let (c, _d) = acquainted(device);
     c.qp.assert_ready();
     to_rtr(&b.qp, &attr);
@@ -203,7 +203,7 @@ fn peer_in_error_is_unreachable(device: &Device) {
     b.qp.to_error();
     a.expect_unreachable();
     b.receive_cq.expect_flushed([1]);
-    // A write asks for no receive request, and one of one element may be executed in a shorter way.
+    // A write needs no receive request, and one of one element may be executed on a fast path.
     let (a, b) = acquainted(device);
     let (source, sink) = (a.pd.register_filled(vec![1; 8], 0), b.pd.register(8, ALL_ACCESS));
     b.qp.to_error();
@@ -222,7 +222,7 @@ fn queue_pair_number_that_nobody_has_is_unreachable(device: &Device) {
     assert!(b.receive_cq.is_empty());
 }
 
-/// The same queue pair at an address that nobody has.
+/// The same queue pair at an address that no device has.
 fn elsewhere(at: &Endpoint) -> Endpoint {
     let mut raw = gid_of(&at.gid).to_bytes();
     raw[15] ^= 2;
@@ -250,7 +250,7 @@ fn address_that_the_peer_does_not_expect_is_unreachable(device: &Device) {
     assert!(b.receive_cq.is_empty());
 }
 
-/// Connects A at one of its GIDs with B at one of B's, and says how a SEND ends.
+/// Connects A at one of its GIDs with B at one of B's. Returns the status of a SEND.
 fn over_gids(device: &Device, at_a: u8, at_b: u8, knobs: &Knobs) -> Status {
     let (a, b) = sides(device);
     let at_a = endpoint_with_gid(&a.context, &a.qp, at_a);
@@ -302,7 +302,7 @@ fn timeout_0_waits_for_ever_and_ends_with_the_error_state(device: &Device) {
     );
     a.qp.post(&Wr::send(1, &[]));
     a.qp.post(&Wr::send(2, &[]));
-    // Longer than what any other timeout of this length would take.
+    // Longer than any other timeout of this length would take.
     let at_limited = limited.endpoint();
     connect(&limited.qp, &at_limited, &nobody(device, &at_limited), &impatient());
     limited.expect_unreachable();

@@ -1,7 +1,7 @@
-//! Unreliable connections: nobody acknowledges, so that whatever becomes of a message, it was sent.
+//! Unreliable connections: there are no acknowledgements, so a message counts as sent whatever happens to it.
 //!
-//! That something is lost is shown by a mark: a message sent later on the same connection, which takes the
-//! receive request that the lost one would have taken.
+//! The loss of a message is shown by a mark. A mark is a message sent later on the same connection, which uses the
+//! receive request that the lost one would have used.
 
 use rdma_sys::{
     ibv_event_type, ibv_mw_type, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
@@ -84,12 +84,12 @@ impl Pair {
         Self { at_a, at_b, a, b }
     }
 
-    /// Sixteen bytes.
+    /// A SEND of sixteen bytes.
     pub(super) fn send(&self, wr_id: u64) -> Wr {
         Wr::send(wr_id, &[self.at_a.sge(0, 16)])
     }
 
-    /// Sixteen bytes to the eighth of B's.
+    /// A WRITE of sixteen bytes to offset 8 of B's memory.
     pub(super) fn write(&self, wr_id: u64) -> Wr {
         Wr::write(wr_id, &[self.at_a.sge(0, 16)], &self.at_b, 8)
     }
@@ -101,7 +101,7 @@ impl Pair {
         Wr::send(wr_id, &[bad])
     }
 
-    /// Posts what A hears the end of: it went, whatever becomes of it.
+    /// Posts a request that succeeds at A, whatever happens to the message.
     #[track_caller]
     pub(super) fn expect_sent(&self, wr: &Wr) {
         self.a.qp.post(wr);
@@ -109,7 +109,7 @@ impl Pair {
         self.a.qp.assert_ready();
     }
 
-    /// The next that B hears is a mark, so that all that was sent before is there or lost.
+    /// Expects a mark as B's next message, so that everything sent before has arrived or is lost.
     #[track_caller]
     pub(super) fn expect_mark(&self, receive: u64) {
         self.expect_sent(&Wr::send(99, &[]).with_imm(MARK));
@@ -171,7 +171,7 @@ fn messages_of_many_packets_arrive_whole(device: &Device) {
     let data: Vec<u8> = (0_u32..).map(|n| n.to_le_bytes()[0]).take(longest).collect();
     let at_a = a.pd.register_filled(data.clone(), LOCAL_WRITE);
     let at_b = b.pd.register(longest, ALL_ACCESS);
-    // On both sides of the path's MTU and of twice it, and longer.
+    // Below and above the path's MTU and twice the MTU, and longer.
     for length in [0, 1, 1023, 1024, 1025, 2048, 2049, longest] {
         let local = [at_a.sge(0, length)];
         let write = Wr::write(1, &local, &at_b, 0).with_imm(1);
@@ -201,7 +201,7 @@ fn messages_arrive_in_order(device: &Device) {
         pair.a.send_cq.expect_success(n);
         assert_eq!(u64::from(imm_of(&pair.b.receive_cq.expect_success(100 + n))), n);
     }
-    assert_eq!(pair.at_b.bytes()[0], 31, "the last that was written");
+    assert_eq!(pair.at_b.bytes()[0], 31, "the last value written");
 }
 
 fn both_ends_send_at_once(device: &Device) {
@@ -256,7 +256,7 @@ fn unsignaled_messages_complete_silently(device: &Device) {
     pair.b.qp.post_receive(10, &[]);
     pair.a.qp.post(&pair.write(1).unsignaled());
     pair.a.qp.post(&pair.write(2).unsignaled());
-    // The next that A hears is of the mark.
+    // A's next completion is that of the mark.
     pair.expect_mark(10);
     assert_eq!(pair.at_b.bytes()[8..24], [0xaa; 16]);
 }
@@ -348,7 +348,7 @@ fn messages_that_are_lost_are_no_events(device: &Device) {
     }
 }
 
-/// Where B lets A write nothing: an address and a key each.
+/// Targets that B does not let A write to: an address and a key each.
 fn forbidden(pair: &Pair, unwritable: &Mr, foreign: &Mr) -> [(u64, u32); 5] {
     let (address, key) = (pair.at_b.address(), pair.at_b.key());
     [
@@ -428,7 +428,7 @@ fn the_first_message_is_an_event(device: &Device) {
     assert_eq!(context.async_events(), expected);
 }
 
-/// Two ends that disagree about where A's numbers begin.
+/// Two ends that disagree about the start of A's sequence numbers.
 fn out_of_step(device: &Device) -> (Side, Side) {
     let (a, b) = (Side::new(device, &size(), 256), Side::new(device, &size(), 256));
     let with = |psn| Knobs { psn, ..Knobs::default() };
@@ -511,7 +511,7 @@ fn each_step_needs_its_attributes_and_takes_no_others(device: &Device) {
     }
 }
 
-/// Resets both ends, and connects them again.
+/// Resets and reconnects both ends.
 fn connect_again(pair: &Pair) {
     let (at_a, at_b) = (pair.a.endpoint(), pair.b.endpoint());
     pair.a.qp.to_reset();
@@ -534,7 +534,7 @@ fn after_a_reset_it_can_be_connected_again(device: &Device) {
 
 fn after_a_reset_no_receive_of_before_is_used(device: &Device) {
     let pair = Pair::new(device);
-    // One that a message would have used, and one that none came to.
+    // One that a message would have used, and one without a message.
     pair.receive(8, 32);
     pair.receive(9, 32);
     pair.expect_sent(&pair.write(1).remote(pair.at_b.address(), pair.at_b.key() ^ 1).with_imm(5));

@@ -1,4 +1,4 @@
-//! Address handles: where datagrams go, by attributes or by what came in.
+//! Address handles: the destinations of datagrams, from attributes or from a received header.
 
 use rdma_sys::{
     Errno, ibv_ah_attr, ibv_gid_type, ibv_qp_state as State, ibv_wc, ibv_wc_flags,
@@ -43,7 +43,7 @@ cases![
     a_handle_of_another_domain_stops_the_send_queue_alone,
 ];
 
-/// The ways that the port's GIDs allow, each between equal rows of the table.
+/// The paths that the port's GIDs allow, each between equal rows of the table.
 struct Way {
     index: u8,
     kind: ibv_gid_type,
@@ -61,7 +61,7 @@ impl Way {
     }
 }
 
-/// A sender, a receiver with space for a header and 24 bytes, and what the sender sends.
+/// A sender, a receiver with space for a header and 24 bytes, and the sender's data.
 struct Scene {
     source: Mr,
     sink: Mr,
@@ -90,7 +90,7 @@ impl Scene {
         self.a.pd.ah_to(&self.a.endpoint(), &self.b.endpoint())
     }
 
-    /// Sends so many bytes to B: its completion, and the header.
+    /// Sends `length` bytes to B. Returns the completion and the header.
     fn send(&self, ah: &Ah, length: usize) -> (ibv_wc, Vec<u8>) {
         self.b.qp.post_receive(10, &[self.sink.sge(0, HEADER + 24)]);
         let wr = Wr::send(1, &[self.source.sge(0, length)]).with_imm(5);
@@ -136,7 +136,7 @@ fn headers_carry_the_traffic_class(device: &Device) {
     }
 }
 
-/// What arrives of a traffic class.
+/// The traffic class in the received header.
 fn carried_class(device: &Device, traffic_class: u8) -> u8 {
     match device.differs_by_udp("traffic-class-of-udp") {
         true => traffic_class & 3,
@@ -194,7 +194,7 @@ fn headers_say_how_long_the_packet_is(device: &Device) {
     }
 }
 
-/// The words of an IPv4 header, summed up as its checksum is.
+/// The sum of the words of an IPv4 header, as in its checksum.
 fn ipv4_sum(header: &[u8]) -> u16 {
     let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], pair[1]]));
     let sum: u32 = header[20..].chunks(2).map(word).sum();
@@ -202,7 +202,7 @@ fn ipv4_sum(header: &[u8]) -> u16 {
     u16::try_from((folded & 0xffff) + (folded >> 16)).unwrap()
 }
 
-/// Gives the header the checksum of what it is now.
+/// Sets the checksum of a changed header.
 fn set_ipv4_checksum(header: &mut [u8]) {
     header[30..32].fill(0);
     let checksum = !ipv4_sum(header);
@@ -212,7 +212,7 @@ fn set_ipv4_checksum(header: &mut [u8]) {
 fn headers_of_ipv4_have_a_right_checksum(device: &Device) {
     let scene = Scene::new(device);
     let Some(way) = scene.ways().into_iter().find(Way::is_ipv4) else {
-        device.skip("the port has no address of IPv4");
+        device.skip("the port has no IPv4 address");
     };
     let (_, header) = scene.send(&scene.a.pd.ah(vector(&way.from, &way.to, true)), 13);
     let right = ipv4_sum(&header) == 0xffff;
@@ -249,10 +249,10 @@ fn attributes_of_the_way_back_are_in_what_came(device: &Device) {
         let back = vector(&way.to, &way.from, true);
         assert_eq!((attr.port_num, attr.is_global), (1, 1));
         assert_eq!(gid_of(&attr.grh.dgid), gid_of(&back.grh.dgid));
-        assert_eq!(attr.grh.sgid_index, way.index, "by the address at which it came");
+        assert_eq!(attr.grh.sgid_index, way.index, "the index of the destination address");
         let carried = (way.hop_limit(&header), carried_class(device, 0x2c));
         assert_eq!((attr.grh.hop_limit, attr.grh.traffic_class), carried);
-        // Before a header of IPv4 there are zeroes.
+        // An IPv4 header follows zeroes.
         let start = u32::from_be_bytes(header[..4].try_into().unwrap());
         assert_eq!(attr.grh.flow_label, start & 0x000f_ffff);
         assert_eq!(attr.sl, question.sl);
@@ -267,7 +267,7 @@ fn the_way_back_leads_to_whom_the_header_names(device: &Device) {
     for way in scene.ways() {
         let ah = scene.a.pd.ah(vector(&way.from, &way.to, true));
         let (question, mut header) = scene.send(&ah, 0);
-        // As if it came from another, by the last byte of the source.
+        // As if it came from another source: the last byte of the source differs.
         let last = if way.is_ipv4() { 35 } else { 23 };
         header[last] ^= 0x40;
         if way.is_ipv4() {
@@ -295,14 +295,14 @@ fn an_answer_goes_back_by_what_came_with_the_question(device: &Device) {
     }
 }
 
-/// A completion of a datagram that came with a header.
+/// A completion of a datagram received with a header.
 fn with_header() -> ibv_wc {
     ibv_wc { wc_flags: ibv_wc_flags::IBV_WC_GRH.0, ..Default::default() }
 }
 
 fn what_is_no_header_makes_no_handle(device: &Device) {
     let side = side(device);
-    device.needs(side.endpoint().ethernet, "headers of InfiniBand have one form alone");
+    device.needs(side.endpoint().ethernet, "InfiniBand headers have only one form");
     for header in [[0; HEADER], [0xff; HEADER]] {
         let refused = side.context.ah_attributes(&with_header(), &header).err();
         assert!(refused.is_some());
@@ -313,7 +313,7 @@ fn what_is_no_header_makes_no_handle(device: &Device) {
 fn headers_for_other_addresses_make_no_handle(device: &Device) {
     let scene = Scene::new(device);
     let (question, mut header) = scene.send(&scene.ah(), 0);
-    device.needs(scene.a.endpoint().ethernet, "without a header the port alone is asked for");
+    device.needs(scene.a.endpoint().ethernet, "without a header only the port is checked");
     assert!(scene.b.context.ah_attributes(&question, &header).is_ok());
     // The last byte of the destination.
     header[39] ^= 0x40;
@@ -324,7 +324,7 @@ fn headers_for_other_addresses_make_no_handle(device: &Device) {
     assert!(scene.b.pd.try_ah_from(&question, &header).is_err());
 }
 
-/// A good vector, spoilt, makes no handle.
+/// Checks that a good address vector makes no handle after `spoil`.
 #[track_caller]
 fn expect_refused(device: &Device, spoil: impl Fn(&mut ibv_ah_attr)) {
     let side = side(device);
@@ -345,7 +345,7 @@ fn handles_need_a_port_of_the_device(device: &Device) {
 fn handles_need_a_source_of_the_port(device: &Device) {
     let rows = gid_table(&device.open(), 256, 0).unwrap();
     let has = |index: u8| rows.iter().any(|row| row.index == u32::from(index));
-    // The first that has no GID, or is not in the table at all, and the last.
+    // The first index without a GID or outside the table, and the last.
     let first = (0..=u8::MAX).find(|&index| !has(index));
     for index in first.into_iter().chain([u8::MAX]) {
         expect_refused(device, |attr| (attr.is_global, attr.grh.sgid_index) = (1, index));
@@ -356,11 +356,11 @@ fn on_ethernet_handles_need_a_global_route(device: &Device) {
     let ethernet = side(device).endpoint().ethernet;
     device.needs(ethernet, "the port is of InfiniBand");
     expect_refused(device, |attr| attr.is_global = 0);
-    // Neither is there an address of all zeroes.
+    // Nor is the all-zero address valid.
     expect_refused(device, |attr| attr.grh.dgid = Default::default());
 }
 
-/// Handles that are made of completions have such levels.
+/// Handles made from completions have such levels.
 fn on_ethernet_handles_take_every_service_level(device: &Device) {
     let scene = Scene::new(device);
     device.needs(scene.a.endpoint().ethernet, "the port is of InfiniBand");
@@ -376,7 +376,7 @@ fn on_ethernet_handles_take_every_service_level(device: &Device) {
 fn on_infiniband_handles_need_a_local_address(device: &Device) {
     let ethernet = side(device).endpoint().ethernet;
     device.needs(!ethernet, "the port is of Ethernet, which has no LIDs");
-    // LIDs from 0xc000 on are of groups.
+    // LIDs from 0xc000 on are multicast.
     expect_refused(device, |attr| attr.dlid = 0);
     expect_refused(device, |attr| (attr.dlid, attr.is_global) = (0xc000, 0));
     expect_refused(device, |attr| attr.sl = 16);
@@ -398,7 +398,7 @@ fn domains_with_handles_cannot_be_deallocated(device: &Device) {
     let ah = pd.ah_to(&side.endpoint(), &side.endpoint());
     assert_eq!(pd.try_dealloc(), Errno::EBUSY.raw());
     ah.destroy();
-    // Dropping it asserts that it goes now.
+    // The drop asserts that the destruction succeeds now.
     drop(pd);
 }
 
@@ -449,7 +449,7 @@ fn a_handle_may_go_when_its_requests_are_complete(device: &Device) {
     }
 }
 
-/// Posts a datagram whose handle is of another domain: how it ends.
+/// Posts a datagram with a handle of another domain. Returns its status.
 fn post_by_foreign_handle(scene: &Scene) -> Status {
     let foreign = scene.a.context.pd();
     let ah = foreign.ah_to(&scene.a.endpoint(), &scene.b.endpoint());
@@ -468,7 +468,7 @@ fn a_handle_of_another_domain_fails_here(device: &Device) {
         scene.b.qp.number(),
         QKEY,
     ));
-    // What B hears is from itself.
+    // B's next message is its own.
     assert_eq!(scene.b.receive_cq.expect_success(10).src_qp, scene.b.qp.number());
     scene.b.send_cq.expect_success(2);
 }

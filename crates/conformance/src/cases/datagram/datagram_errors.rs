@@ -42,7 +42,7 @@ fn without_a_receive_a_datagram_is_lost(device: &Device) {
     scene.pair.b.qp.assert_ready();
 }
 
-/// What SoftRoCE does with a receive that is too short.
+/// The behaviour of SoftRoCE for a receive that is too short.
 #[track_caller]
 fn expect_failed_receiver(scene: &Scene, receive: u64) {
     scene.pair.b.receive_cq.expect(receive, Status::IBV_WC_LOC_QP_OP_ERR);
@@ -74,7 +74,7 @@ fn a_receive_shorter_than_the_header_takes_nothing(device: &Device) {
     scene.pair.at_b.assert_filled(0xbb);
 }
 
-/// Two datagrams towards a receive request with a wrong key and a good one behind it.
+/// Sends two datagrams: the first receive request has a wrong key, the second is good.
 fn fail_receiver(scene: &Scene) {
     let mut bad = scene.pair.at_b.sge(0, HEADER);
     bad.lkey ^= 1;
@@ -108,7 +108,7 @@ fn a_receiver_that_fails_says_so_by_an_event(device: &Device) {
     scene.pair.b.receive_cq.next();
     scene.pair.b.receive_cq.expect_flushed([11]);
     let expected = device.expected(vec![event], "failed-receivers-are-no-events", vec![]);
-    // It may come a moment after the completions.
+    // The event may be reported a moment after the completions.
     let context = &scene.pair.b.context;
     until("the event", || expected.is_empty() || context.has_async_events());
     assert_eq!(context.async_events(), expected);
@@ -121,7 +121,7 @@ fn a_datagram_longer_than_the_mtu_never_arrives(device: &Device) {
     let at_b = b.pd.register_filled(vec![0xbb; HEADER + longest + 1], LOCAL_WRITE);
     b.qp.post_receive(10, &[at_b.sge(0, HEADER + longest + 1)]);
     if scene.pair.a.qp.try_post(&scene.good(1, longest + 1)) == 0 {
-        // The specification has it vanish; devices that say so stop their send queue.
+        // The specification drops it silently; some devices stop their send queue.
         let ended = scene.pair.a.send_cq.next();
         assert_eq!(ended.wr_id, 1);
         if ended.status != Status::IBV_WC_SUCCESS {
@@ -143,7 +143,7 @@ const NOT_FOR_DATAGRAMS: [ibv_wr_opcode; 7] = [
     ibv_wr_opcode::IBV_WR_LOCAL_INV,
 ];
 
-/// A good datagram but for its opcode; what operations on memory take for its address is B's.
+/// A datagram that is good except for its opcode; memory operations take B's address from it.
 fn of_opcode(scene: &Scene, opcode: ibv_wr_opcode) -> Wr {
     let mut wr = scene.good(1, 8);
     wr.wr.opcode = opcode;
@@ -177,7 +177,7 @@ fn operations_that_datagrams_lack_move_nothing(device: &Device) {
             let ended = scene.pair.a.send_cq.next();
             assert_ne!(ended.status, Status::IBV_WC_SUCCESS, "{opcode:?}");
         }
-        // Another one shows that nothing came before.
+        // Another one shows that nothing arrived before.
         let other = side(device);
         let ah = other.pd.ah_to(&other.endpoint(), &scene.pair.b.endpoint());
         other.qp.post(&Wr::send(2, &[]).to(&ah, scene.pair.b.qp.number(), QKEY));
@@ -245,7 +245,7 @@ fn a_failed_datagram_stops_the_send_queue_alone(device: &Device) {
     scene.expect_mark(10);
 }
 
-/// A sender, and a receiver that takes its requests from a shared queue.
+/// A sender, and a receiver that uses a shared receive queue.
 struct Shared {
     ah: Ah,
     source: Mr,
@@ -278,7 +278,7 @@ impl Shared {
 
 fn receives_of_a_shared_queue_serve_datagrams(device: &Device) {
     let shared = Shared::new(device);
-    // Nobody waits for a receive.
+    // No message waits for a receive.
     shared.send(1);
     device.let_arrive();
     for wr_id in [10, 11] {

@@ -1,8 +1,7 @@
-//! Datagrams: from anybody to anybody with the right key, one packet each, and nobody hears of those
-//! that get lost.
+//! Datagrams: between any queue pairs with the right key, one packet each. The loss of one is not reported.
 //!
-//! That something is lost is shown by a mark: a datagram sent later, which takes the receive request that
-//! the lost one would have taken.
+//! The loss of a datagram is shown by a mark. A mark is a datagram sent later, which uses the receive request that the
+//! lost one would have used.
 
 use rdma_sys::{
     ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State, ibv_qp_type, ibv_sge, ibv_wc,
@@ -50,10 +49,10 @@ cases![
     the_key_is_what_was_set,
 ];
 
-/// What the immediate data of marks is.
+/// The immediate data of marks.
 const MARK: u32 = 0x4d41_524b;
 
-/// A pair, a way from A to B, and space for marks that is no part of B's other memory.
+/// A pair, a path from A to B, and space for marks outside B's other memory.
 pub(super) struct Scene {
     pub(super) ah: Ah,
     room: Mr,
@@ -74,19 +73,19 @@ impl Scene {
         wr.to(&self.ah, qpn, qkey)
     }
 
-    /// A receive request that is large enough for a mark.
+    /// Posts a receive request that is large enough for a mark.
     pub(super) fn receive_mark(&self, wr_id: u64) {
         self.pair.b.qp.post_receive(wr_id, &[self.room.sge(0, HEADER)]);
     }
 
-    /// Sends something of which the sender hears that it went, whatever becomes of it.
+    /// Sends a request that succeeds at the sender, whatever happens to the datagram.
     #[track_caller]
     pub(super) fn send(&self, wr: &Wr) {
         self.pair.a.qp.post(wr);
         self.pair.a.send_cq.expect_success(wr.wr.wr_id);
     }
 
-    /// The next that B hears is a mark, so that nothing sent before it arrived.
+    /// Expects a mark as B's next datagram, so that nothing sent before it arrived.
     #[track_caller]
     pub(super) fn expect_mark(&self, receive: u64) {
         self.send(&self.good(99, 0).with_imm(MARK));
@@ -242,7 +241,7 @@ fn unsignaled_datagrams_complete_silently(device: &Device) {
     }
     scene.pair.a.qp.post(&scene.good(1, 0).unsignaled());
     scene.pair.a.qp.post(&scene.good(2, 0).unsignaled());
-    // The next that the sender hears is of the mark.
+    // The sender's next completion is that of the mark.
     scene.pair.a.qp.post(&scene.good(3, 0).with_imm(MARK));
     scene.pair.a.send_cq.expect_success(3);
     for wr_id in 10..13 {
@@ -290,7 +289,7 @@ fn wrong_keys_are_counted(device: &Device) {
         let wr = scene.pair.send(wr_id, 0);
         scene.send(&scene.to(wr, scene.pair.b.qp.number(), QKEY + 1));
     }
-    // Others may use the port at the same time.
+    // Other programs may use the port at the same time.
     until("the count", || violations() - before >= 2);
 }
 
@@ -337,7 +336,7 @@ fn a_key_with_the_high_bit_is_only_sent_by_those_who_have_it(device: &Device) {
 fn sequence_numbers_count_datagrams(device: &Device) {
     let scene = Scene::new(device);
     let a = &scene.pair.a;
-    // The last takes it beyond 24 bits.
+    // The last one takes it beyond 24 bits.
     for first in [0, 5, 0x00ff_fffe] {
         let mut attr = ibv_qp_attr { qp_state: State::IBV_QPS_RESET, ..Default::default() };
         assert_eq!(a.qp.modify(attr, Mask::IBV_QP_STATE.0), 0);
@@ -395,7 +394,7 @@ fn an_address_that_nobody_has_gets_nothing(device: &Device) {
     scene.pair.receive(10, HEADER + 8);
     let from = scene.pair.a.endpoint();
     let way = vector(&from, &nowhere, from.ethernet);
-    // Where the handle resolves the address, there may be none.
+    // Where handle creation resolves the address, it may fail.
     if let Ok(ah) = scene.pair.a.pd.try_ah(way) {
         scene.send(&scene.pair.good(&ah, 1, 8));
         if device.differs("loopback-ignores-addresses") {
@@ -447,7 +446,7 @@ fn queue_pairs_of_other_types_hear_nothing(device: &Device) {
         for (wr_id, qkey) in [(1, QKEY), (2, 0)] {
             scene.send(&scene.to(scene.pair.send(wr_id, 0), other.qp.number(), qkey));
         }
-        // The next that it hears is from its peer.
+        // Its next datagram is from its peer.
         peer.qp.post(&Wr::send(3, &[]).with_imm(MARK));
         peer.send_cq.expect_success(3);
         assert_eq!(imm_of(&other.receive_cq.expect_success(20)), MARK);

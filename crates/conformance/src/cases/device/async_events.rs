@@ -1,4 +1,4 @@
-//! Events that nobody asked for: of queue pairs, of completion queues, and how they are taken.
+//! Asynchronous events: of queue pairs, of completion queues, and their handling.
 
 use rdma_sys::{
     Errno, ibv_event_type as Event, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
@@ -32,7 +32,7 @@ cases![
     an_overflow_is_an_event_of_the_queue,
 ];
 
-/// An event of a queue pair that every device has: its send queue is drained.
+/// Causes an event of a queue pair on every device: its send queue is drained.
 fn provoke(qp: &Qp) {
     let attr =
         ibv_qp_attr { qp_state: State::IBV_QPS_SQD, en_sqd_async_notify: 1, ..Default::default() };
@@ -49,7 +49,7 @@ fn events(side: &Side) -> Vec<(Event, usize)> {
     side.context.async_events()
 }
 
-/// Of a side nothing else is told than what is provoked now.
+/// Checks that a side has no other event than the one caused now.
 #[track_caller]
 fn expect_no_event(side: &Side) {
     provoke(&side.qp);
@@ -110,7 +110,7 @@ fn events_come_in_order(device: &Device) {
     for (n, qp) in others.iter().enumerate() {
         connect(qp, &end, &end, &Knobs::default());
         provoke(qp);
-        // The next one is provoked when the device has reported this one.
+        // The next one is caused after the device has reported this one.
         until("the queue is drained", || qp.query().sq_draining == 0);
         until("an event", || a.context.has_async_events());
         if n == 0 {
@@ -136,14 +136,14 @@ fn a_completion_is_no_event(device: &Device) {
     expect_no_event(&b);
 }
 
-/// A writes to where it may not.
+/// Writes from A to memory that it may not write to.
 fn refused_access(a: &Side) {
     let memory = a.pd.register(8, LOCAL_WRITE);
     a.qp.post(&Wr::write(1, &[memory.sge(0, 8)], &memory, 0).remote(64, 0));
     a.send_cq.expect(1, Status::IBV_WC_REM_ACCESS_ERR);
 }
 
-/// What B gets when it failed; nothing on SoftRoCE.
+/// Expects B's event after a failure; none on SoftRoCE.
 #[track_caller]
 fn expect_failure(device: &Device, b: &Side, event: Event) {
     b.qp.wait_for_error();
@@ -173,7 +173,7 @@ fn a_requester_has_its_completion_and_no_event(device: &Device) {
     let (a, b) = pair(device);
     refused_access(&a);
     b.qp.wait_for_error();
-    // Of another queue pair of the same context.
+    // An event of another queue pair of the same context.
     let other = a.pd.qp(&a.send_cq, &a.receive_cq, &Size::default());
     let end = a.endpoint();
     connect(&other, &end, &end, &Knobs::default());
@@ -215,7 +215,7 @@ fn destroying_a_queue_pair_waits_for_acknowledgements(device: &Device) {
     until("an event", || a.context.has_async_events());
     let taken = a.context.take_async_events(false);
     assert_eq!(taken, [(PROVOKED, a.qp.0.addr())]);
-    // One more, which is not taken.
+    // One more, which is not read.
     assert_eq!(a.qp.to_state(State::IBV_QPS_RTS), 0);
     provoke(&a.qp);
     until("an event", || a.context.has_async_events());
@@ -223,8 +223,8 @@ fn destroying_a_queue_pair_waits_for_acknowledgements(device: &Device) {
     let name = qp.name();
     std::thread::scope(|threads| {
         let destroyer = threads.spawn(move || drop(qp));
-        // The event that was not taken goes first; then the other is waited for.
-        until("the event that was not taken is gone", || !context.has_async_events());
+        // The unread event is discarded first; then the destruction waits for the other.
+        until("the discard of the unread event", || !context.has_async_events());
         assert!(!destroyer.is_finished());
         name.acknowledge(PROVOKED);
         destroyer.join().unwrap();

@@ -1,4 +1,4 @@
-//! The life of objects: what must go first, what is left of the others, and whose they are.
+//! The lives of objects: the order of destruction, the state of the others, and their owners.
 
 use std::ptr;
 
@@ -126,7 +126,7 @@ fn objects_of_one_kind_are_told_apart(device: &Device) {
 
 fn numbers_of_queue_pairs_can_be_sent(device: &Device) {
     for service in device.types(&SERVICES) {
-        // 24 bits, and neither of the two that manage the subnet.
+        // 24 bits, and neither of the two subnet management numbers.
         assert!((2..1 << 24).contains(&alone(device, service).qp.number()));
     }
 }

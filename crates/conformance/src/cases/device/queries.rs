@@ -1,4 +1,4 @@
-//! What a device, its ports and its tables say of themselves, and what numbers are called.
+//! The attributes of a device, its ports and its tables, and the texts for numbers.
 
 use std::path::Path;
 
@@ -63,7 +63,7 @@ fn the_list_names_each_device_once(_: &Device) {
     assert_eq!(names.len(), count);
 }
 
-/// What programs make the path of a file from (`/dev/infiniband/uverbs0`, attributes in sysfs).
+/// Programs use them to form file paths (`/dev/infiniband/uverbs0`, attributes in sysfs).
 fn the_list_has_the_files_of_each_device(device: &Device) {
     let all = devices();
     for listed in &all {
@@ -73,7 +73,7 @@ fn the_list_has_the_files_of_each_device(device: &Device) {
         assert!(listed.ibdev_path.ends_with(&format!("/class/infiniband/{}", listed.name)));
         let same = all.iter().filter(|other| other.dev_name == listed.dev_name).count();
         assert_eq!(same, 1, "{}", listed.dev_name);
-        // A file of the kernel is of the kernel's device.
+        // A file of the kernel belongs to the kernel's device.
         let is_there = Path::new(&listed.dev_path).exists();
         assert!(!is_there || !device.is_software(), "{}", listed.dev_path);
     }
@@ -143,7 +143,7 @@ fn a_device_has_room_for_something_of_everything(device: &Device) {
         assert!(most > 0);
     }
     assert!(attr.phys_port_cnt > 0 && attr.max_pkeys > 0 && attr.max_mr_size > 0);
-    // A page at least: all sizes that regions may have pages of.
+    // At least the page size; all page sizes that regions may have.
     assert!(attr.page_size_cap >= 4096);
     assert!(attr.atomic_cap.0 <= ibv_atomic_cap::IBV_ATOMIC_GLOB.0);
 }
@@ -180,7 +180,7 @@ fn a_port_has_a_table_of_partition_keys(device: &Device) {
     }
 }
 
-/// Numbers that no port has; a NIC may have many.
+/// Numbers that no port has; an adapter may have many ports.
 fn no_ports(device: &Device) -> [u8; 3] {
     [0, device.attributes().phys_port_cnt + 1, u8::MAX]
 }
@@ -233,7 +233,7 @@ fn every_place_of_the_gid_table_can_be_queried(device: &Device) {
     for index in 0..places {
         let gid = query_gid(&context, 1, index).unwrap();
         let row = rows.iter().find(|row| row.port == 1 && row.index == index.cast_unsigned());
-        assert_eq!(row.is_none(), gid.is_zero(), "an empty place is in no row: {index}");
+        assert_eq!(row.is_none(), gid.is_zero(), "an empty entry must have no row: {index}");
     }
 }
 
@@ -258,7 +258,11 @@ fn single_gids_have_their_kind_and_place(device: &Device) {
 fn a_gid_table_that_does_not_fit_is_refused(device: &Device) {
     let context = device.open();
     let rows = gid_table(&context, 1024, 0).unwrap();
-    assert_eq!(gid_table(&context, rows.len(), 0).unwrap(), rows, "it just fits");
+    assert_eq!(
+        gid_table(&context, rows.len(), 0).unwrap(),
+        rows,
+        "the buffer has exactly the right size"
+    );
     let refused = gid_table(&context, rows.len() - 1, 0);
     assert_eq!(refused.err(), Some(Errno::EINVAL));
 }
@@ -311,7 +315,7 @@ fn an_ethernet_port_has_no_lid_and_an_infiniband_port_has_one(device: &Device) {
     let port = device.open().query_port();
     match port.link_layer {
         2 => assert_eq!(port.lid, 0),
-        _ => assert!((1..0xc000).contains(&port.lid), "a unicast one"),
+        _ => assert!((1..0xc000).contains(&port.lid), "a unicast LID"),
     }
 }
 
@@ -326,7 +330,7 @@ fn a_context_has_the_functions_that_programs_call_without_a_look(device: &Device
     assert!(context.is_extended() && context.has_unchecked_functions());
 }
 
-/// Each number has a text that no other has, and none is called unknown.
+/// Checks that each number has a unique text, and none is called unknown.
 fn expect_texts(numbers: impl Iterator<Item = u32>, text: fn(u32) -> &'static str) {
     let mut texts: Vec<_> = numbers.map(text).collect();
     let count = texts.len();

@@ -1,4 +1,4 @@
-//! How large objects may be, and how many.
+//! The maximum sizes and numbers of objects.
 
 use rdma_sys::{Errno, ibv_qp_state as State, ibv_qp_type};
 use test_support::rig::connect::{Knobs, Side, connect, endpoint, pair, pair_with};
@@ -32,7 +32,7 @@ cases![
     queues_above_the_devices_number_are_refused_until_one_is_gone,
 ];
 
-/// A queue pair in this domain with these queues, connected with one that has its own.
+/// A queue pair in this domain with these queues, connected to a peer with separate ones.
 fn connected(context: &Context, pd: &Pd, cq: &Cq, peer: &Side) -> Qp {
     let qp = pd.qp(cq, cq, &Size::default());
     let (here, there) = (endpoint(context, &qp), peer.endpoint());
@@ -45,7 +45,7 @@ fn sizes(attr: &rdma_sys::ibv_qp_cap) -> [u32; 5] {
     [attr.max_send_wr, attr.max_recv_wr, attr.max_send_sge, attr.max_recv_sge, attr.max_inline_data]
 }
 
-/// A queue pair of these sizes, and the sizes that it got.
+/// A queue pair of these sizes, and the sizes that the device returned.
 fn of_sizes(device: &Device, size: &Size) -> (Side, [u32; 5]) {
     let mut side = alone(device, size.qp_type);
     side.qp.destroy();
@@ -113,13 +113,13 @@ fn a_queue_pair_works_at_the_sizes_that_it_got(device: &Device) {
     a.send_cq.expect_success(1);
 }
 
-/// Creation with these sizes is refused, for what they are.
+/// Expects creation with these sizes to be refused because of the sizes.
 #[track_caller]
 fn expect_too_large(device: &Device, size: &Size) {
     let side = alone(device, ibv_qp_type::IBV_QPT_RC);
     let refused = side.pd.try_qp(&side.send_cq, &side.receive_cq, size).err();
     assert_eq!(refused, Some(Errno::EINVAL));
-    // And what was there is as it was.
+    // The existing objects are unchanged.
     side.bring(State::IBV_QPS_RTS);
 }
 
@@ -178,7 +178,7 @@ fn a_queue_has_at_least_the_room_that_was_asked_for(device: &Device) {
 fn queues_above_the_devices_room_are_refused(device: &Device) {
     let context = device.open();
     let most = context.query_device().max_cqe;
-    device.needs(most < i32::MAX, "the device has as much room as can be asked for");
+    device.needs(most < i32::MAX, "the device has no limit below the largest request");
     for room in [most + 1, i32::MAX] {
         assert_eq!(context.try_cq(room, 0).err(), Some(Errno::EINVAL), "{room}");
     }
@@ -225,7 +225,7 @@ fn many_completion_queues_are_there_at_once(device: &Device) {
     drop(qp);
 }
 
-/// Makes as many as the device says that there may be.
+/// Creates as many objects as the device's limit allows, and expects the next one to be refused.
 fn fill<T>(most: i32, create: impl Fn() -> Result<T, Errno>) {
     let mut all: Vec<_> =
         (0..most).map(|n| create().unwrap_or_else(|errno| panic!("{n}: {errno}"))).collect();
@@ -234,7 +234,7 @@ fn fill<T>(most: i32, create: impl Fn() -> Result<T, Errno>) {
     all.push(create().unwrap());
 }
 
-/// No more are made than this.
+/// The maximum number of objects that a case creates.
 const MANY: i32 = 1 << 17;
 
 fn domains_above_the_devices_limit_are_refused_until_one_is_gone(device: &Device) {

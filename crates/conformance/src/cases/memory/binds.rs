@@ -1,5 +1,4 @@
-//! Binding memory windows: to what, by whom, under which key, and how the request ends (IBTA volume 1,
-//! 10.6.7.2).
+//! Binding memory windows: the memory, the queue pairs, the keys, and the results (IBTA volume 1, 10.6.7.2).
 
 use rdma_sys::{
     Errno, ibv_inc_rkey, ibv_mw_bind_info, ibv_mw_type, ibv_wc_opcode, ibv_wc_status as Status,
@@ -48,7 +47,7 @@ cases![
     a_queue_pair_that_is_not_connected_binds_nothing,
 ];
 
-/// What the rig would do, with a key whose low byte no window had before.
+/// Binds as the rig does, but to a key whose low byte no window had before.
 fn bind_as(grant: &Grant, mw: &Mw, low: u8) -> u32 {
     let key = mw.key_with(mw.key().to_le_bytes()[0].wrapping_add(low));
     grant.b.qp.post(&Wr::bind(1, mw, key, grant.at_b.part(0, 8, REMOTE)));
@@ -75,7 +74,7 @@ fn binding_a_window_of_type_1_again_ends_the_key_before(device: &Device) {
     grant.refuses(&grant.write(first, 16, 8));
 }
 
-/// A window of type 1 that is bound to this part of B's memory is bound to nothing, under either key.
+/// Binds a window of type 1 to this part of B's memory, then to nothing, and checks that neither key works.
 fn unbinds(device: &Device, nothing: impl Fn(&Grant) -> ibv_mw_bind_info) {
     for before in [true, false] {
         let grant = Grant::new(device);
@@ -93,7 +92,7 @@ fn a_window_of_type_1_is_unbound_by_length_0(device: &Device) {
 fn a_window_of_type_1_is_unbound_without_a_region(device: &Device) {
     needs(device, TYPE_1);
     if device.differs("unbind-without-a-region") {
-        return; // it crashes the process
+        return; // the bind crashes the process
     }
     unbinds(device, |_| ibv_mw_bind_info::default());
 }
@@ -137,7 +136,7 @@ fn a_key_of_type_2_may_be_the_one_before(device: &Device) {
     drop(mw);
 }
 
-/// A second bind of a window of type 2 fails, and leaves it as it was.
+/// Checks that a second bind of a window of type 2 fails, and leaves the window unchanged.
 fn not_bound_again(device: &Device, length: usize) {
     needs(device, TYPE_2);
     let grant = Grant::new(device);
@@ -170,7 +169,7 @@ fn length_0_binds_no_window_of_type_2(device: &Device) {
     });
 }
 
-/// How a bind of a new window to a part of B's memory, changed a bit, ends.
+/// The result of binding a new window to a modified part of B's memory.
 fn bound_with(
     device: &Device,
     kind: ibv_mw_type,
@@ -224,14 +223,14 @@ fn a_bind_may_name_local_write_which_gives_nothing(device: &Device) {
     }
 }
 
-/// A window with these rights is not bound to a region of those.
+/// Checks that a window with rights `access` cannot be bound to a region with rights `memory`.
 #[track_caller]
 fn fails_on(device: &Device, kind: ibv_mw_type, memory: u32, access: u32) {
     let grant = Grant::new(device);
     let region = grant.b.pd.register(BYTES, memory);
     let mw = grant.b.pd.mw(kind);
     let part = region.part(0, 8, access);
-    // Where its requests would count from.
+    // The base address of its requests.
     let addr = if memory & ZERO_BASED == 0 { part.addr } else { 0 };
     grant.fails_at_b(|qp| {
         qp.post_bind(1, &mw, ibv_mw_bind_info { addr, ..part });
@@ -289,7 +288,7 @@ fn no_window_of_type_1_is_zero_based(device: &Device) {
     let grant = Grant::new(device);
     let one = grant.b.pd.mw(TYPE_1);
     let info = grant.at_b.part(16, 32, REMOTE | ZERO_BASED);
-    // At its post, or by its completion.
+    // Refused by the post, or by the completion.
     match grant.b.qp.try_bind(1, &one, info, 0) {
         0 => drop(grant.b.send_cq.expect(1, Status::IBV_WC_MW_BIND_ERR)),
         refused => assert_eq!(refused, Errno::EINVAL.raw()),
@@ -324,7 +323,7 @@ fn a_message_behind_a_bind_comes_when_the_window_is_there(device: &Device) {
         let mw = grant.b.pd.mw(kind);
         let key = grant.b.qp.post_bind(1, &mw, grant.at_b.part(16, 32, REMOTE));
         grant.b.qp.post(&Wr::send(2, &[]));
-        // Who gets the message may use the key.
+        // After the receiver has the message, it may use the key.
         grant.a.receive_cq.expect_success(10);
         grant.allows(&grant.write(key, 16, 8));
         grant.b.send_cq.expect_success(1);

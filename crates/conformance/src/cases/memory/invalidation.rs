@@ -1,5 +1,5 @@
-//! How the access that a memory window gives is taken back: by invalidation here or by the peer, by
-//! deallocation, by the end of its queue pair.
+//! Revocation of the access that a memory window grants: by invalidation here or by the peer, by deallocation, by the
+//! end of its queue pair.
 
 use std::time::Instant;
 
@@ -103,14 +103,14 @@ fn unreliable_pair(device: &Device, access: u32) -> (Side, Side) {
     (a, b)
 }
 
-/// On an unreliable connection, a write that comes after B's window was taken back is dropped.
+/// On an unreliable connection, a write that arrives after B's window was revoked is dropped.
 fn dropped_unreliably(device: &Device, take_back: impl FnOnce(&Grant, Mw, u32) -> Option<Mw>) {
     let (a, b) = unreliable_pair(device, REMOTE_WRITE);
     let at_a = a.pd.register_filled(vec![AT_A; BYTES], 0);
     let at_b = b.pd.register_filled(vec![AT_B; BYTES], BINDABLE);
     let grant = Grant { at_a, at_b, a, b };
     let (mw, key) = grant.window(TYPE_2, REMOTE_WRITE);
-    // What comes later has come, so what came before has come or was dropped.
+    // A later message has arrived, so earlier writes have arrived or were dropped.
     let later = |wr_id| {
         grant.b.qp.post_receive(wr_id, &[]);
         grant.allows(&Wr::send(1, &[]));
@@ -121,7 +121,7 @@ fn dropped_unreliably(device: &Device, take_back: impl FnOnce(&Grant, Mw, u32) -
     assert_eq!(grant.at_b.bytes()[16], AT_A);
     let _left = take_back(&grant, mw, key);
     grant.at_b.fill(AT_B);
-    // Nobody tells the sender.
+    // The sender gets no error.
     grant.allows(&grant.write(key, 16, 8));
     later(2);
     grant.at_b.assert_filled(AT_B);
@@ -171,7 +171,7 @@ fn on_an_unreliable_connection_a_failed_invalidation_stops_the_send_queue_alone(
     a.receive_cq.expect_success(1);
 }
 
-/// The key that a window of type 2 has with this low byte added to its first key's.
+/// The key of a window of type 2 with `add` added to the low byte of its first key.
 fn key_plus(mw: &Mw, add: u8) -> u32 {
     mw.key_with(mw.key().to_le_bytes()[0].wrapping_add(add))
 }
@@ -214,7 +214,7 @@ fn an_invalidated_window_can_be_bound_by_another_queue_pair(device: &Device) {
     drop(mw);
 }
 
-/// B's local invalidation of this key fails, and ends its queue pair.
+/// Checks that B's local invalidation of this key fails, and ends its queue pair.
 #[track_caller]
 fn fails(grant: &Grant, key: u32) {
     grant.b.qp.post(&Wr::local_invalidate(1, key).unsignaled());
@@ -222,7 +222,7 @@ fn fails(grant: &Grant, key: u32) {
     grant.b.qp.wait_for_error();
 }
 
-/// Does it with a grant, and with a key that is of no window of type 2.
+/// Runs `act` with a grant and each of several keys that belong to no window of type 2.
 fn with_other_keys(device: &Device, act: impl Fn(&Grant, u32)) {
     let grant = Grant::new(device);
     act(&grant, grant.at_b.key());
@@ -247,11 +247,11 @@ fn a_local_invalidation_under_another_key_fails(device: &Device) {
     fails(&grant, key ^ 1);
 }
 
-/// Does it with a grant and the key of a window that is not bound: never, or no longer.
+/// Runs `act` with a grant and the key of an unbound window: never bound, or no longer.
 fn with_unbound_windows(device: &Device, act: impl Fn(&Grant, u32)) {
     needs(device, TYPE_2);
     if device.differs("invalidation-of-an-unbound-window") {
-        return; // it stops the machine
+        return; // this stops the machine
     }
     let grant = Grant::new(device);
     let mw = grant.b.pd.mw(TYPE_2);
@@ -326,13 +326,13 @@ fn a_key_that_cannot_be_invalidated_still_works(device: &Device) {
     }
 }
 
-/// A's send takes B's window back; what is there then: the window, its key, B's receive buffer.
+/// Lets A's send invalidate B's window. Returns the window, its key, and B's receive buffer.
 fn invalidated_by_a(grant: &Grant, length: usize) -> (Mw, u32, Mr) {
     let (mw, key) = grant.window(TYPE_2, REMOTE);
     let room = grant.b.pd.register(BYTES, LOCAL_WRITE);
     grant.b.qp.post_receive(10, &[room.sge(0, BYTES)]);
     let send = Wr::send_with_invalidate(2, &[grant.at_a.sge(0, length)], key);
-    // The window is there until then.
+    // The window works until then.
     assert_eq!(grant.a.qp.try_post_list(&[grant.write(key, 16, 8), send]), Ok(()));
     grant.a.send_cq.expect_success(1);
     let wc = grant.a.send_cq.expect_success(2);
@@ -390,7 +390,7 @@ fn only_the_named_window_is_invalidated(device: &Device) {
     grant.refuses(&grant.write(key, 16, 8));
 }
 
-/// A's send names this key, of which B takes nothing back: B is in error, and has the data.
+/// Sends a message from A whose key cannot be invalidated: B has the data, and is in error.
 #[track_caller]
 fn delivered_and_ended(grant: &Grant, key: u32) {
     let room = grant.b.pd.register(BYTES, LOCAL_WRITE);
@@ -434,7 +434,7 @@ fn a_send_that_invalidates_nothing_is_an_event_of_its_receiver(device: &Device) 
     assert_eq!(context.async_events(), [expected]);
 }
 
-/// A's write through a window that is gone is refused, and the region that it was bound to can go.
+/// Checks that A's write through a revoked window is refused, and its region can be deregistered.
 #[track_caller]
 fn is_gone(grant: Grant, write: &Wr) {
     grant.refuses(write);
@@ -463,7 +463,7 @@ fn a_window_of_type_2_ends_with_the_reset_of_its_queue_pair(device: &Device) {
         drop(mw);
         return;
     }
-    // Bound to nobody, it can be bound by somebody else.
+    // An unbound window can be bound by another queue pair.
     let (c, d) = grant.second_pair(device);
     d.qp.post_bind(1, &mw, grant.at_b.part(0, 8, REMOTE));
     d.send_cq.expect_success(1);
@@ -522,7 +522,7 @@ fn the_error_state_puts_windows_out_of_reach(device: &Device) {
     }
 }
 
-/// How B takes a window back.
+/// The way in which B revokes a window.
 #[derive(Clone, Copy)]
 enum Way {
     Invalidate,
@@ -536,9 +536,9 @@ impl Way {
     }
 }
 
-/// A peer writes all the time while its window is taken back, after which it writes no more: the memory is
-/// the test's, although the region still is registered. The window is taken back after a few writes, which
-/// take a while; how many more come is a race.
+/// A peer writes continuously while its window is revoked, and afterwards no write arrives. The memory is the test's
+/// then, although the region is still registered. The window is revoked after a few writes, which take a while; the
+/// number of further ones is a race.
 fn race(device: &Device, way: Way, writes: u32) {
     let length = if device.is_software() { 1 << 20 } else { 1024 };
     let grant = Grant::new(device);
@@ -560,10 +560,10 @@ fn race(device: &Device, way: Way, writes: u32) {
                     status => return status,
                 }
                 let _ = written.send(());
-                // Or it starves who takes the window back, where threads run one at a time.
+                // Otherwise it starves the revoking thread, where threads run one at a time.
                 std::thread::yield_now();
             }
-            panic!("it still writes");
+            panic!("the peer's writes still succeed");
         });
         (0..writes).for_each(|_| wait.recv().unwrap());
         match way {
@@ -577,7 +577,7 @@ fn race(device: &Device, way: Way, writes: u32) {
         } else {
             Some(mw)
         };
-        // What a write that still runs comes to last.
+        // The part that a write still in progress reaches last.
         lent.fill_part(length - 64, 64, 7);
         assert_eq!(writer.join().unwrap(), Status::IBV_WC_REM_ACCESS_ERR);
         let last = &lent.bytes()[length - 64..];

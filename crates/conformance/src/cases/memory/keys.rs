@@ -1,5 +1,5 @@
-//! Keys, bounds, protection domains and rights: checked when a request is executed, on both sides, and
-//! nothing is copied when one of them is wrong.
+//! Keys, bounds, protection domains and rights: checked on both sides when a request is executed, and nothing is copied
+//! when one of them is wrong.
 
 use rdma_sys::{ibv_mr, ibv_sge, ibv_wc_status as Status};
 use test_support::rig::connect::{Knobs, Side, connect, endpoint, pair};
@@ -50,7 +50,7 @@ cases![
 /// WRITE and READ, of the requests of a scene.
 const ONE_SIDED: [usize; 2] = [0, 2];
 
-/// WRITE and READ, spoilt, are refused by B.
+/// Checks that B refuses WRITE and READ after `spoil`.
 fn remote_refusals(device: &Device, spoil: impl Fn(&Scene, Wr) -> Wr) {
     for n in ONE_SIDED {
         let scene = Scene::new(device);
@@ -59,7 +59,7 @@ fn remote_refusals(device: &Device, spoil: impl Fn(&Scene, Wr) -> Wr) {
     }
 }
 
-/// WRITE, WRITE with immediate, READ and SEND with another local element are refused by A; the statuses.
+/// Posts WRITE, WRITE with immediate, READ and SEND with another local element, which A refuses. Returns the statuses.
 fn local_refusals(device: &Device, element: impl Fn(&Scene) -> ibv_sge) -> [Status; 4] {
     [0, 1, 2, 3].map(|n| {
         let scene = Scene::new(device);
@@ -89,7 +89,7 @@ fn wrong_lkey_is_refused(device: &Device) {
 }
 
 fn remote_range_past_the_end_is_refused(device: &Device) {
-    // One byte too far, and wholly behind.
+    // One byte too far, and entirely outside.
     for offset in [BYTES - 31, BYTES] {
         remote_refusals(device, |scene, wr| {
             wr.remote(scene.at_b.address() + offset as u64, scene.at_b.rkey())
@@ -122,7 +122,7 @@ fn range_that_wraps_back_into_a_region_is_refused(device: &Device) {
 
 fn range_that_wraps_out_of_a_region_at_the_top_is_refused(device: &Device) {
     let scene = Scene::new(device);
-    // The last byte of the address space is not of it.
+    // The region excludes the last byte of the address space.
     let (page, top) = (4096, u64::MAX - BYTES as u64);
     let memory = Mapping::writable(page);
     let from = page - BYTES - 1;
@@ -161,7 +161,7 @@ fn remote_range_over_two_regions_is_refused(device: &Device) {
     }
 }
 
-/// Writes with immediate to B that it refuses, for their key, bounds or rights.
+/// Posts writes with immediate that B refuses because of their key, bounds or rights.
 fn refused_writes_with_immediate(device: &Device, then: impl Fn(&Scene)) {
     let spoils: [fn(&Scene, &Mr, Wr) -> Wr; 3] = [
         |scene, _, wr| wr.remote(scene.at_b.address(), scene.at_b.rkey() ^ 1),
@@ -250,7 +250,7 @@ fn one_bad_element_among_good_ones_is_refused(device: &Device) {
         scene.a.qp.wait_for_error();
         scene.b.qp.assert_ready();
         assert!(scene.b.receive_cq.is_empty());
-        // What a READ has brought into the good one before stays there.
+        // A READ leaves the data that it has already written to the good element.
         assert_eq!(scene.at_a.bytes()[8..], [AT_A; BYTES - 8]);
         scene.at_b.assert_filled(AT_B);
     }
@@ -330,7 +330,7 @@ fn region_without_remote_read_refuses_reads(device: &Device) {
 fn region_without_rights_for_peers_refuses_both(device: &Device) {
     for n in ONE_SIDED {
         refused_by_region(device, n, LOCAL_WRITE);
-        // By the key that is not for peers.
+        // With the local key, which is not for peers.
         let scene = Scene::new(device);
         let mr = scene.b.pd.register_filled(vec![AT_B; BYTES], LOCAL_WRITE);
         let wr = scene.requests()[n].clone().remote(mr.address(), mr.key());
@@ -430,7 +430,7 @@ fn deregistered_lkey_is_refused(device: &Device) {
     }
 }
 
-/// Puts a fresh registration into a scene, and gives the one that was there.
+/// Puts a fresh registration into a scene, and returns the previous one.
 fn replace(scene: &mut Scene, place: impl Fn(&mut Scene) -> &mut Mr, byte: u8) -> Mr {
     let side = if byte == AT_A { &scene.a } else { &scene.b };
     let fresh = side.pd.register_filled(vec![byte; BYTES], ALL_ACCESS);
@@ -443,7 +443,7 @@ fn key_of_memory_that_was_registered_again_is_refused(device: &Device) {
         let wr = scene.requests()[n].clone();
         let old = replace(&mut scene, |scene| &mut scene.at_b, AT_B);
         let (old_lkey, old_rkey) = (old.key(), old.rkey());
-        // The same memory again, with the same rights: only the key tells them apart.
+        // The same memory again, with the same rights: only the keys differ.
         let again = scene.b.pd.register_filled(old.deregister(), ALL_ACCESS);
         assert_ne!((again.key(), again.rkey()), (old_lkey, old_rkey));
         scene.expect_remote_refusal(&wr, Status::IBV_WC_REM_ACCESS_ERR);

@@ -1,4 +1,4 @@
-//! Registration: which memory and which rights are taken, and under which addresses.
+//! Registration: the accepted memory and rights, and the addresses.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -59,7 +59,7 @@ fn with_pd(device: &Device, test: impl Fn(&Pd)) {
     test(&context.pd());
 }
 
-/// Bytes that tell their places from each other.
+/// Bytes that differ by position.
 fn pattern(length: usize) -> Vec<u8> {
     (0..=250).cycle().take(length).collect()
 }
@@ -298,7 +298,7 @@ fn region_starts_and_ends_at_its_bytes_not_at_pages(device: &Device) {
     a.qp.post(&write.remote(address(start), rkey_of(there)));
     a.send_cq.expect_success(1);
     assert_eq!(mapping.bytes(from, length), pattern(length));
-    // The same pages, but not of the region.
+    // The same pages, but outside the region.
     for outside in [address(start) - 1, address(start) + length as u64] {
         let (a, c) = pair(device);
         let here = a.pd.register_filled(vec![0xff; 1], LOCAL_WRITE);
@@ -333,7 +333,7 @@ fn one_byte_is_a_region(device: &Device) {
     mapping.truncate(2 * PAGE);
     let (a, b) = pair(device);
     let here = a.pd.register_filled(vec![9], LOCAL_WRITE);
-    // The first of a page, and the last before what is not mapped.
+    // The first byte of a page, and the last before unmapped memory.
     for place in [PAGE, 2 * PAGE - 1] {
         let start = mapping.start().wrapping_add(place);
         let there = b.pd.try_register(start, 1, ALL_ACCESS).unwrap();
@@ -445,7 +445,7 @@ fn memory_can_be_unmapped_after_its_registration(device: &Device) {
     });
 }
 
-/// Far from where anything is mapped.
+/// Far from any mapping.
 const FAR: u64 = 0x7000_0000_0000 - (1 << 40);
 
 fn requests_name_memory_by_the_address_it_was_registered_at(device: &Device) {
@@ -453,7 +453,7 @@ fn requests_name_memory_by_the_address_it_was_registered_at(device: &Device) {
     let (from, to) = (Mapping::writable(PAGE), Mapping::writable(PAGE));
     from.put(100, &pattern(32));
     let (at_from, at_to) = (from.start().wrapping_add(100), to.start().wrapping_add(8));
-    // Other pages, the same place in the page.
+    // Other pages, the same offset in the page.
     let source = a.pd.try_register_range_at(at_from, 32, FAR + 100, LOCAL_WRITE).unwrap();
     let sink = b.pd.try_register_range_at(at_to, 32, 8, ALL_ACCESS).unwrap();
     let elements = [element(source, FAR + 108, 16)];
@@ -471,7 +471,7 @@ fn other_address_than_it_was_registered_at_is_refused(device: &Device) {
     let mapping = Mapping::writable(PAGE);
     let sink = b.pd.try_register_range_at(mapping.start(), 32, FAR, ALL_ACCESS).unwrap();
     let source = a.pd.register_filled(vec![1; 16], 0);
-    // Where it is mapped.
+    // The address where it is mapped.
     let write = Wr::write(1, &[source.sge(0, 16)], &source, 0);
     a.qp.post(&write.remote(address(mapping.start()), rkey_of(sink)));
     a.send_cq.expect(1, Status::IBV_WC_REM_ACCESS_ERR);
@@ -518,7 +518,7 @@ fn threads_register_at_the_same_time(device: &Device) {
         for _ in 0..4 {
             threads.spawn(|| {
                 let regions: Vec<_> = (0..50).map(|_| pd.register(100, ALL_ACCESS)).collect();
-                // All of them live at this moment.
+                // All of them exist at this moment.
                 keys.lock().unwrap().extend(regions.iter().map(Mr::key));
                 all_there.wait();
             });

@@ -1,4 +1,4 @@
-//! Memory windows: what they are bound to, and what a peer may do through them (IBTA volume 1, 10.6.7).
+//! Memory windows: the memory that they are bound to, and the accesses of a peer through them (IBTA volume 1, 10.6.7).
 
 use rdma_sys::{
     Errno, ibv_device_cap_flags as Cap, ibv_mw_bind_info, ibv_mw_type, ibv_wc_status as Status,
@@ -44,7 +44,7 @@ cases![
 
 pub(super) const SIZE: u64 = BYTES as u64;
 
-/// Whether the device has windows of this kind.
+/// Returns true if the device has windows of this kind.
 fn has(device: &Device, kind: ibv_mw_type) -> bool {
     let attributes = device.attributes();
     let flags = match kind {
@@ -159,7 +159,7 @@ fn what_reaches_out_of_a_windows_region_is_refused(device: &Device) {
     }
 }
 
-/// A's request that needs this right.
+/// A request of A's that needs this right.
 fn using(grant: &Grant, key: u32, right: u32) -> Wr {
     match right {
         REMOTE_WRITE => grant.write(key, 16, 8),
@@ -253,8 +253,8 @@ fn the_key_of_a_window_is_no_local_key(device: &Device) {
     }
 }
 
-/// How a third queue pair's write through B's window ends, by which the window changes no more than its
-/// memory: A can use it afterwards.
+/// Writes through B's window from a third queue pair. This changes nothing but the memory: A can use the window
+/// afterwards.
 #[track_caller]
 fn by_another(device: &Device, kind: ibv_mw_type, expected: Status) {
     let grant = Grant::new(device);
@@ -323,7 +323,7 @@ fn a_window_counts_as_its_region_does(device: &Device) {
     for kind in kinds(device) {
         let grant = Grant::new(device);
         let memory = vec![AT_B; BYTES];
-        // In the same place of a page, as devices with pages want it.
+        // At the same offset in a page, as devices with pages need it.
         let start = 0x1000_0000 + memory.as_ptr().addr() as u64 % 4096;
         let region = grant.b.pd.register_at(memory, start, BINDABLE);
         let mw = grant.b.pd.mw(kind);
@@ -363,7 +363,7 @@ fn a_regions_own_key_works_beside_its_windows(device: &Device) {
     }
 }
 
-/// Ends what a window of either kind gives.
+/// Revokes the access that a window of either kind grants.
 fn take_back(grant: &Grant, mw: &test_support::rig::window::Mw, key: u32) {
     if mw.kind() == TYPE_1 {
         grant.bind(mw, grant.at_b.part(0, 0, 0));

@@ -1,4 +1,4 @@
-//! The control path from many threads, and what ends while others use it.
+//! Control calls from many threads, and objects that end while others use them.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,14 +31,14 @@ cases![
     every_accepted_request_completes_once_when_the_queue_pair_fails_under_load,
 ];
 
-/// That often on our device, and less often where each takes milliseconds.
+/// The number of rounds: `many` on the software device, and fewer where each takes milliseconds.
 fn rounds(device: &Device, many: u64) -> u64 {
     if device.is_software() { many } else { many.div_ceil(10) }
 }
 
 const THREADS: u8 = 4;
 
-/// Does it in several threads at once; each has its number, from 1 on.
+/// Runs `act` in several threads at once; each has its number, from 1 on.
 fn in_threads(act: impl Fn(u8) + Sync) {
     thread::scope(|scope| {
         for n in 1..=THREADS {
@@ -87,14 +87,14 @@ fn objects_of_one_context_are_made_and_destroyed_by_many_threads(device: &Device
     });
 }
 
-/// What threads have at the same time must be of one thread alone.
+/// The names that threads hold; each must belong to one thread at a time.
 #[derive(Default)]
 struct Held(Mutex<BTreeSet<u32>>);
 
 impl Held {
     #[track_caller]
     fn take(&self, name: u32) {
-        assert!(self.0.lock().unwrap().insert(name), "{name:#x} is there twice");
+        assert!(self.0.lock().unwrap().insert(name), "{name:#x} exists twice");
     }
 
     fn give_back(&self, name: u32) {
@@ -162,7 +162,7 @@ fn an_object_serves_every_thread_whoever_made_it(device: &Device) {
     });
 }
 
-/// Does something to its end, while another thread does something else again and again.
+/// Runs `works` to its end, while another thread repeats `comes_and_goes`.
 fn beside(works: impl FnOnce(), comes_and_goes: impl Fn() + Sync) {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -171,14 +171,14 @@ fn beside(works: impl FnOnce(), comes_and_goes: impl Fn() + Sync) {
                 comes_and_goes();
             }
         });
-        // Also when it fails, or the other thread would go on without a limit.
+        // Caught, since after a panic the other thread would otherwise continue without a limit.
         let result = catch_unwind(AssertUnwindSafe(works));
         done.store(true, Ordering::Release);
         result.unwrap();
     });
 }
 
-/// So many writes, each of which must arrive.
+/// Posts `rounds` writes, and checks that each one arrives.
 fn write_again_and_again(rounds: u64, a: &Side, from: &Mr, to: &Mr) {
     for n in 0..rounds {
         from.fill(u8::try_from(n % 255).unwrap() + 1);
@@ -233,7 +233,7 @@ fn a_state_is_queried_while_requests_complete(device: &Device) {
     beside(|| write_again_and_again(rounds, &a, &from, &to), query);
 }
 
-/// Has A write until that fails, while another thread brings `end` about; the failure, and the outcome.
+/// Writes from A until that fails, while another thread runs `end`. Returns the failure, and the result of `end`.
 fn write_until<T: Send>(a: &Side, wr: &Wr, end: impl FnOnce() -> T + Send) -> (Status, T) {
     let works = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -277,20 +277,20 @@ fn deregistered_memory_is_not_sent_from_any_more(device: &Device) {
     for _ in 0..rounds(device, 20) {
         let Scene { a, b, at_a, at_b } = Scene::new(device);
         let wr = write(&at_a, &at_b);
-        // The status is asserted where nothing else happens at the time.
+        // The status is asserted in cases without concurrency.
         let (_, memory) = write_until(&a, &wr, || {
             let mut memory = at_a.deregister();
             memory.fill(0xee);
             memory
         });
-        // What was sent was sent before.
+        // The successful writes used the old bytes.
         at_b.assert_filled(AT_A);
         b.qp.assert_ready();
         drop(memory);
     }
 }
 
-/// Posts so many writes, waiting for a free slot.
+/// Posts `count` writes, waiting for a free slot.
 fn post_all(qp: &Qp, from: &Mr, to: &Mr, count: u64) {
     for n in 0..count {
         let wr = Wr::write(n, &[from.sge(0, 8)], to, 0);

@@ -1,4 +1,4 @@
-//! Forks, and programs that are started, while a process uses the device (man `ibv_fork_init`).
+//! Forks, and child programs, while a process uses the device (man `ibv_fork_init`).
 
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
 use std::process::Command;
@@ -26,10 +26,10 @@ cases![
     a_child_uses_the_device_for_itself,
 ];
 
-/// More than a page, so that some pages of it are nobody else's.
+/// More than a page, so that some pages contain nothing else.
 const LENGTH: usize = 4 * 4096;
 
-/// A child that does this once it is told to.
+/// A child that runs a closure on command.
 struct Waiting {
     child: Child,
     tell: PipeWriter,
@@ -63,7 +63,7 @@ fn prepare() {
 fn forks_are_prepared_for_before_the_first_region(device: &Device) {
     prepare();
     assert_ne!(fork_status(), ibv_fork_status::IBV_FORK_DISABLED);
-    // Once more does no harm, and a region can be registered then.
+    // Another call does no harm, and a region can be registered afterwards.
     prepare();
     let (a, _b) = pair(device);
     drop(a.pd.register(LENGTH, LOCAL_WRITE));
@@ -75,7 +75,7 @@ fn the_parents_memory_stays_the_devices_while_a_child_lives(device: &Device) {
     let from = a.pd.register_filled(vec![3; LENGTH], ALL_ACCESS);
     let to = b.pd.register_filled(vec![1; LENGTH], ALL_ACCESS);
     let child = Waiting::fork(|| {});
-    // Who writes first gets the page's copy: that must not take the parent's memory from the device.
+    // The first writer gets a copy of the page: that must not disconnect the parent's memory from the device.
     from.fill(4);
     to.fill(2);
     a.qp.post(&Wr::write(1, &[from.sge(0, LENGTH)], &to, 0));
@@ -103,7 +103,7 @@ fn the_parents_receives_stay_posted_while_a_child_lives(device: &Device) {
     child.go();
 }
 
-/// Goes on only if children have copies of registered memory, as of any other.
+/// Continues only if children have copies of registered memory, as of any other.
 fn needs_copies(device: &Device) {
     let unneeded = fork_status() == ibv_fork_status::IBV_FORK_UNNEEDED;
     device.needs(unneeded, "children do not have registered memory here");
@@ -124,7 +124,7 @@ fn what_peers_write_does_not_reach_a_childs_copy(device: &Device) {
     to.assert_filled(3);
 }
 
-/// Writes over the connection, and looks that it arrived.
+/// Writes over the connection, and checks that the data arrived.
 #[track_caller]
 fn expect_to_work(
     write: impl FnOnce() -> Wr,
@@ -149,7 +149,7 @@ fn the_parents_objects_outlive_a_child_that_ends(device: &Device) {
         expect_to_work(write, &a, &to, byte);
         a.qp.assert_ready();
     }
-    // Also what is made from then on is the parent's.
+    // Objects created afterwards belong to the parent, too.
     let (c, d) = pair(device);
     let more = d.pd.register(8, ALL_ACCESS);
     let source = c.pd.register_filled(vec![9; 8], LOCAL_WRITE);

@@ -1,5 +1,5 @@
-//! Many threads at once: posting and polling from several, queue pairs that talk to each other, that end
-//! under load, and that come and go.
+//! Many threads at once: posting and polling from several, and queue pairs that exchange messages, end under load, and
+//! are created and destroyed.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -24,12 +24,12 @@ cases![
     many_queue_pairs_come_and_go_while_others_work,
 ];
 
-/// That many on our device, and fewer where each takes milliseconds.
+/// The number of rounds: `many` on the software device, and fewer where each takes milliseconds.
 fn count(device: &Device, many: u64) -> u64 {
     if device.is_software() { many } else { many / 10 }
 }
 
-/// Posts, waiting for a free slot.
+/// Posts a request, waiting for a free slot.
 fn post_when_there_is_room(qp: &Qp, wr: &Wr) {
     until("room", || match Errno::from_raw(qp.try_post(wr)) {
         Errno::ENOMEM => false,
@@ -69,7 +69,7 @@ fn each_request_completes_to_one_of_many_polling_threads(device: &Device) {
     assert!(a.send_cq.is_empty());
 }
 
-/// Counts completions of several posters, each of whose requests must come in order.
+/// Counts completions of several posters, each of whose requests must complete in order.
 struct Order {
     next: [u64; 4],
 }
@@ -188,10 +188,10 @@ fn converse(own: &Side, count: u64, done: &AtomicU32) {
         }
         completed == count && received == count
     });
-    // A queue pair that fails need not acknowledge any more what it has received.
+    // A queue pair that fails need not acknowledge received messages any longer.
     done.fetch_add(1, Ordering::Relaxed);
     until("both are done", || done.load(Ordering::Relaxed) == 2);
-    // The peer may still send to what is registered here, if anything was wrong.
+    // The peer may still send to the memory registered here, if anything was wrong.
     own.qp.to_error();
     own.receive_cq.expect_flushed(count..count + 32);
 }
@@ -206,9 +206,9 @@ fn two_queue_pairs_send_to_each_other_at_once(device: &Device) {
     });
 }
 
-/// Has A write to B's memory until that fails, while another thread brings `end` about.
+/// Writes from A to B's memory until that fails, while another thread runs `end`.
 fn write_until(device: &Device, end: impl Fn(&mut Qp) + Sync) {
-    // By network each round waits some seconds for a host that may be busy.
+    // Over a network each round waits some seconds for a host that may be busy.
     let rounds = if device.has_network() { 1 } else { count(device, 10) };
     for _ in 0..rounds {
         let knobs = Knobs { timeout: 12, retries: 6, ..Knobs::default() };

@@ -1,4 +1,5 @@
-//! Draining a send queue: what was begun is finished, nothing else is, and who asked is informed.
+//! Draining a send queue: requests already begun are finished, no others, and the program is
+//! notified on request.
 
 use rdma_sys::{
     ibv_event_type as Event, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
@@ -20,7 +21,7 @@ cases![
     requests_of_a_drained_queue_are_begun_when_it_sends_again,
 ];
 
-/// Tells the queue pair to drain, and says whether an event is wanted.
+/// Starts draining the queue pair, and requests an event if `notify` is set.
 fn drain(qp: &Qp, notify: bool) {
     let mut attr = ibv_qp_attr::default();
     (attr.qp_state, attr.en_sqd_async_notify) = (State::IBV_QPS_SQD, notify.into());
@@ -62,7 +63,7 @@ fn queue_is_drained_when_what_it_began_is_finished(device: &Device) {
     for n in 0..3 {
         a.qp.post(&Wr::send(n, &[]));
     }
-    // How many of them it has begun is the device's.
+    // The number of requests that it has begun is the device's choice.
     drain(&a.qp, true);
     for n in 0..3 {
         b.qp.post_receive(n, &[]);
@@ -82,7 +83,7 @@ fn queue_is_drained_when_what_it_began_is_finished(device: &Device) {
 
 fn queue_says_that_it_drains_until_what_it_began_is_finished(device: &Device) {
     let mut begun = None;
-    until("a send that was begun before the queue was told to drain", || {
+    until("a send that was begun before the queue was drained", || {
         let (a, b) =
             pair_with(device, &Size::default(), &Knobs { rnr_retries: 7, ..Knobs::default() });
         a.qp.post(&Wr::send(1, &[]));
@@ -120,7 +121,7 @@ fn queue_may_be_drained_again_and_again(device: &Device) {
 
 fn requests_of_a_drained_queue_are_begun_when_it_sends_again(device: &Device) {
     let (a, b) = pair(device);
-    // It knows whom it talks to, and may execute what it posts in a shorter way.
+    // It knows its peer, and may execute posts on a fast path.
     acquaint(&a, &b);
     let source = a.pd.register_filled(vec![1; 8], 0);
     let sinks = [(); 3].map(|()| b.pd.register(8, LOCAL_WRITE));

@@ -1,4 +1,4 @@
-//! Queue pairs of `ibv_create_qp_ex`: what they have and refuse (man `ibv_create_qp_ex`).
+//! Queue pairs of `ibv_create_qp_ex`: their features and refusals (man `ibv_create_qp_ex`).
 
 use rdma_sys::{
     ibv_qp_create_send_ops_flags as Op, ibv_qp_init_attr_ex, ibv_qp_state, ibv_qp_type,
@@ -29,7 +29,7 @@ cases![
     sizes_above_the_devices_are_refused,
 ];
 
-/// That the attributes are refused, and only for what was changed.
+/// Checks that the attributes are refused because of the change alone.
 #[track_caller]
 fn expect_refusal(device: &Device, change: impl Fn(&mut ibv_qp_init_attr_ex)) {
     needs_calls(device);

@@ -1,4 +1,4 @@
-//! The error state: what is flushed, in which order, and by what.
+//! The error state: the flushed requests, their order, and the causes.
 
 use rdma_sys::ibv_wc_status as Status;
 use test_support::rig::connect::{Knobs, connect_sides, expect_nothing_under_way, pair, pair_with};
@@ -62,7 +62,7 @@ fn failure_flushes_the_receives_of_both_sides_in_order(device: &Device) {
 
 fn refusal_flushes_what_the_responder_has_to_send(device: &Device) {
     let scene = Scene::new(device);
-    // The first takes A's only receive request, the others wait for one that never comes.
+    // The first uses A's only receive request, the others wait for one that is never posted.
     scene.b.qp.post(&Wr::send(3, &[]));
     scene.b.qp.post(&Wr::send(4, &[]).unsignaled());
     scene.b.qp.post(&Wr::send(5, &[]));
@@ -93,7 +93,7 @@ fn message_that_does_not_fit_flushes_what_is_behind_it_at_both_ends(device: &Dev
 }
 
 fn error_state_flushes_both_queues_in_order(device: &Device) {
-    // Nobody receives, so that the send requests stay.
+    // No receives are posted at B, so that the send requests stay.
     let (a, _b) = pair(device);
     for n in 0..10 {
         a.qp.post(&Wr::send(n, &[]).unsignaled());
@@ -140,7 +140,7 @@ fn completions_from_before_the_error_stay_in_front(device: &Device) {
     for n in 0..3 {
         b.receive_cq.expect_success(n);
     }
-    // A's last is complete before anything is flushed.
+    // A's last request is complete before anything is flushed.
     a.send_cq.expect_success(0);
     a.send_cq.expect_success(1);
     a.qp.post(&Wr::send(3, &[]));
@@ -160,10 +160,10 @@ fn request_that_is_flushed_moves_no_bytes(device: &Device) {
     a.qp.post(&Wr::write(3, &[source.sge(0, 8)], &sink, 0).with_imm(4));
     a.qp.to_error();
     a.send_cq.expect_flushed([1, 2, 3]);
-    // What has left arrives, and finds no receive request.
+    // Packets already sent arrive, and find no receive request.
     expect_nothing_under_way(device);
     b.qp.post_receive(1, &[sink.sge(0, 8)]);
-    // A new life of both, in which nothing of the old one comes.
+    // Both are reset, and nothing from before arrives.
     a.qp.to_reset();
     b.qp.to_reset();
     connect_sides(&a, &b, &Knobs::default());
@@ -203,7 +203,7 @@ fn receive_request_posted_in_the_error_state_is_flushed(device: &Device) {
         a.qp.post_receive(n, &[sink.sge(0, 8)]);
     }
     if device.differs("receive-posted-in-error-waits") {
-        // Long enough for what the device does by itself.
+        // Long enough for the device's background work.
         refuse_something(device);
         assert!(a.receive_cq.is_empty());
         a.qp.to_error();
@@ -244,7 +244,7 @@ fn queue_that_was_flushed_is_whole_after_a_reset(device: &Device) {
         a.qp.to_reset();
         b.qp.to_reset();
         connect_sides(&a, &b, &Knobs::default());
-        // All its places are free, and nothing old is in them, once around and on.
+        // All slots are free, and contain nothing old, for one round and more.
         for first in [100, 200] {
             for n in first..first + places {
                 b.qp.post_receive(n, &[sink.sge(0, 4), sink.sge(4, 4)]);

@@ -1,5 +1,5 @@
-//! The state machine of queue pairs: which transitions exist, what may be posted in each state, and what
-//! a queue pair does with its requests when it leaves one.
+//! The state machine of queue pairs: the valid transitions, the posts allowed in each state, and the requests left
+//! when a state ends.
 
 use rdma_sys::{Errno, ibv_qp_attr_mask as Mask, ibv_qp_state as State, ibv_wc_status as Status};
 use test_support::rig::connect::{
@@ -59,7 +59,7 @@ fn no_other_transition_is_allowed(device: &Device) {
         for (from, to) in STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to))) {
             if transition(service, from, to).is_none() {
                 side.bring(from);
-                // With what other ways to that state need, too.
+                // With the attributes that other transitions to that state need, too.
                 for before in STATES {
                     let needed = transition(service, before, to).map_or(0, |way| way.required);
                     let result = side.transit((from, to), needed);
@@ -218,7 +218,7 @@ fn draining_queue_can_be_flushed(device: &Device) {
     a.send_cq.expect_flushed([1]);
 }
 
-/// Sends a message, and that is the next thing on both sides.
+/// Sends a message, and expects it as the next completion on both sides.
 #[track_caller]
 fn expect_nothing_but_a_message(a: &Side, b: &Side) {
     b.qp.post_receive(1000, &[]);
@@ -285,7 +285,7 @@ fn reset_leaves_the_completions_of_other_queue_pairs(device: &Device) {
         peer.receive_cq.expect_success(n);
     }
     a.qp.to_reset();
-    // Those of the one that was reset, where they stay, are of another case.
+    // Completions of the reset queue pair, where they stay, are covered by another case.
     let mut next = 10;
     while next < 13 {
         let wc = a.send_cq.next();

@@ -1,4 +1,4 @@
-//! The values of queue pairs' attributes: which are refused, which are taken, and what a query gives back.
+//! The values of queue pairs' attributes: those refused, those accepted, and those returned by a query.
 
 use rdma_sys::{
     Errno, ibv_global_route, ibv_mtu, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
@@ -52,7 +52,7 @@ const INIT: (State, State) = STEPS[0];
 const RTR: (State, State) = STEPS[1];
 const RTS: (State, State) = STEPS[2];
 
-/// Attributes with one bad value are refused, and the same with a good one are not.
+/// Checks that attributes with one bad value are refused, and the same with a good one are accepted.
 #[track_caller]
 fn expect_refused(
     device: &Device,
@@ -69,7 +69,7 @@ fn expect_refused(
     }
 }
 
-/// As [`expect_refused`] with the services that are connected, but that SoftRoCE takes it.
+/// Like [`expect_refused`] with the connected services, except that SoftRoCE accepts it.
 #[track_caller]
 fn expect_refused_but(
     device: &Device,
@@ -128,14 +128,14 @@ fn queue_pair_numbers_above_24_bits_are_refused(device: &Device) {
 
 fn more_reads_from_the_peer_than_the_device_serves_are_refused(device: &Device) {
     let most = u8::try_from(device.attributes().max_qp_rd_atom).unwrap_or(u8::MAX);
-    device.needs(most < u8::MAX, "the device serves as many as the attribute can say");
+    device.needs(most < u8::MAX, "the device's limit is the attribute's largest value");
     let spoil = |attr: &mut ibv_qp_attr| attr.max_dest_rd_atomic = most + 1;
     expect_refused_but(device, "values-of-attributes-are-not-checked", &[RC], RTR, spoil);
 }
 
 fn more_reads_at_once_than_the_device_has_are_refused(device: &Device) {
     let most = u8::try_from(device.attributes().max_qp_init_rd_atom).unwrap_or(u8::MAX);
-    device.needs(most < u8::MAX, "the device has as many as the attribute can say");
+    device.needs(most < u8::MAX, "the device's limit is the attribute's largest value");
     expect_refused(device, &[RC], RTS, |attr| attr.max_rd_atomic = most + 1);
 }
 
@@ -174,7 +174,7 @@ fn source_gids_that_are_not_there_are_refused(device: &Device) {
         gid.is_ok_and(|gid| !gid.is_zero())
     };
     let none: Vec<_> = (0..=u8::MAX).filter(|place| !is_there(place)).collect();
-    device.needs(!none.is_empty(), "the table is as large as the attribute can say, and full");
+    device.needs(!none.is_empty(), "the table is full, and as large as the attribute allows");
     for service in device.types(&[RC, UC]) {
         let side = alone(device, service);
         side.bring(State::IBV_QPS_INIT);
@@ -189,7 +189,7 @@ fn source_gids_that_are_not_there_are_refused(device: &Device) {
     }
 }
 
-/// What was set on the way to a state, and what a query then says.
+/// The attributes set for a state, and those that a query then returns.
 fn set_and_found(side: &Side, state: State) -> (ibv_qp_attr, ibv_qp_attr) {
     side.bring(state);
     (right(&side.endpoint(), state, state), side.qp.query())
@@ -246,7 +246,7 @@ fn the_way_to_the_peer_is_given_back(device: &Device) {
 fn the_present_state_is_given_back(device: &Device) {
     for service in device.types(&SERVICES) {
         let side = alone(device, service);
-        assert_eq!(side.qp.state(), State::IBV_QPS_RESET, "a new one");
+        assert_eq!(side.qp.state(), State::IBV_QPS_RESET, "a new queue pair");
         for state in STATES {
             side.bring(state);
             assert_eq!(side.qp.query().qp_state, state);
@@ -278,7 +278,7 @@ fn a_reset_queue_pair_forgets_its_attributes(device: &Device) {
     assert_eq!((found.dest_qp_num, found.timeout, found.port_num), (peer, timeout, port));
 }
 
-/// The next numbers of A's requests, as A sends them and as B waits for them.
+/// The next sequence numbers of A's requests, as A sends them and as B expects them.
 fn numbers(a: &Side, b: &Side) -> (u32, u32) {
     (a.qp.query().sq_psn, b.qp.query().rq_psn)
 }
@@ -301,7 +301,7 @@ fn sequence_numbers_advance_by_packets(device: &Device) {
         next += packets;
         assert_eq!(numbers(&a, &b), (next, next), "{what}");
     }
-    assert_eq!(numbers(&b, &a), back, "the other way has numbers of its own");
+    assert_eq!(numbers(&b, &a), back, "the other direction has separate numbers");
 }
 
 fn sequence_numbers_wrap(device: &Device) {

@@ -38,7 +38,7 @@ cases![
 /// Rights of queue pair and region for atomics alone.
 const ATOMIC: u32 = LOCAL_WRITE | REMOTE_ATOMIC;
 
-/// Two queue pairs whose peers may do everything.
+/// Two queue pairs whose peers have all rights.
 fn sides(device: &Device) -> (Side, Side) {
     sides_with(device, ALL_ACCESS)
 }
@@ -66,7 +66,7 @@ fn word(side: &Side, number: u64) -> Mr {
     side.pd.register_filled(number.to_ne_bytes().to_vec(), ALL_ACCESS)
 }
 
-/// What one atomic brings and leaves.
+/// The result of one atomic, and the value that it leaves.
 fn outcome(device: &Device, before: u64, request: impl Fn(&Mr, &Mr) -> Wr) -> (u64, u64) {
     let (a, b) = sides(device);
     let (result, word) = (a.pd.register(8, LOCAL_WRITE), word(&b, before));
@@ -133,7 +133,7 @@ fn atomic_changes_its_eight_bytes_alone(device: &Device) {
     let (a, b) = sides(device);
     let result = a.pd.register_filled(vec![1; 24], LOCAL_WRITE);
     let words = b.pd.register_filled(vec![0xff; 24], ALL_ACCESS);
-    // A carry that has nowhere to go.
+    // A carry out of the word.
     a.qp.post(&Wr::fetch_add(1, &[result.sge(8, 8)], &words, 8, 1));
     a.send_cq.expect_success(1);
     assert_eq!(result.bytes(), [[1; 8], [0xff; 8], [1; 8]].concat());
@@ -236,7 +236,7 @@ fn fenced_send_carries_what_the_atomic_brought(device: &Device) {
     assert_eq!(number(&sink), 41);
 }
 
-/// An addition that fails and leaves the words as they are; its status.
+/// An addition that fails and leaves the words unchanged. Returns its status.
 fn refused(sides: (Side, Side), region: u32, spoil: impl Fn(&Mr, &Mr) -> Wr) -> Status {
     let (a, b) = sides;
     let result = a.pd.register_filled(vec![3; 16], LOCAL_WRITE);
@@ -267,8 +267,8 @@ fn queue_pair_without_remote_atomic_refuses_atomics(device: &Device) {
     assert_eq!(status, Status::IBV_WC_REM_INV_REQ_ERR);
 }
 
-/// By the address that the requester uses, or in the peer's memory, if it can be registered under addresses
-/// that are aligned otherwise. The post itself may refuse it, or the peer.
+/// The address is misaligned in the requester's view, or in the peer's memory, if that can be registered at an address
+/// of different alignment. Either the post or the peer may refuse it.
 fn misaligned_atomic_changes_nothing(device: &Device) {
     for (offset, shift) in [(1, 0), (2, 0), (4, 0), (7, 0), (0, 4), (4, 4)] {
         let (a, b) = sides(device);

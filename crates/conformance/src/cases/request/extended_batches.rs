@@ -1,5 +1,5 @@
-//! Batches of function calls (`ibv_wr_start` … `ibv_wr_complete`): all or none, in order, one thread's
-//! (man `ibv_wr_post`).
+//! Batches of function calls (`ibv_wr_start` … `ibv_wr_complete`): all or none, in order, of one thread (man
+//! `ibv_wr_post`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -39,8 +39,8 @@ cases![
     batches_and_lists_of_several_threads_do_not_mix,
 ];
 
-/// That nothing of what failed or was given up before is posted: what is posted now completes first and
-/// alone, and only its bytes are at B.
+/// Checks that nothing of a failed or abandoned batch is posted. A request posted now completes first and alone, and
+/// only its bytes arrive at B.
 #[track_caller]
 fn expect_nothing_posted(scene: &Scene) {
     assert_eq!(scene.a.qp.try_call(&[scene.write(77, 56)]), 0);
@@ -50,7 +50,7 @@ fn expect_nothing_posted(scene: &Scene) {
     assert_eq!((&bytes[..56], &bytes[56..]), (&[0; 56][..], &scene.at_a.bytes()[56..]));
 }
 
-/// Posts a mistake between two requests that are right.
+/// Posts a mistake between two correct requests.
 #[track_caller]
 fn expect_failure(scene: &Scene, mistake: impl FnOnce()) {
     scene.a.qp.start();
@@ -65,7 +65,7 @@ fn nothing_is_executed_before_the_batch_is_complete(device: &Device) {
     let (c, d) = pair(device);
     scene.a.qp.start();
     scene.a.qp.build(&scene.write(1, 0));
-    // No order ties two connections: enough messages of another one for this one to have come through.
+    // Two connections are unordered: enough messages on another one for a message on this one to have arrived.
     for n in 0..20 {
         d.qp.post_receive(n, &[]);
         c.qp.post(&Wr::send(n, &[]));
@@ -82,7 +82,7 @@ fn a_batch_is_executed_in_the_order_of_its_calls(device: &Device) {
     let scene = scene(device);
     let to_the_same = |wr_id, from| Wr::write(wr_id, &[scene.at_a.sge(from, 8)], &scene.at_b, 0);
     let read_back = Wr::read(3, &[scene.at_a.sge(32, 8)], &scene.at_b, 0);
-    // A READ may bring what a request behind it writes, unless that one waits (IBTA volume 1, 10.8.3.3).
+    // A READ may return data that a later request writes, unless that one is fenced (IBTA volume 1, 10.8.3.3).
     let batch = [to_the_same(1, 8), to_the_same(2, 16), read_back, to_the_same(4, 24).fenced()];
     assert_eq!(scene.a.qp.try_call(&batch), 0);
     scene.expect_successes(1..5);
@@ -182,8 +182,8 @@ fn too_much_inline_data_in_pieces_fails_the_batch(device: &Device) {
     let scene = scene(device);
     let most = scene.a.qp.capacity().max_inline_data as usize;
     let whole = vec![1; most];
-    // What SoftRoCE checks is each piece alone, and it copies them over the end of their room: with
-    // a piece that is too long by itself it is stopped before that.
+    // SoftRoCE checks only each piece by itself, and copies them beyond the end of their space. A piece that is too
+    // long by itself stops it before that.
     let too_long = vec![1; most + 1];
     let pieces: [&[u8]; 2] =
         device.expected([&whole, &[1]], "wr-set-inline-data-list-length", [&[], &too_long]);
@@ -194,7 +194,7 @@ fn too_much_inline_data_in_pieces_fails_the_batch(device: &Device) {
     expect_nothing_posted(&scene);
 }
 
-/// So many requests that move nothing, of which the last is signaled.
+/// Requests that move no data; only the last is signaled.
 fn empty_writes(scene: &Scene, count: u32) -> Vec<Wr> {
     let silent = Wr::write(5, &[], &scene.at_b, 0).unsignaled();
     let mut all = vec![silent; count as usize - 1];
@@ -207,17 +207,17 @@ fn more_requests_than_the_queue_has_fail_the_batch_and_nothing_is_posted(device:
     let scene = Scene::with(device, &Size { send_wr: 8, ..Size::default() }, operations());
     let mut count = scene.a.qp.capacity().max_send_wr;
     assert!(count >= 8);
-    // A device may have more space than it says.
+    // A device may have more space than it reports.
     while scene.a.qp.try_call(&empty_writes(&scene, count)) == 0 {
         scene.a.send_cq.expect_success(6);
         count *= 2;
-        assert!(count < 10_000, "no end of the queue");
+        assert!(count < 10_000, "the queue accepts any number of requests");
     }
-    assert!(count > 8, "what was asked for fits");
+    assert!(count > 8, "the requested number must fit");
     expect_nothing_posted(&scene);
 }
 
-/// Posts messages for which there is no receive yet, up to so many; how many fitted.
+/// Posts messages without a receive, at most `most`. Returns the number that fitted.
 fn post_waiting(scene: &Scene, most: u64) -> u64 {
     (0..most).take_while(|&n| scene.a.qp.try_call(&[Wr::send(n, &[])]) == 0).count() as u64
 }

@@ -1,4 +1,4 @@
-//! Requests posted by function calls (`ibv_wr_*`): what each is (man `ibv_wr_post`).
+//! Requests posted by function calls (`ibv_wr_*`): the effect of each (man `ibv_wr_post`).
 
 use std::slice;
 
@@ -41,7 +41,7 @@ cases![
     a_solicited_call_wakes_who_waits_for_solicited_completions,
 ];
 
-/// Goes on only if the device has queue pairs that post by function calls.
+/// Continues only if the device has queue pairs that post by function calls.
 pub(in crate::cases) fn needs_calls(device: &Device) {
     let context = device.open();
     let (cq, pd) = (context.cq(4), context.pd());
@@ -135,7 +135,7 @@ fn calls_of_an_unreliable_connection_are_what_a_list_would_have(device: &Device)
             };
             assert_eq!(posted, 0);
             seen.push((a.send_cq.expect_success(wr_id).opcode, 0, 0));
-            // A write without immediate data takes no receive: the next three have the first three.
+            // A write without immediate data uses no receive: the next three use the first three.
             if wr_id > 1 {
                 let wc = b.receive_cq.expect_success(wr_id - 1);
                 seen.push((wc.opcode, wc.byte_len, wc.wc_flags));
@@ -217,7 +217,7 @@ fn a_datagram_by_call_carries_immediate_data(device: &Device) {
     a.send_cq.expect_success(2);
 }
 
-/// Two sides that post by function calls, connected.
+/// Two connected sides that post by function calls.
 fn both_sides(device: &Device) -> (Side, Side) {
     needs_calls(device);
     let (a, b) = (
@@ -234,7 +234,7 @@ fn a_call_binds_a_window(device: &Device) {
     let local = user.pd.register_filled(vec![7; 64], LOCAL_WRITE);
     let mw = needs_windows(device, &grantor);
     let key = mw.key_with(1);
-    // Local write gives nothing, and is no mistake.
+    // The local write right has no effect, and is no mistake.
     let bind = Wr::bind(1, &mw, key, shown.part(16, 8, REMOTE_WRITE | LOCAL_WRITE));
     assert_eq!(grantor.qp.try_call(&[bind]), 0);
     assert_eq!(grantor.send_cq.expect_success(1).opcode, Opcode::IBV_WC_BIND_MW);
@@ -285,7 +285,7 @@ fn a_send_by_call_invalidates_the_peers_window(device: &Device) {
     user.send_cq.expect(2, Status::IBV_WC_REM_ACCESS_ERR);
 }
 
-/// Writes the elements to B's memory by a call; what is there then.
+/// Writes the elements to B's memory by a call. Returns the memory's contents.
 fn written(scene: &Scene, pieces: &[(usize, usize)]) -> Vec<u8> {
     let sges: Vec<_> = pieces.iter().map(|&(from, length)| scene.at_a.sge(from, length)).collect();
     assert_eq!(scene.a.qp.try_call(&[Wr::write(1, &sges, &scene.at_b, 0)]), 0);
@@ -317,7 +317,7 @@ fn as_many_elements_as_the_queue_pair_has_are_sent(device: &Device) {
     assert_eq!(bytes[..4 * most], wanted);
 }
 
-/// A write of data that is not there yet. SoftRoCE takes data as inline only if the flag says so too.
+/// A write whose data is set later. SoftRoCE treats data as inline only if the flag is set too.
 fn flagged(scene: &Scene, wr_id: u64, place: usize) -> Wr {
     Wr::write(wr_id, &[], &scene.at_b, place).inline()
 }
@@ -445,7 +445,7 @@ fn a_solicited_call_wakes_who_waits_for_solicited_completions(device: &Device) {
     assert_eq!(a.qp.try_call(&[Wr::send(1, &[])]), 0);
     a.send_cq.expect_success(1);
     receive_cq.expect_success(1);
-    assert!(!channel.is_readable(), "nobody asked for it");
+    assert!(!channel.is_readable(), "no event was requested");
     let solicited = Wr::send(2, &[]).flags(ibv_send_flags::IBV_SEND_SOLICITED);
     assert_eq!(a.qp.try_call(&[solicited]), 0);
     a.send_cq.expect_success(2);

@@ -1,4 +1,4 @@
-//! What a request moves, where to, and in which order.
+//! The bytes that a request moves, their destination, and the order.
 
 use rdma_sys::{ibv_mtu, ibv_sge, ibv_wc_opcode as Done};
 use test_support::rig::connect::{Knobs, Side, pair, pair_with};
@@ -30,7 +30,7 @@ cases![
     more_reads_than_resources_wait_for_each_other,
 ];
 
-/// Bytes that tell their places from each other.
+/// Bytes that differ by position.
 fn pattern(length: usize) -> Vec<u8> {
     (0..=250).cycle().take(length).collect()
 }
@@ -39,7 +39,7 @@ const MTU: usize = 1024;
 /// None, one, around one packet, several, many.
 const LENGTHS: [usize; 9] =
     [0, 1, MTU - 1, MTU, MTU + 1, 3 * MTU - 1, 3 * MTU, 7 * MTU + 13, 1 << 20];
-/// What is around the bytes, and must stay.
+/// The bytes around the data, which must not change.
 const MARGIN: usize = 16;
 
 fn write_puts_bytes_into_the_peers_memory(device: &Device) {
@@ -78,7 +78,7 @@ fn send_fills_the_oldest_receive_request(device: &Device) {
     );
 }
 
-/// For each length, what `go` moves from one region to the other; both have a margin.
+/// For each length, checks the bytes that `go` moves from one region to the other; both have a margin.
 fn exactly_its_bytes(device: &Device, reads: bool, go: impl Fn(&Side, &Side, &Mr, &Mr, usize)) {
     let (a, b) = pair(device);
     for length in LENGTHS {
@@ -161,10 +161,10 @@ fn addresses_need_no_alignment(device: &Device) {
     }
 }
 
-/// Two queue pairs with as many elements as the device has, up to 32, and how many these are.
+/// Two queue pairs with as many elements as the device has, up to 32, and that number.
 fn with_many_elements(device: &Device) -> (Side, Side, usize) {
     let most = device.attributes().max_sge.min(32).cast_unsigned();
-    // A request needs room beside its elements.
+    // A request needs space besides its elements.
     let size = Size { sge: most, send_wr: 8, receive_wr: 8, inline: 0, ..Size::default() };
     let (a, b) = pair_with(device, &size, &Knobs::default());
     (a, b, most as usize)
@@ -177,7 +177,7 @@ fn pieces(mr: &Mr, count: usize) -> Vec<ibv_sge> {
     (0..count).rev().map(|n| mr.sge(2 * n * PIECE, PIECE)).collect()
 }
 
-/// The bytes of [`pieces`], one behind the other.
+/// The bytes of [`pieces`], concatenated.
 fn bytes_of_pieces(bytes: &[u8], count: usize) -> Vec<u8> {
     (0..count).rev().flat_map(|n| bytes[2 * n * PIECE..][..PIECE].to_vec()).collect()
 }
@@ -201,7 +201,7 @@ fn send_gathers_and_receive_scatters_as_many_elements_as_the_queue_pairs_have(de
     b.receive_cq.expect_success(2);
     let whole = bytes_of_pieces(&source.bytes(), count);
     assert_eq!(bytes_of_pieces(&sink.bytes(), count), whole);
-    // What is between the pieces is as it was.
+    // The bytes between the pieces are unchanged.
     let between = sink.bytes().chunks(2 * PIECE).all(|chunk| chunk[PIECE..] == [0; PIECE]);
     assert!(between);
 }
@@ -249,7 +249,7 @@ fn data_stays_at_its_source(device: &Device) {
     assert_eq!(source.bytes(), pattern(64));
 }
 
-/// Requests that take no receive: the next SEND finds the oldest one, and nothing was reported before.
+/// Requests that use no receive: the next SEND finds the oldest one, and no completion was reported before.
 fn silent_at_its_target(device: &Device, request: impl Fn(&Mr, &Mr) -> Wr) {
     let (a, b) = pair(device);
     let (here, there) = (a.pd.register(8, LOCAL_WRITE), b.pd.register(8, ALL_ACCESS));

@@ -1,5 +1,4 @@
-//! Sends and receives, and what goes wrong between them; immediate and inline data; what a request may
-//! look like.
+//! Sends and receives, and their errors; immediate and inline data; valid and invalid requests.
 
 use rdma_sys::{ibv_sge, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status as Status, ibv_wr_opcode};
 use test_support::rig::connect::{Knobs, Side, pair, pair_with};
@@ -45,7 +44,7 @@ cases![
     fence_alone_changes_nothing,
 ];
 
-/// A message of 12 bytes that does not fit into the receive request, and what becomes of them.
+/// A message of 12 bytes that does not fit into the receive request. Returns both statuses.
 fn too_long_for_its_receive(device: &Device) -> (Status, Status) {
     let (a, b) = pair(device);
     let source = a.pd.register_filled(vec![1; 12], 0);
@@ -58,7 +57,7 @@ fn too_long_for_its_receive(device: &Device) -> (Status, Status) {
     b.receive_cq.expect_flushed([2]);
     a.qp.wait_for_error();
     b.qp.wait_for_error();
-    // Not a byte is behind the elements.
+    // No byte was written after the elements.
     assert_eq!((&sink.bytes()[3..8], &sink.bytes()[16..]), (&[0; 5][..], &[0; 16][..]));
     (sent.status, received.status)
 }
@@ -77,7 +76,7 @@ fn receive_too_small_is_a_length_error_here_and_an_invalid_request_there(device:
     assert_eq!(too_long_for_its_receive(device), wanted);
 }
 
-/// A SEND of 12 bytes that meets an element which the receiver may not use; the status there.
+/// A SEND of 12 bytes into an element that the receiver may not use. Returns the receiver's status.
 fn bad_receive(device: &Device, element: impl Fn(&Side) -> (Option<Mr>, ibv_sge)) -> Status {
     let (a, b) = pair(device);
     let source = a.pd.register_filled(vec![1; 12], 0);
@@ -117,7 +116,7 @@ fn wrong_key(b: &Side) -> (Option<Mr>, ibv_sge) {
 fn receive_out_of_bounds_or_without_local_write_is_an_error_on_both_sides(device: &Device) {
     bad_receive(device, |b| {
         let mr = b.pd.register(64, ALL_ACCESS);
-        // Where it starts is before the region.
+        // It starts before the region.
         let sge = mr.sge(0, 64);
         let sge = ibv_sge { addr: sge.addr - 1, ..sge };
         (Some(mr), sge)
@@ -184,7 +183,7 @@ fn message_may_be_as_long_as_the_port_says_and_not_longer(device: &Device) {
         a.qp.post(&Wr::send(1, &sges));
         let status = a.send_cq.next().status;
         if beyond == 0 || device.differs("messages-of-any-length") {
-            // It was sent, to where it does not fit.
+            // It was sent, but does not fit.
             assert_ne!(status, Status::IBV_WC_LOC_LEN_ERR);
             assert_eq!(b.receive_cq.next().wr_id, 2);
         } else {
@@ -286,7 +285,7 @@ fn empty_write_with_immediate_needs_a_receive_without_elements_only(device: &Dev
     assert_eq!((wc.byte_len, imm_of(&wc)), (0, 77));
 }
 
-/// Elements for bytes that nobody registered.
+/// Elements for unregistered bytes.
 fn unregistered(bytes: &mut [u8]) -> ibv_sge {
     let addr = bytes.as_mut_ptr().expose_provenance() as u64;
     ibv_sge { addr, length: u32::try_from(bytes.len()).unwrap(), lkey: 0xbad }
@@ -359,7 +358,7 @@ fn queue_pair_has_the_inline_data_that_it_was_made_for(device: &Device) {
 fn inline_data_that_is_too_long_is_refused_at_the_post(device: &Device) {
     device.needs_inline(16);
     let scene = Scene::new(device);
-    // Some devices round up what was asked for.
+    // Some devices round up the requested size.
     let most = scene.a.qp.query().cap.max_inline_data as usize;
     let long = scene.a.pd.register(most + 1, 0);
     let sges = [long.sge(0, most), long.sge(most, 1)];
@@ -369,7 +368,7 @@ fn inline_data_that_is_too_long_is_refused_at_the_post(device: &Device) {
     scene.a.qp.assert_ready();
 }
 
-/// A request that the post itself refuses, with nothing done and the queue pair as it was.
+/// A request that the post itself refuses: nothing is done, and the queue pair is unchanged.
 fn refused_at_the_post(device: &Device, spoil: impl Fn(&Scene) -> Wr) {
     let scene = Scene::new(device);
     assert_ne!(scene.a.qp.try_post(&spoil(&scene)), 0);
@@ -464,7 +463,7 @@ fn elements_of_the_list_may_be_reused_after_the_post(device: &Device) {
     b.qp.post_receive(1, &[sink.sge(32, 8)]);
     let mut wr = Wr::write(1, &[source.sge(0, 8)], &sink, 0);
     a.qp.post(&wr);
-    // The same request again, with other elements and another place.
+    // The same request again, with other elements and another target.
     wr.sges[0] = source.sge(8, 8);
     let wr = wr.remote(sink.address() + 8, sink.rkey());
     a.qp.post(&wr);

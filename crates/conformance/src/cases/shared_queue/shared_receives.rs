@@ -1,5 +1,4 @@
-//! Shared receive queues: who takes what, what is refused, and what happens at the ends (IBTA volume 1,
-//! 10.2.9).
+//! Shared receive queues: the use of requests, the refused ones, and the ends of queue pairs (IBTA volume 1, 10.2.9).
 #![allow(clippy::cast_possible_truncation)] // Small numbers.
 
 use rdma_sys::{
@@ -58,27 +57,27 @@ pub(super) fn with_clients(device: &Device, max_wr: u32, clients: usize) -> (Vec
     Server::with_clients(device, max_wr, clients, &Knobs::default())
 }
 
-/// Sends a message of nothing, which must succeed.
+/// Sends an empty message, which must succeed.
 #[track_caller]
 pub(super) fn send(client: &Side) {
     client.qp.post(&Wr::send(1, &[]));
     client.send_cq.expect_success(1);
 }
 
-/// Sends from a client, and takes the completion of the receive.
+/// Sends from a client, and polls the completion of the receive.
 #[track_caller]
 pub(super) fn deliver(client: &Side, server: &Server) {
     send(client);
     server.receive_cq.next();
 }
 
-/// Memory that the messages come from: eight bytes of the client's number.
+/// The source memory of the messages: eight bytes of the client's number.
 fn sources(clients: &[Side]) -> Vec<Mr> {
     let source = |(n, client): (usize, &Side)| client.pd.register_filled(vec![n as u8 + 1; 8], 0);
     clients.iter().enumerate().map(source).collect()
 }
 
-/// Waits for so many events of this kind, and takes all that are there.
+/// Waits for `count` events of this kind, and reads all that are pending.
 #[track_caller]
 pub(super) fn events(server: &Server, kind: Event, count: usize) -> Vec<(Event, usize)> {
     let mut events = Vec::new();
@@ -228,7 +227,7 @@ fn requests_of_many_threads_are_taken_once_each(device: &Device) {
 fn a_sender_waits_for_a_request(device: &Device) {
     let (clients, server) = with_clients(device, 8, 2);
     clients[0].qp.post(&Wr::send(1, &[]));
-    // The other one's write says that time has passed.
+    // The other client's write shows that time has passed.
     let sink = server.pd.register(8, ALL_ACCESS);
     let from = sources(&clients);
     clients[1].qp.post(&Wr::write(1, &[from[1].sge(0, 8)], &sink, 0));
@@ -256,7 +255,7 @@ fn a_list_of_requests_serves_all_who_wait(device: &Device) {
     assert_eq!(takers.len(), 3);
 }
 
-/// Clients whose messages are given up soon if there is no request.
+/// Clients that soon give up a message without a receive request.
 fn with_impatient_clients(device: &Device, clients: usize) -> (Vec<Side>, Server) {
     needs_queues(device);
     let knobs = Knobs { rnr_retries: 1, min_rnr_timer: 10, ..Knobs::default() };
@@ -285,12 +284,12 @@ fn a_sender_that_goes_leaves_the_request_to_the_next(device: &Device) {
     for client in &clients {
         client.qp.post(&Wr::send(1, &[]));
     }
-    // Five wait; one each goes by error, by reset, by destruction, and by the receiver's end.
+    // Five wait; four of them end by error, reset, destruction, and the receiver's end.
     clients[0].qp.to_error();
     clients[1].qp.to_reset();
     clients[2].qp.destroy();
     server.qps.remove(3);
-    // What has left arrives, and finds no receive request.
+    // Packets already sent arrive, and find no receive request.
     expect_nothing_under_way(device);
     server.srq.post(7, &[]);
     clients[4].send_cq.expect_success(1);
@@ -319,8 +318,8 @@ fn a_queue_pair_with_a_shared_queue_has_no_receives_of_its_own(device: &Device) 
     assert_eq!(is_named, device.expected(true, "no-bad-wr-without-a-queue", false));
 }
 
-/// A message for a queue pair of another domain than the queue's, into memory of one or the other: what
-/// becomes of it at the sender and at the receiver, and whether it has come.
+/// A message for a queue pair of another domain than the queue's, into memory of one or the other. Returns both
+/// statuses, and whether the data has arrived.
 fn between_domains(device: &Device, memory_of_queue: bool) -> (Status, Status, bool) {
     let (clients, server) = with_clients(device, 8, 1);
     let other = server.context.pd();
@@ -340,7 +339,7 @@ fn between_domains(device: &Device, memory_of_queue: bool) -> (Status, Status, b
 const CAME: (Status, Status, bool) = (Status::IBV_WC_SUCCESS, Status::IBV_WC_SUCCESS, true);
 const REFUSED: (Status, Status, bool) =
     (Status::IBV_WC_REM_OP_ERR, Status::IBV_WC_LOC_PROT_ERR, false);
-/// As RXE has it.
+/// The result on RXE.
 const REFUSED_BY_RXE: (Status, Status, bool) =
     (Status::IBV_WC_REM_OP_ERR, Status::IBV_WC_LOC_QP_OP_ERR, false);
 
@@ -406,7 +405,7 @@ fn the_last_request_of_a_queue_pair_is_an_event(device: &Device) {
     send(&clients[1]);
     server.qps[1].to_error();
     if device.differs("no-last-request-event") {
-        // What comes later shows that it did not come.
+        // A later message shows that the event was not reported.
         server.srq.set_limit(1);
         server.expect(1, 1);
         server.srq.post(2, &[]);
@@ -415,7 +414,7 @@ fn the_last_request_of_a_queue_pair_is_an_event(device: &Device) {
         return;
     }
     assert_eq!(events(&server, LAST, 1), [(LAST, server.qp_name(1))]);
-    // All that it took is where it can be polled.
+    // Every completion of its receives can still be polled.
     server.expect(1, 1);
 }
 
@@ -434,7 +433,7 @@ fn the_last_request_is_an_event_once_in_each_life(device: &Device) {
         server.qps[1].to_error();
         server.connect(&server.qps[1], &clients[1], &Knobs::default());
     }
-    // What comes later is the next that comes.
+    // The next event is that of a later message.
     server.srq.post(1, &[]);
     server.srq.set_limit(1);
     deliver(&clients[0], &server);
@@ -448,7 +447,7 @@ fn a_queue_pair_without_a_shared_queue_has_no_last_request(device: &Device) {
     clients[0].qp.post_receive(1, &[]);
     clients[0].qp.to_error();
     clients[0].receive_cq.expect_flushed([1]);
-    // The flush comes behind it.
+    // The flush would be reported after it.
     assert!(context.async_events().iter().all(|event| event.0 != LAST));
     drop(server);
 }

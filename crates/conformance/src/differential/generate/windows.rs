@@ -1,4 +1,4 @@
-//! The part of the generator that is about memory windows, and a shared receive queue of several.
+//! The part of the generator for memory windows, and for shared receive queues of several pairs.
 
 use fastrand::Rng;
 
@@ -6,7 +6,7 @@ use super::super::program::*;
 use super::super::windows::REMOTE_ACCESS;
 use super::Generator;
 
-/// Gives pairs memory windows, and a shared receive queue with others.
+/// Gives pairs memory windows, and a receive queue shared with others.
 pub(super) fn extend(rng: &mut Rng, pairs: &mut [Pair]) {
     let join = pairs.len() > 1 && pairs[0].transport == Transport::Rc && rng.bool();
     for (n, pair) in pairs.iter_mut().enumerate() {
@@ -33,8 +33,8 @@ impl Generator {
         }
     }
 
-    /// Asks at the end what is bound: reads through windows, mostly those that are bound no more, and then
-    /// deregisters what they were bound to.
+    /// Tests the bindings at the end: reads through windows, usually unbound ones, and then deregisters the regions
+    /// that they were bound to.
     pub(super) fn look_at_windows(&mut self) {
         for end in self.ends_with_windows() {
             let windows = self.model.end(end).windows;
@@ -73,7 +73,7 @@ impl Generator {
         self.program.pairs[usize::from(end.pair)].windows
     }
 
-    /// A request that changes a window, most often one that can be changed so.
+    /// A request that changes a window, usually one that permits the change.
     pub(super) fn any_window_send(&mut self, end: QpId) -> Option<Send> {
         let opcode =
             [Opcode::Bind, Opcode::Invalidate, Opcode::SendInvalidate][self.rng.usize(0..3)];
@@ -124,7 +124,7 @@ impl Generator {
         Some(send)
     }
 
-    /// Now and then, one that takes back at once what the request binds.
+    /// Occasionally, an invalidation directly after the bind of the request.
     pub(super) fn invalidation_of(&mut self, send: &Send) -> Option<ProgramRequest> {
         let window = send.bind?.window;
         let chosen = !send.end.is_type_1(window) && self.rng.u8(0..8) == 0;
@@ -147,7 +147,7 @@ impl Generator {
         Some(Remote { slot: bound.slot, offset, key: Key::Window(window) })
     }
 
-    /// Puts a mistake into what the send says about a window.
+    /// Puts a mistake into the part of the send about a window.
     pub(super) fn spoil_window(&mut self, send: &mut Send) {
         let key = Key::Window(self.rng.u8(0..WINDOWS));
         if let Some(bind) = &mut send.bind {

@@ -19,7 +19,7 @@ pub(super) fn sends(scene: &mut Scene<'_>, imm: bool) -> Result<()> {
     each(scene, Service::Ud, &lengths, imm)
 }
 
-/// A datagram with another Q_Key is lost, and takes no receive.
+/// A datagram with another Q_Key is lost, and uses no receive.
 pub(super) fn wrong_qkey(scene: &mut Scene<'_>) -> Result<()> {
     scene.connect(Service::Ud)?;
     let (source, sink, front) = (scene.source(), scene.sink(), header(Service::Ud));

@@ -1,4 +1,4 @@
-//! The 40 bytes in front of a datagram: the header that it came with.
+//! The 40 bytes before a datagram: its received header.
 
 use anyhow::{Result, ensure};
 use rdma_sys::ibv_wc_flags as Flags;
@@ -8,24 +8,24 @@ use test_support::rig::datagram::HEADER;
 use crate::interop::command::{Completion, Piece};
 use crate::interop::scene::{A, B, Scene, Side};
 
-/// What `rig::datagram::vector` asks for.
+/// The hop limit set by `rig::datagram::vector`.
 const HOP_LIMIT: u8 = 61;
 const FLOW_LABEL: u32 = 0x000a_bcde;
 
-/// Protocol numbers in front of a BTH, by UDP and as it is.
+/// Protocol numbers before a BTH, over UDP and directly.
 const UDP: u8 = 17;
 const IB: u8 = 0x1b;
 
-/// Of a message of that length whose header begins there.
+/// Checks the header of a message of that length; the header begins at `at`.
 pub(super) fn ensure(
     scene: &mut Scene<'_>,
     got: &Completion,
     (at, length): Piece,
     imm: bool,
 ) -> Result<()> {
-    ensure!(got.flags & Flags::IBV_WC_GRH.0 != 0, "the completion should say that it is there");
+    ensure!(got.flags & Flags::IBV_WC_GRH.0 != 0, "the completion should report a header");
     let sender = scene.destination(A)?.qpn;
-    ensure!(got.source == sender, "it came from {sender:#x}: {got:?}");
+    ensure!(got.source == sender, "the source should be {sender:#x}: {got:?}");
     let header = scene.bytes(B, (at, HEADER))?;
     let (from, to) =
         (Gid::from_bytes(scene.destination(A)?.gid), Gid::from_bytes(scene.destination(B)?.gid));
@@ -47,7 +47,7 @@ fn ensure_hop_limit(scene: &mut Scene<'_>, found: u8) -> Result<()> {
 }
 
 fn ipv4(scene: &mut Scene<'_>, header: &[u8], addresses: &[u8], packet: usize) -> Result<()> {
-    ensure!(header[0] == 0x45 && header[9] == UDP, "no header of IPv4 and UDP: {header:x?}");
+    ensure!(header[0] == 0x45 && header[9] == UDP, "not a header of IPv4 and UDP: {header:x?}");
     ensure!(header[12..] == *addresses, "the addresses should be {addresses:?}: {header:?}");
     let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
     ensure!(total == 28 + packet, "the total length should be {}, not {total}", 28 + packet);
@@ -55,7 +55,7 @@ fn ipv4(scene: &mut Scene<'_>, header: &[u8], addresses: &[u8], packet: usize) -
     let words = header.chunks(2).map(|two| u32::from(two[0]) << 8 | u32::from(two[1]));
     let sum: u32 = words.sum();
     let right = (sum & 0xffff) + (sum >> 16) == 0xffff;
-    // What a device sends to itself goes through no network stack.
+    // Packets that a device sends to itself pass no network stack.
     let looped = is_looped(scene);
     let right_expected =
         if looped { scene.expected(A, true, "checksum-of-looped-headers", false) } else { true };
@@ -70,11 +70,12 @@ fn is_looped(scene: &Scene<'_>) -> bool {
 
 fn ipv6(scene: &mut Scene<'_>, header: &[u8], addresses: &[u8], packet: usize) -> Result<()> {
     let next = if scene.facts(A).ethernet { UDP } else { IB };
-    ensure!(header[0] >> 4 == 6 && header[6] == next, "no header of IPv6: {header:x?}");
+    ensure!(header[0] >> 4 == 6 && header[6] == next, "not an IPv6 header: {header:x?}");
     ensure!(header[8..] == *addresses, "the addresses should be {addresses:x?}: {header:x?}");
     let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
     let expected = packet + if next == UDP { 8 } else { 0 };
-    // That of InfiniBand counts the ICRC too, as that of IPv6 counts all behind it.
+    // The length of an InfiniBand header includes the ICRC, as that of IPv6 includes everything
+    // after it.
     ensure!(length == expected, "the payload's length should be {expected}, not {length}");
     ensure_hop_limit(scene, header[7])?;
     let label = u32::from_be_bytes([header[0], header[1], header[2], header[3]]) & 0x000f_ffff;

@@ -1,4 +1,4 @@
-//! Many requests that are posted by one call, and are under way together.
+//! Many requests that are posted by one call, and are in flight together.
 
 use anyhow::{Context as _, Result, ensure};
 use rdma_sys::ibv_wc_status as Status;
@@ -8,13 +8,13 @@ use super::shapes::header;
 use crate::interop::command::{Operation, Piece, Queue, SendWr, Service};
 use crate::interop::scene::{A, B, GUARD, Scene, ensure_status};
 
-/// The range of a request: beginning there, of a length of its own.
+/// The range of request `n` from `base` on, with its own length.
 fn slot(scene: &Scene<'_>, base: usize, n: usize) -> Piece {
     let mtu = scene.options.mtu;
     (base + n * (2 * mtu + GUARD), 1 + n * 97 % (2 * mtu - 1))
 }
 
-/// One after the other of each operation of a reliable connection.
+/// The operations of a reliable connection, in turn.
 const TURNS: [(Operation, bool); 6] = [
     (Operation::Send, true),
     (Operation::Write, false),
@@ -27,7 +27,7 @@ const TURNS: [(Operation, bool); 6] = [
 pub(super) fn mixed(scene: &mut Scene<'_>, count: usize) -> Result<()> {
     scene.connect(Service::Rc)?;
     let (source, sink) = (scene.source(), scene.sink());
-    // The slot of the first atomic has the word.
+    // The slot of the first atomic contains the word.
     let word = slot(scene, sink, 3).0;
     let (mut at_a, mut at_b, mut requests) = (Vec::new(), Vec::new(), Vec::new());
     let (mut receives, mut words) = (Vec::new(), Vec::new());
@@ -76,7 +76,7 @@ pub(super) fn mixed(scene: &mut Scene<'_>, count: usize) -> Result<()> {
     }
     for (n, at) in words.iter().enumerate() {
         let found = scene.word(A, *at)?;
-        ensure!(found == n as u64, "atomic {n} found {found}");
+        ensure!(found == n as u64, "atomic {n} returned {found}");
     }
     let sum = scene.word(B, word)?;
     ensure!(sum == words.len() as u64, "{} atomics made {sum}", words.len());
@@ -90,7 +90,7 @@ pub(super) fn mixed(scene: &mut Scene<'_>, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// So many messages of UC and UD.
+/// The number of messages of UC and UD.
 const MESSAGES: usize = 32;
 
 pub(super) fn sends(scene: &mut Scene<'_>, service: Service) -> Result<()> {
@@ -120,8 +120,8 @@ pub(super) fn sends(scene: &mut Scene<'_>, service: Service) -> Result<()> {
         let receive = receives.next().context("an endless range")?;
         ensure_status(&got, receive, &[Status::IBV_WC_SUCCESS])?;
         let n = got.imm as usize;
-        ensure!(next <= n && n < MESSAGES, "message {n} came when {next} was next");
-        ensure!(scene.options.lossy || n == next, "message {n} came instead of {next}");
+        ensure!(next <= n && n < MESSAGES, "message {n} arrived, but {next} was next");
+        ensure!(scene.options.lossy || n == next, "message {n} arrived instead of {next}");
         let ((_, length), seed) = data[n];
         ensure_received(&got, front + length, true, Some(n as u32))?;
         let into = slot(scene, sink, receive as usize).0 + front;

@@ -1,4 +1,4 @@
-//! What a responder refuses or cannot take, on reliable connections.
+//! Requests that a responder refuses or cannot receive, on reliable connections.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use super::reliable::refused;
 use crate::interop::command::{Operation, Queue, SendWr, Service, Tuning};
 use crate::interop::scene::{A, B, GUARD, Scene, ensure_status};
 
-/// The request behind one that failed is flushed.
+/// Expects the request after a failed one to be flushed.
 fn flushed(scene: &mut Scene<'_>, wr_id: u64) -> Result<()> {
     let done = scene.take((A, Queue::Send)).context("waiting for a flush")?;
     ensure_status(&done, wr_id, &[Status::IBV_WC_WR_FLUSH_ERR])
 }
 
-/// A receive that is posted late is waited for.
+/// A request waits for a receive that is posted late.
 pub(super) fn late_receive(scene: &mut Scene<'_>) -> Result<()> {
     scene.connect(Service::Rc)?;
     for (n, length) in (1..).zip([8, 3 * scene.options.mtu + 5]) {
@@ -32,7 +32,7 @@ pub(super) fn late_receive(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A receive that never comes ends the request, when its retries are used up.
+/// A missing receive fails the request, when its retries are used up.
 pub(super) fn no_receive(scene: &mut Scene<'_>) -> Result<()> {
     let tuning = Tuning { rnr_retries: 2, ..scene.patient() };
     scene.connect_with(Service::Rc, tuning, true)?;
@@ -45,7 +45,7 @@ pub(super) fn no_receive(scene: &mut Scene<'_>) -> Result<()> {
     flushed(scene, 2)
 }
 
-/// Each operation that names a place: what it does there, and how many bytes.
+/// Each operation that names a remote address: its effect there, and its number of bytes.
 const REMOTE: [(Operation, usize); 4] = [
     (Operation::Write, 64),
     (Operation::Read, 64),
@@ -53,7 +53,7 @@ const REMOTE: [(Operation, usize); 4] = [
     (Operation::FetchAdd { add: 1 }, 8),
 ];
 
-/// Posts the request, which is refused, and one behind it.
+/// Posts the request, which is refused, and another one after it.
 fn expect_refused(scene: &mut Scene<'_>, request: SendWr) -> Result<()> {
     let source = scene.source();
     let behind = scene.request(2, Operation::Write, &[(source, 8)])?;
@@ -99,7 +99,7 @@ pub(super) fn out_of_bounds(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Of a region that peers have no rights to.
+/// A region that peers have no rights to.
 pub(super) fn no_rights(scene: &mut Scene<'_>) -> Result<()> {
     for (operation, length) in REMOTE {
         scene.connect_with(Service::Rc, Tuning { retries: 6, ..scene.patient() }, false)?;
@@ -112,7 +112,7 @@ pub(super) fn no_rights(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A WRITE with immediate data that is refused takes no receive.
+/// A WRITE with immediate data that is refused uses no receive.
 pub(super) fn refused_write_imm(scene: &mut Scene<'_>) -> Result<()> {
     scene.connect_to_fail()?;
     let source = scene.source();
@@ -150,7 +150,7 @@ pub(super) fn too_long(scene: &mut Scene<'_>) -> Result<()> {
             name,
             [Status::IBV_WC_REM_OP_ERR, Status::IBV_WC_RETRY_EXC_ERR],
         );
-        // Where the answer got lost, there is no other one.
+        // A lost answer is not repeated.
         ensure_status(&done, 1, &status[..1 + usize::from(scene.options.lossy)])?;
         let status =
             scene.expected(B, Status::IBV_WC_LOC_LEN_ERR, name, Status::IBV_WC_LOC_QP_OP_ERR);
@@ -161,27 +161,27 @@ pub(super) fn too_long(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A queue pair that is gone does not answer.
+/// A destroyed queue pair does not answer.
 pub(super) fn destroyed_peer(scene: &mut Scene<'_>) -> Result<()> {
     let tuning = Tuning { retries: 3, ..scene.patient() };
     lose_peer(scene, tuning)?;
     give_up(scene)
 }
 
-/// Seven retries are no more than seven.
+/// A retry count of seven is finite.
 pub(super) fn seven_retries(scene: &mut Scene<'_>) -> Result<()> {
     let tuning = scene.patient();
     lose_peer(scene, tuning)?;
     if scene.differs(A, "seven-retries-are-endless") {
         // Eight times 67 ms have passed long ago.
         let done = scene.take_within((A, Queue::Send), 1, Duration::from_secs(5))?;
-        ensure!(done.is_empty(), "it should not have given up: {done:?}");
+        ensure!(done.is_empty(), "the requester should not have given up: {done:?}");
         return Ok(());
     }
     give_up(scene)
 }
 
-/// The peer is gone, and two requests are posted.
+/// Destroys the peer, and posts two requests.
 fn lose_peer(scene: &mut Scene<'_>, tuning: Tuning) -> Result<()> {
     scene.connect_with(Service::Rc, tuning, true)?;
     let piece = (scene.source(), 8);

@@ -18,7 +18,7 @@ pub(super) const SEND_IMM: Kind = Kind { operation: Operation::Send, imm: true }
 pub(super) const WRITE: Kind = Kind { operation: Operation::Write, imm: false };
 pub(super) const WRITE_IMM: Kind = Kind { operation: Operation::Write, imm: true };
 
-/// No elements, where a message is empty.
+/// No elements if the message is empty.
 pub(super) fn piece(at: usize, length: usize) -> Vec<Piece> {
     if length == 0 { Vec::new() } else { vec![(at, length)] }
 }
@@ -55,7 +55,7 @@ pub(super) fn messages(scene: &mut Scene<'_>, kind: Kind) -> Result<()> {
     Ok(())
 }
 
-/// A receive's completion says what the message was.
+/// Checks that a receive's completion describes the message.
 pub(super) fn ensure_received(
     got: &Completion,
     length: usize,
@@ -70,13 +70,13 @@ pub(super) fn ensure_received(
     Ok(())
 }
 
-/// A window is bound, written through, invalidated, and gone.
+/// A window is bound, written through, invalidated, and then unusable.
 pub(super) fn invalidations(scene: &mut Scene<'_>) -> Result<()> {
     if !(scene.facts(A).windows && scene.facts(B).windows) {
         return Err(Skip("a device has no memory windows of type 2").into());
     }
     for length in [0, 24, scene.options.mtu + 1] {
-        // SoftRoCE does not bind a window twice, so each has its own connection.
+        // SoftRoCE does not bind a window twice, so each has a separate connection.
         scene.connect_to_fail()?;
         let (source, sink) = (scene.source(), scene.sink());
         let (data, before) = (scene.seed(), scene.seed());
@@ -106,7 +106,7 @@ pub(super) fn invalidations(scene: &mut Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The request ends with a remote access error. Where the answer got lost, who sent it has no other one: the responder
+/// Expects a remote access error. A lost answer is not repeated, so the requester may time out instead: the responder
 /// is in error.
 pub(super) fn refused(scene: &mut Scene<'_>, wr_id: u64) -> Result<()> {
     let done = scene.take((A, Queue::Send)).context("waiting for a refusal")?;
@@ -127,14 +127,14 @@ pub(super) fn reads(scene: &mut Scene<'_>) -> Result<()> {
         scene.post(A, &[request])?;
         let done = scene.succeed((A, Queue::Send), n)?;
         ensure!(done.opcode == Opcode::IBV_WC_RDMA_READ.0, "{done:?}");
-        ensure!(done.bytes as usize == length, "a READ of {length} bytes: {done:?}");
+        ensure!(done.bytes as usize == length, "the READ should have {length} bytes: {done:?}");
         let data: &[u64] = &[data];
         scene.expect(A, &[((sink, length), data), (front, &[before]), (back, &[before])])?;
     }
     Ok(())
 }
 
-/// Does an atomic at B; what was there.
+/// Executes an atomic at B. Returns the previous value.
 fn atomic(scene: &mut Scene<'_>, wr_id: u64, operation: Operation) -> Result<u64> {
     let at = scene.source();
     let request = scene.request(wr_id, operation, &[(at, 8)])?;
@@ -144,13 +144,16 @@ fn atomic(scene: &mut Scene<'_>, wr_id: u64, operation: Operation) -> Result<u64
         Operation::FetchAdd { .. } => Opcode::IBV_WC_FETCH_ADD,
         _ => Opcode::IBV_WC_COMP_SWAP,
     };
-    ensure!((done.opcode, done.bytes) == (opcode.0, 8), "an atomic: {done:?}");
+    ensure!(
+        (done.opcode, done.bytes) == (opcode.0, 8),
+        "the completion should be that of an atomic: {done:?}"
+    );
     scene.word(A, at)
 }
 
 const FIRST: u64 = 0x0123_4567_89ab_cdef;
 
-/// B's word, between bytes that stay.
+/// Puts a word at B between bytes that must not change.
 fn with_word(scene: &mut Scene<'_>) -> Result<u64> {
     scene.connect(Service::Rc)?;
     let (sink, before) = (scene.sink(), scene.seed());
@@ -172,7 +175,7 @@ pub(super) fn compare_swaps(scene: &mut Scene<'_>) -> Result<()> {
     let around = with_word(scene)?;
     let mut word = FIRST;
     for n in 1..20 {
-        // Each third one compares with something else.
+        // Every third one compares with another value.
         let compare = if n % 3 == 0 { !word } else { word };
         let swap = word.rotate_left(7) ^ n;
         let found = atomic(scene, n, Operation::CompareSwap { compare, swap })?;

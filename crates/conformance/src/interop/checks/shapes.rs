@@ -1,4 +1,4 @@
-//! Requests that carry their bytes, and requests of several elements.
+//! Requests with inline data, and requests of several elements.
 
 use anyhow::{Result, bail, ensure};
 
@@ -8,15 +8,15 @@ use crate::interop::pattern;
 use crate::interop::scene::{A, B, GUARD, Scene};
 use crate::interop::station::{ELEMENTS, INLINE};
 
-/// What is in front of each message.
+/// The length of the header before each message.
 pub(super) fn header(service: Service) -> usize {
     if service == Service::Ud { test_support::rig::datagram::HEADER } else { 0 }
 }
 
-/// Where messages may get lost, they are sent so often.
+/// The number of attempts where messages may be lost.
 const ATTEMPTS: usize = 20;
 
-/// Has a message arrive in the receive that waits for it. `prepare` is called before each attempt, `posted` behind it.
+/// Sends a message until it arrives in the posted receive. `prepare` is called before each attempt, `posted` after it.
 pub(super) fn deliver(
     scene: &mut Scene<'_>,
     service: Service,
@@ -40,7 +40,7 @@ pub(super) fn deliver(
     bail!("a message did not arrive in {ATTEMPTS} attempts");
 }
 
-/// The bytes of an inline request are those at the post, whatever becomes of the memory.
+/// The bytes of an inline request are those at the time of the post, whatever is written to the memory later.
 pub(super) fn inline(scene: &mut Scene<'_>, service: Service) -> Result<()> {
     scene.connect(service)?;
     let (source, sink) = (scene.source(), scene.sink());
@@ -71,7 +71,7 @@ pub(super) fn inline(scene: &mut Scene<'_>, service: Service) -> Result<()> {
     Ok(())
 }
 
-/// Ranges of these lengths, with others between them.
+/// Ranges of these lengths, with gaps between them.
 fn spread(at: usize, lengths: [usize; ELEMENTS]) -> Vec<Piece> {
     let mut at = at;
     let mut next = |length| {
@@ -82,7 +82,7 @@ fn spread(at: usize, lengths: [usize; ELEMENTS]) -> Vec<Piece> {
     lengths.map(&mut next).to_vec()
 }
 
-/// Puts bytes into the ranges, one behind the other.
+/// Puts bytes into the ranges, one after the other.
 fn scatter(scene: &mut Scene<'_>, into: &[Piece], bytes: &[u8]) -> Result<()> {
     let mut rest = bytes;
     for &(at, length) in into {
@@ -111,7 +111,10 @@ pub(super) fn elements(scene: &mut Scene<'_>, service: Service) -> Result<()> {
         Service::Rc | Service::Uc => ([5, mtu - 2, mtu + 1, 7], [mtu + 3, 1, mtu - 1, 8]),
     };
     let total = lengths.iter().sum::<usize>();
-    ensure!(total + front == into.iter().sum::<usize>(), "the check's own lengths");
+    ensure!(
+        total + front == into.iter().sum::<usize>(),
+        "the lengths of the check are inconsistent"
+    );
     let (from, into) = (spread(scene.source(), lengths), spread(scene.sink(), into));
     let data = pattern::bytes(scene.seed(), total);
     scatter(scene, &from, &data)?;
@@ -121,7 +124,7 @@ pub(super) fn elements(scene: &mut Scene<'_>, service: Service) -> Result<()> {
     ensure!(got.status == 0 && got.wr_id == 100, "{got:?}");
     ensure_received(&got, total + front, true, None)?;
     let found = gathered(scene, B, &into)?;
-    ensure!(found[front..] == data, "the message has other bytes");
+    ensure!(found[front..] == data, "the bytes of the message differ");
     Ok(())
 }
 
@@ -138,12 +141,12 @@ pub(super) fn elements_of_writes_and_reads(scene: &mut Scene<'_>) -> Result<()> 
     scene.post(A, &[write])?;
     scene.succeed((A, Queue::Send), 1)?;
     let found = scene.bytes(B, (sink, total))?;
-    ensure!(found == data, "the WRITE has other bytes");
+    ensure!(found == data, "the bytes of the WRITE differ");
     scene.fill(B, &[((sink, total), other)])?;
     let read = scene.request(2, Operation::Read, &pieces)?;
     scene.post(A, &[read])?;
     scene.succeed((A, Queue::Send), 2)?;
     let found = gathered(scene, A, &pieces)?;
-    ensure!(found == pattern::bytes(other, total), "the READ has other bytes");
+    ensure!(found == pattern::bytes(other, total), "the bytes of the READ differ");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Messages that may get lost. Those that arrive are whole.
+//! Messages that may be lost. Those that arrive are whole.
 
 use anyhow::{Result, ensure};
 use rdma_sys::ibv_wc_status as Status;
@@ -14,7 +14,7 @@ pub(super) fn sends(scene: &mut Scene<'_>, imm: bool) -> Result<()> {
     each(scene, Service::Uc, &lengths, imm)
 }
 
-/// One SEND of each length, whose receive has space for any of them.
+/// One SEND of each length; each receive has space for any of them.
 pub(super) fn each(
     scene: &mut Scene<'_>,
     service: Service,
@@ -44,9 +44,11 @@ pub(super) fn each(
         };
         (waiting, arrived) = (false, arrived + 1);
         ensure_status(&got, 100, &[Status::IBV_WC_SUCCESS])?;
-        // One that was taken for lost may be late.
+        // A message that was considered lost may be late.
         let place = sent.iter().position(|sent| front + sent.0 == got.bytes as usize);
-        let Some(place) = place else { anyhow::bail!("nothing was sent of that length: {got:?}") };
+        let Some(place) = place else {
+            anyhow::bail!("no message of that length was sent: {got:?}")
+        };
         let (length, data, imm) = sent.split_off(place)[0];
         ensure_received(&got, front + length, true, imm)?;
         scene.expect(B, &[((sink + front, length), &[data]), ((sink + room, GUARD), &[before])])?;
@@ -58,7 +60,7 @@ pub(super) fn each(
     Ok(())
 }
 
-/// A WRITE says nothing where it arrives; a SEND behind it does.
+/// The arrival of a WRITE is not reported; that of a later SEND is.
 pub(super) fn writes(scene: &mut Scene<'_>) -> Result<()> {
     scene.connect(Service::Uc)?;
     let (mut waiting, mut arrived) = (false, 0);
@@ -82,7 +84,7 @@ pub(super) fn writes(scene: &mut Scene<'_>) -> Result<()> {
             ensure_status(&got, 100, &[Status::IBV_WC_SUCCESS])?;
             arrived += 1;
         }
-        // Packets of one that was lost may have been written.
+        // Packets of a lost one may have been written.
         let either = [data, before];
         let seeds = if scene.options.lossy { &either[..] } else { &either[..1] };
         scene.expect(B, &[((sink, length), seeds), (front, &[before]), (back, &[before])])?;
@@ -123,16 +125,19 @@ pub(super) fn writes_imm(scene: &mut Scene<'_>) -> Result<()> {
             None => &either[..],
         };
         scene.expect(B, &[((sink, length), seeds), (front, &[before]), (back, &[before])])?;
-        ensure!(own.is_some() || scene.options.lossy, "the immediate data of another one");
+        ensure!(
+            own.is_some() || scene.options.lossy,
+            "the immediate data are those of another message"
+        );
     }
     ensure!(arrived > 0, "nothing arrived");
     Ok(())
 }
 
-/// A message that is longer than its receive is lost, and the receive takes the next one.
+/// A message that is longer than its receive is lost, and the receive is used by the next one.
 pub(super) fn too_long(scene: &mut Scene<'_>, service: Service) -> Result<()> {
     if scene.options.lossy {
-        return Err(Skip("what is lost by itself looks the same").into());
+        return Err(Skip("a loss by the network looks the same").into());
     }
     scene.connect(service)?;
     let (source, sink, front) = (scene.source(), scene.sink(), shapes::header(service));
