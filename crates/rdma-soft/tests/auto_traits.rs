@@ -1,4 +1,4 @@
-//! A software device is made, held and asked by any thread.
+//! A software device is created, held and queried by any thread.
 
 use rdma_soft::{
     Builder, Counters, GidPlace, InstallError, Limits, Link, LinkModel, Network, OtherNetwork,

@@ -1,6 +1,6 @@
-//! A network that is dropped gives nearly all of its memory back, once nothing of its devices is open.
+//! A dropped network releases nearly all of its memory, once nothing of its devices is open.
 //!
-//! It has its own `main`, since the threads of the usual harness allocate too.
+//! The program has its own `main`, since the threads of the usual harness also allocate memory.
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
 use std::time::Duration;
@@ -16,10 +16,10 @@ static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 const NAMES: [&str; 2] = ["ended-a", "ended-b"];
 const ROUNDS: u64 = 50;
-/// What stays of a device: what names it, its counters, its place in lists.
+/// The memory that a device keeps: its name, its counters, its entries in lists.
 const KEPT: u64 = 8 << 10;
 
-/// A network in which something is sent. What is open is closed before its end, or behind it.
+/// Sends something over a network. Closes its objects before the network ends if `first`, and otherwise after.
 fn round(first: bool) {
     let network = Network::simulated(1);
     for name in NAMES {
@@ -49,7 +49,7 @@ fn main() {
         (0..ROUNDS).for_each(|_| round(first));
         let more = ALLOCATOR.in_use().wrapping_sub(before).cast_signed();
         let kept = more / (2 * ROUNDS).cast_signed();
-        println!("{kept} bytes are kept of a device");
-        assert!(kept < KEPT.cast_signed(), "{kept} bytes are kept of a device");
+        println!("a device keeps {kept} bytes");
+        assert!(kept < KEPT.cast_signed(), "a device keeps {kept} bytes");
     }
 }

@@ -1,8 +1,8 @@
-//! The data path allocates nothing, on any thread: posts and polls, waits, errors, flushes, overflows
-//! and deadlines. Making and connecting objects may, and is not counted; but what a connected queue pair has is small.
+//! The data path allocates no memory, on any thread: posts and polls, waits, errors, flushes, overflows and deadlines.
+//! Creating and connecting objects may allocate and is not counted, but a connected queue pair must be small.
 //!
-//! It has its own `main`, since the threads of the usual harness allocate too.
-#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
+//! The program has its own `main`, since the threads of the usual harness also allocate memory.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As in the rig.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 
 use std::ptr;
@@ -36,7 +36,7 @@ const SIZE: Size = Size {
     signal_all: false,
 };
 
-/// Two queue pairs, memory that each may use of the other, and requests.
+/// Two queue pairs, memory of each that the other may access, and requests.
 struct Stage {
     device: &'static str,
     write: Wr,
@@ -44,7 +44,7 @@ struct Stage {
     read: Wr,
     send: Wr,
     bad_write: Wr,
-    /// What B lends to A, and takes back.
+    /// The window that B grants to A, and revokes.
     mw: Mw,
     remote: Mr,
     local: Mr,
@@ -130,7 +130,7 @@ fn poll(cq: &Cq, wcs: &mut [ibv_wc; 16]) -> i32 {
     unsafe { ibv_poll_cq(cq.0, 16, wcs.as_mut_ptr()) }
 }
 
-/// Polls one completion of the first status and `count` of the other; no more are there.
+/// Polls one completion of the first status and `count` of the other, and expects no others.
 fn drain(cq: &Cq, first: Status, count: usize, rest: Status) {
     let (mut seen, mut wcs) = (0, [ibv_wc::default(); 16]);
     until("completions", || {
@@ -147,11 +147,11 @@ fn drain(cq: &Cq, first: Status, count: usize, rest: Status) {
 /// A part of the data path.
 struct Case {
     name: &'static str,
-    /// How often it is counted, after one round that is not.
+    /// The number of counted rounds, after one uncounted round.
     rounds: u32,
-    /// What comes before each round.
+    /// The set-up before each round.
     prepare: fn(&Stage),
-    /// Says how many requests it posted.
+    /// Runs a round. Returns the number of requests that it posted.
     run: fn(&Stage) -> u64,
 }
 
@@ -163,7 +163,7 @@ const CASES: &[Case] = &[
     Case { name: "receiver not ready", rounds: 100, prepare: |_| {}, run: resumed },
     Case { name: "receiver ready in time", rounds: 50, prepare: patient, run: resumed },
     Case { name: "receiver never ready", rounds: 20, prepare: impatient, run: given_up },
-    Case { name: "nobody there", rounds: 20, prepare: unreachable, run: unanswered },
+    Case { name: "receiver unreachable", rounds: 20, prepare: unreachable, run: unanswered },
     Case { name: "remote access error", rounds: 20, prepare: fresh, run: refused },
     Case { name: "hundreds of flushes", rounds: 20, prepare: fresh, run: flushed },
 ];
@@ -172,7 +172,7 @@ fn fresh(stage: &Stage) {
     stage.reconnect(&Knobs::default());
 }
 
-/// Waits with a deadline that is far away.
+/// Sets a distant deadline for the wait.
 fn patient(stage: &Stage) {
     stage.reconnect(&Knobs { rnr_retries: 6, min_rnr_timer: 31, ..Knobs::default() });
 }
@@ -207,7 +207,7 @@ fn unsignaled(stage: &Stage) -> u64 {
     posted
 }
 
-/// Lent and taken back by B, then lent again and given back by A.
+/// Granted and revoked by B, then granted again and invalidated by A.
 fn windows(stage: &Stage) -> u64 {
     let (a, b, key) = (&stage.a, &stage.b, stage.mw.key());
     let part = stage.remote.part(0, 64, REMOTE_WRITE);
@@ -259,7 +259,7 @@ fn refused(stage: &Stage) -> u64 {
     receives + sends
 }
 
-/// Two hundred sends behind one that waits, which then fails, and as many receives.
+/// Two hundred sends queued after one that waits and then fails, and as many receives.
 fn flushed(stage: &Stage) -> u64 {
     let (a, b) = (&stage.a, &stage.b);
     let mut posted = post_receives(&a.qp, stage.sge_of_a(), 200);
@@ -283,7 +283,7 @@ fn overflow(stage: &Stage) -> u64 {
     posted
 }
 
-/// Posts by function calls, batches that are refused too, and polls one after the other.
+/// Posts by function calls, including refused batches, and polls one completion after the other.
 fn extended(device: &str) -> u64 {
     let fields = STANDARD | TIMESTAMP | WALLCLOCK;
     let mut a = Side::with_fields(device, 1024, fields);
@@ -327,7 +327,7 @@ fn extended(device: &str) -> u64 {
     counted("extended", || (0..20).map(|_| round()).sum())
 }
 
-/// Queue pairs that wait for the requests of a queue that they share, also when they fail.
+/// Queue pairs that wait for the requests of a shared queue, also when they fail.
 fn shared(device: &str) -> u64 {
     let (clients, server) = Server::with_clients(device, 8, 4, &Knobs::default());
     let (sink, message) = (server.pd.register(8, ALL_ACCESS), Wr::send(1, &[]));
@@ -342,7 +342,7 @@ fn shared(device: &str) -> u64 {
     };
     round();
     let posted = (0..50).map(|_| counted("a shared queue", round)).sum();
-    counted("its queue pairs' end", || {
+    counted("the end of its queue pairs", || {
         server.qps.iter().for_each(Qp::to_error);
         0
     });
@@ -350,7 +350,7 @@ fn shared(device: &str) -> u64 {
     posted
 }
 
-/// Datagrams to a group of members on two devices, of whom one has no receive request.
+/// Datagrams to a group with members on two devices; one member has no receive request.
 fn group(device: &'static str, other: &'static str) -> u64 {
     let members = [device, device, other, other].map(datagram::side);
     let (a, end) = (&members[0], members[0].endpoint());
@@ -385,12 +385,12 @@ fn counted(name: &str, run: impl FnOnce() -> u64) -> u64 {
     posted
 }
 
-/// Starts the timer's thread, which stays for a while, and shows that it has started: nobody else
-/// ends this wait, since nobody polls.
+/// Starts the timer's thread, which stays for a while, and verifies that it runs: no other thread can end this wait,
+/// since no thread polls.
 fn start_timer(stage: &Stage) {
     impatient(stage);
     post(&stage.a.qp, &stage.send, 1);
-    // A poll could see to it, too.
+    // A poll could end the wait, too.
     let device = SoftDevice::find(stage.device).unwrap();
     until("the timer's thread", || device.in_flight(stage.a.qp.qpn()) == 0);
     drain(&stage.a.send_cq, Status::IBV_WC_RNR_RETRY_EXC_ERR, 0, OK);
@@ -408,8 +408,8 @@ fn count_case(stage: &Stage, case: &Case) -> u64 {
     (0..case.rounds).map(round).sum()
 }
 
-/// B receives what A sends, and answers, on a thread of its own. That thread has executed a request
-/// before: a device notes its threads when they execute their first.
+/// B receives A's messages and answers them, on a separate thread. That thread has executed a request before: a device
+/// registers each thread at its first request.
 fn two_threads(stage: &Stage, immediate: &Stage) -> u64 {
     const MESSAGES: u64 = 500;
     let first = &immediate.b;
@@ -429,7 +429,7 @@ fn two_threads(stage: &Stage, immediate: &Stage) -> u64 {
             drain(b_send_cq, OK, 0, OK);
         }
         step.wait();
-        // Ending a thread is not the data path.
+        // Ending a thread is not part of the data path.
         step.wait();
     };
     thread::scope(|scope| {
@@ -452,10 +452,10 @@ fn two_threads(stage: &Stage, immediate: &Stage) -> u64 {
     })
 }
 
-/// The most that a connected queue pair may have beyond its queues.
+/// The maximum memory of a connected queue pair beyond its queues.
 const MOST_BYTES: u64 = 64 << 10;
 
-/// Makes queue pairs with the shortest queues, connects them, and has each do what takes memory at its first time.
+/// Creates queue pairs with the shortest queues, connects them, and runs everything that allocates on first use.
 fn connections_by_packets_are_small(reads: u8) {
     const PAIRS: u64 = 64;
     let device = format!("no_alloc-small-{reads}");
@@ -486,13 +486,13 @@ fn connections_by_packets_are_small(reads: u8) {
         exchange(&pair[1], &pair[0]);
         pair
     };
-    // What the device takes for all.
+    // Memory that the device allocates once for all.
     let mut pairs = vec![connected()];
     pairs.reserve(usize::try_from(PAIRS).unwrap());
     let before = ALLOCATOR.bytes();
     pairs.extend((0..PAIRS).map(|_| connected()));
     let each = (ALLOCATOR.bytes() - before) / (2 * PAIRS);
-    println!("{each} bytes for a connected queue pair with {reads} READs and atomics");
+    println!("{each} bytes for each connected queue pair with {reads} READs and atomics");
     assert!(each <= MOST_BYTES, "{each}");
 }
 

@@ -1,8 +1,8 @@
-//! Processes that come, talk to each other in pairs, and go, some of them killed at any moment. Each message is looked
-//! at byte by byte; whoever loses its peer is told so and meets another; nothing is left behind.
+//! Processes that start, exchange messages in pairs, and end. Some are killed at any moment. Every byte of each message
+//! is checked; a process that loses its peer is notified and meets another; no sockets remain.
 //!
-//! It takes five seconds, or as many as `RDMA_TEST_SOAK` says, with eight processes at a time, or as many as
-//! `RDMA_TEST_SOAK_PROCESSES` says. `RDMA_TEST_SEED` decides who is killed, and when.
+//! It takes five seconds, or `RDMA_TEST_SOAK` seconds, with eight processes at a time, or `RDMA_TEST_SOAK_PROCESSES`.
+//! `RDMA_TEST_SEED` determines the processes that are killed, and the times.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::cast_possible_truncation)]
 #![allow(clippy::disallowed_methods)] // The programs' side has clocks and threads of its own.
 
@@ -22,14 +22,14 @@ use test_support::rig::datagram::gid_of;
 use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, Size};
 
-/// Where a process of the soak listens; `soft0` stands for the device that all have.
+/// The environment variable with the address where a process of the soak listens; `soft0` means the common device.
 const PLACE: &str = "RDMA_TEST_SOAK_PLACE";
-/// How many messages two processes exchange, and how long each is at most.
+/// The number of messages that two processes exchange, and the maximum length of each.
 const MESSAGES: u64 = 40;
 const LONGEST: usize = 40_000;
-/// How many others a process meets before it goes.
+/// The number of meetings of a process before it ends.
 const MEETINGS: u32 = 5;
-/// A peer that is lost over UDP is noticed within this time: 33 ms eight times. Also, the machine is busy.
+/// The limit for noticing a lost peer over UDP: eight timeouts of 33 ms, and the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -46,14 +46,14 @@ fn main() -> ExitCode {
     };
     let (time, count) = (number("RDMA_TEST_SOAK", 5), number("RDMA_TEST_SOAK_PROCESSES", 8));
     let seed = number("RDMA_TEST_SEED", u64::from(std::process::id()));
-    println!("soak of {time} s, {count} processes, RDMA_TEST_SEED={seed}");
+    println!("soak test of {time} s, {count} processes, RDMA_TEST_SEED={seed}");
     let mut soak = Soak::new(Random(seed | 1), count as usize);
     soak.run(Duration::from_secs(time));
     soak.end();
     ExitCode::SUCCESS
 }
 
-/// A generator of numbers (xorshift).
+/// A random number generator (xorshift).
 struct Random(u64);
 
 impl Random {
@@ -65,11 +65,11 @@ impl Random {
     }
 }
 
-/// What a process says.
+/// A report from a process.
 enum Said {
-    /// It has a queue pair, and wants to meet somebody.
+    /// It has a queue pair, and waits for a peer.
     Here(String),
-    /// Whether all messages came, or its peer was lost.
+    /// Whether all messages arrived; if not, its peer was lost.
     Met(bool),
     /// It has ended.
     End,
@@ -79,12 +79,12 @@ struct Member {
     child: Child,
     commands: ChildStdin,
     by_udp: bool,
-    /// Where its queue pair is, while it waits for a peer.
+    /// The address of its queue pair, while it waits for a peer.
     here: Option<String>,
     killed: bool,
 }
 
-/// The matchmaker.
+/// The controller, which pairs processes.
 struct Soak {
     random: Random,
     count: usize,
@@ -144,9 +144,10 @@ impl Soak {
         }
     }
 
-    /// Takes what one of them says.
+    /// Handles a report from one of the processes.
     fn hear(&mut self) {
-        let (number, said) = self.said.recv_timeout(PATIENCE).expect("nobody says anything");
+        let (number, said) =
+            self.said.recv_timeout(PATIENCE).expect("no process has reported within the limit");
         let killed = self.members[number].as_ref().is_some_and(|member| member.killed);
         match said {
             Said::Here(_) | Said::Met(_) if killed => {}
@@ -160,7 +161,7 @@ impl Soak {
         }
     }
 
-    /// Tells one of another that waits, on the same way.
+    /// Pairs a process with another one that waits and uses the same kind of link.
     fn introduce(&mut self, number: usize, place: String) {
         let by_udp = self.members[number].as_ref().unwrap().by_udp;
         let waits = |member: &&mut Member| member.by_udp == by_udp && member.here.is_some();
@@ -170,7 +171,7 @@ impl Soak {
             return;
         };
         let there = other.here.take().unwrap();
-        // One that was killed meanwhile does not read.
+        // A process that was killed meanwhile does not read.
         let _ = writeln!(other.commands, "{place}");
         let member = self.members[number].as_mut().unwrap();
         let _ = writeln!(member.commands, "{there}");
@@ -187,10 +188,10 @@ impl Soak {
         }
     }
 
-    /// All go; nothing of them is left.
+    /// Ends all processes, and checks that nothing of them is left.
     fn end(&mut self) {
         while self.alive() > 0 {
-            // Whoever waits for a peer is told that there is none any more.
+            // A process that waits for a peer is notified that no peer remains.
             for member in self.members.iter_mut().flatten() {
                 if member.here.take().is_some() {
                     let _ = writeln!(member.commands, "nobody");
@@ -199,7 +200,7 @@ impl Soak {
             self.hear_at_end();
         }
         println!(
-            "{} processes, {} of them killed; {} meetings, and {} ended by a loss",
+            "{} processes, {} of them killed; {} complete meetings, and {} with a lost peer",
             self.started, self.killed, self.met, self.lost
         );
         assert!(self.met > 0);
@@ -209,7 +210,8 @@ impl Soak {
     }
 
     fn hear_at_end(&mut self) {
-        let (number, said) = self.said.recv_timeout(PATIENCE).expect("nobody says anything");
+        let (number, said) =
+            self.said.recv_timeout(PATIENCE).expect("no process has reported within the limit");
         match said {
             Said::Here(place) => self.members[number].as_mut().unwrap().here = Some(place),
             said => {
@@ -220,7 +222,7 @@ impl Soak {
     }
 }
 
-/// What a process of the soak does.
+/// Runs a process of the soak test.
 fn talk(place: &str) {
     rdma_soft::install();
     let device = match place {
@@ -234,7 +236,7 @@ fn talk(place: &str) {
     for _ in 0..MEETINGS {
         let side = Side::new(device, &Size::default(), 64);
         let own = side.endpoint();
-        // For two messages and two writes: a peer is at most one step ahead.
+        // Space for two messages and two writes: a peer is at most one step ahead.
         let memory = side.pd.register(4 * LONGEST, ALL_ACCESS);
         let gid = u128::from_be_bytes(gid_of(&own.gid).to_bytes());
         let (address, key) = (memory.address() + 2 * LONGEST as u64, memory.key());
@@ -250,7 +252,7 @@ fn talk(place: &str) {
     }
 }
 
-/// Exchanges messages and writes with a peer. Whether it was there to the end.
+/// Exchanges messages and writes with a peer. Returns true if the peer stayed to the end.
 fn meet(
     side: &Side,
     memory: &test_support::rig::Mr,
@@ -265,12 +267,12 @@ fn meet(
     let receive = |n: u64| {
         side.qp.post_receive(n, &[memory.sge(n as usize % 2 * LONGEST, LONGEST)]);
     };
-    // The first ones are there before the peer's first message.
+    // The first two receives are posted before the peer's first message.
     receive(0);
     receive(1);
     let to_rtr = rdma_sys::ibv_qp_attr { qp_state: rdma_sys::ibv_qp_state::IBV_QPS_RTR, ..attr };
     if side.qp.modify(to_rtr, RTR) != 0 {
-        return false; // it was killed before
+        return false; // the peer was killed before
     }
     to_rts(&side.qp, &attr);
     let source = side.pd.register(LONGEST, ALL_ACCESS);
@@ -293,7 +295,7 @@ fn meet(
                 }
                 sent += 1;
             }
-            // The next message may be there, too.
+            // The next message may have arrived, too.
             let came = if received { Vec::new() } else { side.receive_cq.try_poll::<1>().unwrap() };
             for wc in came {
                 if wc.status != Status::IBV_WC_SUCCESS {
@@ -311,7 +313,7 @@ fn meet(
                 receive(n + 2);
             }
             if sent == 2 && !received && begin.elapsed() > Duration::from_secs(5) {
-                return false; // the peer has ended, which one who waits is not told
+                return false; // the peer has ended; a waiting receiver gets no error for that
             }
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! The device through its C ABI: what it does, what it refuses, and how requests end.
+//! The device through its C ABI: its functions, its refusals, and the ends of requests.
 #![allow(clippy::disallowed_types)] // Programs may have maps in any order.
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and the device is 64-bit only.
 

@@ -1,5 +1,5 @@
-//! Descriptors of a context are closed with it, whoever knew its queue pairs, and there may be no more of
-//! them. In a process of its own, whose descriptors are counted.
+//! Descriptors of a context are closed with it, whatever its queue pairs were connected to, and later calls need no
+//! additional ones. In a process of its own, so that its descriptors can be counted.
 
 use rdma_sys::{Errno, ibv_qp_attr, ibv_qp_type};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -14,8 +14,7 @@ fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Runs a scene with a queue pair that stays, and says how many descriptors are left open by those that
-/// went.
+/// Runs a scene with a queue pair that stays. Returns the number of descriptors left open by those that are gone.
 fn left_open(qp_type: ibv_qp_type, scene: impl Fn(&Side, &Side)) -> isize {
     let size = Size { qp_type, ..Size::default() };
     let stays = Side::new("soft0", &size, 64);
@@ -33,20 +32,20 @@ fn a_context_takes_its_files_along() {
     in_own_process("files::a_context_takes_its_files_along", || {
         rdma_soft::install();
         let knobs = Knobs { rnr_retries: 7, ..Knobs::default() };
-        // The requester stays, and has sent to the one that goes.
+        // The requester stays, and has sent to the one that is closed.
         let sent = left_open(ibv_qp_type::IBV_QPT_RC, |stays, goes| {
             connect_sides(stays, goes, &knobs);
             goes.qp.post_receive(1, &[]);
             stays.qp.post(&Wr::send(1, &[]));
             stays.send_cq.expect_success(1);
         });
-        // The responder stays, and the requester that goes waits for a receive request there.
+        // The responder stays, and the requester that is closed waits for a receive request there.
         let waited = left_open(ibv_qp_type::IBV_QPT_RC, |stays, goes| {
             connect_sides(stays, goes, &knobs);
             goes.qp.post(&Wr::send(1, &[]));
             assert!(goes.send_cq.is_empty());
         });
-        // The one that goes was connected anew to another before, which had nothing to say.
+        // The one that is closed was connected to another before, which has sent nothing.
         let moved = left_open(ibv_qp_type::IBV_QPT_RC, |stays, goes| {
             connect_sides(stays, goes, &knobs);
             goes.qp.post_receive(1, &[]);
@@ -60,7 +59,7 @@ fn a_context_takes_its_files_along() {
             other.send_cq.expect_success(2);
             goes.receive_cq.expect_success(2);
         });
-        // What sends without acknowledgements remembers where it sent to last.
+        // An unreliable sender remembers its last destination.
         let lost = left_open(ibv_qp_type::IBV_QPT_UC, |stays, goes| {
             let (at_stays, at_goes) = (stays.endpoint(), goes.endpoint());
             connect_unreliably(&stays.qp, &at_stays, &at_goes, &knobs);
@@ -82,8 +81,8 @@ fn a_context_takes_its_files_along() {
     });
 }
 
-/// Events come, are got, and are taken back with what they are about, while no file can be opened: nothing is
-/// reopened for it, whether the program waits for events or not.
+/// Events arrive, are read, and are discarded with their objects while no file can be opened. No file is reopened for
+/// this, whether the program waits for events or not.
 fn events_need_no_more() {
     let context = Context::open("soft0");
     let (pd, size) = (context.pd(), Size { send_wr: 4, receive_wr: 4, ..Size::default() });
@@ -108,7 +107,7 @@ fn events_need_no_more() {
             assert!(channel.is_readable(), "the other's");
             drop(of_goes);
             drop(goes);
-            assert!(!channel.is_readable(), "an event of a queue that is gone");
+            assert!(!channel.is_readable(), "an event of a destroyed queue");
             if !waits {
                 assert_eq!(channel.get(), Err(Errno::EAGAIN));
             }
@@ -121,23 +120,23 @@ fn events_need_no_more() {
     }
 }
 
-/// As the kernel says it; programs know what to do about it.
+/// Creation fails with the kernel's error, which programs can handle.
 fn there_may_be_no_more() {
     let (context, before) = (Context::open("soft0"), open_files());
     let none = Err(Errno::EMFILE);
     let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
     let pair = with_more(0, || socketpair(unix, stream, SocketFlags::CLOEXEC, None));
     if pair.map(std::mem::forget).is_ok() {
-        return println!("this is valgrind, which has closed both and says that it has made them");
+        return println!("skipped: valgrind closes both descriptors and reports success");
     }
     let make = || (context.try_channel().map(drop), Context::try_open("soft0").map(drop));
     assert_eq!([0, 1].map(|more| with_more(more, make)), [(none, none); 2]);
     assert_eq!(with_more(2, make), (Ok(()), none), "a channel has two, and a context three");
     assert_eq!(with_more(3, make), (Ok(()), Ok(())));
-    assert_eq!(open_files(), before, "descriptors of what was not made");
+    assert_eq!(open_files(), before, "a failed creation leaves descriptors");
 }
 
-/// Does something while the process may have so many more descriptors.
+/// Runs `make` while the process may have `more` more descriptors.
 fn with_more<T>(more: usize, make: impl FnOnce() -> T) -> T {
     let allowed = getrlimit(Resource::Nofile);
     let open: Vec<String> = std::fs::read_dir("/proc/self/fd")

@@ -1,6 +1,5 @@
-//! The link between processes: what goes over it, and what a process of the same user may do to
-//! others by it. The second process is this program once more, which does what its standard input
-//! says.
+//! The link between processes: the traffic that it carries, and the harm that a process of the same user can do to
+//! others. The second process is another instance of this program, and executes commands from its standard input.
 #![allow(clippy::cast_possible_truncation)]
 #![allow(clippy::disallowed_methods)] // Tests measure on their own.
 
@@ -69,14 +68,14 @@ fn datagrams_arrive_with_their_source() {
         assert_eq!(peer.completion(), (Done::IBV_WC_RECV.0, in_all, 5));
         assert_eq!(peer.sum(datagram::HEADER, length), peer::sum(&vec![0xa5; length]));
     }
-    // To a number that no process has: nothing of the sender's affairs.
+    // To a number that no process has, which is no error for the sender.
     let nobody = nobody();
     side.qp.post(&Wr::send(2, &[]).to(&ah, nobody, QKEY));
     side.send_cq.expect_success(2);
     peer.end();
 }
 
-/// All at once, more than the link has space for: they wait until the process of the receiver has read them.
+/// All at once, more than the link has space for: they wait until the receiving process has read them.
 #[test]
 fn datagrams_arrive_that_are_sent_faster_than_they_are_read() {
     const COUNT: usize = 500;
@@ -116,7 +115,7 @@ fn a_number_that_no_process_has_is_refused() {
     assert_eq!(side.qp.state(), ibv_qp_state::IBV_QPS_INIT);
 }
 
-/// Of each kind. The connection is closed and counted, and nobody else notices.
+/// One of each kind. The connection is closed and counted, and no other is affected.
 #[test]
 fn what_no_device_sends_ends_its_connection_alone() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
@@ -140,7 +139,7 @@ fn what_no_device_sends_ends_its_connection_alone() {
     let packets = Head { flags: 1, segment: 1024, segments: 65, ..fine };
     kinds.push(Head { said: long, ..packets }.bytes(long as usize));
     kinds.push(fine.bytes(100_000));
-    // Behind a burst that a device could have sent: nothing of the message is taken.
+    // After a burst that a device could have sent: nothing of the message is accepted.
     let whole = Head { qpn: 0x00ab_cdef, ..fine }.bytes(0);
     let behind = |bytes: &[u8]| [&whole, bytes].concat();
     kinds.extend([1, 95].map(|length| behind(&whole[..length])));
@@ -153,14 +152,14 @@ fn what_no_device_sends_ends_its_connection_alone() {
     let count = kinds.len() as u64;
     for kind in kinds {
         let mut to = Connection::to(&name);
-        // It may be closed before it is told.
+        // The connection may be closed before the notification.
         to.try_send(&kind);
         to.wait_until_closed();
         near.message(3000, None);
     }
     assert_eq!(near.peer.counter("malformed"), count);
     assert_eq!(near.peer.counter("unknown_qp"), 0);
-    // Nothing at all, before the first message and behind it.
+    // Empty messages, before the first message and after it.
     let before = near.peer.files();
     let socket = connect_to(&name).unwrap();
     assert!(ring::say(&socket, &[], &[]));
@@ -170,7 +169,7 @@ fn what_no_device_sends_ends_its_connection_alone() {
     to.wait_until_closed();
     assert_eq!(near.peer.counter("malformed"), count);
     near.peer.until_files(before);
-    // Descriptors along with what is told.
+    // Files with a notification.
     let mut to = Connection::to(&name);
     let message = Head { qpn: 0x00ab_cdef, ..fine }.bytes(0);
     assert!(to.send_with_files(&message));
@@ -181,14 +180,14 @@ fn what_no_device_sends_ends_its_connection_alone() {
     let mut to = Connection::to(&name);
     to.send_all(&message);
     near.peer.until_counter("unknown_qp", 2);
-    // As many bursts as there may be.
+    // The maximum number of bursts.
     to.send_all(&whole.repeat(8));
     near.peer.until_counter("unknown_qp", 10);
     near.all_of_it();
     near.peer.end();
 }
 
-/// Heads that a device could have sent, with anything in them, for queue pairs of each kind.
+/// Heads that a device could have sent, with random contents, for queue pairs of each kind.
 #[test]
 fn packets_of_any_content_touch_nothing_that_was_not_granted() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
@@ -220,16 +219,16 @@ fn packets_of_any_content_touch_nothing_that_was_not_granted() {
 fn who_connects_without_end_gets_no_more_than_its_share() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     let name = name_of(slot_of(near.far.qpn));
-    // Its own connection is there.
+    // The valid connection exists.
     near.message(1, None);
     let before = near.peer.files();
-    // Some of them with rings, some that say nothing.
+    // Some of them with rings, some silent.
     let mut open = (Vec::new(), Vec::new());
     for _ in 0..100 {
         open.0.push(ring::connect_patiently(&name));
         open.1.push(Connection::patiently_to(&name));
     }
-    // Of this process, which has a connection of its own.
+    // The limit for this process includes its valid connection.
     near.peer.until_counter("refused_connections", 200 - 63);
     near.peer.until_files(before + 63);
     near.all_of_it();
@@ -244,7 +243,7 @@ fn who_connects_without_end_gets_no_more_than_its_share() {
     near.peer.end();
 }
 
-/// A process without more descriptors sleeps, and goes on when it has some.
+/// A process at its descriptor limit sleeps, and continues when descriptors are available.
 #[test]
 fn connections_that_find_no_descriptor_wait() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
@@ -272,8 +271,8 @@ fn an_idle_connection_uses_no_processor() {
     near.peer.end();
 }
 
-/// What waits for it is bounded; a connection to another process goes on, and it gets all when it
-/// goes on.
+/// The data that waits for the stopped process is bounded, and a connection to another process continues. The stopped
+/// process gets everything after it continues.
 #[test]
 fn a_process_that_is_stopped_holds_up_nobody_else() {
     let (mut stopped, mut other) =
@@ -294,7 +293,7 @@ fn a_process_that_is_stopped_holds_up_nobody_else() {
         stopped.side.send_cq.expect_success(1);
     }
     stopped.all_of_it();
-    // It ends while it is stopped, in the middle of what comes.
+    // It ends while it is stopped, in the middle of incoming data.
     stopped.peer.stop();
     stopped.side.qp.post(&wr);
     stopped.peer.kill();
@@ -314,7 +313,7 @@ fn the_end_of_a_process_ends_what_waits_for_it() {
     println!("the end of a process is reported {:?} after it was killed", begin.elapsed());
 }
 
-/// Nor does it keep the slot.
+/// The child does not keep the slot either.
 #[test]
 fn a_forked_child_does_not_hide_the_end_of_its_parent() {
     if is_emulated() {
@@ -329,7 +328,7 @@ fn a_forked_child_does_not_hide_the_end_of_its_parent() {
     assert!(connect_to(&name_of(slot_of(near.far.qpn))).is_err(), "the child has the slot");
 }
 
-/// Each process has slots of its own, and a device of the same name and address.
+/// Each process has its own slots, and a device of the same name and address.
 #[test]
 fn processes_have_numbers_of_their_own_and_one_address() {
     let nears = [(); 4].map(|()| Near::new(ibv_qp_type::IBV_QPT_RC));
@@ -342,7 +341,7 @@ fn processes_have_numbers_of_their_own_and_one_address() {
     nears.into_iter().for_each(|near| near.peer.end());
 }
 
-/// The completion of a message says what it brought.
+/// The completion of a message contains its length and immediate data.
 #[test]
 fn messages_come_back() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
@@ -354,8 +353,8 @@ fn messages_come_back() {
     near.peer.end();
 }
 
-/// The program takes a message by its first poll, which it answers by nothing: no post, no other poll, or the end of its
-/// queue pair, or of all.
+/// The program receives a message by its first poll, and then makes no post and no other poll. It stays idle, destroys
+/// its queue pair, or exits.
 #[test]
 fn what_was_taken_is_acknowledged_though_nobody_polls_again() {
     for ending in ["completion", "completion_and_destroy", "completion_and_exit"] {
@@ -373,7 +372,7 @@ fn what_was_taken_is_acknowledged_though_nobody_polls_again() {
     }
 }
 
-/// Each of them sends when it has heard of the other: what it acknowledges leaves with that.
+/// Each of them sends after it has received the other's message: its acknowledgement leaves with that.
 #[test]
 fn messages_go_to_and_fro() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);

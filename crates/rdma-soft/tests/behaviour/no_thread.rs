@@ -1,5 +1,6 @@
-//! A process that can start no thread: whoever polls sees to deadlines, and to what others have left. So it can
-//! be counted what a call leaves. In a process of its own, since it takes the process the memory for another thread's stack.
+//! A process that cannot start threads: polling threads handle deadlines and work that other calls have left. This
+//! makes the work that a call leaves countable. The tests run in a process of their own, since they leave it no memory
+//! for another thread's stack.
 // AddressSanitizer needs memory of its own all the time.
 #![cfg(not(rdma_visible_copies))]
 #![allow(clippy::disallowed_methods)] // The programs' side has clocks and threads of its own.
@@ -15,8 +16,8 @@ use test_support::rig::post::Wr;
 use test_support::rig::srq::Server;
 use test_support::rig::{ALL_ACCESS, Mr, Size};
 
-/// Meanwhile there is no more memory than now: the stack of a thread would be more. Afterwards there is, as a
-/// leak checker needs some when the process ends.
+/// Runs `work` with the memory limit at the present use, so that no thread's stack fits. Lifts the limit afterwards,
+/// since a leak checker needs memory when the process ends.
 fn without_more_memory(work: impl FnOnce()) {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
@@ -51,7 +52,7 @@ fn polls_end_what_a_thread_would_have_ended() {
     });
 }
 
-/// Both requests end though no thread comes.
+/// Expects both requests to complete without a thread.
 fn both_end([(not_ready, _receiver), (unanswered, gone)]: [(Side, Side); 2]) {
     drop(gone);
     not_ready.qp.post(&Wr::send(1, &[]));
@@ -82,7 +83,7 @@ impl List {
         Self(a, b)
     }
 
-    /// A list is one call, and has the budget of one; what it leaves is for those who poll.
+    /// A list is one call, and has the budget of one; polls execute the rest.
     fn executes_one_turn(self) {
         let Self(a, b) = self;
         let list: Vec<_> = (0..MESSAGES).map(|n| (n, &[][..])).collect();
@@ -95,7 +96,7 @@ impl List {
     }
 }
 
-/// Messages of several senders, of which two are more than a turn, and wait for requests of one queue.
+/// Messages of several senders that wait for requests of one queue. Two of them are more than a turn.
 struct SharedList {
     _sources: Vec<Mr>,
     sink: Mr,

@@ -1,5 +1,5 @@
-//! Events about packets that do not get through, as a program hears them whose subscriber uses the device itself.
-//! In a process of its own, since the subscriber is the process's.
+//! Events about packets that do not get through, received by a subscriber that uses the device itself. In a process of
+//! its own, since the subscriber is set for the whole process.
 
 use std::sync::mpsc;
 use std::sync::{Mutex, PoisonError};
@@ -13,11 +13,11 @@ use test_support::rig::connect::{Knobs, Side, connect_sides, pair_with};
 use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, Size};
 
-/// What is done in the midst of an event.
+/// An action to run in the midst of an event.
 type Act = Box<dyn FnOnce() + Send>;
 
-/// Polls, posts, makes and destroys queue pairs of the device that the event is of, one end of whose connection may
-/// be in a call.
+/// Polls, posts, makes and destroys queue pairs of the device that the event is about. A queue pair at one end of the
+/// connection may be in a call.
 #[test]
 fn a_subscriber_may_use_the_device() {
     in_own_process("told::a_subscriber_may_use_the_device", || {
@@ -28,14 +28,14 @@ fn a_subscriber_may_use_the_device() {
         let (c, d) = pair_with(name, &Size::default(), &Knobs::default());
         let gone = b.qp.number();
         let act = move || {
-            // Those of before, and new ones.
+            // Existing queue pairs, and new ones.
             for (e, f) in [(c, d), pair_with(name, &Size::default(), &Knobs::default())] {
                 let memory = f.pd.register(8, ALL_ACCESS);
                 f.qp.post_receive(1, &[memory.sge(0, 8)]);
                 e.qp.post(&Wr::send(2, &[]));
                 e.send_cq.expect_success(2);
                 f.receive_cq.expect_success(1);
-                // To nobody, for a reason that is told meanwhile.
+                // To a destroyed queue pair, which causes another event meanwhile.
                 drop((memory, f));
                 e.qp.post(&Wr::send(3, &[]));
             }
@@ -55,7 +55,7 @@ fn a_subscriber_may_use_the_device() {
         drop(b);
         a.qp.post(&Wr::send(1, &[]));
         a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
-        // On a slow machine packets are sent again, of which there are events of other reasons.
+        // On a slow machine packets are sent again, which causes events with other reasons.
         let expect = |reason: &str, qpn: u32| loop {
             let event = heard.recv_timeout(Duration::from_secs(20)).expect("an event");
             if event.field("reason") == Some(reason) && event.field("qpn") == Some(&qpn.to_string())
@@ -64,7 +64,7 @@ fn a_subscriber_may_use_the_device() {
             }
         };
         expect("unknown_qp", gone);
-        // The device goes on, and so do its events: a key that nobody has.
+        // The device continues, and so do its events: an unknown key.
         let (a, b) = (Side::new(name, &Size::default(), 8), Side::new(name, &Size::default(), 8));
         connect_sides(&a, &b, &Knobs::default());
         let source = a.pd.register(8, ALL_ACCESS);

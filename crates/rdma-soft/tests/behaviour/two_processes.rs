@@ -1,11 +1,11 @@
-//! Connections to a second process, which is this program once more.
+//! Connections to a second process, which is another instance of this program.
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and the device is 64-bit only.
 
 pub(crate) mod ends;
 pub(crate) mod near;
 pub(crate) mod peer;
 
-/// Not a test: the second process.
+/// Entry point of the second process; not a test.
 #[test]
 fn second_process() {
     if peer::Peer::is_this() {

@@ -1,5 +1,5 @@
-//! The link to other hosts, between two processes of this one: each listens at an address of the loopback
-//! interface. What goes over it, and what a stranger may do to others by it.
+//! The link to other hosts, between two processes of this host, each at an address of the loopback interface. The tests
+//! cover the traffic that it carries, and the harm that a stranger can do.
 #![allow(clippy::cast_possible_truncation)]
 #![allow(clippy::disallowed_methods)] // The programs' side has a clock of its own.
 
@@ -28,17 +28,17 @@ use crate::two_processes::peer::{self, ACCESS, LENGTH, Peer, network};
 
 const RC: ibv_qp_type = ibv_qp_type::IBV_QPT_RC;
 
-/// The kernel loses what a socket has no space for: after 67 ms packets are sent again.
+/// The kernel drops what does not fit into a socket buffer: packets are sent again after 67 ms.
 const KNOBS: Knobs = Knobs { timeout: 14, ..PATIENT };
 
-/// Addresses of the loopback interface that nobody else has: of this process, one after the other.
+/// Returns unused addresses of the loopback interface, a new one for each call of this process.
 fn address() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     Ipv4Addr::from_bits(0x7f00_0000 | (std::process::id() & 0xffff) << 7 | count).to_string()
 }
 
-/// A device that listens, and a second process that does.
+/// A device that listens, and a second process that listens too.
 fn near(name: &'static str, qp_type: ibv_qp_type) -> Near {
     let peer = Peer::start_at(&address());
     Near::on(network(name, &address()), peer, qp_type, &KNOBS)
@@ -51,7 +51,7 @@ fn a_reliable_connection_does_all_of_it() {
     near.peer.end();
 }
 
-/// Its sender waits for it, however short its own timeout: as long as the device is told to.
+/// The sender waits for the configured retry time, however short its own timeout.
 #[test]
 fn a_stopped_process_loses_nothing_within_the_retry_time() {
     let time = Duration::from_secs(60);
@@ -63,7 +63,7 @@ fn a_stopped_process_loses_nothing_within_the_retry_time() {
     near.peer.receive();
     near.peer.stop();
     near.side.qp.post(&near.send(8));
-    // Its polls are the time that passes.
+    // Its polls let time pass.
     let mut other = Near::new(RC);
     other.all_of_it();
     assert!(near.side.send_cq.is_empty());
@@ -73,7 +73,7 @@ fn a_stopped_process_loses_nothing_within_the_retry_time() {
     other.peer.end();
 }
 
-/// Sends to a process that stands still, by a queue pair that would give up at once, and gives up later.
+/// Sends to a stopped process, from a queue pair that would give up at once but retries for at least `least`.
 fn is_retried_for(name: &'static str, least: Duration) {
     Builder::new(name).gids([]).listen(address()).install().unwrap();
     let hasty = Knobs { timeout: 1, retries: 1, ..PATIENT };
@@ -101,7 +101,7 @@ fn the_environment_says_for_how_long_a_request_is_retried() {
     in_own_process_with(test, says, || is_retried_for("told", Duration::from_millis(4500)));
 }
 
-/// As much as a call takes. Both ends are of this process, and talk by its socket.
+/// The largest size that one call sends. Both ends are in this process and share its socket.
 #[test]
 fn the_largest_packets_come_in_runs() {
     let device = Builder::new("largest").gids([]).listen(address()).force_wire();
@@ -119,7 +119,7 @@ fn the_largest_packets_come_in_runs() {
     let [there, here] = [&to, &back].map(|memory| peer::sum(&peer::read(memory, 0, length)));
     let sent = peer::sum(&peer::read(&from, 0, length));
     assert_eq!((there, here), (sent, sent));
-    // Nothing was lost by being too long.
+    // Nothing was too long to send.
     assert_eq!(SoftDevice::find("largest").unwrap().counters().send_err, 0);
 }
 
@@ -152,17 +152,17 @@ fn datagrams_arrive_with_their_source() {
         let in_all = (datagram::HEADER + length) as u32;
         assert_eq!(peer.completion(), (Done::IBV_WC_RECV.0, in_all, 5));
         assert_eq!(peer.sum(datagram::HEADER, length), peer::sum(&vec![0xa5; length]));
-        // Where an IPv4 header says who has sent it.
+        // The source address in an IPv4 header.
         assert_eq!(peer.sum(32, 4), peer::sum(&own.octets()));
     }
     peer.end();
 }
 
-/// Of the other process and of this one, each once.
+/// Each member in either process receives one copy.
 #[test]
 fn datagrams_to_a_group_reach_its_members_in_all_processes() {
     let device = network("groups", &address());
-    // Of two addresses at one interface one hears it.
+    // Of two addresses at one interface, one receives the group.
     let mut peer = Peer::start_at(&format!("{},{}", address(), address()));
     let [sender, member] = [(); 2].map(|()| datagram::side(device));
     let memory = sender.pd.register_filled(vec![0xa5; 8], LOCAL_WRITE);
@@ -185,7 +185,7 @@ fn datagrams_to_a_group_reach_its_members_in_all_processes() {
         assert_eq!(peer.sum(datagram::HEADER, 8), peer::sum(&[0xa5; 8]));
         member.receive_cq.expect_success(2);
     }
-    // It hears nothing any more: what comes next is for itself alone.
+    // The peer is no longer a member: the next message is addressed to it alone.
     peer.join(group, false);
     peer.receive();
     let to_far = sender.pd.ah_to(&sender.endpoint(), &far);
@@ -201,7 +201,7 @@ fn datagrams_to_a_group_reach_its_members_in_all_processes() {
     peer.end();
 }
 
-/// The loopback interface has one address of IPv6: both ends are of this process, and talk by its socket.
+/// The loopback interface has one IPv6 address: both ends are in this process and share its socket.
 #[test]
 fn connections_go_over_ipv6() {
     let device = Builder::new("v6").gids([]).listen("::1").force_wire().install();
@@ -221,7 +221,7 @@ fn connections_go_over_ipv6() {
     assert_eq!(peer::sum(&copied), peer::sum(&peer::read(&from, 0, 100_000)));
 }
 
-/// One packet in twenty.
+/// One packet in twenty is lost.
 #[test]
 fn what_is_lost_is_sent_again() {
     let peer = Peer::start_at(&address());
@@ -229,7 +229,7 @@ fn what_is_lost_is_sent_again() {
     let device = device.retry_time(Duration::from_secs(60));
     let device = device.install().unwrap();
     let mut near = Near::on(device.name(), peer, RC, &KNOBS);
-    // Emulated, each takes seconds.
+    // In an emulator each round takes seconds.
     let rounds = if is_emulated() { 2 } else { 10 };
     for _ in 0..rounds {
         near.all_of_it();
@@ -258,7 +258,7 @@ fn an_idle_connection_uses_no_processor() {
     near.peer.end();
 }
 
-/// Whoever polls is looked at; who only waits is served by a thread.
+/// The receiver's thread executes requests while the program does not poll.
 #[test]
 fn requests_to_a_process_that_does_not_poll_are_executed() {
     let mut near = near("one-sided", RC);
@@ -298,7 +298,7 @@ fn where_it_cannot_listen_a_device_says_why() {
         let reason = refused(place);
         assert!(reason.contains(why), "{place}: {reason}");
     }
-    // Nothing of it is left: not the name, and not the first of two addresses.
+    // Nothing remains of the refused device: neither the name nor the first of two addresses.
     let free = address();
     refused(&format!("{free}, 192.0.2.77"));
     let device = Builder::new("refused").listen(&*free).install().unwrap();
@@ -315,7 +315,7 @@ fn where_it_cannot_listen_a_device_says_why() {
 #[test]
 fn there_is_no_way_to_an_address_without_route() {
     let side = Side::new(network("routes", &address()), &Size::default(), 8);
-    // From the loopback interface there is none to a group of hosts, and none to nobody.
+    // The loopback interface has no route to a broadcast address or the unspecified address.
     for gid in ["::ffff:0.0.0.0", "::ffff:255.255.255.255"] {
         let gid: rdma_types::Gid = gid.parse().unwrap();
         let far = Endpoint { gid: rdma_sys::ibv_gid { raw: gid.to_bytes() }, ..side.endpoint() };
@@ -334,7 +334,7 @@ fn there_is_no_way_to_an_address_without_route() {
 fn datagrams_that_the_kernel_refuses_are_counted() {
     let device = network("refused-datagrams", &address());
     let side = datagram::side(device);
-    // No socket sends there without `SO_BROADCAST`.
+    // Sending there needs a socket with `SO_BROADCAST`.
     let everybody: Gid = "::ffff:255.255.255.255".parse().unwrap();
     let far = Endpoint { gid: rdma_sys::ibv_gid { raw: everybody.to_bytes() }, ..side.endpoint() };
     let ah = side.pd.ah_to(&side.endpoint(), &far);
@@ -343,7 +343,7 @@ fn datagrams_that_the_kernel_refuses_are_counted() {
     until("it is counted", || SoftDevice::find(device).unwrap().counters().send_err == 1);
 }
 
-/// What strangers send: a socket that is no device's.
+/// A stranger's socket, which belongs to no device.
 struct Stranger {
     socket: UdpSocket,
     to: SocketAddr,
@@ -360,7 +360,7 @@ impl Stranger {
     }
 }
 
-/// Random ones, and packets with a wrong ICRC. They are counted, and nobody else notices.
+/// Random datagrams, and packets with a wrong ICRC, are counted and affect no queue pair.
 #[test]
 fn what_is_no_packet_is_dropped() {
     let place = address();
@@ -384,7 +384,7 @@ fn what_is_no_packet_is_dropped() {
         let length = (random() % 1500) as usize;
         let mut bytes: Vec<u8> = (0..length).map(|_| random() as u8).collect();
         if length >= 16 && n % 2 == 0 {
-            // To the queue pair, with each of the opcodes.
+            // Packets to the queue pair, with each of the opcodes.
             bytes[..4].copy_from_slice(&[(random() % 0x80) as u8, 0, 0xff, 0xff]);
             bytes[4..8].copy_from_slice(&qpn.to_be_bytes());
             bytes.truncate(length / 4 * 4);
@@ -394,13 +394,13 @@ fn what_is_no_packet_is_dropped() {
             near.message(1000, Some(n as u32));
         }
     }
-    // The kernel drops what a socket has no space for.
+    // The kernel drops what does not fit into a socket buffer.
     until("dropped packets", || dropped() > 5_000);
     near.all_of_it();
     near.peer.end();
 }
 
-/// Ends what goes on until then, also if the test fails.
+/// Stops the background work when dropped, also if the test fails.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -409,7 +409,7 @@ impl Drop for End<'_> {
     }
 }
 
-/// A stranger that sends without end to a number that nobody has keeps those from nothing who come by another socket.
+/// A stranger's endless packets to an unknown queue pair number do not hold up peers that use another socket.
 #[test]
 fn a_flood_for_nobody_holds_up_nobody() {
     let place = address();

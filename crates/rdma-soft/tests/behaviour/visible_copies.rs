@@ -1,9 +1,8 @@
-//! What the device does to memory that is not there is reported: by AddressSanitizer with
-//! `--cfg rdma_visible_copies`, by valgrind on the real copies.
+//! Accesses of the device to invalid memory are reported: by AddressSanitizer with `--cfg rdma_visible_copies`, and by
+//! valgrind on the real copies.
 //!
-//! A test runs itself as a child that lets the device do wrong, and reads the report. Without
-//! AddressSanitizer the first kind fails, and valgrind's are ignored: the jobs `asan` and `valgrind`
-//! ask for them by name.
+//! A test runs itself as a child that makes the device access invalid memory, and reads the report. Without
+//! AddressSanitizer the first kind fails, and valgrind's are ignored: the jobs `asan` and `valgrind` run them by name.
 
 use std::env;
 use std::process::Command;
@@ -16,7 +15,7 @@ use test_support::rig::{ALL_ACCESS, LOCAL_WRITE};
 
 const CHILD: &str = "RDMA_VISIBLE_COPIES_CHILD";
 
-/// In the child, does wrong; in the parent, expects the report of it.
+/// In the child, runs the wrong access; in the parent, expects its report.
 fn expect_report(test: &str, wrong: impl FnOnce(), report: &str) {
     if env::var_os(CHILD).is_some() {
         return wrong();
@@ -36,10 +35,13 @@ fn expect_report(test: &str, wrong: impl FnOnce(), report: &str) {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
         !output.status.success() && said.contains(report),
-        "{}, and said:\n{said}",
+        "{}, with this output:\n{said}",
         output.status
     );
-    assert!(said.contains("device_copy") || !cfg!(rdma_visible_copies), "by whom?\n{said}");
+    assert!(
+        said.contains("device_copy") || !cfg!(rdma_visible_copies),
+        "the report does not name `device_copy`:\n{said}"
+    );
 }
 
 const BYTES: usize = 64;
@@ -51,7 +53,7 @@ fn stage(device: &str, schedule: Schedule) -> (SoftDevice, Side, Side) {
     (soft, a, b)
 }
 
-/// A peer writes to memory that was freed while it is registered.
+/// A peer writes to registered memory that was freed.
 fn write_to_freed_memory() {
     let (_, a, b) = stage("freed", Schedule::Immediate);
     let source = a.pd.register(BYTES, 0);
@@ -64,7 +66,7 @@ fn write_to_freed_memory() {
     test_support::rig::memory::deregister(mr);
 }
 
-/// A peer writes one byte more than a buffer has: the registration is as long as its program said.
+/// A peer writes one byte past the end of a buffer, since the program registered a greater length.
 fn write_past_the_end() {
     let (_, a, b) = stage("past-the-end", Schedule::Immediate);
     let source = a.pd.register(BYTES + 1, 0);
@@ -76,7 +78,7 @@ fn write_past_the_end() {
     test_support::rig::memory::deregister(mr);
 }
 
-/// A program frees what it sends while the request is in flight.
+/// A program frees memory while it is being sent.
 fn read_of_freed_memory() {
     let (soft, a, b) = stage("in-flight", Schedule::Held);
     let sink = b.pd.register(BYTES, LOCAL_WRITE);
@@ -91,7 +93,8 @@ fn read_of_freed_memory() {
     test_support::rig::memory::deregister(mr);
 }
 
-/// A packet comes for memory that was freed though its program has noted that it stays: the kernel does not check it.
+/// A packet arrives for memory that was freed although its program has declared that it stays: the kernel does not
+/// check it.
 fn packet_to_freed_memory() {
     Builder::new("noted").force_wire().install().unwrap();
     let (a, b) = pair("noted");

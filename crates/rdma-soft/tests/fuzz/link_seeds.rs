@@ -1,4 +1,4 @@
-//! What the fuzzer begins with at the links: packets that do right, of each service, and some that do not.
+//! The seeds of the fuzzer for the links: valid packets of each service, and some invalid ones.
 
 use crate::harness::links::{Local, Packet, Post, Setting, Tag, Udp};
 use crate::seeds::Seed;
@@ -7,7 +7,7 @@ const RC: u8 = 0;
 const UC: u8 = 0x20;
 const UD: u8 = 0x60;
 
-/// Operations, as the opcodes have them.
+/// Operations, as in the opcodes.
 const SEND_FIRST: u8 = 0;
 const SEND_LAST: u8 = 2;
 const SEND_ONLY: u8 = 4;
@@ -26,12 +26,12 @@ const COMPARE_SWAP: u8 = 19;
 const FETCH_ADD: u8 = 20;
 const SEND_ONLY_INVALIDATE: u8 = 23;
 
-/// It asks for an acknowledgement.
+/// The bit that requests an acknowledgement.
 const ASKS: u8 = 0x80;
-/// What an acknowledgement says that is none.
+/// The syndromes of negative acknowledgements.
 const NAKS: [u8; 5] = [0x60, 0x61, 0x62, 0x63, 0x21];
 
-/// Between which two ends.
+/// The kind of link between the two ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Link {
     Local,
@@ -104,7 +104,7 @@ fn packet(opcode: u8, to: u8) -> Packet {
     Packet { opcode, to, bits: 0x40, ack: ASKS, length: 64, ..Packet::default() }
 }
 
-/// One of each kind that the service has.
+/// One request of each kind that the service has.
 fn requests(link: Link, service: u8, to: u8) -> Program {
     let mut program = Program::new(link, Setting::WRAPS, 0);
     let all = [
@@ -122,7 +122,7 @@ fn requests(link: Link, service: u8, to: u8) -> Program {
         let (length, dma) = if empty { (0, 500) } else { (65, 0) };
         program.packet(Packet { length, dma, ..packet(service | operation, to) }).poll();
     }
-    // What peers may only read, and what they may not.
+    // Memory that peers may only read, and memory that they may not access.
     for key in 1..8 {
         let read = packet(service | READ_REQUEST, to);
         program.packet(Packet { length: 0, dma: 100, key, ..read }).poll();
@@ -143,7 +143,7 @@ fn datagrams(link: Link) -> Program {
     program
 }
 
-/// Of all that is outstanding, in its order.
+/// Answers to all outstanding requests, in order.
 fn answers(link: Link) -> Program {
     // A SEND, a WRITE, a READ of three packets and an atomic.
     let mut program = Program::new(link, 0, 0b11_10_01_00);
@@ -219,7 +219,7 @@ fn shapes(link: Link) -> Program {
     program
 }
 
-/// More is said than there is.
+/// Packets that claim more than they contain.
 fn more_than_there_is(link: Link) -> Program {
     let mut program = Program::new(link, 0, 0);
     let local = Local { own: 0b10_0000, said: 256, ..Local::default() };
@@ -231,7 +231,7 @@ fn more_than_there_is(link: Link) -> Program {
     program
 }
 
-/// As they stand there.
+/// Raw bytes.
 fn bytes(link: Link) -> Program {
     let mut program = Program::new(link, 0, 0);
     for (count, more) in [(0_u8, 0_u16), (1, 0), (16, 8), (95, 0), (96, 0), (200, 6), (8, 0xffff)] {
@@ -255,7 +255,7 @@ fn specials(link: Link) -> Program {
     program
 }
 
-/// Each queue pair in another state while packets come.
+/// Each queue pair in another state while packets arrive.
 fn states(link: Link) -> Program {
     let mut program = Program::new(link, 0, 0);
     for to in 0..4 {

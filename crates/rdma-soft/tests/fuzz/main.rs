@@ -1,5 +1,5 @@
-//! What the fuzz targets `work_request`, `local_link` and `udp_link` run, with the compiler and the time that each change
-//! has: on the seeds, on parts of them and on random bytes. `docs/testing.md` says how to fuzz.
+//! The code of the fuzz targets `work_request`, `local_link` and `udp_link`, run by the ordinary compiler as a regular
+//! test. The inputs are the seeds, mutated seeds and random bytes. `docs/testing.md` describes how to fuzz.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(clippy::cast_possible_truncation)]
@@ -25,7 +25,7 @@ fn targets() -> [Target; 3] {
     ]
 }
 
-/// The fuzzer looks for them in the folder where this writes them.
+/// The fuzzer reads the seeds from the folder to which this test writes them.
 #[test]
 fn the_seeds_do_as_they_should() {
     for (target, run, seeds) in targets() {
@@ -37,7 +37,7 @@ fn the_seeds_do_as_they_should() {
     }
 }
 
-/// Whatever strangers send, nothing is left of it.
+/// Strangers' packets leave no memory or files allocated.
 #[test]
 fn what_strangers_send_takes_no_memory_and_no_files_for_good() {
     let files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
@@ -58,14 +58,14 @@ fn what_strangers_send_takes_no_memory_and_no_files_for_good() {
     let after = (files(), memory());
     // Other tests of this process run meanwhile.
     assert!(after.0 <= before.0 + 16, "files: {before:?}, {after:?}");
-    // AddressSanitizer keeps what was freed for a while.
+    // AddressSanitizer keeps freed memory for a while.
     let kept = if cfg!(rdma_visible_copies) { usize::MAX } else { 8 << 20 };
     assert!(after.1.saturating_sub(before.1) <= kept, "bytes: {before:?}, {after:?}");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        // memcheck and the emulator run them, too.
+        // memcheck and the emulator run these tests, too.
         cases: 150,
         failure_persistence: None,
         ..ProptestConfig::default()

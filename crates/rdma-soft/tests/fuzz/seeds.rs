@@ -1,4 +1,4 @@
-//! What the fuzzer begins with: programs that do right, on each device and of each service, and some that do not.
+//! The seeds of the fuzzer: valid programs, on each device and of each service, and some invalid ones.
 
 use crate::harness::{Element, Send, Setting, Tag};
 
@@ -78,7 +78,7 @@ fn send(opcode: u8, flags: u8) -> Send {
     Send { opcode, flags, at: 1024, operand: 8, ..Send::default() }
 }
 
-/// One of each opcode that the service has, with receives, polled.
+/// One request of each opcode that the service has, with receives, polled.
 fn traffic(device: u8, service: u8, flags: u8) -> Vec<u8> {
     let mut program = Program::new(device, service, flags);
     let receive = if flags & Setting::SHARED == 0 { Tag::Receive } else { Tag::SharedReceive };
@@ -93,7 +93,7 @@ fn traffic(device: u8, service: u8, flags: u8) -> Vec<u8> {
     let tag = if flags & Setting::EXTENDED == 0 { Tag::Send } else { Tag::Call };
     for (n, &opcode) in all.iter().enumerate() {
         let length = if matches!(opcode, COMPARE_SWAP | FETCH_ADD) { 8 } else { 40 };
-        // A list has one more than it says, a batch as many.
+        // A list has one more request than its count, a batch exactly its count.
         program.tag(tag, 0, u8::from(flags & Setting::EXTENDED != 0));
         program.request(send(opcode, SIGNALED), &[element(0, 64 * n as u16, length)]);
         program.tag(Tag::Pass, 0, 20).tag(Tag::Poll, 0, 3).tag(Tag::Poll, 1, 3);
@@ -105,12 +105,12 @@ fn traffic(device: u8, service: u8, flags: u8) -> Vec<u8> {
     program.0
 }
 
-/// Windows are bound, used, and taken back.
+/// Windows are bound, used, and unbound.
 fn windows(device: u8) -> Vec<u8> {
     let mut program = Program::new(device, 0, Setting::WINDOWS);
     let bind = Send { key: 2, zone: 2, at: 0, operand: 512, number: 2 | 4, ..send(BIND, SIGNALED) };
     program.tag(Tag::Bind, 1, SIGNALED).request(bind, &[]);
-    // Of type 2: its number is both the key and the rights.
+    // For type 2, `number` is both the key and the rights.
     program.tag(Tag::Send, 1, 0).request(Send { other: 2, number: 9, ..bind }, &[]);
     program.tag(Tag::Pass, 1, 9);
     for (key, zone) in [(8, 2), (9, 8)] {
@@ -130,7 +130,7 @@ fn windows(device: u8) -> Vec<u8> {
     program.0
 }
 
-/// Keys, addresses, lengths, rights and counts that are wrong; each is connected again behind it.
+/// Wrong keys, addresses, lengths, rights and counts; the queue pairs are connected again after each.
 fn mistakes(device: u8) -> Vec<u8> {
     let mut program = Program::new(device, 0, 0);
     let wrong = [
@@ -161,7 +161,7 @@ fn mistakes(device: u8) -> Vec<u8> {
         program.tag(Tag::Pass, 0, 20).tag(Tag::Poll, 0, 3);
         program.tag(Tag::Modify, 0, 6);
     }
-    // As much inline data as there may be, and a byte more.
+    // The maximum of inline data, and one byte more.
     for length in [64, 65] {
         let inline = send(WRITE, SIGNALED | INLINE);
         program.tag(Tag::Send, 0, 0).request(inline, &[element(0, 0, length)]);
@@ -189,7 +189,8 @@ fn states(device: u8) -> Vec<u8> {
     program.0
 }
 
-/// What acknowledges a request comes in the next life of its queue pair, in which another one waits for an answer.
+/// The acknowledgement of a request arrives in the next life of its queue pair, while another request waits for an
+/// answer.
 fn late_acknowledgement(device: u8) -> Vec<u8> {
     let mut program = Program::new(device, 0, 0);
     program.tag(Tag::Send, 0, 0).request(send(WRITE, 0), &[]);
@@ -198,7 +199,7 @@ fn late_acknowledgement(device: u8) -> Vec<u8> {
     program.0
 }
 
-/// A READ in the error state, to which its queue pair came without having been ready to send.
+/// A READ in the error state, on a queue pair that was never ready to send.
 fn never_ready(device: u8) -> Vec<u8> {
     let mut program = Program::new(device, 0, Setting::EXTENDED | Setting::APART);
     program.tag(Tag::Modify, 0, 5 + 8).tag(Tag::Modify, 0, 0);

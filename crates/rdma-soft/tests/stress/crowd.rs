@@ -1,8 +1,7 @@
-//! A server whose queue pairs share their receives and lend memory by windows, and its clients, each on
-//! a thread of its own: all of them post, poll, bind, invalidate, fail and connect again at once.
+//! A server whose queue pairs share their receives and lend memory through windows, and its clients. Each client has a
+//! thread, and all of them post, poll, bind, invalidate, fail and reconnect at once.
 //!
-//! A receive completes once. Memory behind a window that was taken back is poisoned then, and looked at
-//! before it is lent again.
+//! A receive completes once. Memory of a revoked window is poisoned, and checked before it is lent again.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -27,11 +26,11 @@ use test_support::rig::{
     ALL_ACCESS, Context, Cq, LOCAL_WRITE, MW_BIND, Pd, Qp, REMOTE_WRITE, Size, datagram,
 };
 
-/// Of the completion queue of receives, at least.
+/// The minimum length of the completion queue of receives.
 const ENTRIES: i32 = 128;
 const CLIENTS: usize = 3;
 const RECEIVES: u32 = 32;
-/// Slots of each part of the memory that is lent: so many that copying takes a while.
+/// The slots of each part of the lent memory: enough that copying takes a while.
 const PART: usize = 256;
 const PART_BYTES: usize = PART * SLOT;
 const FIELDS: u64 = (Fields::IBV_WC_EX_WITH_IMM.0 | Fields::IBV_WC_EX_WITH_QP_NUM.0) as u64;
@@ -44,12 +43,11 @@ fn part_of(client: usize) -> Range<usize> {
 /// The server's end of a connection.
 #[derive(Default)]
 struct Link {
-    /// The key of the window that its queue pair has bound; locked while it is used otherwise than by
-    /// messages.
+    /// The key of the window that its queue pair has bound; locked during any use other than messages.
     bound: Mutex<Option<u32>>,
     /// The key for its client, or 0.
     offered: AtomicU32,
-    /// The key that its client took back last.
+    /// The key that its client last invalidated.
     taken_back: AtomicU32,
 }
 
@@ -61,7 +59,7 @@ struct Server {
     send_cq: Cq,
     receive_cq: Cq,
     links: [Link; CLIENTS],
-    /// The key of the window for everybody, or 0.
+    /// The key of the window for all clients, or 0.
     offered_to_all: AtomicU32,
     /// A part for each client, and one for all.
     lent: Arc<Memory>,
@@ -101,7 +99,7 @@ impl Server {
         }
     }
 
-    /// Connects, anew if need be. What the server's queue pair had lent is back then.
+    /// Connects or reconnects a client. This revokes everything that the server's queue pair had lent.
     fn connect(&self, n: usize, client: &Side) {
         let (link, qp) = (&self.links[n], &self.qps[n]);
         let mut bound = link.bound.lock().unwrap();
@@ -117,14 +115,14 @@ impl Server {
         connect(&client.qp, &there, &here, &knobs);
     }
 
-    /// Posts receives until everybody is done.
+    /// Posts receives until all clients are done.
     fn post_receives(&self, sge: ibv_sge, mut dice: Dice) {
         while !self.done.load(SeqCst) {
             let first = self.posted.load(SeqCst);
             let sges = [sge];
             let count = 1 + dice.below(8) as u64;
             let list: Vec<_> = (first..first + count).map(|id| (id, &sges[..])).collect();
-            // Before they can complete.
+            // Counted before they can complete.
             self.posted.store(first + count, SeqCst);
             if let Err((count, errno)) = self.srq.try_post_list(&list) {
                 assert_eq!(errno, Errno::ENOMEM.raw());
@@ -137,7 +135,7 @@ impl Server {
         }
     }
 
-    /// Takes completions of receives, in one of two ways.
+    /// Polls completions of receives, in one of two ways.
     fn poll(&self, mut dice: Dice) {
         while !self.done.load(SeqCst) {
             if dice.one_in(2) {
@@ -174,7 +172,7 @@ impl Server {
         }
     }
 
-    /// A message took the key back that it came with.
+    /// Records that a message has invalidated the key that it carried.
     fn took_back(&self, qpn: u32, key: Option<u32>) {
         let link = self.qps.iter().position(|qp| qp.number() == qpn);
         if let (Some(key), Some(link)) = (key, link) {
@@ -183,17 +181,17 @@ impl Server {
     }
 
     fn receive(&self, wr_id: u64) {
-        assert!(wr_id < self.posted.load(SeqCst), "nobody posted {wr_id}");
+        assert!(wr_id < self.posted.load(SeqCst), "{wr_id} was not posted");
         assert!(self.seen.lock().unwrap().insert(wr_id), "{wr_id} completed twice");
     }
 
-    /// Executes one request of the server's own and says whether that went well.
+    /// Executes one request of the server's own. Returns true if it succeeded.
     fn execute(&self, post: impl FnOnce()) -> bool {
         post();
         self.send_cq.next().status == Status::IBV_WC_SUCCESS
     }
 
-    /// Binds windows and takes them back until everybody is done.
+    /// Binds and revokes windows until all clients are done.
     fn lend(&self, mut dice: Dice) {
         let region = Region::of(&self.pd, &self.lent, ALL_ACCESS | MW_BIND);
         let windows: Vec<_> = (0..CLIENTS).map(|_| self.pd.mw(TYPE_2)).collect();
@@ -264,10 +262,10 @@ struct Client<'a> {
     n: usize,
     side: Side,
     datagrams: Side,
-    /// Of the server's queue pair for datagrams.
+    /// The address of the server's queue pair for datagrams.
     there: Endpoint,
     dice: Dice,
-    /// A key that it was offered once.
+    /// A key that was once offered to it.
     known: u32,
     succeeded: u64,
 }
@@ -287,7 +285,7 @@ impl<'a> Client<'a> {
             if self.dice.one_in(6) {
                 self.send_datagram();
             }
-            // Sends are what there is always something of.
+            // Sends are always available.
             if self.server.links[self.n].offered.load(SeqCst) == 0 && !self.dice.one_in(8) {
                 thread::yield_now();
             }
@@ -298,7 +296,7 @@ impl<'a> Client<'a> {
             };
             if posted != 0 {
                 assert_eq!(posted, Errno::ENOMEM.raw());
-                // Receives or windows are what is lacking.
+                // Receives or windows are missing.
                 thread::yield_now();
             }
             if self.poll() || self.dice.one_in(200) {
@@ -339,7 +337,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// The address handle is gone before the datagram is.
+    /// Sends a datagram, and destroys its address handle before it is sent.
     fn send_datagram(&mut self) {
         let Side { qp, send_cq, pd, .. } = &self.datagrams;
         let ah = pd.ah_to(&self.datagrams.endpoint(), &self.there);
@@ -352,7 +350,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Takes completions; whether something failed.
+    /// Polls completions. Returns true if a request failed.
     fn poll(&mut self) -> bool {
         let mut failed = false;
         for wc in self.side.send_cq.try_poll::<16>().unwrap() {
@@ -368,7 +366,7 @@ impl<'a> Client<'a> {
     }
 }
 
-/// Rounds until `end`; how many requests of clients succeeded.
+/// Runs rounds until `end`. Returns the number of successful client requests.
 pub(crate) fn run(device: &str, seed: u64, end: Instant) -> u64 {
     let (mut dice, mut succeeded) = (Dice::new(!seed), 0);
     while succeeded == 0 || Instant::now() < end {
@@ -378,7 +376,7 @@ pub(crate) fn run(device: &str, seed: u64, end: Instant) -> u64 {
     succeeded
 }
 
-/// One round.
+/// Runs one round.
 fn meet(device: &str, seed: u64, steps: usize) -> u64 {
     let mut dice = Dice::new(seed);
     let mut server = Server::new(device);
@@ -401,7 +399,7 @@ fn meet(device: &str, seed: u64, steps: usize) -> u64 {
         server.done.store(true, SeqCst);
         succeeded
     });
-    // Each request that was not taken is there once, and there is space for all again.
+    // Each receive that was not consumed is posted exactly once, and there is space for all again.
     server.qps.clear();
     server.datagrams.destroy();
     let first = server.posted.load(SeqCst);

@@ -1,4 +1,4 @@
-//! One queue pair, and the account of each request that was posted to it.
+//! One queue pair, and the record of each request that was posted to it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub(crate) enum Request {
         tag: u64,
         is_message: bool,
     },
-    /// What must be in the local slot then.
+    /// The expected contents of the local slot after the READ.
     Read {
         local: Arc<Memory>,
         slot: usize,
@@ -24,7 +24,7 @@ pub(crate) enum Request {
     },
     Send,
     Nothing,
-    /// The last one, in the error state.
+    /// The last request, in the error state.
     Sentinel,
 }
 
@@ -40,14 +40,14 @@ struct Receive {
     slot: usize,
 }
 
-/// What may be in a slot of the peer's memory: what is known to be there, then what was posted since.
+/// The possible contents of a slot of the peer's memory: the value known to be there, then those posted since.
 struct Written {
     sink: Arc<Memory>,
     slot: usize,
     tags: Vec<u64>,
 }
 
-/// How completions came out, over all rounds.
+/// The outcomes of completions, over all rounds.
 #[derive(Default, Debug, Clone, Copy)]
 pub(crate) struct Score {
     pub(crate) succeeded: u64,
@@ -64,7 +64,7 @@ impl std::ops::AddAssign for Score {
 }
 
 pub(crate) struct Link {
-    /// `None` once it is destroyed.
+    /// `None` once the queue pair is destroyed.
     pub(crate) qp: Option<Qp>,
     pub(crate) qpn: u32,
     /// The tag of the peer's first message; the others count up from it.
@@ -74,13 +74,13 @@ pub(crate) struct Link {
     open: VecDeque<Posted>,
     open_receives: VecDeque<Receive>,
     receives_posted: u64,
-    /// By address.
+    /// The slots written to, by address.
     written: HashMap<u64, Written>,
     failed: bool,
     receive_failed: bool,
     sent: u64,
     received: u64,
-    /// It was reset or destroyed, and its requests with it.
+    /// Whether the queue pair was reset or destroyed, which drops its requests.
     pub(crate) dropped: bool,
     pub(crate) score: Score,
 }
@@ -130,7 +130,7 @@ impl Link {
         self.receives_posted
     }
 
-    /// The queue pair was reset or destroyed: nothing more comes.
+    /// Records that the queue pair was reset or destroyed: nothing else completes.
     pub(crate) fn drop_requests(&mut self) {
         self.dropped = true;
         self.open.clear();
@@ -141,7 +141,7 @@ impl Link {
         (!self.dropped).then_some((self.sent, self.received))
     }
 
-    /// A request was accepted.
+    /// Records an accepted request.
     pub(crate) fn note(&mut self, signaled: bool, request: Request) {
         match &request {
             Request::Write { sink, slot, tag, is_message } => {
@@ -165,17 +165,17 @@ impl Link {
         self.written.entry(sink.address_of(slot)).or_insert_with(first)
     }
 
-    /// What a read that is posted now will find.
+    /// Returns the tag that a READ posted now will find.
     pub(crate) fn last_written(&self, sink: &Memory, slot: usize) -> u64 {
         let written = self.written.get(&sink.address_of(slot));
         written.and_then(|written| written.tags.last()).copied().unwrap_or(0)
     }
 
-    /// Accounts for a completion of the send queue, and for the unsignaled ones before it.
+    /// Accounts for a completion of the send queue, and for the unsignaled requests before it.
     pub(crate) fn complete(&mut self, wc: &ibv_wc, own_deeds: u32, peer_deeds: u32) {
-        assert!(!self.dropped, "{}: a completion of a queue that was emptied", wc.wr_id);
+        assert!(!self.dropped, "{}: a completion after the queue was emptied", wc.wr_id);
         loop {
-            let open = self.open.pop_front().expect("a completion that nothing was posted for");
+            let open = self.open.pop_front().expect("a completion without a posted request");
             if open.number != wc.wr_id {
                 assert!(!open.signaled, "request {} was overtaken by {}", open.number, wc.wr_id);
                 assert!(!self.failed, "request {} was not flushed", open.number);
@@ -217,12 +217,12 @@ impl Link {
             Status::IBV_WC_LOC_PROT_ERR => own_deeds & deed::REPLACED_LOCAL_MEMORY,
             Status::IBV_WC_REM_ACCESS_ERR => peer_deeds & deed::DEREGISTERED_SINK,
             Status::IBV_WC_REM_OP_ERR => peer_deeds & deed::REPLACED_RECEIVE_MEMORY,
-            // A peer that is in error does not answer, whatever put it there.
+            // A peer that is in error does not answer, whatever caused the error.
             Status::IBV_WC_RETRY_EXC_ERR => any,
             Status::IBV_WC_RNR_RETRY_EXC_ERR => own_deeds & deed::IMPATIENT,
             _ => 0,
         };
-        assert_ne!(reason, 0, "{status:?} without a reason; failed before: {}", self.failed);
+        assert_ne!(reason, 0, "unexpected {status:?}; failed before: {}", self.failed);
         self.failed = true;
         match status {
             Status::IBV_WC_WR_FLUSH_ERR => self.score.flushed += 1,
@@ -231,8 +231,9 @@ impl Link {
     }
 
     pub(crate) fn complete_receive(&mut self, wc: &ibv_wc, own_deeds: u32) {
-        assert!(!self.dropped, "{}: a completion of a queue that was emptied", wc.wr_id);
-        let receive = self.open_receives.pop_front().expect("nothing was posted for this");
+        assert!(!self.dropped, "{}: a completion after the queue was emptied", wc.wr_id);
+        let receive =
+            self.open_receives.pop_front().expect("a completion without a posted receive");
         assert_eq!(receive.number, wc.wr_id, "out of order");
         match wc.status {
             Status::IBV_WC_SUCCESS => {
@@ -254,7 +255,7 @@ impl Link {
         }
     }
 
-    /// Messages come in order, whole, and with what was sent with them.
+    /// Checks that messages arrive whole, in order, and with their immediate data.
     fn check_message(&self, wc: &ibv_wc, receive: &Receive) {
         let tag = self.peer_tag + self.received;
         if wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0 {
@@ -267,7 +268,7 @@ impl Link {
         }
     }
 
-    /// The peer's memory holds what was written, unless the peer took it back.
+    /// Checks that the peer's memory holds what was written, unless the peer has revoked it.
     pub(crate) fn check_written(&self, peer_sinks: &[Arc<Memory>]) {
         for Written { sink, slot, tags } in self.written.values() {
             if !peer_sinks.iter().any(|other| Arc::ptr_eq(other, sink)) {

@@ -1,14 +1,14 @@
 //! Many threads, queue pairs, regions, windows, deregistrations, destructions and errors, by seed.
 //!
-//! Threads meet in pairs, round after round. Both sides post, poll, and in wild rounds take memory and
-//! queue pairs away while the other uses them. Every message, read and write carries a tag, so that it
-//! is known what must be where; every request is accounted for once and in order; memory that its owner
-//! has back is poisoned and looked at again later; and everything is destroyed at the end of a round,
-//! which is refused if anything is left. Beside them, many threads share a receive queue.
+//! Threads meet in pairs, round after round. Both sides post and poll, and in wild rounds destroy memory and queue
+//! pairs while the other uses them. Every message, READ and WRITE carries a tag, so the expected contents of all memory
+//! are known. Every request is accounted for once and in order. Returned memory is poisoned and checked again later.
+//! Everything is destroyed at the end of a round, which is refused if anything is left. Besides these pairs, many
+//! threads share a receive queue.
 //!
-//! `RDMA_STRESS_SEED` repeats a run, as far as threads can be repeated; `RDMA_STRESS_SECONDS` makes it
-//! longer than five seconds.
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // The programs' side has what it likes.
+//! `RDMA_STRESS_SEED` repeats a run, as far as threads can be repeated; `RDMA_STRESS_SECONDS` makes it longer than five
+//! seconds.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // The programs' side may use any of these.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and the device is 64-bit only.
 
@@ -32,19 +32,19 @@ use memory::{Dice, Memory};
 use party::{Party, Plan};
 
 const PAIRS_PER_DEVICE: usize = 2;
-/// However short the time.
+/// The minimum number of rounds, however short the time.
 const LEAST_ROUNDS: u64 = 4;
 
 fn number_of(variable: &str) -> Option<u64> {
     let value = std::env::var(variable).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{variable} is no number: {value}")))
+    Some(value.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {value}")))
 }
 
-/// A thread that fails would let its peer wait without a limit: the process ends at once, and says
-/// how to do it again.
+/// Ends the process at once when a thread panics, since its peer would wait without a limit. Prints the seed that
+/// repeats the run.
 fn abort_on_panic(seed: u64) {
     std::panic::set_hook(Box::new(move |panic| {
-        // Not captured by the harness, which would lose it.
+        // Written directly: the harness would capture and lose it.
         let _ = writeln!(std::io::stderr(), "{panic}\nRDMA_STRESS_SEED={seed}");
         std::process::abort();
     }));
@@ -76,7 +76,7 @@ fn run_pair(device: &str, pair: usize, seed: u64, end: Instant) -> (Score, u64) 
             });
             parties.map(|party| party.join().unwrap())
         });
-        // A whole round later, nobody has written to what the round before left behind.
+        // A whole round later, the returned memory of the previous round must be unwritten.
         remains.iter().for_each(|memory| memory.assert_all_poisoned());
         remains.clear();
         for (score, memory) in results {
@@ -117,7 +117,7 @@ fn every_request_is_accounted_for_and_nothing_outlives_its_owner() {
         let servers = devices.map(|(name, ..)| scope.spawn(move || shared::run(name, seed, end)));
         let crowds = devices.map(|(name, ..)| scope.spawn(move || crowd::run(name, seed, end)));
         let requests: u64 = crowds.into_iter().map(|crowd| crowd.join().unwrap()).sum();
-        println!("{requests} requests of clients that were lent memory");
+        println!("{requests} requests of clients with borrowed memory");
         for server in servers {
             messages += server.join().unwrap();
         }

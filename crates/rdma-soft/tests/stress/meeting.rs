@@ -1,4 +1,4 @@
-//! What the two parties of a pair tell each other.
+//! The state that the two parties of a pair share.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -13,7 +13,7 @@ pub(crate) struct Sink {
     pub(crate) key: u32,
 }
 
-/// What a party has done that may make requests fail, its own or the peer's.
+/// Actions of a party that may make requests fail, its own or the peer's.
 pub(crate) mod deed {
     pub(crate) const DEREGISTERED_SINK: u32 = 1;
     pub(crate) const REPLACED_RECEIVE_MEMORY: u32 = 2;
@@ -23,7 +23,8 @@ pub(crate) mod deed {
     pub(crate) const IMPATIENT: u32 = 16;
 }
 
-/// How many messages a queue pair sent and received with success; `None` if requests were dropped.
+/// The numbers of messages that a queue pair sent and received successfully; `None` if requests
+/// were dropped.
 pub(crate) type Tally = Option<(u64, u64)>;
 
 #[derive(Default)]
@@ -36,7 +37,7 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
-    /// Said before it is done.
+    /// Records an action before it is performed.
     pub(crate) fn did(&self, deed: u32) {
         self.deeds.fetch_or(deed, Ordering::SeqCst);
     }

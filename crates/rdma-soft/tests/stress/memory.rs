@@ -4,11 +4,11 @@
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The longest message, and what lies between two of them.
+/// The length of the longest message and the gap after it.
 pub(crate) const SLOT: usize = 256;
 const POISON: u8 = 0xdb;
 
-/// Bytes that are only touched through raw pointers, since the device touches them too.
+/// Bytes that are accessed only through raw pointers, since the device accesses them too.
 #[derive(Debug)]
 pub(crate) struct Memory {
     start: *mut u8,
@@ -20,7 +20,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Zeroes.
+    /// Allocates zeroes.
     pub(crate) fn new(slots: usize) -> Self {
         let length = slots * SLOT;
         let start = Box::into_raw(vec![0_u8; length].into_boxed_slice());
@@ -45,7 +45,7 @@ impl Memory {
         unsafe { place.cast::<[u8; SLOT]>().read() }
     }
 
-    /// Puts the message of a tag into a slot.
+    /// Writes the message of a tag into a slot.
     pub(crate) fn write(&self, slot: usize, tag: u64) {
         assert!((slot + 1) * SLOT <= self.length);
         let place = self.start.wrapping_add(slot * SLOT);
@@ -53,25 +53,25 @@ impl Memory {
         unsafe { place.copy_from_nonoverlapping(message.as_ptr(), length_of(tag)) };
     }
 
-    /// The tag in front of the message in a slot; 0 where nothing was written.
+    /// The tag of the message in a slot; 0 where nothing was written.
     pub(crate) fn tag(&self, slot: usize) -> u64 {
         u64::from_le_bytes(self.read(slot)[..8].try_into().unwrap())
     }
 
-    /// Whether a slot begins with exactly the message of a tag; with zeroes, for tag 0.
+    /// Returns true if a slot begins with exactly the message of a tag, or with zeroes for tag 0.
     pub(crate) fn holds(&self, slot: usize, tag: u64) -> bool {
         let length = length_of(tag);
         self.read(slot)[..length] == message(tag)[..length]
     }
 
-    /// Says that nobody may write to these slots any more.
+    /// Poisons these slots, which must not be written from now on.
     pub(crate) fn poison(&self, slots: std::ops::Range<usize>) {
         assert!(slots.end * SLOT <= self.length);
         let place = self.start.wrapping_add(slots.start * SLOT);
         unsafe { place.write_bytes(POISON, slots.len() * SLOT) };
     }
 
-    /// Its owner has it back.
+    /// Returns the memory to its owner.
     pub(crate) fn take_back(&self) {
         self.poison(0..self.length / SLOT);
         self.taken_back.store(true, Ordering::SeqCst);
@@ -81,10 +81,10 @@ impl Memory {
         self.taken_back.load(Ordering::SeqCst)
     }
 
-    /// Nobody has written to them since.
+    /// Checks that these slots were not written since.
     pub(crate) fn assert_poisoned(&self, mut slots: std::ops::Range<usize>) {
         let written = slots.find(|&slot| self.read(slot) != [POISON; SLOT]);
-        assert_eq!(written, None, "memory was written after its owner had it back");
+        assert_eq!(written, None, "memory was written after it was returned to its owner");
     }
 
     pub(crate) fn assert_all_poisoned(&self) {
@@ -102,7 +102,7 @@ pub(crate) fn length_of(tag: u64) -> usize {
     8 + (mix(tag) % (SLOT as u64 - 7)) as usize
 }
 
-/// The tag, then bytes that only this tag gives.
+/// The tag, then bytes that only this tag produces.
 fn message(tag: u64) -> [u8; SLOT] {
     let mut message = [0; SLOT];
     if tag == 0 {

@@ -1,4 +1,4 @@
-//! One of two threads that talk to each other: it posts, polls, and takes things away from its peer.
+//! One of two communicating threads: it posts, polls, and destroys objects that its peer uses.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const SIZE: Size = Size {
 const LOCAL: usize = 64;
 const RECEIVES: usize = 32;
 const ENOMEM: i32 = 12;
-/// Of a completion queue, at least.
+/// The minimum length of a completion queue.
 const ENTRIES: i32 = 2 * (LINKS * 32) as i32;
 
 pub(crate) struct Plan<'a> {
@@ -39,7 +39,7 @@ pub(crate) struct Plan<'a> {
     /// 0 or 1.
     pub(crate) side: usize,
     pub(crate) round: u64,
-    /// Whether anything is taken away.
+    /// Whether objects are destroyed while in use.
     pub(crate) wild: bool,
     pub(crate) steps: usize,
     pub(crate) seed: u64,
@@ -54,7 +54,7 @@ impl Plan<'_> {
         &self.meeting.desks[1 - self.side]
     }
 
-    /// What all tags of a link of a side begin with; the low 36 bits are free.
+    /// The common prefix of all tags of a link of a side; the low 36 bits are free.
     fn tag(&self, side: usize, link: usize) -> u64 {
         let who = (self.pair * 2 + side + 1) as u64;
         who << 56 | (self.round & 0xffff) << 40 | (link as u64) << 36
@@ -85,7 +85,7 @@ impl Region {
         ibv_sge { addr, length: u32::try_from(to - from).unwrap(), lkey: self.key() }
     }
 
-    /// The memory is its owner's again: whoever writes from now on is caught.
+    /// Returns the memory to its owner: later writes are detected.
     pub(crate) fn end(self) -> Arc<Memory> {
         deregister(self.mr);
         self.memory.take_back();
@@ -93,7 +93,7 @@ impl Region {
     }
 }
 
-/// Where the message of a request of a link begins.
+/// The first slot of the message of a request of a link.
 fn local_slot(index: usize, number: u64) -> usize {
     index * LOCAL + (number % LOCAL as u64) as usize
 }
@@ -105,7 +105,7 @@ pub(crate) struct Party<'a> {
     sinks: Vec<Region>,
     local: Region,
     receive: Region,
-    /// Memory that was taken back, and slots of links that ended.
+    /// Revoked memory, and slots of links that ended.
     ended: Vec<Arc<Memory>>,
     ended_slots: Vec<(Arc<Memory>, Range<usize>)>,
     send_cq: Cq,
@@ -156,8 +156,8 @@ impl<'a> Party<'a> {
         }
     }
 
-    /// One round, from creation to the end of everything. Gives the memory that nobody may write to
-    /// any more.
+    /// Runs one round, from creation to the end of everything. Returns the memory that must not be written to any
+    /// longer.
     pub(crate) fn attend(plan: &Plan<'_>) -> (Score, Vec<Arc<Memory>>) {
         let mut party = Party::new(plan);
         plan.meeting.wait();
@@ -192,7 +192,7 @@ impl<'a> Party<'a> {
     fn post(&mut self) {
         let index = self.dice.below(LINKS);
         let link = &self.links[index];
-        // What is posted in the error state is only flushed; a little of that is enough.
+        // Requests posted in the error state are only flushed; a few of them are enough.
         if link.dropped || link.has_failed() && !self.dice.one_in(16) {
             return;
         }
@@ -224,12 +224,12 @@ impl<'a> Party<'a> {
             }
         }
         if inline {
-            // The device has a copy.
+            // The device has copied the inline data.
             local.memory.poison(local_slot..local_slot + 1);
         }
     }
 
-    /// A request for a link, yet without its local elements, and the tag of its message.
+    /// A request for a link, without its local elements, and the tag of its message.
     fn request(&mut self, index: usize) -> (Wr, Request, u64) {
         let link = &self.links[index];
         let (number, base) = (link.posted, self.plan.tag(self.plan.side, index));
@@ -264,7 +264,7 @@ impl<'a> Party<'a> {
     fn poll(&mut self) {
         let (own, peer) = (self.plan.own(), self.plan.peer());
         for wc in self.send_cq.try_poll::<16>().unwrap() {
-            // The peer says what it will do before it does it, and so before this completion.
+            // The peer records an action before it performs it, and so before this completion.
             self.link_of(wc.qp_num).complete(&wc, own.deeds(), peer.deeds());
         }
         for wc in self.receive_cq.try_poll::<16>().unwrap() {
@@ -273,7 +273,10 @@ impl<'a> Party<'a> {
     }
 
     fn link_of(&mut self, qpn: u32) -> &mut Link {
-        self.links.iter_mut().find(|link| link.qpn == qpn).expect("a completion of nobody")
+        self.links
+            .iter_mut()
+            .find(|link| link.qpn == qpn)
+            .expect("a completion of an unknown queue pair")
     }
 
     /// Posts receive requests, to one link or to all.
@@ -310,7 +313,7 @@ impl<'a> Party<'a> {
             0..5 if !self.sinks.is_empty() => {
                 own.did(deed::DEREGISTERED_SINK);
                 let sink = self.sinks.swap_remove(self.dice.below(self.sinks.len()));
-                // Whoever has looked it up before goes on using it.
+                // A thread that has already looked up the sink continues to use it.
                 own.sinks.lock().unwrap().retain(|other| other.key != sink.key());
                 self.ended.push(sink.end());
             }
@@ -353,7 +356,7 @@ impl<'a> Party<'a> {
         }
     }
 
-    /// Nothing was taken away: each request succeeds, and the peer is served until it has finished.
+    /// Finishes a round without destruction: each request succeeds, and the peer is served until it has finished.
     fn finish_in_peace(&mut self) {
         for index in 0..LINKS {
             let wr = Wr::new(self.links[index].posted, Opcode::IBV_WR_RDMA_WRITE, &[]);
@@ -369,7 +372,7 @@ impl<'a> Party<'a> {
             }
             said && self.plan.peer().is_finished()
         });
-        // Both have finished before either puts anything into error.
+        // Both have finished before either moves anything to the error state.
         self.plan.meeting.wait();
     }
 
@@ -388,7 +391,7 @@ impl<'a> Party<'a> {
         self.links[index].note(true, request);
     }
 
-    /// Puts everything into error and takes each completion that is owed.
+    /// Moves all queue pairs to the error state, and polls every outstanding completion.
     fn drain(&mut self) {
         self.plan.own().did(deed::ENDED);
         for index in 0..LINKS {
@@ -399,14 +402,14 @@ impl<'a> Party<'a> {
                 self.post_when_there_is_room(index, &wr, Request::Sentinel);
             }
         }
-        until("the last completion", || {
+        until("the last completions", || {
             self.poll();
             self.links.iter().all(|link| link.dropped || link.is_done())
         });
         assert!(self.send_cq.is_empty() && self.receive_cq.is_empty(), "one too many");
     }
 
-    /// Both have drained, so that nothing is in flight.
+    /// Checks the memory after both have drained, so that nothing is in flight.
     fn check(&self) {
         let peer_sinks = self.plan.peer().sinks.lock().unwrap();
         let peer_sinks: Vec<_> = peer_sinks.iter().map(|sink| Arc::clone(&sink.memory)).collect();

@@ -1,8 +1,8 @@
-//! Clients on threads of their own send to queue pairs that share a receive queue. Two threads fill it, a
-//! third polls, and the connections fail one after another.
+//! Clients on separate threads send to queue pairs that share a receive queue. Two threads fill it, a third polls, and
+//! the connections fail one after another.
 //!
-//! Each message says whose it is and which; each receive is accounted for once, also those that a queue
-//! pair in error had in hand.
+//! Each message contains its client and its number; each receive is accounted for once, including those that a failed
+//! queue pair had taken.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -19,28 +19,28 @@ use test_support::rig::srq::Server;
 use test_support::rig::{LOCAL_WRITE, Mr};
 
 const CLIENTS: usize = 4;
-/// How often each client connects; all but the last connection are made to fail.
+/// The number of connections of each client; all but the last are made to fail.
 const LIVES: usize = 3;
 const SLOTS: usize = 24;
-/// More than there are receives, so that posting is never refused.
+/// More than the number of receives, so that posting is never refused.
 const ROOM: u32 = 27;
 const MESSAGES: u64 = 600;
 
 /// Client, life and number of a message.
 type Message = [u64; 3];
 
-/// How many messages of a connection were sent, or received.
+/// The number of messages that were sent or received on each connection.
 type Count = [[u64; LIVES]; CLIENTS];
 
 struct Round<'a> {
     server: &'a Server,
     slots: &'a [Mr],
-    /// The receives that are nobody's.
+    /// The receives that are free to post.
     free: Sender<usize>,
     done: &'a AtomicBool,
 }
 
-/// Rounds of one server until `end`; how many messages went through.
+/// Runs rounds of one server until `end`. Returns the number of delivered messages.
 pub(crate) fn run(device: &str, seed: u64, end: Instant) -> u64 {
     let (mut dice, mut messages) = (Dice::new(seed), 0);
     while messages == 0 || Instant::now() < end {
@@ -74,13 +74,13 @@ fn round(device: &str, dice: &mut Dice) -> u64 {
     assert_eq!(sent, received, "sent and received");
     let last = server.events();
     assert!(last.iter().all(|event| event.0 == Event::IBV_EVENT_QP_LAST_WQE_REACHED));
-    assert_eq!(last.len(), CLIENTS * (LIVES - 1), "each that failed has ended, once");
-    // What was not taken is still there, and nothing else.
+    assert_eq!(last.len(), CLIENTS * (LIVES - 1), "each failed queue pair has ended, once");
+    // Only the receives that were not consumed are still posted.
     assert_eq!(server.srq.fill(1000), u64::from(ROOM) - SLOTS as u64);
     received.iter().flatten().sum()
 }
 
-/// Posts what is free, until nobody gives any more.
+/// Posts free receives until the channel closes.
 fn fill(server: &Server, slots: &[Mr], free: Arc<Mutex<Receiver<usize>>>) {
     loop {
         let Ok(slot) = free.lock().unwrap().recv() else { return };
@@ -88,7 +88,7 @@ fn fill(server: &Server, slots: &[Mr], free: Arc<Mutex<Receiver<usize>>>) {
     }
 }
 
-/// Sends by one connection until it fails, then by the next.
+/// Sends on one connection until it fails, then on the next.
 fn send(client: usize, lives: &[Side], done: &AtomicBool) -> [u64; LIVES] {
     let mut sent = [0; LIVES];
     for (life, side) in lives.iter().enumerate() {
@@ -109,14 +109,14 @@ fn send(client: usize, lives: &[Side], done: &AtomicBool) -> [u64; LIVES] {
 }
 
 impl Round<'_> {
-    /// Takes messages, and now and then ends a connection, until all clients have ended.
+    /// Receives messages, and sometimes ends a connection, until all clients have ended.
     fn receive(self, dice: &mut Dice, all_have_ended: impl Fn() -> bool) -> Vec<[u64; LIVES]> {
         let mut received: Count = Default::default();
         let mut alive = [0; CLIENTS];
         let mut total = 0;
         let at_end = Instant::now() + test_support::rig::PATIENCE;
         loop {
-            // Asked first: what comes before the end is found after it.
+            // Checked before the poll, which then finds everything that arrived before the end.
             let ended = all_have_ended();
             let completions = self.server.receive_cq.try_poll::<8>().unwrap();
             for wc in &completions {
@@ -140,7 +140,7 @@ impl Round<'_> {
         }
     }
 
-    /// Accounts for one completion; whether it is a message.
+    /// Accounts for one completion. Returns true if it is a message.
     fn take(&self, wc: &ibv_wc, received: &mut Count) -> bool {
         let slot = wc.wr_id as usize;
         let whose = self.server.qps.iter().position(|qp| qp.number() == wc.qp_num).unwrap();

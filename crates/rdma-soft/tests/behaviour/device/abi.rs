@@ -1,4 +1,4 @@
-//! The device list, and what a device, its port and its tables say of themselves.
+//! The device list, and the attributes of a device, its port and its tables.
 
 use std::net::UdpSocket;
 
@@ -31,8 +31,12 @@ fn device_list_has_names_guids_and_kinds() {
         let listed = devices().into_iter().find(|device| device.name == name).unwrap();
         assert_eq!(listed.guid, soft(name).guid());
         assert_eq!(listed.dev_name, dev_name, "the same in each process");
-        assert_eq!((listed.node_type, listed.transport), (1, 0), "a CA that speaks InfiniBand");
-        assert_eq!(listed.index, -1, "none of the kernel's");
+        assert_eq!(
+            (listed.node_type, listed.transport),
+            (1, 0),
+            "a channel adapter with the InfiniBand transport"
+        );
+        assert_eq!(listed.index, -1, "not a device of the kernel");
     }
     assert_ne!(soft("soft0").guid(), soft("softib0").guid());
     assert!(SoftDevice::find("soft1").is_none());
@@ -70,7 +74,7 @@ fn devices_have_addresses_of_their_own() {
     lids.retain(|&lid| lid != 0);
     lids.sort_unstable();
     lids.dedup();
-    assert_eq!(lids.len(), count / 2, "an InfiniBand port has a LID, no other port has it");
+    assert_eq!(lids.len(), count / 2, "each InfiniBand port has its own LID");
 }
 
 #[test]
@@ -111,10 +115,10 @@ fn programs_of_every_age_get_as_much_of_the_port_as_they_know() {
     for length in [48, 52, 56] {
         assert_eq!(context.query_port_bytes(length), whole[..length], "{length}");
     }
-    // Newer than this device: the rest is zero.
+    // Newer than this device: the remaining bytes are zero.
     let newer = context.query_port_bytes(72);
     assert_eq!((&newer[..56], &newer[56..]), (&whole[..], &[0; 16][..]));
-    // The old function's own symbol fills 48 bytes and leaves what is behind.
+    // The old function's own symbol fills 48 bytes and leaves the bytes after them.
     assert_eq!(context.query_port_compat(), whole[..48]);
 }
 

@@ -1,4 +1,4 @@
-//! Address handles: where datagrams go, by attributes or by what came in.
+//! Address handles: the destinations of datagrams, from attributes or from a received header.
 
 use rdma_sys::{Errno, ibv_wc, ibv_wc_flags};
 
@@ -33,7 +33,7 @@ fn headers_of_nobody_make_no_handle() {
     let local = ibv_wc { wc_flags: 0, ..wc };
     assert_eq!(side.context.ah_attributes(&local, &ipv6).unwrap().is_global, 0);
     let refused = side.pd.try_ah_from(&local, &ipv6).err();
-    assert_eq!(refused, Some(Errno::EINVAL), "no RoCE without a header");
+    assert_eq!(refused, Some(Errno::EINVAL), "RoCE needs a global header");
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn handles_are_counted() {
         refused(&|attr| attr.sl = 16);
         side.pd.ah(rdma_sys::ibv_ah_attr { sl: 15, ..good }).destroy();
         if ethernet {
-            // Link-local, where the other end is IPv4.
+            // Link-local, while the other end is IPv4.
             refused(&|attr| attr.grh.sgid_index = 0);
         }
         let (one, two) = (side.pd.ah(good), side.pd.ah(good));

@@ -1,4 +1,4 @@
-//! Atomics: what is a choice of this device.
+//! Atomics: the choices of this device.
 
 use rdma_sys::ibv_wc_status as Status;
 

@@ -1,4 +1,4 @@
-//! Captures: what devices write down of their packets, and where.
+//! Captures: the packets that devices record, and the files.
 
 mod file;
 
@@ -20,7 +20,7 @@ use crate::device::rig::datagram::{self, changed, vector};
 use crate::device::rig::post::Wr;
 use crate::device::rig::{ALL_ACCESS, Context, Size};
 
-/// A file of this test alone, that is not there.
+/// A path for this test alone, without a file.
 fn place(name: &str) -> PathBuf {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR"))
         .join(format!("{name}-{}.pcapng", std::process::id()));
@@ -34,12 +34,12 @@ fn device(name: &str, link: Link, path: &Path) -> SoftDevice {
 
 fn pair(one: &str, other: &str) -> (Side, Side) {
     let [a, b] = [one, other].map(|name| Side::new(name, &Size::default(), 16));
-    // Nothing is lost, and nothing is sent again however long it takes.
+    // Without a timeout nothing is sent again, however long it takes.
     connect_sides(&a, &b, &Knobs { timeout: 0, ..Knobs::default() });
     (a, b)
 }
 
-/// What A asks of B, one after the other, each when the one before is done.
+/// A's requests to B, each after the previous one has completed.
 fn converse(a: &Side, b: &Side) {
     let source =
         a.pd.register_filled((0..3000).map(|n: u32| (n % 251) as u8).collect(), ALL_ACCESS);
@@ -81,7 +81,7 @@ const CONVERSATION: [(Operation, bool); 14] = [
     (AtomicAcknowledge, false),
 ];
 
-/// Without acknowledgements: a connection, then a datagram.
+/// Traffic without acknowledgements: a connection, then a datagram.
 fn send_unreliably(name: &str) {
     let size = Size { qp_type: ibv_qp_type::IBV_QPT_UC, ..Size::default() };
     let [a, b] = [(); 2].map(|()| Side::new(name, &size, 16));
@@ -105,7 +105,7 @@ const UNRELIABLE: [(Service, Operation); 3] = [
     (Service::Ud, SendOnlyWithImmediate),
 ];
 
-/// One file has a conversation of each kind of port, each packet once, as it was sent.
+/// One file contains a conversation of each kind of port, each packet once, as it was sent.
 #[test]
 fn every_packet_is_in_the_file_once() {
     let path = place("conversations");
@@ -131,7 +131,7 @@ fn every_packet_is_in_the_file_once() {
         let (reliable, unreliable) = packets.split_at(CONVERSATION.len());
         for packet in packets {
             assert!(packet.device == *name && packet.sent && packet.linktype == linktype);
-            assert!(u128::from(packet.time) >= earlier, "time goes on");
+            assert!(u128::from(packet.time) >= earlier, "times increase");
             earlier = packet.time.into();
         }
         let found: Vec<_> = reliable.iter().map(|packet| packet.operation()).collect();
@@ -151,7 +151,7 @@ fn every_packet_is_in_the_file_once() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// What `tshark` makes of a file, where there is one: every packet is what it is, and none is malformed.
+/// Checks the output of `tshark` for a file, if it is installed: every packet is recognised, and none is malformed.
 fn assert_decoded(path: &Path, packets: &[file::Packet]) {
     let fields = [
         "infiniband.bth.opcode",
@@ -161,14 +161,14 @@ fn assert_decoded(path: &Path, packets: &[file::Packet]) {
         "_ws.expert",
     ];
     let mut tshark = Command::new("tshark");
-    // SoftRoCE has none there either.
+    // SoftRoCE has no checksum there either.
     tshark.args(["-o", "udp.ignore_ipv6_zero_checksum:TRUE"]);
-    // It takes short SENDs for RPC over RDMA.
+    // tshark mistakes short SENDs for RPC over RDMA.
     tshark.args(["--disable-protocol", "rpcordma"]);
     tshark.args(["-n", "-r"]).arg(path).args(["-T", "fields", "-E", "separator=/t"]);
     tshark.args(fields.iter().flat_map(|field| ["-e", field]));
     let Ok(output) = tshark.output() else {
-        println!("skipped: there is no tshark (Debian: apt-get install tshark)");
+        println!("skipped: tshark is not installed (Debian: apt-get install tshark)");
         return;
     };
     let text = String::from_utf8(output.stdout).unwrap();
@@ -178,14 +178,14 @@ fn assert_decoded(path: &Path, packets: &[file::Packet]) {
     for (line, packet) in lines.iter().zip(packets) {
         let parsed = packet.parse();
         let bth = &parsed.headers.bth;
-        // As it shows them: the checksum with its first byte first.
+        // In tshark's notation: the checksum with its first byte first.
         let (opcode, psn, icrc) = (bth.opcode.code(), bth.psn.get(), parsed.icrc.swap_bytes());
         assert_eq!(*line, format!("{opcode}\t{psn}\t{icrc:#010x}\t\t"), "{packet:?}");
     }
 }
 
-/// What one file has as sent the other has as received, whatever it is; and without a peer who writes it down a
-/// file has both.
+/// Each packet that one file has as sent, the other has as received. If the peer writes no capture, a file contains
+/// both.
 #[test]
 fn both_ends_write_the_same() {
     let [at_a, at_b, alone] = ["end-a", "end-b", "end-alone"].map(place);
@@ -211,7 +211,7 @@ fn both_ends_write_the_same() {
     }
 }
 
-/// A program that sees a message may end: its peer has the acknowledgement then, and has it before the answer.
+/// A program may end after it has seen a message: its peer then has the acknowledgement, and has it before the answer.
 #[test]
 fn an_acknowledgement_leaves_before_the_answer() {
     const TRIPS: u64 = 100;
@@ -238,7 +238,7 @@ fn an_acknowledgement_leaves_before_the_answer() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// A packet for nobody has left all the same.
+/// A packet to an unknown queue pair was sent nevertheless.
 #[test]
 fn what_arrives_nowhere_was_sent() {
     for (name, link) in [("pcap-lost", Link::Ethernet), ("pcap-lost-ib", Link::InfiniBand)] {
@@ -254,7 +254,7 @@ fn what_arrives_nowhere_was_sent() {
         pair.expect_lost(&pair.good(&ah, 2, 100));
         let packets = read(&path, 1);
         assert_eq!(packets[0].parse().payload, [0xaa; 100]);
-        // With the way that the address handle says.
+        // With the path parameters of the address handle.
         let at = if link == Link::InfiniBand { 8 } else { 14 };
         let way: &[u8] = if at == 8 { &[0x62, 0xca, 0xbc, 0xde] } else { &[0x45, 0x2c] };
         assert_eq!(packets[0].frame[at..at + way.len()], *way);
@@ -262,7 +262,7 @@ fn what_arrives_nowhere_was_sent() {
     }
 }
 
-/// The error says which file, why, and what to do.
+/// The error states the file, the reason, and the remedy.
 #[test]
 fn a_file_that_cannot_be_written_is_told() {
     let nowhere = place("nowhere").join("a.pcapng");
@@ -288,19 +288,19 @@ fn a_file_that_cannot_be_written_is_told() {
     }
     [pipe, read_pipe].iter().for_each(|path| std::fs::remove_file(path).unwrap());
     assert!(SoftDevice::find("pcap-refused").is_none());
-    // A name that is taken makes no file.
+    // A name that is taken creates no file.
     Builder::new("pcap-taken").install().unwrap();
     let path = place("taken");
     assert!(Builder::new("pcap-taken").pcap(&path).install().is_err());
     assert!(!path.exists());
 }
 
-/// Says what a child does, beside its traffic.
+/// The variable that selects a child's actions besides its traffic.
 const SCENE: &str = "RDMA_SOFT_TEST_SCENE";
 
 /// A process whose environment names that file: the usual devices, and a conversation.
 #[test]
-#[ignore = "started by others"]
+#[ignore = "started by other tests"]
 fn child() {
     rdma_soft::install();
     let (a, b) = pair("soft0", "soft0");
@@ -315,7 +315,7 @@ fn arguments(command: &mut Command) -> &mut Command {
     command.args(["--exact", "device::captures::child", "--ignored", "--test-threads=1"])
 }
 
-/// What it says on standard error.
+/// Returns its standard error output.
 #[track_caller]
 fn run(command: &mut Command, path: &Path) -> String {
     let output = command.env("RDMA_SOFT_PCAP", path).output().unwrap();
@@ -332,11 +332,11 @@ fn the_environment_names_a_file() {
     assert!(packets.iter().all(|packet| packet.device == "soft0" && packet.sent));
     let found: Vec<_> = packets.iter().map(|packet| packet.operation()).collect();
     assert_eq!(found, CONVERSATION.map(|(operation, _)| operation));
-    // It begins anew each time.
+    // Each process overwrites the file.
     run(arguments(&mut this_program()), &path);
     read(&path, CONVERSATION.len());
     std::fs::remove_file(&path).unwrap();
-    // Each process its own.
+    // With a pattern each process has a separate file.
     let folder = place("processes");
     std::fs::create_dir(&folder).unwrap();
     for _ in 0..2 {
@@ -348,20 +348,20 @@ fn the_environment_names_a_file() {
 
 /// A process that cannot open the usual devices.
 #[test]
-#[ignore = "started by others"]
+#[ignore = "started by other tests"]
 fn refused_child() {
     rdma_soft::install();
     for name in ["soft0", "softib0"] {
         assert_eq!(Context::try_open(name).err(), Some(Errno::EIO));
     }
-    // One whose program has named another file is as always.
+    // A device whose program names another file is unaffected.
     let path = place("refused");
     device("pcap-child", Link::Ethernet, &path);
     Context::open("pcap-child");
     std::fs::remove_file(&path).unwrap();
 }
 
-/// Whoever asks for a capture that there cannot be is told at the first use, with or without a subscriber.
+/// An impossible capture is reported at the first use, with or without a subscriber.
 #[track_caller]
 fn expect_refused(path: &Path, reason: &str) {
     let mut child = this_program();
@@ -380,7 +380,7 @@ fn without_the_capture_of_the_environment_devices_do_not_open() {
     expect_refused(&place("no-folder").join("a.pcapng"), "No such file or directory (os error 2)");
 }
 
-/// What it does is not its parent's.
+/// The child's traffic does not belong to the parent's capture.
 #[test]
 fn a_forked_child_writes_nothing() {
     if is_emulated() {
@@ -404,7 +404,7 @@ fn a_file_has_one_process() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// The file may not grow beyond 4 KiB: it ends with a whole packet, and the conversation goes on.
+/// The file may not grow beyond 4 KiB: it ends with a whole packet, and the conversation continues.
 #[test]
 fn a_full_disk_ends_the_capture_alone() {
     let path = place("full");

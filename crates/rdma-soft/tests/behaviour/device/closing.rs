@@ -1,4 +1,4 @@
-//! Contexts that are closed, also before what was made from them, and their descriptors.
+//! Contexts that are closed, even before the objects made from them, and their descriptors.
 
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -10,8 +10,8 @@ use crate::device::rig::connect::{Knobs, Side, connect, endpoint};
 use crate::device::rig::post::Wr;
 use crate::device::rig::{ALL_ACCESS, Context, LOCAL_WRITE, Size, on_each_device};
 
-/// What the kernel says of the file behind a descriptor, which is the same for no other open file if it is a
-/// socket, or an eventfd with a count of its own.
+/// The kernel's name for the file of a descriptor. It is unique among open files for a socket, or an eventfd with its
+/// own count.
 fn name_of(fd: i32) -> String {
     let link = fs::read_link(format!("/proc/self/fd/{fd}"));
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
@@ -19,13 +19,13 @@ fn name_of(fd: i32) -> String {
     format!("{:?} {count}", link.ok())
 }
 
-/// Whether a file of that name is open; other tests open and close theirs meanwhile.
+/// Returns true if a file of that name is open; other tests open and close theirs meanwhile.
 fn is_open(name: &str) -> bool {
     let fds = fs::read_dir("/proc/self/fd").unwrap().flatten();
     fds.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).any(|fd| name_of(fd) == name)
 }
 
-/// The names of a context's files, of which that for commands gets a count of its own.
+/// The names of a context's files; the one for commands gets its own count.
 fn files(context: &Context) -> [String; 2] {
     static NEXT: AtomicU64 = AtomicU64::new(1000);
     let count = NEXT.fetch_add(1, Ordering::Relaxed);

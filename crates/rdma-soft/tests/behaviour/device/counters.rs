@@ -1,4 +1,4 @@
-//! Counters: what they count, under which names, and that nothing they have counted is lost.
+//! Counters: their meaning and names, and that no counted event is lost.
 
 use rdma_soft::{Builder, Counters, Link, SoftDevice};
 use rdma_sys::{ibv_qp_type, ibv_wc_status as Status};
@@ -11,7 +11,7 @@ use crate::device::rig::post::Wr;
 use crate::device::rig::window::{Grant, REMOTE, TYPE_2};
 use crate::device::rig::{ALL_ACCESS, LOCAL_WRITE, Size, on_each_device, soft};
 
-/// The names of `rxe_hw_counters.c`.
+/// The names in `rxe_hw_counters.c`.
 const NAMES: [&str; 15] = [
     "sent_pkts",
     "rcvd_pkts",
@@ -30,7 +30,7 @@ const NAMES: [&str; 15] = [
     "rdma_recvs",
 ];
 
-/// The counters that are not 0, except how memory was copied.
+/// The counters that are not 0, except those of the ways of copying memory.
 pub(crate) fn counted(counters: Counters) -> Vec<(&'static str, u64)> {
     counters.iter().filter(|&(name, value)| value != 0 && name != "guarded_copies").collect()
 }
@@ -92,7 +92,7 @@ fn sends_and_receives_are_counted_when_they_are_done() {
         }
         let expected = [("sent_pkts", 3), ("rcvd_pkts", 3), ("rdma_sends", 2), ("rdma_recvs", 3)];
         assert_eq!(counted(soft(device).counters()), expected);
-        // A message that does not fit, and receives that are flushed, are none.
+        // A message that does not fit, and receives that are flushed, do not count.
         b.qp.post_receive(4, &[room.sge(0, 1)]);
         b.qp.post_receive(5, &[room.sge(0, 1)]);
         a.qp.post(&Wr::send(4, &[data.sge(0, 8)]));
@@ -122,7 +122,7 @@ fn retries_are_counted_and_so_is_giving_up() {
     a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
     let expected = [("retry_exceeded_err", 1), ("completer_retry_err", 3)];
     assert_eq!(counted(devices[0].counters()), expected);
-    assert_eq!(counted(devices[1].counters()), [], "it does not listen");
+    assert_eq!(counted(devices[1].counters()), [], "it does not receive");
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn sequence_numbers_behind_and_beyond_are_told_apart() {
 fn a_stranger_with_a_wrong_number_is_not_counted() {
     let device = Builder::new("count-stranger").link(Link::InfiniBand).install().unwrap();
     let (a, _b) = pair("count-stranger");
-    // C believes to be connected to A, with another sequence number.
+    // C believes that it is connected to A, with another sequence number.
     let c = Side::new("count-stranger", &Size::default(), 8);
     let knobs = Knobs { psn: 100, retries: 0, timeout: 2, ..Knobs::default() };
     let attr = attributes(&c.endpoint(), &a.endpoint(), &knobs);
@@ -204,7 +204,7 @@ fn a_port_counts_how_often_it_went_down() {
     assert_eq!(counted(device.counters()), [("link_downed", 2)]);
 }
 
-/// Two threads make pairs and send a message on each, while this one sees that no counter goes back.
+/// Two threads make pairs and send a message on each, while this one checks that no counter decreases.
 pub(crate) fn watch_while_connections_come_and_go(device: &SoftDevice, rounds: u64, knobs: &Knobs) {
     let traffic = || {
         for _ in 0..rounds {
@@ -217,7 +217,7 @@ pub(crate) fn watch_while_connections_come_and_go(device: &SoftDevice, rounds: u
     std::thread::scope(|threads| {
         let threads = [threads.spawn(traffic), threads.spawn(traffic)];
         let mut before = device.counters();
-        // Also if a thread fails.
+        // Also ends if a thread fails.
         while !threads.iter().all(|thread| thread.is_finished()) {
             let now = device.counters();
             assert!(before.iter().zip(now.iter()).all(|((_, a), (_, b))| a <= b), "{now:?}");

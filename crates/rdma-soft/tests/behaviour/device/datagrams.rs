@@ -1,5 +1,4 @@
-//! Datagrams: from anybody to anybody with the right key, one packet each, and nobody hears of those
-//! that get lost.
+//! Datagrams: between any queue pairs with the right key, one packet each. The loss of one is not reported.
 
 use rdma_sys::{
     Errno, ibv_event_type, ibv_qp_state as State, ibv_qp_type, ibv_sge, ibv_wc_flags,
@@ -21,7 +20,7 @@ fn without_a_header_its_place_is_left_alone_and_the_service_level_is_reported() 
         let (from, ah) = (pair.a.endpoint(), pair.ah());
         pair.receive(10, HEADER + 100);
         let got = pair.expect_sent(&pair.good(&ah, 1, 100), 10);
-        // On Ethernet it is the type of the packet: by UDP and IPv4.
+        // On Ethernet it is the type of the packet: UDP and IPv4.
         let expected = if from.ethernet { (GRH, 8 | 2) } else { (0, 3) };
         assert_eq!((got.wc_flags, got.sl), expected);
         assert_eq!(pair.at_b.bytes()[..HEADER] == [0xbb; HEADER], !from.ethernet);
@@ -42,7 +41,7 @@ fn datagrams_without_a_handle_are_refused() {
         assert!(pair.a.send_cq.is_empty());
         pair.a.qp.assert_ready();
 
-        // By calls, it is all or none.
+        // A batch by function calls is posted whole or not at all.
         let side = Side::extended(device, &size(), sends);
         activate(&side.qp, QKEY);
         let source = side.pd.register(8, 0);
@@ -53,7 +52,7 @@ fn datagrams_without_a_handle_are_refused() {
         side.qp.build(&wr);
         side.qp.set_address(ah.0, pair.b.qp.number(), QKEY);
         side.qp.build(&wr);
-        assert_eq!(side.qp.complete(), REFUSED, "the second goes nowhere");
+        assert_eq!(side.qp.complete(), REFUSED, "the second has no destination");
         assert!(side.send_cq.is_empty() && pair.b.receive_cq.is_empty());
     });
 }
@@ -79,7 +78,7 @@ fn datagrams_reach_other_devices_of_the_link() {
             a.send_cq.expect_success(1);
             b.receive_cq.expect_success(10);
         }
-        // The receiver's port counts as well as the sender's.
+        // The receiver's port matters as well as the sender's.
         for down in [&a, &b] {
             let port = soft(down.context.name());
             port.set_port_up(false);
@@ -235,6 +234,10 @@ fn datagrams_are_counted_as_requests_are() {
         a.send_cq.expect_success(wr_id);
     }
     let [sent, received] = devices.map(|device| device.counters());
-    assert_eq!((sent.sent_pkts, sent.rdma_sends), (2, 2), "nobody hears that one was lost");
+    assert_eq!(
+        (sent.sent_pkts, sent.rdma_sends),
+        (2, 2),
+        "the sender does not know that one was lost"
+    );
     assert_eq!((received.rcvd_pkts, received.rdma_recvs, received.send_rnr_err), (1, 1, 0));
 }

@@ -1,4 +1,4 @@
-//! Registration of memory that comes as a file: which files are taken, and that their bytes are used.
+//! Registration of memory given as a file: the accepted files, and access to their bytes.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -19,7 +19,7 @@ use crate::device::rig::{
 const PAGE: u64 = 4096;
 const SHRINK: SealFlags = SealFlags::SHRINK;
 
-/// The last 200 bytes of three pages, which requests find far away.
+/// The last 200 bytes of three pages, which requests address at a distant address.
 const TAIL: Part =
     Part { offset: 3 * PAGE - 200, length: 200, iova: (0x77_0000 * PAGE) + (PAGE - 200) };
 
@@ -37,7 +37,7 @@ fn requests_read_and_write_the_bytes_of_the_file() {
         file.write_all_at(b"hello", TAIL.offset + 100).unwrap();
         let shared = b.pd.import(TAIL, &file.try_clone().unwrap().into(), ALL_ACCESS);
         assert_eq!(shared.fields(), (usize::try_from(TAIL.offset).unwrap(), 200));
-        // From the peer into the file, its last byte too, and back.
+        // From the peer into the file, including its last byte, and back.
         let here = a.pd.register_filled(vec![7; 8], ALL_ACCESS);
         let write = Wr::new(1, rdma_sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, &[here.sge(0, 8)]);
         a.qp.post(&write.remote(shared.address(192), shared.key()));
@@ -119,7 +119,7 @@ fn ranges_that_are_not_of_the_file_are_refused() {
     let refused = |part: Part| pd.try_import(part, file.as_raw_fd(), 0).err();
     let invalid = Some(Errno::EINVAL);
     assert_eq!(refused(Part { length: 0, ..TAIL }), invalid);
-    assert_eq!(refused(Part { length: 201, ..TAIL }), invalid, "a byte behind the end");
+    assert_eq!(refused(Part { length: 201, ..TAIL }), invalid, "a byte after the end");
     assert_eq!(refused(Part { length: usize::MAX, ..TAIL }), invalid);
     assert_eq!(refused(Part { iova: TAIL.iova + 1, ..TAIL }), invalid, "another page offset");
     let (end, wraps) = (3 * PAGE, u64::MAX - PAGE + 1);
@@ -127,7 +127,7 @@ fn ranges_that_are_not_of_the_file_are_refused() {
     assert_eq!(refused(Part { offset: wraps, iova: 0, length: 4096 }), invalid);
     assert_eq!(refused(Part { offset: 0, iova: wraps, length: 2 * 4096 }), invalid);
     assert_eq!(refused(TAIL), None);
-    assert_eq!(mappings("dmabuf-ranges"), 0, "nothing is left of what was refused");
+    assert_eq!(mappings("dmabuf-ranges"), 0, "a refused registration leaves no mapping");
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn files_that_could_shrink_and_what_is_no_memory_are_refused() {
     assert_eq!(refused(&program), Some(Errno::EINVAL));
     let (pipe, _writer) = rustix::pipe::pipe().unwrap();
     assert_eq!(refused(&pipe), Some(Errno::EINVAL));
-    // Numbers that nobody has.
+    // Descriptors that are not open.
     for closed in [-1, i32::MIN, i32::MAX] {
         assert_eq!(pd.try_import(part, closed, 0).err(), Some(Errno::EBADF));
     }

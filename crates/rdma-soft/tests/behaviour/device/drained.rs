@@ -1,4 +1,5 @@
-//! Draining a send queue: what was begun is finished, nothing else is, and who asked is informed.
+//! Draining a send queue: requests already begun are finished, no others, and the program is
+//! notified on request.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use crate::device::rig::connect::{Knobs, Side, pair, pair_with};
 use crate::device::rig::post::Wr;
 use crate::device::rig::{Qp, Size, on_each_device, on_each_held_device, soft, until};
 
-/// Tells the queue pair to drain, and says whether an event is wanted.
+/// Starts draining the queue pair, and requests an event if `notify` is set.
 fn drain(qp: &Qp, notify: bool) {
     let mut attr = ibv_qp_attr::default();
     (attr.qp_state, attr.en_sqd_async_notify) = (State::IBV_QPS_SQD, notify.into());
@@ -47,7 +48,7 @@ fn what_waits_for_the_peer_is_finished_first() {
         assert_eq!(events(&a), []);
         b.qp.post_receive(1, &[]);
         a.send_cq.expect_success(1);
-        // The thread of the device reports it behind the completion.
+        // The device's thread reports it after the completion.
         let mut seen = Vec::new();
         until("drained", || {
             seen.extend(events(&a));
@@ -56,7 +57,7 @@ fn what_waits_for_the_peer_is_finished_first() {
         assert_eq!(seen, DRAINED);
         assert!(!is_draining(&a.qp));
         b.qp.post_receive(2, &[]);
-        assert!(a.send_cq.is_empty(), "it was not begun");
+        assert!(a.send_cq.is_empty(), "the second request was not begun");
         assert_eq!(a.qp.to_state(State::IBV_QPS_RTS), 0);
         a.send_cq.expect_success(2);
         assert_eq!(events(&a), [], "once");
@@ -75,7 +76,7 @@ fn a_request_half_way_is_finished_first() {
         assert!(device.release_half(a.qp.qpn()));
         drain(&a.qp, true);
         assert!(is_draining(&a.qp) && events(&a).is_empty());
-        assert_eq!(device.release(a.qp.qpn(), 5), 1, "only what was under way");
+        assert_eq!(device.release(a.qp.qpn(), 5), 1, "only the request that was begun");
         a.send_cq.expect_success(0);
         assert_eq!(events(&a), DRAINED);
         assert!(a.send_cq.is_empty());
@@ -103,7 +104,7 @@ fn a_wish_to_be_told_ends_when_the_queue_goes_on() {
 #[test]
 fn a_queue_that_fails_is_not_drained() {
     on_each_device("drained-not", |device| {
-        // Long enough for it to be draining when it fails: 655 ms.
+        // Long enough that it is draining when it fails: 655 ms.
         let knobs = Knobs { rnr_retries: 1, min_rnr_timer: 0, ..Knobs::default() };
         let (a, _b) = pair_with(device, &Size::default(), &knobs);
         a.qp.post(&Wr::send(1, &[]));
@@ -115,7 +116,7 @@ fn a_queue_that_fails_is_not_drained() {
     });
 }
 
-/// A side that drains, and waits without end for the answer of a peer that is gone.
+/// A side that drains, and waits without limit for the answer of a peer that is gone.
 fn waiting_for_nobody(device: &str) -> Side {
     let (a, b) = pair_with(device, &Size::default(), &Knobs { timeout: 0, ..Knobs::default() });
     b.qp.to_reset();
@@ -134,7 +135,7 @@ fn set_timeout(qp: &Qp, timeout: u8, retry_cnt: u8) {
     assert_eq!(qp.modify(attr, mask.0), 0);
 }
 
-/// An answer that never comes is waited for no longer than that, though nothing else is sent.
+/// A missing answer is waited for no longer than that, although nothing else is sent.
 #[test]
 fn a_timeout_that_is_set_meanwhile_counts() {
     on_each_device("drained-timeout", |device| {
@@ -144,7 +145,7 @@ fn a_timeout_that_is_set_meanwhile_counts() {
     });
 }
 
-/// Not from when the request was sent: that may be longer ago.
+/// The timeout starts when it is set, not when the request was sent, which may be long ago.
 #[test]
 #[allow(clippy::disallowed_methods)] // The program has a clock of its own.
 fn a_timeout_that_is_set_meanwhile_begins_then() {

@@ -21,7 +21,7 @@ fn a_port_that_goes_down_cuts_the_connection_until_it_is_up() {
         assert!(a.send_cq.is_empty());
         soft(device).set_port_up(true);
         assert_eq!(a.context.query_port().state, ibv_port_state::IBV_PORT_ACTIVE);
-        // A retry gets through.
+        // A retry succeeds.
         a.send_cq.expect_success(2);
         for side in [&a, &b] {
             let kinds: Vec<_> = side.context.async_events().iter().map(|event| event.0).collect();

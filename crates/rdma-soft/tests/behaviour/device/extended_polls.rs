@@ -1,5 +1,5 @@
-//! Extended completion queues, beyond the contract: junk where nothing is valid, calls out of turn, and
-//! what this device does not have.
+//! Extended completion queues, beyond the contract: junk in invalid fields, calls out of order, and unsupported
+//! features.
 
 use rdma_sys::{Errno, ibv_cq_init_attr_ex, ibv_wc_opcode as Opcode, ibv_wc_status as Status};
 
@@ -23,7 +23,7 @@ fn pair_with_room(device: &str, capacity: u32, fields: u64) -> (Side, Side) {
     (a, b)
 }
 
-/// Sends so many empty messages, and waits until all are executed.
+/// Sends that many empty messages, and waits until all are executed.
 fn exchange(a: &Side, b: &Side, wr_ids: std::ops::Range<u64>) {
     for wr_id in wr_ids {
         b.qp.post_receive(wr_id, &[]);
@@ -86,8 +86,8 @@ fn calls_out_of_turn_find_nothing() {
     assert_eq!(cq.start(), 0);
     cq.end();
     assert_eq!((cq.advance(), cq.read()), (EINVAL, JUNK));
-    assert_eq!(cq.start_with(1), EINVAL, "nobody has defined that bit");
-    assert_eq!(cq.start(), 0, "which did not begin a batch");
+    assert_eq!(cq.start_with(1), EINVAL, "that bit is undefined");
+    assert_eq!(cq.start(), 0, "the refused start began no batch");
     assert_eq!(cq.at().0, 1);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -212,8 +212,12 @@ fn what_the_device_does_not_have_is_refused_at_creation() {
     let with_flags = |flags| ibv_cq_init_attr_ex { comp_mask: 1, flags, ..base };
     assert_eq!(try_cq(with_flags(2)), unsupported, "overruns cannot be ignored");
     assert_eq!(try_cq(with_flags(4)), unsupported);
-    assert_eq!(try_cq(with_flags(1)), None, "one thread alone");
-    assert_eq!(try_cq(ibv_cq_init_attr_ex { flags: 2, ..base }), None, "flags that do not count");
+    assert_eq!(try_cq(with_flags(1)), None, "a single-threaded queue");
+    assert_eq!(
+        try_cq(ibv_cq_init_attr_ex { flags: 2, ..base }),
+        None,
+        "flags without their mask bit are ignored"
+    );
     let invalid = Some(Errno::EINVAL);
     for cqe in [0, 1 << 31, u32::MAX] {
         assert_eq!(try_cq(ibv_cq_init_attr_ex { cqe, ..base }), invalid, "{cqe}");

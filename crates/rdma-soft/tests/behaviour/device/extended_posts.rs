@@ -1,5 +1,5 @@
-//! Posting by function calls (`ibv_wr_*`), beyond the contract: which error tells which mistake, calls
-//! out of turn, and what this device does not have.
+//! Posting by function calls (`ibv_wr_*`), beyond the contract: the errors of mistakes, calls out of order, and
+//! unsupported features.
 
 use rdma_soft::Builder;
 use rdma_sys::{
@@ -15,7 +15,7 @@ const EINVAL: i32 = Errno::EINVAL.raw();
 const ENOMEM: i32 = Errno::ENOMEM.raw();
 const EOPNOTSUPP: i32 = Errno::EOPNOTSUPP.raw();
 
-/// What is posted fails with this, and nothing of it, nor anything else, happens.
+/// The batch fails with this error, and nothing of it is posted.
 #[track_caller]
 fn expect_refusal(scene: &Scene, errno: i32, what: &str) {
     assert_eq!(scene.a.qp.complete(), errno, "{what}");
@@ -44,11 +44,13 @@ fn a_mistake_is_told_at_the_end_and_nothing_is_posted() {
                 qp.set(&[sge]);
             }),
             ("an address on a connection", EINVAL, &|| qp.set_address(std::ptr::null_mut(), 1, 1)),
-            ("an operation that was not asked for", EOPNOTSUPP, &|| qp.build(&Wr::send(3, &[]))),
+            ("an operation that was not requested at creation", EOPNOTSUPP, &|| {
+                qp.build(&Wr::send(3, &[]))
+            }),
             ("more requests than the queue has", ENOMEM, &|| {
                 (0..8).for_each(|_| qp.build(&write));
             }),
-            ("flags that nobody knows", EINVAL, &|| {
+            ("undefined flags", EINVAL, &|| {
                 qp.build(&write.clone().flags(ibv_send_flags(1 << 30)));
             }),
         ];
@@ -66,7 +68,7 @@ fn a_mistake_is_told_at_the_end_and_nothing_is_posted() {
         qp.build(&Wr::send(3, &[]));
         qp.set(&[sge; 3]);
         expect_refusal(&scene, EOPNOTSUPP, "the first of two mistakes");
-        assert_eq!(qp.try_call(&[scene.write(1, 0)]), 0, "and then it works");
+        assert_eq!(qp.try_call(&[scene.write(1, 0)]), 0, "the next batch succeeds");
         scene.a.send_cq.expect_success(1);
     });
 }
@@ -85,7 +87,7 @@ fn inline_data_of_a_read_is_refused() {
 #[test]
 fn the_inline_flag_alone_makes_nothing_inline() {
     rdma_soft::install();
-    // Programs that also fill lists leave it set; what counts is how the data is given.
+    // Programs that also fill lists leave the flag set; the setter of the data decides.
     let scene = Scene::new("soft0");
     scene.at_b.fill(9);
     scene.a.qp.start();
@@ -140,7 +142,7 @@ fn starting_twice_is_a_mistake_that_the_end_tells() {
         scene.a.qp.start();
         scene.a.qp.build(&scene.write(2, 8));
         expect_refusal(&scene, EINVAL, "the end of both");
-        expect_refusal(&scene, EINVAL, "there is nothing more to end");
+        expect_refusal(&scene, EINVAL, "no batch is open");
         assert_eq!(scene.a.qp.try_call(&[scene.write(3, 16)]), 0);
         scene.a.send_cq.expect_success(3);
     });
@@ -151,7 +153,7 @@ fn calls_out_of_turn_do_nothing() {
     rdma_soft::install();
     let scene = Scene::new("soft0");
     scene.a.qp.build(&scene.write(1, 0));
-    expect_refusal(&scene, EINVAL, "there was no start");
+    expect_refusal(&scene, EINVAL, "no batch was started");
     scene.a.qp.abort();
     scene.a.qp.start();
     std::thread::scope(|scope| {
@@ -199,7 +201,7 @@ fn attributes_that_the_device_does_not_have_are_refused() {
     }
     let flags = |comp_mask| ibv_qp_init_attr_ex { comp_mask, create_flags: 2, ..base };
     assert_eq!(try_qp(flags(65 | 4)), unsupported);
-    assert_eq!(try_qp(flags(65)), None, "flags that do not count");
+    assert_eq!(try_qp(flags(65)), None, "flags without their mask bit are ignored");
     for operation in [1 << 10, 1 << 11, 1 << 12, 1 << 63] {
         let send_ops_flags = OPERATIONS | operation;
         assert_eq!(

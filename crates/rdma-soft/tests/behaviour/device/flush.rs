@@ -1,4 +1,4 @@
-//! The error state: what is flushed, in which order, and what a failed completion says.
+//! The error state: the flushed requests, their order, and the fields of a failed completion.
 
 use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_status as Status};
 
@@ -50,13 +50,13 @@ fn send_queue_is_flushed_before_the_receive_queue() {
     });
 }
 
-/// Of a completion that failed, these fields hold what they must, and all others junk.
+/// Checks that these fields of a failed completion hold the right values, and all others junk.
 fn assert_failed_completion(wc: &ibv_wc, wr_id: u64, status: Status, qpn: u32) {
     assert_eq!((wc.wr_id, wc.status, wc.qp_num), (wr_id, status, qpn));
     assert_ne!(wc.vendor_err, 0);
     assert!(wc.opcode.0 > 1 << 16, "no opcode: {:?}", wc.opcode);
     for field in [wc.byte_len, wc.wc_flags, imm_of(wc), wc.src_qp] {
-        assert!(field > 1 << 16, "looks like something: {field}");
+        assert!(field > 1 << 16, "the field looks valid: {field}");
     }
     assert!(wc.pkey_index > 1 && wc.slid > 1 && wc.sl > 15 && wc.dlid_path_bits > 1);
 }
@@ -89,7 +89,7 @@ fn undefined_fields_of_a_success_hold_junk() {
         for wc in [sent, received] {
             assert_eq!(wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0, 0);
             assert!(imm_of(&wc) > 1 << 16, "no immediate data was sent");
-            // Datagrams only.
+            // Only defined for datagrams.
             assert!(wc.src_qp > 0x00ff_ffff && wc.slid > 1 && wc.sl > 15);
         }
     });

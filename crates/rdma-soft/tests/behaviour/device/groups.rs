@@ -1,4 +1,4 @@
-//! Multicast groups: members on several devices, and what the device refuses.
+//! Multicast groups: members on several devices, and the requests that the device refuses.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::thread;
@@ -20,7 +20,7 @@ const GROUP_QPN: u32 = 0x00ff_ffff;
 const REFUSED: i32 = Errno::EINVAL.raw();
 const NO_ROOM: i32 = Errno::ENOMEM.raw();
 
-/// A group of IPv4 that no other test has, and its LID where it has one: tests share the link.
+/// An IPv4 group that no other test uses, and its LID where it has one: tests share the link.
 #[derive(Clone, Copy)]
 struct Group {
     gid: ibv_gid,
@@ -92,7 +92,7 @@ impl Drop for Member {
     }
 }
 
-/// Two members on each of three devices, of which one forces packets; each of them sends.
+/// Two members on each of three devices, and one device forces packets; each member sends.
 #[test]
 fn members_are_on_every_device_of_the_link_whose_port_is_up() {
     for (link, name) in [(Link::Ethernet, "roce"), (Link::InfiniBand, "ib")] {
@@ -122,7 +122,7 @@ fn members_are_on_every_device_of_the_link_whose_port_is_up() {
                             }
                         }
                     }
-                    // What goes as packets arrives at a port that is down before it is up again.
+                    // Packets arrive at a port that is down before it is up again.
                     if down != Some(sender) && (sender == 2 || down == Some(2)) {
                         until("the packet is lost", || port.counters().port_down > lost);
                     }
@@ -135,7 +135,7 @@ fn members_are_on_every_device_of_the_link_whose_port_is_up() {
                 imm += 1;
             }
         }
-        // Nobody else is told: not the other link's devices.
+        // The devices of the other link receive nothing.
         let other = if link == Link::Ethernet { "softib0" } else { "soft0" };
         rdma_soft::install();
         let stranger = Member::new(other, &group);
@@ -145,7 +145,7 @@ fn members_are_on_every_device_of_the_link_whose_port_is_up() {
     }
 }
 
-/// More than fit into the inboxes of two devices: the sender waits, and each member hears each once.
+/// More than the inboxes of two devices hold: the sender waits, and each member receives each message once.
 #[test]
 fn who_sends_packets_to_a_group_waits_for_room_everywhere() {
     const MANY: u32 = 600;
@@ -191,11 +191,11 @@ fn there_are_no_more_groups_and_members_than_the_device_was_built_with() {
     assert_eq!((attr.max_mcast_grp, attr.max_mcast_qp_attach), (2, 2));
     assert_eq!(attr.max_total_mcast_qp_attach, 3);
     assert_eq!([&a, &b, &c].map(|side| one.joined_by(side)), [0, 0, NO_ROOM], "two in one group");
-    assert_eq!(one.joined_by(&a), 0, "who is in it takes no more room");
+    assert_eq!(one.joined_by(&a), 0, "joining again needs no additional space");
     assert_eq!([&a, &b].map(|side| two.joined_by(side)), [0, NO_ROOM], "three in all");
     assert_eq!(one.left_by(&b), 0);
     assert_eq!(three.joined_by(&b), NO_ROOM, "two groups");
-    // The last member of a group takes the group with it.
+    // When the last member leaves a group, the group is removed.
     assert_eq!([two.left_by(&a), three.joined_by(&b)], [0, 0]);
     assert_eq!([three.left_by(&b), three.left_by(&b), one.left_by(&a)], [0, REFUSED, 0]);
 
@@ -292,7 +292,7 @@ fn connections_are_not_made_to_groups() {
     }
 }
 
-/// Neither by its number nor by its address alone is a datagram for a group.
+/// A datagram is for a group only if both its number and its address are.
 #[test]
 fn groups_have_an_address_and_a_number() {
     on_each_device("groups-half", |device| {
@@ -321,7 +321,7 @@ fn a_closed_context_ends_memberships() {
         let Group { gid, lid } = group;
         assert_eq!([qp.attach(&gid, lid), qp.try_destroy()], [0, Errno::EBUSY.raw()]);
         assert_eq!(context.close(), 0);
-        // It asserts that it goes.
+        // The drop asserts that the destruction succeeds.
         drop(qp);
         let a = side(device);
         send(&a, &group.from(&a), 1);
@@ -384,7 +384,7 @@ fn a_datagram_to_a_group_has_no_half() {
         a.qp.post(&Wr::send(1, &[source.sge(0, 16)]).to(&ah, GROUP_QPN, QKEY));
         assert!(!device.release_half(a.qp.qpn()), "it ends now");
         a.send_cq.expect_success(1);
-        // Who leaves before it is released hears nothing.
+        // A member that leaves before the release receives nothing.
         member.receive(11);
         a.qp.post(&to(&ah, 2));
         assert_eq!(group.left_by(&member.side), 0);
@@ -426,7 +426,7 @@ fn datagrams_to_groups_are_one_request_each_and_one_for_each_member() {
     let ah = group.from(&a);
     send(&a, &ah, 1);
     members.iter().for_each(|member| member.expect(10, 1));
-    assert_eq!(a.qp.query().sq_psn, 6, "one number, whoever hears it");
+    assert_eq!(a.qp.query().sq_psn, 6, "one number per datagram, whatever the number of members");
     let violations = || members[1].side.context.query_port().qkey_viol_cntr;
     let before = violations();
     a.qp.post(&Wr::send(2, &[]).to(&ah, GROUP_QPN, QKEY + 1));
@@ -437,7 +437,7 @@ fn datagrams_to_groups_are_one_request_each_and_one_for_each_member() {
     assert_eq!((there.sent_pkts, there.rcvd_pkts, there.rdma_recvs), (0, 2, 2));
 }
 
-/// Members come and go on a thread while another one sends; one that stays hears all, in order.
+/// Members join and leave on a thread while another one sends; one that stays receives everything, in order.
 #[test]
 fn members_come_and_go_while_others_send() {
     let schedules = [Schedule::Immediate, Schedule::Deferred { seed: 3 }];
@@ -455,7 +455,7 @@ fn members_come_and_go_while_others_send() {
                 while !done.load(Ordering::Relaxed) {
                     let member = Member::new(&name, &group);
                     member.receive(10);
-                    // It may be there, be on its way, or not come.
+                    // The datagram may have arrived, be in flight, or be missing.
                     heard += usize::from(!member.side.receive_cq.is_empty());
                 }
                 heard

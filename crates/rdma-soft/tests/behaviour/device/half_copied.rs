@@ -1,5 +1,5 @@
-//! Messages that are half-way when their receiver begins a new life, and sources that change: what was
-//! begun is never continued into something else.
+//! Messages that are half copied when their receiver is reset, and sources that change: a partial message is never
+//! continued into another one.
 
 use rdma_soft::{Builder, GidPlace, Network, Schedule};
 use rdma_sys::{
@@ -14,8 +14,8 @@ use crate::device::rig::post::Wr;
 use crate::device::rig::scene::{AT_A, AT_B, BYTES, Scene};
 use crate::device::rig::{ALL_ACCESS, Size, on_each_held_device, soft};
 
-/// The receiver is reset while half of a SEND is there, and connected again: the message is whole in
-/// the receive request that it is said to be in.
+/// The receiver is reset after half of a SEND has arrived, and then reconnected. The message is whole in the receive
+/// request that its completion names.
 #[test]
 fn a_send_begins_again_in_the_receive_after_a_reset() {
     on_each_held_device("half-reset", |device| {
@@ -57,12 +57,12 @@ fn an_unreliable_send_begins_again_in_the_receive_after_a_reset() {
     });
 }
 
-/// The same on devices that hold nothing back, with and without acknowledgements, by copies and by packets.
-/// Whatever was there of a message when its receiver was reset, no message is in two parts.
+/// The same on devices that hold nothing back, with and without acknowledgements, by copies and by packets. However
+/// much of a message had arrived when its receiver was reset, no message is split.
 #[test]
 fn a_send_that_a_reset_divides_is_whole_or_lost() {
     for way in ways("reset") {
-        // An unreliable message is copied within its post: nothing is half-way behind it.
+        // An unreliable message is copied within its post: afterwards nothing is half copied.
         if !(way.is_copied() && way.is_unreliable() && way.schedule == Schedule::Immediate) {
             way.divide_by_reset();
         }
@@ -73,8 +73,8 @@ impl Way {
     fn divide_by_reset(&self) {
         let sides = self.install(&[GidPlace::Ipv4Mapped(GidType::ROCE_V2)]);
         let mut divided = 0;
-        // Packets are the same each time, and each round stops elsewhere. A copy is one that another thread may
-        // have made before the reset.
+        // Packets are the same each time, and each round stops at another point. With copies, another thread may have
+        // finished the copy before the reset.
         let rounds = if self.is_copied() { 1000 } else { 20 };
         for round in 0..rounds {
             divided += u32::from(self.divide_in_round(&sides, round));
@@ -82,18 +82,19 @@ impl Way {
                 break;
             }
         }
-        assert!(divided > 0, "{self:?}: nothing was half-way");
+        assert!(divided > 0, "{self:?}: no message was half copied");
     }
 
-    /// Says whether a part of the message was there, and not all of it, when its receiver was reset.
+    /// Returns true if a part of the message, but not all of it, had arrived when its receiver was reset.
     fn divide_in_round(&self, names: &[String; 2], round: usize) -> bool {
-        // More than one thread copies at a time, which is 64 KiB; 16 packets.
+        // More than the 64 KiB that a thread copies at a time; or 16 packets.
         let length = if self.is_copied() { 4 << 20 } else { 16 << 10 };
         let [a, b] = self.connected(names, &self.patient());
         let sources = [AT_A, LATER].map(|byte| a.pd.register_filled(vec![byte; length], 0));
         let sinks = [1, 2, 3].map(|_| b.pd.register_filled(vec![AT_B; length], ALL_ACCESS));
         let receive = |id: usize| b.qp.post_receive(id as u64, &[sinks[id - 1].sge(0, length)]);
-        // Whose receive request is there goes at once. Who waits for it goes on a turn at a time.
+        // With a posted receive the message is sent at once. A message that waits for a receive continues one turn at a
+        // time.
         let waits = self.is_copied() && self.schedule == Schedule::Immediate;
         if !waits {
             receive(1);
@@ -107,7 +108,7 @@ impl Way {
             }
             None if waits => receive(1),
             None => {
-                // Half of a message that the device's thread has begun would be its rest.
+                // Releasing half of a message that the device's thread has begun would release the rest of it.
                 let device = soft(&names[0]);
                 if device.half_copied(a.qp.qpn()) == 0 {
                     device.release_half(a.qp.qpn());
@@ -136,18 +137,15 @@ impl Way {
             let bytes = sinks[wc.wr_id as usize - 1].bytes();
             assert_eq!(wc.byte_len as usize, length, "{self:?} {round}: {n}");
             assert!(bytes[0] == AT_A || bytes[0] == LATER, "{self:?} {round}: {n}");
-            assert!(
-                bytes.iter().all(|&byte| byte == bytes[0]),
-                "{self:?} {round}: {n} is in parts"
-            );
+            assert!(bytes.iter().all(|&byte| byte == bytes[0]), "{self:?} {round}: {n} is split");
             last = bytes[0];
         }
-        // What was sent is there, and what is unreliable and came behind the reset.
+        // A successful message has arrived, and so has an unreliable one sent after the reset.
         if sent[1] == Status::IBV_WC_SUCCESS {
             assert_eq!(last, LATER, "{self:?} {round}");
         } else {
-            // The receiver's numbers begin again, and those of what it has acknowledged do not: of packets, or of a
-            // whole message.
+            // The receiver's numbers start again, but those of its acknowledgements do not: of packets, or of a whole
+            // message.
             let acknowledged = !self.is_copied() || there == length;
             assert!(acknowledged && !self.is_unreliable(), "{self:?} {round}: {sent:?}");
             assert!(sent.contains(&Status::IBV_WC_RETRY_EXC_ERR), "{self:?} {round}: {sent:?}");
@@ -156,8 +154,8 @@ impl Way {
     }
 }
 
-/// A requester that was reset while half of its message was there begins its next message, which comes to
-/// the same receive request, at the beginning.
+/// A requester that was reset in the middle of a message begins its next message at the start of the same receive
+/// request.
 #[test]
 fn a_new_message_begins_at_the_beginning() {
     on_each_held_device("half-new", |device| {
@@ -175,8 +173,8 @@ fn a_new_message_begins_at_the_beginning() {
     });
 }
 
-/// A drained requester takes another address of its port as its source: its peer was informed of
-/// the first, and drops what comes from elsewhere.
+/// A drained requester changes its source to another address of its port: its peer was connected to the first, and
+/// drops packets from others.
 #[test]
 fn a_new_source_is_not_taken_for_the_old_one() {
     for way in ways("av") {
@@ -211,14 +209,14 @@ fn a_new_source_is_not_taken_for_the_old_one() {
             },
         );
         way.let_pass();
-        assert!(b.receive_cq.is_empty(), "{way:?}: a message from another source was taken");
+        assert!(b.receive_cq.is_empty(), "{way:?}: a message from another source was accepted");
     }
 }
 
 /// The bytes of the second of two messages.
 const LATER: u8 = 0x77;
 
-/// How two ends reach each other. Packets have a network of their own, whose time is virtual.
+/// The way in which two ends reach each other. Packets use a separate network in virtual time.
 struct Way {
     name: String,
     service: ibv_qp_type,
@@ -282,7 +280,7 @@ impl Way {
         [a, b]
     }
 
-    /// Copies give a busy machine time to connect an end again.
+    /// With copies, a busy machine gets time to reconnect an end.
     fn patient(&self) -> Knobs {
         let (timeout, retries) = if self.is_copied() { (16, 7) } else { (4, 2) };
         Knobs { timeout, retries, ..Knobs::default() }
@@ -293,7 +291,7 @@ impl Way {
         connect(&own.qp, &own.endpoint(), &peer.endpoint(), knobs);
     }
 
-    /// All that is in flight arrives.
+    /// Lets everything in flight arrive.
     fn let_pass(&self) {
         if let Some(network) = &self.network {
             while network.step() {}

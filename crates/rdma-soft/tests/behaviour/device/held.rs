@@ -1,5 +1,5 @@
-//! Requests that are provably in flight, also half-way through their copy, when something ends: what
-//! was cancelled or refused touches no memory afterwards.
+//! Requests that are provably in flight, some of them half copied, when something ends: a cancelled or refused request
+//! touches no memory afterwards.
 
 use rdma_soft::SoftDevice;
 use rdma_sys::{ibv_sge, ibv_wc_status as Status};
@@ -22,7 +22,7 @@ enum Kind {
 
 const KINDS: [Kind; 3] = [Kind::Write, Kind::Read, Kind::Send];
 
-/// What the destination holds when the first `n` bytes have come.
+/// The contents of the destination after the first `n` bytes have arrived.
 fn arrived(kind: Kind, n: usize) -> Vec<u8> {
     let (old, new) = if kind == Kind::Read { (AT_A, AT_B) } else { (AT_B, AT_A) };
     let mut bytes = vec![old; BYTES];
@@ -43,7 +43,7 @@ fn posted(device: &SoftDevice, kind: Kind) -> Scene {
     scene
 }
 
-/// A scene whose A has a request half-way through its copy.
+/// A scene whose A has a half-copied request.
 fn half_way(device: &SoftDevice, kind: Kind) -> Scene {
     let scene = posted(device, kind);
     assert!(device.release_half(scene.a.qp.qpn()));
@@ -61,7 +61,7 @@ fn for_each_kind(name: &str, test: impl Fn(&SoftDevice, Kind)) {
     on_each_held_device(name, |device| KINDS.into_iter().for_each(|kind| test(device, kind)));
 }
 
-/// Whatever is released now, the destination stays half filled.
+/// Checks that the destination stays half filled, whatever is released now.
 #[track_caller]
 fn expect_still_half(device: &SoftDevice, scene: &Scene, kind: Kind) {
     device.release_all();
@@ -120,7 +120,7 @@ fn half_of_a_copy_over_many_elements_is_half() {
         let qpn = scene.a.qp.qpn();
         scene.a.qp.post(&Wr::send(1, &[]));
         scene.a.qp.post(&Wr::send(2, &[source.sge(0, 33), source.sge(40, 24), source.sge(33, 4)]));
-        assert!(!device.release_half(qpn), "nothing has no half");
+        assert!(!device.release_half(qpn), "an empty queue has no half");
         scene.a.send_cq.expect_success(1);
         assert!(device.release_half(qpn));
         // 61 bytes in all, 30 of them now.
@@ -204,7 +204,7 @@ fn destroying_the_requester_cancels_what_it_holds() {
         assert_eq!((device.in_flight(qpn), device.release(qpn, 9)), (0, 0));
         expect_still_half(device, &scene, kind);
         scene.b.qp.assert_ready();
-        // Of a message that never ends, the receive request is still held.
+        // The message never ends, so it still holds the receive request.
         scene.b.qp.to_error();
         scene.b.receive_cq.expect_flushed([RECEIVE_B]);
     });
@@ -215,7 +215,7 @@ fn destroying_the_responder_leaves_its_memory_alone() {
     for_each_kind("held-destroy-b", |device, kind| {
         let mut scene = half_way(device, kind);
         scene.b.qp.destroy();
-        assert_eq!(device.release(scene.a.qp.qpn(), 1), 0, "nobody answers");
+        assert_eq!(device.release(scene.a.qp.qpn(), 1), 0, "the destroyed peer does not answer");
         expect_still_half(device, &scene, kind);
         scene.a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
         expect_still_half(device, &scene, kind);
@@ -258,7 +258,7 @@ fn reset_of_the_requester_drops_what_it_holds() {
         assert_eq!(device.half_copied(scene.a.qp.qpn()), 0);
         expect_still_half(device, &scene, kind);
         assert!(scene.a.send_cq.is_empty());
-        // A new life begins with a whole copy.
+        // After the reset a copy starts from the beginning.
         scene.b.qp.to_reset();
         connect_sides(&scene.a, &scene.b, &Knobs::default());
         scene.a.qp.post(&Wr::write(3, &[scene.at_a.sge(0, 8)], &scene.at_b, 50));

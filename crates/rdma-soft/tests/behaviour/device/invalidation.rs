@@ -1,4 +1,4 @@
-//! How the access that a memory window gives is taken back, on this device.
+//! Revocation of the access that a memory window grants, on this device.
 
 use rdma_sys::ibv_wc_status as Status;
 

@@ -1,4 +1,4 @@
-//! Keys: what is a choice of this device.
+//! Keys: the choices of this device.
 
 use rdma_soft::{Builder, Limits};
 use rdma_sys::{Errno, ibv_wc_status as Status};
@@ -33,7 +33,7 @@ fn queue_pair_without_room_for_reads_posts_none() {
 
 #[test]
 fn slot_in_use_again_has_another_key() {
-    // One device: which keys there are depends on no schedule and no link.
+    // One device: the keys depend on neither schedule nor link.
     Builder::new("reused-slot").install().unwrap();
     let scene = Scene::new("reused-slot");
     let old = scene.b.pd.register_filled(vec![AT_B; BYTES], ALL_ACCESS);
@@ -45,7 +45,7 @@ fn slot_in_use_again_has_another_key() {
         again = scene.b.pd.register_filled(again.deregister(), ALL_ACCESS);
         between += 1;
     }
-    assert!(between >= 16_384, "a slot has to rest, and was used again after {between} others");
+    assert!(between >= 16_384, "a slot was reused too early, after {between} others");
     assert_ne!(again.key(), old_key);
     scene.expect_remote_refusal(&wr, Status::IBV_WC_REM_ACCESS_ERR);
     again.assert_filled(AT_B);

@@ -1,4 +1,4 @@
-//! Devices that look like pieces of hardware, and each thing that they may lack.
+//! Devices that imitate hardware, and each feature that they may lack.
 
 use std::env;
 use std::os::fd::AsRawFd as _;
@@ -97,7 +97,7 @@ fn a_device_has_the_vendor_and_firmware_that_it_was_built_with() {
     assert_eq!((own.vendor_id, own.vendor_part_id), (0x00ff_ffff, 0));
 }
 
-/// What a program meets first of a device that looks like hardware.
+/// The first properties that a program sees of a device that imitates hardware.
 struct Looks {
     /// Vendor and part.
     model: (u32, u32),
@@ -138,7 +138,7 @@ fn expect(profile: Profile, looks: &Looks) {
 
 const PAGE: &str = include_str!("../../../../../docs/software-device.md");
 
-/// What the page on the device says of a profile.
+/// The row of a profile on the page on the device.
 fn row(profile: Profile, looks: &Looks, has_groups: bool, is_infiniband: bool) -> String {
     let Looks { sizes: (sge, inline), types, extensions, files, has, .. } = looks;
     let lacks = [
@@ -216,10 +216,10 @@ fn devices_like_hardware_have_its_limits_and_lack_what_it_lacks() {
     assert_eq!((link("looks-like-connect-ib"), link("looks-like-mana")), (1, 2));
 }
 
-/// Says to the process that a test has started that it is the one.
+/// Marks the process that a test has started.
 const CHILD: &str = "RDMA_TEST_LIKE";
 
-/// What a process of that environment says.
+/// Runs a process with that environment. Returns its success and its output.
 fn ask(like: &str) -> (bool, String) {
     let mut command = this_program();
     command.args([

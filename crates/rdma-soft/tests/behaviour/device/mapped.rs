@@ -1,4 +1,4 @@
-//! Memory of which a program has noted that it stays mapped: the kernel copies none of it, whatever way a request takes.
+//! Memory that a program has declared to stay mapped: the kernel copies none of it, on any path of a request.
 
 use rdma_soft::{Builder, Peers, Schedule};
 use rdma_sys::ibv_qp_type;
@@ -11,7 +11,7 @@ use crate::device::rig::{ALL_ACCESS, MW_BIND, Mr, REMOTE_WRITE, Size, soft};
 
 const LENGTH: usize = 10_000;
 
-/// Devices that execute requests otherwise than within their post.
+/// Devices that execute requests elsewhere than within their post.
 fn devices(name: &str) -> [String; 3] {
     let [deferred, wire, link] = ["deferred", "wire", "link"].map(|way| format!("{name}-{way}"));
     Builder::new(&deferred).schedule(Schedule::Deferred { seed: 3 }).install().unwrap();
@@ -52,7 +52,7 @@ fn requests_of_reliable_connections_take_no_guarded_copy() {
     }
 }
 
-/// A message that found no receive request is executed by the call that posts one, for another queue pair.
+/// A message without a receive request is executed by the call that posts one, for another queue pair.
 #[test]
 fn what_a_receive_sets_going_takes_no_guarded_copy() {
     Builder::new("mapped-turn").install().unwrap();
@@ -101,7 +101,7 @@ fn datagrams_take_no_guarded_copy() {
     }
 }
 
-/// A window is as its region is.
+/// A window inherits this from its region.
 #[test]
 fn what_comes_by_a_window_takes_no_guarded_copy() {
     for device in devices("mapped-window") {

@@ -1,4 +1,4 @@
-//! Networks in virtual time: what they do to packets, and that they do the same each time.
+//! Networks in virtual time: their effects on packets, and that each run is the same.
 
 use std::any::Any;
 use std::time::Duration;
@@ -36,7 +36,7 @@ fn pair(names: [&str; 2], knobs: &Knobs) -> [Side; 2] {
     [a, b]
 }
 
-/// Everything that goes wrong on a link does, and nothing is lost.
+/// All link faults happen, and no request is lost.
 fn traffic(network: &Network, names: [&str; 2]) {
     let [a, b] = pair(names, &PATIENT);
     const LENGTH: usize = 20_000;
@@ -108,7 +108,7 @@ fn a_timeout_takes_virtual_time_alone() {
     assert!(!network.step(), "there is nothing left");
 }
 
-/// One direction is cut: the requests arrive, and their acknowledgements do not, until it is mended.
+/// One direction is cut: the requests arrive, but their acknowledgements do not, until it is restored.
 #[test]
 fn a_link_has_two_directions() {
     let network = Network::simulated(4);
@@ -126,7 +126,7 @@ fn a_link_has_two_directions() {
     assert!(b.receive_cq.is_empty());
 }
 
-/// More datagrams than a link has space for leave as others arrive, and no post waits for that.
+/// More datagrams than a link has space for: later ones leave as earlier ones arrive, and no post waits for that.
 #[test]
 fn datagrams_wait_for_room_on_a_long_link() {
     const COUNT: u64 = 1000;
@@ -147,7 +147,7 @@ fn datagrams_wait_for_room_on_a_long_link() {
         b.qp.post_receive(n, &[memory.sge(0, datagram::HEADER)]);
         a.qp.post(&Wr::send(n, &[]).to(&ah, b.qp.number(), datagram::QKEY));
     }
-    assert!(there.in_flight(a.qp.qpn()) > 0, "all of them found room");
+    assert!(there.in_flight(a.qp.qpn()) > 0, "all of them fit into the link");
     for n in 0..COUNT {
         a.send_cq.expect_success(n);
         b.receive_cq.expect_success(n);
@@ -156,8 +156,8 @@ fn datagrams_wait_for_room_on_a_long_link() {
     assert!(!network.step());
 }
 
-/// The receive that a message has taken which was lost half-way is for the next one. A WRITE that is refused
-/// meanwhile does not end it.
+/// A receive that was consumed by a message lost half-way is used for the next one. A WRITE that is refused meanwhile
+/// does not consume it.
 #[test]
 fn a_refused_write_leaves_the_receive_of_a_message_that_was_lost() {
     let network = Network::simulated(9);
@@ -202,7 +202,7 @@ fn networks_are_apart_and_give_their_names_back() {
     let [a, _b] = pair(["net-apart", "net-apart-too"], &KNOBS);
     a.qp.post(&Wr::send(1, &[]));
     a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
-    // What is open goes on.
+    // Open contexts continue to work.
     let context = Context::open("net-apart");
     drop(one);
     assert!(SoftDevice::find("net-apart").is_none());
@@ -220,13 +220,13 @@ fn a_device_of_a_network_that_has_ended_is_not_opened() {
     let open = list.open("net-ended").unwrap();
     drop(network);
     assert_eq!(list.open("net-ended").err(), Some(rdma_sys::Errno::ENODEV));
-    // What is open goes on, and is closed later.
+    // An open context continues to work, and is closed later.
     open.cq(1);
     drop(open);
     assert_eq!(list.open("net-ended").err(), Some(rdma_sys::Errno::ENODEV));
 }
 
-/// Its file is whole then, and somebody else's.
+/// Its file is then complete, and free for another use.
 #[test]
 fn the_capture_of_a_network_that_has_ended_is_closed() {
     let path = std::env::temp_dir().join(format!("rdma-soft-ended-{}", std::process::id()));
@@ -247,16 +247,19 @@ fn the_capture_of_a_network_that_has_ended_is_closed() {
         a.qp.post(&Wr::send(1, &[]));
         a.send_cq.expect_success(1);
         drop(network);
-        assert!(is_open(), "what is open goes on");
+        assert!(is_open(), "an open context keeps the capture open");
         drop((a, b));
         assert!(!is_open());
         length()
     });
-    assert!(lengths[0] > 100 && lengths[0] == lengths[1], "{lengths:?}: it begins anew");
+    assert!(
+        lengths[0] > 100 && lengths[0] == lengths[1],
+        "{lengths:?}: a new capture overwrites the file"
+    );
     std::fs::remove_file(&path).unwrap();
 }
 
-/// At the end of time nothing can be later: what is due again and again ends there.
+/// At the end of time no event can be later: events that repeat end there.
 #[test]
 fn nothing_happens_at_the_end_of_time() {
     let network = Network::simulated(10);
@@ -265,15 +268,15 @@ fn nothing_happens_at_the_end_of_time() {
     let [a, _b] = pair(names, &KNOBS);
     network.run_for(Duration::MAX);
     let end = network.now();
-    // It finds no receive request, and is tried again without a limit.
+    // The request finds no receive, and is retried without a limit.
     a.qp.post(&Wr::send(1, &[]));
     let happened = (0..10_000).take_while(|_| network.step()).count();
-    assert!(happened < 10_000, "always the same");
+    assert!(happened < 10_000, "the same event repeats without end");
     network.run_for(US);
     assert!(a.send_cq.is_empty() && network.now() == end);
 }
 
-/// Who waits for an event has time pass.
+/// A program that waits for an event lets time pass.
 #[test]
 fn a_wait_for_an_event_lets_it_come() {
     let network = Network::simulated(6);
@@ -300,7 +303,7 @@ fn a_wait_for_an_event_lets_it_come() {
     assert!(network.now() >= Duration::from_secs(1));
 }
 
-/// Who asks for an event has what is due next happen, and does not sleep before it has looked.
+/// A program that arms a completion queue triggers the next event, and checks for events before it sleeps.
 #[test]
 fn who_sleeps_by_the_file_is_woken_until_nothing_is_due() {
     let network = Network::simulated(6);
@@ -323,7 +326,7 @@ fn who_sleeps_by_the_file_is_woken_until_nothing_is_due() {
     let mut wakings = 0;
     while receives.is_empty() {
         receives.request_event(false);
-        assert!(channel.is_readable(), "it would sleep for ever");
+        assert!(channel.is_readable(), "the program would sleep without end");
         wakings += 1;
         while channel.get().is_ok() {
             receives.acknowledge(1);
@@ -335,7 +338,7 @@ fn who_sleeps_by_the_file_is_woken_until_nothing_is_due() {
     assert!(!channel.is_readable(), "nothing is due");
 }
 
-/// What a schedule lets go is sent, and nothing else.
+/// Only requests that a schedule releases are sent.
 #[test]
 fn a_schedule_says_when_a_request_begins() {
     for (schedule, name) in [
@@ -361,7 +364,7 @@ fn a_schedule_says_when_a_request_begins() {
     }
 }
 
-/// The time on the link of a packet with 42 bytes, and of one without.
+/// The time that a packet with 42 bytes takes on the link, and one without payload.
 #[test]
 fn a_packet_takes_the_bandwidth_of_its_payload_and_58_bytes() {
     let network = Network::simulated(8);
@@ -376,14 +379,14 @@ fn a_packet_takes_the_bandwidth_of_its_payload_and_58_bytes() {
         b.qp.post_receive(id, &[room.sge(0, 42)]);
         a.qp.post(&Wr::send(id, &[memory.sge(0, length)]));
         network.run_for(1_000 * milliseconds * US);
-        assert!(b.receive_cq.is_empty(), "it came too early");
+        assert!(b.receive_cq.is_empty(), "the message arrived too early");
         network.run_for(2 * US);
         b.receive_cq.expect_success(id);
         a.send_cq.expect_success(id);
     }
 }
 
-/// B ends in the midst of a READ of A's, and writes to its memory then.
+/// B ends in the middle of A's READ, and then writes to its memory.
 fn end_of_a_read(name: &str, status: Status, end: impl FnOnce(&mut Side, Mr) -> Box<dyn Any>) {
     let network = Network::simulated(12);
     network.set_all_links(LinkModel::new().bandwidth(1_000_000_000));
@@ -405,7 +408,7 @@ fn end_of_a_read(name: &str, status: Status, end: impl FnOnce(&mut Side, Mr) -> 
     assert!(!bytes.contains(&0xee), "what was written later was answered");
 }
 
-/// What is registered stays so.
+/// Registered memory stays registered.
 fn end_of_the_queue_pair(name: &str, end: fn(&mut Side)) {
     end_of_a_read(name, Status::IBV_WC_RETRY_EXC_ERR, |b, source| {
         end(b);
@@ -434,7 +437,7 @@ fn memory_that_is_deregistered_answers_no_read() {
     });
 }
 
-/// What a peer asked for before the request for which it is refused, it gets, and then the reason.
+/// A peer gets the answers to its requests before the refused one, and then the refusal.
 #[test]
 fn a_refusal_comes_behind_what_was_asked_for_before() {
     let network = Network::simulated(13);

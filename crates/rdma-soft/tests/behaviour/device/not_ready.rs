@@ -1,5 +1,5 @@
-//! Receiver not ready: the requester waits as often and as long as its attributes say, whether or
-//! not anybody polls.
+//! Receiver not ready: the requester waits as often and as long as its attributes specify, whether
+//! or not the program polls.
 
 use rdma_soft::{Builder, Link};
 use rdma_sys::{Errno, ibv_qp_attr_mask as Mask, ibv_qp_state as State, ibv_wc_status as Status};
@@ -28,7 +28,7 @@ fn receive_for_one_that_waited_in_an_earlier_life_releases_nothing() {
         c.qp.post_receive(8, &[]);
         a.qp.post(&Wr::send(2, &[]));
         b.qp.post_receive(9, &[]);
-        assert_eq!(held(), 1, "B's receive is none of A's business now");
+        assert_eq!(held(), 1, "B's receive no longer concerns A");
         assert_eq!(device.release(a.qp.qpn(), 1), 1);
         a.send_cq.expect_success(2);
         c.receive_cq.expect_success(8);

@@ -1,4 +1,4 @@
-//! Queue pair numbers: what is a choice of this device.
+//! Queue pair numbers: the choices of this device.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use rdma_soft::{Builder, Limits};
 use crate::device::rig::connect::Side;
 use crate::device::rig::{Context, Size, open_default};
 
-/// The numbers of queue pairs of which one is there at a time.
+/// The numbers of queue pairs that exist one at a time.
 fn one_after_another(device: &str, count: usize) -> Vec<u32> {
     let side = Side::new(device, &Size::default(), 8);
     let number = || side.pd.qp(&side.send_cq, &side.receive_cq, &Size::default()).qpn().get();
@@ -19,7 +19,7 @@ fn numbers_are_not_those_beside_the_last() {
     open_default("soft0");
     let numbers = one_after_another("soft0", 1_000);
     let near = numbers.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) < 8).count();
-    assert!(near < 50, "{near} of 1,000 are beside the one before");
+    assert!(near < 50, "{near} of 1,000 are next to the previous one");
 }
 
 #[test]

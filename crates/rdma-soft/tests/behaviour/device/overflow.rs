@@ -7,7 +7,7 @@ use crate::device::rig::connect::{Knobs, Side, connect, connect_sides, endpoint,
 use crate::device::rig::post::Wr;
 use crate::device::rig::{ALL_ACCESS, Context, Cq, Size, on_each_device};
 
-/// What a poll of a queue says that overflowed.
+/// The error of polling a queue that has overflowed.
 const OVERFLOWED: Option<i32> = Some(-Errno::EOVERFLOW.raw());
 
 /// A pair whose A has space for `capacity` send completions and `capacity` receive completions.
@@ -18,7 +18,7 @@ fn small(device: &str, capacity: i32) -> (Side, Side) {
     (a, b)
 }
 
-/// Takes everything out of a queue that overflowed: the kept successes, then the error, for good.
+/// Polls everything from a queue that overflowed: the kept successes, then the error, permanently.
 #[track_caller]
 fn expect_kept_then_overflow(cq: &Cq, wr_ids: impl IntoIterator<Item = u64>) {
     for wr_id in wr_ids {
@@ -33,7 +33,7 @@ fn expect_kept_then_overflow(cq: &Cq, wr_ids: impl IntoIterator<Item = u64>) {
 fn overflow_keeps_what_fitted_then_fails_and_takes_its_queue_pairs_along() {
     on_each_device("cq-overflow", |device| {
         let (a, b) = small(device, 3);
-        // A second user of the same queue, idle and connected to nobody's loss; and a bystander.
+        // A second, idle user of the same queue, whose peer is itself; and a bystander.
         let second = a.pd.qp(&a.send_cq, &a.receive_cq, &Size::default());
         let (other, bystander) = pair(device);
         let at_second = endpoint(&a.context, &second);
@@ -46,7 +46,7 @@ fn overflow_keeps_what_fitted_then_fails_and_takes_its_queue_pairs_along() {
         a.qp.wait_for_error();
         second.wait_for_error();
         expect_kept_then_overflow(&a.send_cq, 0..3);
-        // Of the receive queue nothing was lost.
+        // The receive queue has lost nothing.
         a.receive_cq.expect_flushed([1]);
         assert!(a.receive_cq.is_empty());
         b.qp.assert_ready();
@@ -64,12 +64,12 @@ fn an_overflow_is_one_event_of_the_queue_and_one_of_each_queue_pair() {
     on_each_device("cq-overflow-event", |device| {
         let (a, b) = small(device, 2);
         let sink = b.pd.register(8, ALL_ACCESS);
-        // Its queue's failure is nothing to one that is not in use.
+        // The failure of its queue does not affect a queue pair that is not in use.
         let unused = a.pd.qp(&a.send_cq, &a.receive_cq, &Size::default());
         for n in 0..3 {
             a.qp.post(&Wr::write(n, &[], &sink, 0));
         }
-        // Nobody polls the full queue: on a deferred device the other thread works.
+        // The full queue is not polled: on a deferred device the other thread does the work.
         a.qp.wait_for_error();
         assert_eq!(unused.state(), State::IBV_QPS_RESET);
         let mut events = a.context.async_events();
@@ -88,7 +88,7 @@ fn overflow_of_the_receivers_queue_stops_the_receiver() {
             a.qp.post(&Wr::send(n, &[]));
         }
         b.qp.wait_for_error();
-        // The message whose completion was lost had arrived; from then on nobody answers.
+        // The message whose completion was lost had arrived; later ones get no answer.
         for n in 0..3 {
             a.send_cq.expect_success(n);
         }
@@ -124,7 +124,7 @@ fn overflow_while_some_are_polled_duplicates_and_invents_nothing() {
         let (mut next, mut expected) = (0, 0);
         let polled = loop {
             for _ in 0..3 {
-                // Fails with ENOMEM, as the lost completions give no place back, or is flushed.
+                // Fails with ENOMEM, as the lost completions release no slots, or is flushed.
                 if a.qp.try_post(&Wr::write(next, &[source.sge(0, 8)], &sink, 0)) == 0 {
                     next += 1;
                 }

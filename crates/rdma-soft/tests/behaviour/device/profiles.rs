@@ -1,4 +1,4 @@
-//! Devices that lack what others have.
+//! Devices that lack features of others.
 
 use rdma_soft::{Builder, GidPlace, Limits, Link};
 use rdma_sys::{
@@ -39,7 +39,7 @@ fn a_gid_table_has_the_places_that_were_asked_for() {
         let refused = query_gid_ex(&context, 1, empty.cast_unsigned(), 0);
         assert_eq!(refused.err(), Some(Errno::ENODATA));
     }
-    // The table leaves empty entries out, and so needs space for the others only.
+    // The table omits empty entries, and so needs space only for the others.
     let rows = gid_table(&context, 3, 0).unwrap();
     let found: Vec<_> = rows.iter().map(|row| (row.index, row.gid, row.kind)).collect();
     assert_eq!(found, [(1, gids[1], 2), (2, gids[2], 1), (4, gids[4], 77)]);
@@ -66,7 +66,7 @@ fn queue_pairs_meet_at_any_place_of_a_table_but_an_empty_one() {
         let at_a = endpoint_with_gid(&a.context, &a.qp, index);
         let at_b = endpoint_with_gid(&b.context, &b.qp, index);
         if index == 0 {
-            // To an address that there is.
+            // To an address that exists.
             let at_b = endpoint_with_gid(&b.context, &b.qp, 1);
             let attr = attributes(&at_a, &at_b, &Knobs::default());
             to_init(&a.qp, &attr);
@@ -117,10 +117,10 @@ fn a_device_without_atomics_says_so_posts_none_and_executes_none() {
     for wr in additions(1, &result, &word) {
         assert_eq!(a.qp.try_post(&wr), Errno::EINVAL.raw());
     }
-    // What it has still works, and so does the connection.
+    // Other operations and the connection still work.
     a.qp.post(&Wr::read(2, &[result.sge(0, 8)], &word, 0));
     a.send_cq.expect_success(2);
-    // A device that has them meets one that does not.
+    // A device with atomics is connected to one without.
     for n in [0, 1] {
         let here = Side::new("soft0", &Size::default(), 8);
         let there = Side::new("no-atomics", &Size::default(), 8);
@@ -223,7 +223,7 @@ fn a_device_without_extensions_has_neither_their_functions_nor_timestamps() {
     let sends = u64::from(Operation::IBV_QP_EX_WITH_SEND.0);
     let attr = init(&pd, &send, &receive, &Size::default(), sends);
     assert_eq!(context.try_qp_ex(&attr).err(), Some(Errno::EOPNOTSUPP));
-    // The classic ones work.
+    // The classic functions work.
     let (a, b) = pair_with("not-extended", &Size::default(), &Knobs::default());
     b.qp.post_receive(1, &[]);
     a.qp.post(&Wr::send(1, &[]));

@@ -1,5 +1,4 @@
-//! What a device says of itself beyond the first functions, what it calls its numbers, and how it says
-//! that it does not have something.
+//! The attributes of a device beyond the first functions, their values, and the errors for unsupported features.
 
 use std::mem::{offset_of, size_of};
 
@@ -40,7 +39,7 @@ fn programs_of_every_age_get_as_much_of_the_device_as_they_know() {
     assert_eq!((&newer[..size], &newer[size..]), (&whole[..], &[0; 24][..]));
     let refused = Err(Errno::EINVAL.raw());
     assert_eq!(context.query_device_ex_bytes(0, oldest - 1), refused, "older than the function");
-    assert_eq!(context.query_device_ex_bytes(1, size), refused, "nobody has defined that bit");
+    assert_eq!(context.query_device_ex_bytes(1, size), refused, "that bit is undefined");
 }
 
 #[test]
@@ -60,7 +59,7 @@ fn the_capability_flags_are_what_the_device_does() {
     assert_eq!(flags & ibv_device_cap_flags::IBV_DEVICE_AUTO_PATH_MIG, none);
     assert_eq!(flags & ibv_device_cap_flags::IBV_DEVICE_XRC, none);
     assert_eq!((attr.vendor_id, attr.sys_image_guid), (0x00ff_ffff, attr.node_guid));
-    assert_eq!(attr.max_mr_size, 0x7fff_ffff_ffff_ffff, "more than a process has addresses");
+    assert_eq!(attr.max_mr_size, 0x7fff_ffff_ffff_ffff, "larger than any process's address space");
 }
 
 #[test]
@@ -81,7 +80,7 @@ fn what_the_device_does_not_have_fails_with_a_number_and_changes_nothing() {
     let region = side.pd.register(8, LOCAL_WRITE);
     let input = ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_INPUT;
     assert_eq!((region.try_reregister(), errno()), (input.0, Errno::EOPNOTSUPP));
-    drop(region); // still to be deregistered, as the page says
+    drop(region); // must still be deregistered, as the page describes
     let verbs = verbs();
     for refused in [
         verbs.query_ece().err(),

@@ -1,5 +1,5 @@
-//! Send and receive queues: they have the places that were asked for, and a request keeps its own until its
-//! completion, or a later one, was polled.
+//! Send and receive queues: they have the requested number of slots. A request keeps its slot until its completion, or
+//! a later one, is polled.
 
 use rdma_sys::{Errno, ibv_qp_init_attr};
 
@@ -20,7 +20,7 @@ fn send_queue_is_full_until_completions_are_polled() {
         assert_eq!(scene.a.qp.try_post_list(&list), Err((3, FULL)));
         until("all executed", || soft(device).in_flight(scene.a.qp.qpn()) == 0);
         assert_eq!(scene.a.qp.try_post(&write(4)), FULL, "executed, but not polled");
-        // It gives two places back.
+        // This frees two slots.
         scene.a.send_cq.expect_success(2);
         assert_eq!(scene.a.qp.try_post_list(&[write(5), write(6), write(7)]), Err((2, FULL)));
         for n in [3, 5, 6] {

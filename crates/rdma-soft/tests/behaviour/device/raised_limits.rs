@@ -1,5 +1,4 @@
-//! Devices whose limits are beyond the machine's memory: what does not fit is refused, and nothing of it
-//! stays.
+//! Devices whose limits exceed the machine's memory: objects that do not fit are refused and leave nothing allocated.
 
 use rdma_soft::{Builder, Limits};
 use rdma_sys::{Errno, ibv_qp_create_send_ops_flags as Operation, ibv_qp_type};
@@ -9,8 +8,8 @@ use crate::device::rig::{Context, Size};
 
 const NO_ROOM: Option<Errno> = Some(Errno::ENOMEM);
 
-/// How many of that size are more than the system should give to one queue: half of its memory. So none
-/// is ever touched. `None` on a machine where the largest number is less than that.
+/// The number of elements of that size which is more than the system should give to one queue: half of its memory. So
+/// none is ever touched. `None` on a machine where the largest number is less than that.
 fn too_many(bytes_each: u64) -> Option<u32> {
     let system = rustix::system::sysinfo();
     let memory = u64::from(system.mem_unit) * system.totalram;
@@ -26,7 +25,7 @@ fn unlimited(name: &str) -> Context {
     Context::open(name)
 }
 
-/// Each beyond memory in one of its sizes.
+/// Sizes that exceed memory, each in one parameter.
 fn too_large() -> Vec<Size> {
     let (small, most) = (Size { sge: 1, inline: 0, ..Size::default() }, u32::MAX);
     let mut sizes = vec![
@@ -70,7 +69,7 @@ fn shared_receive_queues_beyond_memory_are_refused_and_leave_nothing() {
 fn completion_queues_beyond_memory_are_refused_and_leave_nothing() {
     let context = unlimited("unlimited-completions");
     let Some(entries) = too_many(64).and_then(|entries| i32::try_from(entries).ok()) else {
-        return; // This machine has room for every queue that can be asked for.
+        return; // This machine has memory for the largest possible queue.
     };
     let most = context.query_device().max_cq;
     for entries in [entries, i32::MAX] {

@@ -1,4 +1,4 @@
-//! Registration: what is a choice of this device.
+//! Registration: the choices of this device.
 
 use rdma_soft::{Builder, Limits};
 use rdma_sys::{Errno, ibv_access_flags as Flags};
@@ -58,7 +58,7 @@ fn memlock_limit_counts_whole_pages_until_they_are_deregistered() {
     let one = other.try_register(start, 1, 0).unwrap();
     assert_eq!(pd.try_register(start, 1, 0).err(), full, "the limit is the device's");
     deregister(two);
-    // What is refused for another reason is not counted.
+    // A registration that is refused for another reason is not counted.
     assert!(pd.try_register(std::ptr::null_mut(), 1, 0).is_err());
     let two = pd.try_register(start, 2 * PAGE, 0).unwrap();
     assert_eq!(pd.try_register(start, 1, 0).err(), full);

@@ -18,7 +18,7 @@ pub(crate) fn on_each_device(name: &str, test: impl Fn(&str)) {
     }
 }
 
-/// Runs a test on a device of each link that executes nothing before it is told to.
+/// Runs a test on a device of each link that executes nothing until it is released.
 pub(crate) fn on_each_held_device(name: &str, test: impl Fn(&SoftDevice)) {
     release_by(|device| {
         soft(device).release_all();
@@ -29,7 +29,7 @@ pub(crate) fn on_each_held_device(name: &str, test: impl Fn(&SoftDevice)) {
     }
 }
 
-/// Opens one of the devices that are there without being built.
+/// Opens one of the devices that exist without being built.
 pub(crate) fn open_default(name: &str) -> Context {
     rdma_soft::install();
     Context::open(name)

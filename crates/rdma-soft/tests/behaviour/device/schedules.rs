@@ -1,4 +1,4 @@
-//! What the schedules promise: nothing in flight after a post, or something, and in the end all done.
+//! The guarantees of the schedules: nothing in flight after a post, or something, and in the end everything is done.
 
 use rdma_soft::{Builder, Schedule};
 
@@ -7,8 +7,8 @@ use crate::device::rig::post::Wr;
 use crate::device::rig::scene::Scene;
 use crate::device::rig::{ALL_ACCESS, Size, soft, until};
 
-/// Posts a hundred requests one at a time, polling only at the end; says after how many posts
-/// something was in flight.
+/// Posts a hundred requests one at a time, and polls only at the end. Returns the number of posts after which something
+/// was in flight.
 fn in_flight_after_posts(device: &str, schedule: Schedule) -> usize {
     Builder::new(device).schedule(schedule).install().unwrap();
     let scene = Scene::new(device);
@@ -41,7 +41,7 @@ fn deferred_device_has_requests_in_flight_and_ends_them_by_itself() {
     }
 }
 
-/// The head waits without a time for a peer that was not there, so that nothing else tries it again.
+/// The first request waits without limit for a peer that did not exist, so that nothing else retries it.
 #[test]
 fn what_a_release_leaves_on_an_immediate_device_goes_on_by_itself() {
     let device = Builder::new("schedule-release").install().unwrap();

@@ -1,4 +1,4 @@
-//! Requests: what is a choice of this device, and what only held requests show.
+//! Requests: the choices of this device, and behaviour that only held requests show.
 
 use rdma_sys::{Errno, ibv_send_flags, ibv_sge, ibv_wc_status as Status, ibv_wr_opcode};
 
@@ -23,7 +23,7 @@ fn message_above_two_gib_is_refused_where_it_is_posted() {
     });
 }
 
-/// A request that the post itself refuses, with nothing done and the queue pair as it was.
+/// A request that the post itself refuses: nothing is done, and the queue pair is unchanged.
 fn refused_at_the_post(name: &str, spoil: impl Fn(&Scene) -> Wr) {
     on_each_device(name, |device| {
         let scene = Scene::new(device);

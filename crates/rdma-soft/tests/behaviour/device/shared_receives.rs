@@ -1,4 +1,5 @@
-//! Shared receive queues: who waits, which slot is free, and what this device refuses.
+//! Shared receive queues: the order of waiting senders, the slots, and the requests that this
+//! device refuses.
 
 use rdma_soft::{Builder, Limits};
 use rdma_sys::{
@@ -17,13 +18,13 @@ fn with_clients(device: &str, max_wr: u32, clients: usize) -> (Vec<Side>, Server
     Server::with_clients(device, max_wr, clients, &Knobs::default())
 }
 
-/// Sends a message of nothing, which must succeed.
+/// Sends an empty message, which must succeed.
 fn send(client: &Side) {
     client.qp.post(&Wr::send(1, &[]));
     client.send_cq.expect_success(1);
 }
 
-/// Memory that the tests' messages come from: eight bytes of the client's number.
+/// The source memory of the tests' messages: eight bytes of the client's number.
 fn sources(clients: &[Side]) -> Vec<Mr> {
     let source = |(n, client): (usize, &Side)| client.pd.register_filled(vec![n as u8 + 1; 8], 0);
     clients.iter().enumerate().map(source).collect()
@@ -37,7 +38,7 @@ fn who_waits_is_served_in_the_order_of_coming() {
         for client in order {
             clients[client].qp.post(&Wr::send(1, &[]));
             clients[client].qp.post(&Wr::send(2, &[]));
-            // Looked at once, so that it waits.
+            // Tried once, so that it waits.
             device.release(clients[client].qp.qpn(), 1);
         }
         for round in 0..2 {
@@ -126,7 +127,7 @@ fn a_slot_is_free_when_its_completion_was_polled() {
         for round in 0..4 {
             let id = 10 * round;
             assert_eq!(server.srq.fill(id), 3);
-            // Taken in order, polled out of order: the first goes to the one, two to the other.
+            // Consumed in order, polled out of order: the first goes to one, two to the other.
             for client in [0, 1, 1] {
                 send(&clients[client]);
             }
@@ -187,7 +188,7 @@ fn completions_lost_in_an_overflow_give_their_slots_back_when_the_queue_pair_goe
         server.qps[0].wait_for_error();
         assert_eq!(server.srq.fill(8), 0);
         server.qps.clear();
-        // Three were taken, five are still there.
+        // Three were consumed, five are still posted.
         assert_eq!(server.srq.fill(8), 3);
     });
 }
@@ -238,7 +239,11 @@ fn the_request_in_hand_is_flushed_and_no_other() {
             server.srq.post(2, &[sink.sge(0, 8)]);
             clients[0].qp.post(&Wr::send(1, &[from[0].sge(0, 8)]));
             assert!(device.release_half(clients[0].qp.qpn()));
-            assert_eq!(server.srq.try_post(3, &[]), Errno::ENOMEM.raw(), "in hand, not given back");
+            assert_eq!(
+                server.srq.try_post(3, &[]),
+                Errno::ENOMEM.raw(),
+                "its slot is still in use"
+            );
             if destroy {
                 server.qps[0].destroy();
             } else {
@@ -249,7 +254,7 @@ fn the_request_in_hand_is_flushed_and_no_other() {
             server.srq.post(3, &[]);
             assert_eq!(server.srq.try_post(4, &[]), Errno::ENOMEM.raw());
             device.release_all();
-            assert_eq!(sink.bytes(), [1, 1, 1, 1, 0, 0, 0, 0], "nothing comes after the end");
+            assert_eq!(sink.bytes(), [1, 1, 1, 1, 0, 0, 0, 0], "no data arrives after the end");
         }
     });
 }

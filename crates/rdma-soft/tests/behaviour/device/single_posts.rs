@@ -1,11 +1,11 @@
-//! A plain request, alone in its post, once the peer is known: executed in a way of its own. That it keeps to
-//! the rules of the verbs is shown by the suite, in cases that have sent a message before.
+//! A plain request, alone in its post, once the peer is known: it takes a fast path. The suite verifies that it obeys
+//! the rules of the verbs, in cases that have sent a message before.
 
 use crate::device::rig::connect::{Knobs, Side, acquaint, connect_sides};
 use crate::device::rig::post::Wr;
 use crate::device::rig::{ALL_ACCESS, Size, on_each_device, until};
 
-/// By the post itself: no other call is made that would see to it.
+/// By the post itself: no other call that could do it is made.
 #[test]
 fn a_write_whose_completion_is_lost_is_reported_at_once() {
     on_each_device("single-overflow", |device| {

@@ -1,5 +1,5 @@
-//! The state machine of queue pairs where the verbs leave something to the device: what a reset takes
-//! along, and what there is no support for.
+//! The state machine of queue pairs where the verbs leave a choice to the device: the effects of a reset, and
+//! unsupported features.
 
 use rdma_sys::{
     Errno, ibv_mig_state, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
@@ -41,7 +41,7 @@ fn reset_drops_completions_that_nobody_polled_and_their_places_are_free() {
             }
             until("all executed", || soft(device).in_flight(a.qp.qpn()) == 0);
             if flushed {
-                // Of the receives one is polled, so that one more can be posted and flushed.
+                // One of the receives is polled, so that another can be posted and flushed.
                 b.receive_cq.expect_success(0);
                 b.qp.to_error();
                 b.qp.post_receive(3, &[]);
@@ -73,10 +73,10 @@ fn the_programs_struct_has_the_state_that_was_last_set() {
         side.bring(State::IBV_QPS_INIT);
         assert_eq!(side.qp.noted_state(), State::IBV_QPS_INIT);
         assert_ne!(side.qp.to_state(State::IBV_QPS_RTS), 0);
-        assert_eq!(side.qp.noted_state(), State::IBV_QPS_INIT, "that was refused");
+        assert_eq!(side.qp.noted_state(), State::IBV_QPS_INIT, "the transition was refused");
         let attr = ibv_qp_attr { qp_state: State::IBV_QPS_ERR, ..ibv_qp_attr::default() };
         assert_eq!(side.qp.modify(attr, Mask::IBV_QP_ACCESS_FLAGS.0), 0);
-        assert_eq!(side.qp.noted_state(), State::IBV_QPS_INIT, "that was not of the state");
+        assert_eq!(side.qp.noted_state(), State::IBV_QPS_INIT, "the call did not change the state");
         assert_eq!(side.qp.to_state(State::IBV_QPS_ERR), 0);
         assert_eq!(side.qp.noted_state(), State::IBV_QPS_ERR);
     });

@@ -1,5 +1,5 @@
-//! Who executes how much: a thread that has other things to do takes a turn of what others posted, and who
-//! copies for a long time lets others in.
+//! Limits of execution: a busy thread executes only a turn of the requests of others, and a thread with a long copy
+//! lets others in.
 
 use std::thread;
 
@@ -35,7 +35,7 @@ impl Stage {
         Self { source, sink, a, b, device: soft(name) }
     }
 
-    /// A SEND that finds no receive request, and behind it writes of 8 MiB each.
+    /// Posts a SEND that finds no receive request, followed by writes of 8 MiB each.
     fn post_backlog(&self) {
         self.a.qp.post(&Wr::send(0, &[]));
         for n in 1..=BACKLOG {
@@ -45,8 +45,8 @@ impl Stage {
         self.a.qp.post(&Wr::write(1000, &[], &self.sink, 0));
     }
 
-    /// One whose backlog is let go so, by which no more than half of it is executed. What the device's thread
-    /// does while this one gets no processor is not this one's: so it may take some attempts on a busy machine.
+    /// A stage whose backlog was released by `go`, which executed no more than half of it. The device's thread may
+    /// execute more while this thread gets no processor, so this may take some attempts on a busy machine.
     fn with_most_left(name: &str, go: impl Fn(&Self)) -> Self {
         for attempt in 1.. {
             let stage = Self::new(&format!("{name}-{attempt}"));
@@ -56,9 +56,9 @@ impl Stage {
             if left > BACKLOG as usize / 2 {
                 return stage;
             }
-            assert!(attempt < 10, "{left} of {BACKLOG} are left");
+            assert!(attempt < 10, "only {left} of {BACKLOG} are left");
         }
-        unreachable!("it has failed before")
+        unreachable!("the assertion fails in the last attempt")
     }
 
     fn left(&self) -> usize {
@@ -66,20 +66,20 @@ impl Stage {
     }
 }
 
-/// The receiver posts its receive request, and gets its thread back long before all is copied that
-/// waited for it; yet all of it is executed in the end, whoever polls or not.
+/// The receiver posts its receive request. The call returns long before everything that waited for it is copied; yet
+/// all of it is executed in the end, polled or not.
 #[test]
 fn who_posts_a_receive_does_not_execute_the_backlog_of_its_peer() {
     let stage = Stage::with_most_left("turn-receive", |stage| stage.b.qp.post_receive(1, &[]));
     stage.a.send_cq.expect_success(0);
     stage.b.receive_cq.expect_success(1);
-    // Nobody polls here.
+    // No thread polls here.
     until("the rest", || stage.left() == 0);
     stage.a.send_cq.expect_success(1000);
     assert_eq!(stage.sink.bytes()[LONG - 1], 7);
 }
 
-/// A post behind what others left executes no more than a turn either, and order is kept.
+/// A post after a backlog executes at most a turn either, and order is kept.
 #[test]
 fn who_posts_behind_a_backlog_does_not_execute_all_of_it() {
     let stage = Stage::with_most_left("turn-post", |stage| {
@@ -91,7 +91,7 @@ fn who_posts_behind_a_backlog_does_not_execute_all_of_it() {
     }
 }
 
-/// Nobody polls here, and nobody else has to execute a part of it.
+/// Without polls and other threads, the post must execute everything.
 #[test]
 fn who_posts_a_long_message_executes_all_of_it() {
     let stage = Stage::new("turn-own");
@@ -101,7 +101,7 @@ fn who_posts_a_long_message_executes_all_of_it() {
     stage.a.send_cq.expect_success(1);
 }
 
-/// What a batch has behind a long message waits without the thread that posted it.
+/// Requests of a batch after a long message wait without the thread that posted it.
 #[test]
 fn who_posts_a_long_batch_does_not_wait_for_a_receiver() {
     let device = Builder::new("turn-batch").install().unwrap();
@@ -116,9 +116,9 @@ fn who_posts_a_long_batch_does_not_wait_for_a_receiver() {
     scene.a.send_cq.expect_success(2);
 }
 
-/// While a thread copies a message of 256 MiB, what others ask of the two queue pairs can be answered: of 20
-/// copies, during one at least. Not during each, since another thread may have this core's time; that whoever
-/// waits is let in after the stretch that is being copied is tested in the library (`requester/drive`).
+/// While a thread copies a message of 256 MiB, calls of others on the two queue pairs can return. This is required
+/// during one of 20 copies: another thread may use this core. A test of the library (`requester/drive`) verifies that
+/// waiters are let in after the current stretch of the copy.
 #[test]
 fn others_can_be_let_in_during_a_long_copy() {
     let stage = Stage::new("turn-long");
@@ -126,7 +126,7 @@ fn others_can_be_let_in_during_a_long_copy() {
     assert!(answered, "each answer came after the copy");
 }
 
-/// Whether all answers came before the end of the copy.
+/// Returns true if all answers arrived before the end of the copy.
 fn is_answered_while_copying(stage: &Stage, n: u64) -> bool {
     let (from, to) = ([stage.source.sge(0, LONG); 32], [stage.sink.sge(0, LONG); 32]);
     stage.b.qp.post_receive(n, &to);
@@ -148,7 +148,7 @@ fn is_answered_while_copying(stage: &Stage, n: u64) -> bool {
     answered
 }
 
-/// The same with a list of 256 writes, of 1 MiB each, that are posted by one call.
+/// The same with a list of 256 writes of 1 MiB each, posted by one call.
 #[test]
 fn others_can_be_let_in_during_a_list() {
     let stage = Stage::new("turn-list");
@@ -189,7 +189,7 @@ fn a_message_of_many_turns_is_whole() {
     assert!(stage.sink.bytes() == bytes, "the message differs");
 }
 
-/// The queue pair is destroyed while its message is half-way.
+/// The queue pair is destroyed while its message is half copied.
 #[test]
 fn what_is_left_of_a_destroyed_queue_pair_is_cancelled() {
     let mut stage = Stage::new("turn-destroyed");

@@ -1,6 +1,6 @@
-//! Memory that is unmapped while it is registered: what is executed later than its post, or by another
-//! thread, fails as with a bad key, where an instruction of the device would end the process.
-// AddressSanitizer sees the device's own instructions, which these are not.
+//! Memory that is unmapped while it is registered: a request executed after its post, or by another thread, fails as
+//! with a bad key. A direct access by the device would end the process.
+// AddressSanitizer sees only the device's own instructions, and these copies are none.
 #![cfg(not(rdma_visible_copies))]
 
 use rdma_soft::{Builder, Peers, Schedule, SoftDevice};
@@ -17,7 +17,7 @@ use crate::device::rig::{ALL_ACCESS, Pd, Size, on_each_held_device, soft};
 
 const LENGTH: u32 = 8192;
 
-/// Memory that goes away before its registration.
+/// Memory that is unmapped before its registration ends.
 struct Lent {
     memory: Mapping,
     mr: *mut ibv_mr,
@@ -45,15 +45,15 @@ impl Drop for Lent {
     }
 }
 
-/// What becomes of the memory.
+/// The loss of the memory.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Loss {
     All,
-    /// It can still be read.
+    /// The memory can still be read.
     Writes,
 }
 
-/// Whose memory goes away.
+/// The owner of the lost memory.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Whose {
     Requester,
@@ -83,7 +83,7 @@ impl Stage {
         Wr::new(1, opcode, &[self.here.sge()]).remote(address, key)
     }
 
-    /// Has the device execute what was posted, when the memory is gone.
+    /// Makes the device execute the posted requests after the memory is gone.
     fn release(&self, device: &SoftDevice, whose: Whose) {
         self.release_after(device, whose, Loss::All);
     }
@@ -158,7 +158,7 @@ fn atomics_fail(name: &str, loss: Loss) {
     });
 }
 
-/// A device whose messages go as packets between queue pairs of one process, from memory or by the link between processes.
+/// Devices that send packets between queue pairs of one process, by copies in memory or by the link between processes.
 fn wire_devices(name: &str) -> [String; 2] {
     let [wire, link] = ["wire", "link"].map(|way| format!("{name}-{way}"));
     Builder::new(&wire).force_wire().install().unwrap();
@@ -166,8 +166,8 @@ fn wire_devices(name: &str) -> [String; 2] {
     [wire, link]
 }
 
-/// The memory of the responder goes when packets may be on their way. That of the requester goes behind the post of a
-/// READ, which names it as the place for its response.
+/// The responder's memory disappears while packets may be in flight. The requester's disappears after the post of a
+/// READ, whose response it was to receive.
 #[test]
 fn packets_for_memory_that_is_gone_fail_as_with_a_bad_key() {
     if is_emulated() {
@@ -195,7 +195,7 @@ fn packets_for_memory_that_is_gone_fail_as_with_a_bad_key() {
     }
 }
 
-/// Of one end nothing is noted: the kernel copies for it, once for several packets.
+/// One end's memory is not declared to stay: the kernel copies for it, with one call for several packets.
 #[test]
 fn the_kernel_copies_what_may_be_gone_by_a_call_for_many_packets() {
     const PACKETS: usize = 64;
@@ -221,7 +221,7 @@ fn the_kernel_copies_what_may_be_gone_by_a_call_for_many_packets() {
     }
 }
 
-/// The word of a packet is the device's to look at just as well.
+/// The device accesses the word of an atomic packet in the same way.
 #[test]
 fn an_atomic_that_comes_by_a_packet_fails_as_with_a_bad_key() {
     if is_emulated() {
@@ -259,8 +259,8 @@ fn a_send_fails_at_both_ends_or_at_its_own() {
     });
 }
 
-/// On a device with the immediate schedule a receive request has a thread of the receiver execute what its
-/// peer has posted.
+/// On a device with the immediate schedule, posting a receive request makes a thread of the receiver execute its peer's
+/// requests.
 #[test]
 fn what_a_receive_sets_going_fails_as_with_a_bad_key() {
     if is_emulated() {
@@ -295,7 +295,7 @@ fn what_has_no_acknowledgements_is_lost_or_fails_at_its_own_end() {
     });
 }
 
-/// As UCX meets it: a datagram comes late, into a receive request whose memory is gone.
+/// A case met by UCX: a datagram arrives late, into a receive request whose memory is gone.
 #[test]
 fn a_datagram_into_memory_that_is_gone_fails_its_receive() {
     for_each("unmapped-ud", |device, whose| {

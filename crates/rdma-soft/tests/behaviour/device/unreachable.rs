@@ -1,5 +1,5 @@
-//! Peers that do not answer: the requester tries again as often as its attributes say and gives up,
-//! and nobody else notices.
+//! Peers that do not answer: the requester retries as often as its attributes specify and gives up,
+//! and no other queue pair is affected.
 
 use rdma_soft::Builder;
 use rdma_sys::{Errno, ibv_qp_attr};
@@ -50,7 +50,7 @@ fn devices_of_one_link_reach_each_other() {
 
 type Spoil = fn(&mut ibv_qp_attr);
 
-/// Address vectors that no packet could follow are refused by the transition.
+/// Checks that the transition refuses address vectors that no packet could follow.
 fn refused_addresses(side: &Side, spoils: &[Spoil]) {
     let at = side.endpoint();
     for (n, spoil) in spoils.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Unreliable connections: nobody acknowledges, so that whatever becomes of a message, it was sent.
+//! Unreliable connections: there are no acknowledgements, so a message counts as sent whatever
+//! happens to it.
 
 use rdma_sys::{
     ibv_qp_attr_mask as Mask, ibv_qp_state as State, ibv_qp_type, ibv_wc_status as Status,
@@ -44,7 +45,7 @@ impl Pair {
         Wr::write(wr_id, &[self.at_a.sge(0, 16)], &self.at_b, 8)
     }
 
-    /// Posts what gets lost: the sender is done, and B as it was.
+    /// Posts a request that is lost: the sender is done, and B is unchanged.
     #[track_caller]
     fn expect_lost(&self, wr: &Wr) {
         self.a.qp.post(wr);
@@ -54,7 +55,7 @@ impl Pair {
         self.a.qp.assert_ready();
     }
 
-    /// Posts what arrives.
+    /// Posts a request that arrives.
     #[track_caller]
     fn expect_sent(&self, wr_id: u64, receive: u64) {
         self.a.qp.post(&self.send(wr_id));
@@ -162,7 +163,7 @@ fn a_connection_follows_its_path_and_its_peer() {
         assert_eq!(a.qp.modify(attr, Mask::IBV_QP_AV.0), 0);
         assert_eq!(a.qp.to_state(State::IBV_QPS_RTS), 0);
     };
-    // To another device now, where nobody has that number.
+    // To another device, which has no queue pair of that number.
     towards(&at_a);
     send(2);
     assert!(b.receive_cq.is_empty());

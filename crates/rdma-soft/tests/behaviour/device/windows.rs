@@ -1,4 +1,4 @@
-//! Memory windows: what is this device's own about them.
+//! Memory windows: the choices of this device.
 
 use rdma_soft::{Builder, Limits, Schedule, SoftDevice};
 use rdma_sys::{
@@ -124,7 +124,7 @@ fn a_bind_that_makes_no_sense_is_refused_at_its_post() {
     for flags in [ibv_send_flags::IBV_SEND_INLINE, ibv_send_flags::IBV_SEND_SOLICITED] {
         assert_eq!(grant.b.qp.try_bind(1, &one, part, flags.0), invalid);
     }
-    assert_eq!(one.key(), key, "a refused bind leaves the key");
+    assert_eq!(one.key(), key, "a refused bind must not change the key");
     let mut nothing = Wr::bind(1, &two, two.key(), part);
     nothing.wr.__bindgen_anon_2.bind_mw.mw = std::ptr::null_mut();
     assert_eq!(grant.b.qp.try_post(&nothing), invalid);
@@ -148,7 +148,7 @@ fn a_bind_takes_a_slot_until_its_completion_was_polled() {
     assert_eq!(a.qp.try_bind(2, &mw, ibv_mw_bind_info::default(), 2), 0);
 }
 
-/// Not even if the later window has the earlier one's place.
+/// Not even if the later window reuses the slot of the earlier one.
 #[test]
 fn a_bind_of_a_window_that_is_gone_does_not_bind_a_later_one() {
     let builder = Builder::new("windows-later").schedule(Schedule::Held);

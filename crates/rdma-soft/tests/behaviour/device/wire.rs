@@ -1,4 +1,4 @@
-//! Devices whose messages go as packets: what is a choice of theirs, and not of the contract.
+//! Devices that send messages as packets: their own choices, outside the contract.
 
 use rdma_soft::{Builder, Link, Schedule, SoftDevice};
 use rdma_sys::{
@@ -13,7 +13,7 @@ fn device(name: &str) -> SoftDevice {
     Builder::new(name).force_wire().install().unwrap()
 }
 
-/// So many requests that their packets do not fit into the inbox of the device, and messages of so many packets.
+/// More requests than the inbox of the device can hold, and messages of as many packets.
 #[test]
 fn senders_wait_for_room() {
     device("wire-room");
@@ -84,8 +84,7 @@ fn what_a_port_lost_is_sent_again() {
     assert!(counters.completer_retry_err > 0, "{counters:?}");
 }
 
-/// Who waits for a receiver is informed of the time, though its timer was set for something earlier
-/// meanwhile.
+/// The RNR wait of a sender ends on time, although its timer was set for something earlier meanwhile.
 #[test]
 fn a_wait_for_a_receiver_ends_in_spite_of_earlier_timers() {
     let builder = Builder::new("wire-timers").schedule(Schedule::Deferred { seed: 3 });
@@ -100,7 +99,7 @@ fn a_wait_for_a_receiver_ends_in_spite_of_earlier_timers() {
     a.send_cq.expect_flushed(1..8);
 }
 
-/// What a schedule lets go while a send queue is drained is sent when the queue sends again.
+/// A request that a schedule releases while the send queue is drained is sent when the queue sends again.
 #[test]
 fn what_was_let_go_while_drained_is_sent_later() {
     let device = Builder::new("wire-drained").schedule(Schedule::Held).force_wire();
@@ -133,8 +132,8 @@ fn a_destroyed_peer_does_not_answer() {
         a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
         until("all is flushed", || device.in_flight(a.qp.qpn()) == 0);
         assert_eq!(device.counters().retry_exceeded_err, 1);
-        // The last of them may arrive after nobody waits for it any more.
-        until("a packet came for nobody", || device.counters().unknown_qp > 0);
+        // The last of them may arrive after its queue pair is gone.
+        until("a packet arrived for an unknown queue pair", || device.counters().unknown_qp > 0);
     }
 }
 
@@ -154,7 +153,7 @@ fn sequence_numbers_count_packets() {
     assert_eq!(b.qp.query().rq_psn, 5);
 }
 
-/// A READ that was posted goes, though the program has set since that none may be posted any more.
+/// A posted READ is sent, although the program has since forbidden further ones.
 #[test]
 fn reads_that_were_posted_go_when_no_more_may_be_posted() {
     device("wire-no-reads");

@@ -1,5 +1,4 @@
-//! What devices count whose messages go as packets: at any time, of connections that are running, and also what
-//! nobody takes.
+//! Counters of devices that send messages as packets: at any time, for running connections, and for dropped packets.
 
 use rdma_soft::{Builder, Counters, SoftDevice};
 use rdma_sys::{ibv_qp_type, ibv_wc_status as Status};
@@ -13,7 +12,7 @@ use crate::device::rig::datagram::changed;
 use crate::device::rig::post::Wr;
 use crate::device::rig::{ALL_ACCESS, Size, until};
 
-/// Of a pair: that of the sender, and that of the receiver.
+/// The devices of a pair: that of the sender, and that of the receiver.
 fn devices(name: &str) -> [SoftDevice; 2] {
     ["a", "b"].map(|end| Builder::new(format!("{name}-{end}")).force_wire().install().unwrap())
 }
@@ -27,7 +26,7 @@ fn of_type(qp_type: ibv_qp_type) -> Size {
     Size { qp_type, ..Size::default() }
 }
 
-/// One that gives up soon.
+/// Gives up soon.
 const IMPATIENT: fn() -> Knobs = || Knobs { timeout: 6, retries: 1, ..Knobs::default() };
 
 #[test]
@@ -43,7 +42,7 @@ fn running_connections_are_counted() {
     });
     b.qp.post_receive(2, &[]);
     a.send_cq.expect_success(1);
-    // Each was counted once: none comes with the end.
+    // Each was counted once: the end adds nothing.
     let before = devices.map(|device| device.counters());
     drop((a, b));
     for (device, before) in devices.iter().zip(before) {
@@ -55,8 +54,8 @@ fn running_connections_are_counted() {
     }
 }
 
-/// Connects A to B as the scene does, has it send a message that is lost, and waits until a device has counted it, while
-/// both are there: A is done when nobody waits for an answer any more, and what it has sent may arrive later.
+/// Connects A to B as the scene does, and sends a message that is lost. Waits until a device has counted it while both
+/// ends exist: A is done when its wait ends, and its packets may arrive later.
 fn lost(
     name: &str,
     sizes: [Size; 2],
@@ -88,7 +87,7 @@ fn each_reason_has_its_counter() {
         to_init(&b.qp, &attributes(&b.endpoint(), &a.endpoint(), &IMPATIENT()));
     };
     lost("wcount-init", rc, not_ready, |[_, b]| b.wrong_state);
-    // B's peer is A, by another of its addresses.
+    // B's peer is A, at another of its addresses.
     let from_elsewhere = |a: &Side, b: &Side| {
         connect(&a.qp, &a.endpoint(), &b.endpoint(), &IMPATIENT());
         let [at_a, at_b] = [a, b].map(|side| endpoint_with_gid(&side.context, &side.qp, 0));
@@ -103,7 +102,7 @@ fn each_reason_has_its_counter() {
     lost("wcount-nobody", rc, to_nobody, |[a, _]| a.no_route);
 }
 
-/// An unreliable connection loses a message for want of a receive, and counts it.
+/// An unreliable connection without a receive loses a message, and counts it.
 #[test]
 fn lost_messages_are_counted() {
     let unreliable = |a: &Side, b: &Side| {
@@ -117,7 +116,7 @@ fn lost_messages_are_counted() {
 fn a_refused_request_is_counted_by_who_refused_it() {
     let devices = devices("wcount-key");
     let [a, b] = sides(&devices, [Size::default(); 2]);
-    // On the slowest machine nothing is sent again, which the peer would count, too.
+    // Even on the slowest machine nothing is sent again, which the peer would count, too.
     connect_sides(&a, &b, &Knobs { timeout: 24, ..Knobs::default() });
     let [source, sink] = [&a, &b].map(|side| side.pd.register(8, ALL_ACCESS));
     let wrong = Wr::write(1, &[source.sge(0, 8)], &sink, 0).remote(1, 2);
@@ -130,7 +129,7 @@ fn a_refused_request_is_counted_by_who_refused_it() {
 fn no_counter_goes_back_while_connections_come_and_go() {
     const ROUNDS: u64 = 40;
     let device = Builder::new("wcount-race").force_wire().install().unwrap();
-    // A busy machine takes its time.
+    // A busy machine is slow.
     let patient = Knobs { timeout: 18, ..Knobs::default() };
     watch_while_connections_come_and_go(&device, ROUNDS, &patient);
     let counters = device.counters();

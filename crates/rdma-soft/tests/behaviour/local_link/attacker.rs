@@ -1,4 +1,5 @@
-//! A neighbour that means harm: a process that sends files which take an hour to release. It is this program once more, as another user where that is possible.
+//! A hostile neighbour: a process that sends files whose release takes an hour. It is a second instance of this
+//! program, run as another user where possible.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +20,7 @@ use crate::local_link::ring::{
 };
 use crate::two_processes::peer::Peer;
 
-/// Not a test: the attacker.
+/// Entry point of the attacking process; not a test.
 #[test]
 fn attacker() {
     if std::env::var_os(PLAN).is_some() {
@@ -27,27 +28,28 @@ fn attacker() {
     }
 }
 
-/// What it does, and to the socket of that name.
+/// The environment variables with the attack plan and the name of the attacked socket.
 const PLAN: &str = "RDMA_TEST_ATTACK";
 const NAME: &str = "RDMA_TEST_ATTACKED";
 const MARK: &str = "attacked ";
-/// Another user than any that runs tests.
+/// A user that never runs the tests (`nobody`).
 const NOBODY: u32 = 65534;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// How it sends so many files that linger.
+/// The attack to run, with the number of lingering files to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Plan {
-    /// Without being asked, by connections of which half are closed at once. 300 others say nothing before.
+    /// Sends files unsolicited; closes every other connection at once. Opens 300 silent connections first.
     Strangers(usize),
-    /// When it was asked for a ring: in place of the ring, with two others, or along with a later message.
+    /// Sends files after the device has requested the ring: instead of the ring, with two others, or with a later
+    /// message.
     Guests(usize),
-    /// A file of FUSE in place of the ring, up to three times in a message.
+    /// Sends a FUSE file instead of the ring, up to three times in one message.
     Fuse(usize),
-    /// To connections that were made to the name, which it has.
+    /// Sends files over connections made to the attacker, which has bound the name.
     Squatter(usize),
-    /// It has all names of a device.
+    /// Binds all names of a device.
     Names,
 }
 
@@ -70,7 +72,7 @@ pub(crate) struct Attacker {
 }
 
 impl Attacker {
-    /// Whether it can be another user, who has to reach this program, too.
+    /// Returns true if the attacker can run as another user, which also needs access to this program.
     pub(crate) fn may_be_other() -> bool {
         let mut command = this_program();
         command.arg("--list").stdout(Stdio::null()).uid(NOBODY).gid(NOBODY);
@@ -78,12 +80,12 @@ impl Attacker {
             && !is_emulated()
             && command.status().is_ok_and(|status| status.success());
         if !may {
-            eprintln!("the attacker is of this user: only root can start it as another one");
+            eprintln!("the attacker runs as this user: only root can start it as another user");
         }
         may
     }
 
-    /// Returns when it is ready to attack.
+    /// Starts an attacker, and returns when it is ready to attack.
     pub(crate) fn start(plan: Plan, name: &str, as_other: bool) -> Self {
         let mut command = this_program();
         let test = "local_link::attacker::attacker";
@@ -100,8 +102,8 @@ impl Attacker {
         attacker
     }
 
-    /// Attacks a victim that stands still meanwhile, so that nothing is released before the attacker has closed its own
-    /// copies. How many files the kernel has taken.
+    /// Attacks a victim that is stopped meanwhile, so that nothing is released before the attacker has closed its own
+    /// copies. Returns the number of files that the kernel accepted.
     pub(crate) fn attack(&mut self, victim: &Peer) -> usize {
         victim.stop();
         writeln!(self.commands).unwrap();
@@ -117,7 +119,7 @@ impl Attacker {
     fn finish(&mut self) -> usize {
         loop {
             let mut line = String::new();
-            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "it has ended");
+            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "the attacker has ended");
             if let Some((_, sent)) = line.split_once(MARK) {
                 return sent.trim().parse().unwrap();
             }
@@ -125,7 +127,7 @@ impl Attacker {
     }
 }
 
-/// With it all ends that lingers.
+/// Ends the attacker, which releases all lingering files.
 impl Drop for Attacker {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -133,7 +135,8 @@ impl Drop for Attacker {
     }
 }
 
-/// A socket which nothing but its last descriptor lets go, and that takes an hour for it. The other end does not read.
+/// A socket that is released when its last descriptor is closed, which takes an hour because the other end does not
+/// read.
 struct Lingering {
     listener: TcpListener,
     ends: Vec<TcpStream>,
@@ -155,7 +158,7 @@ impl Lingering {
     }
 }
 
-/// What it sends, and what it has open until it ends.
+/// Sends the files, and holds what must stay open until the attacker ends.
 struct Arms {
     lingering: Lingering,
     kept: Vec<OwnedFd>,
@@ -163,19 +166,19 @@ struct Arms {
 }
 
 impl Arms {
-    /// Sends a file so many times, and closes its own copy.
+    /// Sends a file `times` times in one message, and closes the local copy.
     fn send(&mut self, socket: &OwnedFd, bytes: &[u8], times: usize) {
         let file = self.lingering.make();
         if say(socket, bytes, &vec![file.as_fd(); times]) {
             self.sent += 1;
         } else {
-            // To close this one would take an hour here.
+            // Closing this one would take an hour here.
             self.kept.push(file);
         }
     }
 }
 
-/// What the attacker does until its standard input ends.
+/// Runs the attack, and returns when standard input ends.
 fn obey() {
     let (plan, name) = (std::env::var(PLAN).unwrap(), std::env::var(NAME).unwrap());
     let (plan, count) = plan.split_once(' ').unwrap();
@@ -190,11 +193,11 @@ fn obey() {
     }
     println!("{MARK}{}", arms.sent);
     wait_for_line();
-    // Without waiting for what could not be sent.
+    // Without waiting for files that could not be sent.
     fork::leave();
 }
 
-/// The attacker is ready.
+/// Reports that the attacker is ready, and waits for the command to attack.
 fn wait_until_called() {
     println!("{MARK}0");
     wait_for_line();
@@ -240,7 +243,7 @@ fn fuse_file(arms: &mut Arms, name: &str, count: usize) {
     let sockets: Vec<OwnedFd> = (0..count).map(|_| connect_patiently(name)).collect();
     assert!(sockets.iter().all(wait_until_asked));
     wait_until_called();
-    // It is open for a moment only: the end of this process would wait for itself to answer.
+    // The file stays open only briefly: at its end this process would wait for an answer from itself.
     match fuse::file() {
         Ok(file) => {
             for (number, socket) in sockets.iter().enumerate() {
@@ -248,12 +251,12 @@ fn fuse_file(arms: &mut Arms, name: &str, count: usize) {
                 arms.sent += usize::from(say(socket, &[VERSION], &files));
             }
         }
-        Err(why) => eprintln!("no file of FUSE can be had: {why}"),
+        Err(why) => eprintln!("cannot open a FUSE file: {why}"),
     }
     arms.kept.extend(sockets);
 }
 
-/// Binds what begins with the name.
+/// Binds all names with the prefix `name`.
 fn names(arms: &mut Arms, name: &str, count: usize) {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();

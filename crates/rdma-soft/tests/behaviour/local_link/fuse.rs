@@ -1,4 +1,4 @@
-//! A file system that does not answer when somebody else closes its file (`man 4 fuse`, `linux/fuse.h`).
+//! A file system that does not answer when another process closes its file (`man 4 fuse`, `linux/fuse.h`).
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -16,7 +16,7 @@ const FLUSH: u32 = 25;
 const INIT: u32 = 26;
 const BATCH_FORGET: u32 = 42;
 
-/// Of a request, and of an answer.
+/// Lengths of the headers of a request and of an answer.
 const HEADER: usize = 40;
 const ANSWER: usize = 16;
 const ENOSYS: i32 = 38;
@@ -24,7 +24,7 @@ const ENOSYS: i32 = 38;
 const ROOT: u64 = 1;
 const FILE: u64 = 2;
 
-/// An open file of such a file system, which ends with this process; or why there is none.
+/// Returns an open file of such a file system, which ends with this process; or the reason why that is impossible.
 #[allow(clippy::disallowed_methods)] // A thread of the program's.
 pub(crate) fn file() -> Result<OwnedFd, String> {
     let device = File::options().read(true).write(true).open("/dev/fuse");
@@ -52,12 +52,12 @@ fn open_file(folder: &Path) -> Result<OwnedFd, String> {
 
 fn serve(mut device: File) {
     let mut request = vec![0; 1 << 20];
-    // Until it is unmounted, and the file is closed.
+    // Until the file system is unmounted and the file is closed.
     while let Ok(length) = device.read(&mut request) {
         assert!(length >= HEADER, "{length} bytes");
         let word = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().unwrap());
         let (unique, node) = (&request[8..16], u64::from(word(16)));
-        // The number of a thread, of which this process has few.
+        // The number of the requesting thread; this process has few.
         let is_own = Path::new(&format!("/proc/self/task/{}", word(32))).exists();
         let answer: Result<Vec<u8>, i32> = match word(4) {
             FORGET | BATCH_FORGET => continue,
@@ -76,7 +76,7 @@ fn serve(mut device: File) {
         let (error, bytes) = answer.map_or_else(|error| (error, Vec::new()), |bytes| (0, bytes));
         let length = u32::try_from(ANSWER + bytes.len()).unwrap();
         let header = [&length.to_ne_bytes()[..], &error.to_ne_bytes(), unique].concat();
-        // Who asked may be gone.
+        // The requesting process may have ended.
         let _ = device.write(&[header, bytes].concat());
     }
 }
@@ -85,7 +85,7 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// Of a folder, or of an empty file.
+/// The attributes of a directory or an empty file.
 fn attributes(node: u64) -> Vec<u8> {
     let mode = if node == ROOT { 0o40_755 } else { 0o100_666 };
     let mut all = [0; 22];

@@ -1,4 +1,4 @@
-//! What another process may write to a ring, and say by a connection, beside messages.
+//! Invalid data that another process may write to a ring or send over a connection.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +13,12 @@ use crate::local_link::ring::{
 };
 use crate::two_processes::near::Near;
 
-/// Of an empty SEND for a queue pair that there is not, which is counted.
+/// An empty SEND for an unknown queue pair, which is counted.
 fn lost() -> Vec<u8> {
     Head::new(0x00ab_cdef).bytes(0)
 }
 
-/// How many times a message has arrived that [is lost](lost).
+/// The number of [such messages](lost) that have arrived.
 fn count(near: &mut Near) -> u64 {
     near.peer.counter("unknown_qp")
 }
@@ -33,48 +33,50 @@ fn expect_to_arrive(near: &mut Near, to: &mut Connection) {
 #[test]
 fn a_ring_that_no_device_writes_ends_its_connection_alone() {
     type Kind = (&'static str, fn(&mut Connection));
-    /// What a message without payload takes.
+    /// The bytes that a message without payload occupies in the ring.
     const TAKEN: u32 = 128;
     let kinds: &[Kind] = &[
         ("no length", |to| to.lie(0, &lost(), to.tail + TAKEN)),
-        ("no length, and no more there", |to| to.lie(0, &[], to.tail + ALIGN)),
+        ("no length, and nothing else", |to| to.lie(0, &[], to.tail + ALIGN)),
         ("less than a head", |to| to.lie(95, &lost(), to.tail + TAKEN)),
-        ("more than is there", |to| to.lie(113, &lost(), to.tail + TAKEN)),
-        ("more than is there, by far", |to| to.lie(60_000, &lost(), to.tail + TAKEN)),
+        ("more than is written", |to| to.lie(113, &lost(), to.tail + TAKEN)),
+        ("far more than is written", |to| to.lie(60_000, &lost(), to.tail + TAKEN)),
         ("more than a device has space for", |to| to.lie(200_000, &lost(), to.tail + CAPACITY)),
-        ("all of the ring", |to| to.lie(CAPACITY, &lost(), to.tail + CAPACITY)),
+        ("the whole ring", |to| to.lie(CAPACITY, &lost(), to.tail + CAPACITY)),
         ("more than the ring", |to| to.lie(CAPACITY + 1, &lost(), to.tail + CAPACITY)),
         ("a length that wraps", |to| to.lie(u32::MAX - 15, &lost(), to.tail + CAPACITY)),
         ("the greatest length", |to| to.lie(u32::MAX, &lost(), to.tail + CAPACITY)),
         ("a tail too far ahead", |to| to.lie(96, &lost(), to.tail + CAPACITY + ALIGN)),
-        ("a tail by half of all", |to| to.lie(96, &lost(), to.tail.wrapping_add(1 << 31))),
+        ("a tail ahead by half of the range", |to| {
+            to.lie(96, &lost(), to.tail.wrapping_add(1 << 31))
+        }),
         ("a tail that goes back", |to| to.lie(96, &lost(), to.tail.wrapping_sub(ALIGN))),
         ("a tail that goes back by one", |to| to.lie(96, &lost(), to.tail.wrapping_sub(1))),
         ("a tail within the gap", |to| to.lie(96, &lost(), to.tail + 1)),
         ("a tail within a message", |to| to.lie(96, &lost(), to.tail + TAKEN - 1)),
         ("a tail within the next gap", |to| to.lie(96, &lost(), to.tail + TAKEN + 10)),
-        ("zeros in all of the ring", |to| {
+        ("zeros in the whole ring", |to| {
             to.ring.write(0, &vec![0; CAPACITY as usize]);
             to.ring.set(Word::Tail, to.tail + CAPACITY);
         }),
-        ("two bytes told", |to| say_whole(&to.socket, &[0, 0])),
-        ("many bytes told", |to| say_whole(&to.socket, &[0; 4096])),
-        ("a message told", |to| say_whole(&to.socket, &lost())),
+        ("a notification of two bytes", |to| say_whole(&to.socket, &[0, 0])),
+        ("a notification of many bytes", |to| say_whole(&to.socket, &[0; 4096])),
+        ("a message as a notification", |to| say_whole(&to.socket, &lost())),
     ];
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     let name = name_of(slot_of(near.far.qpn));
     near.message(1, None);
     let before = near.peer.files();
     let mut malformed = 0;
-    // At the beginning of the ring, and where it has begun anew.
+    // At the beginning of the ring, and after it has wrapped.
     for messages in [0, 1, CAPACITY / TAKEN + 3] {
         for (kind, act) in kinds {
             let mut to = Connection::to(&name);
             (0..messages).for_each(|_| to.send_all(&lost()));
             to.wait_until_read();
-            println!("{kind}, behind {messages}");
+            println!("{kind}, after {messages} messages");
             act(&mut to);
-            // It may be closed by now.
+            // The connection may be closed by now.
             to.tell();
             to.wait_until_closed();
             near.message(3000, None);
@@ -87,7 +89,7 @@ fn a_ring_that_no_device_writes_ends_its_connection_alone() {
     near.peer.end();
 }
 
-/// One turn of the receiver executes all of them.
+/// The receiver would execute all of them in one turn.
 #[test]
 fn more_packets_than_a_device_sends_at_a_time_are_no_message() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
@@ -115,7 +117,7 @@ fn more_packets_than_a_device_sends_at_a_time_are_no_message() {
     near.peer.end();
 }
 
-/// Nobody but who writes them has a disadvantage.
+/// Only the connection of the process that writes the words is affected.
 #[test]
 fn words_of_garbage_harm_their_own_connection_alone() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
@@ -125,7 +127,7 @@ fn words_of_garbage_harm_their_own_connection_alone() {
             to.wait_until_read();
             to.ring.set(word, garbage);
             let before = count(&mut near);
-            // The device writes its head anew when it has read.
+            // The device rewrites its head after it has read.
             to.put(&lost());
             assert!(to.tell());
             near.peer.until_counter("unknown_qp", before + 1);
@@ -143,7 +145,7 @@ fn words_of_garbage_harm_their_own_connection_alone() {
 fn a_first_message_that_no_device_sends_ends_its_connection_alone() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     let name = name_of(slot_of(near.far.qpn));
-    // Its own connection is there.
+    // The valid connection exists.
     near.message(1, None);
     let before = near.peer.files();
     let sealed = |length| file(length, SEALS);
@@ -187,7 +189,7 @@ fn a_first_message_that_no_device_sends_ends_its_connection_alone() {
         (vec![VERSION], vec![good; 3]),
     ];
     kinds.extend(wrong.iter().map(|file| (vec![VERSION], vec![file.as_fd()])));
-    // The connection that is sent as a file is there all the time.
+    // The connection that is sent as a file stays open throughout.
     near.peer.until_files(before + 1);
     for (number, (bytes, files)) in kinds.iter().enumerate() {
         let socket = connect_to(&name).unwrap();
@@ -197,7 +199,7 @@ fn a_first_message_that_no_device_sends_ends_its_connection_alone() {
         near.message(3000, None);
         assert_eq!(near.peer.counter("malformed"), number as u64 + 1, "kind {number}");
     }
-    // A second one.
+    // A second ring on a connection that already has one.
     let mut to = Connection::to(&name);
     expect_to_arrive(&mut near, &mut to);
     assert!(say(&to.socket, &[VERSION], &[good]));
@@ -209,7 +211,7 @@ fn a_first_message_that_no_device_sends_ends_its_connection_alone() {
     near.peer.end();
 }
 
-/// The memory goes away while the device reads it, and zeros come in its place.
+/// The memory disappears while the device reads it, and is replaced by zeros.
 #[test]
 fn holes_in_a_ring_harm_nobody_else() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
@@ -237,7 +239,7 @@ fn holes_in_a_ring_harm_nobody_else() {
     near.peer.end();
 }
 
-/// As fast as it can, of nothing.
+/// The peer notifies as fast as possible, without any message.
 #[test]
 fn who_tells_without_end_holds_up_nobody_else() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
@@ -258,7 +260,7 @@ fn who_tells_without_end_holds_up_nobody_else() {
             near.all_of_it();
         }
         drop(over);
-        assert!(flood.join().unwrap(), "it was closed");
+        assert!(flood.join().unwrap(), "the connection was closed");
     });
     expect_to_arrive(&mut near, &mut to);
     assert_eq!(near.peer.counter("malformed"), 0);

@@ -1,4 +1,4 @@
-//! A process that sends what it likes.
+//! Messages of a hostile process.
 
 use super::ring::VERSION;
 
@@ -6,34 +6,34 @@ pub(crate) const fn slot_of(number: u32) -> u32 {
     number >> 12
 }
 
-/// Of the socket of a slot.
+/// The name of the socket of a slot.
 pub(crate) fn name_of(slot: u32) -> String {
     name_at("soft0", slot)
 }
 
-/// Of the socket of a slot of that device.
+/// The name of the socket of a slot of that device.
 pub(crate) fn name_at(device: &str, slot: u32) -> String {
     let user = rustix::process::geteuid().as_raw();
     format!("rdma-soft/{VERSION}/{user}/{device}/{slot:03x}")
 }
 
-/// How many bytes there are in front of a payload.
+/// The length of the head before a payload, in bytes.
 pub(crate) const HEAD: usize = 96;
-/// Where the headers of the first packet are, and those of the last one or the route header of a datagram.
+/// Offsets of the headers of the first packet, and of those of the last packet or the route header of a datagram.
 pub(crate) const FIRST: usize = 16;
 pub(crate) const SECOND: usize = 56;
-/// There are several packets.
+/// The message has several packets.
 pub(crate) const WITH_LAST: u8 = 1;
-/// It is a datagram.
+/// The message is a datagram.
 pub(crate) const DATAGRAM: u8 = 2;
-/// A datagram with a route header.
+/// The message is a datagram with a route header.
 pub(crate) const ROUTED: u8 = 4;
-/// An RNR NAK that is void.
+/// The message is a void RNR NAK.
 pub(crate) const VOID: u8 = 8;
-/// Where an acknowledgement says what it says.
+/// The offset of the syndrome of an acknowledgement.
 pub(crate) const SYNDROME: usize = FIRST + 12;
 
-/// What is in front of a payload (`src/link/local/head.rs`).
+/// The head before a payload (`src/link/local/head.rs`).
 #[derive(Clone, Copy)]
 pub(crate) struct Head {
     pub(crate) version: u8,
@@ -46,12 +46,12 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// Of an empty SEND.
+    /// Returns the head of an empty SEND.
     pub(crate) fn new(qpn: u32) -> Self {
         Self { version: VERSION, flags: 0, indices: [0; 2], segment: 0, segments: 1, said: 0, qpn }
     }
 
-    /// With so many bytes of payload.
+    /// Returns the bytes of a message with `length` bytes of payload.
     pub(crate) fn bytes(&self, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; HEAD + length];
         bytes[..2].copy_from_slice(&[self.version, self.flags]);
@@ -60,7 +60,7 @@ impl Head {
         bytes[6..8].copy_from_slice(&self.segments.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.said.to_le_bytes());
         for at in [FIRST, SECOND] {
-            // RC SEND Only of the default partition; of a last packet, RC SEND Last.
+            // RC SEND Only of the default partition; for a last packet, RC SEND Last.
             let alone = at == FIRST && self.flags & WITH_LAST == 0;
             bytes[at] = if alone { 4 } else { 2 * u8::from(at == SECOND) };
             bytes[at + 2..at + 4].fill(0xff);
@@ -69,7 +69,7 @@ impl Head {
         bytes
     }
 
-    /// A void RNR NAK of the packet with that PSN.
+    /// Returns a void RNR NAK for the packet with that PSN.
     pub(crate) fn void(&self, psn: u32) -> Vec<u8> {
         let mut bytes = Self { flags: VOID, ..*self }.bytes(0);
         bytes[FIRST] = 0x11;
@@ -79,7 +79,7 @@ impl Head {
     }
 }
 
-/// A generator of numbers (xorshift).
+/// A random number generator (xorshift).
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -95,7 +95,7 @@ impl Random {
     }
 }
 
-/// What most often gets as far as a queue pair, with anything in it.
+/// Returns a message that usually reaches a queue pair, with random contents.
 pub(crate) fn plausible(random: &mut Random, qpn: u32) -> Vec<u8> {
     let (several, datagram) = (random.below(2) == 0, random.below(4) == 0);
     let segment = [0, 1, 256, 1024, 1024, 1024, 4096][random.below(7) as usize];
@@ -117,8 +117,7 @@ pub(crate) fn plausible(random: &mut Random, qpn: u32) -> Vec<u8> {
         ..Head::new(qpn)
     };
     let mut bytes = head.bytes(length as usize);
-    // The flags and the pad of the header, what is asked for, and sequence numbers near those that
-    // are expected.
+    // The flags and the pad of the header, the acknowledge request, and sequence numbers near the expected ones.
     for at in [FIRST, SECOND] {
         bytes[at] = service | random.below(24) as u8;
         bytes[at + 1] = (random.next() as u8) & 0xb0;

@@ -12,7 +12,7 @@ use crate::two_processes::peer::{ACCESS, LENGTH, Peer, bring_up};
 
 const RC: ibv_qp_type = ibv_qp_type::IBV_QPT_RC;
 
-/// Makes a device with the peers of the environment, or finds it.
+/// Creates a device with the peers of the environment, or finds it.
 fn of_environment(name: &str) -> SoftDevice {
     let device = Builder::new(name).peers(Peers::of_environment());
     device.install().unwrap_or_else(|_| SoftDevice::find(name).unwrap())
@@ -35,7 +35,7 @@ fn expect_unreachable(side: &Side, own: &Endpoint, far: &Endpoint) {
     assert_eq!(side.qp.modify(attr, RTR), Errno::EHOSTUNREACH.raw());
 }
 
-/// The address of the loopback interface, which is the last of the table.
+/// The address of the loopback interface, which is last in the table.
 fn last_of(side: &Side) -> Endpoint {
     let row = gid_table(&side.context, 256, 0).unwrap().pop().unwrap();
     let end = endpoint_with_gid(&side.context, &side.qp, row.index.try_into().unwrap());
@@ -78,7 +78,7 @@ fn the_address_of_the_loopback_interface_leads_to_other_processes() {
     near.peer.end();
 }
 
-/// It is known that no device has it, so that a program need not wait for its retries.
+/// No device has such an address, which is known at once, so the program does not wait for retries.
 #[test]
 fn addresses_of_the_loopback_interface_that_no_device_has_are_refused() {
     rdma_soft::install();

@@ -1,5 +1,5 @@
-//! A process that does its work while another one of the host, of its own user or another one, means it harm. Bounds of time
-//! catch what hangs, and no more: what the attacker sends takes an hour.
+//! A process that works while it is attacked by another process of the host, of its own user or another one. Time
+//! limits only catch hangs: what the attacker sends takes an hour to release.
 
 use std::fs::DirBuilder;
 use std::os::fd::OwnedFd;
@@ -22,13 +22,13 @@ use crate::local_link::ring::{Connection, listen_at};
 use crate::two_processes::near::{Near, PATIENT};
 use crate::two_processes::peer::{Peer, in_directory};
 
-/// No call takes so long, on whatever machine.
+/// No call takes this long on any machine.
 const HANGS: Duration = Duration::from_secs(30);
-/// What a victim may use beside what it has used before.
+/// The additional memory and files that a victim may use during an attack.
 const MEMORY: usize = 64 << 20;
 const FILES: usize = 128;
 
-/// A process that works, and is attacked.
+/// A process that works and is attacked.
 struct Victim {
     watchdog: Watchdog,
     near: Near,
@@ -38,7 +38,7 @@ struct Victim {
 }
 
 impl Victim {
-    /// On a kernel that does not refuse files; or on this one, which may.
+    /// Starts a victim: on a simulated kernel that does not refuse files, or on the running kernel, which may.
     fn new(earlier_kernel: bool) -> Self {
         rdma_soft::install();
         let peer = if earlier_kernel { Peer::start_on_earlier_kernel() } else { Peer::start() };
@@ -62,21 +62,21 @@ impl Victim {
         self.near.peer.counter(name)
     }
 
-    /// Nothing of what it has is held up.
+    /// Checks that nothing that the victim has is held up.
     fn expect_to_work(&mut self) {
         self.near.all_of_it();
         let longest = self.near.peer.longest_call(20);
         let files = self.near.peer.files().saturating_sub(self.files);
         let memory = self.near.peer.memory().saturating_sub(self.memory);
-        println!("longest call {longest:?}, {files} files more, {memory} bytes more");
+        println!("longest call {longest:?}, {files} additional files, {memory} additional bytes");
         assert!(longest < HANGS, "a call took {longest:?}");
-        assert!(files <= FILES, "{files} files more");
-        assert!(memory <= MEMORY, "{memory} bytes more");
+        assert!(files <= FILES, "{files} additional files");
+        assert!(memory <= MEMORY, "{memory} additional bytes");
         self.near.peer.fork_and_join();
         self.near.all_of_it();
     }
 
-    /// Another process is served.
+    /// Checks that another process is served.
     fn expect_to_accept(&mut self) {
         let before = self.counter("unknown_qp");
         let mut to = Connection::patiently_to(&self.name);
@@ -84,7 +84,7 @@ impl Victim {
         self.near.peer.until_counter("unknown_qp", before + 1);
     }
 
-    /// All is as it was before.
+    /// Checks that everything is as before the attack.
     fn expect_to_recover(mut self) {
         self.expect_to_accept();
         self.near.peer.until_files(self.files);
@@ -93,7 +93,7 @@ impl Victim {
     }
 }
 
-/// Its numbers are given out nevertheless, and a connection to another process fails for a reason that says so.
+/// Queue pair numbers are still assigned. A connection to another process fails, and the event states the reason.
 #[test]
 fn a_device_whose_names_another_user_has_works_alone() {
     if !Attacker::may_be_other() {
@@ -123,7 +123,7 @@ fn a_device_whose_names_another_user_has_works_alone() {
     assert_eq!(side.qp.modify(attr, RTR), Errno::EACCES.raw());
 }
 
-/// By no name that others could bind.
+/// Processes of a directory use no name that others could bind.
 #[test]
 fn processes_of_a_directory_reach_each_other() {
     let path = std::env::temp_dir().join(format!("rdma-soft-private-{}", std::process::id()));
@@ -138,7 +138,7 @@ fn processes_of_a_directory_reach_each_other() {
     let (mut killed, other) = (near(), near());
     let abstract_names = std::fs::read_to_string("/proc/net/unix").unwrap();
     assert!(!abstract_names.contains(&name_at(device, 0)[..name_at(device, 0).len() - 3]));
-    // What is left of it is in nobody's way.
+    // The files that a killed process leaves do not get in the way.
     killed.wait();
     killed.peer.kill();
     killed.expect_end();
@@ -147,10 +147,11 @@ fn processes_of_a_directory_reach_each_other() {
     std::fs::remove_dir_all(path).unwrap();
 }
 
-/// Ends processes that hang, as their test would with them. The last one goes first: what it has sent may keep the others.
+/// Ends processes that hang, since their test would hang with them. Ends the newest first: what it has sent may keep
+/// the others alive.
 struct Watchdog {
     watched: Arc<Mutex<Vec<OwnedFd>>>,
-    /// The thread waits until it is dropped.
+    /// The thread waits until this is dropped.
     _alive: mpsc::Sender<()>,
 }
 
@@ -163,7 +164,7 @@ impl Default for Watchdog {
         std::thread::spawn(move || {
             if ended.recv_timeout(4 * HANGS) == Err(mpsc::RecvTimeoutError::Timeout) {
                 for process in all.lock().unwrap().iter().rev() {
-                    // One that has ended is no error: the descriptor means no other process.
+                    // One that has ended is no error: the descriptor never refers to another process.
                     let _ = pidfd_send_signal(process, Signal::KILL);
                 }
             }
@@ -179,7 +180,7 @@ impl Watchdog {
     }
 }
 
-/// Whether the kernel refuses files for a socket that asks for it (Linux 6.16).
+/// Returns true if the kernel can refuse files on a socket that requests it (Linux 6.16).
 fn kernel_refuses_files() -> bool {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse().ok());
@@ -205,7 +206,7 @@ fn files_of_another_user_hold_up_nothing() {
     victim.expect_to_recover();
 }
 
-/// More than there are threads to close them, and more than may wait for these.
+/// More files than there are threads to close them, and more than may wait for these threads.
 #[test]
 fn files_of_another_user_hold_up_new_connections_alone_on_an_earlier_kernel() {
     let mut victim = Victim::new(true);
@@ -232,22 +233,22 @@ fn files_of_the_same_user_hold_up_nothing_else() {
         let mut attacker = victim.attacker(Plan::Guests(30), false);
         assert_eq!(attacker.attack(&victim.near.peer), 30);
         victim.expect_to_work();
-        // It ends though they are not released.
+        // The process ends although they are not released.
         victim.near.peer.end();
     }
 }
 
-/// Each copy of it takes as long to close as its file system likes, and not the last one alone: a forked child that had one
-/// would not end before.
+/// Closing any copy takes as long as the file system likes, not only closing the last one. A forked child with a copy
+/// would not end before that.
 #[test]
 fn files_of_fuse_hold_up_nothing_else() {
     let mut victim = Victim::new(false);
     let mut attacker = victim.attacker(Plan::Fuse(10), false);
     match attacker.attack(&victim.near.peer) {
-        0 => eprintln!("skipped: there is no FUSE here"),
+        0 => eprintln!("skipped: this machine has no FUSE"),
         sent => {
             assert_eq!(sent, 10);
-            // While it opens them. A child of several threads may hang in an emulator.
+            // While the victim opens them. A child of several threads may hang in an emulator.
             let forks = if is_emulated() { 1 } else { 100 };
             (0..forks).for_each(|_| victim.near.peer.fork_and_join());
         }

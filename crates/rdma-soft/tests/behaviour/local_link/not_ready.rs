@@ -1,4 +1,4 @@
-//! Messages that find no receive request in another process: their sender goes on when there is one.
+//! Messages that find no receive request in another process: their sender continues once a receive is posted.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::local_link::ring::Connection;
 use crate::two_processes::near::{Near, PATIENT};
 use crate::two_processes::peer::Peer;
 
-/// The longest timer that there is, 655 ms: a test that waits for it again and again takes minutes.
+/// The longest timer, 655 ms: a test that waits for it again and again takes minutes.
 const LONGEST: Knobs = Knobs { min_rnr_timer: 0, ..PATIENT };
 
 fn near(knobs: [&Knobs; 2]) -> Near {
@@ -48,7 +48,8 @@ fn a_wait_that_ends_early_counts_as_an_rnr_retry() {
     near.peer.end();
 }
 
-/// A void refusal without a wait, or of a packet that was not sent, changes nothing. A malformed one ends its connection.
+/// A void RNR NAK outside a wait, or for a packet that was not sent, changes nothing. A malformed one ends its
+/// connection.
 #[test]
 fn a_void_refusal_without_a_wait_changes_nothing() {
     let mut near = near([&PATIENT; 2]);
@@ -61,7 +62,7 @@ fn a_void_refusal_without_a_wait_changes_nothing() {
     assert_eq!(near.peer.counter("malformed"), 0);
     let void = Head::new(near.far.qpn).void(7);
     let mut wrong = vec![void.clone(); 4];
-    // An acknowledgement, a SEND, a NAK of another kind, and payload.
+    // An acknowledgement, a SEND, another kind of NAK, and payload.
     wrong[0][SYNDROME] = 0x1f;
     wrong[1] = Head { flags: VOID, ..Head::new(near.far.qpn) }.bytes(0);
     wrong[2][SYNDROME] = 0x60;

@@ -1,4 +1,5 @@
-//! A process that another one sends to, and that does with the ring and the connection what it likes.
+//! A hostile receiver: a process that does anything with the ring and the connection over which another one sends to
+//! it.
 
 use std::iter;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,28 +19,28 @@ use crate::two_processes::near::Near;
 
 const LENGTH: usize = 100_000;
 const DEVICE_NAME: &str = "local-receiver";
-/// The key of the word that the first connection to a process gets.
+/// The key of the word of the first connection to a process.
 const FIRST_KEY: u32 = 1024;
 
 /// A queue pair of this process, and the process that it is connected to.
 struct Pair {
-    /// Goes before its domain.
+    /// Dropped before its domain.
     memory: Mr,
     side: Side,
-    /// What it has posted and what has not failed yet.
+    /// The number of posted requests that have not failed yet.
     posted: usize,
     _listener: OwnedFd,
 }
 
 impl Pair {
     fn new() -> (Self, Accepted) {
-        // Its limit is short, since these receivers answer nothing.
+        // The time limit is short, since these receivers never answer.
         static DEVICE: LazyLock<SoftDevice> = LazyLock::new(|| {
             let limit = Duration::from_millis(100);
             Builder::new(DEVICE_NAME).peers(Peers::SameUser).peer_limit(limit).install().unwrap()
         });
-        // From the middle on: others look for free ones from the end. Never the same again: the device may not have
-        // noticed yet that who was there has gone.
+        // From the middle on: others look for free slots from the end. No slot is reused: the device may not have
+        // noticed yet that its previous peer has ended.
         static NEXT: AtomicU32 = AtomicU32::new(0x400);
         let slots = iter::repeat_with(|| {
             let slot = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -57,7 +58,7 @@ impl Pair {
         (Self { side, memory, posted: 0, _listener: listener }, accepted)
     }
 
-    /// Requests of more than the ring takes.
+    /// Posts more than the ring can hold.
     fn post(&mut self) {
         for _ in 0..4 {
             self.side.qp.post(&Wr::send(1, &[self.memory.sge(0, LENGTH)]));
@@ -65,7 +66,7 @@ impl Pair {
         }
     }
 
-    /// Nobody has answered.
+    /// Expects all requests to fail because the receiver never answers.
     fn expect_end(self) {
         self.side.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
         for _ in 1..self.posted {
@@ -79,31 +80,31 @@ fn what_a_receiver_writes_ends_its_connection_at_most() {
     type Kind = (&'static str, fn(&mut Accepted));
     let kinds: &[Kind] = &[
         ("nothing", |_| {}),
-        ("a head that is ahead", |from| from.ring.set(Word::Head, CAPACITY * 3)),
-        ("a head that is ahead by one", |from| {
+        ("a head beyond the tail", |from| from.ring.set(Word::Head, CAPACITY * 3)),
+        ("a head beyond the tail by one", |from| {
             from.ring.set(Word::Head, from.ring.get(Word::Tail) + 1);
         }),
         ("a head that goes back", |from| from.ring.set(Word::Head, 64_u32.wrapping_neg())),
-        ("a head by half of all", |from| from.ring.set(Word::Head, 1 << 31)),
+        ("a head ahead by half of the range", |from| from.ring.set(Word::Head, 1 << 31)),
         ("a head within a message", |from| from.ring.set(Word::Head, 65)),
-        ("it looks by itself", |from| from.ring.set(Word::Looks, 1)),
-        ("it was told", |from| from.ring.set(Word::Looks, 2)),
-        ("whether it looks is garbage", |from| from.ring.set(Word::Looks, u32::MAX)),
-        ("nobody waits", |from| from.ring.set(Word::Waits, 0)),
-        ("who waits is garbage", |from| from.ring.set(Word::Waits, u32::MAX)),
-        ("an answer without a question", |from| from.ring.set(Word::Answered, 1)),
+        ("the receiver claims to poll", |from| from.ring.set(Word::Looks, 1)),
+        ("the receiver claims to be notified", |from| from.ring.set(Word::Looks, 2)),
+        ("garbage in the polling word", |from| from.ring.set(Word::Looks, u32::MAX)),
+        ("no sender waits", |from| from.ring.set(Word::Waits, 0)),
+        ("garbage in the waiting word", |from| from.ring.set(Word::Waits, u32::MAX)),
+        ("an answer without a request", |from| from.ring.set(Word::Answered, 1)),
         ("an answer of garbage", |from| from.ring.set(Word::Answered, u32::MAX)),
-        ("garbage in place of a question", |from| from.ring.set(Word::Asked, 0xdead_beef)),
+        ("garbage in place of a request", |from| from.ring.set(Word::Asked, 0xdead_beef)),
         ("garbage in place of the tail", |from| from.ring.set(Word::Tail, 0xdead_beef)),
         ("holes", |from| from.ring.punch()),
-        ("garbage in place of what it has executed", |from| from.ring.fill_executed(0xa5)),
-        ("it has executed for nobody", |from| from.ring.say_executed(0, 8)),
-        ("it has executed more than was sent", |from| {
+        ("garbage in place of the executed count", |from| from.ring.fill_executed(0xa5)),
+        ("an executed count for an unknown connection", |from| from.ring.say_executed(0, 8)),
+        ("more executed than was sent", |from| {
             (0..200).for_each(|ahead| from.ring.say_executed(FIRST_KEY, 1 << 20 | ahead));
         }),
         ("two bytes", |from| assert!(say(&from.socket, &[0; 2], &[]))),
         ("many bytes", |from| assert!((0..100).all(|_| say(&from.socket, &[7; 4096], &[])))),
-        // Which the kernel may refuse.
+        // The kernel may refuse this.
         ("a file", |from| {
             say(&from.socket, &[0], &[from.ring.0.as_fd()]);
         }),
@@ -118,7 +119,7 @@ fn what_a_receiver_writes_ends_its_connection_at_most() {
         println!("{kind}");
         for when in 0..3 {
             let (mut pair, mut from) = Pair::new();
-            // Before something comes, when it has come, and again when there is no space.
+            // Before anything arrives, after it has arrived, and again when the ring is full.
             if when == 0 {
                 act(&mut from);
             }
@@ -140,7 +141,7 @@ fn what_a_receiver_writes_ends_its_connection_at_most() {
     near.peer.end();
 }
 
-/// Without end, while messages come.
+/// Endlessly, while messages arrive.
 #[test]
 fn a_receiver_that_writes_garbage_all_the_time_harms_nobody_else() {
     type Kind = fn(&mut Accepted, &mut Random);
@@ -150,7 +151,7 @@ fn a_receiver_that_writes_garbage_all_the_time_harms_nobody_else() {
         |from, random| {
             let words = [Word::Head, Word::Looks, Word::Waits, Word::Tail];
             let word = words[random.below(4) as usize];
-            // Also what might be.
+            // Valid values too.
             let value = [random.next() as u32, random.below(4) as u32 * 64];
             from.ring.set(word, value[random.below(2) as usize]);
         },

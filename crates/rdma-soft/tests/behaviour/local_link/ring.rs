@@ -1,5 +1,5 @@
-//! What two processes share, as a process sees it that does what it likes: a ring of messages in memory, which it reads and
-//! writes by calls, and a connection (`src/link/local/shared.rs`).
+//! The objects that two processes share, as a hostile process uses them. These are a ring of messages in memory, which
+//! it reads and writes by system calls, and a connection (`src/link/local/shared.rs`).
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,20 +17,20 @@ use rustix::net::{
 };
 use test_support::rig::until;
 
-/// Of the messages, and of the names of sockets.
+/// The version of the messages, and of the names of sockets.
 pub(crate) const VERSION: u8 = 4;
 
-/// How many bytes the ring has.
+/// The capacity of the ring, in bytes.
 pub(crate) const CAPACITY: u32 = 256 << 10;
 const BEGIN: u64 = 12_288;
-/// Of the file.
+/// The length of the file, in bytes.
 pub(crate) const SIZE: u64 = BEGIN + CAPACITY as u64;
-/// Where messages begin.
+/// The alignment of messages.
 pub(crate) const ALIGN: u32 = 64;
-/// Before a message.
+/// The bytes before a message, including its length.
 const GAP: u32 = 16;
 
-/// The words at the beginning, by where they are.
+/// The control words at the start of the file, by their offsets.
 #[derive(Clone, Copy)]
 pub(crate) enum Word {
     Tail = 0,
@@ -41,13 +41,13 @@ pub(crate) enum Word {
     Answered = 640,
 }
 
-/// Where the receiver says how far it has executed what came.
+/// The offset of the receiver's report of how far it has executed each connection.
 const EXECUTED: u64 = 768;
 
-/// Of a ring.
+/// The seals of the file of a ring.
 pub(crate) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// A file of memory, as long as that.
+/// Returns a memory file of that length.
 pub(crate) fn file(length: u64, seals: SealFlags) -> OwnedFd {
     let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&file, length).unwrap();
@@ -72,7 +72,7 @@ impl Ring {
         assert_eq!(pwrite(&self.0, &value.to_le_bytes(), word as u64), Ok(4));
     }
 
-    /// Writes so many bytes into the ring at most as it has.
+    /// Writes bytes at a ring offset, wrapping at the end; at most the ring's capacity.
     pub(crate) fn write(&self, at: u32, bytes: &[u8]) {
         let at = at % CAPACITY;
         let (first, second) = bytes.split_at(bytes.len().min((CAPACITY - at) as usize));
@@ -87,20 +87,20 @@ impl Ring {
         assert_eq!(pread(&self.0, &mut *second, BEGIN), Ok(second.len()));
     }
 
-    /// What the receiver says of how far each connection is executed: all of it that byte.
+    /// Fills the whole report of how far each connection is executed with that byte.
     pub(crate) fn fill_executed(&self, byte: u8) {
         const LENGTH: usize = 128 + 128 + 8 * 1024;
         assert_eq!(pwrite(&self.0, &[byte; LENGTH], EXECUTED), Ok(LENGTH));
     }
 
-    /// The word of the first connection, with any key, says that, and that it does.
+    /// Reports the position `expected` for the first connection, under any key, and marks the report as changed.
     pub(crate) fn say_executed(&self, key: u32, expected: u32) {
         let word = u64::from(key) << 32 | u64::from(expected);
         assert_eq!(pwrite(&self.0, &word.to_le_bytes(), EXECUTED + 256), Ok(8));
         assert_eq!(pwrite(&self.0, &expected.to_le_bytes(), EXECUTED), Ok(4));
     }
 
-    /// All of it is zeros, and no memory any more.
+    /// Releases the memory of the whole file, which then reads as zeros.
     pub(crate) fn punch(&self) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(&self.0, flags, 0, SIZE).unwrap();
@@ -116,14 +116,14 @@ fn address_of(name: &str) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(name.as_bytes())
 }
 
-/// A socket that says nothing.
+/// Connects a socket, and sends nothing.
 pub(crate) fn connect_to(name: &str) -> Result<OwnedFd, Errno> {
     let socket = socket()?;
     connect(&socket, &address_of(name)?)?;
     Ok(socket)
 }
 
-/// Also if many wait.
+/// Like [`connect_to`], but waits while the listener's backlog is full.
 pub(crate) fn connect_patiently(name: &str) -> OwnedFd {
     let mut made = None;
     until("a connection", || {
@@ -143,18 +143,18 @@ pub(crate) fn listen_at(name: &str) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// Says whether the connection is there still.
+/// Sends a message with files. Returns true if the connection is still open.
 pub(crate) fn say(socket: &OwnedFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut along = SendAncillaryBuffer::new(&mut space);
     assert!(files.is_empty() || along.push(SendAncillaryMessage::ScmRights(files)));
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut along, flags);
-    // If there is no space, it was told and has not looked yet.
+    // If the socket buffer is full, the device has a notification that it has not read yet.
     matches!(sent, Ok(_) | Err(Errno::AGAIN))
 }
 
-/// Waits until there is space for the message: tells fill the socket that nobody has looked at yet.
+/// Sends a message, and waits for space: unread notifications fill the socket buffer.
 pub(crate) fn say_whole(socket: &OwnedFd, bytes: &[u8]) {
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let mut sent = Ok(0);
@@ -165,7 +165,7 @@ pub(crate) fn say_whole(socket: &OwnedFd, bytes: &[u8]) {
     assert_eq!(sent, Ok(bytes.len()));
 }
 
-/// Whether the other end is gone; what it tells is taken.
+/// Returns true if the other end is closed. Discards pending notifications.
 pub(crate) fn is_closed(socket: &OwnedFd) -> bool {
     loop {
         match recv(socket, &mut [0_u8; 2], RecvFlags::DONTWAIT) {
@@ -179,7 +179,7 @@ pub(crate) fn wait_until_closed(socket: &OwnedFd) {
     until("the end of a connection", || is_closed(socket));
 }
 
-/// Waits until the device asks for the ring. Says whether it does, and has not closed the connection.
+/// Waits until the device requests the ring. Returns true if it does, and false if it has closed the connection.
 pub(crate) fn wait_until_asked(socket: &OwnedFd) -> bool {
     let (mut said, mut read) = ([0; 2], Err(Errno::AGAIN));
     until("a request for the ring", || {
@@ -190,7 +190,7 @@ pub(crate) fn wait_until_asked(socket: &OwnedFd) -> bool {
     read == Ok(1)
 }
 
-/// A connection by which messages go to a device.
+/// A connection that sends messages to a device.
 pub(crate) struct Connection {
     pub(crate) socket: OwnedFd,
     pub(crate) ring: Ring,
@@ -198,7 +198,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// With the first message, which says where the ring is, once it was asked for. The device may have closed it by then.
+    /// Waits for the request for the ring, and sends the first message, which passes the ring. The device may have
+    /// closed the connection by then.
     pub(crate) fn new(socket: OwnedFd) -> Self {
         wait_until_asked(&socket);
         let ring = Ring::new();
@@ -210,7 +211,7 @@ impl Connection {
         Self::new(connect_to(name).unwrap())
     }
 
-    /// Also if many wait.
+    /// Like [`Self::to`], but waits while the listener's backlog is full.
     pub(crate) fn patiently_to(name: &str) -> Self {
         Self::new(connect_patiently(name))
     }
@@ -223,7 +224,7 @@ impl Connection {
         wait_until_closed(&self.socket);
     }
 
-    /// Has the device look. Says whether the connection is there still.
+    /// Notifies the device. Returns true if the connection is still open.
     pub(crate) fn tell(&self) -> bool {
         matches!(
             send(&self.socket, &[0], SendFlags::NOSIGNAL | SendFlags::DONTWAIT),
@@ -231,7 +232,8 @@ impl Connection {
         )
     }
 
-    /// Writes a message, whether there is space or not. Of one that is longer than the ring there is only the length.
+    /// Writes a message whether or not there is space. If the message is longer than the ring, only its length is
+    /// written.
     pub(crate) fn put(&mut self, bytes: &[u8]) {
         let length = u32::try_from(bytes.len()).unwrap();
         self.ring.write(self.tail, &length.to_le_bytes());
@@ -242,13 +244,13 @@ impl Connection {
         self.ring.set(Word::Tail, self.tail);
     }
 
-    /// Says whether the connection is there still.
+    /// Waits for space, and sends a message. Returns true if the connection is still open.
     pub(crate) fn try_send(&mut self, bytes: &[u8]) -> bool {
         let taken = taken(u32::try_from(bytes.len()).unwrap());
         let mut closed = false;
         until("space", || {
             let used = self.tail.wrapping_sub(self.ring.get(Word::Head));
-            // If that is garbage there is nothing to wait for.
+            // If the head is garbage there is nothing to wait for.
             let space = CAPACITY.checked_sub(used).unwrap_or(CAPACITY);
             closed = space < taken && self.is_closed();
             closed || space >= taken
@@ -263,13 +265,13 @@ impl Connection {
         assert!(self.try_send(bytes));
     }
 
-    /// The tell brings files along.
+    /// Sends a message; its notification carries files.
     pub(crate) fn send_with_files(&mut self, bytes: &[u8]) -> bool {
         self.put(bytes);
         say(&self.socket, &[0], &[self.socket.as_fd(); 3])
     }
 
-    /// Waits until the device has read all.
+    /// Waits until the device has read everything.
     pub(crate) fn wait_until_read(&self) {
         until("messages that were read", || self.ring.get(Word::Head) == self.tail);
     }
@@ -285,12 +287,12 @@ impl Connection {
     }
 }
 
-/// What a message takes of the ring.
+/// The space that a message occupies in the ring.
 fn taken(length: u32) -> u32 {
     if length > CAPACITY - GAP { ALIGN } else { (length + GAP).next_multiple_of(ALIGN) }
 }
 
-/// Says that it is over, also to a thread that is waited for when a test fails.
+/// Sets a flag when dropped, so that a thread which is joined ends even if the test fails.
 pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -299,7 +301,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// What is in a ring is no message of a device.
+/// The ring contains something that is no message of a device.
 #[derive(Debug)]
 pub(crate) struct Broken;
 
@@ -311,11 +313,11 @@ pub(crate) struct Accepted {
 }
 
 impl Accepted {
-    /// If there is one that has not ended.
+    /// Accepts a pending connection. Returns `None` if there is none, or if it has ended.
     pub(crate) fn at(listener: &OwnedFd) -> Option<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = accept_with(listener, flags).ok()?;
-        // It may be gone.
+        // The connection may have ended.
         let _ = send(&socket, &[VERSION], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         let (mut file, mut said) = (None, 0);
         until("the first message", || {
@@ -336,7 +338,7 @@ impl Accepted {
         (said == 1).then(|| Self { socket, ring: Ring(file.unwrap()), head: 0 })
     }
 
-    /// Has the device look.
+    /// Notifies the device.
     pub(crate) fn tell(&self) {
         let _ = send(&self.socket, &[0], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
     }
@@ -359,7 +361,7 @@ impl Accepted {
         Ok(Some(bytes))
     }
 
-    /// Says how far it has read, and that there is space if the device waits for that.
+    /// Publishes how far it has read, and notifies the device if it waits for space.
     pub(crate) fn free(&self) {
         self.ring.set(Word::Head, self.head);
         if self.ring.get(Word::Waits) != 0 {

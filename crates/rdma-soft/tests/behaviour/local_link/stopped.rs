@@ -20,7 +20,7 @@ fn near(device: &str, peer: Peer) -> Near {
     Near::on(device, peer, ibv_qp_type::IBV_QPT_RC, &HASTY)
 }
 
-/// One of each kind, as the request with that number.
+/// Posts one request of each kind, numbered from `first` on.
 fn post_each(near: &Near, first: u64) {
     let (address, key) = near.remote;
     let one = |n, opcode| Wr::new(first + n, opcode, &[near.memory.sge(0, LENGTH)]);
@@ -31,17 +31,17 @@ fn post_each(near: &Near, first: u64) {
     near.side.qp.post(&word.atomic_at(address, key, 1, 0));
 }
 
-/// Its sender waits for it, however short its timeout: an adapter would answer.
+/// The sender waits for a stopped process, however short its timeout: an adapter would answer.
 fn stop_and_go_on(rounds: u64, stopped: impl Fn(&mut Near)) {
     rdma_soft::install();
     let mut near = near("soft0", Peer::start());
-    // Its polls are the time that passes.
+    // Its polls let time pass.
     let mut other = Near::new(ibv_qp_type::IBV_QPT_RC);
     near.all_of_it();
     for round in 0..rounds {
         near.peer.receive();
         near.peer.stop();
-        // In part more than the link has space for.
+        // Some rounds exceed the capacity of the link.
         (0..4).for_each(|n| post_each(&near, 100 * round + 10 * n));
         stopped(&mut other);
         assert!(near.side.send_cq.is_empty());
@@ -74,7 +74,7 @@ fn a_process_that_is_stopped_for_half_a_minute_loses_nothing() {
     });
 }
 
-/// A process that runs has no queue pair of that number any more: the timeout and the retries count.
+/// The running process no longer has a queue pair of that number: the timeout and the retries count.
 #[test]
 fn a_process_that_runs_and_does_not_answer_is_given_up_by_timeout_and_retries() {
     rdma_soft::install();
@@ -96,7 +96,7 @@ fn a_process_that_runs_and_does_not_answer_is_given_up_by_timeout_and_retries() 
     near.peer.end();
 }
 
-/// All of what waits for it, and what is posted then. What is posted when it goes on gets there.
+/// Fails all requests that wait for the process, and those posted then. Requests posted after it continues arrive.
 #[test]
 fn a_process_that_is_silent_for_too_long_is_given_up() {
     let limit = Duration::from_millis(50);
@@ -105,7 +105,7 @@ fn a_process_that_is_silent_for_too_long_is_given_up() {
     let mut nears = [(); 2].map(|()| near(device.name(), Peer::start_at("/hasty-local")));
     for (near, fill) in nears.iter_mut().zip([false, true]) {
         near.peer.stop();
-        // As much as is in flight; or more than the link has space for.
+        // Few enough to be all in flight, or more than the link has space for.
         let write = Wr::new(1, Opcode::IBV_WR_RDMA_WRITE, &[near.memory.sge(0, LENGTH)]);
         let write = write.remote(near.remote.0, near.remote.1);
         let posted = (0..if fill { 40 } else { 1 }).map(|_| near.side.qp.post(&write)).count();
@@ -116,14 +116,14 @@ fn a_process_that_is_silent_for_too_long_is_given_up() {
     let [near, other] = nears;
     near.peer.go_on();
     near.peer.end();
-    // A new connection to the same process, which is as patient as a busy machine needs.
+    // A new connection to the same process, as patient as a busy machine needs.
     other.peer.go_on();
     let mut again = Near::on(device.name(), other.peer, ibv_qp_type::IBV_QPT_RC, &PATIENT);
     again.all_of_it();
     again.peer.end();
 }
 
-/// Runs a case in a process with that variable, which the processes that it starts have, too.
+/// Runs a case in a process with that environment variable, which its child processes inherit.
 fn with(test: &str, (name, value): (&str, &str), case: impl FnOnce()) {
     let test = format!("local_link::stopped::{test}");
     in_own_process_with(&test, |program| _ = program.env(name, value), case);
@@ -140,7 +140,7 @@ fn the_environment_says_how_long_a_silent_process_is_waited_for() {
         let begin = Instant::now();
         near.side.qp.post(&write.remote(near.remote.0, near.remote.1));
         near.side.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
-        // Half of what it is without the variable.
+        // Half of the time that applies without the variable.
         assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
         near.peer.go_on();
         near.peer.end();

@@ -6,7 +6,7 @@ use test_support::rig::post::Wr;
 use crate::two_processes::near::Near;
 use crate::two_processes::peer::ENDINGS;
 
-/// In the environment: how many processes end in each way.
+/// The environment variable with the number of processes that end in each way.
 const RUNS: &str = "RDMA_TEST_ENDS";
 
 /// A multiple of the number of [`Last`] operations.
@@ -14,7 +14,7 @@ fn runs() -> usize {
     std::env::var(RUNS).map_or(12, |runs| runs.parse().unwrap())
 }
 
-/// What is asked of the process that ends; the last of it is what completes there.
+/// The requests sent to the process that ends; the last one completes there.
 #[derive(Debug, Clone, Copy)]
 enum Last {
     Send,
@@ -28,7 +28,7 @@ impl Last {
         [Self::Send, Self::WriteWithImmediate, Self::ReadAndSend, Self::AtomicAndSend][run % 4]
     }
 
-    /// With a length of its own in each run, of which the longest takes several packets. They are numbered from 1 on.
+    /// The requests, numbered from 1 on. Each run uses another length, and the longest takes several packets.
     fn requests(self, near: &Near, run: usize) -> Vec<Wr> {
         let sge = [near.memory.sge(0, [8, 3000, 1024, 0][run / 4 % 4])];
         let (address, key) = near.remote;
@@ -43,13 +43,13 @@ impl Last {
     }
 }
 
-/// The process that ends has received its last message: what was sent to it, and before that, completes.
+/// The process that ends has received its last message. That message and everything sent before it complete.
 pub(crate) fn receivers_end(connect: impl Fn() -> Near) {
     for (ending, run) in all(runs()) {
         let last = Last::of(run);
         println!("{ending}, {last:?}, run {run}");
         let mut near = connect();
-        // Answers come by a way that is known already, or by a new one.
+        // Answers take a route that is already known, or a new one.
         if run % 2 == 0 {
             near.read(8);
         }
@@ -57,7 +57,7 @@ pub(crate) fn receivers_end(connect: impl Fn() -> Near) {
         near.peer.begin_last(&format!("completion_and_end {ending}"));
         let requests = last.requests(&near, run);
         requests.iter().for_each(|wr| near.side.qp.post(wr));
-        // This program polls meanwhile, or looks when the other one is no more.
+        // This program polls meanwhile, or only after the other process has ended.
         if run % 3 == 0 {
             near.peer.wait_for_end();
         }
@@ -67,7 +67,7 @@ pub(crate) fn receivers_end(connect: impl Fn() -> Near) {
     }
 }
 
-/// The process that ends has sent its last message, and that has completed: it is there.
+/// The process that ends has sent its last message, and that has completed: the message has arrived.
 pub(crate) fn senders_end(connect: impl Fn() -> Near) {
     for (ending, run) in all(runs() / 2) {
         let last = ["send", "write"][run % 2];

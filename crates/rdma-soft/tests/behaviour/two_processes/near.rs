@@ -1,4 +1,4 @@
-//! This process's side of connections to the second process, and what it does by them.
+//! This process's side of connections to the second process, and the operations on them.
 
 #![allow(dead_code)] // each test program uses a part of it
 
@@ -11,7 +11,8 @@ use test_support::rig::{Mr, Size};
 
 use crate::two_processes::peer::{self, ACCESS, LENGTH, Peer, bring_up};
 
-/// Waits for ever for an answer, and for a receive request: only the end of its peer ends it.
+/// Waits without limit for an answer and for a receive request: only the end of the peer ends the
+/// wait.
 pub(crate) const PATIENT: Knobs = Knobs {
     access: ACCESS,
     mtu: rdma_sys::ibv_mtu::IBV_MTU_1024,
@@ -26,11 +27,11 @@ pub(crate) const PATIENT: Knobs = Knobs {
 /// This side of a connection to another process.
 pub(crate) struct Near {
     pub(crate) peer: Peer,
-    /// Goes before its domain.
+    /// Dropped before its domain.
     pub(crate) memory: Mr,
     pub(crate) side: Side,
     pub(crate) far: Endpoint,
-    /// The address of its memory, and the key.
+    /// The address of the peer's memory, and its key.
     pub(crate) remote: (u64, u32),
 }
 
@@ -44,7 +45,7 @@ impl Near {
         Self::between(device, peer, qp_type, [knobs, &PATIENT])
     }
 
-    /// With knobs for this side, and for the other.
+    /// Connects with separate knobs for this side and the other.
     pub(crate) fn between(
         device: &str,
         mut peer: Peer,
@@ -68,7 +69,7 @@ impl Near {
         Wr::send(1, &[self.memory.sge(0, length)])
     }
 
-    /// A message arrives whole.
+    /// Checks that a message arrives whole.
     pub(crate) fn message(&mut self, length: usize, imm: Option<u32>) {
         self.fill(length as u8);
         self.peer.receive();
@@ -126,7 +127,7 @@ impl Near {
         assert_eq!(atomic(self, Opcode::IBV_WR_ATOMIC_CMP_AND_SWP, 42, 8), 7);
     }
 
-    /// What a reliable connection can do.
+    /// Checks all operations of a reliable connection.
     pub(crate) fn all_of_it(&mut self) {
         for length in [0, 1, 1024, 16 << 10, (16 << 10) + 1, LENGTH] {
             self.message(length, None);
@@ -138,7 +139,7 @@ impl Near {
         self.atomics();
     }
 
-    /// A request is on its way whose answer nothing but the end of the peer brings.
+    /// Posts a request that is answered only by the end of the peer.
     pub(crate) fn wait(&self) {
         self.side.qp.post(&self.send(8));
         assert!(self.side.send_cq.is_empty());

@@ -1,5 +1,5 @@
-//! The second process: what it does, and how the first one has it done. Each command is a line, and
-//! each answer one that begins with a mark, since the harness of tests writes there, too.
+//! The second process: its commands, and the handle by which the first one gives them. Each command is a line. Each
+//! answer is a line that begins with a mark, since the test harness writes to the same output.
 #![allow(dead_code)] // each test program uses a part of it
 
 use std::fs::File;
@@ -28,24 +28,24 @@ use test_support::system_calls;
 
 use crate::two_processes::near::PATIENT;
 
-/// What peers may do to the memory of each side.
+/// The rights of peers to the memory of each side.
 pub(crate) const ACCESS: u32 = ALL_ACCESS;
-/// Of that memory.
+/// The length of that memory.
 pub(crate) const LENGTH: usize = 100_000;
 
-/// Where the second process listens; `soft0` stands for the device that both have, and `/NAME` for one that it makes with
-/// the peers of its environment.
+/// The environment variable with the address where the second process listens. `soft0` means the device that both have,
+/// and `/NAME` one that it makes with the peers of its environment.
 const THIS: &str = "RDMA_TEST_SECOND_PROCESS";
 /// The ways in which the second process ends when it has its last completion.
 pub(crate) const ENDINGS: [&str; 5] = ["_exit", "SIGKILL", "abort", "exit", "return"];
-/// A device of the processes of a directory, and where that is.
+/// The name of a device shared by the processes of a directory, and the variable with the directory.
 const IN_DIRECTORY: &str = "private";
 const DIRECTORY: &str = "RDMA_TEST_DIRECTORY";
-/// The second process finds a kernel that does not refuse files for its sockets.
+/// If set, the second process runs on a simulated kernel that does not refuse files for its sockets.
 const EARLIER: &str = "RDMA_TEST_EARLIER_KERNEL";
 const MARK: &str = "> ";
 
-/// Of `asm-generic/socket.h`.
+/// From `asm-generic/socket.h`.
 const SOL_SOCKET: i32 = 1;
 const SO_PASSRIGHTS: i32 = 83;
 
@@ -55,7 +55,7 @@ pub(crate) fn read(memory: &Mr, from: usize, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Of bytes, to compare them by.
+/// A checksum to compare bytes by.
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
     let add = |sum: u64, byte: &u8| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3).rotate_left(5)
@@ -63,7 +63,7 @@ pub(crate) fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, add)
 }
 
-/// Both ends use the same index of their GID tables.
+/// Connects a queue pair; both ends use the same index of their GID tables.
 pub(crate) fn bring_up(side: &Side, far: &Endpoint, knobs: &Knobs) {
     let own = endpoint_with_gid(&side.context, &side.qp, far.gid_index);
     match side.qp.service() {
@@ -109,12 +109,12 @@ impl Peer {
         Self::start_with(place, &[])
     }
 
-    /// On a kernel before Linux 6.16, as far as sockets are concerned.
+    /// Starts it on a simulated kernel before Linux 6.16, as far as sockets are concerned.
     pub(crate) fn start_on_earlier_kernel() -> Self {
         Self::start_with("soft0", &[(EARLIER, "1")])
     }
 
-    /// With a device of the processes of a directory.
+    /// Starts it with a device shared by the processes of a directory.
     pub(crate) fn start_in(directory: &str) -> Self {
         Self::start_with(IN_DIRECTORY, &[(DIRECTORY, directory)])
     }
@@ -144,22 +144,22 @@ impl Peer {
         self.finish()
     }
 
-    /// Has it do something that takes a while.
+    /// Starts a command that takes a while.
     pub(crate) fn begin(&mut self, command: &str) {
         self.ask(&format!("ready {command}"));
     }
 
-    /// Has it answer that many messages. It posts the receive request of each after its answer to the one before.
+    /// Starts `count` echoes. The process posts the receive request of each after its answer to the previous one.
     pub(crate) fn begin_echoes(&mut self, count: usize) {
         self.tell(&format!("echoes {count}"));
     }
 
-    /// Waits until it has done that.
+    /// Waits until that command is done.
     #[track_caller]
     pub(crate) fn finish(&mut self) -> Vec<u128> {
         loop {
             let mut line = String::new();
-            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "it has ended");
+            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "the peer has ended");
             if let Some((_, answer)) = line.split_once(MARK) {
                 return answer.split_whitespace().map(|word| word.parse().unwrap()).collect();
             }
@@ -177,19 +177,19 @@ impl Peer {
         self.connect_with(to, &PATIENT);
     }
 
-    /// Its queue pair has the timers and retries of these knobs.
+    /// Connects its queue pair with the timers and retries of these knobs.
     pub(crate) fn connect_with(&mut self, to: &Endpoint, knobs: &Knobs) {
         let Knobs { timeout, retries, rnr_retries, min_rnr_timer, .. } = knobs;
         let timers = format!("{timeout} {retries} {rnr_retries} {min_rnr_timer}");
         self.ask(&format!("connect {} {timers}", say(to)));
     }
 
-    /// Numbers of queue pairs of each kind that take packets, with memory that no peer may touch.
+    /// Returns the numbers of queue pairs of each kind that receive packets, with memory that no peer may touch.
     pub(crate) fn victims(&mut self, to: &Endpoint) -> Vec<u32> {
         self.ask(&format!("victims {}", say(to))).into_iter().map(|qpn| qpn as u32).collect()
     }
 
-    /// Has it connect a queue pair to that one: 0 or an error number.
+    /// Connects a queue pair to that one. Returns 0 or an error number.
     pub(crate) fn ready_to_receive(&mut self, from: &Endpoint) -> i32 {
         self.ask(&format!("ready_to_receive {}", say(from)))[0] as i32
     }
@@ -206,33 +206,33 @@ impl Peer {
         self.ask(&format!("send {length} {imm}"));
     }
 
-    /// Has it post that many receive requests.
+    /// Posts that many receive requests there.
     pub(crate) fn receive_all(&mut self, count: usize) {
         self.ask(&format!("receives {count}"));
     }
 
-    /// Has it poll that many completions.
+    /// Polls that many completions there.
     pub(crate) fn complete_all(&mut self, count: usize) {
         self.ask(&format!("completions {count}"));
     }
 
-    /// The kind, the length and the immediate data.
+    /// Returns the kind, the length and the immediate data.
     pub(crate) fn completion(&mut self) -> (u32, u32, u32) {
         let answer = self.ask("completion");
         (answer[0] as u32, answer[1] as u32, answer[2] as u32)
     }
 
-    /// The last GID of its device.
+    /// Returns the last GID of its device.
     pub(crate) fn last_gid(&mut self) -> ibv_gid {
         ibv_gid { raw: self.ask("last_gid")[0].to_be_bytes() }
     }
 
-    /// It does its last, and answers no more.
+    /// Starts its last command, which it does not answer.
     pub(crate) fn begin_last(&mut self, command: &str) {
         self.tell(command);
     }
 
-    /// Waits until nothing of it is left.
+    /// Waits until nothing of the process is left.
     pub(crate) fn wait_for_end(&mut self) {
         self.child.wait().unwrap();
     }
@@ -257,12 +257,12 @@ impl Peer {
         until("closed files", || self.files() == count);
     }
 
-    /// In bytes.
+    /// Returns its memory use in bytes.
     pub(crate) fn memory(&mut self) -> usize {
         self.ask("memory")[0] as usize
     }
 
-    /// The longest of the calls that a program makes which does ordinary work so many times.
+    /// Returns the longest call of a program that does ordinary work `times` times.
     pub(crate) fn longest_call(&mut self, times: usize) -> Duration {
         Duration::from_micros(self.ask(&format!("work {times}"))[0] as u64)
     }
@@ -271,18 +271,18 @@ impl Peer {
         self.ask(&format!("allow {}", u8::from(more)));
     }
 
-    /// Has its queue pair be a member of a group, or not any more.
+    /// Makes its queue pair a member of a group, or removes it.
     pub(crate) fn join(&mut self, group: Gid, join: bool) {
         let command = if join { "join" } else { "leave" };
         self.ask(&format!("{command} {}", u128::from_be_bytes(group.to_bytes())));
     }
 
-    /// What it uses while it waits so long, in hundredths of a second.
+    /// Returns the processor time that it uses during a wait of that length, in hundredths of a second.
     pub(crate) fn processor_time(&mut self, milliseconds: u32) -> u64 {
         self.ask(&format!("wait {milliseconds}"))[0] as u64
     }
 
-    /// The child ends when nobody gives it commands any more.
+    /// The child ends when the command pipe is closed.
     pub(crate) fn fork(&mut self) {
         self.ask("fork");
     }
@@ -328,31 +328,31 @@ impl Drop for Peer {
     }
 }
 
-/// What the second process has.
+/// The state of the second process.
 struct World {
-    /// Open before there may be no more files.
+    /// Opened before the limit of open files is reached.
     stat: File,
     device: &'static str,
     side: Option<(Mr, Side)>,
     victims: Vec<(Mr, Side)>,
-    /// It is to end by returning.
+    /// Whether the process ends by returning from `main`.
     returns: bool,
 }
 
-/// Installs a device that has one address, and says its name.
+/// Installs a device that has one address, and returns its name.
 pub(crate) fn network(name: &'static str, place: &str) -> &'static str {
     // The other process may get no processor for some seconds.
     let device = Builder::new(name).gids([]).listen(place).retry_time(Duration::from_secs(60));
     device.install().unwrap().name()
 }
 
-/// Installs a device of the processes of a directory, and says its name.
+/// Installs a device shared by the processes of a directory, and returns its name.
 pub(crate) fn in_directory(path: &str) -> &'static str {
     let device = Builder::new(IN_DIRECTORY).peers(Peers::SameUser).directory(path);
     device.install().unwrap().name()
 }
 
-/// Does what it is told until there is nothing more.
+/// Runs commands until the input ends.
 pub(crate) fn obey() {
     if std::env::var_os(EARLIER).is_some() {
         system_calls::refuse_socket_option(SOL_SOCKET, SO_PASSRIGHTS);
@@ -422,7 +422,7 @@ impl World {
                 return self.with_side(words[0], &words[1..]);
             }
             "fork" => drop(fork::Child::fork(|| {
-                // Until nobody has the other end.
+                // Until every copy of the other end is closed.
                 let stdin = std::io::stdin();
                 let mut bytes = [0; 64];
                 while rustix::io::read(&stdin, &mut bytes).is_ok_and(|read| read > 0) {}
@@ -469,11 +469,11 @@ impl World {
         let rc = ibv_qp_type::IBV_QPT_RC;
         for qp_type in [rc, rc, ibv_qp_type::IBV_QPT_UC, ibv_qp_type::IBV_QPT_UD] {
             let side = Side::new(self.device, &Size { qp_type, ..Size::default() }, 4096);
-            // It has receive requests in memory that peers may not name, and rights for what is not
-            // registered.
+            // The receive requests are in memory that peers may not access, and peers have rights only for memory that
+            // is not registered.
             let memory = side.pd.register_filled(vec![0xee; LENGTH], 1);
             if qp_type == rc && self.victims.is_empty() {
-                assert_ne!(to_receive(&side, to, UC_RTR), 0, "what a reliable one lacks");
+                assert_ne!(to_receive(&side, to, UC_RTR), 0, "RC needs more attributes");
             } else {
                 bring_up(&side, to, &PATIENT);
             }
@@ -542,14 +542,14 @@ impl World {
     }
 }
 
-/// Has a queue pair be ready to receive from there: 0 or an error number.
+/// Brings a queue pair to the ready-to-receive state. Returns 0 or an error number.
 fn to_receive(side: &Side, far: &Endpoint, mask: u32) -> i32 {
     let attr = attributes(&side.endpoint(), far, &PATIENT);
     to_init(&side.qp, &attr);
     side.qp.modify(ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr }, mask)
 }
 
-/// Makes a pair of queue pairs, sends, and destroys both, so many times.
+/// Makes a pair of queue pairs, sends, and destroys both, `times` times.
 #[allow(clippy::disallowed_methods)] // The program has a clock of its own.
 fn work(times: usize) -> Duration {
     let mut longest = Duration::ZERO;
@@ -590,7 +590,7 @@ fn allow(more: usize) {
     setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
 }
 
-/// In ticks: the time in the program and that in the kernel.
+/// The processor time in ticks, user and kernel together.
 fn processor_time(stat: &File) -> u64 {
     let mut bytes = [0; 1024];
     let length = stat.read_at(&mut bytes, 0).unwrap();

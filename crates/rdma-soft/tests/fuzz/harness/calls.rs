@@ -1,6 +1,6 @@
 //! The calls that post lists, as C makes them.
 #![allow(unsafe_code)]
-#![allow(clippy::undocumented_unsafe_blocks)] // As the rig: the objects are live, and the lists are the caller's.
+#![allow(clippy::undocumented_unsafe_blocks)] // As in the rig: the objects are live, and the lists are the caller's.
 
 use std::ptr;
 
@@ -8,12 +8,12 @@ use rdma_sys::*;
 use test_support::rig::Qp;
 use test_support::rig::srq::Srq;
 
-/// A list was refused: from which request on, and with which number.
+/// The index of the request from which on a list was refused, and the error number.
 pub(crate) type Refused = (usize, i32);
 
 macro_rules! list {
     ($name:ident, $object:ty, $request:ty, $call:ident) => {
-        /// Posts the requests as one list. What they point to is live, or the device has no reason to look at it.
+        /// Posts the requests as one list. Everything they point to is live, or the device has no reason to look at it.
         pub(crate) fn $name(object: &$object, requests: &mut [$request]) -> Result<(), Refused> {
             let first = requests.as_mut_ptr();
             for n in 1..requests.len() {
@@ -26,7 +26,7 @@ macro_rules! list {
                 return Ok(());
             }
             let refused = (0..requests.len()).find(|&n| ptr::eq(first.wrapping_add(n), bad));
-            Err((refused.expect("a request of the list"), errno))
+            Err((refused.expect("the refused request is in the list"), errno))
         }
     };
 }
@@ -35,36 +35,36 @@ list!(post_send, Qp, ibv_send_wr, ibv_post_send);
 list!(post_receive, Qp, ibv_recv_wr, ibv_post_recv);
 list!(post_shared_receive, Srq, ibv_recv_wr, ibv_post_srq_recv);
 
-/// Begins a request that the device does not have.
+/// Begins a request that the device does not support.
 pub(crate) fn begin_unknown(qp: &Qp, which: u8) {
     let qp = qp.as_ex();
     match which % 3 {
         0 => {
-            let begin = unsafe { (*qp).wr_send_tso }.expect("all are there");
+            let begin = unsafe { (*qp).wr_send_tso }.expect("every function is set");
             unsafe { begin(qp, ptr::null_mut(), 0, 0) };
         }
         1 => {
-            let begin = unsafe { (*qp).wr_atomic_write }.expect("all are there");
+            let begin = unsafe { (*qp).wr_atomic_write }.expect("every function is set");
             unsafe { begin(qp, 0, 0, ptr::null()) };
         }
         _ => {
-            let begin = unsafe { (*qp).wr_flush }.expect("all are there");
+            let begin = unsafe { (*qp).wr_flush }.expect("every function is set");
             unsafe { begin(qp, 0, 0, 0, 0, 0) };
         }
     }
 }
 
-/// Gives the request that was begun a list that is too long, of which nothing is there.
+/// Gives the begun request a list that is too long, and points to no elements.
 pub(crate) fn set_endless_list(qp: &Qp, count: usize) {
     unsafe { ibv_wr_set_sge_list(qp.as_ex(), count, ptr::dangling()) }
 }
 
-/// Gives the request that was begun data that is too long, of which nothing is there.
+/// Gives the begun request data that is too long, and points to no memory.
 pub(crate) fn set_endless_data(qp: &Qp, length: usize) {
     unsafe { ibv_wr_set_inline_data(qp.as_ex(), ptr::dangling_mut::<u8>().cast(), length) }
 }
 
-/// Gives the request that was begun data at these addresses, which is there.
+/// Gives the begun request data at these addresses, which are valid.
 pub(crate) fn set_data(qp: &Qp, parts: &[(u64, u32)]) {
     let buffer = |&(address, length): &(u64, u32)| ibv_data_buf {
         addr: ptr::with_exposed_provenance_mut(address as usize),
@@ -88,7 +88,7 @@ pub(crate) fn remote(wr: &ibv_send_wr) -> (u32, u64) {
     }
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 pub(crate) fn destination(wr: &ibv_send_wr) -> ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
     unsafe { wr.wr.ud }
 }

@@ -1,4 +1,4 @@
-//! A queue pair, and the account of what was posted to it.
+//! A queue pair, and the record of the requests posted to it.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,8 @@ struct Sent {
     id: u64,
     signaled: bool,
     may_succeed: bool,
-    /// Since when the send queue runs: it goes on after an error only by a new life.
+    /// The life of the queue pair in which it was posted; after an error the send queue needs a new
+    /// life.
     life: u32,
 }
 
@@ -22,14 +23,14 @@ struct Sent {
 #[derive(Clone, Copy)]
 pub(crate) struct Receive {
     pub(crate) id: u64,
-    /// How many bytes there is space for, up to the first element that its key does not grant.
+    /// The available space in bytes, up to the first element that its key does not grant.
     pub(crate) room: u64,
 }
 
 pub(crate) struct End {
     pub(crate) qp: Qp,
     pub(crate) size: Size,
-    /// READs and atomics may be posted.
+    /// Whether READs and atomics may be posted.
     pub(crate) fetches: bool,
     pub(crate) number: usize,
     sent: VecDeque<Sent>,
@@ -37,7 +38,7 @@ pub(crate) struct End {
     life: u32,
     /// The life in which a request failed or was flushed.
     broken: Option<u32>,
-    /// How many completions of sends were polled.
+    /// The number of send completions polled.
     pub(crate) completed: usize,
 }
 
@@ -61,7 +62,7 @@ impl End {
         self.sent.push_back(Sent { id: wr.wr_id, signaled, may_succeed, life: self.life });
     }
 
-    /// A window is to be bound.
+    /// Records a bind of a window.
     pub(crate) fn note_bound(&mut self, id: u64, signaled: bool) {
         let signaled = signaled || self.size.signal_all;
         self.sent.push_back(Sent { id, signaled, may_succeed: true, life: self.life });
@@ -71,19 +72,19 @@ impl End {
         self.received.push_back(receive);
     }
 
-    /// It was reset: nothing of what was posted before completes.
+    /// Forgets all posted requests: after a reset none of them completes.
     pub(crate) fn forget(&mut self) {
         self.sent.clear();
         self.received.clear();
         self.revive();
     }
 
-    /// The send queue goes on after an error.
+    /// Starts a new life of the send queue after an error.
     pub(crate) fn revive(&mut self) {
         self.life += 1;
     }
 
-    /// Why a request is refused that is posted now, with so much space.
+    /// Returns the reason to refuse a request that is posted now, with `room` free entries.
     pub(crate) fn refusal(&self, judged: &Judged, state: State, room: usize) -> Option<Errno> {
         let accepts = matches!(
             state,
@@ -100,7 +101,9 @@ impl End {
 
     /// Polls up to eight completions of sends.
     pub(crate) fn poll_sends(&mut self, world: &World) -> usize {
-        let polled = world.queues[self.number][0].try_poll::<8>().expect("there is room for all");
+        let polled = world.queues[self.number][0]
+            .try_poll::<8>()
+            .expect("the completion queue does not overflow");
         for wc in &polled {
             self.take_sent(wc);
         }
@@ -112,23 +115,23 @@ impl End {
         let seen = seen(wc);
         assert_eq!(wc.qp_num, self.qp.number());
         let at = self.sent.iter().position(|sent| sent.id == wc.wr_id);
-        let at = at.unwrap_or_else(|| panic!("nothing was posted that is done now: {seen:?}"));
+        let at = at.unwrap_or_else(|| panic!("no posted request matches {seen:?}"));
         for silent in self.sent.drain(..at) {
             let done = !silent.signaled && self.broken != Some(silent.life);
-            assert!(done, "{:x} has no completion before {seen:?}", silent.id);
+            assert!(done, "{:x} must complete before {seen:?}", silent.id);
         }
         let sent = self.sent.pop_front().expect("it was found");
         if wc.status == Status::IBV_WC_SUCCESS {
-            assert!(sent.signaled, "nobody asked: {seen:?}");
+            assert!(sent.signaled, "the request is unsignaled: {seen:?}");
             assert!(sent.may_succeed, "no key allows it: {seen:?}");
-            assert_ne!(self.broken, Some(sent.life), "it is behind one that failed: {seen:?}");
+            assert_ne!(self.broken, Some(sent.life), "an earlier request failed: {seen:?}");
             assert!(wc.opcode.0 < ibv_wc_opcode::IBV_WC_RECV.0, "{seen:?}");
         } else if self.broken.replace(sent.life) == Some(sent.life) {
             assert_eq!(wc.status, Status::IBV_WC_WR_FLUSH_ERR, "a second failure: {seen:?}");
         }
     }
 
-    /// A completion of its own receives, which are done in their order.
+    /// Accounts for a completion of its own receives, which complete in order.
     pub(crate) fn take_received(&mut self, wc: &ibv_wc) {
         let seen = seen(wc);
         let receive = self.received.pop_front().expect("a receive was posted");
@@ -149,7 +152,8 @@ impl End {
         }
     }
 
-    /// That all has completed which has to, now that the queue pair is in error.
+    /// Checks that every request that must complete has completed, now that the queue pair is in
+    /// error.
     pub(crate) fn check_end(&self) {
         for silent in &self.sent {
             let done = !silent.signaled && self.broken != Some(silent.life);
@@ -159,7 +163,7 @@ impl End {
     }
 }
 
-/// What a failure shows of a completion, and a trace.
+/// The fields of a completion that failures and traces show.
 fn seen(wc: &ibv_wc) -> (u64, Status, ibv_wc_opcode, u32) {
     let seen = (wc.wr_id, wc.status, wc.opcode, wc.byte_len);
     trace(&seen);

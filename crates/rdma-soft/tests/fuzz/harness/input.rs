@@ -1,20 +1,20 @@
-//! What an input is made of: a [`Setting`], then steps. A step is a byte, a [`Tag`], and records.
+//! The structure of an input: a [`Setting`], then steps. A step is a [`Tag`] byte, another byte, and records.
 
 use arbitrary::Unstructured;
 use test_support::fuzz::{number, trace};
 use test_support::fuzz_record as record;
 
 record! {
-    /// Where all begins.
+    /// The initial configuration.
     Setting {
-        /// Which device, see [`super::world`], and which service.
+        /// The device, see [`super::world`], and the service.
         device: u8,
         service: u8,
-        /// [`Setting::EXTENDED`] and its kin.
+        /// [`Setting::EXTENDED`] and the other flags.
         flags: u8,
-        /// How many elements a request may have, of either kind.
+        /// The number of elements that a request of either kind may have.
         sges: u8,
-        /// How many requests a queue has.
+        /// The number of requests that a queue holds.
         requests: u8,
         inline: u8,
         rd_atomic: u8,
@@ -24,42 +24,42 @@ record! {
 }
 
 impl Setting {
-    /// The queue pairs post by function calls, too.
+    /// The queue pairs can also post by function calls.
     pub(crate) const EXTENDED: u8 = 1;
     pub(crate) const SIGNAL_ALL: u8 = 2;
-    /// Both queue pairs take from one receive queue.
+    /// Both queue pairs use one shared receive queue.
     pub(crate) const SHARED: u8 = 4;
-    /// They are not connected at first.
+    /// The queue pairs are not connected at first.
     pub(crate) const APART: u8 = 8;
-    /// A receiver that is not ready is asked without a limit.
+    /// RNR retries are unlimited.
     pub(crate) const PATIENT: u8 = 16;
-    /// There are memory windows.
+    /// The program has memory windows.
     pub(crate) const WINDOWS: u8 = 32;
 }
 
 record! {
-    /// A send request. So many elements follow it as are there.
+    /// A send request, followed by its elements.
     Send {
         opcode: u8,
-        /// The flags of C, and some that nobody knows.
+        /// The C flags, and some undefined ones.
         flags: u8,
-        /// How many elements it says that it has, see [`count`].
+        /// The number of elements that the request claims, see [`count`].
         elements: u8,
-        /// Immediate data, or the key that it invalidates.
+        /// Immediate data, or the key to invalidate.
         number: u8,
-        /// Where its remote memory is, see [`super::world`].
+        /// The location of its remote memory, see [`super::world`].
         key: u8,
         zone: u8,
         at: u16,
-        /// Of an atomic, or the length of what a window is bound to, or what an extended request does besides.
+        /// The operand of an atomic, the length of a window's binding, or an addition to an extended request.
         operand: u16,
-        /// Of a window, or the address handle.
+        /// The window, or the address handle.
         other: u8,
     }
 }
 
 record! {
-    /// An element.
+    /// A scatter/gather element.
     Element {
         key: u8,
         zone: u8,
@@ -68,21 +68,21 @@ record! {
     }
 }
 
-/// What a step does. A byte follows, in which the lowest bit is the queue pair, and the others say more.
+/// The action of a step. In the byte that follows, the lowest bit is the queue pair, and the others are parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Tag {
-    /// A list of send requests.
+    /// Post a list of send requests.
     Send = 0,
-    /// Requests by function calls.
+    /// Post requests by function calls.
     Call = 1,
     Receive = 2,
     SharedReceive = 3,
-    /// A window of type 1 is bound.
+    /// Bind a window of type 1.
     Bind = 4,
     Poll = 5,
-    /// The queue pair comes to another state.
+    /// Move the queue pair to another state.
     Modify = 6,
-    /// Time goes by, or what is held goes on.
+    /// Let time pass, or let held requests continue.
     Pass = 7,
 }
 
@@ -104,8 +104,8 @@ impl Tag {
     }
 }
 
-/// How many elements a request says that it has, and how many there are. A number that no queue pair takes may have
-/// none behind it: nobody may look.
+/// Returns the number of elements that a request claims, and the number that it has. A request that claims an invalid
+/// number may have none: the device must not read them.
 pub(crate) fn count(code: u8) -> (i32, usize) {
     match code {
         0xff => (i32::MIN, 0),
@@ -116,7 +116,7 @@ pub(crate) fn count(code: u8) -> (i32, usize) {
     }
 }
 
-/// A length: all that are short, and those about the longest that a message may have.
+/// A length: any short one, or one near the maximum message length.
 pub(crate) fn length(code: u16) -> u32 {
     match code {
         0xffff => u32::MAX,

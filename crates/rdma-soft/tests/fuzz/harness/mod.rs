@@ -1,10 +1,9 @@
-//! What the fuzz target `work_request` runs: any bytes become what a program may hand to the device, and what comes
-//! of it has to be what the contract says. It panics if not. What strangers hand to it is in [`links`].
+//! The code of the fuzz target `work_request`. Any bytes become calls that a program may make to the device, and the
+//! results must satisfy the contract: it panics if they do not. Data from strangers is in [`links`].
 //!
-//! Tests run the same on the seeds and on random bytes (`tests/fuzz`), the fuzzer of `crates/fuzz`
-//! on what it makes up. An input is records of numbers, see [`input`]; behind its end are zeros.
-//! Nothing waits: on the device that sends packets time is virtual, and on the others requests wait
-//! without a limit or not at all.
+//! Tests run the same code on the seeds and on random bytes (`tests/fuzz`), and the fuzzer of `crates/fuzz` on
+//! generated inputs. An input is records of numbers, see [`input`]; it is extended with zeros. Nothing blocks: on the
+//! device that sends packets time is virtual. On the others requests wait without a limit or not at all.
 
 mod calls;
 mod end;

@@ -1,4 +1,4 @@
-//! Send requests as C has them, and what is to be thought of each.
+//! Send requests in their C form, and the expected outcome of each.
 
 use std::ptr;
 
@@ -17,22 +17,22 @@ use super::end::End;
 use super::input::{self, Element, Send};
 use super::world::World;
 
-/// In which form it is posted.
+/// The form in which a request is posted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     Listed,
     Called,
 }
 
-/// What is known of a request before it is posted.
+/// The facts known about a request before it is posted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Judged {
-    /// Nothing in it is against the rules of its queue pair.
+    /// Whether the request satisfies the rules of its queue pair.
     pub(crate) is_sound: bool,
-    /// A datagram without an address, or what is none.
+    /// Whether it is a datagram without a usable address.
     pub(crate) goes_nowhere: bool,
     pub(crate) signaled: bool,
-    /// Whether the keys allow it; not said where a window decides.
+    /// Whether the keys allow it; unset where a window decides.
     pub(crate) may_succeed: bool,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Built {
 /// A window of each type, if the input has them.
 pub(crate) type Windows = Option<[Mw; 2]>;
 
-/// What an element of the input is.
+/// The element that a record of the input describes.
 pub(crate) fn element(world: &World, record: Element, windows: &Windows) -> ibv_sge {
     ibv_sge {
         addr: world.address(record.zone, record.at),
@@ -55,7 +55,7 @@ pub(crate) fn element(world: &World, record: Element, windows: &Windows) -> ibv_
     }
 }
 
-/// How many elements there are said to be, and those that are there.
+/// The claimed number of elements, and the actual ones.
 pub(crate) fn elements(
     world: &World,
     input: &mut Unstructured<'_>,
@@ -80,7 +80,7 @@ pub(crate) fn opcode(code: u8) -> Opcode {
     }
 }
 
-/// The flags of C are the lowest bits.
+/// The C flags are the lowest bits.
 pub(crate) fn flags(code: u8) -> u32 {
     let known = u32::from(code & 0x0f);
     match code & 0xc0 {
@@ -107,7 +107,7 @@ fn is_local(opcode: Opcode) -> bool {
     matches!(opcode, Opcode::IBV_WR_LOCAL_INV | Opcode::IBV_WR_BIND_MW)
 }
 
-/// What it takes to bind a window to some memory.
+/// The parameters for binding a window to some memory.
 pub(crate) fn part(world: &World, record: &Send) -> ibv_mw_bind_info {
     let mr = world.zones.get(usize::from(record.key % 16)).map_or(ptr::null_mut(), |z| z.mr());
     ibv_mw_bind_info {
@@ -119,7 +119,7 @@ pub(crate) fn part(world: &World, record: &Send) -> ibv_mw_bind_info {
 }
 
 impl Built {
-    /// Whether it brings bytes from the peer.
+    /// Returns true if the request fetches bytes from the peer.
     pub(crate) fn fetches(&self) -> bool {
         self.wr.opcode == Opcode::IBV_WR_RDMA_READ || is_atomic(self.wr.opcode)
     }
@@ -148,7 +148,8 @@ impl Built {
             may_succeed: true,
         };
         if is_inline && judged.is_sound {
-            // Then the device reads it, without a key: a program has it.
+            // The device then reads the data by its address without a key, so the address must be
+            // valid.
             for (sge, record) in sges.iter_mut().zip(&records) {
                 sge.addr = world.plain(record.at, sge.length);
             }
@@ -157,7 +158,7 @@ impl Built {
         (Self { wr, sges, judged }, record)
     }
 
-    /// The request with its elements, to be posted in a list; it is good as long as `self` is.
+    /// The request with its elements, to be posted in a list; valid while `self` lives.
     pub(crate) fn listed(&self) -> ibv_send_wr {
         ibv_send_wr { sg_list: self.sges.as_ptr().cast_mut(), ..self.wr }
     }
@@ -176,7 +177,7 @@ fn destination(world: &World, record: &Send) -> *mut ibv_ah {
     }
 }
 
-/// What it says besides its data.
+/// Fills the fields other than the data.
 fn fill(
     wr: &mut ibv_send_wr,
     world: &World,
@@ -221,7 +222,7 @@ fn fill(
     }
 }
 
-/// Whether it is nothing that its queue pair cannot take at all.
+/// Returns true if its queue pair can accept the request.
 fn is_sound(
     wr: &ibv_send_wr,
     end: &End,
@@ -234,7 +235,7 @@ fn is_sound(
         | Flags::IBV_SEND_SOLICITED.0
         | Flags::IBV_SEND_INLINE.0;
     let is_inline = wr.send_flags & Flags::IBV_SEND_INLINE.0 != 0;
-    // Inline data that is given by a call is one element, in however many parts it comes.
+    // Inline data given by a function call counts as one element, whatever its number of parts.
     let joined = is_inline && form == Form::Called;
     let fits = (joined || (0..=end.size.sge.cast_signed()).contains(&wr.num_sge))
         && (!is_inline || total <= end.size.inline.into());
@@ -256,7 +257,7 @@ fn is_sound(
     wr.send_flags & !known == 0 && fits && allowed
 }
 
-/// Whether the keys allow what it asks for.
+/// Returns true if the keys allow the requested access.
 fn may_succeed(
     world: &World,
     wr: &ibv_send_wr,
@@ -284,6 +285,7 @@ fn may_succeed(
     let (key, address) = remote(wr);
     let of_window = keys(windows).iter().any(|window| window >> 8 == key >> 8);
     let aligned = !is_atomic(wr.opcode) || address.is_multiple_of(8);
-    // Where a zone has addresses of its own, the memory decides, which is aligned alike.
+    // Where a zone has addresses of its own, the alignment of the memory decides, which is the
+    // same.
     of_window || aligned && world.serves(key, address, bytes, right)
 }

@@ -1,4 +1,4 @@
-//! An input from its beginning to its end.
+//! The execution of an input from its beginning to its end.
 
 use std::collections::BTreeMap;
 use std::sync::MutexGuard;
@@ -33,25 +33,25 @@ pub(crate) fn run(bytes: &[u8]) {
     run.end();
 }
 
-/// Fields drop in order: what is made of the device before others may have it.
+/// Fields drop in order: the objects of the device before others may lock it.
 struct Run {
     ends: [End; 2],
     shared: Option<Srq>,
     windows: Windows,
-    /// What was posted to the shared receive queue.
+    /// The receives posted to the shared receive queue.
     shared_receives: BTreeMap<u64, Receive>,
-    /// Some of it may be gone: with a queue pair that was reset.
+    /// Whether some of them may be lost with a queue pair that was reset.
     some_lost: bool,
     setting: Setting,
     posted: u64,
-    /// How often both queue pairs were connected.
+    /// The number of times that both queue pairs were connected.
     lives: u32,
     world: MutexGuard<'static, World>,
 }
 
-/// So much happens at most until all is done.
+/// The limit of events until everything is done.
 const EVENTS: usize = 2_000_000;
-/// So much happens of what has no end.
+/// The limit of events for a workload without end.
 const LONG: usize = 3000;
 
 impl Run {
@@ -122,7 +122,7 @@ impl Run {
         }
     }
 
-    /// Another number for each request, of all 64 bits.
+    /// Returns another number for each request, using all 64 bits.
     fn next_id(&mut self) -> u64 {
         self.posted += 1;
         self.posted.wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -147,13 +147,14 @@ impl Run {
         let mut expected = expects(state);
         let posted = post_send(&own.qp, &mut list).err();
         if posted != expected {
-            // A request of the peer's may have failed the queue pair just before.
+            // A request of the peer may have failed the queue pair just before.
             state = own.qp.state();
             expected = expects(state);
         }
         trace(&("posted", posted, state));
-        // Which of two mistakes is seen first is open: a datagram without a destination and a full
-        // queue. So is whether a queue pair has space for READs that was never ready to send.
+        // Either of two mistakes may be reported first: a datagram without a destination or a full
+        // queue. It is also open whether a queue pair that was never ready to send has space for
+        // READs.
         let is_open = |n: usize| match expected {
             Some((at, errno)) if at == n && errno == Errno::ENOMEM.raw() => {
                 built[n].judged.goes_nowhere || built[n].fetches()
@@ -170,10 +171,10 @@ impl Run {
         built[..accepted].iter().for_each(|built| own.note_sent(built));
     }
 
-    /// Requests by function calls, some of them out of turn.
+    /// Posts requests by function calls, some of them out of order.
     fn call(&mut self, end: usize, more: u8, input: &mut Unstructured<'_>) {
         if more & 0x10 != 0 {
-            // There is no batch, which the calls find.
+            // Without a batch; the calls must detect that.
             self.ends[end].qp.set(&[]);
         }
         self.ends[end].qp.start();
@@ -197,7 +198,7 @@ impl Run {
         right &= built.iter().all(|built| own.refusal(&built.judged, state, 1).is_none());
         let errno = own.qp.complete();
         trace(&("completed", errno, state));
-        // As in a list.
+        // Same exception as for a list.
         let is_open = state == State::IBV_QPS_ERR && built.iter().any(Built::fetches);
         let refused = is_open && errno == Errno::EINVAL.raw();
         assert_eq!(errno == 0, right && !refused, "{errno} in {state:?}");
@@ -206,7 +207,7 @@ impl Run {
         }
     }
 
-    /// Says whether the calls were right; what they say themselves is judged later.
+    /// Returns true if the calls were made correctly; their contents are judged later.
     fn build(&self, end: usize, request: &Built, record: &Send) -> bool {
         let End { qp, size, .. } = &self.ends[end];
         let wr = Wr { wr: request.wr, sges: request.sges.clone() };
@@ -220,7 +221,7 @@ impl Run {
         let mut right = operations(size.qp_type) & operation != 0;
         let datagrams = size.qp_type == ibv_qp_type::IBV_QPT_UD;
         if datagrams && record.other & 0x10 != 0 {
-            // It goes nowhere.
+            // A datagram without a destination.
             right = false;
         } else if datagrams || record.other & 0x40 != 0 {
             let ud = calls::destination(&wr.wr);
@@ -245,7 +246,7 @@ impl Run {
                 };
                 let parts: Vec<_> = wr.sges.iter().enumerate().map(part).collect();
                 calls::set_data(qp, &parts);
-                // It is one element, however many parts it was given in.
+                // The data counts as one element, whatever its number of parts.
                 right &= size.sge > 0;
             }
         }
@@ -256,7 +257,7 @@ impl Run {
         right
     }
 
-    /// Receives as C has them, their elements, and what is to be thought of each.
+    /// Receives in their C form, their elements, and the expected outcome of each.
     fn receives(&mut self, count: u8, input: &mut Unstructured<'_>) -> Receives {
         let mut all = Receives::default();
         for _ in 0..count {
@@ -308,7 +309,7 @@ impl Run {
         let expected = all.refused(errno);
         let posted = post_shared_receive(srq, &mut all.list).err();
         trace(&("received", posted));
-        // What went with a queue pair has made space that is not counted here.
+        // Receives lost with a queue pair have freed space that is not counted here.
         let more_room =
             self.some_lost && posted.is_none_or(|(at, _)| expected.is_some_and(|(n, _)| at > n));
         assert!(more_room || posted == expected, "{posted:?} {expected:?}");
@@ -316,7 +317,7 @@ impl Run {
         self.shared_receives.extend(accepted);
     }
 
-    /// Binds the window of type 1, by a call of its own.
+    /// Binds the window of type 1, by its separate call.
     fn bind(&mut self, end: usize, flags: u8, input: &mut Unstructured<'_>) {
         let record = Send::read(input);
         let id = self.next_id();
@@ -328,10 +329,10 @@ impl Run {
         let errno = own.qp.try_bind(id, window, info, flags);
         trace(&("bound", errno));
         if errno == 0 {
-            assert!(own.room() > 0 && flags & 0x0c == 0, "it has to be refused");
+            assert!(own.room() > 0 && flags & 0x0c == 0, "the bind must be refused");
             own.note_bound(id, flags & 2 != 0);
         } else {
-            assert_eq!(window.key(), key, "a refused bind leaves the key");
+            assert_eq!(window.key(), key, "a refused bind must not change the key");
         }
     }
 
@@ -345,13 +346,15 @@ impl Run {
     }
 
     fn poll_receives(&mut self, end: usize) -> usize {
-        let polled = self.world.queues[end][1].try_poll::<8>().expect("there is room for all");
+        let polled = self.world.queues[end][1]
+            .try_poll::<8>()
+            .expect("the completion queue does not overflow");
         for wc in &polled {
             if self.shared.is_none() {
                 self.ends[end].take_received(wc);
                 continue;
             }
-            let receive = self.shared_receives.remove(&wc.wr_id).expect("it was posted");
+            let receive = self.shared_receives.remove(&wc.wr_id).expect("the receive was posted");
             self.ends[end].check_received(wc, receive);
         }
         polled.len()
@@ -407,13 +410,13 @@ impl Run {
         let rnr_retries = match (self.has(Setting::PATIENT), is_wire) {
             (true, _) => 7,
             (false, true) => retries % 7,
-            // Others wait by the clock of the machine: not at all, or without a limit.
+            // The other devices use the real clock: no wait, or one without a limit.
             (false, false) => 0,
         };
         Knobs {
             access: ALL_ACCESS,
             mtu: ibv_mtu(u32::from(1 + mtu % 5)),
-            // Another one each time, so that no packet of before is taken for one of now.
+            // Different each time, so that an old packet is not taken for a new one.
             psn: 0x00ff_fff8_u32.wrapping_add(self.lives * 0x0035_7911) & 0x00ff_ffff,
             timeout: if is_wire { 1 + retries / 8 % 16 } else { 0 },
             retries: retries % 8,
@@ -435,7 +438,7 @@ impl Run {
         }
     }
 
-    /// Comes no further than to INIT or RTR, or is connected to nobody.
+    /// Brings it only to INIT or RTR, or connects it to a nonexistent queue pair.
     fn come_part_way(&mut self, end: usize, which: u8) {
         self.ends[end].qp.to_reset();
         self.forget(end);
@@ -468,14 +471,14 @@ impl Run {
         }
     }
 
-    /// Lets happen what happens, within what is granted for it; all of it unless there is no end.
+    /// Processes events up to the limit; all of them unless the workload has no end.
     fn settle(&self, has_end: bool) {
         self.world.soft.release_all();
         let Some(network) = &self.world.network else { return };
         let mut events = 0;
         while network.step() {
             events += 1;
-            assert!(events < EVENTS, "it never ends");
+            assert!(events < EVENTS, "the workload does not end");
             if events == LONG && !has_end {
                 return;
             }
@@ -494,16 +497,16 @@ impl Run {
         for end in [0, 1] {
             let waits = self.ends[end].qp.state() == State::IBV_QPS_SQD;
             let done = self.in_flight(end) == 0 || waits;
-            assert!(done || !has_end || !is_wire, "requests without an end");
+            assert!(done || !has_end || !is_wire, "requests did not complete");
         }
         for end in [0, 1] {
             let left = self.in_flight(end);
             self.ends[end].completed = 0;
-            // There is no way there from reset, where nothing is posted.
+            // The reset state has no transition to the error state, and no posted requests.
             let is_reset = self.ends[end].qp.state() == State::IBV_QPS_RESET;
             assert!(is_reset || self.ends[end].qp.to_state(State::IBV_QPS_ERR) == 0);
             self.poll_all();
-            assert_eq!(self.in_flight(end), 0, "in error, and not flushed");
+            assert_eq!(self.in_flight(end), 0, "in the error state, but not flushed");
             assert!(self.ends[end].completed <= left);
             assert!(is_wire || self.ends[end].completed == left);
         }
@@ -522,7 +525,7 @@ struct Receives {
 }
 
 impl Receives {
-    /// The first that is to be refused.
+    /// The index of the first request to be refused, and the reason.
     fn refused(
         &self,
         errno: impl Fn(usize, &ibv_recv_wr) -> Option<Errno>,
@@ -552,7 +555,7 @@ fn create(world: &World, size: &Size, shared: Option<&Srq>, number: usize, exten
     world.context.try_qp_ex(&init).expect("it fits")
 }
 
-/// What queue pairs of the type can post by function calls.
+/// The operations that queue pairs of the type can post by function calls.
 fn operations(qp_type: ibv_qp_type) -> u64 {
     let sends = Op::IBV_QP_EX_WITH_SEND | Op::IBV_QP_EX_WITH_SEND_WITH_IMM;
     let writes = Op::IBV_QP_EX_WITH_RDMA_WRITE | Op::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
@@ -564,7 +567,7 @@ fn operations(qp_type: ibv_qp_type) -> u64 {
     }
 }
 
-/// The flag of an opcode; none for those that the device does not have.
+/// The flag of an opcode; 0 for those that the device does not support.
 fn operation(opcode: Opcode) -> u64 {
     let flag = match opcode {
         Opcode::IBV_WR_SEND => Op::IBV_QP_EX_WITH_SEND,

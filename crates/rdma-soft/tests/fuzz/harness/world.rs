@@ -1,6 +1,6 @@
-//! The devices, which inputs share, and the memory of their requests, which is filled anew for each input.
+//! The devices, which inputs share, and the memory of their requests, which is refilled for each input.
 //!
-//! The memory has zones, which differ in what is registered there, and guards between them.
+//! The memory has zones with different registrations, and guards between them.
 
 use std::ptr;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ const GUARD: usize = 64;
 const ZONES: usize = 8;
 const MEMORY: usize = GUARD + ZONES * (ZONE + GUARD);
 
-/// What may be done with each zone, by who has its key. One of them is not registered.
+/// The rights that the keys of each zone grant. One zone is not registered.
 const RIGHTS: [Option<u32>; ZONES] = [
     Some(ALL_ACCESS),
     Some(REMOTE_READ),
@@ -30,14 +30,14 @@ const RIGHTS: [Option<u32>; ZONES] = [
     Some(ALL_ACCESS | ZERO_BASED),
     Some(0),
 ];
-/// Of another domain.
+/// The zone registered in another domain.
 const FOREIGN: usize = 3;
-/// At the end of the addresses.
+/// The zone at the end of the address space.
 const HIGH: usize = 5;
-/// Its addresses begin at 0.
+/// The zone whose addresses begin at 0.
 const ZERO: usize = 6;
 
-/// A zone for who has its keys.
+/// A zone and its keys.
 pub(crate) struct Zone {
     rights: u32,
     pub(crate) key: u32,
@@ -68,7 +68,7 @@ impl Zone {
         Self { rights, key, rkey, base, mr: mr.expose_provenance(), own: number != FOREIGN }
     }
 
-    /// NULL if it is not registered.
+    /// Returns NULL if the zone is not registered.
     pub(crate) fn mr(&self) -> *mut ibv_mr {
         ptr::with_exposed_provenance_mut(self.mr)
     }
@@ -83,26 +83,26 @@ fn place(zone: usize) -> usize {
     GUARD + zone * (ZONE + GUARD)
 }
 
-/// A device, and what all inputs use of it.
+/// A device, and the objects that all inputs use.
 pub(crate) struct World {
     pub(crate) ahs: [Ah; 2],
     pub(crate) zones: [Zone; ZONES],
     memory: Mr,
     before: Vec<u8>,
-    /// Of sends and of receives, of each queue pair.
+    /// The send and receive completion queues of each queue pair.
     pub(crate) queues: [[Cq; 2]; 2],
     pub(crate) pd: Pd,
     _other: Pd,
     pub(crate) here: Endpoint,
     pub(crate) context: Context,
     pub(crate) soft: SoftDevice,
-    /// Of the device that sends packets.
+    /// The network of the device that sends packets.
     pub(crate) network: Option<Network>,
     pub(crate) held: bool,
 }
 
 impl World {
-    /// The device that executes within a post, the one that holds requests back, or the one that sends packets.
+    /// Locks the device that executes within a post, the one that holds requests back, or the one that sends packets.
     pub(crate) fn lock(device: u8) -> MutexGuard<'static, Self> {
         static IMMEDIATE: LazyLock<Mutex<World>> =
             LazyLock::new(|| Mutex::new(World::new(Builder::new("fuzz-immediate"), None, false)));
@@ -120,7 +120,7 @@ impl World {
     }
 
     fn new(builder: Builder, network: Option<Network>, held: bool) -> Self {
-        let soft = builder.install().expect("its name is its own");
+        let soft = builder.install().expect("the name is unused");
         let context = Context::open(soft.name());
         let (pd, other) = (context.pd(), context.pd());
         let queues = [[(); 2]; 2].map(|both| both.map(|()| context.cq(256)));
@@ -152,11 +152,11 @@ impl World {
     pub(crate) fn prepare(&self) {
         self.memory.copy_in(0, &self.before);
         for queue in self.queues.iter().flatten() {
-            assert!(queue.is_empty(), "what is left of the input before");
+            assert!(queue.is_empty(), "the previous input has left completions");
         }
     }
 
-    /// That nothing has changed but where that was granted.
+    /// Checks that nothing has changed except where access was granted.
     pub(crate) fn check_memory(&self) {
         let after = self.memory.bytes();
         let mut from = 0;
@@ -165,20 +165,20 @@ impl World {
             assert_eq!(after[from..place(zone)], self.before[from..place(zone)], "zone {zone}");
             from = place(zone) + ZONE;
         }
-        assert_eq!(after[from..], self.before[from..], "behind the last zone");
+        assert_eq!(after[from..], self.before[from..], "after the last zone");
     }
 
     fn writable(&self, zone: usize) -> bool {
         self.zones[zone].rights & LOCAL_WRITE != 0
     }
 
-    /// Initialised memory of this process, which needs no key.
+    /// The address of initialised memory of this process, which needs no key.
     pub(crate) fn plain(&self, at: u16, length: u32) -> u64 {
         let room = MEMORY - length as usize;
         self.memory.address() + (usize::from(at) % room) as u64
     }
 
-    /// An address in a zone, or behind it, or elsewhere.
+    /// An address in a zone, past its end, or elsewhere.
     pub(crate) fn address(&self, zone: u8, at: u16) -> u64 {
         let within = u64::from(at) % (ZONE as u64 + 16);
         match zone % 16 {
@@ -193,7 +193,7 @@ impl World {
         }
     }
 
-    /// A key of a zone, near to one, or none; of a window if it is given.
+    /// A key of a zone or window, a similar one, or none.
     pub(crate) fn key(&self, code: u8, windows: [u32; 2]) -> u32 {
         match code % 16 {
             zone @ 0..8 => self.zones[usize::from(zone)].rkey,
@@ -214,7 +214,7 @@ impl World {
         }
     }
 
-    /// Whether the key lets the device use that memory of its own end.
+    /// Returns true if the key lets the device use that local memory.
     pub(crate) fn grants(&self, key: u32, address: u64, length: u32, write: bool) -> bool {
         let right = if write { LOCAL_WRITE } else { 0 };
         self.zones.iter().any(|zone| {
@@ -222,7 +222,7 @@ impl World {
         })
     }
 
-    /// Whether the key lets the peer use that memory so.
+    /// Returns true if the key gives the peer that right to the memory.
     pub(crate) fn serves(&self, rkey: u32, address: u64, length: u64, right: u32) -> bool {
         self.zones.iter().any(|zone| {
             zone.rkey == rkey && zone.covers(address, length) && zone.rights & right == right

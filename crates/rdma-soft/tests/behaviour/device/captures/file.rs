@@ -1,4 +1,4 @@
-//! Reads captures in the format pcapng, as much of it as a device writes.
+//! Reads captures in the pcapng format, as far as a device writes it.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ const PACKET: u32 = 6;
 pub(super) const ETHERNET: u16 = 1;
 pub(super) const INFINIBAND: u16 = 197;
 
-/// A packet as it stands in a file.
+/// A packet as recorded in a file.
 #[derive(Clone, Debug)]
 pub(super) struct Packet {
     pub(super) device: String,
@@ -25,7 +25,7 @@ pub(super) struct Packet {
     pub(super) frame: Vec<u8>,
 }
 
-/// The packets of a file, once there are so many: another thread may have moved the last ones on, and not be done.
+/// Returns the packets of a file, once it has `count`: another thread may still be forwarding the last ones.
 pub(super) fn read(path: &Path, count: usize) -> Vec<Packet> {
     let mut packets = Vec::new();
     until("the packets are in the file", || {
@@ -38,7 +38,7 @@ pub(super) fn read(path: &Path, count: usize) -> Vec<Packet> {
     packets
 }
 
-/// Where the last whole block ends.
+/// The end of the last whole block.
 fn end(file: &[u8]) -> usize {
     let mut end = 0;
     while file.len() >= end + 8 && file.len() >= end + u32_at(file, end + 4) as usize {
@@ -47,7 +47,7 @@ fn end(file: &[u8]) -> usize {
     end
 }
 
-/// All packets of a file, which is whole.
+/// All packets of a complete file.
 pub(super) fn all(file: &[u8]) -> Vec<Packet> {
     let mut rest = file;
     let mut devices = Vec::new();
@@ -77,7 +77,7 @@ pub(super) fn all(file: &[u8]) -> Vec<Packet> {
                 assert_eq!(length, u32_at(body, 16) as usize, "whole packets");
                 let mut frame = body[20..20 + length].to_vec();
                 if linktype == INFINIBAND {
-                    // Behind a header that says so, and the time and the length once more.
+                    // After a header that marks it, and repeats the time and the length.
                     let erf: Vec<u8> = frame.drain(..16).collect();
                     assert_eq!(erf[8..10], [21, 4]);
                     let length_at = |at| usize::from(u16_at(&erf, at).swap_bytes());
@@ -115,7 +115,7 @@ fn option(options: &[u8], code: u16) -> Option<Vec<u8>> {
 }
 
 impl Packet {
-    /// From its BTH on. Its ICRC has to be right.
+    /// Parses the frame from its BTH on, and checks its ICRC.
     pub(super) fn parse(&self) -> Parsed<'_> {
         let frame = &self.frame[..];
         match (self.linktype, &frame[12..14]) {

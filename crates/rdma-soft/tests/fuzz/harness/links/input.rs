@@ -1,18 +1,18 @@
-//! What an input is made of: a [`Setting`], then steps. A step is a byte, a [`Tag`], one more, and records.
+//! The structure of an input: a [`Setting`], then steps. A step is a [`Tag`] byte, another byte, and records.
 
 use arbitrary::Unstructured;
 use test_support::fuzz::{number, trace};
 use test_support::fuzz_record as record;
 
 record! {
-    /// Where all begins.
+    /// The initial configuration.
     Setting {
-        /// [`Setting::IMPATIENT`] and its kin.
+        /// [`Setting::IMPATIENT`] and the other flags.
         flags: u8,
         mtu: u8,
-        /// How many receives each queue pair has.
+        /// The number of receives that each queue pair has.
         receives: u8,
-        /// How many requests are outstanding, and what they are.
+        /// The number of outstanding requests, and their kinds.
         sends: u8,
         kinds: u16,
         length: u16,
@@ -20,33 +20,33 @@ record! {
 }
 
 impl Setting {
-    /// Requests that nobody answers fail soon.
+    /// Unanswered requests fail soon.
     pub(crate) const IMPATIENT: u8 = 1;
-    /// Packet sequence numbers begin anew soon.
+    /// Packet sequence numbers wrap soon.
     pub(crate) const WRAPS: u8 = 2;
 }
 
 record! {
-    /// A packet, or several of a message, that a device might send. Zeros are what is right.
+    /// A packet, or several of a message, that a device might send. Zeros give a valid one.
     Packet {
         opcode: u8,
-        /// Whom it is for, see [`super::world::World::number`].
+        /// The destination, see [`super::world::World::number`].
         to: u8,
-        /// [`Packet::OWN_PAD`] and its kin.
+        /// [`Packet::OWN_PAD`] and the other flags.
         shape: u8,
         /// The second byte of the BTH.
         bits: u8,
-        /// How far it is from the packet that comes next.
+        /// The distance from the next expected packet.
         psn: u8,
-        /// The bits above these.
+        /// The higher bits of that distance.
         far: u8,
-        /// The byte in front of the PSN.
+        /// The byte before the PSN.
         ack: u8,
         p_key: u8,
-        /// The key, and the memory that it is about, see [`super::memory`].
+        /// The key, and the memory that it refers to, see [`super::memory`].
         key: u8,
         at: u16,
-        /// What a RETH says of the length, beside what is there.
+        /// The length in a RETH, relative to the actual one.
         dma: u16,
         syndrome: u8,
         msn: u8,
@@ -56,24 +56,24 @@ record! {
 }
 
 impl Packet {
-    /// The pad count is that of `bits`, and not what the payload needs.
+    /// The pad count is taken from `bits` instead of the payload.
     pub(crate) const OWN_PAD: u8 = 1;
-    /// It lacks bytes at its end: as many as `msn` says.
+    /// The packet lacks the last `msn` bytes.
     pub(crate) const CUT: u8 = 2;
-    /// A bit is changed when all is done: that of `msn` and `fill`.
+    /// A bit of the finished packet is flipped, chosen by `msn` and `fill`.
     pub(crate) const DAMAGED: u8 = 4;
     /// The Q_Key is `dma`.
     pub(crate) const OWN_QKEY: u8 = 8;
     /// The ICRC is wrong.
     pub(crate) const NO_ICRC: u8 = 16;
-    /// It is followed by 4 KiB of nothing.
+    /// The packet is followed by 4 KiB of zeros.
     pub(crate) const LONG: u8 = 32;
 }
 
 record! {
-    /// How a message between processes carries packets. Zeros are what is right.
+    /// The head of a message between processes that carries packets. Zeros give a valid one.
     Local {
-        /// Which of the following are as they stand here, by their bits.
+        /// A bit mask of the following fields whose values are used unchanged.
         own: u8,
         version: u8,
         flags: u8,
@@ -86,11 +86,11 @@ record! {
 }
 
 record! {
-    /// How datagrams carry packets. Zeros are what is right.
+    /// The datagrams that carry packets. Zeros give valid ones.
     Udp {
-        /// Who sends them.
+        /// The sender.
         from: u8,
-        /// Of the first one.
+        /// The identification of the first datagram.
         identification: u16,
     }
 }
@@ -104,21 +104,21 @@ record! {
     }
 }
 
-/// What a step does.
+/// The action of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Tag {
-    /// Any bytes.
+    /// Send arbitrary bytes.
     Raw = 0,
     Packet = 1,
-    /// Packets of one message.
+    /// Send packets of one message.
     Run = 2,
-    /// A request of a queue pair.
+    /// Post a request of a queue pair.
     Post = 3,
     Receive = 4,
-    /// A queue pair comes to another state.
+    /// Move a queue pair to another state.
     Modify = 5,
     Poll = 6,
-    /// What is another one on each link.
+    /// An action specific to each link.
     Special = 7,
 }
 
@@ -140,7 +140,7 @@ impl Tag {
     }
 }
 
-/// Some bytes of the input, and zeros behind them.
+/// Returns some bytes of the input, followed by zeros.
 pub(crate) fn bytes(input: &mut Unstructured<'_>) -> Vec<u8> {
     let (count, more): (u8, u16) = (number(input), number(input));
     let count = usize::from(count).min(input.len());

@@ -1,4 +1,4 @@
-//! The link between processes: a process that has a slot, and sends what it likes.
+//! The link between processes, with a hostile process that has a slot.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use super::packet::{Piece, reshape, spare};
 use super::run::{self, Way};
 use super::world::World;
 
-/// What is known of the messages is in one place.
+/// The message format is defined in one place.
 #[allow(dead_code)] // Others use all of it.
 #[path = "../../../behaviour/local_link/hostile.rs"]
 mod hostile;
@@ -25,7 +25,7 @@ mod ring;
 use hostile::{DATAGRAM, FIRST, HEAD, Head, SECOND, WITH_LAST};
 use ring::{Accepted, Connection, Ring, Word};
 
-/// More than the device takes.
+/// More than the device accepts.
 const LONGEST: usize = 100_000;
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -51,12 +51,12 @@ pub(crate) fn run(bytes: &[u8]) {
 }
 
 struct Process {
-    /// Of the device's socket.
+    /// The name of the device's socket.
     name: String,
-    /// The connection to the device, and one beside it.
+    /// The connection to the device, and another one.
     to: Connection,
     other: Option<Connection>,
-    /// Where the device connects to, and the connection that it has made.
+    /// The listener that the device connects to, and the connection that it has made.
     listener: OwnedFd,
     from: Option<Accepted>,
 }
@@ -70,12 +70,12 @@ impl Process {
     fn send_now(&mut self, bytes: &[u8]) {
         if !self.to.try_send(bytes) {
             self.connect();
-            // It may have been refused, too, if there are many that nobody has looked at yet.
+            // The connection may have been refused if the device's backlog is full.
             self.to.try_send(bytes);
         }
     }
 
-    /// Writes a word, or bytes into the ring, as the input says.
+    /// Writes a word, or bytes into the ring, as the input demands.
     fn disturb(ring: &Ring, input: &mut Unstructured<'_>) {
         let (which, at): (u8, u32) = (number(input), number(input));
         let word = [Word::Tail, Word::Head, Word::Looks, Word::Waits][usize::from(which % 4)];
@@ -91,7 +91,7 @@ impl Process {
         }
     }
 
-    /// A connection whose first message is of the input.
+    /// Opens a connection whose first message is taken from the input.
     fn begin_wrong(&self, input: &mut Unstructured<'_>) {
         let (kind, seals): (u8, u8) = (number(input), number(input));
         let (length, mut bytes) = (number::<u32>(input), input::bytes(input));
@@ -164,14 +164,14 @@ impl Way for Process {
 
     fn special(&mut self, world: &World, what: u8, input: &mut Unstructured<'_>) {
         match what % 12 {
-            // The end of a connection in the middle.
+            // The connection ends in the middle of a message.
             0 => drop(self.connect()),
             1 => {
                 let to = self.other.take();
                 let to = to.unwrap_or_else(|| Connection::patiently_to(&self.name));
                 self.other = Some(std::mem::replace(&mut self.to, to));
             }
-            // Nobody is there any more who takes what the device sends.
+            // No process receives what the device sends any longer.
             2 => self.from = None,
             3 => {
                 let mut bytes = Head::new(world.number(number(input))).bytes(0);
@@ -182,7 +182,7 @@ impl Way for Process {
             5 => (0..3).for_each(|_| drop(ring::connect_patiently(&self.name))),
             6 => {
                 Self::disturb(&self.to.ring, input);
-                // The device writes its head anew when it has read this, or ends the connection.
+                // The device rewrites its head after it has read this, or ends the connection.
                 let mut bytes = Head::new(world.number(number(input))).bytes(0);
                 bytes[2..4].fill(world.own.gid_index);
                 self.to.put(&bytes);
@@ -229,14 +229,14 @@ impl Way for Process {
             }
         };
         from.free();
-        // By the device, or by what this process has written.
+        // Closed by the device, or invalidated by this process's writes.
         if broken || ring::is_closed(&from.socket) {
             self.from = None;
         }
     }
 }
 
-/// Copies what there is space for.
+/// Copies as much as fits.
 fn put(place: &mut [u8], bytes: &[u8]) {
     let count = place.len().min(bytes.len());
     place[..count].copy_from_slice(&bytes[..count]);

@@ -1,29 +1,29 @@
-//! The memory of the queue pairs that are sent to: zones, which differ in what is registered there, and guards between
-//! them. It is filled anew for each input.
+//! The memory of the attacked queue pairs: zones with different registrations, and guards between them. It is refilled
+//! for each input.
 
 use rdma_sys::ibv_sge;
 use test_support::rig::memory::{key_of, rkey_of};
 use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, Pd, REMOTE_READ};
 
 const GUARD: usize = 64;
-/// What one receive or READ may write; between two there is a gap.
+/// The bytes that one receive or READ may write; slots are separated by gaps.
 pub(crate) const ROOM: usize = 1008;
 const SLOT: usize = 1024;
 
-/// Peers may do there what they like.
+/// Peers may access it in any way.
 pub(crate) const SHARED: usize = 0;
-/// Receives are there.
+/// Buffers of receives.
 pub(crate) const RECEIVES: usize = 2;
-/// What READs and atomics bring.
+/// Destinations of READs and atomics.
 pub(crate) const SINKS: usize = 3;
-/// What is sent.
+/// Sources of sends.
 pub(crate) const SOURCES: usize = 4;
-/// Nobody ever names it.
+/// Never named by any packet or request.
 const PRIVATE: usize = 5;
 const ZONES: usize = 6;
 
 const SLOTS: [usize; ZONES] = [8, 4, 32, 8, 8, 2];
-/// In the second one peers may only read.
+/// In the second zone peers may only read.
 const RIGHTS: [u32; ZONES] = [ALL_ACCESS, REMOTE_READ, LOCAL_WRITE, LOCAL_WRITE, 0, LOCAL_WRITE];
 
 #[derive(Clone, Copy)]
@@ -32,7 +32,7 @@ struct Zone {
     length: usize,
     key: u32,
     rkey: u32,
-    /// It stays registered: who looks for leaks finds it here.
+    /// The registration stays, and a leak checker finds it here.
     _mr: usize,
 }
 
@@ -40,9 +40,9 @@ pub(crate) struct Memory {
     zones: [Zone; ZONES],
     memory: Mr,
     before: Vec<u8>,
-    /// What no packet may have: another one for each input.
+    /// The bytes that no sent packet may contain; they differ for each input.
     secret: [u8; 16],
-    /// What a connection of others has carried since: it is in buffers of the device.
+    /// The bytes that an unrelated connection has carried since, which are in the device's buffers.
     carried: [u8; 16],
     /// A key of another domain.
     foreign: u32,
@@ -71,7 +71,7 @@ impl Memory {
         memory
     }
 
-    /// Bytes that nobody else has.
+    /// Returns bytes that occur nowhere else.
     fn secret(&self, input: u64, salt: u64) -> [u8; 16] {
         let mix = |n: u64| {
             let n = (input << 2 | salt) ^ n << 32;
@@ -81,13 +81,13 @@ impl Memory {
         (u128::from(high) << 64 | u128::from(low)).to_le_bytes()
     }
 
-    /// What a connection of others carries next.
+    /// Returns the bytes that an unrelated connection carries next.
     pub(crate) fn carry(&mut self, input: u64) -> [u8; 16] {
         self.carried = self.secret(input, 1);
         self.carried
     }
 
-    /// Fills it.
+    /// Fills the memory.
     pub(crate) fn prepare(&mut self, input: u64) {
         self.secret = self.secret(input, 0);
         let zone = self.zones[PRIVATE];
@@ -97,7 +97,7 @@ impl Memory {
         self.memory.copy_in(0, &self.before);
     }
 
-    /// That nothing has changed but where that was granted.
+    /// Checks that nothing has changed except where access was granted.
     pub(crate) fn check(&self) {
         let (after, mut from) = (self.memory.bytes(), 0);
         let mut same = |to: usize, next: usize| {
@@ -113,13 +113,13 @@ impl Memory {
         }
         same(after.len(), 0);
         let found = has(&after, &self.carried);
-        assert!(!found, "what others have sent is where a stranger's packets went");
+        assert!(!found, "another connection's bytes are in the memory that a stranger wrote to");
     }
 
-    /// That a packet which the device has sent has nothing of what it may not have.
+    /// Checks that a packet which the device has sent contains no private bytes.
     pub(crate) fn check_sent(&self, packet: &[u8]) {
         assert!(!has(packet, &self.secret), "private memory was sent");
-        assert!(!has(packet, &self.carried), "what others have sent was sent to a stranger");
+        assert!(!has(packet, &self.carried), "another connection's bytes were sent to a stranger");
     }
 
     /// A slot of a zone.
@@ -140,7 +140,7 @@ impl Memory {
         ibv_sge { lkey: key, ..self.memory.sge(at, usize::from(length) % (half + 1)) }
     }
 
-    /// An address that a packet names: in a zone, behind it, or elsewhere.
+    /// An address that a packet names: in a zone, just past its end, or elsewhere.
     pub(crate) fn address(&self, code: u8, at: u16) -> u64 {
         let base = |zone: usize| self.memory.address() + self.zones[zone].begin as u64;
         let at = u64::from(at);
@@ -154,7 +154,7 @@ impl Memory {
         }
     }
 
-    /// A key of a zone, near to one, of another domain, or none.
+    /// A key of a zone, a similar one, one of another domain, or none.
     pub(crate) fn key(&self, code: u8) -> u32 {
         match code % 8 {
             zone @ 0..6 if code < 0xc0 => self.zones[usize::from(zone)].rkey,

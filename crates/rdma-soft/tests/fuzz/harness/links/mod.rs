@@ -1,8 +1,8 @@
-//! What the fuzz targets `local_link` and `udp_link` run: what a stranger sends to the sockets of a device, with queue
-//! pairs behind them that take it.
+//! The code of the fuzz targets `local_link` and `udp_link`: a stranger's data arrives at the sockets of a device, and
+//! its queue pairs receive it.
 //!
-//! Who sends is this process, too: it has the socket of the other end of each connection. An input is records of
-//! numbers, see [`input`]. All of it is taken before the next one begins, and the queue pairs are then reset.
+//! The sender is this process, too: it has the socket of the other end of each connection. An input is records of
+//! numbers, see [`input`]. All of an input is processed before the next one begins, and the queue pairs are then reset.
 
 mod input;
 mod local;

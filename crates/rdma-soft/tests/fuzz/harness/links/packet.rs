@@ -12,7 +12,7 @@ pub(crate) struct Piece {
     pub(crate) payload: Vec<u8>,
 }
 
-/// The packets of a step: one, or all of a run that ends with an opcode.
+/// The packets of a step: one, or a whole run that ends with an opcode.
 pub(crate) fn pieces(world: &mut World, packet: &Packet, count: u8, last: u8) -> Vec<Piece> {
     let is_response = Opcode::from_code(packet.opcode).is_some_and(|o| o.operation().is_response());
     let victim = world.victim(packet.to);
@@ -37,7 +37,7 @@ pub(crate) fn pieces(world: &mut World, packet: &Packet, count: u8, last: u8) ->
     pieces.collect()
 }
 
-/// What is behind a first packet, and in front of the last.
+/// The opcode of the packets between the first and the last.
 pub(crate) fn middle(opcode: u8) -> u8 {
     let operation = match opcode & 0x1f {
         first if first == Operation::SendFirst as u8 => Operation::SendMiddle,
@@ -89,13 +89,13 @@ fn headers(world: &World, packet: &Packet, opcode: u8, psn: u32) -> Vec<u8> {
             Header::AtomicAckEth => bytes.extend(u64::from(packet.dma).to_be_bytes()),
             Header::ImmDt => bytes.extend([packet.msn; 4]),
             Header::Ieth => bytes.extend(rkey.to_be_bytes()),
-            other => panic!("a header that nobody fills: {other:?}"),
+            other => panic!("cannot fill this header: {other:?}"),
         }
     }
     bytes
 }
 
-/// What a RETH says: what there is, or something else.
+/// The length in a RETH: the actual one, or another.
 fn remote_length(code: u16, length: usize) -> u32 {
     match code {
         0 => length as u32,
@@ -119,7 +119,7 @@ fn deth(qkey: u32, source: u32) -> [u8; 8] {
     bytes
 }
 
-/// A datagram that says that all before it is taken.
+/// A datagram that marks the end of the data before it.
 pub(crate) fn mark(world: &World) -> Piece {
     let opcode = Opcode::new(Service::Ud, Operation::SendOnlyWithImmediate).expect("datagrams do");
     let mut headers = bth(opcode.code(), world.probe(), 0);
@@ -128,7 +128,7 @@ pub(crate) fn mark(world: &World) -> Piece {
     Piece { headers, payload: Vec::new() }
 }
 
-/// Takes the number of a queue pair that no input may name out of what goes as it stands.
+/// Replaces a queue pair number that no input may name in raw bytes.
 pub(crate) fn spare(world: &World, bytes: &mut [u8], at: usize) {
     if let Some(number) = bytes.get_mut(at + 5..at + 8) {
         let found = number.iter().fold(0, |all, byte| all << 8 | u32::from(*byte));
@@ -138,7 +138,7 @@ pub(crate) fn spare(world: &World, bytes: &mut [u8], at: usize) {
     }
 }
 
-/// What is done at the end to bytes in which there is a packet.
+/// Applies the final changes to bytes that contain a packet.
 pub(crate) fn reshape(packet: &Packet, bytes: &mut Vec<u8>, begin: usize) {
     if packet.shape & Packet::CUT != 0 {
         bytes.truncate(bytes.len().saturating_sub(packet.msn.into()));
@@ -148,7 +148,7 @@ pub(crate) fn reshape(packet: &Packet, bytes: &mut Vec<u8>, begin: usize) {
     }
     if packet.shape & Packet::DAMAGED != 0 && !bytes.is_empty() {
         let at = usize::from(packet.msn) * 17 % bytes.len();
-        // Not whom it is for: it might be somebody who is apart.
+        // Not the destination: the result might be a queue pair that no input may name.
         if !(begin + 4..begin + 8).contains(&at) {
             bytes[at] ^= 1 << (packet.fill % 8);
         }

@@ -1,4 +1,4 @@
-//! An input from its beginning to its end.
+//! The execution of an input from its beginning to its end.
 
 use arbitrary::Unstructured;
 use test_support::fuzz::number;
@@ -8,7 +8,7 @@ use super::input::{self, Packet, Post, Setting, Tag};
 use super::packet::{self, Piece};
 use super::world::World;
 
-/// The way to a device that a stranger has.
+/// A stranger's access to a device.
 pub(crate) trait Way {
     /// Sends bytes as they are.
     fn send(&mut self, world: &World, bytes: Vec<u8>);
@@ -22,22 +22,22 @@ pub(crate) trait Way {
         input: &mut Unstructured<'_>,
     );
 
-    /// Sends a packet as it should be.
+    /// Sends a valid packet.
     fn send_mark(&mut self, mark: &Piece);
 
-    /// What is another one on each link.
+    /// Runs an action specific to the link.
     fn special(&mut self, world: &World, what: u8, input: &mut Unstructured<'_>);
 
-    /// Sees that what is sent now arrives. Whether what was sent before may be lost.
+    /// Ensures that later data arrives. Returns true if earlier data may be lost.
     fn renew(&mut self) -> bool;
 
-    /// Takes what the device has sent.
+    /// Reads everything that the device has sent.
     fn drain(&mut self, take: &mut dyn FnMut(&[u8]));
 }
 
-/// So many steps there are before it is waited until all is taken: as many as a socket has space for.
+/// The number of steps between waits for the device, limited by the space of a socket.
 const STEPS: u32 = 16;
-/// A mark may get lost where the socket of the device is full.
+/// The number of attempts: a mark may be lost if the device's socket buffer is full.
 const AGAIN: u32 = 10_000;
 
 pub(crate) fn run(world: &mut World, way: &mut impl Way, bytes: &[u8]) {
@@ -99,13 +99,13 @@ fn pump(world: &mut World, way: &mut impl Way) {
     way.drain(&mut |packet| memory.check_sent(packet));
 }
 
-/// Returns when all that was sent is taken.
+/// Returns when everything sent is processed.
 fn settle(world: &mut World, way: &mut impl Way) {
     world.marks += 1;
     way.renew();
     way.send_mark(&packet::mark(world));
     let mut rounds = 0_u32;
-    until("the end of what was sent", || {
+    until("the processing of everything sent", || {
         pump(world, way);
         rounds += 1;
         if way.renew() || rounds.is_multiple_of(AGAIN) {

@@ -1,4 +1,4 @@
-//! The link between hosts: a host that sends what it likes, from the address of a peer and from another one.
+//! The link between hosts, with a hostile host that sends from the address of a peer and from another one.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -21,10 +21,10 @@ use super::world::World;
 const PORT: u16 = UdpHeader::ROCE_V2_PORT;
 /// The longest datagram.
 const LONGEST: usize = 65_507;
-/// As many packets as the kernel cuts one call into.
+/// The number of packets into which the kernel splits the data of one call.
 const MOST: usize = 64;
 
-/// Addresses of the loopback interface that nobody else has.
+/// Addresses of the loopback interface that are otherwise unused.
 fn address(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(0x7f40_0000 | (std::process::id() & 0xffff) << 4 | number)
 }
@@ -32,12 +32,12 @@ fn address(number: u32) -> Ipv4Addr {
 pub(crate) fn run(bytes: &[u8]) {
     static STATE: LazyLock<Mutex<(World, Hosts)>> = LazyLock::new(|| {
         let [device, peer, stranger] = [1, 2, 3].map(address);
-        // Of another socket, since it has its own join the datagrams that it receives.
-        let spare = UdpSocket::bind((device, 0)).expect("an address of its own");
+        // From another socket, since `UdpSocketState` makes its own socket merge the datagrams that it receives.
+        let spare = UdpSocket::bind((device, 0)).expect("the address is unused");
         let bound = |at: Ipv4Addr, port| {
-            let socket = UdpSocket::bind((at, port)).expect("an address of its own");
-            socket.set_nonblocking(true).expect("a socket does not wait");
-            let cuts = UdpSocketState::new((&spare).into()).expect("a socket of this process");
+            let socket = UdpSocket::bind((at, port)).expect("the address is unused");
+            socket.set_nonblocking(true).expect("the socket can be non-blocking");
+            let cuts = UdpSocketState::new((&spare).into()).expect("the socket state is readable");
             let port = socket.local_addr().map_or(0, |at| at.port());
             Sender { from: at, port, socket, cuts }
         };
@@ -56,12 +56,12 @@ struct Sender {
     from: Ipv4Addr,
     port: u16,
     socket: UdpSocket,
-    /// Has the kernel cut what one call sends.
+    /// Makes the kernel split the data of one call.
     cuts: UdpSocketState,
 }
 
 impl Sender {
-    /// Sends what the kernel is to cut into datagrams of so many bytes, or one that is not cut.
+    /// Sends data that the kernel splits into datagrams of `segment` bytes, or one datagram.
     fn send(&self, to: Ipv4Addr, bytes: &[u8], segment: Option<usize>) {
         let transmit = Transmit {
             destination: SocketAddr::from((to, PORT)),
@@ -70,7 +70,7 @@ impl Sender {
             segment_size: segment.map(|segment| segment.max(1)),
             src_ip: None,
         };
-        // What is too long is refused, and what finds no space is lost.
+        // The kernel refuses what is too long, and drops what finds no space.
         let _ = self.cuts.try_send((&self.socket).into(), &transmit);
     }
 
@@ -82,7 +82,7 @@ impl Sender {
 }
 
 struct Hosts {
-    /// The peer's, another socket of the peer, and another host's.
+    /// The peer's socket, another socket of the peer, and another host's.
     senders: [Sender; 3],
     to: Ipv4Addr,
     room: Vec<u8>,
@@ -99,7 +99,7 @@ impl Way for Hosts {
         bytes.truncate(LONGEST);
         spare(world, &mut bytes, 0);
         let sender = &self.senders[0];
-        // A byte says whether it is to have an ICRC.
+        // A byte determines whether the datagram gets an ICRC.
         if let Some((1, rest)) = bytes.split_last().map(|(last, rest)| (*last & 1, rest)) {
             let icrc = sender.icrc(self.to, 0, rest);
             let rest = rest.to_vec();
@@ -153,7 +153,7 @@ impl Way for Hosts {
         let sender = self.sender(what >> 2);
         match what % 3 {
             0 => sender.send(self.to, &[], None),
-            // Many small ones by one call, with anything in them.
+            // Many small datagrams by one call, with arbitrary contents.
             1 => {
                 let mut bytes = input::bytes(input);
                 let segment = usize::from(number::<u16>(input)).max(bytes.len().div_ceil(MOST));
@@ -161,7 +161,7 @@ impl Way for Hosts {
                 starts.for_each(|start| spare(world, &mut bytes, start));
                 sender.send(self.to, &bytes, Some(segment));
             }
-            // As long as can be.
+            // As long as possible.
             _ => {
                 let mut bytes = vec![0; LONGEST - usize::from(number::<u8>(input))];
                 bytes[0] = number(input);
@@ -181,7 +181,7 @@ impl Way for Hosts {
                 match sender.socket.recv(&mut self.room) {
                     Ok(count) => take(&self.room[..count]),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    Err(error) => panic!("a socket of this process: {error}"),
+                    Err(error) => panic!("cannot receive: {error}"),
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! A queue pair that is sent to, and the account of what was posted to it.
+//! An attacked queue pair, and the record of the requests posted to it.
 
 use std::collections::VecDeque;
 
@@ -26,15 +26,15 @@ struct Sent {
 
 pub(crate) struct Victim {
     pub(crate) qp: Qp,
-    /// It takes requests, and makes none.
+    /// Whether it only receives requests and posts none.
     pub(crate) is_silent: bool,
     sends: VecDeque<Sent>,
     receives: VecDeque<u64>,
-    /// A request has failed.
+    /// Whether a request has failed.
     broken: bool,
-    /// What has a lower number was there before a reset: it completes, or it does not.
+    /// The first number after the last reset: lower ones may complete or not.
     first: u64,
-    /// The PSNs of the next request that comes, and of the first one that goes.
+    /// The PSNs of the next incoming request and of the first outgoing one.
     pub(crate) next_psn: u32,
     pub(crate) own_psn: u32,
     posted: u64,
@@ -52,7 +52,7 @@ impl Victim {
         self.posted
     }
 
-    /// From the reset state.
+    /// Connects it from the reset state.
     pub(crate) fn connect(&mut self, setting: &Setting, own: &Endpoint, far: &Endpoint) {
         let has = |flag| setting.flags & flag != 0;
         let psn = if has(Setting::WRAPS) { 0x00ff_fffd } else { 7 };
@@ -75,7 +75,8 @@ impl Victim {
                 to_init(&self.qp, &attr);
                 to_rtr(&self.qp, &attr);
                 if !self.is_silent {
-                    // A packet that has waited for it may fail it as soon as it receives.
+                    // A packet that has waited for the queue pair may fail it as soon as it can
+                    // receive.
                     let rts = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTS, ..attr };
                     let is_ready = self.qp.modify(rts, RTS) == 0;
                     assert!(is_ready || self.qp.state() == ibv_qp_state::IBV_QPS_ERR);
@@ -86,14 +87,14 @@ impl Victim {
         }
     }
 
-    /// All that was posted is to be done; in the reset state there is nothing.
+    /// Checks that all posted requests are done; in the reset state there are none.
     pub(crate) fn end(&self) {
         if self.qp.state() != ibv_qp_state::IBV_QPS_RESET {
             self.qp.to_error();
         }
     }
 
-    /// It begins anew. The caller has polled.
+    /// Resets the queue pair and its record. The caller has polled.
     pub(crate) fn reset(&mut self) {
         self.qp.to_reset();
         self.sends.clear();
@@ -154,7 +155,7 @@ impl Victim {
             self.broken = true;
             return;
         }
-        assert!(!self.broken, "it is behind one that failed: {seen:?}");
+        assert!(!self.broken, "an earlier request failed: {seen:?}");
         let expected = match sent.opcode {
             Opcode::IBV_WR_SEND | Opcode::IBV_WR_SEND_WITH_IMM => Done::IBV_WC_SEND,
             Opcode::IBV_WR_RDMA_READ => Done::IBV_WC_RDMA_READ,
@@ -189,7 +190,7 @@ impl Victim {
     }
 }
 
-/// Those that a queue pair may end a request with.
+/// Returns true if a request of a queue pair may end with this status.
 fn is_known(status: Status) -> bool {
     matches!(
         status,
@@ -208,7 +209,7 @@ fn is_known(status: Status) -> bool {
     )
 }
 
-/// What a failure shows of a completion, and a trace.
+/// The fields of a completion that failures and traces show.
 fn seen(wc: &ibv_wc) -> (u32, u64, Status, Done, u32) {
     let seen = (wc.qp_num, wc.wr_id, wc.status, wc.opcode, wc.byte_len);
     trace(&seen);

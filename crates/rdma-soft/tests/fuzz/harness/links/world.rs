@@ -1,4 +1,4 @@
-//! A device that hears strangers, and what all inputs use of it.
+//! A device that receives data from strangers, and the objects that all inputs use.
 
 use rdma_soft::{Builder, Counters, SoftDevice};
 use rdma_sys::ibv_qp_type;
@@ -11,27 +11,27 @@ use super::input::{Post, Setting};
 use super::memory::Memory;
 use super::victim::Victim;
 
-/// Of the queue pair that says when all is taken.
+/// The Q_Key of the queue pair that detects when everything is processed.
 pub(crate) const PROBE_QKEY: u32 = 0x0bad_cafe;
 
 /// Fields drop in order.
 pub(crate) struct World {
-    /// A silent reliable one, one with requests, an unreliable one, and one for datagrams.
+    /// A silent reliable queue pair, one with requests, an unreliable one, and one for datagrams.
     pub(crate) victims: [Victim; 4],
     pub(crate) memory: Memory,
     ah: Ah,
     good: Good,
-    /// Where its receives are, of which none brings more than a route header.
+    /// The memory of the probe's receives; each receives only a route header.
     route: Mr,
     probe: Side,
-    /// How many marks were sent.
+    /// The number of marks sent.
     pub(crate) marks: u32,
     inputs: u64,
     counters: Counters,
     sends: Cq,
     receives: Cq,
     _pds: [Pd; 2],
-    /// Where the victims are, and who sends to them.
+    /// The endpoints of the victims and of their sender.
     pub(crate) own: Endpoint,
     pub(crate) far: Endpoint,
     _context: Context,
@@ -39,9 +39,9 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// `far` says whom the victims are connected to.
+    /// `far` returns the endpoint that the victims are connected to.
     pub(crate) fn new(builder: Builder, far: impl FnOnce(&Endpoint) -> Endpoint) -> Self {
-        let soft = builder.force_wire().install().expect("its name is its own");
+        let soft = builder.force_wire().install().expect("the name is unused");
         let context = Context::open(soft.name());
         let pds = [context.pd(), context.pd()];
         let (sends, receives) = (context.cq(1024), context.cq(1024));
@@ -84,13 +84,13 @@ impl World {
         }
     }
 
-    /// Whom a packet is for.
+    /// The queue pair number that a packet is addressed to.
     pub(crate) fn number(&self, to: u8) -> u32 {
         let number = match to % 8 {
             victim @ 0..4 => self.victims[usize::from(victim)].qp.number(),
             4 => 0x00ff_ffff,
             5 => u32::from(to >> 3 & 1),
-            // Of the slot of this process, and of another one.
+            // A number in the slot of this process, and one in another slot.
             6 => self.own.qpn & !0xfff,
             _ => self.own.qpn ^ 0x0080_0000,
         };
@@ -101,17 +101,17 @@ impl World {
         &mut self.victims[usize::from(to % 4)]
     }
 
-    /// The queue pair that marks are for.
+    /// The number of the queue pair that receives marks.
     pub(crate) fn probe(&self) -> u32 {
         self.probe.qp.number()
     }
 
-    /// Whether it is one of those that no input may name.
+    /// Returns true if no input may name this queue pair number.
     pub(crate) fn is_apart(&self, number: u32) -> bool {
         [&self.probe, &self.good.a, &self.good.b].iter().any(|side| side.qp.number() == number)
     }
 
-    /// All begins.
+    /// Prepares the world for an input.
     pub(crate) fn prepare(&mut self, setting: &Setting) {
         self.inputs += 1;
         self.memory.prepare(self.inputs);
@@ -140,12 +140,12 @@ impl World {
         self.victims[usize::from(victim % 4)].receive(&self.memory);
     }
 
-    /// Takes completions of both kinds, as many as there are in one poll.
+    /// Polls completions of both kinds, all that one poll returns.
     pub(crate) fn poll(&mut self) {
-        for wc in self.sends.try_poll::<16>().expect("there is room for all") {
+        for wc in self.sends.try_poll::<16>().expect("the completion queue does not overflow") {
             self.by_number(wc.qp_num).take_sent(&wc);
         }
-        for wc in self.receives.try_poll::<16>().expect("there is room for all") {
+        for wc in self.receives.try_poll::<16>().expect("the completion queue does not overflow") {
             let at = self.place_of(wc.qp_num);
             self.victims[at].take_received(&wc, &self.memory);
         }
@@ -153,7 +153,7 @@ impl World {
 
     fn place_of(&self, number: u32) -> usize {
         let found = self.victims.iter().position(|victim| victim.qp.number() == number);
-        found.unwrap_or_else(|| panic!("a completion of queue pair {number:#x}"))
+        found.unwrap_or_else(|| panic!("a completion of unknown queue pair {number:#x}"))
     }
 
     fn by_number(&mut self, number: u32) -> &mut Victim {
@@ -161,10 +161,12 @@ impl World {
         &mut self.victims[at]
     }
 
-    /// Whether the last mark has come.
+    /// Returns true if the last mark has arrived.
     pub(crate) fn has_mark(&mut self) -> bool {
         let mut found = false;
-        for wc in self.probe.receive_cq.try_poll::<8>().expect("there is room for all") {
+        for wc in
+            self.probe.receive_cq.try_poll::<8>().expect("the completion queue does not overflow")
+        {
             assert_eq!(wc.status, rdma_sys::ibv_wc_status::IBV_WC_SUCCESS);
             found |= u32::from_be(imm_of(&wc)) == self.marks;
             self.probe.qp.post_receive(0, &[self.route.sge(0, datagram::HEADER)]);
@@ -172,7 +174,7 @@ impl World {
         found
     }
 
-    /// All queue pairs go to the error state, and then to the reset state; what was posted is done between the two.
+    /// Moves all queue pairs to the error state, where posted requests complete, and then to the reset state.
     pub(crate) fn end_requests(&mut self) {
         self.victims.iter().for_each(Victim::end);
         test_support::rig::until("completions of all requests", || {
@@ -184,13 +186,13 @@ impl World {
         }
     }
 
-    /// A WRITE of a connection that nobody has sent to arrives, and counters have only grown.
+    /// Checks that a WRITE of an undisturbed connection arrives, and that counters have only grown.
     pub(crate) fn check(&mut self) {
         self.memory.check();
         self.good.write(self.inputs, &self.memory.carry(self.inputs));
         let after = self.soft.counters();
         for ((name, before), (_, after)) in self.counters.iter().zip(after.iter()) {
-            assert!(after >= before, "{name}: {before}, {after}");
+            assert!(after >= before, "{name} has decreased: {before}, {after}");
         }
         self.counters = after;
     }
@@ -209,14 +211,14 @@ const GOOD: usize = 6000;
 impl Good {
     fn new(device: &str) -> Self {
         let [a, b] = [(); 2].map(|()| Side::new(device, &Size::default(), 64));
-        // A second each time: the machine may be busy, and processes that take nothing lose packets.
+        // A second for each retry: the machine may be busy, and processes that do not receive lose packets.
         connect_sides(&a, &b, &Knobs { timeout: 18, ..Knobs::default() });
         let from = a.pd.register(GOOD, LOCAL_WRITE);
         let to = b.pd.register(GOOD, ALL_ACCESS);
         Self { from, to, a, b }
     }
 
-    /// Writes these bytes, several times.
+    /// Writes these bytes several times.
     fn write(&self, input: u64, bytes: &[u8; 16]) {
         let length = [5000, 0, 1024, 8][input as usize % 4];
         let all: Vec<u8> = bytes.iter().copied().cycle().take(length).collect();
@@ -226,7 +228,7 @@ impl Good {
         self.a.send_cq.expect_success(input);
         let mut expected = vec![0x5a; GOOD];
         expected[100..100 + length].copy_from_slice(&all);
-        assert!(self.to.bytes() == expected, "a WRITE of {length} bytes");
+        assert!(self.to.bytes() == expected, "a WRITE of {length} bytes arrived damaged");
         assert!(self.b.receive_cq.is_empty());
     }
 }
