@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_fails_or_says_nothing_has_failed_with_all_that_it_said() {
+    fn a_failing_or_silent_process_fails_the_case_with_its_output() {
         let failed = message(shell(r#"echo '"Passed"'; echo why >&2; exit 3"#, LIMIT));
         assert!(failed.contains("exit status: 3") && failed.contains("why"), "{failed}");
         let silent = message(shell("true", LIMIT));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hang_is_killed_with_what_it_started() {
+    fn a_hanging_process_is_killed_with_its_children() {
         let start = Instant::now();
         // The process waits for a grandchild, whose number is printed.
         let ended = message(shell("sleep 1000 & echo $!; wait", Duration::from_secs(1)));

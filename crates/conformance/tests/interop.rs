@@ -58,7 +58,7 @@ fn all_pass(device: &str, more: &[&str]) -> usize {
 }
 
 #[test]
-fn two_processes_talk_on_software_devices() {
+fn two_processes_communicate_on_software_devices() {
     for device in ["soft0", "softib0"] {
         let longest = ["--longest", "65536", "--seed", "5"];
         assert!(all_pass(device, &longest) > 30, "{device}");
@@ -66,7 +66,7 @@ fn two_processes_talk_on_software_devices() {
 }
 
 #[test]
-fn two_processes_talk_by_packets_of_each_mtu() {
+fn two_processes_communicate_by_packets_of_each_mtu() {
     for mtu in ["256", "4096"] {
         let more = ["--mtu", mtu, "--longest", "65536", "--only", "send"];
         assert!(all_pass("soft0", &more) > 5, "{mtu}");
@@ -74,7 +74,7 @@ fn two_processes_talk_by_packets_of_each_mtu() {
 }
 
 #[test]
-fn devices_that_do_not_fit_are_told() {
+fn devices_of_different_links_are_refused() {
     let (_served, address) = serve("softib0");
     let output = drive("soft0", &address, &[]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -83,7 +83,7 @@ fn devices_that_do_not_fit_are_told() {
 }
 
 #[test]
-fn an_mtu_that_is_none_is_refused() {
+fn an_invalid_mtu_is_refused() {
     let (_served, address) = serve("soft0");
     let output = drive("soft0", &address, &["--mtu", "300"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");

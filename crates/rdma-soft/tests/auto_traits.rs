@@ -9,7 +9,7 @@ fn send_sync<T: Send + Sync + 'static>() {}
 fn error<T: std::error::Error + Send + Sync + 'static>() {}
 
 #[test]
-fn devices_are_for_every_thread() {
+fn devices_are_send_and_sync() {
     send_sync::<Builder>();
     send_sync::<Network>();
     send_sync::<SoftDevice>();

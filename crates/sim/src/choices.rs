@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_stand_for_numbers_in_their_range_until_they_are_used_up() {
+    fn bytes_encode_numbers_in_their_range_until_they_are_used_up() {
         let bytes = [7, 0x12, 0x34, 0xff, 1];
         let mut choices = Choices::OfBytes(&bytes);
         assert_eq!(choices.u32(..5), 2);

@@ -31,7 +31,7 @@ fn inputs_are_written_for_the_fuzzer() {
 const INPUTS: u64 = if cfg!(debug_assertions) { 60 } else { 1000 };
 
 #[test]
-fn any_bytes_do_what_the_model_says() {
+fn any_bytes_run_as_the_model_predicts() {
     for input in inputs(INPUTS) {
         let total = sim::bytes(&input).unwrap_or_else(|wrong| panic!("{input:?}: {wrong}"));
         assert!(total.packets < 20_000, "{total:?}");
@@ -50,7 +50,7 @@ fn the_same_bytes_do_the_same() {
 }
 
 #[test]
-fn other_bytes_are_another_script() {
+fn different_bytes_encode_different_scripts() {
     let inputs = inputs(500);
     let scripts: HashSet<_> = inputs.iter().map(|input| sim::script_of(input)).collect();
     let different: HashSet<_> = inputs.iter().collect();

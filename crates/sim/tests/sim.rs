@@ -25,7 +25,7 @@ fn simulated(seed: u64, packets: u64) -> String {
 const PACKETS: u64 = if cfg!(debug_assertions) { 100_000 } else { 1_000_000 };
 
 #[test]
-fn packets_of_fresh_workloads_do_what_the_model_says() {
+fn packets_of_fresh_workloads_behave_as_the_model_predicts() {
     let seed = seed();
     println!("RDMA_TEST_SEED={seed}");
     println!("{}", simulated(seed, PACKETS));
@@ -34,7 +34,7 @@ fn packets_of_fresh_workloads_do_what_the_model_says() {
 /// A FetchAdd through a window is in flight when its queue pair is destroyed, and arrives after the window was revoked:
 /// the model once mistook its refusal for an error.
 #[test]
-fn a_request_of_a_queue_pair_that_is_gone_may_be_refused() {
+fn a_request_of_a_destroyed_queue_pair_may_be_refused() {
     let program = env!("CARGO_BIN_EXE_sim");
     let args = ["--workload", "0xd4bd6706a3d8a547"];
     let output = Command::new(program).args(args).output().unwrap();

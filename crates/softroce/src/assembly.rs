@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_whole_if_each_stage_was_made_from_the_last() {
+    fn a_machine_is_complete_if_each_stage_was_made_from_the_previous_one() {
         let home = tempfile::tempdir().unwrap();
         let refused = |home: &Path| made(home).unwrap_err().to_string().contains("rxe-setup");
         assert!(refused(home.path()));

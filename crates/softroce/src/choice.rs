@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_there_is_taken_unless_a_machine_is_asked_for() {
+    fn an_existing_device_is_used_unless_a_machine_is_requested() {
         let host = Host { devices: device(None), module: Module::Loaded, ..host() };
         for wish in [Wish::default(), NATIVE, KERNEL] {
             let (way, why) = choose(&host, wish).unwrap();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loadable_module_is_asked_for_where_somebody_is_there_and_may() {
+    fn loading_a_module_needs_a_terminal_and_root() {
         for module in [Module::Loadable, Module::Loaded] {
             let host = Host { module, terminal: true, ..host() };
             assert_eq!(choose(&host, Wish::default()).unwrap().0, Way::Ask);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn another_architecture_has_no_machine_but_a_native_device() {
+    fn another_architecture_supports_only_a_native_device() {
         let arm = Host { arch: "aarch64".to_owned(), ..host() };
         let why = refusal(&arm, Wish::default());
         assert!(why.contains("aarch64") && why.contains("--native"), "{why}");
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn without_apt_a_kernel_has_to_be_given() {
+    fn without_apt_a_kernel_must_be_given() {
         let host = Host { apt: false, ..host() };
         let why = refusal(&host, Wish::default());
         assert!(why.contains("--kernel") && why.contains("--modules"), "{why}");

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_is_found_packed_or_not_and_built_in() {
+    fn a_module_is_found_compressed_or_not_and_built_in() {
         let root = tempfile::tempdir().unwrap();
         let at = |root: &Path| module(root, "6.1");
         write(root.path(), &[("lib/modules/6.1/modules.dep", "kernel/x/rdma_rxe_x.ko: a.ko\n")]);

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modules_are_loaded_in_the_order_that_modprobe_says() {
+    fn modules_are_loaded_in_the_order_of_modprobe() {
         let text = "builtin virtio\ninsmod /a/virtio_ring.ko \ninsmod /a/9p.ko.zst x=1\n";
         assert_eq!(loaded(text), ["/a/virtio_ring.ko", "/a/9p.ko.zst"]);
         assert_eq!(unpacked_name("/a/9p.ko.zst"), "9p.ko");
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_modules_are_unpacked_and_unknown_packings_refused() {
+    fn compressed_modules_are_decompressed_and_unknown_formats_refused() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::write(at("m.ko"), "code").unwrap();

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_is_removed_with_its_folder() {
+    fn tear_down_removes_the_folder_with_its_contents() {
         let folder = tempfile::tempdir().unwrap();
         let home = folder.path().join("rxe");
         let softroce = SoftRoce::at(&home).unwrap();

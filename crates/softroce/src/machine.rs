@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_ends_when_status_and_all_output_are_here_in_any_order() {
+    fn a_run_ends_after_status_and_all_output_in_any_order() {
         let finished = || Event::Finished { status: 3, lengths: [5, 2] };
         let (out, err) = (|n| Event::Output(Port::Out, n), |n| Event::Output(Port::Err, n));
         let minute = Some(Duration::from_secs(60));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_ends_by_limit_signal_and_death() {
+    fn a_run_ends_by_limit_by_signal_and_with_the_machine() {
         let (_sender, events) = channel();
         assert_eq!(follow(&events, Some(Duration::ZERO)).unwrap(), Ended::TimedOut);
         let signal = followed([Event::Signal(SIGINT)], None).unwrap();

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn every_step_that_adds_something_says_what_removes_it() {
+    fn every_adding_step_has_a_removing_command() {
         let dummy = steps(&["rdma_rxe".to_owned()], None);
         let undone: Vec<_> = dummy.iter().filter_map(|step| step.undo.as_ref()).collect();
         let undone: Vec<_> = undone.iter().map(|undo| undo.command.join(" ")).collect();
@@ -204,13 +204,13 @@ mod tests {
     }
 
     #[test]
-    fn modules_have_the_names_of_the_kernel() {
+    fn modules_are_named_as_the_kernel_spells_them() {
         let text = "builtin a\ninsmod /lib/x/ib-core.ko.zst \ninsmod /lib/x/rdma_rxe.ko y=1\n";
         assert_eq!(modules(text).collect::<Vec<_>>(), ["ib_core", "rdma_rxe"]);
     }
 
     #[test]
-    fn only_what_was_done_is_undone_and_once() {
+    fn only_completed_steps_are_undone_and_only_once() {
         if !host::is_root() {
             return; // the steps would ask for a password
         }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_undone_stays_noted() {
+    fn steps_that_cannot_be_undone_stay_recorded() {
         if !host::is_root() {
             return; // the steps would ask for a password
         }

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_never_connects_does_not_keep_the_threads() {
+    fn threads_end_if_the_machine_never_connects() {
         let folder = tempfile::tempdir().unwrap();
         let (sender, events) = channel();
         let ports = Ports::listen(folder.path(), &sender).unwrap();

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_that_fails_leaves_the_last_one_and_nothing_else() {
+    fn a_failed_stage_leaves_only_the_previous_one() {
         let home = tempfile::tempdir().unwrap();
         stage(home.path(), "s", "a", write("1")).unwrap();
         let failed = stage(home.path(), "s", "b", |_| bail!("no such thing")).unwrap_err();
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_manifest_is_never_taken() {
+    fn a_folder_without_manifest_is_never_used() {
         let home = tempfile::tempdir().unwrap();
         fs::create_dir(home.path().join("s")).unwrap();
         fs::create_dir(home.path().join("partial-x")).unwrap();

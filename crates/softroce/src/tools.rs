@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_of_the_packages_goes_before_that_of_the_host() {
+    fn a_program_of_the_packages_is_preferred_to_that_of_the_host() {
         let tree = tempfile::tempdir().unwrap();
         let command = tool(tree.path(), "sh").unwrap();
         assert!(command.get_program() != "sh" && command.get_envs().count() == 0);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_fails_is_an_error_with_its_complaint() {
+    fn a_failed_command_is_an_error_with_its_error_output() {
         assert_eq!(done(Command::new("echo").arg("x")).unwrap(), "x\n");
         let error = done(Command::new("sh").args(["-c", "echo why >&2; exit 3"])).unwrap_err();
         let error = error.to_string();

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_seed_in_ten_is_fresh_and_the_others_follow_each_other() {
+    fn one_seed_in_ten_is_fresh_and_the_others_are_consecutive() {
         let run: Vec<u64> = seeds(500, 200, Some(70_000)).collect();
         assert_eq!(run[9], 70_000, "a run has some from its first programs on");
         let (fresh, known): (Vec<u64>, Vec<u64>) =
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_and_whoever_reads_are_given_the_fresh_seed_too() {
+    fn the_fresh_seed_is_passed_on_and_printed() {
         let arguments = Arguments {
             seed: 3,
             count: 200,

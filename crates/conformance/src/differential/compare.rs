@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_difference_is_one_way_and_only_of_softroce() {
+    fn a_known_difference_applies_in_one_direction_and_only_to_softroce() {
         let contract = step(Status::IBV_WC_LOC_PROT_ERR);
         let rxe = step(Status::IBV_WC_LOC_QP_OP_ERR);
         let mut met = Met::new();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn events_count_but_not_of_softroce() {
+    fn events_are_compared_except_those_of_softroce() {
         let same = step(Status::IBV_WC_SUCCESS);
         let mut other = same.clone();
         let events = &mut other.steps[1].events;
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_of_a_trace_counts() {
+    fn every_field_of_a_trace_is_compared() {
         let same = step(Status::IBV_WC_SUCCESS);
         let changes: [fn(&mut StepTrace); 5] = [
             |step| step.calls.push(22),

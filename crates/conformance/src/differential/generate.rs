@@ -377,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_is_one_program() {
+    fn a_seed_always_gives_the_same_program() {
         for seed in 0..50 {
             assert_eq!(program(seed), program(seed));
         }
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_survive_being_written_down() {
+    fn programs_survive_serialization() {
         for seed in 0..50 {
             let written = program(seed).to_json();
             assert_eq!(Program::from_json(&written).unwrap(), program(seed));
@@ -401,7 +401,7 @@ mod tests {
 
     /// Any CI run should include all of these, whatever its seed.
     #[test]
-    fn two_hundred_programs_have_everything() {
+    fn two_hundred_programs_cover_every_feature() {
         let programs: Vec<String> = (0..200).map(|seed| format!("{:?}", program(seed))).collect();
         let wanted = [
             "SendImm",

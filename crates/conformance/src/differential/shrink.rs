@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_for_one_request_is_shrunk_to_it_and_what_it_needs() {
+    fn a_program_with_one_failing_request_is_shrunk_to_it_and_its_dependencies() {
         let is_it = |send: &&Send| send.opcode == Opcode::CompareSwap;
         let fails = |program: &Program| sends(program).iter().any(is_it);
         let mut shrunk = 0;
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn every_candidate_is_another_program() {
+    fn every_candidate_differs_from_the_program() {
         for seed in 0..20 {
             let program = generate::program(seed);
             assert!(candidates(&program).iter().all(|candidate| *candidate != program));

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_check_has_a_name_of_its_own() {
+    fn each_check_has_a_unique_name() {
         let mut names: Vec<_> = CHECKS.iter().map(|check| check.name).collect();
         names.sort_unstable();
         names.dedup();

@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_seeds_and_places_differ() {
+    fn bytes_differ_by_seed_and_offset() {
         let (one, other) = (bytes(1, 4096), bytes(2, 4096));
         let same = one.iter().zip(&other).filter(|(one, other)| one == other).count();
         assert!(same < 64, "{same} of 4096 are the same");

@@ -86,14 +86,14 @@ macro_rules! counters {
 counters! {
     /// Requests of this device that were executed, or sent without an acknowledgement to wait for. A message is one
     /// request, whatever its length.
-    sent_pkts: requests, "a_request_counts_at_both_devices_also_when_the_queue_pairs_are_gone";
+    sent_pkts: requests, "a_request_counts_at_both_devices_even_after_the_queue_pairs_are_gone";
     /// Requests of peers that were executed here.
-    rcvd_pkts: requests, "a_request_counts_at_both_devices_also_when_the_queue_pairs_are_gone";
+    rcvd_pkts: requests, "a_request_counts_at_both_devices_even_after_the_queue_pairs_are_gone";
     /// Requests of the connected peer with an earlier sequence number than the expected one. They are dropped;
     /// packets are answered again.
-    duplicate_request: requests or packets, "sequence_numbers_behind_and_beyond_are_told_apart";
+    duplicate_request: requests or packets, "earlier_and_later_sequence_numbers_have_separate_counters";
     /// Requests of the connected peer with a later sequence number than the expected one. They are dropped.
-    out_of_seq_request: requests or packets, "sequence_numbers_behind_and_beyond_are_told_apart";
+    out_of_seq_request: requests or packets, "earlier_and_later_sequence_numbers_have_separate_counters";
     /// Requests of this device that found their receiver without a receive request, each time.
     rcvd_rnr_err: requests or packets, "running_connections_are_counted";
     /// Requests of peers that found no receive request here, each time.
@@ -127,7 +127,7 @@ counters! {
     /// too small.
     out_of_buffer: packets of connections, "lost_messages_are_counted";
     /// Requests that were refused because their key, range or rights are wrong.
-    resp_remote_access_errors: packets of connections, "a_refused_request_is_counted_by_who_refused_it";
+    resp_remote_access_errors: packets of connections, "a_refused_request_is_counted_by_the_responder";
     /// Requests that were refused because they are invalid in themselves.
     resp_invalid_request_errors: packets of connections, "requests_that_are_refused";
     /// Requests, datagrams too, that were refused because the responder could not complete them.
@@ -152,7 +152,7 @@ counters! {
     /// Requests that this process dropped for a reason of its own.
     dropped_by_host: packets of connections, "a_host_that_drops";
     /// Packets with a wrong ICRC: damaged on a simulated link, or received by UDP.
-    rx_icrc_encapsulated: packets, "what_a_bad_network_does_is_mended_and_the_same_each_time";
+    rx_icrc_encapsulated: packets, "a_bad_network_is_recovered_from_and_the_same_each_time";
     /// Packets of another partition than the port's.
     bad_pkey_cntr: packets, "packets_of_other_partitions_are_dropped";
     /// Packets for an unknown or destroyed QPN.
@@ -164,7 +164,7 @@ counters! {
     /// Packets for a queue pair that accepts none in its state.
     wrong_state: packets, "each_reason_has_its_counter";
     /// Packets that were lost because this port was down, sent or received.
-    port_down: packets, "what_a_port_lost_is_sent_again";
+    port_down: packets, "packets_lost_by_a_port_are_sent_again";
     /// Packets to an address of no device, or to a process that has ended.
     no_route: packets, "each_reason_has_its_counter";
     /// Datagrams that were lost because a process read nothing for a second, or more than 1 MiB waited for it.
@@ -174,16 +174,16 @@ counters! {
     silent: times, "a_process_that_is_silent_for_too_long_is_given_up";
     /// Messages of other processes that no device sends, which close their connection, and UDP datagrams that are not
     /// packets.
-    malformed: messages, "words_of_garbage_harm_their_own_connection_alone";
+    malformed: messages, "garbage_words_harm_only_their_own_connection";
     /// Connections of other processes that were closed at once: of another user, or too many. At most 64 of one
     /// process, 2,048 in all, or half of the files that the process may open are accepted.
-    refused_connections: connections, "who_connects_without_end_gets_no_more_than_its_share";
+    refused_connections: connections, "endless_connections_get_only_their_share";
     /// System calls that copied memory which may have been unmapped since its registration. `rdma-mem` notes that the
     /// memory of its regions stays mapped, except of `MemoryRegion` and `DmabufRegion`; programs in C note nothing.
     guarded_copies: calls, "packets_for_memory_that_is_gone_fail_as_with_a_bad_key";
     /// Times that connections of other processes waited because files sent by others hold up all threads that close
     /// them.
-    held_up_connections: times, "files_of_another_user_hold_up_new_connections_alone_on_an_earlier_kernel";
+    held_up_connections: times, "files_of_another_user_hold_up_only_new_connections_on_an_earlier_kernel";
 }
 
 #[cfg(all(test, not(loom)))]

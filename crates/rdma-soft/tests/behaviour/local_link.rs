@@ -33,7 +33,7 @@ use hostile::{Head, name_of, slot_of};
 use ring::{Connection, connect_to, wait_until_closed};
 
 #[test]
-fn a_reliable_connection_does_all_of_it() {
+fn a_reliable_connection_executes_every_operation() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     near.all_of_it();
     near.peer.end();
@@ -117,7 +117,7 @@ fn a_number_that_no_process_has_is_refused() {
 
 /// One of each kind. The connection is closed and counted, and no other is affected.
 #[test]
-fn what_no_device_sends_ends_its_connection_alone() {
+fn invalid_messages_end_only_their_own_connection() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     let name = name_of(slot_of(near.far.qpn));
     let fine = Head::new(near.far.qpn);
@@ -189,7 +189,7 @@ fn what_no_device_sends_ends_its_connection_alone() {
 
 /// Heads that a device could have sent, with random contents, for queue pairs of each kind.
 #[test]
-fn packets_of_any_content_touch_nothing_that_was_not_granted() {
+fn packets_of_any_content_touch_only_granted_memory() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     let name = name_of(slot_of(near.far.qpn));
     let victims = near.peer.victims(&near.side.endpoint());
@@ -216,7 +216,7 @@ fn packets_of_any_content_touch_nothing_that_was_not_granted() {
 }
 
 #[test]
-fn who_connects_without_end_gets_no_more_than_its_share() {
+fn endless_connections_get_only_their_share() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     let name = name_of(slot_of(near.far.qpn));
     // The valid connection exists.
@@ -274,7 +274,7 @@ fn an_idle_connection_uses_no_processor() {
 /// The data that waits for the stopped process is bounded, and a connection to another process continues. The stopped
 /// process gets everything after it continues.
 #[test]
-fn a_process_that_is_stopped_holds_up_nobody_else() {
+fn a_stopped_process_holds_up_no_other() {
     let (mut stopped, mut other) =
         (Near::new(ibv_qp_type::IBV_QPT_RC), Near::new(ibv_qp_type::IBV_QPT_RC));
     stopped.peer.stop();
@@ -303,7 +303,7 @@ fn a_process_that_is_stopped_holds_up_nobody_else() {
 }
 
 #[test]
-fn the_end_of_a_process_ends_what_waits_for_it() {
+fn the_end_of_a_process_fails_the_requests_that_wait_for_it() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     near.all_of_it();
     near.wait();
@@ -330,7 +330,7 @@ fn a_forked_child_does_not_hide_the_end_of_its_parent() {
 
 /// Each process has its own slots, and a device of the same name and address.
 #[test]
-fn processes_have_numbers_of_their_own_and_one_address() {
+fn processes_have_separate_numbers_and_a_common_address() {
     let nears = [(); 4].map(|()| Near::new(ibv_qp_type::IBV_QPT_RC));
     let slots: BTreeSet<u32> = nears.iter().map(|near| slot_of(near.far.qpn)).collect();
     assert_eq!(slots.len(), nears.len());
@@ -343,7 +343,7 @@ fn processes_have_numbers_of_their_own_and_one_address() {
 
 /// The completion of a message contains its length and immediate data.
 #[test]
-fn messages_come_back() {
+fn messages_are_echoed() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     near.side.qp.post_receive(3, &[near.memory.sge(0, LENGTH)]);
     near.peer.send(LENGTH, 0x0102_0304);
@@ -356,7 +356,7 @@ fn messages_come_back() {
 /// The program receives a message by its first poll, and then makes no post and no other poll. It stays idle, destroys
 /// its queue pair, or exits.
 #[test]
-fn what_was_taken_is_acknowledged_though_nobody_polls_again() {
+fn a_received_message_is_acknowledged_without_further_polls() {
     for ending in ["completion", "completion_and_destroy", "completion_and_exit"] {
         let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
         for _ in 0..3 {
@@ -374,7 +374,7 @@ fn what_was_taken_is_acknowledged_though_nobody_polls_again() {
 
 /// Each of them sends after it has received the other's message: its acknowledgement leaves with that.
 #[test]
-fn messages_go_to_and_fro() {
+fn messages_go_back_and_forth() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     near.peer.begin("trips 500");
     let sge = [near.memory.sge(0, 8)];
@@ -389,11 +389,11 @@ fn messages_go_to_and_fro() {
 }
 
 #[test]
-fn what_a_process_has_received_before_it_ends_is_acknowledged() {
+fn messages_received_by_a_process_before_it_ends_are_acknowledged() {
     ends::receivers_end(|| Near::new(ibv_qp_type::IBV_QPT_RC));
 }
 
 #[test]
-fn what_a_process_has_sent_before_it_ends_arrives() {
+fn messages_sent_by_a_process_before_it_ends_arrive() {
     ends::senders_end(|| Near::new(ibv_qp_type::IBV_QPT_RC));
 }

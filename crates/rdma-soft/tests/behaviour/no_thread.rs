@@ -30,8 +30,8 @@ fn without_more_memory(work: impl FnOnce()) {
 }
 
 #[test]
-fn polls_end_what_a_thread_would_have_ended() {
-    in_own_process("no_thread::polls_end_what_a_thread_would_have_ended", || {
+fn polls_end_requests_without_a_thread() {
+    in_own_process("no_thread::polls_end_requests_without_a_thread", || {
         if is_emulated() {
             return; // the emulator does not limit its program's memory
         }

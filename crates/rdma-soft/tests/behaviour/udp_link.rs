@@ -45,7 +45,7 @@ fn near(name: &'static str, qp_type: ibv_qp_type) -> Near {
 }
 
 #[test]
-fn a_reliable_connection_does_all_of_it() {
+fn a_reliable_connection_executes_every_operation() {
     let mut near = near("rc", RC);
     near.all_of_it();
     near.peer.end();
@@ -95,15 +95,15 @@ fn a_request_to_a_silent_process_is_retried_for_two_seconds_by_default() {
 
 /// Longer than by default, which rounds to at most four seconds.
 #[test]
-fn the_environment_says_for_how_long_a_request_is_retried() {
-    let test = "udp_link::the_environment_says_for_how_long_a_request_is_retried";
+fn the_environment_sets_the_retry_time() {
+    let test = "udp_link::the_environment_sets_the_retry_time";
     let says = |program: &mut Command| _ = program.env("RDMA_SOFT_RETRY_TIME", "4.5");
     in_own_process_with(test, says, || is_retried_for("told", Duration::from_millis(4500)));
 }
 
 /// The largest size that one call sends. Both ends are in this process and share its socket.
 #[test]
-fn the_largest_packets_come_in_runs() {
+fn the_largest_packets_are_sent_in_batches() {
     let device = Builder::new("largest").gids([]).listen(address()).force_wire();
     device.install().unwrap();
     let knobs = Knobs { mtu: rdma_sys::ibv_mtu::IBV_MTU_4096, ..KNOBS };
@@ -223,7 +223,7 @@ fn connections_go_over_ipv6() {
 
 /// One packet in twenty is lost.
 #[test]
-fn what_is_lost_is_sent_again() {
+fn lost_packets_are_sent_again() {
     let peer = Peer::start_at(&address());
     let device = Builder::new("lossy").gids([]).listen(address()).lossy(0.05, 1);
     let device = device.retry_time(Duration::from_secs(60));
@@ -239,7 +239,7 @@ fn what_is_lost_is_sent_again() {
 }
 
 #[test]
-fn a_peer_that_is_gone_is_not_waited_for() {
+fn a_peer_that_has_ended_is_not_waited_for() {
     let peer = Peer::start_at(&address());
     let device = Builder::new("alone").gids([]).listen(address()).install().unwrap();
     let mut near = Near::on(device.name(), peer, RC, &Knobs { retries: 2, ..KNOBS });
@@ -277,7 +277,7 @@ fn cannot_listen(device: Builder) -> String {
 }
 
 #[test]
-fn where_it_cannot_listen_a_device_says_why() {
+fn a_device_that_cannot_listen_states_the_reason() {
     let taken = address();
     network("first", &taken);
     let refused = |place: &str| cannot_listen(Builder::new("refused").listen(place));
@@ -313,7 +313,7 @@ fn where_it_cannot_listen_a_device_says_why() {
 }
 
 #[test]
-fn there_is_no_way_to_an_address_without_route() {
+fn an_address_without_route_is_unreachable() {
     let side = Side::new(network("routes", &address()), &Size::default(), 8);
     // The loopback interface has no route to a broadcast address or the unspecified address.
     for gid in ["::ffff:0.0.0.0", "::ffff:255.255.255.255"] {
@@ -362,7 +362,7 @@ impl Stranger {
 
 /// Random datagrams, and packets with a wrong ICRC, are counted and affect no queue pair.
 #[test]
-fn what_is_no_packet_is_dropped() {
+fn invalid_packets_are_dropped() {
     let place = address();
     let device = network("victim", &place);
     let mut near = Near::on(device, Peer::start_at(&address()), RC, &KNOBS);
@@ -411,7 +411,7 @@ impl Drop for End<'_> {
 
 /// A stranger's endless packets to an unknown queue pair number do not hold up peers that use another socket.
 #[test]
-fn a_flood_for_nobody_holds_up_nobody() {
+fn a_flood_to_an_unknown_queue_pair_holds_up_no_peer() {
     let place = address();
     network("flooded", &place);
     let mut near = near("spared", RC);
@@ -440,11 +440,11 @@ fn ends_of(name: &'static str) -> impl Fn() -> Near {
 }
 
 #[test]
-fn what_a_process_has_received_before_it_ends_is_acknowledged() {
+fn messages_received_by_a_process_before_it_ends_are_acknowledged() {
     ends::receivers_end(ends_of("receivers"));
 }
 
 #[test]
-fn what_a_process_has_sent_before_it_ends_arrives() {
+fn messages_sent_by_a_process_before_it_ends_arrive() {
     ends::senders_end(ends_of("senders"));
 }

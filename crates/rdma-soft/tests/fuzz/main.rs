@@ -27,7 +27,7 @@ fn targets() -> [Target; 3] {
 
 /// The fuzzer reads the seeds from the folder to which this test writes them.
 #[test]
-fn the_seeds_do_as_they_should() {
+fn the_seeds_behave_as_expected() {
     for (target, run, seeds) in targets() {
         for (name, bytes) in seeds {
             println!("{target} {name}: {} bytes", bytes.len());
@@ -39,7 +39,7 @@ fn the_seeds_do_as_they_should() {
 
 /// Strangers' packets leave no memory or files allocated.
 #[test]
-fn what_strangers_send_takes_no_memory_and_no_files_for_good() {
+fn packets_of_strangers_leave_no_memory_or_files() {
     let files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let memory = || {
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap();

@@ -43,7 +43,7 @@ fn device_list_has_names_guids_and_kinds() {
 }
 
 #[test]
-fn names_that_are_none_are_refused() {
+fn invalid_names_are_refused() {
     let long = "x".repeat(64);
     for name in ["", "with space", "umlaut-ä", "slash/", "nul\0", &long] {
         let refused = Builder::new(name).install().unwrap_err();
@@ -59,7 +59,7 @@ fn names_that_are_none_are_refused() {
 }
 
 #[test]
-fn devices_have_addresses_of_their_own() {
+fn devices_have_unique_addresses() {
     let installed: Vec<_> = (0..200)
         .flat_map(|n| [(n, Link::Ethernet), (n, Link::InfiniBand)])
         .map(|(n, link)| Builder::new(format!("own-{link:?}-{n}")).link(link).install().unwrap())
@@ -78,7 +78,7 @@ fn devices_have_addresses_of_their_own() {
 }
 
 #[test]
-fn device_attributes_are_the_limits_it_enforces() {
+fn device_attributes_are_the_enforced_limits() {
     let limits = Limits::default().max_qp(11).max_qp_wr(12).max_sge(13).max_cqe(14).max_mr(15);
     let device = Builder::new("attributes").limits(limits).install().unwrap();
     let attr = Context::open("attributes").query_device();
@@ -92,7 +92,7 @@ fn device_attributes_are_the_limits_it_enforces() {
 }
 
 #[test]
-fn port_attributes_say_what_kind_of_link_it_is() {
+fn port_attributes_report_the_kind_of_link() {
     let (roce, ib) = (
         crate::device::rig::open_default("soft0").query_port(),
         Context::open("softib0").query_port(),
@@ -108,7 +108,7 @@ fn port_attributes_say_what_kind_of_link_it_is() {
 }
 
 #[test]
-fn programs_of_every_age_get_as_much_of_the_port_as_they_know() {
+fn programs_of_every_version_get_the_port_attributes_they_know() {
     let context = crate::device::rig::open_default("softib0");
     let whole = context.query_port_bytes(56);
     assert_eq!(whole.len(), 56);

@@ -8,7 +8,7 @@ use crate::device::rig::on_each_held_device;
 const GRH: u32 = ibv_wc_flags::IBV_WC_GRH.0;
 
 #[test]
-fn headers_of_nobody_make_no_handle() {
+fn headers_for_unknown_addresses_make_no_handle() {
     rdma_soft::install();
     let side = side("soft0");
     let wc = ibv_wc { wc_flags: GRH, slid: 0, sl: 0, ..Default::default() };
@@ -70,7 +70,7 @@ fn handles_are_counted() {
 }
 
 #[test]
-fn a_handle_may_go_while_requests_that_name_it_are_queued() {
+fn a_handle_may_be_destroyed_while_requests_that_name_it_are_queued() {
     on_each_held_device("ud-handle-gone", |device| {
         let pair = Pair::new(device.name());
         let ah = pair.ah();

@@ -187,7 +187,7 @@ fn assert_decoded(path: &Path, packets: &[file::Packet]) {
 /// Each packet that one file has as sent, the other has as received. If the peer writes no capture, a file contains
 /// both.
 #[test]
-fn both_ends_write_the_same() {
+fn both_ends_capture_the_same_packets() {
     let [at_a, at_b, alone] = ["end-a", "end-b", "end-alone"].map(place);
     device("pcap-end-a", Link::Ethernet, &at_a);
     device("pcap-end-b", Link::Ethernet, &at_b);
@@ -240,7 +240,7 @@ fn an_acknowledgement_leaves_before_the_answer() {
 
 /// A packet to an unknown queue pair was sent nevertheless.
 #[test]
-fn what_arrives_nowhere_was_sent() {
+fn a_packet_to_an_unknown_queue_pair_is_captured_as_sent() {
     for (name, link) in [("pcap-lost", Link::Ethernet), ("pcap-lost-ib", Link::InfiniBand)] {
         let path = place(name);
         let port = device(name, link, &path);
@@ -264,7 +264,7 @@ fn what_arrives_nowhere_was_sent() {
 
 /// The error states the file, the reason, and the remedy.
 #[test]
-fn a_file_that_cannot_be_written_is_told() {
+fn an_unwritable_capture_file_is_reported() {
     let nowhere = place("nowhere").join("a.pcapng");
     let [pipe, read_pipe] = ["pipe", "read-pipe"].map(place);
     for path in [&pipe, &read_pipe] {
@@ -406,7 +406,7 @@ fn a_file_has_one_process() {
 
 /// The file may not grow beyond 4 KiB: it ends with a whole packet, and the conversation continues.
 #[test]
-fn a_full_disk_ends_the_capture_alone() {
+fn a_full_disk_ends_only_the_capture() {
     let path = place("full");
     let program = this_program();
     let mut shell = Command::new("sh");

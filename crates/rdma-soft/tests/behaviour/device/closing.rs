@@ -34,7 +34,7 @@ fn files(context: &Context) -> [String; 2] {
 }
 
 #[test]
-fn a_context_with_objects_is_closed_and_goes_with_the_last_of_them() {
+fn a_closed_context_is_released_with_its_last_object() {
     on_each_device("left", |device| {
         let context = Context::open(device);
         let files = files(&context);
@@ -53,7 +53,7 @@ fn a_context_with_objects_is_closed_and_goes_with_the_last_of_them() {
 }
 
 #[test]
-fn a_context_that_is_closed_last_goes_at_once() {
+fn a_context_that_is_closed_last_is_released_at_once() {
     on_each_device("last", |device| {
         let context = Context::open(device);
         let files = files(&context);
@@ -65,7 +65,7 @@ fn a_context_that_is_closed_last_goes_at_once() {
 }
 
 #[test]
-fn queue_pairs_that_a_closed_context_left_let_nobody_reach_their_memory() {
+fn queue_pairs_left_by_a_closed_context_grant_no_access() {
     on_each_device("reach", |device| {
         let a = Side::new(device, &Size::default(), 8);
         let context = Context::open(device);

@@ -55,7 +55,7 @@ fn a_new_device_has_counted_nothing_under_the_kernels_names() {
 }
 
 #[test]
-fn a_request_counts_at_both_devices_also_when_the_queue_pairs_are_gone() {
+fn a_request_counts_at_both_devices_even_after_the_queue_pairs_are_gone() {
     let devices = two_devices("count-packets");
     {
         let (a, b) = sides(&devices, &Knobs::default());
@@ -136,7 +136,7 @@ fn a_peer_in_error_counts_nothing() {
 }
 
 #[test]
-fn sequence_numbers_behind_and_beyond_are_told_apart() {
+fn earlier_and_later_sequence_numbers_have_separate_counters() {
     for (n, (theirs, name)) in
         [(6, "out_of_seq_request"), (8, "duplicate_request")].into_iter().enumerate()
     {
@@ -170,7 +170,7 @@ fn a_stranger_with_a_wrong_number_is_not_counted() {
 }
 
 #[test]
-fn requests_that_no_peer_hears_of_are_not_sent() {
+fn requests_that_never_leave_are_not_counted_as_sent() {
     let device = Builder::new("count-local").install().unwrap();
     let grant = Grant::new("count-local");
     let (_window, key) = grant.window(TYPE_2, REMOTE);
@@ -179,7 +179,7 @@ fn requests_that_no_peer_hears_of_are_not_sent() {
 }
 
 #[test]
-fn a_message_that_nobody_takes_is_sent_and_not_received() {
+fn a_message_without_a_receive_counts_as_sent_but_not_received() {
     let devices = two_devices("count-lost");
     let size = Size { qp_type: ibv_qp_type::IBV_QPT_UC, ..Size::default() };
     let [a, b] = devices.map(|device| Side::new(device.name(), &size, 8));

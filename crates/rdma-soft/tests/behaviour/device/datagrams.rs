@@ -14,7 +14,7 @@ const REFUSED: i32 = Errno::EINVAL.raw();
 const GRH: u32 = ibv_wc_flags::IBV_WC_GRH.0;
 
 #[test]
-fn without_a_header_its_place_is_left_alone_and_the_service_level_is_reported() {
+fn without_a_header_its_space_is_unchanged_and_the_service_level_is_reported() {
     on_each_device("ud-no-header", |device| {
         let pair = Pair::new(device);
         let (from, ah) = (pair.a.endpoint(), pair.ah());
@@ -118,7 +118,7 @@ fn two_receivers_with_bad_elements_fail_by_two_calls_at_the_latest() {
 }
 
 #[test]
-fn a_datagram_longer_than_the_mtu_fails_here() {
+fn a_datagram_longer_than_the_mtu_fails_at_the_sender() {
     on_each_device("ud-long", |device| {
         let pair = Pair::new(device);
         let ah = pair.ah();
@@ -135,7 +135,7 @@ fn a_datagram_longer_than_the_mtu_fails_here() {
 }
 
 #[test]
-fn half_a_datagram_begins_again() {
+fn a_half_copied_datagram_starts_over_in_another_receive() {
     on_each_held_device("ud-half", |device| {
         let pair = Pair::new(device.name());
         let other = side(device.name());

@@ -80,7 +80,7 @@ fn requests_reach_nothing_outside_of_the_part() {
 }
 
 #[test]
-fn the_file_is_mapped_while_it_is_registered_whoever_closes_it() {
+fn the_file_stays_mapped_while_registered_even_if_it_is_closed() {
     let context = crate::device::rig::open_default("soft0");
     let pd = context.pd();
     let name = "dmabuf-lifetime";
@@ -95,7 +95,7 @@ fn the_file_is_mapped_while_it_is_registered_whoever_closes_it() {
 }
 
 #[test]
-fn a_request_that_is_held_half_way_is_over_before_the_file_is_unmapped() {
+fn a_half_copied_request_ends_before_the_file_is_unmapped() {
     on_each_held_device("dmabuf-held", |device| {
         let (a, b) = pair(device.name());
         let file: File = memfd("dmabuf-held", 3 * PAGE, SHRINK).into();
@@ -112,7 +112,7 @@ fn a_request_that_is_held_half_way_is_over_before_the_file_is_unmapped() {
 }
 
 #[test]
-fn ranges_that_are_not_of_the_file_are_refused() {
+fn ranges_outside_of_the_file_are_refused() {
     let context = crate::device::rig::open_default("soft0");
     let pd = context.pd();
     let file = memfd("dmabuf-ranges", 3 * PAGE, SHRINK);
@@ -131,7 +131,7 @@ fn ranges_that_are_not_of_the_file_are_refused() {
 }
 
 #[test]
-fn files_that_could_shrink_and_what_is_no_memory_are_refused() {
+fn shrinkable_files_and_files_without_memory_are_refused() {
     let context = crate::device::rig::open_default("soft0");
     let pd = context.pd();
     let part = Part { offset: 0, length: 4096, iova: 0 };
@@ -167,7 +167,7 @@ fn a_file_that_may_not_be_written_is_registered_for_reading_only() {
 }
 
 #[test]
-fn rights_that_no_dmabuf_has_are_refused() {
+fn unsupported_rights_of_a_dmabuf_are_refused() {
     let context = crate::device::rig::open_default("soft0");
     let pd = context.pd();
     let file = memfd("dmabuf-rights", 3 * PAGE, SHRINK);

@@ -32,7 +32,7 @@ fn events(side: &Side) -> Vec<Event> {
 const DRAINED: [Event; 1] = [Event::IBV_EVENT_SQ_DRAINED];
 
 #[test]
-fn what_waits_for_the_peer_is_finished_first() {
+fn a_request_that_waits_for_the_peer_is_finished_first() {
     on_each_device("drained-waits", |device| {
         let (a, b) = pair(device);
         a.qp.post(&Wr::send(1, &[]));
@@ -65,7 +65,7 @@ fn what_waits_for_the_peer_is_finished_first() {
 }
 
 #[test]
-fn a_request_half_way_is_finished_first() {
+fn a_half_copied_request_is_finished_first() {
     on_each_held_device("drained-half", |device| {
         let (a, b) = pair(device.name());
         let (source, sink) =
@@ -87,7 +87,7 @@ fn a_request_half_way_is_finished_first() {
 }
 
 #[test]
-fn a_wish_to_be_told_ends_when_the_queue_goes_on() {
+fn a_requested_event_is_dropped_when_the_queue_resumes() {
     on_each_device("drained-on", |device| {
         let (a, b) = pair(device);
         a.qp.post(&Wr::send(1, &[]));
@@ -137,7 +137,7 @@ fn set_timeout(qp: &Qp, timeout: u8, retry_cnt: u8) {
 
 /// A missing answer is waited for no longer than that, although nothing else is sent.
 #[test]
-fn a_timeout_that_is_set_meanwhile_counts() {
+fn a_timeout_set_while_draining_applies() {
     on_each_device("drained-timeout", |device| {
         let a = waiting_for_nobody(device);
         set_timeout(&a.qp, 8, 1);
@@ -148,7 +148,7 @@ fn a_timeout_that_is_set_meanwhile_counts() {
 /// The timeout starts when it is set, not when the request was sent, which may be long ago.
 #[test]
 #[allow(clippy::disallowed_methods)] // The program has a clock of its own.
-fn a_timeout_that_is_set_meanwhile_begins_then() {
+fn a_timeout_set_while_draining_starts_when_it_is_set() {
     on_each_device("drained-since", |device| {
         let a = waiting_for_nobody(device);
         std::thread::sleep(Duration::from_millis(300));

@@ -33,7 +33,7 @@ fn exchange(a: &Side, b: &Side, wr_ids: std::ops::Range<u64>) {
 }
 
 #[test]
-fn a_field_that_was_not_asked_for_is_junk() {
+fn a_field_that_was_not_requested_is_junk() {
     on_each_device("ex-not-asked", |device| {
         let (a, b) = pair(device, 0);
         exchange(&a, &b, 0..1);
@@ -47,7 +47,7 @@ fn a_field_that_was_not_asked_for_is_junk() {
 }
 
 #[test]
-fn what_a_failed_completion_does_not_have_is_junk() {
+fn undefined_fields_of_a_failed_completion_are_junk() {
     on_each_device("ex-failed", |device| {
         let (a, _b) = pair(device, STANDARD);
         a.qp.to_error();
@@ -76,7 +76,7 @@ fn starting_again_before_the_end_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn calls_out_of_turn_find_nothing() {
+fn calls_out_of_order_return_junk() {
     rdma_soft::install();
     let (a, b) = pair("soft0", STANDARD | TIMESTAMP);
     exchange(&a, &b, 0..2);
@@ -100,7 +100,7 @@ fn calls_out_of_turn_find_nothing() {
 }
 
 #[test]
-fn both_ways_of_polling_take_from_one_queue() {
+fn both_ways_of_polling_share_one_queue() {
     on_each_device("ex-mixed", |device| {
         let (a, b) = pair(device, STANDARD);
         exchange(&a, &b, 0..5);
@@ -116,7 +116,7 @@ fn both_ways_of_polling_take_from_one_queue() {
 }
 
 #[test]
-fn a_polled_completion_gives_its_slot_back() {
+fn a_polled_completion_frees_its_slot() {
     on_each_device("ex-slots", |device| {
         let (a, b) = pair(device, STANDARD);
         let room = u64::from(Size::default().send_wr);
@@ -131,7 +131,7 @@ fn a_polled_completion_gives_its_slot_back() {
 }
 
 #[test]
-fn overflow_is_an_error_of_the_poll_once_what_was_kept_is_taken() {
+fn overflow_is_an_error_of_the_poll_after_the_kept_completions() {
     on_each_device("ex-overflow", |device| {
         let (a, b) = pair_with_room(device, 2, STANDARD);
         for wr_id in 0..4 {
@@ -148,7 +148,7 @@ fn overflow_is_an_error_of_the_poll_once_what_was_kept_is_taken() {
 }
 
 #[test]
-fn each_kind_of_timestamp_is_there_alone() {
+fn each_kind_of_timestamp_can_be_requested_alone() {
     rdma_soft::install();
     for (fields, counted, wallclock) in [(TIMESTAMP, true, false), (WALLCLOCK, false, true)] {
         let (a, b) = pair("soft0", fields);
@@ -179,7 +179,7 @@ fn a_held_request_is_stamped_when_it_is_released() {
 }
 
 #[test]
-fn a_timestamp_stays_with_its_completion_when_another_queue_pair_goes() {
+fn a_timestamp_stays_with_its_completion_when_another_queue_pair_is_destroyed() {
     rdma_soft::install();
     let (a, b) = pair("soft0", TIMESTAMP);
     let mut second = a.pd.qp(&a.send_cq, &a.receive_cq, &Size::default());
@@ -197,7 +197,7 @@ fn a_timestamp_stays_with_its_completion_when_another_queue_pair_goes() {
 }
 
 #[test]
-fn what_the_device_does_not_have_is_refused_at_creation() {
+fn unsupported_features_are_refused_at_creation() {
     let context = crate::device::rig::open_default("soft0");
     let base = ibv_cq_init_attr_ex { cqe: 4, wc_flags: STANDARD, ..Default::default() };
     let try_cq = |attr| context.try_cq_ex(&attr).err();
@@ -226,7 +226,7 @@ fn what_the_device_does_not_have_is_refused_at_creation() {
 }
 
 #[test]
-fn the_clock_is_asked_for_by_name() {
+fn the_clock_is_returned_only_if_requested() {
     let context = crate::device::rig::open_default("soft0");
     let attr = context.query_device_ex();
     assert_eq!((attr.hca_core_clock, attr.completion_timestamp_mask), (1_000_000, u64::MAX));

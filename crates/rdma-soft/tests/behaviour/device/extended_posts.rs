@@ -25,7 +25,7 @@ fn expect_refusal(scene: &Scene, errno: i32, what: &str) {
 }
 
 #[test]
-fn a_mistake_is_told_at_the_end_and_nothing_is_posted() {
+fn a_mistake_is_reported_at_the_end_and_nothing_is_posted() {
     on_each_device("wr-mistakes", |device| {
         let size = Size { send_wr: 8, sge: 2, inline: 16, ..Size::default() };
         let all_but_send = OPERATIONS & !u64::from(Op::IBV_QP_EX_WITH_SEND.0);
@@ -98,7 +98,7 @@ fn the_inline_flag_alone_makes_nothing_inline() {
 }
 
 #[test]
-fn a_batch_behind_a_waiting_request_does_not_try_it_again() {
+fn a_batch_after_a_waiting_request_does_not_retry_it() {
     let device = Builder::new("wr-behind").install().unwrap();
     let scene = Scene::new("wr-behind");
     assert_eq!(scene.a.qp.try_call(&[Wr::send(1, &[])]), 0);
@@ -134,7 +134,7 @@ fn a_list_may_be_posted_while_a_batch_is_built() {
 }
 
 #[test]
-fn starting_twice_is_a_mistake_that_the_end_tells() {
+fn starting_twice_is_reported_at_the_end() {
     on_each_device("wr-nested", |device| {
         let scene = Scene::new(device);
         scene.a.qp.start();
@@ -149,7 +149,7 @@ fn starting_twice_is_a_mistake_that_the_end_tells() {
 }
 
 #[test]
-fn calls_out_of_turn_do_nothing() {
+fn calls_out_of_order_do_nothing() {
     rdma_soft::install();
     let scene = Scene::new("soft0");
     scene.a.qp.build(&scene.write(1, 0));
@@ -170,7 +170,7 @@ fn calls_out_of_turn_do_nothing() {
 }
 
 #[test]
-fn what_was_not_asked_for_is_not_there() {
+fn unrequested_operations_have_no_function() {
     let context = crate::device::rig::open_default("soft0");
     let (cq, pd) = (context.cq(4), context.pd());
     let base = init(&pd, &cq, &cq, &Size::default(), OPERATIONS);
@@ -186,7 +186,7 @@ fn what_was_not_asked_for_is_not_there() {
 }
 
 #[test]
-fn attributes_that_the_device_does_not_have_are_refused() {
+fn unsupported_attributes_are_refused() {
     let context = crate::device::rig::open_default("soft0");
     let (cq, pd) = (context.cq(4), context.pd());
     let base = init(&pd, &cq, &cq, &Size::default(), OPERATIONS);

@@ -14,7 +14,7 @@ fn bad(scene: &Scene, wr_id: u64) -> Wr {
 }
 
 #[test]
-fn requests_behind_one_in_flight_are_flushed_in_order() {
+fn requests_after_one_in_flight_are_flushed_in_order() {
     on_each_held_device("flush-held", |device| {
         let scene = Scene::new(device.name());
         let good = |n| Wr::write(n, &[scene.at_a.sge(0, 8)], &scene.at_b, 0);
@@ -62,7 +62,7 @@ fn assert_failed_completion(wc: &ibv_wc, wr_id: u64, status: Status, qpn: u32) {
 }
 
 #[test]
-fn failed_completion_says_which_request_and_why_and_nothing_else() {
+fn failed_completion_has_only_the_request_and_the_status() {
     on_each_device("junk-failed", |device| {
         let scene = Scene::new(device);
         scene.a.qp.post(&bad(&scene, 11));

@@ -94,7 +94,7 @@ impl Drop for Member {
 
 /// Two members on each of three devices, and one device forces packets; each member sends.
 #[test]
-fn members_are_on_every_device_of_the_link_whose_port_is_up() {
+fn members_on_every_device_with_an_active_port_receive() {
     for (link, name) in [(Link::Ethernet, "roce"), (Link::InfiniBand, "ib")] {
         let group = Group::new();
         let names = [0, 1, 2].map(|n| format!("groups-far-{name}-{n}"));
@@ -147,7 +147,7 @@ fn members_are_on_every_device_of_the_link_whose_port_is_up() {
 
 /// More than the inboxes of two devices hold: the sender waits, and each member receives each message once.
 #[test]
-fn who_sends_packets_to_a_group_waits_for_room_everywhere() {
+fn a_sender_of_packets_to_a_group_waits_for_space_on_every_device() {
     const MANY: u32 = 600;
     let group = Group::new();
     let names = ["groups-room-0", "groups-room-1", "groups-room-2"];
@@ -178,7 +178,7 @@ fn who_sends_packets_to_a_group_waits_for_room_everywhere() {
 }
 
 #[test]
-fn there_are_no_more_groups_and_members_than_the_device_was_built_with() {
+fn groups_and_members_are_limited_as_the_device_was_built() {
     let [one, two, three] = [(); 3].map(|()| Group::new());
     Builder::new("groups-few")
         .limits(
@@ -215,7 +215,7 @@ fn there_are_no_more_groups_and_members_than_the_device_was_built_with() {
 }
 
 #[test]
-fn what_is_refused_is_an_invalid_argument() {
+fn refused_joins_are_invalid_arguments() {
     let group = Group::new();
     for device in ["soft0", "softib0"] {
         rdma_soft::install();
@@ -244,7 +244,7 @@ fn what_is_refused_is_an_invalid_argument() {
 }
 
 #[test]
-fn handles_of_groups_are_as_the_link_needs_them() {
+fn handles_of_groups_must_fit_the_link() {
     let group = Group::new();
     let ib = { open_default("softib0").pd() };
     let attr = |spoil: &dyn Fn(&mut rdma_sys::ibv_ah_attr)| {
@@ -277,7 +277,7 @@ fn handles_of_groups_are_as_the_link_needs_them() {
 }
 
 #[test]
-fn connections_are_not_made_to_groups() {
+fn connections_to_groups_are_refused() {
     let group = Group::new();
     rdma_soft::install();
     for device in ["soft0", "softib0"] {
@@ -294,7 +294,7 @@ fn connections_are_not_made_to_groups() {
 
 /// A datagram is for a group only if both its number and its address are.
 #[test]
-fn groups_have_an_address_and_a_number() {
+fn a_group_needs_both_its_address_and_its_number() {
     on_each_device("groups-half", |device| {
         let group = Group::new();
         let member = Member::new(device, &group);
@@ -330,7 +330,7 @@ fn a_closed_context_ends_memberships() {
 }
 
 #[test]
-fn a_member_whose_receive_is_too_short_misses_it_alone() {
+fn only_the_member_with_a_short_receive_misses_the_datagram() {
     on_each_device("groups-short", |device| {
         let group = Group::new();
         let [one, two] = [(); 2].map(|()| Member::new(device, &group));
@@ -374,7 +374,7 @@ fn members_with_bad_elements_fail_one_by_one() {
 }
 
 #[test]
-fn a_datagram_to_a_group_has_no_half() {
+fn a_datagram_to_a_group_is_never_half_copied() {
     on_each_held_device("groups-held", |device| {
         let group = Group::new();
         let member = Member::new(device.name(), &group);
@@ -395,7 +395,7 @@ fn a_datagram_to_a_group_has_no_half() {
 }
 
 #[test]
-fn a_request_that_is_wrong_here_reaches_nobody() {
+fn a_locally_wrong_request_reaches_no_member() {
     on_each_device("groups-wrong", |device| {
         let group = Group::new();
         let member = Member::new(device, &group);
@@ -439,7 +439,7 @@ fn datagrams_to_groups_are_one_request_each_and_one_for_each_member() {
 
 /// Members join and leave on a thread while another one sends; one that stays receives everything, in order.
 #[test]
-fn members_come_and_go_while_others_send() {
+fn members_join_and_leave_while_others_send() {
     let schedules = [Schedule::Immediate, Schedule::Deferred { seed: 3 }];
     for (n, (schedule, wire)) in schedules.into_iter().zip([false, true]).enumerate() {
         let group = Group::new();

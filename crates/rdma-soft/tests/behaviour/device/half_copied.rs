@@ -17,7 +17,7 @@ use crate::device::rig::{ALL_ACCESS, Size, on_each_held_device, soft};
 /// The receiver is reset after half of a SEND has arrived, and then reconnected. The message is whole in the receive
 /// request that its completion names.
 #[test]
-fn a_send_begins_again_in_the_receive_after_a_reset() {
+fn a_send_starts_over_in_the_receive_after_a_reset() {
     on_each_held_device("half-reset", |device| {
         let scene = Scene::new(device.name());
         scene.a.qp.post(&Wr::send(1, &[scene.at_a.sge(0, BYTES)]));
@@ -36,7 +36,7 @@ fn a_send_begins_again_in_the_receive_after_a_reset() {
 
 /// The same without acknowledgements.
 #[test]
-fn an_unreliable_send_begins_again_in_the_receive_after_a_reset() {
+fn an_unreliable_send_starts_over_in_the_receive_after_a_reset() {
     on_each_held_device("half-reset-uc", |device| {
         let size = Size { qp_type: ibv_qp_type::IBV_QPT_UC, ..Size::default() };
         let [a, b] = [(); 2].map(|()| Side::new(device.name(), &size, 64));
@@ -157,7 +157,7 @@ impl Way {
 /// A requester that was reset in the middle of a message begins its next message at the start of the same receive
 /// request.
 #[test]
-fn a_new_message_begins_at_the_beginning() {
+fn a_new_message_starts_at_the_beginning_of_the_receive() {
     on_each_held_device("half-new", |device| {
         let scene = Scene::new(device.name());
         scene.a.qp.post(&Wr::send(1, &[scene.at_a.sge(0, BYTES)]));

@@ -101,7 +101,7 @@ fn half_of_a_copy_is_half_and_the_rest_follows() {
 }
 
 #[test]
-fn one_byte_has_no_half() {
+fn one_byte_cannot_be_half_copied() {
     on_each_held_device("held-byte", |device| {
         let scene = Scene::new(device.name());
         scene.a.qp.post(&Wr::write(1, &[scene.at_a.sge(0, 1)], &scene.at_b, 0));
@@ -176,7 +176,7 @@ fn all_that_a_device_holds_is_released_at_once() {
 }
 
 #[test]
-fn receiver_that_is_not_ready_is_tried_again_when_it_is() {
+fn receiver_that_was_not_ready_is_retried_once_it_is() {
     on_each_held_device("held-not-ready", |device| {
         let (a, b) = pair(device.name());
         a.qp.post(&Wr::send(1, &[]));
@@ -342,7 +342,7 @@ fn inline_data_is_copied_half_way_too() {
 }
 
 #[test]
-fn peer_may_deregister_and_go_while_requests_wait_for_it() {
+fn peer_may_deregister_and_end_while_requests_wait_for_it() {
     on_each_held_device("held-all-gone", |device| {
         let Scene { a, b, at_a, at_b } = posted(device, Kind::Write);
         let memory = at_b.deregister();

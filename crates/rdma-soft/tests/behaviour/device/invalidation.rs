@@ -8,7 +8,7 @@ use crate::device::rig::post::Wr;
 use crate::device::rig::window::{AT_A, AT_B, BYTES, Grant, REMOTE, TYPE_1, TYPE_2};
 
 #[test]
-fn a_write_that_was_half_done_does_not_go_on_after_its_window_is_taken_back() {
+fn a_half_done_write_does_not_continue_after_its_window_is_revoked() {
     on_each_held_device("invalidate-half", |device| {
         for way in 0..4 {
             let grant = Grant::new(device.name());

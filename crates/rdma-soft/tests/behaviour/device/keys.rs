@@ -8,7 +8,7 @@ use crate::device::rig::scene::{AT_B, BYTES, Scene};
 use crate::device::rig::{ALL_ACCESS, Context, Mr, Size, on_each_device};
 
 #[test]
-fn keys_of_another_device_mean_nothing() {
+fn keys_of_another_device_are_invalid() {
     on_each_device("other-device-key", |device| {
         let other = format!("{device}-other");
         Builder::new(&other).install().unwrap();
@@ -21,7 +21,7 @@ fn keys_of_another_device_mean_nothing() {
 }
 
 #[test]
-fn queue_pair_without_room_for_reads_posts_none() {
+fn queue_pair_without_space_for_reads_posts_none() {
     on_each_device("no-initiator-depth", |device| {
         let knobs = Knobs { rd_atomic: 0, ..Knobs::default() };
         let scene = Scene::with(device, &Size::default(), &knobs);
@@ -32,7 +32,7 @@ fn queue_pair_without_room_for_reads_posts_none() {
 }
 
 #[test]
-fn slot_in_use_again_has_another_key() {
+fn reused_slot_has_another_key() {
     // One device: the keys depend on neither schedule nor link.
     Builder::new("reused-slot").install().unwrap();
     let scene = Scene::new("reused-slot");
@@ -52,7 +52,7 @@ fn slot_in_use_again_has_another_key() {
 }
 
 #[test]
-fn device_of_few_regions_has_them_all_whatever_rests() {
+fn device_of_few_regions_can_always_use_all_of_them() {
     for count in [1, 2, 100] {
         let name = format!("few-regions-{count}");
         Builder::new(&name).limits(Limits::default().max_mr(count).max_mw(0)).install().unwrap();

@@ -59,7 +59,7 @@ fn registers_files(pd: &Pd) -> bool {
 }
 
 #[test]
-fn each_knob_takes_away_what_it_names_and_nothing_else() {
+fn each_knob_removes_only_its_own_feature() {
     let builder = |name: &str| Builder::new(name);
     let all = || (vec![RC, UC, UD], [true; 3], true);
     let knobs = [
@@ -162,7 +162,7 @@ fn row(profile: Profile, looks: &Looks, has_groups: bool, is_infiniband: bool) -
 }
 
 #[test]
-fn devices_like_hardware_have_its_limits_and_lack_what_it_lacks() {
+fn profiles_have_the_limits_and_gaps_of_their_hardware() {
     const ALL: &[ibv_qp_type] = &[RC, UC, UD];
     let mlx5 = Looks {
         model: (0x02c9, 4129),
@@ -224,7 +224,7 @@ fn ask(like: &str) -> (bool, String) {
     let mut command = this_program();
     command.args([
         "--exact",
-        "device::likeness::both_devices_look_as_the_environment_says",
+        "device::likeness::the_environment_selects_the_profile_of_both_devices",
         "--nocapture",
     ]);
     command.env(CHILD, "1").env("RDMA_SOFT_LIKE", like);
@@ -234,7 +234,7 @@ fn ask(like: &str) -> (bool, String) {
 }
 
 #[test]
-fn both_devices_look_as_the_environment_says() {
+fn the_environment_selects_the_profile_of_both_devices() {
     if env::var_os(CHILD).is_some() {
         rdma_soft::install();
         assert!(devices().len() == 2);

@@ -54,7 +54,7 @@ fn requests_of_reliable_connections_take_no_guarded_copy() {
 
 /// A message without a receive request is executed by the call that posts one, for another queue pair.
 #[test]
-fn what_a_receive_sets_going_takes_no_guarded_copy() {
+fn requests_started_by_a_receive_take_no_guarded_copy() {
     Builder::new("mapped-turn").install().unwrap();
     let (a, b) = pair("mapped-turn");
     let (here, there) = (memory(&a, 1), memory(&b, 2));
@@ -103,7 +103,7 @@ fn datagrams_take_no_guarded_copy() {
 
 /// A window inherits this from its region.
 #[test]
-fn what_comes_by_a_window_takes_no_guarded_copy() {
+fn requests_through_a_window_take_no_guarded_copy() {
     for device in devices("mapped-window") {
         let (a, b) = pair(&device);
         let here = memory(&a, 1);

@@ -69,7 +69,7 @@ fn bad() -> LinkModel {
 }
 
 #[test]
-fn what_a_bad_network_does_is_mended_and_the_same_each_time() {
+fn a_bad_network_is_recovered_from_and_the_same_each_time() {
     for link in [Link::Ethernet, Link::InfiniBand] {
         let run = |seed| {
             let network = Network::simulated(seed);
@@ -92,7 +92,7 @@ fn what_a_bad_network_does_is_mended_and_the_same_each_time() {
 }
 
 #[test]
-fn a_timeout_takes_virtual_time_alone() {
+fn a_timeout_takes_only_virtual_time() {
     let network = Network::simulated(3);
     let names = ["net-cut-a", "net-cut-b"];
     let [there, _] = names.map(|name| install(&network, name, Link::Ethernet));
@@ -128,7 +128,7 @@ fn a_link_has_two_directions() {
 
 /// More datagrams than a link has space for: later ones leave as earlier ones arrive, and no post waits for that.
 #[test]
-fn datagrams_wait_for_room_on_a_long_link() {
+fn datagrams_wait_for_space_on_a_long_link() {
     const COUNT: u64 = 1000;
     let network = Network::simulated(8);
     network.set_all_links(LinkModel::new().latency(Duration::from_millis(1)));
@@ -191,7 +191,7 @@ fn a_refused_write_leaves_the_receive_of_a_message_that_was_lost() {
 }
 
 #[test]
-fn networks_are_apart_and_give_their_names_back() {
+fn networks_are_separate_and_release_their_names() {
     let [one, other] = [5, 5].map(Network::simulated);
     let taken = install(&one, "net-apart", Link::Ethernet);
     let again = Builder::new("net-apart").network(&other).install();
@@ -278,7 +278,7 @@ fn nothing_happens_at_the_end_of_time() {
 
 /// A program that waits for an event lets time pass.
 #[test]
-fn a_wait_for_an_event_lets_it_come() {
+fn a_wait_for_an_event_advances_time_to_it() {
     let network = Network::simulated(6);
     let names = ["net-event-a", "net-event-b"];
     let _devices = names.map(|name| install(&network, name, Link::Ethernet));
@@ -305,7 +305,7 @@ fn a_wait_for_an_event_lets_it_come() {
 
 /// A program that arms a completion queue triggers the next event, and checks for events before it sleeps.
 #[test]
-fn who_sleeps_by_the_file_is_woken_until_nothing_is_due() {
+fn a_sleep_on_the_file_is_woken_while_events_are_due() {
     let network = Network::simulated(6);
     let names = ["net-sleep-a", "net-sleep-b"];
     let _devices = names.map(|name| install(&network, name, Link::Ethernet));
@@ -340,7 +340,7 @@ fn who_sleeps_by_the_file_is_woken_until_nothing_is_due() {
 
 /// Only requests that a schedule releases are sent.
 #[test]
-fn a_schedule_says_when_a_request_begins() {
+fn a_schedule_determines_when_a_request_begins() {
     for (schedule, name) in [
         (Schedule::Immediate, "net-now"),
         (Schedule::Deferred { seed: 4 }, "net-later"),
@@ -418,18 +418,18 @@ fn end_of_the_queue_pair(name: &str, end: fn(&mut Side)) {
 }
 
 #[test]
-fn a_queue_pair_that_is_in_error_owes_no_answer() {
+fn a_queue_pair_in_error_sends_no_answer() {
     end_of_the_queue_pair("error", |b| b.qp.to_error());
 }
 
 #[test]
-fn a_queue_pair_that_has_gone_owes_no_answer() {
+fn a_destroyed_queue_pair_sends_no_answer() {
     end_of_the_queue_pair("reset", |b| b.qp.to_reset());
     end_of_the_queue_pair("destroyed", |b| b.qp.destroy());
 }
 
 #[test]
-fn memory_that_is_deregistered_answers_no_read() {
+fn deregistered_memory_answers_no_read() {
     end_of_a_read("deregistered", Status::IBV_WC_REM_ACCESS_ERR, |_, source| {
         let mut memory = source.deregister();
         memory.fill(0xee);
@@ -439,7 +439,7 @@ fn memory_that_is_deregistered_answers_no_read() {
 
 /// A peer gets the answers to its requests before the refused one, and then the refusal.
 #[test]
-fn a_refusal_comes_behind_what_was_asked_for_before() {
+fn a_refusal_follows_the_answers_to_earlier_requests() {
     let network = Network::simulated(13);
     network.set_all_links(LinkModel::new().bandwidth(1_000_000_000));
     let names = ["net-refused-a", "net-refused-b"];

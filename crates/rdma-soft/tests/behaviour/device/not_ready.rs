@@ -17,7 +17,7 @@ fn sent_too_early(device: &str, rnr_retries: u8, min_rnr_timer: u8) -> (Side, Si
 }
 
 #[test]
-fn receive_for_one_that_waited_in_an_earlier_life_releases_nothing() {
+fn receive_for_a_sender_of_an_earlier_life_releases_nothing() {
     on_each_held_device("rnr-earlier-life", |device| {
         let (a, b) = sent_too_early(device.name(), 7, 1);
         let c = Side::new(device.name(), &Size::default(), 16);
@@ -57,7 +57,7 @@ fn endless_wait_ends_when_the_port_of_either_goes_down() {
 }
 
 #[test]
-fn endless_wait_ends_when_the_receiver_turns_to_somebody_else() {
+fn endless_wait_ends_when_the_receiver_connects_to_another_peer() {
     on_each_device("rnr-turned", |device| {
         let knobs = Knobs { timeout: 1, retries: 1, rnr_retries: 7, ..Knobs::default() };
         let there = format!("{device}-there");
@@ -77,7 +77,7 @@ fn endless_wait_ends_when_the_receiver_turns_to_somebody_else() {
 }
 
 #[test]
-fn endless_wait_ends_when_the_requester_is_told_how_long_to_wait() {
+fn endless_wait_ends_when_the_requester_gets_a_finite_limit() {
     on_each_device("rnr-told-later", |device| {
         let endless = Knobs { timeout: 0, rnr_retries: 7, ..Knobs::default() };
         let finite = Knobs { timeout: 1, retries: 1, rnr_retries: 1, ..Knobs::default() };

@@ -15,7 +15,7 @@ fn one_after_another(device: &str, count: usize) -> Vec<u32> {
 }
 
 #[test]
-fn numbers_are_not_those_beside_the_last() {
+fn numbers_are_not_next_to_the_last_one() {
     open_default("soft0");
     let numbers = one_after_another("soft0", 1_000);
     let near = numbers.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) < 8).count();
@@ -23,7 +23,7 @@ fn numbers_are_not_those_beside_the_last() {
 }
 
 #[test]
-fn number_of_a_queue_pair_that_is_gone_is_not_used_again_soon() {
+fn number_of_a_destroyed_queue_pair_is_not_reused_soon() {
     Builder::new("one-queue-pair").limits(Limits::default().max_qp(2)).install().unwrap();
     let numbers = one_after_another("one-queue-pair", 5_000);
     assert_eq!(numbers.iter().collect::<HashSet<_>>().len(), numbers.len());

@@ -30,7 +30,7 @@ fn expect_kept_then_overflow(cq: &Cq, wr_ids: impl IntoIterator<Item = u64>) {
 }
 
 #[test]
-fn overflow_keeps_what_fitted_then_fails_and_takes_its_queue_pairs_along() {
+fn overflow_keeps_what_fitted_then_fails_with_its_queue_pairs() {
     on_each_device("cq-overflow", |device| {
         let (a, b) = small(device, 3);
         // A second, idle user of the same queue, whose peer is itself; and a bystander.

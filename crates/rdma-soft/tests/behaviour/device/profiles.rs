@@ -19,7 +19,7 @@ use crate::device::rig::window::{TYPE_1, TYPE_2};
 use crate::device::rig::{ALL_ACCESS, Context, LOCAL_WRITE, Mr, Size};
 
 #[test]
-fn a_gid_table_has_the_places_that_were_asked_for() {
+fn a_gid_table_has_the_requested_entries() {
     let (v1, v2, odd) = (GidType::ROCE_V1, GidType::ROCE_V2, GidType::from_raw(77));
     let places = [
         GidPlace::Empty,
@@ -47,7 +47,7 @@ fn a_gid_table_has_the_places_that_were_asked_for() {
 }
 
 #[test]
-fn queue_pairs_meet_at_any_place_of_a_table_but_an_empty_one() {
+fn queue_pairs_connect_at_any_entry_of_a_table_except_an_empty_one() {
     let mut places = vec![GidPlace::Empty];
     for kind in [GidType::ROCE_V1, GidType::ROCE_V2] {
         places.extend(
@@ -107,7 +107,7 @@ fn additions(wr_id: u64, result: &Mr, word: &Mr) -> [Wr; 2] {
 }
 
 #[test]
-fn a_device_without_atomics_says_so_posts_none_and_executes_none() {
+fn a_device_without_atomics_reports_posts_and_executes_none() {
     rdma_soft::install();
     Builder::new("no-atomics").without_atomics().install().unwrap();
     let none = ibv_atomic_cap::IBV_ATOMIC_NONE;
@@ -155,7 +155,7 @@ fn reads_are_as_deep_as_the_device_allows() {
 }
 
 #[test]
-fn a_device_has_no_more_inline_data_and_elements_than_it_was_built_with() {
+fn inline_data_and_elements_are_limited_as_the_device_was_built() {
     Builder::new("small-requests")
         .limits(Limits::default().max_inline_data(0).max_sge(1))
         .install()

@@ -10,7 +10,7 @@ use crate::device::rig::device::gid_queries_of_size;
 use crate::device::rig::{Context, LOCAL_WRITE, Size, errno, verbs};
 
 #[test]
-fn the_extended_attributes_have_the_classic_ones_and_nothing_that_the_device_lacks() {
+fn the_extended_attributes_have_the_classic_ones_and_no_missing_features() {
     rdma_soft::install();
     for name in ["soft0", "softib0"] {
         let context = Context::open(name);
@@ -27,7 +27,7 @@ fn the_extended_attributes_have_the_classic_ones_and_nothing_that_the_device_lac
 }
 
 #[test]
-fn programs_of_every_age_get_as_much_of_the_device_as_they_know() {
+fn programs_of_every_version_get_the_device_attributes_they_know() {
     let context = crate::device::rig::open_default("soft0");
     let size = size_of::<ibv_device_attr_ex>();
     let whole = context.query_device_ex_bytes(0, size).unwrap();
@@ -63,7 +63,7 @@ fn the_capability_flags_are_what_the_device_does() {
 }
 
 #[test]
-fn ethernet_ports_say_that_they_need_a_global_header() {
+fn ethernet_ports_report_that_they_need_a_global_header() {
     rdma_soft::install();
     for (name, flags) in [("soft0", 1), ("softib0", 0)] {
         let port = Context::open(name).query_port();
@@ -74,7 +74,7 @@ fn ethernet_ports_say_that_they_need_a_global_header() {
 }
 
 #[test]
-fn what_the_device_does_not_have_fails_with_a_number_and_changes_nothing() {
+fn unsupported_calls_fail_with_an_error_number_and_change_nothing() {
     rdma_soft::install();
     let side = Side::new("soft0", &Size::default(), 8);
     let region = side.pd.register(8, LOCAL_WRITE);
@@ -94,7 +94,7 @@ fn what_the_device_does_not_have_fails_with_a_number_and_changes_nothing() {
 }
 
 #[test]
-fn a_bare_device_has_the_functions_that_programs_call_without_a_look() {
+fn a_bare_device_has_the_functions_that_programs_call_unchecked() {
     let bare = Builder::new("bare")
         .without_atomics()
         .without_extended()
@@ -104,7 +104,7 @@ fn a_bare_device_has_the_functions_that_programs_call_without_a_look() {
 }
 
 #[test]
-fn entries_of_gids_may_be_larger_than_they_are_today() {
+fn gid_entries_may_be_larger_than_today() {
     let context = crate::device::rig::open_default("soft0");
     let size = size_of::<ibv_gid_entry>();
     for (bytes, said) in [(size, 0), (size + 8, 0), (size - 8, Errno::EINVAL.raw())] {

@@ -49,7 +49,7 @@ fn receive_queue_is_full_until_completions_are_polled() {
 }
 
 #[test]
-fn flushed_requests_hold_their_place_until_they_are_polled() {
+fn flushed_requests_hold_their_slots_until_they_are_polled() {
     on_each_device("flushed-place", |device| {
         let size = Size { send_wr: 2, receive_wr: 2, ..Size::default() };
         let (a, _b) = pair_with(device, &size, &Knobs::default());

@@ -81,7 +81,7 @@ fn completion_queues_beyond_memory_are_refused_and_leave_nothing() {
 }
 
 #[test]
-fn device_for_all_regions_that_can_be_named_registers_some() {
+fn device_with_the_maximum_of_regions_registers_some() {
     let limits = Limits::default().max_mr(u32::MAX).max_mw(u32::MAX).max_qp(u32::MAX);
     Builder::new("unlimited-regions").limits(limits).install().unwrap();
     let context = Context::open("unlimited-regions");

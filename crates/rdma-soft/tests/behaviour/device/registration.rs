@@ -12,7 +12,7 @@ use crate::device::rig::{ALL_ACCESS, Context, LOCAL_WRITE, on_each_device, open_
 const PAGE: usize = 4096;
 
 #[test]
-fn names_that_wrap_are_refused() {
+fn addresses_that_wrap_are_refused() {
     let context = open_default("soft0");
     let pd = context.pd();
     let mut memory = [0u8; 16];

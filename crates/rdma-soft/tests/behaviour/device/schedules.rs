@@ -43,7 +43,7 @@ fn deferred_device_has_requests_in_flight_and_ends_them_by_itself() {
 
 /// The first request waits without limit for a peer that did not exist, so that nothing else retries it.
 #[test]
-fn what_a_release_leaves_on_an_immediate_device_goes_on_by_itself() {
+fn requests_left_by_a_release_on_an_immediate_device_continue_by_themselves() {
     let device = Builder::new("schedule-release").install().unwrap();
     let [a, b] = [(); 2].map(|()| Side::new(device.name(), &Size::default(), 64));
     let (at_a, at_b) = (a.endpoint(), b.endpoint());

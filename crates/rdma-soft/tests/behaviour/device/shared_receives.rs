@@ -31,7 +31,7 @@ fn sources(clients: &[Side]) -> Vec<Mr> {
 }
 
 #[test]
-fn who_waits_is_served_in_the_order_of_coming() {
+fn waiting_senders_are_served_in_order_of_arrival() {
     on_each_held_device("srq-wake", |device| {
         let (clients, server) = with_clients(device.name(), 8, 4);
         let order = [2, 0, 3, 1];
@@ -55,7 +55,7 @@ fn who_waits_is_served_in_the_order_of_coming() {
 }
 
 #[test]
-fn a_list_of_requests_serves_those_who_wait_in_the_order_of_coming() {
+fn a_list_of_requests_serves_waiting_senders_in_order_of_arrival() {
     on_each_held_device("srq-wake-list", |device| {
         let (clients, server) = with_clients(device.name(), 8, 3);
         for client in &clients {
@@ -95,7 +95,7 @@ fn sizes_beyond_the_device_are_refused() {
 }
 
 #[test]
-fn a_queue_is_not_resized_and_knows_no_other_attributes() {
+fn a_queue_cannot_be_resized_and_has_no_other_attributes() {
     on_each_device("srq-modify", |device| {
         let server = Server::new(device, 8);
         let srq = &server.srq;
@@ -108,7 +108,7 @@ fn a_queue_is_not_resized_and_knows_no_other_attributes() {
 }
 
 #[test]
-fn a_queue_has_room_for_what_was_asked_and_no_more() {
+fn a_queue_has_exactly_the_requested_space() {
     on_each_device("srq-full", |device| {
         let server = Server::new(device, 5);
         let sink = server.pd.register(8, LOCAL_WRITE);
@@ -144,7 +144,7 @@ fn a_slot_is_free_when_its_completion_was_polled() {
 }
 
 #[test]
-fn a_queue_pair_that_goes_gives_the_slots_of_its_completions_back() {
+fn a_destroyed_queue_pair_frees_the_slots_of_its_completions() {
     on_each_device("srq-give-back", |device| {
         for reset in [true, false] {
             let (clients, mut server) = with_clients(device, 4, 2);
@@ -178,7 +178,7 @@ fn a_queue_pair_that_goes_gives_the_slots_of_its_completions_back() {
 }
 
 #[test]
-fn completions_lost_in_an_overflow_give_their_slots_back_when_the_queue_pair_goes() {
+fn completions_lost_in_an_overflow_free_their_slots_with_the_queue_pair() {
     on_each_device("srq-overflow", |device| {
         let (clients, mut server) = with_clients(device, 8, 1);
         let small = server.context.cq(2);
@@ -194,7 +194,7 @@ fn completions_lost_in_an_overflow_give_their_slots_back_when_the_queue_pair_goe
 }
 
 #[test]
-fn a_queue_pair_with_a_shared_queue_says_that_it_has_no_receives() {
+fn a_queue_pair_with_a_shared_queue_reports_no_receives() {
     on_each_device("srq-own", |device| {
         let (_clients, server) = with_clients(device, 8, 1);
         let mut init = Pd::qp_init(&server.send_cq, &server.receive_cq, &Size::default());
@@ -229,7 +229,7 @@ fn a_failed_receive_is_two_events_of_its_queue_pair() {
 }
 
 #[test]
-fn the_request_in_hand_is_flushed_and_no_other() {
+fn only_the_request_in_use_is_flushed() {
     on_each_held_device("srq-in-hand", |device| {
         for destroy in [false, true] {
             let (clients, mut server) = with_clients(device.name(), 2, 1);
@@ -260,7 +260,7 @@ fn the_request_in_hand_is_flushed_and_no_other() {
 }
 
 #[test]
-fn deregistered_memory_of_a_request_in_hand_is_left_alone() {
+fn deregistered_memory_of_a_request_in_use_is_left_alone() {
     on_each_held_device("srq-dereg", |device| {
         let (clients, server) = with_clients(device.name(), 2, 1);
         let from = sources(&clients);

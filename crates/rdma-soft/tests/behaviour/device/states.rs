@@ -30,7 +30,7 @@ fn alternate_paths_are_not_supported() {
 }
 
 #[test]
-fn reset_drops_completions_that_nobody_polled_and_their_places_are_free() {
+fn reset_drops_unpolled_completions_and_frees_their_slots() {
     on_each_device("reset", |device| {
         let size = Size { send_wr: 3, receive_wr: 3, ..Size::default() };
         let (a, b) = pair_with(device, &size, &Knobs::default());

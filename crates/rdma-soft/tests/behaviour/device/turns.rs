@@ -69,7 +69,7 @@ impl Stage {
 /// The receiver posts its receive request. The call returns long before everything that waited for it is copied; yet
 /// all of it is executed in the end, polled or not.
 #[test]
-fn who_posts_a_receive_does_not_execute_the_backlog_of_its_peer() {
+fn posting_a_receive_does_not_execute_the_backlog_of_the_peer() {
     let stage = Stage::with_most_left("turn-receive", |stage| stage.b.qp.post_receive(1, &[]));
     stage.a.send_cq.expect_success(0);
     stage.b.receive_cq.expect_success(1);
@@ -81,7 +81,7 @@ fn who_posts_a_receive_does_not_execute_the_backlog_of_its_peer() {
 
 /// A post after a backlog executes at most a turn either, and order is kept.
 #[test]
-fn who_posts_behind_a_backlog_does_not_execute_all_of_it() {
+fn posting_after_a_backlog_does_not_execute_all_of_it() {
     let stage = Stage::with_most_left("turn-post", |stage| {
         stage.b.qp.post_receive(1, &[]);
         stage.a.qp.post(&Wr::write(1001, &[], &stage.sink, 0));
@@ -93,7 +93,7 @@ fn who_posts_behind_a_backlog_does_not_execute_all_of_it() {
 
 /// Without polls and other threads, the post must execute everything.
 #[test]
-fn who_posts_a_long_message_executes_all_of_it() {
+fn posting_a_long_message_executes_all_of_it() {
     let stage = Stage::new("turn-own");
     stage.b.qp.post_receive(1, &[stage.sink.sge(0, LONG); 32]);
     stage.a.qp.post(&Wr::send(1, &[stage.source.sge(0, LONG); 32]));
@@ -103,7 +103,7 @@ fn who_posts_a_long_message_executes_all_of_it() {
 
 /// Requests of a batch after a long message wait without the thread that posted it.
 #[test]
-fn who_posts_a_long_batch_does_not_wait_for_a_receiver() {
+fn posting_a_long_batch_does_not_wait_for_a_receiver() {
     let device = Builder::new("turn-batch").install().unwrap();
     let scene = batch::Scene::new(device.name());
     let source = scene.a.pd.register(LONG, 0);
@@ -191,7 +191,7 @@ fn a_message_of_many_turns_is_whole() {
 
 /// The queue pair is destroyed while its message is half copied.
 #[test]
-fn what_is_left_of_a_destroyed_queue_pair_is_cancelled() {
+fn the_rest_of_a_destroyed_queue_pairs_message_is_cancelled() {
     let mut stage = Stage::new("turn-destroyed");
     stage.post_backlog();
     stage.b.qp.post_receive(1, &[]);

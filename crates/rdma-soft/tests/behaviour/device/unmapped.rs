@@ -130,7 +130,7 @@ fn an_atomic_fails_as_with_a_bad_key() {
 
 /// Also where the word could still be read, before the change or after it.
 #[test]
-fn an_atomic_on_memory_that_may_not_be_written_any_more_fails_as_a_write_does() {
+fn an_atomic_on_memory_turned_read_only_fails_like_a_write() {
     atomics_fail("unmapped-atomic-ro", Loss::Writes);
     for_each("unmapped-write-ro", |device, whose| {
         let stage = Stage::connected(device.name());
@@ -197,7 +197,7 @@ fn packets_for_memory_that_is_gone_fail_as_with_a_bad_key() {
 
 /// One end's memory is not declared to stay: the kernel copies for it, with one call for several packets.
 #[test]
-fn the_kernel_copies_what_may_be_gone_by_a_call_for_many_packets() {
+fn the_kernel_copies_unguarded_memory_with_one_call_for_many_packets() {
     const PACKETS: usize = 64;
     if is_emulated() {
         return;
@@ -262,7 +262,7 @@ fn a_send_fails_at_both_ends_or_at_its_own() {
 /// On a device with the immediate schedule, posting a receive request makes a thread of the receiver execute its peer's
 /// requests.
 #[test]
-fn what_a_receive_sets_going_fails_as_with_a_bad_key() {
+fn requests_started_by_a_receive_fail_as_with_a_bad_key() {
     if is_emulated() {
         return;
     }
@@ -281,7 +281,7 @@ fn what_a_receive_sets_going_fails_as_with_a_bad_key() {
 }
 
 #[test]
-fn what_has_no_acknowledgements_is_lost_or_fails_at_its_own_end() {
+fn unacknowledged_requests_are_lost_or_fail_at_their_own_end() {
     for_each("unmapped-uc", |device, whose| {
         let size = Size { qp_type: ibv_qp_type::IBV_QPT_UC, ..Size::default() };
         let [a, b] = [(); 2].map(|()| Side::new(device.name(), &size, 64));

@@ -15,7 +15,7 @@ fn side(device: &str) -> Side {
 }
 
 #[test]
-fn peer_of_somebody_else_is_unreachable_and_undisturbed() {
+fn peer_of_another_queue_pair_is_unreachable_and_undisturbed() {
     on_each_device("peer-elsewhere", |device| {
         let (b, c) = pair(device);
         let a = side(device);

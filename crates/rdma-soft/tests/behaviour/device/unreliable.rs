@@ -69,7 +69,7 @@ impl Pair {
 }
 
 #[test]
-fn nothing_is_sent_before_it_is_released_and_the_rest_follows_half() {
+fn nothing_is_sent_before_its_release_and_the_rest_follows_the_half() {
     on_each_held_device("uc-held", |device| {
         let pair = Pair::new(device.name());
         let qpn = pair.a.qp.qpn();
@@ -106,7 +106,7 @@ fn messages_that_are_held_are_lost_with_their_receiver() {
 }
 
 #[test]
-fn held_requests_behind_one_that_fails_are_flushed() {
+fn held_requests_after_one_that_fails_are_flushed() {
     on_each_held_device("uc-held-flush", |device| {
         let Pair { a, b: _b, at_a, at_b } = Pair::new(device.name());
         let local = [at_a.sge(0, 16)];

@@ -22,7 +22,7 @@ fn with_both_kinds(name: &str, test: impl Fn(&str, ibv_mw_type)) {
 }
 
 #[test]
-fn a_device_says_that_it_has_windows_and_how_many() {
+fn a_device_reports_windows_and_their_number() {
     let windows = Cap::IBV_DEVICE_MEM_WINDOW.0 | Cap::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0;
     Builder::new("windows-three").limits(Limits::default().max_mw(3)).install().unwrap();
     let context = Context::open("windows-three");
@@ -42,7 +42,7 @@ fn a_device_says_that_it_has_windows_and_how_many() {
 }
 
 #[test]
-fn windows_and_regions_are_counted_apart() {
+fn windows_and_regions_are_counted_separately() {
     let builder = Builder::new("windows-apart").limits(Limits::default().max_mw(1).max_mr(1));
     builder.install().unwrap();
     let pd = Context::open("windows-apart");
@@ -79,7 +79,7 @@ fn only_the_low_byte_of_a_key_of_type_2_is_the_programs_choice() {
 }
 
 #[test]
-fn a_window_gives_no_rights_that_nobody_knows() {
+fn a_window_grants_no_undefined_rights() {
     with_both_kinds("window-bad-bind", |device, kind| {
         for access in [1 << 20, 1 << 31] {
             let grant = Grant::new(device);

@@ -15,7 +15,7 @@ fn device(name: &str) -> SoftDevice {
 
 /// More requests than the inbox of the device can hold, and messages of as many packets.
 #[test]
-fn senders_wait_for_room() {
+fn senders_wait_for_space_in_the_inbox() {
     device("wire-room");
     let size = Size { send_wr: 1024, receive_wr: 1024, ..Size::default() };
     let [a, b] = [(); 2].map(|()| Side::new("wire-room", &size, 2048));
@@ -42,7 +42,7 @@ fn senders_wait_for_room() {
 
 /// One end forces packets, and both use them, in both directions; its other connections are direct.
 #[test]
-fn one_end_suffices() {
+fn one_end_that_forces_packets_suffices() {
     device("wire-one");
     Builder::new("wire-other").install().unwrap();
     let [a, b] = ["wire-one", "wire-other"].map(|name| Side::new(name, &Size::default(), 64));
@@ -66,7 +66,7 @@ fn one_end_suffices() {
 
 /// A port that is down loses packets, and the connection sends them again when it is up.
 #[test]
-fn what_a_port_lost_is_sent_again() {
+fn packets_lost_by_a_port_are_sent_again() {
     let device = device("wire-port");
     let knobs = Knobs { timeout: 14, ..Knobs::default() };
     let (a, b) = pair_with("wire-port", &Size::default(), &knobs);
@@ -86,7 +86,7 @@ fn what_a_port_lost_is_sent_again() {
 
 /// The RNR wait of a sender ends on time, although its timer was set for something earlier meanwhile.
 #[test]
-fn a_wait_for_a_receiver_ends_in_spite_of_earlier_timers() {
+fn a_wait_for_a_receiver_ends_on_time_despite_earlier_timers() {
     let builder = Builder::new("wire-timers").schedule(Schedule::Deferred { seed: 3 });
     builder.force_wire().install().unwrap();
     // Two waits of 20 ms.
@@ -101,7 +101,7 @@ fn a_wait_for_a_receiver_ends_in_spite_of_earlier_timers() {
 
 /// A request that a schedule releases while the send queue is drained is sent when the queue sends again.
 #[test]
-fn what_was_let_go_while_drained_is_sent_later() {
+fn requests_released_while_drained_are_sent_later() {
     let device = Builder::new("wire-drained").schedule(Schedule::Held).force_wire();
     let device = device.install().unwrap();
     let (a, b) = pair_with("wire-drained", &Size::default(), &Knobs::default());
@@ -155,7 +155,7 @@ fn sequence_numbers_count_packets() {
 
 /// A posted READ is sent, although the program has since forbidden further ones.
 #[test]
-fn reads_that_were_posted_go_when_no_more_may_be_posted() {
+fn posted_reads_are_sent_after_further_ones_are_forbidden() {
     device("wire-no-reads");
     let (a, b) = pair_with("wire-no-reads", &Size::default(), &Knobs::default());
     let [here, there] = [&a, &b].map(|side| side.pd.register(8, ALL_ACCESS));

@@ -113,7 +113,7 @@ fn lost_messages_are_counted() {
 }
 
 #[test]
-fn a_refused_request_is_counted_by_who_refused_it() {
+fn a_refused_request_is_counted_by_the_responder() {
     let devices = devices("wcount-key");
     let [a, b] = sides(&devices, [Size::default(); 2]);
     // Even on the slowest machine nothing is sent again, which the peer would count, too.

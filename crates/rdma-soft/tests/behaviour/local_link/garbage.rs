@@ -31,7 +31,7 @@ fn expect_to_arrive(near: &mut Near, to: &mut Connection) {
 }
 
 #[test]
-fn a_ring_that_no_device_writes_ends_its_connection_alone() {
+fn an_invalid_ring_ends_only_its_own_connection() {
     type Kind = (&'static str, fn(&mut Connection));
     /// The bytes that a message without payload occupies in the ring.
     const TAKEN: u32 = 128;
@@ -91,7 +91,7 @@ fn a_ring_that_no_device_writes_ends_its_connection_alone() {
 
 /// The receiver would execute all of them in one turn.
 #[test]
-fn more_packets_than_a_device_sends_at_a_time_are_no_message() {
+fn a_message_of_too_many_packets_is_malformed() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     let name = name_of(slot_of(near.far.qpn));
     let run = |segment: u16, segments: u16| {
@@ -119,7 +119,7 @@ fn more_packets_than_a_device_sends_at_a_time_are_no_message() {
 
 /// Only the connection of the process that writes the words is affected.
 #[test]
-fn words_of_garbage_harm_their_own_connection_alone() {
+fn garbage_words_harm_only_their_own_connection() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     let mut to = Connection::to(&name_of(slot_of(near.far.qpn)));
     for word in [Word::Head, Word::Looks, Word::Waits, Word::Asked, Word::Answered] {
@@ -142,7 +142,7 @@ fn words_of_garbage_harm_their_own_connection_alone() {
 }
 
 #[test]
-fn a_first_message_that_no_device_sends_ends_its_connection_alone() {
+fn an_invalid_first_message_ends_only_its_own_connection() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     let name = name_of(slot_of(near.far.qpn));
     // The valid connection exists.
@@ -213,7 +213,7 @@ fn a_first_message_that_no_device_sends_ends_its_connection_alone() {
 
 /// The memory disappears while the device reads it, and is replaced by zeros.
 #[test]
-fn holes_in_a_ring_harm_nobody_else() {
+fn holes_in_a_ring_harm_no_other_connection() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     let name = name_of(slot_of(near.far.qpn));
     let mut random = Random(0x2545_f491_4f6c_dd1d);
@@ -241,7 +241,7 @@ fn holes_in_a_ring_harm_nobody_else() {
 
 /// The peer notifies as fast as possible, without any message.
 #[test]
-fn who_tells_without_end_holds_up_nobody_else() {
+fn endless_notifications_hold_up_no_other_connection() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     let mut to = Connection::to(&name_of(slot_of(near.far.qpn)));
     expect_to_arrive(&mut near, &mut to);

@@ -95,7 +95,7 @@ impl Victim {
 
 /// Queue pair numbers are still assigned. A connection to another process fails, and the event states the reason.
 #[test]
-fn a_device_whose_names_another_user_has_works_alone() {
+fn a_device_whose_names_are_taken_by_another_user_works_within_its_process() {
     if !Attacker::may_be_other() {
         eprintln!("skipped: only root can run the attacker as another user");
         return;
@@ -208,7 +208,7 @@ fn files_of_another_user_hold_up_nothing() {
 
 /// More files than there are threads to close them, and more than may wait for these threads.
 #[test]
-fn files_of_another_user_hold_up_new_connections_alone_on_an_earlier_kernel() {
+fn files_of_another_user_hold_up_only_new_connections_on_an_earlier_kernel() {
     let mut victim = Victim::new(true);
     let as_other = Attacker::may_be_other();
     let mut attacker = victim.attacker(Plan::Strangers(150), as_other);

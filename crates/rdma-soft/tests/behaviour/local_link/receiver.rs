@@ -76,7 +76,7 @@ impl Pair {
 }
 
 #[test]
-fn what_a_receiver_writes_ends_its_connection_at_most() {
+fn garbage_of_a_receiver_ends_at_most_its_own_connection() {
     type Kind = (&'static str, fn(&mut Accepted));
     let kinds: &[Kind] = &[
         ("nothing", |_| {}),
@@ -143,7 +143,7 @@ fn what_a_receiver_writes_ends_its_connection_at_most() {
 
 /// Endlessly, while messages arrive.
 #[test]
-fn a_receiver_that_writes_garbage_all_the_time_harms_nobody_else() {
+fn a_receiver_that_writes_garbage_continuously_harms_no_other() {
     type Kind = fn(&mut Accepted, &mut Random);
     let kinds: [Kind; 5] = [
         |from, _| from.tell(),

@@ -130,8 +130,8 @@ fn with(test: &str, (name, value): (&str, &str), case: impl FnOnce()) {
 }
 
 #[test]
-fn the_environment_says_how_long_a_silent_process_is_waited_for() {
-    let test = "the_environment_says_how_long_a_silent_process_is_waited_for";
+fn the_environment_sets_the_time_limit_for_a_silent_process() {
+    let test = "the_environment_sets_the_time_limit_for_a_silent_process";
     with(test, ("RDMA_SOFT_PEER_LIMIT", "0.05"), || {
         rdma_soft::install();
         let near = near("soft0", Peer::start());
@@ -148,10 +148,10 @@ fn the_environment_says_how_long_a_silent_process_is_waited_for() {
 }
 
 #[test]
-fn the_environment_says_in_which_directory_processes_meet() {
+fn the_environment_sets_the_directory_of_the_processes() {
     let path = std::env::temp_dir().join(format!("rdma-soft-meets-{}", std::process::id()));
     DirBuilder::new().mode(0o700).create(&path).unwrap();
-    let test = "the_environment_says_in_which_directory_processes_meet";
+    let test = "the_environment_sets_the_directory_of_the_processes";
     with(test, ("RDMA_SOFT_DIRECTORY", path.to_str().unwrap()), || {
         let path = std::env::var_os("RDMA_SOFT_DIRECTORY").unwrap();
         rdma_soft::install();
