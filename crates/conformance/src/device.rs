@@ -1,4 +1,4 @@
-//! The device for a case.
+//! The device that a case runs on.
 
 use std::cell::RefCell;
 use std::ops::Deref;
@@ -21,7 +21,7 @@ const OF_PACKETS: &str = include_str!("../../../docs/wire-differences.md");
 /// The reasons for skipped cases on the software devices.
 const LACKED: &[&str] = &[
     "InfiniBand headers have only one form",
-    "an address of the host is its process's alone",
+    "an address of the host belongs to one process",
     "the device does not resize shared receive queues",
     "the device has multicast groups",
     "the port has no GIDs of both versions of RoCE",

@@ -6,7 +6,7 @@
 //! end.
 //!
 //! - `case`: a case, and the list of cases of a file.
-//! - `device`: the device for a case: its name, its missing features, and its known differences.
+//! - `device`: the device that a case runs on: its name, its missing features, and its known differences.
 //! - `devices`: the devices of a run.
 //! - `child`: one case in a separate process, and in another one if that process is to end.
 //! - `remote`: the cases of SoftRoCE, natively or in its virtual machine.

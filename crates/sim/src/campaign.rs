@@ -53,7 +53,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The seed of a workload.
+/// The seed of workload `n`.
 fn derive(seed: u64, n: u64) -> u64 {
     let mut hasher = DefaultHasher::new();
     (seed, n).hash(&mut hasher);

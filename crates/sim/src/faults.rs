@@ -146,7 +146,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Resets the state of a queue pair.
+    /// Resets the expected state of a queue pair.
     fn renew(&mut self, end: usize) {
         let longest = self.script.settings.longest;
         let own: &mut SimQueuePair = &mut self.ends[end];

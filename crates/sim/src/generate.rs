@@ -33,7 +33,7 @@ pub(crate) fn script_of(bytes: &[u8]) -> Script {
 
 /// The maximum length of a message.
 const LONGEST: usize = 150_000;
-/// The same for bytes.
+/// The maximum length of a message of a script from bytes.
 const SHORT: usize = 8_192;
 /// The packet limit of a script from bytes.
 const PACKETS: u64 = 2_000;

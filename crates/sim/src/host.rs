@@ -36,7 +36,7 @@ pub(crate) struct Pool {
 
 /// The contents of a slot before something is received.
 const EMPTY: u8 = 0xee;
-/// The number of bytes between slots.
+/// The number of bytes after each slot.
 pub(crate) const BETWEEN: usize = 16;
 /// The maximum bytes in the slots of a queue, unless two slots need more.
 const POOL_BYTES: usize = 1 << 18;

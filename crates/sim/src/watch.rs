@@ -43,7 +43,7 @@ pub fn watch(of: String, limit: Duration) -> Result<(), String> {
 /// Records that a workload begins, and so the one before has ended.
 pub(crate) fn begins(workload: u64) {
     if let Some(begun) = BEGUN.get() {
-        // The watching thread may have ended with the process.
+        // The watching thread may be gone while the process ends.
         let _ = begun.send(workload);
     }
 }

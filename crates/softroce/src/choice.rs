@@ -1,4 +1,4 @@
-//! Chooses a way to SoftRoCE for a machine, and the reason: a pure function of what was found.
+//! Chooses how a machine gets SoftRoCE, and gives the reason: a pure function of what was found.
 
 use anyhow::{Result, bail};
 

@@ -7,7 +7,7 @@ stop() {
     $b poweroff -f
 }
 
-# By their paths, else the shell takes its own, which load no packed modules.
+# By path, since the shell would otherwise use its own, which load no compressed modules.
 modprobe() { /sbin/modprobe "$@"; }
 ip() { /sbin/ip "$@"; }
 
@@ -19,7 +19,7 @@ modprobe rdma_rxe || stop "the kernel has no rdma_rxe"
 modprobe -q -a ib_uverbs rdma_ucm
 ip link add dummy0 type dummy || stop "no dummy interface"
 ip address add 198.18.0.1/24 dev dummy0
-# Room for a path MTU of 4096.
+# Space for a path MTU of 4096.
 ip link set dummy0 mtu 4200 up
 rdma link add rxe0 type rxe netdev dummy0 || stop "no RXE device on the dummy interface"
 
@@ -48,7 +48,7 @@ ulimit -l unlimited
 /bin/sh "$folder/command" < /dev/null > /run/rxe/out 2> /run/rxe/err
 status=$?
 
-# What the command left running would keep the pipes open.
+# Processes left by the command would keep the pipes open.
 for process in /proc/[0-9]*; do
     [ "$($b readlink "$process/exe")" = $b ] || kill -KILL "${process#/proc/}" 2> /dev/null
 done

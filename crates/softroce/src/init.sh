@@ -1,6 +1,6 @@
 #!/busybox sh
-# The first process of the virtual machine: puts the unpacked packages over the host's files, read-only
-# both, and changes there. Writes go to memory.
+# The first process of the virtual machine: mounts the unpacked packages over the host's files, both
+# read-only, and switches the root there. Writes go to memory.
 /busybox mkdir -p /bin /proc /dev /host /packages /memory /new
 /busybox --install -s /bin
 export PATH=/bin
@@ -13,7 +13,7 @@ stop() {
 mount -t proc proc /proc
 mount -t devtmpfs dev /dev
 while read -r module; do
-    insmod "/modules/$module" || stop "the kernel does not take the module $module"
+    insmod "/modules/$module" || stop "the kernel cannot load the module $module"
 done < /modules/order
 
 share=ro,trans=virtio,version=9p2000.L,msize=512000,cache=loose

@@ -97,13 +97,13 @@ impl SoftRoce {
         Ok(format!("rxe0 in a virtual machine ({})", machine.accelerator.name()))
     }
 
-    /// Takes the best way to a device that the machine allows, and describes the location of the device.
+    /// Sets up the device in the best way that the machine allows, and describes its location.
     ///
     /// `agreed` is called to ask whether the module may be loaded into the running kernel. This happens where loading
     /// is possible, was not requested, and standard input is a terminal.
     ///
     /// # Errors
-    /// If no way leads to a device, or the requested way does not; the error states what would help.
+    /// If the machine allows no device, or not in the requested way; the error states what would help.
     pub fn set_up(&self, what: &SetUp, agreed: impl FnOnce() -> Result<bool>) -> Result<String> {
         let host = host::look();
         let wish =

@@ -69,7 +69,7 @@ pub(super) fn add(home: &Path, netdev: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Undoes what `add` did; returns false if nothing was to undo.
+/// Undoes what `add` did. Returns false if there was nothing to undo.
 pub(super) fn remove(home: &Path) -> Result<bool> {
     let notes = notes(home);
     let Ok(text) = fs::read_to_string(&notes) else { return Ok(false) };

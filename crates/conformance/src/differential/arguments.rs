@@ -10,7 +10,7 @@ use crate::devices;
 /// The number of programs in a CI run.
 const COUNT: u64 = 200;
 
-/// The number of programs per fresh seed, if one is given.
+/// Out of this many programs, one uses a fresh seed if one is given.
 const FRESH_IN: u64 = 10;
 
 /// The device that others are compared with, unless another one is named.

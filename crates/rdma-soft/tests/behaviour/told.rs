@@ -64,7 +64,7 @@ fn a_subscriber_may_use_the_device() {
             }
         };
         expect("unknown_qp", gone);
-        // The device continues, and so do its events: an unknown key.
+        // The device continues to work and to report events, here that of an unknown key.
         let (a, b) = (Side::new(name, &Size::default(), 8), Side::new(name, &Size::default(), 8));
         connect_sides(&a, &b, &Knobs::default());
         let source = a.pd.register(8, ALL_ACCESS);

@@ -101,7 +101,7 @@ fn the_environment_sets_the_retry_time() {
     in_own_process_with(test, says, || is_retried_for("told", Duration::from_millis(4500)));
 }
 
-/// The largest size that one call sends. Both ends are in this process and share its socket.
+/// Each batch has the maximum size of one call. Both ends are in this process and share its socket.
 #[test]
 fn the_largest_packets_are_sent_in_batches() {
     let device = Builder::new("largest").gids([]).listen(address()).force_wire();
@@ -162,7 +162,7 @@ fn datagrams_arrive_with_their_source() {
 #[test]
 fn datagrams_to_a_group_reach_its_members_in_all_processes() {
     let device = network("groups", &address());
-    // Of two addresses at one interface, one receives the group.
+    // Of the peer's two addresses at one interface, one receives the group's datagrams.
     let mut peer = Peer::start_at(&format!("{},{}", address(), address()));
     let [sender, member] = [(); 2].map(|()| datagram::side(device));
     let memory = sender.pd.register_filled(vec![0xa5; 8], LOCAL_WRITE);

@@ -15,7 +15,7 @@ use test_support::rig::{ALL_ACCESS, LOCAL_WRITE};
 
 const CHILD: &str = "RDMA_VISIBLE_COPIES_CHILD";
 
-/// In the child, runs the wrong access; in the parent, expects its report.
+/// In the child, runs the invalid access; in the parent, expects its report.
 fn expect_report(test: &str, wrong: impl FnOnce(), report: &str) {
     if env::var_os(CHILD).is_some() {
         return wrong();

@@ -285,7 +285,7 @@ impl<'a> Client<'a> {
             if self.dice.one_in(6) {
                 self.send_datagram();
             }
-            // Sends are always available.
+            // Without an offered window, only sends are possible.
             if self.server.links[self.n].offered.load(SeqCst) == 0 && !self.dice.one_in(8) {
                 thread::yield_now();
             }

@@ -282,7 +282,7 @@ fn senders_need_not_join(device: &Device) {
     scene.receive(0, 10);
     scene.send(1);
     scene.expect(0, 10, 1);
-    // The sender's next datagram is its own, to its own number.
+    // The sender next receives its own datagram, addressed to its own number.
     let own = scene.a.pd.ah_to(&scene.a.endpoint(), &scene.a.endpoint());
     scene.a.qp.post(&Wr::send(2, &[]).with_imm(2).to(&own, scene.a.qp.number(), QKEY));
     scene.a.send_cq.expect_success(2);

@@ -64,7 +64,7 @@ fn limit_is_of_all_regions_together(device: &Device) {
     let context = limited(device, 4);
     let (pd, other) = (context.pd(), context.pd());
     let mapping = Mapping::writable(4 * PAGE);
-    // The same pages again count again.
+    // Pages that are registered twice count twice.
     let three = pd.try_register(mapping.start(), 3 * PAGE, 0).unwrap();
     let one = other.try_register(mapping.start(), PAGE, 0).unwrap();
     for pd in [&pd, &other] {

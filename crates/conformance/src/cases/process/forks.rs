@@ -206,7 +206,7 @@ fn programs_that_are_started_do_not_get_the_descriptors(device: &Device) {
 }
 
 fn a_child_uses_the_device_for_itself(device: &Device) {
-    device.needs(!device.has_network(), "an address of the host is its process's alone");
+    device.needs(!device.has_network(), "an address of the host belongs to one process");
     prepare();
     let use_it = || {
         let (a, b) = pair(device);

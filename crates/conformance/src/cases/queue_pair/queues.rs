@@ -55,7 +55,7 @@ fn unsignaled_request_is_reported_when_every_request_is(device: &Device) {
 
 fn request_ids_come_back_bit_for_bit(device: &Device) {
     let (a, b) = pair_with(device, &Size::default(), &Knobs::default());
-    // Equal IDs are no error: they are the program's alone.
+    // Equal IDs are no error: only the program uses them.
     for wr_id in [0, u64::MAX, 1 << 63, 0xffff_ffff, 0, 0] {
         b.qp.post_receive(!wr_id, &[]);
         a.qp.post(&Wr::send(wr_id, &[]));

@@ -182,8 +182,8 @@ fn too_much_inline_data_in_pieces_fails_the_batch(device: &Device) {
     let scene = scene(device);
     let most = scene.a.qp.capacity().max_inline_data as usize;
     let whole = vec![1; most];
-    // SoftRoCE checks only each piece by itself, and copies them beyond the end of their space. A piece that is too
-    // long by itself stops it before that.
+    // SoftRoCE checks each piece only by itself, and copies the pieces past the end of their space. It refuses a single
+    // piece that is too long before that.
     let too_long = vec![1; most + 1];
     let pieces: [&[u8]; 2] =
         device.expected([&whole, &[1]], "wr-set-inline-data-list-length", [&[], &too_long]);

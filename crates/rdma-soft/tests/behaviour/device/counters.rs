@@ -170,7 +170,7 @@ fn a_stranger_with_a_wrong_number_is_not_counted() {
 }
 
 #[test]
-fn requests_that_never_leave_are_not_counted_as_sent() {
+fn local_requests_are_not_counted_as_sent() {
     let device = Builder::new("count-local").install().unwrap();
     let grant = Grant::new("count-local");
     let (_window, key) = grant.window(TYPE_2, REMOTE);

@@ -19,7 +19,7 @@ use crate::device::rig::{
 const PAGE: u64 = 4096;
 const SHRINK: SealFlags = SealFlags::SHRINK;
 
-/// The last 200 bytes of three pages, which requests address at a distant address.
+/// The last 200 bytes of three pages, which requests name by a distant address.
 const TAIL: Part =
     Part { offset: 3 * PAGE - 200, length: 200, iova: (0x77_0000 * PAGE) + (PAGE - 200) };
 

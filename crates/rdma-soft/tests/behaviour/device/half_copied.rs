@@ -144,8 +144,8 @@ impl Way {
         if sent[1] == Status::IBV_WC_SUCCESS {
             assert_eq!(last, LATER, "{self:?} {round}");
         } else {
-            // The receiver's numbers start again, but those of its acknowledgements do not: of packets, or of a whole
-            // message.
+            // The receiver expects its first number again, but the sender does not repeat what was acknowledged:
+            // packets, or a whole message.
             let acknowledged = !self.is_copied() || there == length;
             assert!(acknowledged && !self.is_unreliable(), "{self:?} {round}: {sent:?}");
             assert!(sent.contains(&Status::IBV_WC_RETRY_EXC_ERR), "{self:?} {round}: {sent:?}");

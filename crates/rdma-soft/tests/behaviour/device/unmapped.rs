@@ -1,6 +1,6 @@
 //! Memory that is unmapped while it is registered: a request executed after its post, or by another thread, fails as
 //! with a bad key. A direct access by the device would end the process.
-// AddressSanitizer sees only the device's own instructions, and these copies are none.
+// AddressSanitizer needs copies by the device's own instructions, and these tests need copies by the kernel.
 #![cfg(not(rdma_visible_copies))]
 
 use rdma_soft::{Builder, Peers, Schedule, SoftDevice};
@@ -197,7 +197,7 @@ fn packets_for_memory_that_is_gone_fail_as_with_a_bad_key() {
 
 /// One end's memory is not declared to stay: the kernel copies for it, with one call for several packets.
 #[test]
-fn the_kernel_copies_unguarded_memory_with_one_call_for_many_packets() {
+fn the_kernel_copies_memory_that_may_be_gone_by_one_call_for_many_packets() {
     const PACKETS: usize = 64;
     if is_emulated() {
         return;

@@ -129,7 +129,7 @@ fn a_refused_request_is_counted_by_the_responder() {
 fn no_counter_goes_back_while_connections_come_and_go() {
     const ROUNDS: u64 = 40;
     let device = Builder::new("wcount-race").force_wire().install().unwrap();
-    // A busy machine is slow.
+    // A busy machine needs more time.
     let patient = Knobs { timeout: 18, ..Knobs::default() };
     watch_while_connections_come_and_go(&device, ROUNDS, &patient);
     let counters = device.counters();

@@ -141,7 +141,7 @@ fn garbage_of_a_receiver_ends_at_most_its_own_connection() {
     near.peer.end();
 }
 
-/// Endlessly, while messages arrive.
+/// The garbage is written without end, while messages arrive.
 #[test]
 fn a_receiver_that_writes_garbage_continuously_harms_no_other() {
     type Kind = fn(&mut Accepted, &mut Random);

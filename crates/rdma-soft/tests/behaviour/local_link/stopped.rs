@@ -41,7 +41,7 @@ fn stop_and_go_on(rounds: u64, stopped: impl Fn(&mut Near)) {
     for round in 0..rounds {
         near.peer.receive();
         near.peer.stop();
-        // Some rounds exceed the capacity of the link.
+        // Some of this exceeds the capacity of the link.
         (0..4).for_each(|n| post_each(&near, 100 * round + 10 * n));
         stopped(&mut other);
         assert!(near.side.send_cq.is_empty());

@@ -139,7 +139,7 @@ impl Near {
         self.atomics();
     }
 
-    /// Posts a request that is answered only by the end of the peer.
+    /// Posts a request that only the end of the peer completes.
     pub(crate) fn wait(&self) {
         self.side.qp.post(&self.send(8));
         assert!(self.side.send_cq.is_empty());

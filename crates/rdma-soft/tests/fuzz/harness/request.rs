@@ -32,7 +32,7 @@ pub(crate) struct Judged {
     /// Whether it is a datagram without a usable address.
     pub(crate) goes_nowhere: bool,
     pub(crate) signaled: bool,
-    /// Whether the keys allow it; unset where a window decides.
+    /// Whether the keys allow it; true where a window decides.
     pub(crate) may_succeed: bool,
 }
 
@@ -285,7 +285,6 @@ fn may_succeed(
     let (key, address) = remote(wr);
     let of_window = keys(windows).iter().any(|window| window >> 8 == key >> 8);
     let aligned = !is_atomic(wr.opcode) || address.is_multiple_of(8);
-    // Where a zone has addresses of its own, the alignment of the memory decides, which is the
-    // same.
+    // Where a zone has its own addresses, the alignment of the memory decides; it is the same.
     of_window || aligned && world.serves(key, address, bytes, right)
 }
