@@ -1,14 +1,14 @@
-//! A run of packets: the unit to send and to receive.
+//! A run of packets: the unit of sending and receiving.
 
 use crate::wire::{Aeth, Headers, Ieth, ImmDt, Opcode, Operation, PadCount};
 
-/// One packet, or a run of packets of one message or response, each as long as the first, the last not
-/// longer.
+/// One packet, or a run of packets of one message or response. All are as long as the first, except that the last may
+/// be shorter.
 ///
-/// The payloads lie one after the other, outside. Networks carry such a run at the cost of one packet
-/// (GSO, GRO), rings too. It never mixes sizes: the first packet of a WRITE is alone, since it has a RETH;
-/// the first one of a READ's response since it has an AETH; and a last one with a header of its own if it
-/// would be longer than the packets before it.
+/// The payloads are contiguous and stored separately. Networks carry such a run at the cost of one packet (GSO, GRO),
+/// and so do rings. A run never mixes sizes. The first packet of a WRITE is alone because it has a RETH; the first
+/// packet of a READ response, because it has an AETH. A last packet with a header of its own is alone if it would be
+/// longer than the packets before it.
 ///
 /// # Examples
 ///
@@ -45,19 +45,19 @@ use crate::wire::{Aeth, Headers, Ieth, ImmDt, Opcode, Operation, PadCount};
 pub struct Burst {
     /// The headers of the first packet.
     pub header: Headers,
-    /// What is different in those of the last one, if there are several. Those in between follow from the
-    /// first: the middle of the same message, and the next PSN each.
+    /// The headers that differ in the last packet, if there are several packets. Those in between follow from the
+    /// first: the middle of the same message, each with the next PSN.
     pub last: Option<Last>,
-    /// How many bytes of payload each packet has but the last, which has the rest.
+    /// The payload bytes of each packet except the last, which has the rest.
     pub segment: u16,
-    /// How many packets.
+    /// The number of packets.
     pub segments: u16,
-    /// How many bytes of payload all have together.
+    /// The payload bytes of all packets together.
     pub length: u32,
 }
 
 impl Burst {
-    /// One packet.
+    /// A run of one packet.
     #[must_use]
     #[inline]
     pub fn single(header: Headers, payload_len: usize) -> Self {
@@ -66,7 +66,7 @@ impl Burst {
         Self { header, last: None, segment, segments: 1, length }
     }
 
-    /// The packets, each with its payload. Of payload that is too short, what there is.
+    /// Iterates over the packets, each with its payload. Payload that is too short is cut off where it ends.
     pub fn packets<'a>(&self, payload: &'a [u8]) -> impl Iterator<Item = (Headers, &'a [u8])> {
         let (burst, mut rest) = (*self, payload);
         (0..self.segments).map(move |index| {
@@ -78,7 +78,7 @@ impl Burst {
         })
     }
 
-    /// The headers of the packet with that index, which is below [`segments`](Self::segments).
+    /// Returns the headers of the packet with this index, which must be below [`segments`](Self::segments).
     #[must_use]
     pub fn headers(&self, index: u16) -> Headers {
         if index == 0 {
@@ -103,27 +103,27 @@ impl Burst {
     }
 }
 
-/// What the last packet of a [`Burst`] has of its own.
+/// The headers in which the last packet of a [`Burst`] differs from the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Last {
-    /// What the packet is.
+    /// The opcode of the last packet.
     pub opcode: Opcode,
-    /// Solicited event.
+    /// Whether the solicited event bit is set.
     pub solicited: bool,
-    /// AckReq.
+    /// Whether an acknowledgement is requested (AckReq).
     pub ack_request: bool,
-    /// Of its payload.
+    /// The pad of the last packet's payload.
     pub pad_count: PadCount,
-    /// Of the response of a READ.
+    /// The AETH, in a READ response.
     pub aeth: Option<Aeth>,
-    /// Of a message with immediate data.
+    /// The immediate data, in a message that has any.
     pub imm: Option<ImmDt>,
-    /// Of a SEND with a key.
+    /// The key to invalidate, in a SEND that has one.
     pub ieth: Option<Ieth>,
 }
 
 impl Last {
-    /// What a packet with such headers has of its own.
+    /// Copies the fields that differ in the last packet.
     #[must_use]
     pub const fn of(headers: &Headers) -> Self {
         let bth = &headers.bth;
@@ -139,7 +139,7 @@ impl Last {
     }
 }
 
-/// What follows within a message that begins so.
+/// The opcode of the middle packets of a message that begins with `first`.
 fn middle(first: Opcode) -> Opcode {
     let operation = match first.operation() {
         Operation::SendFirst => Operation::SendMiddle,

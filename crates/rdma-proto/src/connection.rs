@@ -1,4 +1,4 @@
-//! What both halves of a connected queue pair know of it.
+//! State that both halves of a connected queue pair share.
 
 use rdma_types::{Mtu, Psn, Qpn};
 
@@ -7,22 +7,23 @@ use crate::wire::{Bth, Headers, Opcode};
 /// The far end, and the path to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// The queue pair there.
+    /// The peer's queue pair.
     pub peer: Qpn,
     /// The partition, [`Bth::DEFAULT_P_KEY`] on most networks.
     pub p_key: u16,
-    /// How much payload a packet has at most, and one that others of its message follow has exactly.
+    /// The most payload of one packet. Each packet of a message except the last has exactly this much.
     pub mtu: Mtu,
 }
 
 impl Connection {
-    /// To that queue pair, in the default partition.
+    /// A connection to this queue pair, in the default partition.
     #[must_use]
     pub const fn new(peer: Qpn, mtu: Mtu) -> Self {
         Self { peer, p_key: Bth::DEFAULT_P_KEY, mtu }
     }
 
-    /// How many packets a message of so many bytes has: even no bytes have one (IBTA chapter 9, packet sequence numbers).
+    /// The number of packets in a message of `length` bytes. An empty message has one (IBTA chapter 9, packet sequence
+    /// numbers).
     #[must_use]
     #[inline]
     pub fn packets(&self, length: u32) -> u32 {
@@ -36,13 +37,13 @@ impl Connection {
         7_u32.wrapping_add(self.mtu.code() as u32)
     }
 
-    /// Where the packet with that index begins in its message, in bytes.
+    /// The offset of this packet in its message, in bytes.
     #[inline]
     pub(crate) fn offset(&self, packet: u32) -> u32 {
         packet.wrapping_shl(self.shift())
     }
 
-    /// How many packets a buffer of so many bytes holds.
+    /// The number of full packets that fit into a buffer of `bytes` bytes.
     #[inline]
     pub(crate) fn full_packets(&self, bytes: u32) -> u32 {
         bytes.wrapping_shr(self.shift())

@@ -1,4 +1,4 @@
-//! What a queue pair counts.
+//! The counters of a queue pair.
 
 use core::ops::AddAssign;
 
@@ -6,24 +6,23 @@ use crate::operation::{Nak, Stop};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)+) => {
-        /// How often what happened at one end of a queue pair.
+        /// Event counters of one end of a queue pair.
         ///
-        /// Each packet that came is in `rcvd_pkts`. One that was not executed or used as it should have been is in
-        /// the counter of its reason as well, so that "connected, but nothing comes" has an explanation.
+        /// `rcvd_pkts` counts each packet that arrived. A packet that was not executed or used as intended is also
+        /// counted by the reason. So "connected, but nothing arrives" has an explanation.
         ///
         /// Names are those of SoftRoCE (`rxe_hw_counters.c`) where it has one. `local_ack_timeout_err`,
         /// `roce_adp_retrans`, `implied_nak_seq_err`, `out_of_buffer` and `resp_remote_access_errors` are mlx5's
-        /// (`hw/mlx5/counters.c`), and `qkey_viol_cntr` is a field of `ibv_port_attr`. The others have no name
-        /// elsewhere.
+        /// (`hw/mlx5/counters.c`), and `qkey_viol_cntr` is a field of `ibv_port_attr`. The others are named only here.
         ///
-        /// What is known only outside is counted by the caller: packets that cannot be parsed, a wrong ICRC, an
-        /// unknown queue pair, a wrong partition or source, because no end sees them; `send_err` and `link_downed`,
-        /// because the link is not here; `rdma_sends` and `rdma_recvs`, because completions are not. SoftRoCE's
-        /// `ack_deferred`, how often its completer was left to another thread, has no counterpart.
+        /// The caller counts what no end can see: packets that cannot be parsed, a wrong ICRC, an unknown queue pair, a
+        /// wrong partition or source. It also counts `send_err` and `link_downed`, because the link is outside, and
+        /// `rdma_sends` and `rdma_recvs`, because completions are. SoftRoCE's `ack_deferred` counts how often its
+        /// completer was left to another thread; it has no counterpart.
         ///
         /// # Examples
         ///
-        /// The counters of all ends together, those that are not zero:
+        /// The nonzero counters of all ends together:
         ///
         /// ```
         /// use rdma_proto::Counters;
@@ -44,17 +43,18 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Each name and its value, in the order of the fields.
+            /// Iterates over the names and values, in the order of the fields.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$((stringify!($name), self.$name)),+].into_iter()
             }
         }
 
         impl Counters {
-            /// Takes all, and counts from zero again, if there is more than packets that were given out and came.
+            /// Returns all counters and resets them to zero, if anything other than sent and received packets was
+            /// counted.
             pub(crate) fn take_reasons(&mut self) -> Option<Self> {
                 let reasons = Self { sent_pkts: 0, rcvd_pkts: 0, ..*self };
-                // All as one, since mostly there are none.
+                // Combined into one test, since usually none is set.
                 let any = [$(reasons.$name),+].into_iter().fold(0, |any, value| any | value);
                 (any != 0).then(|| core::mem::take(self))
             }
@@ -69,70 +69,69 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Packets that were given out.
+    /// Packets that were sent.
     sent_pkts,
-    /// Packets that came.
+    /// Packets that arrived.
     rcvd_pkts,
-    /// Requests whose PSN was executed before.
+    /// Requests with a PSN that was executed before.
     duplicate_request,
-    /// Requests that were dropped since one before them is missing: each of them. SoftRoCE counts each gap.
+    /// Requests that were dropped because an earlier one is missing; each is counted. SoftRoCE counts each gap.
     out_of_seq_request,
-    /// "Receiver not ready" that came.
+    /// "Receiver not ready" NAKs that arrived.
     rcvd_rnr_err,
-    /// Requests that found no receive, and were answered "receiver not ready".
+    /// Requests that found no receive and were answered "receiver not ready".
     send_rnr_err,
-    /// "A packet is missing" that came.
+    /// "A packet is missing" NAKs that arrived.
     rcvd_seq_err,
-    /// Requests that failed since nothing came back.
+    /// Requests that failed because no answer arrived.
     retry_exceeded_err,
-    /// Requests that failed since the receiver was not ready.
+    /// Requests that failed because the receiver was not ready.
     retry_rnr_exceeded_err,
-    /// How often all was sent again, for a timeout or since a packet was missing.
+    /// Retransmissions of everything in flight, after a timeout or because a packet was missing.
     completer_retry_err,
-    /// How often nothing came back in time.
+    /// Timeouts without an answer.
     local_ack_timeout_err,
-    /// How often the oldest packet was sent again alone, as a probe, since an answer was due long before the
-    /// timer expires.
+    /// Probes: the oldest packet was sent again alone, because an answer was due long before the timer expires.
     roce_adp_retrans,
-    /// Responses that came past a READ or an atomic which is not answered: they say that its answer was lost.
+    /// Responses that arrived past an unanswered READ or atomic, which means that its answer was lost.
     implied_nak_seq_err,
-    /// Requests that were dropped for want of a receive, or since it was too small: of unreliable connections
-    /// and datagrams.
+    /// Requests of unreliable connections and datagrams that were dropped because no receive was posted, or because it
+    /// was too small.
     out_of_buffer,
-    /// Requests that were refused since their key, range or rights are wrong.
+    /// Requests that were refused because their key, range or rights are wrong.
     resp_remote_access_errors,
-    /// Requests that were refused since they are wrong in themselves: opcode, length, too many READs.
+    /// Requests that were refused because they are invalid themselves: opcode, length, too many READs.
     resp_invalid_request_errors,
-    /// Requests that were refused since this end could not go on.
+    /// Requests that were refused because this end could not continue.
     resp_remote_operation_errors,
     /// Datagrams with another Q_Key.
     qkey_viol_cntr,
-    /// Requests before the expected one that are not answered: too old, not what was asked for then, or with a PSN
-    /// that was never taken.
+    /// Requests before the expected one that are not answered: too old, different from the original request, or with a
+    /// PSN that was never accepted.
     unanswered_duplicate,
-    /// Responses whose PSN is not in flight: duplicates, or nobody asked for them.
+    /// Responses with a PSN that is not in flight: duplicates, or unsolicited.
     unsolicited_response,
-    /// Negative acknowledgements of what is going to be sent again already.
+    /// Negative acknowledgements of packets that are already going to be sent again.
     stale_nak,
-    /// Acknowledgements that say nothing which is specified, and responses with data that say anything but ACK.
+    /// Acknowledgements with a syndrome that is not specified, and responses with data and a syndrome other than ACK.
     reserved_syndrome,
-    /// Responses that do not fit their request, which failed. Acknowledgements with a payload, which are dropped.
+    /// Responses that do not match their request, which failed; and acknowledgements with a payload, which are dropped.
     bad_response,
-    /// Packets with an opcode that this end does not take: of another service, or of the other direction.
+    /// Packets with an opcode that this end does not accept: of another service, or of the other direction.
     wrong_opcode,
-    /// Packets that came after this end had failed or was stopped.
+    /// Packets that arrived after this end had failed or was stopped.
     after_end,
     /// Requests that the host asked to drop ([`Stop::Drop`]).
     dropped_by_host,
 }
 
 impl Counters {
-    /// So many packets are given out.
+    /// Counts sent packets.
     pub(crate) fn sent(&mut self, packets: u16) {
         self.sent_pkts = self.sent_pkts.wrapping_add(packets.into());
     }
 
-    /// A request is refused.
+    /// Counts a refused request.
     pub(crate) fn refused(&mut self, nak: Nak) {
         count(match nak {
             Nak::InvalidRequest => &mut self.resp_invalid_request_errors,
@@ -141,7 +140,7 @@ impl Counters {
         });
     }
 
-    /// A request is not executed, and its peer is not told.
+    /// Counts a request that is not executed and not answered either.
     pub(crate) fn dropped(&mut self, stop: Stop) {
         match stop {
             Stop::NotReady => count(&mut self.out_of_buffer),
@@ -151,7 +150,7 @@ impl Counters {
     }
 }
 
-/// One more of a counter.
+/// Increments a counter.
 pub(crate) fn count(counter: &mut u64) {
     *counter = counter.wrapping_add(1);
 }

@@ -8,40 +8,40 @@ use crate::host::Host;
 use crate::operation::End;
 use crate::wire::{Bth, Deth, Headers, ImmDt, Opcode, Operation, PadCount, Service};
 
-/// Where a datagram came from.
+/// The sender of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The queue pair that sent it.
+    /// The sending queue pair.
     pub qpn: Qpn,
-    /// What it showed.
+    /// The Q_Key of the datagram.
     pub qkey: u32,
-    /// The route header that stands before it in memory: the IPv6 header that it came with, or 20 zeros and the
-    /// IPv4 header (IBTA annex A17).
+    /// The route header that precedes the datagram in memory. It is the IPv6 header that it arrived with, or 20 zeros
+    /// and the IPv4 header (IBTA annex A17).
     pub route: [u8; 40],
 }
 
-/// What became of a datagram.
+/// The fate of a received datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Delivered {
-    /// It is there.
+    /// The datagram is in a receive.
     Whole,
-    /// There was no receive, or it was too small or unusable.
+    /// No receive was posted, or it was too small or unusable.
     Dropped,
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
     /// The queue pair there; [`Qpn::MULTICAST`] for a group.
     pub qpn: Qpn,
-    /// What it has to be shown.
+    /// The Q_Key that it expects.
     pub qkey: u32,
     /// The partition.
     pub p_key: u16,
 }
 
-/// The sending and receiving of a queue pair of datagrams (IBTA chapter 9, unreliable datagrams).
+/// The sending and the receiving half of a datagram queue pair (IBTA chapter 9, unreliable datagrams).
 #[derive(Debug)]
 pub struct Datagrams {
     own: Qpn,
@@ -51,22 +51,21 @@ pub struct Datagrams {
 }
 
 impl Datagrams {
-    /// Of the queue pair with that number, on a port with that MTU; the first packet that it sends has that
-    /// PSN.
+    /// The datagrams of queue pair `own`, on a port with this MTU. `psn` is the PSN of the first packet that it sends.
     #[must_use]
     pub fn new(own: Qpn, mtu: Mtu, psn: Psn) -> Self {
         Self { own, mtu, psn, counters: Counters::default() }
     }
 
-    /// What it counted.
+    /// The counters.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// The packet of a datagram, whose payload the caller has. `None` if that is more than the MTU: nothing is
-    /// sent of it (IBTA C10-93.1.1). What becomes of the request is for the caller to say: the specification has
-    /// it succeed, as SoftRoCE does, and adapters let it fail with a local length error.
+    /// Returns the packet of a datagram; the caller has the payload. Returns `None` if the payload is longer than the
+    /// MTU: nothing of it is sent (IBTA C10-93.1.1). The caller decides how the request then completes. The
+    /// specification lets it succeed, as SoftRoCE does; adapters fail it with a local length error.
     pub fn send(&mut self, to: &Destination, end: &End) -> Option<Burst> {
         if end.length > self.mtu.bytes() {
             return None;
@@ -89,9 +88,9 @@ impl Datagrams {
         Some(Burst::single(headers, end.length as usize))
     }
 
-    /// Takes packets for this queue pair, which shows and expects that Q_Key now. They came with that route
-    /// header. The PSN says nothing. A packet with another Q_Key is dropped, and so is one that is
-    /// longer than the MTU (IBTA C9-205).
+    /// Receives packets for this queue pair, whose current Q_Key is `qkey`. `route` is the route header that they
+    /// arrived with. The PSN is ignored. A packet with another Q_Key is dropped, and so is one that is longer than the
+    /// MTU (IBTA C9-205).
     pub fn receive<H: Host + ?Sized>(
         &mut self,
         qkey: u32,

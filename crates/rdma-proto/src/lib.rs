@@ -1,27 +1,27 @@
 //! RoCEv2 without sockets, clock or threads.
 //!
-//! What a packet means is decided here; who carries it, and when, is decided by the caller.
+//! This crate decides what a packet means. The caller decides when packets are sent, and carries them.
 //!
 //! - [`wire`] has the packets, byte by byte.
-//! - A [`Requester`](requester::Requester) sends what is in a [`Work`] queue, and completes it.
-//! - A [`Responder`](responder::Responder) has a [`Host`] execute what the peer asks for.
+//! - A [`Requester`](requester::Requester) sends the requests of a [`Work`] queue and completes them.
+//! - A [`Responder`](responder::Responder) executes the peer's requests on a [`Host`].
 //! - Unreliable connections have an [`UnreliableRequester`] and an [`UnreliableResponder`]; datagrams have
 //!   [`Datagrams`].
 //!
 //! # Rules
 //!
-//! - What comes from a peer is untrusted: any packet in any order is taken, dropped and counted, or answered.
-//!   Nothing panics.
-//! - Nothing allocates, but for [`Responder::new`](responder::Responder::new), and nothing grows.
-//! - The caller finds the queue pair by the BTH, and sees to it that the packet came from the
-//!   connected peer, with a right ICRC and partition. It drops all else, so that an unknown sender
-//!   gets no answer. Responses ([`Operation::is_response`](wire::Operation::is_response)) go to the
-//!   requester, all else to the responder.
+//! - Input from a peer is untrusted: any packet in any order is accepted, dropped and counted, or answered. Nothing
+//!   panics.
+//! - Nothing allocates, except [`Responder::new`](responder::Responder::new), and nothing grows.
+//! - The caller finds the queue pair by the BTH. It also checks that the packet came from the connected peer, with a
+//!   right ICRC and partition. It drops all other packets, so an unknown sender gets no answer. Responses
+//!   ([`Operation::is_response`](wire::Operation::is_response)) go to the requester, all other packets to the
+//!   responder.
 //! - Time is an argument of calls ([`Time`]). A requester has a deadline, a responder has none.
-//! - The unit to send and to receive is a [`Burst`].
+//! - The unit of sending and receiving is a [`Burst`].
 //!
-//! "IBTA" stands for the InfiniBand Architecture Specification, volume 1. RoCEv2 is its annex A17. Numbers of
-//! sections, and of rules such as C9-88, are given where a public source confirms them.
+//! "IBTA" is the InfiniBand Architecture Specification, volume 1. RoCEv2 is its annex A17. Numbers of sections, and of
+//! rules such as C9-88, are given where a public source confirms them.
 
 #![no_std]
 #![forbid(unsafe_code)]

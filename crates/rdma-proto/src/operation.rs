@@ -1,4 +1,4 @@
-//! What one end asks of the other, without the packets that carry it.
+//! The requests of one end to the other, without the packets that carry them.
 
 use rdma_types::{Rkey, WcStatus};
 
@@ -7,11 +7,11 @@ use crate::wire::NakCode;
 /// The longest message in bytes (IBTA C9-94).
 pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
 
-/// What a request does (IBTA section 9.4).
+/// The kind of a request (IBTA section 9.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::exhaustive_enums, reason = "hosts match on it, and the specification has no more")]
+#[expect(clippy::exhaustive_enums, reason = "hosts match on it, and IBTA defines no others")]
 pub enum Kind {
-    /// SEND: the receiver says where the bytes go.
+    /// SEND: the receiver decides where the bytes go.
     Send,
     /// RDMA WRITE.
     Write,
@@ -24,21 +24,21 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether something comes back: of a READ and of an atomic. Such a request takes one of the responder's
-    /// resources (IBTA chapter 9).
+    /// Returns true if the request has a response with data: a READ or an atomic. Such a request uses one of the
+    /// responder's resources (IBTA chapter 9).
     #[must_use]
     pub const fn fetches(self) -> bool {
         !matches!(self, Self::Send | Self::Write)
     }
 
-    /// Whether it is an atomic.
+    /// Returns true if the request is an atomic.
     #[must_use]
     pub const fn is_atomic(self) -> bool {
         matches!(self, Self::CompareSwap | Self::FetchAdd)
     }
 }
 
-/// Where a one-sided request begins in the memory of the peer; not used by a SEND.
+/// The start of a one-sided request in the peer's memory; unused by a SEND.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Remote {
     /// The virtual address of the first byte.
@@ -47,18 +47,18 @@ pub struct Remote {
     pub rkey: Rkey,
 }
 
-/// What is known of a request when its first packet comes.
+/// The properties of a request that are known when its first packet arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Start {
-    /// What it does.
+    /// The kind of the request.
     pub kind: Kind,
-    /// How many bytes it has; `None` for a SEND, of which only the last packet tells.
+    /// The number of bytes; `None` for a SEND, since only its last packet shows its length.
     pub length: Option<u32>,
-    /// Where, unless it is a SEND.
+    /// The remote memory, unless it is a SEND.
     pub remote: Remote,
-    /// What a CmpSwap expects to find, or what a FetchAdd adds.
+    /// The value that a CmpSwap expects, or that a FetchAdd adds.
     pub operand: u64,
-    /// What a CmpSwap puts there.
+    /// The value that a CmpSwap stores.
     pub swap: u64,
 }
 
@@ -75,7 +75,7 @@ impl Start {
         }
     }
 
-    /// A WRITE or a READ of so many bytes.
+    /// A WRITE or a READ of `length` bytes.
     #[must_use]
     pub const fn one_sided(kind: Kind, remote: Remote, length: u32) -> Self {
         Self { kind, length: Some(length), remote, ..Self::send() }
@@ -88,33 +88,33 @@ impl Start {
     }
 }
 
-/// What is known of a message besides when its last packet comes.
+/// The properties of a message that are known only when its last packet arrives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct End {
-    /// How many bytes it has in all.
+    /// The total number of bytes.
     pub length: u32,
-    /// The word that came with it.
+    /// The immediate data.
     pub immediate: Option<u32>,
-    /// The key that a SEND takes back.
+    /// The key that a SEND invalidates.
     pub invalidate: Option<Rkey>,
-    /// Whether it wakes those who wait for solicited completions alone.
+    /// Whether it wakes threads that wait for solicited completions only.
     pub solicited: bool,
 }
 
-/// Why a request cannot be executed, ever: the connection ends with it (IBTA section 9.7.5.2).
+/// The reason why a request can never be executed: the connection ends with it (IBTA section 9.7.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Nak {
-    /// The request is wrong in itself, or has more bytes than its receive.
+    /// The request itself is invalid, or has more bytes than its receive.
     InvalidRequest,
     /// Its key, range or rights are wrong.
     RemoteAccess,
-    /// The responder cannot go on, by no fault of the requester's.
+    /// The responder cannot continue, through no fault of the requester.
     RemoteOperational,
 }
 
 impl Nak {
-    /// How a packet says it.
+    /// The code in a NAK packet.
     #[must_use]
     pub const fn code(self) -> NakCode {
         match self {
@@ -124,7 +124,7 @@ impl Nak {
         }
     }
 
-    /// How the completion of the request says it.
+    /// The status of the request's completion.
     #[must_use]
     pub const fn status(self) -> WcStatus {
         match self {
@@ -135,14 +135,14 @@ impl Nak {
     }
 }
 
-/// Why a [`Host`](crate::Host) does not go on with a request.
+/// The reason why a [`Host`](crate::Host) does not continue with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Stop {
-    /// There is no receive for it: the requester is asked to try again later (RNR).
+    /// No receive is posted for it: the requester is asked to try again later (RNR).
     NotReady,
-    /// It cannot be executed.
+    /// The request cannot be executed.
     Nak(Nak),
-    /// The packet is to be dropped as if it had not come. On a reliable connection it will come again.
+    /// Drop the packet as if it had not arrived. On a reliable connection it arrives again.
     Drop,
 }

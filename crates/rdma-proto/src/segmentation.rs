@@ -1,4 +1,4 @@
-//! Messages and responses cut into packets.
+//! Division of messages and responses into packets.
 
 use rdma_types::{Psn, WcStatus};
 
@@ -8,31 +8,31 @@ use crate::operation::{End, Kind, Remote, Start};
 use crate::wire::{Headers, Ieth, ImmDt, Opcode, Operation, PadCount, Reth, Service};
 use crate::work::Work;
 
-/// The part of a message or a response that is left to be sent.
+/// The unsent part of a message or a response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remainder {
-    /// How many bytes.
+    /// The number of bytes.
     pub(crate) bytes: u32,
-    /// In how many packets.
+    /// The number of packets.
     pub(crate) packets: u32,
-    /// Whether the next packet has headers that those behind it have not.
+    /// Whether the next packet has headers that later packets do not have.
     pub(crate) alone: bool,
-    /// How many bytes of headers the last one has that those before it have not.
+    /// The size of the headers that only the last packet has, in bytes.
     pub(crate) extra: u32,
 }
 
-/// A run of packets of the same length, the last not longer.
+/// A run of packets of the same length, except that the last may be shorter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PacketRun {
     pub(crate) packets: u32,
     bytes: u32,
-    /// Whether nothing is left behind it.
+    /// Whether it is the last run.
     pub(crate) ends: bool,
 }
 
 impl Remainder {
-    /// The next packets: at most `most`, and as many as fit into the buffer. `None` if there is no
-    /// space for one.
+    /// Returns the next packets: at most `most`, and as many as fit into the buffer. Returns `None` if not even one
+    /// fits.
     #[inline]
     pub(crate) fn run(&self, connection: &Connection, most: u32, room: usize) -> Option<PacketRun> {
         let room = u32::try_from(room).unwrap_or(u32::MAX);
@@ -59,14 +59,14 @@ impl PacketRun {
         u16::try_from(self.packets).unwrap_or(u16::MAX)
     }
 
-    /// Its payload, at the beginning of the buffer.
+    /// Returns its payload, at the beginning of the buffer.
     #[inline]
     pub(crate) fn payload<'a>(&self, room: &'a mut [u8]) -> &'a mut [u8] {
         room.get_mut(..self.bytes as usize).unwrap_or_default()
     }
 
-    /// The packets. `headers` says those of the packet that many behind the first, and is told whether it ends
-    /// all. The last one asks for an acknowledgement, or not; pad counts are set here.
+    /// Builds the packets. `headers` returns the headers of a packet, given its index and whether it is the last of
+    /// all. `asks` is whether the last packet requests an acknowledgement. Pad counts are set here.
     #[inline]
     pub(crate) fn burst(
         &self,
@@ -83,7 +83,7 @@ impl PacketRun {
         }
         let mut last = headers(before, self.ends);
         last.bth.ack_request = asks;
-        // All before it have whole words.
+        // All packets before it have whole words.
         last.bth.pad_count = PadCount::of(self.bytes as usize);
         Burst {
             header,
@@ -95,7 +95,7 @@ impl PacketRun {
     }
 }
 
-/// A SEND or a WRITE that is to be sent, and the packet that is next.
+/// A SEND or a WRITE to send, and its next packet.
 #[derive(Debug)]
 pub(crate) struct Outbound<'a> {
     pub(crate) connection: Connection,
@@ -104,12 +104,12 @@ pub(crate) struct Outbound<'a> {
     pub(crate) end: &'a End,
     /// The index of the next packet in its message.
     pub(crate) packet: u32,
-    /// Its PSN.
+    /// The PSN of the next packet.
     pub(crate) psn: Psn,
 }
 
 impl Outbound<'_> {
-    /// The part that is left to be sent.
+    /// Returns the unsent part.
     #[inline]
     pub(crate) fn remainder(&self) -> Remainder {
         let Self { start, end, packet, .. } = *self;
@@ -122,7 +122,7 @@ impl Outbound<'_> {
         }
     }
 
-    /// The payload of a run, from the request with that number, to the beginning of the buffer.
+    /// Copies the payload of a run of request `n` to the beginning of the buffer.
     #[inline]
     pub(crate) fn gather<Q: Work + ?Sized>(
         &self,
@@ -137,13 +137,13 @@ impl Outbound<'_> {
         }
     }
 
-    /// The packets of a run.
+    /// Builds the packets of a run.
     #[inline]
     pub(crate) fn burst(&self, run: &PacketRun, asks: bool) -> Burst {
         run.burst(&self.connection, asks, |ahead, ends| self.headers(ahead, ends))
     }
 
-    /// The headers of the packet that many behind the next one. `ends` says whether it is the last.
+    /// Returns the headers of the packet `ahead` places after the next one. `ends` is whether it is the last.
     #[inline]
     fn headers(&self, ahead: u32, ends: bool) -> Headers {
         let (start, end) = (self.start, self.end);
@@ -174,8 +174,8 @@ impl Outbound<'_> {
     }
 }
 
-/// The packet of a SEND that is first, last, both or neither. Immediate data and a key to invalidate
-/// exclude each other.
+/// The operation of a SEND packet that is first, last, both or neither. Immediate data and a key to invalidate exclude
+/// each other.
 #[inline]
 const fn send(place: (bool, bool), immediate: bool, invalidate: bool) -> Operation {
     match (place, immediate, invalidate) {
@@ -190,7 +190,7 @@ const fn send(place: (bool, bool), immediate: bool, invalidate: bool) -> Operati
     }
 }
 
-/// The same of a WRITE.
+/// Like [`send`], for a WRITE.
 const fn write(place: (bool, bool), immediate: bool) -> Operation {
     match (place, immediate) {
         ((true, true), true) => Operation::RdmaWriteOnlyWithImmediate,

@@ -1,8 +1,8 @@
-//! Time, as the caller tells it.
+//! Time, which the caller supplies.
 
 use core::time::Duration;
 
-/// A point in time, in nanoseconds of the caller's clock. Nothing here looks at a clock.
+/// A point in time, in nanoseconds of the caller's clock. This crate reads no clock.
 ///
 /// # Examples
 ///
@@ -18,40 +18,40 @@ use core::time::Duration;
 pub struct Time(u64);
 
 impl Time {
-    /// So many nanoseconds after the clock's zero.
+    /// The time `nanos` nanoseconds after the clock's zero.
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// How many nanoseconds after the clock's zero.
+    /// Returns the nanoseconds since the clock's zero.
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// So many nanoseconds later.
+    /// Returns the time `nanos` nanoseconds later.
     #[must_use]
     #[inline]
     pub(crate) const fn plus(self, nanos: u64) -> Self {
         Self(self.0.saturating_add(nanos))
     }
 
-    /// How many nanoseconds after that one.
+    /// Returns the nanoseconds since `earlier`.
     #[must_use]
     #[inline]
     pub(crate) const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// So much later; the last point that there is, if that is beyond it.
+    /// Returns the time after `duration`, or the last representable time if that is later still.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         self.plus(nanos(duration))
     }
 }
 
-/// In nanoseconds.
+/// Converts a duration to nanoseconds; too long ones become `u64::MAX`.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Unreliable connections: messages that nobody acknowledges, so that a lost one stops no other.
+//! Unreliable connections: messages are not acknowledged, so a lost one stops no other.
 
 use rdma_types::{Psn, WcStatus};
 
@@ -13,13 +13,13 @@ use crate::segmentation::{Outbound, PacketRun};
 use crate::wire::{Headers, Service};
 use crate::work::{Request, Work};
 
-/// The requester of an unreliable connection: a request is done when its last packet is given out (IBTA
-/// chapter 9, unreliable connections). Only SENDs and WRITEs may be queued, and what is executed locally.
+/// The requester of an unreliable connection: a request completes when its last packet is sent (IBTA chapter 9,
+/// unreliable connections). Its queue may only have SENDs, WRITEs and local requests.
 #[derive(Debug)]
 pub struct UnreliableRequester {
     connection: Connection,
     psn: Psn,
-    /// The request that is sent next, and which of its packets.
+    /// The request to send next, and the index of the next packet in it.
     next: u32,
     packet: u32,
     stopped: bool,
@@ -27,56 +27,56 @@ pub struct UnreliableRequester {
 }
 
 impl UnreliableRequester {
-    /// For a queue whose first request has the number 0; its first packet has that PSN.
+    /// A requester for a queue whose first request has the number 0; `psn` is the PSN of its first packet.
     #[must_use]
     pub fn new(connection: Connection, psn: Psn) -> Self {
         let counters = Counters::default();
         Self { connection, psn, next: 0, packet: 0, stopped: false, counters }
     }
 
-    /// The number behind the last request of which a packet was ever given out.
+    /// Returns the number after the last request that was sent, at least in part.
     #[must_use]
     pub const fn begun(&self) -> u32 {
         if self.packet > 0 { self.next.wrapping_add(1) } else { self.next }
     }
 
-    /// Whether all that has begun is done.
+    /// Returns true if all requests that have begun have completed.
     #[must_use]
     pub const fn idle(&self) -> bool {
         self.packet == 0
     }
 
-    /// Whether it has stopped, by [`stop`](Self::stop) or since a request failed.
+    /// Returns true if it has stopped, by [`stop`](Self::stop) or because a request failed.
     #[must_use]
     pub const fn stopped(&self) -> bool {
         self.stopped
     }
 
-    /// The queue pair is in error, or reset: nothing is sent any more.
+    /// Stops sending: the queue pair is in error, or reset.
     pub const fn stop(&mut self) {
         self.stopped = true;
     }
 
-    /// The number of the next packet.
+    /// Returns the PSN of the next packet.
     #[must_use]
     pub const fn psn(&self) -> Psn {
         self.psn
     }
 
-    /// What it counted, since it was [taken](Self::take_counters) last.
+    /// Returns the counts since the last call of [`take_counters`](Self::take_counters).
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Takes what it counted, and counts from zero again: for a caller that keeps the sum. Nothing is taken while it
-    /// is packets alone, which were given out and came, so that this costs little after each of them.
+    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns `None` if only sent and
+    /// received packets were counted, so that a call per packet costs little.
     pub fn take_counters(&mut self) -> Option<Counters> {
         self.counters.take_reasons()
     }
 
-    /// The next packets to send, if there are any. Their payload is at the beginning of `room`, which has
-    /// to hold a full packet at least.
+    /// Returns the next packets to send, if there are any. Their payload is at the beginning of `room`, which must have
+    /// space for at least one full packet.
     pub fn poll_transmit<Q: Work + ?Sized>(
         &mut self,
         work: &mut Q,
@@ -140,7 +140,7 @@ impl UnreliableRequester {
     }
 }
 
-/// The responder of an unreliable connection. It answers nothing.
+/// The responder of an unreliable connection. It sends no answers.
 #[derive(Debug)]
 pub struct UnreliableResponder {
     connection: Connection,
@@ -150,34 +150,34 @@ pub struct UnreliableResponder {
 }
 
 impl UnreliableResponder {
-    /// One that expects that PSN first, and takes any other.
+    /// A responder that expects this PSN first, but accepts a message with any other.
     #[must_use]
     pub fn new(connection: Connection, psn: Psn) -> Self {
         Self { connection, expected: psn, message: None, counters: Counters::default() }
     }
 
-    /// The number of the packet that is expected next.
+    /// Returns the PSN of the packet that is expected next.
     #[must_use]
     pub const fn expected(&self) -> Psn {
         self.expected
     }
 
-    /// What it counted, since it was [taken](Self::take_counters) last.
+    /// Returns the counts since the last call of [`take_counters`](Self::take_counters).
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Takes what it counted, and counts from zero again: for a caller that keeps the sum. Nothing is taken while it
-    /// is packets alone, which were given out and came, so that this costs little after each of them.
+    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns `None` if only sent and
+    /// received packets were counted, so that a call per packet costs little.
     pub fn take_counters(&mut self) -> Option<Counters> {
         self.counters.take_reasons()
     }
 
-    /// Takes packets that came from the connected queue pair.
+    /// Receives packets from the connected queue pair.
     ///
-    /// The first packet of a message is taken with any PSN; another one only if it is the next, or its
-    /// message is dropped. A message that is broken off, too long, or refused by the host is abandoned
+    /// The first packet of a message is accepted with any PSN. A later packet is accepted only if it is the next;
+    /// otherwise its message is dropped. A message that is incomplete, too long, or refused by the host is abandoned
     /// (IBTA chapter 9, unreliable connections).
     pub fn receive<H: Host + ?Sized>(&mut self, burst: &Burst, payload: &[u8], host: &mut H) {
         for (headers, payload) in burst.packets(payload) {
@@ -191,7 +191,7 @@ impl UnreliableResponder {
         }
     }
 
-    /// An error if the packet and its message are to be dropped.
+    /// Returns an error if the packet and its message must be dropped.
     fn receive_packet<H: Host + ?Sized>(
         &mut self,
         headers: &Headers,

@@ -1,4 +1,4 @@
-//! Which threads may have what: all of them all. Headers are copied and compared as well.
+//! All types can be used by any thread. Headers can also be copied and compared.
 
 use std::hash::Hash;
 

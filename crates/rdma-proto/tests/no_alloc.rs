@@ -1,7 +1,7 @@
-//! A connection allocates nothing once it is made, on a network that loses each seventh packet too; and it is
+//! A connection allocates nothing after its creation, even on a network that loses each seventh packet; and it is
 //! small.
 //!
-//! It has its own `main`, since the threads of the usual harness allocate too.
+//! The test has its own `main`, since the threads of the default harness allocate too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 
 use rdma_proto::requester::{self, Requester};
@@ -18,10 +18,10 @@ static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 const REQUESTS: u32 = 4_000;
 
-/// SENDs, WRITEs, READs and atomics in turn, and memory in which nothing stays.
+/// SENDs, WRITEs, READs and atomics in turn, and memory that stores nothing.
 struct Ends {
     done: u32,
-    /// Every third SEND finds no receive at first.
+    /// The number of begun messages; every third one finds no receive at first.
     begun: u32,
 }
 
@@ -88,10 +88,10 @@ impl Host for Ends {
     }
 }
 
-/// The most that both ends of a connected queue pair may have beyond its queues.
+/// The most bytes that both ends of a connected queue pair may have, without its queues.
 const MOST_BYTES: usize = 64 << 10;
 
-/// How many bytes the ends have that a queue pair needs, with what they allocate.
+/// Checks the size of the ends that a queue pair needs, including their allocations.
 fn connections_are_small() {
     for reads in [16, 255] {
         let before = ALLOCATOR.bytes();
@@ -150,7 +150,7 @@ fn main() {
                 requester.receive(now, &burst, payload, &mut queue);
             }
         } else {
-            now = requester.deadline().expect("something is under way");
+            now = requester.deadline().expect("something is in flight");
             requester.expire(now, &mut queue);
         }
     }

@@ -1,7 +1,7 @@
-//! What a SEND of 8 B costs, from its queue to its completion: requester and responder, its packet and the
-//! acknowledgement, without the ICRC. In instructions, which are the same in each run, so that this is a check; and
-//! in nanoseconds, which are only shown.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench that fails says so.
+//! Measures the cost of an 8 B SEND, from the queue to its completion: requester, responder, the packet and its
+//! acknowledgement, without the ICRC. Instruction counts are the same in every run, so they are checked. Nanoseconds
+//! are only printed.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench that fails panics.
 #![allow(clippy::cast_precision_loss)]
 
 use std::env;
@@ -19,20 +19,20 @@ use rdma_proto::{
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu, Psn, Qpn, WcStatus};
 use test_support::callgrind::{bench, profiles};
 
-/// The most instructions for the two packets of one SEND, of the state machines alone.
+/// The most instructions that the state machines alone may need for the two packets of one SEND.
 const MOST: f64 = 800.0;
-/// The same when each packet becomes bytes, and is parsed.
+/// The same limit when each packet is also written as bytes and parsed.
 const MOST_BYTES: f64 = 1_427.0;
 const MESSAGES: u32 = 10_000;
 
-/// In the environment of a run under callgrind: the scenario's name.
+/// The environment variable that names the scenario of a run under callgrind.
 const SCENARIO: &str = "RDMA_PROTO_SCENARIO";
 
 /// A name, whether packets become bytes between the ends, and the limit.
 const SCENARIOS: [(&str, bool, Option<f64>); 2] =
     [("state machines", false, Some(MOST)), ("with the bytes of headers", true, Some(MOST_BYTES))];
 
-/// A queue without end, and memory for one message.
+/// An endless queue, and memory for one message.
 #[derive(Default)]
 struct End8 {
     admitted: u32,
@@ -147,7 +147,7 @@ impl Ends {
         self.requester.receive(now, ack, &[], &mut self.queue);
     }
 
-    /// What arrives of it.
+    /// Returns the burst that arrives at the other end.
     fn carried<'a>(&self, burst: &'a Burst, place: &'a mut Option<Burst>) -> &'a Burst {
         if !self.bytes {
             return black_box(burst);
@@ -195,7 +195,7 @@ fn compare() -> Result<bool, String> {
     Ok(all_within)
 }
 
-/// The least of some rounds.
+/// The fastest of several rounds.
 fn nanoseconds(bytes: bool) -> f64 {
     let mut ends = Ends::new(bytes);
     let round = |_| {

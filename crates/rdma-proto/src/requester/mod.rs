@@ -1,8 +1,7 @@
-//! The requester of a reliable connection: sends what is in a [`Work`] queue, and completes it as answers
-//! come.
+//! The requester of a reliable connection: sends the requests of a [`Work`] queue and completes them as answers arrive.
 //!
-//! It remembers the oldest packet that is not acknowledged and the next one to send, and nothing of each
-//! request: what has to be sent again is asked of the queue again.
+//! It tracks the oldest unacknowledged packet and the next one to send, but keeps no state per request. To retransmit,
+//! it reads the request from the queue again.
 
 mod reads;
 mod retry;
@@ -30,49 +29,48 @@ pub use window::{Fixed, Window};
 pub struct Settings {
     /// The far end.
     pub connection: Connection,
-    /// The number of the first packet.
+    /// The PSN of the first packet.
     pub psn: Psn,
-    /// How long it waits for an answer.
+    /// The time that it waits for an answer.
     pub timeout: AckTimeout,
-    /// How often it sends again without one.
+    /// The number of retransmissions without an answer.
     pub retries: MaxAckRetries,
-    /// How often it tries again when the receiver is not ready.
+    /// The number of retries while the receiver is not ready.
     pub rnr_retries: MaxRnrRetries,
-    /// How many READs and atomics may be in flight. With none allowed, none is ever sent.
+    /// The number of READs and atomics that may be in flight. If it is 0, none is ever sent.
     pub max_rd_atomic: u8,
 }
 
 /// A requester. See the [module](self).
 ///
-/// Whoever drives it calls [`poll_transmit`](Self::poll_transmit) after each other call and each
-/// post, as long as it returns something and the link has space; and [`expire`](Self::expire) at
-/// [`deadline`](Self::deadline).
+/// Its driver calls [`poll_transmit`](Self::poll_transmit) after every other call and every post, until that returns
+/// `None` or the link has no space. It calls [`expire`](Self::expire) at [`deadline`](Self::deadline).
 #[derive(Debug)]
 pub struct Requester<W = Fixed> {
     connection: Connection,
     max_rd_atomic: u8,
-    /// The oldest request that is not done, and how many of its packets are acknowledged.
+    /// The oldest request that has not completed, and the number of its packets that are acknowledged.
     head: u32,
     taken: u32,
-    /// The number of the oldest packet that is not acknowledged.
+    /// The PSN of the oldest packet that is not acknowledged.
     oldest: Psn,
-    /// The request that is sent next, and which of its packets.
+    /// The request to send next, and the index of the next packet in it.
     next: u32,
     packet: u32,
-    /// How many PSNs are from the oldest to the next packet, and to the first that was never sent. The
-    /// second is larger after a retransmission has begun.
+    /// The number of PSNs from the oldest packet to the next one, and to the first that was never sent. The second is
+    /// larger after a retransmission has begun.
     sent: u32,
     ever_sent: u32,
-    /// The number behind the last request of which something was ever sent.
+    /// The number after the last request that was sent, at least in part.
     begun: u32,
     in_flight: InFlight,
-    /// The oldest packet when it was due to be sent again as a probe.
+    /// The oldest packet, if a probe with it is due.
     probe: Option<Psn>,
-    /// The packet behind what was sent as a probe last.
+    /// The PSN after the last probe.
     probed: Option<Psn>,
     retry: Retry,
     not_ready: NotReady,
-    /// A request that failed here, but waits until those before it are done.
+    /// A request that failed locally, but waits until those before it have completed.
     broken: Option<(u32, WcStatus)>,
     stopped: bool,
     counters: Counters,
@@ -80,7 +78,7 @@ pub struct Requester<W = Fixed> {
 }
 
 impl Requester {
-    /// With a [`Fixed`] window, for a queue whose first request has the number 0.
+    /// A requester with a [`Fixed`] window, for a queue whose first request has the number 0.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
         Self::with_window(settings, Fixed::default())
@@ -88,7 +86,7 @@ impl Requester {
 }
 
 impl<W: Window> Requester<W> {
-    /// The same with another window.
+    /// Like [`new`](Requester::new), with another window.
     #[must_use]
     pub fn with_window(settings: &Settings, window: W) -> Self {
         Self {
@@ -114,87 +112,87 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// The number behind the last request of which a packet was ever given out: what a queue that drains
-    /// (SQD) still admits (IBTA section 10.3.1).
+    /// Returns the number after the last request that was sent, at least in part. A queue that drains (SQD) still
+    /// admits requests before this number (IBTA section 10.3.1).
     #[must_use]
     pub const fn begun(&self) -> u32 {
         self.begun
     }
 
-    /// The number of the oldest packet that is not acknowledged.
+    /// Returns the PSN of the oldest packet that is not acknowledged.
     #[must_use]
     pub const fn oldest(&self) -> Psn {
         self.oldest
     }
 
-    /// Whether all that has begun is done: a queue that drains has drained.
+    /// Returns true if all requests that have begun have completed: a queue that drains has drained.
     #[must_use]
     pub const fn idle(&self) -> bool {
         self.head == self.begun
     }
 
-    /// The number of the first packet that was never sent.
+    /// Returns the PSN of the first packet that was never sent.
     #[must_use]
     pub const fn psn(&self) -> Psn {
         self.oldest.wrapping_add(self.ever_sent)
     }
 
-    /// Goes on with other limits: how long it waits for an answer, how often it tries again, and
-    /// how many READs and atomics may be in flight. Another timeout counts from now on, also for what is in
-    /// flight. The connection and the PSN stay as they are.
+    /// Changes the limits: the timeout, the number of retries, and how many READs and atomics may be in flight. A new
+    /// timeout counts from now on, also for packets in flight. The connection and the PSN do not change.
     pub fn set_limits(&mut self, now: Time, settings: &Settings) {
         self.max_rd_atomic = settings.max_rd_atomic;
         self.retry.set_limits(now, settings.timeout, settings.retries);
         self.not_ready.set_limit(settings.rnr_retries);
     }
 
-    /// Whether it has stopped, by [`stop`](Self::stop) or since a request failed.
+    /// Returns true if it has stopped, by [`stop`](Self::stop) or because a request failed.
     #[must_use]
     pub const fn stopped(&self) -> bool {
         self.stopped
     }
 
-    /// The queue pair is in error, or reset: nothing is sent, completed or listened to any more.
+    /// Stops: the queue pair is in error, or reset. From now on it sends and completes nothing, and ignores received
+    /// packets.
     pub const fn stop(&mut self) {
         self.stopped = true;
         self.retry.stop();
         self.not_ready.until = None;
     }
 
-    /// What it counted, since it was [taken](Self::take_counters) last.
+    /// Returns the counts since the last call of [`take_counters`](Self::take_counters).
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Takes what it counted, and counts from zero again: for a caller that keeps the sum. Nothing is taken while it
-    /// is packets alone, which were given out and came, so that this costs little after each of them.
+    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns `None` if only sent and
+    /// received packets were counted, so that a call per packet costs little.
     pub fn take_counters(&mut self) -> Option<Counters> {
         self.counters.take_reasons()
     }
 
-    /// The window, such as it is now.
+    /// Returns the window in its current state.
     #[must_use]
     pub const fn window(&self) -> &W {
         &self.window
     }
 
-    /// Whether [`poll_transmit`](Self::poll_transmit) may have something to give out, when so many requests [may
-    /// go](Work::admitted).
+    /// Returns true if [`poll_transmit`](Self::poll_transmit) may return packets when this many requests are
+    /// [admitted](Work::admitted).
     #[must_use]
     pub fn has_packets(&self, admitted: u32) -> bool {
         self.probe.is_some() || admitted.wrapping_sub(self.next).cast_signed() > 0
     }
 
-    /// When to call [`expire`](Self::expire), at the latest. Each answer moves it: a timer that was set
-    /// before may ring, look here again, and be set anew.
+    /// Returns the latest time to call [`expire`](Self::expire). Each answer changes it. A timer that was set for an
+    /// earlier value may fire; then call this again and set the timer to the result.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
         self.not_ready.until.or_else(|| self.retry.deadline())
     }
 
-    /// Looks whether a deadline has passed: without an answer the oldest packet is sent again as a probe, then
-    /// all from there on, or the oldest request fails (IBTA section 9.7.6.1.3).
+    /// Handles an expired deadline. Without an answer, the oldest packet is sent again as a probe. Then everything from
+    /// there on is sent again, or the oldest request fails (IBTA section 9.7.6.1.3).
     pub fn expire<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         if self.stopped || self.not_ready.waits(now) {
             return;
@@ -210,27 +208,27 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// The timer counts as one that has run out.
+    /// Handles a timer that has expired.
     fn time_out<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         count(&mut self.counters.local_ack_timeout_err);
         let again = self.retry.once_more();
         self.send_again(now, again, work);
     }
 
-    /// Sends no probes from now on, for a link on which nothing is lost.
+    /// Disables probes, for a link that loses nothing.
     pub const fn forgo_probes(&mut self) {
         self.retry.forgo_probes();
     }
 
-    /// Returns true if the transport timer has run out, so that [`expire`](Self::expire) would count a retry. A caller
+    /// Returns true if the transport timer has expired, so that [`expire`](Self::expire) would count a retry. A caller
     /// that knows better whether the peer could have answered calls [`hold`](Self::hold) instead.
     #[must_use]
     pub fn has_run_out(&self, now: Time) -> bool {
         !self.stopped && self.not_ready.until.is_none() && self.retry.has_run_out(now)
     }
 
-    /// Holds the transport timer, which has run out although the peer may have had no time to answer. It stays held
-    /// until the peer takes something, or until [`count_held`](Self::count_held).
+    /// Holds the transport timer, which has expired although the peer may have had no time to answer. The timer stays
+    /// held until the peer acknowledges something, or until [`count_held`](Self::count_held).
     pub const fn hold(&mut self) {
         self.retry.hold();
     }
@@ -241,7 +239,7 @@ impl<W: Window> Requester<W> {
         self.retry.is_held()
     }
 
-    /// Counts a [held](Self::hold) timer as one that has run out: the peer had time to answer, and has not answered.
+    /// Counts a [held](Self::hold) timer as expired: the peer had time to answer, and has not answered.
     pub fn count_held<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         if !self.stopped && self.is_held() {
             self.retry.count_silence();
@@ -249,20 +247,20 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Returns true if it waits for answers with a limit.
+    /// Returns true if it has a timeout for answers.
     #[must_use]
     pub const fn has_timeout(&self) -> bool {
         self.retry.has_timeout()
     }
 
-    /// Ends the wait with the packet of that PSN early: the receiver that was not ready for it is ready now. The wait
-    /// still counts as an RNR retry. Returns true if a wait ended.
+    /// Ends the RNR wait for the packet with this PSN early, because its receiver is ready now. The wait still counts
+    /// as an RNR retry. Returns true if a wait ended.
     pub fn receiver_is_ready(&mut self, psn: Psn) -> bool {
         psn == self.oldest && self.not_ready.until.take().is_some()
     }
 
-    /// The peer has ended, and will answer nothing: the oldest request fails as one that was tried often enough. Without a
-    /// request nothing happens.
+    /// Fails the oldest request as if its retries were exhausted: the peer has ended and will not answer. Does nothing
+    /// if no request is pending.
     pub fn give_up<Q: Work + ?Sized>(&mut self, work: &mut Q) {
         if !self.stopped && self.head != work.admitted() {
             count(&mut self.counters.retry_exceeded_err);
@@ -290,8 +288,8 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Takes answers of the peer: packets of which [`Operation::is_response`] is true, that came from the
-    /// connected queue pair. `payload` is that of all packets, one behind the other.
+    /// Receives answers of the connected peer, which are packets whose operation [is a
+    /// response](Operation::is_response). `payload` is the concatenated payload of all packets.
     pub fn receive<Q: Work + ?Sized>(
         &mut self,
         now: Time,
@@ -342,9 +340,9 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Why a packet answers nothing that was sent, if so. What is not within the window is a ghost or a
-    /// duplicate (IBTA chapter 9, acknowledgements). An acknowledgement has no payload, and what has data says
-    /// ACK and nothing else in its AETH. The MSN is not looked at: only credits need it (9.7.7.2).
+    /// Returns the counter to increment if the packet answers nothing that was sent. A PSN outside the window is a
+    /// ghost or a duplicate (IBTA chapter 9, acknowledgements). An acknowledgement has no payload; a response with data
+    /// has an ACK in its AETH, never another syndrome. The MSN is ignored: only credits need it (9.7.7.2).
     #[inline]
     fn unexpected(&mut self, behind: u32, headers: &Headers, payload: &[u8]) -> Option<&mut u64> {
         let is_ack = headers.bth.opcode.operation() == Operation::Acknowledge;
@@ -364,7 +362,7 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// An acknowledgement, positive or negative, of the packet that is so far behind the oldest.
+    /// Handles an acknowledgement, positive or negative, of the packet `behind` PSNs after the oldest.
     fn acknowledgement<Q: Work + ?Sized>(
         &mut self,
         now: Time,
@@ -373,11 +371,12 @@ impl<W: Window> Requester<W> {
         work: &mut Q,
     ) {
         match aeth.syndrome {
-            // Reliable connections have no such ones, so that they acknowledge nothing either.
+            // Reliable connections do not use these, so they acknowledge nothing either.
             Syndrome::Nak(NakCode::InvalidRdRequest) | Syndrome::Reserved(_) => {
                 count(&mut self.counters.reserved_syndrome);
             }
-            // All up to and with this packet (IBTA section 9.7.5.1.2). The credits are not used.
+            // Acknowledges everything up to and including this packet (IBTA section 9.7.5.1.2). The credits are not
+            // used.
             Syndrome::Ack(_) => {
                 if self.acknowledge(now, behind.wrapping_add(1), work) {
                     self.probe_was_taken(now);
@@ -385,13 +384,13 @@ impl<W: Window> Requester<W> {
                     self.implied_nak(now, work);
                 }
             }
-            // All before it; and a response that did not come was lost (IBTA section 9.7.5.1.2).
+            // Acknowledges everything before it; a response that did not arrive was lost (IBTA section 9.7.5.1.2).
             Syndrome::RnrNak(_) | Syndrome::Nak(_) if !self.acknowledge(now, behind, work) => {
                 self.implied_nak(now, work);
             }
-            // What it acknowledges was all that a request which failed here had waited for.
+            // It acknowledged everything before a request that had failed locally.
             Syndrome::RnrNak(_) | Syndrome::Nak(_) if self.stopped => {}
-            // It says something of what was sent before all was sent again.
+            // It answers a packet from before everything was sent again.
             Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PsnSequence) if self.sent == 0 => {
                 count(&mut self.counters.stale_nak);
             }
@@ -415,8 +414,8 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// So many packets from the oldest on were taken: completes what that completes. Says `false` when it
-    /// meets a READ or an atomic, whose acknowledgement is its response alone.
+    /// Handles an acknowledgement of the `packets` oldest packets, and completes finished requests. Returns `false` at
+    /// a READ or an atomic, which only its response acknowledges.
     #[inline]
     fn acknowledge<Q: Work + ?Sized>(&mut self, now: Time, packets: u32, work: &mut Q) -> bool {
         let mut left = packets;
@@ -434,7 +433,7 @@ impl<W: Window> Requester<W> {
         true
     }
 
-    /// Moves on over so many packets of the oldest request, and completes it if they were the last.
+    /// Advances by this many packets of the oldest request, and completes it if they were the last.
     #[inline]
     fn take<Q: Work + ?Sized>(&mut self, now: Time, packets: u32, in_all: u32, work: &mut Q) {
         self.taken = self.taken.wrapping_add(packets);
@@ -460,14 +459,13 @@ impl<W: Window> Requester<W> {
         self.fail(nak.status(), work);
     }
 
-    /// What came is past a READ or an atomic, whose answer got lost: an implied NAK (IBTA
-    /// section 9.9.2).
+    /// Handles an implied NAK: a packet arrived past a READ or an atomic, so its answer was lost (IBTA section 9.9.2).
     fn implied_nak<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         count(&mut self.counters.implied_nak_seq_err);
         self.missing(now, work);
     }
 
-    /// What came shows that the oldest packet, or its answer, got lost.
+    /// Handles a sign that the oldest packet, or its answer, was lost.
     fn missing<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         if self.stopped || self.sent == 0 {
             return;
@@ -477,16 +475,16 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Looks whether what was acknowledged last is a probe, and nothing that was sent behind it.
+    /// Checks whether the last acknowledgement covers only a probe, and nothing that was sent after it.
     #[inline]
     fn probe_was_taken(&mut self, now: Time) {
-        // In the middle of a message the probe alone asked for it.
+        // In the middle of a message, only the probe requests an acknowledgement.
         if self.taken > 0 && self.probed == Some(self.oldest) {
             self.probe_alone(now);
         }
     }
 
-    /// The last probe was taken, and nothing that was sent behind it.
+    /// Only the last probe was acknowledged: packets that were sent after it are missing.
     #[cold]
     fn probe_alone(&mut self, now: Time) {
         count(&mut self.counters.completer_retry_err);
@@ -506,7 +504,7 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// The oldest packet is the next one (go-back-N).
+    /// Continues at the oldest packet (go-back-N).
     fn rewind(&mut self) {
         (self.next, self.packet) = (self.head, self.taken);
         self.sent = 0;
@@ -514,13 +512,13 @@ impl<W: Window> Requester<W> {
         (self.probe, self.probed) = (None, None);
     }
 
-    /// The oldest request failed, and all ends.
+    /// Fails the oldest request and stops.
     fn fail<Q: Work + ?Sized>(&mut self, status: WcStatus, work: &mut Q) {
         self.stop();
         work.failed(self.head, status);
     }
 
-    /// A request failed here; it says so when those before it are done.
+    /// Records a request that failed locally; it completes when those before it have completed.
     fn break_at<Q: Work + ?Sized>(&mut self, n: u32, status: WcStatus, work: &mut Q) {
         self.broken = Some((n, status));
         self.give_up_broken(work);

@@ -1,4 +1,4 @@
-//! READs and atomics: what they ask for, and what comes back.
+//! READs and atomics: their requests and their responses.
 
 use rdma_types::WcStatus;
 
@@ -11,8 +11,8 @@ use crate::wire::{AtomicEth, Headers, Operation, Reth};
 use crate::work::{Request, Work};
 
 impl<W: Window> Requester<W> {
-    /// The request packet of a READ or an atomic. A READ of which a part is there asks for the rest
-    /// (IBTA chapter 9, retries of READs).
+    /// Returns the request packet of a READ or an atomic. The request of a READ that has received a part of its data is
+    /// for the rest (IBTA chapter 9, retries of READs).
     pub(super) fn fetch_burst(&self, start: &Start, length: u32) -> Burst {
         let Remote { va, rkey } = start.remote;
         let operation = match start.kind {
@@ -39,7 +39,7 @@ impl<W: Window> Requester<W> {
         Burst::single(headers, 0)
     }
 
-    /// A response whose PSN is that of the oldest packet. What does not fit the request fails it (IBTA
+    /// Handles a response with the PSN of the oldest packet. A response that does not match fails the request (IBTA
     /// section 9.9.2).
     pub(super) fn response<Q: Work + ?Sized>(
         &mut self,
@@ -80,8 +80,8 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// One packet of what a READ asked for. A READ that was asked for again may be answered as a whole
-    /// one, from FIRST, or be taken up where it stopped, with MIDDLE: SoftRoCE does that.
+    /// Handles one packet of a READ response. A READ that was requested again may be answered from FIRST. It may also
+    /// continue where it stopped, with MIDDLE: SoftRoCE does that.
     fn read_response<Q: Work + ?Sized>(
         &self,
         operation: Operation,

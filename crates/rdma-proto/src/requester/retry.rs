@@ -1,48 +1,47 @@
-//! When nothing comes back.
+//! Retransmission when no answer arrives.
 
 use rdma_types::{AckTimeout, MaxAckRetries};
 
 use crate::time::{Time, nanos};
 
-/// The transport timer and the retry counter (IBTA section 9.7.6.1.3), and probes that come
-/// before the timer expires.
+/// The transport timer and the retry counter (IBTA section 9.7.6.1.3), and probes that precede the timer's expiry.
 ///
-/// A lost NAK is followed by silence, since the responder sends one for each gap, and so is a retransmission
-/// that is lost. The timer ends it, but it is set for the slowest answer that there may ever be. So the oldest
-/// packet is sent again, alone, when nothing has come back for twice as long as answers took lately; and once
-/// more after twice that time, and so on. If the packet was lost, or its NAK, this repairs it, and what is sent next
-/// shows what else is missing. If the peer is only slow, it drops a duplicate, and nothing else is sent again. The
-/// timer is not touched, and no retry is counted: what the specification says of them holds as if there were no
-/// probes. mlx5 calls it adaptive retransmission.
+/// A lost NAK is followed by silence, since the responder sends only one per gap, and so is a lost retransmission. The
+/// timer ends the silence, but its timeout is chosen for the slowest possible answer. So the oldest packet is sent
+/// again, alone, when nothing has arrived for twice the recent response time. The next probe follows after twice that
+/// time, and so on. If the packet or its NAK was lost, this repairs it, and the packets that are sent next show what
+/// else is missing. If the peer is only slow, it drops a duplicate, and nothing else is sent again. Probes do not
+/// change the timer and count no retry, so the specification's rules for both hold unchanged. mlx5 calls this adaptive
+/// retransmission.
 #[derive(Debug)]
 pub(super) struct Retry {
     /// In nanoseconds.
     timeout: Option<u64>,
     limit: u8,
-    /// How often all was sent again since something was taken.
+    /// The number of full retransmissions since the last progress.
     tries: u8,
-    /// How many probes were sent since then.
+    /// The number of probes since then.
     probes: u8,
-    /// Whether the oldest packet has been sent again since it was found missing by what came behind it.
-    /// All that is still in flight from before would find the same: once per gap is enough.
+    /// Whether the oldest packet was sent again because a later packet showed that it is missing. All other packets
+    /// that are still in flight from before would show the same: once per gap is enough.
     repaired: bool,
-    /// Since when nothing has come back, if something is in flight.
+    /// The time since when no answer has arrived, if anything is in flight.
     since: Option<Time>,
-    /// The timer has run out and is not counted yet: the caller finds out whether the peer could have answered.
+    /// Whether the timer has expired but is not counted yet: the caller checks whether the peer could have answered.
     held: bool,
-    /// No probes are sent: nothing is lost on the way.
+    /// Whether probes are disabled, because the link loses nothing.
     without_probes: bool,
-    /// A round ends when so many packets more are acknowledged: those that were in flight when it began.
+    /// The number of packets to acknowledge until the round ends: those in flight when it began.
     round: u32,
     began: Time,
-    /// How long rounds take, in nanoseconds: the longest, but the older, the less.
+    /// The duration of the longest recent round, in nanoseconds; older rounds count less.
     longest: u64,
 }
 
-/// A probe is not sent earlier than this, in nanoseconds.
+/// The shortest time before a probe, in nanoseconds.
 const EARLIEST_PROBE: u64 = 250_000;
 
-/// What to do when nothing has come back for a while.
+/// The reaction to a period without answers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Silence {
     Wait,
@@ -67,7 +66,7 @@ impl Retry {
         }
     }
 
-    /// Another timeout counts from now on.
+    /// Changes the limits. A new timeout counts from now on.
     pub(super) fn set_limits(&mut self, now: Time, timeout: AckTimeout, limit: MaxAckRetries) {
         let timeout = timeout.duration().map(nanos);
         if timeout != self.timeout {
@@ -77,7 +76,7 @@ impl Retry {
         (self.timeout, self.limit) = (timeout, limit.retries());
     }
 
-    /// Something is in flight: the timer runs, unless it does already.
+    /// Starts the timer, unless it already runs: a packet is in flight.
     #[inline]
     pub(super) fn start(&mut self, now: Time) {
         if self.since.is_none() {
@@ -88,7 +87,7 @@ impl Retry {
         }
     }
 
-    /// The peer has taken so many packets: all begins anew, with those that are still in flight.
+    /// Resets the state after an acknowledgement of `packets` packets; `under_way` are still in flight.
     #[inline]
     pub(super) fn progress(&mut self, now: Time, packets: u32, under_way: u32) {
         (self.tries, self.probes, self.repaired) = (0, 0, false);
@@ -96,43 +95,43 @@ impl Retry {
         self.held = false;
         self.round = self.round.saturating_sub(packets);
         if self.round == 0 {
-            // If something was sent again meanwhile, that is too long, but never too short.
+            // After a retransmission in this round the value is too long, but never too short.
             let took = now.since(self.began);
             self.longest = took.max(self.longest.wrapping_sub(self.longest >> 2));
             (self.began, self.round) = (now, under_way);
         }
     }
 
-    /// The peer lives, although it took nothing, and is not to be sent anything for a while.
+    /// Resets the state: the peer is alive, although it accepted nothing, and must not be sent anything for a while.
     pub(super) const fn alive(&mut self) {
         (self.tries, self.probes, self.repaired) = (0, 0, false);
         self.stop();
     }
 
-    /// All is sent again after progress: what is taken next will have been sent from now on.
+    /// Prepares for sending everything again after progress: later acknowledgements are for packets sent from now on.
     pub(super) const fn again(&mut self) {
         self.probes = 0;
         self.stop();
     }
 
-    /// Nothing is in flight any more.
+    /// Stops the timer: nothing is in flight any more.
     pub(super) const fn stop(&mut self) {
         (self.since, self.round, self.held) = (None, 0, false);
     }
 
-    /// Sends no probes.
+    /// Disables probes.
     pub(super) const fn forgo_probes(&mut self) {
         self.without_probes = true;
     }
 
-    /// Whether the timer has run out, and is not held.
+    /// Returns true if the timer has expired and is not held.
     pub(super) fn has_run_out(&self, now: Time) -> bool {
         let silent = self.since.map(|since| now.since(since));
         let in_time = |(silent, timeout)| silent < timeout;
         !self.held && !silent.zip(self.timeout).is_none_or(in_time)
     }
 
-    /// The timer has run out, which is counted later, or not at all.
+    /// Holds the expired timer: it is counted later, or not at all.
     pub(super) const fn hold(&mut self) {
         self.held = true;
     }
@@ -141,7 +140,7 @@ impl Retry {
         self.held
     }
 
-    /// A silence is counted: a packet that is found missing from now on is sent again.
+    /// Counts a timeout: a packet that is found missing from now on is sent again.
     pub(super) const fn count_silence(&mut self) {
         self.repaired = false;
     }
@@ -150,13 +149,13 @@ impl Retry {
         self.timeout.is_some()
     }
 
-    /// When [`silence`](Self::silence) has something to say.
+    /// Returns the time at which [`silence`](Self::silence) has to be called.
     pub(super) fn deadline(&self) -> Option<Time> {
         let (since, timeout) = (self.since.filter(|_| !self.held)?, self.timeout?);
         Some(since.plus(timeout.min(self.patience())))
     }
 
-    /// How long nothing comes back until the next probe is sent.
+    /// Returns the time without answers after which the next probe is sent.
     fn patience(&self) -> u64 {
         if self.longest == 0 || self.without_probes {
             return u64::MAX;
@@ -165,7 +164,7 @@ impl Retry {
         first.saturating_mul(1 << self.probes.min(32))
     }
 
-    /// What is to be done at that time.
+    /// Returns the action that is due now.
     pub(super) fn silence(&mut self, now: Time) -> Silence {
         let since = self.since.filter(|_| !self.held);
         let (Some(since), Some(timeout)) = (since, self.timeout) else { return Silence::Wait };
@@ -181,19 +180,19 @@ impl Retry {
         }
     }
 
-    /// A packet is missing, as what came shows. Says whether to try again; `None` if that is done already.
+    /// Reacts to a missing packet. Returns whether to retry; `None` if it was already sent again.
     pub(super) fn missing(&mut self) -> Option<bool> {
         if self.repaired {
             return None;
         }
         self.repaired = true;
-        // What is taken next will have been sent from now on.
+        // Later acknowledgements are for packets sent from now on.
         self.round = 0;
         Some(self.once_more())
     }
 
-    /// All is to be sent again. Says whether it may: seven times is seven here, unlike for "receiver not
-    /// ready".
+    /// Counts a retransmission of everything. Returns true if it is allowed. A limit of 7 means seven times here,
+    /// unlike for "receiver not ready".
     pub(super) const fn once_more(&mut self) -> bool {
         (self.since, self.probes, self.held) = (None, 0, false);
         let again = self.tries < self.limit;

@@ -1,16 +1,16 @@
-//! When the receiver is not ready.
+//! The wait for a receiver that is not ready.
 
 use rdma_types::{MaxRnrRetries, MinRnrTimer};
 
 use crate::time::Time;
 
-/// The wait that an RNR NAK asks for, and its counter (IBTA section 9.7.5.2.8).
+/// The wait that an RNR NAK requests, and its counter (IBTA section 9.7.5.2.8).
 #[derive(Debug)]
 pub(super) struct NotReady {
     limit: MaxRnrRetries,
-    /// How often that was waited for.
+    /// The number of waits so far.
     tries: u8,
-    /// Nothing is sent before that.
+    /// The time until which nothing is sent.
     pub(super) until: Option<Time>,
 }
 
@@ -23,13 +23,13 @@ impl NotReady {
         *self = Self { until: self.until, ..Self::new(limit) };
     }
 
-    /// The peer has taken something.
+    /// Resets the counter: the peer has accepted a packet.
     pub(super) fn progress(&mut self) {
         self.tries = 0;
         self.until = None;
     }
 
-    /// The peer asks to be left alone for a while. Says whether to try again then.
+    /// Begins the wait that the peer requests. Returns true if the request may be retried afterwards.
     pub(super) fn wait(&mut self, now: Time, timer: MinRnrTimer) -> bool {
         if self.limit.retries().is_some_and(|limit| self.tries >= limit) {
             return false;
@@ -39,7 +39,7 @@ impl NotReady {
         true
     }
 
-    /// Whether it is still too early.
+    /// Returns true if the wait has not ended yet.
     pub(super) fn waits(&mut self, now: Time) -> bool {
         if self.until.is_some_and(|until| until <= now) {
             self.until = None;

@@ -1,4 +1,4 @@
-//! What is sent next.
+//! Selection of the next packets to send.
 
 use rdma_types::WcStatus;
 
@@ -12,9 +12,8 @@ use crate::wire::{Headers, Opcode, Operation, Service};
 use crate::work::{Request, Work};
 
 impl<W: Window> Requester<W> {
-    /// The next packets to send, if there are any that may be sent now. Their payload is at the beginning
-    /// of `room`, which has to hold a full packet at least; what it holds beyond that may make a longer
-    /// run.
+    /// Returns the next packets to send, if any may be sent now. Their payload is at the beginning of `room`, which
+    /// must have space for at least one full packet. More space allows a longer run.
     pub fn poll_transmit<Q: Work + ?Sized>(
         &mut self,
         now: Time,
@@ -52,8 +51,8 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// The oldest packet once more, if it is still the oldest. It asks for an acknowledgement. What is in flight stays
-    /// so, and what is sent next stays as it is.
+    /// Returns the oldest packet again, if it is still the oldest. It requests an acknowledgement. The packets in
+    /// flight and the next packet to send do not change.
     #[cold]
     fn transmit_probe<Q: Work + ?Sized>(
         &mut self,
@@ -75,7 +74,7 @@ impl<W: Window> Requester<W> {
         burst
     }
 
-    /// A request for this end, which is the oldest.
+    /// Executes a local request, which is the oldest.
     fn execute_local<Q: Work + ?Sized>(&mut self, work: &mut Q) {
         let n = self.head;
         if let Err(status) = work.execute_local(n) {
@@ -110,7 +109,7 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// A READ or an atomic, if one more may be in flight.
+    /// Returns the request of a READ or an atomic, if one more may be in flight.
     fn transmit_fetch(&mut self, now: Time, start: &Start, end: &End) -> Option<Burst> {
         let allowed = self.in_flight.fetches < self.max_rd_atomic.into();
         let length = if start.kind.is_atomic() { 8 } else { end.length };
@@ -128,14 +127,14 @@ impl<W: Window> Requester<W> {
         Some(burst)
     }
 
-    /// It has left: the timer runs.
+    /// Counts packets as sent and starts the timer.
     #[inline]
     fn given_out(&mut self, now: Time, packets: u16) {
         self.counters.sent(packets);
         self.retry.start(now);
     }
 
-    /// Packets of a SEND or a WRITE.
+    /// Returns packets of a SEND or a WRITE.
     #[inline]
     fn transmit_message<Q: Work + ?Sized>(
         &mut self,
@@ -166,7 +165,7 @@ impl<W: Window> Requester<W> {
         Some(outbound.burst(&run, asks))
     }
 
-    /// So many packets of the next request are sent, which may be all that were left of it.
+    /// Advances by `packets` of the next request; `ends` is true if they were its last.
     #[inline]
     fn advance(&mut self, packets: u32, ends: bool) {
         if self.packet == 0 && self.next == self.begun {
@@ -180,7 +179,7 @@ impl<W: Window> Requester<W> {
         };
     }
 
-    /// The headers of the next packet, if it does that.
+    /// Returns the headers of the next packet, for this operation.
     pub(super) fn next_headers(&self, operation: Operation) -> Headers {
         let opcode = Opcode::reliable(operation);
         self.connection.headers(opcode, self.oldest.wrapping_add(self.sent))

@@ -1,31 +1,30 @@
-//! How many packets may be in flight.
+//! The limit of packets in flight.
 
 use crate::time::Time;
 
-/// A window: says how many request packets may be in flight, unacknowledged.
+/// A window: the number of request packets that may be in flight, unacknowledged.
 ///
-/// [`Fixed`] is what a requester has unless it is given another. A congestion control, such as
-/// DCQCN, is another: it is informed of what happens to packets.
+/// [`Fixed`] is the default. A congestion control, such as DCQCN, is another implementation: the requester notifies it
+/// when packets are acknowledged or lost.
 pub trait Window {
-    /// How many request packets may be in flight. A READ or an atomic counts as one. At least one
-    /// always may.
+    /// The number of request packets that may be in flight. A READ or an atomic counts as one. One packet is always
+    /// allowed.
     fn packets(&self) -> u32;
 
-    /// So many of them were acknowledged, by a packet that met congestion or carried the news of it (BECN),
-    /// or did not.
+    /// Notes that this many of them were acknowledged. `congested` is true if the acknowledging packet met congestion
+    /// or reported it (BECN).
     fn acknowledged(&mut self, now: Time, packets: u32, congested: bool) {
         let _ = (now, packets, congested);
     }
 
-    /// Packets have to be sent again, since one got lost.
+    /// Notes that packets must be sent again because one was lost.
     fn lost(&mut self, now: Time) {
         let _ = now;
     }
 }
 
-/// A window that stays as it is: 80 packets by default. When a packet gets lost, all that is in
-/// flight behind it is sent again (go-back-N). So at 1 % of loss a window of *n* leaves about 100 /
-/// (100 + *n*) of what is there without loss.
+/// A window of constant size: 80 packets by default. When a packet is lost, everything in flight after it is sent again
+/// (go-back-N). So at 1 % of loss, a window of *n* leaves about 100 / (100 + *n*) of the throughput without loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fixed(pub u32);
 
@@ -41,33 +40,33 @@ impl Window for Fixed {
     }
 }
 
-/// The most PSNs from the oldest that is unacknowledged to the newest (IBTA chapter 9, packet
-/// sequence numbers): half of all, so that old and new can be distinguished.
+/// The most PSNs from the oldest unacknowledged packet to the newest (IBTA chapter 9, packet sequence numbers). It is
+/// half of all PSNs, so that old and new can be distinguished.
 pub(super) const MOST_PSNS: u32 = 1 << 23;
 
-/// A run of packets ends with a request for an acknowledgement if so many have gone without one, if the window
-/// is larger than four times that; else a quarter of it. Of a window that is larger than this no more than half goes
-/// without one, and of another no more than a quarter.
+/// The number of packets after which a run ends with a request for an acknowledgement, if the window is larger than
+/// four times this number; for smaller windows it is a quarter of the window. In a window larger than this number, at
+/// most half goes without a request; in other windows, at most a quarter.
 const UNASKED: u32 = 64;
 
-/// What is in flight.
+/// The packets in flight.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
-    /// Request packets since the last time that all was sent again.
+    /// Request packets since everything was last sent again.
     pub(super) packets: u32,
     /// READs and atomics among them.
     pub(super) fetches: u32,
-    /// Packets since the last one that asks for an acknowledgement.
+    /// Packets since the last one that requests an acknowledgement.
     unasked: u32,
 }
 
 impl InFlight {
-    /// As if one more packet might be sent.
+    /// The state in which one more packet may be sent.
     pub(super) fn all_but_one(window: u32) -> Self {
         Self { packets: window.saturating_sub(1), ..Self::default() }
     }
 
-    /// How many packets of SENDs and WRITEs may be sent now in one run.
+    /// The number of SEND and WRITE packets that may be sent now in one run.
     #[inline]
     pub(super) fn most(&self, window: u32) -> u32 {
         let free = window.max(1).saturating_sub(self.packets);
@@ -80,8 +79,8 @@ impl InFlight {
         (window >> 2).clamp(1, UNASKED)
     }
 
-    /// Such packets are sent. Says whether the last one has to ask for an acknowledgement: so that the
-    /// window opens before it is used up. One that ends a message asks anyway.
+    /// Counts sent packets. Returns true if the last one must request an acknowledgement, so that the window opens
+    /// before it is full. The last packet of a message always does.
     #[inline]
     pub(super) fn sent(&mut self, packets: u32, ends_message: bool, window: u32) -> bool {
         self.packets = self.packets.saturating_add(packets);
@@ -93,12 +92,12 @@ impl InFlight {
         asks
     }
 
-    /// So many packets of SENDs and WRITEs were acknowledged.
+    /// Counts acknowledged SEND and WRITE packets.
     pub(super) fn acknowledged(&mut self, packets: u32) {
         self.packets = self.packets.saturating_sub(packets);
     }
 
-    /// A READ or an atomic is done.
+    /// Counts a completed READ or atomic.
     pub(super) fn fetched(&mut self) {
         self.fetches = self.fetches.saturating_sub(1);
         self.acknowledged(1);

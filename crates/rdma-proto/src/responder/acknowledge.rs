@@ -1,4 +1,4 @@
-//! What is answered, in the order of PSNs.
+//! The answers, in the order of PSNs.
 
 use rdma_types::Psn;
 
@@ -10,37 +10,36 @@ use crate::host::Host;
 use crate::operation::{Nak, Stop};
 use crate::wire::{Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, Syndrome};
 
-/// What is owed besides the responses of READs and atomics. One slot is enough: an acknowledgement
-/// is cumulative, and a negative one is about the expected packet, which none can follow before
-/// that came.
+/// The answer that is owed besides the responses of READs and atomics. One slot is enough. An acknowledgement is
+/// cumulative, and a negative one is about the expected packet, which no other packet can follow before it arrives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Owed {
     Nothing,
-    /// All up to the newest SEND or WRITE was taken.
+    /// Everything up to the newest SEND or WRITE was accepted.
     Ack,
     /// The expected packet is missing.
     OutOfSequence,
     /// The expected packet found no receive.
     NotReady,
-    /// The packet with that PSN was refused.
+    /// The packet with this PSN was refused.
     Refused(Psn, Nak),
 }
 
-/// A READ whose memory is not there any more.
+/// A READ of memory that is no longer accessible.
 struct Unreadable {
     psn: Psn,
     nak: Nak,
-    /// It was answered before.
+    /// Whether it was answered before.
     repeats: bool,
 }
 
 impl Responder {
-    /// The next packets to answer with, if an answer is owed. Their payload, of READs, is at the beginning
-    /// of `room`, which has to hold a full packet at least.
+    /// Returns the next packets to answer with, if an answer is owed. The payload of a READ response is at the
+    /// beginning of `room`, which must have space for at least one full packet.
     ///
-    /// Responses leave in the order of their PSNs: an acknowledgement waits behind the response of a READ
-    /// before it, and is not needed where such a response follows, which says the same (IBTA section
-    /// 9.7.5.1.2). So acknowledgements that nobody fetched yet become one.
+    /// Responses leave in the order of their PSNs. An acknowledgement waits for the response of an earlier READ. It is
+    /// not needed before such a response, which acknowledges the same packets (IBTA section 9.7.5.1.2). So pending
+    /// acknowledgements merge into one.
     pub fn poll_transmit<H: Host + ?Sized>(
         &mut self,
         host: &mut H,
@@ -49,14 +48,15 @@ impl Responder {
         while !self.resources.owes_nothing() {
             match self.response(host, room) {
                 Ok(burst) => return burst,
-                // It was answered, and who asked again may have had the answer meanwhile, and have taken its key
-                // back. Then the NAK is too late to mean anything, and nobody is in error.
+                // It was answered before. The peer that requested it again may have received that answer in the
+                // meantime, and invalidated its key. Then the NAK is too late to have an effect, and neither end enters
+                // the error state.
                 Err(Unreadable { psn, nak, repeats: true }) => {
                     self.resources.give_up();
                     return Some(self.negative(psn, nak));
                 }
                 Err(Unreadable { psn, nak, .. }) => {
-                    // Its memory was taken away in the middle.
+                    // Its memory was deregistered during the response.
                     self.resources.forget();
                     self.refuse(psn, nak, host);
                 }
@@ -70,7 +70,7 @@ impl Responder {
         self.answer(psn, Syndrome::Nak(nak.code()))
     }
 
-    /// The expected packet finds no receive.
+    /// Returns the answer to an expected packet that found no receive.
     pub(super) fn rnr_nak(&self) -> Burst {
         self.answer(self.expected, Syndrome::RnrNak(self.min_rnr_timer))
     }
@@ -95,7 +95,7 @@ impl Responder {
         Some(self.answer(psn, syndrome))
     }
 
-    /// The next packets of the oldest response that is owed.
+    /// Returns the next packets of the oldest response that is owed.
     fn response<H: Host + ?Sized>(
         &mut self,
         host: &mut H,
@@ -134,14 +134,14 @@ impl Responder {
     }
 }
 
-/// What an atomic found, again if it is a duplicate.
+/// The result of an atomic; for a duplicate, the same result again.
 fn atomic(connection: &Connection, resource: &Resource) -> Burst {
     let mut headers = response_headers(connection, resource, Operation::AtomicAcknowledge, 0);
     headers.atomic_ack = Some(AtomicAckEth { original: resource.original });
     Burst::single(headers, 0)
 }
 
-/// The headers of a packet of the response of a READ.
+/// The headers of a packet of a READ response.
 fn read(connection: &Connection, resource: &Resource, ahead: u32, ends: bool) -> Headers {
     let begins = ahead == 0 && resource.begins();
     let operation = match (begins, ends) {
@@ -153,7 +153,7 @@ fn read(connection: &Connection, resource: &Resource, ahead: u32, ends: bool) ->
     response_headers(connection, resource, operation, ahead)
 }
 
-/// The headers of the packet that many behind the next one of a response.
+/// The headers of the packet `ahead` places after the next one of a response.
 fn response_headers(
     connection: &Connection,
     resource: &Resource,

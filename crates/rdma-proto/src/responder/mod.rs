@@ -1,5 +1,5 @@
-//! The responder of a reliable connection: has a [`Host`] execute what the peer asks for, once and in order,
-//! and answers.
+//! The responder of a reliable connection: executes the peer's requests on a [`Host`], once and in order, and answers
+//! them.
 
 mod acknowledge;
 mod resources;
@@ -23,58 +23,58 @@ use sequence::{Invalid, Message, Step};
 pub struct Settings {
     /// The far end.
     pub connection: Connection,
-    /// The number of the first packet that it will take.
+    /// The PSN of the first packet that it accepts.
     pub psn: Psn,
-    /// How long the peer shall wait when there is no receive.
+    /// The time that the peer shall wait when no receive is posted.
     pub min_rnr_timer: MinRnrTimer,
-    /// How many READs and atomics the peer may have in flight.
+    /// The number of READs and atomics that the peer may have in flight.
     pub max_dest_rd_atomic: u8,
 }
 
-/// What a responder has to send.
+/// The kind of answer that a responder has to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "who drives it decides by it")]
+#[expect(clippy::exhaustive_enums, reason = "the driver matches on it")]
 pub enum Owes {
     /// Nothing.
     Nothing,
-    /// An acknowledgement of what was taken, and nothing else. It may wait for a moment, for what is sent next or for
-    /// more to acknowledge, as long as that is short beside the timeout of the peer.
+    /// Only an acknowledgement of accepted packets. It may be delayed for a moment, until data is sent or more can be
+    /// acknowledged. The delay must be short compared with the peer's timeout.
     Acknowledgement,
-    /// A response or a negative acknowledgement, too.
+    /// Also a response or a negative acknowledgement.
     Answer,
 }
 
-/// A packet was executed.
+/// The result of a packet that was executed.
 struct Executed {
-    /// How many PSNs it used.
+    /// The number of PSNs that it used.
     packets: u32,
-    /// Whether what it is answered says so, as the response of a READ or an atomic does.
+    /// Whether its answer already acknowledges it, like the response of a READ or an atomic.
     acknowledges: bool,
 }
 
 /// A responder. See the [module](self).
 ///
-/// Whoever drives it calls [`poll_transmit`](Self::poll_transmit) after [`receive`](Self::receive),
-/// as long as it returns something and the link has space.
+/// Its driver calls [`poll_transmit`](Self::poll_transmit) after [`receive`](Self::receive), until that returns `None`
+/// or the link has no space.
 #[derive(Debug)]
 pub struct Responder {
     connection: Connection,
     min_rnr_timer: MinRnrTimer,
-    /// The packet that comes next.
+    /// The PSN of the next packet.
     expected: Psn,
-    /// How many PSNs before it were taken: the number of the expected packet, which never begins anew.
+    /// The number of PSNs that were accepted before it: the number of the expected packet, which never wraps around.
     history: u64,
-    /// The newest packet of a SEND or a WRITE that was taken: what an acknowledgement is about. It never has the
-    /// PSN of a READ or an atomic, whose acknowledgement is its response: SoftRoCE would complete the READ.
+    /// The newest SEND or WRITE packet that was accepted: the PSN of an acknowledgement. It is never the PSN of a READ
+    /// or an atomic, which their responses acknowledge: SoftRoCE would complete the READ.
     taken: Psn,
-    /// How many messages were executed (MSN).
+    /// The number of executed messages (MSN).
     msn: u32,
-    /// The message of which a part is there.
+    /// The message that has arrived in part.
     message: Option<Message>,
-    /// Whether the peer was informed that the expected packet is missing, or found no receive: it
-    /// is informed once, and what follows is dropped until that packet comes.
+    /// Whether the peer was notified that the expected packet is missing, or found no receive. It is notified once. All
+    /// other packets are dropped until that packet arrives.
     told: bool,
-    /// Whether the expected packet found no receive when it came.
+    /// Whether the expected packet found no receive when it arrived.
     not_ready: bool,
     failed: bool,
     resources: Resources,
@@ -83,7 +83,7 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// A responder that keeps slots for the READs and atomics that the peer may have in flight.
+    /// A responder with slots for the READs and atomics that the peer may have in flight.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
         Self {
@@ -103,22 +103,22 @@ impl Responder {
         }
     }
 
-    /// Whether a request was refused: what comes after it is dropped.
+    /// Returns true if a request was refused: all later packets are dropped.
     #[must_use]
     pub const fn failed(&self) -> bool {
         self.failed
     }
 
-    /// The number of the packet that it takes next.
+    /// Returns the PSN of the packet that it accepts next.
     ///
-    /// A link may bring that number to the peer's requester, which [records](crate::requester::Requester::executed) it.
-    /// Then no packet has to [acknowledge](Self::is_acknowledged) what was executed.
+    /// A link may pass this PSN to the peer's requester, which [records](crate::requester::Requester::executed) it.
+    /// Then no packet has to [acknowledge](Self::is_acknowledged) the executed requests.
     #[must_use]
     pub const fn expected(&self) -> Psn {
         self.expected
     }
 
-    /// What [`poll_transmit`](Self::poll_transmit) would give out.
+    /// Returns the kind of packet that [`poll_transmit`](Self::poll_transmit) would return.
     #[must_use]
     pub fn owes(&self) -> Owes {
         match self.owed {
@@ -129,7 +129,7 @@ impl Responder {
         }
     }
 
-    /// Notes that the peer learns the [expected](Self::expected) number by other means than a packet: a mere
+    /// Notes that the peer learns the [expected](Self::expected) PSN by other means than a packet: a mere
     /// acknowledgement is no longer owed.
     pub fn is_acknowledged(&mut self) {
         if self.owed == Owed::Ack {
@@ -137,34 +137,33 @@ impl Responder {
         }
     }
 
-    /// How long the peer shall wait from now on when there is no receive.
+    /// Sets the time that the peer shall wait from now on when no receive is posted.
     pub const fn set_min_rnr_timer(&mut self, timer: MinRnrTimer) {
         self.min_rnr_timer = timer;
     }
 
-    /// The RNR NAK of the packet that found no receive, until that packet comes again. A link that supports this sends
-    /// it again, marked as void, when a receive is posted: see
+    /// Returns the RNR NAK of the packet that found no receive, until that packet arrives again. A link that supports
+    /// this sends it again, marked as void, when a receive is posted: see
     /// [`Requester::receiver_is_ready`](crate::requester::Requester::receiver_is_ready).
     #[must_use]
     pub fn refusal(&self) -> Option<Burst> {
         self.not_ready.then(|| self.rnr_nak())
     }
 
-    /// What it counted, since it was [taken](Self::take_counters) last.
+    /// Returns the counts since the last call of [`take_counters`](Self::take_counters).
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Takes what it counted, and counts from zero again: for a caller that keeps the sum. Nothing is taken while it
-    /// is packets alone, which were given out and came, so that this costs little after each of them.
+    /// Returns the counters and resets them to zero, for a caller that keeps the sum. Returns `None` if only sent and
+    /// received packets were counted, so that a call per packet costs little.
     pub fn take_counters(&mut self) -> Option<Counters> {
         self.counters.take_reasons()
     }
 
-    /// Takes requests of the peer: packets of which
-    /// [`Operation::is_response`](crate::wire::Operation::is_response) is false, that came from the connected queue
-    /// pair. `payload` is that of all packets, one behind the other.
+    /// Receives requests of the connected peer, which are packets whose operation is [not a
+    /// response](crate::wire::Operation::is_response). `payload` is the concatenated payload of all packets.
     pub fn receive<H: Host + ?Sized>(&mut self, burst: &Burst, payload: &[u8], host: &mut H) {
         if burst.segments == 1 {
             self.receive_packet(&burst.header, payload, host);
@@ -192,7 +191,7 @@ impl Responder {
         match headers.bth.psn.offset_from(self.expected) {
             0 => self.in_sequence(headers, payload, host),
             1.. => self.out_of_sequence(),
-            // What no message had is no duplicate of one: the other end began with another PSN.
+            // A PSN that was never accepted is not a duplicate: the other end began with another PSN.
             before => match self.history.checked_sub(before.unsigned_abs().into()) {
                 Some(number) => self.duplicate(number, headers, payload),
                 None => count(&mut self.counters.unanswered_duplicate),
@@ -200,8 +199,8 @@ impl Responder {
         }
     }
 
-    /// A packet before this one is missing. The peer is informed once per gap (IBTA section
-    /// 9.7.5.2); after an RNR NAK not at all (9.7.5.2.8).
+    /// Handles a packet that follows a missing one. The peer is notified once per gap (IBTA section 9.7.5.2); after an
+    /// RNR NAK not at all (9.7.5.2.8).
     fn out_of_sequence(&mut self) {
         count(&mut self.counters.out_of_seq_request);
         if !self.told {
@@ -210,7 +209,7 @@ impl Responder {
         }
     }
 
-    /// The expected packet.
+    /// Handles the expected packet.
     fn in_sequence<H: Host + ?Sized>(&mut self, headers: &Headers, payload: &[u8], host: &mut H) {
         let executed =
             match sequence::judge(&self.connection, self.message.as_ref(), headers, payload) {
@@ -226,7 +225,7 @@ impl Responder {
                 self.expected = self.expected.wrapping_add(packets);
                 self.history = self.history.wrapping_add(packets.into());
                 (self.told, self.not_ready) = (false, false);
-                // What was owed and is not sent yet says less than an acknowledgement does now.
+                // A pending answer is obsolete: an acknowledgement now covers it.
                 let asked = headers.bth.ack_request || self.owed != Owed::Nothing;
                 self.owed = if asked && !acknowledges { Owed::Ack } else { Owed::Nothing };
             }
@@ -240,7 +239,7 @@ impl Responder {
         }
     }
 
-    /// The request with that PSN is refused, and all ends.
+    /// Refuses the request with this PSN and stops.
     fn refuse<H: Host + ?Sized>(&mut self, psn: Psn, nak: Nak, host: &mut H) {
         self.owed = Owed::Refused(psn, nak);
         if !self.failed {
@@ -250,8 +249,8 @@ impl Responder {
         }
     }
 
-    /// A packet of a SEND or a WRITE. What the message has come to is kept only when the packet was taken
-    /// as a whole, so that it can come again.
+    /// Handles a SEND or WRITE packet. The state of the message advances only if the whole packet was accepted, so that
+    /// the packet can arrive again.
     fn data<H: Host + ?Sized>(
         &mut self,
         message: Message,
@@ -282,8 +281,7 @@ impl Responder {
         Ok(Executed { packets: 1, acknowledges: false })
     }
 
-    /// A READ or an atomic. More than the peer may have in flight is an invalid request (IBTA
-    /// section 9.7.4.1).
+    /// Handles a READ or an atomic. A request beyond the allowed number in flight is invalid (IBTA section 9.7.4.1).
     fn fetch<H: Host + ?Sized>(&mut self, start: &Start, host: &mut H) -> Result<Executed, Stop> {
         if !self.resources.has_room() {
             return Err(Stop::Nak(Nak::InvalidRequest));
@@ -308,13 +306,13 @@ impl Responder {
         Ok(Executed { packets, acknowledges: true })
     }
 
-    /// A message was executed, a READ or an atomic too (IBTA section 9.7.7.1, C9-148).
+    /// Counts an executed message; READs and atomics count too (IBTA section 9.7.7.1, C9-148).
     const fn executed(&mut self) {
         self.msn = self.msn.wrapping_add(1);
     }
 
-    /// A packet that was taken before (IBTA C9-105 and section 9.7.4.1). A SEND or a WRITE is
-    /// acknowledged again, with the newest of them; a READ is executed again; an atomic is answered as it was.
+    /// Handles a packet that was accepted before (IBTA C9-105 and section 9.7.4.1). A SEND or a WRITE is acknowledged
+    /// again, with the newest PSN of them; a READ is executed again; an atomic gets the same answer again.
     fn duplicate(&mut self, number: u64, headers: &Headers, payload: &[u8]) {
         count(&mut self.counters.duplicate_request);
         let Ok(start) = sequence::fetch(None, headers, payload) else {
@@ -327,12 +325,12 @@ impl Responder {
             Some((at, packet)) if self.asked_for(at, packet, &start) => {
                 self.resources.answer_again(at, packet);
             }
-            // Older than what the peer may still ask for, or not what it asked for then.
+            // Older than anything the peer may still repeat, or different from the original request.
             _ => count(&mut self.counters.unanswered_duplicate),
         }
     }
 
-    /// Whether a duplicate is the request that was executed then, or the tail of it from that packet on.
+    /// Returns true if a duplicate is the request that was executed then, or the tail of it from this packet on.
     fn asked_for(&self, at: usize, packet: u32, now: &Start) -> bool {
         let Some(then) = self.resources.get(at).map(|resource| resource.start) else {
             return false;
@@ -344,8 +342,8 @@ impl Responder {
     }
 }
 
-/// Whether it is a WRITE with immediate, which takes its receive when its last packet comes (IBTA section
-/// 9.7.4.1).
+/// Returns true if the request is a WRITE with immediate, which consumes its receive when its last packet arrives (IBTA
+/// section 9.7.4.1).
 pub(crate) fn takes_receive_at_end(start: &Start, end: &End) -> bool {
     start.kind == Kind::Write && end.immediate.is_some()
 }

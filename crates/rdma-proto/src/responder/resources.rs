@@ -1,4 +1,4 @@
-//! The READs and atomics that were executed last: their responses, and what a duplicate is answered.
+//! The most recently executed READs and atomics: their responses, and the answers to duplicates.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -9,22 +9,22 @@ use crate::connection::Connection;
 use crate::operation::Start;
 use crate::segmentation::Remainder;
 
-/// A READ or an atomic that was executed (IBTA chapter 9, responder resources).
+/// An executed READ or atomic (IBTA chapter 9, responder resources).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Resource {
     pub(super) start: Start,
-    /// The number of the request among all PSNs that were taken, its PSN, and how many its response has.
+    /// The position of the request among all accepted PSNs, its PSN, and the number of packets in its response.
     pub(super) number: u64,
     pub(super) psn: Psn,
     pub(super) packets: u32,
     /// The MSN after it.
     pub(super) msn: u32,
-    /// What an atomic found.
+    /// The value that an atomic found.
     pub(super) original: u64,
-    /// Of the response: the packet that began it, when it was asked for last, and the next one.
+    /// The packet with which the response began when it was last requested, and the next packet.
     pub(super) first: u32,
     pub(super) next: u32,
-    /// It was answered, and is to be once more.
+    /// Whether it was answered before and is answered again.
     pub(super) repeats: bool,
 }
 
@@ -33,17 +33,17 @@ impl Resource {
         self.next < self.packets
     }
 
-    /// Whether the next packet is the first that was asked for.
+    /// Returns true if the next packet is the first one requested.
     pub(super) const fn begins(&self) -> bool {
         self.next == self.first
     }
 
-    /// Its PSN.
+    /// Returns the PSN of the next packet.
     pub(super) fn next_psn(&self) -> Psn {
         self.psn.wrapping_add(self.next)
     }
 
-    /// What is left of the response of a READ. The first packet has an AETH, and so has the last.
+    /// Returns the unsent part of a READ response. Its first packet has an AETH, and so has its last.
     pub(super) fn remainder(&self, connection: &Connection) -> Remainder {
         let length = self.start.length.unwrap_or_default();
         Remainder {
@@ -54,19 +54,19 @@ impl Resource {
         }
     }
 
-    /// Where it begins in the response, in bytes.
+    /// Returns the offset of the next packet in the response, in bytes.
     pub(super) fn offset(&self, connection: &Connection) -> u32 {
         connection.offset(self.next)
     }
 }
 
-/// A ring of as many as the requester may have in flight (`max_dest_rd_atomic`).
+/// A ring with one slot per request that the peer may have in flight (`max_dest_rd_atomic`).
 #[derive(Debug)]
 pub(super) struct Resources {
     ring: Box<[Option<Resource>]>,
-    /// Where the next one goes: the oldest is there.
+    /// The slot for the next one, which holds the oldest.
     newest: usize,
-    /// How many owe a response.
+    /// The number of entries that owe a response.
     owing: u32,
 }
 
@@ -75,15 +75,15 @@ impl Resources {
         Self { ring: vec![None; count.into()].into(), newest: 0, owing: 0 }
     }
 
-    /// Whether there is a free slot for one more: not if the oldest has never been answered, so
-    /// that the requester has more in flight than it may. One that is only to be answered once more
-    /// frees a slot: who sends a new request has that answer, and what asked for it again was late.
+    /// Returns true if there is a slot for one more. If the oldest was never answered, the requester has more in flight
+    /// than it may. An entry that only repeats its answer gives up its slot. A requester that sends a new request
+    /// already has that answer, and the repeated request was late.
     pub(super) fn has_room(&self) -> bool {
         let owes = |oldest: Resource| oldest.owes() && !oldest.repeats;
         self.ring.get(self.newest).is_some_and(|oldest| !oldest.is_some_and(owes))
     }
 
-    /// Remembers one, instead of the oldest.
+    /// Adds one, in place of the oldest.
     pub(super) fn push(&mut self, resource: Resource) {
         if let Some(place) = self.ring.get_mut(self.newest) {
             let owed = place.replace(resource).is_some_and(|oldest| oldest.owes());
@@ -99,7 +99,7 @@ impl Resources {
         self.owing == 0
     }
 
-    /// The oldest that owes a response.
+    /// Returns the oldest that owes a response.
     pub(super) fn owing(&mut self) -> Option<&mut Resource> {
         if self.owing == 0 {
             return None;
@@ -108,12 +108,12 @@ impl Resources {
         old.iter_mut().chain(young).flatten().find(|resource| resource.owes())
     }
 
-    /// One more of them has answered.
+    /// Counts one more as answered.
     pub(super) fn answered(&mut self) {
         self.owing = self.owing.saturating_sub(1);
     }
 
-    /// The oldest that owes a response is not answered.
+    /// Drops the response of the oldest that owes one.
     pub(super) fn give_up(&mut self) {
         if let Some(resource) = self.owing() {
             resource.next = resource.packets;
@@ -121,14 +121,14 @@ impl Resources {
         }
     }
 
-    /// Nothing is owed any more.
+    /// Drops all responses that are owed.
     pub(super) fn forget(&mut self) {
         self.ring.fill(None);
         self.owing = 0;
     }
 
-    /// The one whose response has the packet with that number, and which packet of it that is. The PSN alone does
-    /// not say it: after 2^24 packets it is that of another request.
+    /// Finds the entry whose response has the packet with this number, and the index of that packet. The PSN alone is
+    /// ambiguous: after 2^24 packets another request has it.
     pub(super) fn find(&self, number: u64) -> Option<(usize, u32)> {
         self.ring.iter().enumerate().find_map(|(at, resource)| {
             let resource = resource.as_ref()?;
@@ -141,7 +141,7 @@ impl Resources {
         self.ring.get(at)?.as_ref()
     }
 
-    /// Has it answer from that packet on, whatever it still owed.
+    /// Restarts the response of this entry at packet `first`, even if a part of it is still owed.
     pub(super) fn answer_again(&mut self, at: usize, first: u32) {
         if let Some(Some(resource)) = self.ring.get_mut(at) {
             if !resource.owes() {

@@ -1,34 +1,34 @@
-//! Which packet may come next in a message, and how long it may be.
+//! The packets that may come next in a message, and their lengths.
 
 use crate::connection::Connection;
 use crate::operation::{End, Kind, MAX_MESSAGE_BYTES, Remote, Start};
 use crate::wire::{Headers, Operation};
 
-/// A SEND or a WRITE of which a part is there.
+/// A SEND or a WRITE that has arrived in part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     pub(crate) start: Start,
-    /// How many bytes are there.
+    /// The number of bytes that have arrived.
     pub(crate) at: u32,
 }
 
-/// A packet that may come next.
+/// A valid next packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
     /// A packet of a SEND or a WRITE.
     Data {
-        /// Its message: how much of it was there before.
+        /// Its message, in the state before this packet.
         message: Message,
         /// Whether the message begins with it.
         begins: bool,
-        /// What it says if the message ends with it.
+        /// The properties that its last packet carries, if the message ends with it.
         end: Option<End>,
     },
     /// The request of a READ or an atomic.
     Fetch(Start),
 }
 
-/// The packet cannot come here: its opcode does not continue what has begun, or its length is wrong.
+/// The packet is invalid here: its opcode does not continue the message, or its length is wrong.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Invalid;
 
@@ -63,14 +63,14 @@ impl Position {
     }
 }
 
-/// Whether the message begins with the packet (FIRST or ONLY, or the request of a READ or an atomic).
+/// Returns true if a message begins with the packet (FIRST or ONLY, or the request of a READ or an atomic).
 pub(crate) fn begins(operation: Operation) -> bool {
     Position::of(operation).is_none_or(|position| position.begins)
 }
 
-/// Judges a packet with the expected PSN: the sequence of opcodes (IBTA section 9.7.4.1), and lengths (C9-92
-/// and C9-94): packets before the last are full, the last one is not empty, and a WRITE has as much as
-/// its RETH says.
+/// Checks a packet with the expected PSN: the sequence of opcodes (IBTA section 9.7.4.1), and the lengths (C9-92 and
+/// C9-94). Packets before the last must be full, the last one must not be empty, and a WRITE must have the length in
+/// its RETH.
 #[inline]
 pub(crate) fn judge(
     connection: &Connection,
@@ -124,7 +124,7 @@ fn start(kind: Kind, headers: &Headers) -> Result<Start, Invalid> {
     Ok(Start::one_sided(kind, Remote { va: reth.va, rkey: reth.rkey }, reth.length))
 }
 
-/// The request of a READ or an atomic has no payload, and comes between messages.
+/// Checks the request of a READ or an atomic, which has no payload and arrives between messages.
 pub(crate) fn fetch(
     begun: Option<&Message>,
     headers: &Headers,

@@ -1,9 +1,9 @@
-//! Fields one after the other, in network order.
+//! Consecutive fields in network order.
 
 use rdma_types::{Psn, Qpn, Rkey};
 
-/// Reads fields from the front. Behind the end are zeros: the headers are arrays that have all their
-/// fields, so none is read, and nothing has to be checked twice.
+/// Reads fields from the front. After the end it reads zeros. The headers are arrays with all their fields, so this
+/// never happens and nothing has to be checked twice.
 pub(super) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -61,7 +61,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Writes fields from the front; what does not fit is dropped, which the arrays of headers never need.
+/// Writes fields from the front. A field that does not fit is dropped, which never happens with the arrays of headers.
 pub(super) struct Writer<'a>(&'a mut [u8]);
 
 impl<'a> Writer<'a> {
@@ -89,7 +89,7 @@ impl<'a> Writer<'a> {
         self.array(field.to_be_bytes())
     }
 
-    /// The lower 24 bits.
+    /// Writes the lower 24 bits.
     #[inline]
     pub(super) fn u24(&mut self, field: u32) -> &mut Self {
         let [_, bytes @ ..] = field.to_be_bytes();

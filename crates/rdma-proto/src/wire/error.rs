@@ -1,9 +1,9 @@
-//! Why bytes are no packet, and why a packet has no bytes.
+//! The errors of parsing and writing a packet.
 
 use core::error::Error;
 use core::fmt;
 
-/// Why bytes are not what they were taken for. The packet is to be dropped.
+/// The reason why bytes cannot be parsed. The packet must be dropped.
 ///
 /// # Examples
 ///
@@ -17,25 +17,25 @@ use core::fmt;
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ParseError {
-    /// It ends before its headers do, or before its header says.
+    /// The bytes end before the headers do, or before the length in a header.
     Truncated,
     /// The opcode is not one of RC, UC or UD.
     Opcode(u8),
     /// The transport version is not 0.
     TransportVersion(u8),
-    /// So many bytes are no whole words.
+    /// The length in bytes is not a multiple of 4.
     Length(usize),
-    /// There is less payload than pad.
+    /// The payload is shorter than its pad.
     PadCount(u8),
     /// The IP version is neither 4 nor 6.
     IpVersion(u8),
-    /// An IPv4 header with options: so many words instead of 5.
+    /// An IPv4 header with options: it has this many words instead of 5.
     Ipv4Options(u8),
     /// A fragment.
     Fragment,
     /// The checksum of the IPv4 header is wrong.
     Ipv4Checksum,
-    /// What follows the IP header is not UDP.
+    /// The IP header is followed by another protocol than UDP.
     Protocol(u8),
 }
 
@@ -60,8 +60,8 @@ impl fmt::Display for ParseError {
             Self::Truncated => f.write_str("the packet ends too early"),
             Self::Opcode(code) => write!(f, "opcode {code:#04x} is not one of RC, UC or UD"),
             Self::TransportVersion(version) => write!(f, "transport version {version} is not 0"),
-            Self::Length(len) => write!(f, "{len} bytes are no whole words"),
-            Self::PadCount(count) => write!(f, "{count} bytes of pad are more than there are"),
+            Self::Length(len) => write!(f, "the length of {len} bytes is not a multiple of 4"),
+            Self::PadCount(count) => write!(f, "the packet is shorter than its {count} pad bytes"),
             Self::IpVersion(version) => write!(f, "IP version {version} is neither 4 nor 6"),
             Self::Ipv4Options(words) => {
                 write!(f, "an IPv4 header of {words} words; those of RoCEv2 have no options")
@@ -75,15 +75,15 @@ impl fmt::Display for ParseError {
 
 impl Error for ParseError {}
 
-/// Why a packet was not written. What the buffer holds then is unspecified.
+/// The reason why a packet was not written. The content of the buffer is then unspecified.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EmitError {
-    /// It needs a larger buffer.
+    /// The packet needs a larger buffer.
     NoRoom,
-    /// The headers are not those that its opcode asks for.
+    /// The headers do not match the opcode.
     Headers,
-    /// The pad count of the BTH is not that of the payload.
+    /// The pad count in the BTH does not match the payload.
     PadCount,
 }
 
@@ -100,14 +100,14 @@ impl fmt::Display for EmitError {
         f.write_str(match self {
             Self::NoRoom => "the packet needs a larger buffer",
             Self::Headers => "the headers are not those of the opcode; see `Opcode::headers`",
-            Self::PadCount => "the pad count is not that of the payload; take `PadCount::of`",
+            Self::PadCount => "the pad count does not match the payload; use `PadCount::of`",
         })
     }
 }
 
 impl Error for EmitError {}
 
-/// Takes an array from the front of what is to be read.
+/// Takes an array from the front of the bytes to read.
 #[inline]
 pub(super) fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Result<&'a [u8; N], ParseError> {
     let (array, rest) = bytes.split_first_chunk().ok_or(ParseError::Truncated)?;
@@ -115,7 +115,7 @@ pub(super) fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Result<&'a [u8; 
     Ok(array)
 }
 
-/// Takes an array from the front of what is to be written.
+/// Takes an array from the front of the buffer to write.
 #[inline]
 pub(super) fn room<'a, const N: usize>(
     bytes: &mut &'a mut [u8],

@@ -20,7 +20,7 @@ use ieth::Ieth;
 use imm::ImmDt;
 use reth::Reth;
 
-/// A BTH, and the extended transport headers that its opcode asks for (IBTA section 9.3).
+/// A BTH, and the extended transport headers that its opcode requires (IBTA section 9.3).
 ///
 /// # Examples
 ///
@@ -43,26 +43,26 @@ use reth::Reth;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Headers {
-    /// Always there.
+    /// The base transport header, which every packet has.
     pub bth: Bth,
-    /// Of datagrams.
+    /// In datagrams.
     pub deth: Option<Deth>,
-    /// Of the first packet of a WRITE, and of the request of a READ.
+    /// In the first packet of a WRITE, and in the request of a READ.
     pub reth: Option<Reth>,
-    /// Of the requests of atomics.
+    /// In the requests of atomics.
     pub atomic: Option<AtomicEth>,
-    /// Of acknowledgements, and of all responses of a READ but those in the middle.
+    /// In acknowledgements, and in all packets of a READ response except the middle ones.
     pub aeth: Option<Aeth>,
-    /// Of the acknowledgements of atomics.
+    /// In the acknowledgements of atomics.
     pub atomic_ack: Option<AtomicAckEth>,
-    /// With immediate data.
+    /// In packets with immediate data.
     pub imm: Option<ImmDt>,
-    /// With a key to invalidate.
+    /// In packets with a key to invalidate.
     pub ieth: Option<Ieth>,
 }
 
 impl Headers {
-    /// A BTH alone.
+    /// Headers with only a BTH.
     #[must_use]
     #[inline]
     pub const fn new(bth: Bth) -> Self {
@@ -78,7 +78,7 @@ impl Headers {
         }
     }
 
-    /// How many bytes the headers of the opcode have.
+    /// Returns the size of the headers of the opcode in bytes.
     #[must_use]
     pub fn wire_len(&self) -> usize {
         let extended: usize =
@@ -86,11 +86,11 @@ impl Headers {
         Bth::LEN.saturating_add(extended)
     }
 
-    /// Reads the headers, and returns what follows them.
+    /// Reads the headers, and returns the rest of the packet.
     ///
     /// # Errors
     ///
-    /// Those of [`Bth::parse`], and [`ParseError::Truncated`].
+    /// Returns the errors of [`Bth::parse`], and [`ParseError::Truncated`].
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), ParseError> {
         let mut rest = bytes;
@@ -115,7 +115,7 @@ impl Headers {
     ///
     /// # Errors
     ///
-    /// [`EmitError::Headers`] if one that the opcode asks for is `None`, or another is there;
+    /// [`EmitError::Headers`] if a header that the opcode requires is `None`, or another one is present;
     /// [`EmitError::NoRoom`].
     #[inline]
     pub fn emit<'a>(&self, bytes: &'a mut [u8]) -> Result<&'a mut [u8], EmitError> {
@@ -140,7 +140,7 @@ impl Headers {
         Ok(rest)
     }
 
-    /// How many there are beside the BTH.
+    /// Returns the number of headers besides the BTH.
     #[inline]
     fn count(&self) -> usize {
         let Self { bth: _, deth, reth, atomic, aeth, atomic_ack, imm, ieth } = self;

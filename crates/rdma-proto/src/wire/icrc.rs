@@ -1,4 +1,4 @@
-//! ICRC: the checksum over all that no router changes.
+//! ICRC: the checksum over everything that no router changes.
 
 pub(super) mod identification;
 
@@ -8,10 +8,10 @@ use super::headers::bth::Bth;
 use super::ip::{IpHeader, Ipv4Header, Ipv6Header};
 use super::udp::UdpHeader;
 
-/// Bits that count as ones, since they may change on the way: where, and which.
+/// Offsets of bytes, and the bits in them that count as ones because they may change in transit.
 type Mask = &'static [(usize, u8)];
 
-/// TOS, TTL and checksum. Identification, flags and lengths do count.
+/// TOS, TTL and checksum. Identification, flags and lengths are covered.
 const IPV4: Mask = &[(1, 0xff), (8, 0xff), (10, 0xff), (11, 0xff)];
 
 /// Traffic class, flow label and hop limit.
@@ -23,14 +23,14 @@ const UDP: Mask = &[(6, 0xff), (7, 0xff)];
 /// FECN, BECN and the reserved bits beside them (Resv8a).
 const BTH: Mask = &[(4, 0xff)];
 
-/// The invariant CRC of a packet (IBTA chapter 7 and annex A17): the CRC-32 of Ethernet, over the headers of
-/// the network and the packet, with ones for what may change on the way.
+/// The invariant CRC of a packet (IBTA chapter 7 and annex A17). It is the CRC-32 of Ethernet over the headers of the
+/// network and the packet, with ones for all bits that may change in transit.
 ///
-/// `packet` is everything from the BTH to the end of the pad, so all but the ICRC itself. In front of the IP
-/// header count 8 bytes of ones, for the local route header that InfiniBand has there.
+/// `packet` is everything from the BTH to the end of the pad: all except the ICRC itself. Eight bytes of ones count
+/// before the IP header, in place of InfiniBand's local route header.
 ///
-/// The IPv4 identification counts, and a UDP socket does not tell it. The headers have to be those that are
-/// on the wire.
+/// The IPv4 identification is covered too, but a UDP socket does not report it. The headers have to be those on the
+/// wire.
 ///
 /// # Examples
 ///
@@ -74,12 +74,12 @@ pub fn icrc(ip: &IpHeader, udp: &UdpHeader, packet: &[u8]) -> u32 {
     finish(crc, packet)
 }
 
-/// The invariant CRC of a packet that other headers carry than those of IP and UDP (IBTA chapter 7): the local
-/// route header of InfiniBand, a global route header, or both.
+/// The invariant CRC of a packet with other outer headers than IP and UDP (IBTA chapter 7). These are InfiniBand's
+/// local route header, a global route header, or both.
 ///
-/// `front` is what is in front of the BTH, with ones for what may change on the way. In front of a global route
-/// header that are 8 bytes of ones, whether there is a local one or not; a local one alone counts but for its
-/// virtual lane. `packet` is as for [`icrc`].
+/// `front` is everything before the BTH, with ones for all bits that may change in transit. Before a global route
+/// header, these are 8 bytes of ones, with or without a local route header. A local route header alone is covered
+/// except for its virtual lane. `packet` is as for [`icrc`].
 ///
 /// # Examples
 ///
@@ -106,7 +106,7 @@ pub fn icrc_behind(front: &[u8], packet: &[u8]) -> u32 {
     finish(crc, packet)
 }
 
-/// Adds all from the BTH on.
+/// Adds everything from the BTH on.
 fn finish(mut crc: Hasher, packet: &[u8]) -> u32 {
     let rest = match packet.split_first_chunk::<{ Bth::LEN }>() {
         Some((bth, rest)) => {

@@ -1,4 +1,4 @@
-//! The IP headers of a packet: as much of them as the ICRC and a capture need.
+//! The IP headers of a packet, as far as the ICRC and a capture need them.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
@@ -9,7 +9,7 @@ use super::udp::UdpHeader;
 /// The protocol number of UDP.
 const UDP: u8 = 17;
 
-/// What a packet says of its way when nobody asks for another.
+/// The default TTL and hop limit.
 const HOPS: u8 = 64;
 
 /// An IP header of either version.
@@ -23,12 +23,12 @@ pub enum IpHeader {
 }
 
 impl IpHeader {
-    /// Reads the header at the beginning of an IP datagram, and returns what the datagram carries. What the
-    /// link adds behind its end is left out.
+    /// Reads the header at the beginning of an IP datagram, and returns the payload of the datagram. Bytes that the
+    /// link adds after its end are left out.
     ///
     /// # Errors
     ///
-    /// [`ParseError`], for all that RoCEv2 does not send: other protocols, fragments, options.
+    /// [`ParseError`] for everything that RoCEv2 does not send: other protocols, fragments, options.
     pub fn parse(datagram: &[u8]) -> Result<(Self, &[u8]), ParseError> {
         let mut rest = datagram;
         let (header, len) = match datagram.first().ok_or(ParseError::Truncated)? >> 4 {
@@ -62,7 +62,7 @@ impl IpHeader {
     }
 }
 
-/// An IPv4 header without options, of UDP (RFC 791).
+/// An IPv4 header without options, for UDP (RFC 791).
 ///
 /// # Examples
 ///
@@ -81,32 +81,32 @@ impl IpHeader {
 pub struct Ipv4Header {
     /// Type of service: DSCP and ECN.
     pub tos: u8,
-    /// Of the datagram in bytes, this header included.
+    /// The length of the datagram in bytes, this header included.
     pub total_length: u16,
     /// The number that fragments of one datagram would share.
     pub identification: u16,
     /// DF: routers must not fragment it.
     pub dont_fragment: bool,
-    /// How many routers it may pass.
+    /// The number of routers that it may pass.
     pub ttl: u8,
-    /// From where.
+    /// The address of the sender.
     pub source: Ipv4Addr,
-    /// Where to.
+    /// The address of the receiver.
     pub destination: Ipv4Addr,
 }
 
 impl Ipv4Header {
-    /// How many bytes it has.
+    /// The size in bytes.
     pub const LEN: usize = 20;
 
     /// The first byte: version 4, five words.
     const VERSION: u8 = 0x45;
 
-    /// The flag in the word that also says where a fragment belongs.
+    /// A flag in the word that also contains the fragment offset.
     const DONT_FRAGMENT: u16 = 0x4000;
 
-    /// The header of a datagram, as Linux sends it from an unconnected socket that is set not to
-    /// fragment: DF is set, and the identification 0. `None` if IP cannot carry that much.
+    /// The header of a datagram that Linux sends from an unconnected socket which is set not to fragment. DF is set,
+    /// and the identification is 0. Returns `None` if the length does not fit into an IP datagram.
     #[must_use]
     pub fn new(source: Ipv4Addr, destination: Ipv4Addr, udp: &UdpHeader) -> Option<Self> {
         Some(Self {
@@ -179,8 +179,8 @@ impl Ipv4Header {
     }
 }
 
-/// The complement of the sum of all words, in arithmetic with an end-around carry (RFC 1071); 0 over a
-/// header that has its checksum.
+/// The complement of the sum of all words, in arithmetic with an end-around carry (RFC 1071). It is 0 over a header
+/// that includes its checksum.
 fn checksum(header: &[u8; Ipv4Header::LEN]) -> u16 {
     let (words, _) = header.as_chunks();
     !words.iter().fold(0, |sum: u16, &word| {
@@ -189,7 +189,7 @@ fn checksum(header: &[u8; Ipv4Header::LEN]) -> u16 {
     })
 }
 
-/// An IPv6 header without extensions, of UDP (RFC 8200).
+/// An IPv6 header without extensions, for UDP (RFC 8200).
 ///
 /// # Examples
 ///
@@ -208,20 +208,20 @@ fn checksum(header: &[u8; Ipv4Header::LEN]) -> u16 {
 pub struct Ipv6Header {
     /// DSCP and ECN.
     pub traffic_class: u8,
-    /// 20 bits that routers spread flows by. Higher bits are not sent.
+    /// 20 bits by which routers distribute flows. Higher bits are not sent.
     pub flow_label: u32,
-    /// In bytes, without this header.
+    /// The length in bytes, without this header.
     pub payload_length: u16,
-    /// How many routers it may pass.
+    /// The number of routers that it may pass.
     pub hop_limit: u8,
-    /// From where.
+    /// The address of the sender.
     pub source: Ipv6Addr,
-    /// Where to.
+    /// The address of the receiver.
     pub destination: Ipv6Addr,
 }
 
 impl Ipv6Header {
-    /// How many bytes it has.
+    /// The size in bytes.
     pub const LEN: usize = 40;
 
     /// The header of a datagram.

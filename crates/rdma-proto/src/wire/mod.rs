@@ -2,25 +2,25 @@
 //!
 //! ```text
 //! IPv4 | IPv6   UDP   BTH   DETH | RETH | AtomicETH | AETH [AtomicAckETH]   ImmDt | IETH   payload   pad   ICRC
-//!               └──── the opcode in the BTH says which of the headers in the middle follow ────┘
+//!               └────── the opcode in the BTH selects which headers in the middle follow ──────┘
 //! ```
 //!
-//! [`Packet`] is what a UDP datagram carries: [`Headers`], a payload, and the ICRC, which [`icrc`] computes.
-//! Each header is a struct with `parse` and `emit`, and has a file in `headers`. [`Opcode`] is the table of what follows
-//! what.
+//! [`Packet`] is the payload of a UDP datagram: [`Headers`], a payload, and the ICRC, which [`icrc`] computes. Each
+//! header is a struct with `parse` and `emit`, and has a file in `headers`. [`Opcode`] is the table of the headers
+//! after the BTH.
 //!
 //! # Rules
 //!
 //! - Nothing panics, whatever the bytes. Nothing allocates.
-//! - `parse` judges form, not sense: whether a packet is expected, may be here, or has the right length is
-//!   for the state machine to say.
-//! - Reserved bits are ignored by `parse` and zero from `emit`, as IBTA asks. The same holds for the bytes
-//!   of the pad. All other bytes of a packet that `parse` accepts come back from `emit` as they were.
+//! - `parse` checks only the form. The state machine checks whether a packet is expected, may arrive now, and has the
+//!   right length.
+//! - Reserved bits are ignored by `parse` and zero from `emit`, as IBTA requires. The same holds for the bytes of the
+//!   pad. All other bytes of a packet that `parse` accepts are written unchanged by `emit`.
 //! - Numbers are in host order in the structs, in network order in the bytes.
 //!
 //! # Examples
 //!
-//! A packet is made, sealed and read again:
+//! A packet is built, sealed and read again:
 //!
 //! ```
 //! use rdma_proto::wire::{Bth, Headers, IpHeader, Ipv4Header, Opcode, Operation, Packet, PadCount};
@@ -37,7 +37,7 @@
 //! let mut packet = Packet { headers: Headers::new(bth), payload, icrc: 0 };
 //! assert_eq!(packet.wire_len(), 12 + 5 + 3 + 4);
 //!
-//! // The ICRC is over the headers of the network too.
+//! // The ICRC also covers the headers of the network.
 //! let udp = UdpHeader::new(0xc121, packet.wire_len()).unwrap();
 //! let ip = IpHeader::V4(Ipv4Header::new([10, 0, 1, 1].into(), [10, 0, 1, 2].into(), &udp).unwrap());
 //! let mut room = [0; 64];

@@ -1,4 +1,4 @@
-//! Opcodes: a service, and what the packet does in it.
+//! Opcodes: a service, and the operation of the packet in it.
 
 use core::fmt;
 
@@ -13,7 +13,7 @@ use super::operation::Operation;
 
 /// The transport service of a queue pair: the upper three bits of an opcode (IBTA section 9.2).
 ///
-/// Reliable datagrams, XRC and congestion notification have codes too, and are not here.
+/// Reliable datagrams, XRC and congestion notification have codes too, but are not supported here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -73,7 +73,7 @@ impl Opcode {
         Self { service: Service::Rc, operation }
     }
 
-    /// The opcode with this code; `None` if it is of another service, or the specification has none.
+    /// The opcode with this code; `None` if it is of another service, or not specified.
     #[must_use]
     #[inline]
     pub const fn from_code(code: u8) -> Option<Self> {
@@ -103,14 +103,14 @@ impl Opcode {
         self.service
     }
 
-    /// What the packet does.
+    /// The operation of the packet.
     #[must_use]
     #[inline]
     pub const fn operation(self) -> Operation {
         self.operation
     }
 
-    /// The headers between BTH and payload, in their order.
+    /// The headers between the BTH and the payload, in order.
     #[must_use]
     #[inline]
     pub const fn headers(self) -> &'static [Header] {
@@ -123,7 +123,7 @@ impl Opcode {
 }
 
 impl fmt::Display for Opcode {
-    /// As the specification writes it: `RC SEND Only`.
+    /// Writes it like the specification: `RC SEND Only`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let service = match self.service {
             Service::Rc => "RC",
@@ -134,7 +134,7 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// A header that an opcode asks for, after the BTH (IBTA section 9.3).
+/// A header that an opcode requires, after the BTH (IBTA section 9.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Header {
@@ -155,7 +155,7 @@ pub enum Header {
 }
 
 impl Header {
-    /// How many bytes it has.
+    /// The size in bytes.
     #[must_use]
     pub const fn wire_len(self) -> usize {
         match self {

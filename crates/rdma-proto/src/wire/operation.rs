@@ -1,4 +1,4 @@
-//! What a packet does, and which headers it needs for that.
+//! The operations of packets, and the headers that each needs.
 
 use super::opcode::Header;
 
@@ -13,7 +13,7 @@ enum Position {
 
 macro_rules! operations {
     ($( $code:literal $name:ident $position:ident [$($header:ident)*] $text:literal; )+) => {
-        /// What a packet does: the lower five bits of an opcode (IBTA section 9.2).
+        /// The operation of a packet: the lower five bits of an opcode (IBTA section 9.2).
         ///
         /// Reliable connections have all of them; see [`Opcode`](super::Opcode) for the others.
         ///
@@ -61,7 +61,7 @@ macro_rules! operations {
     };
 }
 
-/// What the table says of an operation.
+/// The properties of an operation in the table.
 struct Row {
     position: Position,
     headers: &'static [Header],
@@ -95,13 +95,13 @@ operations! {
 }
 
 impl Operation {
-    /// Whether a message or a response begins with the packet.
+    /// Returns true if a message or a response begins with the packet.
     #[must_use]
     pub const fn starts_message(self) -> bool {
         matches!(self.row().position, Position::First | Position::Only)
     }
 
-    /// Whether a message or a response ends with the packet.
+    /// Returns true if a message or a response ends with the packet.
     #[must_use]
     pub const fn ends_message(self) -> bool {
         matches!(self.row().position, Position::Last | Position::Only)
@@ -138,8 +138,8 @@ impl Operation {
         }
     }
 
-    /// Whether it answers a request, and so is for the requester of its queue pair. All others are for
-    /// the responder.
+    /// Returns true if it answers a request, and so is for the requester of its queue pair. All others are for the
+    /// responder.
     #[must_use]
     #[inline]
     pub const fn is_response(self) -> bool {
@@ -154,7 +154,7 @@ impl Operation {
         )
     }
 
-    /// The headers between BTH and payload, in their order, on a connected queue pair.
+    /// The headers between the BTH and the payload, in order, on a connected queue pair.
     #[must_use]
     #[inline]
     pub const fn headers(self) -> &'static [Header] {
@@ -163,7 +163,7 @@ impl Operation {
 }
 
 impl core::fmt::Display for Operation {
-    /// As the specification writes it.
+    /// Writes it like the specification.
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.pad(self.row().text)
     }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_say_the_same_as_places_and_headers() {
+    fn texts_match_places_and_headers() {
         for &operation in Operation::ALL {
             let text = operation.to_string();
             let says = |word| text.contains(word);

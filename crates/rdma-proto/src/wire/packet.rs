@@ -1,4 +1,4 @@
-//! A packet: all that a UDP datagram of RoCEv2 carries.
+//! A packet: the whole payload of a RoCEv2 UDP datagram.
 
 use super::error::{EmitError, ParseError};
 use super::headers::Headers;
@@ -24,24 +24,23 @@ use super::headers::bth::PadCount;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Packet<'a> {
-    /// What comes before the payload.
+    /// The headers before the payload.
     pub headers: Headers,
     /// The payload, without its pad.
     pub payload: &'a [u8],
-    /// The invariant CRC as it stands at the end. [`icrc`](super::icrc) says what it has to be.
+    /// The invariant CRC in the packet. [`icrc`](super::icrc) computes the right one.
     pub icrc: u32,
 }
 
 impl<'a> Packet<'a> {
-    /// How many bytes the ICRC has.
+    /// The size of the ICRC in bytes.
     pub const ICRC_LEN: usize = 4;
 
-    /// Reads the payload of a UDP datagram. The ICRC is not checked here, which takes the headers of the
-    /// network.
+    /// Reads the payload of a UDP datagram. Does not check the ICRC, which requires the headers of the network.
     ///
     /// # Errors
     ///
-    /// Those of [`Headers::parse`]; [`ParseError::Length`] and [`ParseError::PadCount`].
+    /// Returns the errors of [`Headers::parse`], [`ParseError::Length`] and [`ParseError::PadCount`].
     pub fn parse(datagram: &'a [u8]) -> Result<Self, ParseError> {
         let (covered, icrc) = datagram.split_last_chunk().ok_or(ParseError::Truncated)?;
         let (headers, padded) = Headers::parse(covered)?;
@@ -54,7 +53,7 @@ impl<'a> Packet<'a> {
         Ok(Self { headers, payload, icrc: u32::from_le_bytes(*icrc) })
     }
 
-    /// How many bytes it has.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn wire_len(&self) -> usize {
         let pad = usize::from(self.headers.bth.pad_count.get());
@@ -62,11 +61,11 @@ impl<'a> Packet<'a> {
         self.headers.wire_len().saturating_add(body).saturating_add(Self::ICRC_LEN)
     }
 
-    /// Writes the payload of a UDP datagram to the beginning of the buffer, and returns it.
+    /// Writes the payload of a UDP datagram to the beginning of the buffer and returns it.
     ///
     /// # Errors
     ///
-    /// Those of [`Headers::emit`], and [`EmitError::PadCount`].
+    /// Returns the errors of [`Headers::emit`], and [`EmitError::PadCount`].
     pub fn emit<'b>(&self, bytes: &'b mut [u8]) -> Result<&'b mut [u8], EmitError> {
         if self.headers.bth.pad_count != PadCount::of(self.payload.len()) {
             return Err(EmitError::PadCount);

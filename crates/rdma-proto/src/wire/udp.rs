@@ -17,24 +17,25 @@ use super::bytes::{Reader, Writer};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UdpHeader {
-    /// Whatever the sender likes; routers spread flows by it.
+    /// Any port; routers distribute flows by it.
     pub source_port: u16,
     /// [`ROCE_V2_PORT`](Self::ROCE_V2_PORT).
     pub destination_port: u16,
-    /// In bytes, this header included.
+    /// The length in bytes, this header included.
     pub length: u16,
-    /// 0: none. The ICRC does what it would do.
+    /// 0 means no checksum: the ICRC takes its place.
     pub checksum: u16,
 }
 
 impl UdpHeader {
-    /// How many bytes it has.
+    /// The size in bytes.
     pub const LEN: usize = 8;
 
-    /// The port that RoCEv2 listens on (IBTA annex A17).
+    /// The port on which RoCEv2 listens (IBTA annex A17).
     pub const ROCE_V2_PORT: u16 = 4791;
 
-    /// The header of a packet of so many bytes, without a checksum; `None` if UDP cannot carry that many.
+    /// The header of a packet of `packet_len` bytes, without a checksum; `None` if that does not fit into a UDP
+    /// datagram.
     #[must_use]
     pub fn new(source_port: u16, packet_len: usize) -> Option<Self> {
         let length = u16::try_from(packet_len.checked_add(Self::LEN)?).ok()?;

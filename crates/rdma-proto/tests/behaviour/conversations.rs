@@ -1,17 +1,17 @@
-//! Conversations that SoftRoCE had, held again: its requests go into a responder, which has to answer as it
-//! answered; its answers go into a requester, which has to go on as it went on.
+//! Replays of conversations that SoftRoCE had. Its requests go into a responder, which must answer as it did. Its
+//! answers go into a requester, which must continue as it did.
 //!
-//! What an end was told before is taken from the capture: PSNs, keys, what a READ or an atomic found, and
-//! which requests found no receive or no right. Not compared is
-//! - when something is sent: the captures are those of a slow virtual machine;
+//! Each end gets from the capture what it was configured with or answered: PSNs, keys, and the results of READs and
+//! atomics. It also gets the requests that found no receive or had no right. Not compared are
+//! - the time of sending: the captures are from a slow virtual machine;
 //! - AckReq within a message: SoftRoCE sets it on each 66th packet;
-//! - the bytes of payload, of which there are only those that were sent;
-//! - the NAK of a sequence error right behind an RNR NAK, which SoftRoCE sends and the specification does not
-//!   know (IBTA section 9.7.5.2.8);
-//! - two flows as requesters: of `loss` the capture has what the network left of the requests, and in `rxe` 0x14
-//!   SoftRoCE sends a new request while an RNR NAK asks it to wait;
-//! - in `loss`, FIRST and ONLY of the response of a READ: SoftRoCE takes up one that is asked for again with MIDDLE
-//!   and LAST.
+//! - the bytes of payload, since only the sent ones are known;
+//! - the NAK of a sequence error directly after an RNR NAK, which SoftRoCE sends and the specification does not define
+//!   (IBTA section 9.7.5.2.8);
+//! - two flows as requesters: in `loss` the capture lacks the requests that the network lost; in `rxe` 0x14, SoftRoCE
+//!   sends a new request although an RNR NAK asks it to wait;
+//! - in `loss`, FIRST and ONLY of a READ response: when a READ is requested again, SoftRoCE continues with MIDDLE and
+//!   LAST.
 
 #![allow(clippy::cast_possible_truncation)]
 
@@ -34,7 +34,7 @@ impl Captured {
     }
 }
 
-/// What is compared of a packet: everything but what the head of this file names.
+/// The compared part of a packet: everything except the exclusions at the top of this file.
 fn compared(headers: &Headers, length: usize) -> (Headers, usize) {
     let mut headers = *headers;
     if !headers.bth.opcode.operation().ends_message() {
@@ -43,7 +43,7 @@ fn compared(headers: &Headers, length: usize) -> (Headers, usize) {
     (headers, length)
 }
 
-/// The same, with the response of a READ as if it were taken up.
+/// The same, with a READ response as if it were continued.
 fn taken_up((mut headers, length): (Headers, usize)) -> (Headers, usize) {
     let operation = headers.bth.opcode.operation();
     let other = match operation {
@@ -58,7 +58,7 @@ fn taken_up((mut headers, length): (Headers, usize)) -> (Headers, usize) {
     (headers, length)
 }
 
-/// Does what the captured answer says.
+/// A host that does what the captured answer implies.
 #[derive(Default)]
 struct Script {
     stop: Option<Stop>,
@@ -67,7 +67,7 @@ struct Script {
 }
 
 impl Script {
-    /// What the host has to say to that request, if this is the next answer.
+    /// Sets the host's reaction to this request, if the next answer is for it.
     fn set(&mut self, request: &Captured, answer: Option<&Captured>) {
         let about = answer.filter(|answer| answer.psn() == request.psn());
         self.stop = match about.and_then(Captured::syndrome) {
@@ -113,7 +113,7 @@ impl Host for Script {
     }
 }
 
-/// What our responder answers to the captured requests.
+/// Returns our responder's answers to the captured requests.
 fn answers(flow: &Flow, conversation: &[Captured]) -> Vec<(Headers, usize)> {
     let captured: Vec<_> = conversation.iter().filter(|it| it.operation().is_response()).collect();
     let timer = captured.iter().find_map(|it| match it.syndrome() {
@@ -144,7 +144,7 @@ fn answers(flow: &Flow, conversation: &[Captured]) -> Vec<(Headers, usize)> {
     given
 }
 
-/// The captured answers are those that we give, in their order. In `loss` they are what the network left.
+/// Our answers equal the captured ones, in order. In `loss` the capture lacks the answers that the network lost.
 #[test]
 fn the_responder_answers_as_captured() {
     let mut compared_in_all = 0;
@@ -174,13 +174,13 @@ fn the_responder_answers_as_captured() {
     println!("{compared_in_all} answers");
 }
 
-/// The requests of a flow, each with the PSN and the payload of its packets.
+/// The requests of a flow, with the PSN and the payload of the packets of each.
 #[derive(Default)]
 struct Requests {
     all: Vec<(Psn, Request, Vec<u8>)>,
     posted: usize,
     completed: Vec<WcStatus>,
-    /// What READs and atomics brought.
+    /// The number of bytes that READs and atomics returned.
     delivered: usize,
 }
 
@@ -209,7 +209,7 @@ impl Requests {
     }
 }
 
-/// The request that has such a first and last packet, and so much payload.
+/// Returns the request with this first and last packet and this much payload.
 fn request(first: &Headers, last: &Headers, length: u32) -> Request {
     let mut end = End {
         length,
@@ -264,7 +264,7 @@ impl Work for Requests {
     }
 }
 
-/// A requester instead of the captured one, and what it has given out that is not compared yet.
+/// A requester in place of the captured one, and its packets that are not compared yet.
 struct Replay {
     requester: Requester,
     requests: Requests,
@@ -294,8 +294,8 @@ impl Replay {
         }
     }
 
-    /// What it sends next. If there is nothing, the program posts what the captured one posts now, or
-    /// time goes by.
+    /// Returns the packet that it sends next. If it has none, the program posts the request that the captured program
+    /// posts now, or time passes.
     fn next(&mut self, captured: &Captured) -> Option<(Headers, usize)> {
         self.poll();
         if self.given.is_empty() {
@@ -312,7 +312,7 @@ impl Replay {
     }
 }
 
-/// Packets that were not used.
+/// The number of packets that were not used.
 fn dropped(counters: &Counters) -> u64 {
     counters.unsolicited_response
         + counters.stale_nak
@@ -321,7 +321,7 @@ fn dropped(counters: &Counters) -> u64 {
 }
 
 #[test]
-fn the_requester_goes_on_as_captured() {
+fn the_requester_continues_as_captured() {
     let mut packets = 0;
     for flow in FLOWS.iter().filter(|flow| flow.capture != "loss" && flow.to != 0x14) {
         let conversation = conversation(flow);
@@ -339,7 +339,7 @@ fn the_requester_goes_on_as_captured() {
             }
         }
         replay.poll();
-        assert!(replay.given.is_empty(), "{name}: and no more");
+        assert!(replay.given.is_empty(), "{name}: nothing else is sent");
         let mut expected = vec![WcStatus::SUCCESS; replay.requests.all.len()];
         if let Some(status) = expected.last_mut().filter(|_| flow.capture == "rxe") {
             *status = match flow.to {

@@ -1,7 +1,7 @@
-//! How much of a link is left when packets get lost: 1 GB/s, 20 us there and back, in virtual time.
+//! The part of a link that remains usable when packets are lost: 1 GB/s, 20 us round trip, in virtual time.
 //!
-//! `grid.txt` is what comes out, for review: a change of the protocol shows in its diff. `RDMA_PROTO_GRID=write`
-//! writes it anew.
+//! `grid.txt` holds the results for review: a change of the protocol shows in its diff. `RDMA_PROTO_GRID=write`
+//! regenerates it.
 
 #![allow(clippy::cast_possible_truncation)]
 
@@ -16,15 +16,14 @@ use rdma_proto::requester::Fixed;
 
 use network::{Measured, Scenario};
 
-/// Losses in 1/1000 of all packets, either way.
+/// Lost packets per 1000, in either direction.
 const LOSSES: [u64; 4] = [0, 1, 10, 50];
 const WINDOWS: [u32; 5] = [8, 32, 80, 128, 512];
 const CODES: [u8; 2] = [10, 14];
 
-/// Each packet that is lost costs a repetition of what was in flight behind it, and no more:
-/// neither the window that is the default nor the timer is what limits. For WRITEs that holds on a
-/// network that takes a whole window at once, too. READs have no window: there the responses of all
-/// READs in flight would be in the network.
+/// Each lost packet costs exactly one retransmission of what was in flight after it: neither the default window nor the
+/// timer is the limit. For WRITEs that also holds on a network that buffers a whole window. READs have no window:
+/// there, the responses of all READs in flight would be buffered in the network.
 #[test]
 fn one_percent_of_loss_leaves_half() {
     let [write, read] = [Kind::Write, Kind::Read].map(Scenario::new);
@@ -35,7 +34,7 @@ fn one_percent_of_loss_leaves_half() {
     }
 }
 
-/// A timer that is sixteen times as long changes nothing, since probes come before it.
+/// A timer that is sixteen times as long changes nothing, since probes precede it.
 #[test]
 fn the_timer_does_not_limit() {
     let run = |timeout| Scenario { loss: 10, timeout, ..Scenario::new(Kind::Write) }.run(0..3);
@@ -51,7 +50,7 @@ fn the_grid_is_what_was_reviewed() {
         fs::write(&path, &grid).unwrap();
     }
     let reviewed = fs::read_to_string(&path).unwrap();
-    assert_eq!(grid, reviewed, "RDMA_PROTO_GRID=write writes it anew");
+    assert_eq!(grid, reviewed, "RDMA_PROTO_GRID=write regenerates it");
 }
 
 fn grid() -> String {

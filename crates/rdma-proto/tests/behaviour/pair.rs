@@ -1,6 +1,5 @@
-//! Conversations of a requester and a responder in virtual time, as traces: `->` is a packet of the
-//! requester, `<-` one of the responder, the number its PSN, and `-` behind it that it does not ask for an
-//! acknowledgement. The MTU is 256.
+//! Conversations of a requester and a responder in virtual time, as traces. `->` is a packet of the requester, `<-` one
+//! of the responder. The number is its PSN; a `-` after it means that it requests no acknowledgement. The MTU is 256.
 
 #![allow(clippy::cast_possible_truncation)]
 

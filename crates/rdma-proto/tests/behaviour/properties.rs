@@ -1,4 +1,4 @@
-//! Laws that hold for every packet, tried on all short ones and on random ones.
+//! Laws that hold for every packet, checked on all short ones and on random ones.
 
 use proptest::prelude::*;
 use rdma_proto::wire::{
@@ -11,7 +11,7 @@ fn opcodes() -> Vec<Opcode> {
     (0..=u8::MAX).filter_map(Opcode::from_code).collect()
 }
 
-/// What a sender would have written: zeros in reserved bits and in the pad.
+/// The bytes that a sender would have written: zeros in reserved bits and in the pad.
 fn canonical(datagram: &[u8]) -> Vec<u8> {
     let mut bytes = datagram.to_vec();
     bytes[4] &= 0xc0;
@@ -24,7 +24,7 @@ fn canonical(datagram: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Reads; whatever can be read comes back.
+/// Reads a packet, and checks that it is written unchanged.
 fn read_and_write(datagram: &[u8]) -> Result<(), ParseError> {
     let packet = Packet::parse(datagram)?;
     let expected = canonical(datagram);
@@ -37,7 +37,7 @@ fn read_and_write(datagram: &[u8]) -> Result<(), ParseError> {
 }
 
 #[test]
-fn what_is_a_packet_depends_on_opcode_length_and_pad() {
+fn opcode_length_and_pad_decide_whether_bytes_are_a_packet() {
     let lengths = |first, pad| (0..=64).map(move |len| (first, pad, len));
     let pads = |first| (0..4).flat_map(move |pad| lengths(first, pad));
     for (first, pad, len) in (0..=u8::MAX).flat_map(pads) {
@@ -62,7 +62,7 @@ fn what_is_a_packet_depends_on_opcode_length_and_pad() {
 }
 
 #[test]
-fn headers_are_those_of_the_opcode() {
+fn headers_must_match_the_opcode() {
     let mut room = [0; 64];
     for opcode in opcodes() {
         let bytes = [[opcode.code(), 0, 0xff, 0xff], [0; 4], [0; 4]].concat();
@@ -78,7 +78,7 @@ fn headers_are_those_of_the_opcode() {
         let (imm, ieth) = (ImmDt { immediate: 0 }, Ieth { rkey: Rkey::new(0) });
         let both = Headers { imm: Some(imm), ieth: Some(ieth), ..full };
         assert_eq!(both.emit(&mut room), Err(EmitError::Headers), "{opcode}");
-        // As many as asked for, and others.
+        // As many headers as required, but the wrong ones.
         let other = Headers { ieth: Some(ieth), ..bare };
         if opcode.headers().len() == 1 && full.ieth.is_none() {
             assert_eq!(other.emit(&mut room), Err(EmitError::Headers), "{opcode}");
@@ -87,7 +87,7 @@ fn headers_are_those_of_the_opcode() {
 }
 
 #[test]
-fn the_pad_is_that_of_the_payload() {
+fn the_pad_must_match_the_payload() {
     let opcode = Opcode::from_code(0).unwrap();
     for (payload, announced) in (0..8).flat_map(|len| (0..8).map(move |other| (len, other))) {
         let bth = Bth::new(opcode, Qpn::default(), Psn::default());
@@ -101,7 +101,7 @@ fn the_pad_is_that_of_the_payload() {
 }
 
 #[test]
-fn numbers_that_are_too_wide_touch_no_other_field() {
+fn excess_bits_of_a_number_change_no_other_field() {
     let mut bytes = [0; Aeth::LEN];
     let syndrome = Syndrome::Ack(CreditCount::UNLIMITED);
     Aeth { syndrome, msn: 0xff00_0001 }.emit(&mut bytes);
@@ -123,7 +123,7 @@ fn sent() -> (IpHeader, UdpHeader, Vec<u8>) {
 }
 
 #[test]
-fn the_icrc_covers_each_bit_of_the_packet_but_those_of_congestion() {
+fn the_icrc_covers_each_bit_of_the_packet_except_congestion_bits() {
     let (ip, udp, packet) = sent();
     let right = icrc(&ip, &udp, &packet);
     for bit in 0..packet.len() * 8 {
@@ -132,12 +132,12 @@ fn the_icrc_covers_each_bit_of_the_packet_but_those_of_congestion() {
         let same = icrc(&ip, &udp, &flipped) == right;
         assert_eq!(same, bit / 8 == 4, "bit {bit}");
     }
-    // Too short for a packet, and yet no reason to panic.
+    // Too short for a packet, but no reason to panic.
     assert_ne!(icrc(&ip, &udp, &packet[..11]), icrc(&ip, &udp, &[]));
 }
 
 #[test]
-fn the_icrc_covers_what_routers_leave_alone() {
+fn the_icrc_covers_all_fields_that_routers_keep() {
     let (ip, udp, packet) = sent();
     let IpHeader::V4(v4) = ip else { panic!("{ip:?}") };
     let v6 = Ipv6Header::new("fe80::1".parse().unwrap(), "fe80::2".parse().unwrap(), &udp);
@@ -189,12 +189,12 @@ fn other_ip_datagrams_are_refused() {
     }
     let padded = [datagram, &[0; 6]].concat();
     let (_, carried) = IpHeader::parse(&padded).unwrap();
-    assert_eq!(carried, &datagram[20..], "what Ethernet adds is left out");
+    assert_eq!(carried, &datagram[20..], "the padding of Ethernet is left out");
 }
 
 proptest! {
     #[test]
-    fn bytes_that_are_a_packet_come_back(
+    fn bytes_of_a_packet_are_written_unchanged(
         opcode in prop::sample::select(opcodes()),
         flags: u8,
         p_key: [u8; 2],
@@ -211,7 +211,7 @@ proptest! {
     }
 
     #[test]
-    fn captured_packets_with_other_bytes_come_back(
+    fn modified_captured_packets_are_written_unchanged(
         (name, _) in prop::sample::select(crate::pcap::CAPTURES.to_vec()),
         which: prop::sample::Index,
         changes in prop::collection::vec((0..60_usize, any::<u8>()), 1..4),
@@ -229,7 +229,7 @@ proptest! {
     }
 
     #[test]
-    fn ipv4_headers_come_back(
+    fn ipv4_headers_are_written_unchanged(
         tos: u8,
         ttl: u8,
         dont_fragment: bool,
@@ -248,7 +248,7 @@ proptest! {
     }
 
     #[test]
-    fn ipv6_headers_come_back(mut bytes: [u8; Ipv6Header::LEN]) {
+    fn ipv6_headers_are_written_unchanged(mut bytes: [u8; Ipv6Header::LEN]) {
         bytes[0] = 0x60 | bytes[0] & 0x0f;
         bytes[6] = 17;
         let mut again = [0; Ipv6Header::LEN];

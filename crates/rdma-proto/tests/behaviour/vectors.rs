@@ -1,4 +1,4 @@
-//! Packets that the kernel's SoftRoCE sent, byte for byte; `vectors/README.md` says how they were captured.
+//! Packets that the kernel's SoftRoCE sent, byte for byte; see `vectors/README.md` for how they were captured.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,12 +7,12 @@ use rdma_proto::wire::{
     Aeth, Headers, IpHeader, Ipv4Header, Operation, Packet, ParseError, Syndrome, UdpHeader, icrc,
 };
 
-/// All that an IP datagram of RoCEv2 is.
+/// The parts of a RoCEv2 IP datagram.
 struct Datagram<'a> {
     ip: IpHeader,
     udp: UdpHeader,
     packet: Packet<'a>,
-    /// What the ICRC covers of the packet.
+    /// The bytes of the packet that the ICRC covers.
     covered: &'a [u8],
 }
 
@@ -41,7 +41,7 @@ impl<'a> Datagram<'a> {
         icrc(&self.ip, &self.udp, self.covered) == self.packet.icrc
     }
 
-    /// As if it had been sent with another identification, and with DF.
+    /// The same datagram with another identification, and with DF.
     fn identified(&self, identification: u16) -> Datagram<'a> {
         let IpHeader::V4(ip) = self.ip else { panic!("no IPv4") };
         let ip = IpHeader::V4(Ipv4Header { identification, dont_fragment: true, ..ip });
@@ -49,10 +49,10 @@ impl<'a> Datagram<'a> {
     }
 }
 
-/// What a capture has: packets by opcode, datagrams that are not RoCEv2, and those whose ICRC is wrong.
+/// The content of a capture: packets by opcode, datagrams that are not RoCEv2, and those with a wrong ICRC.
 type Census = (BTreeMap<String, usize>, Vec<ParseError>, Vec<usize>);
 
-/// Takes a capture to pieces and puts it together again.
+/// Parses every packet of a capture and writes it again.
 fn census(name: &str) -> Census {
     let (mut opcodes, mut others, mut wrong) = Census::default();
     for (at, bytes) in crate::pcap::datagrams(name).into_iter().enumerate() {
@@ -146,7 +146,7 @@ fn big() {
     assert_eq!(census("big"), (expected, vec![], vec![]));
 }
 
-/// Five are not what they were sealed as; the tests below say why.
+/// Five have an ICRC for another header than the captured one; the tests below explain why.
 #[test]
 fn user() {
     let expected = opcodes([
@@ -172,7 +172,7 @@ fn user() {
     assert_eq!(census("user"), (expected, vec![], vec![28, 29, 30, 31, 32]));
 }
 
-/// The others look for routers, and are of ICMPv6, in one case behind an option.
+/// The others are ICMPv6 packets that look for routers, one of them with an option before it.
 #[test]
 fn v6() {
     let expected = opcodes([
@@ -200,7 +200,7 @@ fn the_icrc_covers_identification_and_df() {
     }
 }
 
-/// What the kernel makes of one buffer with UDP_SEGMENT is numbered from 0.
+/// The kernel numbers the segments of one UDP_SEGMENT buffer from 0.
 #[test]
 fn segments_of_one_buffer_are_numbered() {
     let buffer = crate::pcap::datagrams("user")[32].split_at(28).1;
@@ -217,7 +217,7 @@ fn segments_of_one_buffer_are_numbered() {
 
 /// Another program, which shares no code with this crate, wrote a line for each packet of `rxe.pcap`.
 #[test]
-fn fields_are_what_another_decoder_saw() {
+fn fields_equal_those_of_another_decoder() {
     let lines: Vec<_> = include_str!("../vectors/rxe.txt").lines().collect();
     let datagrams = crate::pcap::datagrams("rxe");
     assert_eq!((lines.len(), datagrams.len()), (152, 152));
@@ -227,7 +227,7 @@ fn fields_are_what_another_decoder_saw() {
     }
 }
 
-/// In the order of [`Operation::ALL`].
+/// The names in the order of [`Operation::ALL`].
 const NAMES: [&str; 23] = [
     "SEND_FIRST",
     "SEND_MID",

@@ -1,5 +1,5 @@
-//! What the fuzz targets run, with the compiler and the time that each change has: on the seeds, on parts of them
-//! and on random bytes. `docs/testing.md` says how to fuzz.
+//! The code of the fuzz targets, with the compiler and in the time that each change has. It runs on the seeds, on parts
+//! of them and on random bytes. See `docs/testing.md` for how to fuzz.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(clippy::cast_possible_truncation)]
@@ -22,7 +22,7 @@ fn run(target: &str, bytes: &[u8]) {
     }
 }
 
-/// The fuzzers look for them in the folder where this writes them.
+/// The fuzzers look for seeds in the folder where this writes them.
 #[test]
 fn the_captured_conversations_are_seeds() {
     for (target, name, bytes) in seeds::all() {

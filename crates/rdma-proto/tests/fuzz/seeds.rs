@@ -1,4 +1,4 @@
-//! What the fuzzers begin with: the captured conversations, as inputs of the targets.
+//! The seeds of the fuzzers: the captured conversations, as inputs of the targets.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::pcap::{self, CAPTURES};
 /// A target, a name, and the input.
 pub(crate) type Seed = (&'static str, String, Vec<u8>);
 
-/// Longer ones slow the fuzzer down.
+/// Longer inputs slow the fuzzer down.
 const MOST_BYTES: usize = 4096;
 
 pub(crate) fn all() -> Vec<Seed> {
@@ -36,7 +36,7 @@ pub(crate) fn all() -> Vec<Seed> {
     seeds
 }
 
-/// A datagram of each opcode and version of IP.
+/// A datagram of each opcode and IP version.
 fn packets() -> Vec<Seed> {
     let (mut seeds, mut seen) = (Vec::new(), BTreeSet::new());
     for datagram in CAPTURES.iter().flat_map(|(name, _)| pcap::datagrams(name)) {
@@ -54,7 +54,7 @@ fn packets() -> Vec<Seed> {
     seeds
 }
 
-/// The packets of a service without connections of its own in the list of flows.
+/// The packets of a service that has no connections in the list of flows.
 fn of_service(service: Service) -> Vec<Captured> {
     let datagrams = pcap::datagrams("rxe").into_iter();
     let packets = datagrams.filter_map(|datagram| {
@@ -75,19 +75,19 @@ fn number(operation: Operation) -> u8 {
     Operation::ALL.iter().position(|&other| other == operation).unwrap() as u8
 }
 
-/// So far from another PSN, as near as an input can say it.
+/// The distance from another PSN, clamped to the range of an input.
 fn ahead(psn: Psn, of: Psn) -> i8 {
     psn.offset_from(of).clamp(-128, 127) as i8
 }
 
-/// Where the memory of a request begins, and how long it is.
+/// The memory address and the length of a request.
 fn place(headers: &Headers) -> (u64, u32) {
     let reth = headers.reth.map(|reth| (reth.va, reth.length));
     let atomic = headers.atomic.map(|atomic| (atomic.va, 8));
     reth.or(atomic).unwrap_or_default()
 }
 
-/// How many PSNs the packet uses.
+/// The number of PSNs that the packet uses.
 fn psns(packet: &Captured) -> u32 {
     match packet.operation() {
         Operation::RdmaReadRequest => place(&packet.headers).1.div_ceil(256).max(1),
@@ -138,7 +138,7 @@ fn poll(bytes: &mut Vec<u8>) {
     Poll { times: 9, room: 16 }.write(bytes);
 }
 
-/// The same as bytes, about memory that is there.
+/// The same packets as raw bytes, with addresses of existing memory.
 fn raw(packets: &[Captured]) -> Vec<u8> {
     let mut bytes = Vec::new();
     setting(0, packets[0].psn()).write(&mut bytes);
@@ -173,7 +173,7 @@ fn answered(service: u8, packets: &[Captured]) -> Vec<u8> {
         if packet.operation().is_response() {
             answer(packet, end, messages, &mut bytes);
         } else if packet.psn().is_before(end) {
-            // It was sent again.
+            // A retransmission.
             bytes.push(Tag::Next as u8);
             bytes.extend([0; 4]);
         } else {

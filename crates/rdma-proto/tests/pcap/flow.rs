@@ -1,11 +1,11 @@
-//! The captured packets of reliable connections, by who talks to whom.
+//! The captured packets of reliable connections, by the two ends of each.
 
 use rdma_proto::wire::{Headers, IpHeader, NakCode, Operation, Packet, Service, Syndrome};
 use rdma_types::{Psn, Qpn};
 
 use super::pcap;
 
-/// A requester, by the last byte of its address and the queue pair that it talks to; and its own queue pair.
+/// A requester, by the last byte of its address and the queue pair of its peer; and its own queue pair.
 pub(crate) struct Flow {
     pub(crate) capture: &'static str,
     pub(crate) requester: u8,
@@ -17,7 +17,7 @@ const fn flow(capture: &'static str, requester: u8, to: u32, from: u32) -> Flow 
     Flow { capture, requester, to, from }
 }
 
-/// All of reliable connections.
+/// All flows of reliable connections.
 pub(crate) const FLOWS: [Flow; 13] = [
     flow("rxe", 1, 0x11, 0x11),
     flow("rxe", 1, 0x14, 0x14),
@@ -54,7 +54,7 @@ impl Captured {
     }
 }
 
-/// The packets of a flow, both ways, in the order of the capture.
+/// Returns the packets of a flow, both ways, in the order of the capture.
 pub(crate) fn conversation(flow: &Flow) -> Vec<Captured> {
     let mut found: Vec<Captured> = Vec::new();
     for (at, bytes) in pcap::datagrams(flow.capture).into_iter().enumerate() {
@@ -63,7 +63,7 @@ pub(crate) fn conversation(flow: &Flow) -> Vec<Captured> {
         let packets = match (flow.capture, at) {
             // Their ICRC is wrong, and SoftRoCE dropped them.
             ("user", 28..=31) => continue,
-            // The kernel sent it as three.
+            // The kernel sent it as three packets.
             ("user", 32) => carried.chunks(40).collect(),
             _ => vec![carried],
         };

@@ -1,4 +1,4 @@
-//! Reads captures in the classic format of libpcap.
+//! Reads captures in the classic libpcap format.
 
 /// The captures, each with its name.
 pub(crate) const CAPTURES: [(&str, &[u8]); 5] = [
@@ -17,7 +17,7 @@ pub(crate) fn datagrams(name: &str) -> Vec<&'static [u8]> {
     assert_eq!(word(header, 20), 1, "{name}: Ethernet");
     let mut found = Vec::new();
     while !rest.is_empty() {
-        // Seconds, microseconds, the bytes that were kept, the bytes that there were.
+        // Seconds, microseconds, the captured length, the original length.
         let (record, behind) = rest.split_at(16);
         assert_eq!(word(record, 8), word(record, 12), "{name}: whole frames");
         let (frame, behind) = behind.split_at(word(record, 8));

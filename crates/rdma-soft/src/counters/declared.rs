@@ -99,7 +99,7 @@ counters! {
     /// Requests of peers that found no receive request here, each time.
     send_rnr_err: requests or packets, "running_connections_are_counted";
     /// Reports of a peer that a packet is missing.
-    rcvd_seq_err: packets of connections, "a_gap";
+    rcvd_seq_err: packets of connections, "a_gap_is_counted_at_both_ends";
     /// Always 0: SoftRoCE counts here how often its completer was left to another thread.
     ack_deferred: nothing;
     /// Requests that failed because the peer did not answer.
@@ -118,39 +118,39 @@ counters! {
     /// Receive requests that completed with success.
     rdma_recvs: requests, "sends_and_receives_are_counted_when_they_are_done";
     /// Expired acknowledgement timers.
-    local_ack_timeout_err: packets of connections, "a_lost_acknowledgement";
+    local_ack_timeout_err: packets of connections, "a_lost_acknowledgement_is_counted_as_a_timeout_and_a_duplicate";
     /// Probes: the oldest packet, sent again alone.
     roce_adp_retrans: packets of connections, "silence_is_probed";
     /// Responses past a READ or an atomic that was not answered.
-    implied_nak_seq_err: packets of connections, "a_response_that_is_lost";
+    implied_nak_seq_err: packets of connections, "a_lost_response_is_counted_as_an_implied_nak";
     /// Messages without acknowledgements, datagrams too, that were dropped because the receive request was missing or
     /// too small.
     out_of_buffer: packets of connections, "lost_messages_are_counted";
     /// Requests that were refused because their key, range or rights are wrong.
     resp_remote_access_errors: packets of connections, "a_refused_request_is_counted_by_the_responder";
     /// Requests that were refused because they are invalid in themselves.
-    resp_invalid_request_errors: packets of connections, "requests_that_are_refused";
+    resp_invalid_request_errors: packets of connections, "refused_requests_are_counted_by_reason";
     /// Requests, datagrams too, that were refused because the responder could not complete them.
-    resp_remote_operation_errors: packets of connections, "a_response_that_cannot_be_finished";
+    resp_remote_operation_errors: packets of connections, "an_unfinished_response_is_counted_once";
     /// Datagrams with another Q_Key than their receiver's, also without packets.
     qkey_viol_cntr: datagrams, "datagrams_to_groups_are_one_request_each_and_one_for_each_member";
     /// Requests before the expected one that are not answered: too old, different from the original, or with a PSN that
     /// was never received.
     unanswered_duplicate: packets of connections, "a_duplicate_that_is_too_old_is_dropped";
     /// Responses whose PSN is not in flight: duplicates, or answers to no request.
-    unsolicited_response: packets of connections, "a_doubled_acknowledgement";
+    unsolicited_response: packets of connections, "a_doubled_acknowledgement_is_counted_as_unsolicited";
     /// Negative acknowledgements of packets that are about to be sent again anyway.
-    stale_nak: packets of connections, "a_negative_acknowledgement_that_comes_twice";
+    stale_nak: packets of connections, "a_doubled_negative_acknowledgement_is_counted_as_stale";
     /// Acknowledgements with a reserved syndrome, and responses with data whose syndrome is not ACK.
-    reserved_syndrome: packets of connections, "syndromes_that_are_reserved";
+    reserved_syndrome: packets of connections, "reserved_syndromes_are_dropped";
     /// Responses that do not fit their request, which failed, and acknowledgements with a payload.
-    bad_response: packets of connections, "a_response_that_does_not_fit";
+    bad_response: packets of connections, "a_response_that_does_not_match_is_counted";
     /// Packets of the right service with an opcode that their receiver does not accept.
-    wrong_opcode: packets of connections, "packets_of_another_service_or_way";
+    wrong_opcode: packets of connections, "packets_of_another_service_or_direction_are_dropped";
     /// Packets that arrived after a request of their connection had failed.
-    after_end: packets of connections, "requests_that_are_refused";
+    after_end: packets of connections, "refused_requests_are_counted_by_reason";
     /// Requests that this process dropped for a reason of its own.
-    dropped_by_host: packets of connections, "a_host_that_drops";
+    dropped_by_host: packets of connections, "a_packet_dropped_by_the_host_arrives_again";
     /// Packets with a wrong ICRC: damaged on a simulated link, or received by UDP.
     rx_icrc_encapsulated: packets, "a_bad_network_is_recovered_from_and_the_same_each_time";
     /// Packets of another partition than the port's.

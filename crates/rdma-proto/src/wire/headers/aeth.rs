@@ -1,4 +1,4 @@
-//! AETH: what the responder says to a request.
+//! AETH: the responder's answer to a request.
 
 use rdma_types::MinRnrTimer;
 
@@ -20,15 +20,15 @@ use crate::wire::bytes::{Reader, Writer};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Aeth {
-    /// Whether it worked.
+    /// The result: acknowledged, or why not.
     pub syndrome: Syndrome,
-    /// The message sequence number: how many messages the responder has completed, modulo 2^24 (IBTA
-    /// section 9.7.7.1). Higher bits are not sent.
+    /// The message sequence number: the number of messages that the responder has completed, modulo 2^24 (IBTA section
+    /// 9.7.7.1). Higher bits are not sent.
     pub msn: u32,
 }
 
 impl Aeth {
-    /// How many bytes it has.
+    /// The size in bytes.
     pub const LEN: usize = 4;
 
     /// Reads the header.
@@ -46,7 +46,7 @@ impl Aeth {
     }
 }
 
-/// What an acknowledgement says (IBTA section 9.7.5).
+/// The content of an acknowledgement (IBTA section 9.7.5).
 ///
 /// # Examples
 ///
@@ -61,13 +61,14 @@ impl Aeth {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Syndrome {
-    /// It worked, up to and with this PSN; and so many more messages may be sent.
+    /// Everything up to and including this PSN succeeded; the credits are the number of further messages that may be
+    /// sent.
     Ack(CreditCount),
     /// The receiver is not ready: try again after this time.
     RnrNak(MinRnrTimer),
-    /// It did not work.
+    /// The request failed.
     Nak(NakCode),
-    /// A code that the specification reserves, as it came.
+    /// A code that the specification reserves, unchanged.
     Reserved(u8),
 }
 
@@ -99,7 +100,7 @@ impl Syndrome {
     }
 }
 
-/// How many more messages the responder has receives for, as a code of 5 bits (IBTA section 9.7.7.2).
+/// The number of further messages that the responder has receives for, as a 5-bit code (IBTA section 9.7.7.2).
 ///
 /// # Examples
 ///
@@ -114,7 +115,7 @@ impl Syndrome {
 pub struct CreditCount(u8);
 
 impl CreditCount {
-    /// The responder does not count: what a queue pair with a shared receive queue says, and SoftRoCE always.
+    /// The responder does not count: always sent by SoftRoCE, and by a queue pair with a shared receive queue.
     pub const UNLIMITED: Self = Self(31);
 
     /// The count with this code, or `None` if it has more than 5 bits.
@@ -131,8 +132,8 @@ impl CreditCount {
         self.0
     }
 
-    /// How many messages that is; `None` if there is no limit. The codes go up by half or a third each: 1,
-    /// 2, 3, 4, 6, 8, 12, and so on.
+    /// Returns the number of messages; `None` if there is no limit. Each code is larger than the one before by a half
+    /// or a third: 1, 2, 3, 4, 6, 8, 12, and so on.
     #[must_use]
     pub const fn messages(self) -> Option<u16> {
         let half = self.0 >> 1;
@@ -145,20 +146,20 @@ impl CreditCount {
     }
 }
 
-/// Why a request did not work (IBTA section 9.7.5.2.2).
+/// The reason why a request failed (IBTA section 9.7.5.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum NakCode {
     /// A packet before this one is missing: send again from the PSN of the NAK.
     PsnSequence = 0,
-    /// The request itself is wrong, or more than fits the receive.
+    /// The request itself is invalid, or longer than the receive.
     InvalidRequest = 1,
-    /// Key, range or rights are wrong.
+    /// The key, the range or the rights are wrong.
     RemoteAccess = 2,
-    /// The responder cannot go on.
+    /// The responder cannot continue.
     RemoteOperational = 3,
-    /// Of reliable datagrams.
+    /// Only for reliable datagrams.
     InvalidRdRequest = 4,
 }
 
@@ -190,7 +191,7 @@ mod tests {
             assert_eq!(syndrome.code(), code);
             reserved += u32::from(syndrome == Syndrome::Reserved(code));
         }
-        // Known are 32 counts, 32 timers and 5 codes.
+        // 32 counts, 32 timers and 5 codes are specified.
         assert_eq!(reserved, 256 - 32 - 32 - 5);
     }
 

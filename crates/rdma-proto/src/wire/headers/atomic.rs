@@ -1,4 +1,4 @@
-//! AtomicETH: what an atomic operation works on, and with.
+//! AtomicETH: the memory and the operands of an atomic operation.
 
 use rdma_types::Rkey;
 
@@ -8,7 +8,7 @@ use crate::wire::bytes::{Reader, Writer};
 ///
 /// # Examples
 ///
-/// A one is added to the word at 0x1000:
+/// An addition of 1 to the word at 0x1000:
 ///
 /// ```
 /// use rdma_proto::wire::AtomicEth;
@@ -26,14 +26,14 @@ pub struct AtomicEth {
     pub va: u64,
     /// The key of the memory.
     pub rkey: Rkey,
-    /// What a CmpSwap puts there, or what a FetchAdd adds (SwapDt).
+    /// The value that a CmpSwap stores, or that a FetchAdd adds (SwapDt).
     pub swap_or_add: u64,
-    /// What a CmpSwap expects to find (CmpDt).
+    /// The value that a CmpSwap expects (CmpDt).
     pub compare: u64,
 }
 
 impl AtomicEth {
-    /// How many bytes it has.
+    /// The size in bytes.
     pub const LEN: usize = 28;
 
     /// Reads the header.

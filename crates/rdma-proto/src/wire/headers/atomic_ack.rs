@@ -1,4 +1,4 @@
-//! AtomicAckETH: what an atomic operation found.
+//! AtomicAckETH: the result of an atomic operation.
 
 /// The atomic acknowledge extended transport header (IBTA section 9.3). It follows an
 /// [`Aeth`](super::aeth::Aeth).
@@ -17,7 +17,7 @@ pub struct AtomicAckEth {
 }
 
 impl AtomicAckEth {
-    /// How many bytes it has.
+    /// The size in bytes.
     pub const LEN: usize = 8;
 
     /// Reads the header.

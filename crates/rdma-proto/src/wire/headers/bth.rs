@@ -1,4 +1,4 @@
-//! BTH: the header that every packet begins with.
+//! BTH: the header at the start of every packet.
 
 use rdma_types::{Psn, Qpn};
 
@@ -15,8 +15,7 @@ const ACK_REQUEST: u8 = 0x80;
 
 /// The base transport header (IBTA section 9.2).
 ///
-/// The transport version (TVer) is not a field: there is only version 0, and
-/// [`parse`](Self::parse) refuses others.
+/// The transport version (TVer) is not a field: only version 0 exists, and [`parse`](Self::parse) refuses others.
 ///
 /// # Examples
 ///
@@ -37,33 +36,33 @@ const ACK_REQUEST: u8 = 0x80;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Bth {
-    /// What the packet is, and which headers follow.
+    /// The operation of the packet, which also determines the headers that follow.
     pub opcode: Opcode,
-    /// Solicited event (SE): whoever waits for solicited completions alone is woken too.
+    /// Whether the packet is a solicited event (SE), which also wakes threads that wait for solicited completions only.
     pub solicited: bool,
-    /// MigReq, of automatic path migration.
+    /// MigReq, for automatic path migration.
     pub migration: bool,
-    /// How many bytes the payload lacks to whole words.
+    /// The number of pad bytes after the payload.
     pub pad_count: PadCount,
-    /// The partition, with the bit of full members on top.
+    /// The partition; the highest bit is set for full members.
     pub p_key: u16,
     /// Forward explicit congestion notification: the packet met congestion.
     pub fecn: bool,
-    /// Backward explicit congestion notification: packets the other way met congestion.
+    /// Backward explicit congestion notification: packets in the other direction met congestion.
     pub becn: bool,
     /// The queue pair that the packet is for (DestQP).
     pub destination: Qpn,
-    /// AckReq: the responder is asked for an acknowledgement.
+    /// AckReq: the sender requests an acknowledgement from the responder.
     pub ack_request: bool,
-    /// Where the packet stands in its sequence.
+    /// The packet sequence number.
     pub psn: Psn,
 }
 
 impl Bth {
-    /// How many bytes it has.
+    /// The size in bytes.
     pub const LEN: usize = 12;
 
-    /// The default partition, as its full member: the only one on most networks (IBTA section 10.9).
+    /// The default partition, as a full member: the only one on most networks (IBTA section 10.9).
     pub const DEFAULT_P_KEY: u16 = 0xffff;
 
     /// A header with no flag set and no pad, in the default partition.
@@ -133,7 +132,7 @@ impl Bth {
     }
 }
 
-/// How many bytes of zeros follow the payload, so that a packet has whole words: 0 to 3 (IBTA section 9.2).
+/// The number of zero bytes after the payload that fill the last word: 0 to 3 (IBTA section 9.2).
 ///
 /// # Examples
 ///
@@ -146,10 +145,10 @@ impl Bth {
 pub struct PadCount(u8);
 
 impl PadCount {
-    /// For a payload of whole words.
+    /// The pad of a payload of whole words.
     pub const NONE: Self = Self(0);
 
-    /// For a payload of this length.
+    /// The pad of a payload of this length.
     #[must_use]
     #[inline]
     pub const fn of(payload_len: usize) -> Self {

@@ -1,4 +1,4 @@
-//! DETH: who sent a datagram, and by what right.
+//! DETH: the sender of a datagram, and its Q_Key.
 
 use rdma_types::Qpn;
 
@@ -16,14 +16,14 @@ use crate::wire::bytes::{Reader, Writer};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Deth {
-    /// The Q_Key, which has to be that of the receiving queue pair.
+    /// The Q_Key, which must be that of the receiving queue pair.
     pub qkey: u32,
     /// The queue pair that sent it (SrcQP).
     pub source: Qpn,
 }
 
 impl Deth {
-    /// How many bytes it has.
+    /// The size in bytes.
     pub const LEN: usize = 8;
 
     /// Reads the header.

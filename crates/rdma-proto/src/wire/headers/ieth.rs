@@ -1,4 +1,4 @@
-//! IETH: the key that a SEND takes back.
+//! IETH: the key that a SEND invalidates.
 
 use rdma_types::Rkey;
 
@@ -18,7 +18,7 @@ pub struct Ieth {
 }
 
 impl Ieth {
-    /// How many bytes it has.
+    /// The size in bytes.
     pub const LEN: usize = 4;
 
     /// Reads the header.

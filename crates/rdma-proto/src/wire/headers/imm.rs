@@ -1,4 +1,4 @@
-//! ImmDt: the word that a message carries beside its payload.
+//! ImmDt: a word that a message carries in addition to its payload.
 
 /// Immediate data (IBTA section 9.3), for the completion of the receiver.
 ///
@@ -16,7 +16,7 @@ pub struct ImmDt {
 }
 
 impl ImmDt {
-    /// How many bytes it has.
+    /// The size in bytes.
     pub const LEN: usize = 4;
 
     /// Reads the header.

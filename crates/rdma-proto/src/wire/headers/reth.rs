@@ -1,11 +1,10 @@
-//! RETH: where a WRITE or a READ begins, and how long it is.
+//! RETH: the address and the length of a WRITE or a READ.
 
 use rdma_types::Rkey;
 
 use crate::wire::bytes::{Reader, Writer};
 
-/// The RDMA extended transport header (IBTA section 9.3): the range of remote memory that a WRITE or a READ is
-/// about.
+/// The RDMA extended transport header (IBTA section 9.3): the range of remote memory that a WRITE or a READ accesses.
 ///
 /// # Examples
 ///
@@ -28,7 +27,7 @@ pub struct Reth {
 }
 
 impl Reth {
-    /// How many bytes it has.
+    /// The size in bytes.
     pub const LEN: usize = 16;
 
     /// Reads the header.

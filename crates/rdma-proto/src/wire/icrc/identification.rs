@@ -1,14 +1,14 @@
-//! The identification of an IPv4 header, for who is not told it.
+//! The identification of an IPv4 header, for receivers that cannot read the header.
 
 use crc32fast::Hasher;
 
-/// What the identification of an IPv4 header changes in the [ICRC](crate::wire::icrc) of packets of one length.
+/// The effect of the IPv4 identification on the [ICRC](crate::wire::icrc), for packets of one length.
 ///
-/// The ICRC covers the identification, which is none of the fields that routers change (IBTA volume 1, annex A17), and a
-/// UDP socket does not tell it. But a CRC is linear: each of the 16 bits changes it in the same way whatever else is in
-/// the packet. So the identification follows from how far the ICRC of a packet is from the one that it would have with
-/// identification 0. Of random damage one packet in 65,536 is taken for one with another identification, besides
-/// the one in 2^32 that a checksum lets pass.
+/// The ICRC covers the identification, since routers do not change this field (IBTA volume 1, annex A17), but a UDP
+/// socket does not report it. A CRC is linear: each of the 16 bits changes it in the same way, regardless of the rest
+/// of the packet. So the difference between the ICRC of a packet and its ICRC with identification 0 determines the
+/// identification. One randomly damaged packet in 65,536 looks like a packet with another identification. That adds to
+/// the one in 2^32 that any such checksum misses.
 ///
 /// # Examples
 ///
@@ -26,16 +26,16 @@ use crc32fast::Hasher;
 /// ```
 #[derive(Clone, Debug)]
 pub struct IdentificationSearch {
-    /// What changes the checksum in that bit and in none above, and by which bits of the identification, if there is such
-    /// a change.
+    /// One row per bit: a checksum change in which this bit is the highest, and the identification bits that cause it.
+    /// A row is zero if no such change exists.
     rows: [(u32, u16); 32],
 }
 
-/// What is between the identification and the BTH: the rest of the IPv4 header, and a UDP header.
+/// The bytes between the identification and the BTH: the rest of the IPv4 header, and a UDP header.
 const BETWEEN: usize = 14 + 8;
 
 impl IdentificationSearch {
-    /// For packets of so many bytes from the BTH to the end of the pad.
+    /// A search for packets with `length` bytes from the BTH to the end of the pad.
     #[must_use]
     pub fn new(length: usize) -> Self {
         let behind = BETWEEN.saturating_add(length);
@@ -48,8 +48,8 @@ impl IdentificationSearch {
         Self { rows }
     }
 
-    /// The identification of a packet whose ICRC is `found`, and would be `with_zero` if the identification were 0. `None`
-    /// if there is none: the packet is damaged.
+    /// Returns the identification of a packet whose ICRC is `found`, and would be `with_zero` if the identification
+    /// were 0. Returns `None` if no identification matches: the packet is damaged.
     #[must_use]
     pub fn find(&self, with_zero: u32, found: u32) -> Option<u16> {
         let (left, identification) = reduced(&self.rows, with_zero ^ found, 0);
@@ -57,7 +57,7 @@ impl IdentificationSearch {
     }
 }
 
-/// Of an identification and zeroes behind it.
+/// The checksum of an identification followed by `behind` zeroes.
 fn checksum(identification: u16, mut behind: usize) -> u32 {
     let zeroes = [0; 256];
     let mut crc = Hasher::new();
@@ -70,7 +70,7 @@ fn checksum(identification: u16, mut behind: usize) -> u32 {
     crc.finalize()
 }
 
-/// Adds the rows to a difference that take its upper bits away.
+/// Adds rows to a difference to clear its upper bits.
 fn reduced(rows: &[(u32, u16); 32], mut difference: u32, mut identification: u16) -> (u32, u16) {
     for &(row, bits) in rows.iter().rev() {
         if row != 0 && difference.leading_zeros() == row.leading_zeros() {
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use crate::wire::{IpHeader, Ipv4Header, UdpHeader, icrc};
 
-    /// Each identification is found, whatever is in the packet, and at each length.
+    /// Each identification is found, for any content and at each length.
     #[test]
     fn each_identification_is_found() {
         for length in [12_usize, 16, 40, 1036, 4116] {
@@ -114,7 +114,7 @@ mod tests {
         }
     }
 
-    /// Of damage one in 65,536 is not seen: 2^16 of 2^32 checksums have an identification.
+    /// One damaged packet in 65,536 goes unnoticed: 2^16 of 2^32 checksums match an identification.
     #[test]
     fn damage_is_found_but_for_one_in_65536() {
         let search = IdentificationSearch::new(40);

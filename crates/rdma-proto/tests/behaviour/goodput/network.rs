@@ -1,4 +1,4 @@
-//! A requester, a responder, and a link of its own for each direction, in virtual time.
+//! A requester, a responder, and a separate link for each direction, in virtual time.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -16,37 +16,37 @@ use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu, Psn
 const MTU: Mtu = Mtu::MTU1024;
 const MESSAGE: u32 = 1 << 16;
 const MESSAGES: u32 = 200;
-/// One way, in nanoseconds.
+/// The one-way latency, in nanoseconds.
 const LATENCY: u64 = 10_000;
-/// What Ethernet (with preamble and gap), IPv4 and UDP add to a packet, and its ICRC.
+/// The bytes that Ethernet (with preamble and gap), IPv4, UDP and the ICRC add to a packet.
 const AROUND: u64 = 38 + 20 + 8 + 4;
 /// The most packets of a run.
 const RUN: usize = 16;
 
-/// What is measured.
+/// The measured configuration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scenario {
     pub(crate) kind: Kind,
-    /// So many of 1000 packets get lost.
+    /// The number of packets lost out of 1000.
     pub(crate) loss: u64,
     pub(crate) window: u32,
-    /// As a code.
+    /// The timeout, as a code.
     pub(crate) timeout: u8,
-    /// How many packets a link takes before it is free again.
+    /// The number of packets that a link buffers.
     pub(crate) room: usize,
 }
 
-/// What came out.
+/// The results of a measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Measured {
-    /// In a second.
+    /// The goodput per second.
     pub(crate) megabytes: u64,
     pub(crate) timeouts: u64,
     pub(crate) probes: u64,
 }
 
 impl Scenario {
-    /// Without loss, with what is the default, and timeout code 10. A link takes 16 packets.
+    /// A scenario without loss, with default values and timeout code 10. A link buffers 16 packets.
     pub(crate) fn new(kind: Kind) -> Self {
         Self { kind, loss: 0, window: Fixed::default().0, timeout: 10, room: RUN }
     }
@@ -83,7 +83,7 @@ impl Random {
     }
 }
 
-/// A queue that never ends, and memory in which nothing stays.
+/// An endless queue, and memory that stores nothing.
 struct Ends {
     kind: Kind,
     done: u32,
@@ -143,11 +143,11 @@ impl Host for Ends {
     }
 }
 
-/// One byte leaves in each nanosecond.
+/// A link that sends one byte per nanosecond.
 #[derive(Default)]
 struct Link {
     free: u64,
-    /// When the packets leave that it has taken.
+    /// The departure times of the packets in the buffer.
     leaving: VecDeque<u64>,
 }
 
@@ -159,7 +159,7 @@ impl Link {
         of.saturating_sub(self.leaving.len())
     }
 
-    /// When a packet arrives.
+    /// Returns the time when a packet arrives.
     fn take(&mut self, now: u64, bytes: u64) -> u64 {
         self.free = self.free.max(now) + bytes;
         self.leaving.push_back(self.free);
@@ -167,7 +167,7 @@ impl Link {
     }
 }
 
-/// Of a packet: the time when it arrives, its number, and whether it is a request.
+/// An arriving packet: the time, its number, and whether it is a request.
 type Arrival = Reverse<(u64, usize, bool)>;
 
 struct Network {
@@ -218,7 +218,7 @@ impl Network {
         }
     }
 
-    /// Sends what can be sent, then waits for what happens next.
+    /// Sends what can be sent, then advances to the next event.
     fn step(&mut self) {
         let free = [self.transmit(true), self.transmit(false)].into_iter().flatten().min();
         let arrival = self.arrivals.peek().map(|Reverse((at, ..))| *at);
@@ -239,7 +239,7 @@ impl Network {
         }
     }
 
-    /// Sends until there is nothing to send, or the link has no space; says when it has again.
+    /// Sends until nothing is left to send, or the link has no space. Returns the time when it has space again.
     fn transmit(&mut self, is_request: bool) -> Option<u64> {
         let now = self.now.as_nanos();
         loop {

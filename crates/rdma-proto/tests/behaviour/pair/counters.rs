@@ -1,5 +1,4 @@
-//! What is counted: all that was dropped, by its reason. The tests beside this one check single counters where
-//! they matter.
+//! The counters: every dropped packet, by its reason. The other tests check single counters where they matter.
 
 use rdma_proto::Counters;
 use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
@@ -10,7 +9,7 @@ use crate::pair::network::Fate::{Lost, Twice};
 use crate::pair::network::Way::{Request, Response};
 use crate::pair::network::{Pair, settings};
 
-/// What is not zero.
+/// The nonzero counters.
 pub(crate) fn counted(counters: &Counters) -> Vec<(&'static str, u64)> {
     counters.iter().filter(|&(_, value)| value > 0).collect()
 }
@@ -24,7 +23,7 @@ fn responder(pair: &Pair) -> Vec<(&'static str, u64)> {
 }
 
 #[test]
-fn nothing_but_packets_if_nothing_is_lost() {
+fn only_packets_are_counted_if_nothing_is_lost() {
     let mut pair = Pair::new();
     pair.memory.receives.push_back(600);
     pair.send(600);
@@ -35,7 +34,7 @@ fn nothing_but_packets_if_nothing_is_lost() {
 }
 
 #[test]
-fn a_gap() {
+fn a_gap_is_counted_at_both_ends() {
     let mut pair = Pair::new().fates([(Request, 0, Lost)]);
     (0..3).for_each(|_| _ = pair.write(0, 8));
     pair.run();
@@ -46,7 +45,7 @@ fn a_gap() {
 }
 
 #[test]
-fn a_lost_acknowledgement() {
+fn a_lost_acknowledgement_is_counted_as_a_timeout_and_a_duplicate() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
     pair.write(0, 8);
     pair.run();
@@ -60,9 +59,9 @@ fn a_lost_acknowledgement() {
     assert_eq!(responder(&pair), [("sent_pkts", 2), ("rcvd_pkts", 2), ("duplicate_request", 1)]);
 }
 
-/// Of two acknowledgements the first opens the window, and the second is a duplicate.
+/// The first of two acknowledgements completes the request; the second is a duplicate.
 #[test]
-fn a_doubled_acknowledgement() {
+fn a_doubled_acknowledgement_is_counted_as_unsolicited() {
     let mut pair = Pair::new().fates([(Response, 0, Twice)]);
     pair.write(0, 8);
     pair.run();
@@ -70,7 +69,7 @@ fn a_doubled_acknowledgement() {
 }
 
 #[test]
-fn a_peer_that_does_not_answer() {
+fn a_silent_peer_is_counted_as_timeouts_and_exceeded_retries() {
     let mut pair = Pair::new().network(Box::new(|_, _| Lost));
     pair.write(0, 8);
     pair.run();
@@ -83,9 +82,9 @@ fn a_peer_that_does_not_answer() {
     assert_eq!(requester(&pair), expected);
 }
 
-/// The second and the third SEND follow a request that is to come again.
+/// The second and the third SEND follow a request that must arrive again.
 #[test]
-fn a_receiver_that_is_not_ready() {
+fn each_rnr_nak_is_counted_at_both_ends() {
     let mut pair = Pair::new();
     (0..3).for_each(|_| _ = pair.send(8));
     pair.run();
@@ -97,9 +96,9 @@ fn a_receiver_that_is_not_ready() {
     assert_eq!(responder(&pair), expected);
 }
 
-/// Middle and last of the response come past the lost packet; what they bring is asked for again.
+/// The middle and the last packet of the response arrive after the lost one; their data is requested again.
 #[test]
-fn a_response_that_is_lost() {
+fn a_lost_response_is_counted_as_an_implied_nak() {
     let mut pair = Pair::new().fates([(Response, 1, Lost)]);
     pair.read(0, 1000);
     pair.run();
@@ -113,18 +112,18 @@ fn a_response_that_is_lost() {
     assert_eq!(responder(&pair)[2..], [("duplicate_request", 1)]);
 }
 
-/// The second one is about what is not sent again yet.
+/// The second one is about a packet that is not sent again yet.
 #[test]
-fn a_negative_acknowledgement_that_comes_twice() {
+fn a_doubled_negative_acknowledgement_is_counted_as_stale() {
     let mut pair = Pair::new().fates([(Response, 0, Twice)]);
     pair.send(8);
     pair.run_for(std::time::Duration::from_micros(10));
     assert_eq!(requester(&pair)[2..], [("rcvd_rnr_err", 1), ("stale_nak", 1)]);
 }
 
-/// What comes after a refusal is silence, and counted at both ends.
+/// Packets after a refusal are not answered, and both ends count them.
 #[test]
-fn requests_that_are_refused() {
+fn refused_requests_are_counted_by_reason() {
     let mut pair = Pair::new();
     pair.write(BYTES as u64, 1);
     pair.write(0, 8);
@@ -141,10 +140,10 @@ fn requests_that_are_refused() {
     assert_eq!(responder(&pair)[2..], [("resp_invalid_request_errors", 1)]);
 }
 
-/// A READ whose host has no memory any more, but nothing against it: the refusal is counted once, however many
-/// packets were left.
+/// The memory of a READ is gone, but its host allows the access: the refusal is counted once, however many packets were
+/// left.
 #[test]
-fn a_response_that_cannot_be_finished() {
+fn an_unfinished_response_is_counted_once() {
     let mut pair = Pair::new();
     pair.read(0, 600);
     pair.read(0, 600);
@@ -154,9 +153,9 @@ fn a_response_that_cannot_be_finished() {
     assert_eq!(responder(&pair)[2..], [("resp_remote_operation_errors", 1), ("after_end", 1)]);
 }
 
-/// A host that asks to drop a packet gets it again.
+/// A packet that the host asks to drop arrives again.
 #[test]
-fn a_host_that_drops() {
+fn a_packet_dropped_by_the_host_arrives_again() {
     let mut pair = Pair::new();
     pair.memory.drops = 1;
     pair.write(0, 8);
@@ -164,9 +163,9 @@ fn a_host_that_drops() {
     assert_eq!(responder(&pair)[2..], [("dropped_by_host", 1)]);
 }
 
-/// A response of a READ to a WRITE.
+/// A READ response arrives for a WRITE.
 #[test]
-fn a_response_that_does_not_fit() {
+fn a_response_that_does_not_match_is_counted() {
     let mut pair = Pair::new();
     pair.write(0, 8);
     pair.run_for(std::time::Duration::ZERO);

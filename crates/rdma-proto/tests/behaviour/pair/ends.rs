@@ -1,4 +1,4 @@
-//! What lies at the ends of a pair: a send queue, and memory with receives. All is `Vec`s.
+//! The two ends of a pair: a send queue, and memory with receives. All are `Vec`s.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use rdma_proto::{Delivered, End, Host, Kind, Nak, Remote, Request, Source, Start, Stop, Work};
 use rdma_types::{Rkey, WcStatus};
 
-/// The key of the memory, where it begins, and how much of it there is.
+/// The key of the memory, its address, and its size.
 pub(crate) const RKEY: Rkey = Rkey::new(0x2f4);
 pub(crate) const VA: u64 = 0x1000;
 pub(crate) const BYTES: usize = 1 << 16;
@@ -15,7 +15,7 @@ pub(crate) const BYTES: usize = 1 << 16;
 pub(crate) struct Posted {
     pub(crate) request: Request,
     pub(crate) local: Vec<u8>,
-    /// What its memory answers.
+    /// The result of an access to its memory.
     pub(crate) reachable: Result<(), WcStatus>,
 }
 
@@ -25,15 +25,15 @@ pub(crate) struct Queue {
     pub(crate) posted: Vec<Posted>,
     pub(crate) admitted: Option<u32>,
     pub(crate) completed: Vec<WcStatus>,
-    /// How often each byte of a READ or an atomic was delivered to the queue in all.
+    /// The total number of bytes that READs and atomics delivered to the queue.
     pub(crate) delivered: usize,
-    /// How often a request was looked at.
+    /// The number of times that a request was read.
     pub(crate) looks: Cell<usize>,
 }
 
 impl Queue {
     fn at(&mut self, n: u32) -> &mut Posted {
-        assert!(n as usize >= self.completed.len(), "{n} is done, and asked for");
+        assert!(n as usize >= self.completed.len(), "{n} is read after it completed");
         &mut self.posted[n as usize]
     }
 }
@@ -44,7 +44,7 @@ impl Work for Queue {
     }
 
     fn request(&self, n: u32) -> Request {
-        assert!(n as usize >= self.completed.len(), "{n} is done, and asked for");
+        assert!(n as usize >= self.completed.len(), "{n} is read after it completed");
         self.looks.set(self.looks.get() + 1);
         self.posted[n as usize].request
     }
@@ -64,7 +64,7 @@ impl Work for Queue {
     }
 
     fn execute_local(&mut self, n: u32) -> Result<(), WcStatus> {
-        assert_eq!(n as usize, self.completed.len(), "what is before it is done");
+        assert_eq!(n as usize, self.completed.len(), "the requests before it have completed");
         self.at(n).reachable
     }
 
@@ -79,7 +79,7 @@ impl Work for Queue {
     }
 }
 
-/// A receive and what it got.
+/// A receive and its message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Received {
     pub(crate) bytes: Vec<u8>,
@@ -93,20 +93,20 @@ pub(crate) struct Memory {
     pub(crate) granted: bool,
     /// The capacities of receives.
     pub(crate) receives: VecDeque<usize>,
-    /// What has come for the receive that is taken.
+    /// The bytes that have arrived for the receive in use.
     taken: Option<Vec<u8>>,
     pub(crate) received: Vec<Received>,
     pub(crate) failed: Option<Nak>,
     pub(crate) abandoned: usize,
     pub(crate) atomics: usize,
     pub(crate) written: usize,
-    /// Whether a READ that was begun cannot be finished.
+    /// Whether a READ that has begun cannot be finished.
     pub(crate) unreadable: bool,
     /// Whether a READ may have any length: nothing is copied then.
     pub(crate) endless: bool,
-    /// How many packets it drops first.
+    /// The number of packets that it drops first.
     pub(crate) drops: usize,
-    /// How often it was asked to execute something.
+    /// The number of calls that execute something.
     pub(crate) calls: usize,
 }
 
@@ -160,7 +160,7 @@ impl Host for Memory {
             return Err(Stop::Drop);
         }
         match (start.kind, start.length) {
-            // The receive may be that of a message that was abandoned.
+            // The receive may belong to a message that was abandoned.
             (Kind::Send, _) => self.take().map(|()| self.taken = Some(Vec::new())),
             (_, Some(0)) => Ok(()),
             (Kind::Read, _) if self.endless => Ok(()),

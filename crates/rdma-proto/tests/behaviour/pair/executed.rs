@@ -1,5 +1,4 @@
-//! A link that brings the number of the packet that the responder expects to the requester, so that no acknowledgement
-//! is sent.
+//! A link that passes the PSN that the responder expects to the requester, so that no acknowledgement is sent.
 
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use rdma_types::WcStatus;
 use crate::pair::network::Way::Response;
 use crate::pair::network::{Fate, MTU, Pair, bytes, settings};
 
-/// A pair whose answers are lost, when all of its requests were executed.
+/// A pair that has executed all requests, but whose answers were lost.
 fn without_answers(post: impl FnOnce(&mut Pair)) -> Pair {
     let lost = |way, _| if way == Response { Fate::Lost } else { Fate::Arrives };
     let mut pair = Pair::new().network(Box::new(lost));
@@ -20,7 +19,7 @@ fn without_answers(post: impl FnOnce(&mut Pair)) -> Pair {
 }
 
 impl Pair {
-    /// The requester learns that so many packets were executed. How many requests have completed then.
+    /// Reports to the requester that this many packets were executed. Returns the number of completed requests.
     fn learn(&mut self, packets: u32) -> usize {
         let expected = settings().0.psn.wrapping_add(packets);
         self.requester.executed(self.now, expected, &mut self.queue);
@@ -29,7 +28,7 @@ impl Pair {
 }
 
 #[test]
-fn the_number_that_is_expected_completes_what_an_acknowledgement_would() {
+fn the_expected_psn_completes_the_same_requests_as_an_acknowledgement() {
     let mut pair = without_answers(|pair| {
         pair.memory.receives.extend([300, 8]);
         pair.send(300);
@@ -53,16 +52,16 @@ fn a_number_beyond_what_was_sent_is_ignored() {
         assert_eq!(pair.learn(lie), 0, "{lie}");
     }
     assert_eq!(pair.learn(1), 1);
-    // The same again, and less than that.
+    // The same PSN again, and an earlier one.
     for stale in [1, 0, (1 << 24) - 1] {
         assert_eq!(pair.learn(stale), 1, "{stale}");
     }
     assert_eq!(pair.learn(2), 2);
 }
 
-/// Its response has to come, and what is after it completes then.
+/// Its response has to arrive; later requests complete then.
 #[test]
-fn a_number_completes_no_read_and_no_atomic() {
+fn an_expected_psn_completes_no_read_and_no_atomic() {
     let mut pair = without_answers(|pair| {
         pair.write(0, 8);
         pair.read(0, 2 * MTU);
@@ -72,7 +71,7 @@ fn a_number_completes_no_read_and_no_atomic() {
     });
     assert_eq!((pair.learn(6), pair.learn(6)), (1, 1));
     assert_eq!(pair.requester.counters().implied_nak_seq_err, 0);
-    // Sent again, and answered now.
+    // Sent again, and answered this time.
     let mut pair = pair.network(Box::new(|_, _| Fate::Arrives));
     pair.run();
     assert_eq!(pair.queue.completed, [WcStatus::SUCCESS; 5]);
@@ -80,7 +79,7 @@ fn a_number_completes_no_read_and_no_atomic() {
 }
 
 #[test]
-fn what_is_acknowledged_by_other_means_needs_no_packet() {
+fn no_packet_is_sent_if_the_link_passes_the_expected_psn() {
     let mut pair = Pair::new();
     pair.write(0, 8);
     let mut room = [0; MTU as usize];
@@ -91,7 +90,7 @@ fn what_is_acknowledged_by_other_means_needs_no_packet() {
     assert_eq!(pair.responder.owes(), Owes::Nothing);
     assert_eq!(pair.learn(1), 1);
     assert_eq!(pair.requester.oldest(), pair.responder.expected());
-    // A response is owed still.
+    // A response is still owed.
     pair.read(0, 8);
     let burst = pair.requester.poll_transmit(pair.now, &mut pair.queue, &mut room).unwrap();
     pair.responder.receive(&burst, &[], &mut pair.memory);

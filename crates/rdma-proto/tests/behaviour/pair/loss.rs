@@ -1,4 +1,4 @@
-//! Packets get lost, come twice, or overtake each other.
+//! Packets are lost, arrive twice, or overtake each other.
 
 use rdma_proto::wire::{Bth, Headers, Opcode, Operation, Reth};
 
@@ -7,10 +7,10 @@ use crate::pair::network::Fate::{Late, Lost, Twice};
 use crate::pair::network::Way::{Request, Response};
 use crate::pair::network::{Pair, bytes, settings};
 
-/// IBTA section 9.7.5.2: a gap is reported once, however many packets follow, and all from there on is
-/// sent again.
+/// IBTA section 9.7.5.2: a gap is reported once, however many packets follow, and everything from there on is sent
+/// again.
 #[test]
-fn one_nak_for_a_gap() {
+fn a_gap_is_reported_by_one_nak() {
     let mut pair = Pair::new().fates([(Request, 1, Lost)]);
     pair.write(0, 4 * 256);
     let expected = [
@@ -31,9 +31,9 @@ fn one_nak_for_a_gap() {
     assert_eq!(pair.requester.counters().rcvd_seq_err, 1);
 }
 
-/// IBTA section 9.7.5.1.2: a NAK acknowledges what is before it.
+/// IBTA section 9.7.5.1.2: a NAK acknowledges the packets before it.
 #[test]
-fn a_nak_acknowledges_what_is_before_it() {
+fn a_nak_acknowledges_the_packets_before_it() {
     let mut pair = Pair::new().fates([(Request, 1, Lost), (Response, 0, Lost)]);
     (0..3).for_each(|_| _ = pair.write(0, 8));
     let expected = [
@@ -55,7 +55,7 @@ fn a_nak_acknowledges_what_is_before_it() {
 
 /// IBTA section 9.7.6.1.3: code 8 is 1.05 ms.
 #[test]
-fn a_lost_packet_that_none_follows_is_sent_again_in_time() {
+fn a_lost_last_packet_is_sent_again_after_the_timeout() {
     let mut pair = Pair::new().fates([(Request, 0, Lost)]);
     pair.write(0, 8);
     let expected = ["-> RDMA WRITE Only 0, lost", "-> RDMA WRITE Only 0", "<- ACK 0", "   0 done"];
@@ -66,7 +66,7 @@ fn a_lost_packet_that_none_follows_is_sent_again_in_time() {
 
 /// IBTA C9-105: a duplicate is acknowledged, and not executed again.
 #[test]
-fn a_lost_acknowledgement_comes_again() {
+fn a_lost_acknowledgement_is_sent_again() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
     pair.memory.receives.extend([8, 8]);
     pair.send(8);
@@ -76,7 +76,7 @@ fn a_lost_acknowledgement_comes_again() {
     assert_eq!(pair.responder.counters().duplicate_request, 1);
 }
 
-/// IBTA section 9.7.5.1.2: with the newest PSN, although it is about an older packet.
+/// IBTA section 9.7.5.1.2: the acknowledgement has the newest PSN, although the duplicate is an older packet.
 #[test]
 fn a_duplicate_is_acknowledged_with_the_newest_psn() {
     let mut pair =
@@ -88,8 +88,8 @@ fn a_duplicate_is_acknowledged_with_the_newest_psn() {
     assert_eq!(pair.run()[0], "<- ACK 1, lost");
 }
 
-/// IBTA section 9.7.5.1: an acknowledgement is owed, then a packet is missing, and comes before anybody was told.
-/// The acknowledgement is not forgotten with what it gave way to.
+/// IBTA section 9.7.5.1: an acknowledgement is owed; then a packet is missing, but arrives before the NAK is sent. The
+/// acknowledgement that the NAK replaced is still sent.
 #[test]
 fn a_packet_that_was_missing_for_a_moment_is_acknowledged() {
     let mut pair = Pair::new().fates([(Request, 1, Late(2))]);
@@ -121,7 +121,7 @@ fn a_later_acknowledgement_makes_up_for_a_lost_one() {
 
 /// IBTA section 9.7.6: `retry_cnt` is 3, so that a packet is sent four times.
 #[test]
-fn retries_end() {
+fn the_request_fails_after_the_last_retry() {
     let mut pair = Pair::new().network(Box::new(|_, _| Lost));
     pair.write(0, 8);
     let expected = [
@@ -137,10 +137,9 @@ fn retries_end() {
     assert!(pair.requester.stopped());
 }
 
-/// The counter is about one packet: what was taken resets it.
-/// IBTA section 9.7.6.
+/// The counter is per packet: progress resets it. IBTA section 9.7.6.
 #[test]
-fn retries_begin_anew_with_each_success() {
+fn each_success_resets_the_retries() {
     let mut pair = Pair::new().network(Box::new(|way, n| match (way, n % 4) {
         (Request, 0..3) => Lost,
         _ => crate::pair::network::Fate::Arrives,
@@ -152,10 +151,9 @@ fn retries_begin_anew_with_each_success() {
     assert_eq!(pair.requester.counters().completer_retry_err, 9);
 }
 
-/// What is missing of a response is asked for, and no more.
-/// IBTA chapter 9, retries of READs.
+/// Only the missing part of a response is requested again. IBTA chapter 9, retries of READs.
 #[test]
-fn the_tail_of_a_read_is_asked_for_again() {
+fn only_the_missing_tail_of_a_read_is_requested_again() {
     let mut pair = Pair::new().fates([(Response, 1, Lost)]);
     pair.memory.bytes[..1000].copy_from_slice(&bytes(9, 1000));
     pair.read(0, 1000);
@@ -177,10 +175,9 @@ fn the_tail_of_a_read_is_asked_for_again() {
     assert_eq!(pair.requester.counters().completer_retry_err, 1);
 }
 
-/// The same when all of the response is lost, and when the request is.
-/// IBTA chapter 9, retries of READs.
+/// The same if the whole response is lost, or the request. IBTA chapter 9, retries of READs.
 #[test]
-fn a_read_is_asked_for_again_in_time() {
+fn a_read_is_requested_again_after_the_timeout() {
     for way in [Request, Response] {
         let mut pair = Pair::new().fates([(way, 0, Lost)]);
         pair.read(0, 8);
@@ -189,11 +186,10 @@ fn a_read_is_asked_for_again_in_time() {
     }
 }
 
-/// An implied NAK: an acknowledgement past a READ that is not answered says that the answer was
-/// lost.
-/// IBTA chapter 9, acknowledgements.
+/// An implied NAK: an acknowledgement past an unanswered READ shows that the answer was lost. IBTA chapter 9,
+/// acknowledgements.
 #[test]
-fn an_acknowledgement_past_an_unanswered_read() {
+fn an_acknowledgement_past_an_unanswered_read_repeats_the_read() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
     pair.read(0, 8);
     pair.write(0, 8);
@@ -217,7 +213,7 @@ fn an_acknowledgement_past_an_unanswered_read() {
     assert_eq!(sorted, wanted, "{trace:#?}");
 }
 
-/// IBTA section 9.7.4.1: an atomic is executed once, and answered again from what the responder kept.
+/// IBTA section 9.7.4.1: an atomic is executed once, and the stored answer is repeated.
 #[test]
 fn an_atomic_is_executed_once() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
@@ -229,7 +225,7 @@ fn an_atomic_is_executed_once() {
     assert_eq!(pair.queue.posted[1].local, 7_u64.to_ne_bytes());
 }
 
-/// IBTA section 9.7.4.1: a READ that comes again is executed again. Here the memory has changed since.
+/// IBTA section 9.7.4.1: a READ that arrives again is executed again. Here the memory has changed since.
 #[test]
 fn a_read_is_executed_again() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
@@ -240,7 +236,7 @@ fn a_read_is_executed_again() {
     assert_eq!(pair.queue.posted[0].local, [9]);
 }
 
-/// IBTA section 9.7.4.1: as many are kept as may be in flight: an older one is not answered.
+/// IBTA section 9.7.4.1: the responder keeps as many as may be in flight: an older one is not answered.
 #[test]
 fn a_duplicate_that_is_too_old_is_dropped() {
     let mut pair = Pair::new();
@@ -254,10 +250,10 @@ fn a_duplicate_that_is_too_old_is_dropped() {
     assert_eq!((pair.memory.atomics, pair.responder.counters().unanswered_duplicate), (3, 1));
 }
 
-/// As many are in flight as may be. A late duplicate of one that is done does not count. IBTA
-/// chapter 9, responder resources.
+/// The maximum number is in flight. A late duplicate of a completed one does not count. IBTA chapter 9, responder
+/// resources.
 #[test]
-fn a_late_duplicate_does_not_take_the_room_of_the_next_atomic() {
+fn a_late_duplicate_does_not_use_the_resource_of_the_next_atomic() {
     let mut pair = Pair::new();
     (0..2).for_each(|_| _ = pair.add(0, 1));
     let mut room = [0; 256];
@@ -272,11 +268,10 @@ fn a_late_duplicate_does_not_take_the_room_of_the_next_atomic() {
     assert_eq!((pair.memory.atomics, pair.responder.failed()), (3, false));
 }
 
-/// Who asks again for a READ that was answered may have asked before it had the answer, and have taken the key back
-/// since. That is no reason to fail.
-/// IBTA section 9.7.4.1.
+/// A requester may repeat a READ shortly before the answer arrives, and invalidate its key after that. The connection
+/// must not fail. IBTA section 9.7.4.1.
 #[test]
-fn a_late_duplicate_of_a_read_whose_key_is_gone_does_no_harm() {
+fn a_late_duplicate_of_a_read_with_an_invalidated_key_does_not_fail_the_connection() {
     let mut pair = Pair::new();
     pair.read(0, 600);
     let mut room = [0; 256];
@@ -291,10 +286,10 @@ fn a_late_duplicate_of_a_read_whose_key_is_gone_does_no_harm() {
     assert_eq!(pair.run().last().unwrap(), "   1 done");
 }
 
-/// IBTA chapter 9, packet sequence numbers: after 2^24 packets a PSN is that of another request. A duplicate is of the
-/// newest that had it, and what had it before is never an answer.
+/// IBTA chapter 9, packet sequence numbers: after 2^24 packets another request has the same PSN. A duplicate is a
+/// duplicate of the newest request with its PSN, and an older one is never the answer.
 #[test]
-fn an_atomic_of_the_round_before() {
+fn a_duplicate_gets_no_answer_of_an_older_atomic_with_the_same_psn() {
     for newer_is_atomic in [true, false] {
         let (requester, mut responder) = settings();
         responder.max_dest_rd_atomic = 16;
@@ -333,10 +328,10 @@ fn an_atomic_of_the_round_before() {
     }
 }
 
-/// Packets that overtake each other are a gap for a while.
+/// Reordered packets look like a gap for a while.
 /// IBTA section 9.7.5.2.
 #[test]
-fn packets_that_overtake_each_other() {
+fn reordered_packets_are_executed_in_order() {
     let mut pair = Pair::new().fates([(Request, 0, Late(3))]);
     pair.memory.receives.extend([8, 8]);
     pair.send(8);
@@ -346,10 +341,10 @@ fn packets_that_overtake_each_other() {
     assert_eq!(received, [bytes(0, 8), bytes(1, 8)]);
 }
 
-/// Responses that overtake each other are asked for once, not once for each.
+/// Responses that overtake each other are requested once, not once for each.
 /// IBTA chapter 9, retries of READs.
 #[test]
-fn late_responses_cost_one_repetition() {
+fn late_responses_cause_one_repetition() {
     let mut pair = Pair::new().fates([(Response, 0, Late(9))]);
     pair.read(0, 1000);
     let trace = pair.run();
@@ -357,9 +352,9 @@ fn late_responses_cost_one_repetition() {
     assert_eq!((requests, trace.last().unwrap().as_str()), (2, "   0 done"), "{trace:#?}");
 }
 
-/// IBTA section 9.7.4.1: what comes again has to be what came, or the tail of it.
+/// IBTA section 9.7.4.1: a repeated request must equal the original, or the tail of it.
 #[test]
-fn a_duplicate_that_asks_for_something_else_is_dropped() {
+fn a_duplicate_that_differs_from_the_request_is_dropped() {
     let mut pair = Pair::new();
     pair.read(0, 600);
     let (now, mut room) = (pair.now, [0; 256]);
@@ -387,10 +382,9 @@ fn a_duplicate_that_asks_for_something_else_is_dropped() {
     assert_eq!(pair.run(), ["<- RDMA READ Response Only 2"]);
 }
 
-/// An ACK has the PSN of a SEND or a WRITE, never that of a READ or an atomic: SoftRoCE would take it for the
-/// response.
+/// An ACK has the PSN of a SEND or a WRITE, never that of a READ or an atomic. SoftRoCE would take it for the response.
 #[test]
-fn a_duplicate_before_a_lost_response() {
+fn an_acknowledgement_never_has_the_psn_of_a_read_or_an_atomic() {
     for atomic in [false, true] {
         let mut pair = Pair::new().fates([(Response, 0, Lost)]);
         pair.write(0, 8);
@@ -404,9 +398,9 @@ fn a_duplicate_before_a_lost_response() {
     }
 }
 
-/// `docs/rocev2.md` shows what happens.
+/// `docs/rocev2.md` shows these traces.
 #[test]
-fn the_traces_of_the_page() {
+fn the_page_shows_the_actual_traces() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rocev2.md");
     let page = std::fs::read_to_string(page).unwrap();
     let mut write = Pair::new().fates([(Request, 1, Lost)]);

@@ -1,4 +1,4 @@
-//! Messages on a network that loses nothing.
+//! Messages on a network without loss.
 
 use rdma_proto::requester::{Requester, Window};
 use rdma_proto::{End, Time};
@@ -10,7 +10,7 @@ use crate::pair::network::{Pair, bytes, settings};
 
 /// IBTA section 9.7.5.1.2.
 #[test]
-fn send_of_one_packet() {
+fn a_send_of_one_packet_is_acknowledged() {
     let mut pair = Pair::new();
     pair.memory.receives.push_back(100);
     pair.send(21);
@@ -19,9 +19,9 @@ fn send_of_one_packet() {
     assert_eq!(pair.memory.received, [Received { bytes: bytes(0, 21), end }]);
 }
 
-/// IBTA C9-92: the last packet alone may be shorter than the MTU.
+/// IBTA C9-92: only the last packet may be shorter than the MTU.
 #[test]
-fn send_of_several_packets() {
+fn a_send_is_divided_into_full_packets_and_a_last_one() {
     let mut pair = Pair::new();
     pair.memory.receives.push_back(600);
     let end = End { length: 600, immediate: Some(0xdead_beef), solicited: true, ..End::default() };
@@ -37,9 +37,9 @@ fn send_of_several_packets() {
     assert_eq!(pair.memory.received, [Received { bytes: bytes(0, 600), end }]);
 }
 
-/// IBTA C9-88: a message without bytes is a packet without payload, and its key is not looked at.
+/// IBTA C9-88: an empty message is a packet without payload, and its key is not checked.
 #[test]
-fn messages_without_bytes() {
+fn empty_messages_need_no_key() {
     let mut pair = Pair::new();
     pair.memory.granted = false;
     pair.memory.receives.push_back(0);
@@ -62,7 +62,7 @@ fn messages_without_bytes() {
 
 /// IBTA C9-92.
 #[test]
-fn write_of_several_packets() {
+fn a_write_is_divided_into_full_packets_and_a_last_one() {
     let mut pair = Pair::new();
     pair.write(100, 513);
     let expected = [
@@ -92,7 +92,7 @@ fn a_key_goes_with_the_last_packet() {
 /// A READ uses as many PSNs as its response has packets.
 /// IBTA chapter 9, packet sequence numbers.
 #[test]
-fn read_of_several_packets() {
+fn a_read_uses_one_psn_per_response_packet() {
     let mut pair = Pair::new();
     pair.memory.bytes[..700].copy_from_slice(&bytes(9, 700));
     pair.memory.receives.push_back(1);
@@ -112,10 +112,10 @@ fn read_of_several_packets() {
     assert_eq!(pair.queue.posted[0].local, bytes(9, 700));
 }
 
-/// IBTA section 9.7.5.1.2: a response acknowledges what is before it, so that an ACK that nobody fetched
-/// is not sent. `Responder::poll_transmit` says it.
+/// IBTA section 9.7.5.1.2: a response acknowledges the packets before it, so that a pending ACK is not sent. See
+/// `Responder::poll_transmit`.
 #[test]
-fn a_response_acknowledges_what_is_before_it() {
+fn a_response_acknowledges_the_packets_before_it() {
     let mut pair = Pair::new();
     pair.write(0, 8);
     pair.add(8, 5);
@@ -127,9 +127,9 @@ fn a_response_acknowledges_what_is_before_it() {
     assert!(pair.responder.poll_transmit(&mut pair.memory, &mut room).is_none());
 }
 
-/// IBTA section 9.7.5.1.2: so do later ACKs: three messages, one ACK.
+/// IBTA section 9.7.5.1.2: so does a later ACK. Here three messages get one ACK.
 #[test]
-fn acknowledgements_that_nobody_fetched_become_one() {
+fn pending_acknowledgements_merge_into_one() {
     let mut pair = Pair::new();
     (0..3).for_each(|_| _ = pair.write(0, 8));
     pair.run_for(std::time::Duration::ZERO);
@@ -137,9 +137,9 @@ fn acknowledgements_that_nobody_fetched_become_one() {
     assert_eq!(pair.run(), ["<- ACK 2", "   0 done", "   1 done", "   2 done"]);
 }
 
-/// IBTA section 9.4.5: the word that was there comes back.
+/// IBTA section 9.4.5: the response has the previous value of the word.
 #[test]
-fn atomics() {
+fn atomics_return_the_previous_value() {
     let mut pair = Pair::new();
     pair.add(16, 7);
     pair.add(16, 1);
@@ -148,10 +148,10 @@ fn atomics() {
     assert_eq!(pair.memory.bytes[16..24], 8_u64.to_ne_bytes());
 }
 
-/// No more READs and atomics than the responder has resources for.
+/// At most as many READs and atomics are in flight as the responder has resources for.
 /// IBTA chapter 9, responder resources.
 #[test]
-fn as_many_reads_as_are_allowed() {
+fn reads_in_flight_are_limited() {
     let mut pair = Pair::new();
     (0..3).for_each(|_| _ = pair.read(0, 8));
     let expected = [
@@ -213,9 +213,9 @@ fn local_work_waits_for_all_before_it() {
     assert_eq!(pair.run(), ["   4 failed: MW_BIND_ERR"]);
 }
 
-/// `InFlight`: a long message asks now and then, so that its window never closes.
+/// `InFlight`: a long message requests acknowledgements on the way, so that its window never closes.
 #[test]
-fn a_long_message_asks_for_acknowledgements() {
+fn a_long_message_requests_acknowledgements() {
     let mut pair = Pair::new();
     pair.write(0, 200 * 256);
     let trace = pair.run();
@@ -229,10 +229,10 @@ fn a_long_message_asks_for_acknowledgements() {
     assert_eq!(pair.memory.bytes[..51_200], bytes(0, 51_200));
 }
 
-/// `Burst`: runs of packets of one length. The first of a WRITE has a RETH; the last of a READ has an AETH, the
-/// last of a SEND may have a word more: alone, if that makes it longer than the others.
+/// `Burst`: runs of packets of one length. The first packet of a WRITE has a RETH; the last of a READ has an AETH; the
+/// last of a SEND may have one word more. It is alone if that makes it longer than the others.
 #[test]
-fn bursts() {
+fn a_burst_has_packets_of_one_length() {
     for (length, last) in [(1100, 76), (1276, 252), (1277, 253), (1280, 256)] {
         let mut pair = Pair::new();
         pair.room = 1 << 16;
@@ -252,9 +252,9 @@ fn bursts() {
     }
 }
 
-/// IBTA section 10.3.1: a queue that drains finishes what has begun.
+/// IBTA section 10.3.1: a queue that drains finishes the requests that have begun.
 #[test]
-fn a_queue_drains() {
+fn a_draining_queue_finishes_begun_requests() {
     let mut pair = Pair::new();
     pair.write(0, 300);
     pair.write(0, 300);
@@ -264,7 +264,7 @@ fn a_queue_drains() {
     assert!(pair.requester.poll_transmit(now, &mut pair.queue, &mut room).is_some());
     assert_eq!((pair.requester.begun(), pair.requester.idle()), (1, false));
     pair.queue.admitted = Some(pair.requester.begun());
-    // What was taken from it above is lost.
+    // The packet that was polled above is lost.
     let trace = pair.run();
     assert_eq!(trace.last().unwrap(), "   0 done");
     assert!(pair.requester.idle());
@@ -284,9 +284,9 @@ fn a_stopped_requester_is_silent() {
     assert_eq!((pair.requester.deadline(), pair.requester.counters().after_end), (None, 1));
 }
 
-/// The request fails when those before it are done.
+/// The request fails when those before it have completed.
 #[test]
-fn memory_that_is_not_there() {
+fn a_request_with_inaccessible_memory_fails_in_order() {
     let mut pair = Pair::new();
     pair.write(0, 8);
     let second = pair.write(0, 8);
@@ -300,9 +300,9 @@ fn memory_that_is_not_there() {
     assert_eq!(pair.run().last().unwrap(), "   0 failed: LOC_PROT_ERR");
 }
 
-/// `Burst`: the receiving end takes a run as one, as a ring or GRO hands it over.
+/// `Burst`: the receiving end takes a run as a unit, as delivered by a ring or GRO.
 #[test]
-fn a_run_is_taken_as_one() {
+fn a_run_is_received_as_a_unit() {
     let mut pair = Pair::new();
     pair.memory.receives.push_back(2000);
     pair.memory.bytes[..1100].copy_from_slice(&bytes(9, 1100));
@@ -320,10 +320,10 @@ fn a_run_is_taken_as_one() {
     assert_eq!(pair.queue.posted[1].local, bytes(9, 1100));
 }
 
-/// Responses leave in the order of PSNs: an ACK waits behind the response of a READ.
+/// Responses leave in the order of PSNs: an ACK waits for the response of a READ.
 /// IBTA chapter 9, acknowledgements.
 #[test]
-fn an_acknowledgement_waits_behind_a_response() {
+fn an_acknowledgement_waits_for_an_earlier_response() {
     let mut pair = Pair::new();
     pair.read(0, 513);
     pair.write(0, 8);
@@ -340,7 +340,7 @@ fn an_acknowledgement_waits_behind_a_response() {
     assert_eq!(pair.run(), expected);
 }
 
-/// A window of two packets, and what it is told.
+/// A window of two packets that counts its notifications.
 #[derive(Default)]
 struct Two {
     acknowledged: u32,
@@ -363,10 +363,10 @@ impl Window for Two {
     }
 }
 
-/// `Window`: no more packets are in flight than it says, the last of them asks, and it hears what
-/// becomes of them.
+/// `Window`: at most its number of packets are in flight, the last of them requests an acknowledgement, and it is
+/// notified of acknowledgements and losses.
 #[test]
-fn a_window_of_its_own() {
+fn a_custom_window_is_respected_and_notified() {
     let (settings, _) = settings();
     let mut pair = Pair::new();
     let mut requester = Requester::with_window(&settings, Two::default());
@@ -389,10 +389,9 @@ fn a_window_of_its_own() {
     assert_eq!((window.acknowledged, window.congested, window.lost), (4, true, 1));
 }
 
-/// No more than half of all PSNs are in flight. A READ of 2 GiB uses all of them. IBTA chapter 9,
-/// packet sequence numbers.
+/// At most half of all PSNs are in flight. A READ of 2 GiB uses all of them. IBTA chapter 9, packet sequence numbers.
 #[test]
-fn half_of_all_psns_is_enough() {
+fn at_most_half_of_all_psns_are_in_flight() {
     let mut pair = Pair::new();
     pair.read(0, 8);
     pair.write(0, 8);
@@ -407,9 +406,9 @@ fn half_of_all_psns_is_enough() {
     assert!(pair.requester.poll_transmit(now, &mut pair.queue, &mut room).is_none());
 }
 
-/// A request fails half-way, with its first packet sent and acknowledged together with the one before it.
+/// A request fails halfway: its first packet was sent, and is acknowledged together with the request before it.
 #[test]
-fn memory_that_goes_away_half_way() {
+fn a_request_whose_memory_disappears_halfway_fails() {
     let mut pair = Pair::new();
     pair.write(0, 8);
     pair.write(0, 300);

@@ -13,16 +13,16 @@ use crate::pair::ends::{Memory, Posted, Queue, RKEY, VA};
 
 pub(crate) const MTU: u32 = 256;
 
-/// How long a packet is in flight.
+/// The one-way latency of a packet.
 const LATENCY: u64 = 1_000;
 
-/// What becomes of a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Arrives,
     Lost,
     Twice,
-    /// So many packets of its direction later.
+    /// Delayed until this many later packets of its direction were sent.
     Late(u64),
 }
 
@@ -33,7 +33,7 @@ pub(crate) enum Way {
     Response,
 }
 
-/// Decides by the way of a packet and its number there, counted from 0.
+/// Chooses the fate of a packet by its direction and its number there, counted from 0.
 pub(crate) type Network = Box<dyn FnMut(Way, u64) -> Fate>;
 
 pub(crate) struct Pair {
@@ -43,20 +43,20 @@ pub(crate) struct Pair {
     pub(crate) memory: Memory,
     pub(crate) now: Time,
     network: Network,
-    /// By the time of arrival and the order of departure.
+    /// The packets in flight, by the time of arrival and the order of departure.
     under_way: BTreeMap<(u64, u64), (Way, Vec<u8>)>,
     departed: u64,
     sent: BTreeMap<Way, u64>,
     trace: Vec<String>,
-    /// How many bursts both ends gave out.
+    /// The number of bursts that both ends sent.
     pub(crate) bursts: u32,
     completions: usize,
-    /// How much room either end is given at a time.
+    /// The buffer size that each end gets for a transmission.
     pub(crate) room: usize,
     first: Psn,
 }
 
-/// What both ends are set to, unless a test says otherwise.
+/// The default settings of both ends.
 pub(crate) fn settings() -> (requester::Settings, responder::Settings) {
     let requester = requester::Settings {
         connection: Connection::new(Qpn::masked(0x12), Mtu::MTU256),
@@ -100,7 +100,7 @@ impl Pair {
         }
     }
 
-    /// A network where these packets have a fate of their own.
+    /// A network that gives these packets a specific fate.
     pub(crate) fn fates<const N: usize>(mut self, fates: [(Way, u64, Fate); N]) -> Self {
         self.network = Box::new(move |way, n| {
             let own = fates.iter().find(|fate| (fate.0, fate.1) == (way, n));
@@ -165,8 +165,8 @@ impl Pair {
         self.post(start, End { length: 8, ..End::default() }, vec![0; 8])
     }
 
-    /// Runs until nothing is in flight and no deadline is set, or so much time has passed. Returns
-    /// what was sent and completed meanwhile.
+    /// Runs until nothing is in flight and no deadline is set, or until `duration` has passed. Returns the packets and
+    /// completions of that time as lines.
     pub(crate) fn run_for(&mut self, duration: Duration) -> Vec<String> {
         let end = self.now.after(duration);
         loop {
@@ -195,7 +195,7 @@ impl Pair {
         self.run_for(Duration::from_secs(1000))
     }
 
-    /// All that is in flight arrives, before either end is asked again.
+    /// Delivers everything in flight before either end is polled again.
     pub(crate) fn hand_over(&mut self) {
         while let Some((_, (way, datagram))) = self.under_way.pop_first() {
             self.arrive(way, &datagram);
@@ -262,7 +262,7 @@ impl Pair {
         }
     }
 
-    /// A packet as a line, with its PSN counted from the first one.
+    /// Formats a packet as a line, with its PSN counted from the first one.
     fn describe(&self, way: Way, headers: &Headers) -> String {
         let arrow = if way == Way::Request { "->" } else { "<-" };
         let operation = headers.bth.opcode.operation();
@@ -283,7 +283,7 @@ impl Pair {
         self.deliver(way, &burst, packet.payload);
     }
 
-    /// A packet arrives, whoever sent it.
+    /// Delivers a packet from any sender.
     pub(crate) fn deliver(&mut self, way: Way, burst: &Burst, payload: &[u8]) {
         match way {
             Way::Request => self.responder.receive(burst, payload, &mut self.memory),
@@ -303,7 +303,7 @@ impl Pair {
     }
 }
 
-/// The payload of a request: told by its number.
+/// The payload of a request, which depends on its number.
 pub(crate) fn bytes(n: usize, length: u32) -> Vec<u8> {
     (0..length as usize).map(|at| (at * 7 + at / 251 + n * 31 + 1) as u8).collect()
 }

@@ -1,10 +1,10 @@
-//! When nothing comes back, the oldest packet is sent again, alone, long before the timer expires.
+//! When no answer arrives, the oldest packet is sent again, alone, long before the timer expires.
 
 use crate::pair::network::Fate::{Late, Lost};
 use crate::pair::network::Pair;
 use crate::pair::network::Way::{Request, Response};
 
-/// A pair that knows how long answers take: 2 us.
+/// A pair that has measured how long answers take: 2 us.
 fn acquainted<const N: usize>(
     fates: [(crate::pair::network::Way, u64, crate::pair::network::Fate); N],
 ) -> Pair {
@@ -14,8 +14,8 @@ fn acquainted<const N: usize>(
     pair
 }
 
-/// `Retry`: when nothing comes back for much longer than answers take, the oldest packet is sent again, long
-/// before the timer.
+/// `Retry`: after a silence much longer than the usual response time, the oldest packet is sent again, long before the
+/// timer expires.
 #[test]
 fn silence_is_probed() {
     let mut pair = acquainted([(Request, 1, Lost)]);
@@ -27,9 +27,9 @@ fn silence_is_probed() {
     assert_eq!((counters.roce_adp_retrans, counters.completer_retry_err), (1, 0));
 }
 
-/// It is sent alone, until something comes back. Here the NAK is lost, which the responder does not repeat.
+/// It is sent alone, until an answer arrives. Here the NAK is lost, which the responder does not repeat.
 #[test]
-fn a_lost_nak() {
+fn a_probe_repairs_a_lost_nak() {
     let mut pair = acquainted([(Request, 1, Lost), (Response, 1, Lost)]);
     (0..3).for_each(|_| _ = pair.write(0, 8));
     let expected = [
@@ -51,9 +51,9 @@ fn a_lost_nak() {
     assert_eq!(pair.requester.counters().local_ack_timeout_err, 0);
 }
 
-/// The same when what is sent again is lost again.
+/// The same if the retransmission is lost too.
 #[test]
-fn a_retransmission_that_is_lost() {
+fn a_probe_repairs_a_lost_retransmission() {
     let mut pair = acquainted([(Request, 1, Lost), (Request, 3, Lost)]);
     (0..2).for_each(|_| _ = pair.write(0, 8));
     let expected = [
@@ -73,9 +73,9 @@ fn a_retransmission_that_is_lost() {
     assert!(pair.now.as_nanos() < 800_000);
 }
 
-/// The peer was slow, and nothing was lost: one packet comes twice, and nothing else.
+/// The peer was slow, and nothing was lost: one packet arrives twice, and nothing else.
 #[test]
-fn a_probe_that_was_not_needed() {
+fn an_unnecessary_probe_repeats_only_one_packet() {
     let mut pair = acquainted([(Response, 1, Late(400))]);
     (0..2).for_each(|_| _ = pair.write(0, 2 * 256));
     let trace = pair.run();
@@ -89,7 +89,7 @@ fn a_probe_that_was_not_needed() {
         "   1 done",
         "   2 done",
     ];
-    assert_eq!(trace, expected, "a later one says the same");
+    assert_eq!(trace, expected, "a later ACK covers the same packets");
     let mut pair = acquainted([(Response, 1, Late(400))]);
     pair.write(0, 2 * 256);
     let expected = [
@@ -105,10 +105,10 @@ fn a_probe_that_was_not_needed() {
     assert_eq!(pair.requester.counters().unsolicited_response, 1);
 }
 
-/// The peer is slow, and takes one packet after the other: only the oldest is sent again, and all
-/// behind it stay in flight.
+/// The peer is slow and accepts one packet after another: only the oldest is sent again, and all later ones stay in
+/// flight.
 #[test]
-fn a_probe_leaves_the_others_under_way() {
+fn a_probe_leaves_the_others_in_flight() {
     let fates = [1, 2, 3].map(|n| (Response, n, Late(400 * n.min(2))));
     let mut pair = acquainted([fates[0], fates[1], fates[2], (Response, 4, Lost)]);
     (0..3).for_each(|_| _ = pair.write(0, 8));
@@ -130,9 +130,10 @@ fn a_probe_leaves_the_others_under_way() {
     assert_eq!((counters.roce_adp_retrans, counters.completer_retry_err), (1, 0));
 }
 
-/// After a probe new requests go on, and the NAK of what they find missing comes at once. Here the first NAK is lost.
+/// New requests continue after a probe, and the NAK for the packets that they find missing arrives at once. Here the
+/// first NAK is lost.
 #[test]
-fn what_is_new_shows_what_else_is_missing() {
+fn new_requests_reveal_other_missing_packets() {
     let mut pair = acquainted([(Request, 1, Lost), (Response, 1, Lost)]);
     (0..2).for_each(|_| _ = pair.write(0, 8));
     pair.run_for(std::time::Duration::from_micros(251));
@@ -151,10 +152,10 @@ fn what_is_new_shows_what_else_is_missing() {
     assert_eq!(pair.run(), expected);
 }
 
-/// In the middle of a message nothing but the probe asks for an acknowledgement. One of the probe alone shows that what
-/// is behind it has not come. Here the second packet and its NAK are lost.
+/// In the middle of a message only the probe requests an acknowledgement. If only the probe is acknowledged, the
+/// packets after it have not arrived. Here the second packet and its NAK are lost.
 #[test]
-fn a_probe_in_the_middle_of_a_message() {
+fn a_probe_within_a_message_reveals_missing_packets() {
     let mut pair = acquainted([(Request, 1, Lost), (Response, 1, Lost)]);
     pair.write(0, 3 * 256);
     let expected = [
@@ -173,8 +174,8 @@ fn a_probe_in_the_middle_of_a_message() {
     assert!(pair.now.as_nanos() < 300_000);
 }
 
-/// Each probe waits for twice as long as the one before it. None is counted as a retry, so that a peer that is
-/// gone is given up when it always was: 4 times 1.05 ms.
+/// Each probe waits twice as long as the one before it. None is counted as a retry, so that the time until a dead peer
+/// is given up does not change: 4 times 1.05 ms.
 #[test]
 fn probes_do_not_change_when_a_peer_is_given_up() {
     let mut pair = acquainted([]).network(Box::new(|_, _| Lost));
@@ -189,9 +190,9 @@ fn probes_do_not_change_when_a_peer_is_given_up() {
     assert_eq!((counters.roce_adp_retrans, counters.completer_retry_err), (12, 3));
 }
 
-/// When answers take longer, probes come later: after 800 us if one took 400.
+/// When answers take longer, probes are sent later: after 800 us if an answer took 400.
 #[test]
-fn answers_that_take_long_are_waited_for() {
+fn slow_answers_delay_the_probe() {
     let mut pair = acquainted([(Response, 1, Late(400)), (Response, 2, Lost), (Request, 3, Lost)]);
     pair.write(0, 8);
     pair.run();

@@ -1,5 +1,5 @@
-//! Random requests on a network that loses, doubles and delays packets: each is executed once and in order,
-//! its bytes are right, and all ends. `RDMA_PROTO_SEED` repeats a run, whose seed is printed when it fails.
+//! Random requests on a network that loses, duplicates and delays packets. Each is executed once and in order, its
+//! bytes are right, and the run ends. `RDMA_PROTO_SEED` repeats a run; a failing run prints its seed.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -25,7 +25,7 @@ impl Random {
     }
 }
 
-/// What has to be the case in the end.
+/// The expected final state.
 #[derive(Default)]
 struct Model {
     memory: BTreeMap<usize, Vec<u8>>,
@@ -35,7 +35,7 @@ struct Model {
     found: BTreeMap<usize, u64>,
 }
 
-/// The counter of the atomics is at the beginning; each request has a place of its own behind it.
+/// The counter of the atomics is at the beginning; the memory of each request follows at a separate offset.
 const PLACE: u64 = 2048;
 const REQUESTS: u64 = 30;
 
@@ -83,11 +83,11 @@ fn post(pair: &mut Pair, random: &mut Random, model: &mut Model) {
     }
 }
 
-/// Runs one script on one network. Returns how many packets there were; nothing, if all the tries of a request were lost.
+/// Runs one script on one network. Returns the number of packets, or `None` if all the tries of a request were lost.
 fn run(seed: u64) -> Option<u64> {
     let mut random = Random(seed);
     let (mut requester, responder) = settings();
-    // Seven retries are not enough for a network of this kind, but for few runs.
+    // On a network of this kind seven retries are too few in rare runs.
     requester.retries = MaxAckRetries::default();
     requester.rnr_retries = MaxRnrRetries::unlimited();
     requester.timeout = AckTimeout::limited(3 + random.below(8) as u8).unwrap();
@@ -142,7 +142,7 @@ fn check(pair: &Pair, model: &Model, trace: &[String]) {
     assert_eq!(pair.queue.delivered, asked, "each byte once");
 }
 
-/// A packet whose headers are those of its opcode, and random.
+/// A packet with the headers of its opcode and random content.
 fn packet(random: &mut Random) -> (Burst, Vec<u8>) {
     let operation = Operation::ALL[random.below(Operation::ALL.len() as u64) as usize];
     let service = [Service::Rc, Service::Rc, Service::Rc, Service::Uc, Service::Ud];
@@ -171,7 +171,7 @@ fn packet(random: &mut Random) -> (Burst, Vec<u8>) {
     (burst, vec![7; length])
 }
 
-/// How many packets came, and how often one of them had to do with a request or was counted by its reason.
+/// Returns the number of packets that arrived, and how many of them concerned a request or were counted by a reason.
 fn explained(pair: &Pair) -> (u64, u64) {
     let ends = [pair.requester.counters(), pair.responder.counters()];
     let reasons = ends
@@ -183,10 +183,10 @@ fn explained(pair: &Pair) -> (u64, u64) {
     (packets, reasons.map(|(_, value)| value).sum::<u64>() + calls as u64)
 }
 
-/// Whatever comes, in whatever order: nothing panics, nothing is dropped without being counted, what is sent
-/// has the right form, no request ends twice, and all ends.
+/// With any packets in any order, nothing panics, nothing is dropped without being counted, and sent packets are well
+/// formed. No request completes twice, and the run ends.
 #[test]
-fn any_packets_in_any_order() {
+fn any_packets_in_any_order_are_counted_and_harmless() {
     for seed in 0..2_000 {
         let mut random = Random(seed);
         let mut pair = Pair::new();
@@ -217,7 +217,7 @@ fn any_packets_in_any_order() {
 }
 
 #[test]
-fn all_that_is_asked_for_is_done_once_and_in_order() {
+fn all_requests_are_executed_once_and_in_order() {
     let fresh = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
     let given = env::var("RDMA_PROTO_SEED").ok().map(|seed| seed.parse().unwrap());
     let runs: u64 = env::var("RDMA_PROTO_RUNS").map_or(300, |runs| runs.parse().unwrap());
@@ -231,6 +231,6 @@ fn all_that_is_asked_for_is_done_once_and_in_order() {
         }
     }
     println!("{packets} packets, {given_up} runs were given up");
-    // Seven retries are enough for most of these networks.
+    // For most of these networks seven retries are enough.
     assert!(given_up <= 1, "{given_up} of {runs} runs");
 }

@@ -9,9 +9,9 @@ use crate::pair::network::Fate::Lost;
 use crate::pair::network::Way::{Request, Response};
 use crate::pair::network::{Pair, settings};
 
-/// IBTA section 9.7.5.2.4: the range is checked as a whole with the first packet. What follows is dropped.
+/// IBTA section 9.7.5.2.4: the whole range is checked with the first packet. Later packets are dropped.
 #[test]
-fn remote_access() {
+fn a_range_outside_the_memory_is_refused() {
     let mut pair = Pair::new();
     pair.write(crate::pair::ends::BYTES as u64 - 300, 301);
     pair.write(0, 8);
@@ -27,10 +27,9 @@ fn remote_access() {
     assert!(pair.responder.failed() && pair.requester.stopped());
 }
 
-/// It acknowledges what is before it, and waits behind the response of a READ.
-/// IBTA chapter 9, acknowledgements.
+/// It acknowledges the requests before it, and waits for the response of a READ. IBTA chapter 9, acknowledgements.
 #[test]
-fn a_refusal_waits_behind_a_response() {
+fn a_refusal_waits_for_an_earlier_response() {
     let mut pair = Pair::new();
     pair.write(0, 8);
     pair.read(0, 600);
@@ -51,10 +50,9 @@ fn a_refusal_waits_behind_a_response() {
     assert_eq!(pair.run(), expected);
 }
 
-/// The memory is taken away in the middle of a response.
-/// IBTA section 9.7.5.2.4.
+/// The memory is deregistered during a response. IBTA section 9.7.5.2.4.
 #[test]
-fn memory_that_goes_away() {
+fn a_read_of_deregistered_memory_is_refused() {
     let mut pair = Pair::new().fates([(Response, 1, Lost)]);
     pair.read(0, 600);
     pair.run_for(std::time::Duration::from_micros(2));
@@ -63,9 +61,9 @@ fn memory_that_goes_away() {
     assert_eq!(trace.last().unwrap(), "   0 failed: REM_ACCESS_ERR", "{trace:?}");
 }
 
-/// IBTA section 9.7.5.2.2: more than its receive holds.
+/// IBTA section 9.7.5.2.2: longer than its receive.
 #[test]
-fn a_send_that_is_too_long() {
+fn a_send_longer_than_its_receive_is_refused() {
     let mut pair = Pair::new();
     pair.memory.receives.push_back(299);
     pair.send(300);
@@ -73,9 +71,9 @@ fn a_send_that_is_too_long() {
     assert_eq!(trace[2..], ["<- NAK InvalidRequest 1", "   0 failed: REM_INV_REQ_ERR"]);
 }
 
-/// IBTA section 9.7.4.1: more READs in flight than there are resources.
+/// IBTA section 9.7.4.1: more READs in flight than the responder has resources for.
 #[test]
-fn more_reads_than_resources() {
+fn a_read_without_a_resource_is_refused() {
     let (requester, mut responder) = settings();
     responder.max_dest_rd_atomic = 1;
     let mut pair = Pair::with(&requester, &responder);
@@ -92,17 +90,16 @@ fn more_reads_than_resources() {
     assert_eq!(pair.run(), expected);
 }
 
-/// A lost refusal cannot be had again: the responder is in error, and silent.
-/// IBTA section 9.7.5.2.
+/// A lost refusal is not repeated: the responder is in error, and silent. IBTA section 9.7.5.2.
 #[test]
-fn a_lost_refusal() {
+fn a_lost_refusal_is_not_repeated() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
     pair.add(1, 1);
     assert_eq!(pair.run().last().unwrap(), "   0 failed: RETRY_EXC_ERR");
     assert_eq!(pair.memory.failed, Some(Nak::InvalidRequest));
 }
 
-/// The n-th packet, which does that, with so many bytes of payload.
+/// The n-th packet, with this operation and this many bytes of payload.
 fn packet(operation: Operation, n: u32, payload: usize, length: Option<u32>) -> (Burst, Vec<u8>) {
     let psn = settings().1.psn.wrapping_add(n);
     let bth = Bth {
@@ -117,10 +114,9 @@ fn packet(operation: Operation, n: u32, payload: usize, length: Option<u32>) -> 
     (Burst::single(headers, payload), vec![1; payload])
 }
 
-/// IBTA section 9.7.4.1 (opcodes), C9-92 and C9-94 (lengths): a packet of each line is refused behind those
-/// before it.
+/// IBTA section 9.7.4.1 (opcodes), C9-92 and C9-94 (lengths): the last packet of each line is refused after the others.
 #[test]
-fn packets_that_cannot_come_there() {
+fn packets_out_of_sequence_or_of_wrong_length_are_refused() {
     use Operation as Op;
     let first = |n| packet(Op::SendFirst, n, 256, None);
     let write = |n, length| packet(Op::RdmaWriteFirst, n, 256, Some(length));
@@ -166,9 +162,9 @@ fn packets_that_cannot_come_there() {
     }
 }
 
-/// IBTA section 9.9.2: a response that does not fit the request fails it.
+/// IBTA section 9.9.2: a response that does not match the request fails it.
 #[test]
-fn responses_that_do_not_fit() {
+fn a_response_that_does_not_match_fails_the_request() {
     use Operation as Op;
     let cases = [
         (Op::RdmaReadResponseFirst, 256, true),
@@ -193,10 +189,9 @@ fn responses_that_do_not_fit() {
     }
 }
 
-/// A message of more than 2 GiB is refused here.
-/// IBTA section 9.7.5.2.2.
+/// A message of more than 2 GiB is refused locally. IBTA section 9.7.5.2.2.
 #[test]
-fn a_message_that_is_too_long() {
+fn a_message_of_more_than_2_gib_fails() {
     let mut pair = Pair::new();
     pair.read(0, 8);
     let end = End { length: 1 << 31 | 1, ..End::default() };

@@ -1,4 +1,4 @@
-//! Receivers that are not ready. The responder asks for 0.64 ms (code 12), the requester tries three times.
+//! Receivers that are not ready. The responder requests a wait of 0.64 ms (code 12), the requester retries three times.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::pair::network::Fate::{Arrives, Lost, Twice};
 use crate::pair::network::Way::{Request, Response};
 use crate::pair::network::{Pair, bytes, settings};
 
-/// IBTA section 9.7.5.2.8: the requester waits as long as it was asked to, then goes on from the refused
-/// packet; those that were behind it are dropped without a word.
+/// IBTA section 9.7.5.2.8: the requester waits as long as requested, then continues from the refused packet. Later
+/// packets are dropped silently.
 #[test]
-fn the_requester_waits() {
+fn the_requester_waits_as_long_as_requested() {
     let mut pair = Pair::new();
     pair.send(300);
     pair.write(0, 8);
@@ -35,10 +35,9 @@ fn the_requester_waits() {
     assert_eq!((counters.0.send_rnr_err, counters.1.rcvd_rnr_err), (1, 1));
 }
 
-/// `rnr_retry` is 2, so that it is sent three times.
-/// IBTA section 9.7.5.2.8.
+/// `rnr_retry` is 2, so that it is sent three times. IBTA section 9.7.5.2.8.
 #[test]
-fn retries_end() {
+fn rnr_retry_exhausted_fails_the_request() {
     let mut pair = Pair::new();
     pair.send(8);
     let expected = [
@@ -54,10 +53,9 @@ fn retries_end() {
     assert_eq!(pair.requester.counters().retry_rnr_exceeded_err, 1);
 }
 
-/// Code 7 has no end.
-/// IBTA section 9.7.5.2.8.
+/// Code 7 means no limit. IBTA section 9.7.5.2.8.
 #[test]
-fn seven_is_for_ever() {
+fn seven_means_unlimited_retries() {
     let (mut requester, responder) = settings();
     requester.rnr_retries = MaxRnrRetries::unlimited();
     let mut pair = Pair::with(&requester, &responder);
@@ -67,10 +65,9 @@ fn seven_is_for_ever() {
     assert_eq!(pair.run().last().unwrap(), "   0 done");
 }
 
-/// It acknowledges what is before it, and the wait stays.
-/// IBTA section 9.7.5.1.2.
+/// It acknowledges the packets before it, and the wait continues. IBTA section 9.7.5.1.2.
 #[test]
-fn an_rnr_nak_acknowledges_what_is_before_it() {
+fn an_rnr_nak_acknowledges_the_packets_before_it() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
     pair.write(0, 8);
     pair.send(8);
@@ -80,10 +77,10 @@ fn an_rnr_nak_acknowledges_what_is_before_it() {
     assert_eq!(pair.run_for(Duration::from_micros(600)), expected);
 }
 
-/// IBTA section 9.7.4.1: a WRITE with immediate takes its receive with its last packet, which alone comes
+/// IBTA section 9.7.4.1: a WRITE with immediate consumes its receive with its last packet; only that packet is sent
 /// again.
 #[test]
-fn a_write_with_immediate_takes_its_receive_at_its_end() {
+fn a_write_with_immediate_consumes_its_receive_at_its_end() {
     let mut pair = Pair::new();
     let end = End { length: 300, immediate: Some(5), ..End::default() };
     pair.write_with(0, end);
@@ -96,10 +93,9 @@ fn a_write_with_immediate_takes_its_receive_at_its_end() {
     assert_eq!(pair.memory.received[0].end, end);
 }
 
-/// One that comes twice is one: the second says nothing of what was not sent again yet.
-/// IBTA section 9.7.5.2.8.
+/// A duplicate counts once: the second is about packets that were not sent again yet. IBTA section 9.7.5.2.8.
 #[test]
-fn an_rnr_nak_that_comes_twice() {
+fn a_duplicate_rnr_nak_counts_once() {
     let mut pair = Pair::new().fates([(Response, 0, Twice), (Response, 1, Twice)]);
     pair.send(8);
     pair.run_for(Duration::from_millis(1));
@@ -107,10 +103,9 @@ fn an_rnr_nak_that_comes_twice() {
     assert_eq!(pair.run().last().unwrap(), "   0 done");
 }
 
-/// If it gets lost, the timer sends again.
-/// IBTA section 9.7.5.2.8.
+/// If it is lost, the timer causes a retransmission. IBTA section 9.7.5.2.8.
 #[test]
-fn a_lost_rnr_nak() {
+fn a_lost_rnr_nak_is_repaired_by_the_timer() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
     pair.send(8);
     let expected = ["-> SEND Only 0", "<- RNR NAK 0, lost", "-> SEND Only 0", "<- RNR NAK 0"];
@@ -118,20 +113,19 @@ fn a_lost_rnr_nak() {
     assert_eq!(pair.requester.deadline().map(|at| at.as_nanos()), Some((4096 << 8) + 642_000));
 }
 
-/// A gap after an RNR NAK is not reported as well: SoftRoCE does, the specification does not.
-/// IBTA section 9.7.5.2.
+/// A gap after an RNR NAK is not reported as well: SoftRoCE does so, but the specification does not. IBTA section
+/// 9.7.5.2.
 #[test]
-fn no_sequence_nak_follows() {
+fn no_sequence_nak_follows_an_rnr_nak() {
     let mut pair = Pair::new().fates([(Request, 1, Lost)]);
     (0..3).for_each(|_| _ = pair.send(8));
     let trace = pair.run_for(Duration::from_micros(600));
     assert!(trace.iter().all(|line| !line.contains("sequence")), "{trace:?}");
 }
 
-/// The counter is about one packet: what was taken resets it.
-/// IBTA section 9.7.6.
+/// The counter is per packet: progress resets it. IBTA section 9.7.6.
 #[test]
-fn retries_begin_anew_with_each_success() {
+fn each_success_resets_the_rnr_retries() {
     let mut pair = Pair::new();
     for n in 0..3 {
         pair.send(8);
@@ -142,9 +136,9 @@ fn retries_begin_anew_with_each_success() {
     assert_eq!(pair.requester.counters().rcvd_rnr_err, 6);
 }
 
-/// A receiver that is not ready is alive: its answer resets the retries (IBTA section 9.7.6).
+/// A receiver that is not ready is alive: its answer resets the other retries (IBTA section 9.7.6).
 #[test]
-fn a_peer_that_is_not_ready_is_alive() {
+fn an_rnr_nak_resets_the_other_retries() {
     let (mut requester, responder) = settings();
     requester.rnr_retries = MaxRnrRetries::unlimited();
     let mut pair = Pair::with(&requester, &responder).network(Box::new(|way, n| match way {
@@ -157,7 +151,7 @@ fn a_peer_that_is_not_ready_is_alive() {
     assert_eq!(pair.run().last().unwrap(), "   0 done");
 }
 
-/// The link says that there is a receive: the wait ends, and counts as one all the same.
+/// The link reports that a receive was posted: the wait ends, but still counts as one.
 #[test]
 fn a_receiver_that_becomes_ready_ends_the_wait() {
     let mut pair = Pair::new();
@@ -181,7 +175,7 @@ fn a_receiver_that_becomes_ready_ends_the_wait() {
 }
 
 #[test]
-fn the_refusal_ends_when_its_packet_comes_again() {
+fn the_refusal_ends_when_its_packet_arrives_again() {
     let mut pair = Pair::new();
     pair.send(8);
     pair.run_for(Duration::from_micros(600));

@@ -1,4 +1,4 @@
-//! Packets that answer nothing, or ask for what was long ago.
+//! Packets that answer no request, or repeat very old ones.
 
 use rdma_proto::requester::Requester;
 use rdma_proto::wire::{
@@ -21,7 +21,7 @@ fn acknowledge(n: u32, syndrome: Syndrome, msn: u32) -> Burst {
     Burst::single(headers, 0)
 }
 
-/// A pair of which two WRITEs are in flight, with the PSNs 0 and 1.
+/// A pair with two WRITEs in flight, with the PSNs 0 and 1.
 fn waiting() -> Pair {
     let mut pair = Pair::new();
     pair.write(0, 8);
@@ -32,9 +32,9 @@ fn waiting() -> Pair {
     pair
 }
 
-/// PSNs outside of what is in flight are ghosts. IBTA chapter 9, acknowledgements.
+/// PSNs that are not in flight are ghosts. IBTA chapter 9, acknowledgements.
 #[test]
-fn acknowledgements_outside_the_window() {
+fn acknowledgements_outside_the_window_are_ignored() {
     for n in [2, 3, 1 << 22, 1 << 23, (1 << 24) - 1] {
         for syndrome in [ACK, Syndrome::Nak(NakCode::RemoteAccess)] {
             let mut pair = waiting();
@@ -45,10 +45,11 @@ fn acknowledgements_outside_the_window() {
     }
 }
 
-/// The PSN says what a response is about (IBTA section 9.7.5.1.2), and the MSN does not: a peer that has lived longer
-/// counts the messages of before, too. Here the requester alone begins anew, with the PSN that its peer expects.
+/// Only the PSN, not the MSN, identifies the request that a response is for (IBTA section 9.7.5.1.2). A peer with an
+/// older queue pair also counts earlier messages in its MSN. Here only the requester starts again, with the PSN that
+/// its peer expects.
 #[test]
-fn a_peer_that_has_lived_longer() {
+fn a_response_is_matched_by_psn_not_msn() {
     let mut pair = Pair::new();
     (0..3).for_each(|_| _ = pair.write(0, 8));
     pair.run();
@@ -61,11 +62,10 @@ fn a_peer_that_has_lived_longer() {
     assert_eq!(pair.queue.completed, [WcStatus::SUCCESS]);
 }
 
-/// A responder that expects a later PSN than its peer begins with has taken nothing: it acknowledges nothing, or
-/// the peer would believe that its message arrived.
-/// IBTA chapter 9, packet sequence numbers.
+/// A responder that expects a later PSN than its peer begins with has received nothing. It acknowledges nothing;
+/// otherwise the peer would take its message as arrived. IBTA chapter 9, packet sequence numbers.
 #[test]
-fn requests_before_the_first() {
+fn requests_before_the_first_psn_are_not_acknowledged() {
     let (requester, mut responder) = settings();
     responder.psn = requester.psn.wrapping_add(1);
     let mut pair = Pair::with(&requester, &responder);
@@ -79,7 +79,7 @@ fn requests_before_the_first() {
 
 /// IBTA chapter 9, AETH.
 #[test]
-fn syndromes_that_are_reserved() {
+fn reserved_syndromes_are_dropped() {
     for code in [0x40, 0x64, 0x7f, 0xff] {
         let mut pair = waiting();
         pair.deliver(Response, &acknowledge(0, Syndrome::from_code(code), 0), &[]);
@@ -90,8 +90,7 @@ fn syndromes_that_are_reserved() {
     }
 }
 
-/// What is dropped acknowledges nothing: neither the packet that it is about, nor the one before.
-/// IBTA chapter 9, AETH.
+/// A dropped packet acknowledges nothing: neither the packet with its PSN nor earlier ones. IBTA chapter 9, AETH.
 #[test]
 fn syndromes_that_are_dropped_acknowledge_nothing() {
     for code in [0x40, 0x64, 0x65, 0xff] {
@@ -104,10 +103,10 @@ fn syndromes_that_are_dropped_acknowledge_nothing() {
     }
 }
 
-/// IBTA chapter 9, AETH: that of a response with data says ACK and nothing else: any other one is dropped, and what was asked for comes
-/// again.
+/// IBTA chapter 9, AETH: a response with data has ACK in its AETH. A packet with another syndrome is dropped, and the
+/// request is repeated.
 #[test]
-fn responses_that_refuse_and_bring_data() {
+fn responses_with_data_and_a_refusal_are_dropped() {
     let timer = MinRnrTimer::limited(1).unwrap();
     let refusal = Syndrome::Nak(NakCode::RemoteAccess);
     for syndrome in [refusal, Syndrome::RnrNak(timer), Syndrome::from_code(0x85)] {
@@ -128,10 +127,9 @@ fn responses_that_refuse_and_bring_data() {
     }
 }
 
-/// An acknowledgement has no payload.
-/// IBTA chapter 9, acknowledgements.
+/// An acknowledgement has no payload. IBTA chapter 9, acknowledgements.
 #[test]
-fn acknowledgements_with_a_payload() {
+fn acknowledgements_with_a_payload_are_dropped() {
     for syndrome in [ACK, Syndrome::Nak(NakCode::RemoteAccess)] {
         let mut pair = waiting();
         let mut more = acknowledge(1, syndrome, 2);
@@ -141,10 +139,10 @@ fn acknowledgements_with_a_payload() {
     }
 }
 
-/// The memory of the second request is gone after its first packet, and the first one is acknowledged by what would
-/// end the second one too: it fails once.
+/// The memory of the second request disappears after its first packet. The acknowledgement of the first request would
+/// also fail the second one, which must fail only once.
 #[test]
-fn a_request_that_failed_here_fails_once() {
+fn a_request_that_failed_locally_fails_once() {
     let timer = MinRnrTimer::limited(1).unwrap();
     let naks = [Syndrome::Nak(NakCode::RemoteAccess), Syndrome::RnrNak(timer)];
     let mut response = acknowledge(1, ACK, 1);
@@ -167,10 +165,10 @@ fn a_request_that_failed_here_fails_once() {
     }
 }
 
-/// A NAK of what was not sent again yet says nothing new: one repetition, not two.
-/// IBTA chapter 9, acknowledgements.
+/// A NAK for packets that were not sent again yet is not new: one repetition, not two. IBTA chapter 9,
+/// acknowledgements.
 #[test]
-fn a_nak_that_comes_twice() {
+fn a_duplicate_nak_causes_one_repetition() {
     let mut pair = waiting();
     for _ in 0..2 {
         pair.deliver(Response, &acknowledge(1, Syndrome::Nak(NakCode::PsnSequence), 1), &[]);
@@ -182,9 +180,9 @@ fn a_nak_that_comes_twice() {
     assert_eq!((counters.rcvd_rnr_err, counters.stale_nak), (0, 2));
 }
 
-/// Nothing is in flight, so that nothing is answered. IBTA chapter 9, acknowledgements.
+/// Nothing is in flight, so no packet can be an answer. IBTA chapter 9, acknowledgements.
 #[test]
-fn responses_without_a_request() {
+fn responses_without_a_request_are_ignored() {
     let mut pair = Pair::new();
     for n in [0, 1, (1 << 24) - 1] {
         pair.deliver(Response, &acknowledge(n, ACK, 0), &[]);
@@ -192,9 +190,9 @@ fn responses_without_a_request() {
     assert_eq!(pair.requester.counters().unsolicited_response, 3);
 }
 
-/// Responses are not for the responder, requests not for the requester; other services are for neither.
+/// Responses are not for the responder, requests not for the requester; packets of other services are for neither.
 #[test]
-fn packets_of_another_service_or_way() {
+fn packets_of_another_service_or_direction_are_dropped() {
     let psn = settings().0.psn;
     let with = |opcode| Burst::single(Headers::new(Bth::new(opcode, Qpn::masked(1), psn)), 8);
     let uc = with(Opcode::new(Service::Uc, Operation::SendOnly).unwrap());
@@ -209,9 +207,9 @@ fn packets_of_another_service_or_way() {
     assert_eq!(pair.requester.counters().wrong_opcode, 2);
 }
 
-/// Headers that lie: a run of which there is less payload than it says.
+/// Wrong headers: a run with less payload than they announce.
 #[test]
-fn runs_without_payload() {
+fn runs_with_too_little_payload_do_not_panic() {
     let psn = settings().0.psn;
     let headers =
         Headers::new(Bth::new(Opcode::reliable(Operation::SendFirst), Qpn::masked(1), psn));

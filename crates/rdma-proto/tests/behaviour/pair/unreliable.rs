@@ -11,7 +11,7 @@ use crate::pair::counters::counted;
 use crate::pair::ends::{Memory, Posted, Queue, RKEY, Received, VA};
 use crate::pair::network::bytes;
 
-/// What a requester gives out, packet by packet.
+/// The packets that a requester sends, one by one.
 struct Sent {
     packets: Vec<(Headers, Vec<u8>)>,
     queue: Queue,
@@ -49,7 +49,7 @@ fn write(at: u64, length: u32, immediate: Option<u32>) -> (Start, End) {
     (Start::one_sided(Kind::Write, remote, length), end)
 }
 
-/// What became of the packets with those indices, with so many receives of 600 bytes.
+/// Delivers the packets with these indices, to an end with this many receives of 600 bytes.
 fn received(sent: &Sent, indices: &[usize], receives: usize) -> (Memory, UnreliableResponder) {
     let mut memory = Memory::new();
     memory.receives.extend(vec![600; receives]);
@@ -65,10 +65,10 @@ fn lengths(memory: &Memory) -> Vec<u32> {
     memory.received.iter().map(|received| received.end.length).collect()
 }
 
-/// A request is done when it is sent, and no packet asks for an acknowledgement.
-/// IBTA chapter 9, unreliable connections.
+/// A request completes when it is sent, and no packet requests an acknowledgement. IBTA chapter 9, unreliable
+/// connections.
 #[test]
-fn a_request_is_done_when_it_is_sent() {
+fn a_request_completes_when_it_is_sent() {
     for room in [256, 1 << 16] {
         let sent = sent(&[send(600), write(8, 513, Some(7)), send(0)], room);
         assert_eq!(sent.queue.completed, [WcStatus::SUCCESS; 3]);
@@ -92,10 +92,10 @@ fn a_request_is_done_when_it_is_sent() {
     }
 }
 
-/// The first packet of a message has any PSN, and a gap drops the rest of a message.
-/// IBTA chapter 9, unreliable connections.
+/// The first packet of a message may have any PSN, and a gap drops the rest of a message. IBTA chapter 9, unreliable
+/// connections.
 #[test]
-fn a_gap_drops_a_message() {
+fn a_gap_drops_the_rest_of_a_message() {
     let sent = sent(&[send(600), send(600), send(8)], 256);
     for missing in [[1, 2], [0, 2]] {
         let left: Vec<_> = (0..7).filter(|index| !missing.contains(index)).collect();
@@ -110,9 +110,9 @@ fn a_gap_drops_a_message() {
     assert_eq!(lengths(&memory), [8, 600]);
 }
 
-/// So does what cannot be executed; nobody is informed. IBTA chapter 9, unreliable connections.
+/// A request that cannot be executed is dropped too, without an answer. IBTA chapter 9, unreliable connections.
 #[test]
-fn what_cannot_be_executed_is_dropped() {
+fn a_request_that_cannot_be_executed_is_dropped() {
     let requests = [send(600), write(1 << 16, 300, None), write(0, 8, Some(1)), send(8)];
     let sent = sent(&requests, 256);
     let all: Vec<_> = (0..sent.packets.len()).collect();
@@ -130,8 +130,7 @@ fn what_cannot_be_executed_is_dropped() {
     assert_eq!(lengths(&memory), [600, 8, 8]);
 }
 
-/// A READ has no way back.
-/// IBTA chapter 9, unreliable connections.
+/// A READ would need a response. IBTA chapter 9, unreliable connections.
 #[test]
 fn reads_are_refused() {
     let remote = Remote { va: VA, rkey: RKEY };
@@ -143,10 +142,9 @@ fn reads_are_refused() {
 
 const QKEY: u32 = 0x1111_1111;
 
-/// A datagram is one packet, whose Q_Key has to be right.
-/// IBTA chapter 9, unreliable datagrams.
+/// A datagram is one packet, and its Q_Key must be right. IBTA chapter 9, unreliable datagrams.
 #[test]
-fn datagrams() {
+fn datagrams_need_the_right_q_key_and_a_large_enough_receive() {
     let mut sender = Datagrams::new(Qpn::masked(0x13), Mtu::MTU256, Psn::MAX);
     let mut receiver = Datagrams::new(Qpn::masked(0x14), Mtu::MTU256, Psn::MAX);
     let mut memory = Memory::new();

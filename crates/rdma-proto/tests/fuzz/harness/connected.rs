@@ -1,4 +1,4 @@
-//! A responder of a reliable connection, and what is known of it from outside.
+//! A responder of a reliable connection, and its state as seen from outside.
 
 use rdma_proto::responder::{self, Responder};
 use rdma_proto::wire::{Headers, NakCode, Operation, Service, Syndrome};
@@ -9,7 +9,7 @@ use super::ends::VA;
 use super::peer::{self, PEER};
 use super::watched::{self, Message, Watched};
 
-/// A READ or an atomic that was executed.
+/// An executed READ or atomic.
 struct Fetch {
     psn: Psn,
     packets: u32,
@@ -23,24 +23,24 @@ pub(crate) struct Connected {
     pub(crate) host: Watched,
     settings: responder::Settings,
     pub(crate) expected: Psn,
-    /// How many PSNs were executed.
+    /// The number of PSNs that were executed.
     history: u32,
-    /// The newest packet of a SEND or a WRITE that was executed.
+    /// The newest SEND or WRITE packet that was executed.
     taken: Psn,
-    /// How many messages were executed.
+    /// The number of executed messages.
     messages: u32,
     fetches: Vec<Fetch>,
-    /// Whether the peer knows that the expected packet is missing, or was not taken.
+    /// Whether the peer knows that the expected packet is missing, or was not accepted.
     told: bool,
-    /// Whether an answer is owed: one that says what was executed, one that asks for the expected packet.
+    /// Whether an acknowledgement of executed requests is owed, and whether a request for the expected packet is.
     owes: bool,
     owes_nak: bool,
-    /// How many packets came, and how many were given out.
+    /// The number of packets that arrived, and that were sent.
     came: u64,
     gave: u64,
 }
 
-/// What was counted besides that a packet came: each reason once.
+/// The reasons that were counted, each once, besides the arrival of a packet.
 pub(crate) fn counted(before: &Counters, after: &Counters) -> Vec<&'static str> {
     let mut counted = Vec::new();
     for ((name, before), (_, after)) in before.iter().zip(after.iter()) {
@@ -52,7 +52,7 @@ pub(crate) fn counted(before: &Counters, after: &Counters) -> Vec<&'static str> 
     counted
 }
 
-/// What is counted for a request that is not executed.
+/// The counter of a request that is not executed.
 pub(crate) fn reason(stop: Stop) -> &'static str {
     match stop {
         Stop::NotReady => "send_rnr_err",
@@ -68,7 +68,7 @@ fn is_fetch(operation: Operation) -> bool {
     matches!(operation, RdmaReadRequest | CompareSwap | FetchAdd)
 }
 
-/// Whether a packet may come next, if that message has begun (IBTA sections 9.7.4.1.5 and 9.7.4.1.6).
+/// Returns true if a packet may come next after this part of a message (IBTA sections 9.7.4.1.5 and 9.7.4.1.6).
 pub(crate) fn legal(open: Option<Message>, headers: &Headers, payload: &[u8], mtu: u32) -> bool {
     let operation = headers.bth.opcode.operation();
     let (starts, ends) = (operation.starts_message(), operation.ends_message());
@@ -76,7 +76,7 @@ pub(crate) fn legal(open: Option<Message>, headers: &Headers, payload: &[u8], mt
     let announced = headers.reth.map_or(0, |reth| reth.length);
     let is_write = operation.to_string().contains("WRITE");
     let is_read = operation == Operation::RdmaReadRequest;
-    // A run that a peer cannot send has packets whose headers are missing.
+    // Packets of a run that no peer can send lack headers.
     let needs_reth = is_read || is_write && starts;
     let needs_atomic = is_fetch(operation) && !is_read;
     let lacks = needs_reth && headers.reth.is_none() || needs_atomic && headers.atomic.is_none();
@@ -125,7 +125,7 @@ impl Connected {
         *self.responder.counters()
     }
 
-    /// A packet comes: it is executed, answered, or counted.
+    /// Receives a packet: it is executed, answered, or counted.
     pub(crate) fn receive(&mut self, headers: &Headers, payload: &[u8]) {
         let (before, failed) = (self.counters(), self.responder.failed());
         self.host.take_up(headers, payload);
@@ -151,7 +151,7 @@ impl Connected {
         } else if ahead.unsigned_abs() > self.history {
             assert_eq!(counted, ["unanswered_duplicate"]);
         } else {
-            // What is wrong in itself is answered as any other duplicate.
+            // An invalid one is answered like any other duplicate.
             let mtu = self.settings.connection.mtu.bytes();
             let asks = is_fetch(opcode.operation()) && legal(None, headers, payload, mtu);
             let is_answered = counted == ["duplicate_request"];
@@ -168,7 +168,7 @@ impl Connected {
         assert_eq!(self.responder.failed(), failed);
     }
 
-    /// A READ or an atomic comes again and is answered: it is one that was executed, or the rest of it.
+    /// Checks a repeated READ or atomic that is answered: it was executed before, or is the rest of one.
     fn is_a_tail(&self, headers: &Headers) {
         let (now, psn) = (watched::start(headers), headers.bth.psn);
         let mtu = self.settings.connection.mtu.bytes();
@@ -183,7 +183,7 @@ impl Connected {
         assert!(self.fetches.iter().any(is_tail), "{headers:?}");
     }
 
-    /// The expected packet has come.
+    /// Checks the arrival of the expected packet.
     fn in_sequence(&mut self, headers: &Headers, payload: &[u8], counted: &[&str]) {
         let mtu = self.settings.connection.mtu.bytes();
         let legal = legal(self.host.open, headers, payload, mtu);
@@ -239,7 +239,7 @@ impl Connected {
         }
     }
 
-    /// The next packets to answer with, each with its payload.
+    /// Returns the next packets to answer with, each with its payload.
     pub(crate) fn transmit(&mut self, room: &mut [u8]) -> Vec<(Headers, Vec<u8>)> {
         let Some(burst) = self.responder.poll_transmit(&mut self.host, room) else {
             assert!(!self.owes && !self.owes_nak, "nothing is answered");
@@ -249,7 +249,7 @@ impl Connected {
         packets.iter().for_each(|(headers, payload)| self.check(headers, payload));
         self.owes = false;
         if burst.header.bth.opcode.operation() == Operation::Acknowledge {
-            // That the memory of a repeated READ is gone is said before, and beside.
+            // A NAK for the inaccessible memory of a repeated READ is sent before the owed NAK, and in addition.
             self.owes_nak &= self.refuses_repeated(&burst.header);
         }
         self.gave += packets.len() as u64;
@@ -257,7 +257,7 @@ impl Connected {
         packets
     }
 
-    /// Whether this is about the memory of a READ that is repeated, which may be gone, and nobody fails for that.
+    /// Returns true if this refuses a repeated READ because its memory is gone. That fails no end.
     fn refuses_repeated(&self, headers: &Headers) -> bool {
         let refuses = headers.aeth.is_some_and(|aeth| match aeth.syndrome {
             Syndrome::Nak(code) => code != NakCode::PsnSequence,
@@ -268,7 +268,7 @@ impl Connected {
         refuses && is_read && self.host.plain.memory.failed.is_none()
     }
 
-    /// Whether a packet is a right answer.
+    /// Checks that a packet is a right answer.
     fn check(&self, headers: &Headers, payload: &[u8]) {
         let bth = headers.bth;
         assert_eq!((bth.opcode.service(), bth.destination), (Service::Rc, PEER));
@@ -282,7 +282,7 @@ impl Connected {
         match headers.aeth.expect("an acknowledgement").syndrome {
             Syndrome::Ack(_) => assert_eq!(bth.psn, self.taken),
             Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PsnSequence) => {
-                assert!(ahead == 0 && self.owes_nak, "told once");
+                assert!(ahead == 0 && self.owes_nak, "a NAK is sent once");
             }
             Syndrome::Nak(code) => {
                 let failed = self.host.plain.memory.failed.is_some();
@@ -294,7 +294,7 @@ impl Connected {
         }
     }
 
-    /// A part of the response of a READ, or that of an atomic: of one that was executed.
+    /// Checks a part of a READ response, or an atomic response: it must be for an executed request.
     fn check_response(&self, headers: &Headers, payload: &[u8]) {
         let psn = headers.bth.psn;
         let of = |fetch: &&Fetch| psn.distance_from(fetch.psn) < fetch.packets;
@@ -317,7 +317,7 @@ impl Connected {
         }
     }
 
-    /// Each atomic was executed once.
+    /// Checks that each atomic was executed once.
     pub(crate) fn end(&self) {
         let atomics = self.fetches.iter().filter(|fetch| fetch.original.is_some()).count();
         assert_eq!(self.host.plain.memory.atomics, atomics);

@@ -1,4 +1,4 @@
-//! Datagrams: what one end sends, and any other packet, into the other.
+//! Datagrams: those of one end, and any other packet, into the other end.
 
 use arbitrary::Unstructured;
 use rdma_proto::wire::{Bth, Headers, Service};
@@ -73,7 +73,7 @@ impl Ends {
         }
     }
 
-    /// A packet comes: it is there, or it is counted as dropped.
+    /// Receives a packet: it is delivered, or counted as dropped.
     fn receive(&mut self, headers: &Headers, payload: &[u8]) {
         let received = self.host.plain.memory.received.len();
         let before = *self.receiver.counters();
@@ -85,7 +85,7 @@ impl Ends {
         assert_eq!(counters.rcvd_pkts, self.came);
         let counted = counted(&before, counters);
         let is_there = self.host.plain.memory.received.len() > received;
-        // A run that a peer cannot send has packets whose headers are missing.
+        // Packets of a run that no peer can send lack headers.
         let is_ud = headers.bth.opcode.service() == Service::Ud && headers.deth.is_some();
         let is_for_us = headers.deth.is_some_and(|deth| deth.qkey == QKEY);
         let fits = payload.len() <= self.mtu as usize;

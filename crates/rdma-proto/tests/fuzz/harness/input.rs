@@ -1,5 +1,5 @@
-//! What an input of the responder and of the requester is made of: a [`Setting`], then steps. A step is a byte,
-//! a [`Tag`], and a record: its numbers one after the other, the lower bytes first.
+//! The format of an input of the responder and of the requester: a [`Setting`], then steps. A step is a byte, a
+//! [`Tag`], and a record: consecutive numbers with the lower bytes first.
 
 use arbitrary::Unstructured;
 use rdma_proto::wire::Packet;
@@ -9,15 +9,15 @@ use test_support::fuzz_record as record;
 pub(crate) use test_support::fuzz::number;
 
 record! {
-    /// Where all begins.
+    /// The initial state.
     Setting {
         /// See [`Service::of`].
         service: u8,
         mtu: u8,
-        /// How many READs and atomics may be in flight.
+        /// The number of READs and atomics that may be in flight.
         resources: u8,
         psn: u32,
-        /// Of a requester.
+        /// Only for a requester.
         timeout: u8,
         retries: u8,
         rnr_retries: u8,
@@ -31,16 +31,16 @@ record! {
         operation: u8,
         /// [`Ask::ACK_REQUEST`] and its kin.
         flags: u8,
-        /// Its PSN, from the expected one.
+        /// Its PSN, relative to the expected one.
         ahead: i8,
-        /// Where its memory begins.
+        /// The offset in its memory.
         at: u16,
-        /// What it says of its length, see [`length`].
+        /// The length in its headers, see [`length`].
         length: u16,
-        /// How much payload its last packet has, see [`payload`].
+        /// The payload of its last packet, see [`payload`].
         payload: u16,
         operand: u8,
-        /// How many packets follow it, modulo 8.
+        /// The number of packets that follow it, modulo 8.
         more: u8,
     }
 }
@@ -54,21 +54,21 @@ impl Ask {
     pub(crate) const LAST: u8 = 16;
     /// The packets of a run are not full.
     pub(crate) const SHORT: u8 = 32;
-    /// The last packet is one of any kind.
+    /// The last packet has any kind.
     pub(crate) const ANY_LAST: u8 = 64;
 }
 
 record! {
-    /// The end is asked for what it has to send, so often.
+    /// Polls the end for packets this many times.
     Poll {
         times: u8,
-        /// How many packets more than one the room holds, and a bit.
+        /// The number of packets beyond one that fit into the buffer, which is this many bytes larger.
         room: u8,
     }
 }
 
 record! {
-    /// A request is posted.
+    /// Posts a request.
     Post {
         kind: u8,
         /// [`Post::FENCE`] and its kin.
@@ -85,23 +85,23 @@ impl Post {
     pub(crate) const INVALIDATE: u8 = 4;
     pub(crate) const UNREACHABLE: u8 = 8;
     pub(crate) const SOLICITED: u8 = 16;
-    /// Its memory is unreachable behind its first packet.
+    /// Its memory is unreachable after its first packet.
     pub(crate) const CUT: u8 = 32;
 }
 
 record! {
     /// A response packet, or a run of them.
     Answer {
-        /// [`Answer::RIGHT`] is what the oldest request waits for.
+        /// [`Answer::RIGHT`] is the response that the oldest request waits for.
         operation: u8,
         /// [`Answer::FROM_END`] and its kin.
         flags: u8,
-        /// Its PSN, from what the flags say.
+        /// Its PSN, relative to the one that the flags select.
         ahead: i8,
         syndrome: u8,
-        /// From the number of messages that were sent.
+        /// The MSN, relative to the number of sent messages.
         msn: i8,
-        /// See [`payload`]; [`Answer::RIGHT_PAYLOAD`] is what the oldest request waits for.
+        /// See [`payload`]; [`Answer::RIGHT_PAYLOAD`] is the payload that the oldest request waits for.
         payload: u16,
         more: u8,
     }
@@ -110,13 +110,13 @@ record! {
 impl Answer {
     pub(crate) const RIGHT: u8 = 0xff;
     pub(crate) const RIGHT_PAYLOAD: u16 = 0xfffd;
-    /// The PSN counts from the first that was never sent, instead of the oldest that has no answer.
+    /// The PSN counts from the first that was never sent, instead of the oldest unanswered one.
     pub(crate) const FROM_END: u8 = 1;
     pub(crate) const CONGESTED: u8 = 2;
     pub(crate) const OTHER_SERVICE: u8 = 4;
 }
 
-/// What a step does. [`Raw`](Self::Raw) is followed by two bytes, how many others follow these: the packet.
+/// The kind of a step. [`Raw`](Self::Raw) is followed by the length of a packet in two bytes, and by the packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Tag {
     Packet = 0,
@@ -124,9 +124,9 @@ pub(crate) enum Tag {
     Poll = 4,
     /// A receive, or a request.
     Post = 5,
-    /// A byte follows: what it switches.
+    /// Followed by a byte that selects what to switch.
     Switch = 6,
-    /// A byte or four follow: what the host says next, or how much time goes by.
+    /// Followed by a byte that selects the host's next answer, or by four bytes with the time that passes.
     Next = 7,
 }
 
@@ -145,15 +145,15 @@ impl Tag {
     }
 }
 
-/// The packet of [`Tag::Raw`].
+/// Reads the packet of [`Tag::Raw`].
 pub(crate) fn raw<'a>(input: &mut Unstructured<'a>) -> &'a [u8] {
     let length = usize::from(number::<u16>(input)).min(input.len());
-    let bytes = input.bytes(length).expect("so many are there");
+    let bytes = input.bytes(length).expect("at most the rest of the input");
     trace(&Packet::parse(bytes));
     bytes
 }
 
-/// A length of a message: all that are short, and those about the longest that may be.
+/// Returns the length of a message: all short lengths, and some around the maximum.
 pub(crate) fn length(code: u16) -> u32 {
     match code {
         0xffff => u32::MAX,
@@ -164,7 +164,7 @@ pub(crate) fn length(code: u16) -> u32 {
     }
 }
 
-/// A length of a payload: a full one, or any that is not much longer.
+/// Returns the length of a payload: a full packet, or anything slightly longer.
 pub(crate) fn payload(code: u16, mtu: u32) -> usize {
     let length = match code {
         0xffff => mtu,

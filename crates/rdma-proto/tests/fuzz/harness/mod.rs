@@ -1,8 +1,7 @@
-//! What the fuzz targets run: each takes any bytes, does with them what a peer could do, and panics if a rule is
-//! broken.
+//! The code of the fuzz targets. Each accepts any bytes, uses them as a peer could, and panics if a rule is broken.
 //!
-//! Tests run the same on the seeds and on random bytes (`tests/fuzz`), the fuzzers of `crates/fuzz` on what they make up.
-//! An input is records of numbers, see [`input`]; behind its end are zeros.
+//! Tests run the same code on the seeds and on random bytes (`tests/fuzz`); the fuzzers of `crates/fuzz` generate their
+//! own input. An input consists of records of numbers, see [`input`]; zeros follow its end.
 
 mod connected;
 mod datagrams;

@@ -1,4 +1,4 @@
-//! Any bytes, as an IP datagram and as the payload of a UDP datagram: what can be read comes back.
+//! Any bytes, as an IP datagram and as the payload of a UDP datagram: everything that can be read is written unchanged.
 
 use rdma_proto::Burst;
 use rdma_proto::wire::{
@@ -25,7 +25,7 @@ fn datagram(bytes: &[u8]) {
     if let IpHeader::V4(_) = ip
         && expected[10..12] == [0xff; 2]
     {
-        // Another way to write a checksum of 0 (RFC 1624).
+        // An equivalent encoding of a checksum of 0 (RFC 1624).
         expected[10..12].fill(0);
     }
     assert_eq!(room[..len], expected, "{ip:?}");
@@ -49,7 +49,7 @@ fn packet(bytes: &[u8]) -> Option<()> {
     assert_eq!(packet.wire_len(), bytes.len());
     let mut room = vec![0xaa; bytes.len() + 3];
     assert_eq!(packet.emit(&mut room), Ok(&mut expected.clone()[..]));
-    assert_eq!(room[bytes.len()..], [0xaa; 3], "nothing behind its end");
+    assert_eq!(room[bytes.len()..], [0xaa; 3], "nothing is written after its end");
     assert_eq!(Packet::parse(&expected), Ok(packet));
     assert_eq!(packet.emit(&mut room[..bytes.len() - 1]), Err(EmitError::NoRoom));
 
@@ -61,7 +61,7 @@ fn packet(bytes: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// What a sender would have written: zeros in reserved bits and in the pad.
+/// The bytes that a sender would have written: zeros in reserved bits and in the pad.
 fn canonical(bytes: &[u8], packet: &Packet<'_>) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[4] &= 0xc0;
@@ -74,7 +74,7 @@ fn canonical(bytes: &[u8], packet: &Packet<'_>) -> Vec<u8> {
     bytes
 }
 
-/// Headers of which one is missing are not written.
+/// Checks that headers are not written if one is missing.
 fn without_one(headers: &Headers) {
     let asked = headers.bth.opcode.headers().len();
     let bare = Headers::new(headers.bth);
@@ -82,7 +82,7 @@ fn without_one(headers: &Headers) {
     assert_eq!(written, if asked == 0 { Ok(()) } else { Err(EmitError::Headers) });
 }
 
-/// The ICRC sees each bit that changes, but those that routers change.
+/// Checks that each changed bit changes the ICRC, except those that routers change.
 fn seal(ip: &IpHeader, udp: &UdpHeader, packet: &[u8]) {
     let (covered, _) = packet.split_last_chunk::<4>().expect("it was read");
     let right = icrc(ip, udp, covered);

@@ -1,4 +1,4 @@
-//! What a peer could send.
+//! Packets that a peer could send.
 
 use std::sync::LazyLock;
 
@@ -12,19 +12,19 @@ use rdma_types::{Psn, Qpn, Rkey};
 use super::ends::{RKEY, VA};
 use super::input::{self, Ask};
 
-/// The number of the end that is tried, and of its peer.
+/// The queue pair numbers of the tested end and of its peer.
 pub(crate) const OWN: Qpn = Qpn::masked(0x11);
 pub(crate) const PEER: Qpn = Qpn::masked(0x12);
 
 pub(crate) const QKEY: u32 = 0x1111_1111;
 
-/// The operation with that number, in that service if it has it.
+/// Returns the operation with this number, in this service if it has it.
 pub(crate) fn opcode(service: Service, number: u8) -> Opcode {
     let operation = Operation::ALL[usize::from(number) % Operation::ALL.len()];
     Opcode::new(service, operation).unwrap_or(Opcode::reliable(operation))
 }
 
-/// Headers of any packet but what the BTH says.
+/// The fields of all headers of a packet, except the BTH.
 pub(crate) struct Fields {
     pub(crate) va: u64,
     pub(crate) rkey: Rkey,
@@ -35,7 +35,7 @@ pub(crate) struct Fields {
 }
 
 impl Fields {
-    /// Those that the opcode asks for.
+    /// Returns the headers that the opcode requires.
     pub(crate) fn headers(&self, bth: Bth) -> Headers {
         let mut headers = Headers::new(bth);
         let &Self { va, rkey, length, operand, syndrome, msn } = self;
@@ -60,7 +60,7 @@ impl Fields {
     }
 }
 
-/// The request that the step is, and its payload.
+/// Returns the request of this step, and its payload.
 pub(crate) fn ask(ask: &Ask, service: Service, mtu: u32, expected: Psn) -> (Burst, Vec<u8>) {
     let has = |flag| ask.flags & flag != 0;
     let service = if has(Ask::OTHER_SERVICE) { Service::Uc } else { service };
@@ -107,17 +107,17 @@ pub(crate) fn moved(psn: Psn, by: i8) -> Psn {
     psn.wrapping_add(i32::from(by).cast_unsigned() & 0xff_ffff)
 }
 
-/// Payload that tells which it is.
+/// Returns payload that depends on the PSN.
 pub(crate) fn bytes(psn: Psn, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     fill(psn.get() * 31, &mut bytes);
     bytes
 }
 
-/// How long the pattern is: a prime, so that each packet of a message has other bytes.
+/// The length of the pattern: a prime, so that each packet of a message has other bytes.
 const PERIOD: usize = 4099;
 
-/// Fills with a pattern, from that place in it on. Copies alone: what a loop compares slows the fuzzer down.
+/// Fills with a pattern, from this position on. Only copies: comparisons in a loop slow the fuzzer down.
 pub(crate) fn fill(from: u32, bytes: &mut [u8]) {
     static TWICE: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let byte = |at: usize| ((at % PERIOD) as u32).wrapping_mul(0x9e37_79b1) >> 24;
@@ -129,7 +129,7 @@ pub(crate) fn fill(from: u32, bytes: &mut [u8]) {
     }
 }
 
-/// The packets of a burst, which are such as can be written.
+/// Returns the packets of a burst, and checks that they can be written.
 pub(crate) fn packets(burst: &Burst, room: &[u8]) -> Vec<(Headers, Vec<u8>)> {
     let payload = &room[..burst.length as usize];
     let packets: Vec<_> = burst.packets(payload).map(|(h, p)| (h, p.to_vec())).collect();

@@ -1,4 +1,4 @@
-//! A send queue that knows what may be sent, and what may be done.
+//! A send queue that checks which requests may be sent, and which may complete.
 
 use rdma_proto::wire::{Headers, Operation, Service};
 use rdma_proto::{End, Kind, MAX_MESSAGE_BYTES, Remote, Request, Start, Work};
@@ -11,14 +11,14 @@ use super::peer::{self, PEER};
 /// A request.
 pub(crate) struct Entry {
     pub(crate) request: Request,
-    /// Up to where its memory can be reached.
+    /// The length of its memory that is reachable.
     reach: Option<usize>,
-    /// How many packets all before it have, and it has.
+    /// The number of packets before it, and of its own.
     pub(crate) base: u64,
     pub(crate) packets: u32,
-    /// How many bytes were delivered.
+    /// The number of bytes that were delivered.
     pub(crate) delivered: u32,
-    /// Whether it was executed here.
+    /// Whether it was executed locally.
     pub(crate) executed: bool,
 }
 
@@ -29,15 +29,15 @@ impl Entry {
     }
 }
 
-/// How an invalid request fails, and nothing else.
+/// The status of an invalid request, which nothing else uses.
 const INVALID: WcStatus = WcStatus::MW_BIND_ERR;
 
-/// What the packet in hand can complete: all whose last packet is before that one.
+/// The packets that the current packet acknowledges: requests can complete whose last packet is before this number.
 pub(crate) type Until = u64;
 
 pub(crate) struct Posted {
     entries: Vec<Entry>,
-    /// All of them, or fewer.
+    /// All requests, or fewer.
     pub(crate) admitted: Option<u32>,
     completed: u32,
     pub(crate) failed: Option<WcStatus>,
@@ -45,11 +45,11 @@ pub(crate) struct Posted {
     service: Service,
     pub(crate) mtu: u32,
     psn: Psn,
-    /// The number behind the last packet that was ever given out, and how many were.
+    /// The number after the last packet that was ever sent, and the number of packets sent.
     pub(crate) end: u64,
     pub(crate) given: u64,
     pub(crate) until: Until,
-    /// Whether a call is being made that may execute what is local.
+    /// Whether the current call may execute local requests.
     pub(crate) sending: bool,
 }
 
@@ -83,12 +83,12 @@ impl Posted {
         &self.entries[n as usize]
     }
 
-    /// The oldest that is not done.
+    /// Returns the oldest request that has not completed.
     pub(crate) fn oldest(&self) -> Option<&Entry> {
         self.entries.get(self.completed as usize)
     }
 
-    /// How many bytes of room that is.
+    /// Returns the size of the buffer in bytes.
     pub(crate) fn room(&self, poll: &Poll) -> usize {
         let (mtu, more) = (self.mtu as usize, usize::from(poll.room));
         mtu + more % 16 * mtu + more
@@ -124,7 +124,7 @@ impl Posted {
         let packets = match start {
             None => 0,
             Some(start) if start.kind.is_atomic() => 1,
-            // Such a one fails.
+            // Such a request fails.
             Some(_) if length > MAX_MESSAGE_BYTES => 0,
             Some(_) if is_fetch && self.service == Service::Uc => 0,
             Some(_) => length.div_ceil(self.mtu).max(1),
@@ -144,14 +144,14 @@ impl Posted {
         self.entries.push(Entry { request, reach, base, packets, delivered, executed });
     }
 
-    /// The request that has that packet.
+    /// Returns the request that this packet belongs to.
     fn holder(&self, packet: u64) -> u32 {
         let has = |entry: &Entry| packet.wrapping_sub(entry.base) < entry.packets.into();
         let n = self.entries.iter().position(has).expect("a packet of what was posted");
         u32::try_from(n).expect("few")
     }
 
-    /// Packets are given out: each is one of the queue, with all that it has to have.
+    /// Checks that each sent packet belongs to the queue and has all required parts.
     pub(crate) fn gave(&mut self, packets: &[(Headers, Vec<u8>)]) {
         for (headers, payload) in packets {
             self.given += 1;
@@ -169,11 +169,11 @@ impl Posted {
         }
     }
 
-    /// Checks a packet, and says which is next.
+    /// Checks a packet, and returns the number of the next one.
     fn check(&self, n: u32, packet: u64, headers: &Headers, payload: &[u8]) -> u64 {
         let entry = self.at(n);
         let Request::Remote { start, end, fence } = entry.request else {
-            panic!("{n} is for this end")
+            panic!("{n} is not for the peer")
         };
         let bth = &headers.bth;
         assert_eq!((bth.destination, bth.opcode.service()), (PEER, self.service));
@@ -182,8 +182,8 @@ impl Posted {
             let before = &self.entries[self.completed as usize..n as usize];
             for earlier in before {
                 match earlier.request {
-                    Request::Local => panic!("{n} is sent before what is local is done"),
-                    Request::Invalid(_) => panic!("{n} is sent, and what is before it fails"),
+                    Request::Local => panic!("{n} is sent before an earlier local request"),
+                    Request::Invalid(_) => panic!("{n} is sent after a request that fails"),
                     Request::Remote { start, .. } => {
                         assert!(!(fence && index == 0 && start.kind.fetches()), "{n} is fenced");
                     }
@@ -217,7 +217,7 @@ impl Posted {
         packet + 1
     }
 
-    /// No request was done before its last packet was given out.
+    /// Checks that no request completed before its last packet was sent.
     pub(crate) fn all_done_was_given(&self) {
         if let Some(last) = self.completed.checked_sub(1) {
             let last = self.at(last);
@@ -226,13 +226,16 @@ impl Posted {
     }
 
     fn lives(&self, n: u32) -> &Entry {
-        assert!(self.failed.is_none() && !self.stopped, "{n} is asked for after the end");
-        assert!(n >= self.completed, "{n} is done, and asked for");
+        assert!(
+            self.failed.is_none() && !self.stopped,
+            "{n} is read after the queue has failed or stopped"
+        );
+        assert!(n >= self.completed, "{n} is read after it completed");
         self.at(n)
     }
 }
 
-/// The request packet of a READ of which so much is there, or of an atomic.
+/// Checks the request packet of an atomic, or of a READ that has `at` bytes already.
 fn check_fetch(headers: &Headers, start: &Start, at: u32, length: u32) {
     let Remote { va, rkey } = start.remote;
     let operation = headers.bth.opcode.operation();
@@ -252,7 +255,7 @@ fn check_fetch(headers: &Headers, start: &Start, at: u32, length: u32) {
     assert_eq!((atomic.va, atomic.rkey), (va, rkey));
 }
 
-/// Fills with the payload of a request, from there on.
+/// Fills `out` with the payload of a request, from this offset on.
 fn content(n: u32, at: u32, out: &mut [u8]) {
     peer::fill(n.wrapping_mul(31).wrapping_add(at), out);
 }
@@ -305,7 +308,7 @@ impl Work for Posted {
         assert_eq!(n, self.completed, "in order, and once");
         match entry.request {
             Request::Local => assert!(entry.executed),
-            Request::Invalid(_) => panic!("{n} cannot be done"),
+            Request::Invalid(_) => panic!("{n} completed, but is invalid"),
             Request::Remote { .. } if self.service == Service::Uc => {}
             Request::Remote { start, end, .. } => {
                 let behind = entry.base + u64::from(entry.packets);

@@ -1,4 +1,4 @@
-//! Answers of any kind, into a requester whose program posts requests, and whose clock goes on.
+//! Answers of any kind, into a requester while its program posts requests and time passes.
 
 use arbitrary::Unstructured;
 use rdma_proto::requester::{self, Fixed, Requester};
@@ -25,12 +25,12 @@ struct Requesting {
     requester: Requester,
     work: Posted,
     settings: requester::Settings,
-    /// How many READs and atomics might be in flight at any time.
+    /// The largest number of READs and atomics that was ever allowed in flight.
     most_fetches: u8,
     window: u32,
     now: Time,
     came: u64,
-    /// How many packets were given out since something else happened.
+    /// The number of packets that were sent since any other event.
     at_once: u32,
 }
 
@@ -99,7 +99,7 @@ impl Requesting {
                 let later = number::<u32>(input);
                 let later = u64::from(later & 0x3ff_ffff) << (later >> 26);
                 let deadline = self.requester.deadline().filter(|_| later == 0);
-                // The clock does not come to its end, which is centuries away.
+                // The clock does not reach its end, which is centuries away.
                 let nanos = self.now.as_nanos().saturating_add(later).min(1 << 62);
                 self.expire(deadline.unwrap_or(Time::from_nanos(nanos)));
             }
@@ -114,7 +114,7 @@ impl Requesting {
         self.requester.set_limits(self.now, settings);
     }
 
-    /// The response that the step is, and its payload.
+    /// Returns the response of this step, and its payload.
     fn answer(&self, answer: &Answer) -> (Burst, Vec<u8>) {
         let has = |flag| answer.flags & flag != 0;
         let (mtu, oldest) = (self.work.mtu, self.work.oldest());
@@ -223,7 +223,7 @@ impl Requesting {
         }
     }
 
-    /// Up to which packet the answers acknowledge.
+    /// Returns the number of the packet up to which the answers acknowledge.
     fn until(&self, burst: &Burst) -> u64 {
         let Some(oldest) = self.work.oldest() else { return 0 };
         let bth = burst.header.bth;
@@ -261,7 +261,7 @@ impl Requesting {
         self.work.sending = false;
     }
 
-    /// Not more READs and atomics are in flight than may be.
+    /// Checks that the number of READs and atomics in flight is within its limit.
     fn limits_fetches(&self) {
         let left = self.work.completed()..self.work.posted();
         let under_way = left.filter(|&n| {
@@ -272,7 +272,7 @@ impl Requesting {
         assert!(under_way.count() <= self.most_fetches.into());
     }
 
-    /// Whatever came before: when nothing comes any more, all ends.
+    /// Checks that all requests end without further packets, whatever happened before.
     fn ends(&mut self) {
         self.work.admitted = None;
         if self.settings.timeout == AckTimeout::unlimited() {
@@ -288,6 +288,6 @@ impl Requesting {
             self.expire(deadline);
         }
         let never = self.settings.max_rd_atomic == 0;
-        assert!(never, "all ends, but for READs and atomics of which none may be under way");
+        assert!(never, "all requests end, unless no READ or atomic may be in flight");
     }
 }

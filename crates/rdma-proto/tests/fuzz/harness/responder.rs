@@ -1,5 +1,5 @@
-//! A stream of requests, into a responder. That of a reliable connection is there twice: one gets each run of
-//! packets as it is, the other packet by packet, and both must do the same.
+//! A stream of requests, into a responder. A reliable connection has two responders: one gets each run of packets
+//! unchanged, the other packet by packet. Both must behave alike.
 
 use arbitrary::Unstructured;
 use rdma_proto::responder::{self, Responder};
@@ -45,7 +45,7 @@ impl Setting {
     }
 }
 
-/// The request of a step of [`Tag::Packet`] or [`Tag::Raw`].
+/// Returns the request of a step of [`Tag::Packet`] or [`Tag::Raw`].
 pub(crate) fn request(
     tag: Tag,
     service: Service,
@@ -60,7 +60,7 @@ pub(crate) fn request(
     Some((Burst::single(headers, payload.len()), payload.to_vec()))
 }
 
-/// What a host may say.
+/// The possible errors of a host.
 pub(crate) fn stop(number: u8) -> Stop {
     match number % 5 {
         0 | 1 => Stop::NotReady,
@@ -70,7 +70,7 @@ pub(crate) fn stop(number: u8) -> Stop {
     }
 }
 
-/// The twin that gets runs.
+/// The twin that gets whole runs.
 struct ByRuns {
     responder: Responder,
     host: Plain,
@@ -107,9 +107,9 @@ impl Twins {
             self.step(input);
             assert_eq!(*self.by_runs.responder.counters(), self.by_packets.counters());
         }
-        // All that is owed is given out, and that ends.
+        // Everything that is owed is sent, and that ends.
         let poll = Poll { times: u8::MAX, room: 15 };
-        assert!((0..100).any(|_| !self.poll(&poll)), "answers without end");
+        assert!((0..100).any(|_| !self.poll(&poll)), "the answers never end");
         self.by_packets.end();
         let (one, other) = (&self.by_runs.host.memory, &self.by_packets.host.plain.memory);
         assert!(one.bytes == other.bytes && one.received == other.received);
@@ -154,7 +154,7 @@ impl Twins {
         responder.receive(burst, payload, host);
     }
 
-    /// Says whether there may be more.
+    /// Returns true if more packets may be owed.
     fn poll(&mut self, poll: &Poll) -> bool {
         let (mtu, more) = (self.mtu as usize, usize::from(poll.room));
         let (mut room, mut small) = (vec![0; mtu + more % 16 * mtu + more], vec![0; mtu]);

@@ -1,4 +1,4 @@
-//! Unreliable connections: a stream of packets into a responder, and requests that are sent.
+//! Unreliable connections: a stream of packets into a responder, and a sender of requests.
 
 use arbitrary::Unstructured;
 use rdma_proto::wire::{Headers, Service};
@@ -39,11 +39,11 @@ pub(crate) fn respond(setting: &Setting, input: &mut Unstructured<'_>) {
             Tag::Poll => _ = Poll::read(input),
         }
     }
-    assert_eq!(end.host.plain.memory.failed, None, "nobody would be told");
+    assert_eq!(end.host.plain.memory.failed, None, "an unreliable connection does not fail");
 }
 
 impl Responding {
-    /// A packet comes: it is executed, or dropped with its message.
+    /// Receives a packet: it is executed, or dropped with its message.
     fn receive(&mut self, headers: &Headers, payload: &[u8]) {
         let before = *self.responder.counters();
         self.host.take_up(headers, payload);
@@ -106,7 +106,7 @@ pub(crate) fn send(setting: &Setting, input: &mut Unstructured<'_>) {
     }
 }
 
-/// Says whether nothing is left.
+/// Returns true if nothing is left.
 fn transmit(requester: &mut UnreliableRequester, work: &mut Posted, poll: &Poll) -> bool {
     let (mut room, mut left) = (vec![0; work.room(poll)], poll.times);
     while left > 0 {

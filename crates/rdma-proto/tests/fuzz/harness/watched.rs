@@ -1,36 +1,36 @@
-//! A host that knows the packet in hand, and what it may be asked to do for that.
+//! A host that knows the current packet, and checks the calls that are allowed for it.
 
 use rdma_proto::wire::{Headers, Operation};
 use rdma_proto::{Delivered, End, Host, Kind, Nak, Remote, Source, Start, Stop};
 
 use super::ends::Memory;
 
-/// A message of which a part is there.
+/// A message that has arrived in part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     pub(crate) start: Start,
     pub(crate) at: u32,
 }
 
-/// What was done for a packet.
+/// The calls for the current packet.
 #[derive(Default)]
 pub(crate) struct Hand {
     packet: Option<(Headers, Vec<u8>)>,
-    /// Its message, such as it is now.
+    /// Its message in the current state.
     message: Option<Message>,
     pub(crate) began: bool,
-    /// Whether the receive of a WRITE with immediate was taken.
+    /// Whether the receive of a WRITE with immediate was consumed.
     took: bool,
     pub(crate) placed: bool,
     pub(crate) finished: bool,
     pub(crate) abandoned: bool,
     pub(crate) original: Option<u64>,
-    /// What it was answered with if it was not executed.
+    /// The error that it was answered with, if it was not executed.
     pub(crate) stopped: Option<Stop>,
 }
 
 impl Hand {
-    /// Whether anything was asked for.
+    /// Returns true if any call was made.
     pub(crate) fn asked(&self) -> bool {
         self.began
             || self.took
@@ -41,10 +41,10 @@ impl Hand {
     }
 }
 
-/// Memory whose next answer can be chosen.
+/// Memory with a selectable next answer.
 pub(crate) struct Plain {
     pub(crate) memory: Memory,
-    /// What it says to the next call, whatever that is.
+    /// The answer to the next call of any kind.
     pub(crate) next: Option<Stop>,
 }
 
@@ -88,13 +88,13 @@ impl Host for Plain {
     }
 }
 
-/// A host that knows the packet in hand.
+/// A host that knows the current packet.
 pub(crate) struct Watched {
     pub(crate) plain: Plain,
-    /// The message that has begun, before the packet in hand.
+    /// The message that has begun before the current packet.
     pub(crate) open: Option<Message>,
     pub(crate) hand: Hand,
-    /// The messages that it let begin.
+    /// The messages that it allowed to begin.
     pub(crate) begun: Vec<Start>,
 }
 
@@ -103,13 +103,13 @@ impl Watched {
         Self { plain: Plain::new(), open: None, hand: Hand::default(), begun: Vec::new() }
     }
 
-    /// A packet comes.
+    /// Notes the arrival of a packet.
     pub(crate) fn take_up(&mut self, headers: &Headers, payload: &[u8]) {
         let packet = Some((*headers, payload.to_vec()));
         self.hand = Hand { packet, message: self.open, ..Hand::default() };
     }
 
-    /// The packet was executed, so that it will not come again.
+    /// Notes that the packet was executed, so that it will not arrive again.
     pub(crate) fn settle(&mut self) {
         self.open = self.hand.message;
     }
@@ -125,7 +125,7 @@ impl Watched {
     }
 }
 
-/// What the first packet of a message asks for.
+/// Returns the request in the first packet of a message.
 pub(crate) fn start(headers: &Headers) -> Start {
     if let Some(reth) = headers.reth {
         let is_read = headers.bth.opcode.operation() == Operation::RdmaReadRequest;
