@@ -1,7 +1,8 @@
 //! Copies a file over a connection, with operations as futures: between two tasks, or between two processes.
 //!
-//! The receiver keeps a few receives posted, and writes what comes; the sender keeps as many sends outstanding. The last
-//! message has immediate data, and the sum of all bytes. The file appears at its place when it is whole.
+//! The receiver keeps a few receives posted, and writes each message to the file; the sender keeps as many sends
+//! outstanding. The last message has immediate data, and the checksum of all bytes. The file appears in its place when
+//! it is complete.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -39,12 +40,12 @@ struct Arguments {
     files: Vec<PathBuf>,
 }
 
-/// How long a message is, and how many are outstanding.
+/// The length of a message, and the number outstanding.
 const MESSAGE: usize = 1 << 16;
 const DEPTH: usize = 8;
-/// How long the other end may take for one message.
+/// The time that the other end may take for one message.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The number that comes with the last message, and those of the answer.
+/// The immediate of the last message, and those of the answer.
 const LAST: u32 = 1;
 const OK: u32 = 0;
 const NOT_OK: u32 = 1;
@@ -95,12 +96,12 @@ async fn run(arguments: &Arguments) -> Result<String, Failure> {
 async fn send(connection: &Connection, pool: &BufferPool, from: &Path) -> Result<u64, Failure> {
     let named = |error| format!("{}: {error}", from.display());
     let mut file = File::open(from).map_err(named)?;
-    // The verdict of the receiver, which is in nobody's way.
+    // The result of the receiver; posting its receive first does not delay anything.
     let verdict = connection.receive_imm().post().await?;
     let (mut copied, mut sum) = (0, crc32fast::Hasher::new());
     let mut sent: VecDeque<Posted<'_, SendOut<BufferSlice>>> = VecDeque::new();
     loop {
-        // A buffer comes back with the send that had it.
+        // A buffer returns with the send that used it.
         let mut buffer = match sent.pop_front() {
             Some(oldest) if sent.len() + 1 == DEPTH => {
                 timeout(PATIENCE, oldest).await??.into_inner()
@@ -124,11 +125,11 @@ async fn send(connection: &Connection, pool: &BufferPool, from: &Path) -> Result
     timeout(PATIENCE, connection.send_with_imm(last, LAST).into_future()).await??;
     match timeout(PATIENCE, verdict).await?? {
         Some(OK) => Ok(copied),
-        _ => Err("the other end has not got what was sent".into()),
+        _ => Err("the other end received something else than was sent".into()),
     }
 }
 
-/// Receives a file, which is at its place when all of it has come.
+/// Receives a file, which appears in its place when it is complete.
 async fn receive(connection: &Connection, pool: &BufferPool, to: &Path) -> Result<u64, Failure> {
     let named = |error| format!("{}: {error}", to.display());
     let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty());

@@ -9,8 +9,8 @@ use rdma_examples::kv::tasks::{Client, Store};
 use rdma_examples_common::{Failure, print, program};
 use tokio::task::JoinSet;
 
-/// A key-value store with tasks of tokio. Without a command it shows itself: a server, and clients that read and write at
-/// once.
+/// A key-value store with tasks of tokio. Without a command it runs a demonstration: a server, and clients that read
+/// and write concurrently.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The RDMA device
@@ -22,16 +22,16 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve a table until this process is ended; prints the address it listens at
+    /// Serve a table until this process is ended; prints its address
     Serve {
-        /// Where to listen; port 0 is one that is free
+        /// The address to listen at; port 0 selects a free one
         #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
         listen: String,
     },
     /// Print the value of a key
     Get {
         key: String,
-        /// Where the server listens
+        /// The address of the server
         #[arg(long, value_name = "ADDR")]
         connect: String,
     },
@@ -39,7 +39,7 @@ enum Command {
     Put {
         key: String,
         value: String,
-        /// Where the server listens
+        /// The address of the server
         #[arg(long, value_name = "ADDR")]
         connect: String,
     },
@@ -66,7 +66,8 @@ async fn run(arguments: &Arguments) -> Result<String, Failure> {
         }
         Some(Command::Get { key, connect }) => {
             let client = Client::connect(&driver, &pd, connect).await?;
-            let value = client.get(key).await?.ok_or_else(|| format!("there is no key `{key}`"))?;
+            let value =
+                client.get(key).await?.ok_or_else(|| format!("the key `{key}` does not exist"))?;
             Ok(String::from_utf8_lossy(&value).into_owned())
         }
         Some(Command::Put { key, value, connect }) => {
@@ -77,7 +78,7 @@ async fn run(arguments: &Arguments) -> Result<String, Failure> {
     }
 }
 
-/// A server, and clients of several tasks each, in this process.
+/// Runs a server, and clients of several tasks each, in this process.
 async fn show(driver: &Driver, pd: &ProtectionDomain, device: &str) -> Result<String, Failure> {
     const CLIENTS: u32 = 4;
     const KEYS: u32 = 8;

@@ -10,14 +10,13 @@ use rdma::prelude::*;
 use rdma_examples::ends::{Ends, OtherEnd};
 use rdma_examples_common::{Failure, program};
 
-/// Draws numbers from a counter of a peer, and adds them up under a lock of the peer. The peer is here, too,
-/// or another process that was given the same threads: then it listens, and the one with the threads
-/// connects.
+/// Draws numbers from a counter of a peer, and adds them up under a lock of the peer. The peer is a thread, or another
+/// process with the same number of threads: then the peer listens, and the process that draws connects.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
-    #[arg(long, default_value_t = 4, help = "How many threads, each with a channel of its own")]
+    #[arg(long, default_value_t = 4, help = "The number of threads, each with its own channel")]
     threads: usize,
-    #[arg(long, default_value_t = 100, help = "How many numbers each of them draws")]
+    #[arg(long, default_value_t = 100, help = "The number of numbers that each of them draws")]
     numbers: u64,
     #[command(flatten)]
     ends: Ends,
@@ -26,7 +25,7 @@ pub(crate) struct Arguments {
 const ACCESS: AccessFlags = AccessFlags::new().with_local_write().with_remote_atomic();
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// What the threads share, in the memory of the peer: a counter, a lock, and the sum that it guards.
+/// The words that the threads share, in the memory of the peer: a counter, a lock, and the sum that it guards.
 type Board = [RemoteRef<u64>; 3];
 
 fn main() -> ExitCode {
@@ -41,13 +40,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     )
 }
 
-/// Lends the board, and has nothing to do: its device does what the others ask for.
+/// Shares the board and then only waits: its device executes the requests of the others.
 fn lend(
     context: &Context,
     clients: &mut OtherEnd,
     arguments: &Arguments,
 ) -> Result<String, Failure> {
-    let pd = context.allocate_pd()?; // peers reach memory of the domain that their queue pair is in
+    let pd = context.allocate_pd()?; // peers can only access memory in the domain of their queue pair
     let memory = pd.allocate_shared_region(24, ACCESS)?;
     let prepared = prepare(&pd, arguments.threads)?;
     let _channels = clients.connect_all(prepared)?;
@@ -94,12 +93,12 @@ fn work(
         // 0 is a free lock.
         while channel.compare_and_swap(lock, 0, id)? != 0 {
             if begin.elapsed() > LIMIT {
-                return Err("the lock is never free".into());
+                return Err("the lock was not released in time".into());
             }
         }
         let old = channel.fetch_add(sum, 0)?;
         if channel.compare_and_swap(sum, old, old + number)? != old {
-            return Err("another thread was there, in spite of the lock".into());
+            return Err("another thread changed the sum despite the lock".into());
         }
         channel.compare_and_swap(lock, id, 0)?;
     }

@@ -1,5 +1,5 @@
-//! One publisher, many readers: the readers read the publisher's memory themselves as long as it is open to them, and then
-//! it is the publisher's alone again.
+//! One publisher, many readers. The readers read the publisher's memory themselves while it is open to them. After that
+//! only the publisher can access it again.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use rdma::prelude::*;
 use rdma_examples_common::{Failure, print, program, warn};
 use tokio::task::JoinSet;
 
-/// A board that readers read by themselves, for a time.
+/// A board that readers read by RDMA, for a limited time.
 #[derive(Debug, Parser)]
 struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
@@ -20,18 +20,18 @@ struct Arguments {
     listen: Option<String>,
     #[arg(long, value_name = "ADDRESS", conflicts_with = "listen", help = "Read this board")]
     connect: Option<String>,
-    /// The board is closed when so many have read it
+    /// The board is closed when this many readers have read it
     #[arg(long, default_value_t = 3)]
     readers: usize,
-    /// The board is closed after so many milliseconds in any case
+    /// The board is closed after this many milliseconds in any case
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
     time: u64,
-    /// What is on the board
+    /// The text on the board
     #[arg(long, default_value = "no trains today", value_parser = NonEmptyStringValueParser::new())]
     text: String,
 }
 
-/// So much time has to be left for a read.
+/// The time that must be left for a read.
 const MARGIN: Duration = Duration::from_millis(1);
 
 fn main() -> ExitCode {
@@ -98,18 +98,18 @@ async fn publish(
     Ok(format!("{have_read} have read the board, and its {bytes} bytes are closed again"))
 }
 
-/// Tells a reader where the board is, and waits until it has read it.
+/// Sends a reader the location of the board, and waits until it has read it.
 async fn show(reader: Incoming, board: Descriptor) -> Result<(), Failure> {
     reader.accept(&board.to_bytes())?.receive_imm().await?;
     Ok(())
 }
 
-/// What is on the board.
+/// Returns the text on the board.
 async fn read(driver: &Driver, pd: &ProtectionDomain, address: &str) -> Result<String, Failure> {
     let asked = Instant::now();
     let (publisher, told) = driver.connect(address, ConnectionOptions::new(pd)).await?;
-    let told = (*told).try_into().map_err(|_| "who listens there has no board")?;
-    // Its time is counted from before the publisher has said it, so that it is over here first.
+    let told = (*told).try_into().map_err(|_| "the process that listens there has no board")?;
+    // Its time is counted from before the publisher sent it, so that it ends here first.
     let board = Descriptor::from_bytes(told).asked_at(asked);
     let board = board.remote(MARGIN).ok_or("the board is closed: publish it with more `--time`")?;
     let pool = BufferPool::new(pd);

@@ -1,6 +1,5 @@
-//! Blocking operations: one at a time, each returns when it is done. Between two
-//! threads or two processes a message arrives; a receive on the thread that would have to send cannot be
-//! answered, and ends by its limit.
+//! Blocking operations: one at a time, each returns when it has completed. A message arrives between two threads or two
+//! processes. Then a thread waits for a message that only it could send, and the wait ends at its limit.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,18 +9,18 @@ use rdma::prelude::*;
 use rdma_examples::ends::{Ends, OtherEnd};
 use rdma_examples_common::{Failure, program};
 
-/// Sends a message to another end, which then waits in vain for one of its own. The ends are two threads, or
-/// two processes: then the one that receives listens, and the one that sends connects.
+/// Sends a message to another end, which then waits without success for one of its own. The ends are two threads, or
+/// two processes: then the receiver listens, and the sender connects.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, default_value_t = 500)]
-    #[arg(help = "How long the receive that is in vain may take, in milliseconds")]
+    #[arg(help = "The limit of the receive without a sender, in milliseconds")]
     limit: u64,
     #[command(flatten)]
     ends: Ends,
 }
 
-/// How long the message may take. A receive does not notice by itself that its peer has gone.
+/// The time that the message may take. A receive alone does not notice the end of its peer.
 const ARRIVAL: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
@@ -41,7 +40,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     )
 }
 
-/// Returns what the other end sends.
+/// Returns the message of the other end.
 fn receive(context: &Context, sender: &OtherEnd) -> Result<String, Failure> {
     let pd = context.allocate_pd()?;
     let mut channel = sender.connect(pd.create_channel().receive_timeout(ARRIVAL).build()?)?;
@@ -53,7 +52,7 @@ fn receive(context: &Context, sender: &OtherEnd) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&buf[..length.unwrap_or(0)]).into_owned())
 }
 
-/// Sends, and returns when it has arrived, and the other end is done with it.
+/// Sends, and returns when the message has arrived and the other end has finished with it.
 fn send(context: &Context, receiver: &mut OtherEnd) -> Result<String, Failure> {
     let pd = context.allocate_pd()?;
     let mut channel = receiver.connect(pd.create_channel().build()?)?;
@@ -65,7 +64,7 @@ fn send(context: &Context, receiver: &mut OtherEnd) -> Result<String, Failure> {
     Ok("sent".into())
 }
 
-/// The only thread that could send waits for a message: says how that ends, and how the send after it.
+/// Waits for a message on the only thread that could send it. Returns how that ended, and how the next send did.
 fn alone(pd: &ProtectionDomain, limit: Duration) -> Result<(String, String), Failure> {
     let prepared = Channel::builder().pd(pd).receive_timeout(limit).build()?;
     let endpoint = prepared.endpoint();
@@ -77,13 +76,13 @@ fn alone(pd: &ProtectionDomain, limit: Duration) -> Result<(String, String), Fai
     let alone = match received {
         Err(alone @ TransportError::Timeout { .. }) => alone,
         Err(error) => return Err(error.into()),
-        Ok(_) => return Err("a message from nobody came".into()),
+        Ok(_) => return Err("a message arrived that was never sent".into()),
     };
     let sent = channel.send(SendWorkRequest::new(&[mr.gather_element(&buf)]));
     let afterwards = match sent {
         Err(afterwards @ TransportError::Closed { .. }) => afterwards,
         Err(error) => return Err(error.into()),
-        Ok(_) => return Err("the channel should be closed, and sends".into()),
+        Ok(_) => return Err("the channel still sends, although it should be closed".into()),
     };
     Ok((alone.to_string(), afterwards.to_string()))
 }

@@ -1,6 +1,6 @@
-//! A server sends back what it is sent, over a channel: between two threads or between two processes.
+//! A server that sends each message back over a channel: between two threads or between two processes.
 //!
-//! Its buffers go round: a message arrives in one, leaves from it, and the next one arrives there.
+//! Its buffers circulate: a message arrives in one and is sent from it, and the next message arrives there again.
 
 use std::process::ExitCode;
 use std::sync::mpsc;
@@ -13,15 +13,14 @@ use rdma_examples_common::out_of_band::{OutOfBand, Peer};
 use rdma_examples_common::reach::check_reach;
 use rdma_examples_common::{Failure, print, program};
 
-/// Sends messages to a server, which sends them back: a thread, or another process that was given the same
-/// size.
+/// Sends messages to a server, which sends them back: a thread, or another process with the same size.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
     device: String,
-    #[arg(long, default_value_t = 4096, help = "How long a message is at most, in bytes")]
+    #[arg(long, default_value_t = 4096, help = "The largest length of a message, in bytes")]
     size: usize,
-    #[arg(long, default_value_t = 1000, help = "How many messages")]
+    #[arg(long, default_value_t = 1000, help = "The number of messages")]
     messages: u32,
     #[command(flatten)]
     peer: Peer,
@@ -29,9 +28,9 @@ pub(crate) struct Arguments {
     wait: u64,
 }
 
-/// How many messages the server posts receives for.
+/// The number of receives that the server posts.
 const ROOMS: usize = 4;
-/// The number that comes with the last message. Others have none.
+/// The immediate of the last message. Other messages have none.
 const GOODBYE: u32 = 0;
 
 fn main() -> ExitCode {
@@ -89,7 +88,7 @@ fn with_process(
     Ok(count)
 }
 
-/// Sends messages of growing length and compares what comes back; then says goodbye.
+/// Sends messages of growing length and compares the answers; then sends a goodbye.
 fn ask(channel: &mut Channel, arguments: &Arguments) -> Result<u32, Failure> {
     let (size, wait) = (arguments.size, Duration::from_secs(arguments.wait));
     let pd = channel.pd().clone();
@@ -109,7 +108,7 @@ fn ask(channel: &mut Channel, arguments: &Arguments) -> Result<u32, Failure> {
                 let (arrived, success) = answer.done(wait)?;
                 if success.scattered_bytes() != Some(length) || arrived[..length] != data[..length]
                 {
-                    return Err(format!("message {number} came back as another").into());
+                    return Err(format!("the answer to message {number} differs from it").into());
                 }
                 (from, to) = (Some(data), Some(arrived));
             }
@@ -119,7 +118,7 @@ fn ask(channel: &mut Channel, arguments: &Arguments) -> Result<u32, Failure> {
         .map_err(Failure::from)
 }
 
-/// Sends back what comes, until goodbye. `ready` is called when messages can come.
+/// Sends each message back, until goodbye. `ready` is called when messages can arrive.
 fn serve(
     channel: &mut Channel,
     arguments: &Arguments,
@@ -145,7 +144,7 @@ fn serve(
                 ring.give_back(sent.done(wait)?.0.into_whole());
                 count += 1;
             }
-            s.close(); // nobody will answer the receives that are left
+            s.close(); // the receives that are left would never be answered
             Ok::<_, Failure>(count)
         })
         .map_err(Failure::from)

@@ -1,12 +1,13 @@
 //! Two nodes of a program run in one thread, on a simulated network, which finds the moment when both of them lead.
 //!
-//! A leader sends heartbeats, and leads as long as its lease lasts. Each heartbeat that is acknowledged renews the
-//! lease. A follower that has heard nothing for as long as a lease lasts takes over: it leads from then on.
+//! A leader sends heartbeats, and leads while its lease lasts. Each acknowledged heartbeat renews the lease. A follower
+//! that has received nothing for the duration of a lease takes over: it leads from then on.
 //!
-//! A lease counts from the moment when its heartbeat is sent, which is before the follower hears it. The hasty leader
-//! counts from the acknowledgement, which is after it.
+//! The lease starts when its heartbeat is sent, which is before the follower receives it. For the hasty leader it
+//! starts with the acknowledgement, which is after that.
 //!
-//! Both nodes are in one process, since a simulated network is: only so the same seed finds the same again.
+//! Both nodes are in one process, because the simulated network is: only so does the same seed find the same error
+//! again.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use rdma_examples_common::{Failure, program};
 /// Tests two kinds of leases, each with many failures of the network.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
-    #[arg(long, default_value_t = 50, help = "How many failures each is tested with")]
+    #[arg(long, default_value_t = 50, help = "The number of failures that each is tested with")]
     seeds: u64,
 }
 
@@ -48,7 +49,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(report.trim_end().to_owned())
 }
 
-/// Runs both nodes while packets get lost, and breaks the link between them at some moment. Says what went wrong.
+/// Runs both nodes while packets are lost, and breaks the link between them at some moment. Returns the mistake, if
+/// any.
 fn mistake(seed: u64, hasty: bool) -> Result<Option<String>, Failure> {
     let network = Network::simulated(seed);
     network.set_all_links(LinkModel::new().latency(Duration::from_micros(20)).loss(0.02));
@@ -58,7 +60,7 @@ fn mistake(seed: u64, hasty: bool) -> Result<Option<String>, Failure> {
     network.set_link_after(cut, &a, &b, LinkModel::cut())?;
     network.set_link_after(cut, &b, &a, LinkModel::cut())?;
 
-    // What is lost is sent again after 0.26 ms.
+    // Lost packets are sent again after 0.26 ms.
     let timeout = AckTimeout::from_code(6).ok_or("no such code")?;
     let prepare = |name| {
         let pd = open_device(name)?.allocate_pd()?;
@@ -78,16 +80,16 @@ fn mistake(seed: u64, hasty: bool) -> Result<Option<String>, Failure> {
             let mut mistake = None;
             while network.now() < END && mistake.is_none() {
                 let now = network.now();
-                // Each node does what it can without waiting.
+                // Each node does everything that it can without waiting.
                 if leader.turn(now)? & follower.turn(now)? {
                     mistake = Some(format!("two leaders, after {now:?}"));
                 }
                 network.run_for(TURN);
             }
             if leader.lease.is_none() && follower.heard.is_some() {
-                mistake = Some("nobody leads".into());
+                mistake = Some("no node leads".into());
             }
-            // What is in flight is flushed at once.
+            // Requests in flight are flushed immediately.
             to_a.close();
             to_b.close();
             Ok::<_, Failure>(mistake)
@@ -100,23 +102,23 @@ fn mistake(seed: u64, hasty: bool) -> Result<Option<String>, Failure> {
 struct Leader<'scope, 'env> {
     to_b: &'scope Scope<'scope, 'env>,
     hasty: bool,
-    /// The heartbeat that is in flight.
+    /// The heartbeat in flight.
     beat: Option<ScopedPendingWork<'scope>>,
-    /// When the last one was sent.
+    /// The time when the last one was sent.
     sent: Duration,
-    /// Since when its lease counts, as long as it leads.
+    /// The start of its lease, while it leads.
     lease: Option<Duration>,
 }
 
 impl Leader<'_, '_> {
-    /// Says whether it leads.
+    /// Returns true if it leads.
     fn turn(&mut self, now: Duration) -> Result<bool, TransportError> {
         match self.beat.as_ref().map(ScopedPendingWork::poll) {
             Some(Some(Ok(_))) => {
                 let since = if self.hasty { now } else { self.sent };
                 (self.beat, self.lease) = (None, self.lease.map(|_| since));
             }
-            // It failed, as those after it would.
+            // It failed, as all later ones would.
             Some(Some(Err(_))) => self.lease = None,
             None if now - self.sent >= BEAT => {
                 let beat = self.to_b.post_send(SendWorkRequest::only_immediate(0))?;
@@ -132,12 +134,12 @@ impl Leader<'_, '_> {
 struct Follower<'scope, 'env> {
     to_a: &'scope Scope<'scope, 'env>,
     receive: ScopedPendingWork<'scope>,
-    /// When it has last heard of the leader, as long as it does not lead.
+    /// The time of the last heartbeat, while it does not lead.
     heard: Option<Duration>,
 }
 
 impl Follower<'_, '_> {
-    /// Says whether it leads.
+    /// Returns true if it leads.
     fn turn(&mut self, now: Duration) -> Result<bool, TransportError> {
         if let Some(heartbeat) = self.receive.poll() {
             heartbeat?;

@@ -11,8 +11,8 @@ use rdma_examples::kv::server::Store;
 use rdma_examples::kv::{RING, SLOTS};
 use rdma_examples_common::{Failure, print, program};
 
-/// A key-value store. Clients read the server's table by RDMA, and send it what to put there. Without a command
-/// it shows itself: a server and a client in one process.
+/// A key-value store. Clients read the server's table by RDMA, and send their changes to the server. Without a command
+/// it runs a demonstration: a server and a client in one process.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     /// The RDMA device
@@ -24,12 +24,12 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve a table until this process is ended; prints the address it listens at
+    /// Serve a table until this process is ended; prints its address
     Serve {
-        /// Where to listen; port 0 is one that is free
+        /// The address to listen at; port 0 selects a free one
         #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
         listen: String,
-        /// How many clients are served at a time
+        /// The number of clients served at a time
         #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
         clients: u16,
     },
@@ -51,9 +51,9 @@ enum Command {
         #[command(flatten)]
         server: At,
     },
-    /// Read slots of the table, 16 at a time, and say how long it took
+    /// Read slots of the table, 16 at a time, and print the duration
     Bench {
-        /// How many slots
+        /// The number of slots
         reads: usize,
         #[command(flatten)]
         server: At,
@@ -62,7 +62,7 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct At {
-    /// Where the server listens
+    /// The address of the server
     #[arg(long, value_name = "ADDR")]
     connect: String,
 }
@@ -88,7 +88,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
             store.run().map(counted)
         }
         Some(Command::Get { key, server }) => with(server, &|client| {
-            let value = client.get(key)?.ok_or_else(|| format!("there is no key `{key}`"))?;
+            let value =
+                client.get(key)?.ok_or_else(|| format!("the key `{key}` does not exist"))?;
             Ok(String::from_utf8_lossy(&value).into_owned())
         }),
         Some(Command::Put { key, value, server }) => with(server, &|client| {
@@ -103,7 +104,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     }
 }
 
-/// The line about the operations that clients have counted.
+/// Formats the number of operations that clients have counted.
 fn counted(count: Option<u64>) -> String {
     match count {
         Some(count) => format!("the server counted {count} operations"),
@@ -111,7 +112,7 @@ fn counted(count: Option<u64>) -> String {
     }
 }
 
-/// All entries, by line.
+/// Formats all entries, one per line.
 fn scan(client: &mut Client) -> Result<String, Failure> {
     let entries = client.scan(0..SLOTS)?;
     let mut lines: Vec<_> = (entries.iter())
@@ -122,7 +123,7 @@ fn scan(client: &mut Client) -> Result<String, Failure> {
     Ok(lines.join("\n"))
 }
 
-/// So many reads, by scans of the table, each with a deadline of its own.
+/// Reads this many slots, by scans of the table, each with its own deadline.
 fn bench(client: &mut Client, reads: usize) -> Result<String, Failure> {
     let begin = Instant::now();
     let mut left = reads;
@@ -134,7 +135,7 @@ fn bench(client: &mut Client, reads: usize) -> Result<String, Failure> {
     Ok(format!("{reads} slots in {:.2?}, {RING} at a time", begin.elapsed()))
 }
 
-/// A server and a client in this process.
+/// Runs a server and a client in this process.
 fn show(pd: &ProtectionDomain, device: &str) -> Result<String, Failure> {
     let mut store = Store::new(pd, "127.0.0.1:0", 2)?;
     let (address, waker) = (store.address(), store.waker());
@@ -152,7 +153,7 @@ fn visit(pd: &ProtectionDomain, address: &str) -> Result<String, Failure> {
     for (key, value) in [("apple", "green"), ("cherry", "black"), ("apple", "red")] {
         client.put(key, value)?;
     }
-    let apple = client.get("apple")?.ok_or("there is no apple")?;
+    let apple = client.get("apple")?.ok_or("the apple is missing")?;
     let none = if client.get("plum")?.is_none() { "no plum" } else { "a plum" };
     let lines =
         format!("an apple is {}, {none}\n{}", String::from_utf8_lossy(&apple), scan(&mut client)?);

@@ -1,4 +1,4 @@
-//! Two ends that lend memory to each other: the client asks the server for memory and puts its question there, and the
+//! Two ends that lend memory to each other. The client borrows memory from the server and puts its question there. The
 //! server lends the answer to the client.
 
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use rdma::prelude::*;
 use rdma_examples_common::{Failure, print, program};
 use tokio::time::timeout;
 
-/// Memory that is lent to a server, and back: a text comes back in capitals.
+/// Memory that is lent to a server, and back: a text returns in capitals.
 #[derive(Debug, Parser)]
 struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
@@ -20,12 +20,12 @@ struct Arguments {
     listen: Option<String>,
     #[arg(long, value_name = "ADDRESS", conflicts_with = "listen", help = "Ask this server")]
     connect: Option<String>,
-    /// What the client asks
+    /// The text that the client sends
     #[arg(long, default_value = "hello", value_parser = NonEmptyStringValueParser::new())]
     text: String,
 }
 
-/// How long memory is lent, and how long either end waits for the other one.
+/// The duration of a lease, and the limit of each end's waits for the other.
 const TIME: Duration = Duration::from_secs(10);
 const READ: AccessFlags = AccessFlags::new().with_remote_read();
 const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
@@ -46,7 +46,7 @@ async fn run(arguments: &Arguments) -> Result<String, Failure> {
         let (client, _) = driver.connect(address, ConnectionOptions::new(&pd)).await?;
         return ask(client, &pd, text).await;
     }
-    // Clients may write into memory that they ask for, of at most a megabyte together.
+    // Clients may borrow memory for writing, at most a megabyte in total.
     let limits = LeaseLimits::new(WRITE).in_total(1 << 20).longest(TIME);
     let options = ConnectionOptions::new(&pd).lease_limits(limits);
     let listener = driver.listen(listen.as_deref().unwrap_or("127.0.0.1:0"), options).await?;
@@ -62,7 +62,7 @@ async fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(format!("{device}: {answer}, {answered}"))
 }
 
-/// Puts the text into memory of the server's, and reads the answer from what it lends.
+/// Puts the text into borrowed memory of the server, and reads the answer from the memory that the server lends.
 async fn ask(server: Connection, pd: &ProtectionDomain, text: &str) -> Result<String, Failure> {
     let pool = BufferPool::new(pd);
     let question = server.borrow(text.len(), WRITE, TIME).await?;
@@ -72,13 +72,13 @@ async fn ask(server: Connection, pd: &ProtectionDomain, text: &str) -> Result<St
     question.hand_over();
     let answer = timeout(TIME, server.receive_lease()).await??;
     let bytes = answer.read(pool.allocate(answer.len())?).await?;
-    // The server has it back.
+    // Dropping the answer returns it to the server.
     drop(answer);
     server.disconnect(TIME).await?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Takes the memory with the client's text, and lends it other memory with the answer.
+/// Receives the memory with the client's text, and lends the client other memory with the answer.
 async fn answer(client: &Connection, pd: &ProtectionDomain) -> Result<String, Failure> {
     let question = timeout(TIME, client.receive_region()).await??;
     let capitals = String::from_utf8_lossy(&question).to_uppercase();
@@ -87,6 +87,6 @@ async fn answer(client: &Connection, pd: &ProtectionDomain) -> Result<String, Fa
     let EndedLease { region, end, .. } = client.lend(answer, READ, TIME).await?.await?;
     match end {
         LeaseEnd::Returned => Ok(format!("{} bytes came back", region.len())),
-        end => Err(format!("the client has not given the answer back: {end}").into()),
+        end => Err(format!("the client has not returned the answer: {end}").into()),
     }
 }

@@ -1,6 +1,6 @@
-//! Three channels, each connected to itself: the second sends four bytes, in a scope. Written for the published
-//! crate, and the same here but for the `use` lines, the choice of the device, what is printed, and `?` in place of `unwrap`. Each channel is its own
-//! peer: there is one end, and one process.
+//! Three channels, each connected to itself: the second sends four bytes, in a scope. The code was written for the
+//! published crate `ibverbs-rs`. Only the `use` lines, the choice of the device and the output differ, and `?` replaces
+//! `unwrap`. Each channel is its own peer, so the program has one end and one process.
 
 use std::process::ExitCode;
 
@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     program(run)
 }
 
-/// The memory before and afterwards.
+/// Returns the memory before and afterwards.
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let ctx = open_device(&arguments.device)?;
     let pd = ctx.allocate_pd()?;

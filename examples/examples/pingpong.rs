@@ -1,5 +1,4 @@
-//! A message goes back and forth on a reliable connection, between two threads or between two
-//! processes.
+//! A message is sent back and forth on a reliable connection, between two threads or between two processes.
 
 use std::process::ExitCode;
 use std::thread;
@@ -13,15 +12,15 @@ use rdma_examples_common::out_of_band::{OutOfBand, Peer};
 use rdma_examples_common::reach::check_reach;
 use rdma_examples_common::{Failure, print, program};
 
-/// Sends a message back and forth, and says how long it takes: between two threads, or to another
-/// process that was given the same size and iterations.
+/// Sends a message back and forth, and prints the time per round trip. The ends are two threads, or two processes with
+/// the same size and iterations.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
     device: String,
-    #[arg(long, default_value_t = 64, help = "How long the message is, in bytes")]
+    #[arg(long, default_value_t = 64, help = "The length of the message, in bytes")]
     size: usize,
-    #[arg(long, default_value_t = 1000, help = "How many round trips")]
+    #[arg(long, default_value_t = 1000, help = "The number of round trips")]
     iterations: u32,
     #[arg(long, help = "Sleep on a completion channel until something completes")]
     events: bool,
@@ -46,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(format!("{device}: {n} times {size} bytes, {micros:.2} us per round trip"))
 }
 
-/// Both ends are here, and need nothing but each other's endpoint.
+/// Both ends are in this process, and need only each other's endpoint.
 fn with_thread(arguments: &Arguments, ping: PreparedQueuePair) -> Result<Duration, Failure> {
     let Arguments { size, iterations: n, .. } = arguments;
     let pong = prepare(arguments)?;
@@ -62,7 +61,7 @@ fn with_thread(arguments: &Arguments, ping: PreparedQueuePair) -> Result<Duratio
     Ok(begin.elapsed())
 }
 
-/// One end is here. The endpoints travel through a socket.
+/// One end is in this process. The endpoints are exchanged through a socket.
 fn with_process(
     arguments: &Arguments,
     prepared: PreparedQueuePair,

@@ -66,11 +66,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         check_reach(device, &own, &peer)?;
         End::connect(prepared, peer, *size)
     })?;
-    // The client says that it has read the server's line, and begins.
+    // The client confirms that it has read the server's line, and begins.
     let begin = Instant::now();
     if other.listens() {
         if other.receive()? != Line::DONE {
-            return Err("the peer did not say that it was done with the exchange".into());
+            return Err("the peer did not confirm the exchange".into());
         }
         end.answer(*n)?;
     } else {
@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         end.ask(*n)?;
     }
     let time = begin.elapsed();
-    // `ibv_rc_pingpong` has closed its end long ago.
+    // `ibv_rc_pingpong` has closed its end long before.
     other.finish(Duration::from_secs(*wait))?;
     let micros = time.as_secs_f64() * 1e6 / f64::from((*n).max(1));
     Ok(format!("{device}: {n} times {size} bytes, {micros:.2} us per round trip"))

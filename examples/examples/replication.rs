@@ -1,12 +1,12 @@
 //! A small replication protocol is tested on a simulated network, which finds its bug.
 //!
-//! A primary appends entries to a log, and writes each to two backups by RDMA; no program runs there. In the memory
-//! of a backup there is the length of the log, and then its entries. When the primary is gone, a backup's log is
-//! all that is left, and it has to be whole.
+//! A primary appends entries to a log, and writes each to two backups by RDMA; no program runs there. The memory of a
+//! backup has the length of the log, followed by its entries. When the primary fails, only a backup's log is left, and
+//! it must be consistent.
 //!
-//! The hasty protocol writes the length first. On a machine alone it works each time.
+//! The hasty protocol writes the length first. On a single machine it always works.
 //!
-//! All of it is one process, since a simulated network is: only so the same seed finds the same again.
+//! All of it is one process, because the simulated network is: only so does the same seed find the same error again.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -20,23 +20,23 @@ use rdma_examples_common::{Failure, program};
 /// Tests two ways to write a log to backups, each with many failures of the network.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
-    #[arg(long, default_value_t = 50, help = "How many failures each is tested with")]
+    #[arg(long, default_value_t = 50, help = "The number of failures that each is tested with")]
     seeds: u64,
 }
 
 const ENTRIES: usize = 20;
-/// The length of the log is in front.
+/// The size of the length at the beginning of the log.
 const LENGTH: usize = size_of::<usize>();
 const ENTRY: usize = 32;
 /// The longest write.
 const INLINE: u32 = 32;
 
-/// What is written first of an entry.
+/// The part of an entry that is written first.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum First {
-    /// As soon as the length says that the entry is there, it is.
+    /// The entry: it is complete when the length includes it.
     Entry,
-    /// The hasty protocol.
+    /// The length: the hasty protocol.
     Length,
 }
 
@@ -59,8 +59,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(report.trim_end().to_owned())
 }
 
-/// Replicates a log, while the network is bad and the primary loses it at some time. Says what is wrong with
-/// the backups' logs then.
+/// Replicates a log, while the network is bad and the primary loses it at some time. Returns the error in the backups'
+/// logs at that time, if any.
 fn damage(seed: u64, first: First) -> Result<Option<String>, Failure> {
     let network = Network::simulated(seed);
     network.set_all_links(LinkModel::new().latency(Duration::from_micros(20)).loss(0.02));
@@ -70,14 +70,14 @@ fn damage(seed: u64, first: First) -> Result<Option<String>, Failure> {
     let (a, b) = (device("backup-a")?, device("backup-b")?);
     let mut backups = [Backup::new(&a, &pd)?, Backup::new(&b, &pd)?];
 
-    // The primary's last moment: somewhere within the time that all of it takes.
+    // The primary's last moment: at any time within the duration of the run.
     let end = Duration::from_micros(seed * 61 % 3000);
     for backup in [&a, &b] {
         network.set_link_after(end, &primary, backup, LinkModel::cut())?;
     }
     let mut committed = 0;
     for number in 0..ENTRIES {
-        // A backup that does not answer stays behind; an entry is committed if there is one that has it.
+        // A backup that does not answer gets no further entries; an entry is committed if at least one has it.
         for backup in &mut backups {
             if backup.append(number, first)? {
                 committed = number + 1;
@@ -91,7 +91,7 @@ fn damage(seed: u64, first: First) -> Result<Option<String>, Failure> {
         if whole < length {
             let now = network.now();
             return Ok(Some(format!(
-                "backup {name} says it has {length} entries and has {whole}, after {now:?}"
+                "backup {name} claims {length} entries and has {whole}, after {now:?}"
             )));
         }
         longest = longest.max(length);
@@ -100,7 +100,7 @@ fn damage(seed: u64, first: First) -> Result<Option<String>, Failure> {
         .then(|| format!("{committed} entries were committed, {longest} are there")))
 }
 
-/// What an entry consists of.
+/// Returns the content of an entry.
 fn entry(number: usize) -> [u8; ENTRY] {
     [number.to_ne_bytes()[0] ^ 0xa5; ENTRY]
 }
@@ -118,7 +118,7 @@ impl Backup {
         let pd = open_device(device.name())?.allocate_pd()?;
         let access = AccessFlags::new().with_local_write().with_remote_write();
         let log = pd.allocate_shared_region(LENGTH + ENTRIES * ENTRY, access)?;
-        // It gives up after some milliseconds, since nothing is far.
+        // It gives up after some milliseconds, since distances are short.
         let (timeout, retries) = (AckTimeout::from_code(6), MaxAckRetries::from_code(3));
         let near = primary.create_channel().ack_timeout(timeout.ok_or("no such code")?);
         let near = near.max_ack_retries(retries.ok_or("no such number")?);
@@ -129,7 +129,7 @@ impl Backup {
         Ok(Self { remote: log.remote(), log, channel, _far: far })
     }
 
-    /// Appends an entry. Says whether the backup has it; if not, it gets no more.
+    /// Appends an entry. Returns true if the backup has it; otherwise it gets no further entries.
     fn append(&mut self, number: usize, first: First) -> Result<bool, Failure> {
         let place = self.remote.sub_region(LENGTH + number * ENTRY).ok_or("the log is full")?;
         let (entry, length) = (entry(number), (number + 1).to_ne_bytes());
@@ -149,7 +149,7 @@ impl Backup {
         Ok(true)
     }
 
-    /// How many entries it says that it has, and how many of them are as they were written.
+    /// Returns the number of entries that it claims, and how many of them are intact.
     fn log(&self) -> Result<(usize, usize), Failure> {
         let mut length = [0; LENGTH];
         self.log.read(0, &mut length)?;

@@ -1,5 +1,5 @@
-//! One end lends a board of memory to the other, which writes records there and counts them. The owner
-//! finds them on the board, without a request or a completion of its own.
+//! One end shares a board of memory with the other, which writes records there and counts them. The owner finds them on
+//! the board, without a request or a completion of its own.
 
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Acquire;
@@ -11,11 +11,11 @@ use rdma::prelude::*;
 use rdma_examples::ends::{Ends, OtherEnd};
 use rdma_examples_common::{Failure, program};
 
-/// Writes records into memory of another end, which reads them where they are. The ends are two threads, or
-/// two processes: then the owner of the memory listens, and the writer connects.
+/// Writes records into memory of another end, which reads them in place. The ends are two threads, or two processes:
+/// then the owner of the memory listens, and the writer connects.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
-    #[arg(long, default_value_t = 100, help = "For how many records the owner has memory")]
+    #[arg(long, default_value_t = 100, help = "The number of records in the owner's memory")]
     records: usize,
     #[command(flatten)]
     ends: Ends,
@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
 const ACCESS: AccessFlags =
     AccessFlags::new().with_local_write().with_remote_write().with_remote_atomic();
 const LIMIT: Duration = Duration::from_secs(10);
-/// At the beginning of the board, how many records there are; the records behind it.
+/// The offset of the number of records on the board; the records follow at `RECORDS`.
 const COUNT: usize = 0;
 const RECORDS: usize = 64;
 const RECORD: usize = 32;
@@ -42,12 +42,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     )
 }
 
-/// Lends the board, and reads each record as soon as it is counted.
+/// Shares the board, and reads each record as soon as it is counted.
 fn own(context: &Context, writer: &mut OtherEnd, records: usize) -> Result<String, Failure> {
     let channel = writer.connect(prepare(context)?)?;
-    // A file in memory, so that other processes of this machine could look on, too.
+    // A file in memory, so that other processes of this machine could read it too.
     let length = records.checked_mul(RECORD).and_then(|bytes| bytes.checked_add(RECORDS));
-    let memory = RegionMemory::memfd(length.ok_or("so much memory cannot be")?)?;
+    let memory = RegionMemory::memfd(
+        length.ok_or("this many records need more memory than can be addressed")?,
+    )?;
     let board = channel.pd().register_shared(memory, ACCESS).map_err(|(_, error)| error)?;
     writer.lend(board.remote())?;
     writer.ready()?;
@@ -60,13 +62,13 @@ fn own(context: &Context, writer: &mut OtherEnd, records: usize) -> Result<Strin
         board.write(place, b"seen")?;
     }
     writer.finish()?;
-    // Nobody else reaches the memory any more: plain bytes.
+    // No peer can access the memory any more: it is plain bytes.
     let memory = board.close().map_err(|(_, error)| error)?;
     let seen = memory[RECORDS..].chunks(RECORD).filter(|record| record.starts_with(b"seen"));
     Ok(format!("{} of {records} records, sum {sum}", seen.count()))
 }
 
-/// Writes as many records as there is memory for.
+/// Writes as many records as fit into the memory.
 fn write(context: &Context, owner: &mut OtherEnd) -> Result<String, Failure> {
     let channel = owner.connect(prepare(context)?)?;
     let board = owner.borrow()?;

@@ -1,4 +1,4 @@
-//! Clients send to one server, whose queue pairs share a receive queue: 16 receives for everybody.
+//! Clients send to one server, whose queue pairs share a receive queue: 16 receives for all clients.
 #![allow(unsafe_code)]
 
 use std::process::ExitCode;
@@ -10,20 +10,20 @@ use rdma::qp::{CompletionQueue, PollSlot, SharedReceiveQueue};
 use rdma_examples::ends::{Ends, OtherEnd, until};
 use rdma_examples_common::{Failure, program};
 
-/// Clients send numbers to a server with a shared receive queue, which adds them up. Each is a thread, or a
-/// process: then the server listens for so many clients, and each of them connects.
+/// Clients send numbers to a server with a shared receive queue, which adds them up. Each is a thread, or a process:
+/// then the server listens for this many clients, and each of them connects.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
-    #[arg(help = "How many clients the server has")]
+    #[arg(help = "The number of clients of the server")]
     clients: u16,
-    #[arg(long, default_value_t = 1000, help = "How many messages each client sends")]
+    #[arg(long, default_value_t = 1000, help = "The number of messages that each client sends")]
     messages: u32,
     #[command(flatten)]
     ends: Ends,
 }
 
-/// How many receives there are, of eight bytes each.
+/// The number of receives, of eight bytes each.
 const RECEIVES: usize = 16;
 /// The queue is refilled when fewer are left.
 const LIMIT: u32 = 8;
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     )
 }
 
-/// Has a queue pair for each client, and one queue of receives and one of completions for all.
+/// Serves each client through its own queue pair, with one receive queue and one completion queue for all.
 fn serve(context: &Context, clients: &mut [OtherEnd]) -> Result<String, Failure> {
     let (cq, pd) = (CompletionQueue::create(context, 64)?, context.allocate_pd()?);
     let board = pd.allocate_shared_region(8 * RECEIVES, AccessFlags::new().with_local_write())?;
@@ -51,7 +51,7 @@ fn serve(context: &Context, clients: &mut [OtherEnd]) -> Result<String, Failure>
     for client in &mut *clients {
         let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).srq(&srq).build()?;
         connected.push(client.connect_queue_pair(prepared)?);
-        total += client.hear()?; // how many messages it has
+        total += client.hear()?; // the number of its messages
     }
     clients.iter().try_for_each(OtherEnd::ready)?;
     let (sum, fills) = receive(&cq, &srq, &board, clients, total)?;
@@ -59,7 +59,7 @@ fn serve(context: &Context, clients: &mut [OtherEnd]) -> Result<String, Failure>
     Ok(format!("{total} messages, their sum is {sum}, filled {fills} times"))
 }
 
-/// Receives so many messages; says what their numbers sum up to, and how often the queue was filled.
+/// Receives `total` messages. Returns the sum of their numbers, and how often the queue was filled.
 fn receive(
     cq: &CompletionQueue,
     srq: &SharedReceiveQueue,
@@ -75,11 +75,11 @@ fn receive(
         let id = until(clients, || {
             low |= events.try_get_event()?.is_some_and(|event| event.source == reached);
             if low && free.len() >= LIMIT as usize {
-                // In this order, and as many as the limit, no event is missed whatever comes in between.
+                // In this order, and with at least as many receives as the limit, no event is missed.
                 srq.set_limit(LIMIT)?;
                 for place in free.drain(..) {
                     let mut room = [board.element(8 * place..8 * (place + 1))?.into()];
-                    // SAFETY: SAFETY.md F8: the region goes after the queue, and is read when this is done.
+                    // SAFETY: SAFETY.md F8: the region is freed after the queue, and is read when this has completed.
                     unsafe { srq.post_receive(ReceiveWorkRequest::new(&mut room), place as u64) }?;
                 }
                 (low, fills) = (false, fills + 1);
@@ -94,10 +94,10 @@ fn receive(
     Ok((sum, fills))
 }
 
-/// Sends the numbers from 1 on, one at a time, without a region: they are copied when they are posted.
+/// Sends the numbers from 1 on, one at a time, without a region: posting copies them.
 fn send(context: &Context, server: &mut OtherEnd, messages: u32) -> Result<String, Failure> {
     let (cq, pd) = (CompletionQueue::create(context, 64)?, context.allocate_pd()?);
-    // A send is tried again for as long as it takes: the others may have taken every receive.
+    // The number of retries is unlimited: the other clients may have used every receive.
     let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
     let qp = server.connect_queue_pair(prepared)?;
     server.tell(messages.into())?;
@@ -113,7 +113,7 @@ fn send(context: &Context, server: &mut OtherEnd, messages: u32) -> Result<Strin
     Ok(format!("sent {messages} messages"))
 }
 
-/// The number of a request that is done, if there is one.
+/// Returns the number of a completed request, if one has completed.
 fn next(cq: &CompletionQueue) -> Result<Option<u64>, Failure> {
     let Some(done) = cq.poll(&mut [PollSlot::default()])?.next() else { return Ok(None) };
     Ok(done.result().map(|_| Some(done.wr_id()))?)

@@ -1,4 +1,4 @@
-//! Datagrams back and forth: the server answers whoever has asked, and knows nobody before.
+//! Datagrams back and forth: the server answers unknown clients.
 #![allow(unsafe_code)]
 
 use std::process::ExitCode;
@@ -15,13 +15,13 @@ use rdma_examples_common::out_of_band::{OutOfBand, Peer};
 use rdma_examples_common::reach::check_reach;
 use rdma_examples_common::{Failure, program};
 
-/// A client sends numbers to a server as datagrams, and gets each back, plus one. They are two threads, or
-/// two processes that were given the same iterations: then the server listens, and the client connects.
+/// A client sends numbers to a server as datagrams, and gets each back, plus one. The ends are two threads, or two
+/// processes with the same iterations: then the server listens, and the client connects.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
     device: String,
-    #[arg(long, default_value_t = 1000, help = "How many round trips a number makes")]
+    #[arg(long, default_value_t = 1000, help = "The number of round trips")]
     iterations: u64,
     #[command(flatten)]
     peer: Peer,
@@ -29,9 +29,9 @@ pub(crate) struct Arguments {
     wait: u64,
 }
 
-/// Both ends know it: it is not in a packet that one could answer.
+/// Both ends know it: a received packet does not contain it.
 const QKEY: u32 = 0x0dad_ab1e;
-/// The bytes of a number, behind the header of its packet.
+/// The position of a number, after the header of its packet.
 const NUMBER: std::ops::Range<usize> = GlobalRouteHeader::BYTES..GlobalRouteHeader::BYTES + 8;
 
 fn main() -> ExitCode {
@@ -50,12 +50,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     }
 }
 
-/// The number that comes back at last.
+/// Returns the last number that comes back.
 fn with_thread(iterations: u64, context: &Context) -> Result<u64, Failure> {
     let (client, server) = (End::prepare(context)?, End::prepare(context)?);
     let server_end = server.0.endpoint();
     let (client, server) = (End::ready(client)?, End::ready(server)?);
-    // What is not received at once is lost.
+    // A datagram without a posted receive is lost.
     server.receive()?;
     thread::scope(|threads| {
         let serving = threads.spawn(|| server.serve(iterations));
@@ -65,7 +65,7 @@ fn with_thread(iterations: u64, context: &Context) -> Result<u64, Failure> {
     })
 }
 
-/// One end is here. A socket tells the client where the server is; the server needs to know nothing.
+/// One end is in this process. A socket sends the server's address to the client; the server needs no address.
 fn with_process(
     arguments: &Arguments,
     context: &Context,
@@ -109,7 +109,7 @@ impl End {
         Ok(Self { qp: prepared.activate()?, board })
     }
 
-    /// Sends a number to the server and takes it back, plus one, so many times.
+    /// Sends a number to the server and receives it back, plus one, `iterations` times.
     fn ask(&self, iterations: u64, server: &QueuePairEndpoint) -> Result<u64, Failure> {
         let handle = self.qp.address_handle(server)?;
         let mut number = 0;
@@ -136,21 +136,21 @@ impl End {
 
     fn receive(&self) -> Result<(), Failure> {
         let mut room = [self.board.element(0..NUMBER.end)?.into()];
-        // SAFETY: SAFETY.md F8: the board goes after the queue pair, and is read when this is done.
+        // SAFETY: SAFETY.md F8: the board is freed after the queue pair, and is read when this has completed.
         Ok(unsafe { self.qp.post_receive(ReceiveWorkRequest::new(&mut room), 1) }?)
     }
 
-    /// Sends, from the end of the board, and waits until it is sent.
+    /// Sends, from the end of the board, and waits for the completion.
     fn send(&self, number: u64, handle: &AddressHandle, to: Qpn) -> Result<(), Failure> {
         self.board.write(56, &number.to_le_bytes())?;
         let data = [self.board.element(56..64)?.into()];
         let request = SendWorkRequest::new(&data).to(handle, to, QKEY);
-        // SAFETY: SAFETY.md F8: as above; both are left alone until the completion below.
+        // SAFETY: SAFETY.md F8: as above; both are unchanged until the completion below.
         unsafe { self.qp.post_send(request, 2) }?;
         next(self.qp.send_cq()).map(drop)
     }
 
-    /// The next number, and how it came.
+    /// Receives the next number and its completion.
     fn arrived(&self) -> Result<(WorkCompletion, u64), Failure> {
         let (completion, mut number) = (next(self.qp.recv_cq())?, [0; 8]);
         self.board.read(NUMBER.start, &mut number)?;
@@ -158,7 +158,7 @@ impl End {
     }
 }
 
-/// The next success.
+/// Returns the next successful completion.
 fn next(cq: &CompletionQueue) -> Result<WorkCompletion, Failure> {
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(10) {

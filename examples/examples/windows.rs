@@ -1,4 +1,4 @@
-//! Memory is lent to a peer through a memory window, and given back by the peer's own message.
+//! Memory is lent to a peer through a memory window, and a message of the peer returns it.
 #![allow(unsafe_code)]
 
 use std::process::ExitCode;
@@ -10,8 +10,8 @@ use rdma::qp::{BindWindow, CompletionQueue, PollSlot, QueuePair, SendWithInvalid
 use rdma_examples::ends::{Ends, OtherEnd};
 use rdma_examples_common::{Failure, program};
 
-/// Lends memory to a peer, takes it back, and shows that the peer is out. The peer is here, too, or another
-/// process: then the owner of the memory listens, and the peer connects.
+/// Lends memory to a peer, takes it back, and shows that the peer has no access any more. The peer is a thread, or
+/// another process: then the owner of the memory listens, and the peer connects.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -36,7 +36,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     arguments.ends.run(|context, peer| lend(context, peer), |context, owner| write(context, owner))
 }
 
-/// Lends the second half of a page: binds a window to it, and tells the peer.
+/// Lends the second half of a page: binds a window to it, and sends its key to the peer.
 fn lend(context: &Context, peer: &OtherEnd) -> Result<String, Failure> {
     let mut own = End::connect(context, peer)?;
     let page = own.qp.pd().allocate_bindable_region(PAGE)?;
@@ -48,24 +48,24 @@ fn lend(context: &Context, peer: &OtherEnd) -> Result<String, Failure> {
     let address = own.memory.get_ref(8, 8).ok_or("too short")?;
     let elements = [address.gather_element()];
     let tell = SendWorkRequest::new(&elements).with_immediate(remote.rkey().get());
-    // SAFETY: SAFETY.md F8: the page is the window's own, and nobody writes the address.
+    // SAFETY: SAFETY.md F8: the window owns the page, and no code writes the address.
     unsafe { own.qp.post_batch(&mut [bind.with_id(1), tell.with_id(2)]) }?;
 
-    // What was told has arrived, and the peer's message gives the window back.
+    // The key has arrived, and the peer's message returns the window.
     let done = [own.next()??, own.next()??];
     if !done.iter().any(|success| success.invalidated_rkey() == window.rkey()) {
-        return Err("another window was given back".into());
+        return Err("another window was returned".into());
     }
-    // SAFETY: the receive said that this window is invalidated.
+    // SAFETY: the receive reported that this window is invalidated.
     unsafe { window.unbound() };
-    // The page is the owner's again, for the peer is out.
+    // Only the owner can access the page again.
     let page = window.region().ok_or("still lent")?;
     let text = String::from_utf8_lossy(&page[PAGE / 2..][..TEXT.len()]);
     peer.finish()?;
-    Ok(format!("lent and given back: {text}"))
+    Ok(format!("lent and returned: {text}"))
 }
 
-/// Writes to what is lent, gives it back, and tries to write once more.
+/// Writes to the lent memory, returns it, and tries to write again.
 fn write(context: &Context, owner: &OtherEnd) -> Result<String, Failure> {
     let mut own = End::connect(context, owner)?;
     let rkey = own.next()??.immediate_data().ok_or("no key")?;
@@ -81,7 +81,7 @@ fn write(context: &Context, owner: &OtherEnd) -> Result<String, Failure> {
 }
 
 impl<'a> End<'a> {
-    /// Is ready for the first message when it returns, and so is the other end.
+    /// Connects; returns when both ends are ready for the first message.
     fn connect(context: &Context, other: &'a OtherEnd) -> Result<Self, Failure> {
         let (cq, pd) = (CompletionQueue::create(context, 8)?, context.allocate_pd()?);
         let access = AccessFlags::new().with_remote_write();
@@ -97,14 +97,14 @@ impl<'a> End<'a> {
     fn receive(&mut self) -> Result<(), Failure> {
         let mut room = self.memory.get_mut(0, 8).ok_or("too short")?;
         let elements = &mut [room.scatter_element()];
-        // SAFETY: SAFETY.md F8: nobody looks at the memory before the completion.
+        // SAFETY: SAFETY.md F8: no code reads the memory before the completion.
         Ok(unsafe { self.qp.post_receive(ReceiveWorkRequest::new(elements), 3) }?)
     }
 
     fn write(&mut self, to: RemoteMemoryRegion) -> Result<WorkResult, Failure> {
         self.memory[16..16 + TEXT.len()].copy_from_slice(TEXT);
         let data = [self.memory.get_ref(16, TEXT.len()).ok_or("too short")?.gather_element()];
-        // SAFETY: SAFETY.md F8: nobody writes the memory before the completion.
+        // SAFETY: SAFETY.md F8: no code writes the memory before the completion.
         unsafe { self.qp.post_write(WriteWorkRequest::new(&data, to), 5) }?;
         self.next()
     }

@@ -1,7 +1,7 @@
 //! The two ends of a program: in processes that meet by TCP, or as threads of one process.
 //!
-//! A program gives a function for each end, which is handed what it needs to meet the other one. The
-//! server is the one that listens.
+//! A program supplies a function for each end, which gets the connection to the other end. The server is the end that
+//! listens.
 
 use std::cell::Cell;
 use std::thread;
@@ -18,7 +18,7 @@ use rdma_examples_common::out_of_band::{OutOfBand, OutOfBandError, Peer};
 use rdma_examples_common::reach::check_reach;
 use rdma_examples_common::{Failure, explain, print};
 
-/// Where the ends are, and by which device they reach each other; part of a command line.
+/// The location of the ends, and the device that connects them; part of a command line.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Ends {
     /// The RDMA device
@@ -26,31 +26,31 @@ pub struct Ends {
     device: String,
     #[command(flatten)]
     peer: Peer,
-    /// For the other process
+    /// The time to wait for the other process
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     wait: u64,
 }
 
-/// What an end has to say when it is done, or what went wrong.
+/// The text that an end prints when it has finished, or its error.
 pub type Outcome = Result<String, Failure>;
 
-/// How often who waits looks whether the other one is there.
+/// The interval between checks that the other end still runs.
 const LOOK: Duration = Duration::from_millis(50);
 /// The longest time between the end of a process's queue pair and the end of its connection, on a busy machine.
 const SOON: Duration = Duration::from_secs(5);
 
 impl Ends {
-    /// The name of the device.
+    /// Returns the name of the device.
     #[must_use]
     pub fn device(&self) -> &str {
         &self.device
     }
 
-    /// Runs one end if the command line says where the other process is, else both as threads. Returns
-    /// what they say, the server first.
+    /// Runs one end if the command line has the address of the other process, else both as threads. Returns their
+    /// texts, the server's first.
     ///
     /// # Errors
-    /// What went wrong, and whether the other end has gone.
+    /// The error of an end, and whether the other end has ended.
     pub fn run(
         &self,
         server: impl FnOnce(&Context, &mut OtherEnd) -> Outcome + Send,
@@ -63,17 +63,17 @@ impl Ends {
         self.run_many(1, server, client)
     }
 
-    /// The same with so many clients of one server, each a process or a thread.
+    /// Like [`run`](Self::run), with `clients` clients of one server, each a process or a thread.
     ///
     /// # Errors
-    /// Those of [`run`](Self::run).
+    /// The errors of [`run`](Self::run).
     pub fn run_many(
         &self,
         clients: usize,
         server: impl FnOnce(&Context, &mut [OtherEnd]) -> Outcome + Send,
         client: impl Fn(&Context, &mut OtherEnd) -> Outcome + Sync,
     ) -> Outcome {
-        let context = open_device(&self.device)?; // before anybody waits for this process
+        let context = open_device(&self.device)?; // before another process waits for this one
         let wait = Duration::from_secs(self.wait);
         let server = |others: Vec<OutOfBand>| {
             let mut others: Vec<_> = others.into_iter().map(|other| self.other(other)).collect();
@@ -101,7 +101,7 @@ impl Ends {
     }
 }
 
-/// Runs all ends here.
+/// Runs all ends in this process.
 fn threads(
     clients: usize,
     wait: Duration,
@@ -118,7 +118,7 @@ fn threads(
         };
         all.into_iter().map(join).collect()
     });
-    // If one fails, so do the others, and which of them was the first nobody knows.
+    // If one fails, so do the others, and the order is unknown.
     let errors: Vec<_> = outcomes.iter().filter_map(|end| end.as_ref().err()).collect();
     if !errors.is_empty() {
         let errors: Vec<_> = errors.iter().map(|error| explain(&***error)).collect();
@@ -127,7 +127,7 @@ fn threads(
     Ok(outcomes.into_iter().flatten().collect::<Vec<_>>().join("\n"))
 }
 
-/// Says that the other end has gone if that may be why an operation failed.
+/// Adds that the other end has ended, if that may be why an operation failed.
 fn explained(error: Failure, others: &[OtherEnd]) -> Failure {
     let operation =
         error.is::<TransportError>() || error.is::<WorkError>() || error.is::<rdma::qp::Error>();
@@ -140,17 +140,17 @@ fn explained(error: Failure, others: &[OtherEnd]) -> Failure {
 }
 
 fn gone(how: &str) -> Failure {
-    format!("the other end has gone, what does it say itself? Here: {how}").into()
+    format!("the other end has gone: read its output. At this end: {how}").into()
 }
 
-/// The other end, as far as it is met without RDMA.
+/// The other end, and the connection to it that is not RDMA.
 #[derive(Debug)]
 pub struct OtherEnd {
     way: OutOfBand,
     device: String,
     wait: Duration,
     process: bool,
-    /// When somebody last looked whether it is there.
+    /// The time of the last check that it still runs.
     looked: Cell<Instant>,
 }
 
@@ -158,15 +158,15 @@ impl OtherEnd {
     /// Connects a channel with one of the other end, which does the same.
     ///
     /// # Errors
-    /// If the other end is none to be reached, stalls or goes, or the device refuses.
+    /// The other end is unreachable, stalls or ends, or the device reports an error.
     pub fn connect(&self, prepared: PreparedChannel) -> Result<Channel, Failure> {
-        self.connect_all(vec![prepared])?.pop().ok_or_else(|| "no endpoint came".into())
+        self.connect_all(vec![prepared])?.pop().ok_or_else(|| "no endpoint arrived".into())
     }
 
     /// Connects as many channels as the other end does.
     ///
     /// # Errors
-    /// Those of [`connect`](Self::connect), and if it wants another number.
+    /// The errors of [`connect`](Self::connect); the other end connects another number.
     pub fn connect_all(&self, mut prepared: Vec<PreparedChannel>) -> Result<Vec<Channel>, Failure> {
         if let Some((own, peer)) = self.way.addresses() {
             prepared.iter_mut().for_each(|one| one.set_stream_addresses(own, peer));
@@ -179,7 +179,7 @@ impl OtherEnd {
     /// Connects a queue pair with one of the other end, which does the same.
     ///
     /// # Errors
-    /// Those of [`connect`](Self::connect).
+    /// The errors of [`connect`](Self::connect).
     pub fn connect_queue_pair(
         &self,
         mut prepared: PreparedQueuePair,
@@ -188,7 +188,7 @@ impl OtherEnd {
             prepared.set_stream_addresses(own, peer);
         }
         let peer = self.exchange_all(&[prepared.endpoint()])?.pop();
-        Ok(prepared.handshake(peer.ok_or("no endpoint came")?)?)
+        Ok(prepared.handshake(peer.ok_or("no endpoint arrived")?)?)
     }
 
     fn exchange_all(&self, own: &[QueuePairEndpoint]) -> Result<Vec<QueuePairEndpoint>, Failure> {
@@ -199,45 +199,45 @@ impl OtherEnd {
         Ok(peers)
     }
 
-    /// Tells the other end a number.
+    /// Sends a number to the other end.
     ///
     /// # Errors
-    /// If the connection failed.
+    /// The connection failed.
     pub fn tell(&mut self, number: u64) -> Result<(), Failure> {
         Ok(self.way.send(&number.to_be_bytes())?)
     }
 
-    /// The number that the other end tells.
+    /// Receives a number from the other end.
     ///
     /// # Errors
-    /// If the other end stalls or goes.
+    /// The other end stalls or ends.
     pub fn hear(&mut self) -> Result<u64, Failure> {
         Ok(u64::from_be_bytes(self.way.receive()?))
     }
 
-    /// Tells the other end where the memory is that it may use.
+    /// Sends the location of memory that the other end may use.
     ///
     /// # Errors
-    /// Those of [`tell`](Self::tell).
+    /// The errors of [`tell`](Self::tell).
     pub fn lend(&mut self, memory: RemoteMemoryRegion) -> Result<(), Failure> {
         self.tell(memory.address())?;
         self.tell(memory.length() as u64)?;
         self.tell(memory.rkey().get().into())
     }
 
-    /// The memory that the other end lends.
+    /// Receives the location of memory that the other end lends.
     ///
     /// # Errors
-    /// Those of [`hear`](Self::hear).
+    /// The errors of [`hear`](Self::hear).
     pub fn borrow(&mut self) -> Result<RemoteMemoryRegion, Failure> {
         let (address, length, rkey) = (self.hear()?, self.hear()?, self.hear()?);
         Ok(RemoteMemoryRegion::new(address, usize::try_from(length)?, u32::try_from(rkey)?))
     }
 
-    /// Returns when both ends are connected, and have posted the receives for what comes first.
+    /// Returns when both ends are connected and have posted the receives for the first messages.
     ///
     /// # Errors
-    /// If the other end stalls or goes.
+    /// The other end stalls or ends.
     pub fn ready(&self) -> Result<(), Failure> {
         confirm(self.way.stream(), self.wait)?;
         if self.process {
@@ -246,33 +246,33 @@ impl OtherEnd {
         Ok(())
     }
 
-    /// Returns when both ends have what they need: who leaves first would take along what the other one still
-    /// waits for.
+    /// Returns when both ends have everything that they need: an end that leaves first may take data along that the
+    /// other one still waits for.
     ///
     /// # Errors
-    /// If the other end stalls or goes.
+    /// The other end stalls or ends.
     pub fn finish(&self) -> Result<(), Failure> {
-        // It may have said that it is done, but has to wait until this end is.
+        // It may have finished, but has to wait until this end has too.
         if self.way.has_ended(Duration::ZERO) {
-            return Err(gone("it did not wait until this end was done"));
+            return Err(gone("it did not wait until this end had finished"));
         }
         Ok(confirm(self.way.stream(), self.wait)?)
     }
 
-    /// Waits for what the other end causes. See [`until`].
+    /// Waits for an effect of the other end. See [`until`].
     ///
     /// # Errors
-    /// Those of [`until`].
+    /// The errors of [`until`].
     pub fn until<T>(&self, look: impl FnMut() -> Result<Option<T>, Failure>) -> Result<T, Failure> {
         until(std::slice::from_ref(self), look)
     }
 }
 
-/// Looks for something until it is there, as long as the other ends are. Who only receives would not notice:
-/// no request fails when the peer ends.
+/// Calls `look` until it returns a value, while the other ends run. An end that only receives would not notice their
+/// end: none of its requests fails when the peer ends.
 ///
 /// # Errors
-/// If another end has gone, or nothing comes for too long; what `look` returns.
+/// Another end has ended, or the wait reached its limit; any error of `look`.
 pub fn until<T>(
     others: &[OtherEnd],
     mut look: impl FnMut() -> Result<Option<T>, Failure>,
@@ -285,10 +285,10 @@ pub fn until<T>(
             }
             other.looked.set(Instant::now());
             if other.way.has_ended(Duration::ZERO) {
-                return Err(gone("it was waited for"));
+                return Err(gone("an operation waited for it"));
             }
             if begin.elapsed() > other.wait {
-                return Err("nothing comes from the other end: does it do its part?".into());
+                return Err("nothing arrives from the other end: does it do its part?".into());
             }
         }
         if let Some(found) = look()? {

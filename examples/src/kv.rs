@@ -1,11 +1,11 @@
-//! A key-value store: clients read the table of the server by RDMA, and ask the server to change it by messages.
+//! A key-value store: clients read the table of the server by RDMA, and change it by messages to the server.
 //!
-//! The table is memory that peers may read and count in. A client learns where it is when it connects. So a
-//! GET costs the server's processor nothing, and there is one writer, the server, which needs no lock that a
-//! client could hold. If the device of either end has no atomics, the client does not count.
+//! The table is memory in which peers may read and count. A client learns its location when it connects. So a GET costs
+//! the server's processor nothing. The server is the only writer, and needs no lock that a client could hold. If the
+//! device of either end has no atomics, the client does not count.
 //!
-//! The clients are trusted: a right is that of a region, so that the one to count is one to count in the slots, too.
-//! For others the counter needs a region of its own.
+//! The clients are trusted: access rights apply to a whole region, so a client that may count may also count in the
+//! slots. For untrusted clients, the counter needs a separate region.
 
 pub mod client;
 pub mod entry;
@@ -20,42 +20,42 @@ use rdma::prelude::*;
 
 use rdma_examples_common::Failure;
 
-/// How many slots the table has.
+/// The number of slots in the table.
 pub const SLOTS: usize = 256;
-/// In how many slots a key may be: from its own one on, the first that is free or has the key.
+/// The number of slots in which a key may be: from its own one on, the first that is free or has the key.
 const PLACES: usize = 8;
-/// Where the slots begin. Before them is a word that counts operations, alone in its cache line.
+/// The offset of the slots. Before them is a word that counts operations, alone in its cache line.
 const FIRST_SLOT: usize = 64;
-/// How long the table is, in bytes.
+/// The length of the table in bytes.
 const TABLE: usize = FIRST_SLOT + SLOTS * entry::SLOT;
-/// How many reads are outstanding, and how many requests the queues hold.
+/// The number of outstanding reads, and the capacity of the queues.
 pub const RING: u32 = 16;
 /// The longest request: a byte with the length of the key, the key, the value.
 const REQUEST: usize = 1 + entry::KEY + entry::VALUE;
-/// The longest answer to a request. It is sent inline, as long as a channel takes by default.
+/// The longest answer to a request. It is sent inline, so it has the default limit of a channel.
 const ANSWER: usize = 64;
-/// The answer if the entry is in the table. Another one says why it is not.
+/// The answer if the entry is in the table. Any other answer is the reason why it is not.
 const STORED: &[u8] = b"stored";
-/// How long one operation may take. What the other end does in it is little.
+/// The limit of one operation. The other end does little in it.
 pub const LIMIT: Duration = Duration::from_secs(5);
 
-/// What clients may do with the table: read, and count.
+/// The access rights of clients to the table: read, and count.
 fn access(counts: bool) -> AccessFlags {
     let reads = AccessFlags::new().with_local_write().with_remote_read();
     if counts { reads.with_remote_atomic() } else { reads }
 }
 
-/// Returns true if the device has the atomics by which clients count.
+/// Returns true if the device has the atomics with which clients count.
 fn can_count(pd: &ProtectionDomain) -> Result<bool, Failure> {
     Ok(pd.context().query_device()?.atomic_capability != AtomicCapability::NONE)
 }
 
-/// The bytes that a server sends each client: the place of its table, and whether clients can count there.
+/// The bytes that a server sends each client: the location of its table, and whether clients can count there.
 fn greeting(table: &SharedRegion, counts: bool) -> Vec<u8> {
     [&table.remote().to_bytes()[..], &[counts.into()]].concat()
 }
 
-/// Reads the bytes of [`greeting`] that a client received.
+/// Parses the bytes of [`greeting`] that a client received.
 fn read_greeting(bytes: &[u8], address: &str) -> Result<(RemoteMemoryRegion, bool), Failure> {
     let (table, counts) = match bytes.split_first_chunk() {
         Some((table, &[counts @ (0 | 1)])) => (RemoteMemoryRegion::from_bytes(*table), counts == 1),
@@ -68,7 +68,7 @@ fn no_table(address: &str) -> Failure {
     format!("the server at {address} has no such table: run the same `kv` at both ends").into()
 }
 
-/// A channel all of whose operations have the limit.
+/// Returns a builder of channels with the limit for all operations.
 fn channel(pd: &ProtectionDomain) -> ChannelBuilder<'_> {
     pd.create_channel()
         .max_send_wr(RING)
@@ -80,15 +80,15 @@ fn channel(pd: &ProtectionDomain) -> ChannelBuilder<'_> {
         .drain_timeout(LIMIT)
 }
 
-/// The slots where this key may be, in order.
+/// Returns the slots where this key may be, in order.
 fn places(key: &[u8]) -> impl Iterator<Item = usize> {
-    // Two of its bytes are more than there are slots.
+    // Two bytes have more values than there are slots.
     let [a, b, ..] = entry::hash(key).to_le_bytes();
     let first = usize::from(u16::from_le_bytes([a, b]));
     (0..PLACES).map(move |further| (first + further) % SLOTS)
 }
 
-/// Where a slot begins in the table.
+/// The offset of a slot in the table.
 const fn offset(slot: usize) -> usize {
     FIRST_SLOT + slot * entry::SLOT
 }

@@ -1,11 +1,11 @@
-//! What `ibv_rc_pingpong` tells its peer, as text: LID, QPN, PSN and GID of its queue pair. So does `ibv_uc_pingpong`.
+//! The text that `ibv_rc_pingpong` and `ibv_uc_pingpong` send to their peer: LID, QPN, PSN and GID of the queue pair.
 //!
 //! ```text
 //! 0000:000013:26bfa2:00000000000000000000ffffc6120001
 //! ```
 //!
-//! All of it hexadecimal, and a zero byte at the end. The GID's digits are its 16 bytes in order; without
-//! `-g` the tool has none, and they are zero.
+//! All numbers are hexadecimal, and a zero byte follows at the end. The GID's digits are its 16 bytes in order; without
+//! `-g` the tool has no GID, and they are zero.
 
 use std::fmt;
 
@@ -20,37 +20,37 @@ pub struct Line {
     pub lid: Lid,
     /// The QPN (queue pair number).
     pub qpn: Qpn,
-    /// The number of the first packet that it sends.
+    /// The PSN of the first packet that it sends.
     pub psn: Psn,
     /// The GID that it uses, or [`Gid::ZERO`].
     pub gid: Gid,
 }
 
-/// What is wrong with a line.
+/// The error in a line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LineError {
-    /// It is something else.
+    /// The bytes are not a line.
     #[error("\"{}\" is no line of `ibv_rc_pingpong`: wrong {field}", .bytes.escape_ascii())]
     Malformed {
-        /// What it is.
+        /// The bytes received.
         bytes: Vec<u8>,
-        /// Where it is wrong first.
+        /// The first wrong field.
         field: &'static str,
     },
-    /// On Ethernet there is no way to the peer without.
+    /// A peer on Ethernet cannot be reached without a GID.
     #[error("the peer uses no GID: start `ibv_rc_pingpong` with `-g` and the index of one")]
     NoGid,
 }
 
 impl Line {
-    /// How many bytes a line has, with the zero at the end.
+    /// The length of a line in bytes, with the zero at the end.
     pub const BYTES: usize = 52;
 
-    /// What the client says when it has read the server's line, with the zero at the end.
+    /// The client's confirmation that it has read the server's line, with the zero at the end.
     pub const DONE: [u8; 5] = *b"done\0";
 
-    /// The line of an end, which uses the best of its GIDs where packets need one.
+    /// Returns the line of an end, with the best of its GIDs if packets need one.
     #[must_use]
     pub fn of(own: &QueuePairEndpoint) -> Self {
         let routed = own.link_layer() == LinkLayer::ETHERNET || own.grh_required();
@@ -58,8 +58,8 @@ impl Line {
         Self { lid: own.lid(), qpn: own.qpn(), psn: own.psn(), gid }
     }
 
-    /// The peer's end. What is not in the line is taken from this end: the MTU, whether the connection is reliable, and
-    /// the kind of packets that the GID is for.
+    /// Returns the peer's endpoint. Values that are not in the line are copied from this end. These are the MTU,
+    /// whether the connection is reliable, and the kind of packets that the GID is for.
     ///
     /// # Errors
     /// [`LineError::NoGid`] if one is needed.
@@ -80,7 +80,7 @@ impl Line {
         }
     }
 
-    /// The line as it is sent.
+    /// Returns the bytes of the line.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -90,10 +90,10 @@ impl Line {
         bytes
     }
 
-    /// The line that these bytes are.
+    /// Parses the bytes of a line.
     ///
     /// # Errors
-    /// With the field that is not what it should be.
+    /// The first wrong field.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Result<Self, LineError> {
         let wrong = |field| LineError::Malformed { bytes: bytes.to_vec(), field };
         let text = bytes.strip_suffix(&[0]).and_then(|text| std::str::from_utf8(text).ok());
@@ -125,8 +125,8 @@ impl fmt::Display for Line {
 mod tests {
     use super::*;
 
-    /// What `ibv_rc_pingpong -d rxe0 -g 1` of rdma-core 44 sent, which printed the numbers as
-    /// `LID 0x0000, QPN 0x000013, PSN 0x26bfa2, GID ::ffff:198.18.0.1`.
+    /// The line of `ibv_rc_pingpong -d rxe0 -g 1` from rdma-core 44, which printed the numbers as `LID 0x0000, QPN
+    /// 0x000013, PSN 0x26bfa2, GID ::ffff:198.18.0.1`.
     const GOLDEN: &[u8; Line::BYTES] = b"0000:000013:26bfa2:00000000000000000000ffffc6120001\0";
 
     fn golden() -> Line {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_those_of_the_tool() {
+    fn lines_equal_those_of_the_tool() {
         assert_eq!(Line::from_bytes(GOLDEN), Ok(golden()));
         assert_eq!(&golden().to_bytes(), GOLDEN);
         let largest = b"ffff:ffffff:ffffff:fe800000000000005887d8fffe3944de\0";
@@ -164,7 +164,7 @@ mod tests {
             assert_eq!(wrong(separator, b'0'), field);
         }
         assert_eq!(wrong(51, b'0'), "end");
-        assert_eq!(wrong(20, 0xff), "end", "no text");
+        assert_eq!(wrong(20, 0xff), "end", "not a text");
         let error = Line::from_bytes(&[b'x'; Line::BYTES]).unwrap_err().to_string();
         assert!(error.contains("xxx") && error.contains("ibv_rc_pingpong"), "{error}");
     }

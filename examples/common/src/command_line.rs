@@ -1,4 +1,4 @@
-//! What `main` of every program does.
+//! The entry point that all programs share.
 
 use std::error::Error;
 use std::io::{self, Write as _};
@@ -7,16 +7,16 @@ use std::process::ExitCode;
 use clap::Parser;
 use rdma::device::list_devices;
 
-/// What went wrong, for people.
+/// An error with a message for people.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
-/// Runs a program with the options of its command line, and ends it: what it has to say goes to the output, what
-/// went wrong to the errors. The exit status is 0, or 1 whatever went wrong, options included.
+/// Runs a program with the options of its command line, and ends it. The result goes to standard output, an error to
+/// standard error. The exit status is 0, or 1 after any error, including wrong options.
 pub fn program<A: Parser>(run: impl FnOnce(&A) -> Result<String, Failure>) -> ExitCode {
     let outcome = match A::try_parse() {
         Ok(arguments) => run(&arguments).and_then(|said| Ok(print(&said)?)),
         Err(error) if error.use_stderr() => {
-            // If that fails, there is nowhere to say so.
+            // Ignored: a failure to print an error cannot be reported.
             let _ = error.print();
             return ExitCode::FAILURE;
         }
@@ -29,10 +29,10 @@ pub fn program<A: Parser>(run: impl FnOnce(&A) -> Result<String, Failure>) -> Ex
     ExitCode::SUCCESS
 }
 
-/// Prints a line at once.
+/// Prints a line and flushes it.
 ///
 /// # Errors
-/// If nobody reads it, for instance, or the disk is full.
+/// The output cannot be written, for example because its reader has ended or the disk is full.
 pub fn print(line: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let printed = writeln!(out, "{line}").and_then(|()| out.flush());
@@ -41,18 +41,18 @@ pub fn print(line: &str) -> io::Result<()> {
     })
 }
 
-/// Says something to the errors, and goes on. If that fails, there is nowhere to say so.
+/// Prints a warning to standard error and continues. A failure to print it is ignored.
 pub fn warn(line: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Bytes as numbers.
+/// Formats bytes as numbers.
 #[must_use]
 pub fn bytes(bytes: &[u8]) -> String {
     bytes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// An error, and what it comes from where it does not say so itself.
+/// Formats an error with its sources, except where the error's own message contains them.
 #[must_use]
 pub fn explain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
@@ -67,7 +67,7 @@ pub fn explain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// What the help of a program with `--device` ends with.
+/// Returns the last lines of the help of a program with `--device`.
 fn devices<A: Parser>() -> String {
     if !A::command().get_arguments().any(|argument| argument.get_id() == "device") {
         return String::new();
@@ -76,7 +76,7 @@ fn devices<A: Parser>() -> String {
     let names: Vec<_> = list.iter().map(|device| device.name()).collect();
     let mut text = format!("\nDevices: {}\n", names.join(", "));
     for error in list.errors() {
-        text += &format!("No others, since: {}\n", explain(error));
+        text += &format!("No others, because: {}\n", explain(error));
     }
     text
 }
@@ -94,7 +94,7 @@ mod tests {
     struct Telling(#[source] Silent);
 
     #[test]
-    fn what_an_error_comes_from_is_said_once() {
+    fn each_source_of_an_error_is_named_once() {
         let error = Telling(Silent(io::Error::other("it is torn")));
         assert_eq!(explain(&error), "no record: the file cannot be read: it is torn");
     }

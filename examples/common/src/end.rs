@@ -1,4 +1,4 @@
-//! One end of a connection, or of datagrams, on which messages of one length go back and forth or one way.
+//! One end of a connection, or of datagrams, that sends messages of one length back and forth or one way.
 #![allow(unsafe_code)]
 
 use std::thread;
@@ -14,7 +14,7 @@ use crate::Failure;
 
 const RECEIVED: u64 = 1;
 const SENT: u64 = 2;
-/// The limit for a completion.
+/// The time limit for a completion.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Empty polls before the thread yields after each. With one processor it yields at once, as the peer may need it.
 const SPINS: u32 = 1024;
@@ -36,7 +36,7 @@ pub struct End {
 }
 
 impl End {
-    /// Connects, and posts a receive. A queue pair of datagrams sends to that peer alone.
+    /// Connects, and posts a receive. A datagram queue pair sends only to this peer.
     ///
     /// # Errors
     /// The endpoints do not fit, or the device refuses.
@@ -72,7 +72,7 @@ impl End {
     /// Sends `times` messages with at most `depth` outstanding, and waits until all have arrived.
     ///
     /// # Errors
-    /// Same errors as [`ask`](Self::ask).
+    /// The same errors as for [`ask`](Self::ask).
     pub fn stream(&mut self, times: u32, depth: u32) -> Result<(), Failure> {
         for _ in 0..times {
             self.wait(|_, sends| sends < depth)?;
@@ -84,7 +84,7 @@ impl End {
     /// Receives `times` messages, and posts each receive again. Calls `first` when the first message has arrived.
     ///
     /// # Errors
-    /// Same errors as [`ask`](Self::ask).
+    /// The same errors as for [`ask`](Self::ask).
     pub fn take(&mut self, times: u32, first: impl FnOnce()) -> Result<(), Failure> {
         let (room, mut arrived, mut first) = (self.receives, 0, Some(first));
         while arrived < times {
@@ -114,7 +114,7 @@ impl End {
     /// Waits for a message and answers it, `times` times, and waits until the last answer has arrived.
     ///
     /// # Errors
-    /// Same errors as [`ask`](Self::ask).
+    /// The same errors as for [`ask`](Self::ask).
     pub fn answer(&mut self, times: u32) -> Result<(), Failure> {
         (0..times).try_for_each(|_| self.next_message().and_then(|()| self.send()))?;
         self.wait(|_, sends| sends == 0)

@@ -1,5 +1,5 @@
-//! Parts that the programs of the workspace share: the command line, the exchange of endpoints by TCP, and an end that sends
-//! and receives messages.
+//! Parts that the programs of the workspace share: the command line, the exchange of endpoints by TCP, and an end that
+//! sends and receives messages.
 
 mod command_line;
 
@@ -11,7 +11,7 @@ pub use command_line::{Failure, bytes, explain, print, program, warn};
 
 use rdma::device::Mtu;
 
-/// A path MTU that is given as an option.
+/// Parses a path MTU given as an option.
 ///
 /// # Errors
 /// The text is not one of the five sizes.

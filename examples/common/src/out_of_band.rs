@@ -1,7 +1,6 @@
-//! How two processes tell each other their endpoints, before there is RDMA between them: by TCP.
+//! The exchange of endpoints between two processes by TCP, before RDMA connects them.
 //!
-//! Nothing here waits without a limit: not for a peer that does not come, nor for one that stalls,
-//! closes early, or speaks something else.
+//! Every wait has a limit: for a peer that never connects, stalls, closes early, or speaks another protocol.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream, ToSocketAddrs as _};
@@ -14,29 +13,29 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::print;
 
-/// Where the other process is; part of a command line.
+/// The address of the other process; part of a command line.
 #[derive(Clone, Debug, clap::Args)]
 #[group(multiple = false)]
 pub struct Peer {
-    /// Wait here for the other process, which connects
+    /// Wait for the other process, which connects to this address
     #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:18515")]
     listen: Option<String>,
-    /// The other process, which listens there
+    /// Connect to the other process, which listens at this address
     #[arg(long, value_name = "ADDR:PORT")]
     connect: Option<String>,
 }
 
 impl Peer {
-    /// Whether the command line names another process.
+    /// Returns true if the command line names another process.
     #[must_use]
     pub const fn is_process(&self) -> bool {
         self.listen.is_some() || self.connect.is_some()
     }
 
-    /// Meets the other process within that time; `None` if the command line names none.
+    /// Meets the other process within this time; `None` if the command line names none.
     ///
-    /// Who listens prints where, since port 0 is any that is free. Who connects tries again while nobody
-    /// listens yet.
+    /// A listening process prints its address, since port 0 selects any free port. A connecting process tries again
+    /// until the other one listens.
     ///
     /// # Errors
     /// Any [`OutOfBandError`].
@@ -44,8 +43,8 @@ impl Peer {
         Ok(self.meet_all(1, wait)?.pop())
     }
 
-    /// The same for who listens for so many processes. Who connects meets one. There is none if the command
-    /// line names none.
+    /// Like [`meet`](Self::meet), but a listening process meets `count` others. A connecting process meets one. Returns
+    /// an empty list if the command line names none.
     ///
     /// # Errors
     /// Any [`OutOfBandError`].
@@ -67,7 +66,7 @@ pub struct OutOfBand {
     listens: bool,
 }
 
-/// Why the processes could not tell each other what they should.
+/// The reason why the processes could not exchange their endpoints.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OutOfBandError {
@@ -76,45 +75,45 @@ pub enum OutOfBandError {
         "no connection at {address}: {source}; an address is HOST:PORT, such as 127.0.0.1:18515"
     )]
     Address {
-        /// As it was given.
+        /// The address as given.
         address: String,
-        /// What the system says.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The other process did not connect.
     #[error(
-        "nobody {more}connected to {address} in time: start the other process with `--connect`"
+        "no {more}process connected to {address} in time: start the other process with `--connect`"
     )]
     NobodyConnected {
-        /// Where this process listened.
+        /// The address at which this process listened.
         address: String,
-        /// "else " if somebody did.
+        /// "other " if at least one process connected.
         more: &'static str,
     },
     /// The other process does not listen.
-    #[error("nobody listens at {address}: start the other process with `--listen`")]
+    #[error("no process listens at {address}: start the other process with `--listen`")]
     NobodyListens {
-        /// Where this process looked for it.
+        /// The address to which this process tried to connect.
         address: String,
     },
-    /// The peer speaks something else, or is gone.
-    #[error("the peer {then} after {} of {expected} bytes (\"{}\"): what does it say itself?",
+    /// The peer speaks another protocol, or has ended.
+    #[error("the peer {then} after {} of {expected} bytes (\"{}\"): read its output",
         .got.len(), .got.escape_ascii())]
     Short {
-        /// What came.
+        /// The bytes that arrived.
         got: Vec<u8>,
-        /// How many bytes were to come.
+        /// The number of bytes expected.
         expected: usize,
-        /// What the peer did.
+        /// The action of the peer instead.
         then: &'static str,
     },
-    /// The peer speaks something else.
+    /// The peer speaks another protocol.
     #[error("the peer sent more than was agreed on: is it the same program?")]
     Long,
-    /// The peer neither finished nor ended.
+    /// The peer neither finished nor ended in time.
     #[error("the peer did not finish in time")]
     Late,
-    /// Where this process listens cannot be said.
+    /// The address of this listening process cannot be printed.
     #[error(transparent)]
     Output(io::Error),
     /// The connection failed.
@@ -132,7 +131,7 @@ impl OutOfBand {
         one.ok_or_else(|| nobody(address.to_owned(), &[]))
     }
 
-    /// Waits until so many processes are connected. One that ends meanwhile does not count.
+    /// Waits until `count` processes are connected. A process that ends before that does not count.
     ///
     /// # Errors
     /// [`OutOfBandError::Address`], [`OutOfBandError::NobodyConnected`].
@@ -167,7 +166,7 @@ impl OutOfBand {
         Ok(others)
     }
 
-    /// Both sides of a connection, for two threads: who listens, who connects.
+    /// Creates both sides of a connection, for two threads: the listening side first.
     ///
     /// # Errors
     /// [`OutOfBandError::Io`].
@@ -175,7 +174,7 @@ impl OutOfBand {
         let deadline = after(wait);
         let (here, there) = UnixStream::pair()?;
         let side = |stream, listens| {
-            // All that is done with the stream is the same for both kinds of sockets.
+            // All operations on the stream are the same for both kinds of sockets.
             Self { stream: TcpStream::from(OwnedFd::from(stream)), deadline, listens }
         };
         Ok([side(here, true), side(there, false)])
@@ -191,11 +190,11 @@ impl OutOfBand {
         loop {
             for place in &places {
                 match TcpStream::connect_timeout(place, left(deadline)) {
-                    // TCP connects a port with itself where nobody listens.
+                    // Where no process listens, TCP can connect a port to itself.
                     Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {}
                     Ok(stream) => return Ok(Self { stream, deadline, listens: false }),
                     Err(error) => match error.kind() {
-                        // Reset is what a listener does that has not accepted, and goes.
+                        // A listener that ends before it accepts resets the connection.
                         ErrorKind::ConnectionRefused
                         | ErrorKind::ConnectionReset
                         | ErrorKind::TimedOut => {}
@@ -206,50 +205,50 @@ impl OutOfBand {
             if Instant::now() >= deadline {
                 return Err(OutOfBandError::NobodyListens { address: address.to_owned() });
             }
-            // Nothing tells when somebody begins to listen.
+            // No notification exists for the start of a listener.
             thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Whether it is the other process that connected.
+    /// Returns true if the other process was the one that connected.
     #[must_use]
     pub const fn listens(&self) -> bool {
         self.listens
     }
 
-    /// This end's and the other one's, by which the ends find the network that they share. Two threads have none.
+    /// Returns the addresses of this end and of the other one, by which the ends find their common network. Two threads
+    /// have none.
     #[must_use]
     pub fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
         Some((self.stream.local_addr().ok()?.ip(), self.stream.peer_addr().ok()?.ip()))
     }
 
-    /// Whether the other process has ended, or does so within that time.
+    /// Returns true if the other process has ended, or ends within this time.
     #[must_use]
     pub fn has_ended(&self, wait: Duration) -> bool {
         let mut end = [PollFd::new(&self.stream, PollFlags::RDHUP)];
         wait_for(&mut end, wait).unwrap_or(false)
     }
 
-    /// What the processes talk through.
+    /// Returns the stream between the processes.
     #[must_use]
     pub const fn stream(&self) -> &TcpStream {
         &self.stream
     }
 
-    /// The same, for who sees to deadlines by other means.
+    /// Like [`stream`](Self::stream), for a caller that enforces deadlines by other means.
     #[must_use]
     pub fn into_stream(self) -> TcpStream {
         self.stream
     }
 
-    /// Tells the peer `own`, and connects with what it tells.
+    /// Sends `own` to the peer, and connects with the bytes that the peer sends.
     ///
-    /// Who listens connects first, and answers then: so what the other one sends as soon as it is connected
-    /// finds a queue pair that is ready for it. It answers also if it failed, for the peer to find out
-    /// as well what does not fit.
+    /// The listening side connects first and then answers. So the first message of the other side finds a queue pair
+    /// that is ready for it. It answers even if it failed, so that the peer finds the mismatch too.
     ///
     /// # Errors
-    /// Any [`OutOfBandError`], and what `connect` returns.
+    /// Any [`OutOfBandError`], and the errors of `connect`.
     pub fn exchange<const N: usize, T, E: From<OutOfBandError>>(
         &mut self,
         own: &[u8; N],
@@ -265,15 +264,15 @@ impl OutOfBand {
         }
     }
 
-    /// Sends these bytes, at once.
+    /// Sends these bytes immediately.
     ///
     /// # Errors
     /// [`OutOfBandError::Io`].
     pub fn send(&mut self, bytes: &[u8]) -> Result<(), OutOfBandError> {
-        Ok(self.stream.write_all(bytes)?) // far less than what a socket holds without being read
+        Ok(self.stream.write_all(bytes)?) // a socket buffers far more than this without being read
     }
 
-    /// Receives as many bytes as are agreed on.
+    /// Receives the agreed number of bytes.
     ///
     /// # Errors
     /// [`OutOfBandError::Short`], [`OutOfBandError::Io`].
@@ -294,8 +293,8 @@ impl OutOfBand {
         Err(OutOfBandError::Short { got, expected: N, then })
     }
 
-    /// Says that this process has finished, and waits until the peer has, for so long at most: who leaves
-    /// first would take its acknowledgement of the peer's last message along.
+    /// Signals that this process has finished, and waits at most `wait` until the peer has too. A process that ends
+    /// first might not acknowledge the peer's last message.
     ///
     /// # Errors
     /// [`OutOfBandError::Long`], [`OutOfBandError::Late`], [`OutOfBandError::Io`].
@@ -313,21 +312,21 @@ impl OutOfBand {
 }
 
 fn nobody(address: String, others: &[OutOfBand]) -> OutOfBandError {
-    let more = if others.is_empty() { "" } else { "else " };
+    let more = if others.is_empty() { "" } else { "other " };
     OutOfBandError::NobodyConnected { address, more }
 }
 
-/// Whether something happened to one of these within that time.
+/// Returns true if one of these has an event within this time.
 fn wait_for(files: &mut [PollFd<'_>], time: Duration) -> io::Result<bool> {
     let timeout = Timespec::try_from(time).map_err(io::Error::other)?;
     match poll(files, Some(&timeout)) {
         Ok(happened) => Ok(happened > 0),
-        Err(rustix::io::Errno::INTR) => Ok(true), // it is for the caller to look
+        Err(rustix::io::Errno::INTR) => Ok(true), // the caller checks again
         Err(error) => Err(error.into()),
     }
 }
 
-/// What there is to read, nothing at the end of the stream; `None` when the deadline is over.
+/// Reads available bytes, none at the end of the stream; `None` after the deadline.
 fn read(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> io::Result<Option<usize>> {
     loop {
         stream.set_read_timeout(Some(left(deadline)))?;
@@ -343,12 +342,12 @@ fn read(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> io::Res
     }
 }
 
-/// The time then, or in a year if it is later.
+/// Returns the time after `wait`, limited to one year.
 fn after(wait: Duration) -> Instant {
     Instant::now() + wait.min(Duration::from_secs(365 * 24 * 60 * 60))
 }
 
-/// The time until then, and a little in any case: what is there already is taken.
+/// Returns the time until the deadline, but at least a moment, so that bytes that have already arrived are read.
 fn left(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }

@@ -5,13 +5,13 @@ use rdma::soft::SoftDevice;
 
 use crate::Failure;
 
-/// Refuses a peer of another link layer, and one that the software device does not reach: `soft0` and
-/// `softib0` reach the devices of the same name in the processes of one user on one host, and all other
-/// software devices those of their own process. A device of the kernel may reach anybody, and so may a software device
-/// that listens on a network (`RDMA_SOFT_LISTEN`).
+/// Refuses a peer with another link layer, and one that the software device does not reach. `soft0` and `softib0` reach
+/// the devices of the same name in other processes of one user on one host. All other software devices reach those of
+/// their own process. A kernel device may reach any peer, and so may a software device that listens on a network
+/// (`RDMA_SOFT_LISTEN`).
 ///
 /// # Errors
-/// It says which device to give to both processes.
+/// The device does not reach the peer; the message names the device to use for both processes.
 pub fn check_reach(
     device: &str,
     own: &QueuePairEndpoint,
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_software_device_is_told_whom_it_reaches() {
+    fn an_unreachable_software_device_is_refused_with_the_reachable_ones() {
         rdma::soft::install();
         let own = on_ethernet(1);
         assert!(check_reach("soft0", &own, &on_ethernet(1)).is_ok());
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn link_layers_that_differ_are_named() {
+    fn different_link_layers_are_named() {
         let infiniband =
             QueuePairEndpoint::new(Qpn::masked(1), Psn::masked(2)).with_lid(Lid::new(7));
         let error = check_reach("rxe0", &on_ethernet(1), &infiniband).unwrap_err().to_string();

@@ -23,7 +23,7 @@ fn endpoint(qpn: u32) -> QueuePairEndpoint {
     QueuePairEndpoint::new(Qpn::masked(qpn), Psn::masked(7)).with_gid(gid, GidType::ROCE_V2)
 }
 
-/// One that connected to a listener of the test, and the listener's side.
+/// Connects to a listener of the test, and returns both sides.
 fn connected(wait: Duration) -> (OutOfBand, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -31,7 +31,7 @@ fn connected(wait: Duration) -> (OutOfBand, TcpStream) {
     (out_of_band, listener.accept().unwrap().0)
 }
 
-/// What one gets that exchanges endpoints with a peer that does this.
+/// Exchanges endpoints with a peer that runs this code.
 fn exchanged(
     wait: Duration,
     peer: impl FnOnce(&mut TcpStream),
@@ -73,9 +73,9 @@ fn each_side_gets_the_endpoint_of_the_other() {
 }
 
 #[test]
-fn who_listens_answers_when_it_has_connected_and_also_when_it_could_not() {
+fn the_listener_answers_after_it_has_connected_or_failed() {
     for fails in [false, true] {
-        // On this address no other socket gets the port meanwhile, and no client connects to itself.
+        // On this address no other socket gets the port in between, and no client connects to itself.
         let free = TcpListener::bind((ELSEWHERE, 0)).unwrap().local_addr().unwrap().to_string();
         let address = free.clone();
         let (asks, asked) = mpsc::channel();
@@ -125,7 +125,7 @@ fn a_peer_that_sends_a_byte_now_and_then_does_not_move_the_deadline() {
     let (mut out_of_band, mut stream) = connected(SOON);
     let (done, over) = mpsc::channel::<()>();
     let sending = thread::spawn(move || {
-        // 296 bytes of these pauses are far more than the deadline.
+        // Sending 296 bytes with these pauses takes far longer than the deadline.
         while over.recv_timeout(Duration::from_millis(30)) == Err(mpsc::RecvTimeoutError::Timeout) {
             stream.write_all(b"R").unwrap();
         }
@@ -137,7 +137,7 @@ fn a_peer_that_sends_a_byte_now_and_then_does_not_move_the_deadline() {
 }
 
 #[test]
-fn a_peer_that_speaks_something_else_is_an_error_that_says_so() {
+fn a_peer_with_another_protocol_is_an_error_that_names_it() {
     let outcome = |bytes: [u8; ENDPOINT]| {
         let outcome = exchanged(LATER, |stream| stream.write_all(&bytes).unwrap());
         *outcome.unwrap_err().downcast::<EndpointError>().unwrap()
@@ -149,7 +149,7 @@ fn a_peer_that_speaks_something_else_is_an_error_that_says_so() {
 }
 
 #[test]
-fn who_has_finished_waits_for_the_peer_but_not_for_ever() {
+fn a_finished_process_waits_for_the_peer_with_a_limit() {
     let (side, stream) = connected(SOON);
     stream.shutdown(Shutdown::Write).unwrap();
     side.finish(LATER).unwrap();
@@ -176,7 +176,7 @@ fn meet(options: &[&str]) -> Result<Option<OutOfBand>, OutOfBandError> {
 }
 
 #[test]
-fn a_process_that_nobody_meets_ends_and_says_where_it_was() {
+fn a_process_without_a_peer_ends_and_names_its_address() {
     assert!(meet(&[]).unwrap().is_none());
     match meet(&["--listen", "127.0.0.1:0"]) {
         Err(OutOfBandError::NobodyConnected { address, .. }) => {
@@ -184,14 +184,14 @@ fn a_process_that_nobody_meets_ends_and_says_where_it_was() {
         }
         other => panic!("{other:?}"),
     }
-    // Nobody listens at the port of a socket that is closed.
+    // No process listens at the port of a closed socket.
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let error = meet(&["--connect", &free]).unwrap_err();
     assert!(matches!(&error, OutOfBandError::NobodyListens { address } if *address == free));
 }
 
 #[test]
-fn addresses_that_are_none_are_refused_by_name() {
+fn invalid_addresses_are_refused_by_name() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let _listener = TcpListener::bind(taken).unwrap();
     for (option, address) in

@@ -1,4 +1,4 @@
-//! The command line, for people.
+//! The command line.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,8 +20,7 @@ use rdma_examples_common::program;
 ///
 /// DST appears whole or not at all; if it exists, it is replaced at the end.
 ///
-/// The sides are two threads, or two processes: the one that makes DST listens, the one that has SRC
-/// connects.
+/// The sides are two threads, or two processes: the one that creates DST listens, the one that has SRC connects.
 #[derive(Debug, Parser)]
 #[command(
     name = "copy_file",
@@ -30,22 +29,22 @@ use rdma_examples_common::program;
        copy_file [OPTIONS] --connect ADDR:PORT SRC"
 )]
 struct Arguments {
-    /// The file to copy; with --listen the one to make
+    /// The file to copy; with --listen, the file to create
     #[arg(value_name = "SRC")]
     file: PathBuf,
-    /// The file to make
+    /// The file to create
     #[arg(value_name = "DST", required_unless_present_any = ["listen", "connect"])]
     #[arg(conflicts_with_all = ["listen", "connect"])]
     dst: Option<PathBuf>,
     #[command(flatten)]
     peer: Peer,
-    /// How long to wait for the other process at first
+    /// The time to wait for the other process at the start
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     wait: u64,
     /// The RDMA device: soft0 (RoCE) or softib0 (InfiniBand), or one that libibverbs offers
     #[arg(long, value_name = "NAME", default_value = "soft0")]
     device: String,
-    /// Bytes of a chunk, 64 to 1073741824; between processes, the sender's are taken
+    /// Bytes of a chunk, 64 to 1073741824; between processes, the sender's value applies
     #[arg(long, value_name = "BYTES", default_value_t = Settings::default().chunk())]
     #[arg(conflicts_with = "listen")]
     chunk: usize,
@@ -55,7 +54,7 @@ struct Arguments {
     depth: usize,
 }
 
-/// What `main` of the program does: copies as the arguments say, and prints one line.
+/// The `main` of the program: copies with the options of the command line, and prints one line.
 #[must_use]
 pub fn main() -> ExitCode {
     program(|arguments: &Arguments| Ok(run(arguments)?.to_string()))
@@ -64,7 +63,7 @@ pub fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<Summary, Error> {
     let Arguments { file, dst, device, peer, wait, chunk, depth } = arguments;
     let settings = Settings::new(*chunk, *depth)?;
-    // Until the other process has come, signals end this one at once.
+    // Until the other process has connected, signals end this one immediately.
     let other = peer.meet(Duration::from_secs(*wait))?;
     let makes = other.as_ref().is_some_and(OutOfBand::listens);
     let length = if makes { None } else { fs::metadata(file).ok().map(|source| source.len()) };
@@ -76,7 +75,7 @@ fn run(arguments: &Arguments) -> Result<Summary, Error> {
         (Some(other), _) if makes => receive(file, device, other.into_stream(), control),
         (Some(other), _) => send(file, device, settings, other.into_stream(), control),
         (None, destination) => {
-            let destination = destination.clone().unwrap_or_default(); // the parser has seen to it
+            let destination = destination.clone().unwrap_or_default(); // required by the parser
             let job = Job { source: file.clone(), destination, device: device.clone(), settings };
             copy(&job, control)
         }
@@ -85,7 +84,7 @@ fn run(arguments: &Arguments) -> Result<Summary, Error> {
     copied
 }
 
-/// It is drawn on standard error, and only if that is a terminal.
+/// Creates the progress bar, on standard error and only if that is a terminal.
 fn progress_bar(bytes: Option<u64>) -> ProgressBar {
     let style = match bytes {
         Some(_) => "{wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}",
@@ -96,12 +95,12 @@ fn progress_bar(bytes: Option<u64>) -> ProgressBar {
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// Interrupted, the program ends the copy and says so; interrupted again, it ends at once.
+/// The first signal cancels the copy; a second one ends the program immediately.
 fn cancelled_by_signals() -> Arc<AtomicBool> {
     let cancelled = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         let again = flag::register_conditional_shutdown(signal, 1, Arc::clone(&cancelled));
-        // Without them the program can be ended all the same.
+        // Without the handlers, a signal still ends the program.
         let _ = again.and_then(|_| flag::register(signal, Arc::clone(&cancelled)));
     }
     cancelled

@@ -1,4 +1,4 @@
-//! From a device's name to two sides that are connected to each other.
+//! Two connected sides, from the name of a device.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub(crate) struct Prepared<Slots> {
     settings: Settings,
 }
 
-/// Two channels of a device, each with its own domain and memory, connected to each other.
+/// Connects two channels of a device, each with its own domain and memory.
 pub(crate) fn connect(device: &str, settings: Settings) -> Result<(Sender, Receiver), Error> {
     let context = open_device(device)?;
     let near = prepare_sender(&context, settings)?;
@@ -27,7 +27,7 @@ pub(crate) fn connect(device: &str, settings: Settings) -> Result<(Sender, Recei
     Ok((near.connect(far_end, remote)?, far.connect(near_end)?))
 }
 
-/// The side that reads the file.
+/// Prepares the side that reads the file.
 pub(crate) fn prepare_sender(
     context: &Context,
     settings: Settings,
@@ -39,7 +39,7 @@ pub(crate) fn prepare_sender(
     Ok(Prepared { channel, slots, settings })
 }
 
-/// The side whose memory is written.
+/// Prepares the side whose memory is written.
 pub(crate) fn prepare_receiver(
     context: &Context,
     settings: Settings,
@@ -53,12 +53,12 @@ pub(crate) fn prepare_receiver(
 }
 
 impl<Slots> Prepared<Slots> {
-    /// The sides meet by a stream between these addresses.
+    /// Sets the addresses of the TCP stream through which the sides met.
     pub(crate) fn meet_by(&mut self, (own, peer): (IpAddr, IpAddr)) {
         self.channel.set_stream_addresses(own, peer);
     }
 
-    /// What the other side has to know.
+    /// Returns the endpoint, which the other side needs to connect.
     pub(crate) fn endpoint(&self) -> QueuePairEndpoint {
         self.channel.endpoint()
     }
@@ -76,7 +76,7 @@ impl Prepared<OwnedRegion> {
 }
 
 impl Prepared<SharedRegion> {
-    /// The slots, for the sender.
+    /// Returns the slots, for the sender.
     pub(crate) fn remote(&self) -> RemoteMemoryRegion {
         self.slots.remote()
     }
@@ -87,12 +87,12 @@ impl Prepared<SharedRegion> {
     }
 }
 
-/// How long a message may be without an acknowledgement before it is sent again.
+/// The shortest time without an acknowledgement before a message is sent again.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(2);
-/// The time between two attempts to send what has found no receive.
+/// The time between two attempts to send a message that has found no receive.
 const RETRY: Duration = Duration::from_micros(2560);
 
-/// Queues for `depth` messages in each direction.
+/// Prepares queues for `depth` messages in each direction.
 fn prepare(pd: &ProtectionDomain, settings: Settings) -> Result<PreparedChannel, Error> {
     // At most 4096.
     let depth = u32::try_from(settings.depth()).unwrap_or(u32::MAX);
@@ -100,13 +100,13 @@ fn prepare(pd: &ProtectionDomain, settings: Settings) -> Result<PreparedChannel,
         .create_channel()
         .max_send_wr(depth)
         .max_recv_wr(depth)
-        // To the sender nothing is written, but with a write of nothing comes the credit.
+        // The sender's memory is never written, but a credit is a write of zero bytes.
         .access(AccessFlags::new().with_local_write().with_remote_write())
-        // Both sides have met before the first message: one without room then has gone. Six retries are 15 ms.
+        // Both sides meet before the first message, so a side without receives has ended. Six retries take 15 ms.
         .max_rnr_retries(MaxRnrRetries::limited(6).unwrap_or_default())
         .min_rnr_timer(MinRnrTimer::min_duration_greater_than(RETRY))
-        // A process that is stopped acknowledges nothing on some devices. With all retries, this is
-        // longer than one waits for a sign of it.
+        // A stopped process acknowledges nothing on some devices. With all retries, this is longer than the limit for a
+        // sign of life.
         .ack_timeout(AckTimeout::min_duration_greater_than(UNACKNOWLEDGED).unwrap_or_default())
         .build()?;
     Ok(channel)

@@ -1,4 +1,4 @@
-//! The file that is made.
+//! The destination file.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
@@ -13,31 +13,31 @@ use tempfile::NamedTempFile;
 
 use super::Error;
 
-/// A file that appears under its name, whole, at [`commit`](Self::commit), or not at all: until then it
-/// has no name, and goes away with its process, however that ends.
+/// A file that appears under its name, whole, at [`commit`](Self::commit), or not at all. Until then it has no name,
+/// and disappears with its process, however that ends.
 #[derive(Debug)]
 pub(crate) struct Destination {
     temporary: Temporary,
     path: PathBuf,
     folder: PathBuf,
-    /// The file that is replaced.
+    /// The metadata of the file to replace.
     old: Option<Metadata>,
 }
 
-/// What the file is before it has its name.
+/// The file before it has its name.
 #[derive(Debug)]
 enum Temporary {
     Unnamed(File),
-    /// Where the file system has no files without a name. It goes away when this is dropped.
+    /// For file systems that do not support files without a name. Deleted when this is dropped.
     Hidden(NamedTempFile),
 }
 
-/// The file that is copied.
+/// The properties of the source file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin {
-    /// Who may read, write and execute it.
+    /// Its permissions.
     pub(crate) mode: u32,
-    /// Which file it is, if that is known here: its device and its number there.
+    /// Its device and inode number, if the source is on this host.
     pub(crate) inode: Option<(u64, u64)>,
 }
 
@@ -48,8 +48,8 @@ impl From<&Metadata> for Origin {
 }
 
 impl Destination {
-    /// A new file has the permissions of the source, less the umask; one that is replaced keeps its
-    /// own, and its owner where we may give files away. A link is followed.
+    /// Creates the file. A new file has the permissions of the source, less the umask. A replaced file keeps its own,
+    /// and its owner if this process may change the owner. A symbolic link is followed.
     pub(crate) fn create(path: &Path, source: Origin) -> Result<Self, Error> {
         Self::create_as(path, source, Temporary::create)
     }
@@ -74,8 +74,8 @@ impl Destination {
     ) -> io::Result<Self> {
         let path = match old {
             Some(_) => {
-                // To replace a file takes the right to write its folder; to overwrite it, as would be
-                // expected here, takes the right to write the file too.
+                // Replacing a file requires write access to its folder. Overwriting it, which is what a user expects
+                // here, requires write access to the file too.
                 OpenOptions::new().write(true).open(path)?;
                 fs::canonicalize(path)?
             }
@@ -89,7 +89,7 @@ impl Destination {
         Ok(Self { temporary, path, folder, old })
     }
 
-    /// Puts the file on disk and in its place.
+    /// Writes the file to disk and moves it to its place.
     pub(crate) fn commit(self) -> io::Result<()> {
         let Self { temporary, path, folder, old } = self;
         let file = temporary.file();
@@ -99,7 +99,7 @@ impl Destination {
         }
         file.sync_all()?;
         temporary.name(&path, &folder)?;
-        // A folder that may be written need not be readable.
+        // A folder with write access may lack read access.
         File::open(folder).map_or(Ok(()), |folder| folder.sync_all())
     }
 }
@@ -117,7 +117,7 @@ impl Write for Destination {
 impl Temporary {
     fn create(folder: &Path, mode: u32) -> io::Result<Self> {
         match Self::unnamed(folder, mode) {
-            // Of a file system that has none, and of a kernel that knows of none.
+            // The errors of a file system without unnamed files, and of a kernel that does not know them.
             Err(Errno::OPNOTSUPP | Errno::ISDIR) => Self::hidden(folder, mode),
             made => Ok(made?),
         }
@@ -128,7 +128,7 @@ impl Temporary {
         let file = File::from(open(folder, flags, Mode::from_raw_mode(mode))?);
         match place(&file).exists() {
             true => Ok(Self::Unnamed(file)),
-            false => Err(Errno::OPNOTSUPP), // without /proc it would never get a name
+            false => Err(Errno::OPNOTSUPP), // without /proc it could never get a name
         }
     }
 
@@ -144,7 +144,7 @@ impl Temporary {
         }
     }
 
-    /// Gives the file its name, in the place of another one if there is one.
+    /// Gives the file its name, and replaces an existing file.
     fn name(self, path: &Path, folder: &Path) -> io::Result<()> {
         let file = match self {
             Self::Unnamed(file) => file,
@@ -152,7 +152,7 @@ impl Temporary {
         };
         let link = |name: &Path| linkat(CWD, place(&file), CWD, name, AtFlags::SYMLINK_FOLLOW);
         match link(path) {
-            // A file is replaced by one that has a name, which it has for a moment.
+            // Only a named file can replace another, so it gets a temporary name first.
             Err(Errno::EXIST) => {
                 let hidden = hidden().make_in(folder, |name| Ok(link(name)?))?;
                 Ok(hidden.persist(path)?)
@@ -162,40 +162,40 @@ impl Temporary {
     }
 }
 
-/// How a temporary file is named, where it has a name.
+/// Returns the pattern of temporary names.
 fn hidden() -> tempfile::Builder<'static, 'static> {
     let mut names = tempfile::Builder::new();
     names.prefix(".copy_file-").suffix(".part");
     names
 }
 
-/// The name that the kernel has for an open file.
+/// Returns the kernel's path of an open file.
 fn place(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// The file that is to be replaced, if there is one.
+/// Returns the metadata of the file to replace, if it exists.
 fn existing(path: &Path) -> io::Result<Option<Metadata>> {
     match fs::metadata(path) {
         Ok(old) if old.is_dir() => {
             Err(io::Error::new(ErrorKind::IsADirectory, "it is a directory; name the file in it"))
         }
         Ok(old) if !old.is_file() => {
-            Err(io::Error::new(ErrorKind::InvalidInput, "it is there and no regular file"))
+            Err(io::Error::new(ErrorKind::InvalidInput, "it exists and is not a regular file"))
         }
         Ok(old) => Ok(Some(old)),
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         Err(_) if path.as_os_str().as_bytes().ends_with(b"/") => {
-            Err(io::Error::new(ErrorKind::NotADirectory, "there is no such directory"))
+            Err(io::Error::new(ErrorKind::NotADirectory, "the directory does not exist"))
         }
         Err(_) if fs::symlink_metadata(path).is_ok() => {
-            Err(io::Error::new(ErrorKind::NotFound, "it is a link to a file that is not there"))
+            Err(io::Error::new(ErrorKind::NotFound, "it is a link to a file that does not exist"))
         }
         Err(_) => Ok(None),
     }
 }
 
-/// Who may read, write and execute, without the bits that change who one is.
+/// The permission bits, without set-user-ID and the like.
 const RIGHTS: u32 = 0o777;
 
 #[cfg(test)]
@@ -206,7 +206,7 @@ mod tests {
 
     type Make = fn(&Path, u32) -> io::Result<Temporary>;
 
-    /// Both kinds, the first one where the file system has it.
+    /// Both kinds; the first one if the file system supports it.
     const MAKES: [Make; 2] = [Temporary::create, Temporary::hidden];
 
     struct Folder(tempfile::TempDir);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_committed_leaves_nothing_and_replaces_nothing() {
+    fn an_uncommitted_file_leaves_nothing_and_replaces_nothing() {
         let (folder, source) = Folder::with_source(0o644);
         folder.write("old", 0o644);
         for (name, make) in [("old", MAKES[0]), ("new", MAKES[0]), ("old", MAKES[1])] {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_has_the_rights_of_the_source_and_an_old_one_its_own() {
+    fn a_new_file_has_the_permissions_of_the_source_and_an_old_one_keeps_its_own() {
         for make in MAKES {
             let (folder, source) = Folder::with_source(0o4500);
             folder.copy("new", source, make);
@@ -272,12 +272,12 @@ mod tests {
             std::os::unix::fs::chown(folder.at("old"), Some(somebody), None).unwrap();
             folder.copy("old", source, make);
             assert_eq!((folder.mode("old"), owner("old")), (0o640, somebody));
-            assert_eq!(folder.names(), 3, "nothing is left");
+            assert_eq!(folder.names(), 3, "no temporary file is left");
         }
     }
 
     #[test]
-    fn a_file_that_appeared_meanwhile_is_replaced() {
+    fn a_file_created_in_the_meantime_is_replaced() {
         for make in MAKES {
             let (folder, source) = Folder::with_source(0o644);
             let mut destination = Destination::create_as(&folder.at("new"), source, make).unwrap();
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_followed_and_stays() {
+    fn a_link_is_followed_and_kept() {
         for make in MAKES {
             let (folder, source) = Folder::with_source(0o644);
             folder.write("old", 0o644);
@@ -302,20 +302,20 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_become_the_copy_is_refused() {
+    fn invalid_destinations_are_refused() {
         let (folder, source) = Folder::with_source(0o644);
         symlink("nothing", folder.at("dangling")).unwrap();
         symlink("source", folder.at("same")).unwrap();
         fs::hard_link(folder.at("source"), folder.at("hard")).unwrap();
         for (path, says) in [
             (folder.at(""), "it is a directory"),
-            (folder.at("dangling"), "a link to a file that is not there"),
+            (folder.at("dangling"), "a link to a file that does not exist"),
             (folder.at("same"), "the same file"),
             (folder.at("hard"), "the same file"),
-            (folder.at("new/"), "no such directory"),
+            (folder.at("new/"), "the directory does not exist"),
             (folder.at("no/new"), "No such file or directory"),
             (folder.at("source/new"), "Not a directory"),
-            (PathBuf::from("/dev/full"), "no regular file"),
+            (PathBuf::from("/dev/full"), "not a regular file"),
         ] {
             let error = Destination::create(&path, source).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");

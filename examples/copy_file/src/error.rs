@@ -1,4 +1,4 @@
-//! Why a copy failed.
+//! The errors of a copy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,11 +7,11 @@ use std::time::Duration;
 use rdma::channel::{CloseReason, TransportError};
 use rdma::qp::WorkErrorClass;
 
-/// Why a copy failed, in words for the person who started it.
+/// The reason why a copy failed, as a message for the user.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Sizes that are not allowed.
+    /// Sizes outside the allowed range.
     #[error("{0}")]
     Settings(String),
     /// A file could not be read or written.
@@ -19,35 +19,35 @@ pub enum Error {
     File {
         /// `read` or `write`.
         action: &'static str,
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// Source and destination are one file.
     #[error("source and destination are the same file, `{}`", .path.display())]
     SameFile {
-        /// The destination, as it was given.
+        /// The destination, as given.
         path: PathBuf,
     },
-    /// The stream that is copied could not be read.
+    /// The source stream could not be read.
     #[error("cannot read the source: {0}")]
     Read(#[source] io::Error),
-    /// The stream that is made could not be written.
+    /// The destination stream could not be written.
     #[error("cannot write the destination: {0}")]
     Write(#[source] io::Error),
-    /// Device, domain or memory.
+    /// An error of the device, domain or memory.
     #[error(transparent)]
     Memory(#[from] rdma::device::Error),
     /// Memory could not be registered.
     #[error("cannot register {bytes} bytes: {source}. Or use a smaller --chunk or --depth")]
     Registration {
-        /// How much was to be registered, on this side.
+        /// The number of bytes to register, on this side.
         bytes: usize,
-        /// What the device said.
+        /// The device's error.
         source: rdma::device::Error,
     },
-    /// Queues.
+    /// An error of the queues.
     #[error(transparent)]
     Queue(#[from] rdma::qp::Error),
     /// A request was not posted.
@@ -56,61 +56,61 @@ pub enum Error {
     /// A request failed.
     #[error("a request failed: {0}")]
     Completion(#[from] rdma::qp::WorkError),
-    /// The connection.
+    /// An error of the connection.
     #[error(transparent)]
     Channel(TransportError),
-    /// What arrived is not what was sent.
+    /// The data that arrived differs from the data that was sent.
     #[error(
-        "the data was damaged on its way: {expected_bytes} bytes with checksum {expected:08x} were \
+        "the data was damaged in transit: {expected_bytes} bytes with checksum {expected:08x} were \
          sent, {bytes} bytes with checksum {found:08x} arrived; nothing was written"
     )]
     Corrupt {
         /// The sender's CRC-32.
         expected: u32,
-        /// The receiver's.
+        /// The CRC-32 at the receiver.
         found: u32,
-        /// How many bytes were sent.
+        /// The number of bytes sent.
         expected_bytes: u64,
-        /// How many arrived.
+        /// The number of bytes that arrived.
         bytes: u64,
     },
-    /// The other side said what it must not say.
+    /// The other side violated the protocol.
     #[error("the other side does not follow the protocol: {0}")]
     Protocol(String),
     /// A message was longer than its slot.
     #[error("a message of {length} bytes does not fit into its slot")]
     TooLong {
-        /// How long it was.
+        /// The length of the message.
         length: usize,
     },
-    /// Nothing happened for too long.
-    #[error("nothing came from the other side for {patience:?}; given up")]
+    /// Nothing happened within the limit.
+    #[error("nothing arrived from the other side for {patience:?}: check whether it is stopped")]
     Stalled {
-        /// How long it was waited for.
+        /// The limit.
         patience: Duration,
     },
-    /// Somebody wanted it to end.
+    /// The caller cancelled the copy.
     #[error("interrupted; nothing was written")]
     Cancelled,
     /// The processes did not meet.
     #[error(transparent)]
     Meeting(#[from] rdma_examples_common::out_of_band::OutOfBandError),
-    /// The connection between the processes.
+    /// An error of the connection between the processes.
     #[error("the TCP connection to the other process failed: {0}")]
     Line(#[source] io::Error),
-    /// Their devices do not fit.
+    /// The devices of the processes cannot reach each other.
     #[error("{0}")]
     Unreachable(String),
-    /// The other process has said why it ends.
+    /// The other process reported why it ended.
     #[error("the other process has given up: {0}")]
     Told(String),
-    /// The other process did not say why.
-    #[error("the other process ended before it said that the copy was complete")]
+    /// The other process ended without a reason.
+    #[error("the other process ended before it confirmed the copy: read its output")]
     Ended,
-    /// Nothing comes from the other process, not even that it runs.
-    #[error("nothing was heard of the other process for {patience:?}: is it stopped, or its host?")]
+    /// The other process has sent nothing for too long, not even a sign of life.
+    #[error("no sign of life from the other process for {patience:?}: is it stopped, or its host?")]
     Silent {
-        /// For how long.
+        /// The time without a sign of life.
         patience: Duration,
     },
     /// The other side ended first; its error is the cause.
@@ -123,7 +123,7 @@ impl Error {
         Self::File { action, path: path.to_owned(), source }
     }
 
-    /// Of a request that was flushed, what had failed before it.
+    /// Replaces the error of a flushed request by the error that caused the flush.
     pub(crate) fn or_cause(self, closed: Option<CloseReason>) -> Self {
         match closed {
             Some(CloseReason::Work { error, .. }) if self.is_flush() => Self::Completion(error),
@@ -135,12 +135,12 @@ impl Error {
         matches!(self, Self::Completion(error) if error.class() == WorkErrorClass::Flushed)
     }
 
-    /// Whether it only tells that something else went wrong before.
+    /// Returns true if it only reports that something else failed before.
     pub(crate) fn is_consequence(&self) -> bool {
         matches!(self, Self::OtherSide) || self.is_flush()
     }
 
-    /// Whether the end of the other process may be why.
+    /// Returns true if the end of the other process may be the cause.
     pub(crate) fn may_be_consequence(&self) -> bool {
         matches!(
             self,
@@ -152,7 +152,7 @@ impl Error {
         )
     }
 
-    /// Says which file the stream was that could not be read.
+    /// Adds the path of the file to an error of the source stream.
     pub(crate) fn of_source(self, path: &Path) -> Self {
         match self {
             Self::Read(error) => Self::file("read", path, error),
@@ -160,7 +160,7 @@ impl Error {
         }
     }
 
-    /// Says which file the stream was that could not be written.
+    /// Adds the path of the file to an error of the destination stream.
     pub(crate) fn of_destination(self, path: &Path) -> Self {
         match self {
             Self::Write(error) => Self::file("write", path, error),

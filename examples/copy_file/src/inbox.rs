@@ -8,8 +8,7 @@ use rdma::qp::ReceiveWorkRequest;
 use super::Error;
 use super::stop::Stop;
 
-/// Receives for messages that are nothing but immediate data, or come with bytes that are in memory
-/// already.
+/// Receives for messages that have only immediate data, or whose payload was written into memory by RDMA.
 #[derive(Debug)]
 pub(crate) struct Inbox<'scope> {
     receives: VecDeque<ScopedPendingWork<'scope>>,
@@ -19,7 +18,7 @@ pub(crate) struct Inbox<'scope> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arrival {
     pub(crate) immediate: u32,
-    /// How many bytes it wrote into our memory.
+    /// The number of bytes that it wrote into our memory.
     pub(crate) bytes: usize,
 }
 

@@ -1,24 +1,21 @@
 //! A file is copied through two channels.
 //!
-//! A *sender* reads the file into registered slots and writes each, with RDMA, into the same slot of a
-//! *receiver*, which runs on a thread of its own and writes the new file. The receiver learns of each
-//! chunk from the immediate of its write, and gives the slot back by a *credit*: a write of nothing,
-//! with an immediate. Without a credit the sender waits, so a slow receiver slows it down, and files of
-//! any size pass through `depth` slots of `chunk` bytes, which is all that each side registers. The
-//! last message carries length and checksum of the whole.
+//! A *sender* reads the file into registered slots and writes each, with RDMA, into the same slot of a *receiver*. The
+//! receiver runs on its own thread and writes the new file. It learns of each chunk from the immediate of the write. It
+//! frees the slot with a *credit*: a write of zero bytes with an immediate. Without a credit the sender waits, so a
+//! slow receiver slows it down. Files of any size pass through `depth` slots of `chunk` bytes, which is all that each
+//! side registers. The last message carries the length and the checksum of the whole file.
 //!
 //! ```text
 //!  SRC -> slots of the sender ==RDMA WRITE WITH IMM==> slots of the receiver -> unnamed file -> DST
 //!                             <=======credits========
 //! ```
 //!
-//! Each side ends when the other does: by a flag that both look at while they wait, and by a limit on
-//! how long anything may take.
+//! Each side ends when the other does: both check a shared flag while they wait, and every wait has a limit.
 //!
-//! Both sides can be in one process, as threads: then the flag and the exchange of endpoints need no
-//! network. Or each is a process, on one host or on two: then there is a TCP connection beside, by which
-//! they tell each other where they are, that they run, and why they end. The file's bytes go by nothing
-//! but RDMA.
+//! Both sides can be threads of one process: then the flag and the exchange of endpoints need no network. Or each is a
+//! process, on one host or on two. Then the processes exchange endpoints, signs of life and errors through an additional TCP
+//! connection. The file's bytes only go through RDMA.
 
 mod command;
 mod connect;
@@ -48,12 +45,12 @@ pub use transfer::{Control, Transferred, transfer};
 use destination::{Destination, Origin};
 use source::SourceFile;
 
-/// What to copy, where to, and through which device.
+/// The files of a copy, the device, and the sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// The file to read.
     pub source: PathBuf,
-    /// The file to make or to replace.
+    /// The file to create or to replace.
     pub destination: PathBuf,
     /// The device, by its name in the device list.
     pub device: String,
@@ -63,11 +60,11 @@ pub struct Job {
 
 /// Copies a file.
 ///
-/// The destination appears under its name, whole and on disk, or not at all. A new file gets the
-/// permissions of the source, less the umask; one that is replaced keeps its own.
+/// The destination appears under its name, whole and on disk, or not at all. A new file gets the permissions of the
+/// source, less the umask; a replaced file keeps its own.
 ///
 /// # Errors
-/// Any [`Error`]; then the destination is what it was before.
+/// Any [`Error`]; the destination is then unchanged.
 ///
 /// # Examples
 /// ```

@@ -1,8 +1,8 @@
-//! What the two sides say to each other.
+//! The messages between the two sides.
 //!
-//! Every message is an RDMA WRITE with an immediate. Its two upper bits are the kind, the rest is the
-//! sequence number of the chunk, modulo 2^30. Chunks and the trailer that follows the last of them
-//! share one numbering, and number `n` lies in slot `n % depth` of the receiver's memory.
+//! Every message is an RDMA WRITE with an immediate. The upper two bits of the immediate are the kind, the rest is the
+//! sequence number of the chunk, modulo 2^30. Chunks and the trailer after the last chunk share one numbering. Number
+//! `n` is in slot `n % depth` of the receiver's memory.
 
 use std::fmt;
 
@@ -11,14 +11,14 @@ use super::Error;
 const KIND_SHIFT: u32 = 30;
 const SEQUENCE_MASK: u32 = (1 << KIND_SHIFT) - 1;
 
-/// What an immediate says.
+/// The kind of a message, from its immediate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// To the receiver: a slot holds a chunk of the file; the completion says how many bytes.
+    /// To the receiver: a slot holds a chunk of the file; the completion has its length.
     Data = 0,
     /// To the receiver: a slot holds the [`Trailer`].
     End = 1,
-    /// To the sender, without a payload: this number's slot is free again. That of the trailer says
+    /// To the sender, without a payload: the slot of this number is free again. The credit for the trailer confirms
     /// that everything was checked and written.
     Credit = 2,
 }
@@ -35,34 +35,34 @@ impl fmt::Display for Kind {
 
 /// The immediate of a message.
 pub(crate) fn immediate(kind: Kind, sequence: u64) -> u32 {
-    // In range after the mask.
+    // The mask ensures the range.
     #[allow(clippy::cast_possible_truncation)]
     let sequence = (sequence & u64::from(SEQUENCE_MASK)) as u32;
     (kind as u32) << KIND_SHIFT | sequence
 }
 
-/// The kind of an immediate that must be that of message number `expected`.
+/// Returns the kind of an immediate, which must belong to message number `expected`.
 pub(crate) fn kind_of(immediate: u32, expected: u64) -> Result<Kind, Error> {
     let kind = match immediate >> KIND_SHIFT {
         0 => Kind::Data,
         1 => Kind::End,
         2 => Kind::Credit,
-        _ => return Err(Error::Protocol(format!("immediate {immediate:#010x} is of no kind"))),
+        _ => return Err(Error::Protocol(format!("immediate {immediate:#010x} has no valid kind"))),
     };
     if immediate == self::immediate(kind, expected) {
         Ok(kind)
     } else {
         let got = immediate & SEQUENCE_MASK;
-        Err(Error::Protocol(format!("{kind} number {got} came where number {expected} was due")))
+        Err(Error::Protocol(format!("{kind} number {got} arrived instead of number {expected}")))
     }
 }
 
-/// The last message: what the receiver must have got.
+/// The last message: the data that the receiver must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Trailer {
-    /// All bytes of the stream.
+    /// The length of the whole stream.
     pub(crate) bytes: u64,
-    /// Their CRC-32, that of IEEE 802.3.
+    /// Its CRC-32 of IEEE 802.3.
     pub(crate) crc32: u32,
 }
 
@@ -95,10 +95,10 @@ mod tests {
             for kind in [Kind::Data, Kind::End, Kind::Credit] {
                 assert_eq!(kind_of(immediate(kind, sequence), sequence).unwrap(), kind);
                 let error = kind_of(immediate(kind, sequence), sequence ^ 1).unwrap_err();
-                assert!(error.to_string().contains("was due"), "{error}");
+                assert!(error.to_string().contains("instead of"), "{error}");
             }
         }
-        assert!(kind_of(3 << 30, 0).unwrap_err().to_string().contains("of no kind"));
+        assert!(kind_of(3 << 30, 0).unwrap_err().to_string().contains("no valid kind"));
         assert_eq!(immediate(Kind::Credit, (1 << 30) + 5), 0x8000_0005);
     }
 

@@ -1,4 +1,4 @@
-//! A copy whose two sides are processes: one has the file, the other one makes it.
+//! A copy between two processes: one has the source, the other creates the destination.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -23,13 +23,13 @@ use rdma_examples_common::reach::check_reach;
 pub(crate) mod frame;
 pub(crate) mod line;
 
-/// Sends a file to another process, which [receives](receive) it, and returns when that has it on disk.
+/// Sends a file to another process, which [receives](receive) it. Returns when the other process has it on disk.
 ///
-/// They talk through `stream` about all but the file's bytes: so each learns at once when the other one
-/// ends, and within ten seconds when it is stopped or cannot be reached any more.
+/// The processes exchange everything except the file's bytes through `stream`. So each notices immediately when the
+/// other one ends, and within ten seconds when it is stopped or unreachable.
 ///
 /// # Errors
-/// Any [`Error`], those of the other process too.
+/// Any [`Error`], including those of the other process.
 pub fn send(
     source: &Path,
     device: &str,
@@ -66,12 +66,12 @@ pub fn send(
     })
 }
 
-/// Makes the file that another process [sends](send), and returns when it is on disk.
+/// Creates the file that another process [sends](send), and returns when it is on disk.
 ///
-/// The sender's settings decide how much is registered.
+/// The sender's settings determine how much memory is registered.
 ///
 /// # Errors
-/// Any [`Error`], those of the other process too; then the destination is what it was before.
+/// Any [`Error`], including those of the other process; the destination is then unchanged.
 pub fn receive(
     destination: &Path,
     device: &str,
@@ -95,7 +95,7 @@ pub fn receive(
         let (bytes, transfer) = (sink.bytes, began.elapsed());
         let written = stop.into_result().and_then(|()| file.commit().map_err(Error::Write));
         written.map_err(|error| error.of_destination(destination))?;
-        // If the other process has ended meanwhile, the file is here all the same.
+        // If the other process has ended in the meantime, the file is complete anyway.
         let _ = line.say(Kind::Done, &[]);
         Ok(Summary {
             device: device.to_owned(),
@@ -112,7 +112,7 @@ fn check(device: &str, own: &QueuePairEndpoint, peer: &QueuePairEndpoint) -> Res
     check_reach(device, own, peer).map_err(|error| Error::Unreachable(error.to_string()))
 }
 
-/// A stream whose bytes are counted.
+/// A stream that counts its bytes.
 struct Counted<'a, T> {
     stream: &'a mut T,
     told: &'a dyn Fn(u64),

@@ -13,7 +13,7 @@ use super::message::{Kind, Trailer, immediate, kind_of};
 use super::stop::{Meeting, Stop};
 use super::{Control, Error, Settings};
 
-/// Takes each chunk out of its slot, writes it, and gives the slot back by a credit.
+/// Copies each chunk out of its slot, writes it, and frees the slot with a credit.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     pub(super) channel: Channel,
@@ -31,11 +31,11 @@ impl Receiver {
         self.slots.len()
     }
 
-    /// Writes all chunks to `sink`, until the trailer says that they were all, and right. How that ends is
-    /// told to `stop`.
+    /// Writes all chunks to `sink`, until the trailer confirms that they are complete and right. Reports the outcome to
+    /// `stop`.
     pub(crate) fn run(&mut self, sink: &mut dyn Write, control: Control<'_>, stop: &Stop<'_>) {
         let Self { channel, slots, settings } = self;
-        // What the scope says `stop` knows.
+        // `stop` has the same error as the scope.
         let _ = channel.scope(|scope| {
             stop.on_a_side(scope, || {
                 Receiving::new(scope, slots, *settings).run(sink, control, stop)
@@ -50,10 +50,10 @@ struct Receiving<'scope, 'env> {
     slots: &'scope SharedRegion,
     inbox: Inbox<'scope>,
     credits: VecDeque<ScopedPendingWork<'scope>>,
-    /// A chunk on its way out of the slots; this memory is not registered.
+    /// The current chunk, copied from its slot; this memory is not registered.
     chunk: Vec<u8>,
     settings: Settings,
-    /// How many messages were taken.
+    /// The number of messages received.
     taken: u64,
 }
 
@@ -98,7 +98,7 @@ impl<'scope, 'env> Receiving<'scope, 'env> {
             sink.write_all(chunk).map_err(Error::Write)?;
             bytes += length as u64;
             (control.progress)(bytes);
-            self.inbox.post(self.scope)?; // before the credit for which the sender may use it
+            self.inbox.post(self.scope)?; // before the credit that lets the sender use it
             self.give_credit(stop)?;
         }
     }
@@ -106,7 +106,7 @@ impl<'scope, 'env> Receiving<'scope, 'env> {
     fn next_message(&mut self, stop: &Stop<'_>) -> Result<(Kind, usize), Error> {
         let Arrival { immediate, bytes } = self.inbox.next(stop)?;
         match kind_of(immediate, self.taken)? {
-            Kind::Credit => Err(Error::Protocol("a credit came to the receiver".to_owned())),
+            Kind::Credit => Err(Error::Protocol("a credit arrived at the receiver".to_owned())),
             kind => Ok((kind, bytes)),
         }
     }
@@ -122,7 +122,7 @@ impl<'scope, 'env> Receiving<'scope, 'env> {
         Ok(chunk)
     }
 
-    /// Writes nothing, but tells the sender a number.
+    /// Writes nothing, but sends a number to the sender.
     fn give_credit(&mut self, stop: &Stop<'_>) -> Result<(), Error> {
         if self.credits.len() == self.settings.depth() {
             self.credit_arrived(stop)?;
@@ -141,7 +141,7 @@ impl<'scope, 'env> Receiving<'scope, 'env> {
     }
 }
 
-/// Compares what was sent, as its trailer says, with what arrived.
+/// Compares the trailer of the sender with the data that arrived.
 fn check(trailer: &[u8], arrived: Trailer) -> Result<(), Error> {
     let length = trailer.len();
     let trailer = trailer

@@ -1,4 +1,4 @@
-//! The side that reads the file and writes it into the other's memory.
+//! The side that reads the file and writes it into the memory of the other side.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
@@ -37,7 +37,7 @@ impl Sender {
         self.slots.len()
     }
 
-    /// Sends all that the source gives, then the trailer; returns when the receiver has confirmed it.
+    /// Sends everything from the source, then the trailer. Returns when the receiver has confirmed it.
     pub(crate) fn run(&mut self, source: &mut dyn Read, stop: &Stop<'_>) -> Result<Trailer, Error> {
         let Self { channel, slots, remote, settings } = self;
         channel.manual_scope(|scope| {
@@ -53,7 +53,7 @@ impl Sender {
 struct Sending<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     inbox: Inbox<'scope>,
-    /// Slots are used in turn, and free again in turn.
+    /// Slots are used in turn, and become free in turn.
     free: VecDeque<SliceMut<'scope>>,
     in_flight: VecDeque<InFlight<'scope, Prefix<'scope>>>,
     remote: RemoteMemoryRegion,
@@ -107,7 +107,7 @@ impl<'scope, 'env> Sending<'scope, 'env> {
         Ok(trailer)
     }
 
-    /// Waits until both sides are done with the next slot.
+    /// Waits until neither side uses the next slot any more.
     fn free_slot(&mut self, stop: &Stop<'_>) -> Result<SliceMut<'scope>, Error> {
         stop.check()?;
         while self.sent - self.credits >= self.settings.depth() as u64 {
@@ -139,12 +139,12 @@ impl<'scope, 'env> Sending<'scope, 'env> {
         let Arrival { immediate, .. } = self.inbox.next(stop)?;
         match kind_of(immediate, self.credits)? {
             Kind::Credit => self.credits += 1,
-            kind => return Err(Error::Protocol(format!("a {kind} came to the sender"))),
+            kind => return Err(Error::Protocol(format!("a {kind} arrived at the sender"))),
         }
         Ok(())
     }
 
-    /// Waits until the device is done with the oldest slot that is in flight.
+    /// Waits until the device no longer uses the oldest slot in flight.
     fn take_slot_back(&mut self, stop: &Stop<'_>) -> Result<(), Error> {
         let written = stop.until(|| match self.in_flight.pop_front()?.poll() {
             Progress::Done(finished) => Some(finished.ok()),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn of_requests_that_were_flushed_the_cause_is_what_failed_before() {
+    fn a_flushed_request_reports_the_failure_that_caused_the_flush() {
         rdma::soft::install();
         let settings = Settings::new(64, 2).unwrap();
         let (mut near, _far) = connect("soft0", settings).unwrap(); // which has no receive posted

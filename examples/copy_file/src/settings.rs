@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use super::Error;
 
-/// How much is in flight at most: `depth` chunks of `chunk` bytes.
+/// The limit of data in flight: `depth` chunks of `chunk` bytes.
 ///
 /// ```
 /// use copy_file::Settings;
@@ -20,10 +20,10 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Bytes of a chunk: the trailer of the stream fits into the smallest, and a message of RDMA,
-    /// which has at most 2 GiB, is more than the largest.
+    /// Allowed chunk sizes in bytes. The trailer of the stream fits into the smallest; the largest is less than an RDMA
+    /// message, which has at most 2 GiB.
     pub const CHUNK: RangeInclusive<usize> = 64..=1 << 30;
-    /// Chunks in flight: what the queues of common devices hold.
+    /// Allowed numbers of chunks in flight; the queues of common devices hold the largest.
     pub const DEPTH: RangeInclusive<usize> = 1..=4096;
     /// The most bytes that a side registers: registered memory cannot be swapped out.
     pub const MAX_REGISTERED: usize = 1 << 30;
@@ -31,7 +31,7 @@ impl Settings {
     /// Checks the sizes.
     ///
     /// # Errors
-    /// [`Error::Settings`], which says what is allowed.
+    /// [`Error::Settings`], with the allowed range.
     pub fn new(chunk: usize, depth: usize) -> Result<Self, Error> {
         in_range("chunk", chunk, &Self::CHUNK, "bytes")?;
         in_range("depth", depth, &Self::DEPTH, "chunks")?;
@@ -46,19 +46,19 @@ impl Settings {
         Ok(Self { chunk, depth })
     }
 
-    /// Bytes of a chunk.
+    /// Returns the bytes of a chunk.
     #[must_use]
     pub const fn chunk(self) -> usize {
         self.chunk
     }
 
-    /// Chunks in flight.
+    /// Returns the number of chunks in flight.
     #[must_use]
     pub const fn depth(self) -> usize {
         self.depth
     }
 
-    /// Bytes that each side registers.
+    /// Returns the bytes that each side registers.
     #[must_use]
     pub const fn registered_bytes(self) -> usize {
         self.chunk * self.depth
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_outside_of_the_ranges_are_refused_with_what_is_allowed() {
+    fn sizes_outside_the_ranges_are_refused_with_the_allowed_range() {
         for (chunk, depth, says) in [
             (0, 1, "--chunk 0 is not allowed: it must be 64 to 1073741824 bytes"),
             (63, 1, "--chunk 63"),

@@ -1,4 +1,4 @@
-//! The file that is copied.
+//! The source file.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind, Read};
@@ -6,8 +6,8 @@ use std::path::Path;
 
 use super::Error;
 
-/// A regular file, which must stay as long as it was when it was opened: a copy of a file that
-/// changes would be a copy of no state that it ever had.
+/// A regular file, whose length must not change after it was opened. A copy of a file that changes could be a mixture
+/// of several states.
 #[derive(Debug)]
 pub(crate) struct SourceFile {
     file: File,
@@ -21,14 +21,14 @@ impl SourceFile {
     }
 
     fn try_open(path: &Path) -> io::Result<Self> {
-        // Looked at before it is opened: to open a FIFO would wait for its other end.
+        // Checked before opening: opening a FIFO would wait for its other end.
         regular(&fs::metadata(path)?)?;
         let file = File::open(path)?;
         let metadata = file.metadata()?;
         Ok(Self { file, metadata, read: 0 })
     }
 
-    /// Its state when it was opened.
+    /// Returns its metadata at the time when it was opened.
     pub(crate) fn metadata(&self) -> &Metadata {
         &self.metadata
     }
@@ -41,8 +41,8 @@ impl Read for SourceFile {
         self.read = self.read.saturating_add(read as u64);
         if self.read > length {
             return Err(io::Error::other(format!(
-                "it grew while it was read: it had {length} bytes at first; try again when nobody \
-                 writes it"
+                "it grew while it was read: it had {length} bytes at first; try again when no program \
+                 writes to it"
             )));
         }
         if read == 0 && !buffer.is_empty() && self.read < length {
@@ -55,7 +55,7 @@ impl Read for SourceFile {
     }
 }
 
-/// Refuses what has no fixed length.
+/// Refuses files without a fixed length.
 fn regular(metadata: &Metadata) -> io::Result<()> {
     if metadata.is_dir() {
         return Err(io::Error::new(ErrorKind::IsADirectory, "it is a directory"));
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_stays_is_read_to_its_end() {
+    fn an_unchanged_file_is_read_to_its_end() {
         for length in [0, 1, 4096] {
             let (_file, mut source) = all(length);
             let mut bytes = Vec::new();
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_changes_its_length_is_refused() {
+    fn a_file_whose_length_changes_is_refused() {
         let mut buffer = [0; 64];
         let (file, mut source) = all(100);
         assert_eq!(source.read(&mut buffer).unwrap(), 64);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_refused() {
+    fn a_source_that_is_not_a_regular_file_is_refused() {
         let error = SourceFile::open(Path::new("/")).unwrap_err().to_string();
         assert_eq!(error, "cannot read `/`: it is a directory");
         let error = SourceFile::open(Path::new("/dev/zero")).unwrap_err().to_string();

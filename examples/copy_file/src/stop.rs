@@ -1,4 +1,4 @@
-//! How one side learns that the other has failed, and that nothing waits without a limit.
+//! The way in which one side learns that the other has failed, with a limit for every wait.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -11,10 +11,10 @@ use super::Error;
 use super::process::frame::Kind;
 use super::process::line::Line;
 
-/// The first failure of a transfer, or the wish to end it: ends both sides.
+/// The first failure of a transfer, or its cancellation: ends both sides.
 #[derive(Debug)]
 pub(crate) struct Stop<'a> {
-    /// Set from outside.
+    /// Set by the caller.
     cancelled: &'a AtomicBool,
     patience: Duration,
     stopped: AtomicBool,
@@ -22,21 +22,21 @@ pub(crate) struct Stop<'a> {
     other: Other<'a>,
 }
 
-/// How the other side is met.
+/// The kind of the other side.
 #[derive(Debug)]
 enum Other<'a> {
-    /// It is a thread, which has the same `Stop`. How many times a side came to a meeting.
+    /// A thread with the same `Stop`. Counts how often a side arrived at a meeting.
     Thread(AtomicU32),
     Process(&'a Line),
 }
 
-/// Where the sides wait for each other.
+/// The points at which the sides wait for each other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Meeting {
     /// The receiver has posted receives for messages.
     Begin = 1,
-    /// Neither needs the other's end of the connection any more. Its own last acknowledgement may have been
-    /// on its way when the other had all that it needs.
+    /// Neither side needs the other end of the connection any more. Without this, a side could end before its last
+    /// acknowledgement has arrived at the other.
     End = 2,
 }
 
@@ -45,7 +45,7 @@ impl<'a> Stop<'a> {
         Self::with(cancelled, patience, Other::Thread(AtomicU32::new(0)))
     }
 
-    /// That of one side, whose other side is another process.
+    /// The `Stop` of one side, when the other side is a different process.
     pub(crate) fn between_processes(
         cancelled: &'a AtomicBool,
         patience: Duration,
@@ -59,7 +59,7 @@ impl<'a> Stop<'a> {
         Self { cancelled, patience, stopped, first: Mutex::new(None), other }
     }
 
-    /// Ends the transfer. The first error that tells a cause is kept.
+    /// Ends the transfer. Keeps the first error that is a cause and not a consequence.
     pub(crate) fn fail(&self, error: Error) {
         if let (Other::Process(line), false) = (&self.other, error.may_be_consequence()) {
             line.tell(&error);
@@ -71,7 +71,7 @@ impl<'a> Stop<'a> {
         self.stopped.store(true, Ordering::Release);
     }
 
-    /// Whether the transfer goes on.
+    /// Returns an error if the transfer must end.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.cancelled.load(Ordering::Relaxed) {
             return Err(Error::Cancelled);
@@ -83,7 +83,7 @@ impl<'a> Stop<'a> {
         }
     }
 
-    /// Waits until `ready` gives something, which does not wait.
+    /// Calls `ready`, which must not block, until it returns a value.
     pub(crate) fn until<T>(&self, mut ready: impl FnMut() -> Option<T>) -> Result<T, Error> {
         let mut wait = Wait::new(self);
         loop {
@@ -94,7 +94,7 @@ impl<'a> Stop<'a> {
         }
     }
 
-    /// Waits for the other side.
+    /// Waits until the other side arrives at the same meeting.
     pub(crate) fn meet(&self, meeting: Meeting) -> Result<(), Error> {
         match &self.other {
             Other::Thread(met) => {
@@ -113,9 +113,10 @@ impl<'a> Stop<'a> {
         }
     }
 
-    /// Runs a side in its scope; its failure, or its panic, ends the other.
+    /// Runs a side in its scope; its failure, or its panic, ends the other side.
     ///
-    /// That is before its channel is closed: what the other finds then is no cause.
+    /// The failure is recorded before the channel is closed, so that the errors of the other side do not count as the
+    /// cause.
     pub(crate) fn on_a_side<T>(
         &self,
         scope: &Scope<'_, '_>,
@@ -128,15 +129,15 @@ impl<'a> Stop<'a> {
         })
     }
 
-    /// The cause, if the transfer failed.
+    /// Returns the cause, if the transfer failed.
     pub(crate) fn into_result(self) -> Result<(), Error> {
         let first = self.first.into_inner().unwrap_or_else(PoisonError::into_inner);
         first.map_or(Ok(()), Err)
     }
 }
 
-/// Ends the transfer if its side panics, and in any case what the side has in flight: that is of no
-/// use to anybody any more.
+/// Ends the transfer if its side panics. In any case ends the requests that the side has in flight, which are of no use
+/// any more.
 struct EndOfSide<'a, 'scope, 'env> {
     stop: &'a Stop<'a>,
     scope: &'a Scope<'scope, 'env>,
@@ -151,10 +152,10 @@ impl Drop for EndOfSide<'_, '_, '_> {
     }
 }
 
-/// Empty polls before the core is offered to others: about what a message between two cores takes.
+/// Empty polls before the thread yields: about the time of a message between two cores.
 const SPINS: u32 = 256;
 
-/// A wait for one thing.
+/// The state of one wait.
 struct Wait<'a> {
     stop: &'a Stop<'a>,
     spins: u32,
@@ -166,7 +167,7 @@ impl<'a> Wait<'a> {
         Self { stop, spins: 0, since: None }
     }
 
-    /// After a look in vain: a moment's pause, or the reason to give up.
+    /// Pauses for a moment after an empty poll, or returns the reason to give up.
     fn pause(&mut self) -> Result<(), Error> {
         if self.spins < SPINS {
             self.spins += 1;

@@ -1,11 +1,11 @@
-//! What a copy says about itself.
+//! The result of a copy, as text.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::Settings;
 
-/// What was copied, and how fast. It displays as one line.
+/// The size and the speed of a copy. It displays as one line.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -30,13 +30,13 @@ pub struct Summary {
     pub device: String,
     /// The length of the file.
     pub bytes: u64,
-    /// How many bytes each side registered, for all purposes.
+    /// The total number of bytes that each side registered.
     pub registered_bytes: usize,
-    /// The sizes that make that number.
+    /// The sizes that result in that number.
     pub settings: Settings,
-    /// From the first byte read to the last byte checked and written.
+    /// The time from the first byte read to the last byte checked and written.
     pub transfer: Duration,
-    /// Until the file was on disk under its name, set-up included.
+    /// The time until the file was on disk under its name, including the set-up.
     pub until_on_disk: Duration,
 }
 

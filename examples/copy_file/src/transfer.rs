@@ -10,18 +10,18 @@ use super::message::Trailer;
 use super::stop::Stop;
 use super::{Error, Settings};
 
-/// How the caller takes part while a transfer runs. The functions are called on the receiver's thread.
+/// The caller's hooks into a running transfer. The functions are called on the receiver's thread.
 #[derive(Clone, Copy)]
 pub struct Control<'a> {
-    /// After each chunk: how many bytes of the stream are written by now.
+    /// Called after each chunk, with the number of bytes of the stream written so far.
     pub progress: &'a (dyn Fn(u64) + Sync),
-    /// Before each chunk is checked and written: its offset in the stream, and its bytes. A test
-    /// damages them here.
+    /// Called before each chunk is checked and written, with its offset in the stream and its bytes. A test damages
+    /// them here.
     pub arrival: &'a (dyn Fn(u64, &mut [u8]) + Sync),
     /// Set it, from anywhere, to end the transfer with [`Error::Cancelled`].
     pub cancelled: &'a AtomicBool,
-    /// How long a side waits for any one thing, a message of the other or a request of its own, before it
-    /// ends with [`Error::Stalled`]. At first two minutes: the other side's disk may take its time.
+    /// The limit of every wait, for a message of the other side or a request of its own, before a side ends with
+    /// [`Error::Stalled`]. The default is two minutes: the other side's disk may be slow.
     pub patience: Duration,
 }
 
@@ -44,21 +44,21 @@ impl std::fmt::Debug for Control<'_> {
 pub struct Transferred {
     /// The length of the stream.
     pub bytes: u64,
-    /// Its CRC-32, that of IEEE 802.3, which both sides computed.
+    /// Its CRC-32 of IEEE 802.3, which both sides computed.
     pub crc32: u32,
-    /// How many bytes each side registered, for all purposes.
+    /// The total number of bytes that each side registered.
     pub registered_bytes: usize,
-    /// How long it took once the sides were connected.
+    /// The duration after the sides were connected.
     pub time: Duration,
 }
 
-/// Sends all that `source` gives to `sink`, through two connected channels of a device.
+/// Sends everything from `source` to `sink`, through two connected channels of a device.
 ///
-/// The sender runs on this thread, the receiver on one of its own.
+/// The sender runs on this thread, the receiver on a new one.
 ///
 /// # Errors
-/// The error of the side that failed first; then `sink` has seen some of the stream, or all of it if
-/// the checksum was wrong.
+/// The error of the side that failed first. `sink` has then received a part of the stream, or all of it if the checksum
+/// was wrong.
 ///
 /// # Examples
 /// ```

@@ -11,10 +11,10 @@ use super::{
 };
 use rdma_examples_common::Failure;
 
-/// How often a slot is read that is written at that time each time.
+/// The number of reads of a slot that is being written every time.
 pub(super) const TRIES: usize = 100;
 
-/// A connection to a server, with memory for what goes to and fro.
+/// A connection to a server, with memory for requests and answers.
 #[derive(Debug)]
 pub struct Client {
     channel: Channel,
@@ -27,10 +27,10 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to a server, and learns where its table is.
+    /// Connects to a server, and receives the location of its table.
     ///
     /// # Errors
-    /// If nobody listens there, or it is no server of this store.
+    /// No process listens there, or it is not a server of this store.
     pub fn connect(pd: &ProtectionDomain, address: &str) -> Result<Self, Failure> {
         let (channel, told) = channel(pd).watch(LIMIT).connect(address)?;
         let (table, counts) = read_greeting(&told, address)?;
@@ -40,10 +40,10 @@ impl Client {
         Ok(Self { channel, table, counts, request, answer, slots })
     }
 
-    /// The value of a key, by reading the server's memory.
+    /// Returns the value of a key, by reading the server's memory.
     ///
     /// # Errors
-    /// If the key is too long, a read fails, or a slot is written all the time.
+    /// The key is too long, a read fails, or a slot is being written at each of many reads.
     pub fn get(&mut self, key: &str) -> Result<Option<Vec<u8>>, Failure> {
         check(key.as_bytes(), &[])?;
         self.count()?;
@@ -59,14 +59,14 @@ impl Client {
         Ok(None)
     }
 
-    /// Has the server put a value into its table.
+    /// Stores a value in the server's table.
     ///
     /// # Errors
-    /// If key or value is too long, the server has no slot left, or does not answer.
+    /// The key or the value is too long, or the server has no free slot or does not answer.
     pub fn put(&mut self, key: &str, value: &str) -> Result<(), Failure> {
         check(key.as_bytes(), value.as_bytes())?;
         self.count()?;
-        let length = u8::try_from(key.len())?; // `check` has seen to it
+        let length = u8::try_from(key.len())?; // `check` ensures that it fits
         let request = [&[length], key.as_bytes(), value.as_bytes()].concat();
         let mut bytes = self.request.get_mut(0, request.len()).ok_or("the request is too long")?;
         bytes.copy_from_slice(&request);
@@ -83,10 +83,10 @@ impl Client {
     /// Reads these slots, as many at a time as the ring has, and returns the entries in them.
     ///
     /// # Errors
-    /// As [`get`](Self::get); also if all of it takes too long.
+    /// The errors of [`get`](Self::get); the whole scan takes too long.
     pub fn scan(&mut self, slots: Range<usize>) -> Result<Vec<Entry>, Failure> {
         self.count()?;
-        // The scope borrows the channel, its closure the memory: so they are borrowed one by one.
+        // The scope borrows the channel, and its closure the memory: so the fields are borrowed one by one.
         let Self { channel, table, slots: ring, .. } = self;
         let mut entries = Vec::new();
         let scanned = channel.scope_deadline(LIMIT, |s| {
@@ -115,10 +115,11 @@ impl Client {
         Ok(entries)
     }
 
-    /// The number of operations that clients have begun, this one's included. `None` if this client cannot count.
+    /// Returns the number of operations that clients have begun, including this one's. Returns `None` if this client
+    /// cannot count.
     ///
     /// # Errors
-    /// If the operation fails.
+    /// The operation fails.
     pub fn operations(&mut self) -> Result<Option<u64>, Failure> {
         self.add(0)
     }
@@ -127,7 +128,7 @@ impl Client {
         self.add(1).map(drop)
     }
 
-    /// Adds to the counter, and returns its value before.
+    /// Adds to the counter, and returns its previous value.
     fn add(&mut self, more: u64) -> Result<Option<u64>, Failure> {
         if !self.counts {
             return Ok(None);
@@ -148,11 +149,11 @@ impl Client {
     }
 }
 
-/// The memory of a slot.
+/// Returns the memory of a slot.
 fn remote(table: &RemoteMemoryRegion, slot: usize) -> Result<RemoteMemoryRegion, Failure> {
     let begin = offset(slot);
     let memory = table.slice(begin..begin + SLOT);
-    Ok(memory.ok_or_else(|| format!("there is no slot {slot}: the table has {SLOTS}"))?)
+    Ok(memory.ok_or_else(|| format!("slot {slot} does not exist: the table has {SLOTS}"))?)
 }
 
 pub(super) fn always_written(slot: usize) -> Failure {

@@ -4,20 +4,21 @@
 pub const KEY: usize = 40;
 /// The longest value, in bytes.
 pub const VALUE: usize = 192;
-/// The length of a slot: checksum (8 bytes), version (8), length of the key (2), length of the value (2), 4
-/// bytes of nothing, key, value.
+/// The length of a slot: checksum (8 bytes), version (8), length of the key (2), length of the value (2), padding (4),
+/// key, value.
 pub const SLOT: usize = 24 + KEY + VALUE;
 
-/// What is in a slot. With an empty key it is free.
+/// The content of a slot. A slot with an empty key is free.
 ///
-/// A slot may be read while the server writes it, and then has some of the old bytes and some of the new. Which
-/// ones, nothing says: within one RDMA read the device may fetch the bytes in any order, so a version before the
-/// data and one behind it could both be new where the data is old. Versions alone would need three reads, one
-/// after the other. A checksum of all that is in the slot needs one: a mixture of two entries does not have it,
+/// A read of a slot may overlap a write of the server, and then returns some old bytes and some new ones. The mixture
+/// is arbitrary: within one RDMA read, the device may fetch the bytes in any order. So a version before the data and
+/// one after it could both be new while the data is old. Versions alone would need three consecutive reads. A checksum
+/// of the whole slot needs one: a mixture of two entries matches it only once in 2^64. The order in which the writer
+/// writes does not matter either.
 /// but for one in 2^64, and the order in which the writer writes is of no importance either.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// How often the slot was written. It is under the checksum, so that two writes of one value differ.
+    /// The number of writes of the slot. The checksum covers it, so that two writes of one value differ.
     pub version: u64,
     /// The key.
     pub key: Vec<u8>,
@@ -26,7 +27,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The bytes of the slot. `None` if key or value is too long.
+    /// Returns the bytes of the slot. Returns `None` if key or value is too long.
     #[must_use]
     pub fn to_bytes(&self) -> Option<[u8; SLOT]> {
         let Self { version, key, value } = self;
@@ -41,7 +42,7 @@ impl Entry {
         Some(slot)
     }
 
-    /// What the slot has. `None` if it was written meanwhile: read it again.
+    /// Parses a slot. Returns `None` if it was being written: read it again.
     #[must_use]
     pub fn from_bytes(slot: &[u8]) -> Option<Self> {
         let (checksum, rest) = slot.split_first_chunk()?;
@@ -60,10 +61,10 @@ impl Entry {
     }
 }
 
-/// Whether a table takes these.
+/// Checks that a table can store these.
 ///
 /// # Errors
-/// Which limit there is.
+/// The limit that is exceeded.
 pub fn check(key: &[u8], value: &[u8]) -> Result<(), String> {
     let (keys, values) = (key.len(), value.len());
     match () {
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_refused_with_the_limit() {
+    fn keys_and_values_that_are_too_long_are_refused_with_the_limit() {
         assert!(check(&[1; KEY], &[1; VALUE]).is_ok());
         for (key, value, said) in [(0, 0, "at least 1"), (KEY + 1, 0, "40"), (1, VALUE + 1, "192")]
         {

@@ -19,42 +19,42 @@ pub struct Store {
 }
 
 impl Store {
-    /// A table without entries, for so many clients at a time.
+    /// Creates a table without entries, for at most `clients` clients at a time.
     ///
     /// # Errors
-    /// If the memory cannot be had, or nobody can listen there.
+    /// The memory cannot be allocated, or the address cannot be used.
     pub fn new(pd: &ProtectionDomain, address: &str, clients: u32) -> Result<Self, Failure> {
         let counts = can_count(pd)?;
         let table = table(pd, counts)?;
         let server = pd
             .create_server()
             .max_peers(clients)
-            .max_send_wr(1) // a client asks again when it was answered
+            .max_send_wr(1) // a client sends its next request after the answer
             .message_size(REQUEST)
             .access(access(counts))
             .send_timeout(LIMIT)
-            .user_bytes(&greeting(&table, counts)) // each client is told where the table is
+            .user_bytes(&greeting(&table, counts)) // each client gets the location of the table
             .bind(address)?;
         Ok(Self { table, counts, server })
     }
 
-    /// Where clients connect to.
+    /// Returns the address to which clients connect.
     #[must_use]
     pub fn address(&self) -> String {
         self.server.local_addr().to_string()
     }
 
-    /// What ends [`run`](Self::run).
+    /// Returns a waker that ends [`run`](Self::run).
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.server.waker()
     }
 
-    /// Serves clients until it is woken, and returns how many operations they have counted: `None` if the device has no
-    /// atomics. It sleeps while there is nothing to do.
+    /// Serves clients until it is woken, and returns the number of operations that they have counted: `None` if the
+    /// device has no atomics. It sleeps while no event is pending.
     ///
     /// # Errors
-    /// If the server's own queues fail. What a client does wrong is no error: it is printed, and the server goes on.
+    /// The server's own queues fail. An error of a client is printed, and the server continues.
     pub fn run(&mut self) -> Result<Option<u64>, Failure> {
         loop {
             match self.server.next(None) {
@@ -70,7 +70,7 @@ impl Store {
                         self.server.disconnect(peer);
                     }
                 }
-                // A client that has what it wanted goes.
+                // A client without further requests leaves.
                 Ok(Some(ServerEvent::Left { reason: LeftReason::Gone { .. }, .. })) => {}
                 Ok(Some(ServerEvent::Left { reason, .. })) => {
                     warn(format_args!("a client: {reason}"))
@@ -85,7 +85,7 @@ impl Store {
     }
 }
 
-/// A table without entries.
+/// Creates a table without entries.
 pub(super) fn table(pd: &ProtectionDomain, counts: bool) -> Result<SharedRegion, Failure> {
     let table = pd.allocate_shared_region(TABLE, access(counts))?;
     let free = Entry::default().to_bytes().ok_or("a free slot is a slot")?;
@@ -95,7 +95,7 @@ pub(super) fn table(pd: &ProtectionDomain, counts: bool) -> Result<SharedRegion,
     Ok(table)
 }
 
-/// Puts the entry of a request into the table, or says why not.
+/// Stores the entry of a request in the table, or returns the reason why not.
 pub(super) fn put(request: &[u8], table: &SharedRegion) -> Result<(), &'static str> {
     const BAD: &str = "the request is not one of `kv`";
     let (&length, rest) = request.split_first().ok_or(BAD)?;
@@ -123,7 +123,7 @@ mod tests {
     use crate::kv::client::Client;
 
     #[test]
-    fn a_slot_that_is_half_written_is_read_again_and_no_longer_than_so_often() {
+    fn a_half_written_slot_is_read_again_a_limited_number_of_times() {
         let pd = open_device("soft0").and_then(|context| context.allocate_pd()).expect("a domain");
         let mut store = Store::new(&pd, "127.0.0.1:0", 1).expect("a server");
         let address = store.address();

@@ -1,5 +1,5 @@
-//! The same store with tasks of tokio: a server with a task for each client, and a client of which many tasks read at once.
-//! Either end may be that of [`server`](super::server) or [`client`](super::client).
+//! The same store with tasks of tokio: a server with a task for each client, and a client with many tasks that read
+//! concurrently. Either end may be that of [`server`](super::server) or [`client`](super::client).
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ use super::{
 use rdma_examples_common::{Failure, warn};
 
 fn options(pd: &ProtectionDomain, counts: bool) -> ConnectionOptions {
-    // Nobody waits for the other end's receives longer than its limit.
+    // Neither end waits longer than the limit for receives of the other one.
     let qp = pd.create_qp().access(access(counts));
     ConnectionOptions::from(qp.max_send_wr(RING)).peer_timeout(LIMIT)
 }
@@ -32,10 +32,10 @@ pub struct Store {
 }
 
 impl Store {
-    /// A table without entries.
+    /// Creates a table without entries.
     ///
     /// # Errors
-    /// If the memory cannot be had, or nobody can listen there.
+    /// The memory cannot be allocated, or the address cannot be used.
     pub async fn new(
         driver: &Driver,
         pd: &ProtectionDomain,
@@ -43,22 +43,22 @@ impl Store {
     ) -> Result<Self, Failure> {
         let counts = can_count(pd)?;
         let table = table(pd, counts)?;
-        // Each client is told where the table is.
+        // Each client gets the location of the table.
         let options = options(pd, counts).user_bytes(&greeting(&table, counts));
         let listener = driver.listen(address, options).await?;
         Ok(Self { listener, table: Arc::new(Mutex::new(table)), pool: BufferPool::new(pd) })
     }
 
-    /// Where clients connect to.
+    /// Returns the address to which clients connect.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.listener.local_addr()
     }
 
-    /// Serves clients until it is dropped, which ends no client.
+    /// Serves clients until it is dropped, which disconnects no client.
     ///
     /// # Errors
-    /// If no more clients can be taken. What a client does wrong is no error: it is printed, and the server goes on.
+    /// Further clients cannot be accepted. An error of a client is printed, and the server continues.
     pub async fn run(&self) -> Result<(), Failure> {
         loop {
             let connection = self.listener.accept().await?;
@@ -72,7 +72,7 @@ impl Store {
     }
 }
 
-/// Answers the requests of a client until it goes.
+/// Answers the requests of a client until it leaves.
 async fn serve(
     connection: &Connection,
     table: &Mutex<SharedRegion>,
@@ -82,7 +82,7 @@ async fn serve(
     loop {
         let received = match next.await {
             Ok(received) => received,
-            // It has what it wanted.
+            // It has no further requests.
             Err(_) if connection.closed().is_some() => return Ok(()),
             Err(failed) => return Err(failed.into()),
         };
@@ -93,13 +93,13 @@ async fn serve(
         let said = outcome.map_or_else(str::as_bytes, |()| STORED);
         let mut answer = pool.allocate(said.len())?;
         answer.copy_from_slice(said);
-        // The receive stands before the client can ask again.
+        // The receive is posted before the client can send its next request.
         next = connection.receive(received.memory).post().await?;
         timeout(LIMIT, connection.send(answer).into_future()).await??;
     }
 }
 
-/// A connection to a server. Clones are the same one, for other tasks.
+/// A connection to a server. Clones are the same connection, for other tasks.
 #[derive(Clone, Debug)]
 pub struct Client {
     connection: Connection,
@@ -107,15 +107,15 @@ pub struct Client {
     /// Whether it counts its operations: both devices have atomics.
     counts: bool,
     pool: BufferPool,
-    /// A request and its answer are of one task at a time.
+    /// Held by one task from its request to the answer.
     asks: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Client {
-    /// Connects to a server, and learns where its table is.
+    /// Connects to a server, and receives the location of its table.
     ///
     /// # Errors
-    /// If nobody listens there, or it is no server of this store.
+    /// No process listens there, or it is not a server of this store.
     pub async fn connect(
         driver: &Driver,
         pd: &ProtectionDomain,
@@ -128,10 +128,10 @@ impl Client {
         Ok(Self { connection, table, counts: counts && can_count, pool, asks })
     }
 
-    /// The value of a key, by reading the server's memory.
+    /// Returns the value of a key, by reading the server's memory.
     ///
     /// # Errors
-    /// If the key is too long, a read fails or takes too long, or a slot is written all the time.
+    /// The key is too long, a read fails or takes too long, or a slot is being written at each of many reads.
     pub async fn get(&self, key: &str) -> Result<Option<Vec<u8>>, Failure> {
         check(key.as_bytes(), &[])?;
         self.count().await?;
@@ -147,14 +147,14 @@ impl Client {
         Ok(None)
     }
 
-    /// Has the server put a value into its table.
+    /// Stores a value in the server's table.
     ///
     /// # Errors
-    /// If key or value is too long, the server has no slot left, or does not answer.
+    /// The key or the value is too long, or the server has no free slot or does not answer.
     pub async fn put(&self, key: &str, value: &str) -> Result<(), Failure> {
         check(key.as_bytes(), value.as_bytes())?;
         self.count().await?;
-        let length = u8::try_from(key.len())?; // `check` has seen to it
+        let length = u8::try_from(key.len())?; // `check` ensures that it fits
         let request = [&[length], key.as_bytes(), value.as_bytes()].concat();
         let mut bytes = self.pool.allocate(request.len())?;
         bytes.copy_from_slice(&request);
@@ -171,10 +171,11 @@ impl Client {
         }
     }
 
-    /// The number of operations that clients have begun, this one's included. `None` if this client cannot count.
+    /// Returns the number of operations that clients have begun, including this one's. Returns `None` if this client
+    /// cannot count.
     ///
     /// # Errors
-    /// If the operation fails.
+    /// The operation fails.
     pub async fn operations(&self) -> Result<Option<u64>, Failure> {
         self.add(0).await
     }
@@ -183,7 +184,7 @@ impl Client {
         self.add(1).await.map(drop)
     }
 
-    /// Adds to the counter, and returns its value before.
+    /// Adds to the counter, and returns its previous value.
     async fn add(&self, more: u64) -> Result<Option<u64>, Failure> {
         if !self.counts {
             return Ok(None);

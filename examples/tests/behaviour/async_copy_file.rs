@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::common::process::Process;
 
-/// A file of so many bytes, and where its copy is to be.
+/// Creates a file of this length, and returns its path and that of its copy.
 fn files(folder: &Path, length: usize) -> (String, String) {
     let (from, to) = (folder.join("from"), folder.join("to"));
     fs::write(&from, (0..length).map(|n| (n / 251 % 256).to_le_bytes()[0]).collect::<Vec<_>>())
@@ -17,7 +17,7 @@ fn files(folder: &Path, length: usize) -> (String, String) {
 fn files_of_all_lengths_are_copied_between_tasks() {
     let folder = tempfile::tempdir().unwrap();
     for device in ["soft0", "softib0"] {
-        // None, less than a message, some messages to the byte, and many.
+        // Empty, shorter than a message, around a whole number of messages, and many messages.
         for length in [0, 1, 65536, 3 * 65536 + 1, 5_000_000] {
             let (from, to) = files(folder.path(), length);
             let said =
@@ -39,9 +39,9 @@ fn a_file_is_copied_between_processes() {
     assert_eq!(fs::read(from).unwrap(), fs::read(to).unwrap());
 }
 
-/// A sender that has nothing to send ends, and so does the receiver, at once, without a file.
+/// A sender without data ends, and so does the receiver, immediately and without a file.
 #[test]
-fn what_is_not_whole_is_no_file() {
+fn an_incomplete_transfer_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = files(folder.path(), 1);
     let mut listens = Process::example("async_copy_file", &["--listen", "127.0.0.1:0", &to]);
@@ -53,11 +53,11 @@ fn what_is_not_whole_is_no_file() {
     assert!(said.contains("the peer has disconnected"), "{said}");
     assert!(!fs::exists(to).unwrap());
     let left = fs::read_dir(folder.path()).unwrap().count();
-    assert_eq!(left, 1, "the source alone");
+    assert_eq!(left, 1, "only the source");
 }
 
 #[test]
-fn what_cannot_be_done_is_said() {
+fn errors_name_their_cause() {
     for (options, said) in [
         (&["one"][..], "give SOURCE and DESTINATION"),
         (&["--listen", "127.0.0.1:0", "one", "two"], "give one file"),

@@ -17,9 +17,9 @@ fn the_demonstration_stores_and_finds() {
     }
 }
 
-/// Each of both as the server, with both as clients.
+/// Runs each of both as the server, with both as clients.
 #[test]
-fn both_stores_understand_each_other() {
+fn both_stores_work_with_each_other() {
     for server in ["async_kv", "kv"] {
         let mut serves = Process::to_kill(server, &["serve"]);
         let address = serves.address();
@@ -32,7 +32,7 @@ fn both_stores_understand_each_other() {
             }
         }
         let none = Process::example("async_kv", &["get", "plum", "--connect", &address]).fail();
-        assert!(none.contains("there is no key `plum`"), "{none}");
+        assert!(none.contains("the key `plum` does not exist"), "{none}");
         let long = "k".repeat(41);
         let long = Process::example("async_kv", &["put", &long, "v", "--connect", &address]).fail();
         assert!(long.contains("the key has 41 bytes"), "{long}");

@@ -1,19 +1,19 @@
-//! Every program: its help, and what it says of a command line that it cannot do.
+//! The help of every program, and its errors for an invalid command line.
 
 use std::fs::File;
 use std::process::{Output, Stdio};
 
 use crate::common::process::{self, Process, command};
 
-/// Those on networks of their own, which open no device of the machine.
+/// The programs with simulated networks, which open no device of the machine.
 const SIMULATIONS: [&str; 2] = ["failover", "replication"];
 
-/// All programs except `async_hello`, which shows the fewest lines and has no options.
+/// All programs except `async_hello`, which is minimal and has no options.
 fn programs() -> Vec<String> {
     process::programs().into_iter().filter(|name| name != "async_hello").collect()
 }
 
-/// What has to be there besides a device.
+/// Returns the required arguments besides a device.
 fn needed(program: &str) -> &'static [&'static str] {
     match program {
         "async_copy_file" => &["Cargo.toml", concat!(env!("CARGO_TARGET_TMPDIR"), "/copy")],
@@ -23,7 +23,7 @@ fn needed(program: &str) -> &'static [&'static str] {
 }
 
 #[test]
-fn help_says_how_to_start_a_program_and_which_devices_there_are() {
+fn help_shows_the_usage_and_the_devices() {
     for program in programs() {
         let Output { status, stdout, stderr } = Process::example(&program, &["--help"]).end();
         let said = String::from_utf8(stdout).unwrap();
@@ -46,7 +46,7 @@ fn an_unknown_option_is_an_error_with_exit_status_1() {
 }
 
 #[test]
-fn an_unknown_device_is_an_error_that_names_those_that_exist() {
+fn an_unknown_device_is_an_error_that_names_the_existing_ones() {
     for program in programs().iter().filter(|name| !SIMULATIONS.contains(&&***name)) {
         let options = [needed(program), &["--device", "mlx5_77"]].concat();
         let said = Process::example(program, &options).fail();

@@ -1,4 +1,4 @@
-//! The programs of which tests call parts.
+//! The programs with functions that tests call.
 #![allow(dead_code)] // their `main`
 
 #[path = "../../examples/atomics.rs"]

@@ -45,7 +45,7 @@ fn the_demonstration_stores_and_finds() {
     }
 }
 
-/// Also in a test that fails, which would wait for its threads for ever.
+/// Runs the function even if the test fails, which would otherwise wait forever for its threads.
 struct WhenDropped<F: Fn()>(F);
 
 impl<F: Fn()> Drop for WhenDropped<F> {
@@ -54,7 +54,7 @@ impl<F: Fn()> Drop for WhenDropped<F> {
     }
 }
 
-/// Serves so many clients at a time while the closure runs, which is given the address.
+/// Serves at most this many clients at a time while the closure runs, which gets the address.
 fn served(clients: u32, visit: impl FnOnce(&ProtectionDomain, &str)) -> Option<u64> {
     let pd = open_device("soft0").unwrap().allocate_pd().unwrap();
     let mut store = Store::new(&pd, "127.0.0.1:0", clients).unwrap();
@@ -122,7 +122,7 @@ fn every_key_is_found_until_its_slots_are_full() {
     assert_eq!(counted, begun);
 }
 
-/// A server as a process, which ends with its test, however that ends.
+/// A server process, which ends with its test, even if that fails.
 struct Serving(Option<Process>);
 
 impl Serving {
@@ -132,7 +132,7 @@ impl Serving {
         (Self(Some(process)), address)
     }
 
-    /// Kills it, and returns its errors.
+    /// Kills it, and returns its standard error.
     fn kill(mut self) -> String {
         let mut process = self.0.take().unwrap();
         process.0.kill().unwrap(); // SIGKILL
@@ -179,13 +179,13 @@ fn put_and_get(device: &str) {
 }
 
 #[test]
-fn the_next_client_is_served_when_one_was_killed() {
+fn the_next_client_is_served_after_one_was_killed() {
     ["soft0", "softib0"].into_iter().for_each(kill_a_client);
 }
 
 #[test]
 #[ignore = "needs rxe0: cargo xtask rxe-run"]
-fn the_next_client_is_served_when_one_was_killed_on_rxe() {
+fn the_next_client_is_served_after_one_was_killed_on_rxe() {
     kill_a_client("rxe0");
 }
 
@@ -196,7 +196,7 @@ fn kill_a_client(device: &str) {
     killed.line("connected to ");
     killed.0.kill().unwrap(); // SIGKILL
     assert!(!killed.end().status.success());
-    // The server has one place, which the dead client holds until the server has noticed, at once.
+    // The server accepts one client; the dead one counts until the server notices its end, which it does immediately.
     let begin = Instant::now();
     loop {
         let put = client(&["put", "after", "it", "--device", device], &address).end();
@@ -210,7 +210,7 @@ fn kill_a_client(device: &str) {
     server.kill();
 }
 
-/// The time that a process has had on processors, from /proc/PID/stat (`man 5 proc_pid_stat`), in ticks.
+/// Returns the time that a process has spent on processors, from /proc/PID/stat (`man 5 proc_pid_stat`), in ticks.
 fn processor_ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let (_, behind_name) = stat.rsplit_once(") ").unwrap();
@@ -218,13 +218,13 @@ fn processor_ticks(pid: u32) -> u64 {
 }
 
 #[test]
-fn a_server_whose_clients_are_idle_has_no_processor() {
+fn a_server_with_idle_clients_uses_no_processor_time() {
     let (server, address) = Serving::start(&["--clients", "20"]);
     let pd = open_device("soft0").unwrap().allocate_pd().unwrap();
     let clients: Vec<_> = (0..20).map(|_| Client::connect(&pd, &address).unwrap()).collect();
     let pid = server.0.as_ref().unwrap().0.id();
     let before = processor_ticks(pid);
-    // Time passes: nothing is to happen in it.
+    // Time passes in which nothing should happen.
     thread::sleep(Duration::from_secs(1));
     let had = processor_ticks(pid) - before;
     assert!(had <= 20, "{had} of 100 ticks");
@@ -233,13 +233,13 @@ fn a_server_whose_clients_are_idle_has_no_processor() {
 }
 
 #[test]
-fn clients_are_told_when_the_server_was_killed() {
+fn clients_report_that_the_server_was_killed() {
     ["soft0", "softib0"].into_iter().for_each(kill_the_server);
 }
 
 #[test]
 #[ignore = "needs rxe0: cargo xtask rxe-run"]
-fn clients_are_told_when_the_server_was_killed_on_rxe() {
+fn clients_report_that_the_server_was_killed_on_rxe() {
     kill_the_server("rxe0");
 }
 
@@ -255,7 +255,7 @@ fn kill_the_server(device: &str) {
 }
 
 #[test]
-fn wrong_input_is_a_message() {
+fn wrong_input_is_an_error_message() {
     let (server, address) = Serving::start(&[]);
     let (key, value) = ("k".repeat(41), "v".repeat(193));
     for (options, said) in [
@@ -263,7 +263,7 @@ fn wrong_input_is_a_message() {
         (&["get", &key], "room for 40"),
         (&["get", ""], "at least 1 byte"),
         (&["put", "key", &value], "the value has 193 bytes, and a slot has room for 192"),
-        (&["get", "key"], "there is no key `key`"),
+        (&["get", "key"], "the key `key` does not exist"),
         (&["get", "key", "--device", "mlx5_77"], "there are: "),
         (&["get", "key", "--device", "softib0"], "link layer"),
     ] {
@@ -277,7 +277,7 @@ fn wrong_input_is_a_message() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let text = client(&["get", "key"], &nobody).fail();
     assert!(text.contains("start the server first"), "{text}");
-    // All that did no harm.
+    // None of this did any harm.
     assert_eq!(client(&["put", "key", "value"], &address).succeed(), "stored `key`");
     server.kill();
 }

@@ -3,7 +3,7 @@
 use crate::common::process::{Process, processes};
 
 #[test]
-fn a_board_is_read_by_all_and_then_closed() {
+fn a_board_is_closed_after_all_have_read_it() {
     for device in ["soft0", "softib0"] {
         for readers in ["0", "1", "8"] {
             let options = ["--device", device, "--readers", readers, "--time", "60000"];
@@ -15,7 +15,7 @@ fn a_board_is_read_by_all_and_then_closed() {
 }
 
 #[test]
-fn processes_read_the_board_of_another_one() {
+fn processes_read_the_board_of_another_process() {
     for device in ["soft0", "softib0"] {
         let listen = ["--listen", "127.0.0.1:0", "--readers", "3", "--time", "60000"];
         let listen = [&["--device", device, "--text", "go"], &listen[..]].concat();
@@ -32,7 +32,7 @@ fn processes_read_the_board_of_another_one() {
     }
 }
 
-/// A board that nobody reads is closed all the same.
+/// A board without readers is closed too.
 #[test]
 fn a_board_is_closed_when_its_time_is_over() {
     let options = ["--listen", "127.0.0.1:0", "--time", "50"];
@@ -41,11 +41,11 @@ fn a_board_is_closed_when_its_time_is_over() {
 }
 
 #[test]
-fn memory_is_lent_there_and_back() {
+fn memory_is_lent_in_both_directions() {
     for device in ["soft0", "softib0"] {
         let said = Process::example("lend", &["--device", device]).succeed();
         assert_eq!(said, format!("{device}: HELLO, 5 bytes came back"));
-        // A longer answer than the question was, and much of it.
+        // An answer that is longer than the question, and much of it.
         let more = "ß".repeat(40_000);
         let [client, server] = processes("lend", &["--device", device, "--text", &more]);
         assert_eq!(client, "SS".repeat(40_000));
@@ -54,7 +54,7 @@ fn memory_is_lent_there_and_back() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said() {
+fn errors_name_their_cause() {
     let nobody = ["--connect", "127.0.0.1:9"];
     for program in ["board", "lend"] {
         let said = Process::example(program, &nobody).fail();

@@ -1,4 +1,4 @@
-//! The smaller programs run, and say what they should.
+//! The smaller programs run, and print the expected output.
 
 use clap::Parser;
 use test_support::features::Feature;
@@ -10,7 +10,7 @@ use crate::examples::{
 };
 
 #[test]
-fn a_message_goes_to_and_fro_by_polling_and_by_sleeping() {
+fn a_message_is_sent_back_and_forth_by_polling_and_by_sleeping() {
     for device in ["soft0", "softib0"] {
         for events in [&["--events"][..], &[]] {
             for (size, iterations) in [("1", "50"), ("100000", "5"), ("64", "0")] {
@@ -26,7 +26,7 @@ fn a_message_goes_to_and_fro_by_polling_and_by_sleeping() {
 }
 
 #[test]
-fn every_message_comes_back_through_buffers_that_go_round() {
+fn every_message_returns_through_circulating_buffers() {
     let late = "echo_deferred";
     let schedule = rdma::soft::Schedule::Deferred { seed: 5 };
     rdma::soft::Builder::new(late).schedule(schedule).install().unwrap();
@@ -40,7 +40,7 @@ fn every_message_comes_back_through_buffers_that_go_round() {
 }
 
 #[test]
-fn every_thread_draws_numbers_of_its_own_and_the_lock_keeps_the_sum() {
+fn every_thread_draws_distinct_numbers_and_the_lock_protects_the_sum() {
     let late = "atomics_deferred";
     let schedule = rdma::soft::Schedule::Deferred { seed: 11 };
     rdma::soft::Builder::new(late).schedule(schedule).install().unwrap();
@@ -62,7 +62,7 @@ fn every_thread_draws_numbers_of_its_own_and_the_lock_keeps_the_sum() {
 }
 
 #[test]
-fn records_are_found_on_the_board_that_was_lent() {
+fn records_appear_on_the_shared_board() {
     for device in ["soft0", "softib0"] {
         if lacks(device, Feature::Atomics) {
             continue;
@@ -79,20 +79,20 @@ fn records_are_found_on_the_board_that_was_lent() {
 }
 
 #[test]
-fn a_window_is_lent_and_given_back_and_the_peer_is_out() {
+fn a_returned_window_ends_the_peers_access() {
     for device in ["soft0", "softib0"] {
         if lacks(device, Feature::Windows) {
             continue;
         }
         let arguments = windows::Arguments::parse_from(["windows", "--device", device]);
         let text = windows::run(&arguments).unwrap();
-        let begin = "lent and given back: written by the peer\na second write: remote access error";
+        let begin = "lent and returned: written by the peer\na second write: remote access error";
         assert!(text.starts_with(begin), "{text}");
     }
 }
 
 #[test]
-fn datagrams_are_answered_by_a_server_that_knows_nobody() {
+fn a_server_answers_datagrams_of_unknown_clients() {
     if lacks("soft0", Feature::Ud) {
         return;
     }
@@ -132,7 +132,7 @@ fn clients_share_the_receives_of_a_server() {
     }
 }
 
-/// Devices whose requests are done when they are posted, and one where they are done later.
+/// Devices with requests that complete when they are posted, and one where they complete later.
 fn soon_and_late(name: &'static str) -> [&'static str; 3] {
     let schedule = rdma::soft::Schedule::Deferred { seed: 2 };
     rdma::soft::Builder::new(name).schedule(schedule).install().unwrap();
@@ -159,7 +159,7 @@ fn channels_send_in_a_scope() {
 }
 
 #[test]
-fn a_receive_that_nobody_can_answer_ends_and_closes_its_channel() {
+fn a_receive_without_a_sender_times_out_and_closes_its_channel() {
     for device in soon_and_late("blocking_deferred") {
         let arguments = ["channel_blocking", "--device", device, "--limit", "30"];
         let text =
@@ -172,7 +172,7 @@ fn a_receive_that_nobody_can_answer_ends_and_closes_its_channel() {
     }
 }
 
-/// The same seed finds it each time, after the same time.
+/// The same seed finds it each time, after the same virtual time.
 #[test]
 fn a_simulated_network_finds_the_bug_of_a_protocol() {
     let arguments = replication::Arguments::parse_from(["replication", "--seeds", "8"]);

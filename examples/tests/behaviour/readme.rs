@@ -1,9 +1,9 @@
-//! The README shows parts of the programs as they are, and the table of examples has all of them.
+//! The README shows parts of the programs unchanged, and the table of examples has all of them.
 
 use crate::common::process::programs;
 
 #[test]
-fn the_readme_shows_both_ends_of_hello_as_they_are() {
+fn the_readme_shows_both_ends_of_hello_unchanged() {
     let readme = include_str!("../../../README.md");
     for (program, begin) in [
         (include_str!("../../hello/src/main.rs"), "fn listen("),

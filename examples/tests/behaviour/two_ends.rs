@@ -1,4 +1,4 @@
-//! Programs whose ends are threads, when they are processes.
+//! Programs whose ends are threads by default, with their ends as processes.
 
 use std::net::{TcpListener, TcpStream};
 
@@ -22,7 +22,7 @@ fn cannot_run(program: &str, device: &str) -> bool {
 }
 
 #[test]
-fn atomics_and_locks_of_another_process() {
+fn atomics_and_locks_work_between_processes() {
     for device in DEVICES {
         if cannot_run("atomics", device) {
             continue;
@@ -35,7 +35,7 @@ fn atomics_and_locks_of_another_process() {
 }
 
 #[test]
-fn records_on_the_board_of_another_process() {
+fn records_appear_on_the_board_of_another_process() {
     for device in DEVICES {
         if cannot_run("shared_memory", device) {
             continue;
@@ -50,7 +50,7 @@ fn records_on_the_board_of_another_process() {
 }
 
 #[test]
-fn who_writes_finds_out_how_many_records_there_may_be() {
+fn the_writer_learns_how_many_records_fit() {
     if cannot_run("shared_memory", "soft0") {
         return;
     }
@@ -61,19 +61,19 @@ fn who_writes_finds_out_how_many_records_there_may_be() {
 }
 
 #[test]
-fn a_window_for_another_process() {
+fn a_window_is_lent_to_another_process() {
     for device in DEVICES {
         if cannot_run("windows", device) {
             continue;
         }
         let [client, server] = processes("windows", &["--device", device]);
         assert!(client.starts_with("a second write: remote access error"), "{client}");
-        assert_eq!(server, "lent and given back: written by the peer");
+        assert_eq!(server, "lent and returned: written by the peer");
     }
 }
 
 #[test]
-fn a_blocking_receive_from_another_process() {
+fn a_blocking_receive_gets_a_message_of_another_process() {
     for device in DEVICES {
         let [client, server] =
             processes("channel_blocking", &["--device", device, "--limit", "30"]);
@@ -92,7 +92,7 @@ fn processes_share_the_receives_of_a_server() {
         let mut server =
             Process::example("srq", &[&options, &["--clients", "3"], &LISTEN[..]].concat());
         let address = server.address();
-        // One that goes before the others are there is no client.
+        // A process that ends before the others have connected does not count as a client.
         drop(TcpStream::connect(&address).unwrap());
         let client = |messages| {
             let more = ["--connect", &address, "--messages", messages];
@@ -108,7 +108,7 @@ fn processes_share_the_receives_of_a_server() {
     }
 }
 
-/// Sees that it fails, and says why: because of the other end.
+/// Checks that it fails because of the other end, and reports that.
 fn told(survivor: Process) {
     let output = survivor.end();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -121,13 +121,13 @@ fn told(survivor: Process) {
 /// These do not end before they are killed.
 const LONG: [(&str, &[&str]); 4] = [
     ("atomics", &["--numbers", "100000000"]),
-    ("channel_blocking", &["--limit", "8000"]), // the client waits for the server to be done
+    ("channel_blocking", &["--limit", "8000"]), // the client waits until the server has finished
     ("shared_memory", &["--records", "3000000"]),
     ("srq", &["--messages", "1000000000", "--clients", "1"]),
 ];
 
 #[test]
-fn clients_are_told_when_the_server_is_killed() {
+fn clients_report_that_the_server_was_killed() {
     for (name, options) in LONG {
         if cannot_run(name, "soft0") {
             continue;
@@ -143,7 +143,7 @@ fn clients_are_told_when_the_server_is_killed() {
 }
 
 #[test]
-fn servers_are_told_when_the_client_is_killed() {
+fn servers_report_that_the_client_was_killed() {
     for (name, options) in LONG {
         if cannot_run(name, "soft0") {
             continue;
@@ -159,7 +159,7 @@ fn servers_are_told_when_the_client_is_killed() {
 }
 
 #[test]
-fn everybody_is_told_when_one_of_several_clients_is_killed() {
+fn all_ends_report_that_one_of_several_clients_was_killed() {
     if cannot_run("srq", "softib0") {
         return;
     }
@@ -176,9 +176,9 @@ fn everybody_is_told_when_one_of_several_clients_is_killed() {
     told(other);
 }
 
-/// As it is when the other end dies before there is any RDMA.
+/// The other end dies before RDMA connects them.
 #[test]
-fn who_meets_somebody_that_goes_at_once_is_told() {
+fn an_end_reports_that_its_peer_disconnected_immediately() {
     for name in ["atomics", "channel_blocking", "shared_memory", "srq", "windows"] {
         if cannot_run(name, "soft0") {
             continue;
@@ -197,7 +197,7 @@ fn who_meets_somebody_that_goes_at_once_is_told() {
 }
 
 #[test]
-fn ends_that_do_not_fit_are_both_told() {
+fn both_ends_report_a_mismatch() {
     let both = |name, listens: &[&str], connects: &[&str], what: &str| {
         let mut server = Process::example(name, &[listens, &LISTEN].concat());
         let address = server.address();
@@ -223,7 +223,7 @@ fn ends_that_do_not_fit_are_both_told() {
 }
 
 #[test]
-fn who_meets_nobody_says_what_to_do() {
+fn an_end_without_a_peer_reports_what_to_do() {
     let failed = |options: &[&str]| {
         let output = Process::example("shared_memory", options).end();
         assert_eq!(output.status.code(), Some(1), "{output:?}");

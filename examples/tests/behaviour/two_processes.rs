@@ -11,12 +11,12 @@ use crate::common::lacks;
 use crate::common::process::{Process, processes};
 use crate::examples::{echo, pingpong, rc_pingpong};
 
-/// A port at which nobody listens, as an address.
+/// Returns the address of a free port, at which no process listens.
 fn free() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
-/// Both sides as threads, given these options each.
+/// Runs both sides as threads, each with its own options.
 fn sides(
     run: fn(&[&str]) -> Result<String, Failure>,
     options: [&[&str]; 2],
@@ -51,7 +51,7 @@ fn a_message_is_answered_in_capitals_by_futures() {
 }
 
 #[test]
-fn a_message_goes_to_and_fro_between_sides_that_met_by_tcp() {
+fn a_message_is_sent_back_and_forth_between_sides_that_met_by_tcp() {
     let late = "two_processes_deferred";
     let schedule = rdma::soft::Schedule::Deferred { seed: 3 };
     rdma::soft::Builder::new(late).schedule(schedule).install().unwrap();
@@ -84,7 +84,7 @@ fn echo(options: &[&str]) -> Result<String, Failure> {
 }
 
 #[test]
-fn messages_come_back_between_sides_that_met_by_tcp() {
+fn messages_are_echoed_between_sides_that_met_by_tcp() {
     for device in ["soft0", "softib0"] {
         for size in ["0", "1", "5000"] {
             let options = ["--device", device, "--size", size, "--messages", "40"];
@@ -97,12 +97,12 @@ fn messages_come_back_between_sides_that_met_by_tcp() {
 }
 
 #[test]
-fn sides_that_do_not_fit_are_both_told() {
+fn both_sides_report_a_mismatch() {
     for outcome in sides(pingpong, [&["--device", "soft0"], &["--device", "softib0"]]) {
         let error = outcome.unwrap_err().to_string();
         assert!(error.contains("give both processes the same `--device`"), "{error}");
     }
-    // The one speaks its own format, the other that of the tool.
+    // One side uses its own format, the other that of the tool.
     let address = &free();
     let outcomes = thread::scope(|threads| {
         let listens = threads.spawn(|| pingpong(&["--listen", address]));
@@ -114,7 +114,7 @@ fn sides_that_do_not_fit_are_both_told() {
 }
 
 #[test]
-fn a_gid_index_is_taken_and_one_that_is_not_there_refused() {
+fn a_gid_index_is_used_and_a_missing_one_is_refused() {
     let index = ["--gid-index", "1", "--iterations", "3"];
     let _lines = sides(rc_pingpong, [&index, &index]).map(Result::unwrap);
     let error = rc_pingpong(&["--gid-index", "200", "--listen", "127.0.0.1:0"]).unwrap_err();
@@ -127,7 +127,7 @@ fn a_gid_index_is_taken_and_one_that_is_not_there_refused() {
 }
 
 #[test]
-fn two_processes_send_to_and_fro_on_software_devices() {
+fn two_processes_send_back_and_forth_on_software_devices() {
     for device in ["soft0", "softib0"] {
         for (name, more) in [
             ("pingpong", &["--size", "64"][..]),
@@ -166,9 +166,9 @@ fn two_processes_send_datagrams_on_software_devices() {
 }
 
 #[test]
-fn who_is_left_is_told_when_its_peer_is_killed() {
+fn the_remaining_process_reports_that_its_peer_was_killed() {
     for device in ["soft0", "softib0"] {
-        // A channel waits for a message as long as it is told, also when the peer has gone.
+        // A channel waits for a message up to its limit, even if the peer has ended.
         for (name, more) in [
             ("echo", &["--messages", "100000000", "--wait", "5"][..]),
             ("pingpong", &["--iterations", "100000000"]),
@@ -190,7 +190,7 @@ fn who_is_left_is_told_when_its_peer_is_killed() {
 }
 
 #[test]
-fn processes_whose_devices_do_not_fit_are_both_told() {
+fn both_processes_report_mismatched_devices() {
     let listen = ["--device", "softib0", "--listen", "127.0.0.1:0"];
     let mut listens = Process::example("pingpong", &listen);
     let address = listens.address();
@@ -232,7 +232,7 @@ const TIMES: [&str; 4] = ["--device", "rxe0", "--iterations", "50"];
 
 #[test]
 #[ignore = "needs rxe0: cargo xtask rxe-run"]
-fn two_processes_send_to_and_fro_on_rxe() {
+fn two_processes_send_back_and_forth_on_rxe() {
     for more in [&["--size", "64"][..], &["--size", "100000", "--events"]] {
         let options = [&TIMES, more].concat();
         let listen = [&options[..], &["--listen", "127.0.0.1:0"]].concat();
@@ -275,12 +275,12 @@ fn a_channel_ends_when_its_peer_is_killed_on_rxe() {
     let output = connects.end();
     assert_eq!(output.status.code(), Some(1), "it ends by itself: {output:?}");
     let text = String::from_utf8(output.stderr).unwrap();
-    // Whichever comes first: the device gives up, or the channel's limit is over.
+    // Whichever is first: the device gives up, or the channel's limit expires.
     let why = ["transport retry counter exceeded", "was not done within"];
     assert!(why.iter().any(|why| text.contains(why)), "{text}");
 }
 
-/// The tool of rdma-core, which prints how many iterations it did.
+/// Starts the tool of rdma-core, which prints the number of its iterations.
 fn tool(options: &[&str]) -> Process {
     let own = ["-d", "rxe0", "-g", "1", "-n", "50"];
     Process::start("ibv_rc_pingpong", &[&own, options].concat())
@@ -297,7 +297,7 @@ fn to_and_fro(ours: Process, c: Process) {
 fn the_tool_of_c_serves_us_on_rxe() {
     let address = &free();
     let c = tool(&["-p", address.rsplit(':').next().unwrap()]);
-    // It does not say when it listens, so ours tries again until it does.
+    // It does not report when it listens, so ours tries again until it does.
     let ours = Process::example("rc_pingpong", &[&TIMES, &["--connect", address][..]].concat());
     to_and_fro(ours, c);
 }

@@ -1,4 +1,4 @@
-//! What two processes say to each other through TCP: a kind, a length, and as many bytes.
+//! The frames that two processes exchange by TCP: a kind, a length, and that many bytes.
 
 use rdma::memory::RemoteMemoryRegion;
 use rdma::qp::QueuePairEndpoint;
@@ -6,31 +6,31 @@ use rdma::qp::QueuePairEndpoint;
 use crate::error::Error;
 use crate::settings::Settings;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The sender of the frame runs.
+    /// A sign of life.
     Alive = 1,
-    /// From who has the file: [`Offer`].
+    /// From the process with the source: [`Offer`].
     Offer,
-    /// From who makes the file: [`Answer`].
+    /// From the process that creates the file: [`Answer`].
     Answer,
     /// Receives for messages are posted.
     Begin,
-    /// The other's end of the connection is not needed any more.
+    /// The other end of the RDMA connection is not needed any more.
     End,
-    /// From who makes the file: it is on disk.
+    /// From the process that creates the file: it is on disk.
     Done,
-    /// A text: why the copy ends.
+    /// A text: the reason why the copy ends.
     Failed,
 }
 
 impl Kind {
     pub(crate) const COUNT: usize = 8;
-    /// Bytes in front of those of a frame: kind and length.
+    /// The size of a frame's header: kind and length.
     const HEAD: usize = 3;
 
-    /// The frame with these bytes, or with as many of them as it can have.
+    /// Returns the frame with these bytes, or with as many of them as fit.
     pub(crate) fn frame(self, bytes: &[u8]) -> Vec<u8> {
         let length = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
         let mut frame = vec![self as u8];
@@ -39,7 +39,7 @@ impl Kind {
         frame
     }
 
-    /// Takes the first frame out of what has come, once it is there as a whole.
+    /// Removes the first frame from the received bytes, once it is complete.
     pub(crate) fn take(came: &mut Vec<u8>) -> Result<Option<(Self, Vec<u8>)>, Error> {
         let Some(&first) = came.first() else { return Ok(None) };
         let kinds = [
@@ -52,7 +52,7 @@ impl Kind {
             Self::Failed,
         ];
         let kind = kinds.into_iter().find(|kind| *kind as u8 == first);
-        let kind = kind.ok_or_else(|| foreign("its first byte is of no kind"))?;
+        let kind = kind.ok_or_else(|| foreign("its first byte is not a valid kind"))?;
         let &[_, high, low, ..] = came.as_slice() else { return Ok(None) };
         let end = Self::HEAD + usize::from(u16::from_be_bytes([high, low]));
         if came.len() < end {
@@ -64,7 +64,7 @@ impl Kind {
     }
 }
 
-/// What the one with the file tells.
+/// The content of an offer, from the process with the source.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
     pub(crate) settings: Settings,
@@ -73,7 +73,7 @@ pub(crate) struct Offer {
     pub(crate) endpoint: QueuePairEndpoint,
 }
 
-/// What an offer begins with: a name, and the version of all frames and messages.
+/// The start of an offer: a name, and the version of all frames and messages.
 const MAGIC: [u8; 8] = *b"RDCOPY\0\x01";
 
 impl Offer {
@@ -99,10 +99,10 @@ impl Offer {
     }
 }
 
-/// What the one that makes the file answers.
+/// The content of an answer, from the process that creates the file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Answer {
-    /// Its slots.
+    /// The slots of the receiver.
     pub(crate) slots: RemoteMemoryRegion,
     pub(crate) endpoint: QueuePairEndpoint,
 }
@@ -127,13 +127,13 @@ impl Answer {
     }
 }
 
-/// What is left of a frame's bytes.
+/// The unread bytes of a frame.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N], Error> {
         let (field, rest) =
-            self.0.split_first_chunk().ok_or_else(|| foreign("what it says is too short"))?;
+            self.0.split_first_chunk().ok_or_else(|| foreign("its frame is too short"))?;
         self.0 = rest;
         Ok(*field)
     }

@@ -1,4 +1,4 @@
-//! The TCP connection to the other process, which tells whether that is there, and why not.
+//! The TCP connection to the other process, which reports whether that still runs and why it ended.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, TcpStream};
@@ -10,27 +10,27 @@ use std::time::{Duration, Instant};
 use super::frame::Kind;
 use crate::error::Error;
 
-/// How often a process says that it runs.
+/// The time between two signs of life.
 const BEAT: Duration = Duration::from_millis(500);
-/// After so many beats of this process without a word of the other one, that is given up. They are counted
-/// here and not read from a clock: a process that was stopped itself has not waited.
+/// The number of beats of this process without a frame of the other one, after which that counts as lost. Beats are
+/// counted instead of reading a clock: a process that was stopped itself has not waited.
 const PATIENCE: u32 = 20;
-/// How many beats the other one has for its end.
+/// The number of beats that the other process has to end.
 const CLOSING: u32 = 4;
-/// How long one waits for the cause of what went wrong with RDMA.
+/// The time to wait for the cause of an RDMA failure.
 const CAUSE: Duration = Duration::from_secs(2);
 
-/// What the other process says, all of which a thread reads.
+/// The connection, with a thread that reads all frames of the other process.
 #[derive(Debug)]
 pub(crate) struct Line {
     stream: TcpStream,
     heard: Mutex<Heard>,
     news: Condvar,
-    /// `heard` has a failure.
+    /// Whether `heard` has a failure.
     over: AtomicBool,
-    /// Whoever sends holds it; whether this process has told why it ends.
+    /// Whether this process has sent the reason for its end. Held while a frame is sent.
     told: Mutex<bool>,
-    /// This process says no more.
+    /// Whether this process sends nothing more.
     closing: AtomicBool,
 }
 
@@ -41,10 +41,10 @@ struct Heard {
 }
 
 impl Line {
-    /// Runs `side` with a line to the other process, which learns how it ends.
+    /// Runs `side` with a connection to the other process, and reports the outcome to that.
     ///
     /// # Errors
-    /// Those of `side`, and if they may come from the other process's end, what is known of that.
+    /// The errors of `side`, or the failure of the other process if that is the cause.
     pub(crate) fn run<T>(
         stream: TcpStream,
         side: impl FnOnce(&Self) -> Result<T, Error>,
@@ -73,7 +73,7 @@ impl Line {
         })
     }
 
-    /// This end's and the other one's.
+    /// Returns the addresses of this end and of the other one.
     ///
     /// # Errors
     /// [`Error::Line`] if the stream has ended.
@@ -82,39 +82,39 @@ impl Line {
         both.map(|(own, peer)| (own.ip(), peer.ip())).map_err(Error::Line)
     }
 
-    /// Whether the other process is known to have ended, or has said that the copy ends.
+    /// Returns true if the other process is known to have ended, or has reported that the copy ends.
     pub(crate) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Says something.
+    /// Sends a frame.
     ///
     /// # Errors
-    /// [`Error::OtherSide`] if nobody is there; the thread that listens knows more.
+    /// [`Error::OtherSide`] if the other process has ended; the reading thread knows more.
     pub(crate) fn say(&self, kind: Kind, bytes: &[u8]) -> Result<(), Error> {
         let _one_at_a_time = unpoisoned(self.told.lock());
         (&self.stream).write_all(&kind.frame(bytes)).map_err(|_| Error::OtherSide)
     }
 
-    /// Says why the copy ends, unless it has been said, or comes from the other process itself.
+    /// Reports why the copy ends, unless this was already reported, or the error is from the other process.
     pub(crate) fn tell(&self, error: &Error) {
         let mut told = unpoisoned(self.told.lock());
         if !*told && !self.is_over() {
             *told = true;
-            // Who cannot be told has ended.
+            // A failure means that the other process has ended.
             let _ = (&self.stream).write_all(&Kind::Failed.frame(error.to_string().as_bytes()));
         }
     }
 
-    /// What the other process has said, if it has.
+    /// Returns the bytes of a frame of this kind, if it has arrived.
     pub(crate) fn said(&self, kind: Kind) -> Option<Vec<u8>> {
         self.heard().said.get_mut(kind as usize).and_then(Option::take)
     }
 
-    /// Waits until the other process has said something.
+    /// Waits for a frame of this kind.
     ///
     /// # Errors
-    /// [`Error::OtherSide`] if it ends before, [`Error::Cancelled`], [`Error::Stalled`].
+    /// [`Error::OtherSide`] if the other process ends first, [`Error::Cancelled`], [`Error::Stalled`].
     pub(crate) fn wait(
         &self,
         kind: Kind,
@@ -138,12 +138,12 @@ impl Line {
             let heard = self.heard();
             if heard.said.get(kind as usize).is_some_and(Option::is_none) && heard.failure.is_none()
             {
-                drop(self.news.wait_timeout(heard, BEAT / 5)); // a signal wakes nobody
+                drop(self.news.wait_timeout(heard, BEAT / 5)); // signals do not notify it
             }
         }
     }
 
-    /// Of an error that may only tell that the other process has ended, what is known of that.
+    /// Replaces an error that may result from the end of the other process by the reason of that end, if known.
     fn cause(&self, error: Error) -> Error {
         if !error.may_be_consequence() {
             return error;
@@ -158,7 +158,7 @@ impl Line {
         unpoisoned(self.heard.lock())
     }
 
-    /// Reads what the other process says until it ends, and says meanwhile that this one runs.
+    /// Reads the frames of the other process until it ends, and sends signs of life.
     fn listen(&self) {
         let failure = self.listen_to_the_end().err();
         if let Some(failure) = failure {
@@ -207,14 +207,14 @@ impl Line {
             } else if silent > PATIENCE {
                 return Err(Error::Silent { patience: PATIENCE * BEAT });
             } else {
-                // Who cannot be told has ended, which the next read tells.
+                // A failure means that the other process has ended, which the next read reports.
                 let _ = self.say(Kind::Alive, &[]);
             }
         }
     }
 }
 
-/// Says no more when it is dropped, so that both threads that listen end.
+/// Ends the sending half when it is dropped, so that both reading threads end.
 struct Closing<'a>(&'a Line);
 
 impl Drop for Closing<'_> {
@@ -224,7 +224,7 @@ impl Drop for Closing<'_> {
     }
 }
 
-/// The other threads do nothing that leaves something half done when they panic.
+/// Ignores poisoning: a panic in another thread leaves nothing inconsistent.
 fn unpoisoned<T>(locked: Result<T, PoisonError<T>>) -> T {
     locked.unwrap_or_else(PoisonError::into_inner)
 }

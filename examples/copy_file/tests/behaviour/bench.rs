@@ -29,7 +29,7 @@ impl Bench {
         self.folder().join(name)
     }
 
-    /// The names in the folder, sorted.
+    /// Returns the names in the folder, sorted.
     pub(crate) fn names(&self) -> Vec<String> {
         let name = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
         let mut names: Vec<_> =
@@ -38,7 +38,7 @@ impl Bench {
         names
     }
 
-    /// `copy_file source copy` with more arguments.
+    /// Runs `copy_file source copy` with more arguments.
     pub(crate) fn program(&self, more: &[&str]) -> Output {
         self.command().args(["source", "copy"]).args(more).output().unwrap()
     }
@@ -49,7 +49,7 @@ impl Bench {
         command
     }
 
-    /// The same within this process.
+    /// Copies within this process.
     pub(crate) fn copy(
         &self,
         device: &str,
@@ -60,7 +60,7 @@ impl Bench {
         copy(&Job { source, destination, device: device.to_owned(), settings }, control)
     }
 
-    /// That the copy failed without a trace, and what it said.
+    /// Checks that the copy failed without a trace, and returns its error message.
     pub(crate) fn failed(&self, result: Result<Summary, Error>) -> String {
         let error = result.unwrap_err().to_string();
         assert_eq!(self.names(), ["source"], "{error}");
@@ -89,14 +89,14 @@ pub(crate) fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_copy_file"))
 }
 
-/// That the program ended with this status, and what it said on standard error.
+/// Checks that the program ended with this status, and returns its standard error.
 pub(crate) fn said(output: &Output, status: i32) -> String {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(status), "{said}");
     said
 }
 
-/// Bytes without a pattern that a mistake in order or place would fit.
+/// Returns bytes without a pattern, so that every error in order or position is found.
 pub(crate) fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(length + 8);

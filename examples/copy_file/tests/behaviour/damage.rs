@@ -1,4 +1,4 @@
-//! What is damaged on its way never gets a name.
+//! Data damaged in transit never gets a name.
 
 use std::fs;
 
@@ -38,7 +38,7 @@ fn the_old_file_survives_a_damaged_copy() {
     };
     let control = Control { arrival: &flip, ..Control::default() };
     let error = bench.copy("soft0", Settings::default(), control).unwrap_err().to_string();
-    assert!(error.contains("damaged on its way"), "{error}");
+    assert!(error.contains("damaged in transit"), "{error}");
     assert_eq!(fs::read(bench.at("copy")).unwrap(), b"old");
     assert_eq!(bench.names(), ["copy", "source"]);
 }

@@ -20,7 +20,7 @@ fn devices() -> [String; 3] {
     ["soft0".to_owned(), "softib0".to_owned(), name]
 }
 
-/// A stream that goes on until it fails, or without a limit.
+/// A stream that continues until it fails, or without a limit.
 struct Endless {
     left: usize,
 }
@@ -34,7 +34,7 @@ impl Read for Endless {
 
 const FOR_EVER: Endless = Endless { left: usize::MAX };
 
-/// What a channel gives what a scope has left in flight, unless it is set otherwise.
+/// The time that a channel by default gives the requests that a scope has left in flight.
 const DRAIN: Duration = Duration::from_secs(5);
 
 fn settings() -> Settings {
@@ -42,7 +42,7 @@ fn settings() -> Settings {
 }
 
 #[test]
-fn a_disk_that_is_full() {
+fn a_full_disk_ends_both_sides() {
     for device in devices() {
         let mut full = File::options().write(true).open("/dev/full").unwrap();
         let result =
@@ -53,7 +53,7 @@ fn a_disk_that_is_full() {
 }
 
 #[test]
-fn a_source_that_breaks() {
+fn a_failing_source_ends_both_sides() {
     for device in devices() {
         for left in [0, 1, 5] {
             let (mut source, control) = (Endless { left }, Control::default());
@@ -65,7 +65,7 @@ fn a_source_that_breaks() {
 }
 
 #[test]
-fn a_side_that_panics() {
+fn a_panic_of_one_side_ends_both() {
     struct Panics;
     impl Write for Panics {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {
@@ -93,7 +93,7 @@ fn a_side_that_panics() {
 }
 
 #[test]
-fn a_caller_who_has_enough() {
+fn a_cancelled_copy_ends_both_sides() {
     for device in devices() {
         let cancelled = AtomicBool::new(false);
         let progress = |bytes| cancelled.store(bytes > 100_000, Ordering::Relaxed);
@@ -101,12 +101,12 @@ fn a_caller_who_has_enough() {
         let begin = Instant::now();
         let result = transfer(&device, &mut { FOR_EVER }, &mut io::sink(), settings(), control);
         assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
-        assert!(begin.elapsed() < DRAIN, "it waited for messages that nobody sends");
+        assert!(begin.elapsed() < DRAIN, "it waited for messages that are never sent");
     }
 }
 
 #[test]
-fn a_device_that_never_completes() {
+fn a_device_that_never_completes_ends_the_copy_after_the_limit() {
     Builder::new("held").schedule(Schedule::Held).install().unwrap();
     let control = Control { patience: Duration::from_millis(50), ..Control::default() };
     let result = transfer("held", &mut { FOR_EVER }, &mut io::sink(), settings(), control);
@@ -114,7 +114,7 @@ fn a_device_that_never_completes() {
 }
 
 #[test]
-fn memory_that_may_not_be_locked() {
+fn exceeding_the_memlock_limit_is_an_error_with_a_remedy() {
     for (name, limit) in [("locked_none", 0), ("locked_one", 1 << 20)] {
         Builder::new(name).limits(Limits::default().memlock(limit)).install().unwrap();
         let bench = Bench::with_source(b"x");
@@ -123,7 +123,7 @@ fn memory_that_may_not_be_locked() {
         for says in ["1048576 bytes", "RLIMIT_MEMLOCK", "ulimit -l", "smaller --chunk or --depth"] {
             assert!(said.contains(says), "{said}");
         }
-        // With what the limit allows, both sides work.
+        // Within the limit, both sides work.
         let settings = Settings::new(4096, 4).unwrap();
         assert_eq!(bench.copy(name, settings, Control::default()).is_ok(), limit > 0);
     }

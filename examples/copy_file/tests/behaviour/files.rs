@@ -1,4 +1,4 @@
-//! Files that cannot be read or written, or change meanwhile.
+//! Files that cannot be read or written, or change during the copy.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -9,14 +9,14 @@ use copy_file::{Control, Settings};
 
 use crate::bench::{Bench, noise, program, said};
 
-/// Somebody who is not root.
+/// A user who is not root.
 const NOBODY: u32 = 65534;
 
-/// The program of a user who has no rights that the files do not give.
+/// The program, run by a user who only has the rights that the files grant.
 fn unprivileged(bench: &Bench) -> Command {
     let copied = bench.at("program");
-    // By another process: a program that is open for writing in this one, or in a child that another
-    // test has just forked, could not be executed.
+    // Copied by another process: this process, or a child that another test has just forked, could have the copy open
+    // for writing, and then it could not be executed.
     assert!(Command::new("cp").arg(program()).arg(&copied).status().unwrap().success());
     let mut command = Command::new(copied);
     command.current_dir(bench.folder());
@@ -32,7 +32,7 @@ fn set_mode(bench: &Bench, name: &str, mode: u32) {
 }
 
 #[test]
-fn an_unreadable_source() {
+fn an_unreadable_source_is_an_error() {
     let bench = Bench::with_source(b"secret");
     set_mode(&bench, "", 0o777);
     set_mode(&bench, "source", 0o000);
@@ -43,7 +43,7 @@ fn an_unreadable_source() {
 }
 
 #[test]
-fn an_unwritable_folder() {
+fn an_unwritable_folder_is_an_error() {
     let bench = Bench::with_source(b"x");
     let mut command = unprivileged(&bench);
     set_mode(&bench, "", 0o555);
@@ -55,7 +55,7 @@ fn an_unwritable_folder() {
 }
 
 #[test]
-fn an_unwritable_file_in_a_writable_folder() {
+fn an_unwritable_file_in_a_writable_folder_is_not_replaced() {
     let bench = Bench::with_source(b"x");
     set_mode(&bench, "", 0o777);
     fs::write(bench.at("copy"), "old").unwrap();
@@ -67,11 +67,10 @@ fn an_unwritable_file_in_a_writable_folder() {
 }
 
 #[test]
-fn a_full_disk() {
+fn a_full_disk_is_an_error_and_leaves_nothing() {
     let bench = Bench::with_source(&noise(3 << 20));
     fs::create_dir(bench.at("disk")).unwrap();
-    // A small file system in a mount namespace of its own, for which no root is needed on most
-    // machines.
+    // A small file system in a separate mount namespace, which does not need root on most machines.
     let script = format!(
         "mount -t tmpfs -o size=1m none disk || exit 77
          '{}' source disk/copy; status=$?; ls -A disk; exit $status",
@@ -93,18 +92,18 @@ fn a_full_disk() {
 }
 
 #[test]
-fn a_source_that_shrinks() {
+fn a_source_that_shrinks_is_an_error() {
     let error = changed_meanwhile(4096);
     assert!(error.contains("it shrank while it was read: it had 262144 bytes"), "{error}");
 }
 
 #[test]
-fn a_source_that_grows() {
+fn a_source_that_grows_is_an_error() {
     let error = changed_meanwhile(1 << 20);
     assert!(error.contains("it grew while it was read: it had 262144 bytes"), "{error}");
 }
 
-/// What a copy says whose source gets another length when its first chunk has arrived.
+/// Returns the error of a copy whose source changes its length after the first chunk has arrived.
 fn changed_meanwhile(length: u64) -> String {
     rdma::soft::install();
     let bench = Bench::with_source(&noise(262_144));

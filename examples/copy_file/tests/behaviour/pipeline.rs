@@ -1,4 +1,4 @@
-//! The pipeline: in flight are as many chunks as it may have, and never more.
+//! The pipeline: the number of chunks in flight reaches its limit, and never exceeds it.
 
 use std::io::{self, Read, Write};
 use std::sync::{Condvar, Mutex};
@@ -12,7 +12,7 @@ use crate::bench::noise;
 /// Longer than anything here takes; a hang ends after it.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How far a source is read and a sink is written.
+/// The positions of a source and of a sink.
 #[derive(Default)]
 struct Meter {
     at: Mutex<(usize, usize)>,
@@ -39,7 +39,7 @@ impl Read for Source<'_> {
     }
 }
 
-/// A sink that takes nothing before the source has got as far ahead as it may.
+/// A sink that accepts nothing until the source is as far ahead as it may be.
 struct SlowSink<'a> {
     meter: &'a Meter,
     length: usize,
@@ -62,7 +62,7 @@ impl Write for SlowSink<'_> {
 }
 
 #[test]
-fn a_slow_receiver_slows_the_sender_which_uses_all_slots_that_it_has() {
+fn a_slow_receiver_slows_the_sender_which_uses_all_slots() {
     rdma::soft::install();
     Builder::new("slow_deferred").schedule(Schedule::Deferred { seed: 5 }).install().unwrap();
     for device in ["soft0", "softib0", "slow_deferred"] {
@@ -99,7 +99,7 @@ fn streams_arrive_on_devices_that_execute_later() {
 }
 
 #[test]
-fn progress_is_told_after_each_chunk() {
+fn progress_is_reported_after_each_chunk() {
     rdma::soft::install();
     let told = Mutex::new(Vec::new());
     let progress = |bytes| told.lock().unwrap().push(bytes);

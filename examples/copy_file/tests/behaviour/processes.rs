@@ -22,7 +22,7 @@ impl Side {
         Self(Some(command.spawn().unwrap()))
     }
 
-    /// Makes `copy`. And where it listens.
+    /// Starts the side that creates `copy`, and returns its address.
     fn listen(bench: &Bench, more: &[&str]) -> (Self, String) {
         let arguments = [&["--listen", "127.0.0.1:0", "copy"], more].concat();
         let mut side = Self::start(bench, &arguments);
@@ -55,7 +55,7 @@ impl Side {
         self.0.take().unwrap().wait_with_output().unwrap()
     }
 
-    /// That it failed, and the one line that it said.
+    /// Checks that it failed, and returns its single line of output.
     fn fail(self) -> String {
         let said = said(&self.end(), 1);
         assert!(said.starts_with("error: ") && said.lines().count() == 1, "{said}");
@@ -72,21 +72,21 @@ impl Drop for Side {
     }
 }
 
-/// Both sides on this device; the one that listens is first.
+/// Starts both sides on this device; the listening one is first.
 fn sides(bench: &Bench, device: &str, more: &[&str]) -> [Side; 2] {
     let (listens, address) = Side::listen(bench, &["--device", device]);
     let connect = ["--connect", &address, "source", "--device", device];
     [listens, Side::start(bench, &[&connect, more].concat())]
 }
 
-/// A source that is so long that no copy of it is done before the test is.
+/// A folder with a source so large that its copy cannot finish before the test does.
 fn endless() -> Bench {
     let bench = Bench::with_source(b"");
     File::options().write(true).open(bench.at("source")).unwrap().set_len(1 << 40).unwrap();
     bench
 }
 
-/// Whether files without a name can be made where the tests copy to.
+/// Returns true if the file system of the tests supports files without a name.
 fn has_unnamed_files(bench: &Bench) -> bool {
     use rustix::fs::{Mode, OFlags, open};
     open(bench.folder(), OFlags::TMPFILE | OFlags::WRONLY, Mode::RUSR).is_ok()
@@ -113,7 +113,7 @@ fn files_of_every_size_arrive_in_the_other_process() {
 }
 
 #[test]
-fn the_senders_sizes_are_taken_and_an_old_file_is_replaced() {
+fn the_senders_sizes_apply_and_an_old_file_is_replaced() {
     let bench = Bench::with_source(&noise(10_000));
     fs::write(bench.at("copy"), "old").unwrap();
     for side in sides(&bench, "soft0", &["--chunk", "1000", "--depth", "3"]) {
@@ -127,7 +127,7 @@ fn the_senders_sizes_are_taken_and_an_old_file_is_replaced() {
 }
 
 #[test]
-fn a_side_that_is_killed_is_missed_at_once_and_leaves_nothing() {
+fn a_killed_side_is_noticed_immediately_and_leaves_nothing() {
     for device in ["soft0", "softib0"] {
         for killed in [0, 1] {
             let bench = endless();
@@ -146,7 +146,7 @@ fn a_side_that_is_killed_is_missed_at_once_and_leaves_nothing() {
 }
 
 #[test]
-fn an_interrupted_side_says_so_to_the_other() {
+fn an_interrupted_side_reports_it_to_the_other() {
     for interrupted in [0, 1] {
         let bench = endless();
         let mut sides = Vec::from(sides(&bench, "soft0", &[]));
@@ -161,7 +161,7 @@ fn an_interrupted_side_says_so_to_the_other() {
 }
 
 #[test]
-fn a_side_that_is_stopped_for_a_while_goes_on() {
+fn a_side_that_is_stopped_for_a_while_continues() {
     let bytes = noise(512 << 10);
     for device in ["soft0", "softib0"] {
         for stopped in [0, 1] {
@@ -169,8 +169,8 @@ fn a_side_that_is_stopped_for_a_while_goes_on() {
             let sides = sides(&bench, device, &["--chunk", "64", "--depth", "1"]);
             wait_until_written(sides[0].pid(), &bench);
             sides[stopped].signal(Signal::STOP);
-            thread::sleep(Duration::from_secs(3)); // of which nothing tells
-            assert_eq!(bench.names(), ["source"], "it was stopped in the middle");
+            thread::sleep(Duration::from_secs(3)); // without any sign of life
+            assert_eq!(bench.names(), ["source"], "it was stopped during the copy");
             sides[stopped].signal(Signal::CONT);
             for side in sides {
                 said(&side.end(), 0);
@@ -182,7 +182,7 @@ fn a_side_that_is_stopped_for_a_while_goes_on() {
 }
 
 #[test]
-fn a_side_that_stays_stopped_is_given_up_and_learns_it_later() {
+fn a_side_that_stays_stopped_is_given_up_and_learns_that_later() {
     thread::scope(|threads| {
         for stopped in [0, 1] {
             threads.spawn(move || {
@@ -192,7 +192,7 @@ fn a_side_that_stays_stopped_is_given_up_and_learns_it_later() {
                 sides[stopped].signal(Signal::STOP);
                 let stopped = sides.remove(stopped);
                 let said = sides.remove(0).fail();
-                assert!(said.contains("nothing was heard of the other process for 10s"), "{said}");
+                assert!(said.contains("no sign of life from the other process for 10s"), "{said}");
                 stopped.signal(Signal::CONT);
                 let said = stopped.fail();
                 assert!(said.contains("the other process "), "{said}");
@@ -203,7 +203,7 @@ fn a_side_that_stays_stopped_is_given_up_and_learns_it_later() {
 }
 
 #[test]
-fn what_one_side_cannot_do_both_say() {
+fn both_sides_report_the_error_of_one() {
     let bench = Bench::with_source(b"x");
     let mut listens = Side::start(&bench, &["--listen", "127.0.0.1:0", "no/copy"]);
     let mut line = String::new();
@@ -225,7 +225,7 @@ fn what_one_side_cannot_do_both_say() {
 }
 
 #[test]
-fn somebody_else_is_told_apart() {
+fn a_foreign_peer_is_an_error() {
     let bench = Bench::with_source(b"x");
     let (side, address) = Side::listen(&bench, &[]);
     let mut other = TcpStream::connect(address).unwrap();

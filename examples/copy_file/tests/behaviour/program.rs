@@ -1,4 +1,4 @@
-//! The program copies, and says what it did.
+//! The program copies, and prints a summary.
 
 use std::fs;
 use std::process::Command;
@@ -26,7 +26,7 @@ fn files_of_every_size_arrive_on_both_kinds_of_port() {
 }
 
 #[test]
-fn sizes_of_the_pipeline_are_taken_from_the_command_line_and_printed() {
+fn sizes_of_the_pipeline_are_read_from_the_command_line_and_printed() {
     let bench = Bench::with_source(&noise(10_000));
     for (chunk, depth, registered) in [("64", "1", "64"), ("1000", "3", "3000")] {
         let output = bench.program(&["--chunk", chunk, "--depth", depth]);
@@ -39,7 +39,7 @@ fn sizes_of_the_pipeline_are_taken_from_the_command_line_and_printed() {
 }
 
 #[test]
-fn a_file_larger_than_the_memory_that_the_program_may_have_arrives() {
+fn a_file_larger_than_the_memory_limit_of_the_program_arrives() {
     let bench = Bench::with_source(b"");
     let length = 160 << 20;
     fs::File::options().write(true).open(bench.at("source")).unwrap().set_len(length).unwrap();
@@ -48,7 +48,7 @@ fn a_file_larger_than_the_memory_that_the_program_may_have_arrives() {
         Command::new("sh").args(["-c", &script]).current_dir(bench.folder()).output().unwrap()
     };
     if !limited("--help").status.success() {
-        println!("skipped: the program does not even start, it has a sanitizer within");
+        println!("skipped: the program cannot start with this limit, because it has a sanitizer");
         return;
     }
     said(&limited("source copy"), 0);

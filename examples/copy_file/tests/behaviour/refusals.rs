@@ -1,10 +1,10 @@
-//! What the program refuses: by name, with a message that helps, and without a trace.
+//! Input that the program refuses: by name, with a helpful message, and without a trace.
 
 use std::fs;
 
 use crate::bench::{Bench, said};
 
-/// What the program says when it refuses these arguments in a folder with a `source`.
+/// Returns the error of the program for these arguments, in a folder with a `source`.
 fn refusal(arguments: &[&str]) -> String {
     let bench = Bench::with_source(b"old");
     let output = bench.command().args(arguments).output().unwrap();
@@ -17,7 +17,7 @@ fn refusal(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn an_unknown_device_with_the_names_that_exist() {
+fn an_unknown_device_is_refused_with_the_existing_names() {
     let said = refusal(&["source", "copy", "--device", "mlx5_9"]);
     for name in ["`mlx5_9`", "soft0", "softib0"] {
         assert!(said.contains(name), "{said}");
@@ -25,20 +25,20 @@ fn an_unknown_device_with_the_names_that_exist() {
 }
 
 #[test]
-fn a_source_that_is_not_there() {
+fn a_missing_source_is_refused() {
     let said = refusal(&["nothing", "copy"]);
     assert!(said.contains("cannot read `nothing`: No such file or directory"), "{said}");
 }
 
 #[test]
-fn a_source_that_is_no_file() {
+fn a_source_that_is_not_a_regular_file_is_refused() {
     assert!(refusal(&[".", "copy"]).contains("cannot read `.`: it is a directory"));
     let said = refusal(&["/dev/zero", "copy"]);
     assert!(said.contains("cannot read `/dev/zero`: it is not a regular file"), "{said}");
 }
 
 #[test]
-fn a_destination_that_is_the_source() {
+fn a_destination_equal_to_the_source_is_refused() {
     for same in ["source", "./source"] {
         let said = refusal(&["source", same]);
         assert!(said.contains(&format!("are the same file, `{same}`")), "{said}");
@@ -46,25 +46,28 @@ fn a_destination_that_is_the_source() {
 }
 
 #[test]
-fn a_destination_that_is_a_directory() {
+fn a_destination_that_is_a_directory_is_refused() {
     let said = refusal(&["source", "."]);
     assert!(said.contains("cannot write `.`: it is a directory; name the file in it"), "{said}");
 }
 
 #[test]
-fn a_destination_in_no_directory() {
+fn a_destination_in_a_missing_directory_is_refused() {
     let said = refusal(&["source", "no/copy"]);
     assert!(said.contains("cannot write `no/copy`: No such file or directory"), "{said}");
 }
 
 #[test]
-fn a_destination_that_is_a_device() {
+fn a_destination_that_is_a_device_is_refused() {
     let said = refusal(&["source", "/dev/null"]);
-    assert!(said.contains("cannot write `/dev/null`: it is there and no regular file"), "{said}");
+    assert!(
+        said.contains("cannot write `/dev/null`: it exists and is not a regular file"),
+        "{said}"
+    );
 }
 
 #[test]
-fn sizes_that_are_not_allowed_with_those_that_are() {
+fn invalid_sizes_are_refused_with_the_allowed_range() {
     for (arguments, says) in [
         (["--chunk", "63"], "--chunk 63 is not allowed: it must be 64 to 1073741824 bytes"),
         (["--chunk", "1073741825"], "it must be 64 to 1073741824 bytes"),
@@ -79,6 +82,6 @@ fn sizes_that_are_not_allowed_with_those_that_are() {
 }
 
 #[test]
-fn too_few_arguments() {
+fn too_few_arguments_are_refused() {
     assert!(refusal(&["source"]).contains("<DST>"));
 }

@@ -8,7 +8,7 @@ use crate::bench::{Bench, said, wait_until_written};
 #[test]
 fn an_interrupted_copy_leaves_nothing() {
     let bench = Bench::with_source(b"");
-    // Sparse, and so long that the program cannot be done before it is interrupted.
+    // Sparse, and so large that the program cannot finish before it is interrupted.
     let source = fs::File::options().write(true).open(bench.at("source")).unwrap();
     source.set_len(1 << 40).unwrap();
     for signal in ["-INT", "-TERM"] {

@@ -1,4 +1,4 @@
-//! What tests of several programs share.
+//! Code that the tests of several programs share.
 
 pub(crate) mod process;
 

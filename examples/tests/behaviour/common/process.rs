@@ -16,7 +16,7 @@ pub(crate) fn programs() -> Vec<String> {
     names
 }
 
-/// Where an example is, as a program.
+/// Returns the path of an example's program.
 fn program(name: &str) -> String {
     let test = std::env::current_exe().unwrap();
     let program = test.ancestors().nth(2).unwrap().join("examples").join(name);
@@ -24,7 +24,7 @@ fn program(name: &str) -> String {
     program.to_str().unwrap().to_owned()
 }
 
-/// An example, as a command that is ended if it takes too long.
+/// Returns the command of an example, which is killed if it takes too long.
 pub(crate) fn command(name: &str, options: &[&str]) -> Command {
     limited(&program(name), options)
 }
@@ -35,16 +35,16 @@ fn limited(program: &str, options: &[&str]) -> Command {
     command
 }
 
-/// A process that is ended if it has not ended itself in time.
+/// A process that is killed if it has not ended in time.
 pub(crate) struct Process(pub(crate) Child);
 
 impl Process {
-    /// An example, as a program.
+    /// Starts an example.
     pub(crate) fn example(name: &str, options: &[&str]) -> Self {
         Self::start(&program(name), options)
     }
 
-    /// An example that is to be killed: the very process, which nobody else ends.
+    /// Starts an example that the test kills: its own process, without a time limit.
     pub(crate) fn to_kill(name: &str, options: &[&str]) -> Self {
         Self::of(Command::new(program(name)).args(options))
     }
@@ -57,12 +57,12 @@ impl Process {
         Self::of(&mut limited(program, options))
     }
 
-    /// Where it listens, as soon as it does.
+    /// Returns the address at which it listens, as soon as it does.
     pub(crate) fn address(&mut self) -> String {
         self.line("listening on ")
     }
 
-    /// The rest of the line that begins so, as soon as it says it.
+    /// Returns the rest of the line that begins with `begin`, as soon as it is printed.
     pub(crate) fn line(&mut self, begin: &str) -> String {
         let (output, mut text) = (self.0.stdout.as_mut().unwrap(), String::new());
         loop {
@@ -80,7 +80,7 @@ impl Process {
         self.0.wait_with_output().unwrap()
     }
 
-    /// What it says, if it fails as a program does that is told something wrong.
+    /// Checks that it fails with an error message and not a panic, and returns the message.
     #[track_caller]
     pub(crate) fn fail(self) -> String {
         let output = self.end();
@@ -90,7 +90,7 @@ impl Process {
         text
     }
 
-    /// The last line of what it printed, if it succeeded.
+    /// Checks that it succeeds, and returns its last line of output.
     pub(crate) fn succeed(self) -> String {
         let output = self.end();
         assert!(output.status.success(), "{output:?}");
