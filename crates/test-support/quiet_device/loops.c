@@ -1,9 +1,9 @@
-/* What a C program writes for the same work: bare, with the checks that rdma-qp's checked posts make,
- * and with these and the credits that keep a queue from overflowing. Each returns the sum of the ids
- * that it polled, or -1. */
+/* The same work as a C program would do it. The loops exist in three kinds: bare, with the checks of rdma-qp's
+ * checked posts, and with these checks and the credits that keep a queue from overflowing. Each returns the sum of
+ * the polled ids, or -1. */
 #include "verbs.h"
 
-/* As in a loop that is written out. */
+/* Always inlined, like hand-written loops. */
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 enum { DEPTH = 16, PLACES = 64, LENGTH = 8 };
@@ -25,17 +25,17 @@ struct end {
 	struct region region;
 	struct remote remote;
 	uint32_t max_send_sge, max_recv_sge, max_inline_data;
-	/* How many more requests each queue takes. */
+	/* The number of further requests that fit into each queue. */
 	uint32_t send_credits, recv_credits;
-	/* Made beforehand, for the bare loops. */
+	/* Prepared for the bare loops. */
 	struct ibv_sge elements[PLACES];
-	/* Posts by calls. */
+	/* Posts by function calls. */
 	struct ibv_qp_ex *extended;
 };
 
 /* --- Bare --- */
 
-/* Of an unsignaled request nothing is polled. */
+/* An unsignaled request has no completion. */
 ALWAYS_INLINE void write_wr_flags(struct ibv_send_wr *wr, const struct end *end, struct ibv_sge *sge, uint64_t id,
 				  int signaled)
 {
@@ -104,7 +104,7 @@ ALWAYS_INLINE int bare_send(struct end *end, uint64_t id)
 
 /* --- With checks --- */
 
-/* Bounds and domain. */
+/* Checks bounds and domain. */
 ALWAYS_INLINE int element(const struct end *end, uint64_t offset, uint64_t length, struct ibv_sge *sge)
 {
 	const struct region *region = &end->region;
@@ -121,7 +121,7 @@ ALWAYS_INLINE int element(const struct end *end, uint64_t offset, uint64_t lengt
 	return 0;
 }
 
-/* The remote length, and what the queue takes. */
+/* Checks the remote length and the limits of the queue. */
 ALWAYS_INLINE int check(const struct end *end, const struct ibv_send_wr *wr, uint64_t remote)
 {
 	uint64_t bytes = 0;
@@ -238,14 +238,14 @@ ALWAYS_INLINE int credited_batch(struct end *end, uint64_t id)
 	return 0;
 }
 
-/* --- The loops, of each --- */
+/* --- The loops of each kind --- */
 
 #define bare_credits(end, of) NULL
 #define checked_credits(end, of) NULL
 #define credited_credits(end, of) (&(end)->of##_credits)
 
-/* Polls until there is one completion, which is that of so many requests, gives their credits back, and adds its id
- * and length to the sum. */
+/* Polls until there is one completion, which covers `requests` requests. Returns their credits, and adds its id and
+ * length to the sum. */
 ALWAYS_INLINE int take_one_of(struct ibv_cq *cq, uint32_t *credits, uint64_t *sum, uint32_t requests)
 {
 	struct ibv_wc wc;
@@ -269,7 +269,7 @@ ALWAYS_INLINE int take_one(struct ibv_cq *cq, uint32_t *credits, uint64_t *sum)
 	return take_one_of(cq, credits, sum, 1);
 }
 
-/* Polls until there were DEPTH completions. */
+/* Polls until DEPTH completions have been returned. */
 ALWAYS_INLINE int take_all(struct ibv_cq *cq, uint32_t *credits, uint64_t *sum)
 {
 	struct ibv_wc wc[DEPTH];
@@ -350,7 +350,7 @@ LOOPS(bare)
 LOOPS(checked)
 LOOPS(credited)
 
-/* A write by calls, and its poll. */
+/* A write posted by function calls, and its poll. */
 uint64_t extended_one(struct end *end, uint64_t n)
 {
 	struct ibv_qp_ex *qp = end->extended;

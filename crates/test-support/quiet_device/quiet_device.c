@@ -1,6 +1,6 @@
-/* A device that does nothing: what is posted has succeeded, and waits to be polled. It moves no data,
- * takes no lock, and serves one queue pair at a time, whose two completion queues differ or are one. What
- * is left of an operation on it is what the caller's own code costs. */
+/* A device that does nothing: a posted request has succeeded, and its completion waits to be polled. It moves no data
+ * and takes no lock. It serves one queue pair at a time, with one or two completion queues. So the cost of an operation
+ * on it is that of the caller's own code. */
 #include <errno.h>
 #include <stdlib.h>
 #include "verbs.h"
@@ -14,7 +14,7 @@ struct ring {
 	struct ibv_wc entries[ROOM];
 };
 
-/* How often each operation was called, and how many requests there were. */
+/* The number of calls of each operation, and of requests and completions. */
 struct quiet_device_calls {
 	uint64_t post_send, post_recv, poll_cq, requests, completions;
 };
@@ -26,7 +26,7 @@ static struct {
 } receives;
 static struct quiet_device_calls calls;
 
-/* That of a completion queue, from its first use on. */
+/* Returns the ring of a completion queue, and assigns one at its first use. */
 static struct ring *quiet_ring(struct ibv_cq *cq)
 {
 	struct ring *ring = rings;
@@ -99,7 +99,7 @@ static int quiet_poll_cq(struct ibv_cq *cq, int room, struct ibv_wc *wc)
 	return count;
 }
 
-/* Posts by calls: writes of one element. What was begun since the start is posted when it is completed. */
+/* Posts by function calls: writes of one element. `complete` posts the requests that were begun since `start`. */
 static struct {
 	uint64_t wr_id;
 	unsigned int flags;
@@ -138,7 +138,7 @@ static int quiet_wr_complete(struct ibv_qp_ex *qp)
 	return 0;
 }
 
-/* Has this queue pair call this device. */
+/* Redirects the calls of this queue pair to this device. */
 void quiet_device_attach_extended(struct ibv_qp_ex *qp)
 {
 	qp->wr_start = quiet_wr_start;
@@ -147,7 +147,7 @@ void quiet_device_attach_extended(struct ibv_qp_ex *qp)
 	qp->wr_complete = quiet_wr_complete;
 }
 
-/* Has the queues of this context call this device. */
+/* Redirects the calls of this context's queues to this device. */
 void quiet_device_attach(struct ibv_context *context)
 {
 	context->ops.poll_cq = quiet_poll_cq;
@@ -155,7 +155,7 @@ void quiet_device_attach(struct ibv_context *context)
 	context->ops.post_recv = quiet_post_recv;
 }
 
-/* What was called since the last time this was. */
+/* Returns the calls since the previous call of this function. */
 struct quiet_device_calls quiet_device_calls(void)
 {
 	struct quiet_device_calls now = calls;
@@ -164,7 +164,7 @@ struct quiet_device_calls quiet_device_calls(void)
 	return now;
 }
 
-/* Sizes and offsets, in the order in which the bench has those of rdma-sys. */
+/* Sizes and offsets, in the same order as those of rdma-sys in the bench. */
 const size_t quiet_device_layout[] = {
 	offsetof(struct ibv_context, ops.poll_cq),
 	offsetof(struct ibv_context, ops.post_send),

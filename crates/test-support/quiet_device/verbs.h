@@ -1,6 +1,5 @@
-/* What the data path of libibverbs looks like to a C program: as much of the ABI as the benches need,
- * so that no header has to be installed. `quiet_device_layout` lets the bench compare it with
- * rdma-sys. */
+/* The data path of libibverbs as a C program sees it: the part of the ABI that the benches need, so that no header has
+ * to be installed. The bench compares `quiet_device_layout` with rdma-sys. */
 #ifndef QUIET_VERBS_H
 #define QUIET_VERBS_H
 
@@ -49,7 +48,7 @@ struct ibv_qp {
 	uint32_t events_completed;
 };
 
-/* Of the functions that begin a request or give it data, those that are used here. */
+/* Among the functions that begin a request or set its data, only those used here. */
 struct ibv_qp_ex {
 	struct ibv_qp qp_base;
 	uint64_t comp_mask;

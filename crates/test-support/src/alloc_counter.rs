@@ -1,4 +1,4 @@
-//! An allocator that counts, over all threads of the process.
+//! An allocator that counts the allocations of all threads of the process.
 
 #![allow(unsafe_code)]
 
@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The system's allocator with a counter, for tests that assert that a data path does not allocate.
 ///
-/// The test binary makes it its global allocator and compares two snapshots. A failed allocation counts
-/// too: it was asked for. Freeing does not count.
+/// The test binary makes it its global allocator and compares two snapshots. A failed allocation counts too. Freeing
+/// does not count.
 ///
-/// Everything in the process is counted, so put such a test into a binary of its own with
-/// `harness = false`: the threads of the usual harness allocate when they like.
+/// Everything in the process is counted, so put such a test into a separate binary with `harness = false`. The threads
+/// of the default harness allocate at any time.
 ///
 /// # Examples
 ///
@@ -39,22 +39,22 @@ impl CountingAllocator {
         Self { allocations: AtomicU64::new(0), bytes: AtomicU64::new(0), freed: AtomicU64::new(0) }
     }
 
-    /// How many times memory was asked for since the process began, by `alloc`, `alloc_zeroed` or
-    /// `realloc`, on any thread.
+    /// Returns the number of allocations since the process began, by `alloc`, `alloc_zeroed` or `realloc`, on any
+    /// thread.
     ///
-    /// The work of another thread is in the count once that thread was joined or has otherwise said,
-    /// through a lock or an atomic, that it is done.
+    /// The count includes the work of another thread once that thread has been joined. Until then, it must have
+    /// signaled through a lock or an atomic that it has finished.
     pub fn allocations(&self) -> u64 {
-        // Whatever tells that the other thread is done also orders its increments before this load.
+        // The synchronization with the other thread also orders its increments before this load.
         self.allocations.load(Ordering::Relaxed)
     }
 
-    /// How many bytes were asked for since the process began, whatever was freed again meanwhile.
+    /// Returns the total size of all allocations since the process began, in bytes, including memory that was freed.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// How many bytes are allocated now.
+    /// Returns the number of bytes that are allocated now.
     pub fn in_use(&self) -> u64 {
         self.bytes().wrapping_sub(self.freed.load(Ordering::Relaxed))
     }
@@ -69,18 +69,18 @@ impl CountingAllocator {
     }
 }
 
-// SAFETY: SAFETY.md F13: every call goes unchanged to `System`, which keeps the contract of
-// `GlobalAlloc`; counting neither allocates nor unwinds.
+// SAFETY: SAFETY.md F13: every call goes unchanged to `System`, which keeps the contract of `GlobalAlloc`; counting
+// neither allocates nor unwinds.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.count(layout.size());
-        // SAFETY: SAFETY.md F13: the caller's promises are those that `System` asks for.
+        // SAFETY: SAFETY.md F13: the caller's promises are those that `System` requires.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         self.count(layout.size());
-        // SAFETY: SAFETY.md F13: the caller's promises are those that `System` asks for.
+        // SAFETY: SAFETY.md F13: the caller's promises are those that `System` requires.
         unsafe { System.alloc_zeroed(layout) }
     }
 

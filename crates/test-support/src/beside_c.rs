@@ -1,6 +1,6 @@
-//! Benches that count instructions beside C: each runs its loops under callgrind, on a device that does
-//! nothing, with n and with 2n operations. The difference, less the device's own instructions, is what the
-//! caller's code costs.
+//! Benches that compare instruction counts with C. Each runs its loops under callgrind, on a device that does nothing,
+//! with n and with 2n operations. The difference, minus the device's own instructions, is the cost of the caller's
+//! code.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -10,14 +10,14 @@ use crate::c_loops::OPERATIONS;
 use crate::callgrind::{self, Profile, profiles};
 use crate::quiet_device;
 
-/// In the environment of the run under callgrind: the shared object.
+/// The environment variable of the run under callgrind: the path of the shared object.
 const OBJECT: &str = "RDMA_QUIET_DEVICE";
 
-/// What `main` of such a bench does. `run_all` is given the shared object, and makes [`Loops`] of it; what
-/// each loop costs `compare` gets in the order in which they ran, prints a table, and says whether all is
-/// within the limits.
+/// The `main` of such a bench. `run_all` gets the path of the shared object, and makes [`Loops`] of it. `compare` gets
+/// the cost of each loop, in the order in which they ran. It prints a table and returns whether all are within the
+/// limits.
 ///
-/// It fails above the limits, without valgrind, and without gcc.
+/// Fails above the limits, and if valgrind or gcc is missing.
 ///
 /// [`Loops`]: crate::c_loops::Loops
 pub fn bench(folder: &Path, run_all: fn(&Path), compare: fn(&[Cost]) -> Option<bool>) -> ExitCode {
@@ -36,17 +36,17 @@ fn costs(folder: &Path) -> Result<Vec<Cost>, String> {
     Ok(profiles?.chunks_exact(2).map(|pair| cost(&pair[0], &pair[1])).collect())
 }
 
-/// How many instructions an operation costs.
+/// The number of instructions per operation.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Cost {
-    /// Those of the caller.
+    /// Instructions of the caller.
     pub own: f64,
-    /// Those of the device too.
+    /// Instructions of the caller and the device.
     pub all: f64,
 }
 
-/// From a run of [`OPERATIONS`] and one of twice as many.
+/// Computes the cost from a run of [`OPERATIONS`] and one of twice as many.
 #[allow(clippy::cast_precision_loss)] // a few thousand
 fn cost(once: &Profile, twice: &Profile) -> Cost {
     let own = |profile: &Profile| profile.of(|function| !function.starts_with("quiet_"));

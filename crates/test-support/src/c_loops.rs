@@ -1,6 +1,6 @@
-//! The quiet device and the loops in C, loaded.
+//! The quiet device and the loops in C, loaded from a shared object.
 #![allow(unsafe_code)]
-#![allow(clippy::expect_used)] // A bench that fails says so.
+#![allow(clippy::expect_used)] // A bench that fails panics.
 
 use std::hint::black_box;
 use std::mem::{ManuallyDrop, offset_of, size_of};
@@ -15,16 +15,16 @@ use rdma_sys::{
 
 use crate::rig::{Context, Cq, LOCAL_WRITE, Mr, Pd, Qp, REMOTE_WRITE, Size};
 
-/// How many requests are outstanding, and how many a batch has.
+/// The number of outstanding requests, and of requests in a batch.
 pub const DEPTH: usize = 16;
-/// At how many addresses the data of the requests is, in turn.
+/// The number of addresses that the requests use for their data, in turn.
 pub const PLACES: usize = 64;
-/// How long it is, in bytes.
+/// The length of the data in bytes.
 pub const LENGTH: usize = 8;
-/// Each loop runs with so many operations, and with twice as many.
+/// The number of operations of each loop, which also runs with twice as many.
 pub const OPERATIONS: u64 = 1024;
 
-/// What was called, as `struct quiet_device_calls` has it.
+/// The number of calls, like `struct quiet_device_calls`.
 #[allow(clippy::exhaustive_structs)] // as in C
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -35,43 +35,43 @@ pub struct Calls {
     pub post_recv: u64,
     /// Calls of `ibv_poll_cq`.
     pub poll_cq: u64,
-    /// How many requests there were.
+    /// The number of requests.
     pub requests: u64,
-    /// How many completions there were.
+    /// The number of completions.
     pub completions: u64,
 }
 
 impl Calls {
-    /// Those of writes, in so many posts, and taken by so many polls.
+    /// The calls of writes, with this many posts and polls.
     pub const fn writes(requests: u64, post_send: u64, poll_cq: u64) -> Self {
         Self { post_send, post_recv: 0, poll_cq, requests, completions: requests }
     }
 
-    /// Those of writes of which one in [`DEPTH`] is signaled, and polled alone.
+    /// The calls of writes when one in [`DEPTH`] is signaled, and polled alone.
     pub const fn unsignaled(n: u64) -> Self {
         let polled = n / DEPTH as u64;
         Self { completions: polled, ..Self::writes(n, n, polled) }
     }
 
-    /// Those of messages, one at a time: a receive and a send each, and a poll for either.
+    /// The calls of messages, one at a time: a receive and a send each, and a poll for either.
     pub const fn messages(n: u64) -> Self {
         let twice = 2 * n;
         Self { post_send: n, post_recv: n, poll_cq: twice, requests: twice, completions: twice }
     }
 
-    /// Those of polls that find nothing.
+    /// The calls of empty polls.
     pub const fn empty_polls(n: u64) -> Self {
         Self::writes(0, 0, n)
     }
 }
 
-/// A loop of `loops.c`. There are three of each name: `bare_`, `checked_` and `credited_`.
+/// A loop of `loops.c`. Each name exists three times: `bare_`, `checked_` and `credited_`.
 #[derive(Clone, Copy, Debug)]
 pub struct CLoop {
     name: &'static str,
-    /// What it calls, for n operations.
+    /// The calls of n operations.
     pub calls: fn(u64) -> Calls,
-    /// The sum of what it polled: ids, and lengths of messages.
+    /// The sum of the polled ids and message lengths.
     pub sum: fn(u64) -> u64,
 }
 
@@ -81,7 +81,7 @@ impl CLoop {
     /// [`DEPTH`] writes, and a poll for all.
     pub const OUTSTANDING: Self =
         Self { name: "outstanding", calls: |n| Calls::writes(n, n, n / DEPTH as u64), sum: ids };
-    /// [`DEPTH`] writes of which the last one is signaled, and a poll for it.
+    /// [`DEPTH`] writes, the last of them signaled, and a poll for that one.
     pub const UNSIGNALED: Self = Self {
         name: "unsignaled",
         calls: Calls::unsignaled,
@@ -98,13 +98,13 @@ impl CLoop {
         Self { name: "messages", calls: Calls::messages, sum: |n| 2 * ids(n) + n * LENGTH as u64 };
 }
 
-/// The sum of the ids of n operations.
+/// Returns the sum of the ids of n operations.
 pub const fn ids(n: u64) -> u64 {
     n * (n - 1) / 2
 }
 
-/// Runs each loop with [`OPERATIONS`] and with twice as many, and has callgrind count both.
-#[allow(missing_debug_implementations)] // as the rig
+/// Runs each loop with [`OPERATIONS`] and with twice as many, and lets callgrind count both.
+#[allow(missing_debug_implementations)] // like the rig
 pub struct Loops {
     object: CObject,
     end: End,
@@ -115,14 +115,14 @@ pub struct Loops {
 }
 
 impl Loops {
-    /// From now on, what is posted to queue pairs of this context goes to the quiet device of this object.
+    /// Redirects all posts to queue pairs of this context to the quiet device of this object.
     ///
     /// # Panics
-    /// If it cannot be loaded, or was made for other structs than those of rdma-sys.
+    /// The object cannot be loaded, or was compiled for other structs than those of rdma-sys.
     ///
     /// # Safety
-    /// The object is what [`compile`](crate::quiet_device::compile) has made. The context lives as long as
-    /// this, nobody uses objects of it but in the loops, and they post to one queue pair.
+    /// The object was built by [`compile`](crate::quiet_device::compile). The context outlives this value, its objects
+    /// are used only in the loops, and they post to one queue pair.
     pub unsafe fn new(object: &Path, context: *mut ibv_context) -> Self {
         // SAFETY: the same contract.
         let object = unsafe { CObject::load(object) };
@@ -130,7 +130,7 @@ impl Loops {
         let owned = ManuallyDrop::new(Context(context));
         let pd = owned.pd();
         let (send_cq, recv_cq) = (owned.cq(64), owned.cq(64));
-        // Never connected: the quiet device does not ask.
+        // Never connected: the quiet device does not check.
         let qp = pd.qp(&send_cq, &recv_cq, &Size::default());
         let memory = pd.register(PLACES * LENGTH, LOCAL_WRITE | REMOTE_WRITE);
         let end = End::new(&qp, &send_cq, &recv_cq, &pd, &memory);
@@ -142,15 +142,15 @@ impl Loops {
     /// Runs a loop in C: `kind` is `bare`, `checked` or `credited`.
     ///
     /// # Panics
-    /// If it does not do what it says.
+    /// Its calls or its sum are not the expected ones.
     pub fn c(&mut self, kind: &str, work: CLoop) {
         self.run_c(&format!("{kind}_{}", work.name), work.calls, work.sum);
     }
 
-    /// Runs a loop in Rust, which does such calls, and adds up so much.
+    /// Runs a loop in Rust with these calls and this sum.
     ///
     /// # Panics
-    /// If it does not.
+    /// The calls or the sum differ.
     pub fn rust(
         &mut self,
         name: &str,
@@ -161,19 +161,19 @@ impl Loops {
         both(&self.object, name, calls, sum, work);
     }
 
-    /// Runs polls in C that find nothing.
+    /// Runs empty polls in C.
     ///
     /// # Panics
-    /// If they find something.
+    /// A poll returns a completion.
     pub fn empty_polls(&mut self) {
         self.run_c("empty_polls", Calls::empty_polls, |_| 0);
     }
 
-    /// From now on, what is posted to this queue pair by calls goes to the quiet device, and
-    /// [`extended`](Self::extended) posts to it.
+    /// Redirects posts to this queue pair by function calls to the quiet device; [`extended`](Self::extended) posts to
+    /// it.
     ///
     /// # Safety
-    /// The queue pair lives as long as this, posts by calls, and is of the context.
+    /// The queue pair outlives this value, posts by function calls, and belongs to the context.
     pub unsafe fn attach_extended(&mut self, qp: *mut ibv_qp_ex) {
         type Attach = unsafe extern "C" fn(*mut ibv_qp_ex);
         // SAFETY: the type that the C file has.
@@ -183,12 +183,12 @@ impl Loops {
         self.end.extended = qp;
     }
 
-    /// Runs writes in C that are posted by calls, each with its poll.
+    /// Runs writes in C that are posted by function calls, each with its poll.
     ///
     /// # Panics
-    /// Before [`attach_extended`](Self::attach_extended), or if it does not do what it says.
+    /// [`attach_extended`](Self::attach_extended) was not called, or the calls or the sum are not the expected ones.
     pub fn extended(&mut self) {
-        assert!(!self.end.extended.is_null(), "no queue pair that posts by calls");
+        assert!(!self.end.extended.is_null(), "no queue pair that posts by function calls");
         self.run_c("extended_one", CLoop::ONE.calls, CLoop::ONE.sum);
     }
 
@@ -197,11 +197,11 @@ impl Loops {
         let Self { object, end, .. } = self;
         // SAFETY: the type of all loops.
         let function = unsafe { object.symbol::<Loop>(name) };
-        // SAFETY: the objects that `end` names are live as long as this.
+        // SAFETY: the objects that `end` names outlive this call.
         both(object, name, calls, sum, &mut |n| unsafe { function(end, n) });
     }
 
-    /// What was called since a loop ended, or since the last time that it was asked.
+    /// Returns the calls since the last loop ended, or since the previous call of this function.
     pub fn calls(&self) -> Calls {
         self.object.calls()
     }
@@ -220,7 +220,7 @@ fn both(
     }
 }
 
-/// What callgrind counts. It finds the function by its name.
+/// The function that callgrind counts, which it finds by name.
 #[inline(never)]
 pub fn counted(work: &mut dyn FnMut(u64) -> u64, n: u64) -> u64 {
     black_box(work(black_box(n)))
@@ -258,7 +258,7 @@ struct Remote {
     rkey: u32,
 }
 
-/// How many requests a queue takes to begin with.
+/// The initial number of requests that fit into a queue.
 const CREDITS: u32 = 16;
 
 impl End {
@@ -282,7 +282,7 @@ impl End {
     }
 }
 
-/// As `quiet_device_layout` has it.
+/// The same offsets as `quiet_device_layout`.
 const LAYOUT: [usize; 21] = [
     offset_of!(ibv_context, ops) + offset_of!(ibv_context_ops, poll_cq),
     offset_of!(ibv_context, ops) + offset_of!(ibv_context_ops, post_send),
@@ -307,32 +307,32 @@ const LAYOUT: [usize; 21] = [
     offset_of!(ibv_qp_ex, wr_complete),
 ];
 
-/// What [`compile`](crate::quiet_device::compile) has made, loaded.
+/// The loaded shared object of [`compile`](crate::quiet_device::compile).
 struct CObject(Library);
 
 impl CObject {
     /// # Safety
-    /// It is what [`compile`](crate::quiet_device::compile) has made.
+    /// The object was built by [`compile`](crate::quiet_device::compile).
     unsafe fn load(object: &Path) -> Self {
         // SAFETY: it has no initialisers.
         let library = unsafe { Library::new(object) }.expect("what gcc made can be loaded");
         // SAFETY: the type that the C file has.
         let layout = unsafe { library.get::<*const [usize; 21]>(b"quiet_device_layout") };
         // SAFETY: a constant of the object, which stays loaded.
-        let layout = unsafe { **layout.expect("it is there") };
+        let layout = unsafe { **layout.expect("the layout is in the object") };
         assert_eq!(layout, LAYOUT, "verbs.h of the quiet device is not what rdma-sys has");
         Self(library)
     }
 
     /// # Safety
-    /// The type is that of the C file.
+    /// The type is that of the symbol in the C file.
     unsafe fn symbol<T>(&self, name: &str) -> Symbol<'_, T> {
         // SAFETY: the same contract.
         unsafe { self.0.get(name.as_bytes()) }.expect("it is in the object")
     }
 
     /// # Safety
-    /// That of [`Loops::new`].
+    /// The same as for [`Loops::new`].
     unsafe fn attach(&self, context: *mut ibv_context) {
         type Attach = unsafe extern "C" fn(*mut ibv_context);
         // SAFETY: the type that the C file has.
@@ -341,7 +341,7 @@ impl CObject {
         unsafe { attach(context) };
     }
 
-    /// What was called since the last time that it was asked.
+    /// Returns the calls since the previous call of this function.
     fn calls(&self) -> Calls {
         // SAFETY: the type that the C file has.
         let calls = unsafe { self.symbol::<unsafe extern "C" fn() -> Calls>("quiet_device_calls") };

@@ -1,36 +1,35 @@
-//! Counting instructions with valgrind's callgrind.
+//! Counts instructions with valgrind's callgrind.
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
-/// What one call of a function named `…counted…` cost, in instructions, by the function that they
-/// belong to.
+/// The instructions of one call of a function named `…counted…`, by function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Profile {
     functions: HashMap<String, u64>,
 }
 
 impl Profile {
-    /// The instructions of those functions whose name fits.
+    /// Returns the instructions of all functions whose name matches.
     pub fn of(&self, fits: impl Fn(&str) -> bool) -> u64 {
         self.functions.iter().filter(|(name, _)| fits(name)).map(|(_, cost)| cost).sum()
     }
 
-    /// All instructions.
+    /// Returns all instructions.
     pub fn total(&self) -> u64 {
         self.of(|_| true)
     }
 
-    /// Reads a dump of callgrind. What calls cost the caller is left out: it is in the callee's lines.
+    /// Parses a dump of callgrind. The inclusive cost of calls is left out: it is in the callee's lines.
     fn parse(dump: &str) -> Option<Self> {
         let (mut names, mut functions) = (HashMap::new(), HashMap::new());
         let (mut current, mut after_calls) = (None, false);
         for line in dump.lines() {
             let function = line.strip_prefix("fn=").or_else(|| line.strip_prefix("cfn="));
             if let Some((id, name)) = function.and_then(|rest| rest.split_once(')')) {
-                // "(7) name" the first time, "(7)" afterwards.
+                // "(7) name" at first, "(7)" afterwards.
                 if !name.is_empty() {
                     names.insert(id, name.trim());
                 }
@@ -51,10 +50,9 @@ impl Profile {
     }
 }
 
-/// What `main` of a bench does outside of callgrind: `compare` prints a table and says whether all is
-/// within the limits.
+/// The `main` of a bench outside callgrind: `compare` prints a table and returns whether all are within the limits.
 pub fn bench(compare: impl FnOnce() -> Result<bool, String>) -> ExitCode {
-    // `cargo test --benches` only wants to see that it starts.
+    // `cargo test --benches` only checks that it starts.
     if !env::args().any(|argument| argument == "--bench") {
         return ExitCode::SUCCESS;
     }
@@ -68,16 +66,16 @@ pub fn bench(compare: impl FnOnce() -> Result<bool, String>) -> ExitCode {
     }
 }
 
-/// Runs this program once more, under callgrind, with this in its environment, and gives a profile of
-/// each call that it makes of a function with `counted` in its name, in order. Nothing else is counted.
+/// Runs this program again under callgrind, with this environment. Returns a profile of each call of a function with
+/// `counted` in its name, in order. Nothing else is counted.
 ///
 /// # Errors
-/// A message that says what to do, if there is no valgrind; or what valgrind or the program said.
+/// A message with the remedy if valgrind is missing; or the error output of valgrind or the program.
 pub fn profiles(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profile>, String> {
     let folder = folder.join(format!("callgrind-{}", std::process::id()));
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let found = run(environment, &folder);
-    // What is left of it disturbs nobody.
+    // A failure to remove it has no effect.
     let _ = fs::remove_dir_all(&folder);
     found
 }
@@ -85,7 +83,7 @@ pub fn profiles(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profi
 fn run(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profile>, String> {
     let program = env::current_exe().map_err(|error| error.to_string())?;
     let output = Command::new("valgrind")
-        // Two patterns for one thing: of two options with the same one, valgrind obeys one.
+        // Two patterns for one name: of two options with the same pattern, valgrind obeys only one.
         .args(["--tool=callgrind", "--zero-before=*count?d", "--dump-after=*counte?"])
         .arg(format!("--callgrind-out-file={}", folder.join("out").display()))
         .arg(program)
@@ -97,7 +95,7 @@ fn run(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profile>, Stri
         return Err(format!("under valgrind: {}\n{report}", output.status));
     }
     let mut profiles = Vec::new();
-    // The dump without a number is of the end of the program.
+    // The dump without a number is that of the end of the program.
     for number in 1.. {
         let Ok(dump) = fs::read_to_string(folder.join(format!("out.{number}"))) else { break };
         let profile = Profile::parse(&dump).ok_or_else(|| format!("not understood:\n{dump}"))?;
@@ -122,6 +120,6 @@ mod tests {
         assert_eq!(profile.of(|name| name == "one"), 15);
         assert_eq!(profile.of(|name| name == "two"), 100);
         assert_eq!(profile.total(), 115);
-        assert_eq!(Profile::parse("fn=(3)\n1 2\n"), None, "a name that was never said");
+        assert_eq!(Profile::parse("fn=(3)\n1 2\n"), None, "a name that was never defined");
     }
 }

@@ -1,4 +1,4 @@
-//! Clients of TCP that connect, say something, and hold on: what a listener has to serve others beside.
+//! TCP clients that connect, send a few bytes, and stay connected: a listener must serve others nevertheless.
 #![allow(clippy::expect_used, clippy::panic)] // helpers of tests
 
 use std::io::{ErrorKind, Read, Write};
@@ -10,17 +10,17 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// A longer wait is a hang.
+/// A longer wait counts as a hang.
 const HANG: Duration = Duration::from_secs(60);
 
-/// An address of this host beside 127.0.0.1, from which `connect` of a program does not come.
+/// An address of this host other than 127.0.0.1, which a program's `connect` does not use.
 pub const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-/// Connects that many clients from that address, each of which says this and then nothing. They are connected when this
-/// returns, and it does not matter whether the listener has accepted them.
+/// Connects `count` clients from this address. Each sends these bytes and then nothing. They are connected when this
+/// returns, whether or not the listener has accepted them.
 ///
 /// # Panics
-/// If they do not get a connection.
+/// A client gets no connection.
 #[must_use]
 pub fn crowd(from: Ipv4Addr, to: SocketAddr, count: usize, says: &[u8]) -> Vec<TcpStream> {
     let clients: Vec<_> = (0..count).map(|_| begin(from, to)).collect();
@@ -28,9 +28,9 @@ pub fn crowd(from: Ipv4Addr, to: SocketAddr, count: usize, says: &[u8]) -> Vec<T
         let mut files = [PollFd::new(client, PollFlags::OUT)];
         let limit = Timespec::try_from(HANG).ok();
         let ready = poll(&mut files, limit.as_ref()).expect("poll");
-        assert_eq!(ready, 1, "a client does not get a connection to {to}");
+        assert_eq!(ready, 1, "a client gets no connection to {to}");
         assert!(client.take_error().expect("the error of a socket").is_none());
-        // A client that was dropped already says nothing.
+        // A write to a client that was already dropped fails.
         let _ = client.write(says);
     }
     clients
@@ -46,10 +46,10 @@ fn begin(from: Ipv4Addr, to: SocketAddr) -> TcpStream {
     }
 }
 
-/// Everything that a listener says to a client until it ends the stream.
+/// Returns everything that a listener sends to a client until it ends the stream.
 ///
 /// # Panics
-/// If it does not end.
+/// The stream does not end.
 #[must_use]
 pub fn last_words(mut client: &TcpStream) -> Vec<u8> {
     client.set_nonblocking(false).expect("a blocking socket");
@@ -57,24 +57,24 @@ pub fn last_words(mut client: &TcpStream) -> Vec<u8> {
     let mut said = Vec::new();
     match client.read_to_end(&mut said) {
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-            panic!("the listener keeps the client")
+            panic!("the listener does not disconnect the client")
         }
-        // A stream that is reset has ended.
+        // A reset ends the stream too.
         _ => said,
     }
 }
 
-/// Returns true if the listener has neither said anything to a client nor ended its stream.
+/// Returns true if the listener has neither sent anything to a client nor ended its stream.
 #[must_use]
 pub fn is_kept(client: &TcpStream) -> bool {
     client.set_nonblocking(true).expect("a non-blocking socket");
     matches!(client.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
 }
 
-/// Lets this process have at least that many files open.
+/// Raises the limit of open files of this process to at least `needed`.
 ///
 /// # Panics
-/// If the hard limit is lower.
+/// The hard limit is lower.
 pub fn allow_files(needed: u64) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_some_and(|current| current < needed) {

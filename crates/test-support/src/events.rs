@@ -1,4 +1,4 @@
-//! Events of `tracing`, as a test hears them.
+//! Events of `tracing`, collected by a test.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use tracing::{Level, Metadata, Subscriber};
 pub struct Event {
     /// The name of the span; `None` for an event.
     pub span: Option<&'static str>,
-    /// How important it is.
+    /// The level of the event.
     pub level: Level,
-    /// What it is of.
+    /// The target of the event.
     pub target: &'static str,
     /// Names and values, as text.
     pub fields: Vec<(&'static str, String)>,
@@ -27,7 +27,7 @@ impl Event {
         Self { span, level, target, fields: Vec::new() }
     }
 
-    /// The value of a field.
+    /// Returns the value of a field.
     pub fn field(&self, name: &str) -> Option<&str> {
         self.fields.iter().find(|field| field.0 == name).map(|field| field.1.as_str())
     }
@@ -43,7 +43,7 @@ impl Visit for Event {
     }
 }
 
-/// A subscriber that calls a function for each event and each span that opens, on the thread that makes it.
+/// A subscriber that calls a function for each event and each span that opens, on the thread that emits it.
 #[derive(Debug)]
 pub struct Hears<F>(pub F);
 
@@ -75,7 +75,7 @@ impl<F: Fn(Event) + 'static> Subscriber for Hears<F> {
     fn exit(&self, _: &Id) {}
 }
 
-/// What `work` returns, and how many of the events that it makes on this thread are such ones.
+/// Returns the result of `work`, and the number of matching events that it emitted on this thread.
 pub fn count<T>(
     which: impl Fn(&Event) -> bool + Send + Sync + 'static,
     work: impl FnOnce() -> T,

@@ -1,9 +1,8 @@
 //! Faults that a test plants on purpose.
 
-/// One byte of a stream that is changed in flight, to show that a checksum notices.
+/// A byte of a stream that is changed in flight, to show that a checksum detects it.
 ///
-/// The code under test calls [`apply`](Self::apply) on each payload that passes; all payloads but one
-/// stay as they are.
+/// The code under test calls [`apply`](Self::apply) on each payload; only one payload is changed.
 ///
 /// # Examples
 ///
@@ -24,8 +23,8 @@ pub struct ByteFlip {
 }
 
 impl ByteFlip {
-    /// Inverts all bits of the byte if it is in this payload, whose first byte has the offset
-    /// `stream_offset`. Says whether it was.
+    /// Inverts all bits of the byte if it is in this payload, whose first byte has the offset `stream_offset`. Returns
+    /// true if it was.
     pub fn apply(self, stream_offset: u64, payload: &mut [u8]) -> bool {
         let byte = self
             .at

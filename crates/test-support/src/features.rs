@@ -21,7 +21,7 @@ pub enum Feature {
     Uc,
     /// Queue pairs of datagrams.
     Ud,
-    /// So many bytes of inline data.
+    /// Inline data of this many bytes.
     Inline(u32),
 }
 
@@ -33,7 +33,7 @@ impl Feature {
             Self::SharedReceiveQueues => "shared receive queues",
             Self::Uc => "queue pairs of unreliable connections",
             Self::Ud => "queue pairs of datagrams",
-            Self::Inline(_) => "inline data of so many bytes",
+            Self::Inline(_) => "inline data of that size",
         }
     }
 }
@@ -41,7 +41,7 @@ impl Feature {
 /// Returns true if the device has the feature.
 ///
 /// # Panics
-/// If no device has that name. The caller installs the software devices before.
+/// No device has this name. The caller must install the software devices before.
 #[must_use]
 pub fn has(device: &str, feature: Feature) -> bool {
     let context = Context::open(device);
@@ -60,7 +60,7 @@ pub fn has(device: &str, feature: Feature) -> bool {
 /// The line goes to standard error even if the test harness captures output, so that each run shows its skips.
 ///
 /// # Panics
-/// Same as [`has`].
+/// Panics like [`has`].
 #[must_use]
 pub fn lacks(device: &str, feature: Feature) -> bool {
     let lacks = !has(device, feature);
@@ -79,13 +79,13 @@ pub fn has_atomics(context: &Context) -> bool {
     context.query_device().atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE
 }
 
-/// No query reports it, so this creates a queue pair.
+/// Returns true if the device has inline data of this size. No query reports it, so this creates a queue pair.
 fn has_inline(context: &Context, bytes: u32) -> bool {
     let (cq, pd) = (context.cq(4), context.pd());
     pd.try_qp(&cq, &cq, &Size { inline: bytes, ..Size::default() }).is_ok()
 }
 
-/// Returns true if the device has queue pairs of that type. No query reports it, so this creates one.
+/// Returns true if the device has queue pairs of this type. No query reports it, so this creates one.
 #[must_use]
 pub fn has_type(context: &Context, qp_type: ibv_qp_type) -> bool {
     let (cq, pd) = (context.cq(4), context.pd());

@@ -1,9 +1,9 @@
-//! A flag for threads that go on until others have ended.
+//! A flag for threads that continue until others have ended.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Sets a flag when it is dropped, also by a panic: a thread that goes on until then ends, and the test fails and
-/// does not hang.
+/// Sets a flag when it is dropped, even by a panic. Then a thread that waits for the flag ends, and the test fails
+/// instead of hanging.
 ///
 /// # Examples
 ///

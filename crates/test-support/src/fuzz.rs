@@ -1,5 +1,5 @@
-//! What the inputs of fuzz targets are made of: records of numbers, the lower bytes first. Behind the end of an input
-//! are zeros.
+//! The format of the inputs of fuzz targets: records of numbers, the lower bytes first. Zeros follow the end of an
+//! input.
 #![allow(clippy::expect_used)] // A failing helper fails its test.
 
 use std::fmt::Debug;
@@ -9,12 +9,12 @@ use std::{env, fs};
 
 use arbitrary::{Arbitrary, Unstructured};
 
-/// The next number.
+/// Reads the next number.
 pub fn number<'a, T: Arbitrary<'a>>(input: &mut Unstructured<'a>) -> T {
-    input.arbitrary().expect("behind the end are zeros")
+    input.arbitrary().expect("zeros follow the end")
 }
 
-/// Says what the input does, to who reproduces a finding.
+/// Prints a step of the input, to help reproduce a finding.
 pub fn trace(step: &impl Debug) {
     static ASKED: LazyLock<bool> = LazyLock::new(|| env::var_os("RDMA_FUZZ_TRACE").is_some());
     if *ASKED {
@@ -22,14 +22,14 @@ pub fn trace(step: &impl Debug) {
     }
 }
 
-/// Writes an input to where the fuzzer looks for what it begins with: `temporary` is the test's `CARGO_TARGET_TMPDIR`.
+/// Writes an input to the folder of the fuzzer's seeds: `temporary` is the test's `CARGO_TARGET_TMPDIR`.
 pub fn write_seed(temporary: &str, target: &str, name: &str, bytes: &[u8]) {
     let folder = Path::new(temporary).join("fuzz").join(target);
     fs::create_dir_all(&folder).expect("a folder for seeds");
     fs::write(folder.join(name), bytes).expect("a seed");
 }
 
-/// Defines records, which are read from an input and written to a seed.
+/// Defines records that are read from an input and written to a seed.
 #[macro_export]
 macro_rules! fuzz_record {
     ($(#[$about:meta])* $name:ident { $($(#[$note:meta])* $field:ident: $number:ty,)+ }) => {

@@ -1,22 +1,22 @@
-//! What the tests and benches of this workspace share. Never published.
+//! Code that the tests and benches of this workspace share. Never published.
 //!
 //! - [`alloc_counter`]: proof that a piece of code does not allocate, on any thread.
-//! - [`beside_c`]: benches of instructions, beside C.
-//! - [`c_loops`]: C programs that post and poll, to compare with.
-//! - [`callgrind`]: how many instructions a piece of code takes.
-//! - [`crowd`]: clients of TCP that hold on.
-//! - [`events`]: events of `tracing`, as a test hears them.
+//! - [`beside_c`]: benches that compare instruction counts with C.
+//! - [`c_loops`]: C programs that post and poll, for comparison.
+//! - [`callgrind`]: counts of the instructions of a piece of code.
+//! - [`crowd`]: TCP clients that stay connected.
+//! - [`events`]: events of `tracing`, collected by a test.
 //! - [`fault`]: faults that a test plants on purpose, as plain data.
-//! - [`features`]: whether a device has what a test needs.
-//! - [`flag`]: a flag for threads that go on until others have ended.
-//! - [`fuzz`]: what the inputs of fuzz targets are made of.
-//! - [`program`]: starting programs of the target, in an emulator where there is one.
-//! - [`quiet_device`]: a device that does nothing, beside which the caller's own code is counted.
+//! - [`features`]: checks whether a device has the features that a test needs.
+//! - [`flag`]: a flag for threads that continue until others have ended.
+//! - [`fuzz`]: the format of the inputs of fuzz targets.
+//! - [`program`]: starting programs of the target, in an emulator if necessary.
+//! - [`quiet_device`]: a device that does nothing, for counting the caller's own code.
 //! - [`rig`]: the verbs as C calls them, for tests of devices.
 //! - [`system_calls`]: proof that a piece of code makes no system call.
-//! - [`mod@twins`]: what must not compile, beside what does.
+//! - [`mod@twins`]: code that must not compile, next to code that does.
 //!
-//! Of the workspace it uses only the two lowest crates, so that every other one can use it.
+//! It only uses the two lowest crates of the workspace, so that every other crate can use it.
 
 pub mod alloc_counter;
 pub mod beside_c;

@@ -1,45 +1,45 @@
-//! Programs that were built for the target of the tests, which need not be this machine: where an emulator
-//! runs the tests, what they start has to be run by it too.
+//! Programs that were built for the target of the tests, which may differ from this machine. Where an emulator runs the
+//! tests, it must also run the programs that they start.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::process::Command;
 
-/// What starts programs of the target, with its arguments, as in cargo's `runner`; unset where the kernel
-/// does.
+/// The command that starts programs of the target, with its arguments, as in cargo's `runner`. Unset where the kernel
+/// can start them.
 const EMULATOR: &str = "RDMA_TEST_EMULATOR";
 
 /// Set in the second process of [`in_own_process`].
 const OWN: &str = "RDMA_TEST_OWN_PROCESS";
 
-/// A command that runs this program of the target.
+/// Returns a command that runs this program of the target.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     words_of(env::var(EMULATOR).ok().as_deref(), program.as_ref())
 }
 
-/// A command that runs this test's own program once more.
+/// Returns a command that runs this test's own program again.
 ///
 /// # Panics
-/// If the system does not say where it is.
+/// The system does not report the path of the program.
 #[expect(clippy::expect_used, reason = "a failing helper fails its test")]
 #[must_use]
 pub fn this_program() -> Command {
-    command(env::current_exe().expect("the place of this program"))
+    command(env::current_exe().expect("the path of this program"))
 }
 
-/// Runs `work` in a process of its own: this program once more, with that test alone, which is all of the test. Its name
-/// has the path of its module.
+/// Runs `work` in a separate process: this program again, with only this test, which must consist of this call. The
+/// test's name has the path of its module.
 ///
 /// # Panics
-/// If that process fails, or has no test of that name.
+/// That process fails, or has no test of that name.
 pub fn in_own_process(test: &str, work: impl FnOnce()) {
     in_own_process_with(test, |_| {}, work);
 }
 
-/// Same as [`in_own_process`], with a command that was prepared: the environment of the process, for one.
+/// Like [`in_own_process`], with a prepared command, for example with another environment.
 ///
 /// # Panics
-/// Same as [`in_own_process`].
+/// Panics like [`in_own_process`].
 #[expect(clippy::expect_used, reason = "a failing helper fails its test")]
 pub fn in_own_process_with(test: &str, prepare: impl FnOnce(&mut Command), work: impl FnOnce()) {
     if env::var_os(OWN).is_some() {
@@ -54,13 +54,13 @@ pub fn in_own_process_with(test: &str, prepare: impl FnOnce(&mut Command), work:
     assert!(output.status.success() && said.contains(" 1 passed"), "`{test}`: {said}{failure}");
 }
 
-/// Whether an emulator runs the tests, which may do by itself what a test would blame on the program.
+/// Returns true if an emulator runs the tests, which may itself do things that a test would attribute to the program.
 #[must_use]
 pub fn is_emulated() -> bool {
     env::var_os(EMULATOR).is_some_and(|emulator| !emulator.is_empty())
 }
 
-/// The C compiler that makes programs of the target: what `CC` says, or `cc`.
+/// Returns the C compiler for programs of the target: the value of `CC`, or `cc`.
 #[must_use]
 pub fn c_compiler() -> Command {
     Command::new(env::var_os("CC").unwrap_or_else(|| OsString::from("cc")))
@@ -74,16 +74,16 @@ fn words_of(emulator: Option<&str>, program: &OsStr) -> Command {
     command
 }
 
-/// Waits until all other threads of this process sleep: until then those that a device has started may allocate.
+/// Waits until all other threads of this process sleep: until then, threads of a device may allocate.
 ///
 /// # Panics
-/// If `/proc` cannot be read.
+/// `/proc` cannot be read.
 #[allow(clippy::expect_used)] // a helper of tests
 pub fn await_threads() {
     let own = std::fs::read_link("/proc/thread-self").expect("this thread");
     let sleeps = |thread: std::fs::DirEntry| {
         let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        // Behind the name, `man 5 proc_pid_stat`; a thread that has ended has none.
+        // After the name, `man 5 proc_pid_stat`; a thread that has ended has none.
         let state = stat.rsplit_once(") ").map_or("S", |(_, behind)| behind);
         Some(&*thread.file_name()) == own.file_name() || state.starts_with('S')
     };
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn this_program_runs_once_more() {
+    fn this_program_can_be_run_again() {
         let listed = this_program().args(["--list", "--exact", "no such test"]).output().unwrap();
         assert!(listed.status.success(), "{listed:?}");
     }

@@ -5,13 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Compiles the quiet device and the C loops into one shared object, as `gcc -O2` does it.
+/// Compiles the quiet device and the C loops into one shared object, with `gcc -O2`.
 ///
-/// `quiet_device/quiet_device.c` is the device, and `loops.c` beside it has the loops. The functions that
-/// are reached through `ops` are named `quiet_…`; [`c_loops`](crate::c_loops) has the others.
+/// `quiet_device/quiet_device.c` is the device, and `loops.c` in the same folder has the loops. The functions that are
+/// called through `ops` are named `quiet_…`; [`c_loops`](crate::c_loops) has the others.
 ///
 /// # Errors
-/// A message that says what to do, if there is no gcc; or what gcc said.
+/// A message with the remedy if gcc is missing; or the error output of gcc.
 pub fn compile(folder: &Path) -> Result<PathBuf, String> {
     fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("quiet_device");

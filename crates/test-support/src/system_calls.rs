@@ -1,7 +1,7 @@
 //! Proof that a piece of code makes no system call: the kernel stops the first one.
 //!
-//! The piece runs in a process of its own, since a filter of system calls cannot be taken away again
-//! (`man 2 seccomp`). Calls that the kernel serves without being entered (`man 7 vdso`) are none.
+//! The piece runs in a separate process, since a filter of system calls cannot be removed (`man 2 seccomp`). Calls that
+//! are served without entering the kernel (`man 7 vdso`) do not count.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_long, c_ulong, c_void};
@@ -10,10 +10,10 @@ use std::mem::MaybeUninit;
 use std::process::Command;
 use std::ptr;
 
-/// What a process ends with that can have no filter.
+/// The exit status of a process that cannot install a filter.
 const NO_FILTER: c_int = 254;
 
-/// Runs the piece, and ends the process, with what [`first_system_call`] understands. It does not return.
+/// Runs the piece, and ends the process with a status for [`first_system_call`]. It does not return.
 pub fn end_at_first_system_call(piece: impl FnOnce()) {
     let status = if filter() {
         piece();
@@ -24,18 +24,20 @@ pub fn end_at_first_system_call(piece: impl FnOnce()) {
     end(status)
 }
 
-/// By the call alone, that the filter lets through. A sanitizer makes more calls in `_exit`, and before any function
-/// that says that it does not return.
+/// Ends the process by the only call that the filter allows. A sanitizer makes more calls in `_exit`, and before any
+/// function that is declared not to return.
 fn end(status: c_int) {
     // SAFETY: SAFETY.md F15: it ends the process.
     unsafe { libc::syscall(libc::SYS_exit_group, status) };
 }
 
-/// Runs a program that [ends at its first system call](end_at_first_system_call): the number of that call
-/// (`man 2 syscalls`), or that of another if it is above 252. `None` if it made none.
+/// Runs a program that [ends at its first system call](end_at_first_system_call).
+///
+/// Returns the number of that call (`man 2 syscalls`), or another number if it is above 252; `None` if the program made
+/// no call.
 ///
 /// # Panics
-/// If the program does not run, or there can be no filter.
+/// The program does not run, or the kernel refuses the filter.
 #[expect(clippy::expect_used, reason = "a failing helper fails its test")]
 pub fn first_system_call(program: &mut Command) -> Option<c_int> {
     let status = program.status().expect("the program runs");
@@ -44,12 +46,12 @@ pub fn first_system_call(program: &mut Command) -> Option<c_int> {
     (code > 0).then(|| code - 1)
 }
 
-/// From now on this thread is stopped at each call but those that end the process and the handler of a signal.
+/// Stops this thread from now on at each call, except those that end the process or handle a signal.
 fn filter() -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     let set_up = action.as_mut_ptr();
     let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = stop;
-    // SAFETY: SAFETY.md F15: a field of the struct that is being set up; zeros are the rest of it.
+    // SAFETY: SAFETY.md F15: a field of the struct that is being set up; the rest of it is zeros.
     unsafe { (*set_up).sa_sigaction = handler as libc::sighandler_t };
     // SAFETY: SAFETY.md F15: likewise.
     unsafe { (*set_up).sa_flags = libc::SA_SIGINFO };
@@ -63,7 +65,7 @@ fn filter() -> bool {
     let allowed = [libc::SYS_exit_group, libc::SYS_rt_sigreturn, clock];
     let mut program = vec![load(0)];
     for (n, call) in (0_u8..).zip(allowed) {
-        // To the last one, which lets it through.
+        // Jumps to the last instruction, which allows the call.
         let skipped = 3 - n;
         program.push(instruction(
             libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
@@ -75,19 +77,19 @@ fn filter() -> bool {
     install(&mut program)
 }
 
-/// Has this thread, and those that it starts from now on, find a kernel without a socket option: to set it fails with
-/// `ENOPROTOOPT` (`man 2 setsockopt`).
+/// Makes a kernel without this socket option, for this thread and those that it starts from now on: setting it fails
+/// with `ENOPROTOOPT` (`man 2 setsockopt`).
 ///
 /// # Panics
-/// If there can be no filter.
+/// The kernel refuses the filter.
 pub fn refuse_socket_option(level: c_int, option: c_int) {
-    /// Where the number of the call is, and its second and third argument (`struct seccomp_data`).
+    /// The offsets of the number of the call and of its second and third argument (`struct seccomp_data`).
     const NUMBER: u32 = 0;
     const LEVEL: u32 = if cfg!(target_endian = "little") { 24 } else { 28 };
     const OPTION: u32 = LEVEL + 8;
     let load = |at| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, at);
     let give = |what| instruction(libc::BPF_RET | libc::BPF_K, 0, what);
-    // Where it is another value, on to what lets the call through.
+    // If the value differs, jumps to the instruction that allows the call.
     let expect = |value, behind| libc::sock_filter {
         jf: behind,
         ..instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, value)
@@ -106,14 +108,14 @@ pub fn refuse_socket_option(level: c_int, option: c_int) {
     assert!(install(&mut program), "the kernel refuses filters of system calls");
 }
 
-/// From now on the filter looks at the calls of this thread, and of those that it starts.
+/// Applies the filter from now on to the calls of this thread, and of those that it starts.
 fn install(program: &mut [libc::sock_filter]) -> bool {
     let filter = libc::sock_fprog {
         len: u16::try_from(program.len()).unwrap_or(u16::MAX),
         filter: program.as_mut_ptr(),
     };
     let (one, zero): (c_ulong, c_ulong) = (1, 0);
-    // SAFETY: SAFETY.md F15: numbers alone.
+    // SAFETY: SAFETY.md F15: only numbers.
     let quiet = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, one, zero, zero, zero) };
     let mode = libc::SECCOMP_MODE_FILTER;
     // SAFETY: SAFETY.md F15: the program and its instructions live during the call, which reads them.
@@ -134,12 +136,12 @@ extern "C" fn stop(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     // The address of the call, then its number (`man 2 sigaction`, SIGSYS).
     const NUMBER: usize = 24;
     let number = info.wrapping_byte_add(NUMBER).cast::<c_int>();
-    // SAFETY: SAFETY.md F15: the kernel gives this signal with what it says of it, of more bytes than these.
+    // SAFETY: SAFETY.md F15: the kernel passes this signal with its information, which has more bytes than these.
     let call = unsafe { number.read() };
     end((call + 1).clamp(1, NO_FILTER - 1))
 }
 
-/// Whether the clock of this machine is read without a system call.
+/// Returns true if this machine reads its clock without a system call.
 fn has_clock_without_calls() -> bool {
     const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     let known = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"];

@@ -1,13 +1,13 @@
 //! Cases that must not compile, each with a twin that differs in one line and does.
 //!
-//! Without the twin a case could fail for any reason, such as a name that has changed since.
+//! Without the twin, a case could fail for any other reason, such as a changed name.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// Declares the tests of a folder `tests/compile`: each case of `fail` is rejected by the compiler, and its twin in `pass`
-/// compiles and runs, as a test of its name. The crate that calls it depends on `trybuild`.
+/// Declares the tests of a folder `tests/compile`. The compiler must reject each case of `fail`; its twin in `pass`
+/// must compile and run, as a test of its name. The calling crate depends on `trybuild`.
 #[macro_export]
 macro_rules! twins {
     ($($name:ident)+) => {
@@ -30,17 +30,17 @@ macro_rules! twins {
         #[test]
         fn no_case_compiles() {
             if std::env::var_os("RUSTC_BOOTSTRAP").is_some() {
-                return println!("skipped: a sanitizer has nothing to see here");
+                return println!("skipped: a sanitizer cannot find anything here");
             }
             trybuild::TestCases::new().compile_fail("tests/compile/fail/*.rs");
         }
     };
 }
 
-/// Checks that `fail` and `pass` in this folder have these cases, and that each differs in one line.
+/// Checks that `fail` and `pass` in this folder have these cases, and that each pair differs in one line.
 ///
 /// # Panics
-/// If not, with the case.
+/// A case is missing or differs in another number of lines; the message names it.
 pub fn assert_one_line_apart(folder: &Path, cases: &[&str]) {
     let cases: BTreeSet<_> = cases.iter().map(|case| format!("{case}.rs")).collect();
     for kind in ["fail", "pass"] {

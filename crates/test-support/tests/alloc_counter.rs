@@ -9,7 +9,7 @@ use test_support::alloc_counter::CountingAllocator;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-/// How often `work` allocates.
+/// Returns the number of allocations of `work`.
 fn allocations_of(work: impl FnOnce()) -> u64 {
     let before = ALLOCATOR.allocations();
     work();

@@ -5,8 +5,7 @@ use super::extended::operations;
 use super::post::Wr;
 use super::{ALL_ACCESS, LOCAL_WRITE, Mr, Size};
 
-/// Two connected queue pairs, with memory; A posts by function calls. That of A counts from 0, that of
-/// B is 0.
+/// Two connected queue pairs, with memory; A posts by function calls. A's memory counts from 0, B's memory is 0.
 pub struct Scene {
     pub at_a: Mr,
     pub at_b: Mr,
@@ -27,7 +26,7 @@ impl Scene {
         Self { at_a, at_b, a, b }
     }
 
-    /// Writes eight bytes to where they are at A.
+    /// Returns a write of eight bytes to the same offset at B.
     pub fn write(&self, wr_id: u64, place: usize) -> Wr {
         Wr::write(wr_id, &[self.at_a.sge(place, 8)], &self.at_b, place)
     }

@@ -1,4 +1,4 @@
-//! Bringing queue pairs to each other.
+//! Connection of queue pairs to each other.
 
 use rdma_sys::{ibv_qp_attr_mask as Mask, *};
 
@@ -6,7 +6,7 @@ use super::device::{Row, gid_table};
 use super::post::Wr;
 use super::{ALL_ACCESS, Context, Cq, Pd, Qp, REMOTE_ATOMIC, Size, provider, verbs};
 
-/// Where a queue pair can be reached.
+/// The address of a queue pair.
 #[derive(Clone, Copy)]
 pub struct Endpoint {
     pub qpn: u32,
@@ -16,7 +16,7 @@ pub struct Endpoint {
     pub ethernet: bool,
 }
 
-/// The options of a connection that tests turn.
+/// The options of a connection that tests change.
 #[derive(Clone, Copy)]
 pub struct Knobs {
     pub access: u32,
@@ -30,15 +30,15 @@ pub struct Knobs {
 }
 
 impl Knobs {
-    /// Of a connection that gives up soon: for what is meant to fail by its time. Where a thread that has packets in hand
-    /// may be held up, nothing else can be expected of it.
+    /// Options of a connection that gives up soon, for operations that should fail by a timeout. Where a thread with
+    /// packets may be delayed, the default is used instead.
     pub fn prompt() -> Self {
         let patient = Self::default();
         if provider().slow { patient } else { Self { timeout: 8, retries: 2, ..patient } }
     }
 }
 
-/// Does not give up where a thread that has packets in hand is held up.
+/// A connection that does not give up while a thread with packets is delayed.
 impl Default for Knobs {
     fn default() -> Self {
         Self {
@@ -54,8 +54,7 @@ impl Default for Knobs {
     }
 }
 
-/// The index of the port's first IPv4-mapped GID for RoCE v2, which a link-local one cannot reach;
-/// else 0.
+/// Returns the index of the port's first IPv4-mapped GID for RoCE v2, which a link-local GID cannot reach; else 0.
 fn gid_index(context: &Context) -> u8 {
     let mapped =
         |row: &Row| row.kind == ibv_gid_type::IBV_GID_TYPE_ROCE_V2.0 && row.gid.is_ipv4_mapped();
@@ -95,16 +94,16 @@ pub const RTS: u32 = Mask::IBV_QP_STATE.0
     | Mask::IBV_QP_SQ_PSN.0
     | Mask::IBV_QP_MAX_QP_RD_ATOMIC.0;
 
-/// As [`RTR`], of an unreliable connection.
+/// Like [`RTR`], for an unreliable connection.
 pub const UC_RTR: u32 = Mask::IBV_QP_STATE.0
     | Mask::IBV_QP_AV.0
     | Mask::IBV_QP_PATH_MTU.0
     | Mask::IBV_QP_DEST_QPN.0
     | Mask::IBV_QP_RQ_PSN.0;
-/// As [`RTS`], of an unreliable connection, or for datagrams.
+/// Like [`RTS`], for an unreliable connection or for datagrams.
 pub const UNRELIABLE_RTS: u32 = Mask::IBV_QP_STATE.0 | Mask::IBV_QP_SQ_PSN.0;
 
-/// The attributes with which `own` goes through INIT, RTR and RTS towards `peer`; set the state.
+/// Returns the attributes with which `own` goes through INIT, RTR and RTS towards `peer`; the caller sets the state.
 pub fn attributes(own: &Endpoint, peer: &Endpoint, knobs: &Knobs) -> ibv_qp_attr {
     let mut attr = ibv_qp_attr::default();
     attr.port_num = 1;
@@ -130,7 +129,7 @@ pub fn attributes(own: &Endpoint, peer: &Endpoint, knobs: &Knobs) -> ibv_qp_attr
     attr
 }
 
-/// Goes to this state with those of the attributes.
+/// Changes to this state, with the masked attributes.
 fn step(qp: &Qp, attr: &ibv_qp_attr, qp_state: ibv_qp_state, mask: u32) {
     assert_eq!(qp.modify(ibv_qp_attr { qp_state, ..*attr }, mask), 0);
 }
@@ -185,7 +184,7 @@ impl Side {
         endpoint(&self.context, &self.qp)
     }
 
-    /// Its next request fails as unanswered.
+    /// Posts a request, which must fail as unanswered.
     #[track_caller]
     pub fn expect_unreachable(&self) {
         self.qp.post(&Wr::send(77, &[]));
@@ -200,7 +199,7 @@ pub fn pair(device: &str) -> (Side, Side) {
     pair_with(device, &Size::default(), &Knobs::default())
 }
 
-/// Has A send a message of nothing to B: from then on it knows whom it talks to.
+/// Sends an empty message from A to B, after which A knows its peer.
 #[track_caller]
 pub fn acquaint(a: &Side, b: &Side) {
     b.qp.post_receive(1, &[]);
@@ -221,15 +220,15 @@ pub fn connect_sides(a: &Side, b: &Side, knobs: &Knobs) {
     connect(&b.qp, &at_b, &at_a, knobs);
 }
 
-/// Waits until what queue pairs of the device have sent has arrived, also what those sent that are gone: a message on
-/// another connection arrives behind it.
+/// Waits until everything that queue pairs of the device have sent has arrived, even from destroyed ones. A message on
+/// a new connection arrives after it.
 #[track_caller]
 pub fn expect_nothing_under_way(device: &str) {
     let (a, b) = pair(device);
     acquaint(&a, &b);
 }
 
-/// A message and a write go through.
+/// Checks that a message and a write succeed.
 #[track_caller]
 pub fn expect_traffic(a: &Side, b: &Side) {
     let memory = b.pd.register(8, ALL_ACCESS);

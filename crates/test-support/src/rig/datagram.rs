@@ -8,7 +8,7 @@ use super::post::Wr;
 use super::{ALL_ACCESS, Context, Mr, Pd, Qp, Size, errno, verbs};
 
 pub const QKEY: u32 = 0x1122_3344;
-/// In front of each message.
+/// The length of the header before each message.
 pub const HEADER: usize = 40;
 /// The longest message.
 pub const MTU: usize = 4096;
@@ -20,7 +20,7 @@ pub fn size() -> Size {
     Size { qp_type: ibv_qp_type::IBV_QPT_UD, ..Size::default() }
 }
 
-/// Goes to this state from the one before it.
+/// Changes to this state from the one before it.
 pub fn step(qp: &Qp, state: ibv_qp_state, qkey: u32) {
     let mut attr = ibv_qp_attr { qp_state: state, port_num: 1, qkey, ..Default::default() };
     attr.sq_psn = 5;
@@ -39,7 +39,7 @@ pub fn activate(qp: &Qp, qkey: u32) {
     }
 }
 
-/// A side that sends and takes datagrams.
+/// A side that sends and receives datagrams.
 pub fn side(device: &str) -> Side {
     let side = Side::new(device, &size(), 256);
     activate(&side.qp, QKEY);
@@ -64,7 +64,7 @@ impl Drop for Ah {
     }
 }
 
-/// The attributes of the way from an end to another one; without `global` by LID alone.
+/// Returns the attributes of the path from one end to another; without `global`, by LID only.
 pub fn vector(from: &Endpoint, to: &Endpoint, global: bool) -> ibv_ah_attr {
     let mut attr = ibv_ah_attr { port_num: 1, dlid: to.lid, sl: 3, ..Default::default() };
     if global {
@@ -90,12 +90,12 @@ impl Pd {
         self.try_ah(attr).unwrap()
     }
 
-    /// The way from one end to another, as the link needs it.
+    /// Returns a handle for the path from one end to another, of the kind that the link needs.
     pub fn ah_to(&self, from: &Endpoint, to: &Endpoint) -> Ah {
         self.ah(vector(from, to, from.ethernet))
     }
 
-    /// To where a message came from, with the header that it began with.
+    /// Returns a handle for the sender of a message, from the message's completion and header.
     pub fn try_ah_from(&self, wc: &ibv_wc, header: &[u8]) -> Result<Ah, Errno> {
         let (mut wc, mut header) = (*wc, header.to_vec());
         let header = header.as_mut_ptr().cast();
@@ -119,12 +119,12 @@ impl Context {
 }
 
 impl Qp {
-    /// Joins a group; 0 or an error number.
+    /// Joins a group; returns 0 or an error number.
     pub fn attach(&self, group: &ibv_gid, lid: u16) -> i32 {
         unsafe { (verbs().attach_mcast)(self.0, group, lid) }
     }
 
-    /// Leaves a group; 0 or an error number.
+    /// Leaves a group; returns 0 or an error number.
     pub fn detach(&self, group: &ibv_gid, lid: u16) -> i32 {
         unsafe { (verbs().detach_mcast)(self.0, group, lid) }
     }
@@ -134,7 +134,7 @@ pub fn gid_of(gid: &ibv_gid) -> Gid {
     unsafe { gid.raw }.into()
 }
 
-/// A GID that nobody has.
+/// Returns a GID that no port has.
 pub fn changed(gid: &ibv_gid) -> ibv_gid {
     let mut raw = gid_of(gid).to_bytes();
     raw[15] ^= 1;
@@ -150,7 +150,7 @@ impl Wr {
     }
 }
 
-/// A sender and a receiver, with memory of a whole datagram: that of A is 0xaa, that of B 0xbb.
+/// A sender and a receiver, with memory for a whole datagram: A's is 0xaa, B's 0xbb.
 pub struct Pair {
     pub at_a: Mr,
     pub at_b: Mr,
@@ -178,12 +178,12 @@ impl Pair {
         Wr::send(wr_id, &[self.at_a.sge(0, length)])
     }
 
-    /// To B with its key.
+    /// Returns a message to B with its key.
     pub fn good(&self, ah: &Ah, wr_id: u64, length: usize) -> Wr {
         self.send(wr_id, length).to(ah, self.b.qp.number(), QKEY)
     }
 
-    /// Posts what gets lost: the sender is done, and B as it was.
+    /// Posts a message that must be lost: the send completes, and B is unchanged.
     #[track_caller]
     pub fn expect_lost(&self, wr: &Wr) {
         self.a.qp.post(wr);
@@ -193,7 +193,7 @@ impl Pair {
         self.a.qp.assert_ready();
     }
 
-    /// Posts what arrives.
+    /// Posts a message that must arrive.
     #[track_caller]
     pub fn expect_sent(&self, wr: &Wr, receive: u64) -> ibv_wc {
         self.a.qp.post(wr);

@@ -1,5 +1,5 @@
-//! Asking devices about themselves.
-#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
+//! Queries of devices.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 #![allow(clippy::multiple_unsafe_ops_per_block)]
 
 use std::ffi::{CStr, c_char};
@@ -27,7 +27,7 @@ fn string(chars: &[std::ffi::c_char]) -> String {
     unsafe { CStr::from_ptr(chars.as_ptr()) }.to_str().unwrap().to_owned()
 }
 
-/// The device list, in its order.
+/// Returns the device list, in its order.
 pub fn devices() -> Vec<Listed> {
     let mut count = -1;
     let mut listed = Vec::new();
@@ -57,8 +57,8 @@ pub fn devices() -> Vec<Listed> {
 pub struct List(*mut *mut ibv_device);
 
 impl List {
-    /// The list as it is now.
-    #[expect(clippy::new_without_default, reason = "it is asked for")]
+    /// Gets the current list.
+    #[expect(clippy::new_without_default, reason = "it is requested")]
     pub fn new() -> Self {
         Self(unsafe { (verbs().get_device_list)(ptr::null_mut()) })
     }
@@ -124,7 +124,7 @@ pub fn query_gid_ex(context: &Context, port: u32, index: u32, flags: u32) -> Res
     }
 }
 
-/// What both queries say to a program whose entries have that many bytes: 0 or an error number.
+/// Returns the results of both queries, 0 or an error number, for a program whose entries have this many bytes.
 pub fn gid_queries_of_size(context: &Context, bytes: usize) -> [i32; 2] {
     let mut entries = [ibv_gid_entry::default(); 64];
     let place = entries.as_mut_ptr();
@@ -143,7 +143,7 @@ pub fn gid_table(context: &Context, room: usize, flags: u32) -> Result<Vec<Row>,
     }
 }
 
-/// In host order.
+/// Returns the partition key in host order.
 pub fn query_pkey(context: &Context, port: u8, index: i32) -> Result<u16, Errno> {
     let mut key = 0;
     match unsafe { (verbs().query_pkey)(context.0, port, index, &raw mut key) } {
@@ -171,8 +171,7 @@ impl Context {
         attr
     }
 
-    /// The device's attributes as a program sees them whose struct has so many bytes; else the error
-    /// number.
+    /// Returns the device's attributes, as filled in for a program whose struct has `size` bytes, or the error number.
     pub fn query_device_ex_bytes(&self, asks: u32, size: usize) -> Result<Vec<u8>, i32> {
         let mut room = [u64::from_ne_bytes([0xee; 8]); 64];
         let query = unsafe { (*self.extended()).query_device_ex }.unwrap();
@@ -199,16 +198,16 @@ impl Context {
         unsafe { self.0.byte_sub(offset).cast() }
     }
 
-    /// The port's attributes as a program sees them whose struct has so many bytes.
+    /// Returns the port's attributes, as filled in for a program whose struct has `length` bytes.
     pub fn query_port_bytes(&self, length: usize) -> Vec<u8> {
-        // Aligned as the struct, with a mark behind it.
+        // Aligned like the struct, with a mark after it.
         let mut room = [u64::from_ne_bytes([0xee; 8]); 16];
         let query = unsafe { (*self.extended()).query_port }.unwrap();
         assert_eq!(unsafe { query(self.0, 1, room.as_mut_ptr().cast(), length) }, 0);
         marked(&room, length)
     }
 
-    /// As [`query_port_bytes`](Self::query_port_bytes), by the function of the first header.
+    /// Like [`query_port_bytes`](Self::query_port_bytes), by the function of the first header.
     pub fn query_port_compat(&self) -> Vec<u8> {
         let mut room = [u64::from_ne_bytes([0xee; 8]); 16];
         let old = room.as_mut_ptr().cast();
@@ -216,7 +215,7 @@ impl Context {
         marked(&room, 48)
     }
 
-    /// Of a partition key in host order.
+    /// Returns the index of a partition key in host order.
     pub fn pkey_index(&self, key: u16) -> Result<i32, Errno> {
         match unsafe { verbs().get_pkey_index.unwrap()(self.0, 1, key.to_be()) } {
             -1 => Err(errno()),
@@ -224,14 +223,14 @@ impl Context {
         }
     }
 
-    /// Whether programs find a `verbs_context` around it, as large as their bindings'.
+    /// Returns true if programs find a `verbs_context` around it, as large as in their bindings.
     pub fn is_extended(&self) -> bool {
         let mark = unsafe { (*self.0).abi_compat };
         let size = unsafe { (*self.extended()).sz };
         ptr::eq(mark, ptr::without_provenance(usize::MAX)) && size >= size_of::<verbs_context>()
     }
 
-    /// Whether every function is there that `verbs.h` calls without a look.
+    /// Returns true if it has every function that `verbs.h` calls without a check.
     pub fn has_unchecked_functions(&self) -> bool {
         let ops = unsafe { &(*self.0).ops };
         ops.poll_cq.is_some()
@@ -251,7 +250,7 @@ impl Context {
         unsafe { (*self.0).cmd_fd }
     }
 
-    /// The file behind `cmd_fd`.
+    /// Returns the file of `cmd_fd`.
     pub fn command_file(&self) -> BorrowedFd<'_> {
         unsafe { BorrowedFd::borrow_raw(self.command_fd()) }
     }
@@ -282,39 +281,39 @@ pub fn port_state_text(state: u32) -> &'static str {
 }
 
 impl Pd {
-    /// The context that it says it is of.
+    /// Returns the context in the struct.
     pub fn context(&self) -> *mut ibv_context {
         unsafe { (*self.0).context }
     }
 }
 
 impl Mr {
-    /// The context and the domain that it says it is of.
+    /// Returns the context and the domain in the struct.
     pub fn parents(&self) -> (*mut ibv_context, *mut ibv_pd) {
         unsafe { ((*self.mr).context, (*self.mr).pd) }
     }
 }
 
 impl Qp {
-    /// The context, the domain, the queues of sends and of receives that it says it is of.
+    /// Returns the context, the domain, and the completion queues of sends and of receives in the struct.
     pub fn parents(&self) -> (*mut ibv_context, *mut ibv_pd, *mut ibv_cq, *mut ibv_cq) {
         let qp = unsafe { &*self.0 };
         (qp.context, qp.pd, qp.send_cq, qp.recv_cq)
     }
 
-    /// The pointer that the program gave it.
+    /// Returns the pointer that the program stored in it.
     pub fn tag(&self) -> usize {
         unsafe { (*self.0).qp_context }.addr()
     }
 }
 
 impl Cq {
-    /// The context that it says it is of.
+    /// Returns the context in the struct.
     pub fn context(&self) -> *mut ibv_context {
         unsafe { (*self.0).context }
     }
 
-    /// The pointer that the program gave it.
+    /// Returns the pointer that the program stored in it.
     pub fn tag(&self) -> usize {
         unsafe { (*self.0).cq_context }.addr()
     }
@@ -329,16 +328,16 @@ impl Cq {
 }
 
 impl Mr {
-    /// What changing its access returns.
+    /// Returns the result of changing its access.
     pub fn try_reregister(&self) -> i32 {
         let none = ptr::null_mut();
         unsafe { (verbs().rereg_mr)(self.mr, 4, ptr::null_mut(), none, 0, 0) }
     }
 }
 
-/// The first bytes of what was filled; what is behind must still be as it was.
+/// Returns the first `length` bytes, which were filled; the bytes after them must be unchanged.
 fn marked(room: &[u64], length: usize) -> Vec<u8> {
     let bytes: Vec<u8> = room.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    assert!(bytes[length..].iter().all(|&byte| byte == 0xee), "written behind {length} bytes");
+    assert!(bytes[length..].iter().all(|&byte| byte == 0xee), "written after {length} bytes");
     bytes[..length].to_vec()
 }

@@ -6,7 +6,7 @@ use rdma_sys::*;
 
 use super::{Context, Cq, Qp, errno, verbs};
 
-/// A completion channel; its events are got without blocking unless the test says otherwise.
+/// A completion channel, which does not block by default.
 pub struct Channel(*mut ibv_comp_channel);
 
 unsafe impl Send for Channel {}
@@ -18,7 +18,7 @@ impl Drop for Channel {
     }
 }
 
-/// Whether a read of the file would give something.
+/// Returns true if a read of the file would not block.
 fn readable(fd: i32) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
@@ -49,12 +49,12 @@ impl Channel {
         set_non_blocking(self.fd(), on);
     }
 
-    /// The queue that the next event is for.
+    /// Returns the queue that the next event is for.
     pub fn get(&self) -> Result<*mut ibv_cq, Errno> {
         self.get_tagged().map(|(cq, _)| cq)
     }
 
-    /// The queue that the next event is for, and the pointer that the program gave it.
+    /// Returns the queue that the next event is for, and the pointer that the program stored in it.
     pub fn get_tagged(&self) -> Result<(*mut ibv_cq, usize), Errno> {
         let (mut cq, mut tag) = (ptr::null_mut(), ptr::null_mut());
         match unsafe { (verbs().get_cq_event)(self.0, &raw mut cq, &raw mut tag) } {
@@ -68,7 +68,7 @@ impl Channel {
     }
 }
 
-/// What a queue is called while another thread destroys it.
+/// A reference to a queue that another thread may destroy.
 #[derive(Clone, Copy)]
 pub struct CqName(*mut ibv_cq);
 
@@ -102,7 +102,7 @@ impl Cq {
     }
 }
 
-/// What a queue pair is called while another thread destroys it.
+/// A reference to a queue pair that another thread may destroy.
 #[derive(Clone, Copy)]
 pub struct QpName(*mut ibv_qp);
 
@@ -136,7 +136,7 @@ impl Context {
         self.cq_tagged(channel, capacity, 0)
     }
 
-    /// A queue with a pointer of the program's own.
+    /// Creates a queue with a pointer of the program.
     pub fn cq_tagged(&self, channel: &Channel, capacity: i32, tag: usize) -> Cq {
         let tag = ptr::without_provenance_mut(tag);
         let cq = unsafe { (verbs().create_cq)(self.0, capacity, tag, channel.0, 0) };
@@ -144,8 +144,7 @@ impl Context {
         Cq(cq)
     }
 
-    /// All asynchronous events that are there: what happened, and to which object. They are
-    /// acknowledged.
+    /// Returns and acknowledges all pending asynchronous events, with their type and object.
     pub fn async_events(&self) -> Vec<(ibv_event_type, usize)> {
         self.take_async_events(true)
     }
@@ -158,7 +157,7 @@ impl Context {
         set_non_blocking(self.async_fd(), on);
     }
 
-    /// The next asynchronous event, which is acknowledged: what happened, and to which object.
+    /// Returns and acknowledges the next asynchronous event, with its type and object.
     pub fn try_async_event(&self) -> Result<(ibv_event_type, usize), Errno> {
         self.take_async_event(true)
     }

@@ -1,5 +1,5 @@
 //! Extended completion queues and queue pairs.
-#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 #![allow(clippy::multiple_unsafe_ops_per_block)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use super::connect::Side;
 use super::post::Wr;
 use super::{Context, Cq, Pd, Qp, Size, errno, until, verbs};
 
-/// What `IBV_WC_STANDARD_FLAGS` is in C.
+/// The value of `IBV_WC_STANDARD_FLAGS` in C.
 pub const STANDARD: u64 = 0x7f;
 pub const TIMESTAMP: u64 = ibv_create_cq_wc_flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0 as u64;
 pub const WALLCLOCK: u64 =
@@ -27,7 +27,7 @@ impl Context {
         self.try_cq_ex(&ibv_cq_init_attr_ex { cqe, wc_flags, ..Default::default() }).unwrap()
     }
 
-    /// What the device's clock says.
+    /// Returns the time of the device's clock.
     pub fn clock(&self) -> u64 {
         let (refused, values) = self.query_rt_values(1);
         assert_eq!((refused, values.comp_mask, values.raw_clock.tv_sec), (0, 1, 0));
@@ -58,7 +58,7 @@ impl Cq {
         self.0.cast()
     }
 
-    /// Begins to poll; 0 or an error number.
+    /// Begins to poll; returns 0 or an error number.
     pub fn start(&self) -> i32 {
         self.start_with(0)
     }
@@ -68,7 +68,7 @@ impl Cq {
         unsafe { ibv_start_poll(self.ex(), &raw mut attr) }
     }
 
-    /// Comes to the next completion; 0 or an error number.
+    /// Advances to the next completion; returns 0 or an error number.
     pub fn advance(&self) -> i32 {
         unsafe { ibv_next_poll(self.ex()) }
     }
@@ -77,7 +77,7 @@ impl Cq {
         unsafe { ibv_end_poll(self.ex()) }
     }
 
-    /// Begins to poll once there is a completion.
+    /// Waits for a completion and begins to poll.
     #[track_caller]
     pub fn start_at_next(&self) {
         until("a completion", || match Errno::from_raw(self.start()) {
@@ -89,13 +89,13 @@ impl Cq {
         });
     }
 
-    /// The request that the poll has come to, and how it ended.
+    /// Returns the id and the status of the current completion.
     pub fn at(&self) -> (u64, ibv_wc_status) {
         unsafe { ((*self.ex()).wr_id, (*self.ex()).status) }
     }
 
-    /// All that the queue says of the completion that the poll has come to; [`JUNK`] where its
-    /// provider gives no function, which is its right where the field was not asked for.
+    /// Returns all fields of the current completion; [`JUNK`] where its provider has no function, as it may for fields
+    /// that were not requested.
     pub fn read(&self) -> Read {
         let cq = self.ex();
         macro_rules! read {
@@ -145,7 +145,7 @@ pub struct Read {
     pub cvlan: u16,
 }
 
-/// What all fields of a completion hold that nobody asked for.
+/// The values of all fields of a completion that were not requested.
 pub const JUNK: Read = Read {
     opcode: ibv_wc_opcode(0xdead_c0de),
     vendor_err: 0xdead_c0de,
@@ -163,7 +163,7 @@ pub const JUNK: Read = Read {
     cvlan: 0xc0de,
 };
 
-/// All that a reliable connection can post, each by its flag.
+/// All operations that a reliable connection can post, each by its flag.
 pub const OPERATIONS: u64 = {
     use ibv_qp_create_send_ops_flags as Op;
     (Op::IBV_QP_EX_WITH_RDMA_WRITE.0
@@ -178,20 +178,20 @@ pub const OPERATIONS: u64 = {
         | Op::IBV_QP_EX_WITH_SEND_WITH_INV.0) as u64
 };
 
-/// Those of [`OPERATIONS`] that the device lacks.
+/// The [`OPERATIONS`] that the device lacks.
 static LACKING: AtomicU64 = AtomicU64::new(0);
 
-/// Has [`operations`] leave out what a device lacks.
+/// Excludes operations that a device lacks from [`operations`].
 pub fn limit_operations(lacking: u64) {
     LACKING.store(lacking, Ordering::Relaxed);
 }
 
-/// All that a reliable connection of the device can post.
+/// Returns all operations that a reliable connection of the device can post.
 pub fn operations() -> u64 {
     OPERATIONS & !LACKING.load(Ordering::Relaxed)
 }
 
-/// Attributes of an extended queue pair that posts `operations`.
+/// Returns the attributes of an extended queue pair that posts `operations`.
 pub fn init(pd: &Pd, send: &Cq, receive: &Cq, size: &Size, operations: u64) -> ibv_qp_init_attr_ex {
     use ibv_qp_init_attr_mask as Mask;
     let mut init =
@@ -225,7 +225,7 @@ impl Side {
 
 /// For queue pairs that were created by [`Context::try_qp_ex`].
 impl Qp {
-    /// NULL unless it was created to post by function calls.
+    /// Returns NULL unless it was created to post by function calls.
     pub fn as_ex(&self) -> *mut ibv_qp_ex {
         unsafe { verbs().qp_to_qp_ex.unwrap()(self.0) }
     }
@@ -281,7 +281,7 @@ impl Qp {
         }
     }
 
-    /// Gives the request that was begun its elements.
+    /// Sets the elements of the current request.
     pub fn set(&self, sges: &[ibv_sge]) {
         match sges {
             [one] => unsafe { ibv_wr_set_sge(self.as_ex(), one.lkey, one.addr, one.length) },
@@ -289,12 +289,12 @@ impl Qp {
         }
     }
 
-    /// Gives the request that was begun its destination.
+    /// Sets the destination of the current request.
     pub fn set_address(&self, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
         unsafe { ibv_wr_set_ud_addr(self.as_ex(), ah, qpn, qkey) };
     }
 
-    /// Gives the request that was begun its data itself.
+    /// Sets the inline data of the current request.
     pub fn set_inline(&self, pieces: &[&[u8]]) {
         let buffer = |bytes: &[u8]| ibv_data_buf {
             addr: bytes.as_ptr().cast_mut().cast(),
@@ -308,7 +308,7 @@ impl Qp {
         unsafe { ibv_wr_set_inline_data_list(self.as_ex(), list.len(), list.as_ptr()) };
     }
 
-    /// Builds a request as a list would have it.
+    /// Builds the request that a list would contain.
     pub fn build(&self, wr: &Wr) {
         self.begin(wr);
         if !matches!(wr.wr.opcode, ibv_wr_opcode::IBV_WR_BIND_MW | ibv_wr_opcode::IBV_WR_LOCAL_INV)
@@ -317,7 +317,7 @@ impl Qp {
         }
     }
 
-    /// Posts requests by function calls; 0 or an error number.
+    /// Posts requests by function calls; returns 0 or an error number.
     pub fn try_call(&self, wrs: &[Wr]) -> i32 {
         self.start();
         wrs.iter().for_each(|wr| self.build(wr));

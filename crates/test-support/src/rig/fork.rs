@@ -1,5 +1,5 @@
 //! Forked children.
-#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -9,7 +9,7 @@ use super::verbs;
 pub struct Child(libc::pid_t);
 
 impl Child {
-    /// Forks. The child does this, and ends without what its parent would do at its end.
+    /// Forks. The child runs `act`, and ends without its parent's exit handlers.
     pub fn fork(act: impl FnOnce()) -> Self {
         match unsafe { libc::fork() } {
             0 => {
@@ -23,7 +23,7 @@ impl Child {
         }
     }
 
-    /// Waits for its end, which must be a good one.
+    /// Waits for its end, which must be successful.
     #[track_caller]
     pub fn join(self) {
         let mut status = 0;
@@ -33,23 +33,23 @@ impl Child {
     }
 }
 
-/// Ends this process with success, and without what it would do at its end.
+/// Ends this process successfully, without exit handlers.
 pub fn leave() -> ! {
     unsafe { libc::_exit(0) }
 }
 
-/// Prepares for forks: 0 or an error number.
+/// Prepares for forks; returns 0 or an error number.
 pub fn fork_init() -> i32 {
     unsafe { (verbs().fork_init)() }
 }
 
-/// Whether forks were prepared for, or need no preparation: what `enum ibv_fork_status` says.
+/// Returns whether forks were prepared for, or need no preparation, as `enum ibv_fork_status`.
 pub fn fork_status() -> rdma_sys::ibv_fork_status {
     let status = verbs().is_fork_initialized.expect("since 1.13 of the library");
     unsafe { status() }
 }
 
-/// Whether programs that the process starts get this descriptor too.
+/// Returns true if programs that the process starts inherit this descriptor.
 pub fn is_inherited(fd: i32) -> bool {
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
     assert!(flags >= 0, "no descriptor");

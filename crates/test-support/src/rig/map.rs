@@ -1,5 +1,5 @@
-//! Mapped memory, with the permissions that a test wants.
-#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
+//! Mapped memory, with the permissions that a test chooses.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 
 use std::os::fd::OwnedFd;
 
@@ -24,7 +24,7 @@ impl Mapping {
         Self::new(length, ProtFlags::empty())
     }
 
-    /// Of memory that forked children share.
+    /// Maps memory that forked children share.
     pub fn shared(length: usize) -> Self {
         Self::with(length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)
     }
@@ -49,7 +49,7 @@ impl Mapping {
         self.start
     }
 
-    /// A copy of some of its bytes, which nothing may be changing.
+    /// Copies some of its bytes, which must not change meanwhile.
     pub fn bytes(&self, from: usize, length: usize) -> Vec<u8> {
         assert!(from + length <= self.length);
         let mut bytes = vec![0; length];
@@ -62,12 +62,12 @@ impl Mapping {
         unsafe { self.start.add(from).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
-    /// Takes the memory away as unmapping it does, but that no other thread is given its addresses.
+    /// Makes the memory inaccessible as unmapping does, except that no other mapping can get its addresses.
     pub fn take_away(&self) {
         unsafe { mprotect(self.start.cast(), self.length, MprotectFlags::empty()) }.unwrap();
     }
 
-    /// Takes the right to write away.
+    /// Removes write access.
     pub fn take_writes_away(&self) {
         unsafe { mprotect(self.start.cast(), self.length, MprotectFlags::READ) }.unwrap();
     }

@@ -1,5 +1,5 @@
 //! Registered memory.
-#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 
 use std::ptr;
 
@@ -7,8 +7,8 @@ use rdma_sys::*;
 
 use super::{Pd, errno, verbs};
 
-/// A registration of memory that the test owns. The memory is looked at only by copies through raw
-/// pointers, as the device does, and only when nothing is in flight to it.
+/// A registration of memory that the test owns. The memory is accessed only by copies through raw pointers, as the
+/// device does, and only while no request in flight uses it.
 pub struct Mr {
     pub mr: *mut ibv_mr,
     memory: Vec<u8>,
@@ -27,7 +27,7 @@ impl Pd {
         Mr { mr, memory }
     }
 
-    /// Registers memory whose first byte requests find at `iova`.
+    /// Registers memory that requests address from `iova` on.
     pub fn register_at(&self, mut memory: Vec<u8>, iova: u64, access: u32) -> Mr {
         let mr = self.try_register_at(&mut memory, iova, access).unwrap();
         Mr { mr, memory }
@@ -54,13 +54,13 @@ impl Pd {
         if mr.is_null() { Err(errno()) } else { Ok(mr) }
     }
 
-    /// Asks for the pages of this element; the error number, or 0.
+    /// Prefetches the pages of this element; returns the error number, or 0.
     pub fn prefetch(&self, mut sge: ibv_sge) -> i32 {
         let advice = ib_uverbs_advise_mr_advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH;
         unsafe { ibv_advise_mr(self.0, advice, IBV_ADVISE_MR_FLAG_FLUSH, &raw mut sge, 1) }
     }
 
-    /// Registers any range; what comes back is given to [`deregister`].
+    /// Registers any range; [`deregister`] ends the registration.
     pub fn try_register(
         &self,
         start: *mut u8,
@@ -73,17 +73,17 @@ impl Pd {
     }
 }
 
-/// The key of what [`Pd::try_register`] made.
+/// Returns the key of a region made by [`Pd::try_register`].
 pub fn key_of(mr: *mut ibv_mr) -> u32 {
     unsafe { (*mr).lkey }
 }
 
-/// As [`key_of`], the one for peers, which a region that peers have no rights to may lack.
+/// Like [`key_of`], for peers; a region without rights for peers may lack this key.
 pub fn rkey_of(mr: *mut ibv_mr) -> u32 {
     unsafe { (*mr).rkey }
 }
 
-/// What it says about itself.
+/// Returns a copy of the struct.
 pub fn fields_of(mr: *mut ibv_mr) -> ibv_mr {
     unsafe { *mr }
 }
@@ -97,7 +97,7 @@ pub fn deregister(mr: *mut ibv_mr) {
     assert_eq!(try_deregister(mr), 0);
 }
 
-/// The result is 0 or an error number; then it is registered still.
+/// Deregisters; returns 0 or an error number, and then the memory is still registered.
 pub fn try_deregister(mr: *mut ibv_mr) -> i32 {
     unsafe { (verbs().dereg_mr)(mr) }
 }
@@ -113,7 +113,7 @@ impl Mr {
         self
     }
 
-    /// What peers name it by.
+    /// Returns the key for peers.
     pub fn rkey(&self) -> u32 {
         rkey_of(self.mr)
     }
@@ -141,20 +141,20 @@ impl Mr {
         bytes
     }
 
-    /// Copies from there on.
+    /// Copies out the bytes at this offset.
     pub fn copy_out(&self, from: usize, bytes: &mut [u8]) {
         assert!(from + bytes.len() <= self.memory.len());
         let start = unsafe { self.start().add(from) };
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(start, bytes.len()) };
     }
 
-    /// The eight bytes there, as they are now: for a program that waits for what a peer writes.
+    /// Returns the current eight bytes at this offset, for a program that waits for a write of a peer.
     pub fn word(&self, from: usize) -> u64 {
         assert!(from.is_multiple_of(8) && from + 8 <= self.memory.len());
         unsafe { self.start().add(from).cast::<u64>().read_volatile() }
     }
 
-    /// Copies to there.
+    /// Copies bytes to this offset.
     pub fn copy_in(&self, from: usize, bytes: &[u8]) {
         assert!(from + bytes.len() <= self.memory.len());
         let start = unsafe { self.start().add(from) };
@@ -176,14 +176,14 @@ impl Mr {
         assert_eq!(self.bytes(), vec![byte; self.memory.len()]);
     }
 
-    /// Deregisters, which must be refused; the error number.
+    /// Attempts to deregister, which must be refused; returns the error number.
     pub fn try_deregister(&self) -> i32 {
         let refused = try_deregister(self.mr);
         assert_ne!(refused, 0);
         refused
     }
 
-    /// Ends the registration and gives the memory back.
+    /// Ends the registration and returns the memory.
     pub fn deregister(mut self) -> Vec<u8> {
         deregister(std::mem::replace(&mut self.mr, ptr::null_mut()));
         std::mem::take(&mut self.memory)

@@ -1,7 +1,7 @@
-//! What the device's tests stand on: the verbs as C calls them, with no layer of ours between.
+//! The base of the device's tests: the verbs as C calls them, without a layer of ours in between.
 //!
-//! Objects are made in order, checked, and destroyed in the opposite order; each destruction must
-//! succeed. Memory is a `Vec` that the test owns for longer than its registration.
+//! Objects are created in order, checked, and destroyed in the opposite order; each destruction must succeed. Memory is
+//! a `Vec` that the test owns for longer than its registration.
 //!
 //! A process tests the devices of one provider: `use_provider` names it before the first call.
 #![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block)]
@@ -42,13 +42,13 @@ pub const REMOTE_READ: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
 pub const REMOTE_ATOMIC: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
 pub const MW_BIND: u32 = ibv_access_flags::IBV_ACCESS_MW_BIND.0;
 pub const ZERO_BASED: u32 = ibv_access_flags::IBV_ACCESS_ZERO_BASED.0;
-/// All rights that a region or a queue pair can give.
+/// All rights that a region or a queue pair can grant.
 pub const ALL_ACCESS: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
 
-/// No test waits for longer; nothing that works comes near it.
+/// The limit of every wait, far longer than any successful one.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits for something that the device does by itself.
+/// Waits for an effect of the device.
 #[track_caller]
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let (end, mut turns) = (Instant::now() + PATIENCE, 0);
@@ -58,11 +58,11 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// The pause after a poll that has found nothing; `turns` counts such polls.
+/// Pauses after an empty poll; `turns` counts such polls.
 ///
-/// It sleeps now and then: where many processes only yielded, some of them, and threads of the kernel (Linux 6.18), were
-/// seen to wait minutes for a processor. It yields seldom: on a busy machine each yield lasts for a turn of all the
-/// others, and a poll may advance virtual time by one event only.
+/// It sleeps now and then. When many processes only yielded, some of them and some kernel threads (Linux 6.18) were
+/// seen waiting for a processor for minutes. It yields rarely: on a busy machine, each yield lasts for a turn of all
+/// other threads. Besides, a poll may advance virtual time by one event only.
 pub fn pause(turns: &mut u32) {
     *turns = turns.wrapping_add(1);
     match *turns % 1024 {
@@ -72,42 +72,41 @@ pub fn pause(turns: &mut u32) {
     }
 }
 
-/// The immediate data of a completion, in network order as in C.
+/// Returns the immediate data of a completion, in network order as in C.
 pub fn imm_of(wc: &ibv_wc) -> u32 {
     unsafe { wc.__bindgen_anon_1.imm_data }
 }
 
-/// Whose devices this process tests.
+/// The provider of the devices that this process tests.
 #[derive(Clone, Copy)]
 pub struct Provider {
     pub verbs: &'static Verbs,
-    /// Whether an answer may take long though nothing is wrong: connections then wait for longer and
-    /// try more often, unless a test says otherwise.
+    /// Whether an answer may take long without an error: connections then wait longer and retry more often by default.
     pub slow: bool,
 }
 
 static PROVIDER: OnceLock<Provider> = OnceLock::new();
 static RELEASE: OnceLock<fn(&str)> = OnceLock::new();
 
-/// Names the provider; without, it is the one that was registered.
+/// Sets the provider; the default is the one that was registered.
 pub fn use_provider(provider: Provider) {
     assert!(PROVIDER.set(provider).is_ok(), "a process tests the devices of one provider");
 }
 
-/// The inline data that queue pairs get whose tests ask for none in particular.
+/// The inline data of queue pairs by default.
 static INLINE: AtomicU32 = AtomicU32::new(64);
 
-/// Has queue pairs ask for less inline data, where a device has less.
+/// Lowers the default amount of inline data, for a device with less.
 pub fn limit_inline(bytes: u32) {
     INLINE.store(bytes, Ordering::Relaxed);
 }
 
-/// How much inline data a queue pair of [`Size::default`] has.
+/// Returns the inline data of a queue pair of [`Size::default`].
 pub fn usual_inline() -> u32 {
     INLINE.load(Ordering::Relaxed)
 }
 
-/// Says how a device of that name, which holds requests back, is made to go on.
+/// Sets the function that releases the held requests of a device with this name.
 pub fn release_by(release: fn(&str)) {
     RELEASE.get_or_init(|| release);
 }
@@ -130,7 +129,7 @@ pub fn verbs() -> &'static Verbs {
     provider().verbs
 }
 
-/// `errno` of the last call that returned NULL or -1.
+/// Returns `errno` of the last call that returned NULL or -1.
 pub fn errno() -> Errno {
     Errno::last()
 }
@@ -149,7 +148,7 @@ impl Context {
         device::List::new().open(name)
     }
 
-    /// Closes the device, though something that was made from it may be there; what that returns.
+    /// Closes the device, even if objects of it exist; returns the result.
     pub fn close(self) -> i32 {
         unsafe { (verbs().close_device)(std::mem::ManuallyDrop::new(self).0) }
     }
@@ -186,7 +185,7 @@ unsafe impl Send for Pd {}
 unsafe impl Sync for Pd {}
 
 impl Pd {
-    /// Deallocates, which must be refused; the error number.
+    /// Attempts to deallocate, which must be refused; returns the error number.
     pub fn try_dealloc(&self) -> i32 {
         let refused = unsafe { (verbs().dealloc_pd)(self.0) };
         assert_ne!(refused, 0);
@@ -266,21 +265,21 @@ unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 impl Cq {
-    /// One poll for up to `N` completions.
+    /// Polls once for up to `N` completions.
     pub fn try_poll<const N: usize>(&self) -> Result<Vec<ibv_wc>, i32> {
         let mut wcs = [ibv_wc::default(); N];
         let polled = unsafe { ibv_poll_cq(self.0, i32::try_from(N).unwrap(), wcs.as_mut_ptr()) };
         usize::try_from(polled).map(|count| wcs[..count].to_vec()).map_err(|_| polled)
     }
 
-    /// Destroys, which must be refused; the error number.
+    /// Attempts to destroy, which must be refused; returns the error number.
     pub fn try_destroy(&self) -> i32 {
         let refused = unsafe { (verbs().destroy_cq)(self.0) };
         assert_ne!(refused, 0);
         refused
     }
 
-    /// Nothing is there now. On a deferred device this may make something come.
+    /// Returns true if no completion is available now. On a deferred device this poll may cause one.
     pub fn is_empty(&self) -> bool {
         self.try_poll::<1>().unwrap().is_empty()
     }
@@ -293,7 +292,7 @@ impl Cq {
             polled = self.try_poll::<1>().expect("poll failed").pop();
             polled.is_some()
         });
-        polled.expect("there is one")
+        polled.expect("a completion was polled")
     }
 
     /// Waits for the next completion, which must be this one.
@@ -342,13 +341,13 @@ impl Qp {
         unsafe { (*self.0).qp_type }
     }
 
-    /// Destroys it before its time; nothing else may be done with it then.
+    /// Destroys it early; it cannot be used after that.
     pub fn destroy(&mut self) {
         assert_eq!(unsafe { (verbs().destroy_qp)(self.0) }, 0);
         self.0 = ptr::null_mut();
     }
 
-    /// Destroys, which must be refused; the error number.
+    /// Attempts to destroy, which must be refused; returns the error number.
     pub fn try_destroy(&self) -> i32 {
         let refused = unsafe { (verbs().destroy_qp)(self.0) };
         assert_ne!(refused, 0);
@@ -359,12 +358,12 @@ impl Qp {
         self.query_both().0
     }
 
-    /// The sizes that the device gave.
+    /// Returns the sizes that the device chose.
     pub fn capacity(&self) -> ibv_qp_cap {
         self.query_init().cap
     }
 
-    /// What it was created with.
+    /// Returns the attributes with which it was created.
     pub fn query_init(&self) -> ibv_qp_init_attr {
         self.query_both().1
     }
@@ -381,12 +380,12 @@ impl Qp {
         self.query().qp_state
     }
 
-    /// The state as the program's struct has it.
+    /// Returns the state in the program's struct.
     pub fn noted_state(&self) -> ibv_qp_state {
         unsafe { (*self.0).state }
     }
 
-    /// Modifies; the result is 0 or an error number.
+    /// Modifies; returns 0 or an error number.
     pub fn modify(&self, mut attr: ibv_qp_attr, mask: u32) -> i32 {
         unsafe { (verbs().modify_qp)(self.0, &raw mut attr, mask.cast_signed()) }
     }

@@ -1,4 +1,4 @@
-//! Posting work requests.
+//! Posting of work requests.
 
 use std::ptr;
 
@@ -42,13 +42,13 @@ impl Wr {
         self
     }
 
-    /// Adds to eight bytes of `word`, and puts what was there into the elements.
+    /// Adds to eight bytes of `word`, and returns the previous value in the elements.
     pub fn fetch_add(wr_id: u64, sges: &[ibv_sge], word: &Mr, offset: usize, add: u64) -> Self {
         let opcode = ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD;
         Self::new(wr_id, opcode, sges).atomic(word, offset, add, 0)
     }
 
-    /// Puts `swap` into eight bytes of `word` if `compare` is there, and what was there into the elements.
+    /// Stores `swap` in eight bytes of `word` if they equal `compare`, and returns the previous value in the elements.
     pub fn compare_and_swap(
         wr_id: u64,
         sges: &[ibv_sge],
@@ -60,7 +60,7 @@ impl Wr {
         Self::new(wr_id, opcode, sges).atomic(word, offset, compare, swap)
     }
 
-    /// An atomic on eight bytes of `word`.
+    /// Makes it an atomic on eight bytes of `word`.
     pub fn atomic(self, word: &Mr, offset: usize, operand: u64, swap: u64) -> Self {
         self.atomic_at(word.address() + offset as u64, word.rkey(), operand, swap)
     }
@@ -76,7 +76,7 @@ impl Wr {
         self
     }
 
-    /// The same with immediate data, in network order as in C.
+    /// Adds immediate data, in network order as in C.
     pub fn with_imm(mut self, imm: u32) -> Self {
         self.wr.opcode = match self.wr.opcode {
             ibv_wr_opcode::IBV_WR_SEND => ibv_wr_opcode::IBV_WR_SEND_WITH_IMM,
@@ -105,10 +105,10 @@ impl Wr {
     }
 }
 
-/// Where a refused post says nothing of which request it refused.
+/// The index if a refused post does not report the refused request.
 pub const NOT_SAID: usize = usize::MAX;
 
-/// The index of the refused request.
+/// Returns the index of the refused request.
 unsafe fn place<T>(first: *const T, bad: *const T) -> usize {
     if bad.is_null() {
         return NOT_SAID;
@@ -117,7 +117,7 @@ unsafe fn place<T>(first: *const T, bad: *const T) -> usize {
 }
 
 impl Qp {
-    /// Posts one request; the result is 0 or an error number.
+    /// Posts one request; returns 0 or an error number.
     pub fn try_post(&self, wr: &Wr) -> i32 {
         self.try_post_list(std::slice::from_ref(wr)).map_or_else(|(_, errno)| errno, |()| 0)
     }
@@ -127,7 +127,7 @@ impl Qp {
         assert_eq!(self.try_post(wr), 0);
     }
 
-    /// Posts a list by one call; on refusal, how many were posted and the error number.
+    /// Posts a list by one call; if refused, returns the number of posted requests and the error number.
     pub fn try_post_list(&self, wrs: &[Wr]) -> Result<(), (usize, i32)> {
         let mut list: Vec<ibv_send_wr> = wrs.iter().map(|wr| wr.wr).collect();
         for (n, wr) in wrs.iter().enumerate() {
@@ -150,7 +150,7 @@ impl Qp {
         self.try_post_receive_list(&[(wr_id, sges)]).map_or_else(|(_, errno)| errno, |()| 0)
     }
 
-    /// Posts a list by one call; on refusal, how many were posted and the error number.
+    /// Posts a list by one call; if refused, returns the number of posted requests and the error number.
     pub fn try_post_receive_list(
         &self,
         requests: &[(u64, &[ibv_sge])],
@@ -164,7 +164,7 @@ impl Qp {
     }
 }
 
-/// Posts a list of receives by `post`; on refusal, how many were posted and the error number.
+/// Posts a list of receives by `post`; if refused, returns the number of posted requests and the error number.
 pub(crate) fn receive_list(
     requests: &[(u64, &[ibv_sge])],
     post: impl FnOnce(*mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,

@@ -1,5 +1,5 @@
-//! Two connected queue pairs, each with memory that the other may use and one receive request: what
-//! most refusals are shown on.
+//! Two connected queue pairs, each with memory that the other may use and one receive request. Most refusals are tested
+//! on them.
 
 use rdma_sys::ibv_wc_status as Status;
 
@@ -17,7 +17,7 @@ pub struct Scene {
 pub const BYTES: usize = 64;
 pub const AT_A: u8 = 0xaa;
 pub const AT_B: u8 = 0xbb;
-/// The receive requests.
+/// The ids of the receive requests.
 pub const RECEIVE_A: u64 = 1001;
 pub const RECEIVE_B: u64 = 1002;
 
@@ -35,8 +35,7 @@ impl Scene {
         Self { at_a, at_b, a, b }
     }
 
-    /// Requests from A that use 32 bytes of both sides' memory: WRITE, WRITE with immediate, READ and
-    /// SEND.
+    /// Returns requests from A that use 32 bytes of both sides' memory: WRITE, WRITE with immediate, READ and SEND.
     pub fn requests(&self) -> [Wr; 4] {
         let local = [self.at_a.sge(8, 32)];
         let write = Wr::write(1, &local, &self.at_b, 16);
@@ -44,8 +43,8 @@ impl Scene {
         [write.clone(), write.with_imm(5), read, Wr::send(1, &local)]
     }
 
-    /// Posts a request that B must refuse: A's completion says `status`, both queue pairs are in error
-    /// with their receive requests flushed, and nothing was copied.
+    /// Posts a request that B must refuse. A's completion has `status`, both queue pairs are in error with their
+    /// receive requests flushed, and nothing was copied.
     #[track_caller]
     pub fn expect_remote_refusal(&self, wr: &Wr, status: Status) {
         self.a.qp.post(wr);
@@ -58,13 +57,13 @@ impl Scene {
         self.assert_untouched();
     }
 
-    /// Posts a request that A itself must refuse: B never hears of it.
+    /// Posts a request that A itself must refuse: B does not notice it.
     #[track_caller]
     pub fn expect_local_refusal(&self, wr: &Wr, status: Status) {
         assert_eq!(self.local_refusal(wr), status);
     }
 
-    /// As [`expect_local_refusal`](Self::expect_local_refusal), whatever error it is.
+    /// Like [`expect_local_refusal`](Self::expect_local_refusal), with any error.
     #[track_caller]
     pub fn local_refusal(&self, wr: &Wr) -> Status {
         self.a.qp.post(wr);

@@ -1,5 +1,5 @@
 //! Shared receive queues, and a server whose queue pairs share one.
-#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 
 use rdma_sys::*;
 
@@ -13,12 +13,12 @@ unsafe impl Send for Srq {}
 unsafe impl Sync for Srq {}
 
 impl Pd {
-    /// The queue, and the sizes that the device gave.
+    /// Creates a queue, and returns it with the sizes that the device chose.
     pub fn try_srq(&self, max_wr: u32, max_sge: u32) -> Result<(Srq, (u32, u32)), Errno> {
         self.try_srq_with_limit(max_wr, max_sge, 0)
     }
 
-    /// The same with a limit, which means nothing here (man ibv_create_srq).
+    /// Like [`try_srq`](Self::try_srq) with a limit, which has no effect here (man ibv_create_srq).
     pub fn try_srq_with_limit(
         &self,
         max_wr: u32,
@@ -48,7 +48,8 @@ impl Pd {
 }
 
 impl Qp {
-    /// What posting a receive of its own returns, and whether the request is named as refused.
+    /// Posts a receive to the queue pair itself. Returns the error number, and whether the request is reported as
+    /// refused.
     pub fn try_post_own_receive(&self) -> (i32, bool) {
         let (mut wr, mut bad) = (ibv_recv_wr::default(), std::ptr::null_mut());
         let errno = unsafe { ibv_post_recv(self.0, &raw mut wr, &raw mut bad) };
@@ -67,7 +68,7 @@ impl Srq {
         self.query().srq_limit
     }
 
-    /// Modifies; the result is 0 or an error number.
+    /// Modifies; returns 0 or an error number.
     pub fn modify(&self, max_wr: u32, srq_limit: u32, mask: ibv_srq_attr_mask) -> i32 {
         let mut attr = ibv_srq_attr { max_wr, max_sge: 0, srq_limit };
         unsafe { (verbs().modify_srq)(self.0, &raw mut attr, mask.0.cast_signed()) }
@@ -78,12 +79,12 @@ impl Srq {
         assert_eq!(self.modify(0, limit, ibv_srq_attr_mask::IBV_SRQ_LIMIT), 0);
     }
 
-    /// Posts a list by one call; on refusal, how many were posted and the error number.
+    /// Posts a list by one call; if refused, returns the number of posted requests and the error number.
     pub fn try_post_list(&self, requests: &[(u64, &[ibv_sge])]) -> Result<(), (usize, i32)> {
         receive_list(requests, |list, bad| unsafe { ibv_post_srq_recv(self.0, list, bad) })
     }
 
-    /// Posts one request; the result is 0 or an error number.
+    /// Posts one request; returns 0 or an error number.
     pub fn try_post(&self, wr_id: u64, sges: &[ibv_sge]) -> i32 {
         self.try_post_list(&[(wr_id, sges)]).map_or_else(|(_, errno)| errno, |()| 0)
     }
@@ -93,7 +94,7 @@ impl Srq {
         assert_eq!(self.try_post(wr_id, sges), 0);
     }
 
-    /// Posts requests, numbered from `first`, until the queue is full; how many fitted.
+    /// Posts requests, numbered from `first`, until the queue is full; returns their number.
     pub fn fill(&self, first: u64) -> u64 {
         let mut count = 0;
         loop {
@@ -107,20 +108,20 @@ impl Srq {
         }
     }
 
-    /// Destroys, which must be refused; the error number.
+    /// Attempts to destroy, which must be refused; returns the error number.
     pub fn try_destroy(&self) -> i32 {
         let refused = unsafe { (verbs().destroy_srq)(self.0) };
         assert_ne!(refused, 0);
         refused
     }
 
-    /// What events call it.
+    /// Returns its address, by which events identify it.
     pub fn name(&self) -> usize {
         self.0.addr()
     }
 }
 
-/// What a queue is called while another thread destroys it.
+/// A reference to a queue that another thread may destroy.
 #[derive(Clone, Copy)]
 pub struct SrqName(*mut ibv_srq);
 
@@ -146,7 +147,7 @@ impl Drop for Srq {
     }
 }
 
-/// Queue pairs that share a receive queue, and where they complete. Fields drop in order.
+/// Queue pairs that share a receive queue, and their completion queues. Fields drop in order.
 pub struct Server {
     pub qps: Vec<Qp>,
     pub srq: Srq,
@@ -157,7 +158,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server with a queue of so many requests, without queue pairs.
+    /// A server with a queue of `max_wr` requests, without queue pairs.
     pub fn new(device: &str, max_wr: u32) -> Self {
         let context = Context::open(device);
         let (send_cq, receive_cq) = (context.cq(256), context.cq(256));
@@ -166,14 +167,14 @@ impl Server {
         Self { qps: Vec::new(), srq, send_cq, receive_cq, pd, context }
     }
 
-    /// One more queue pair, of this domain, which completes receives there, connected to a client.
+    /// Creates a queue pair in this domain that completes receives in this queue, and connects it to a client.
     pub fn qp(&self, pd: &Pd, receive_cq: &Cq, client: &Side) -> Qp {
         let qp = pd.qp_with_srq(&self.send_cq, receive_cq, &Size::default(), &self.srq);
         self.connect(&qp, client, &Knobs::default());
         qp
     }
 
-    /// Connects a queue pair with a client, both in whatever state.
+    /// Connects a queue pair to a client, both in any state.
     pub fn connect(&self, qp: &Qp, client: &Side, knobs: &Knobs) {
         client.qp.to_reset();
         qp.to_reset();
@@ -182,7 +183,7 @@ impl Server {
         connect(qp, &here, &there, knobs);
     }
 
-    /// A server with a queue of so many requests, and its clients.
+    /// A server with a queue of `max_wr` requests, and its clients.
     pub fn with_clients(
         device: &str,
         max_wr: u32,
@@ -208,7 +209,7 @@ impl Server {
         wc
     }
 
-    /// The asynchronous events that are there, as kind and object.
+    /// Returns the pending asynchronous events, with their type and object.
     pub fn events(&self) -> Vec<(ibv_event_type, usize)> {
         self.context.async_events()
     }

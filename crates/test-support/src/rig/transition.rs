@@ -1,5 +1,4 @@
-//! The states of queue pairs, and the ways between them that the verbs have (IBTA volume 1, section
-//! 11.2.5.2).
+//! The states of queue pairs, and the transitions between them that the verbs define (IBTA volume 1, section 11.2.5.2).
 
 use rdma_sys::{ibv_qp_attr_mask as Mask, ibv_qp_state as State, *};
 
@@ -12,7 +11,7 @@ pub const UC: ibv_qp_type = ibv_qp_type::IBV_QPT_UC;
 pub const UD: ibv_qp_type = ibv_qp_type::IBV_QPT_UD;
 pub const SERVICES: [ibv_qp_type; 3] = [RC, UC, UD];
 
-/// Those that a program can bring about.
+/// The states that a program can cause.
 pub const STATES: [State; 6] = [
     State::IBV_QPS_RESET,
     State::IBV_QPS_INIT,
@@ -22,15 +21,14 @@ pub const STATES: [State; 6] = [
     State::IBV_QPS_ERR,
 ];
 
-/// The transitions with which a queue pair gets to where it sends.
+/// The transitions to the state in which a queue pair sends.
 pub const STEPS: [(State, State); 3] = [
     (State::IBV_QPS_RESET, State::IBV_QPS_INIT),
     (State::IBV_QPS_INIT, State::IBV_QPS_RTR),
     (State::IBV_QPS_RTR, State::IBV_QPS_RTS),
 ];
 
-/// The attributes that go with a transition, besides the state: those that it needs, and those that it
-/// takes if they are there.
+/// The attributes of a transition, besides the state: the required ones and the optional ones.
 #[derive(Clone, Copy)]
 pub struct Transition {
     pub required: u32,
@@ -47,7 +45,7 @@ const ADDRESS: u32 = Mask::IBV_QP_AV.0;
 const ALTERNATE: u32 = Mask::IBV_QP_ALT_PATH.0;
 const MIGRATION: u32 = Mask::IBV_QP_PATH_MIG_STATE.0;
 
-/// Migration of paths; few devices have it.
+/// Migration of paths; few devices support it.
 pub const PATH_MIGRATION: u32 = ALTERNATE | MIGRATION;
 
 fn by_service(service: ibv_qp_type, rc: u32, uc: u32, ud: u32) -> u32 {
@@ -58,7 +56,7 @@ fn by_service(service: ibv_qp_type, rc: u32, uc: u32, ud: u32) -> u32 {
     }
 }
 
-/// What the verbs have between two states; `None` if there is no way.
+/// Returns the transition between two states; `None` if the verbs have none.
 pub fn transition(service: ibv_qp_type, from: State, to: State) -> Option<Transition> {
     let of = |rc, uc, ud| by_service(service, rc, uc, ud);
     let init = PKEY | PORT | of(ACCESS, ACCESS, QKEY_BIT);
@@ -92,12 +90,12 @@ pub fn transition(service: ibv_qp_type, from: State, to: State) -> Option<Transi
     Some(Transition { required, optional })
 }
 
-/// A queue pair that can only talk to itself.
+/// A queue pair that can only send to itself.
 pub fn alone(device: &str, service: ibv_qp_type) -> Side {
     Side::new(device, &Size { qp_type: service, ..Size::default() }, 16)
 }
 
-/// Attributes that are right in every transition between these states, with the way to itself.
+/// Returns attributes that are valid in every transition between these states, with a path to itself.
 pub fn right(at: &Endpoint, from: State, to: State) -> ibv_qp_attr {
     let mut attr = attributes(at, at, &Knobs::default());
     (attr.qp_state, attr.cur_qp_state, attr.qkey) = (to, from, QKEY);
@@ -105,13 +103,13 @@ pub fn right(at: &Endpoint, from: State, to: State) -> ibv_qp_attr {
 }
 
 impl Side {
-    /// Goes from one state to another with what that needs, and with these attributes on top or, where
-    /// it needs them, without them; the result is 0 or an error number.
+    /// Changes from one state to another with the required attributes, except that the `toggled` ones are added or left
+    /// out. Returns 0 or an error number.
     pub fn transit(&self, (from, to): (State, State), toggled: u32) -> i32 {
         self.transit_with((from, to), toggled, |_| {})
     }
 
-    /// As [`transit`](Self::transit), with values that were changed.
+    /// Like [`transit`](Self::transit), with changed values.
     pub fn transit_with(
         &self,
         (from, to): (State, State),

@@ -1,5 +1,5 @@
 //! Memory windows.
-#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // Like the rig.
 
 use rdma_sys::*;
 
@@ -27,7 +27,7 @@ impl Pd {
 }
 
 impl Mw {
-    /// The key as the C struct has it: of windows of type 2 the first one.
+    /// Returns the key in the C struct; for windows of type 2, the initial one.
     pub fn key(&self) -> u32 {
         unsafe { (*self.0).rkey }
     }
@@ -36,7 +36,7 @@ impl Mw {
         unsafe { (*self.0).type_ }
     }
 
-    /// The key with this low byte.
+    /// Returns the key with this low byte.
     pub fn key_with(&self, low: u8) -> u32 {
         self.key() & !0xff | u32::from(low)
     }
@@ -49,7 +49,7 @@ impl Drop for Mw {
 }
 
 impl Mr {
-    /// What it takes to bind a window to a part of the region.
+    /// Returns the information for binding a window to a part of the region.
     pub fn part(&self, from: usize, length: usize, access: u32) -> ibv_mw_bind_info {
         ibv_mw_bind_info {
             mr: self.mr,
@@ -84,14 +84,14 @@ impl Wr {
 }
 
 impl Qp {
-    /// Binds a window of type 1; the result is 0 or an error number.
+    /// Binds a window of type 1; returns 0 or an error number.
     pub fn try_bind(&self, wr_id: u64, mw: &Mw, info: ibv_mw_bind_info, flags: u32) -> i32 {
         let mut bind = ibv_mw_bind { wr_id, send_flags: flags, bind_info: info };
         unsafe { ibv_bind_mw(self.0, mw.0, &raw mut bind) }
     }
 
-    /// Posts a request that binds a window of either type, of type 2 under its first key's successor;
-    /// the key that it will have.
+    /// Posts a request that binds a window of either type, a window of type 2 under the key after its first one.
+    /// Returns the key that it will have.
     #[track_caller]
     pub fn post_bind(&self, wr_id: u64, mw: &Mw, info: ibv_mw_bind_info) -> u32 {
         if mw.kind() == TYPE_1 {
@@ -106,18 +106,18 @@ impl Qp {
     }
 }
 
-/// The key of a completion that says that one was invalidated.
+/// Returns the key that was invalidated, if the completion has the flag.
 pub fn invalidated(wc: &ibv_wc) -> Option<u32> {
     let with_inv = wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_INV.0 != 0;
     with_inv.then(|| invalidated_key(wc))
 }
 
-/// What is there if the completion says so.
+/// Returns the field of the invalidated key, which is valid only if the completion has the flag.
 pub fn invalidated_key(wc: &ibv_wc) -> u32 {
     unsafe { wc.__bindgen_anon_1.invalidated_rkey }
 }
 
-/// A connection whose B gives A windows onto 64 bytes that A cannot reach without one.
+/// A connection whose B grants A windows onto 64 bytes that A cannot reach without one.
 pub struct Grant {
     pub at_a: Mr,
     pub at_b: Mr,
@@ -135,7 +135,7 @@ pub struct Second {
 pub const BYTES: usize = 64;
 pub const AT_A: u8 = 0xaa;
 pub const AT_B: u8 = 0xbb;
-/// What a region needs for windows with all rights.
+/// The access of a region that windows with all rights require.
 pub const BINDABLE: u32 = LOCAL_WRITE | MW_BIND;
 pub const REMOTE: u32 = REMOTE_READ | REMOTE_WRITE | REMOTE_ATOMIC;
 
@@ -151,7 +151,7 @@ impl Grant {
         Self { at_a, at_b, a, b }
     }
 
-    /// A window of this kind onto 32 bytes from 16 on, and its key.
+    /// Returns a window of this type onto 32 bytes from 16 on, and its key.
     #[track_caller]
     pub fn window(&self, kind: ibv_mw_type, access: u32) -> (Mw, u32) {
         let mw = self.b.pd.mw(kind);
@@ -159,7 +159,7 @@ impl Grant {
         (mw, key)
     }
 
-    /// Another connection, whose second queue pair is of B's domain. It goes before the grant.
+    /// Returns another connection, whose second queue pair is in B's domain. Drop it before the grant.
     pub fn second_pair(&self, device: &str) -> (Side, Second) {
         let c = Side::new(device, &Size::default(), 64);
         let context = &self.b.context;
@@ -172,7 +172,7 @@ impl Grant {
         (c, Second { qp, send_cq, receive_cq })
     }
 
-    /// Binds, and waits until it is done; the key.
+    /// Binds, waits for the completion, and returns the key.
     #[track_caller]
     pub fn bind(&self, mw: &Mw, info: ibv_mw_bind_info) -> u32 {
         let key = self.b.qp.post_bind(900, mw, info);
@@ -192,7 +192,7 @@ impl Grant {
         assert_eq!(wc.opcode, opcode);
     }
 
-    /// A's write of so many bytes through a window, `from` bytes behind the beginning of B's memory.
+    /// Returns A's write of `length` bytes through a window, at offset `from` of B's memory.
     pub fn write(&self, key: u32, from: u64, length: usize) -> Wr {
         let sges = [self.at_a.sge(0, length)];
         let wr = Wr::new(1, ibv_wr_opcode::IBV_WR_RDMA_WRITE, &sges);
@@ -211,14 +211,14 @@ impl Grant {
         wr.atomic_at(self.at_b.address() + from, key, 1, 0)
     }
 
-    /// A's request, and how it ends.
+    /// Posts A's request, and returns its status.
     #[track_caller]
     pub fn try_by_a(&self, wr: &Wr) -> ibv_wc_status {
         self.a.qp.post(wr);
         until_released(&self.a, || self.a.send_cq.next()).status
     }
 
-    /// That A's request is refused for its key, and touches nothing of B.
+    /// Checks that A's request is refused for its key, and changes nothing at B.
     #[track_caller]
     pub fn refuses(&self, wr: &Wr) {
         let before = self.at_b.bytes();
@@ -231,13 +231,14 @@ impl Grant {
         assert_eq!(self.try_by_a(wr), ibv_wc_status::IBV_WC_SUCCESS);
     }
 
-    /// That B's request ends as memory management operation error, in the error state.
+    /// Checks that B's request fails with a memory management operation error and puts the queue pair in the error
+    /// state.
     #[track_caller]
     pub fn fails_at_b(&self, post: impl FnOnce(&Qp)) {
         self.fails_at_b_with(ibv_wc_status::IBV_WC_MW_BIND_ERR, post);
     }
 
-    /// The same with another status.
+    /// Like [`fails_at_b`](Self::fails_at_b), with another status.
     #[track_caller]
     pub fn fails_at_b_with(&self, status: ibv_wc_status, post: impl FnOnce(&Qp)) {
         post(&self.b.qp);
@@ -247,7 +248,7 @@ impl Grant {
     }
 }
 
-/// Does it, after releasing what a held device has.
+/// Runs `act` after releasing the requests of a held device.
 fn until_released<T>(side: &Side, act: impl FnOnce() -> T) -> T {
     release(side.context.name());
     act()
