@@ -1,8 +1,8 @@
-//! `cargo xtask bindgen`: the checked-in bindings of `rdma-sys`, generated from the headers of the
-//! rdma-core release that `ibverbs-sys` ships, in the version of `Cargo.lock`.
+//! `cargo xtask bindgen`: generates the checked-in bindings of `rdma-sys` from the headers of the rdma-core release
+//! that `ibverbs-sys` ships, in the version of `Cargo.lock`.
 //!
-//! What is written depends on the headers alone: the machine's libclang and libc do not show. CI
-//! runs it with `--check` and fails on a difference.
+//! The output depends only on the headers, not on the machine's libclang or libc. CI runs it with `--check` and fails
+//! on a difference.
 
 mod clang;
 mod headers;
@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, bail};
 
 use clang::Target;
 
-/// Regenerates the bindings, or with `check` fails if they are not what would be generated.
+/// Regenerates the bindings, or with `check` fails if they differ from the generated ones.
 pub(crate) fn run(check: bool) -> Result<()> {
     let root = workspace_root();
     let tree = headers::lay_out(&root)?;
@@ -56,7 +56,10 @@ pub(crate) fn run(check: bool) -> Result<()> {
         differing.push(path.display().to_string());
     }
     if check && !differing.is_empty() {
-        bail!("not what the headers give; run `cargo xtask bindgen`:\n{}", differing.join("\n"));
+        bail!(
+            "the bindings differ from the headers; run `cargo xtask bindgen`:\n{}",
+            differing.join("\n")
+        );
     }
     let verb = if check { "compared" } else { "written" };
     println!("bindings {verb}; {} of them changed", differing.len());

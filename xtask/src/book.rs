@@ -1,4 +1,4 @@
-//! `cargo xtask book`: one searchable site of the pages that the README lists, made by mdBook.
+//! `cargo xtask book`: builds one searchable site of the pages that the README lists, with mdBook.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -30,7 +30,7 @@ build-dir = "html"
 no-section-label = true
 "#;
 
-/// Makes the site in `target/book/html`, and checks its links.
+/// Builds the site in `target/book/html`, and checks its links.
 ///
 /// # Errors
 /// mdBook is missing or fails, a page is not listed in the README, or a link of the site is dead.
@@ -67,7 +67,7 @@ fn write(root: &Path, book: &Path) -> Result<()> {
     for page in &pages {
         let text = fs::read_to_string(root.join(page)).with_context(|| page.clone())?;
         if let Some(unresolved) = unresolved(&text) {
-            bail!("{page}: `{unresolved}` is no link; define it, or write it as code");
+            bail!("{page}: the link `{unresolved}` is undefined; define it, or write it as code");
         }
         put(&source.join(name(page)), within(&text, page, &pages).as_bytes())?;
     }
@@ -89,7 +89,7 @@ fn put(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).with_context(|| path.display().to_string())
 }
 
-/// The plots, relative to the folder of the pages.
+/// Returns the plots, relative to the folder of the pages.
 fn plots(root: &Path) -> Result<Vec<PathBuf>> {
     let folder = root.join(FOLDER).join("plots");
     if !folder.exists() {
@@ -102,7 +102,7 @@ fn plots(root: &Path) -> Result<Vec<PathBuf>> {
 #[derive(Debug, PartialEq, Eq)]
 struct Part {
     title: String,
-    /// Paths from the root.
+    /// Paths relative to the root.
     pages: Vec<String>,
 }
 
@@ -127,7 +127,7 @@ fn parts(readme: &str) -> Result<Vec<Part>> {
     Ok(parts)
 }
 
-/// The table of contents, in the form of mdBook.
+/// Returns the table of contents, in the form of mdBook.
 fn summary(root: &Path, parts: &[Part]) -> Result<String> {
     let mut text = format!("# Summary\n\n[{}]({})\n", title(root, FIRST)?, name(FIRST));
     text += &format!("[{}](examples/index.md)\n", title(root, "examples/README.md")?);
@@ -140,19 +140,19 @@ fn summary(root: &Path, parts: &[Part]) -> Result<String> {
     Ok(text)
 }
 
-/// The first heading of a page.
+/// Returns the first heading of a page.
 fn title(root: &Path, page: &str) -> Result<String> {
     let text = fs::read_to_string(root.join(page)).with_context(|| page.to_owned())?;
     let line = text.lines().find_map(|line| line.strip_prefix("# "));
     Ok(line.with_context(|| format!("{page} has no heading"))?.to_owned())
 }
 
-/// The name of a page in the book: mdBook makes `index.html` of a page that is called `index.md`.
+/// Returns the name of a page in the book: mdBook builds `index.html` from a page named `index.md`.
 fn name(page: &str) -> String {
     page.replace("README.md", "index.md")
 }
 
-/// The page with links within the book only: a link to another file becomes its text.
+/// Returns the page with links within the book only: a link to another file becomes its text.
 fn within(text: &str, page: &str, pages: &BTreeSet<String>) -> String {
     let (mut result, mut end) = (String::new(), 0);
     let mut label: Option<Range<usize>> = None;
@@ -191,7 +191,7 @@ fn within(text: &str, page: &str, pages: &BTreeSet<String>) -> String {
     result + &text[end..]
 }
 
-/// A reference such as `[Name]` without a definition, which a reader sees with its brackets.
+/// Returns a reference such as `[Name]` without a definition, which would appear with its brackets.
 fn unresolved(text: &str) -> Option<String> {
     let mut found = None;
     let mut note = |link: pulldown_cmark::BrokenLink<'_>| {
@@ -203,7 +203,7 @@ fn unresolved(text: &str) -> Option<String> {
     found
 }
 
-/// The links of the site that lead to no file, or to no element of it.
+/// Returns the links of the site to a missing file, or to a missing element of a file.
 fn dead_links(site: &Path) -> Result<Vec<String>> {
     let mut pages = BTreeMap::new();
     let mut folders = vec![site.to_owned()];
@@ -243,7 +243,7 @@ fn dead_links(site: &Path) -> Result<Vec<String>> {
     Ok(dead)
 }
 
-/// The values of an attribute in a page of HTML, as mdBook writes them.
+/// Returns the values of an attribute in an HTML page, in the form that mdBook writes.
 fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
     let begin = format!(" {name}=\"");
     let values = html.split(&*begin).skip(1).collect::<Vec<_>>();

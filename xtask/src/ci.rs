@@ -1,4 +1,4 @@
-//! `cargo xtask ci`: every job of CI by name, the same here as on GitHub.
+//! `cargo xtask ci`: every job of CI by name, the same locally as on GitHub.
 
 mod jobs;
 mod load;
@@ -19,24 +19,24 @@ use setting::Setting;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Jobs to run, by name; without any, those of --gate
+    /// Jobs to run, by name; by default those of --gate
     jobs: Vec<String>,
-    /// The jobs that every change has to pass
+    /// The jobs that every change must pass
     #[arg(long, conflicts_with_all = ["jobs", "full"])]
     gate: bool,
-    /// Every job, the long ones too
+    /// Every job, including the long ones
     #[arg(long, conflicts_with = "jobs")]
     full: bool,
     /// Leave this job out
     #[arg(long, value_name = "JOB")]
     except: Vec<String>,
-    /// Fail where a job would be skipped because the machine lacks something
+    /// Fail if a job would be skipped because the machine lacks something
     #[arg(long)]
     strict: bool,
-    /// Remove what a job has built in a folder of its own when the job is over: all of them together need a large disk
+    /// Remove the separate build folder of each job after it: all of them together need a large disk
     #[arg(long)]
     remove_outputs: bool,
-    /// Say which jobs there are, where they run, how many minutes they take and what they find
+    /// List the jobs, with their tier, their duration in minutes and what they find
     #[arg(long)]
     list: bool,
 }
@@ -52,7 +52,7 @@ fn names() -> impl Iterator<Item = &'static str> {
     JOBS.iter().map(|job| job.name)
 }
 
-/// Runs all chosen jobs, also after one failed; `false` if any did.
+/// Runs all chosen jobs, even after a failure; returns `false` if any failed.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     if args.list {
         for job in JOBS {
@@ -79,16 +79,16 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(!rows.iter().any(|row| matches!(row.outcome, Outcome::Failed(_))))
 }
 
-/// What became of a job.
+/// The outcome of a job.
 struct Row {
     job: &'static Job,
     outcome: Outcome,
     time: Duration,
-    /// What the target folder took at its end, in bytes.
+    /// The size of the target folder at its end, in bytes.
     disk: u64,
 }
 
-/// A line for each job, with the time it took beside the time it states, and their sums.
+/// Returns a line for each job, with the measured and the stated time, and their sums.
 fn summary(rows: &[Row]) -> String {
     let line = |name: &str, time: Duration, minutes: f64, disk: u64, result: &str| {
         let (time, stated) = (seconds(time), seconds(Duration::from_secs_f64(minutes * 60.0)));
@@ -184,7 +184,7 @@ mod tests {
             let is_short = matches!(job.tier, Tier::Short(_));
             assert_eq!(full.contains(&job.name), !is_short, "{}", job.name);
             if let Tier::Short(long) = job.tier {
-                assert!(full.contains(&long), "{}: there is no `{long}`", job.name);
+                assert!(full.contains(&long), "{}: the job `{long}` does not exist", job.name);
                 assert!(job.minutes < JOBS.iter().find(|job| job.name == long).unwrap().minutes);
             }
         }
@@ -196,7 +196,7 @@ mod tests {
         assert!(!chosen("ci --gate --except test").contains(&"test"));
     }
 
-    /// What it links is not there on most machines, and others test what happens without.
+    /// It needs libraries that most machines lack, and other jobs test the crates without it.
     #[test]
     fn only_its_own_job_turns_linked_on() {
         for job in JOBS.iter().filter(|job| job.name != "linked") {
@@ -206,7 +206,7 @@ mod tests {
         }
     }
 
-    /// What else a change waits for, tool installation apart, is in `.ci/run`.
+    /// The gate also includes `.ci/run`, whose installation of tools does not count here.
     #[test]
     fn the_gate_states_thirty_minutes_at_most() {
         let minutes: f64 =

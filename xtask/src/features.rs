@@ -1,7 +1,7 @@
 //! `cargo xtask features`: each published crate compiles alone, and with each of its features alone.
 //!
-//! Cargo unites the features of all crates that it builds together, so that what is missing in one shows only when it is
-//! built alone.
+//! Cargo unites the features of all crates that it builds together. So a missing feature of one crate shows only when
+//! that crate is built alone.
 
 use std::process::Command;
 
@@ -10,10 +10,10 @@ use cargo_metadata::{MetadataCommand, Package};
 
 use crate::{tidy, tree};
 
-/// Builds all of rdma-core, and has a job of its own.
+/// Builds all of rdma-core, and has a separate job.
 const ELSEWHERE: &str = "linked";
 
-/// Checks each combination, also after one failed; fails with a list of those that do not compile.
+/// Checks each combination, even after a failure; fails with a list of those that do not compile.
 pub(crate) fn run() -> Result<bool> {
     let root = tree::root();
     let metadata = MetadataCommand::new().current_dir(&root).no_deps().exec()?;
@@ -38,7 +38,7 @@ pub(crate) fn run() -> Result<bool> {
     Ok(true)
 }
 
-/// No feature, then each alone, `default` too.
+/// Returns the combinations: no feature, then each alone, including `default`.
 fn combinations(package: &Package) -> Vec<Vec<&str>> {
     let features = package.features.keys().map(String::as_str);
     let each = features.filter(|feature| *feature != ELSEWHERE).map(|feature| vec![feature]);

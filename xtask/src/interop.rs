@@ -10,22 +10,22 @@ use softroce::Run;
 
 use crate::{rxe, tree};
 
-/// What the guest runs; it sees the host's files.
+/// The script that the guest runs; it sees the host's files.
 const GUEST: &str = "xtask/src/interop/guest.sh";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What is at the ends of the wire
+    /// The devices at the ends of the wire
     #[arg(long, value_enum, default_value_t = Ends::RxeRxe)]
     ends: Ends,
     /// Each MTU, each family of addresses and each loss, instead of some of them
     #[arg(long, conflicts_with = "run")]
     all: bool,
-    /// These runs alone, as `FAMILY,MTU,LOSS,LONGEST,CHECKS`: `6,256,10,65536,rc/`, with `-` for all checks; or `4,rc,0`
+    /// Only these runs, as `FAMILY,MTU,LOSS,LONGEST,CHECKS`: `6,256,10,65536,rc/`, with `-` for all checks; or `4,rc,0`
     /// and `4,uc,0` for the programs of rdma-core, and `4,perftest,0` for those of perftest
     #[arg(long, value_name = "RUN")]
     run: Vec<String>,
-    /// End it after so many seconds, with exit status 124
+    /// End it after this many seconds, with exit status 124
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     timeout: u64,
 }
@@ -47,7 +47,7 @@ impl Ends {
     }
 }
 
-/// Its status is that of the guest's script.
+/// Runs the guest's script and returns its status.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let root = tree::root();
     let runs = match (&args.run[..], args.all) {
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             Command::new(cargo).args(["build", "--quiet"]).args(what).current_dir(&root).status();
         ensure!(
             status.context("starting cargo")?.success(),
-            "cargo could not build what runs there"
+            "cargo could not build the programs for the virtual machine"
         );
     }
     let built = rxe::target()?.join("debug");
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     softroce.run(&words, Run { limit: Some(Duration::from_secs(args.timeout)), machine: true })
 }
 
-/// Each MTU, each family and each loss at least once.
+/// Returns runs with each MTU, each family and each loss at least once.
 fn some() -> String {
     "4 1024 0 1048576 -\n6 1024 0 65536 -\n4 256 0 65536 -\n4 512 0 65536 send\n4 2048 0 65536 write\n\
      6 4096 0 65536 -\n4 1024 1 65536 -\n6 2048 1 65536 -\n4 4096 10 65536 -\n6 256 10 16384 -\n\
@@ -83,7 +83,7 @@ fn some() -> String {
         .to_owned()
 }
 
-/// All of them, and the longest messages where nothing is lost.
+/// Returns all runs, with the longest messages where nothing is lost.
 fn all() -> String {
     let mut runs = String::from("4 rc 0\n6 rc 0\n4 uc 0\n6 uc 0\n4 perftest 0\n6 perftest 0\n");
     for (loss, longest) in [(0, 1 << 20), (1, 1 << 16), (10, 1 << 16)] {

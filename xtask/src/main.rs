@@ -1,4 +1,5 @@
-//! The chores of this workspace: `cargo xtask ci`, `features`, `tidy`, `bindgen`, `book`, `rxe-setup` and its kin, `interop`, `sim`.
+//! The maintenance commands of this workspace: `cargo xtask ci`, `features`, `tidy`, `bindgen`, `book`, `rxe-setup` and
+//! its kin, `interop`, `sim`.
 
 mod bindgen;
 mod book;
@@ -23,11 +24,11 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Chore {
-    /// Run the jobs of CI by name, the same here as on GitHub
+    /// Run the jobs of CI by name, the same locally as on GitHub
     Ci(ci::Args),
     /// Compile each published crate alone, and with each of its features alone
     Features,
-    /// Run a program that cargo has built if its name begins so; a runner for cargo
+    /// Run a program that cargo has built if it belongs to the chosen crate; a runner for cargo
     Only(ci::only::Args),
     /// Check what rustc and clippy do not: layers, lengths, rooms, unsafe files, links, repeated facts
     Tidy(tidy::Args),
@@ -37,15 +38,15 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
-    /// Make a searchable site of the pages that the README lists, in target/book/html; needs mdbook
+    /// Build a searchable site of the pages that the README lists, in target/book/html; needs mdbook
     Book,
-    /// Get an RXE (SoftRoCE) device: the kernel's, or one in a virtual machine
+    /// Set up an RXE (SoftRoCE) device: the kernel's, or one in a virtual machine
     RxeSetup(rxe::SetupArgs),
-    /// Run a command where the RXE device is
+    /// Run a command on the machine that has the RXE device
     RxeRun(rxe::RunArgs),
-    /// Remove what rxe-setup made
+    /// Remove everything that rxe-setup created
     RxeTeardown,
-    /// Have two devices talk to each other over a wire, in the virtual machine of SoftRoCE
+    /// Connect two devices over a wire, in the virtual machine of SoftRoCE
     Interop(interop::Args),
     /// Run the simulator: random workloads on a bad network in virtual time, checked against a model
     Sim(sim::Args),

@@ -14,7 +14,7 @@ use crate::tree;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct SetupArgs {
-    /// Only say where SoftRoCE is, as `DEVICE PLACE`; fails if it was not set up
+    /// Only print where SoftRoCE is, as `DEVICE PLACE`; fails if it was not set up
     #[arg(long, conflicts_with_all = ["native", "machine", "install", "kernel"])]
     check: bool,
     /// Load rdma_rxe into the running kernel and add rxe0, without asking
@@ -23,10 +23,10 @@ pub(crate) struct SetupArgs {
     /// Add rxe0 to this interface instead of a dummy one; it then accepts packets from anyone
     #[arg(long, value_name = "NAME", requires = "native")]
     netdev: Option<String>,
-    /// Make the virtual machine even where the running kernel has SoftRoCE
+    /// Create the virtual machine even if the running kernel has SoftRoCE
     #[arg(long)]
     machine: bool,
-    /// Install programs that are missing with the package manager, where they cannot be unpacked
+    /// Install missing programs with the package manager, if they cannot be unpacked
     #[arg(long)]
     install: bool,
     /// A kernel that has rdma_rxe, instead of that of the distribution's package
@@ -39,10 +39,10 @@ pub(crate) struct SetupArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// End the command after so many seconds, with exit status 124
+    /// End the command after this many seconds, with exit status 124
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
-    /// Run in the virtual machine even where the running kernel has SoftRoCE
+    /// Run in the virtual machine even if the running kernel has SoftRoCE
     #[arg(long)]
     machine: bool,
     /// The command and its arguments
@@ -80,12 +80,12 @@ pub(crate) fn teardown() -> Result<bool> {
     softroce()?.tear_down().map(|()| true)
 }
 
-/// What is made is kept among what is built.
+/// Returns SoftRoCE with its files in the target folder.
 pub(crate) fn softroce() -> Result<SoftRoce> {
     SoftRoce::at(target()?.join("rxe"))
 }
 
-/// Where what is built is.
+/// Returns the target folder.
 pub(crate) fn target() -> Result<PathBuf> {
     let metadata = MetadataCommand::new().current_dir(tree::root()).no_deps().exec()?;
     Ok(metadata.target_directory.into_std_path_buf())

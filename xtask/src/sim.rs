@@ -10,27 +10,27 @@ use crate::tree::{self, Tree};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What all workloads come from; by default the clock
+    /// The seed of all workloads; by default the clock
     #[arg(long)]
     seed: Option<String>,
-    /// How many packets are sent, at least
+    /// The minimum number of packets
     #[arg(long)]
     packets: Option<u64>,
-    /// Run one fresh seed after the other for so long
+    /// Run fresh seeds one after another for this many hours
     #[arg(long)]
     hours: Option<f64>,
-    /// Run this workload alone
+    /// Run only this workload
     #[arg(long)]
     workload: Option<String>,
-    /// Plant the faults of crates/sim/faults one after the other, or that of this name; each must be found
+    /// Plant the faults of crates/sim/faults one after another, or only that of this name; each must be found
     #[arg(long, value_name = "NAME", conflicts_with_all = ["packets", "hours", "workload"])]
     planted: Option<Option<String>>,
 }
 
 const FAULTS: &str = "crates/sim/faults";
-/// A fault that is not found in that time is not found.
+/// The limit of the search for a fault.
 const LIMIT: Duration = Duration::from_secs(600);
-/// Without `--seed`, so that it is the same each time.
+/// The default of `--seed` for planted faults, so that each run is the same.
 const SEED: &str = "1";
 
 pub(crate) fn run(args: &Args) -> Result<bool> {
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(status.context("starting cargo")?.success())
 }
 
-/// cargo itself, without what `cargo run` has said about this program.
+/// Returns a command for cargo, without the variables that `cargo run` has set for this program.
 fn cargo(folder: &Path) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(folder);
@@ -64,14 +64,14 @@ fn cargo(folder: &Path) -> Command {
     cargo
 }
 
-/// A patch.
+/// A patch that plants a fault.
 pub(crate) struct Fault<'a> {
     name: &'a str,
     pub(crate) path: &'a str,
     text: &'a str,
 }
 
-/// The faults that can be planted.
+/// Returns the faults that can be planted.
 pub(crate) fn faults(tree: &Tree) -> impl Iterator<Item = Fault<'_>> {
     tree.ending(&[".patch"]).filter_map(|(path, text)| {
         let name = path.strip_prefix(FAULTS)?.strip_prefix('/')?.strip_suffix(".patch")?;
@@ -79,7 +79,7 @@ pub(crate) fn faults(tree: &Tree) -> impl Iterator<Item = Fault<'_>> {
     })
 }
 
-/// `git apply` in a folder that is a checkout or in none.
+/// Returns `git apply` in a folder, whether or not that is a checkout.
 pub(crate) fn git_apply(folder: &Path) -> Result<Command> {
     let mut git = Command::new("git");
     // In a folder of another repository git would look at that one's paths.
@@ -88,17 +88,17 @@ pub(crate) fn git_apply(folder: &Path) -> Result<Command> {
     Ok(git)
 }
 
-/// A copy of the tree, in which faults are planted, and what is built there.
+/// A copy of the tree in which faults are planted, and its build folder.
 struct Copy {
     folder: PathBuf,
     target: PathBuf,
 }
 
-/// What became of a fault.
+/// The result of the search for a fault.
 struct Found {
     build: Duration,
     search: Duration,
-    /// How the program ended.
+    /// The program's last lines of output.
     lines: Vec<String>,
 }
 
@@ -108,7 +108,7 @@ fn planted(name: Option<&str>, seed: &str) -> Result<bool> {
     let named = |fault: &Fault<'_>| name.is_none_or(|name| name == fault.name);
     let faults: Vec<_> = faults(&tree).filter(named).collect();
     ensure!(!faults.is_empty(), "{FAULTS} has no fault {}", name.unwrap_or_default());
-    // Where cargo has this program.
+    // Cargo's path of this program.
     let target = std::env::current_exe()?;
     let target = target.ancestors().nth(2).context("no target folder")?;
     let copy = Copy { folder: target.join("tmp/planted"), target: target.join("planted") };
@@ -140,7 +140,7 @@ fn planted(name: Option<&str>, seed: &str) -> Result<bool> {
 }
 
 impl Copy {
-    /// Makes all files as they are in the tree; those that are need not be built again.
+    /// Restores all files of the tree; files that did not change are not built again.
     fn restore(&self, tree: &Tree) -> Result<()> {
         for (path, text) in tree.ending(&[""]) {
             let to = self.folder.join(path);
@@ -160,7 +160,7 @@ impl Copy {
         Ok(())
     }
 
-    /// Builds the simulator and has it look for what is wrong.
+    /// Builds the simulator and lets it search.
     fn search(&self, seed: &str) -> Result<Found> {
         let start = Instant::now();
         let mut build = cargo(&self.folder);

@@ -1,7 +1,7 @@
-//! `cargo xtask tidy`: the rules of this workspace that rustc, rustfmt and clippy do not know.
+//! `cargo xtask tidy`: the rules of this workspace that rustc, rustfmt and clippy do not check.
 //!
-//! Each rule is a module with a `check` that looks at a [`Tree`] or at commits and returns findings, and with
-//! tests that show it failing.
+//! Each rule is a module with a `check` that looks at a [`Tree`] or at commits and returns findings. Its tests show it
+//! failing.
 
 mod auto_traits;
 mod bindings;
@@ -28,12 +28,12 @@ use anyhow::Result;
 
 use crate::tree::{self, Tree};
 
-/// The crates that users may depend on, lowest first.
+/// Returns the crates that users may depend on, lowest first.
 pub(crate) fn products() -> impl Iterator<Item = &'static str> {
     layers::names()
 }
 
-/// One thing to mend: where, what is wrong and what to do.
+/// One problem: its place, a description, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Finding {
     path: String,
@@ -55,12 +55,12 @@ impl fmt::Display for Finding {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Check nothing; print how many files the folders of each crate have, and its largest circle of modules
+    /// Check nothing; print the number of files in the folders of each crate, and its largest circle of modules
     #[arg(long)]
     rooms: bool,
 }
 
-/// Checks the checkout; `false` if there is something to mend.
+/// Checks the checkout; returns `false` if there are findings.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let root = tree::root();
     let tree = Tree::read(&root)?;
@@ -106,13 +106,13 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(found.is_empty())
 }
 
-/// The number of the line that holds the byte at `offset`, from 1.
+/// Returns the number of the line with the byte at `offset`, from 1.
 fn line_of(text: &str, offset: usize) -> usize {
     let before = text.as_bytes().get(..offset).unwrap_or(text.as_bytes());
     before.iter().filter(|&&byte| byte == b'\n').count() + 1
 }
 
-/// Whether people wrote the file: generated modules live in folders of that name.
+/// Returns true if the file was written by hand: generated modules are in folders named `generated`.
 fn by_hand(path: &str) -> bool {
     !path.split('/').any(|part| part == "generated")
 }

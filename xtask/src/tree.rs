@@ -1,4 +1,4 @@
-//! The files of the checkout, as text: what git tracks, and what it would track.
+//! The text files of the checkout: those that git tracks, and those that it would add.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -6,14 +6,14 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Paths relative to the root, with `/`, each with its text.
+/// The text of each file by its path relative to the root, with `/`.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     files: BTreeMap<String, String>,
 }
 
 impl Tree {
-    /// Reads every file that git tracks or would add. Binary files are listed with empty text.
+    /// Reads every file that git tracks or would add. Binary files have empty text.
     pub(crate) fn read(root: &Path) -> Result<Self> {
         // The checkout may belong to another user, as in a container.
         let args = ["-c", "safe.directory=*", "ls-files", "-z"];
@@ -31,7 +31,7 @@ impl Tree {
         Ok(Self { files })
     }
 
-    /// A tree made of literals, for tests.
+    /// Creates a tree from literals, for tests.
     #[cfg(test)]
     pub(crate) fn of<const N: usize>(files: [(&str, &str); N]) -> Self {
         Self { files: files.map(|(path, text)| (path.to_owned(), text.to_owned())).into() }
@@ -41,7 +41,7 @@ impl Tree {
         self.files.get(path).map(String::as_str)
     }
 
-    /// Whether `path` is a file, or a folder with files in it (`""` is the root).
+    /// Returns true if `path` is a file, or a folder with files in it (`""` is the root).
     pub(crate) fn has(&self, path: &str) -> bool {
         let path = path.trim_end_matches('/');
         let folder = format!("{path}/");
@@ -58,7 +58,7 @@ impl Tree {
         self.files.keys().map(String::as_str).collect()
     }
 
-    /// Files whose names end with one of `suffixes`.
+    /// Returns the files whose names end with one of `suffixes`.
     pub(crate) fn ending<'a>(
         &'a self,
         suffixes: &'a [&str],
@@ -70,7 +70,7 @@ impl Tree {
     }
 }
 
-/// The workspace root, from where this crate was compiled.
+/// Returns the workspace root, derived from the path at which this crate was compiled.
 pub(crate) fn root() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     own.parent().unwrap_or(own).to_path_buf()

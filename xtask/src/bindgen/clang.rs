@@ -1,4 +1,4 @@
-//! The run of bindgen: which items, in which shape.
+//! The run of bindgen: the selected items and their form.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use super::headers::Tree;
 /// A machine whose layout is checked.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
-    /// As `target_arch` spells it.
+    /// The name as in `target_arch`.
     pub(crate) arch: &'static str,
     triple: &'static str,
-    /// Where Debian's cross package puts the C library's headers (`libc6-dev-arm64-cross`).
+    /// The folder of the C library's headers in Debian's cross package (`libc6-dev-arm64-cross`).
     sysroot: Option<&'static str>,
 }
 
@@ -28,7 +28,7 @@ impl Target {
     ];
 }
 
-/// Types of the C library come from `rdma-sys`'s own module instead.
+/// Takes types of the C library from `rdma-sys`'s own module instead.
 #[derive(Debug)]
 struct SystemTypes;
 
@@ -47,7 +47,7 @@ impl ParseCallbacks for SystemTypes {
     }
 }
 
-/// The bindings of `infiniband/verbs.h` for `target`, with layout tests, unformatted.
+/// Generates the bindings of `infiniband/verbs.h` for `target`, with layout tests, unformatted.
 pub(crate) fn parse(tree: &Tree, target: Target) -> Result<String> {
     let mut arguments =
         vec![format!("--target={}", target.triple), format!("-I{}", tree.include.display())];
@@ -79,7 +79,7 @@ pub(crate) fn parse(tree: &Tree, target: Target) -> Result<String> {
         .disable_header_comment()
         .formatter(bindgen::Formatter::None)
         .parse_callbacks(Box::new(SystemTypes));
-    // bindgen panics where libclang cannot be loaded.
+    // bindgen panics if libclang cannot be loaded.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| builder.generate()))
         .ok()
         .context("bindgen needs libclang: apt-get install libclang-dev")?

@@ -1,4 +1,4 @@
-//! Where the headers come from, and the include tree that they are parsed in.
+//! The source of the headers, and the include tree for parsing them.
 
 use std::{
     fs,
@@ -8,15 +8,14 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use cargo_metadata::{CargoOpt, MetadataCommand};
 
-/// The crate whose source holds rdma-core. Only the feature `linked` of rdma-sys builds it.
+/// The crate whose source contains rdma-core. Only the feature `linked` of rdma-sys builds it.
 const SOURCE: &str = "ibverbs-sys";
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The headers, by the folder that an `#include` names.
 ///
-/// `rdma/ib_user_verbs.h` must be in the tree, else the parser takes the one of this machine's
-/// kernel headers without a word.
+/// `rdma/ib_user_verbs.h` must be in the tree, else the parser silently uses the one of this machine's kernel headers.
 const TREE: [(&str, &[&str]); 2] = [
     (
         "infiniband",
@@ -39,7 +38,7 @@ pub(crate) struct Tree {
 pub(crate) fn lay_out(root: &Path) -> Result<Tree> {
     let metadata = MetadataCommand::new()
         .current_dir(root)
-        // It is an optional dependency, and nothing for Windows has to be fetched to find it.
+        // It is an optional dependency; nothing for Windows has to be fetched to find it.
         .features(CargoOpt::AllFeatures)
         .other_options(["--locked", "--filter-platform", TARGET].map(str::to_owned).to_vec())
         .exec()
@@ -67,8 +66,8 @@ pub(crate) fn lay_out(root: &Path) -> Result<Tree> {
     Ok(Tree { include, release: package.version.build.to_string() })
 }
 
-/// What each generated file starts with: where it is from, and the notice of `verbs.h`, which its
-/// licence asks to keep.
+/// Returns the start of each generated file: its origin, and the notice of `verbs.h`, which its licence requires to be
+/// kept.
 pub(crate) fn notice(tree: &Tree) -> Result<String> {
     let header = fs::read_to_string(tree.include.join("infiniband/verbs.h"))?;
     let (comment, _) = header.split_once("*/").context("verbs.h does not start with a notice")?;

@@ -1,5 +1,5 @@
-//! From bindgen's one output to the files that are checked in: types, function signatures, the
-//! symbols to link with, and the layout asserts of one architecture.
+//! Splits bindgen's output into the files that are checked in. These are types, function signatures, the symbols to
+//! link with, and the layout asserts of one architecture.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use syn::{
     visit_mut::{VisitMut, visit_file_mut},
 };
 
-/// Declared in `verbs.h`, but exported to rdma-core's own tools only (`IBVERBS_PRIVATE_*`).
+/// Functions that `verbs.h` declares, but that are exported only to rdma-core's own tools (`IBVERBS_PRIVATE_*`).
 const PRIVATE: &[&str] = &["ibv_wr_opcode_str"];
 
 pub(crate) struct Parts {
@@ -57,15 +57,15 @@ pub(crate) fn split(bindings: &str) -> Result<Parts> {
     })
 }
 
-/// `type NAME = unsafe extern "C" fn(…)`: a name for the signature and nothing to link with.
+/// Returns `type NAME = unsafe extern "C" fn(…)`: a name for the signature, without a symbol to link with.
 fn signature(function: &ForeignItemFn) -> TokenStream {
     let name = &function.sig.ident;
     let (inputs, output) = (&function.sig.inputs, &function.sig.output);
     quote!(pub type #name = unsafe extern "C" fn(#inputs) #output;)
 }
 
-/// Numbers the anonymous enums in order of appearance: bindgen also counts those of the C library's
-/// headers, which differ between machines.
+/// Numbers the anonymous enums in order of appearance. bindgen also counts those of the C library's headers, which
+/// differ between machines.
 #[derive(Default)]
 struct Renumber(HashMap<String, usize>);
 

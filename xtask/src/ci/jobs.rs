@@ -1,5 +1,5 @@
-//! The jobs, as data. A new one is a row here, in the workflow and in CONTRIBUTING.md; `tidy`
-//! notices if one of the three is forgotten, or says something else.
+//! The jobs, as data. A new job is a row here, in the workflow and in CONTRIBUTING.md; `tidy` fails if one of the three
+//! is missing or differs.
 
 use super::needs::Need;
 use super::recipes::{
@@ -12,24 +12,24 @@ use super::step::{Step, run, tests};
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) name: &'static str,
-    /// What it finds.
+    /// The errors that it finds.
     pub(crate) about: &'static str,
     pub(crate) tier: Tier,
-    /// How long it takes on an idle machine with two processors, at most, with what the jobs before it in the gate have
-    /// built.
+    /// The maximum duration on an idle machine with two processors, where the jobs before it in the gate have already
+    /// built their outputs.
     pub(crate) minutes: f64,
     pub(crate) needs: &'static [Need],
     pub(crate) steps: &'static [Step],
 }
 
-/// Which runs a job belongs to.
+/// The runs that a job belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tier {
-    /// The gate alone: a short form of this job of the full run.
+    /// Only the gate: a short form of this job of the full run.
     Short(&'static str),
     /// The gate and the full run.
     Both,
-    /// The full run alone: too long for the gate, or in need of what few machines have.
+    /// Only the full run: too long for the gate, or in need of rare equipment.
     Full,
 }
 
@@ -44,12 +44,12 @@ impl Tier {
 }
 
 impl Job {
-    /// The name of its short form, which the gate has instead.
+    /// Returns the name of its short form, which the gate has instead.
     pub(crate) fn replaces(&self) -> Option<&'static str> {
         JOBS.iter().find(|job| job.tier == Tier::Short(self.name)).map(|job| job.name)
     }
 
-    /// Its row in the table of CONTRIBUTING.md.
+    /// Returns its row in the table of CONTRIBUTING.md.
     pub(crate) fn row(&self) -> String {
         let replaces = self.replaces().map(|name| format!("`{name}`")).unwrap_or_default();
         let (name, tier) = (self.name, self.tier.as_str());
@@ -62,7 +62,7 @@ const RUSTFMT: Need = Need::Works("cargo fmt --version", "rustup component add r
 pub(crate) const JOBS: &[Job] = &[
     Job {
         name: "fmt",
-        about: "what rustfmt would change",
+        about: "files that rustfmt would change",
         tier: Tier::Both,
         minutes: 0.1,
         needs: &[RUSTFMT],
@@ -73,7 +73,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "tidy",
-        about: "what breaks the rules below: layers, lengths, unsafe files, links, facts that are said twice",
+        about: "violations of the rules below: layers, lengths, unsafe files, links, repeated facts",
         tier: Tier::Both,
         minutes: 0.2,
         needs: &[],
@@ -81,7 +81,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "clippy",
-        about: "what rustc and clippy warn of, in tests, examples and benches too",
+        about: "warnings of rustc and clippy, also in tests, examples and benches",
         tier: Tier::Both,
         minutes: 0.9,
         needs: &[Need::Works("cargo clippy --version", "rustup component add clippy")],
@@ -89,7 +89,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "doc",
-        about: "what rustdoc warns of",
+        about: "warnings of rustdoc",
         tier: Tier::Both,
         minutes: 0.4,
         needs: &[],
@@ -97,7 +97,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "bindgen-check",
-        about: "bindings that are not what the pinned headers give",
+        about: "bindings that differ from those generated from the pinned headers",
         tier: Tier::Both,
         minutes: 0.1,
         needs: &[
@@ -109,7 +109,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "test",
-        about: "what a test shows: all of them, those in the documentation too",
+        about: "failures of any test, including those in the documentation",
         tier: Tier::Both,
         minutes: 10.7,
         needs: &[],
@@ -117,7 +117,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "sim",
-        about: "what a million simulated packets of fresh workloads do against the model (docs/testing.md, Simulator)",
+        about: "differences from the model in a million simulated packets of fresh workloads (docs/testing.md, Simulator)",
         tier: Tier::Both,
         minutes: 0.5,
         needs: &[],
@@ -125,7 +125,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "wire-deferred",
-        about: "what the suite shows on devices whose packets leave later, as a seed decides",
+        about: "failures of the suite on devices that send packets later, in an order chosen by a seed",
         tier: Tier::Full,
         minutes: 5.0,
         needs: &[],
@@ -136,7 +136,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "profiles",
-        about: "what the suite, channels, examples and rdmatool show on devices that look like hardware, except the two of `nics`",
+        about: "failures of the suite, channels, examples and rdmatool on devices that look like hardware, except the two of `nics`",
         tier: Tier::Full,
         minutes: 14.0,
         needs: &[],
@@ -144,7 +144,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "stalls",
-        about: "what the suite and the layers' tests show on software devices whose threads are held up at random",
+        about: "failures of the suite and the layers' tests on software devices with randomly delayed threads",
         tier: Tier::Full,
         minutes: 14.0,
         needs: &[],
@@ -152,7 +152,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "sim-planted",
-        about: "a planted fault that the simulator misses, in a copy of the tree for each",
+        about: "planted faults that the simulator misses, each in a separate copy of the tree",
         tier: Tier::Full,
         minutes: 60.0,
         needs: &[],
@@ -160,7 +160,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "features",
-        about: "a published crate that does not compile alone, or with one of its features alone (except `linked`)",
+        about: "published crates that do not compile alone, or with only one of their features (except `linked`)",
         tier: Tier::Both,
         minutes: 0.6,
         needs: &[],
@@ -176,7 +176,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "deny",
-        about: "licences, sources and duplicates of dependencies that are not allowed",
+        about: "forbidden licences, sources and duplicates of dependencies",
         tier: Tier::Full,
         minutes: 0.2,
         needs: &[Need::Tool("cargo-deny", "cargo install --locked cargo-deny")],
@@ -184,7 +184,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "aarch64",
-        about: "what differs with the processor: all published crates compile, and in qemu the copy, atomics and C's layout work",
+        about: "errors on another processor: all published crates are compiled; the copy, atomics and C's layout are tested in qemu",
         tier: Tier::Short("aarch64-full"),
         minutes: 1.3,
         needs: AARCH64_NEEDS,
@@ -192,7 +192,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "aarch64-full",
-        about: "in qemu, what the tests of the layers and of the device show, and the suite on each software device",
+        about: "failures in qemu: the tests of the layers and the device, and the suite on each software device",
         tier: Tier::Full,
         minutes: 25.0,
         needs: AARCH64_NEEDS,
@@ -200,7 +200,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "msrv",
-        about: "a published crate that the oldest compiler it promises does not compile",
+        about: "published crates that do not compile with their oldest supported compiler",
         tier: Tier::Both,
         minutes: 0.3,
         needs: &[Need::Works("cargo +{msrv} --version", "rustup toolchain install {msrv}")],
@@ -208,7 +208,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "bench-build",
-        about: "a bench that does not link (`clippy` compiles them)",
+        about: "benches that do not link (`clippy` compiles them)",
         tier: Tier::Full,
         minutes: 4.0,
         needs: &[],
@@ -218,7 +218,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "instructions",
-        about: "posts, polls and channels that cost more beside C than they may, and many objects more than one (callgrind)",
+        about: "posts, polls and channels that cost too many instructions compared with C, or more with many objects than with one (callgrind)",
         tier: Tier::Both,
         minutes: 1.6,
         needs: &[
@@ -229,7 +229,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "copy-file",
-        about: "a file that the main job does not copy on both kinds of software device",
+        about: "a failing copy of a file, on both kinds of software device",
         tier: Tier::Both,
         minutes: 0.4,
         needs: &[],
@@ -237,7 +237,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "nics",
-        about: "channels, examples and rdmatool that fail on devices that look like two NICs",
+        about: "failures of channels, examples and rdmatool on devices that look like two NICs",
         tier: Tier::Both,
         minutes: 2.6,
         needs: &[],
@@ -245,7 +245,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "asan",
-        about: "invalid memory and leaks, the device's copies included: its tests, those of the layers, the suite on one device",
+        about: "invalid memory accesses and leaks, including the device's copies: its tests, those of the layers, the suite on one device",
         tier: Tier::Short("asan-full"),
         minutes: 4.0,
         needs: &[],
@@ -261,7 +261,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "lsan",
-        about: "leaks alone, on the real copies",
+        about: "leaks, with the real copies",
         tier: Tier::Full,
         minutes: 20.0,
         needs: &[],
@@ -269,7 +269,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "valgrind",
-        about: "invalid memory at the device's real copies, in the tests of its parts (memcheck)",
+        about: "invalid memory accesses by the device's real copies, in the tests of its parts (memcheck)",
         tier: Tier::Short("valgrind-full"),
         minutes: 0.8,
         needs: &[Need::Tool("valgrind", "apt-get install valgrind libc6-dbg")],
@@ -285,7 +285,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "loom",
-        about: "an order of threads in which the device or rdma-async go wrong",
+        about: "thread interleavings in which the device or rdma-async fails",
         tier: Tier::Both,
         minutes: 2.1,
         needs: &[],
@@ -293,7 +293,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "fuzz",
-        about: "an input that breaks a rule, in 30 seconds for each target, from another seed each time (docs/testing.md, Fuzzing)",
+        about: "inputs that break a rule, in 30 seconds for each target, with a new seed each time (docs/testing.md, Fuzzing)",
         tier: Tier::Both,
         minutes: 3.4,
         needs: FUZZ_NEEDS,
@@ -301,7 +301,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "fuzz-address",
-        about: "invalid memory for which a work request is the reason, in 30 seconds (AddressSanitizer)",
+        about: "invalid memory accesses caused by a work request, in 30 seconds (AddressSanitizer)",
         tier: Tier::Full,
         minutes: 3.0,
         needs: FUZZ_NEEDS,
@@ -309,7 +309,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "stress",
-        about: "what the stress test shows in two minutes, a process that is stopped for half a minute, and 64 tasks that lend to another process",
+        about: "failures of the stress test in two minutes, with a process stopped for half a minute, and with 64 tasks that lend to another process",
         tier: Tier::Full,
         minutes: 7.0,
         needs: &[],
@@ -317,7 +317,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "hostile-neighbour",
-        about: "how long calls take, and what memory and files a process has, beside others that mean it harm (`test` has the same, without the figures)",
+        about: "the duration of calls, and the memory and files of a process, while hostile processes attack it (`test` has the same, without the figures)",
         tier: Tier::Full,
         minutes: 1.0,
         needs: &[],
@@ -325,7 +325,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "loaded",
-        about: "tests that a busy machine fails: all of them in three rounds, those with a deadline or a second process in ten",
+        about: "tests that fail on a busy machine: all of them in three rounds, those with a deadline or a second process in ten",
         tier: Tier::Full,
         minutes: 150.0,
         needs: &[],
@@ -333,7 +333,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "rxe",
-        about: "programs of ours and cases that fail on SoftRoCE or over a wire, and whether one command gets it (a virtual machine)",
+        about: "failures of programs and cases on SoftRoCE or over a wire, and of the command that installs it (a virtual machine)",
         tier: Tier::Full,
         minutes: 20.0,
         needs: &[Need::Tool("apt-get", "it gets the packages of the virtual machine")],
@@ -352,7 +352,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "linked",
-        about: "a table of a libibverbs that is linked and not the one that would be loaded; needs what builds rdma-core",
+        about: "differences of a linked libibverbs from the one that would be loaded; needs the build tools of rdma-core",
         tier: Tier::Full,
         minutes: 5.0,
         needs: &[
@@ -370,7 +370,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "miri",
-        about: "undefined behaviour of unsafe code that calls no C: the crates' own tests, the copy, rdma-async on a mock device (nightly)",
+        about: "undefined behaviour of unsafe code without C: the crates' own tests, the copy, rdma-async on a mock device (nightly)",
         tier: Tier::Full,
         minutes: 15.0,
         needs: &[Need::Works(

@@ -1,4 +1,4 @@
-//! A machine that is busy: two loops for each processor, beside what a step runs.
+//! A busy machine: two loops for each processor, while a step runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,8 +6,8 @@ use std::thread::{self, JoinHandle};
 
 const LOOPS_PER_PROCESSOR: usize = 2;
 
-/// Keeps the processors busy until it is dropped. The loops are threads of this process, so that they end with it, however
-/// it ends.
+/// Keeps the processors busy until it is dropped. The loops are threads of this process, so that they end with it,
+/// however it ends.
 pub(super) struct Load {
     is_over: Arc<AtomicBool>,
     loops: Vec<JoinHandle<()>>,

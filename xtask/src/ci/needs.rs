@@ -1,4 +1,4 @@
-//! What a job needs of the machine.
+//! The requirements of a job.
 
 use std::net::{TcpStream, ToSocketAddrs as _};
 use std::path::Path;
@@ -9,22 +9,22 @@ use super::setting::Setting;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Need {
-    /// A program on `PATH`, and how to get it.
+    /// A program on `PATH`, and how to install it.
     Tool(&'static str, &'static str),
-    /// A file or folder, and how to get it.
+    /// A file or folder, and how to install it.
     Path(&'static str, &'static str),
-    /// A command that succeeds, and what to do if it does not.
+    /// A command that must succeed, and what to do if it does not.
     Works(&'static str, &'static str),
     /// The standard library of a target.
     Std(&'static str),
     /// The C library of clang, which bindgen loads.
     Libclang,
-    /// A host and port that answer.
+    /// A host and port that must answer.
     Reach(&'static str),
 }
 
 impl Need {
-    /// What is missing and how to get it; `None` if nothing is.
+    /// Returns the missing requirement and how to install it; `None` if it is met.
     pub(crate) fn lack(&self, setting: &Setting) -> Option<String> {
         let (met, lack) = match *self {
             Self::Tool(name, fix) => (on_path(name), format!("no {name}: {fix}")),
@@ -93,7 +93,7 @@ mod tests {
     use crate::tree;
 
     #[test]
-    fn what_every_machine_has_is_not_lacking() {
+    fn requirements_that_every_machine_meets_are_not_lacking() {
         let setting = Setting::of(&tree::root()).unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string().leak();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_machine_has_is_named_with_the_way_to_get_it() {
+    fn a_missing_requirement_is_named_with_its_remedy() {
         let setting = Setting::of(&tree::root()).unwrap();
         let lacks = [
             (Need::Tool("no-such-tool", "buy it"), ["no-such-tool", "buy it"]),

@@ -1,5 +1,6 @@
-//! `cargo xtask only`: a runner for cargo that runs the programs of one crate. So a job builds what others build too, with
-//! the same features, which cargo would compile once more for fewer crates; and runs a part of it.
+//! `cargo xtask only`: a runner for cargo that runs the programs of one crate. So a job can build the same crates as
+//! others, and run a part of them. With fewer crates, cargo would unite other features and compile the dependencies
+//! again.
 
 use std::env;
 use std::os::unix::process::ExitStatusExt as _;
@@ -10,12 +11,13 @@ use anyhow::{Context as _, Result};
 /// The crate whose programs are run.
 const ONLY: &str = "RDMA_CI_ONLY";
 
-/// By cargo, for what it runs.
+/// The crate of the program, which cargo sets.
 const PACKAGE: &str = "CARGO_PKG_NAME";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What runs the program, if anything does, with its options; then, by cargo, the program and its arguments
+    /// The command that runs the program, if any, with its options; then the program and its arguments, which cargo
+    /// appends
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     line: Vec<String>,
 }
@@ -26,7 +28,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     run_if(package == only, &args.line)
 }
 
-/// What the line returns; success without a run of it if it is not wanted.
+/// Runs the line and returns its status; if it is not wanted, succeeds without running it.
 fn run_if(wanted: bool, line: &[String]) -> Result<ExitCode> {
     if !wanted {
         println!("(not run: {})", line.join(" "));
@@ -44,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_crates_succeed_without_a_run_and_its_own_end_as_they_end() {
+    fn programs_of_other_crates_are_skipped_and_own_ones_return_their_status() {
         let run = |wanted, line: &str| {
             let words: Vec<_> = line.split(' ').map(str::to_owned).collect();
             run_if(wanted, &words)

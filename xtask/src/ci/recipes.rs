@@ -3,10 +3,10 @@
 use super::needs::Need;
 use super::step::{Step, run, tests, tests_two_at_a_time, two_at_a_time};
 
-/// A compiler of the stable channel obeys `-Z` with it, so the sanitizers need no nightly.
+/// Makes a compiler of the stable channel accept `-Z`, so the sanitizers need no nightly.
 const UNSTABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
-/// Runs the programs of the crate that `RDMA_CI_ONLY` names.
+/// Runs only the programs of the crate that `RDMA_CI_ONLY` names.
 const RUN_ONLY: (&str, &str) = ("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask only");
 
 /// Runs a program under valgrind; a leak or an invalid access fails it.
@@ -28,26 +28,27 @@ pub(super) const AARCH64_NEEDS: &[Need] = &[
     Need::Tool("qemu-aarch64", "apt-get install qemu-user"),
 ];
 
-/// Debian's cross compiler links, qemu runs what comes out, and what a test starts of its own kind too.
+/// Debian's cross compiler links, and qemu runs the result and the programs that a test starts.
 const EMULATED: &[(&str, &str)] = &[
     ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc"),
     ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", "qemu-aarch64 -L /usr/aarch64-linux-gnu"),
     ("RDMA_TEST_EMULATOR", "qemu-aarch64 -L /usr/aarch64-linux-gnu"),
     ("CC", "aarch64-linux-gnu-gcc"),
-    // Nobody reads line numbers of it, and it compiles faster without.
+    // Line numbers are not needed, and compilation is faster without them.
     ("CARGO_PROFILE_DEV_DEBUG", "0"),
     WITHOUT_RXE,
 ];
 
-/// Everything compiles, the programs too.
+/// Compiles everything, including the programs.
 const AARCH64_CHECK: Step = run(
     "cargo check --target aarch64-unknown-linux-gnu --workspace --exclude xtask --exclude softroce",
 )
 .with(EMULATED);
 
-/// The published crates compile; what differs with the processor runs: the copy, atomics, the layout of C's structs and
-/// the functions of its headers. A child that a process of several threads forks may hang in qemu, which holds locks of
-/// its own: so no test that forks runs beside others here. The cases of the suite have a process each.
+/// Compiles the published crates and runs the tests that depend on the processor. These are the copy, atomics, the
+/// layout of C's structs and the functions of its headers. A child of a process with several threads may hang in qemu,
+/// which has locks of its own. So no test that forks runs in parallel with others here. The cases of the suite run in
+/// separate processes.
 pub(super) const AARCH64: &[Step] = &[
     run("cargo check --target aarch64-unknown-linux-gnu {products}").with(EMULATED),
     tests(
@@ -92,7 +93,7 @@ macro_rules! on_nics {
     };
 }
 
-/// Tests of what one lacks are skipped there, as in `nics`.
+/// Tests of features that a device lacks are skipped, as in `nics`.
 pub(super) const PROFILES: &[Step] = &[
     tests("cargo test -p conformance --test conformance -- like-")
         .with(&[("RDMA_TEST_DEVICES", "like-broadcom-thor,like-hip08,like-mana,like-connect-ib")]),
@@ -102,8 +103,8 @@ pub(super) const PROFILES: &[Step] = &[
     on_nics!("hip08", "mana"),
 ];
 
-/// A NIC that has everything, and one that lacks much: tests of what it lacks are skipped. The tests mostly wait, so two
-/// runs at a time take as long as one.
+/// A NIC with all features, and one that lacks many: tests of missing features are skipped. The tests mostly wait, so
+/// two runs at a time take as long as one.
 pub(super) const NICS: &[Step] = &[
     run("cargo build --workspace --examples"),
     run("cargo test --workspace --test behaviour --no-run"),
@@ -123,7 +124,7 @@ pub(super) const STALLS: &[Step] = &[
     .with(STALLED),
 ];
 
-/// What must not compile is the same for every processor.
+/// Code that must not compile is the same for every processor, so it is not tested here.
 pub(super) const AARCH64_FULL: &[Step] = &[
     AARCH64_CHECK,
     tests(
@@ -136,7 +137,7 @@ pub(super) const AARCH64_FULL: &[Step] = &[
         .with(EMULATED),
 ];
 
-/// All are compiled at once, then run two at a time: callgrind uses one processor, and counts the same beside another one.
+/// All benches are compiled first, then run two at a time: callgrind uses one processor, and its counts do not change.
 macro_rules! instructions {
     ($crate_:literal) => {
         instructions!($crate_, "")
@@ -180,7 +181,7 @@ pub(super) const COPY_FILE: &[Step] = &[
 pub(super) const RXE: &[Step] = &[
     run("cargo build -p rdma-examples --examples"),
     run("cargo xtask rxe-setup"),
-    // Not `cargo xtask`: that would be run by the runner, too.
+    // Not `cargo xtask`, which would itself be run by the runner.
     tests(
         "cargo test -p rdma-examples -p copy_file -p rdma-tools --test behaviour -- --ignored --test-threads=1",
     )
@@ -195,8 +196,8 @@ pub(super) const RXE: &[Step] = &[
     run("cargo xtask interop --run 4,1024,0,65536,- --run 6,4096,1,16384,send --run 4,rc,0"),
 ];
 
-/// Runs a target for half a minute, from a seed that it prints. Without a sanitizer, which would look for what only
-/// unsafe code can do, the stable compiler is enough.
+/// Runs a target for half a minute, from a seed that it prints. A sanitizer looks for errors of unsafe code only;
+/// without one the stable compiler is enough.
 macro_rules! fuzz {
     ($name:literal) => {
         fuzz!($name, "fuzz --sanitizer none")
@@ -220,7 +221,7 @@ pub(super) const FUZZ_NEEDS: &[Need] = &[
 ];
 
 pub(super) const FUZZ: &[Step] = &[
-    // They write the inputs that the fuzzers begin with.
+    // They write the seeds of the fuzzers.
     tests("cargo test --workspace --test fuzz"),
     run("cargo fuzz build --fuzz-dir crates/fuzz --target-dir {target}/fuzz --sanitizer none"),
     two_at_a_time(&[
@@ -235,20 +236,20 @@ pub(super) const FUZZ: &[Step] = &[
     ]),
 ];
 
-/// Where unsafe code is.
+/// The targets that reach unsafe code.
 pub(super) const FUZZ_ADDRESS: &[Step] = &[
     tests("cargo test --workspace --test fuzz"),
     run(fuzz!("work_request", "fuzz-address --sanitizer address")).with(VISIBLE_COPIES),
 ];
 
-/// AddressSanitizer is to see the device's copies.
+/// Makes the device's copies visible to AddressSanitizer.
 const VISIBLE_COPIES: &[(&str, &str)] = &[UNSTABLE, ("RUSTFLAGS", "--cfg rdma_visible_copies")];
 
 /// The sanitizers and memcheck are for our own code.
 pub(super) const WITHOUT_RXE: (&str, &str) = ("RDMA_TEST_RXE", "off");
 
-/// Whatever runs, the same crates are chosen: cargo unites the features of those, and other features would have each of
-/// them compiled once more.
+/// Every run selects the same crates: cargo unites their features, and with other features it would compile each of
+/// them again.
 macro_rules! asan {
     ($which:literal) => {
         tests(concat!(
@@ -263,11 +264,12 @@ macro_rules! asan {
 const ADDRESS: &[(&str, &str)] =
     &[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=address --cfg rdma_visible_copies"), WITHOUT_RXE];
 
-/// First that the sanitizer sees the device at all: these tests expect its abort.
+/// Checks first that the sanitizer sees the device at all: these tests expect its abort.
 const ASAN_SEES: Step = asan!("--test behaviour visible_copies::");
 
-/// The suite by the direct path: the other devices differ in the schedule, the way of the packets and the kind of link, and
-/// the tests of the device have all of these. What must not compile, and what is `Send`, has nothing to find at run time.
+/// Runs the suite with the direct path. The other devices differ in the schedule, the path of the packets and the kind
+/// of link, which the tests of the device cover. Code that must not compile, and checks of `Send`, have no effect at
+/// run time.
 pub(super) const ASAN: &[Step] = &[
     ASAN_SEES,
     asan!(
@@ -303,12 +305,12 @@ pub(super) const LSAN: &[Step] = &[
     .with(LEAKS),
 ];
 
-/// First that memcheck sees the device at all: these tests expect its report.
+/// Checks first that memcheck sees the device at all: these tests expect its report.
 const MEMCHECK_SEES: Step =
     tests("cargo test --workspace --test behaviour visible_copies:: -- --ignored --test-threads=1");
 
-/// The tests of the device's parts in two halves, since valgrind runs one thread at a time. Copies of memory that is not
-/// there are not made by the kernel under valgrind, and it loses registers where an instruction faults and is resumed.
+/// The tests of the device's parts in two halves, since valgrind runs one thread at a time. Under valgrind, the kernel
+/// does not copy memory that is inaccessible. Valgrind also loses registers where an instruction faults and is resumed.
 macro_rules! memcheck_lib {
     ($half:literal) => {
         concat!(
@@ -327,13 +329,13 @@ pub(super) const VALGRIND: &[Step] = &[
     ]),
 ];
 
-/// Each case is a process; of the devices one is enough. Of forks see below; what lives on is a leak.
+/// Each case is a process; one device is enough. For forks see below; memory that stays alive counts as a leak.
 const MEMCHECK_SUITE: Step = tests(
     "cargo test -p conformance --test conformance -- soft0:: --skip ::forks:: --skip _lives_on",
 )
 .with(&[MEMCHECK, ("VALGRIND_OPTS", "--trace-children=yes"), WITHOUT_RXE]);
 
-/// A forked child releases nothing, on purpose, and valgrind would call that leaks.
+/// A forked child releases nothing on purpose, which valgrind would report as leaks.
 pub(super) const VALGRIND_FULL: &[Step] = &[
     MEMCHECK_SEES,
     run("cargo build -p rdma-examples --examples"),
@@ -352,7 +354,7 @@ pub(super) const LINKED: &[Step] = &[
     tests("cargo test -p rdma-sys --features linked --target-dir {target}/linked"),
 ];
 
-/// Both crates are compiled at once, then run at once.
+/// Both crates are compiled together, then run in parallel.
 macro_rules! loom {
     ($crate_:literal, $how:literal) => {
         concat!(
@@ -364,7 +366,7 @@ macro_rules! loom {
     };
 }
 
-/// All orders of threads, which takes minutes; what has too many of them bounds its preemptions itself, in its model.
+/// Explores all orders of threads, which takes minutes; a model with too many of them bounds its preemptions itself.
 pub(super) const LOOM: &[Step] = &[
     run(loom!("", "--no-run")).with(UNDER_LOOM),
     tests_two_at_a_time(&[loom!("rdma-soft", "loom"), loom!("rdma-async", "loom")])
@@ -384,29 +386,29 @@ pub(super) const STRESS: &[Step] = &[
     tests("cargo test -p rdma-async --test behaviour crowd -- --ignored"),
 ];
 
-/// proptest looks for its files of failures, and miri is a hundred times slower than the machine. The copy
-/// has no assembly then. rdma-qp is not among them: its own tests of the table of
-/// transitions take miri minutes, and its unsafe code calls C.
+/// proptest looks for its files of failures, and miri is a hundred times slower than the machine. The copy has no
+/// assembly then. rdma-qp is left out: its own tests of the table of transitions take miri minutes, and its unsafe code
+/// calls C.
 pub(super) const MIRI: &[Step] = &[
     tests("cargo +nightly miri test -p rdma-types --target-dir {target}/miri").with(UNDER_MIRI),
     tests(
         "cargo +nightly miri test --lib -p rdma-mem -p rdma-connect -p rdma-channel --target-dir {target}/miri",
     )
     .with(UNDER_MIRI),
-    // The device is a mock, so that there is no C.
+    // The device is a mock, so no C is involved.
     tests("cargo +nightly miri test --lib -p rdma-async --target-dir {target}/miri ledger::")
         .with(UNDER_MIRI),
     tests("cargo +nightly miri test --lib -p rdma-soft --target-dir {target}/miri memory::copy::")
         .with(UNDER_MIRI),
 ];
 
-/// The device turns addresses into pointers, which is what exposed provenance is for.
+/// The device turns addresses into pointers, which requires exposed provenance.
 const UNDER_MIRI: &[(&str, &str)] = &[
     ("MIRIFLAGS", "-Zmiri-disable-isolation -Zmiri-permissive-provenance"),
     ("PROPTEST_CASES", "8"),
 ];
 
-/// One at a time, so that the figures are of the attack.
+/// One at a time, so that the figures measure the attack.
 pub(super) const HOSTILE_NEIGHBOUR: &[Step] = &[tests(
     "cargo test --workspace --test behaviour -- --nocapture --test-threads=1 local_link::neighbours:: \
         local_link::garbage:: local_link::receiver:: local_link::names:: \
@@ -414,12 +416,12 @@ pub(super) const HOSTILE_NEIGHBOUR: &[Step] = &[tests(
         server::bad_clients:: rendezvous::half_open:: rendezvous::bad_clients::",
 )];
 
-/// SoftRoCE's machine has enough to do by itself. Twice the tests at a time: each gets less of a processor, and all of them are
-/// over sooner.
+/// The machine of SoftRoCE is busy enough by itself. Twice the tests at a time: each gets less of a processor, and all
+/// of them finish sooner.
 const BUSY: &[(&str, &str)] = &[WITHOUT_RXE, ("RUST_TEST_THREADS", "4")];
 
-/// First all of them, then those that have a deadline or a second process, as their files say (`timed.rs`), and the programs
-/// of their own that have.
+/// First all of them. Then those that have a deadline or a second process, as found in their files (`timed.rs`), and
+/// the separate programs that have either.
 pub(super) const LOADED: &[Step] = &[
     run("cargo test --workspace --no-run"),
     tests("cargo test --workspace --no-fail-fast").with(BUSY).under_load(3),

@@ -1,5 +1,5 @@
-# In the virtual machine of SoftRoCE: runs a command where the RXE device has this name. A program that opens a software
-# device of the name gets SoftRoCE, which comes before those in the list of devices.
+# Runs a command in the virtual machine of SoftRoCE, with this name for the RXE device. A program that opens a software
+# device of this name gets SoftRoCE, which precedes software devices in the list of devices.
 name=$1
 shift
 rdma link delete rxe0 || exit

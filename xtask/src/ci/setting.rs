@@ -1,4 +1,4 @@
-//! Where the jobs run.
+//! The environment of the jobs.
 
 use std::collections::HashSet;
 use std::fs;
@@ -16,18 +16,18 @@ use crate::tree::Tree;
 /// Folders of the target folder that more than one job uses.
 const SHARED_OUTPUTS: &[&str] = &["debug", "release", "rxe", "tmp"];
 
-/// Where the jobs run.
+/// The environment of the jobs.
 pub(crate) struct Setting {
     pub(crate) root: PathBuf,
     /// cargo's target folder; `{target}` in a line.
     target: String,
     /// The triple of this machine; `{host}`.
     host: String,
-    /// The oldest compiler, from the root manifest; `{msrv}`.
+    /// The oldest supported compiler, from the root manifest; `{msrv}`.
     msrv: String,
     /// `-p` with each published crate; `{products}`.
     products: String,
-    /// The modules of tests that a busy machine could fail; `{timed}`.
+    /// The modules of tests that could fail on a busy machine; `{timed}`.
     timed: String,
 }
 
@@ -42,7 +42,7 @@ impl Setting {
         Ok(Self {
             root: root.to_path_buf(),
             target: metadata.target_directory.to_string(),
-            host: host.context("`rustc -vV` does not say its host")?.to_owned(),
+            host: host.context("`rustc -vV` prints no host")?.to_owned(),
             msrv: format!("{}.{}", msrv.major, msrv.minor),
             products: tidy::products()
                 .map(|name| format!("-p {name}"))
@@ -61,12 +61,12 @@ impl Setting {
             .replace("{timed}", &self.timed)
     }
 
-    /// The bytes that the target folder takes.
+    /// Returns the size of the target folder in bytes.
     pub(crate) fn disk_use(&self) -> u64 {
         size(Path::new(&self.target))
     }
 
-    /// The folders of the target folder.
+    /// Returns the folders in the target folder.
     pub(crate) fn outputs(&self) -> Result<Vec<PathBuf>> {
         let Ok(entries) = fs::read_dir(&self.target) else { return Ok(Vec::new()) };
         let mut folders = Vec::new();
@@ -79,7 +79,7 @@ impl Setting {
         Ok(folders)
     }
 
-    /// Removes the folders that a job has made in the target folder, but for those that other jobs use, too.
+    /// Removes the folders that a job has created in the target folder, except those that other jobs use too.
     pub(crate) fn remove_outputs_but(&self, before: &[PathBuf]) -> Result<()> {
         for folder in self.outputs()? {
             let is_shared = SHARED_OUTPUTS.iter().any(|name| folder.ends_with(name));
@@ -92,7 +92,8 @@ impl Setting {
     }
 }
 
-/// The bytes on disk of all that is in a folder, of a file with several names once; what goes meanwhile counts as nothing.
+/// Returns the bytes on disk of everything in a folder. A file with several names counts once, and a file that
+/// disappears meanwhile not at all.
 fn size(folder: &Path) -> u64 {
     let (mut folders, mut seen, mut bytes) = (vec![folder.to_path_buf()], HashSet::new(), 0);
     while let Some(folder) = folders.pop() {
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_job_has_built_for_itself_is_removed() {
+    fn the_separate_outputs_of_a_job_are_removed() {
         let target = tempfile::tempdir().unwrap();
         let path = |name: &str| target.path().join(name);
         let make = |name: &str| fs::create_dir_all(path(name).join("deps")).unwrap();

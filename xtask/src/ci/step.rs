@@ -13,7 +13,7 @@ use super::load::Load;
 use super::seconds;
 use super::setting::Setting;
 
-/// Commands: words separated by blanks, run without a shell from the root.
+/// Commands: words separated by blanks, run from the root without a shell.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     lines: Lines,
@@ -21,14 +21,14 @@ pub(crate) struct Step {
     tests: bool,
     rounds: u32,
     loaded: bool,
-    /// After that many seconds it is ended, where nobody watches.
+    /// The limit in seconds, after which it is killed if `CI` is set.
     limit_s: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Lines {
     One(&'static str),
-    /// Two at a time.
+    /// Run two at a time.
     Many(&'static [&'static str]),
 }
 
@@ -36,23 +36,23 @@ const fn step(lines: Lines) -> Step {
     Step { lines, env: &[], tests: false, rounds: 1, loaded: false, limit_s: 1800 }
 }
 
-/// A command that has to succeed.
+/// A command that must succeed.
 pub(crate) const fn run(line: &'static str) -> Step {
     step(Lines::One(line))
 }
 
-/// A run of tests that has to succeed and to have run at least one.
+/// A run of tests that must succeed and must have run at least one.
 pub(crate) const fn tests(line: &'static str) -> Step {
     Step { tests: true, ..step(Lines::One(line)) }
 }
 
-/// Commands that have to succeed, two at a time. The output of each is shown as a whole when it has ended, that of those
-/// that failed last.
+/// Commands that must succeed, run two at a time. The output of each is shown as a whole when it has ended, that of the
+/// failed ones last.
 pub(crate) const fn two_at_a_time(lines: &'static [&'static str]) -> Step {
     step(Lines::Many(lines))
 }
 
-/// Runs of tests, two at a time, each of which has to have run at least one.
+/// Runs of tests, two at a time; each must have run at least one.
 pub(crate) const fn tests_two_at_a_time(lines: &'static [&'static str]) -> Step {
     Step { tests: true, ..step(Lines::Many(lines)) }
 }
@@ -62,7 +62,7 @@ impl Step {
         Self { env, ..self }
     }
 
-    /// That many times, one after the other, on a machine that two busy loops for each processor keep busy.
+    /// Runs the step this many times in sequence, on a machine that two busy loops for each processor keep busy.
     pub(crate) const fn under_load(self, rounds: u32) -> Self {
         Self { rounds, loaded: true, limit_s: 4 * 1800, ..self }
     }
@@ -83,7 +83,7 @@ impl Step {
         Ok(())
     }
 
-    /// Runs a command, whose output is shown as it comes.
+    /// Runs a command, and shows its output as it arrives.
     fn show(&self, line: &str, setting: &Setting) -> Result<()> {
         println!("+ {}", self.shown(line, setting));
         let mut command = self.command(line, setting)?;
@@ -123,7 +123,7 @@ impl Step {
         Ok(())
     }
 
-    /// What a command writes, on both of its outputs, and whether it succeeds.
+    /// Returns the output of a command, from both of its streams, and whether it succeeds.
     fn captured(&self, line: &str, setting: &Setting) -> (Vec<u8>, Result<()>) {
         let mut said = Vec::new();
         let mut run = || -> Result<()> {
@@ -131,7 +131,7 @@ impl Step {
             let mut command = self.command(line, setting)?;
             let child = command.stdout(writer.try_clone()?).stderr(writer).spawn();
             let mut child = child.with_context(|| format!("starting `{line}`"))?;
-            drop(command); // The last writers are the child's, so that the output ends with it.
+            drop(command); // Only the child can write now, so that the output ends with it.
             output.read_to_end(&mut said)?;
             let passed = String::from_utf8_lossy(&said).lines().map(passed_in).sum();
             self.succeeded(child.wait()?, passed, line)
@@ -150,12 +150,12 @@ impl Step {
 
     fn print(&self, line: &str, setting: &Setting, said: &[u8]) {
         let mut out = io::stdout().lock();
-        // Where nobody reads any more, nothing is to be done about it.
+        // If the output has no reader any more, the failure is ignored.
         let _ = writeln!(out, "+ {}", self.shown(line, setting));
         let _ = out.write_all(said);
     }
 
-    /// The line, as a shell would take it.
+    /// Returns the line in the syntax of a shell.
     fn shown(&self, line: &str, setting: &Setting) -> String {
         let env = self.env.iter().map(|(k, v)| (setting.fill(k), setting.fill(v)));
         let env: String = env.map(|(key, value)| format!("{key}='{value}' ")).collect();
@@ -163,7 +163,7 @@ impl Step {
     }
 
     fn command(&self, line: &str, setting: &Setting) -> Result<Command> {
-        // Where nobody watches, a step that hangs is ended; `timeout` ends its children too.
+        // In CI, a step that hangs is killed; `timeout` kills its children too.
         let limit = std::env::var_os("CI");
         let limit = limit.map(|_| format!("timeout --kill-after=30 {}", self.limit_s));
         let limit = limit.unwrap_or_default();
@@ -171,7 +171,7 @@ impl Step {
         let program = words.next().context("an empty step")?;
         let mut command = Command::new(program);
         command.args(words).current_dir(&setting.root).stdin(Stdio::null());
-        // `cargo run` left its mark, which would make build scripts run again.
+        // `cargo run` sets these variables, which would make build scripts run again.
         for (key, _) in std::env::vars_os() {
             let name = key.to_string_lossy();
             if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
@@ -183,7 +183,7 @@ impl Step {
     }
 }
 
-/// Passes the output on and adds up the tests that passed in it.
+/// Passes the output on, and counts the tests that passed in it.
 fn copy_and_count(mut output: impl BufRead) -> Result<usize> {
     let (mut passed, mut line) = (0, Vec::new());
     while output.read_until(b'\n', &mut line)? > 0 {
@@ -195,7 +195,7 @@ fn copy_and_count(mut output: impl BufRead) -> Result<usize> {
     Ok(passed)
 }
 
-/// The count in libtest's summary, `test result: ok. 3 passed; 0 failed; …`.
+/// Returns the count in libtest's summary, `test result: ok. 3 passed; 0 failed; …`.
 fn passed_in(line: &str) -> usize {
     let count = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". "));
     count.and_then(|(_, rest)| rest.split(' ').next()?.parse().ok()).unwrap_or(0)
@@ -271,7 +271,7 @@ mod unit {
     }
 
     #[test]
-    fn what_many_write_is_kept_whole() {
+    fn the_output_of_each_parallel_command_is_kept_whole() {
         let line = "sh -c echo";
         let (said, outcome) = run("").captured(line, &setting());
         assert_eq!((said, outcome.is_ok()), (b"\n".to_vec(), true));

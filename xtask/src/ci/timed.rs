@@ -1,8 +1,8 @@
-//! The tests that a busy machine could fail: those with a deadline or a second process, as their files say.
+//! The tests that could fail on a busy machine: those with a deadline or a second process, as found in their files.
 
 use crate::tree::Tree;
 
-/// Each starts a process, or is one's.
+/// Words of tests that start a process, or run in one.
 const PROCESSES: &[&str] = &[
     "this_program",
     "in_own_process",
@@ -14,13 +14,13 @@ const PROCESSES: &[&str] = &[
     "Near::",
 ];
 
-/// Each is of the machine's clock.
+/// Words of tests that use the machine's clock.
 const DEADLINES: &[&str] = &["Instant::now", ".elapsed()", "timeout(", "deadline", "sleep("];
 
-/// Where time is a number that the test counts up.
+/// A crate whose tests count time as a number.
 const WITHOUT_A_CLOCK: &str = "crates/rdma-proto/";
 
-/// The modules of `tests/behaviour` with such tests, as words that libtest looks for in their names.
+/// Returns the modules of `tests/behaviour` with such tests, as filters for libtest.
 pub(super) fn filters(tree: &Tree) -> Vec<String> {
     let files = tree.ending(&[".rs"]).filter(|(path, _)| !path.starts_with(WITHOUT_A_CLOCK));
     let modules = files.filter_map(|(path, text)| Some((module(path)?, text)));
@@ -32,7 +32,7 @@ pub(super) fn filters(tree: &Tree) -> Vec<String> {
     filters
 }
 
-/// `a::b::` of `…/tests/behaviour/a/b.rs`; none of what tests share.
+/// Returns `a::b::` for `…/tests/behaviour/a/b.rs`; `None` for code that tests share.
 fn module(path: &str) -> Option<String> {
     let (_, inside) = path.split_once("/tests/behaviour/")?;
     let module = inside.strip_suffix(".rs")?;

@@ -1,10 +1,10 @@
-# In the guest: two ends of a wire, and `interop` between them. Fails if one of them does.
+# Runs in the guest: sets up two ends of a wire, and runs `interop` between them. Fails if any run fails.
 #
 #   sh guest.sh KIND BUILT RUNS
 #
-# KIND says what is at the ends: `rxe-rxe` or `rxe-soft`. BUILT is cargo's folder with the programs. RUNS are lines `FAMILY MTU LOSS LONGEST ONLY`: 4 or 6, bytes,
-# percent, bytes, a text in the names of checks or `-`. With the MTU `rc` or `uc` a program of rdma-core runs instead,
-# with `perftest` those of perftest.
+# KIND is the kind of the ends: `rxe-rxe` or `rxe-soft`. BUILT is cargo's folder with the programs. RUNS are lines `FAMILY
+# MTU LOSS LONGEST ONLY`: 4 or 6, bytes, percent, bytes, a text in the names of checks or `-`. With the MTU `rc` or `uc`, a
+# program of rdma-core runs instead; with `perftest`, the programs of perftest.
 set -u
 kind=$1 built=$2 runs=$3
 ip() { /sbin/ip "$@"; }
@@ -23,14 +23,14 @@ ip link add vethA mtu 4200 type veth peer name vethB mtu 4200 || stop "no pair o
 address_a=$(cat /sys/class/net/vethA/address)
 address_b=$(cat /sys/class/net/vethB/address)
 
-# end NAME LETTER NUMBER ADDRESS-OF-THE-OTHER: `far` runs what follows where the end is.
+# end NAME NUMBER NUMBER-OF-THE-OTHER ADDRESS-OF-THE-OTHER: `far` runs a command on the end's side.
 end() {
     $far sysctl -q -w "net.ipv4.conf.$1.accept_local=1" "net.ipv4.conf.$1.rp_filter=0" \
         net.ipv4.conf.all.rp_filter=0
     $far /sbin/ip address add "198.18.1.$2/24" dev "$1"
     $far /sbin/ip address add "fd00:1::$2/64" dev "$1" nodad
     $far /sbin/ip link set "$1" up
-    # Nobody answers for an address that is on the same host.
+    # Neighbour discovery does not work for an address on the same host.
     $far /sbin/ip neighbour replace "198.18.1.$3" lladdr "$4" dev "$1" nud permanent
     $far /sbin/ip neighbour replace "fd00:1::$3" lladdr "$4" dev "$1" nud permanent
 }
@@ -43,8 +43,8 @@ rxe-rxe)
     control=127.0.0.1
     far_control=127.0.0.1
     far_device=rxe2
-    # What a host sends to an address of its own goes through no interface, but by these rules: those of IPv4 look at
-    # the interface by themselves.
+    # Without these rules, packets of a host to its own address go through no interface. For IPv4 the kernel checks the
+    # interface anyway.
     ip -6 rule add pref 10 iif vethA lookup local
     ip -6 rule add pref 11 iif vethB lookup local
     ip -6 rule add pref 20 iif lo to fd00:1::/64 lookup 100
@@ -57,11 +57,11 @@ rxe-rxe)
 rxe-soft)
     ip netns add soft || stop "no network namespace"
     ip link set vethB netns soft
-    # Where nothing is lost, so that the processes keep in touch.
+    # A link without loss, through which the processes stay connected.
     ip link add ctlA type veth peer name ctlB netns soft
     ip address add 192.0.2.1/30 dev ctlA
     ip link set ctlA up
-    # The device takes what the system allows, and there messages come faster than they are read.
+    # The device uses the largest buffer that the system allows, and here messages arrive faster than they are read.
     sysctl -q -w net.core.rmem_max=16777216
     far="/sbin/ip netns exec soft"
     $far /sbin/ip link set lo up
@@ -104,10 +104,10 @@ lose() {
         $far /sbin/tc qdisc replace dev vethB root netem loss "$1%" limit 10000
 }
 
-# listening FILE: where the process listens that writes there, as soon as it does.
+# listening FILE: prints the address of the process that writes to FILE, as soon as it listens.
 listening() {
     until grep -q '^listening on ' "$1"; do
-        # One that has ended is there until it is waited for.
+        # A process that has ended exists as a zombie until it is waited for.
         grep -q '^State:[[:space:]]*[^Z[:space:]]' "/proc/$!/status" 2> /dev/null || return 1
         sleep 0.1
     done
@@ -137,22 +137,22 @@ interop() {
     return $status
 }
 
-# index DEVICE PATTERN: of a GID of the kernel's device.
+# index DEVICE PATTERN: prints the index of a GID of the kernel's device.
 index() { grep -l "$2" /sys/class/infiniband/$1/ports/1/gids/[1-3] | sed 's,.*/,,'; }
 
-# indexes FAMILY: of the GIDs, in `near` and `there`.
+# indexes FAMILY: stores the indexes of the GIDs in `near` and `there`.
 indexes() {
     case $1 in
     4) near=$(index rxe1 ffff:c612:0101) there=$(index rxe2 ffff:c612:0102 2> /dev/null) soft=4 ;;
     *) near=$(index rxe1 fd00:0001) there=$(index rxe2 fd00:0001 2> /dev/null) soft=5 ;;
     esac
-    # Behind the four that the device always has.
+    # After the four that the device always has.
     [ $kind = rxe-soft ] && there=$soft
     return 0
 }
 
-# both TOOL OURS: a program of C here and ours there, each of which listens once. What they say is in `tool` and `ours`,
-# of the second time in `tool2` and `ours2`.
+# both TOOL OURS: runs a program of C here and ours at the far end; each listens once. Their output is in `tool` and
+# `ours`, that of the second run in `tool2` and `ours2`.
 both() {
     $1 -p 18600 > "$work/tool" 2>&1 &
     tool_here=$!
@@ -171,7 +171,7 @@ both() {
     return $status
 }
 
-# pingpong FAMILY SERVICE: a program of rdma-core.
+# pingpong FAMILY SERVICE: runs a program of rdma-core.
 pingpong() {
     indexes "$1"
     both "timeout -k 1 60 ibv_$2_pingpong -d rxe1 -g $near -n 50" \
@@ -181,13 +181,13 @@ pingpong() {
     return $status
 }
 
-# perftest FAMILY: each of its programs, with each service that it has here.
+# perftest FAMILY: runs each of its programs, with each service that it supports here.
 perftest() {
     indexes "$1"
     all=0
     while read -r name service size; do
         case $name in
-        # The length of a word is no option.
+        # Atomics have no size option.
         atomic*) length= ;;
         *) length="-s $size" ;;
         esac
@@ -197,7 +197,7 @@ perftest() {
         if [ $? = 0 ]; then
             echo "$name $service $size: passed"
             tail -qn 1 "$work/ours" "$work/ours2"
-            # The figures of those of C, the sizes first.
+            # The figures of the C programs, the sizes first.
             grep -hE '^ *[0-9]+ +[0-9]+ ' "$work/tool" "$work/tool2" | tr -s ' \t' ' '
         else
             echo "$name $service $size: FAILED"

@@ -1,4 +1,4 @@
-//! `tests/auto_traits.rs` of each crate says of each public type which threads may have it.
+//! Checks that `tests/auto_traits.rs` of each crate asserts for each public type which threads may use it.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
 fn check_crate(tree: &Tree, name: &str) -> Vec<Finding> {
     let root = format!("crates/{name}/src/lib.rs");
     let test = format!("crates/{name}/tests/auto_traits.rs");
-    // What is not Rust is reported by the rule on lengths.
+    // Files that are not Rust are reported by the rule on lengths.
     let parse = |path: &str| tree.text(path).and_then(|text| syn::parse_file(text).ok());
     let Some(lib) = parse(&root) else { return Vec::new() };
     let others = not_types(tree, &format!("crates/{name}/src/"));
@@ -26,13 +26,14 @@ fn check_crate(tree: &Tree, name: &str) -> Vec<Finding> {
         .filter(|(name, _)| !others.contains(name.as_str()) && !asserted.contains(name.as_str()));
     lacking
         .map(|(name, line)| {
-            let what = format!("{test} does not say which threads may have `{name}`; add it there");
+            let what =
+                format!("{test} does not assert which threads may use `{name}`; add it there");
             Finding::new(&root, line, what)
         })
         .collect()
 }
 
-/// The names of the crate's own modules that it makes public: those that look like types.
+/// Returns the public names from the crate's own modules that look like types.
 fn types(lib: &File) -> BTreeSet<(String, usize)> {
     let modules: Vec<_> = lib
         .items
@@ -70,7 +71,7 @@ fn leaves(tree: &UseTree, found: &mut BTreeSet<(String, usize)>) {
     }
 }
 
-/// Traits, and other names of types.
+/// Returns traits, and other names of types.
 fn not_types(tree: &Tree, folder: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (_, text) in tree.ending(&[".rs"]).filter(|(path, _)| path.starts_with(folder)) {
@@ -85,7 +86,7 @@ fn not_types(tree: &Tree, folder: &str) -> BTreeSet<String> {
     found
 }
 
-/// Every word of the file but those of its imports.
+/// Returns every word of the file except those of its imports.
 fn words(file: &File) -> BTreeSet<String> {
     fn add(tokens: TokenStream, words: &mut BTreeSet<String>) {
         for tree in tokens {
@@ -140,6 +141,6 @@ mod tests {
     #[test]
     fn a_crate_without_the_test_fails() {
         let tree = Tree::of([("crates/rdma-mem/src/lib.rs", LIB)]);
-        assert_eq!(check(&tree).len(), 4, "and what it cannot look up counts as a type");
+        assert_eq!(check(&tree).len(), 4, "unresolved names count as types");
     }
 }

@@ -1,4 +1,4 @@
-//! The engine of the software device is Rust alone: what C calls things is known to its shims.
+//! Checks that the engine of the software device does not use the C bindings: only its shims know the names of C.
 
 use super::{Finding, tokens};
 use crate::tree::Tree;
@@ -11,7 +11,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let sources = tree.ending(&[".rs"]).filter(|(path, _)| path.starts_with(DEVICE));
     let others = sources.filter(|(path, _)| !path.starts_with(SHIMS));
     let found = others.filter_map(|(path, text)| {
-        // What cannot be split into tokens is reported by the rule on lengths.
+        // Files that cannot be split into tokens are reported by the rule on lengths.
         let line = tokens::line_of_word(&tokens::lex(path, text).ok()?, BINDINGS)?;
         let what =
             format!("`{BINDINGS}`: only {SHIMS} names it; translate there, use rdma-types here");

@@ -1,5 +1,5 @@
-//! Commits read well in a list: an imperative subject that fits a line, and a body where the diff is too large to
-//! explain itself.
+//! Checks that commits read well in a list. The subject must be imperative and fit a line. A diff that is too large to
+//! explain itself needs a body.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,16 +8,16 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::Finding;
 
-/// When the rule began (25 November 2026, 11:00 UTC). Commits of an earlier author date are not checked.
+/// The start of the rule (25 November 2026, 11:00 UTC). Commits with an earlier author date are not checked.
 pub(crate) const SINCE: u64 = 1_795_604_400;
 
-/// The last commits are checked, up to this many. Those that landed have passed already, and a clone knows the last
-/// landing only if it has the branch.
+/// The most recent commits are checked, up to this number. Those that landed have passed already, and a clone knows the
+/// last landing only if it has the branch.
 const LAST: &str = "-n100";
 
 const SUBJECT: usize = 72;
 
-/// A diff of more lines of product code needs a body.
+/// The largest diff of product code, in lines, that needs no body.
 const SPEAKS_FOR_ITSELF: usize = 50;
 
 #[derive(Debug)]
@@ -28,8 +28,8 @@ pub(crate) struct Commit {
     changed: usize,
 }
 
-/// Reads the last commits of the checkout, except those of an author date before `since`. Merges, the first commit of
-/// all, and one whose parents a shallow clone lacks are left out, since their diff is not what their author changed.
+/// Reads the last commits of the checkout, except those with an author date before `since`. Merges, the first commit of
+/// all, and a commit whose parents a shallow clone lacks are left out: their diff is not the author's change.
 pub(crate) fn read(root: &Path, since: u64) -> Result<Vec<Commit>> {
     let format = "--format=%x1e%h%x1f%at%x1f%p%x1f%B%x1f";
     let args = ["-c", "safe.directory=*", "log", LAST, "--no-merges", "-M", "--numstat", format];
@@ -49,7 +49,7 @@ fn parse(record: &str, since: u64) -> Option<Commit> {
     counts.then(|| Commit { hash: hash.to_owned(), message: message.to_owned(), changed })
 }
 
-/// The lines that a row of `--numstat` adds and removes, if its file is product code. A file that only moved has none.
+/// Returns the lines that a row of `--numstat` adds and removes, if its file is product code. A moved file has none.
 fn changed_lines(row: &str) -> Option<usize> {
     let [added, removed, path] = row.split('\t').collect::<Vec<_>>().try_into().ok()?;
     let product = path.starts_with("crates/") && path.contains("src/") && path.contains(".rs");
@@ -72,7 +72,9 @@ pub(crate) fn check(commits: &[Commit]) -> Vec<Finding> {
         if !may_command(word) {
             add(
                 1,
-                format!("`{word}` is no imperative; begin with one, after `crate: ` if it fits"),
+                format!(
+                    "`{word}` is not an imperative; begin with one, after `crate: ` if it fits"
+                ),
             );
         }
         if lines.next().is_some_and(|second| !second.is_empty()) {
@@ -80,20 +82,23 @@ pub(crate) fn check(commits: &[Commit]) -> Vec<Finding> {
         }
         if lines.all(str::is_empty) && commit.changed > SPEAKS_FOR_ITSELF {
             let changed = commit.changed;
-            add(3, format!("{changed} lines of product code changed; add a body that says why"));
+            add(
+                3,
+                format!("{changed} lines of product code changed; add a body that explains why"),
+            );
         }
     }
     found
 }
 
-/// The subject after `crate: ` or `crate, crate: `.
+/// Returns the subject after `crate: ` or `crate, crate: `.
 fn without_prefix(subject: &str) -> &str {
     let is_scope = |scope: &str| !scope.is_empty() && !scope.contains(' ');
     let prefixed = subject.split_once(": ").filter(|(prefix, _)| prefix.split(", ").all(is_scope));
     prefixed.map_or(subject, |(_, rest)| rest)
 }
 
-/// Returns true if the word may be an imperative. It looks at the form, since no list has all verbs.
+/// Returns true if the word may be an imperative. It checks the form, since no list has all verbs.
 fn may_command(word: &str) -> bool {
     let word = word.to_lowercase();
     if LOOK_INFLECTED.contains(&word.as_str()) {
@@ -111,7 +116,7 @@ const LOOK_INFLECTED: &[&str] = &[
     "proceed", "ring", "seed", "shed", "shred", "speed", "spring", "string", "succeed", "swing",
 ];
 
-/// Words with which subjects begin that name a thing, and tell nobody to do anything.
+/// Words at the start of subjects that are not verbs.
 const NO_VERBS: &[&str] = &[
     "a", "about", "after", "all", "also", "an", "and", "another", "any", "as", "at", "before",
     "both", "but", "by", "each", "either", "every", "few", "fewer", "first", "for", "four", "from",
@@ -157,7 +162,7 @@ mod tests {
             ("ci: `loaded` runs last", "`loaded`"),
             ("ci:", "ci:"),
         ] {
-            let start = format!("commit 1a2b3c4:1: `{word}` is no imperative");
+            let start = format!("commit 1a2b3c4:1: `{word}` is not an imperative");
             let found = found(subject, 0);
             assert!(found.len() == 1 && found[0].starts_with(&start), "{subject}: {found:?}");
         }
@@ -182,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn moves_and_what_is_no_product_code_are_not_counted() {
+    fn moves_and_other_files_than_product_code_are_not_counted() {
         let lines = |row| changed_lines(row).unwrap_or(0);
         assert_eq!(lines("3\t4\tcrates/a/src/b.rs"), 7);
         assert_eq!(lines("1\t0\tcrates/a/src/{b.rs => c/b.rs}"), 1);
@@ -191,7 +196,7 @@ mod tests {
         }
     }
 
-    /// A repository in that folder, with a commit for each message.
+    /// Creates a repository in this folder, with a commit for each message.
     fn repository(at: &Path, messages: &[&str]) {
         let git = |args: &[&str]| {
             let names = ["-c", "user.name=a", "-c", "user.email=a@b"];
@@ -223,7 +228,7 @@ mod tests {
         };
         let (last, before) = ("Change it again".to_owned(), "a: change\n\nWhy\nso.".to_owned());
         assert_eq!(messages(&whole), [(last.clone(), 5), (before, 5)]);
-        assert!(read(&whole, u64::MAX).unwrap().is_empty(), "they are from before");
+        assert!(read(&whole, u64::MAX).unwrap().is_empty(), "they are older");
         let from = format!("file://{}", whole.display());
         for (depth, read) in [("1", vec![]), ("2", vec![(last, 5)])] {
             let to = shallow.join(depth);

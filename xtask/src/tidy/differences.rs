@@ -1,4 +1,4 @@
-//! The page of SoftRoCE's differences has what the conformance suite asserts, and nothing else.
+//! Checks that the page of SoftRoCE's differences lists exactly those that the conformance suite asserts.
 
 use super::{Finding, line_of};
 use crate::tree::Tree;
@@ -6,11 +6,11 @@ use crate::tree::Tree;
 const PAGE: &str = "docs/rxe-differences.md";
 const SUITE: &str = "crates/conformance/";
 
-/// Each entry is asserted by a case, and they are in order. That a case names an entry which is there,
-/// it asserts itself, on every device.
+/// Checks that each entry is asserted by a case, and that they are sorted. Each case asserts itself, on every device,
+/// that the entry which it names exists.
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let Some(page) = tree.text(PAGE) else {
-        return vec![Finding::new(PAGE, 1, "missing; it lists how SoftRoCE differs")];
+        return vec![Finding::new(PAGE, 1, "missing; it lists the differences of SoftRoCE")];
     };
     let suite = || tree.ending(&[".rs"]).filter(|(path, _)| path.starts_with(SUITE));
     let mut found = Vec::new();

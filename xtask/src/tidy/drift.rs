@@ -1,9 +1,9 @@
-//! Facts that stand in two places are the same in both.
+//! Checks that facts in two places are the same in both.
 
 use super::{Finding, line_of};
 use crate::tree::Tree;
 
-/// Where the oldest compiler is repeated, and the words before it.
+/// The places that repeat the oldest compiler, and the words before it.
 const OLDEST: [(&str, &str); 3] = [
     ("README.md", "Rust "),
     ("CONTRIBUTING.md", "Rust "),
@@ -17,7 +17,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     found
 }
 
-/// The oldest compiler: the root manifest says it, these pages repeat it.
+/// Checks the oldest compiler: the root manifest defines it, and these pages repeat it.
 fn rust_version(tree: &Tree) -> Vec<Finding> {
     let manifest = tree.text("Cargo.toml").unwrap_or_default();
     let Some(version) = manifest.lines().find_map(|line| line.strip_prefix("rust-version = "))
@@ -39,19 +39,20 @@ fn rust_version(tree: &Tree) -> Vec<Finding> {
             }
             said += 1;
             if other != version {
-                let what = format!("says {prefix}{other}, the manifest {version}; make them agree");
+                let what =
+                    format!("has {prefix}{other}, but the manifest has {version}; make them agree");
                 found.push(Finding::new(path, line_of(text, at), what));
             }
         }
         if said == 0 {
-            let what = format!("does not say the oldest compiler; write `{prefix}{version}`");
+            let what = format!("lacks the oldest compiler; write `{prefix}{version}`");
             found.push(Finding::new(path, 1, what));
         }
     }
     found
 }
 
-/// Whoever comes from C finds each function, or why it is not there.
+/// Checks that the page for C programmers lists each function, or why it is missing.
 fn verbs(tree: &Tree) -> Vec<Finding> {
     const PAGE: &str = "docs/from-c-verbs.md";
     let functions = tree.text("crates/rdma-sys/src/generated/functions.rs").unwrap_or_default();
@@ -60,11 +61,11 @@ fn verbs(tree: &Tree) -> Vec<Finding> {
     let page = tree.text(PAGE).unwrap_or_default();
     let lacking = names.filter(|name| !page.contains(&format!("`{name}`")));
     lacking
-        .map(|name| Finding::new(PAGE, 1, format!("`{name}` is missing; say where it is")))
+        .map(|name| Finding::new(PAGE, 1, format!("`{name}` is missing; add its counterpart")))
         .collect()
 }
 
-/// A `SAFETY` comment cites facts that exist, and each has a number of its own.
+/// Checks that a `SAFETY` comment cites facts that exist, and that their numbers are unique.
 fn safety_facts(tree: &Tree) -> Vec<Finding> {
     const PAGE: &str = "SAFETY.md";
     let headings = tree.text(PAGE).unwrap_or_default().lines();
@@ -74,7 +75,7 @@ fn safety_facts(tree: &Tree) -> Vec<Finding> {
         .collect();
     let mut found = Vec::new();
     for (_, fact) in known.iter().enumerate().filter(|(n, fact)| known[..*n].contains(fact)) {
-        let what = format!("fact F{fact} is there twice; the later one needs another number");
+        let what = format!("fact F{fact} exists twice; the later one needs another number");
         found.push(Finding::new(PAGE, 1, what));
     }
     for (path, text) in tree.ending(&[".rs", ".md"]) {
@@ -89,7 +90,7 @@ fn safety_facts(tree: &Tree) -> Vec<Finding> {
     found
 }
 
-/// The numbers in ` F1, F2 and F3: because …`.
+/// Returns the numbers in ` F1, F2 and F3: because …`.
 fn cited(line: &str) -> impl Iterator<Item = String> {
     let words = line.split([' ', ',', '/']).filter(|word| !matches!(*word, "" | "and"));
     words.map_while(|word| {
@@ -115,8 +116,14 @@ mod tests {
         ]);
         let found = rust_version(&tree);
         assert_eq!(found.len(), 2);
-        assert!(found[0].to_string().starts_with("README.md:3: says Rust 1.80, the manifest 1.88"));
-        assert!(found[1].to_string().contains("ci.yml:2: says MSRV: \"1.87, the manifest 1.88"));
+        assert!(
+            found[0]
+                .to_string()
+                .starts_with("README.md:3: has Rust 1.80, but the manifest has 1.88")
+        );
+        assert!(
+            found[1].to_string().contains("ci.yml:2: has MSRV: \"1.87, but the manifest has 1.88")
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Public errors print their messages by `Debug`, for `unwrap`, `expect` and a `main` that returns them.
+//! Checks that public errors print their messages by `Debug`, for `unwrap`, `expect` and a `main` that returns them.
 
 use syn::{Attribute, Item, Meta, Token, Visibility, punctuated::Punctuated};
 
@@ -13,7 +13,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 fn check_file(path: &str, text: &str) -> Vec<Finding> {
-    // What is not Rust is reported by the rule on lengths.
+    // Files that are not Rust are reported by the rule on lengths.
     let items = syn::parse_file(text).map(|file| file.items).unwrap_or_default();
     let implementing: Vec<_> = items.iter().filter_map(error_implemented).collect();
     let mut found = Vec::new();
@@ -36,7 +36,7 @@ fn check_file(path: &str, text: &str) -> Vec<Finding> {
     found
 }
 
-/// The type for which an item implements `Error`.
+/// Returns the type that an item implements `Error` for.
 fn error_implemented(item: &Item) -> Option<String> {
     let Item::Impl(block) = item else { return None };
     let (_, of, _) = block.trait_.as_ref()?;

@@ -1,8 +1,8 @@
-//! What a page says is shown by a test is shown by one that exists, and what it says is here is here.
+//! Checks that each test which a page cites exists, and each item that it lists as available here.
 //!
-//! It looks at tables by their last heading. Under `shown by` each piece of code is the name of a test,
-//! of a case that must not compile, or of a file; `…` at the end stands for the rest of some names.
-//! Under `here` its words are words of the libraries.
+//! It finds the tables by the heading of their last column. Under `shown by`, each piece of code is the name of a test,
+//! of a case that must not compile, or of a file; `…` at the end matches any rest of a name. Under `here`, its words
+//! are words of the libraries.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -19,22 +19,22 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
         let mut add = |offset, what| found.push(Finding::new(path, line_of(text, offset), what));
         for (name, offset) in column(text, "shown by") {
             if !exists(tree, &tests, &name) {
-                add(offset, format!("there is no test or case `{name}`; name one that shows it"));
+                add(
+                    offset,
+                    format!("the test or case `{name}` does not exist; name one that shows it"),
+                );
             }
         }
         for (name, offset) in column(text, "here") {
             if let Some(gone) = split(&name).find(|word| !items.contains(word)) {
-                add(
-                    offset,
-                    format!("nothing in the libraries is called `{gone}`; correct the page"),
-                );
+                add(offset, format!("the libraries have no item named `{gone}`; correct the page"));
             }
         }
     }
     found
 }
 
-/// The words of all library sources.
+/// Returns the words of all library sources.
 fn words(tree: &Tree) -> BTreeSet<&str> {
     let sources = tree.ending(&[".rs"]).filter(|(path, _)| path.contains("/src/"));
     sources
@@ -48,7 +48,7 @@ fn split(text: &str) -> impl Iterator<Item = &str> {
     words.filter(|word| word.starts_with(|c: char| c.is_alphabetic() || c == '_'))
 }
 
-/// The names of all functions, and of all cases that must not compile.
+/// Returns the names of all functions, and of all cases that must not compile.
 fn names(tree: &Tree) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (path, text) in tree.ending(&[".rs"]) {
@@ -75,7 +75,7 @@ fn exists(tree: &Tree, known: &BTreeSet<String>, name: &str) -> bool {
     }
 }
 
-/// The pieces of code in the last columns of the tables in which that has this heading.
+/// Returns the pieces of code in the last columns with this heading.
 fn column(text: &str, title: &str) -> Vec<(String, usize)> {
     let (mut found, mut cells, mut heading) = (Vec::new(), Vec::new(), false);
     let mut columns = 0; // of a table that ends with such a column
@@ -130,11 +130,11 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_exist_fails_where_it_stands() {
+    fn a_missing_test_fails_at_its_line() {
         for column in ["`two_holds`", "`h02_…`", "`tests/y.rs`", "`…`", "`one_hold`"] {
             let found = messages(column);
             assert_eq!(found.len(), 1, "{column}");
-            assert!(found[0].starts_with("d/page.md:5: there is no test or case"), "{found:?}");
+            assert!(found[0].starts_with("d/page.md:5: the test or case"), "{found:?}");
         }
     }
 
@@ -148,7 +148,7 @@ mod tests {
         };
         assert_eq!(messages("`Region::lkey`, `Region`; words"), 0);
         assert_eq!(messages("`Region::rkey`"), 1);
-        assert_eq!(messages("`one_holds`"), 1, "tests are no part of it");
+        assert_eq!(messages("`one_holds`"), 1, "tests do not count");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The fence around unsafe code: a checked-in list of the files that may have any, few files that turn
-//! addresses into pointers, and no symbol that C could link to from a library.
+//! Limits unsafe code. A checked-in list has the files that may contain it. Only few files turn addresses into
+//! pointers, and libraries define no symbol that C could link to.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::tree::Tree;
 
 const LIST: &str = "xtask/unsafe-files.txt";
 
-/// What turns an address into a pointer, and the files of libraries that may (SAFETY.md F7).
+/// The function that turns an address into a pointer, and the files of libraries that may use it (SAFETY.md F7).
 const POINTERS: &str = "with_exposed_provenance";
 const OF_ADDRESSES: [&str; 3] = [
     "crates/rdma-qp/src/post/extended.rs",
@@ -20,14 +20,15 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut found = Vec::new();
     let mut unsafe_files = BTreeMap::new();
     for (path, text) in tree.ending(&[".rs"]) {
-        // What cannot be split into tokens is reported by the rule on lengths.
+        // Files that cannot be split into tokens are reported by the rule on lengths.
         let Ok(tokens) = tokens::lex(path, text) else { continue };
         if let Some(&line) = tokens::unsafe_lines(&tokens).first() {
             unsafe_files.insert(path, line);
         }
         if is_library_source(path) {
             found.extend(tokens::exports(&tokens).into_iter().map(|(line, attribute)| {
-                let why = "libraries export no C symbol, it would clash with the real one";
+                let why =
+                    "libraries must not export C symbols, which would clash with the real ones";
                 Finding::new(path, line, format!("`{attribute}`: {why}; pass a function pointer"))
             }));
         }
@@ -40,7 +41,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
 
 fn pointers(tree: &Tree) -> Vec<Finding> {
     let sources = tree.ending(&[".rs"]).filter(|(path, _)| is_library_source(path));
-    // What only tests use reads the tests' own memory.
+    // Code that only tests use reads the tests' own memory.
     let published = |path: &str| layers::names().any(|name| path.contains(&format!("/{name}/")));
     let others = sources.filter(|(path, _)| published(path) && !OF_ADDRESSES.contains(path));
     let line = |text: &str| Some(text.lines().position(|line| line.contains(POINTERS))? + 1);
@@ -61,7 +62,7 @@ fn listed(tree: &Tree, unsafe_files: &BTreeMap<&str, usize>) -> Vec<Finding> {
         list.lines().enumerate().filter(|(_, l)| !l.is_empty() && !l.starts_with('#'))
     {
         if entry <= last {
-            let what = format!("`{entry}` stands twice or after `{last}`; keep the list sorted");
+            let what = format!("`{entry}` is repeated or after `{last}`; keep the list sorted");
             found.push(Finding::new(LIST, at + 1, what));
         }
         if !unsafe_files.contains_key(entry) {
@@ -134,7 +135,7 @@ mod tests {
     fn an_unsorted_list_and_a_missing_one_fail() {
         let found = messages([("a.rs", UNSAFE), ("b.rs", UNSAFE), (LIST, "b.rs\na.rs\n")]);
         assert_eq!(found.len(), 1);
-        assert!(found[0].contains(":2: `a.rs` stands twice or after `b.rs`"), "{found:?}");
+        assert!(found[0].contains(":2: `a.rs` is repeated or after `b.rs`"), "{found:?}");
         assert_eq!(messages([("a.rs", "")]).len(), 1);
     }
 

@@ -1,4 +1,4 @@
-//! Each job of CI runs on GitHub once, in its long form, and people can read what it finds and how long it takes.
+//! Checks that each job of CI runs on GitHub once, in its long form, and that its purpose and duration are documented.
 
 use super::Finding;
 use crate::ci::{JOBS, Job, Tier};
@@ -34,7 +34,7 @@ fn check_job(tree: &Tree, job: &Job) -> Vec<Finding> {
     found
 }
 
-/// In the workflow a name ends its line or is followed by more of the row.
+/// Returns true if the workflow has the job. A name there ends its line or is followed by more of the row.
 fn runs_on_github(tree: &Tree, name: &str) -> bool {
     let text = tree.text(WORKFLOW).unwrap_or_default();
     let wanted = format!("job: {name} ");
@@ -47,7 +47,7 @@ fn line_of_row(tree: &Tree, name: &str) -> Option<usize> {
     text.lines().position(|line| line.starts_with(&start)).map(|at| at + 1)
 }
 
-/// Rows of jobs that are gone.
+/// Finds rows of jobs that do not exist any more.
 fn unknown(tree: &Tree) -> Vec<Finding> {
     let text = tree.text(PAGE).unwrap_or_default();
     let rows = text.lines().enumerate().skip_while(|(_, line)| !line.starts_with("| job |"));
@@ -56,7 +56,7 @@ fn unknown(tree: &Tree) -> Vec<Finding> {
     let gone = gone.filter(|(_, line)| {
         !JOBS.iter().any(|job| line.starts_with(&format!("| `{}` |", job.name)))
     });
-    let what = "no job is called so; remove the row";
+    let what = "no job has this name; remove the row";
     gone.map(|(at, _)| Finding::new(PAGE, at + 1, what)).collect()
 }
 
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_states_other_minutes_or_another_tier_fails_where_it_stands() {
+    fn a_row_with_other_minutes_or_another_tier_fails_at_its_line() {
         for row in
             ["| `fmt` | both | 2 | what breaks |  |", "| `fmt` | full | 1.5 | what breaks |  |"]
         {

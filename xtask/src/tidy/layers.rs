@@ -36,7 +36,7 @@ const LAYERS: &[Layer] = &[
     ),
 ];
 
-/// Never published: they may use everything, and no layer may use them but in its tests.
+/// Crates that are never published: they may use everything, but layers may use them only in tests.
 const TOOLS: &[&str] = &[
     "conformance",
     "copy_file",
@@ -70,7 +70,7 @@ pub(crate) struct Package {
     edges: Vec<Dependency>,
 }
 
-/// Asks cargo for the members and their edges.
+/// Reads the members and their dependencies from cargo.
 pub(crate) fn packages(root: &Path) -> Result<Vec<Package>> {
     let metadata = MetadataCommand::new().current_dir(root).no_deps().exec()?;
     let members: Vec<_> = metadata.packages.iter().map(|p| p.name.to_string()).collect();
@@ -107,7 +107,7 @@ fn problem(layer: Option<&Layer>, edge: &Dependency) -> Option<String> {
     let to = &edge.name;
     let pin = edge.req.to_string();
     if edge.kind == DependencyKind::Development {
-        // With a version, publishing would need that version to be out before this one.
+        // With a version, publishing would require that this version was published first.
         return (pin != "*").then(|| {
             format!("dev-dependency `{to}` has a version; write `{to} = {{ path = \"…\" }}` alone")
         });
@@ -128,7 +128,7 @@ fn problem(layer: Option<&Layer>, edge: &Dependency) -> Option<String> {
     })
 }
 
-/// Where the manifest names the dependency, in the section that makes the edge.
+/// Returns the line of the dependency in the manifest, in the section for this kind.
 fn line(package: &Package, edge: &Dependency) -> usize {
     let section = match edge.kind {
         DependencyKind::Development => "dev-dependencies",
@@ -162,7 +162,7 @@ fn line(package: &Package, edge: &Dependency) -> usize {
 mod tests {
     use super::*;
 
-    /// A workspace of empty crates on disk, each with a name and the end of its manifest.
+    /// Creates a workspace of empty crates on disk, each with a name and the end of its manifest.
     fn workspace(members: &[(&str, &str)]) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {

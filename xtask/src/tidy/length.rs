@@ -1,4 +1,4 @@
-//! Files stay short enough to be read in one go; clippy's `too_many_lines` sees to functions.
+//! Checks that files are short enough to be read in one go; clippy's `too_many_lines` checks functions.
 
 use super::{Finding, by_hand, tokens};
 use crate::tree::Tree;

@@ -1,4 +1,4 @@
-//! Links in the documents lead somewhere.
+//! Checks that the links in the documents have existing targets.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 use super::{Finding, by_hand, line_of};
 use crate::tree::Tree;
 
-/// Where a path under the folder of documents may be mentioned in passing.
+/// The files that may mention a path of the folder of documents.
 const MENTIONS: &[&str] = &[".md", ".rs", ".toml", ".yml", ".ci/run"];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
@@ -28,7 +28,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     found
 }
 
-/// Why the link in `page` is dead, if it is.
+/// Returns why the link in `page` is dead, if it is.
 fn dead(tree: &Tree, page: &str, target: &str) -> Option<String> {
     let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
     if file.contains(':') {
@@ -36,7 +36,7 @@ fn dead(tree: &Tree, page: &str, target: &str) -> Option<String> {
     }
     let path = if file.is_empty() { page.to_owned() } else { resolve(page, file)? };
     if !tree.has(&path) {
-        return Some(format!("dead link `{target}`: there is no `{path}`"));
+        return Some(format!("dead link `{target}`: `{path}` does not exist"));
     }
     let text = tree.text(&path).filter(|_| path.ends_with(".md") && !anchor.is_empty())?;
     let anchors = anchors(text);
@@ -46,7 +46,8 @@ fn dead(tree: &Tree, page: &str, target: &str) -> Option<String> {
     Some(format!("dead anchor `{target}`: the headings of {path} give {}", anchors.join(", ")))
 }
 
-/// The path from the root of what `page` calls `file`. `None` above the root, or nothing to check.
+/// Returns the path from the root of the file that `page` names `file`. Returns `None` above the root, or for an empty
+/// path.
 pub(crate) fn resolve(page: &str, file: &str) -> Option<String> {
     let mut parts: Vec<&str> =
         if file.starts_with('/') { vec![] } else { page.split('/').collect() };
@@ -61,7 +62,7 @@ pub(crate) fn resolve(page: &str, file: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Line and target of every link and image, those defined by reference too.
+/// Returns line and target of every link and image, including those defined by reference.
 fn links(text: &str) -> Vec<(usize, String)> {
     let events = Parser::new_ext(text, Options::all()).into_offset_iter();
     events
@@ -74,7 +75,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
         .collect()
 }
 
-/// The anchors that GitHub makes of the headings.
+/// Returns the anchors that GitHub creates for the headings.
 fn anchors(text: &str) -> Vec<String> {
     let (mut anchors, mut seen) = (Vec::new(), HashMap::<String, usize>::new());
     let mut heading = None;
@@ -100,7 +101,7 @@ fn slug(title: &str) -> String {
     kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// Offset and path of each mention of something in the folder of documents at the root.
+/// Returns offset and path of each mention of a file in the root's folder of documents.
 fn mentions(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let in_path = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '.' | '-' | '_');
     text.match_indices("docs/").filter_map(move |(at, _)| {
@@ -129,7 +130,7 @@ mod tests {
         assert!(messages(live).is_empty());
         let found = messages([("d/a.md", page), ("i.png", "")]);
         assert_eq!(found.len(), 2, "{found:?}");
-        assert!(found[0].starts_with("d/a.md:1: dead link `b.md`: there is no `d/b.md`"));
+        assert!(found[0].starts_with("d/a.md:1: dead link `b.md`: `d/b.md` does not exist"));
         assert!(found[1].starts_with("d/a.md:2: dead link `../top.md`"));
     }
 

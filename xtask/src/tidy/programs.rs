@@ -1,11 +1,11 @@
-//! A crate has few test programs: each is linked in every job that runs tests, with the libraries below it.
+//! Checks that a crate has few test programs: each is linked in every job that runs tests, with the libraries below it.
 
 use std::collections::BTreeMap;
 
 use super::Finding;
 use crate::tree::Tree;
 
-/// Those of the crate with the most.
+/// The number of the crate with the most.
 const MOST: usize = 7;
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
@@ -27,7 +27,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     too_many.collect()
 }
 
-/// `x.rs` or `x/main.rs`, as cargo finds them.
+/// Returns true for `x.rs` or `x/main.rs`, where cargo finds programs.
 fn is_program(path: &str) -> bool {
     match path.split_once('/') {
         None => true,

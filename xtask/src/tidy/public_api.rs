@@ -1,7 +1,7 @@
-//! Public signatures name nothing of a crate that breaks its users more often than we want to.
+//! Checks that public signatures name nothing of an unstable crate, whose breaking changes would break our users.
 //!
-//! The lint `unreachable_pub` makes `pub` mean public, so that a file can be judged by itself. Names
-//! are followed through imports and aliases, those of other files of the crate too.
+//! The lint `unreachable_pub` makes `pub` mean public, so that a file can be checked by itself. Names are followed
+//! through imports and aliases, including those of other files of the crate.
 
 mod names;
 
@@ -15,7 +15,7 @@ use super::{Finding, layers};
 use crate::tree::Tree;
 use names::{Crate, Scope};
 
-/// Before 1.0, or, as rustix and bon, private to how something is done here.
+/// Crates before 1.0, or implementation details, such as rustix and bon.
 const UNSTABLE: &[&str] = &[
     "bon",
     "ibverbs_sys",
@@ -32,7 +32,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 fn check_crate(tree: &Tree, folder: &str) -> Vec<Finding> {
-    // What is not Rust is reported by the rule on lengths.
+    // Files that are not Rust are reported by the rule on lengths.
     let parsed = tree.ending(&[".rs"]).filter(|(path, _)| path.starts_with(folder));
     let parsed = parsed.filter_map(|(path, text)| Some((path, syn::parse_file(text).ok()?)));
     let files: Vec<_> = parsed.collect();
@@ -65,7 +65,7 @@ fn check_items(items: &[Item], of_crate: &Crate) -> Vec<(usize, String)> {
     found
 }
 
-/// Looks at what of an item others can see.
+/// Checks the public parts of an item.
 struct Signature<'a> {
     scope: &'a Scope,
     found: Vec<(usize, String)>,
@@ -78,7 +78,7 @@ impl Signature<'_> {
             Item::Macro(call) => self.tokens(&call.mac.tokens),
             Item::Use(import) => {
                 let names = self.scope.unstable_imports(&import.tree);
-                // What a glob brings in cannot be distinguished from our own names.
+                // Names imported by a glob cannot be distinguished from our own.
                 let seen = |name: &str| is_public(&import.vis) || name.ends_with('*');
                 self.found.extend(names.into_iter().filter(|(_, name)| seen(name)));
             }
@@ -94,7 +94,7 @@ impl Signature<'_> {
         }
     }
 
-    /// Implementations of traits belong to the type, its own functions are public one by one.
+    /// Checks implementations of traits, which belong to the type. Its own functions are public one by one.
     fn block(&mut self, block: &ItemImpl, of_crate: &Crate) {
         let Some((_, path, _)) = &block.trait_ else {
             self.visit_generics(&block.generics);
@@ -114,7 +114,7 @@ impl Signature<'_> {
         }
     }
 
-    /// In macros: what follows each `pub` up to a body or the end.
+    /// Checks in macros the tokens from each `pub` up to a body or the end.
     fn tokens(&mut self, tokens: &TokenStream) {
         let level: Vec<_> = tokens.clone().into_iter().collect();
         let mut public = false;
@@ -138,7 +138,7 @@ impl Signature<'_> {
         }
     }
 
-    /// Unstable names among tokens that have no syntax tree.
+    /// Finds unstable names among tokens that have no syntax tree.
     fn words(&mut self, tokens: &TokenStream) {
         for tree in tokens.clone() {
             match tree {
@@ -180,7 +180,7 @@ impl<'ast> Visit<'ast> for Signature<'_> {
     }
 
     fn visit_variant(&mut self, variant: &'ast syn::Variant) {
-        // Its fields are as public as the enum, and have no `pub`.
+        // Its fields are as public as the enum, without a `pub`.
         variant.fields.iter().for_each(|field| visit::visit_field(self, field));
     }
 
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_public_may_name_anything() {
+    fn private_items_may_name_anything() {
         for text in [
             "fn a(b: rustix::io::Errno) {}",
             "pub(crate) fn a(b: rustix::io::Errno) {}",
@@ -293,7 +293,7 @@ mod tests {
             assert_eq!(found.len(), 1, "{text}: {found:?}");
         }
         let other = "use rdma_sys::Errno; pub fn a() -> Errno {}";
-        assert_eq!(messages([("a.rs", other), os]), [""; 0], "another crate's of that name");
+        assert_eq!(messages([("a.rs", other), os]), [""; 0], "a name from another crate");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Few files in a folder, and no large circle of modules: what has to be read together stays small.
+//! Checks that a folder has few files, and that no circle of modules is large: code that has to be read together stays
+//! small.
 
 mod circles;
 mod graph;
@@ -9,14 +10,13 @@ use super::{Finding, by_hand, layers};
 use crate::tree::Tree;
 use graph::Graph;
 
-/// The most files in one folder. A module's file beside the folder of its name counts with its
-/// neighbours.
+/// The most files in one folder. The file of a module counts in the folder that contains it, not in the folder of its
+/// submodules.
 const FILES: usize = 15;
-/// The most files in one circle of modules, each of which can be reached from each other by its
-/// imports.
+/// The most files in one circle of modules, in which each module reaches every other through imports.
 const CIRCLE: usize = 5;
 
-/// What a crate has at most.
+/// The limits of a crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Ceiling<'a> {
     name: &'static str,
@@ -24,18 +24,18 @@ struct Ceiling<'a> {
     files: usize,
     /// Files in each circle that is too large, the largest first.
     circles: &'a [usize],
-    /// Imports from the crate's root of what another module defines.
+    /// Imports from the crate's root of items that another module defines.
     from_root: usize,
 }
 
-/// Crates that have more than is allowed, with what they have. A number here only ever goes down.
+/// Crates that exceed the limits, with their current numbers. A number here may only decrease.
 const NOT_DONE: &[Ceiling<'_>] = &[];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     check_with(tree, NOT_DONE)
 }
 
-/// What `cargo xtask tidy --rooms` prints: a line for each crate, then its circles of more than one file.
+/// Returns the output of `cargo xtask tidy --rooms`: a line for each crate, then its circles of more than one file.
 pub(crate) fn figures(tree: &Tree) -> Vec<String> {
     let line = |name| {
         let crate_ = Crate::read(tree, name)?;
@@ -59,11 +59,11 @@ fn check_with(tree: &Tree, not_done: &[Ceiling<'_>]) -> Vec<Finding> {
     crates.flat_map(|crate_| crate_.check(not_done)).collect()
 }
 
-/// What is looked at of one crate.
+/// The checked properties of one crate.
 struct Crate {
     name: &'static str,
     root: String,
-    /// The files of each folder.
+    /// The number of files in each folder.
     folders: BTreeMap<String, usize>,
     graph: Graph,
     from_root: Vec<Finding>,
@@ -132,7 +132,8 @@ impl Crate {
                 from_root: self.from_root.len(),
             };
             if has == allowed {
-                let what = format!("{} is done; take it from the table in {}", self.name, file!());
+                let what =
+                    format!("{} is done; remove it from the table in {}", self.name, file!());
                 found.push(Finding::new(&self.root, 1, what));
             } else if has != limit {
                 let (had, has) = (numbers(limit), numbers(has));
@@ -156,7 +157,7 @@ fn numbers(Ceiling { files, circles, from_root, .. }: Ceiling<'_>) -> String {
 mod tests {
     use super::*;
 
-    /// The messages for a crate that has beside its root the files `a0.rs`, `a1.rs` and so on.
+    /// Returns the messages for a crate that has, next to its root, the files `a0.rs`, `a1.rs` and so on.
     fn messages<const N: usize>(
         text: impl Fn(usize) -> String,
         not_done: &[Ceiling<'_>],
@@ -174,8 +175,7 @@ mod tests {
         check_with(&Tree::of::<N>(files), not_done).iter().map(Finding::to_string).collect()
     }
 
-    /// Each of `of` modules imports from the next, the last from the first; the others from
-    /// nothing.
+    /// Each of `of` modules imports from the next, the last from the first; the others import nothing.
     fn circle(of: usize) -> impl Fn(usize) -> String {
         circles([of, 0])
     }
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_done_may_only_become_less() {
+    fn the_numbers_of_an_exception_may_only_decrease() {
         let row =
             |circles, from_root| [Ceiling { name: "rdma-qp", files: FILES, circles, from_root }];
         assert_eq!(messages::<10>(circle(7), &row(&[7], 0)), [""; 0]);
@@ -253,6 +253,6 @@ mod tests {
         assert!(messages::<10>(circle(5), &row(&[7], 0))[0].contains("rdma-qp is done"));
         let root = |_| "use crate::Thing;".to_owned();
         assert_eq!(messages::<3>(root, &row(&[], 2)), [""; 0]);
-        assert_eq!(messages::<3>(root, &row(&[], 1)).len(), 3, "both, and the number");
+        assert_eq!(messages::<3>(root, &row(&[], 1)).len(), 3, "both imports, and the number");
     }
 }

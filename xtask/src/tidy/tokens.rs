@@ -1,7 +1,7 @@
-//! What the rules ask of a Rust file, answered from its tokens.
+//! Queries of a Rust file for the rules, answered from its tokens.
 //!
-//! Tokens and not the syntax tree, because macro bodies have no tree: an `unsafe` inside
-//! `macro_rules!` counts as well. Comments and strings are not code and never match.
+//! Tokens are used instead of the syntax tree because macro bodies have no tree: an `unsafe` inside `macro_rules!`
+//! counts as well. Comments and strings are not code and never match.
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
@@ -15,9 +15,9 @@ pub(crate) fn lex(path: &str, text: &str) -> Result<TokenStream, Finding> {
     })
 }
 
-/// Lines with unsafe code, or with an attribute that allows it.
+/// Returns lines with unsafe code, or with an attribute that allows it.
 ///
-/// The type of a function pointer (`unsafe extern "C" fn(…)`) is none: naming it needs no permission.
+/// The type of a function pointer (`unsafe extern "C" fn(…)`) does not count: naming it needs no permission.
 pub(crate) fn unsafe_lines(tokens: &TokenStream) -> Vec<usize> {
     let mut lines = Vec::new();
     each_level(tokens, &mut |level| {
@@ -39,7 +39,7 @@ pub(crate) fn unsafe_lines(tokens: &TokenStream) -> Vec<usize> {
     lines
 }
 
-/// The first line with this word.
+/// Returns the first line with this word.
 pub(crate) fn line_of_word(tokens: &TokenStream, word: &str) -> Option<usize> {
     let mut first: Option<usize> = None;
     each_level(tokens, &mut |level| {
@@ -51,7 +51,7 @@ pub(crate) fn line_of_word(tokens: &TokenStream, word: &str) -> Option<usize> {
     first
 }
 
-/// Whether the file has the inner attribute `#![forbid(unsafe_code)]`.
+/// Returns true if the file has the inner attribute `#![forbid(unsafe_code)]`.
 pub(crate) fn forbids_unsafe(tokens: &TokenStream) -> bool {
     attributes(tokens).iter().any(|attribute| {
         let inner: Vec<_> = attribute.stream().into_iter().collect();
@@ -60,7 +60,7 @@ pub(crate) fn forbids_unsafe(tokens: &TokenStream) -> bool {
     })
 }
 
-/// Attributes that give an item a symbol name that C can see: line and attribute.
+/// Returns the attributes that give an item a symbol name visible to C, as line and attribute.
 pub(crate) fn exports(tokens: &TokenStream) -> Vec<(usize, &'static str)> {
     let mut found = Vec::new();
     for attribute in attributes(tokens) {
@@ -73,7 +73,7 @@ pub(crate) fn exports(tokens: &TokenStream) -> Vec<(usize, &'static str)> {
     found
 }
 
-/// The bracketed part of each attribute.
+/// Returns the bracketed part of each attribute.
 fn attributes(tokens: &TokenStream) -> Vec<Group> {
     let mut found = Vec::new();
     each_level(tokens, &mut |level| {
@@ -110,7 +110,7 @@ fn names(group: &Group, word: &str) -> bool {
     })
 }
 
-/// Whether what follows `unsafe` makes it the type of a function pointer.
+/// Returns true if the tokens after `unsafe` make it the type of a function pointer.
 fn is_pointer_type(after: &[TokenTree]) -> bool {
     let abi = after.iter().take_while(|tree| !is_word(tree, "fn")).count();
     let only_abi = after[..abi].iter().enumerate().all(|(at, tree)| {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn forbid_is_told_from_deny() {
+    fn forbid_is_distinguished_from_deny() {
         assert!(forbids_unsafe(&tokens("#![forbid(unsafe_code)]")));
         assert!(!forbids_unsafe(&tokens("#![deny(unsafe_code)]")));
         assert!(!forbids_unsafe(&tokens("//! #![forbid(unsafe_code)]")));

@@ -1,18 +1,18 @@
-//! Words that mark unfinished work do not belong in a finished change; macros that do are clippy's affair. Nor have
-//! phrases that a reader who meets the sentence alone, as in an IDE's hover, cannot understand.
+//! Checks that a finished change has no words for unfinished work; clippy checks macros for it. Also forbids phrases
+//! that cannot be understood when the sentence is read alone, as in an IDE's hover.
 
 use super::{Finding, by_hand, line_of};
 use crate::tree::Tree;
 
-/// In two halves, as the phrases below, so that this file passes its own check.
+/// Split in two halves, like the phrases below, so that this file passes its own check.
 const WORDS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME")];
 
 const CHECKED: &[&str] = &[".rs", ".md", ".toml", ".yml", ".ci/run"];
 
-/// Each with what to write instead.
+/// Each phrase, with advice on what to write instead.
 const PHRASES: &[(&str, &str)] = &[
-    (concat!("As ", "of ["), "write \"Those of [`x`]\" of errors, \"That of [`x`]\" of a contract"),
-    (concat!("as ", "of ["), "write \"those of [`x`]\" of errors, \"that of [`x`]\" of a contract"),
+    (concat!("As ", "of ["), "write \"The errors of [`x`]\", or \"Like [`x`]\""),
+    (concat!("as ", "of ["), "write \"the errors of [`x`]\", or \"like [`x`]\""),
     (concat!("As ", "there."), "name the item that is meant, with a link"),
     (concat!("The ", "own"), "write whose: \"This end's\", \"Its\""),
     (concat!("the ", "own"), "write whose: \"its own\", \"this queue pair's\""),
@@ -43,8 +43,8 @@ fn find(path: &str, text: &str, words: &str, what: &str, found: &mut Vec<Finding
     }
 }
 
-/// Whether the words at this position are not a part of longer ones. Words that end in a sign may be followed by
-/// anything.
+/// Returns true if the words at this position are not a part of longer ones. Words that end in a sign may be followed
+/// by anything.
 fn stands_alone(text: &str, at: usize, words: &str) -> bool {
     let in_word = |c: char| c.is_alphanumeric() || c == '_';
     let goes_on = words.ends_with(in_word) && text[at + words.len()..].starts_with(in_word);
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_word_fails_where_it_stands() {
+    fn each_word_fails_at_its_line() {
         for word in WORDS {
             let text = format!("\n// {word} x\n");
             for path in ["a.rs", "b.md", "Cargo.toml", ".github/workflows/c.yml", ".ci/run"] {
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn each_phrase_fails_where_it_stands_in_code_and_pages_and_the_finding_says_what_to_write() {
+    fn each_phrase_fails_at_its_line_in_code_and_pages_with_advice() {
         for (phrase, instead) in PHRASES {
             let text = format!("\n/// x {phrase} `y`\n");
             for path in ["a.rs", "b.md"] {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_directly_before_or_after_a_phrase_with_a_sign_at_its_end_does_not_hide_it() {
+    fn adjacent_characters_do_not_hide_a_phrase_that_ends_in_a_sign() {
         let (list, there) = (PHRASES[0].0, PHRASES[2].0);
         let text = format!("/// {list}x]\n/// {there}\n/// ({there}x)\n");
         assert_eq!(check(&Tree::of([("a.rs", &text)])).len(), 3);

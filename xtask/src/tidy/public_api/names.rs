@@ -1,4 +1,4 @@
-//! Which names of a module stand for something of an unstable crate.
+//! The names of a module that refer to an unstable crate.
 
 use std::collections::HashSet;
 
@@ -7,10 +7,10 @@ use syn::{Ident, Item, Path, UseTree, Visibility};
 
 use super::{UNSTABLE, is_public};
 
-/// What has to be known of the whole crate to judge one of its files.
+/// The properties of the whole crate that are needed to check one of its files.
 #[derive(Default)]
 pub(super) struct Crate {
-    /// Names under which the crate passes on to itself what is unstable.
+    /// Names under which the crate re-exports unstable items to itself.
     carried: HashSet<String>,
     /// Types and traits that are not public.
     hidden: HashSet<String>,
@@ -25,7 +25,7 @@ impl Crate {
         known
     }
 
-    /// Whether the crate declares a type or trait of this name, and none that is public.
+    /// Returns true if the crate declares a type or trait of this name, and none that is public.
     pub(super) fn hides(&self, name: &Ident) -> bool {
         let name = name.to_string();
         self.hidden.contains(&name) && !self.public.contains(&name)
@@ -109,12 +109,12 @@ impl Scope {
         scope
     }
 
-    /// Whether a path that begins with this name leads into an unstable crate.
+    /// Returns true if a path that begins with this name refers to an unstable crate.
     pub(super) fn is_unstable(&self, first: &str) -> bool {
         UNSTABLE.contains(&first) || self.unstable.contains(first)
     }
 
-    /// What an import takes from unstable crates, and where.
+    /// Returns the imports from unstable crates, with their lines.
     pub(super) fn unstable_imports(&self, tree: &UseTree) -> Vec<(usize, String)> {
         let found = leaves(tree).into_iter().filter(|leaf| self.is_of(leaf));
         found.map(|leaf| (leaf.line, leaf.path.join("::"))).collect()
@@ -141,7 +141,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     }
 }
 
-/// One name of a `use`: where it is from, and what it is called here.
+/// One name of a `use`: its path, and its local name.
 struct Leaf {
     path: Vec<String>,
     local: String,

@@ -3,19 +3,19 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What each file imports from.
+/// For each file, the files that it imports from.
 pub(super) type Imports = BTreeMap<String, BTreeSet<String>>;
 
-/// The circles of more than one file, the largest first. Files are sorted.
+/// Returns the circles of more than one file, the largest first. Files are sorted.
 pub(super) fn all(imports: &Imports) -> Vec<Vec<&str>> {
-    // Two files are in one circle if each can be reached from the other. There are few files.
+    // Two files are in one circle if each can be reached from the other. The number of files is small.
     let reached: BTreeMap<_, _> =
         imports.keys().map(|file| (file.as_str(), reached(imports, file))).collect();
     let circle = |file: &&str| {
         let back = |other: &&str| reached.get(other).is_some_and(|from| from.contains(file));
         reached[file].iter().copied().filter(back).collect::<Vec<_>>()
     };
-    // Each circle has one first file.
+    // Only the first file of each circle is kept, so that each circle appears once.
     let circles = reached.keys().map(|file| (file, circle(file)));
     let mut circles: Vec<_> = circles
         .filter(|(file, circle)| circle.len() > 1 && circle.first() == Some(*file))
@@ -25,7 +25,7 @@ pub(super) fn all(imports: &Imports) -> Vec<Vec<&str>> {
     circles
 }
 
-/// The file, and what it imports from, and what that imports from, and so on.
+/// Returns the file, the files that it imports from, the files that these import from, and so on.
 fn reached<'a>(imports: &'a Imports, from: &'a str) -> BTreeSet<&'a str> {
     let mut seen = BTreeSet::from([from]);
     let mut left = vec![from];
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_circle_is_what_leads_back() {
+    fn files_that_lead_back_to_themselves_form_a_circle() {
         assert_eq!(of("a>b b>c c>a c>d d>e"), "abc");
         assert_eq!(of("a>b b>a c>d d>e e>c x>a"), "cde ab");
         assert_eq!(of("e>f f>e a>b b>a"), "ab ef");

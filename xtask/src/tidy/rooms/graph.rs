@@ -1,8 +1,7 @@
-//! Which file of a crate imports from which, by the paths in its code.
+//! The imports between the files of a crate, by the paths in their code.
 //!
-//! A path that begins with `crate`, `super`, `self` or a child of the module leads to the file of
-//! the module that it names. What only tests have is left out, and so is what macros are called
-//! with.
+//! A path that begins with `crate`, `super`, `self` or a child of the module leads to the file of the module that it
+//! names. Code that only tests use is left out, and so are the arguments of macros.
 
 use std::collections::BTreeMap;
 
@@ -15,20 +14,20 @@ use crate::tree::Tree;
 /// The path of a module from the crate's root: none for the root itself.
 type Module = Vec<String>;
 
-/// The files of a crate, and what each imports from.
+/// The files of a crate, and the imports of each.
 pub(super) struct Graph {
     pub(super) imports: Imports,
 }
 
-/// A path in a file that takes from the root what another module defines: file, line, path.
+/// A path in a file that imports from the root an item that another module defines: file, line, path.
 pub(super) type FromRoot = (String, usize, String);
 
 impl Graph {
-    /// Of the crate with this folder of sources.
+    /// Reads the crate with this folder of sources.
     pub(super) fn read(tree: &Tree, folder: &str) -> (Self, Vec<FromRoot>) {
         let mut files = BTreeMap::new();
         collect(tree, folder, Module::new(), &format!("{folder}lib.rs"), &mut files);
-        // Modules within a file are that file.
+        // Modules within a file count as that file.
         let mut modules = BTreeMap::new();
         for (module, (path, file)) in &files {
             modules.insert(module.clone(), path.as_str());
@@ -46,8 +45,7 @@ impl Graph {
                 if modules[within] != path.as_str() {
                     of_file.insert(modules[within].to_owned());
                 }
-                // `crate::name` that is no module: if the root does not define it, it only passes
-                // it on.
+                // `crate::name` that is not a module: if the root does not define it, the root only re-exports it.
                 if let (true, Some(name)) = (within.is_empty() && !module.is_empty(), named)
                     && !of_root.contains(name)
                 {
@@ -59,7 +57,7 @@ impl Graph {
     }
 }
 
-/// The longest part of a path that is a module, and the name in it that follows.
+/// Returns the longest part of a path that is a module, and the name after it.
 fn resolve<'a>(
     modules: &'a BTreeMap<Module, &str>,
     path: &'a [String],
@@ -91,7 +89,7 @@ fn collect(
     files.insert(module, (path.to_owned(), file));
 }
 
-/// Modules that are declared here and have files of their own.
+/// Collects the modules that are declared here and have separate files.
 fn declared(items: &[Item], module: &Module, children: &mut Vec<Module>) {
     for (child, content) in modules_of(items, module) {
         match content {
@@ -101,7 +99,7 @@ fn declared(items: &[Item], module: &Module, children: &mut Vec<Module>) {
     }
 }
 
-/// Adds the modules that are written out in the file.
+/// Adds the modules that are written inline in the file.
 fn inner<'a>(
     items: &[Item],
     module: &Module,
@@ -115,7 +113,7 @@ fn inner<'a>(
     }
 }
 
-/// The children of a module with their contents, if those are written here; no tests.
+/// Returns the children of a module, with their contents if they are inline; no tests.
 fn modules_of<'a>(
     items: &'a [Item],
     module: &'a Module,
@@ -129,7 +127,7 @@ fn modules_of<'a>(
     })
 }
 
-/// The names of what is defined here, and not only passed on.
+/// Returns the names that are defined here, and not only re-exported.
 fn defined(items: &[Item]) -> Vec<String> {
     let name = |item: &Item| match item {
         Item::Const(item) => Some(item.ident.to_string()),
@@ -146,7 +144,7 @@ fn defined(items: &[Item]) -> Vec<String> {
     items.iter().filter_map(name).collect()
 }
 
-/// `#[cfg(test)]`, also among other conditions that must all be met.
+/// Returns true for `#[cfg(test)]`, also in an `all` with other conditions.
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")
@@ -193,7 +191,7 @@ impl Paths<'_> {
         self.found.push((whole, *line));
     }
 
-    /// Each name of an import, with what stands before it.
+    /// Adds each name of an import, with the path before it.
     fn leaves(&mut self, tree: &UseTree, before: &[(String, usize)]) {
         let with =
             |name: &syn::Ident| [before, &[(name.to_string(), name.span().start().line)]].concat();
@@ -234,7 +232,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
         visit::visit_path(self, path);
     }
 
-    // Who may see something is no import.
+    // The path of a restricted visibility is not an import.
     fn visit_vis_restricted(&mut self, _who: &'ast VisRestricted) {}
 
     // Macros are known by name wherever they are defined.
@@ -262,7 +260,7 @@ mod tests {
         )
     }
 
-    /// The edges from `a/b.rs`, whose parent is `a.rs`, beside which there is `c.rs`.
+    /// Returns the edges from `a/b.rs`, whose parent is `a.rs`; `c.rs` exists next to that.
     fn edges(text: &str) -> String {
         let (a, b) = ("pub mod b;", text);
         read([("lib.rs", "mod a;\nmod c;"), ("a.rs", a), ("a/b.rs", b), ("c.rs", "")]).0
@@ -287,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_nowhere_else_is_none() {
+    fn paths_within_the_same_file_are_not_imports() {
         for text in [
             "use c::Thing;",
             "use std::fmt;",
@@ -308,7 +306,7 @@ mod tests {
         assert_eq!(of("mod b;"), "");
         assert_eq!(of("mod b; pub use b::Thing;"), "a>a/b");
         assert_eq!(of("mod b; fn c() { b::d() }"), "a>a/b");
-        assert_eq!(of("#[cfg(test)] mod b; use b::Thing;"), "", "its file is a test's");
+        assert_eq!(of("#[cfg(test)] mod b; use b::Thing;"), "", "its file belongs to a test");
     }
 
     #[test]
@@ -318,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_root_only_passes_on_is_told() {
+    fn an_item_that_the_root_only_re_exports_is_reported() {
         let lib = "mod a; mod c;\npub use c::Thing;\npub struct Own;";
         let of = |a| read([("lib.rs", lib), ("a.rs", a), ("c.rs", "")]);
         let (edges, told) = of("\nuse crate::Thing;");
