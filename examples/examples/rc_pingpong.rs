@@ -13,11 +13,10 @@ use rdma_examples_common::out_of_band::Peer;
 use rdma_examples_common::reach::check_reach;
 use rdma_examples_common::{Failure, mtu, print, program};
 
-/// Sends messages back and forth with `ibv_rc_pingpong -d DEVICE -g INDEX`, which has to be given
-/// the same size, iterations and MTU. How many receives it posts at a time (`-r`) is its own
-/// matter.
+/// Sends messages back and forth with `ibv_rc_pingpong -d DEVICE -g INDEX`, which must get the
+/// same size, iterations and MTU. The number of receives that it posts (`-r`) does not matter.
 ///
-///   rc_pingpong --device rxe0 --connect 192.0.2.7:18515     where ibv_rc_pingpong waits
+///   rc_pingpong --device rxe0 --connect 192.0.2.7:18515     if ibv_rc_pingpong listens
 ///   rc_pingpong --device rxe0 --listen 0.0.0.0:18515        for ibv_rc_pingpong 192.0.2.6
 #[derive(Debug, Parser)]
 #[command(verbatim_doc_comment)]

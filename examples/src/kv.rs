@@ -22,7 +22,7 @@ use rdma_examples_common::Failure;
 
 /// The number of slots in the table.
 pub const SLOTS: usize = 256;
-/// The number of slots in which a key may be: from its own one on, the first that is free or has the key.
+/// The number of consecutive slots in which a key may be stored, in the first that is free or has the key.
 const PLACES: usize = 8;
 /// The offset of the slots. Before them is a word that counts operations, alone in its cache line.
 const FIRST_SLOT: usize = 64;

@@ -206,7 +206,7 @@ mod tests {
         }
     }
 
-    /// The gate also includes `.ci/run`, whose installation of tools does not count here.
+    /// Everything else that a change waits for, except tool installation, is in `.ci/run`.
     #[test]
     fn the_gate_states_thirty_minutes_at_most() {
         let minutes: f64 =

@@ -89,7 +89,7 @@ fn all() -> String {
     for (loss, longest) in [(0, 1 << 20), (1, 1 << 16), (10, 1 << 16)] {
         for mtu in [256, 512, 1024, 2048, 4096] {
             for family in [4, 6] {
-                let _ = writeln!(runs, "{family} {mtu} {loss} {longest} -"); // a string takes it
+                let _ = writeln!(runs, "{family} {mtu} {loss} {longest} -"); // writing to a string cannot fail
             }
         }
     }

@@ -15,7 +15,6 @@ pub const SLOT: usize = 24 + KEY + VALUE;
 /// one after it could both be new while the data is old. Versions alone would need three consecutive reads. A checksum
 /// of the whole slot needs one: a mixture of two entries matches it only once in 2^64. The order in which the writer
 /// writes does not matter either.
-/// but for one in 2^64, and the order in which the writer writes is of no importance either.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
     /// The number of writes of the slot. The checksum covers it, so that two writes of one value differ.

@@ -15,7 +15,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The headers, by the folder that an `#include` names.
 ///
-/// `rdma/ib_user_verbs.h` must be in the tree, else the parser silently uses the one of this machine's kernel headers.
+/// `rdma/ib_user_verbs.h` must be in the tree, else the parser silently uses the file of this machine's kernel headers.
 const TREE: [(&str, &[&str]); 2] = [
     (
         "infiniband",

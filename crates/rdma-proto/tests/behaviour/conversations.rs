@@ -43,7 +43,7 @@ fn compared(headers: &Headers, length: usize) -> (Headers, usize) {
     (headers, length)
 }
 
-/// The same, with a READ response as if it were continued.
+/// The same, with the opcode of a READ response changed to that of a resumed one.
 fn taken_up((mut headers, length): (Headers, usize)) -> (Headers, usize) {
     let operation = headers.bth.opcode.operation();
     let other = match operation {

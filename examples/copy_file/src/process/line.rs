@@ -15,7 +15,7 @@ const BEAT: Duration = Duration::from_millis(500);
 /// The number of beats of this process without a frame of the other one, after which that counts as lost. Beats are
 /// counted instead of reading a clock: a process that was stopped itself has not waited.
 const PATIENCE: u32 = 20;
-/// The number of beats that the other process has to end.
+/// The number of beats within which the other process must end.
 const CLOSING: u32 = 4;
 /// The time to wait for the cause of an RDMA failure.
 const CAUSE: Duration = Duration::from_secs(2);

@@ -13,7 +13,7 @@ pub(crate) struct Entry {
     pub(crate) request: Request,
     /// The length of its memory that is reachable.
     reach: Option<usize>,
-    /// The number of packets before it, and of its own.
+    /// The number of packets of all requests before it, and its own.
     pub(crate) base: u64,
     pub(crate) packets: u32,
     /// The number of bytes that were delivered.
