@@ -198,7 +198,7 @@ mod tests {
 
     /// It needs libraries that most machines lack, and other jobs test the crates without it.
     #[test]
-    fn only_its_own_job_turns_linked_on() {
+    fn only_the_job_linked_enables_the_feature() {
         for job in JOBS.iter().filter(|job| job.name != "linked") {
             let steps = format!("{:?}", job.steps);
             assert!(!steps.contains("--all-features"), "{}", job.name);
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_has_the_stated_time_and_the_disk_beside_the_measured_time() {
+    fn the_summary_shows_stated_and_measured_times_and_the_disk_use() {
         let row = |name: &str, time, outcome| {
             let job = JOBS.iter().find(|job| job.name == name).unwrap();
             Row { job, outcome, time: Duration::from_secs(time), disk: time << 30 }
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lack_skips_unless_strict() {
+    fn a_missing_requirement_skips_the_job_unless_strict() {
         const LACK: &[needs::Need] = &[needs::Need::Tool("no-such-tool", "install it")];
         let setting = Setting::of(&tree::root()).unwrap();
         let job =

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_alone_are_no_reason_to_take_what_was_counted() {
+    fn sent_and_received_packets_alone_are_not_taken() {
         let mut counters = Counters { sent_pkts: 3, rcvd_pkts: 2, ..Counters::default() };
         assert_eq!(counters.take_reasons(), None);
         counters.dropped_by_host = 1;

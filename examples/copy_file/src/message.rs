@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trailer_survives_its_bytes() {
+    fn a_trailer_round_trips_through_bytes() {
         let trailer = Trailer { bytes: 0x0102_0304_0506_0708, crc32: 0xa0b0_c0d0 };
         assert_eq!(trailer.to_bytes(), [8, 7, 6, 5, 4, 3, 2, 1, 0xd0, 0xc0, 0xb0, 0xa0]);
         assert_eq!(Trailer::from_bytes(trailer.to_bytes()), trailer);

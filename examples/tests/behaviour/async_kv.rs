@@ -6,7 +6,7 @@ use crate::common::has;
 use crate::common::process::Process;
 
 #[test]
-fn the_demonstration_stores_and_finds() {
+fn the_demonstration_stores_and_finds_entries() {
     for device in ["soft0", "softib0"] {
         let said = Process::example("async_kv", &["--device", device]).succeed();
         let counted = match has(device, Feature::Atomics) {

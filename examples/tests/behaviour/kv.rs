@@ -20,7 +20,7 @@ use crate::common::process::Process;
 use crate::examples::kv;
 
 #[test]
-fn the_demonstration_stores_and_finds() {
+fn the_demonstration_stores_and_finds_entries() {
     let late = "kv_deferred";
     let schedule = rdma::soft::Schedule::Deferred { seed: 7 };
     rdma::soft::Builder::new(late).schedule(schedule).install().unwrap();

@@ -294,7 +294,7 @@ fn to_and_fro(ours: Process, c: Process) {
 
 #[test]
 #[ignore = "needs rxe0: cargo xtask rxe-run"]
-fn the_tool_of_c_serves_us_on_rxe() {
+fn we_are_a_client_of_rdma_cores_tool_on_rxe() {
     let address = &free();
     let c = tool(&["-p", address.rsplit(':').next().unwrap()]);
     // It does not report when it listens, so ours tries again until it does.
@@ -304,7 +304,7 @@ fn the_tool_of_c_serves_us_on_rxe() {
 
 #[test]
 #[ignore = "needs rxe0: cargo xtask rxe-run"]
-fn we_serve_the_tool_of_c_on_rxe() {
+fn we_are_a_server_of_rdma_cores_tool_on_rxe() {
     let options = [&TIMES, &["--listen", "127.0.0.1:0"][..]].concat();
     let mut ours = Process::example("rc_pingpong", &options);
     let address = ours.address();

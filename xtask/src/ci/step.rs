@@ -236,7 +236,7 @@ mod unit {
     }
 
     #[test]
-    fn each_of_many_runs_and_each_that_fails_is_named() {
+    fn all_parallel_commands_run_and_each_failure_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let mark = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let (first, last) = (mark("first"), mark("last"));
@@ -281,7 +281,7 @@ mod unit {
     }
 
     #[test]
-    fn under_load_a_step_runs_that_many_times() {
+    fn a_step_under_load_runs_in_each_round() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let line = format!(
             "dd if=/dev/zero of={} bs=1 count=1 oflag=append conv=notrunc",

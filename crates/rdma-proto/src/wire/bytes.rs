@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_is_never_passed() {
+    fn reads_and_writes_stop_at_the_end() {
         let mut reader = Reader::new(&[1, 2, 3]);
         assert_eq!((reader.u16(), reader.u16(), reader.u64()), (0x0102, 0, 0));
         let mut bytes = [0; 3];

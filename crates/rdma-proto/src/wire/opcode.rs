@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_lead_back_and_the_rest_are_none() {
+    fn valid_codes_round_trip_and_others_are_none() {
         let known: std::vec::Vec<u8> =
             (0..=u8::MAX).filter(|&code| Opcode::from_code(code).is_some()).collect();
         let expected = (0x00..=0x14).chain(0x16..=0x17).chain(0x20..=0x2b).chain(0x64..=0x65);

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_lead_back_and_the_rest_are_none() {
+    fn valid_codes_round_trip_and_others_are_none() {
         let known = |code| Operation::from_code(code).map(|operation| operation as u8);
         for code in 0..=u8::MAX {
             let defined = code <= 0x14 || code == 0x16 || code == 0x17;
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_goes_on_with_the_middle_and_the_last_of_its_own_kind() {
+    fn a_packet_is_followed_by_the_middle_or_the_last_of_its_kind() {
         let kind = |operation: Operation| {
             let text = operation.to_string();
             ["SEND", "RDMA WRITE", "RDMA READ Response"]

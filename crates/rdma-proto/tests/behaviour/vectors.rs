@@ -76,7 +76,7 @@ fn opcodes<const N: usize>(expected: [(&str, usize); N]) -> BTreeMap<String, usi
 }
 
 #[test]
-fn rxe() {
+fn all_packets_of_rxe_are_written_unchanged() {
     let expected = opcodes([
         ("RC SEND First", 6),
         ("RC SEND Middle", 6),
@@ -117,7 +117,7 @@ fn rxe() {
 }
 
 #[test]
-fn loss() {
+fn all_packets_of_loss_are_written_unchanged() {
     let expected = opcodes([
         ("RC RDMA WRITE First", 150),
         ("RC RDMA WRITE Middle", 151),
@@ -135,7 +135,7 @@ fn loss() {
 }
 
 #[test]
-fn big() {
+fn all_packets_of_big_are_written_unchanged() {
     let expected = opcodes([
         ("RC RDMA WRITE First", 1),
         ("RC RDMA WRITE Middle", 155),
@@ -148,7 +148,7 @@ fn big() {
 
 /// Five have an ICRC for another header than the captured one; the tests below explain why.
 #[test]
-fn user() {
+fn all_packets_of_user_are_written_unchanged() {
     let expected = opcodes([
         ("RC SEND First", 1),
         ("RC SEND Middle", 1),
@@ -174,7 +174,7 @@ fn user() {
 
 /// The others are ICMPv6 packets that look for routers, one of them with an option before it.
 #[test]
-fn v6() {
+fn all_packets_of_v6_are_written_unchanged() {
     let expected = opcodes([
         ("RC SEND Only", 1),
         ("UC SEND Only", 1),

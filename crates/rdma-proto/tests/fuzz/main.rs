@@ -24,7 +24,7 @@ fn run(target: &str, bytes: &[u8]) {
 
 /// The fuzzers look for seeds in the folder where this writes them.
 #[test]
-fn the_captured_conversations_are_seeds() {
+fn the_captured_conversations_are_written_as_seeds() {
     for (target, name, bytes) in seeds::all() {
         println!("{target} {name}: {} bytes", bytes.len());
         run(target, &bytes);
@@ -36,7 +36,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn changed_seeds(
+    fn changed_seeds_break_no_rule(
         seed in prop::sample::select(seeds::all()),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..9),
         end in any::<prop::sample::Index>(),
@@ -51,17 +51,17 @@ proptest! {
     }
 
     #[test]
-    fn any_packet(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_as_a_packet_break_no_rule(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         harness::packet(&bytes);
     }
 
     #[test]
-    fn anything_for_a_responder(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+    fn any_bytes_for_a_responder_break_no_rule(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
         harness::responder(&bytes);
     }
 
     #[test]
-    fn anything_for_a_requester(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+    fn any_bytes_for_a_requester_break_no_rule(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
         harness::requester(&bytes);
     }
 }

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_come_out_whole_and_in_order() {
+    fn frames_are_received_whole_and_in_order() {
         let mut sent = Kind::Failed.frame(b"no space");
         sent.extend(Kind::Alive.frame(b""));
         let (mut came, mut taken) = (Vec::new(), Vec::new());
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn offers_and_answers_survive_their_bytes() {
+    fn offers_and_answers_round_trip_through_bytes() {
         let endpoint = QueuePairEndpoint::new(Qpn::masked(7), Psn::masked(9));
         let endpoint = endpoint.with_gid(Gid::from_bytes([3; 16]), GidType::ROCE_V2);
         let settings = Settings::new(4096, 3).unwrap();

@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_byte_is_a_syndrome_and_comes_back() {
+    fn each_byte_is_parsed_as_a_syndrome_and_written_unchanged() {
         let mut reserved = 0;
         for code in 0..=u8::MAX {
             let syndrome = Syndrome::from_code(code);

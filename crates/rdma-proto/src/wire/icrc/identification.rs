@@ -116,7 +116,7 @@ mod tests {
 
     /// One damaged packet in 65,536 goes unnoticed: 2^16 of 2^32 checksums match an identification.
     #[test]
-    fn damage_is_found_but_for_one_in_65536() {
+    fn all_but_one_in_65536_damaged_packets_are_detected() {
         let search = IdentificationSearch::new(40);
         let mut state = 1_u32;
         let mut random = || {
