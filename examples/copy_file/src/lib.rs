@@ -14,8 +14,8 @@
 //! Each side ends when the other does: both check a shared flag while they wait, and every wait has a limit.
 //!
 //! Both sides can be threads of one process: then the flag and the exchange of endpoints need no network. Or each is a
-//! process, on one host or on two. Then the processes exchange endpoints, signs of life and errors through an additional TCP
-//! connection. The file's bytes only go through RDMA.
+//! process, on one host or on two. Then the processes exchange endpoints, signs of life and errors through an
+//! additional TCP connection. The file's bytes only go through RDMA.
 
 mod command;
 mod connect;

@@ -20,8 +20,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Allowed chunk sizes in bytes. The trailer of the stream fits into the smallest; the largest is less than an RDMA
-    /// message, which has at most 2 GiB.
+    /// Allowed chunk sizes in bytes. The trailer of the stream fits into the smallest; the largest is smaller than the
+    /// longest RDMA message of 2 GiB.
     pub const CHUNK: RangeInclusive<usize> = 64..=1 << 30;
     /// Allowed numbers of chunks in flight; the queues of common devices hold the largest.
     pub const DEPTH: RangeInclusive<usize> = 1..=4096;

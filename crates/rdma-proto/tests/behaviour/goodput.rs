@@ -21,8 +21,8 @@ const LOSSES: [u64; 4] = [0, 1, 10, 50];
 const WINDOWS: [u32; 5] = [8, 32, 80, 128, 512];
 const CODES: [u8; 2] = [10, 14];
 
-/// Each lost packet costs exactly one retransmission of everything in flight after it: neither the default window nor the
-/// timer is the limit. For WRITEs that also holds on a network that buffers a whole window. READs have no window:
+/// Each lost packet costs exactly one retransmission of everything in flight after it: neither the default window nor
+/// the timer is the limit. For WRITEs that also holds on a network that buffers a whole window. READs have no window:
 /// there, the responses of all READs in flight would be buffered in the network.
 #[test]
 fn one_percent_of_loss_leaves_half() {

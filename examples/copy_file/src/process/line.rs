@@ -41,7 +41,7 @@ struct Heard {
 }
 
 impl Line {
-    /// Runs `side` with a connection to the other process, and reports the outcome to that.
+    /// Runs `side` with a connection to the other process, and reports the outcome to it.
     ///
     /// # Errors
     /// The errors of `side`, or the failure of the other process if that is the cause.
