@@ -1,9 +1,9 @@
-//! What connections cost while nothing is said on them, and how fast they are made.
+//! The cost of idle connections, and the speed of making them.
 //!
 //! ```sh
 //! cargo bench -p rdma-async --bench connections            # 1,000 in one process, and between two
 //! ```
-#![allow(clippy::panic)] // A bench that fails says so.
+#![allow(clippy::panic)] // a failing bench reports it
 
 use std::env;
 use std::io::{Read, Write};
@@ -20,10 +20,10 @@ use tokio::runtime::{Builder, Runtime};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// In the environment of the clients' process: the server.
+/// The environment variable with the server's address, for the process of the clients.
 const ADDRESS: &str = "RDMA_ASYNC_BENCH_SERVER";
 const CONNECTIONS: u32 = 1000;
-/// For so long nobody says anything.
+/// The time in which no messages are sent.
 const IDLE: Duration = Duration::from_secs(10);
 
 /// A driver, and the options of its connections, which have 16 requests in each queue.
@@ -41,7 +41,7 @@ fn main() {
         let runtime = runtime?;
         match env::var(ADDRESS) {
             Ok(address) => be_clients(&runtime, address.parse()?),
-            // First, since it measures memory: an allocator gives what was freed to whoever is next.
+            // Runs first because it measures memory: later allocations reuse memory that was freed.
             Err(_) => {
                 between_two(&runtime).and_then(|()| in_one_process(&runtime)).and_then(|()| turns())
             }
@@ -79,7 +79,7 @@ impl Host {
         Ok(servers)
     }
 
-    /// A message on each.
+    /// Sends a message on each connection.
     async fn talk(&self, from: &[Connection], to: &[Connection]) -> Outcome<()> {
         for (from, to) in from.iter().zip(to) {
             let receive = to.receive(self.pool.allocate(8)?).post().await?;
@@ -90,13 +90,13 @@ impl Host {
     }
 }
 
-/// How long a task waits for its turn while connections are made, used, made anew and dropped in the same thread: so much of the
-/// processor's time is the most that one poll of another task has taken.
+/// Measures how long a task waits for its turn while connections are made, used, reconnected and dropped in the same
+/// thread. The result is the most processor time that one poll of another task has taken.
 fn turns() -> Outcome<()> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let mut longest = runtime.block_on(async {
         let host = Host::new()?;
-        // The pool registers its memory, which a program does before, or on another thread.
+        // The pool registers its memory, which a program does in advance, or on another thread.
         drop(host.pool.allocate(8)?);
         let (end, mut ended) = tokio::sync::oneshot::channel::<()>();
         let turns = tokio::spawn(async move {
@@ -116,7 +116,7 @@ fn turns() -> Outcome<()> {
         for (client, server) in clients.iter().zip(&servers).take(100) {
             tokio::try_join!(client.reconnect(), server.reconnect())?;
         }
-        // One after another, since a turn of each would count as one.
+        // One after another, since a turn that drops several would count as one.
         for (client, server) in clients.into_iter().zip(&servers) {
             drop(client);
             while server.closed().is_none() {
@@ -132,7 +132,7 @@ fn turns() -> Outcome<()> {
     Ok(())
 }
 
-/// The time of the processor that this thread has used.
+/// The processor time that this thread has used.
 fn of_thread() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -172,12 +172,12 @@ fn between_two(runtime: &Runtime) -> Outcome<()> {
         while servers.iter().any(|server| server.closed().is_none()) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        println!("all are known to be gone: {:.0?} behind the process", begin.elapsed());
+        println!("all were noticed to be gone {:.0?} after the process", begin.elapsed());
         Ok(())
     })
 }
 
-/// All clients, until the other end of standard input is closed.
+/// Runs all clients until the other end of standard input is closed.
 fn be_clients(runtime: &Runtime, address: SocketAddr) -> Outcome<()> {
     let clients = runtime.block_on(async { Host::new()?.connect(address).await })?;
     std::io::stdin().read_to_end(&mut Vec::new())?;

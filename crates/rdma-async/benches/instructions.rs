@@ -1,9 +1,9 @@
-//! How many instructions operations cost that are awaited, beside a blocking channel.
+//! The number of instructions of awaited operations, compared with a blocking channel.
 //!
-//! As the bench of this name of rdma-channel, on the same device that does nothing. It fails above the limits, without
-//! valgrind, and without gcc.
+//! Works like the bench of the same name of rdma-channel, on the same device that does nothing. It fails if a limit is
+//! exceeded, or without valgrind or gcc.
 #![allow(unsafe_code)]
-#![allow(clippy::unwrap_used)] // A bench that fails says so.
+#![allow(clippy::unwrap_used)] // a failing bench reports it
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ use test_support::beside_c::{Cost, bench};
 use test_support::c_loops::{Calls, DEPTH, LENGTH, Loops, PLACES, ids};
 use tokio::runtime::Runtime;
 
-/// What the loops work with.
+/// The objects that the loops work with.
 struct Rig {
     channel: Channel,
     source: OwnedRegion,
@@ -28,11 +28,11 @@ struct Rig {
     runtime: Runtime,
 }
 
-/// One kind of work, each operation of which is a write.
+/// One kind of work. Each operation is a write.
 struct Row {
     name: &'static str,
     work: fn(&mut Rig, u64) -> Result<u64, TransportError>,
-    /// How many instructions more than a blocking channel above which it fails.
+    /// The limit, in instructions more than a blocking channel.
     most: f64,
 }
 
@@ -116,7 +116,7 @@ fn main() -> ExitCode {
     bench(Path::new(env!("CARGO_TARGET_TMPDIR")), run_all, compare)
 }
 
-/// Prints the table. Whether all is within the limits.
+/// Prints the table. Returns true if all costs are within the limits.
 fn compare(costs: &[Cost]) -> Option<bool> {
     let (channel, _) = costs.split_first()?;
     println!("{:<30}{:>8}{:>10}{:>13}", "instructions of a write", "own", "more", "with device");
@@ -131,7 +131,7 @@ fn compare(costs: &[Cost]) -> Option<bool> {
     Some(within)
 }
 
-/// Every loop, in the order of the table.
+/// Runs every loop, in the order of the table.
 fn run_all(object: &Path) {
     rdma_soft::install();
     let context = open_device("soft0").unwrap();
@@ -152,16 +152,16 @@ fn run_all(object: &Path) {
         remote: board.remote(),
         runtime: tokio::runtime::Builder::new_current_thread().build().unwrap(),
     };
-    // SAFETY: the context is closed later, and what is posted is posted by one loop at a time, to one queue pair.
+    // SAFETY: the context is closed later. Requests are posted by one loop at a time, to one queue pair.
     let mut loops = unsafe { Loops::new(object, context.as_raw()) };
     for row in &ROWS {
-        // A poll takes all that there are, up to 8.
+        // A poll takes all completions that have arrived, up to 8.
         let calls = match row.name {
             "16 posted, then awaited" => |n| Calls::writes(n, n, n / 8),
             _ => |n| Calls::writes(n, n, n),
         };
         loops.rust(row.name, calls, ids, &mut |n| (row.work)(&mut rig, n).unwrap());
     }
-    // They poll when they end.
+    // Dropping them polls.
     drop((rig, driver, manual));
 }

@@ -1,11 +1,11 @@
-//! How long operations take that are awaited: beside a blocking channel, and asleep beside a bare `AsyncFd`.
+//! The latency of awaited operations: compared with a blocking channel, and, when asleep, with a plain `AsyncFd`.
 //!
 //! ```sh
 //! cargo bench -p rdma-async --bench latency
 //! ```
-//! `RDMA_DEVICE` names another device than soft0.
+//! `RDMA_DEVICE` names a device other than soft0.
 #![allow(unsafe_code)]
-#![allow(clippy::panic)] // A bench that fails says so.
+#![allow(clippy::panic)] // a failing bench reports it
 
 use std::env;
 use std::os::fd::OwnedFd;
@@ -25,7 +25,7 @@ use tokio::runtime::{Builder, Runtime};
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const LENGTH: usize = 8;
-/// For so long a completion queue is polled before its task sleeps.
+/// The time for which a completion queue is polled before its task sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 
 criterion_group!(benches, writes, sleeps);
@@ -41,7 +41,7 @@ fn domain() -> Outcome<ProtectionDomain> {
     Ok(open_device(&device)?.allocate_pd()?)
 }
 
-/// Two connections, to each other, of one driver each.
+/// Two connections that are connected to each other, with one driver each.
 async fn pair(pd: &ProtectionDomain) -> Outcome<(Connection, Connection)> {
     let driver = Driver::spawn(pd.context())?;
     let options = ConnectionOptions::new(pd);
@@ -95,7 +95,7 @@ fn blocking(rounds: u64) -> Outcome<Duration> {
     Ok(begin.elapsed())
 }
 
-/// Round trips of two threads, each of which sleeps in its runtime until the other one has woken it, or spins before.
+/// Round trips between two threads. Each sleeps in its runtime until the other one has woken it, or spins first.
 fn sleeps(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("wake and be woken");
     let failed = |error| panic!("{error}");
@@ -111,7 +111,7 @@ fn sleeps(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// One round: a message there and back.
+/// One round: a message and its answer.
 async fn exchange(
     connection: &Connection,
     pool: &BufferPool,
@@ -136,7 +136,7 @@ async fn exchange(
 
 fn by_connection(rounds: u64, spin: Duration) -> Outcome<Duration> {
     let pd = domain()?;
-    // Each end has a driver, in the runtime of its thread.
+    // Each end has its own driver, in the runtime of its thread.
     let prepare = |runtime: &Runtime| -> Outcome<_> {
         let driver = runtime.block_on(async { Driver::spawn(pd.context()) })?;
         let qp =
@@ -180,7 +180,7 @@ fn toss(
 ) -> Outcome<Duration> {
     runtime().block_on(async {
         let file = own.try_clone()?;
-        // SAFETY: the duplicate is this one's alone, and is open until it is dropped.
+        // SAFETY: only this value has the duplicate, which is open until it is dropped.
         let file = unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }?;
         barrier.wait();
         let begin = Instant::now();

@@ -1,10 +1,10 @@
-//! What it costs to lend memory for a time, and how punctual the end is.
+//! The cost of lending memory for a limited time, and the punctuality of the end.
 //!
 //! ```sh
 //! cargo bench -p rdma-async --bench leases
 //! ```
-//! `RDMA_DEVICE` names another device than soft0, `RDMA_LEASES` and `RDMA_REGISTRATIONS` other numbers of these.
-#![allow(clippy::panic)] // A bench that fails says so.
+//! `RDMA_DEVICE` names a device other than soft0. `RDMA_LEASES` and `RDMA_REGISTRATIONS` set the numbers of these.
+#![allow(clippy::panic)] // a failing bench reports it
 
 use std::collections::HashSet;
 use std::env;
@@ -19,12 +19,12 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const WRITE: AccessFlags = AccessFlags::new().with_local_write().with_remote_write();
 const LENGTH: usize = 4096;
-/// So many leases one after another, unless it is said otherwise. The memory is looked at after two thirds of them: soft0 uses a place
-/// of its table of keys again after 131,072, and the table has grown until then.
+/// The default number of leases, one after another. Memory growth is measured after two thirds of them: soft0 reuses an
+/// entry of its key table after 131,072, and the table has grown until then.
 const LEASES: usize = 300_000;
-/// What the process may have taken behind that, in KiB: ten bytes for each lease.
+/// The most that the process may grow after that, in KiB: ten bytes for each lease.
 const MOST_GROWN: u64 = 1024;
-/// So many at once, whose times end in as many milliseconds behind this.
+/// The number of simultaneous leases. Their times end in as many milliseconds after `WAIT`.
 const LIVE: u64 = 1000;
 const WAIT: Duration = Duration::from_secs(2);
 
@@ -69,11 +69,11 @@ impl Host {
         Ok(Self { device, leases, registrations, pool: BufferPool::new(&pd), pd, client, server })
     }
 
-    /// Asked for, written, and given back.
+    /// Leases that are requested, written and returned, one after another.
     async fn one_after_another(&self) -> Outcome<()> {
         let access = AccessFlags::new().with_remote_write();
         let (leases, first) = (self.leases, self.leases / 3 * 2);
-        // There from the beginning: it counts as memory, too.
+        // Allocated in advance, because it counts as memory, too.
         let mut keys = vec![u32::MAX; leases];
         let mut buffer = self.pool.allocate(8)?;
         let (mut begin, mut after_first) = (Instant::now(), 0);
@@ -82,22 +82,22 @@ impl Host {
                 (begin, after_first) = (Instant::now(), resident()?);
             }
             let region = self.client.borrow(LENGTH, access, Duration::from_secs(10)).await?;
-            buffer = region.slice(0..8).ok_or("it has so many")?.write(buffer).await?;
+            buffer = region.slice(0..8).ok_or("the region has 8 bytes")?.write(buffer).await?;
             *key = region.remote().rkey().into();
         }
         let each = begin.elapsed() / u32::try_from(leases - first)?;
         let grown = resident()?.saturating_sub(after_first) / 1024;
         let keys: HashSet<_> = keys.into_iter().collect();
-        println!("a lease of {LENGTH} bytes, asked for, written once and given back: {each:.1?}");
+        println!("a lease of {LENGTH} bytes, requested, written once and returned: {each:.1?}");
         println!("{leases} of them: {grown} KiB more than after {first}, {} keys", keys.len());
-        // Kernels and NICs use keys again, as they like.
+        // Kernels and NICs reuse keys as they like.
         if (self.device == "soft0" && keys.len() < leases) || grown > MOST_GROWN {
-            return Err("keys come again, or memory grows".into());
+            return Err("keys were reused, or memory grows".into());
         }
         Ok(())
     }
 
-    /// Beside it, registrations one after another.
+    /// For comparison: registrations, one after another.
     fn registered(&self) -> Outcome<()> {
         let registrations = self.registrations;
         let mut keys = HashSet::with_capacity(registrations);
@@ -109,14 +109,14 @@ impl Host {
             }
         }
         let each = begin.elapsed() / u32::try_from(registrations)?;
-        println!("beside it, memory allocated, registered and deregistered: {each:.1?}");
+        println!("for comparison, memory allocated, registered and deregistered: {each:.1?}");
         let first =
             first.map_or_else(String::new, |first| format!(", the first again after {first}"));
         println!("{registrations} of these: {} keys{first}", keys.len());
         Ok(())
     }
 
-    /// Many that are open at once, and end by their times.
+    /// Many leases that are open at once, and end when their time is over.
     async fn live(&self) -> Outcome<()> {
         let access = AccessFlags::new().with_remote_write();
         let mut ends = JoinSet::new();
@@ -130,19 +130,19 @@ impl Host {
         let before = ticks()?;
         tokio::time::sleep(WAIT - Duration::from_millis(500)).await;
         println!(
-            "{LIVE} live leases: {} ticks of 10 ms in 1.5 s without an end",
+            "{LIVE} live leases: {} ticks of 10 ms in 1.5 s in which none ends",
             ticks()? - before
         );
         let (mut earliest, mut latest) = (Duration::MAX, Duration::ZERO);
         while let Some(ended) = ends.join_next().await {
             let (until, ended, now) = ended?;
             if ended?.end != LeaseEnd::TimeOver || now < until {
-                return Err("it has ended before its time".into());
+                return Err("the lease has ended before its time".into());
             }
             let late = now.saturating_duration_since(until);
             (earliest, latest) = (earliest.min(late), latest.max(late));
         }
-        println!("each ended {earliest:.1?} to {latest:.1?} behind its time");
+        println!("each ended {earliest:.1?} to {latest:.1?} after its time");
         Ok(())
     }
 }

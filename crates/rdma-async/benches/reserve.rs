@@ -1,11 +1,11 @@
-//! How long it takes to open memory and to close it again, beside the calls that do it.
+//! The time to open memory and to close it again, compared with the calls that do it.
 //!
 //! ```sh
 //! cargo bench -p rdma-async --bench reserve
 //! ```
-//! `RDMA_DEVICE` names another device than soft0.
+//! `RDMA_DEVICE` names a device other than soft0.
 #![allow(unsafe_code)]
-#![allow(clippy::unwrap_used)] // A bench that fails says so.
+#![allow(clippy::unwrap_used)] // a failing bench reports it
 
 use std::env;
 use std::time::{Duration, Instant};
@@ -21,10 +21,10 @@ use tokio::runtime::Runtime;
 const LENGTH: usize = 4096;
 const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
 const TIME: Duration = Duration::from_secs(60);
-/// So many are timed at once, so often, in turn with what is beside them.
+/// The number of calls that are timed together, and the number of such rounds, which alternate with the comparison.
 const ROUNDS: [u32; 2] = [2_000, 101];
 
-/// What is compared, and how many times longer it is to take at most.
+/// A comparison, and the goal for the ratio of the times.
 struct Row {
     name: &'static str,
     work: fn(&mut Rig),
@@ -53,7 +53,7 @@ const ROWS: [Row; 2] = [
 struct Rig {
     runtime: Runtime,
     connection: Connection,
-    /// For `reserve_for` and for `reserve`.
+    /// The regions for `reserve_for` and for `reserve`.
     regions: [Option<Region>; 2],
     pd: ProtectionDomain,
     qp: QueuePair,
@@ -80,7 +80,7 @@ fn main() {
     }
 }
 
-/// The median of one.
+/// The median time of one call.
 fn nanoseconds(mut times: Vec<Duration>) -> f64 {
     times.sort_unstable();
     times[times.len() / 2].as_secs_f64() * 1e9 / f64::from(ROUNDS[0])
@@ -141,7 +141,7 @@ fn reserve_for(rig: &mut Rig) {
 
 fn bind(rig: &mut Rig) {
     for _ in 0..ROUNDS[0] {
-        // SAFETY: SAFETY.md F16: the window has its region, of which nobody has the key.
+        // SAFETY: SAFETY.md F16: the window has its region, and no one has its key.
         unsafe { rig.qp.bind(&mut rig.window, 0..LENGTH, WRITE, 1) }.unwrap();
         rig.poll();
         let invalidate = LocalInvalidate::new(rig.window.rkey().unwrap());

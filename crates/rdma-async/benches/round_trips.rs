@@ -1,12 +1,12 @@
-//! How long a message and its answer take between two processes: by loops that post the receive of the answer too late, by
-//! loops that post it first, and by TCP.
+//! The time of a message and its answer between two processes: by loops that post the receive of the answer too late,
+//! by loops that post it first, and by TCP.
 //!
 //! ```sh
 //! cargo bench -p rdma-async --bench round_trips
 //! ```
-//! `RDMA_DEVICE` names another device than soft0, `RDMA_ROUNDS` another number of round trips than 2,000, of which the
-//! median of nine runs is printed. A name as an argument (`blocking`) selects the lines that have it.
-#![allow(clippy::panic)] // A bench that fails says so.
+//! `RDMA_DEVICE` names a device other than soft0, and `RDMA_ROUNDS` a number of round trips other than 2,000. The
+//! median of nine runs is printed. A name as an argument (`blocking`) selects the lines that contain it.
+#![allow(clippy::panic)] // a failing bench reports it
 
 use std::env;
 use std::io::{BufRead, BufReader, Write, stdout};
@@ -52,13 +52,13 @@ const PROGRAMS: [(&str, Program); 8] = [
     ("tokio over TCP", Program::Tcp),
 ];
 
-/// Begins the argument of the process that answers.
+/// The prefix of the argument of the process that answers.
 const SERVE: &str = "--serve=";
 
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     match arguments.iter().find_map(|argument| argument.strip_prefix(SERVE)) {
-        // It ends with the connection, when the other process has what it wanted.
+        // It ends with the connection, when the other process has finished.
         Some(name) => drop(serve(name)),
         None => run_all(arguments.iter().find(|argument| !argument.starts_with('-')))
             .unwrap_or_else(|error| panic!("{error}")),
@@ -82,7 +82,7 @@ fn run_all(selected: Option<&String>) -> Outcome<()> {
     Ok(())
 }
 
-/// The other process.
+/// The process that answers.
 struct Server(Child);
 
 impl Server {
@@ -201,7 +201,7 @@ async fn echo(connection: Connection, pool: Pool) -> Outcome<()> {
 }
 
 impl Program {
-    /// How long so many round trips take, several times.
+    /// Returns the times of several runs of that many round trips.
     fn ask(self, address: &str, rounds: u32) -> Outcome<Vec<Duration>> {
         match self {
             Self::Naive(wait) | Self::Ahead(wait) => {

@@ -92,13 +92,13 @@ impl Connection {
         self.op(into, RequestSpec::Receive)
     }
 
-    /// Receives the immediate data of a send or a write that brings no bytes here. `None` if it has none.
+    /// Receives the immediate data of a send or a write without bytes for this end. Returns `None` if it has none.
     #[inline]
     pub fn receive_imm(&self) -> Op<'_, ReceiveImmediate> {
         self.op((), RequestSpec::Receive)
     }
 
-    /// Writes into the peer's memory, which notices nothing.
+    /// Writes into the peer's memory. The peer is not notified.
     #[doc(alias = "IBV_WR_RDMA_WRITE")]
     #[inline]
     pub fn write<B: Source>(&self, from: B, to: impl Into<RemoteMemoryRegion>) -> Op<'_, Write<B>> {
@@ -144,16 +144,16 @@ impl Connection {
         self.op((), RequestSpec::FetchAdd(at.into(), add))
     }
 
-    /// The next message that has arrived for a dropped receive, with its memory, if it had some. Messages whose
-    /// receives were dropped before they arrived are in the order of their arrival.
+    /// The next message that has arrived for a dropped receive, with its memory if it had some. Messages for receives
+    /// that were dropped before they arrived are in order of arrival.
     #[must_use]
     pub fn take_unclaimed(&self) -> Option<Received<Option<BufferSlice>>> {
         let arrived = self.0.ledger.lock().at(self.0.entry).next_arrived()?;
         Some(Received::new(arrived.memory, &arrived.success))
     }
 
-    /// Ends the connection: destroys its queue pair. What is with the device is over then, and fails with
-    /// [`TransportError::Closed`], with its memory. While another thread does the same, this one returns at once.
+    /// Ends the connection: destroys its queue pair. Outstanding operations fail with [`TransportError::Closed`] and
+    /// return their memory. If another thread is already doing this, the call returns at once.
     ///
     /// # Errors
     /// If the provider refuses to destroy the queue pair.
@@ -162,14 +162,14 @@ impl Connection {
     }
 
     /// The number of its current or last queue pair, which is the same at both ends. Each
-    /// [`reconnect`](Self::reconnect) brings a higher number. A connection that was made by an address begins with 0.
-    /// The connections of one control connection share the count, so that a connection may skip numbers.
+    /// [`reconnect`](Self::reconnect) increases it. A connection that was made by an address begins with 0. The
+    /// connections of one control connection share the count, so a connection may skip numbers.
     #[must_use]
     pub fn epoch(&self) -> u32 {
         self.0.look(|entry| entry.epoch)
     }
 
-    /// The reason for which the connection accepts no more operations; `None` while it does. The connection notices a
+    /// The reason why the connection accepts no further operations; `None` while it does. The connection notices a
     /// failed request when an operation waits for a completion.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
@@ -210,20 +210,20 @@ impl Connection {
         self.0.look(|entry| entry.qpn)
     }
 
-    /// Whom it is to.
+    /// The address of the peer; `None` if it is unknown.
     #[must_use]
     pub fn peer(&self) -> Option<PeerAddress> {
         self.0.look(|entry| entry.peer)
     }
 
-    /// The domain whose memory it uses.
+    /// The protection domain of its memory.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.0.pd
     }
 }
 
-/// In one line.
+/// Prints the connection on one line.
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Connection(QPN {}", self.qpn())?;

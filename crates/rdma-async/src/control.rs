@@ -1,9 +1,9 @@
-//! Control connections: two ends that know an address of TCP become a connection, and each keeps its end of the stream as
-//! long as the connection, so that the other one notices when it is gone.
+//! Control connections. Two ends that connect by a TCP address become a connection. Each keeps its end of the TCP
+//! stream as long as the connection, so that the other end notices when it is gone.
 //!
-//! The messages are those by which channels connect, so that either end may also be a
-//! channel. Behind them, two ends of this crate speak of queue pairs that end, and of others ([`frame`]). Nothing travels on
-//! the queue pair but what the programs post.
+//! The handshake is the one of channels, so either end may also be a channel. After it, two ends of this crate exchange
+//! frames about queue pairs that end, and about further ones ([`frame`]). The queue pair carries only what the programs
+//! post.
 
 pub(crate) mod client;
 pub(crate) mod endpoint;

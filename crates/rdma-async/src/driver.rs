@@ -41,7 +41,7 @@ use crate::prepared::PreparedConnection;
 /// let context = rdma_mem::open_device("soft0")?;
 /// let pd = context.allocate_pd()?;
 /// let driver = Driver::spawn(&context)?;
-/// // Both ends here; else each tells the other its endpoint.
+/// // Both ends are in this process; otherwise each sends its endpoint to the other.
 /// let (one, other) = (driver.prepare(pd.create_qp())?, driver.prepare(pd.create_qp())?);
 /// let (at_one, at_other) = (one.endpoint(), other.endpoint());
 /// let (one, other) = (one.handshake(at_other)?, other.handshake(at_one)?);
@@ -60,10 +60,10 @@ use crate::prepared::PreparedConnection;
 pub struct Driver(pub(crate) Arc<Handle>);
 
 impl Driver {
-    /// A driver with a task of the runtime that this is called in.
+    /// Starts a driver with a task in the current runtime.
     ///
     /// # Errors
-    /// If the completion channel cannot be made.
+    /// If the completion channel cannot be created.
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio that has I/O (`enable_io`).
@@ -73,10 +73,10 @@ impl Driver {
         Ok(Self(Arc::new(Handle(shared))))
     }
 
-    /// A driver that the program polls itself, of any runtime or none.
+    /// Creates a driver that the program polls itself, in any runtime or none.
     ///
     /// # Errors
-    /// If the completion channel cannot be made.
+    /// If the completion channel cannot be created.
     pub fn manual(context: &Context) -> Result<(Self, ManualDriver), Error> {
         let shared = Shared::new(context, false)?;
         let manual = ManualDriver::new(Arc::clone(&shared));
@@ -84,13 +84,13 @@ impl Driver {
     }
 
     /// Prepares a connection, which then waits for the peer's endpoint. The program exchanges the endpoints by any
-    /// means. The builder has the options of the queue pair; its completion queues are the driver's.
+    /// means. The builder has the options of the queue pair; its completion queues belong to the driver.
     ///
     /// # Errors
     /// Same errors as [`QueuePairBuilder::build`]; [`Error::TooLarge`] for a queue of more than 32,768 requests;
     /// [`Error::SharedReceives`]; if a completion queue cannot be created.
     pub fn prepare(&self, builder: QueuePairBuilder<'_>) -> Result<PreparedConnection, Error> {
-        // Whose receives would complete here with WR IDs that others have chosen.
+        // Shared receives would complete here with WR IDs that the program has chosen.
         if builder.has_srq() {
             return Err(Error::SharedReceives);
         }
@@ -105,7 +105,7 @@ impl Driver {
         PreparedConnection::new(builder, ledger, depth, Arc::clone(&self.0))
     }
 
-    /// Returns a stream of the asynchronous events of the context, from now on.
+    /// Returns a stream of the asynchronous events of the context, starting now.
     ///
     /// # Errors
     /// If the process cannot open three more files.
@@ -120,7 +120,7 @@ impl Driver {
         self.0.0.channel.context()
     }
 
-    /// Whether it can have connections by an address.
+    /// Checks that the driver can connect by address: it must not have ended.
     pub(crate) fn check(&self) -> Result<(), ConnectError> {
         if !self.0.is_over() {
             return Ok(());
@@ -129,8 +129,8 @@ impl Driver {
         Err(ConnectError::Io { tried: "using a driver".to_owned(), source })
     }
 
-    /// Ends the driver, and waits until its task has: all operations are over then, with their memory. Connections stay
-    /// closed.
+    /// Ends the driver, and waits until its task has ended. All operations have then ended and returned their memory.
+    /// Connections stay closed.
     pub async fn shutdown(self) {
         let shared = Arc::clone(&self.0.0);
         if !shared.has_task {
@@ -138,7 +138,7 @@ impl Driver {
         }
         let ended = shared.has_ended.notified();
         tokio::pin!(ended);
-        // Before the look, so that it is not missed.
+        // Enabled before the check, so that the notification is not missed.
         ended.as_mut().enable();
         shared.ends.notify_one();
         drop(self);

@@ -1,9 +1,9 @@
-//! The requests that are with a device, and their memory: one lock for each completion queue, under which it is polled
-//! and its queue pairs are posted to.
+//! The requests that a device holds, and their memory. Each completion queue has one lock, which covers polling it and
+//! posting to its queue pairs.
 //!
-//! A slot holds the memory of a request from before it is posted until its completion was polled, or its queue pair was
-//! destroyed. Who waits for it is beside it. Wakers, and memory that nobody waits for, are let go of when the lock is
-//! free again ([`Afters`]).
+//! A slot holds the memory of a request from before the post until its completion was polled or its queue pair was
+//! destroyed. The waker of the task that awaits the request is stored next to it. Wakers run, and memory that no task
+//! awaits is released, after the lock is released ([`Afters`]).
 
 pub(crate) mod after;
 pub(crate) mod entry;
@@ -25,7 +25,7 @@ use self::slots::{Id, MOST, Side};
 use crate::buffer::held::Held;
 use crate::sync::{Mutex, MutexGuard};
 
-/// So many completions are polled at a time; in models one, so that there is often one behind it.
+/// Completions polled per call. Models use one, so that others often remain in the queue.
 pub(crate) const BATCH: usize = if cfg!(loom) { 1 } else { 8 };
 
 /// A completion queue, and the queue pairs that complete there.
@@ -33,43 +33,43 @@ pub(crate) struct Ledger {
     // First: its queue pairs are destroyed before the completion queue.
     table: Mutex<Table>,
     cq: CompletionQueue,
-    /// How many requests the completion queue has room for.
+    /// The number of requests that fit into the completion queue.
     capacity: u32,
 }
 
-/// What is under the lock.
+/// The state under the lock.
 #[derive(Debug)]
 pub(crate) struct Table {
     entries: Vec<ConnectionEntry>,
-    /// How many requests the queue pairs can have outstanding, all together.
+    /// The number of requests that all its queue pairs together can have outstanding.
     taken: u32,
-    /// How many queue pairs there are, and are to come.
+    /// The number of queue pairs, including reserved ones.
     connections: u32,
-    /// How many have come.
+    /// The number of connections that have ever entered.
     entered: u64,
     polled: [PollSlot; BATCH],
-    /// What is to be done when the lock is free.
+    /// Work to do after the lock is released.
     afters: Afters,
-    /// How many wait for a slot, of all entries.
+    /// The number of operations of all entries that wait for a slot.
     queued: usize,
-    /// The completion queue was asked for an event, which was not taken yet.
+    /// Whether the completion queue is armed and its event was not received yet.
     is_armed: bool,
-    /// Completions that are of no request.
+    /// The number of completions that match no request.
     unmatched: u64,
-    /// The completion queue has failed: nobody comes here any more.
+    /// Whether the completion queue has failed: then no queue pair enters any more.
     has_failed: bool,
 }
 
-/// How a request has ended, whose memory is its owner's again.
+/// The outcome of a request that has ended, after its memory was returned.
 pub(crate) struct Ended {
     pub(crate) operation: Operation,
-    /// As its completion says; `None` if its queue pair was destroyed before.
+    /// The result in the completion; `None` if the queue pair was destroyed before it completed.
     pub(crate) result: Option<WorkResult>,
-    /// What an atomic operation has brought.
+    /// The result of an atomic operation.
     pub(crate) word: u64,
 }
 
-/// Without what is locked.
+/// Prints no state that is under the lock.
 impl fmt::Debug for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ledger").field("cq", &self.cq.id()).finish_non_exhaustive()
@@ -103,7 +103,7 @@ impl Ledger {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Unlocks, and does what is due then.
+    /// Releases the lock, then does the work that is due.
     #[inline]
     pub(crate) fn unlock(&self, table: MutexGuard<'_, Table>) {
         if !table.afters.due.is_empty() {
@@ -116,15 +116,15 @@ impl Ledger {
         let mut due = std::mem::take(&mut table.afters.due);
         drop(table);
         due.drain(..).for_each(After::run);
-        // Its room is used again.
+        // Reuses the allocation.
         let mut table = self.lock();
-        debug_assert!(table.afters.due.is_empty(), "who adds to it takes it");
+        debug_assert!(table.afters.due.is_empty(), "the thread that adds work also takes it");
         if table.afters.due.capacity() < due.capacity() {
             table.afters.due = due;
         }
     }
 
-    /// Has the completion queue room for one more queue pair with so many requests? Then it is taken.
+    /// Reserves room for a queue pair with `requests` requests. Returns true if there was room.
     pub(crate) fn reserve(&self, requests: u32) -> bool {
         let mut table = self.lock();
         let has_room = requests <= self.capacity - table.taken && table.connections < MOST;
@@ -136,17 +136,17 @@ impl Ledger {
         fits
     }
 
-    /// Gives back what was [reserved](Self::reserve).
+    /// Releases what was [reserved](Self::reserve).
     pub(crate) fn unreserve(&self, requests: u32) {
         let mut table = self.lock();
         table.taken -= requests;
         table.connections -= 1;
     }
 
-    /// An entry for a queue pair that completes here, and for whose requests there is room; and its serial number, which no
-    /// other one has had there.
+    /// Creates an entry for a queue pair that completes here and has room [reserved](Self::reserve). Returns its index
+    /// and a serial number that no other connection in this entry has.
     pub(crate) fn enter(&self, qp: QueuePair, depth: [u32; 2], rooms: Arc<Rooms>) -> (usize, u64) {
-        // A call of the device, so without the lock.
+        // Calls the device, so it does not hold the lock.
         let port = qp.query().ok().map(|attributes| attributes.port);
         let mut table = self.lock();
         let entry =
@@ -160,10 +160,10 @@ impl Ledger {
         (entry, serial)
     }
 
-    /// Puts another queue pair into an entry that awaits one. Whether it could: not if an end was asked for meanwhile, or the
-    /// completion queue has failed.
+    /// Puts a new queue pair into an entry that awaits one. Returns true if it did: it does not if the connection was
+    /// closed meanwhile or the completion queue has failed.
     pub(crate) fn renew(&self, entry: usize, qp: QueuePair, epoch: u32) -> bool {
-        // A call of the device, so without the lock.
+        // Calls the device, so it does not hold the lock.
         let port = qp.query().ok().map(|attributes| attributes.port);
         let mut table = self.lock();
         let can = !table.has_failed && table.at(entry).takes_another();
@@ -176,8 +176,8 @@ impl Ledger {
         can
     }
 
-    /// A connection takes no more requests, and those of its send queue are waited for: its [`Rooms`] tell when they are
-    /// over. Only if that is so of its entry.
+    /// If `is_so` returns true for the entry, stops posts of its connection and lets its send queue drain. Its
+    /// [`Rooms`] are notified when the outstanding requests have completed.
     pub(crate) fn stop_if(
         &self,
         entry: usize,
@@ -198,7 +198,8 @@ impl Ledger {
         self.note_armed(armed);
     }
 
-    /// What came before the completion queue was asked makes no event. One that cannot be asked tells nobody anything.
+    /// Handles the result of arming. Completions from before it cause no event, so it polls for them. If arming has
+    /// failed, no event ever arrives, so all connections end.
     pub(crate) fn note_armed(&self, armed: Result<bool, Error>) {
         match armed {
             Ok(true) => drop(self.progress()),
@@ -207,19 +208,19 @@ impl Ledger {
         }
     }
 
-    /// Polls until nothing is there, and brings each completion to its request.
+    /// Polls until the completion queue is empty, and delivers each completion to its request.
     ///
     /// # Errors
-    /// If the completion queue has failed, which ends all that there is.
+    /// If the completion queue has failed, which ends all its connections.
     pub(crate) fn progress(&self) -> Result<usize, PollError> {
         self.drain().inspect_err(|_| self.fail())
     }
 
-    /// Takes all that is there, after the events of the completion queue were taken, and has the next completion make another
-    /// one if somebody has to be told of it, or `always`. How many completions there were.
+    /// Polls all completions after the events of the completion queue were received. Arms it again if a task awaits a
+    /// completion, or if `always` is set. Returns the number of completions.
     ///
     /// # Errors
-    /// If the completion queue cannot be asked. A failure of it has ended its operations.
+    /// If the completion queue cannot be armed. If it has failed, its operations have ended, and no error is returned.
     pub(crate) fn sweep(&self, always: bool) -> Result<usize, Error> {
         self.lock().is_armed = false;
         let mut all = self.progress().unwrap_or(0);
@@ -228,20 +229,20 @@ impl Ledger {
         let is_newly = is_asked && table.arm(&self.cq)?;
         drop(table);
         if is_newly {
-            // What came before it was asked makes no event.
+            // Completions from before it was armed cause no event.
             all += self.progress().unwrap_or(0);
         }
         Ok(all)
     }
 
-    /// A completion queue that cannot be asked tells nobody anything: all connections end.
+    /// A completion queue that cannot be armed sends no events, so all connections end.
     #[cold]
     pub(crate) fn fail_to_arm(&self, error: &Error) {
         tracing::error!(%error, "a completion queue cannot be asked for events");
         self.fail();
     }
 
-    /// The same, and what a failure of the completion queue means is the caller's affair.
+    /// Like [`progress`](Self::progress), but the caller handles a failure of the completion queue.
     fn drain(&self) -> Result<usize, PollError> {
         let mut all = 0;
         loop {
@@ -267,7 +268,7 @@ impl Ledger {
         self.close_those_of(None, reason);
     }
 
-    /// Ends the connections of a port, or all.
+    /// Ends the connections of a port, or all connections if `port` is `None`.
     pub(crate) fn close_those_of(&self, port: Option<u8>, reason: CloseReason) {
         let entries = self.lock().entries.len();
         for entry in 0..entries {
@@ -287,17 +288,18 @@ impl Ledger {
         }
     }
 
-    /// Ends a connection: destroys its queue pair, after which all its operations are over. What has completed before is
-    /// done.
+    /// Ends a connection: destroys its queue pair, which ends all its operations. Requests that have completed before
+    /// keep their result.
     ///
     /// # Errors
-    /// If the provider refuses to destroy it: then its operations end by their completions, or with a later call.
+    /// If the provider refuses to destroy the queue pair: its operations end as they complete, or in a later call.
     pub(crate) fn close(&self, entry: usize, reason: CloseReason) -> Result<(), Error> {
         self.lock().at(entry).await_no_other();
         self.close_if(entry, reason, |_| true)
     }
 
-    /// The same, if that is so of the entry when its queue pair is taken out of it.
+    /// Like [`close`](Self::close), but only if `is_so` returns true for the entry under the lock that takes the queue
+    /// pair out of it.
     ///
     /// # Errors
     /// If the provider refuses to destroy it.
@@ -307,7 +309,7 @@ impl Ledger {
         reason: CloseReason,
         is_so: impl FnOnce(&ConnectionEntry) -> bool,
     ) -> Result<(), Error> {
-        // If the completion queue has failed, nothing more is known.
+        // If the completion queue has failed, it has no further completions to read.
         let _ = self.drain();
         let taken = {
             let mut table = self.lock();
@@ -316,14 +318,15 @@ impl Ledger {
         };
         let Some(qp) = taken else { return Ok(()) };
         if reason.is_of_peer() {
-            // What the peer has executed before it ended has succeeded: the device may not have been looked at since. If
-            // it refuses, the queue pair is destroyed all the same.
+            // Requests that the peer executed before it closed have succeeded, but their completions may not have been
+            // polled. If the transition fails, the queue pair is destroyed all the same.
             let _ = qp.to_error();
             let _ = self.drain();
         }
-        // Without the lock: it takes its time, and the others go on.
+        // Destroying takes time, so it does not hold the lock: other connections continue.
         let closed = qp.close();
-        // What a provider leaves in the queue of one that is gone, and what came meanwhile.
+        // Polls completions of the destroyed queue pair that the provider left in the queue, and those that arrived
+        // meanwhile.
         let _ = self.drain();
         let mut table = self.lock();
         let afters = match closed {
@@ -343,7 +346,7 @@ impl Ledger {
                 return Err(error);
             }
         };
-        // Its last owner has left meanwhile.
+        // Its last owner has dropped it meanwhile.
         let left = table.at(entry).is_abandoned().then(|| table.vacate(entry));
         drop(table);
         afters.into_iter().for_each(After::run);
@@ -351,12 +354,12 @@ impl Ledger {
         Ok(())
     }
 
-    /// Ends a connection that nobody has any more, and frees its entry.
+    /// Ends a connection whose last owner was dropped, and frees its entry.
     pub(crate) fn leave(&self, entry: usize) {
         let closed = self.close(entry, CloseReason::Destroyed);
         let mut table = self.lock();
         let count = std::mem::take(&mut table.unmatched);
-        // Another thread may be about to destroy the queue pair, or a later call has to: then that does the rest.
+        // If another thread is about to destroy the queue pair, or a later call has to, that call frees the entry.
         let left = (!table.at(entry).abandon()).then(|| table.vacate(entry));
         drop(table);
         drop(left);
@@ -374,22 +377,23 @@ impl Ledger {
 }
 
 impl Table {
-    /// An entry that was entered: whoever has its number has not left it.
+    /// Returns an entry in use: the caller holds its index, so it is not vacated.
     #[inline]
     pub(crate) fn at(&mut self, entry: usize) -> &mut ConnectionEntry {
         &mut self.entries[entry]
     }
 
-    /// Frees the entry of a queue pair that was destroyed. What it had is dropped by the caller, without the lock.
+    /// Frees the entry of a destroyed queue pair. Returns its contents, for the caller to drop without the lock.
     fn vacate(&mut self, entry: usize) -> Left {
         self.taken -= self.at(entry).depth();
-        // Those who were forgotten.
+        // Futures that were forgotten are still counted.
         self.queued -= self.at(entry).waiting().min(self.queued);
         self.connections -= 1;
         self.at(entry).leave()
     }
 
-    /// Has the next completion make an event, unless it does already. Whether it did not: then one may have come just before.
+    /// Arms the completion queue. Returns true if it was not armed before: then a completion may have arrived just
+    /// before.
     #[inline]
     pub(crate) fn arm(&mut self, cq: &CompletionQueue) -> Result<bool, Error> {
         if self.is_armed {
@@ -400,7 +404,7 @@ impl Table {
         Ok(true)
     }
 
-    /// Polls a batch, and brings each completion to its request.
+    /// Polls one batch, and delivers each completion to its request.
     #[inline]
     pub(crate) fn poll(&mut self, cq: &CompletionQueue) -> Result<usize, PollError> {
         let Self { entries, polled, afters, unmatched, .. } = self;
@@ -416,24 +420,24 @@ impl Table {
         Ok(count)
     }
 
-    /// How a request has ended, if it has. Its slot is free then, and its memory in `memory`.
+    /// Returns the outcome of a request that has ended. Its slot is then free, and its memory is in `memory`.
     #[inline]
     pub(crate) fn take(&mut self, id: Id, memory: &mut Held) -> Option<Ended> {
         self.entries[id.entry()].take_ended(id, memory, &mut self.afters)
     }
 
-    /// Whether there are requests that somebody has to be told of.
+    /// Returns true if a task, or memory to release, depends on a completion.
     pub(crate) const fn has_awaited(&self) -> bool {
         self.afters.awaited + self.queued > 0
     }
 
-    /// One more waits for a slot of an entry, or one less.
+    /// Counts an operation that begins or ends to wait for a slot of an entry.
     pub(crate) fn note_waiting(&mut self, entry: usize, side: Side, is_one_more: bool) {
         self.at(entry).note_waiting(side, is_one_more);
         self.queued = if is_one_more { self.queued + 1 } else { self.queued.saturating_sub(1) };
     }
 
-    /// As [`ConnectionEntry::await_end`].
+    /// Same as [`ConnectionEntry::await_end`].
     pub(crate) fn await_end(&mut self, id: Id, waker: Waker) -> Option<Waker> {
         self.entries[id.entry()].await_end(id, waker, &mut self.afters)
     }
@@ -444,7 +448,7 @@ impl Table {
     }
 }
 
-/// What is said of a request that was not posted, or failed.
+/// Returns the error of a request that failed, or was not posted, because its connection is closed.
 pub(crate) fn closed(reason: CloseReason, peer: Option<PeerAddress>) -> TransportError {
     TransportError::Closed { reason, peer, event: None }
 }

@@ -1,60 +1,62 @@
 //! RDMA operations as futures that own their memory.
 //!
-//! **Incomplete:** messages and streams are not here yet.
+//! **Incomplete:** messages and streams are not implemented yet.
 //!
 //! # Operations
 //!
-//! A [`Connection`] has methods that make operations: [`send`](Connection::send), [`receive`](Connection::receive),
-//! [`write`](Connection::write), [`read`](Connection::read), atomic operations. Each takes its memory by value, a
-//! [`Buffer`] of a pool, a [part](BufferSlice) of one, or, to send and write, a
-//! [shared](SharedBuffer) one, and gives it back with the outcome; [`Failed`] has it when the operation fails. An
-//! operation ([`Op`]) is lazy: nothing is posted before it is awaited, or [posted](Op::post). When there are more
-//! operations than the queue holds, they wait for a free slot: each slot that becomes free wakes the one that has waited
-//! longest, and a newcomer may still be faster. A slot is free when the outcome of its operation was taken, or nobody waits for
-//! it and it has completed.
+//! The methods of a [`Connection`] create operations: [`send`](Connection::send), [`receive`](Connection::receive),
+//! [`write`](Connection::write), [`read`](Connection::read), and atomic operations. Each takes its memory by value: a
+//! [`Buffer`] of a pool, a [part](BufferSlice) of one, or, to send and write, a [shared](SharedBuffer) one. The outcome
+//! returns the memory; if the operation fails, [`Failed`] does.
 //!
-//! # Who polls
+//! An operation ([`Op`]) is lazy: nothing is posted before it is awaited or [posted](Op::post). Operations that find
+//! the queue full wait for a free slot. Each slot that becomes free wakes the operation that has waited longest, but a
+//! new operation may still take the slot first. A slot becomes free when the outcome of its operation is taken. If the
+//! future was dropped, the slot becomes free when the request completes.
 //!
-//! Who awaits an operation polls the completion queue itself, so that what is done soon costs no switch of tasks. The
-//! [`Driver`] only sleeps on the completion channel, and wakes tasks; a program with a loop of its own
-//! [drives by hand](Driver::manual). The connections of a driver share completion queues; each has one lock, under which it
-//! is polled and its queue pairs are posted to.
+//! # Polling
 //!
-//! # What is dropped
+//! A task that awaits an operation polls the completion queue itself, so that an operation that completes soon costs no
+//! task switch. The [`Driver`] only sleeps on the completion channel and wakes tasks. A program with its own event loop
+//! [drives by hand](Driver::manual). The connections of a driver share completion queues. Each queue has one lock,
+//! which covers polling it and posting to its queue pairs.
 //!
-//! Memory is never given back while the device may use it, whatever is dropped or forgotten, and in what order:
+//! # Dropping
 //!
-//! | dropped | what becomes of it |
+//! Memory is never released while the device may use it, whatever is dropped or forgotten, and in whatever order:
+//!
+//! | dropped | effect |
 //! |---|---|
-//! | an [`Op`], or a [`Post`] that is not ready | nothing was posted; its memory is given back at once |
-//! | a [`Posted`] send, write, read or atomic operation | it goes on; its memory is given back when it has completed, and its outcome is lost |
-//! | a [`Posted`] receive | it stands; a message that comes is kept with its memory: [`Connection::take_unclaimed`] |
+//! | an [`Op`], or a [`Post`] that is not ready | nothing was posted; its memory is released at once |
+//! | a [`Posted`] send, write, read or atomic operation | it continues; its memory is released after it has completed, and its outcome is lost |
+//! | a [`Posted`] receive | it stays posted; a message that arrives is kept with its memory: [`Connection::take_unclaimed`] |
 //! | an operation with a [limit](Op::within), before and after its time | the same |
-//! | a [`Lease`] | the lease goes on to its end, and the memory is freed |
-//! | the last [`RemoteRegion`] of a lease, and its operations | the peer has its memory back |
+//! | a [`Lease`] | the lease continues until it ends; then the memory is freed |
+//! | the last [`RemoteRegion`] of a lease, and its operations | the memory returns to the peer |
 //! | a future that was forgotten ([`std::mem::forget`]) | it keeps its slot and its memory until the connection ends; one that waits for a slot may keep a wake-up, which the next completion makes up for; one of [`reconnect`](Connection::reconnect) or [`connect_additional`](Connection::connect_additional) keeps its number |
-//! | the last [`Connection`], and [`RemoteRegion`] of it | the queue pair is destroyed, and then all memory that was with it is given back |
-//! | the last [`Driver`] and [`Connection`], the driver's task, the runtime | all queue pairs of the driver are destroyed; operations fail with `Closed`, with their memory |
+//! | the last [`Connection`], and [`RemoteRegion`] of it | the queue pair is destroyed, and then all memory of its requests is released |
+//! | the last [`Driver`] and [`Connection`], the driver's task, the runtime | all queue pairs of the driver are destroyed; operations fail with `Closed` and return their memory |
 //!
 //! # Pools
 //!
-//! A [`Pool`] has the buffers. [`Pool::allocate`] takes one of what is registered, and registers more on another thread when
-//! there is none, so that no task waits for the provider but those that need it. A buffer keeps its region, also when the
-//! pool is gone.
+//! A [`Pool`] provides buffers. [`Pool::allocate`] takes one from the registered memory. If none is free, it registers
+//! more on another thread, so that only the tasks that need it wait for the provider. A buffer keeps its region
+//! registered, even after the pool was dropped.
 //!
 //! # Memory for peers
 //!
-//! [`Region::reserve`] opens memory to peers until a function has ended or a time is over, and then it is exclusive again.
-//! [`Region::reserve_for`] does so for the peer of one connection, faster where the device has memory windows.
-//! [`Connection::lend`] lends memory to the peer for a time, and [`Connection::borrow`] asks the peer for some.
+//! [`Region::reserve`] opens memory to peers until a function has returned or a time is over; then the memory is
+//! exclusive again. [`Region::reserve_for`] does the same for the peer of one connection, faster if the device has
+//! memory windows. [`Connection::lend`] lends memory to the peer for a limited time, and [`Connection::borrow`] borrows
+//! memory from the peer.
 //!
 //! # Forking
 //!
-//! A forked child has none of its parent's connections. It must not use them; dropping connections, drivers and
-//! listeners does nothing, and an operation that waits for a slot, an [`Incoming`],
-//! [`Events`], or another future of this crate must not be dropped there.
+//! A forked child does not own its parent's connections, and must not use them. Dropping connections, drivers and
+//! listeners has no effect there. An operation that waits for a slot, an [`Incoming`], [`Events`], or another future of
+//! this crate must not be dropped there.
 
-// Models have no network, and nobody to use what only that uses.
+// Models have no network, so the code that only the network uses is unused.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
 
 mod buffer;

@@ -1,4 +1,4 @@
-//! A connection, as its operations hold it.
+//! The state of a connection that its operations refer to.
 
 use std::fmt;
 use std::ops::Deref;
@@ -18,7 +18,7 @@ use crate::ledger::Ledger;
 use crate::ledger::entry::{ConnectionEntry, Rooms, words};
 use crate::ledger::post::PostFailure;
 
-/// A connection in its ledger, whether or not somebody still has it.
+/// A connection in its ledger, whether or not it still has an owner.
 #[derive(Clone, Debug)]
 pub(crate) struct Seat {
     ledger: Arc<Ledger>,
@@ -27,14 +27,14 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    /// What is so of the connection; `None` if it has left.
+    /// Calls `look` with its entry; returns `None` if the connection has left it.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&ConnectionEntry) -> R) -> Option<R> {
         let mut table = self.ledger.lock();
         let entry = table.at(self.entry);
         (entry.serial == self.serial).then(|| look(entry))
     }
 
-    /// Has it take no more requests, if that is so, and waits for those that it has sent.
+    /// If `is_so` returns true, stops posts and waits until its send queue has drained.
     pub(crate) fn stop_if(
         &self,
         reason: CloseReason,
@@ -44,7 +44,7 @@ impl Seat {
         self.ledger.stop_if(self.entry, reason, is_so);
     }
 
-    /// Destroys its queue pair if that is so, which nobody here has asked for.
+    /// If `is_so` returns true, destroys its queue pair. For ends that no caller of this process has requested.
     pub(crate) fn end_if(&self, reason: CloseReason, is_so: impl FnOnce(&ConnectionEntry) -> bool) {
         let is_so = |entry: &ConnectionEntry| entry.serial == self.serial && is_so(entry);
         if let Err(error) = self.ledger.close_if(self.entry, reason, is_so) {
@@ -53,7 +53,7 @@ impl Seat {
     }
 }
 
-/// There are no control connections in models.
+/// Models have no control connections.
 #[cfg(loom)]
 #[derive(Debug)]
 pub(crate) enum Member {}
@@ -65,7 +65,7 @@ impl Member {
     }
 }
 
-/// And nobody lends anything.
+/// Models have no leases.
 #[cfg(loom)]
 #[derive(Debug)]
 pub(crate) enum Lease {}
@@ -85,24 +85,24 @@ impl Lease {
     }
 }
 
-/// What all clones of a connection have.
+/// The state that all clones of a connection share.
 pub(crate) struct Inner {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) entry: usize,
     serial: u64,
     pub(crate) rooms: Arc<Rooms>,
     pub(crate) pd: ProtectionDomain,
-    /// How many slots it has.
+    /// The number of its slots.
     pub(crate) depth: u32,
-    /// The control connection, if there is one. Left behind the queue pair.
+    /// The control connection, if it has one. It ends after the queue pair.
     member: OnceLock<Member>,
-    /// The driver goes on as long as there are connections.
+    /// Keeps the driver running while there are connections.
     pub(crate) driver: Arc<Handle>,
-    /// Of what the operations on memory have that this end has for a time.
+    /// The lease, in operations on borrowed memory.
     pub(crate) lease: Option<Lease>,
 }
 
-/// Memory of the peer that this end has for a time, and the connection that it is used by.
+/// Borrowed memory of the peer, and the connection that uses it.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct Lease {
@@ -112,10 +112,10 @@ pub(crate) struct Lease {
 
 #[cfg(not(loom))]
 impl Lease {
-    /// Whether a request may be posted that names the memory.
+    /// Checks that a request may use the borrowed memory.
     ///
     /// # Errors
-    /// Why it may not.
+    /// The reason why it may not.
     #[cold]
     pub(crate) fn check(
         &self,
@@ -126,13 +126,13 @@ impl Lease {
         self.granted.check(entry.epoch).map_err(|reason| PostFailure::Failed(over(reason).into()))
     }
 
-    /// A request that named the memory has failed.
+    /// Notes that a request that used the memory has failed.
     #[cold]
     pub(crate) fn note_failed(&self) {
         self.granted.note_failed();
     }
 
-    /// A request goes on that names the memory.
+    /// Notes that a request that uses the memory continues after its future was dropped.
     #[cold]
     pub(crate) fn note_forsaken(&self) {
         self.granted.note_forsaken();
@@ -164,7 +164,7 @@ impl Inner {
         inner
     }
 
-    /// The same connection, for operations on memory that this end has for a time.
+    /// The same connection, for operations on borrowed memory.
     #[cfg(not(loom))]
     pub(crate) fn leased(self: &Arc<Self>, granted: Granted) -> Self {
         Self {
@@ -180,7 +180,7 @@ impl Inner {
         }
     }
 
-    /// Whoever ended the driver may have been here before the queue pair.
+    /// Closes the queue pair if the driver has ended: it may have ended before this queue pair entered the ledger.
     pub(crate) fn check_driver(&self) {
         if self.driver.is_over() {
             self.ledger.close_all(CloseReason::Destroyed);
@@ -200,7 +200,7 @@ impl Inner {
         self.member.get()
     }
 
-    /// The time limit of awaited operations that have none of their own, if the connection has one.
+    /// The time limit that the connection sets for awaited operations without their own.
     #[cfg(not(loom))]
     pub(crate) fn operation_timeout(&self) -> Option<Duration> {
         let of = self.lease.as_ref().map_or(self, |lease| &lease.of);
@@ -220,12 +220,12 @@ impl Inner {
     /// Destroys the queue pair.
     ///
     /// # Errors
-    /// If the provider refuses that.
+    /// If the provider refuses to destroy it.
     pub(crate) fn close(&self, reason: CloseReason) -> Result<(), rdma_qp::Error> {
         self.ledger.close(self.entry, reason)
     }
 
-    /// Words for atomic operations, if the connection has none yet.
+    /// Registers words for atomic operations, unless the connection has some.
     ///
     /// # Errors
     /// If they cannot be registered.
@@ -239,12 +239,12 @@ impl Inner {
         Ok(())
     }
 
-    /// Looks at its entry.
+    /// Calls `look` with its entry.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&mut ConnectionEntry) -> R) -> R {
         look(self.ledger.lock().at(self.entry))
     }
 
-    /// Ready when that is found in its entry. Looks when the connection is closed, or drained.
+    /// Waits until `find` returns a value for its entry. It looks when the connection is closed or drained.
     #[cfg(not(loom))]
     pub(crate) async fn until<R>(&self, find: impl Fn(&mut ConnectionEntry) -> Option<R>) -> R {
         crate::sync::until(self.rooms.ended(), || self.look(&find)).await
@@ -254,9 +254,9 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.lease.is_some() {
-            return; // the connection is that which it has
+            return; // the connection belongs to `lease.of`
         }
-        // A forked child has none of it, and nobody may be there to unlock it.
+        // A forked child owns none of this, and the thread that would release a lock may not exist there.
         if self.is_of_this_process() {
             let (epoch, closed) = self.look(|entry| (entry.epoch, entry.closed()));
             self.ledger.leave(self.entry);
@@ -264,7 +264,7 @@ impl Drop for Inner {
                 member.leave(epoch, closed);
             }
         } else {
-            #[allow(clippy::mem_forget)] // the runtime is the parent's
+            #[allow(clippy::mem_forget)] // the runtime belongs to the parent
             std::mem::forget(self.member.take());
         }
     }
@@ -276,7 +276,7 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// Borrowed by default, so that an operation costs no reference count.
+/// The connection of an operation. It is borrowed by default, so that an operation changes no reference count.
 #[derive(Clone, Debug)]
 pub(crate) enum Link<'c> {
     Borrowed(&'c Inner),

@@ -1,6 +1,6 @@
-//! A device for tests, which does nothing by itself: requests stand until the test has one of them end. It is a provider
-//! with C's functions, below all crates, so that everything above it is the real thing; it runs in loom and in miri. Bytes
-//! it reads and writes through the pointer that was registered, when a request ends, as a NIC does.
+//! A device for tests. It does nothing by itself: a request stays posted until the test ends it. It is a provider of C
+//! functions below all crates, so all code above it is production code. It runs under loom and miri. When a request
+//! ends, it reads or writes bytes through the pointer that was registered, like a NIC.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // for tests
 
 mod provider;
@@ -20,10 +20,10 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 #[derive(Default)]
 pub(crate) struct Nic {
     state: Mutex<NicState>,
-    /// A request has come, or an event.
+    /// Notified when a request is posted or an event occurs.
     changed: Condvar,
     regions: Regions,
-    /// How many objects there are that C would have to destroy.
+    /// The number of live objects, which C would have to destroy.
     objects: AtomicU64,
 }
 
@@ -31,50 +31,50 @@ pub(crate) struct Nic {
 struct NicState {
     posted: VecDeque<PostedRequest>,
     completed: VecDeque<ibv_wc>,
-    /// The next completion makes an event.
+    /// Whether the next completion causes an event.
     is_asked: bool,
     events: usize,
-    /// Nobody waits for events any more.
+    /// Whether the test has stopped waiting for events.
     is_over: bool,
     newest_qp: u32,
-    /// What requests have sent and written.
+    /// The bytes of requests that were sent or written.
     sent: Vec<Vec<u8>>,
     faults: Faults,
 }
 
-/// What goes wrong.
+/// Faults of the device.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {
     pub(crate) polls: bool,
     pub(crate) asks: bool,
     pub(crate) destroys: bool,
-    /// Of the next post alone.
+    /// Affects only the next post.
     pub(crate) posts: Option<PostFault>,
 }
 
-/// How a post is refused.
+/// A failure of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PostFault {
-    /// The request is not with the device.
+    /// The request was not posted.
     Clear,
-    /// The request is with the device, and nobody is told.
+    /// The request was posted, although the post reports a failure.
     Doubtful,
 }
 
-/// A request that is with the device.
+/// An outstanding request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PostedRequest {
     qpn: u32,
     wr_id: u64,
     opcode: ibv_wc_opcode,
-    /// Address and length, if it has memory.
+    /// The address and length of its memory, if it has some.
     memory: Option<(u64, u32)>,
 }
 
-/// How a request ends.
+/// The end of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NicOutcome<'a> {
-    /// What it sends was sent, what it asks for is this.
+    /// Success: outgoing bytes are recorded, and incoming bytes are these.
     Done(&'a [u8]),
     Failed,
 }
@@ -88,31 +88,31 @@ impl Nic {
         self.state().faults = faults;
     }
 
-    /// How many requests are with the device.
+    /// The number of outstanding requests.
     pub(crate) fn posted(&self) -> usize {
         self.state().posted.len()
     }
 
-    /// What was sent and written, in order.
+    /// The bytes that were sent and written, in order.
     pub(crate) fn take_sent(&self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.state().sent)
     }
 
-    /// How many objects are not destroyed.
+    /// The number of objects that are not destroyed.
     pub(crate) fn objects(&self) -> u64 {
         self.objects.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Ends a request that is with the device, the first of them with 0. Its WR ID.
+    /// Ends an outstanding request; 0 is the oldest. Returns its WR ID.
     #[track_caller]
     pub(crate) fn end(&self, nth: usize, end: NicOutcome<'_>) -> u64 {
         let mut state = self.state();
-        let Some(request) = state.posted.remove(nth) else { panic!("there is no such request") };
+        let Some(request) = state.posted.remove(nth) else { panic!("no request has this index") };
         self.finish(&mut state, request, end);
         request.wr_id
     }
 
-    /// Ends so many requests, each as soon as it is there.
+    /// Ends that many requests, each as soon as it is posted.
     pub(crate) fn serve(&self, count: usize) {
         self.serve_with(count, NicOutcome::Done(b"message"));
     }
@@ -130,22 +130,23 @@ impl Nic {
         }
     }
 
-    /// Ends the first request, if one is there. Each that is there has memory of its own, of so many buffers.
+    /// Ends the oldest request, if any. Each outstanding request has its own buffer, and `buffers` returns the number
+    /// of buffers.
     #[cfg(loom)]
     pub(crate) fn serve_what_is_there(&self, buffers: impl Fn() -> usize) {
         let mut state = self.state();
         if let Some(request) = state.posted.pop_front() {
-            assert!(buffers() > state.posted.len(), "memory was given back that the device uses");
+            assert!(buffers() > state.posted.len(), "memory was released while the device uses it");
             self.finish(&mut state, request, NicOutcome::Done(b"message"));
         }
     }
 
-    /// A completion of nothing, or of something that has completed already.
+    /// Adds a completion of a request that does not exist or has already completed.
     pub(crate) fn invent(&self, wr_id: u64) {
         self.complete(&mut self.state(), ibv_wc { wr_id, ..ibv_wc::default() });
     }
 
-    /// Waits until the file of the channel is readable. `false` if it is not, and nobody waits any more.
+    /// Waits until the file of the channel is readable. Returns false if it is not and the test has stopped waiting.
     pub(crate) fn wait_for_event(&self) -> bool {
         let mut state = self.state();
         while state.events == 0 && !state.is_over {
@@ -154,7 +155,7 @@ impl Nic {
         state.events > 0
     }
 
-    /// Nobody has to wait for events any more.
+    /// Stops waiting for events.
     pub(crate) fn wait_no_more(&self) {
         self.state().is_over = true;
         self.changed.notify_all();
@@ -195,18 +196,18 @@ impl Nic {
 }
 
 impl PostedRequest {
-    /// Whether the device reads its memory, and does not write it.
+    /// Returns true if the device reads its memory rather than writing it.
     const fn is_source(&self) -> bool {
         matches!(self.opcode, ibv_wc_opcode::IBV_WC_SEND | ibv_wc_opcode::IBV_WC_RDMA_WRITE)
     }
 
-    /// Whether what it brings is one number.
+    /// Returns true if its result is a single number.
     const fn is_atomic(&self) -> bool {
         matches!(self.opcode, ibv_wc_opcode::IBV_WC_COMP_SWAP | ibv_wc_opcode::IBV_WC_FETCH_ADD)
     }
 }
 
-/// What the provider's functions do, for a queue pair or the completion queue.
+/// The provider's functions for queue pairs and the completion queue.
 impl Nic {
     fn new_qp(&self) -> u32 {
         let mut state = self.state();
@@ -214,7 +215,7 @@ impl Nic {
         state.newest_qp
     }
 
-    /// Takes a request. `Err` if it is refused, with whether that is said of it.
+    /// Posts a request. Returns an error if the post fails, with whether the request was posted all the same.
     fn post(&self, request: PostedRequest) -> Result<(), PostFault> {
         let mut state = self.state();
         let refusal = state.faults.posts.take();
@@ -247,8 +248,8 @@ impl Nic {
         is_there
     }
 
-    /// Whether the queue pair is destroyed: then the device leaves its requests alone, and takes what has completed out of
-    /// the queue, as most do.
+    /// Destroys the queue pair unless it is refused. The device then drops its requests and removes its completions
+    /// from the queue, like most devices. Returns true if it was destroyed.
     fn destroy_qp(&self, qpn: u32) -> bool {
         let mut state = self.state();
         let is_destroyed = !state.faults.destroys;

@@ -1,5 +1,5 @@
-//! Operations in every order of threads: who awaits, who drops, who closes, a device that has requests end, and the
-//! driver, which sleeps until it is told. A wake-up that is lost is a deadlock, which loom reports.
+//! Operations in every interleaving of threads: some await, drop and close, one is a device that ends requests, and one
+//! is the driver, which sleeps until it is notified. A lost wake-up is a deadlock, which loom reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::mem_forget)] // for tests
 
 mod endings;
@@ -21,18 +21,18 @@ use crate::operation::kinds::SendOut;
 use crate::operation::posted::Posted;
 use crate::{Buffer, CloseReason};
 
-/// Runs a model, in which a thread is interrupted at most so many times. In the end all memory was given back, and
-/// everything was destroyed.
+/// Runs a model in which threads are preempted at most `interruptions` times. At the end all memory must have been
+/// released and all objects destroyed.
 fn model(interruptions: usize, act: impl Fn(&Arc<Rig>) + Send + Sync + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(interruptions);
     builder.check(move || {
         let rig = Arc::new(Rig::new());
         act(&rig);
-        assert_eq!(rig.pool.usage().buffers, 0, "memory that was not given back");
+        assert_eq!(rig.pool.usage().buffers, 0, "memory was not released");
         let nic = Arc::clone(&rig.nic);
         drop(rig);
-        assert_eq!(nic.objects(), 0, "what was not destroyed");
+        assert_eq!(nic.objects(), 0, "objects were not destroyed");
     });
 }
 
@@ -41,14 +41,14 @@ fn spawn(rig: &Arc<Rig>, act: impl FnOnce(&Rig) + 'static) -> JoinHandle<()> {
     thread::spawn(move || act(&rig))
 }
 
-/// The device, and the driver's task.
+/// The threads of the device and of the driver's task.
 struct Others {
     nic: JoinHandle<()>,
     driver: JoinHandle<()>,
 }
 
 impl Others {
-    /// The device ends so many requests.
+    /// Starts a device that ends that many requests.
     fn new(rig: &Arc<Rig>, requests: usize) -> Self {
         Self::with(rig, move |rig| rig.nic.serve(requests))
     }
@@ -57,7 +57,7 @@ impl Others {
         Self { nic: spawn(rig, device), driver: spawn(rig, Rig::drive) }
     }
 
-    /// Waits until the device has done its part, and the driver what there was to do.
+    /// Waits until the device and the driver have finished.
     fn end(self, rig: &Rig) {
         self.nic.join().unwrap();
         rig.nic.wait_no_more();
@@ -65,7 +65,7 @@ impl Others {
     }
 }
 
-/// Closes the connection of a posted request while `f` awaits the request, and the device serves it.
+/// Closes the connection of a posted request while `f` awaits the request and the device serves it.
 fn close_meanwhile(rig: &Arc<Rig>, f: impl FnOnce(Posted<'static, SendOut<Buffer>>)) {
     let connection = rig.connect([1, 0]);
     let posted = post(&connection, rig);
@@ -79,18 +79,18 @@ fn close_meanwhile(rig: &Arc<Rig>, f: impl FnOnce(Posted<'static, SendOut<Buffer
 
 type Outcome = Result<Buffer, Failed<Buffer>>;
 
-/// Sends, and waits for the end of that.
+/// Sends, and waits for the outcome.
 fn send(connection: &Connection, rig: &Rig) -> Outcome {
     block_on(connection.send(rig.buffer()).into_future())
 }
 
-/// Sends, and waits until it is with the device.
+/// Sends, and waits until the request is posted.
 fn post(connection: &Connection, rig: &Rig) -> Posted<'static, SendOut<Buffer>> {
     let op = connection.send(rig.buffer()).into_owned(connection);
     block_on(op.post()).unwrap()
 }
 
-/// Done, or over with the connection.
+/// Returns true if the operation succeeded, and false if it ended with the connection.
 #[track_caller]
 fn is_done(outcome: Outcome, closed: CloseReason) -> bool {
     match outcome {

@@ -43,7 +43,7 @@ use crate::link::Link;
 /// use rdma_mem::BufferPool;
 ///
 /// let pool = BufferPool::new(&pd);
-/// // The receive stands before the peer is told.
+/// // Post the receive before the peer is notified.
 /// let receive = other.receive(pool.allocate(64)?).post().await?;
 /// let sent = one.send(pool.allocate(5)?).await?;
 /// let received = receive.await?;
@@ -63,15 +63,14 @@ impl<'c, K: Kind> Op<'c, K> {
         Self { link, memory, request }
     }
 
-    /// Awaits it for at most this time, which begins with the first poll. [`Duration::MAX`] is no limit, even if the
-    /// [connection has one](crate::ConnectionOptions::operation_timeout).
+    /// Awaits the operation for at most this time, starting with the first poll. [`Duration::MAX`] means no limit, even
+    /// if the [connection has one](crate::ConnectionOptions::operation_timeout).
     ///
     /// After that time the operation fails with [`TransportError::Timeout`](rdma_connect::TransportError::Timeout),
     /// unless it has completed by then. The connection stays open, and the request stays with the device, which may
-    /// still execute it: [`Failed::memory`] is `None`, and the memory is released when the request has completed. A
-    /// message that arrives for a receive after its time is kept for
-    /// [`take_unclaimed`](Connection::take_unclaimed). If the operation still waited for a slot, nothing was posted, and
-    /// [`Failed`] has the memory.
+    /// still execute it. [`Failed::memory`] is then `None`, and the memory is released when the request has completed.
+    /// A message that arrives for a receive after its time is kept for [`take_unclaimed`](Connection::take_unclaimed).
+    /// If the operation still waited for a slot, nothing was posted, and [`Failed`] has the memory.
     ///
     /// To wait again instead, [post](Self::post) the operation and await `&mut posted` in a `timeout` of tokio.
     ///
@@ -108,18 +107,21 @@ impl<'c, K: Kind> Op<'c, K> {
         Run::new(self.into_work(), Limit::new(limit))
     }
 
-    /// Posts it: the future is ready when the request is with the device, and gives another one for the outcome. It
-    /// waits while no slot is free: one is, when an outcome was taken, or its [`Posted`] dropped and the request has
-    /// completed. So a task that posts more than the queue holds, and takes no outcome, waits for itself. Dropped before it is
-    /// ready, nothing was posted.
+    /// Posts the operation. The future is ready after the device has accepted the request, and returns a future for the
+    /// outcome.
+    ///
+    /// It waits while no slot is free. A slot becomes free when an outcome is taken. If the [`Posted`] was dropped, its
+    /// slot becomes free when the request completes. So a task that posts more than the queue holds, and takes no
+    /// outcome, waits for itself. If this future is dropped before it is ready, nothing was posted.
     ///
     /// # Errors
-    /// With the memory: [`TransportError::Closed`](rdma_connect::TransportError::Closed), [`TransportError::PostError`](rdma_connect::TransportError::PostError).
+    /// [`TransportError::Closed`](rdma_connect::TransportError::Closed) or
+    /// [`TransportError::PostError`](rdma_connect::TransportError::PostError), with the memory.
     pub fn post(self) -> Post<'c, K> {
         Post::new(self.into_work())
     }
 
-    /// Posts it, and waits for the outcome as [`Posted::busy_poll`] does.
+    /// Posts the operation, and waits for the outcome like [`Posted::busy_poll`].
     ///
     /// # Errors
     /// Same errors as awaiting the operation.
@@ -127,11 +129,11 @@ impl<'c, K: Kind> Op<'c, K> {
         self.post().await?.busy_poll(limit).await
     }
 
-    /// Posts it now or not at all.
+    /// Posts the operation now, without waiting for a slot.
     ///
     /// # Errors
-    /// With the memory: [`TransportError::WouldBlock`](rdma_connect::TransportError::WouldBlock) if no slot is free; those of
-    /// [`post`](Self::post).
+    /// [`TransportError::WouldBlock`](rdma_connect::TransportError::WouldBlock) if no slot is free; otherwise same
+    /// errors as [`post`](Self::post). Each error returns the memory.
     pub fn try_post(self) -> Result<Posted<'c, K>, Failed<K::Memory>> {
         let Self { link, memory, request } = self;
         let (mut held, mut id) = (memory.into_held(), None);
@@ -148,10 +150,11 @@ impl<'c, K: Kind> Op<'c, K> {
         Work::new(link, memory.into_held(), request)
     }
 
-    /// The same operation, which keeps its connection: for `tokio::spawn`, and for fields. It costs a reference count.
+    /// Makes the operation own its connection: for `tokio::spawn`, and for fields of structs. It increments a reference
+    /// count.
     ///
     /// # Panics
-    /// If the operation is of another connection, and borrows that.
+    /// If the operation borrows a connection other than `connection`.
     #[track_caller]
     pub fn into_owned(self, connection: &Connection) -> Op<'static, K> {
         let Self { link, memory, request } = self;

@@ -1,3 +1,3 @@
-//! Traits whose methods are used without a name: `use rdma_async::prelude::*`.
+//! Traits that are imported for their methods: `use rdma_async::prelude::*`.
 
 pub use crate::buffer::view::BufferExt;

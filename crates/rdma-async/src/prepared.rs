@@ -12,14 +12,14 @@ use crate::driver::shared::Handle;
 use crate::ledger::Ledger;
 use crate::link::Inner;
 
-/// A connection that waits for its peer's endpoint: made by [`Driver::prepare`](crate::Driver::prepare).
+/// A connection that waits for its peer's endpoint, created by [`Driver::prepare`](crate::Driver::prepare).
 #[derive(Debug)]
 pub struct PreparedConnection {
     qp: PreparedQueuePair,
     room: Room,
 }
 
-/// The room that it has reserved in a completion queue.
+/// Room reserved in a completion queue.
 #[derive(Debug)]
 struct Room {
     ledger: Option<Arc<Ledger>>,
@@ -37,7 +37,7 @@ impl Drop for Room {
     }
 }
 
-/// A queue pair whose requests complete in that ledger.
+/// Prepares a queue pair whose requests complete in that ledger.
 pub(crate) fn prepare(
     builder: QueuePairBuilder<'_>,
     ledger: &Ledger,
@@ -63,9 +63,9 @@ impl PreparedConnection {
         self.qp.endpoint()
     }
 
-    /// Sets the addresses of the stream by which the ends meet, like
-    /// [`PreparedQueuePair::set_stream_addresses`]. [`Driver::connect`](crate::Driver::connect) and its listener do so by
-    /// themselves.
+    /// Sets the addresses of the stream through which the ends find each other, like
+    /// [`PreparedQueuePair::set_stream_addresses`]. [`Driver::connect`](crate::Driver::connect) and its listener call
+    /// this themselves.
     pub fn set_stream_addresses(&mut self, own: IpAddr, peer: IpAddr) {
         self.qp.set_stream_addresses(own, peer);
     }
@@ -86,7 +86,7 @@ impl PreparedConnection {
         self.qp.connect_attributes(peer)
     }
 
-    /// Connects with these attributes, which the program may get by any means.
+    /// Connects with these attributes, which the program may obtain by any means.
     ///
     /// # Errors
     /// Same errors as [`PreparedQueuePair::connect`].
@@ -100,7 +100,9 @@ impl PreparedConnection {
     ) -> Result<Connection, Error> {
         let Self { qp, mut room } = self;
         let qp = connect(qp)?;
-        let Some(ledger) = room.ledger.take() else { unreachable!("it is taken here") };
+        let Some(ledger) = room.ledger.take() else {
+            unreachable!("the ledger is taken only here")
+        };
         Ok(Connection::new(Inner::new(ledger, qp, room.depth, Arc::clone(&room.driver))))
     }
 }

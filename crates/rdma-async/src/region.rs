@@ -1,4 +1,4 @@
-//! Memory that peers may reach for a time.
+//! Memory that peers may access for a limited time.
 
 pub(crate) mod descriptor;
 #[cfg(not(loom))]

@@ -1,5 +1,5 @@
-//! The primitives that the model checker replaces: under `cfg(loom)` locks and atomics are loom's, so that its models run
-//! the production modules in every order of their threads.
+//! The primitives that the model checker replaces. Under `cfg(loom)`, locks and atomics are those of loom, so its
+//! models run the production modules in every interleaving of threads.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub(crate) async fn until<R>(changed: &Notify, mut look: impl FnMut() -> Option<
     let waits = changed.notified();
     tokio::pin!(waits);
     loop {
-        // Before the look, so that none is missed.
+        // Enabled before the check, so that no notification is missed.
         waits.as_mut().enable();
         if let Some(found) = look() {
             return found;
@@ -42,7 +42,8 @@ pub(crate) async fn until<R>(changed: &Notify, mut look: impl FnMut() -> Option<
     }
 }
 
-/// tokio's own [`Notify`], of which loom sees each call as one step. Its inside is tokio's affair, whose models are its own.
+/// tokio's [`Notify`], with each call visible to loom as one step. Its internals are not modelled here; tokio has
+/// models of its own.
 #[cfg(loom)]
 mod model {
     use std::future::Future;
@@ -60,7 +61,7 @@ mod model {
     }
 
     impl Notify {
-        /// What comes behind it, up to the next thing that loom sees, is one step with it.
+        /// Starts a step for loom, which includes all code up to the next operation that loom sees.
         fn step(&self) {
             self.steps.fetch_add(1, Ordering::SeqCst);
         }
@@ -89,7 +90,7 @@ mod model {
 
     #[derive(Debug)]
     pub(crate) struct OwnedNotified {
-        /// `None` when it is dropped.
+        /// `None` while it is dropped.
         real: Option<Pin<Box<futures::OwnedNotified>>>,
         of: Arc<Notify>,
     }

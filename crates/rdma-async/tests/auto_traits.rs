@@ -1,4 +1,4 @@
-//! Which types may go to, and be used from, other threads.
+//! Types that can be sent to, and used from, other threads.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! Values of bytes that may be anybody's: how deep they are, and how many parts they have, is bounded by the bytes.
+//! Decodes values from untrusted bytes: their depth and their number of parts are bounded by the number of bytes.
 //!
-//! The form of `postcard` takes no byte for an element that has none, as of a `Vec<()>`, and one for each level of a type that
-//! contains itself: a few bytes could keep a thread busy for ever, or overflow its stack.
+//! The format of `postcard` uses no byte for an element without contents, as in a `Vec<()>`. It uses one byte for each
+//! level of a recursive type. So without bounds, a few bytes could keep a thread busy forever or overflow its stack.
 
 use std::cell::Cell;
 use std::fmt;
@@ -10,34 +10,34 @@ use serde::de::{
     DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, VariantAccess, Visitor,
 };
 
-/// So deep values may be: each element, field and `Some` is one deeper than what it is of.
+/// The greatest depth of a value: each element, field and `Some` is one level deeper than its parent.
 const DEPTH: usize = 128;
-/// So many parts they may have for each byte, and so many more: not every part takes a byte.
+/// The number of parts allowed for each byte, and the number allowed in addition: not every part takes a byte.
 const PARTS_OF_BYTE: usize = 16;
 const PARTS: usize = 4096;
 
-/// How much more there may be.
+/// The remaining depth and number of parts.
 #[derive(Debug)]
 pub(super) struct Bounds {
     depth: Cell<usize>,
     parts: Cell<usize>,
-    /// In words, which of them a value was beyond.
+    /// The bound that a value has exceeded, as text.
     beyond: Cell<Option<&'static str>>,
 }
 
 impl Bounds {
-    /// Of a value in so many bytes.
+    /// The bounds of a value in that many bytes.
     pub(super) fn of(bytes: usize) -> Self {
         let parts = bytes.saturating_mul(PARTS_OF_BYTE).saturating_add(PARTS);
         Self { depth: Cell::new(DEPTH), parts: Cell::new(parts), beyond: Cell::default() }
     }
 
-    /// In words, which of them the value was beyond, if it was beyond one.
+    /// The bound that the value has exceeded, as text, if any.
     pub(super) const fn beyond(&self) -> Option<&'static str> {
         self.beyond.get()
     }
 
-    /// One more part begins, within those that have begun.
+    /// Enters a part that is nested in the current ones.
     fn enter<E: Error>(&self) -> Result<(), E> {
         let take = |of: &Cell<usize>, beyond| {
             let left = of.get().checked_sub(1);
@@ -57,7 +57,7 @@ impl Bounds {
     }
 }
 
-/// What serde is handed, and hands out, with the bounds.
+/// A serde object with the bounds.
 pub(super) struct Bounded<'b, T> {
     pub(super) inner: T,
     pub(super) bounds: &'b Bounds,
@@ -235,7 +235,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Bounded<'_, A> {
         self.inner.next_value_seed(Self::with(self.bounds, seed))
     }
 
-    /// None: `postcard` says what the bytes say, also where there are not so many.
+    /// No hint: `postcard` returns the announced length, even if there are fewer bytes.
     fn size_hint(&self) -> Option<usize> {
         None
     }

@@ -1,4 +1,4 @@
-//! Growing pools on another thread, once for all that wait.
+//! Growing of pools on another thread, once for all waiting allocations.
 
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::pool::{PoolError, ended};
 
-/// Those that wait for a pool to grow, and whether it does.
+/// The allocations that wait for a pool to grow, and whether it is growing.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Growth(Arc<Mutex<GrowthState>>);
 
@@ -19,7 +19,7 @@ struct GrowthState {
     is_growing: bool,
 }
 
-/// One that waits for a buffer.
+/// An allocation that waits for a buffer.
 #[derive(Debug)]
 struct Waiting {
     length: usize,
@@ -53,7 +53,7 @@ impl Growth {
             if let Some(thread) = thread {
                 ended(thread.await)?;
             }
-            // The runtime of another task has ended, which had begun.
+            // Another task had started the growth, and its runtime has ended.
         }
     }
 
@@ -62,7 +62,8 @@ impl Growth {
     }
 }
 
-/// One thread at a time, which serves all that wait. If it is dropped before, nobody is left waiting for it.
+/// Grows the pool on one thread at a time, for all waiting allocations. If it is dropped early, the allocations stop
+/// waiting for it.
 struct Growing {
     growth: Growth,
     pool: BufferPool,
@@ -76,7 +77,7 @@ impl Growing {
         }
     }
 
-    /// Those that wait. When there are none it is over: who comes next begins anew.
+    /// Takes the waiting allocations. If there are none, the growth is over, and the next allocation starts a new one.
     fn next(&mut self) -> Option<Vec<Waiting>> {
         let mut state = self.growth.state();
         if state.waiting.is_empty() {
@@ -101,10 +102,10 @@ impl Drop for Growing {
     }
 }
 
-/// Gives each a buffer, and grows the pool once for all that it has none for.
+/// Gives each allocation a buffer, after growing the pool once for those that it has none for.
 fn serve(pool: &BufferPool, waiting: Vec<Waiting>) {
     let lacking: Vec<_> = waiting.into_iter().filter_map(|one| one.try_serve(pool)).collect();
-    // The smallest need that was too much.
+    // The smallest size that failed.
     let mut failed = None;
     if lacking.len() > 1 {
         let all = lacking.iter().fold(0, |sum: usize, one| sum.saturating_add(one.need()));
@@ -125,7 +126,7 @@ fn serve(pool: &BufferPool, waiting: Vec<Waiting>) {
 }
 
 impl Waiting {
-    /// Gives it a buffer of what is registered. Comes back if there is none, but not if nobody waits any more.
+    /// Serves the allocation from registered memory. Returns it if none is free, unless its future was dropped.
     fn try_serve(self, pool: &BufferPool) -> Option<Self> {
         if self.answer.is_closed() {
             return None;
@@ -139,12 +140,12 @@ impl Waiting {
         }
     }
 
-    /// If it has gone, its buffer goes back to the pool.
+    /// Answers the allocation. If its future was dropped, the buffer returns to the pool.
     fn give(self, allocated: Result<Buffer, Error>) {
         drop(self.answer.send(allocated));
     }
 
-    /// How much a region needs for it beside others, in bytes: a pool rounds up, by an eighth at most.
+    /// The bytes that a region needs for it, next to others: a pool rounds up by at most an eighth.
     fn need(&self) -> usize {
         let bytes = self.length.saturating_add(self.length / 8).saturating_add(128);
         bytes.saturating_add(self.alignment)
@@ -167,7 +168,7 @@ mod tests {
         BufferPool::with_region_size(&pd, 4096)
     }
 
-    /// As when the runtime of the one that had begun has ended, or its growth panics.
+    /// This happens when the runtime of the first task has ended, or its growth panics.
     #[test]
     fn a_growth_that_is_given_up_is_begun_again_by_those_that_wait() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -197,7 +198,7 @@ mod tests {
                 assert_eq!((one.unwrap().len(), other.unwrap().len()), (100, 3000));
                 assert_eq!(pool.usage().regions, 1);
             }
-            // The thread may still be about to say so.
+            // The thread may still be about to reset this.
             while growth.state().is_growing {
                 tokio::task::yield_now().await;
             }
@@ -205,7 +206,7 @@ mod tests {
         });
     }
 
-    /// The next one begins anew, whatever thread is done when.
+    /// The next allocation starts a new growth, in whatever order threads end.
     #[test]
     fn one_growth_after_the_other() {
         let runtime = tokio::runtime::Runtime::new().unwrap();

@@ -1,5 +1,5 @@
-//! What an operation has while the device uses it: one type for all kinds of buffers, so that a slot holds it without
-//! an allocation.
+//! The memory of an operation while the device uses it. One type holds all kinds of buffers, so a slot needs no
+//! allocation.
 
 use std::mem::{self, ManuallyDrop};
 
@@ -9,9 +9,9 @@ use crate::buffer::shared::SharedBuffer;
 use crate::buffer::view::BufferSlice;
 use crate::buffer::window::Window;
 
-/// The memory of a request. Not for programs: what generic operations are made of.
+/// The memory of a request. Internal: only generic operations use it.
 #[derive(Debug, Default)]
-#[allow(unnameable_types, clippy::exhaustive_enums)] // not for programs
+#[allow(unnameable_types, clippy::exhaustive_enums)] // internal
 pub enum Held {
     #[default]
     Nothing,
@@ -19,20 +19,20 @@ pub enum Held {
     Rarer(Rarer),
 }
 
-/// What few requests have: apart, so that the others do not ask for it.
+/// Rare kinds of memory, kept apart so that the common kinds need no check for them.
 #[derive(Debug)]
-#[allow(unnameable_types, clippy::exhaustive_enums)] // not for programs
+#[allow(unnameable_types, clippy::exhaustive_enums)] // internal
 pub enum Rarer {
     Shared(SharedBuffer),
     Window(Window),
 }
 
 impl Held {
-    /// Moves it where nothing is.
+    /// Moves the memory to `entry`, which is empty.
     #[inline]
     pub(crate) fn move_to(&mut self, entry: &mut Self) {
         debug_assert!(matches!(entry, Self::Nothing));
-        // Nothing, which is not dropped: the compiler would see to it in each place.
+        // The old value is `Nothing`, so it is not dropped; otherwise the compiler would emit a drop at each call.
         let _ = ManuallyDrop::new(mem::replace(entry, mem::take(self)));
     }
 }
@@ -40,12 +40,12 @@ impl Held {
 pub(crate) mod sealed {
     use super::Held;
 
-    /// What a slot can hold and give back as it was.
-    #[allow(unnameable_types)] // that is how it is sealed
+    /// Memory that a slot can hold and return unchanged.
+    #[allow(unnameable_types)] // this seals the trait
     pub trait Lease: Sized + Send + 'static {
         #[doc(hidden)]
         fn into_held(self) -> Held;
-        /// `None` if it is another kind, which does not happen to what this type has made.
+        /// `None` for another kind, which cannot happen with memory of this type.
         #[doc(hidden)]
         fn from_held(held: Held) -> Option<Self>;
     }

@@ -8,8 +8,8 @@ use super::growth::Growth;
 /// A [`BufferPool`] whose allocations are awaited.
 ///
 /// An allocation uses registered memory at once if some is free. Otherwise the pool grows on one of tokio's blocking
-/// threads, and only the allocations that need it wait. One growth serves all that wait when it begins. So no task
-/// ever calls the provider, or waits for another one that does.
+/// threads, and only the allocations that need it wait. One growth serves all allocations that wait when it starts. So
+/// no task ever calls the provider, or waits for another task that does.
 ///
 /// Clones are cheap and share the pool, which tasks of several runtimes may use. Buffers keep their region alive,
 /// even without the pool. Dropping the last clone deregisters the regions that no buffer uses, which is slow on real
@@ -47,7 +47,7 @@ pub enum PoolError {
     Memory(#[from] Error),
     /// No thread can grow the pool: the runtime has ended, or this is not called within one of tokio.
     #[error(
-        "the pool has to call the provider, and there is no runtime of tokio for that, or it has ended"
+        "the pool cannot grow outside of a tokio runtime, or after its runtime has ended: allocate within one"
     )]
     NoRuntime,
 }
@@ -60,7 +60,7 @@ rdma_types::debug_messages!(
 );
 
 impl PoolError {
-    /// The action that may help.
+    /// Returns what a program can do about the error.
     #[must_use]
     pub const fn recovery(&self) -> Recovery {
         match self {
@@ -82,9 +82,9 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::Memory`] if the pool has to grow and cannot: [`Error::OutOfMemory`], [`Error::PoolLimit`], or the
-    /// verb's error. All allocations that wait for the same growth get its error, except those for which less memory
-    /// is enough. [`PoolError::NoRuntime`] if it has to grow and this is not called within a runtime of tokio, or
-    /// that ends.
+    /// verb's error. All allocations that wait for the same growth get its error, except those that need less memory
+    /// than is available. [`PoolError::NoRuntime`] if the pool has to grow and this is not called within a runtime of
+    /// tokio, or that runtime ends.
     #[doc(alias = "alloc_local_mr")]
     pub async fn allocate(&self, length: usize) -> Result<Buffer, PoolError> {
         self.allocate_aligned(length, 1).await
@@ -106,7 +106,7 @@ impl Pool {
         }
     }
 
-    /// Registers another region in advance: see [`BufferPool::grow`]. Goes on if the future is dropped.
+    /// Registers another region in advance: see [`BufferPool::grow`]. It continues if the future is dropped.
     ///
     /// # Errors
     /// Same errors as [`allocate`](Self::allocate).
@@ -115,7 +115,8 @@ impl Pool {
         Ok(blocking(move || pool.grow(bytes)).await??)
     }
 
-    /// Deregisters and frees the regions that no buffer uses: see [`BufferPool::trim`]. It goes on if the future is dropped.
+    /// Deregisters and frees the regions that no buffer uses: see [`BufferPool::trim`]. It continues if the future is
+    /// dropped.
     ///
     /// # Errors
     /// [`PoolError::NoRuntime`].
@@ -138,13 +139,13 @@ impl Pool {
 }
 
 impl From<BufferPool> for Pool {
-    /// The same pool, whose buffers can be awaited.
+    /// Converts the pool to one with awaited allocations.
     fn from(pool: BufferPool) -> Self {
         Self { pool, growth: Growth::default() }
     }
 }
 
-/// Does on another thread what a device may take its time for.
+/// Runs a call of the device on another thread, because it may take time.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, PoolError> {
@@ -152,7 +153,7 @@ async fn blocking<T: Send + 'static>(
     ended(runtime.spawn_blocking(work).await)
 }
 
-/// What a thread has done, or that there was none. Its panic goes on.
+/// Returns the result of the thread, or that there was no thread. A panic of the thread continues here.
 pub(super) fn ended<T>(done: Result<T, tokio::task::JoinError>) -> Result<T, PoolError> {
     done.map_err(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),

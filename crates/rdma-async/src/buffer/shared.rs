@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rdma_mem::{Buffer, SliceRef};
 
-/// A [`Buffer`] that is read only, and of which clones are cheap: one source of several operations.
+/// A read-only [`Buffer`] with cheap clones: one source of several operations.
 ///
 /// # Examples
 /// ```
@@ -19,7 +19,7 @@ use rdma_mem::{Buffer, SliceRef};
 /// let shared = buffer.freeze();
 /// let other = shared.slice(10..20);
 /// assert_eq!((shared.len(), other.len(), other[0]), (100, 10, 7));
-/// // Exclusive again when nobody else has it.
+/// // Exclusive again after all other handles are dropped.
 /// let shared = shared.try_thaw().unwrap_err();
 /// drop(other);
 /// assert_eq!(shared.try_thaw().unwrap().len(), 100);
@@ -38,7 +38,7 @@ impl SharedBuffer {
         Self { whole: Arc::new(whole), start: 0, length }
     }
 
-    /// A part of it, which keeps all of it.
+    /// A part of the buffer, which keeps the whole buffer alive.
     ///
     /// # Panics
     /// If the range is not within it.

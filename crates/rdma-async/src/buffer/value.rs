@@ -1,4 +1,4 @@
-//! Values of any structure in memory, by serde.
+//! Values of any structure in memory, encoded with serde.
 
 use std::marker::PhantomData;
 
@@ -7,11 +7,11 @@ use serde::de::{DeserializeOwned, DeserializeSeed};
 
 use super::bounded::{Bounded, Bounds};
 
-/// Values of any structure, written into bytes, such as those of a buffer or a region, and read back from them.
+/// Encodes values of any structure into bytes, such as those of a buffer or a region, and decodes them.
 ///
-/// The form is that of the crate `postcard`: it depends neither on the machine's byte order nor on the layout of the value, and says
-/// where it ends. Both sides must have the same type, since nothing of it is among the bytes. A value of plain old data needs
-/// none of this: see [`OwnedArray`](rdma_mem::OwnedArray).
+/// The format is that of the crate `postcard`. It depends neither on the byte order of the machine nor on the layout of
+/// the value, and marks its own end. Both sides must use the same type, because the bytes do not describe it. Plain old
+/// data does not need this: see [`OwnedArray`](rdma_mem::OwnedArray).
 ///
 /// # Examples
 /// ```
@@ -80,19 +80,19 @@ pub trait ValueExt {
     /// Writes the value at the beginning. Returns the number of bytes that it needs.
     ///
     /// # Errors
-    /// [`ValueError::TooLong`] if the bytes are too few; [`ValueError::NotWritten`] if this form cannot represent it.
-    /// Either error leaves the bytes undefined.
+    /// [`ValueError::TooLong`] if there are too few bytes; [`ValueError::NotWritten`] if the format cannot represent
+    /// the value. Either error leaves the bytes undefined.
     fn put_value<T: Serialize + ?Sized>(&mut self, value: &T) -> Result<usize, ValueError>;
 
     /// Reads the value that begins with the first byte, and ignores bytes after it.
     ///
-    /// The bytes need not be trusted: memory and time are bounded by a multiple of their number, unless the type's
-    /// own `Deserialize` needs more. A value is at most 128 levels deep, where each element, field and `Some` is a
-    /// level. It has at most 4,096 of these, and 16 more for each byte. A value beyond these bounds can be written,
-    /// but not read.
+    /// The bytes need not be trusted: memory and time are bounded by a multiple of their number, unless the type's own
+    /// `Deserialize` needs more. A value is at most 128 levels deep, where each element, field and `Some` is a level.
+    /// It has at most 4,096 of these, and 16 more for each byte. A value beyond these bounds can be written, but not
+    /// read.
     ///
     /// # Errors
-    /// [`ValueError::Malformed`] if the bytes are not such a value, or one beyond these bounds.
+    /// [`ValueError::Malformed`] if the bytes are not a value of this type, or exceed these bounds.
     fn value<T: DeserializeOwned>(&self) -> Result<T, ValueError>;
 }
 
@@ -106,11 +106,11 @@ pub enum ValueError {
         /// The number of bytes available.
         room: usize,
     },
-    /// It cannot be written in this form.
+    /// The format cannot represent the value.
     #[error("the value cannot be written in this form: {0}")]
     NotWritten(String),
-    /// The bytes are no such value.
-    #[error("the bytes are no such value: {0}")]
+    /// The bytes are not a value of the requested type.
+    #[error("the bytes are not a value of this type: {0}")]
     Malformed(String),
 }
 
@@ -159,7 +159,7 @@ mod tests {
         assert!(matches!(full, ValueError::TooLong { room } if room == length - 1), "{full}");
     }
 
-    /// Bytes that announce more than there is take no memory for it.
+    /// Bytes that announce more elements than follow cause no allocation for them.
     #[test]
     fn bytes_of_anybody_are_bounded() {
         let endless = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];

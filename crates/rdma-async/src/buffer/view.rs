@@ -78,7 +78,7 @@ impl BufferSlice {
     }
 }
 
-/// Converts the buffer to the part that is all of it.
+/// Converts the buffer to a part that covers all of it.
 impl From<Buffer> for BufferSlice {
     #[inline]
     fn from(whole: Buffer) -> Self {
@@ -110,7 +110,7 @@ impl fmt::Debug for BufferSlice {
 }
 
 mod sealed {
-    #[allow(unnameable_types)] // that is how it is sealed
+    #[allow(unnameable_types)] // this seals the trait
     pub trait Sealed {}
     impl Sealed for rdma_mem::Buffer {}
 }

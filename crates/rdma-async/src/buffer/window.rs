@@ -2,25 +2,25 @@
 
 use rdma_mem::{Error, MemoryWindow, OwnedRegion, RemoteMemoryRegion, Rkey, WindowType};
 
-/// A window of type 2, which has its region. Not for programs: what binds are made of.
+/// A window of type 2, which owns its region. Internal: only binds use it.
 #[derive(Debug)]
-#[allow(unnameable_types)] // not for programs
+#[allow(unnameable_types)] // internal
 pub struct Window(Box<MemoryWindow<OwnedRegion>>);
 
 impl Window {
-    /// A window of a region that was registered to be bound.
+    /// Allocates a window for a region that was registered for binding.
     ///
     /// # Errors
-    /// With the region: those of [`MemoryWindow::allocate`].
+    /// The region, with the errors of [`MemoryWindow::allocate`].
     #[allow(clippy::result_large_err)] // it is the region itself
     pub(crate) fn allocate(region: OwnedRegion) -> Result<Self, (OwnedRegion, Error)> {
         Ok(Self(Box::new(MemoryWindow::allocate(region, WindowType::Two)?)))
     }
 
-    /// Deallocates it, bound or not: no peer has access then.
+    /// Deallocates the window, bound or not: afterwards no peer has access.
     ///
     /// # Errors
-    /// The provider's error, with the window. Dropped, it is deallocated once more, or never freed.
+    /// The provider's error, with the window. Dropping the window tries again; if that fails, it is never freed.
     pub(crate) fn close(self) -> Result<OwnedRegion, (Self, Error)> {
         self.0.close().map_err(|(window, error)| (Self(Box::new(window)), error))
     }
@@ -33,18 +33,18 @@ impl Window {
         self.0.is_bound()
     }
 
-    /// Its key, and where it is, while it is bound.
+    /// The key and the place of its memory, while it is bound.
     pub(crate) fn remote(&self) -> Option<(Rkey, RemoteMemoryRegion)> {
         Some((self.0.rkey()?, self.0.remote()?))
     }
 
-    /// The memory of one that is not bound.
+    /// The memory of a window that is not bound.
     pub(crate) fn memory(&self) -> &OwnedRegion {
         let Some(region) = self.0.region() else { unreachable!("it is not bound") };
         region
     }
 
-    /// The memory of one that is not bound.
+    /// The memory of a window that is not bound.
     pub(crate) fn memory_mut(&mut self) -> &mut OwnedRegion {
         let Some(region) = self.0.region_mut() else { unreachable!("it is not bound") };
         region

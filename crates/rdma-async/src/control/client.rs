@@ -1,4 +1,4 @@
-//! The client's part.
+//! The client of a control connection.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -22,9 +22,9 @@ impl Driver {
     /// [`user_bytes`](ConnectionOptions::user_bytes) of the other end. A `ChannelListener` of `rdma-channel` accepts
     /// such a client, too.
     ///
-    /// Both ends can send when it has returned. If there are several addresses, it tries each in order, with its
-    /// share of the time. If the future is dropped before it is ready, nothing remains at this end, but the server
-    /// may have accepted the connection.
+    /// Both ends can send when this has returned. If there are several addresses, it tries each in order, with its
+    /// share of the time. If the future is dropped before it is ready, nothing remains at this end, but the server may
+    /// have accepted the connection.
     ///
     /// # Errors
     /// | | |
@@ -104,7 +104,7 @@ impl Driver {
     }
 }
 
-/// A stream to the first of the addresses that takes one.
+/// Connects a stream to the first address that accepts.
 async fn reach(dial: &mut Dial) -> Result<(TcpStream, SocketAddr), ConnectError> {
     loop {
         let (address, share) = dial.next(Instant::now())?;
@@ -171,7 +171,7 @@ async fn within(until: Until, ready: impl Future<Output = io::Result<()>>) -> io
     ready.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
 }
 
-/// The stream was not ready after all.
+/// Returns true if the stream was not ready after all.
 fn is_spurious(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }

@@ -1,4 +1,4 @@
-//! Everything that a program makes before its first connection.
+//! The objects that a program creates before its first connection.
 
 use rdma_connect::ConnectError;
 use rdma_mem::{Buffer, Context, ProtectionDomain};
@@ -10,8 +10,8 @@ use crate::control::listener::Listener;
 use crate::control::options::ConnectionOptions;
 use crate::driver::Driver;
 
-/// A device that is ready for connections: a [`Driver`], a protection domain, the options of connections, and a [`Pool`] of
-/// memory. A program makes one, and connects and listens with it; clones share all of it.
+/// A device that is ready for connections: a [`Driver`], a protection domain, the options of connections, and a
+/// [`Pool`] of memory. A program creates one, and connects and listens with it; clones share all of it.
 ///
 /// A program with several domains, or with options that differ by connection, uses [`Driver::connect`] and
 /// [`Driver::listen`].
@@ -51,11 +51,11 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Makes a driver, a protection domain and a pool on this device. Connections have the
-    /// [usual options](ConnectionOptions::new).
+    /// Creates a driver, a protection domain and a pool on this device. Connections have the [usual
+    /// options](ConnectionOptions::new).
     ///
     /// # Errors
-    /// [`ConnectError::Verbs`] if the device has no more domains; [`ConnectError::Io`] if the driver cannot watch its
+    /// [`ConnectError::Verbs`] if the device has no domain left; [`ConnectError::Io`] if the driver cannot watch its
     /// completion channel.
     ///
     /// # Panics
@@ -65,10 +65,10 @@ impl Endpoint {
         Self::with_options(&pd, ConnectionOptions::new(&pd))
     }
 
-    /// The same with a domain and options of the program's, which are of that domain.
+    /// Like [`new`](Self::new), with a domain and options of the program. The options must use the same domain.
     ///
     /// # Errors
-    /// [`ConnectError::Io`], as [`new`](Self::new).
+    /// [`ConnectError::Io`] if the driver cannot watch its completion channel.
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with I/O.
@@ -82,7 +82,7 @@ impl Endpoint {
         Ok(Self { driver, options: options.into(), pool: Pool::new(pd) })
     }
 
-    /// Connects to a listener, which may be a [`Listener`] or one of channels.
+    /// Connects to a listener, which may be a [`Listener`] or a channel listener.
     ///
     /// # Errors
     /// Same errors as [`Driver::connect`].
@@ -93,7 +93,7 @@ impl Endpoint {
         Ok(self.driver.connect(addr, self.options.clone()).await?.0)
     }
 
-    /// Listens for clients. Port 0 has the kernel choose one.
+    /// Listens for clients. For port 0, the kernel chooses a port.
     ///
     /// # Errors
     /// Same errors as [`Driver::listen`].

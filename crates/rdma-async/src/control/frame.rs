@@ -1,32 +1,32 @@
-//! What the ends of a control connection say to each other when they are connected, as bytes.
+//! Frames on a control connection after the handshake, and their encoding.
 //!
-//! A frame is this head, and an endpoint if its kind has one. Numbers are in network order.
+//! A frame is this head, and an endpoint if its kind has one. Numbers are in network byte order.
 //!
 //! | at | bytes | what |
 //! |---|---|---|
 //! | 0 | 2 | kind |
-//! | 2 | 2 | how many bytes are behind the head: 344 of OFFER and ANSWER, 65 of FAREWELL, 0 of the others here |
-//! | 4 | 4 | which connection; 0 is the one that was made by an address |
+//! | 2 | 2 | the number of bytes after the head: 344 for OFFER and ANSWER, 65 for FAREWELL, 0 for the others here |
+//! | 4 | 4 | the number of the connection; 0 is the one that was made by an address |
 //! | 8 | 4 | its epoch |
 //!
 //! | | kind | from | when |
 //! |---|---|---|---|
 //! | 1 | OFFER | client | it has a queue pair for that epoch |
-//! | 2 | ANSWER | server | so has the server, connected to that one |
-//! | 3 | READY | client | so is the client's |
-//! | 4 | ENDED | both | the queue pair of that epoch has ended, or will not be |
-//! | 5 | FINISH | both | all that was sent has completed, and no more comes: the other end is to end, too |
-//! | 6 | BEAT | both | it wants a sign of life |
+//! | 2 | ANSWER | server | its queue pair is connected to the offered one |
+//! | 3 | READY | client | its queue pair is connected, too |
+//! | 4 | ENDED | both | the queue pair of that epoch has ended, or will not be created |
+//! | 5 | FINISH | both | all its requests have completed, and no others follow: the other end is to end, too |
+//! | 6 | BEAT | both | it requests a sign of life |
 //! | 7 | ALIVE | both | the answer |
-//! | 8 to 13 | | | of [memory that is lent](crate::lease::frame) |
-//! | 14 | FAREWELL | both | its program ends the connection, for this reason: then FINISH or ENDED follow |
+//! | 8 to 13 | | | about [lent memory](crate::lease::frame) |
+//! | 14 | FAREWELL | both | its program ends the connection, for this reason; FINISH or ENDED follows |
 
 use rdma_connect::Farewell;
 use rdma_qp::{EndpointError, QueuePairEndpoint};
 
 use crate::lease::frame::{self as lease, LeaseFrame};
 
-/// What is said of a connection.
+/// A frame about a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     Offer(Box<QueuePairEndpoint>),
@@ -40,10 +40,10 @@ pub(super) enum Frame {
     Farewell(Farewell),
 }
 
-/// What is before the endpoint.
+/// The length of the head, in bytes.
 pub(super) const HEAD: usize = 12;
 
-/// A head that was read.
+/// A decoded head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     kind: u16,
@@ -52,7 +52,7 @@ pub(super) struct Head {
     pub(super) epoch: u32,
 }
 
-/// Why bytes are no frame.
+/// The reason why bytes are not a frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Wrong {
     #[error("a frame of kind {kind} announced {length} bytes")]
@@ -72,7 +72,7 @@ const BEAT: u16 = 6;
 const ALIVE: u16 = 7;
 
 impl Frame {
-    /// Appends it.
+    /// Appends the frame.
     pub(super) fn write(&self, number: u32, epoch: u32, bytes: &mut Vec<u8>) {
         let (kind, endpoint) = match self {
             Self::Offer(endpoint) => (OFFER, Some(endpoint)),
@@ -104,7 +104,7 @@ pub(super) fn write_head(kind: u16, number: u32, epoch: u32, bytes: &mut Vec<u8>
     bytes.extend(epoch.to_be_bytes());
 }
 
-/// How many bytes are behind the head; `None` if there is no such kind.
+/// The number of bytes after the head; `None` if the kind is unknown.
 #[allow(clippy::cast_possible_truncation)] // a few hundred
 const fn length_of(kind: u16) -> Option<u16> {
     match kind {
@@ -126,12 +126,12 @@ impl Head {
         Ok(Self { kind, length, number: u32::from_be_bytes(number), epoch })
     }
 
-    /// How many bytes are behind it.
+    /// The number of bytes after the head.
     pub(super) const fn length(self) -> usize {
         self.length as usize
     }
 
-    /// The frame of these bytes behind the head.
+    /// Decodes the frame from the bytes after the head.
     pub(super) fn frame(self, bytes: &[u8]) -> Result<Frame, Wrong> {
         let endpoint = || QueuePairEndpoint::from_bytes(bytes).map(Box::new);
         Ok(match self.kind {
@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    /// In every release.
+    /// The format is the same in every release.
     #[test]
     fn the_format() {
         let mut bytes = Vec::new();

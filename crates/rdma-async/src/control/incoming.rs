@@ -1,4 +1,4 @@
-//! A client that a listener has, and that its program decides about.
+//! A client of a listener that waits for `accept` or `reject`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Incoming {
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, user_bytes: &[u8]) -> Result<Connection, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
-        // A runtime without time is found out before anything has changed.
+        // Detects a runtime without time before anything has changed.
         drop(tokio::time::sleep(std::time::Duration::ZERO));
         let Self { mut client, listener } = self;
         let address = client.address;

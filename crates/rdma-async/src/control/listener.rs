@@ -22,13 +22,13 @@ use super::socket::{ClientSocket, listen, open_files, poll_accept};
 use crate::connection::Connection;
 use crate::driver::Driver;
 
-/// Listens for clients, which become connections: made by [`Driver::listen`].
+/// Listens for clients and turns them into connections. Created by [`Driver::listen`].
 ///
-/// A task of the runtime serves all clients until the program accepts them, whether or not it waits for one, so that a
-/// bad client delays no other. As at a `ChannelListener` of channels, up to 256 clients are
-/// half-open at a time; if one more comes, a silent one is dropped. Their queue pairs are created on tokio's blocking
-/// threads, one of which has to be free, since a device may be slow to create them. A listener keeps its driver going.
-/// Dropping the listener turns away the clients that were not accepted; the connections go on.
+/// A task of the runtime serves all clients until the program accepts them, whether or not the program waits for one.
+/// So a bad client delays no other. Like at a `ChannelListener` of channels, up to 256 clients are half-open at a time;
+/// if one more arrives, a silent one is dropped. Queue pairs are created on tokio's blocking threads, because a device
+/// may be slow to create them; one of these threads has to be free. A listener keeps its driver running. Dropping the
+/// listener turns away the clients that were not accepted; accepted connections continue.
 ///
 /// # Examples
 /// ```
@@ -76,9 +76,9 @@ pub(super) struct Served {
     state: Mutex<ListenerState>,
     maker: Maker,
     pub(super) options: ConnectionOptions,
-    /// Notified when a client can be taken, or the listener has failed.
+    /// Notified when a client can be accepted, or the listener has failed.
     news: Notify,
-    /// Notified when the program has taken one, or the failure: then clients are accepted again.
+    /// Notified when the program has received a client or the failure: then the task accepts clients again.
     taken: Notify,
 }
 
@@ -90,8 +90,8 @@ struct ListenerState {
 }
 
 impl Driver {
-    /// Listens at this address for clients, each of which becomes a connection with these options. For port 0 the
-    /// kernel chooses one. Of several addresses, the listener uses the first that it can listen at.
+    /// Listens at this address for clients, and turns each into a connection with these options. For port 0 the kernel
+    /// chooses one. If there are several addresses, the listener uses the first that it can listen at.
     ///
     /// # Errors
     /// [`ConnectError::Io`] for the first address, or if the process cannot open more files;
@@ -117,13 +117,13 @@ impl Driver {
         options: ConnectionOptions,
     ) -> Result<Listener, ConnectError> {
         options.check()?;
-        // A runtime without time is found out here, and not by the task.
+        // Detects a runtime without time here, rather than in the task.
         drop(tokio::time::sleep(Duration::ZERO));
         self.check()?;
         let addresses = lookup_host(addr).await;
         let addresses: Vec<_> =
             addresses.map_err(|source| ConnectError::Resolve { source })?.collect();
-        // What no client could be given is said now, and not to the first client.
+        // Reports options that fit no client now, rather than to the first client.
         let maker = Maker { driver: self.clone(), qp: options.qp.clone() };
         let maker = blocking(move || {
             drop(maker.driver.prepare(maker.qp.clone())?);
@@ -176,15 +176,16 @@ impl Listener {
     ///
     /// # Errors
     /// Only errors of this end, not those of a client. The listener can be used again after any of them:
-    /// [`ConnectError::Verbs`] if no queue pair could be made for a client, which gets the reason, and
-    /// [`ConnectError::Io`] if no client can be accepted from the socket, mostly because too many files are open: the
-    /// listener tries again after a second.
+    ///
+    /// - [`ConnectError::Verbs`] if no queue pair could be created for a client, which receives the reason;
+    /// - [`ConnectError::Io`] if no client can be accepted from the socket, mostly because too many files are open. The
+    ///   listener tries again after a second.
     pub async fn incoming(&self) -> Result<Incoming, ConnectError> {
         loop {
-            // A wake-up that comes now is kept for it.
+            // A notification between the check and the wait is kept.
             let news = self.shared.news.notified();
             if let Some(outcome) = self.take() {
-                // More may be there, for others who wait.
+                // There may be more, for other waiters.
                 self.shared.news.notify_one();
                 return outcome;
             }
@@ -196,7 +197,7 @@ impl Listener {
         let mut state = self.shared.state();
         if state.has_ended {
             let source = io::Error::other(
-                "the task of the listener has ended, as with its runtime: listen anew",
+                "the task of the listener has ended, as with its runtime: listen again",
             );
             let tried = format!("waiting for clients at {}", self.address);
             return Some(Err(ConnectError::Io { tried, source }));
@@ -210,8 +211,8 @@ impl Listener {
         Some(taken)
     }
 
-    /// The number of clients that the listener has refused, or that have gone before the program had decided. Clients
-    /// that the program has rejected do not count.
+    /// The number of clients that the listener has refused, or that had gone before the program decided. Clients that
+    /// the program has rejected do not count.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.shared.state().clients.refused
@@ -242,7 +243,7 @@ impl Drop for Listener {
     }
 }
 
-/// Ends the listener when its task ends, however it does.
+/// Ends the listener when its task ends, for whatever reason.
 struct Guard(Arc<Served>);
 
 impl Drop for Guard {
@@ -262,12 +263,12 @@ impl Served {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a client that has gone when the program accepted it.
+    /// Counts a client that had gone when the program accepted it.
     pub(super) fn note_gone(&self) {
         self.state().clients.refused += 1;
     }
 
-    /// Ready when clients were accepted, or have sent something: the keys of these.
+    /// Ready when clients were accepted or have sent something. Returns the keys of the latter.
     fn poll_ready(&self, socket: &TcpListener, cx: &mut Context<'_>) -> Poll<Vec<u64>> {
         let clients = &mut self.state().clients;
         let ready = clients.streams().filter(|(_, stream)| stream.is_ready(cx));
@@ -285,7 +286,7 @@ impl Served {
         hellos
     }
 
-    /// Makes a queue pair for a client, which may take the device its time.
+    /// Creates a queue pair for a client, which may take time.
     fn answer(&self, hello: Hello<ClientSocket, Connection>) {
         let make_room = || self.state().clients.make_room(&hello, Instant::now());
         let make = || self.maker.make(hello.stream_addresses(), hello.endpoint(), make_room);
@@ -303,7 +304,7 @@ impl Served {
         }
     }
 
-    /// Turns away the clients that were not taken.
+    /// Turns away the clients that were not accepted.
     fn end(&self) {
         let mut state = self.state();
         state.has_ended = true;
@@ -313,7 +314,7 @@ impl Served {
     }
 }
 
-/// Serves the clients as long as there is a listener.
+/// Serves the clients until the listener is dropped.
 async fn serve(shared: &Arc<Served>, socket: &TcpListener) {
     loop {
         // Clients that keep coming must not keep other tasks from running.

@@ -1,4 +1,4 @@
-//! What makes connections of options.
+//! Creates connections from options.
 
 use rdma_connect::{MakeEnds, NoEnd, StreamAddresses};
 use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};

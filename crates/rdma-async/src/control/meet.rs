@@ -56,15 +56,15 @@ impl MakeEnds for Again {
 }
 
 impl Connection {
-    /// Ends the queue pair, if it has not ended, and agrees with the peer on another one. The program of the peer
-    /// does the same. This value and all clones go on with a higher [`epoch`](Self::epoch), which is the same at both
-    /// ends.
+    /// Ends the queue pair, if it has not ended, and agrees with the peer on another one. The program of the peer makes
+    /// the same call. This value and all clones continue with a higher [`epoch`](Self::epoch), which is the same at
+    /// both ends.
     ///
-    /// No operation is repeated: outstanding operations have failed, and the program posts its receives again. A
-    /// failed operation keeps its slot until it was awaited, or is dropped: do that first. An operation that waits
-    /// for a slot may get one of the new queue pair. Messages that have [arrived for dropped
-    /// receives](Self::take_unclaimed) are kept. The domain and all options stay. If the future is dropped before it
-    /// is ready, the connection stays closed at both ends.
+    /// No operation is repeated: outstanding operations have failed, and the program posts its receives again. A failed
+    /// operation keeps its slot until it is awaited or dropped: do that first. An operation that waits for a slot may
+    /// get one of the new queue pair. Messages that have [arrived for dropped receives](Self::take_unclaimed) are kept.
+    /// The domain and all options stay the same. If the future is dropped before it is ready, the connection stays
+    /// closed at both ends.
     ///
     /// # Errors
     /// [`ConnectError::NoControl`] if it was not made [by an address](Driver::connect) with a peer of this crate;
@@ -88,7 +88,7 @@ impl Connection {
     /// # let ((client, _), server) = (client?, server?);
     /// # let pool = rdma_mem::BufferPool::new(&pd);
     /// # let nowhere = pd.allocate_shared_region(8, rdma_mem::AccessFlags::new())?;
-    /// // A mistake ends the queue pair, and not the process at the other end.
+    /// // A mistake ends the queue pair, not the process at the other end.
     /// client.write(pool.allocate(8)?, nowhere.remote()).await.unwrap_err();
     /// let (at_client, at_server) = tokio::join!(client.reconnect(), server.reconnect());
     /// assert_eq!((at_client?, at_server?), (1, 1));
@@ -108,9 +108,9 @@ impl Connection {
         let member = inner.member().ok_or(ConnectError::NoControl)?;
         let (shared, number) = (&*member.shared, member.number);
         let mut meeting = Meeting::begin(shared, number, true)?;
-        // Before the queue pair has ended: whoever asks for an end from now on has one.
+        // Noted before the queue pair ends, so that a close from now on takes effect.
         inner.look(ConnectionEntry::await_another);
-        // Somebody else may be about to destroy the queue pair, and the provider may refuse it.
+        // Another thread may be about to destroy the queue pair, and the provider may refuse to.
         while !inner.look(|entry| entry.is_gone()) {
             inner.ledger.close_if(inner.entry, CloseReason::Asked, |_| true)?;
             inner.until(|entry| (!entry.is_ending()).then_some(())).await;
@@ -129,13 +129,13 @@ impl Connection {
         Ok(epoch)
     }
 
-    /// Agrees with the peer on one more connection, with a queue pair of its own, by the control connection of this
-    /// one. The program of the peer does the same with the same number, which is not 0. Each passes its own options, so
-    /// that domain, port and rights may differ from those of this connection. They are the options of a queue pair: by
-    /// default, the peer has no rights.
+    /// Agrees with the peer on a further connection, with its own queue pair, through the control connection of this
+    /// one. The program of the peer makes the same call with the same number, which is not 0. Each passes its own
+    /// options, so domain, port and rights may differ from those of this connection. They are the options of a queue
+    /// pair: by default, the peer has no rights.
     ///
     /// The control connection lives until the last of its connections is dropped. When the other end has gone, all of
-    /// them end. If the future is dropped before it is ready, no such connection is made, or it is closed at once.
+    /// them end. If the future is dropped before it is ready, no connection is made, or it is closed at once.
     ///
     /// # Errors
     /// Same errors as [`reconnect`](Self::reconnect); [`ConnectError::NumberTaken`] for the number of an existing
@@ -155,7 +155,7 @@ impl Connection {
     /// # let listener = driver.listen("127.0.0.1:0", options.clone()).await?;
     /// # let (client, server) = tokio::join!(driver.connect(listener.local_addr(), options), listener.accept());
     /// # let ((client, _), server) = (client?, server?);
-    /// // One for counters, whose peer may do nothing else.
+    /// // A connection for counters. It gives its peer no other rights.
     /// const COUNTERS: u32 = 1;
     /// let own = context.allocate_pd()?;
     /// let may = own.create_qp().access(AccessFlags::new().with_remote_atomic());
@@ -199,19 +199,19 @@ impl Connection {
         Ok(further)
     }
 
-    /// Ends the connection after all requests of the send queue have completed, and the peer has ended its end, too.
-    /// The peer is notified, and ends as soon as its own send queue has completed. So no message of either end of a
-    /// reliable connection is lost, if the other end lives and has posted receives for it. Other operations of the
-    /// peer fail with [`CloseReason::Disconnected`].
+    /// Ends the connection after all requests of the send queue have completed and the peer has ended its end, too. The
+    /// peer is notified, and ends as soon as its own send queue has completed. So no message of either end of a
+    /// reliable connection is lost, if the other end lives and has posted receives for it. Other operations of the peer
+    /// fail with [`CloseReason::Disconnected`].
     ///
-    /// From now on all other operations fail with [`CloseReason::Asked`]. After `limit` the queue pair is destroyed
-    /// in any case. A connection that was made without a control connection, or with a channel, ends when its send
-    /// queue has completed. If the future is dropped before it is ready, the connection accepts no more operations,
-    /// and stays until it is [closed](Self::close) or dropped, or the peer ends it.
+    /// From now on all other operations fail with [`CloseReason::Asked`]. After `limit` the queue pair is destroyed in
+    /// any case. A connection that was made without a control connection, or with a channel, ends when its send queue
+    /// has completed. If the future is dropped before it is ready, the connection accepts no further operations. It
+    /// then stays until it is [closed](Self::close) or dropped, or the peer ends it.
     ///
     /// # Errors
     /// [`ConnectError::Timeout`] if the send queue did not complete in time, or the peer did not end its end;
-    /// [`ConnectError::Io`] if a request of the send queue has failed, or was not done when the connection ended,
+    /// [`ConnectError::Io`] if a request of the send queue has failed, or was outstanding when the connection ended,
     /// even before this call; [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
     ///
     /// # Panics
@@ -231,7 +231,7 @@ impl Connection {
     /// # let ((client, _), server) = (client?, server?);
     /// # let pool = rdma_mem::BufferPool::new(&pd);
     /// let last = server.receive(pool.allocate(8)?).post().await?;
-    /// // Nobody waits for the send.
+    /// // The send is not awaited.
     /// drop(client.send(pool.allocate(8)?).post().await?);
     /// client.disconnect(Duration::from_secs(5)).await?;
     /// assert_eq!(last.await?.length, 8);
@@ -286,7 +286,7 @@ impl Connection {
     }
 
     async fn end_with(&self, farewell: Farewell, limit: Duration) -> Result<(), ConnectError> {
-        // A runtime without time is found out before anything has changed.
+        // Detects a runtime without time before anything has changed.
         drop(tokio::time::sleep(Duration::ZERO));
         let inner = self.inner();
         let epoch = inner.look(|entry| {
@@ -301,7 +301,7 @@ impl Connection {
         let over = async {
             let has_lost = inner.until(|entry| {
                 let is_over = entry.is_drained() || entry.is_gone();
-                // Another task may have brought another queue pair, before the end of this one was seen.
+                // Another task may have connected another queue pair before this one was seen to end.
                 (is_over || entry.epoch != epoch).then(|| entry.has_lost() || entry.epoch != epoch)
             });
             let has_lost = has_lost.await;
@@ -316,12 +316,13 @@ impl Connection {
         match in_time {
             Ok(false) => Ok(()),
             Ok(true) => {
-                let why = "something of what was sent last did not arrive, as its operations send";
+                let why =
+                    "some of the last requests did not arrive: see the errors of their operations";
                 let (tried, source) = ("ending the connection".to_owned(), io::Error::other(why));
                 Err(ConnectError::Io { tried, source })
             }
             Err(_) => {
-                let awaited = "end of the peer's end, or of what was sent to it: does its program run, and has it \
+                let awaited = "end of the peer's side, or of the last sends: does its program run, and has it \
                     posted receives?";
                 Err(ConnectError::Timeout { limit, awaited: awaited.to_owned() })
             }
@@ -330,8 +331,8 @@ impl Connection {
 }
 
 impl Connection {
-    /// The reason with which the peer's program has [disconnected](Self::disconnect_with), empty if it gave none.
-    /// `None` if it has not disconnected; see [`closed`](Self::closed) for the reason of this end.
+    /// The reason that the peer's program has [disconnected](Self::disconnect_with) with; empty if it gave none. `None`
+    /// if it has not disconnected; see [`closed`](Self::closed) for the reason of this end.
     #[must_use]
     pub fn disconnect_reason(&self) -> Option<Box<[u8]>> {
         let epoch = self.epoch();
@@ -355,7 +356,7 @@ async fn within<T>(
     })
 }
 
-/// A queue pair that is connected to one of the other end, and its epoch.
+/// Agrees with the other end on a queue pair. Returns it connected, with its epoch.
 async fn meet<M>(
     meeting: &mut Meeting<'_>,
     shared: &Shared,
@@ -374,7 +375,7 @@ where
             if let Met::Yes(peer) = meeting.answered(epoch).await? {
                 let with = Arc::clone(&maker);
                 let end = blocking(move || Ok(with.connect(prepared, peer)?)).await?;
-                // Which takes its time: the other end may have given up.
+                // Connecting takes time: the other end may have given up.
                 if !meeting.is_withdrawn(epoch) {
                     meeting.enter(epoch, qp);
                     return Ok((epoch, end));
@@ -387,14 +388,14 @@ where
                 Ok((with.connect(prepared, peer)?, endpoint))
             };
             let (end, endpoint) = blocking(connect).await?;
-            // The client may lend something as soon as it has this.
+            // The client may lend memory as soon as it has this.
             meeting.enter(epoch, qp);
             meeting.send(epoch, &Frame::Answer(Box::new(endpoint)));
             if let Met::Yes(()) = meeting.ready(epoch).await? {
                 return Ok((epoch, end));
             }
         }
-        // The other end begins again.
+        // The other end starts again.
         meeting.forget();
     }
 }
@@ -406,10 +407,10 @@ fn made<T>(made: Result<T, NoEnd>) -> Result<T, ConnectError> {
     })
 }
 
-/// Does on another thread what a device may take its time for.
+/// Runs a call of the device on another thread, because it may take time.
 ///
 /// # Errors
-/// Those of the work, and if the runtime ends.
+/// The errors of the call; an error if the runtime ends.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ConnectError> + Send + 'static,
 ) -> Result<T, ConnectError> {

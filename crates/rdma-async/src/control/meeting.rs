@@ -1,4 +1,4 @@
-//! A queue pair that both ends of a control connection make.
+//! The negotiation of a queue pair by both ends of a control connection.
 
 use rdma_connect::ConnectError;
 use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
@@ -6,31 +6,32 @@ use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
 use super::frame::Frame;
 use super::shared::{Lane, MOST_STRANGERS, Shared};
 
-/// A queue pair that is being made with the other end. Dropped, the other end is told that it will not be.
+/// A queue pair that is being negotiated with the other end. If it is dropped, the other end is notified that there
+/// will be none.
 pub(super) struct Meeting<'s> {
     shared: &'s Shared,
     number: u32,
-    /// There is a connection, which is to have the queue pair.
+    /// Whether the queue pair is for an existing connection.
     is_here: bool,
-    /// What was said last of it.
+    /// The epoch of the last frame that was sent about it.
     epoch: Option<u32>,
-    /// What may be lent to, and is not there yet.
+    /// The epoch that the peer may lend memory to, while the queue pair is not connected at both ends.
     entered: Option<u32>,
 }
 
-/// What the other end has done about it.
+/// The reaction of the other end.
 pub(super) enum Met<T> {
     Yes(T),
-    /// It has given up, and may begin again.
+    /// The other end has given up, and may start again.
     Withdrawn,
 }
 
 impl<'s> Meeting<'s> {
-    /// For a connection that is here, or is not.
+    /// Starts a negotiation, for an existing connection or a new one.
     ///
     /// # Errors
-    /// [`ConnectError::NoControl`], [`ConnectError::NumberTaken`], and [`ConnectError::Busy`] if this end makes as many
-    /// already as the other one remembers.
+    /// [`ConnectError::NoControl`], [`ConnectError::NumberTaken`], and [`ConnectError::Busy`] if this end already
+    /// negotiates as many as the other one remembers.
     pub(super) fn begin(
         shared: &'s Shared,
         number: u32,
@@ -43,7 +44,7 @@ impl<'s> Meeting<'s> {
         let meeting = state.lanes.values().filter(|lane| lane.is_meeting).count();
         if shared.is_client && meeting >= MOST_STRANGERS {
             let why = format!(
-                "this end makes {MOST_STRANGERS} queue pairs by the control connection already: wait for some"
+                "this end already makes {MOST_STRANGERS} queue pairs by the control connection: wait for some"
             );
             return Err(ConnectError::Busy(why.into()));
         }
@@ -55,12 +56,12 @@ impl<'s> Meeting<'s> {
         Ok(Self { shared, number, is_here, epoch: None, entered: None })
     }
 
-    /// The client's first part.
+    /// Sends the client's offer. Returns its epoch.
     pub(super) fn offer(&mut self, endpoint: QueuePairEndpoint) -> u32 {
         let mut state = self.shared.state();
         state.newest += 1;
         let epoch = state.newest;
-        // Under the same lock: the server hears them in this order.
+        // Sent under the same lock: the server receives epochs in order.
         self.shared.send(self.number, epoch, &Frame::Offer(Box::new(endpoint)));
         drop(state);
         self.epoch = Some(epoch);
@@ -72,7 +73,7 @@ impl<'s> Meeting<'s> {
         self.shared.send(self.number, epoch, frame);
     }
 
-    /// What the server answers.
+    /// Waits for the server's answer.
     pub(super) async fn answered(
         &self,
         epoch: u32,
@@ -86,22 +87,22 @@ impl<'s> Meeting<'s> {
         self.shared.until(self.number, look).await
     }
 
-    /// Whether the other end has given up.
+    /// Returns true if the other end has given up.
     pub(super) fn is_withdrawn(&self, epoch: u32) -> bool {
         let state = self.shared.state();
         state.lanes.get(&self.number).is_some_and(|lane| lane.withdrawn >= Some(epoch))
     }
 
-    /// What the client offers.
+    /// Waits for the client's offer.
     pub(super) async fn offered(&mut self) -> Result<(u32, QueuePairEndpoint), ConnectError> {
         let look = |lane: &mut Lane| lane.endpoint.take();
         let (epoch, endpoint) = self.shared.until(self.number, look).await?;
-        // Whatever becomes of it, the client is told.
+        // From now on the client is notified if this fails.
         self.epoch = Some(epoch);
         Ok((epoch, *endpoint))
     }
 
-    /// Whether the client is ready.
+    /// Waits until the client is ready.
     pub(super) async fn ready(&self, epoch: u32) -> Result<Met<()>, ConnectError> {
         let look = |lane: &mut Lane| {
             if lane.ready == Some(epoch) {
@@ -113,19 +114,19 @@ impl<'s> Meeting<'s> {
         self.shared.until(self.number, look).await
     }
 
-    /// The other end may lend something to the queue pair from now on.
+    /// Allows the other end to lend memory to the queue pair from now on.
     pub(super) fn enter(&mut self, epoch: u32, qp: &QueuePairBuilder<'static>) {
         self.shared.leases.enter(self.number, epoch, qp.pd(), qp.granted());
         self.entered = Some(epoch);
     }
 
-    /// It was withdrawn by the other end.
+    /// Forgets the offer after the other end has withdrawn it.
     pub(super) fn forget(&mut self) {
         self.epoch = None;
         self.take_back();
     }
 
-    /// Nothing can be lent to a queue pair that will not be.
+    /// Ends leases to a queue pair that will not be connected.
     fn take_back(&mut self) {
         if let Some(epoch) = self.entered.take() {
             let leases = &self.shared.leases;
@@ -137,7 +138,7 @@ impl<'s> Meeting<'s> {
         }
     }
 
-    /// The queue pair is there.
+    /// Completes the negotiation: the queue pair is connected.
     pub(super) fn done(mut self, epoch: u32) {
         if self.shared.is_client {
             self.send(epoch, &Frame::Ready);
@@ -160,7 +161,7 @@ impl Drop for Meeting<'_> {
             }
         }
         state.forget_unknown(self.number);
-        // Under the same lock: the server hears of it before it hears of one more.
+        // Sent under the same lock: the server receives it before the next offer.
         if let Some(epoch) = self.epoch {
             self.shared.send(self.number, epoch, &Frame::Ended);
         }

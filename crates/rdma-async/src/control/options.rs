@@ -8,9 +8,9 @@ use rdma_qp::{QueuePair, QueuePairBuilder};
 
 use crate::lease::limits::LeaseLimits;
 
-/// The options of connections that are made by an address: all of the queue pair's, and those of the control connection.
-/// Both ends have the same type: [`Driver::connect`](crate::Driver::connect), and [`Driver::listen`](crate::Driver::listen)
-/// for all clients.
+/// The options of connections that are made by an address: all options of the queue pair, and those of the control
+/// connection. Both ends use this type: [`Driver::connect`](crate::Driver::connect), and
+/// [`Driver::listen`](crate::Driver::listen) for all clients.
 ///
 /// # Examples
 /// ```
@@ -21,9 +21,9 @@ use crate::lease::limits::LeaseLimits;
 ///
 /// # rdma_soft::install();
 /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
-/// // Those of a channel: a peer may read and write memory that it is told of.
+/// // Like a channel: a peer may read and write memory after it has received the key.
 /// let options = ConnectionOptions::new(&pd).user_bytes(b"swordfish");
-/// // Any others of the queue pair's.
+/// // Or any other options of the queue pair.
 /// let access = AccessFlags::new().with_remote_atomic();
 /// let options = ConnectionOptions::from(pd.create_qp().max_send_wr(256).access(access))
 ///     .peer_timeout(Duration::from_secs(5));
@@ -44,8 +44,8 @@ pub struct ConnectionOptions {
 }
 
 impl ConnectionOptions {
-    /// The options of a channel: a reliable connection, whose peer may read and write, and which retries without
-    /// limit while the peer has posted no receive.
+    /// The options of a channel: a reliable connection whose peer may read and write. It retries without limit while
+    /// the peer has posted no receive.
     pub fn new(pd: &ProtectionDomain) -> Self {
         let access = AccessFlags::new().with_remote_read().with_remote_write();
         QueuePair::builder(pd).access(access).into()
@@ -68,30 +68,29 @@ impl ConnectionOptions {
         self
     }
 
-    /// After how long a machine that has fallen silent counts as gone: TCP asks it four times in that time
-    /// (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but not more than once per second. Default: 30 seconds. A peer whose process
-    /// has ended is noticed at once.
+    /// Sets the time after which a silent machine counts as gone. TCP probes it four times in that time
+    /// (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but at most once per second. Default: 30 seconds. The end of the peer's
+    /// process is noticed at once.
     #[doc(alias("TCP_USER_TIMEOUT", "SO_KEEPALIVE"))]
     pub const fn peer_timeout(mut self, limit: Duration) -> Self {
         self.peer_timeout = limit;
         self
     }
 
-    /// Sets the interval at which the peer's program answers by the control connection. After three missed answers,
-    /// the connection ends with [`CloseReason::Silent`](crate::CloseReason::Silent). So it notices a program that
-    /// hangs, for example in a debugger, or with a blocked runtime. Default: never. A channel at the other end does
-    /// not answer, and is not checked.
+    /// Sets the interval at which the peer's program must answer on the control connection. After three missed answers,
+    /// the connection ends with [`CloseReason::Silent`](crate::CloseReason::Silent). This detects a program that hangs,
+    /// for example in a debugger, or with a blocked runtime. Default: never. A channel at the other end does not
+    /// answer, and is not checked.
     pub const fn heartbeat(mut self, every: Duration) -> Self {
         self.heartbeat = Some(every);
         self
     }
 
-    /// Sets the time limit of operations that are awaited without another one, as if by
-    /// [`within`](crate::Op::within): those of the connection, of its
-    /// [additional ones](crate::Connection::connect_additional), and of [borrowed memory](crate::RemoteRegion).
-    /// Default: none.
+    /// Sets the time limit of operations that are awaited without their own limit, as if by
+    /// [`within`](crate::Op::within). It applies to operations of the connection, of its [additional
+    /// ones](crate::Connection::connect_additional), and of [borrowed memory](crate::RemoteRegion). Default: none.
     ///
-    /// An operation that was [posted](crate::Op::post) before it is awaited has no limit, so that a receive may be posted
+    /// An operation that was [posted](crate::Op::post) before it is awaited has no limit, so a receive may be posted
     /// long before its message.
     pub const fn operation_timeout(mut self, limit: Duration) -> Self {
         self.operation_timeout = Some(limit);
@@ -104,8 +103,8 @@ impl ConnectionOptions {
         self
     }
 
-    /// Sets the time that must be left of a lease to post an operation on [borrowed memory](crate::RemoteRegion): the
-    /// time that a request may need to arrive. Default: 1 ms.
+    /// Sets the time that must be left of a lease to post an operation on [borrowed memory](crate::RemoteRegion). It
+    /// allows for the time that a request takes to arrive. Default: 1 ms.
     pub const fn lease_margin(mut self, margin: Duration) -> Self {
         self.lease_margin = margin;
         self

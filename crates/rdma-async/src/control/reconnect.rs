@@ -34,7 +34,7 @@ pub struct ReconnectPolicy {
 }
 
 impl ReconnectPolicy {
-    /// 5 attempts with pauses from 100 ms to 5 s, and 60 s for the port before each.
+    /// Returns a policy with 5 attempts, pauses from 100 ms to 5 s, and 60 s for the port before each attempt.
     pub const fn new() -> Self {
         Self {
             attempts: 5,
@@ -50,8 +50,8 @@ impl ReconnectPolicy {
         self
     }
 
-    /// Sets the pause after the first failed attempt, and the longest one. Each pause is twice as long as the one before.
-    /// Default: 100 ms and 5 s.
+    /// Sets the pause after the first failed attempt, and the longest one. Each pause is twice as long as the one
+    /// before. Default: 100 ms and 5 s.
     pub const fn pauses(mut self, first: Duration, longest: Duration) -> Self {
         self.first_pause = first;
         self.longest_pause = longest;
@@ -72,8 +72,8 @@ impl Default for ReconnectPolicy {
 }
 
 impl Connection {
-    /// Calls [`reconnect`](Self::reconnect) until it succeeds, as the policy says. The program of the peer does the same,
-    /// or calls `reconnect`.
+    /// Calls [`reconnect`](Self::reconnect) until it succeeds or the policy gives up. The program of the peer makes the
+    /// same call, or calls `reconnect`.
     ///
     /// Each attempt first waits until the port of the connection is active (`PORT_ACTIVE`), or any port if its options
     /// name none. It reads the GID table again, whose entries may change while a port is down. Attempts are repeated
@@ -102,7 +102,7 @@ impl Connection {
     /// # let ((client, _), server) = (client?, server?);
     /// let receive = server.receive_imm().post().await?;
     /// # device.set_port_up(false);
-    /// // The cable is pulled, and put back.
+    /// // The cable is pulled, and plugged in again.
     /// receive.await.unwrap_err();
     /// let policy = ReconnectPolicy::new();
     /// let both = async { tokio::join!(client.reconnect_by(&policy), server.reconnect_by(&policy)) };
@@ -136,7 +136,7 @@ impl Connection {
         let member = inner.member().ok_or(ConnectError::NoControl)?;
         let (context, port) = (inner.pd.context(), member.qp.fixed_port());
         let failed = |source| ConnectError::Io { tried: "waiting for the port".into(), source };
-        // Before the first look: no event after it is lost.
+        // Created before the first check, so that no later event is lost.
         let mut events = Driver(inner.driver.clone()).events().map_err(failed)?;
         let active = async {
             while states(context, port)?.iter().all(|&state| !is_active(state)) {
@@ -154,7 +154,7 @@ impl Connection {
     }
 }
 
-/// The state of this port, or of each.
+/// The state of this port, or of every port.
 fn states(context: &Context, port: Option<u8>) -> Result<Vec<PortState>, ConnectError> {
     let ports = match port {
         Some(port) => port..=port,
@@ -167,7 +167,7 @@ const fn is_active(state: PortState) -> bool {
     matches!(state, PortState::ACTIVE | PortState::ACTIVE_DEFER)
 }
 
-/// Whether another attempt may succeed: ports, GIDs and the peer come back by themselves.
+/// Returns true if another attempt may succeed: ports, GIDs and the peer may recover by themselves.
 fn is_temporary(error: &ConnectError) -> bool {
     match error {
         ConnectError::Timeout { .. } | ConnectError::Busy(_) => true,

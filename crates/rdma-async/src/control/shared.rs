@@ -1,5 +1,5 @@
-//! State that the connections of one control connection share: the connections, what the other end has sent, and what is
-//! still to be sent.
+//! State that the connections of one control connection share: the connections, the frames from the other end, and the
+//! frames that are still to be sent.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -48,7 +48,7 @@ impl Member {
         self.shared.send_farewell(self.number, epoch, farewell);
     }
 
-    /// Returns the reason for which the other end has gone, as far as the stream shows it now.
+    /// Returns the reason why the other end has gone, as far as the stream shows it now.
     pub(crate) fn gone(&self, epoch: u32) -> Option<CloseReason> {
         self.shared.gone(self.number, epoch)
     }
@@ -58,7 +58,7 @@ impl Member {
         self.shared.farewell(self.number, epoch)
     }
 
-    /// Notifies the other end that this end has nothing more to send on the queue pair of that epoch, and waits until the
+    /// Notifies the other end that this end has nothing more to send on the queue pair of that epoch. Waits until the
     /// other end has ended it.
     pub(super) async fn finish(&self, epoch: u32) {
         self.shared.send(self.number, epoch, &Frame::Finish);
@@ -115,7 +115,7 @@ pub(super) struct StreamState {
     owes_beat: bool,
     /// Whether the other end has asked for a sign of life.
     owes_alive: bool,
-    /// The reason for which the stream is closed.
+    /// The reason why the stream is closed.
     over: Option<CloseReason>,
     /// The last farewell that this end has sent.
     farewell: Option<Farewell>,
@@ -132,11 +132,11 @@ pub(super) struct Lane {
     pub(super) endpoint: Option<(u32, Box<QueuePairEndpoint>)>,
     /// The epoch of the queue pair that is ready at the client.
     pub(super) ready: Option<u32>,
-    /// The newest epoch for which this end has sent [`Frame::Ended`].
+    /// The newest epoch of a [`Frame::Ended`] that this end has sent.
     ended_sent: Option<u32>,
-    /// The newest epoch for which this end has sent [`Frame::Farewell`].
+    /// The newest epoch of a [`Frame::Farewell`] that this end has sent.
     farewell_sent: Option<u32>,
-    /// The epoch and the reason for which the program of the other end ends the connection.
+    /// The epoch and the reason of the other end's farewell: its program ends the connection.
     farewell: Option<(u32, Farewell)>,
     /// The newest epoch that has ended at the other end, or will never begin there.
     pub(super) withdrawn: Option<u32>,
@@ -232,11 +232,11 @@ impl Shared {
         if reason.is_none_or(is_of_program) {
             self.send_farewell(number, epoch, Farewell::PLAIN);
         }
-        // As long as no other connection can have the number.
+        // Done while no other connection can have the number.
         self.leases.leave(number);
         let mut state = self.state();
         let Some(lane) = state.lanes.get_mut(&number) else { return };
-        // Nobody reconnects it any more: a future that did so was forgotten.
+        // A future that was reconnecting it was forgotten, so it will not reset this.
         (lane.here, lane.is_meeting) = (None, false);
         let ended_sent = lane.ended_sent.max(lane.withdrawn) >= Some(epoch);
         state.forget_unknown(number);
@@ -278,8 +278,8 @@ impl Shared {
         self.state().lanes.get(&number)?.farewell(epoch)
     }
 
-    /// Returns the reason for which the other end has gone, as far as the stream shows it now. The task of the stream may
-    /// not have read that yet.
+    /// Returns the reason why the other end has gone, as far as the stream shows it now. The task of the stream may not
+    /// have read that yet.
     fn gone(&self, number: u32, epoch: u32) -> Option<CloseReason> {
         let state = self.state();
         let lane = state.lanes.get(&number)?;
@@ -325,8 +325,8 @@ impl Shared {
         }
     }
 
-    /// Ends a connection that the other end has ended, and reports one that has ended here. Both concern the queue pair of
-    /// the current epoch, which another one may replace meanwhile.
+    /// Ends a connection that the other end has ended, and reports one that has ended here. Both concern the queue pair
+    /// of the current epoch, which another one may replace meanwhile.
     fn settle(&self, number: u32, connection: &Seat) {
         let Some(epoch) = connection.look(|entry| entry.epoch) else { return };
         let (is_over, is_finished, gone) = {
@@ -341,7 +341,7 @@ impl Shared {
                 entry.epoch == epoch && !entry.is_gone() && !entry.has_refused()
             });
         } else if is_finished {
-            // Once: each stop causes another look at this.
+            // Stop only once: each stop causes this to run again.
             connection.stop_if(gone, |entry| entry.epoch == epoch && !entry.is_draining());
             self.leases.notify_all();
             connection.end_if(gone, |entry| {
@@ -418,14 +418,14 @@ impl Shared {
         let mut state = self.state();
         match frame {
             Frame::Offer(_) if !self.is_client && epoch <= state.newest => {
-                return Err("it offers a queue pair of an epoch that was");
+                return Err("it offers a queue pair of an old epoch");
             }
             Frame::Offer(endpoint) if !self.is_client => {
                 state.newest = epoch;
                 let is_stranger = |lane: &Lane| lane.here.is_none() && !lane.is_meeting;
                 let strangers = state.lanes.values().filter(|lane| is_stranger(lane)).count();
                 if !state.lanes.contains_key(&number) && strangers >= MOST_STRANGERS {
-                    return Err("it offers more connections than are awaited");
+                    return Err("it offers too many connections that this end does not make");
                 }
                 state.lanes.entry(number).or_default().endpoint = Some((epoch, endpoint));
             }
@@ -440,7 +440,7 @@ impl Shared {
                 }
             }
             Frame::Offer(_) | Frame::Answer(_) | Frame::Ready => {
-                return Err("it says what the other end has to send");
+                return Err("it sends a frame of the other role");
             }
             Frame::Ended if self.is_client && epoch > state.newest => {
                 return Err("it ends a queue pair that was not offered");

@@ -1,4 +1,4 @@
-//! The sockets of a listener and its clients, as a task of tokio waits for them.
+//! The sockets of a listener and its clients, for a tokio task to wait on.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -17,11 +17,11 @@ const ACCEPTED: usize = 64;
 /// Clients that wait in the socket's backlog, if the kernel allows that many (`net.core.somaxconn`).
 const BACKLOG: i32 = 1024;
 
-/// Listens at the first of the addresses that can be listened at.
+/// Listens at the first address that works.
 pub(super) fn listen(addresses: &[SocketAddr]) -> Result<(TcpListener, SocketAddr), ConnectError> {
     listen_at_first(addresses, |address| {
         let socket = std::net::TcpListener::bind(address)?;
-        // The standard library has asked for a short backlog, and this changes it.
+        // The standard library sets a short backlog; this call increases it.
         rustix::net::listen(&socket, BACKLOG)?;
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
@@ -34,7 +34,7 @@ pub(super) fn open_files() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
-/// Accepts clients while there are some, and room for them. Pending if none came.
+/// Accepts clients while there are some, and room for them. Pending if none arrived.
 pub(super) fn poll_accept<E>(
     clients: &mut Clients<ClientSocket, E>,
     socket: &TcpListener,
@@ -52,7 +52,7 @@ pub(super) fn poll_accept<E>(
             Poll::Pending if accepted == 0 => return Poll::Pending,
             Poll::Pending => break,
             Poll::Ready(Ok((stream, from))) => {
-                // Without it the client waits longer, no more.
+                // If this fails, the only effect is a longer wait of the client.
                 let _ = stream.set_nodelay(true);
                 let addresses = stream_addresses(stream.local_addr(), from);
                 clients.admit(ClientSocket(stream), (from, addresses), now);
@@ -66,15 +66,15 @@ pub(super) fn poll_accept<E>(
     Poll::Ready(())
 }
 
-/// The stream of a client that was not accepted by the program yet.
+/// The stream of a client that the program has not accepted yet.
 #[derive(Debug)]
 pub(super) struct ClientSocket(pub(super) TcpStream);
 
 impl ClientSocket {
-    /// Returns true if something has come, or the stream has ended; else the task is woken then.
+    /// Returns true if bytes have arrived or the stream has ended. Otherwise the task is woken when that happens.
     pub(super) fn is_ready(&self, cx: &mut Context<'_>) -> bool {
         while self.0.poll_read_ready(cx).is_ready() {
-            // What was received since makes the stream count as ready until a call finds nothing.
+            // Bytes that were received since then keep the stream marked as ready until a call finds none.
             match self.0.try_io(Interest::READABLE, || self.peek()) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 _ => return true,
@@ -84,7 +84,7 @@ impl ClientSocket {
     }
 }
 
-/// Each call asks the kernel, which may know more than the runtime.
+/// Each call asks the kernel directly, whose state may be newer than the runtime's.
 impl ClientStream for ClientSocket {
     fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
         Ok(recv(&self.0, buffer, RecvFlags::DONTWAIT)?.0)

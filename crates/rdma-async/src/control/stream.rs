@@ -65,7 +65,7 @@ fn notice_silence(stream: &TcpStream, limit: Duration) {
     let _ = sockopt::set_tcp_user_timeout(stream, user_timeout_ms);
 }
 
-/// Ends the connections when the task ends in any way: no task would notice a peer that goes.
+/// Ends the connections when the task ends for any reason: otherwise no task would notice that the peer has gone.
 struct Guard {
     shared: Arc<Shared>,
     stream: Arc<TcpStream>,
@@ -76,14 +76,14 @@ struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // A forked child has none of it.
+        // A forked child owns none of this.
         if !self.shared.is_of_this_process() {
             return;
         }
         if self.reason == CloseReason::Destroyed {
             self.shared.send_farewells();
         }
-        // What was said before, as far as it goes out at once.
+        // Sends queued frames, as far as the stream accepts them at once.
         let due = self.shared.take_due();
         self.shared.end(self.reason);
         if self.shared.talks {
@@ -113,7 +113,7 @@ async fn until_gone(mut guard: Guard, beat: Option<Duration>) {
     let ended = tokio::select! {
         ended = serves => ended.and_then(|(Err(end), ())| Err(end)),
         ended = send_frames(shared, stream, rest, &unsent) => ended,
-        // Nobody is here any more.
+        // The last connection has left.
         () = shared.left.notified() => return,
         ended = lives => {
             limit = beat.unwrap_or_default().saturating_mul(SILENT_BEATS);
@@ -138,8 +138,8 @@ async fn until_gone(mut guard: Guard, beat: Option<Duration>) {
 /// The number of a connection, its epoch, and a frame about it.
 type ReceivedFrame = (u32, u32, Frame);
 
-/// Receives frames until the stream ends, or brings bytes that are not a frame. Returns the reason. Handles signs of life
-/// at once, and queues all other frames.
+/// Receives frames until the stream ends, or brings bytes that are not a frame. Returns the reason. Handles signs of
+/// life at once, and queues all other frames.
 async fn receive_frames(
     shared: &Shared,
     from: &TcpStream,
@@ -147,7 +147,7 @@ async fn receive_frames(
     queue: mpsc::Sender<ReceivedFrame>,
 ) -> io::Result<Infallible> {
     if !shared.talks {
-        // A channel sends its farewell and nothing else. Without one, the end of the stream is all there is.
+        // A channel sends only its farewell. Without a farewell, only the end of the stream arrives.
         let (mut bytes, mut block) = (Vec::new(), [0; 512]);
         let end = loop {
             match receive_some(from, &mut block).await {
@@ -180,7 +180,7 @@ async fn receive_frames(
     }
 }
 
-/// Receives as many bytes as there is room for.
+/// Receives bytes until the buffer is full.
 ///
 /// # Errors
 /// [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the stream ends before that.
@@ -192,8 +192,8 @@ async fn fill(from: &TcpStream, mut room: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Receives what comes next; same errors as [`fill`]. Lets other tasks run now and then, whatever the peer sends: a stream
-/// that is always readable never has this task wait.
+/// Receives the next bytes; same errors as [`fill`]. Lets other tasks run from time to time, whatever the peer sends: a
+/// stream that is always readable never makes this task wait.
 async fn receive_some(from: &TcpStream, room: &mut [u8]) -> io::Result<usize> {
     loop {
         tokio::task::coop::consume_budget().await;
@@ -206,7 +206,7 @@ async fn receive_some(from: &TcpStream, room: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// Sends what the stream takes at once, after it takes some.
+/// Waits until the stream is writable. Sends as much as it accepts at once.
 async fn send_some(to: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     to.writable().await?;
     match to.try_write(bytes) {
@@ -216,7 +216,7 @@ async fn send_some(to: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
 }
 
 /// Handles the queued frames in order. A frame after the end of a lease finds the lease closed. After the end of the
-/// stream, does not wait for a thread that has not begun.
+/// stream, it does not wait for a thread that has not started.
 async fn handle_frames(
     shared: &Shared,
     mut queue: mpsc::Receiver<ReceivedFrame>,
@@ -230,7 +230,7 @@ async fn handle_frames(
                 let _ = ended.wait_for(|&ended| ended).await;
                 sleep(GRACE).await;
             };
-            // A thread that was dropped is the runtime's end, and that of this task.
+            // If the thread was dropped, the runtime has ended, and so does this task.
             let is_closed = tokio::select! {
                 _ = &mut closing.thread => true,
                 () = none_has_begun => shared.leases.close_left(closing.number),
@@ -260,7 +260,7 @@ async fn send_frames(
 ) -> io::Result<()> {
     loop {
         if !rest.is_empty() && shared.out.is_full() {
-            return Err(not_kept("it does not read what it is told"));
+            return Err(not_kept("it does not read the frames that it is sent"));
         }
         if rest.is_empty() {
             *rest = shared.take_due();
@@ -280,7 +280,7 @@ async fn send_frames(
         };
         match written {
             Ok(count) => drop(rest.drain(..count)),
-            // The other end does not read any more. Frames that it has sent are still handled, and then its end.
+            // The other end no longer reads. Frames that it has already sent are still handled, and then its end.
             Err(error) if error.kind() != io::ErrorKind::Other => {
                 let _ = unsent.set(error);
                 return std::future::pending().await;
@@ -292,7 +292,7 @@ async fn send_frames(
     }
 }
 
-/// Asks for signs of life, and returns when they are missing. After the end of the stream none can arrive.
+/// Requests signs of life, and returns when they are missing. After the end of the stream none can arrive.
 async fn beats(
     shared: &Shared,
     beat: Option<Duration>,

@@ -9,11 +9,12 @@ use tokio::io::unix::AsyncFd;
 use super::file;
 
 /// A stream of the asynchronous events of a driver's context, from [`Driver::events`](crate::Driver::events). Each
-/// stream gets every event that occurs while it lives. Events that were not read are kept in memory, so drop a stream
-/// that is no longer read.
+/// stream gets every event that occurs while it lives. Events that are not read stay in memory, so drop a stream that
+/// is no longer read.
 ///
-/// The driver's task has one itself: when a port goes down or the device fails, the connections that depend on it end at
-/// once, with [`CloseReason::Port`](crate::CloseReason::Port) and [`CloseReason::Device`](crate::CloseReason::Device).
+/// The driver's task has its own stream. When a port goes down or the device fails, the connections that depend on it
+/// end at once, with [`CloseReason::Port`](crate::CloseReason::Port) and
+/// [`CloseReason::Device`](crate::CloseReason::Device).
 ///
 /// # Examples
 /// ```
@@ -26,7 +27,7 @@ use super::file;
 /// let driver = Driver::spawn(&context)?;
 /// let mut events = driver.events()?;
 /// # device.set_port_up(false);
-/// // Somebody pulls the cable.
+/// // The cable is pulled.
 /// let event = events.next().await?;
 /// assert_eq!(event.kind, AsyncEventKind::PORT_ERR);
 /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
@@ -57,13 +58,13 @@ impl Events {
         }
     }
 
-    /// Waits until there may be one. What comes behind this is noticed by the next wait.
+    /// Waits until there may be an event. Events after this call are noticed by the next wait.
     pub(super) async fn wait(&self) -> io::Result<()> {
         self.file.readable().await?.clear_ready();
         Ok(())
     }
 
-    /// One that is there.
+    /// The next event, if one has occurred.
     pub(super) fn try_next(&self) -> io::Result<Option<AsyncEvent>> {
         self.events.try_get_event().map_err(io::Error::other)
     }

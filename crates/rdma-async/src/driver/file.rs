@@ -7,12 +7,13 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A duplicate of the file, to wait until that is readable: the file is somebody's, and `AsyncFd` closes what it has.
+/// Duplicates a file, to wait until it is readable: the original belongs to its owner, and `AsyncFd` closes its file.
 ///
 /// # Errors
-/// If there can be no more files, or the runtime has no I/O.
+/// If the process cannot open further files, or the runtime has no I/O.
 pub(crate) fn readable(file: BorrowedFd<'_>) -> io::Result<AsyncFd<OwnedFd>> {
     let file = file.try_clone_to_owned()?;
-    // SAFETY: SAFETY.md F28: the duplicate is this one's alone, is open until it is dropped, and is the same file all the time.
+    // SAFETY: SAFETY.md F28: only this value has the duplicate, which is open until it is dropped, and is the same file
+    // all the time.
     Ok(unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }?)
 }

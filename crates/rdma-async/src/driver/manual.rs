@@ -1,4 +1,4 @@
-//! The driver as the program's own.
+//! A driver that the program polls.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -10,13 +10,15 @@ use super::shared::Shared;
 /// A driver without a task: the program polls it. It [has a file](AsFd) that is readable after a request has
 /// completed since the driver was [armed](Self::arm).
 ///
-/// It has no timers: nothing has to be called at a certain time. A send whose peer does not answer ends by the queue pair's
-/// retries, if these are bounded; a receive waits until its message comes, or its connection ends. The times of
-/// [`Region::reserve`](crate::Region::reserve), leases and `timeout` are timers of the runtime that polls these.
-/// Asynchronous events are the program's, too: a connection whose port or device has failed is not closed by itself. Take the
-/// events from [`Driver::events`](crate::Driver::events), or those of the context, and close what has failed.
+/// It has no timers: no call is due at a certain time. A send to a peer that does not answer ends when the queue pair
+/// has used up its retries, if these are bounded. A receive waits until its message arrives or its connection ends. The
+/// times of [`Region::reserve`](crate::Region::reserve), leases and `timeout` are timers of the runtime that polls
+/// these.
 ///
-/// Dropped, it ends the driver.
+/// The program also handles asynchronous events: a connection is not closed when its port or device fails. Read the
+/// events from [`Driver::events`](crate::Driver::events), or from the context, and close the affected connections.
+///
+/// Dropping it ends the driver.
 #[derive(Debug)]
 pub struct ManualDriver(Arc<Shared>);
 
@@ -32,8 +34,8 @@ impl ManualDriver {
         self.0.poll()
     }
 
-    /// Requests that the next completion makes the file readable, and polls all that are there. Returns their number;
-    /// after 0 the program can sleep on the file.
+    /// Arms the completion queues, so that the next completion makes the file readable, and polls all completions that
+    /// have arrived. Returns their number; after 0 the program can sleep on the file.
     ///
     /// # Errors
     /// If the completion channel has failed.

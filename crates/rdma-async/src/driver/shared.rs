@@ -1,4 +1,4 @@
-//! What a driver, its task and its connections share.
+//! The state that a driver, its task and its connections share.
 
 use std::sync::{Arc, PoisonError};
 
@@ -12,26 +12,26 @@ use crate::driver::windows::Windows;
 use crate::ledger::Ledger;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 
-/// How many completions a completion queue has room for, if no connection needs more.
+/// The capacity of a completion queue, in completions, unless a connection needs more.
 const COMPLETIONS: u32 = 4096;
 
-/// What a driver has, as long as its task or a connection is there.
+/// The state of a driver, which lives as long as its task or a connection.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    // First: they have queues of the channel.
+    // First: their completion queues refer to the channel.
     ledgers: Mutex<Vec<Arc<Ledger>>>,
     pub(crate) channel: CompletionChannel,
-    /// A task polls, and ends the driver.
+    /// Whether a task polls, and ends the driver.
     pub(super) has_task: bool,
-    /// Nobody polls any more.
+    /// Whether the driver has ended: nothing polls any more.
     pub(super) is_over: AtomicBool,
-    /// All queue pairs were destroyed.
+    /// Whether all queue pairs were destroyed.
     pub(super) is_done: AtomicBool,
-    /// Told when the last handle is gone, or the driver is to end.
+    /// Notified when the last handle is dropped, or the driver is to end.
     pub(crate) ends: Notify,
-    /// Told when it has ended.
+    /// Notified when the driver has ended.
     pub(super) has_ended: Notify,
-    /// Whether windows of the device keep peers within them, once somebody has wanted to know.
+    /// Whether the device keeps peers within the bounds of windows, once this was requested.
     #[cfg(not(loom))]
     pub(crate) windows: Windows,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Handle(pub(crate) Arc<Shared>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // A forked child wakes nobody of its parent's.
+        // A forked child wakes no task of its parent.
         if self.0.is_of_this_process() {
             self.0.ends.notify_one();
         }
@@ -64,7 +64,7 @@ impl Shared {
         }))
     }
 
-    /// Whether this is no forked child, in which nobody may be there to unlock anything.
+    /// Returns true unless this is a forked child, where the thread that would release a lock may not exist.
     pub(super) fn is_of_this_process(&self) -> bool {
         self.channel.context().check_process().is_ok()
     }
@@ -73,7 +73,7 @@ impl Shared {
         self.ledgers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A completion queue with room for so many requests, which are taken.
+    /// Returns a completion queue in which room for that many requests was reserved.
     pub(crate) fn ledger_for(&self, requests: u32) -> Result<Arc<Ledger>, Error> {
         let mut ledgers = self.ledgers();
         if let Some(fits) = ledgers.iter().find(|ledger| ledger.reserve(requests)) {
@@ -87,17 +87,18 @@ impl Shared {
         Ok(ledger)
     }
 
-    /// Takes all events, takes the completions that are there, and has the next ones make events where somebody has to be
-    /// told, or `always`: who sleeps on the file of the channel after this misses none. How many completions there were.
+    /// Receives all events, polls all completions, and arms the queues with awaited requests, or all queues if `always`
+    /// is set. A caller that then sleeps on the file of the channel misses no event. Returns the number of completions.
     ///
     /// # Errors
-    /// If the channel has failed, or a completion queue cannot be asked. One that has failed has ended its operations.
+    /// If the channel has failed, or a completion queue cannot be armed. If a completion queue has failed, its
+    /// operations have ended, and no error is returned.
     pub(crate) fn sweep(&self, always: bool) -> Result<usize, Error> {
         while self.channel.try_get_event()?.is_some() {}
         let ledgers = self.ledgers().clone();
         let (mut all, mut failure) = (0, None);
         for ledger in ledgers.iter().filter(|ledger| !ledger.is_failed()) {
-            // Each of them, since the events of all were taken.
+            // Sweeps every queue, because the events of all queues were received.
             match ledger.sweep(always) {
                 Ok(count) => all += count,
                 Err(error) => drop(failure.get_or_insert(error)),
@@ -112,7 +113,7 @@ impl Shared {
         ledgers.iter().map(|ledger| ledger.progress().unwrap_or(0)).sum()
     }
 
-    /// Ends what depends on what has failed.
+    /// Ends the connections that depend on the failed port or device.
     pub(super) fn note(&self, event: &AsyncEvent) {
         let (reason, port) = match (event.kind, event.source) {
             (AsyncEventKind::DEVICE_FATAL, _) => (CloseReason::Device, None),
@@ -121,12 +122,12 @@ impl Shared {
             }
             _ => return,
         };
-        tracing::debug!(kind = %event.kind, "connections end with what they depend on");
+        tracing::debug!(kind = %event.kind, "connections end because their port or device has failed");
         let ledgers = self.ledgers().clone();
         ledgers.iter().for_each(|ledger| ledger.close_those_of(port, reason));
     }
 
-    /// Destroys all queue pairs: all operations are over then.
+    /// Destroys all queue pairs, which ends all operations.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Ordering::Release);
         let ledgers = self.ledgers().clone();

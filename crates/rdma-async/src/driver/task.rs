@@ -10,7 +10,7 @@ use super::events::Events;
 use super::file;
 use super::shared::Shared;
 
-/// Destroys the queue pairs when the task ends, however it does.
+/// Destroys the queue pairs when the task ends, for whatever reason.
 struct Guard(Arc<Shared>);
 
 impl Drop for Guard {
@@ -32,17 +32,17 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> io::Result<()> {
 
 async fn run(guard: Guard, file: AsyncFd<OwnedFd>, events: Events) {
     if let Err(error) = serve(&guard.0, &file, &events).await {
-        tracing::error!(%error, "a driver cannot go on");
+        tracing::error!(%error, "a driver has failed: its connections end");
     }
 }
 
-/// Until the driver is to end.
+/// Runs until the driver is to end.
 async fn serve(shared: &Shared, file: &AsyncFd<OwnedFd>, events: &Events) -> io::Result<()> {
     while let Some(event) = events.try_next()? {
         shared.note(&event);
     }
     loop {
-        // All events are taken after the file counts as not readable, and asked for before the last look.
+        // Events are received after the file is marked as not readable, and the queues are armed before the last poll.
         shared.sweep(false).map_err(io::Error::other)?;
         tokio::select! {
             ready = file.readable() => ready?.clear_ready(),

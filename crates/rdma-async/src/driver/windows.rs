@@ -4,11 +4,11 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::watch;
 
-/// What a driver knows of its device's windows.
+/// The driver's knowledge about the windows of its device.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     pub(crate) known: OnceLock<bool>,
-    /// Where the answer comes, while a task finds it out.
+    /// Receives the answer while a task determines it.
     asked: Mutex<Option<watch::Receiver<Option<bool>>>>,
 }
 

@@ -1,4 +1,4 @@
-//! The borrower's part: what it has asked for, what awaits it, and what it has.
+//! The borrower's part: its requests, the leases that it can receive, and its borrowed memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -15,24 +15,24 @@ use super::frame::{Ask, LeaseFrame, Return};
 use super::table::Leases;
 use crate::region::descriptor::Descriptor;
 
-/// So many leases of the peer's can await this end's program.
+/// The most leases of the peer that wait for this end's program.
 const MOST_ANNOUNCED: usize = 1024;
 
-/// What was asked for, and not answered yet.
+/// A request that was not answered yet.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) number: u32,
     pub(super) epoch: u32,
     pub(super) since: Instant,
     pub(super) ask: Ask,
-    /// Who is told; nobody if the queue pair has ended.
+    /// The waiter to notify; `None` once the queue pair has ended.
     pub(super) answer: Option<oneshot::Sender<Result<Granted, LeaseDenial>>>,
-    /// One of those that may be outstanding, until the other end has answered.
+    /// The permit of an outstanding request, held until the other end has answered.
     pub(super) _permit: OwnedSemaphorePermit,
 }
 
 impl Asked {
-    /// Whether it has got less than it asked for, or what no memory can be.
+    /// Returns true if the grant is less than was requested, or is no valid memory.
     pub(super) fn is_cheated_by(&self, access: AccessFlags, descriptor: &Descriptor) -> bool {
         let Ask { lease, length, alignment, access: asked, .. } = self.ask;
         let region = descriptor.region();
@@ -45,7 +45,8 @@ impl Asked {
     }
 }
 
-/// Memory of the peer that this end has. Dropped, the peer is told that it is not needed any more.
+/// Memory of the peer that this end has borrowed. When it is dropped, the peer is notified that it is not needed any
+/// more.
 pub(crate) struct Granted {
     pub(super) leases: Arc<Leases>,
     pub(super) number: u32,
@@ -53,33 +54,34 @@ pub(crate) struct Granted {
     pub(super) lease: u32,
     pub(crate) access: AccessFlags,
     pub(super) descriptor: Descriptor,
-    /// What was lent, and not asked for, and that nobody has taken yet, awaits the program again.
+    /// Whether this lease, if dropped now, waits for the program again: the peer has lent it unrequested, and it was
+    /// not received yet.
     pub(super) awaits: bool,
-    /// The peer has closed it.
+    /// Whether the peer has closed it.
     pub(super) is_over: Arc<AtomicBool>,
-    /// The peer's program is to have it.
+    /// Whether it is handed over to the peer's program.
     pub(super) gives: AtomicBool,
-    /// An operation on it has failed.
+    /// Whether an operation on it has failed.
     pub(super) has_failed: AtomicBool,
-    /// A request that names it may still be with the device, and nobody knows when it is over.
+    /// Whether a request that uses it may still be outstanding after its future was dropped.
     pub(super) is_forsaken: AtomicBool,
 }
 
 impl Granted {
-    /// How much time is left.
+    /// The time that is left.
     pub(crate) fn remaining(&self) -> Duration {
         self.descriptor.remaining()
     }
 
-    /// How long the memory is, in bytes, and where.
+    /// The length and the place of the memory.
     pub(crate) const fn descriptor(&self) -> &Descriptor {
         &self.descriptor
     }
 
-    /// Whether it may be used now by a queue pair of that epoch.
+    /// Checks that a queue pair of that epoch may use it now.
     ///
     /// # Errors
-    /// Why it may not.
+    /// The reason why it may not.
     pub(crate) fn check(&self, epoch: u32) -> Result<(), LeaseEnd> {
         if epoch != self.epoch {
             return Err(LeaseEnd::Disconnected);
@@ -96,17 +98,18 @@ impl Granted {
         Ok(())
     }
 
-    /// The peer's program is to have it, when nothing here uses it any more.
+    /// Hands it over to the peer's program, after its last use at this end.
     pub(crate) fn hand_over(&self) {
         self.gives.store(true, Ordering::Release);
     }
 
-    /// An operation on it has failed: the lender learns that when it has the memory back.
+    /// Notes that an operation on it has failed. The lender learns that when the memory is returned.
     pub(crate) fn note_failed(&self) {
         self.has_failed.store(true, Ordering::Release);
     }
 
-    /// A request that names it goes on, and nobody waits for it: the peer has it back when its time is over.
+    /// Notes that a request that uses it continues after its future was dropped: the memory returns to the peer when
+    /// its time is over.
     pub(crate) fn note_forsaken(&self) {
         self.is_forsaken.store(true, Ordering::Release);
     }
@@ -142,19 +145,19 @@ impl fmt::Debug for Granted {
     }
 }
 
-/// All that is borrowed by a control connection.
+/// The borrowed memory and the requests of a control connection.
 #[derive(Debug, Default)]
 pub(super) struct Borrower {
     asks: BTreeMap<u32, Asked>,
     newest: u32,
-    /// By connection, the epoch and the number of each lease.
+    /// The epoch and the number of each lease that waits for the program, by connection.
     announced: BTreeMap<u32, VecDeque<(u32, u32)>>,
-    /// Who is told when the peer closes a lease.
+    /// The flag to set when the peer closes a lease, by its number.
     borrowed: BTreeMap<u32, Arc<AtomicBool>>,
 }
 
 impl Borrower {
-    /// A number for what is asked for.
+    /// A number for a new request.
     pub(super) fn next(&mut self) -> u32 {
         loop {
             self.newest = self.newest.wrapping_add(1).max(1);
@@ -173,7 +176,7 @@ impl Borrower {
         self.asks.remove(&ask)
     }
 
-    /// Memory awaits this end. Whether there is room for it.
+    /// Adds a lease that waits for the program. Returns true if there is room for it.
     pub(super) fn announce(&mut self, number: u32, epoch: u32, lease: u32) -> bool {
         let count: usize = self.announced.values().map(VecDeque::len).sum();
         let has_room = count < MOST_ANNOUNCED;
@@ -183,7 +186,7 @@ impl Borrower {
         has_room
     }
 
-    /// Memory awaits this end again, before all others.
+    /// Adds a lease back that waits for the program, before all others.
     pub(super) fn announce_again(&mut self, number: u32, epoch: u32, lease: u32) {
         self.announced.entry(number).or_default().push_front((epoch, lease));
     }
@@ -206,7 +209,7 @@ impl Borrower {
         }
     }
 
-    /// The peer has closed a lease.
+    /// Notes that the peer has closed a lease.
     pub(super) fn note_over(&mut self, number: u32, lease: u32) {
         if let Some(is_over) = self.borrowed.remove(&lease) {
             is_over.store(true, Ordering::Release);
@@ -216,8 +219,8 @@ impl Borrower {
         }
     }
 
-    /// The queue pairs of a connection have ended, up to that epoch. Who is to be told that there will be no memory, by being
-    /// dropped.
+    /// Ends everything of the queue pairs of a connection up to that epoch. Returns the waiters that get no memory, to
+    /// be notified by dropping them.
     pub(super) fn end_of(
         &mut self,
         number: u32,

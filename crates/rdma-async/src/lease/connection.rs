@@ -22,24 +22,24 @@ use crate::region::reserve::{ReserveError, at_once, local_too};
 use crate::sync::LONGEST;
 
 impl Connection {
-    /// Borrows `length` bytes of memory from the peer for the given time; they are zero, on pages of their own. The
-    /// peer's control connection answers, within the [limits](crate::LeaseLimits) of its program, which has to do
-    /// nothing. `access` is what this end may do with the memory, at most what the peer's queue pair allows.
+    /// Borrows `length` bytes of memory from the peer for the given time; they are zero, on their own pages. The peer's
+    /// control connection answers within the [limits](crate::LeaseLimits) of the peer's program, without involving that
+    /// program. `access` is what this end may do with the memory, at most what the peer's queue pair allows.
     ///
-    /// The memory is new, and has a registration of its own, whose key opens nothing else. When its time is over, the
-    /// peer closes and frees it, even if this end is gone. If the future is dropped before it is ready, the memory is
+    /// The memory is new and has its own registration, so its key opens nothing else. When its time is over, the peer
+    /// closes and frees it, even if this end is gone. If the future is dropped before it is ready, the memory is
     /// returned.
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::Denied`];
-    /// [`LeaseError::Timeout`] if nothing comes within the
+    /// [`LeaseError::Timeout`] if no answer arrives within the
     /// [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout); [`LeaseError::NotOpened`] for 0 bytes.
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with time (`enable_time`).
     ///
     /// # Examples
-    /// A client that asks a server for memory, writes into it, and gives it to the server's program:
+    /// A client that borrows memory from a server, writes into it, and hands it over to the server's program:
     /// ```
     /// use std::time::Duration;
     /// use rdma_async::{ConnectionOptions, Driver, LeaseLimits};
@@ -103,20 +103,20 @@ impl Connection {
         Ok(RemoteRegion::new(self.inner(), granted))
     }
 
-    /// Lends memory to the peer for the given time: it is open to the peer from now on, and the peer's program can
-    /// [receive](Self::receive_lease) it at any time. `access` has the rights of the peer, at most those that the
-    /// queue pair allows; rights that the verbs also demand are added.
+    /// Lends memory to the peer for the given time. It is open to the peer from now on, and the peer's program can
+    /// [receive](Self::receive_lease) it at any time. `access` has the rights of the peer, at most those that the queue
+    /// pair allows; rights that the verbs also demand are added.
     ///
     /// The [`Lease`] returns the memory when the peer has returned it, its time is over, or the queue pair has ended,
     /// whichever is first. After that, a late request of the peer fails with a remote access error, and changes
     /// nothing. A task of the runtime that the connection was made in counts the time, by the kernel's
-    /// `CLOCK_MONOTONIC`, which stops while the machine is suspended. Memory of more than 1 MiB is opened and closed
-    /// on tokio's blocking threads, one of which has to be free. When the control connection ends, its task closes
-    /// all memory that is still lent. If the future is dropped before it is ready, the memory is freed.
+    /// `CLOCK_MONOTONIC`, which stops while the machine is suspended. Memory of more than 1 MiB is opened and closed on
+    /// tokio's blocking threads; one of them has to be free. When the control connection ends, its task closes all
+    /// memory that is still lent. If the future is dropped before it is ready, the memory is freed.
     ///
-    /// The key is valid on every connection of this domain, for any peer that knows it, and providers reuse keys. A
-    /// request that a peer has posted just before the end, and its device sends again later, may reach memory that was
-    /// opened since.
+    /// The key is valid on every connection of this domain, for any peer that knows it, and providers reuse keys. The
+    /// device may retransmit a request that a peer has posted just before the end. Such a request may reach memory that
+    /// was opened since.
     ///
     /// # Errors
     /// These return the memory: [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::NotOpened`], and
@@ -168,7 +168,7 @@ impl Connection {
     /// # }
     /// ```
     ///
-    /// A buffer lies among others in the memory of its pool, and is not lent:
+    /// A buffer shares the memory of its pool with others, and cannot be lent:
     /// ```compile_fail,E0308
     /// # use rdma_mem::AccessFlags;
     /// # async fn of_a_pool(one: rdma_async::Connection, buffer: rdma_mem::Buffer, time: std::time::Duration) {
@@ -215,8 +215,8 @@ impl Connection {
         }
     }
 
-    /// Like [`lend`](Self::lend), for a part of memory of which other leases may have parts at the same time, each
-    /// with rights and a key of its own. `range` counts bytes from the beginning of the memory. After all of its
+    /// Like [`lend`](Self::lend), for a part of memory. Other leases may have parts of the same memory at the same
+    /// time, each with its own rights and key. `range` counts bytes from the beginning of the memory. After all of its
     /// leases have ended and all clones are dropped, [`CommonMemory::try_into_memory`] returns the memory.
     ///
     /// # Errors
@@ -306,11 +306,12 @@ impl Connection {
     /// Receives the next memory that the peer has [lent](Self::lend), in the order of the leases, and waits if there is
     /// none. If the future is dropped before it is ready, the memory waits for the next call.
     ///
-    /// At most 1,024 leases wait for the program; further ones go back at once, as if they had been dropped here.
+    /// At most 1,024 leases wait for the program; further ones return to the peer at once, as if they had been dropped
+    /// here.
     ///
     /// # Errors
-    /// [`LeaseError::NoControl`], [`LeaseError::Closed`]; [`LeaseError::Timeout`] if the peer has lent memory, and does not
-    /// answer within the [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout).
+    /// [`LeaseError::NoControl`], [`LeaseError::Closed`]; [`LeaseError::Timeout`] if the peer has lent memory and does
+    /// not answer within the [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout).
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with time (`enable_time`).
@@ -331,7 +332,7 @@ impl Connection {
                 || leases.borrower().next_announced(number).map(|lease| Ask { lease, ..ask });
             match self.ask_next(next).await {
                 Ok(Some(granted)) => return Ok(RemoteRegion::new(self.inner(), granted)),
-                // Another task has taken it, or it was over before it was taken.
+                // Another task has received it, or it ended before it was received.
                 Ok(None) | Err(LeaseError::Denied(LeaseDenial::Ended)) => {}
                 Err(error) => return Err(error),
             }
@@ -345,7 +346,8 @@ impl Connection {
     /// a blocking thread has closed it for the peer.
     ///
     /// # Errors
-    /// [`LeaseError::NoControl`], [`LeaseError::Closed`] when there is no more of it.
+    /// [`LeaseError::NoControl`]; [`LeaseError::Closed`] after the connection has ended and all of its memory was
+    /// received.
     ///
     /// # Examples
     /// See [`borrow`](Self::borrow).
@@ -354,7 +356,7 @@ impl Connection {
         let (member, leases) = self.leases()?;
         let number = member.number;
         let next = || leases.lender().given.get_mut(&number)?.1.pop_front();
-        // What is being closed comes still.
+        // Memory that is being closed will still arrive.
         let is_giving = || leases.lender().is_giving(number);
         Ok(self.until_there(leases, number, is_giving, next).await?.region)
     }
@@ -368,7 +370,7 @@ impl Connection {
     /// Waits until `look` finds a value.
     ///
     /// # Errors
-    /// If the connection has ended before.
+    /// If the connection has ended and no value was found.
     async fn until_there<R>(
         &self,
         leases: &Arc<Leases>,
@@ -377,7 +379,7 @@ impl Connection {
         mut find: impl FnMut() -> Option<R>,
     ) -> Result<R, LeaseError> {
         let look = || {
-            // Whoever ends it has this looked at again. What is found then was there before.
+            // The end of the connection notifies this wait. A value that is found then was there before.
             let epoch = leases.lender().epoch_of(number);
             let is_up = (epoch.is_some() && self.closed().is_none()) || is_to_come();
             find().map(Ok).or_else(|| (!is_up).then_some(Err(())))
@@ -391,7 +393,7 @@ impl Connection {
         granted.ok_or(LeaseError::Closed(None))
     }
 
-    /// Sends a request to the peer when one may be outstanding, and waits for the answer.
+    /// Sends a request to the peer when one more may be outstanding, and waits for the answer.
     async fn ask_next(
         &self,
         next: impl FnOnce() -> Option<Ask>,
@@ -400,7 +402,7 @@ impl Connection {
         let (number, limit) = (member.number, member.shared.limit);
         let closed = || LeaseError::Closed(self.closed());
         let asked = async {
-            // Whoever ends the connection has this looked at again.
+            // The end of the connection notifies this wait.
             let is_down = || leases.lender().epoch_of(number).is_none() || self.closed().is_some();
             let permit = tokio::select! {
                 biased;
@@ -436,7 +438,7 @@ impl QueuePairEpoch {
     }
 }
 
-/// What a queue pair grants, and not memory alone.
+/// The rights that a queue pair grants in addition to those of the memory.
 const fn remote() -> AccessFlags {
     AccessFlags::new().with_remote_read().with_remote_write().with_remote_atomic()
 }

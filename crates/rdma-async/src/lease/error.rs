@@ -11,29 +11,29 @@ use crate::region::memory::Region;
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseError {
-    /// The connection has no control connection, or a channel at the other end of it.
+    /// This connection has no control connection, or the other end of it is a channel.
     #[error(
-        "leases travel by a control connection, and this connection has none to a peer of this crate: make it with \
+        "leases need a control connection to a peer of this crate, and this connection has none: make it with \
         `Driver::connect` and `Driver::listen`"
     )]
     NoControl,
-    /// The connection has ended, with the reason if this end knows one. From `receive_lease` and `receive_region` it
-    /// means that nothing more arrives: most often the peer has left.
+    /// The connection has ended, with the reason if this end knows it. From `receive_lease` and `receive_region` it
+    /// means that nothing else will arrive, most often because the peer has disconnected.
     #[error("the connection has ended{}", since(*.0))]
     Closed(Option<CloseReason>),
-    /// The peer does not lend that.
+    /// The peer does not lend the requested memory.
     #[error("the peer does not lend the memory: {0}")]
     Denied(LeaseDenial),
     /// The peer has not answered in time, or earlier requests of this end still wait for their answers. Memory that is
-    /// granted later goes back by itself: request again.
+    /// granted later returns to the peer by itself: request again.
     #[error("the peer has not answered within {limit:?}: does its program run?")]
     Timeout {
         /// The time that this end waited.
         limit: Duration,
     },
-    /// The connection does not let its peer do that.
+    /// The connection does not give its peer these rights.
     #[error(
-        "the connection lets its peer do {granted}, and not {asked}: make its options of \
+        "the connection grants its peer {granted}, not {asked}: create its options from \
         `pd.create_qp().access(…)` with these rights"
     )]
     NotGranted {
@@ -45,14 +45,14 @@ pub enum LeaseError {
     /// The memory cannot be opened.
     #[error("the memory was not opened to the peer: {0}")]
     NotOpened(Box<Error>),
-    /// The connection ended before the lease was made, and the provider refuses to close the memory, which is never used
-    /// again. Peers may still reach it by the connections of its protection domain, until these are closed.
+    /// The connection ended before the lease was made, and the provider refuses to close the memory, which is never
+    /// used again. Peers may still reach it through the connections of its protection domain, until these are closed.
     #[error(
-        "peers may still reach the memory, which is lost, by the connections of its domain: {0}"
+        "the memory could not be closed ({0}): close the connections of its domain, by which peers may still reach it"
     )]
     NotRevoked(Box<Error>),
-    /// The runtime has ended, and with it the threads that call the provider: the memory is closed, and freed.
-    #[error("the runtime has ended before the memory was opened: keep it until all is done")]
+    /// The runtime has ended, and with it the threads that call the provider: the memory is closed and freed.
+    #[error("the runtime has ended before the memory was opened: keep it running until then")]
     RuntimeEnded,
 }
 
@@ -63,7 +63,7 @@ rdma_types::debug_messages!(enum LeaseError {
 
 impl LeaseError {
     /// Returns what a program can do about the error. After [`NotRevoked`](Self::NotRevoked), close *all* connections
-    /// of the protection domain, by which peers can reach the memory.
+    /// of the protection domain, because peers can reach the memory through them.
     ///
     /// ```
     /// use rdma_async::{LeaseDenial, LeaseError};
@@ -89,7 +89,7 @@ fn since(reason: Option<CloseReason>) -> String {
     reason.map_or_else(String::new, |reason| format!(", since {reason}"))
 }
 
-/// The reason for which a peer does not lend memory. [`LeaseLimits`](crate::LeaseLimits) documents the limits.
+/// The reason why a peer does not lend memory. [`LeaseLimits`](crate::LeaseLimits) documents the limits.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseDenial {
@@ -115,13 +115,13 @@ pub enum LeaseDenial {
         most: u64,
     },
     /// The peer has lent as much as it may, to this end or to all: request what is left, or try later.
-    #[error("{left} bytes are left of what it may lend: give some back, or ask again later")]
+    #[error("{left} bytes are left of what it may lend: return some memory, or ask again later")]
     Full {
         /// The bytes that are left, in whole pages.
         left: u64,
     },
     /// The peer has lent as many regions to this end as it may.
-    #[error("it lends {most} regions at a time: give one back, or ask again later")]
+    #[error("it lends {most} regions at a time: return one, or ask again later")]
     TooMany {
         /// The most regions at a time.
         most: u64,
@@ -140,13 +140,13 @@ pub enum LeaseDenial {
     },
     /// The peer has no memory left, or its device refuses to open it: its machine, `ulimit -l` or the device is at its
     /// limit.
-    #[error("it could not allocate the memory, or register it: ask again later, or for less")]
+    #[error("it could not allocate or register the memory: ask again later, or for less")]
     Failed,
-    /// The queue pair has ended at the peer, as this end is about to learn: connect again.
-    #[error("the queue pair that the memory was for has ended there: connect anew")]
+    /// The queue pair has ended at the peer; this end is about to learn that. Connect again.
+    #[error("the queue pair that the memory was for has ended there: connect again")]
     Ended,
-    /// A reason of another release, by its number: use the same release at both ends.
-    #[error("for reason {0} of another release: take the same one at both ends")]
+    /// A reason that only another release defines, with its number: use the same release at both ends.
+    #[error("for reason {0} of another release: use the same release at both ends")]
     Other(u32),
 }
 
@@ -156,7 +156,7 @@ rdma_types::debug_messages!(enum LeaseDenial {
 });
 
 impl LeaseDenial {
-    /// Returns what the requesting program can do about it. If the peer has used up a limit, that is
+    /// Returns what the requesting program can do about it. For a limit that the peer has used up, that is
     /// [`Retry`](Recovery::Retry), since some of it becomes free again.
     ///
     /// ```
@@ -179,7 +179,7 @@ impl LeaseDenial {
         }
     }
 
-    /// As numbers: why, and the limit.
+    /// The denial as numbers: the reason and the limit.
     pub(crate) fn to_numbers(self) -> (u32, u64) {
         match self {
             Self::NotOffered => (1, 0),
@@ -195,7 +195,7 @@ impl LeaseDenial {
         }
     }
 
-    #[allow(clippy::cast_possible_truncation)] // the flags that are known
+    #[allow(clippy::cast_possible_truncation)] // the known flags
     pub(crate) const fn from_numbers(why: u32, limit: u64) -> Self {
         match why {
             1 => Self::NotOffered,

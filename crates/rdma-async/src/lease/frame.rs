@@ -1,16 +1,16 @@
-//! What the ends of a control connection say to each other of memory that is lent, as bytes.
+//! Frames about lent memory on a control connection, and their encoding.
 //!
-//! Each is behind the head of a [frame](crate::control), which says of which connection and epoch it is. Numbers are in network
-//! order, times in microseconds.
+//! Each follows the head of a [frame](crate::control), which names the connection and the epoch. Numbers are in network
+//! byte order, times in microseconds.
 //!
 //! | | kind | from | when | bytes |
 //! |---|---|---|---|---|
-//! | 8 | LEND | lender | memory awaits the borrower | lease (4) |
-//! | 9 | ASK | borrower | it wants the memory of a lease that awaits it, or, with lease 0, new memory | ask (4), lease (4), access (4), length (8), alignment (8), time (8) |
+//! | 8 | LEND | lender | memory waits for the borrower | lease (4) |
+//! | 9 | ASK | borrower | requests the memory of a waiting lease or, with lease 0, new memory | ask (4), lease (4), access (4), length (8), alignment (8), time (8) |
 //! | 10 | GRANT | lender | the memory is open | ask (4), lease (4), access (4), descriptor (28) |
-//! | 11 | DENY | lender | it will not be | ask (4), why (4), limit (8) |
-//! | 12 | BACK | borrower | it needs the memory no more: 0; 1, the lender's program is to have it; 2, an operation on it has failed | lease (4), 0 to 2 (4) |
-//! | 13 | OVER | lender | the memory was closed before its time, or with it: it may still await the borrower | lease (4) |
+//! | 11 | DENY | lender | the request is denied | ask (4), why (4), limit (8) |
+//! | 12 | BACK | borrower | returns the memory: 0; 1, hands it over to the lender's program; 2, an operation on it has failed | lease (4), 0 to 2 (4) |
+//! | 13 | OVER | lender | the memory was closed, at its time or before; it may still wait for the borrower | lease (4) |
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use rdma_mem::AccessFlags;
 use super::error::LeaseDenial;
 use crate::region::descriptor::Descriptor;
 
-/// What is said of a lease.
+/// A frame about a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LeaseFrame {
     Lend { lease: u32 },
@@ -35,7 +35,7 @@ pub(crate) enum LeaseFrame {
 #[repr(u32)]
 pub(crate) enum Return {
     Dropped = 0,
-    /// The lender's program is to have it.
+    /// The memory goes to the lender's program.
     HandedOver = 1,
     /// An operation on it has failed.
     Failed = 2,
@@ -53,7 +53,7 @@ impl Return {
     }
 }
 
-/// What a borrower wants.
+/// A request of a borrower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
     pub(crate) ask: u32,
@@ -72,8 +72,8 @@ const DENY: u16 = 11;
 const BACK: u16 = 12;
 const OVER: u16 = 13;
 
-/// How many bytes are behind the head of a frame of this kind; `None` if it is not of a lease.
-#[allow(clippy::cast_possible_truncation)] // a few
+/// The number of bytes after the head of a frame of this kind; `None` if it is not about a lease.
+#[allow(clippy::cast_possible_truncation)] // a small number
 pub(crate) const fn length_of(kind: u16) -> Option<u16> {
     Some(match kind {
         LEND | OVER => 4,
@@ -97,7 +97,7 @@ impl LeaseFrame {
         }
     }
 
-    /// Appends what is behind the head.
+    /// Appends the bytes after the head.
     pub(crate) fn write(&self, bytes: &mut Vec<u8>) {
         let mut word = |word: u32| bytes.extend(word.to_be_bytes());
         match self {
@@ -129,8 +129,8 @@ impl LeaseFrame {
         }
     }
 
-    /// The frame of that kind with these bytes behind the head; `None` if they are not as many as it has, or one of
-    /// them is a number that this version does not know.
+    /// Decodes a frame of that kind from the bytes after the head. Returns `None` if their number is wrong, or a value
+    /// is unknown to this version.
     pub(crate) fn read(kind: u16, bytes: &[u8]) -> Option<Self> {
         let mut rest = Rest(bytes);
         let frame = match kind {
@@ -161,7 +161,7 @@ impl LeaseFrame {
     }
 }
 
-/// All that is more than a clock counts to is for ever.
+/// Times that do not fit are infinite.
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
@@ -173,7 +173,7 @@ const fn time(micros: u64) -> Duration {
     }
 }
 
-/// What is not read yet.
+/// The bytes that were not read yet.
 struct Rest<'b>(&'b [u8]);
 
 impl Rest<'_> {
@@ -225,7 +225,7 @@ mod tests {
             let bytes = written(&frame);
             assert_eq!(Some(bytes.len()), length_of(frame.kind()).map(usize::from));
             let back = LeaseFrame::read(frame.kind(), &bytes).unwrap();
-            // A descriptor has the time when it was written.
+            // A descriptor contains the time at which it was written.
             if let (
                 LeaseFrame::Grant { descriptor: before, .. },
                 LeaseFrame::Grant { descriptor: after, .. },
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(LeaseFrame::read(BACK, b"\0\0\0\x07\0\0\0\x03"), None, "of a later version");
     }
 
-    /// In every release.
+    /// The format is the same in every release.
     #[test]
     fn the_format() {
         let access = AccessFlags::new().with_remote_write();

@@ -1,4 +1,4 @@
-//! The lender's part: what it has lent, until it was closed.
+//! The lender's part: the memory that it has lent, until it is closed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -15,22 +15,22 @@ use crate::region::memory::Region;
 use crate::region::reserve::ReserveError;
 use crate::sync::LONGEST;
 
-/// By the clock of the runtime.
+/// The time by the clock of the runtime.
 pub(super) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// When so much time is over. `None` if it has no end.
+/// The time at which the duration has passed; `None` if it is infinite.
 pub(super) fn behind(time: Duration) -> Option<Instant> {
     (time <= LONGEST).then(|| now() + time)
 }
 
-/// A connection that is up, as the lender knows it.
+/// A connected queue pair, as the lender sees it.
 #[derive(Debug)]
 pub(super) struct Current {
     pub(super) epoch: u32,
     pub(super) pd: ProtectionDomain,
-    /// What its peer may do.
+    /// The rights of its peer.
     pub(super) access: AccessFlags,
 }
 
@@ -39,28 +39,28 @@ pub(super) struct Current {
 pub(super) struct Open {
     pub(super) number: u32,
     pub(super) epoch: u32,
-    /// `None` if its time has no end.
+    /// `None` if its time is infinite.
     pub(super) until: Option<Instant>,
     pub(super) access: AccessFlags,
     pub(super) opened: Opened,
 }
 
-/// What is registered, and who has it back.
+/// A registration, and its owner after the lease.
 #[derive(Debug)]
 pub(super) enum Opened {
-    /// Who has lent it, whose region is of that domain.
+    /// Lent by the program, with a region of that domain.
     Lent(SharedRegion, ProtectionDomain, Back<Region>),
-    /// Of memory of which others may have parts.
+    /// A part of memory whose other parts may also be lent.
     Part(CommonRegion, Back<CommonMemory>),
-    /// Nobody, unless the peer gives it to this end's program.
+    /// Borrowed by the peer. It is freed, unless the peer hands it over to this end's program.
     Asked(SharedRegion, Counted),
 }
 
-/// Who has lent memory.
+/// Returns the memory to the program that has lent it.
 pub(super) type Back<M> = oneshot::Sender<Result<EndedLease<M>, ReserveError>>;
 
 impl Open {
-    /// How long it is, in bytes.
+    /// The length of the memory, in bytes.
     pub(super) fn len(&self) -> usize {
         match &self.opened {
             Opened::Lent(region, ..) | Opened::Asked(region, _) => region.len(),
@@ -68,7 +68,7 @@ impl Open {
         }
     }
 
-    /// Whether the program of this end has lent it.
+    /// Returns true if the program of this end has lent it.
     pub(super) const fn is_lent(&self) -> bool {
         !matches!(self.opened, Opened::Asked(..))
     }
@@ -83,15 +83,15 @@ impl Open {
     }
 }
 
-/// Memory that the peer has given to this end's program.
+/// Memory that the peer has handed over to this end's program.
 #[derive(Debug)]
 pub(super) struct Given {
     pub(super) region: Region,
-    /// It counts until it is taken.
+    /// Counted until the program receives it.
     _counted: Counted,
 }
 
-/// Why a lease ends, and whether the program is to have what the peer had asked for.
+/// The reason for the end of a lease, and whether borrowed memory is handed over to the program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Why {
     pub(super) end: LeaseEnd,
@@ -99,30 +99,30 @@ pub(super) struct Why {
     pub(super) gives: bool,
 }
 
-/// All that is lent by a control connection.
+/// The memory that is lent on a control connection.
 #[derive(Debug, Default)]
 pub(super) struct Lender {
     pub(super) current: BTreeMap<u32, Current>,
     leases: BTreeMap<u32, Open>,
     ends: BTreeSet<(Instant, u32)>,
-    /// To be closed.
+    /// Leases to be closed.
     due: VecDeque<(Open, Why)>,
-    /// To be closed by another thread, which has begun with those that are not here any more.
+    /// Leases to be closed by another thread. It removes them from here when it starts on them.
     pub(super) closing: BTreeMap<u64, (Open, Why)>,
     newest_closing: u64,
-    /// Of each connection, how much that the peer has given to this end's program is being closed.
+    /// The number of regions of each connection that the peer has handed over and that are being closed.
     giving: BTreeMap<u32, usize>,
-    /// Of each connection that is here: its first epoch, and the memory in the order in which it was given.
+    /// For each connection: its first epoch, and the memory in the order of the handovers.
     pub(super) given: BTreeMap<u32, (u32, VecDeque<Given>)>,
     newest: u32,
     pub(super) is_over: bool,
 }
 
 impl Lender {
-    /// Keeps memory that was opened. What number the lease has.
+    /// Adds memory that was opened. Returns the number of the lease.
     ///
     /// # Errors
-    /// With the memory, if the queue pair that it was opened for has ended.
+    /// The memory, if the queue pair that it was opened for has ended.
     #[allow(clippy::result_large_err)] // it is the memory
     pub(super) fn insert(&mut self, open: Open) -> Result<u32, Open> {
         if self.is_over || self.epoch_of(open.number) != Some(open.epoch) {
@@ -147,7 +147,7 @@ impl Lender {
         self.leases.get(&lease).filter(|open| open.number == number)
     }
 
-    /// Takes a lease out, for the caller to close it.
+    /// Removes a lease, for the caller to close it.
     pub(super) fn take(&mut self, lease: u32) -> Option<Open> {
         let open = self.leases.remove(&lease)?;
         if let Some(until) = open.until {
@@ -156,18 +156,18 @@ impl Lender {
         Some(open)
     }
 
-    /// Has a lease end, if there is such a one.
+    /// Ends a lease, if it exists.
     pub(super) fn end(&mut self, lease: u32, end: LeaseEnd) {
         let open = self.take(lease);
         self.due.extend(open.map(|open| (open, Why { end, lease, gives: false })));
     }
 
-    /// Whether a connection has lent something with a queue pair of that epoch, or an earlier one.
+    /// Returns true if a connection has lent memory with a queue pair of that epoch or an earlier one.
     pub(super) fn has_of(&self, number: u32, epoch: u32) -> bool {
         self.leases.values().any(|open| open.number == number && open.epoch <= epoch)
     }
 
-    /// Has those of a connection end whose queue pair is of that epoch, or an earlier one.
+    /// Ends the leases of a connection whose queue pair is of that epoch or an earlier one.
     pub(super) fn end_of(&mut self, number: u32, epoch: u32) {
         let is_of = |open: &Open| open.number == number && open.epoch <= epoch;
         let ended = self.leases.iter().filter(|(_, open)| is_of(open));
@@ -176,10 +176,10 @@ impl Lender {
         }
     }
 
-    /// Keeps one for another thread to close. Its number there.
+    /// Keeps a lease for another thread to close. Returns its number there.
     ///
     /// # Errors
-    /// With the memory, if all have ended: nobody would close it if that thread does not.
+    /// The lease, if all leases have ended: if that thread never ran, the lease would stay open.
     #[allow(clippy::result_large_err)] // it is the memory
     pub(super) fn leave_to_close(&mut self, due: (Open, Why)) -> Result<u64, (Open, Why)> {
         if self.is_over {
@@ -190,10 +190,10 @@ impl Lender {
         Ok(self.newest_closing)
     }
 
-    /// Memory that the peer has given is about to be closed, or has been.
+    /// Counts memory that the peer has handed over while it is being closed.
     pub(super) fn note_giving(&mut self, number: u32, begins: bool) {
         let count = self.giving.entry(number).or_default();
-        debug_assert!(begins || *count > 0, "it has begun");
+        debug_assert!(begins || *count > 0, "a close that ends has begun");
         *count = if begins { *count + 1 } else { count.saturating_sub(1) };
         if *count == 0 {
             self.giving.remove(&number);
@@ -204,10 +204,10 @@ impl Lender {
         self.giving.contains_key(&number)
     }
 
-    /// Keeps memory that the peer has given, for the program to take.
+    /// Keeps memory that the peer has handed over, for the program to receive.
     ///
     /// # Errors
-    /// With the memory, if the connection of that epoch has left: another one may have its number.
+    /// The memory, if the connection of that epoch was dropped: its number may belong to another connection.
     pub(super) fn keep_given(
         &mut self,
         number: u32,
@@ -223,19 +223,22 @@ impl Lender {
         }
     }
 
-    /// All end. What is to be closed.
+    /// Ends all leases, and returns them for closing.
     pub(super) fn end_all(&mut self) -> VecDeque<(Open, Why)> {
         self.is_over = true;
-        // No thread may have begun with them for long.
+        // Threads may start on these much later, or never.
         self.due.extend(std::mem::take(&mut self.closing).into_values());
         for number in std::mem::take(&mut self.current).into_keys() {
             self.end_of(number, u32::MAX);
         }
-        debug_assert!(self.leases.is_empty() && self.ends.is_empty(), "each is of a connection");
+        debug_assert!(
+            self.leases.is_empty() && self.ends.is_empty(),
+            "each lease belongs to a connection"
+        );
         std::mem::take(&mut self.due)
     }
 
-    /// The next one that is to be closed now, or when there will be one by its time.
+    /// Returns the next lease to close now. Otherwise returns when the next one is due.
     pub(super) fn next_due(&mut self, now: Instant) -> Result<(Open, Why), Option<Instant>> {
         while let Some(&(until, lease)) = self.ends.first().filter(|(until, _)| *until <= now) {
             self.ends.remove(&(until, lease));
@@ -245,10 +248,12 @@ impl Lender {
     }
 }
 
-/// Closes the memory, and gives it to whom it belongs: what the peer has given to the program of this end is returned.
-#[allow(clippy::mem_forget, clippy::result_large_err)] // as the memory is; it is the memory
+/// Closes the memory and returns it to its owner. Memory that the peer has handed over to the program of this end is
+/// returned to the caller.
+#[allow(clippy::mem_forget, clippy::result_large_err)] // the memory may be leaked; it is the error
 pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
-    // What the provider refuses is tried again. One that is still registered then is deregistered when it is dropped, or never freed.
+    // If the provider refuses, it is tried again. Memory that is still registered then is deregistered on drop, or
+    // never freed.
     match open.opened {
         Opened::Lent(region, pd, who) => {
             let closed = region.close().or_else(|(region, _)| region.close());
@@ -278,13 +283,13 @@ pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
     }
 }
 
-/// Closes memory of a lease that was not made, since its queue pair has ended meanwhile.
+/// Closes memory of a lease that was not made, because its queue pair has ended meanwhile.
 pub(super) fn close_refused(open: Open) {
     let given = close((open, Why { end: LeaseEnd::Disconnected, lease: 0, gives: false }));
-    debug_assert!(given.is_none(), "the peer knows nothing of it");
+    debug_assert!(given.is_none(), "the peer does not know this lease");
 }
 
-/// If nobody waits, the memory is freed.
+/// Returns the memory to the program. If its future was dropped, the memory is freed.
 fn give_back<M>(who: Back<M>, closed: Result<M, Error>, why: Why) {
     let (end, is_handed_over) = (why.end, why.gives);
     let ended = closed.map(|region| EndedLease { region, end, is_handed_over });

@@ -9,7 +9,7 @@ use rdma_mem::AccessFlags;
 use super::error::LeaseDenial;
 use super::frame::Ask;
 
-/// Memory is lent in whole pages, in bytes.
+/// The unit of lent memory, in bytes.
 const PAGE: usize = 4096;
 /// The largest alignment, in bytes: that of a huge page.
 const LARGEST_ALIGNMENT: u64 = 2 << 20;
@@ -17,9 +17,9 @@ const LARGEST_ALIGNMENT: u64 = 2 << 20;
 /// Limits of the memory that peers may [borrow](crate::Connection::borrow). Without limits in the
 /// [options](crate::ConnectionOptions::lease_limits) of a connection, its peer may borrow nothing.
 ///
-/// Borrowed memory counts until it was freed, or the program has [received](crate::Connection::receive_region) it.
-/// All connections of one control connection count as one peer. Clones share the limit of all peers: those of one
-/// listener do, and so do several listeners with the same limits.
+/// Borrowed memory counts until it is freed or the program has [received](crate::Connection::receive_region) it. All
+/// connections of one control connection count as one peer. Clones share the limit for all peers: so do the connections
+/// of one listener, and several listeners with the same limits.
 ///
 /// # Examples
 /// ```
@@ -52,7 +52,8 @@ struct Total {
 }
 
 impl LeaseLimits {
-    /// Peers may borrow with these rights, 64 regions each at a time, of 16 MiB together, all peers 1 GiB, for a minute.
+    /// Allows peers to borrow with these rights: each peer 64 regions at a time, 16 MiB together; all peers 1 GiB; each
+    /// for at most a minute.
     pub fn new(access: AccessFlags) -> Self {
         let total = Total { most: 1 << 30, used: AtomicUsize::new(0) };
         let (longest, per_peer, regions) = (Duration::from_secs(60), 16 << 20, 64);
@@ -72,8 +73,8 @@ impl LeaseLimits {
         self
     }
 
-    /// Sets the number of bytes that all peers together may have at a time, in whole pages. These limits begin
-    /// another count, which later clones share: call this before cloning.
+    /// Sets the number of bytes that all peers together may have at a time, in whole pages. It starts a new count,
+    /// which later clones share: call this before cloning.
     pub fn in_total(mut self, bytes: usize) -> Self {
         self.total = Arc::new(Total { most: bytes, used: AtomicUsize::new(0) });
         self
@@ -104,10 +105,10 @@ pub(crate) struct Counted {
 }
 
 impl LeaseLimits {
-    /// Counts what a peer asks for, which its queue pair may do so much with.
+    /// Counts a request of a peer, whose queue pair grants the rights `granted`.
     ///
     /// # Errors
-    /// If it may not have that.
+    /// The limit that it exceeds.
     pub(crate) fn count(
         &self,
         account: &Arc<Account>,
@@ -191,7 +192,7 @@ mod tests {
         drop(count(ask(8192)).unwrap());
         assert_eq!(count(ask(8193)).unwrap_err(), LeaseDenial::TooLong { most: 8192 });
         assert_eq!(count(ask(u64::MAX)).unwrap_err(), LeaseDenial::TooLong { most: 8192 });
-        // What it would take beside them is not there, and never is.
+        // The alignment may waste memory beyond the limit, whatever is borrowed.
         let aligned = |length| Ask { alignment: 8192, ..ask(length) };
         assert_eq!(count(aligned(1)).unwrap_err(), LeaseDenial::TooLong { most: 0 });
         let larger = LeaseLimits::new(READ).per_peer(5 * 4096);

@@ -44,7 +44,7 @@ impl Outbox {
         with(&mut self.inside.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Queues the bytes that `write` appends, while there is a stream.
+    /// Queues the bytes that `write` appends, unless the stream has ended.
     pub(crate) fn write(&self, write: impl FnOnce(&mut Vec<u8>)) {
         self.put(write, |_, _| {});
     }
@@ -75,7 +75,7 @@ impl Outbox {
             waits = inside.answers;
         };
         self.put(|bytes| self.frame(number, epoch, frame, bytes), note);
-        if waits > MOST_ANSWERS { Err("it does not hear what it is answered") } else { Ok(()) }
+        if waits > MOST_ANSWERS { Err("it does not read the answers") } else { Ok(()) }
     }
 
     /// Answers a request that was [noted](Self::note_ask).
@@ -91,7 +91,11 @@ impl Outbox {
     pub(crate) fn note_ask(&self) -> Result<(), &'static str> {
         self.with(|inside| {
             inside.asks += 1;
-            if inside.asks > MOST_ASKS { Err("it asks for memory without end") } else { Ok(()) }
+            if inside.asks > MOST_ASKS {
+                Err("it sends requests without reading the answers")
+            } else {
+                Ok(())
+            }
         })
     }
 
@@ -107,22 +111,22 @@ impl Outbox {
         self.to_send.notify_one();
     }
 
-    /// Whether more waits than may, if something of before does, too: then the other end does not read.
+    /// Returns true if too many bytes wait. If earlier bytes wait, too, the other end does not read.
     pub(crate) fn is_full(&self) -> bool {
         self.with(|inside| inside.bytes.len() > MOST)
     }
 
-    /// What is to be written now.
+    /// Takes the bytes to write now.
     pub(crate) fn take(&self) -> Vec<u8> {
         self.with(|inside| {
-            debug_assert!(inside.asks >= inside.answered, "what is answered was asked");
+            debug_assert!(inside.asks >= inside.answered, "each answer has its request");
             inside.asks = inside.asks.saturating_sub(inside.answered);
             (inside.answers, inside.answered) = (0, 0);
             std::mem::take(&mut inside.bytes)
         })
     }
 
-    /// Nothing more is written.
+    /// Ends the queue: later frames are discarded.
     pub(crate) fn end(&self) {
         self.with(|inside| *inside = Inside { is_over: true, ..Inside::default() });
     }
@@ -141,6 +145,6 @@ mod tests {
         assert!(out.is_full() && out.take().len() == MOST + 1 && !out.is_full());
         out.end();
         out.write(|bytes| bytes.extend([0; 16]));
-        assert!(out.take().is_empty(), "nothing is kept behind the end");
+        assert!(out.take().is_empty(), "nothing is kept after the end");
     }
 }

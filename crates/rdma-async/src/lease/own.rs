@@ -16,7 +16,7 @@ use crate::region::reserve::ReserveError;
 /// Memory that is [lent](crate::Connection::lend) to the peer. Awaiting it returns the memory when the peer has
 /// returned it, its time is over, or its queue pair has ended. `&mut lease` can be awaited in `select!`, and again.
 ///
-/// A dropped lease goes on until then, and the memory is freed. The lease of a [part](crate::Connection::lend_part)
+/// A dropped lease continues until then; then the memory is freed. The lease of a [part](crate::Connection::lend_part)
 /// returns the common memory.
 #[must_use = "awaiting it returns the memory"]
 pub struct Lease<M = Region> {
@@ -26,7 +26,7 @@ pub struct Lease<M = Region> {
     pub(super) ended: oneshot::Receiver<Result<EndedLease<M>, ReserveError>>,
 }
 
-/// Memory that is back from the peer.
+/// Memory that the peer has returned.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct EndedLease<M = Region> {
@@ -34,26 +34,26 @@ pub struct EndedLease<M = Region> {
     pub region: M,
     /// The reason for the end of the lease.
     pub end: LeaseEnd,
-    /// Whether the peer has called [`hand_over`](crate::RemoteRegion::hand_over). Otherwise it has dropped the
-    /// memory, maybe by a failure, or the lease has ended before.
+    /// Whether the peer has called [`hand_over`](crate::RemoteRegion::hand_over). Otherwise it has dropped the memory,
+    /// perhaps after a failure, or the lease has ended before.
     pub is_handed_over: bool,
 }
 
 impl<M> Lease<M> {
-    /// Ends the lease now: await it for the memory. The peer is notified. A request that it has posted before the
+    /// Ends the lease now: await it for the memory. The peer is notified. A request that the peer posts before the
     /// notification arrives fails, and ends the connection.
     pub fn revoke(&self) {
         self.leases.revoke(self.number, self.lease);
     }
 }
 
-/// The memory, or [`ReserveError::NotRevoked`] and [`ReserveError::RuntimeEnded`] without it.
+/// Returns the memory. [`ReserveError::NotRevoked`] and [`ReserveError::RuntimeEnded`] do not.
 impl<M> Future for Lease<M> {
     type Output = Result<EndedLease<M>, ReserveError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let ended = ready!(Pin::new(&mut self.ended).poll(cx));
-        // Who was to close it was dropped with the runtime, and the memory with that.
+        // The sender was dropped with the runtime, and the memory with it.
         Poll::Ready(ended.unwrap_or(Err(ReserveError::RuntimeEnded)))
     }
 }

@@ -19,19 +19,19 @@ use crate::operation::kinds::{Atomic, Kind, Read, Write};
 ///
 /// Its operations are posted on its connection, which it keeps alive. An operation fails with
 /// [`TransportError::LeaseOver`](crate::TransportError::LeaseOver) if less than [a
-/// margin](crate::ConnectionOptions::lease_margin) is left of the time, or if the connection has another queue pair.
-/// Then nothing was posted, and the connection goes on. The time counts from this end's request, by its own clock.
+/// margin](crate::ConnectionOptions::lease_margin) of the time is left, or if the connection has another queue pair.
+/// Then nothing was posted, and the connection continues. The time counts from this end's request, by this end's clock.
 ///
-/// Clones and slices share the lease. After the last of them and the last operation are dropped, the peer is notified
-/// and has its memory back. If a dropped operation may not have completed, the peer has it back when its time is
-/// over.
+/// Clones and slices share the lease. After the last of them and the last operation are dropped, the peer is notified,
+/// and the memory returns to it. If a dropped operation may not have completed, the memory returns to the peer when its
+/// time is over.
 ///
 /// # Examples
 /// See [`borrow`](crate::Connection::borrow).
 #[derive(Clone)]
-#[must_use = "dropped, it goes back: memory that was asked for is freed with what was written"]
+#[must_use = "dropping it returns the memory: borrowed memory is freed with the bytes that were written"]
 pub struct RemoteRegion {
-    /// The connection, with the lease.
+    /// The connection with its lease.
     leased: Arc<Inner>,
     part: RemoteMemoryRegion,
 }
@@ -45,7 +45,7 @@ impl RemoteRegion {
 
     /// The length, in bytes.
     #[must_use]
-    #[allow(clippy::len_without_is_empty)] // but for slices, none is
+    #[allow(clippy::len_without_is_empty)] // only slices can be empty
     pub const fn len(&self) -> usize {
         self.part.length()
     }
@@ -62,21 +62,21 @@ impl RemoteRegion {
         self.granted().remaining()
     }
 
-    /// A part of it, in bytes from its beginning; `None` if the range is not within it.
+    /// A part of the memory, in bytes from its beginning; `None` if the range is not within it.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         let part = self.part.slice(range)?;
         Some(Self { part, ..self.clone() })
     }
 
-    /// The memory without its time, for [`Connection::write`](crate::Connection::write) and its like. These check no
-    /// time before they post, and the peer's device refuses late requests.
+    /// The memory without its time limit, for [`Connection::write`](crate::Connection::write) and similar operations.
+    /// These do not check the time before they post; the peer's device refuses late requests.
     #[must_use]
     pub const fn remote(&self) -> RemoteMemoryRegion {
         self.part
     }
 
-    #[allow(clippy::expect_used)] // it was made with one
+    #[allow(clippy::expect_used)] // it is created with a lease
     fn granted(&self) -> &Granted {
         &self.leased.lease.as_ref().expect("a lease").granted
     }
@@ -121,7 +121,7 @@ impl RemoteRegion {
     /// no operation on it is posted from now on.
     ///
     /// Memory that arrives there after its time is over, or after the queue pair has ended, is not received. So call
-    /// [`disconnect`](crate::Connection::disconnect) after this, rather than just dropping the connection. If an
+    /// [`disconnect`](crate::Connection::disconnect) after this, rather than only dropping the connection. If an
     /// operation was dropped that may not have completed, the peer's program does not receive borrowed memory.
     #[doc(alias = "send_remote_mr")]
     pub fn hand_over(self) {

@@ -1,4 +1,4 @@
-//! What is lent and borrowed by one control connection.
+//! The memory that one control connection lends and borrows.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,18 +21,19 @@ use crate::ledger::after::apart;
 use crate::region::descriptor::Descriptor;
 use crate::region::reserve::{AT_ONCE, local_too};
 
-/// So many requests of this end may be outstanding. The other end takes twice as many, and ends the connection with more.
+/// The most outstanding requests of this end. The other end accepts twice as many, and ends the connection if there are
+/// more.
 const MOST_OUTSTANDING: usize = 32;
 
 /// Memory that another thread closes.
 #[derive(Debug)]
 pub(crate) struct Closing {
-    /// Among those that nobody has begun with.
+    /// Its number among the leases that no thread has started to close.
     pub(crate) number: u64,
     pub(crate) thread: JoinHandle<()>,
 }
 
-/// Memory that the peer has given is being closed, also if the provider's call panics.
+/// Counts memory that the peer has handed over while it is being closed, even if the provider's call panics.
 struct Giving<'a> {
     leases: &'a Leases,
     number: u32,
@@ -45,7 +46,7 @@ impl Drop for Giving<'_> {
     }
 }
 
-/// What the lender's and the borrower's part share. Neither holds its lock while the other one's is taken.
+/// The state that the lender's and the borrower's part share. Their locks are never held at the same time.
 pub(crate) struct Leases {
     lender: Mutex<Lender>,
     borrower: Mutex<Borrower>,
@@ -58,7 +59,7 @@ pub(crate) struct Leases {
     ended: Notify,
     /// One permit for each request that may be outstanding.
     pub(super) outstanding: Arc<Semaphore>,
-    /// What the peer may ask for; nothing without.
+    /// The limits of the peer's requests; without limits, all are denied.
     limits: Option<LeaseLimits>,
     account: Arc<Account>,
     /// The time that a lease must have left when a request is posted.
@@ -100,13 +101,13 @@ impl Leases {
         apart(|| self.changed.notify_waiters());
     }
 
-    /// Same as [`notify_waiters`](Self::notify_waiters), and wakes those that wait for their turn.
+    /// Same as [`notify_waiters`](Self::notify_waiters), and also wakes waiters for the end of a connection.
     pub(crate) fn notify_all(&self) {
         apart(|| self.ended.notify_waiters());
         self.notify_waiters();
     }
 
-    /// A connection is here, or has another queue pair: what was of the one before has ended.
+    /// Adds a connection, or its next queue pair: leases of the previous queue pair have ended.
     pub(crate) fn enter(
         &self,
         number: u32,
@@ -123,34 +124,34 @@ impl Leases {
         lender.given.entry(number).or_insert_with(|| (epoch, VecDeque::new()));
     }
 
-    /// The queue pairs of a connection have ended, up to that epoch.
+    /// Ends all leases of a connection up to that epoch, with their queue pairs.
     pub(crate) fn end_of(&self, number: u32, epoch: u32) {
         let mut lender = self.lender();
         if lender.epoch_of(number).is_none_or(|current| current > epoch)
             && !lender.has_of(number, epoch)
         {
-            return; // as it was
+            return; // nothing to end
         }
         if lender.epoch_of(number).is_some_and(|current| current <= epoch) {
             lender.current.remove(&number);
         }
         lender.end_of(number, epoch);
         drop(lender);
-        // Dropped without the lock: who has asked is told by that.
+        // Dropped without the lock: dropping them notifies the waiting tasks.
         let ended = self.borrower().end_of(number, epoch);
         ended.into_iter().for_each(|answer| apart(|| drop(answer)));
         self.to_close.notify_one();
         self.notify_all();
     }
 
-    /// The connection is here no more: nobody takes what the peer has given.
+    /// Removes the connection: no program receives the memory that the peer has handed over.
     pub(crate) fn leave(&self, number: u32) {
         self.end_of(number, u32::MAX);
         let given = self.lender().given.remove(&number);
         drop(given);
     }
 
-    /// The stream is closed: all that is lent is closed, and nothing is borrowed any more.
+    /// Closes all lent memory and ends all borrowing after the stream was closed.
     pub(crate) fn end(&self) {
         self.out.end();
         let due = self.lender().end_all();
@@ -160,11 +161,11 @@ impl Leases {
         self.notify_all();
     }
 
-    /// Closes one that is due, or has it closed by another thread, for which the caller may wait.
+    /// Closes a lease that is due. Returns the thread to wait for if another thread closes it.
     fn begin_close(self: &Arc<Self>, due: (Open, Why)) -> Option<Closing> {
         let (open, why) = &due;
         if why.end == LeaseEnd::TimeOver && open.is_lent() {
-            // It may still await the program there.
+            // The lease may still wait for the program of the other end.
             let over = LeaseFrame::Over { lease: why.lease };
             self.out.send(open.number, open.epoch, &over);
         }
@@ -181,14 +182,14 @@ impl Leases {
             }
         };
         let leases = Arc::clone(self);
-        // If no thread begins before the stream ends, the memory is closed then.
+        // If no thread has started before the stream ends, the memory is closed then.
         let thread = tokio::task::spawn_blocking(move || {
             leases.close_left(number);
         });
         Some(Closing { number, thread })
     }
 
-    /// Closes what nobody has begun to close. Whether that was so.
+    /// Closes a lease that no thread has started to close. Returns true if it was such a lease.
     pub(crate) fn close_left(&self, number: u64) -> bool {
         let due = self.lender().closing.remove(&number);
         let is_left = due.is_some();
@@ -203,12 +204,12 @@ impl Leases {
         let _giving = gives.then(|| Giving { leases: self, number });
         if let Some(given) = close(due) {
             let kept = self.lender().keep_given(number, epoch, given);
-            // If the connection has left, nobody takes it.
+            // If the connection has left, the memory is freed.
             drop(kept);
         }
     }
 
-    /// Closes what has come to its end, for as long as it runs.
+    /// Closes leases when they end, until the future is dropped.
     pub(crate) async fn tend(self: &Arc<Self>) -> ! {
         loop {
             let due = self.lender().next_due(now());
@@ -219,38 +220,38 @@ impl Leases {
                 }
                 Err(None) => self.to_close.notified().await,
             }
-            // Many that end at once let others run.
+            // When many leases end at once, other tasks still run.
             tokio::task::coop::consume_budget().await;
         }
     }
 
-    /// Ready when that is found. Looks when something was heard, or has ended.
+    /// Waits until `look` finds a value. It looks when a frame has arrived or a connection has ended.
     pub(super) async fn until<R>(&self, look: impl FnMut() -> Option<R>) -> R {
         crate::sync::until(&self.changed, look).await
     }
 
-    /// The same. Looks when something has ended.
+    /// Waits until `look` finds a value. It looks when a connection has ended.
     pub(super) async fn until_end<R>(&self, look: impl FnMut() -> Option<R>) -> R {
         crate::sync::until(&self.ended, look).await
     }
 
-    /// Keeps memory that is open, and says so. Its number.
+    /// Adds open memory and notifies the peer. Returns the number of the lease.
     ///
     /// # Errors
-    /// With the memory, if the connection has ended.
+    /// The memory, if the connection has ended.
     #[allow(clippy::result_large_err)] // it is the memory
     pub(super) fn lend(&self, open: Open) -> Result<u32, Open> {
         let (number, epoch) = (open.number, open.epoch);
         let mut lender = self.lender();
         let lease = lender.insert(open)?;
-        // Under the lock: it may end at once, and nothing is said of it before this.
+        // Sent under the lock: the lease may end at once, and no frame about it may precede this one.
         self.out.send(number, epoch, &LeaseFrame::Lend { lease });
         drop(lender);
         self.to_close.notify_one();
         Ok(lease)
     }
 
-    /// Takes back what was lent, before its time.
+    /// Ends a lease before its time.
     pub(super) fn revoke(&self, number: u32, lease: u32) {
         let mut lender = self.lender();
         let Some(epoch) = lender.lease(number, lease).map(|open| open.epoch) else { return };
@@ -260,10 +261,10 @@ impl Leases {
         self.to_close.notify_one();
     }
 
-    /// Takes what the other end says. What is to be waited for before the next that it says.
+    /// Handles a frame of the other end. Returns the close that must finish before the next frame is handled.
     ///
     /// # Errors
-    /// In words, if it cannot say that.
+    /// The reason, as text, if the other end must not send that frame.
     pub(crate) fn receive(
         self: &Arc<Self>,
         number: u32,
@@ -282,7 +283,7 @@ impl Leases {
                     lender.note_giving(number, true);
                 }
                 drop(lender);
-                // The next that is said may be a request for more, or the end.
+                // The next frame may be a request for more, or the end.
                 let end = match how {
                     Return::Failed => LeaseEnd::BorrowerFailed,
                     Return::Dropped | Return::HandedOver => LeaseEnd::Returned,
@@ -312,7 +313,7 @@ impl Leases {
             }
             LeaseFrame::Grant { ask, lease, access, descriptor } => {
                 let Some(asked) = self.asked(number, ask) else {
-                    // The queue pair for which it was asked has ended.
+                    // The queue pair of the request has ended.
                     let back = LeaseFrame::Back { lease, how: Return::Dropped };
                     self.out.reply(number, epoch, &back)?;
                     return Ok(None);
@@ -324,7 +325,7 @@ impl Leases {
         Ok(closing)
     }
 
-    /// Asks the peer. The answer; none if the connection has ended, or ends first.
+    /// Sends a request to the peer. Returns the receiver of the answer; `None` if the connection has ended.
     pub(super) fn ask(
         &self,
         number: u32,
@@ -350,7 +351,7 @@ impl Leases {
         answered
     }
 
-    /// What is answered, if somebody still waits for that.
+    /// The answered request, if its queue pair has not ended.
     fn asked(&self, number: u32, ask: u32) -> Option<Asked> {
         self.borrower().answered(number, ask)
     }
@@ -363,9 +364,9 @@ impl Leases {
         descriptor: Descriptor,
     ) -> Result<(), &'static str> {
         if asked.is_cheated_by(access, &descriptor) {
-            // Whoever has asked is told when the connection has ended.
+            // The waiting task is notified when the connection has ended.
             self.borrower().note_asked(asked);
-            return Err("it lends less than it was asked for, or what is no memory");
+            return Err("it lends less than was requested, or invalid memory");
         }
         let granted = Granted {
             leases: Arc::clone(self),
@@ -380,7 +381,7 @@ impl Leases {
             has_failed: false.into(),
             is_forsaken: false.into(),
         };
-        // If nobody waits any more, it is given back, or awaits the program again.
+        // If the task no longer waits, the memory is returned, or the lease waits for the program again.
         let answer = asked.answer.take();
         apart(move || match answer {
             Some(answer) => drop(answer.send(Ok(granted))),
@@ -394,7 +395,7 @@ impl Leases {
         self.borrower().forget_borrowed(lease, is_over);
     }
 
-    /// What was lent, and nobody has taken, awaits the program again.
+    /// Adds a lease back that was granted but not received: it waits for the program again.
     pub(super) fn await_again(&self, number: u32, epoch: u32, lease: u32) {
         if self.lender().epoch_of(number) == Some(epoch) {
             self.borrower().announce_again(number, epoch, lease);
@@ -403,7 +404,7 @@ impl Leases {
         }
     }
 
-    /// Whoever has ended it just before knows nothing of what was noted since.
+    /// If the connection has just ended, that end has missed what was noted since.
     fn forget_ended(&self, number: u32, epoch: u32) {
         if self.lender().epoch_of(number) != Some(epoch) {
             let ended = self.borrower().end_of(number, epoch);
@@ -435,7 +436,8 @@ impl Leases {
         self.out.answer(number, epoch, &LeaseFrame::Deny { ask, denial });
     }
 
-    /// What is to be opened for the peer, and where. Nothing if the memory was lent before, and is granted.
+    /// Checks a request. Returns the memory to open for the peer, and its domain; nothing if it was for lent memory,
+    /// which is granted.
     fn admit(
         &self,
         number: u32,
@@ -464,7 +466,7 @@ impl Leases {
     /// Opens new memory for the peer.
     fn serve(&self, number: u32, epoch: u32, ask: &Ask, counted: Counted, pd: &ProtectionDomain) {
         let Some(memory) = allocate(ask, pd) else {
-            // It counts no more when the peer hears of it.
+            // Its share of the limits is free before the peer learns of the denial.
             drop(counted);
             return self.deny(number, epoch, ask.ask, LeaseDenial::Failed);
         };
@@ -489,7 +491,7 @@ impl Leases {
     }
 }
 
-/// Memory that is open to who asks.
+/// Allocates memory that is open to the borrower.
 fn allocate(ask: &Ask, pd: &ProtectionDomain) -> Option<SharedRegion> {
     let length = usize::try_from(ask.length).ok()?;
     let alignment = usize::try_from(ask.alignment).ok()?;
@@ -501,7 +503,7 @@ fn allocate(ask: &Ask, pd: &ProtectionDomain) -> Option<SharedRegion> {
         Ok(opened) => return Some(opened),
         Err(error) => error,
     };
-    tracing::debug!(%error, length, "memory that a peer has asked for could not be opened");
+    tracing::debug!(%error, length, "memory that a peer has requested could not be opened");
     None
 }
 

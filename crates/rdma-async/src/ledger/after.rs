@@ -1,4 +1,4 @@
-//! What is done when the lock is free again: foreign code runs then, and memory is given back.
+//! Work that is done after the lock is released: waking tasks, which runs foreign code, and releasing memory.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use crate::buffer::held::Held;
 #[derive(Debug)]
 pub(crate) enum After {
     Wake(Waker),
-    /// A slot is free, and somebody waits for one.
+    /// Wakes a waiter for a slot: one is free.
     Room(Arc<Rooms>, Side),
-    /// There will be no more room.
+    /// Wakes all waiters: no slot becomes free any more.
     Close(Arc<Rooms>),
     Drop(Held),
     DropWaker(Waker),
@@ -33,23 +33,23 @@ impl After {
     }
 }
 
-/// Runs what wakes others. A panic of a waker is nobody else's: the hook for panics has said it.
+/// Runs a waker. A panic of the waker does not reach the caller; the panic hook has reported it.
 pub(crate) fn apart(run: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(run)).is_err() {
         tracing::error!("a waker has panicked");
     }
 }
 
-/// How much there is after one batch of completions, of each at most three, and two ends.
+/// The most work after one batch of completions: three items for each completion, and two when the connection ends.
 pub(crate) const MOST: usize = 3 * BATCH + 2;
 
-/// What is due when the lock is free, and how many requests somebody has to be told of.
+/// Work to do after the lock is released, and the number of requests that need an event.
 #[derive(Debug)]
 pub(crate) struct Afters {
     /// Empty whenever the lock is free.
     pub(crate) due: Vec<After>,
-    /// So many requests are in flight that a task waits for, or that nobody waits for and whose memory is to come back:
-    /// as long as there is one, the completion queue is asked for an event.
+    /// The number of requests in flight that a task awaits, or that were dropped and have memory to release. While it
+    /// is not zero, the completion queue is armed.
     pub(crate) awaited: usize,
 }
 

@@ -1,4 +1,4 @@
-//! One connection in its ledger: its queue pair, and the slots of its requests.
+//! One connection in its ledger: its queue pair and the slots of its requests.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -22,14 +22,15 @@ use crate::buffer::held::sealed::Lease;
 use crate::buffer::view::BufferSlice;
 use crate::sync::Notify;
 
-/// The waiters for a free slot of a connection. They are woken one by one, and pass on a wake-up that they do not need.
+/// The waiters for a free slot of a connection. They are woken one at a time, and pass on a wake-up that they do not
+/// need.
 #[derive(Debug, Default)]
 pub(crate) struct Rooms {
     sends: Arc<Notify>,
     receives: Arc<Notify>,
     /// Notified when the connection is closed, or its last request has completed.
     ended: Notify,
-    /// Notified at the same time: the task of the control connection.
+    /// The notification of the control connection's task, notified at the same time as `ended`.
     control: OnceLock<Arc<Notify>>,
 }
 
@@ -56,64 +57,65 @@ impl Rooms {
         &self.ended
     }
 
-    /// Sets what [`close`](Self::close) notifies in addition.
+    /// Sets the notification that [`close`](Self::close) notifies in addition.
     pub(crate) fn set_control(&self, control: &Arc<Notify>) {
         let _ = self.control.set(Arc::clone(control));
     }
 }
 
-/// A message that has come into memory that nobody waits for.
+/// A message that arrived in the memory of a dropped receive.
 #[derive(Debug)]
 pub(crate) struct Arrived {
-    /// `None` of a receive without memory.
+    /// `None` for a receive without memory.
     pub(crate) memory: Option<BufferSlice>,
     pub(crate) success: WorkSuccess,
 }
 
-/// An entry of a ledger, with a connection or without.
+/// An entry of a ledger, with or without a connection.
 ///
-/// The device may use what the slots hold until the queue pair is destroyed. So that comes first, and if it cannot be,
-/// the slots are never dropped (SAFETY.md F28).
+/// The device may use the contents of the slots until the queue pair is destroyed. So the queue pair is destroyed
+/// first. If it cannot be destroyed, the slots are never dropped (SAFETY.md F28).
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionEntry {
     qp: Option<QueuePair>,
     slots: Slots,
-    /// Where atomic operations put what the peer's words were, one word for each slot. Made when the first is needed.
+    /// Receives the results of atomic operations, one word for each slot. Created with the first atomic operation.
     words: Option<SharedRegion>,
-    /// Which of all connections that the ledger has had it is; 0 if it is none.
+    /// The serial number of the connection in this ledger; 0 without a connection.
     pub(crate) serial: u64,
-    /// Which of its queue pairs it has, or has had last.
+    /// The number of its current or latest queue pair, counted from the first.
     pub(crate) epoch: u32,
     pub(crate) qpn: Qpn,
     pub(crate) peer: Option<PeerAddress>,
-    /// Which port it uses; `None` if the device does not say.
+    /// The port that it uses; `None` if the device does not report it.
     port: Option<u8>,
     closed: Option<CloseReason>,
-    /// Why the queue pair has ended that was here before.
+    /// The reason for the end of the previous queue pair.
     ended_before: Option<CloseReason>,
-    /// It takes no more requests, and is closed when those of its send queue are over: so many are with the device.
+    /// Set while it drains: it takes no further requests, and closes after its send queue has completed. The number of
+    /// requests of that queue that are still outstanding.
     draining: Option<u32>,
-    /// A request of the send queue has failed, or was still with the device when the queue pair was destroyed.
+    /// Whether a request of the send queue has failed, or was outstanding when the queue pair was destroyed.
     has_lost: bool,
-    /// The provider refuses to destroy the queue pair.
+    /// Whether the provider refuses to destroy the queue pair.
     has_refused: bool,
-    /// Another queue pair is on its way, and nobody has asked for an end since.
+    /// Whether a new queue pair is about to enter. Reset when the connection is closed.
     awaits_another: bool,
-    /// What came for receives that were dropped, in order.
+    /// Messages that arrived for dropped receives, in order.
     arrived: VecDeque<Arrived>,
-    /// How many wait for a slot of each queue.
+    /// The number of operations that wait for a slot of each queue.
     waiting: [usize; 2],
     rooms: Arc<Rooms>,
     /// `completed` is only set in a snapshot.
     counters: ConnectionCounters,
     is_taken: bool,
-    /// The queue pair was [given out](Self::take), and is not destroyed yet.
+    /// Whether the queue pair was [taken out](Self::take) and is not destroyed yet.
     is_ending: bool,
-    /// Nobody has the connection any more, and who destroys the queue pair frees the entry.
+    /// Whether the last owner was dropped: the thread that destroys the queue pair frees the entry.
     is_abandoned: bool,
 }
 
-/// What a connection has had: given back when it is dropped.
+/// The contents of a connection, released when this is dropped.
 pub(crate) type Left = (Slots, VecDeque<Arrived>, Option<SharedRegion>);
 
 impl ConnectionEntry {
@@ -121,7 +123,7 @@ impl ConnectionEntry {
         !self.is_taken
     }
 
-    /// A connection comes here.
+    /// Puts a connection into this entry.
     pub(crate) fn enter(
         &mut self,
         qp: (QueuePair, Option<u8>),
@@ -137,8 +139,8 @@ impl ConnectionEntry {
         self.renew(qp, 0);
     }
 
-    /// Another queue pair comes, behind one that was destroyed. What has ended with that one is still in its slots, and
-    /// those of futures that were forgotten stay with them.
+    /// Puts a new queue pair into the entry after the old one was destroyed. The slots keep the outcomes of requests
+    /// that ended with the old one. Slots of forgotten futures stay occupied.
     pub(crate) fn renew(&mut self, (qp, port): (QueuePair, Option<u8>), epoch: u32) {
         debug_assert!(self.is_taken && self.is_gone());
         (self.ended_before, self.epoch) = (self.closed.take(), epoch);
@@ -147,37 +149,37 @@ impl ConnectionEntry {
         (self.has_lost, self.has_refused, self.awaits_another) = (false, false, false);
     }
 
-    /// Another queue pair is on its way.
+    /// Notes that a new queue pair is about to enter.
     pub(crate) const fn await_another(&mut self) {
         self.awaits_another = true;
     }
 
-    /// Somebody has asked for an end: no other queue pair comes that is on its way.
+    /// Notes that the connection was closed: a new queue pair must not enter.
     pub(crate) const fn await_no_other(&mut self) {
         self.awaits_another = false;
     }
 
-    /// Whether another queue pair can come.
+    /// Returns true if a new queue pair can enter.
     pub(crate) const fn takes_another(&self) -> bool {
         self.is_gone() && self.awaits_another
     }
 
-    /// Whether the provider has refused to destroy the queue pair, and nobody has tried again since.
+    /// Returns true if the provider has refused to destroy the queue pair, and no later attempt was made.
     pub(crate) const fn has_refused(&self) -> bool {
         self.has_refused
     }
 
-    /// Whether the queue pair is about to be destroyed by somebody.
+    /// Returns true if a thread is about to destroy the queue pair.
     pub(crate) const fn is_ending(&self) -> bool {
         self.is_ending
     }
 
-    /// Its queue pair was destroyed, and nothing is with the device.
+    /// Returns true if its queue pair was destroyed, so that the device holds no request.
     pub(crate) const fn is_gone(&self) -> bool {
         self.qp.is_none() && !self.is_ending
     }
 
-    /// The connection has left, after its queue pair was destroyed. What it had is dropped by the caller.
+    /// Removes the connection after its queue pair was destroyed. Returns its contents, for the caller to drop.
     pub(crate) fn leave(&mut self) -> Left {
         debug_assert!(self.qp.is_none() && !self.is_ending, "the device may use the memory");
         let next = Slots::new([0, 0], self.slots.next_generation());
@@ -185,12 +187,12 @@ impl ConnectionEntry {
         (mem::replace(&mut self.slots, next), mem::take(&mut self.arrived), self.words.take())
     }
 
-    /// Which port it uses; `None` if the device does not say.
+    /// The port that it uses; `None` if the device does not report it.
     pub(crate) const fn port(&self) -> Option<u8> {
         self.port
     }
 
-    /// Whether it depends on that port, or on any.
+    /// Returns true if it may depend on that port; always true if either port is unknown.
     pub(crate) fn is_of(&self, port: Option<u8>) -> bool {
         port.is_none() || self.port.is_none() || self.port == port
     }
@@ -209,22 +211,23 @@ impl ConnectionEntry {
         self.counters.slot_waits += 1;
     }
 
-    /// How many requests it can have outstanding.
+    /// The number of requests that it can have outstanding.
     pub(crate) const fn depth(&self) -> u32 {
         self.slots.len()
     }
 
-    /// A request is in doubt: the queue pair has to be destroyed.
+    /// Returns true if a request may or may not have been posted, so that the queue pair has to be destroyed.
     pub(crate) const fn is_in_doubt(&self) -> bool {
         matches!(self.closed, Some(CloseReason::Doubtful { .. })) && self.qp.is_some()
     }
 
-    /// Why it takes no more requests, if it does not.
+    /// The reason why it takes no further requests; `None` while it takes them.
     pub(crate) const fn closed(&self) -> Option<CloseReason> {
         self.closed
     }
 
-    /// Takes no more requests, for that reason if there was none, and gives the queue pair out, to be destroyed.
+    /// Stops taking requests, keeping an earlier reason if there is one, and takes out the queue pair for the caller to
+    /// destroy.
     pub(crate) fn take(&mut self, reason: CloseReason) -> Option<QueuePair> {
         self.closed.get_or_insert(reason);
         self.is_ending |= self.qp.is_some();
@@ -232,8 +235,8 @@ impl ConnectionEntry {
         self.qp.take()
     }
 
-    /// Nobody has the connection any more. Whether another thread is about to destroy its queue pair, and frees the entry
-    /// then.
+    /// Notes that the last owner was dropped. Returns true if another thread is about to destroy the queue pair, which
+    /// then frees the entry.
     pub(crate) const fn abandon(&mut self) -> bool {
         self.is_abandoned = self.is_ending || self.qp.is_some();
         self.is_abandoned
@@ -243,41 +246,41 @@ impl ConnectionEntry {
         self.is_abandoned
     }
 
-    /// Takes no more requests, for that reason if there was none. Who waits for a slot waits in vain.
+    /// Stops taking requests, keeping an earlier reason if there is one. Operations that wait for a slot then fail.
     pub(crate) fn stop(&mut self, reason: CloseReason) -> After {
         self.closed.get_or_insert(reason);
         self.draining.get_or_insert_with(|| self.slots.sending());
         After::Close(Arc::clone(&self.rooms))
     }
 
-    /// Whether a request of its send queue is with the device.
+    /// Returns true if the device holds a request of its send queue.
     pub(crate) fn is_sending(&self) -> bool {
         self.slots.is_sending()
     }
 
-    /// Whether it takes no more requests, and none of its send queue is with the device.
+    /// Returns true if it takes no further requests and its send queue is empty.
     pub(crate) const fn is_drained(&self) -> bool {
         matches!(self.draining, Some(0))
     }
 
-    /// Whether it was [stopped](Self::stop).
+    /// Returns true if it was [stopped](Self::stop).
     pub(crate) const fn is_draining(&self) -> bool {
         self.draining.is_some()
     }
 
-    /// Whether something of what was sent has failed, or was not done when the queue pair was destroyed.
+    /// Returns true if a request of the send queue has failed, or was outstanding when the queue pair was destroyed.
     pub(crate) const fn has_lost(&self) -> bool {
         self.has_lost
     }
 
-    /// The queue pair could not be destroyed.
+    /// Puts back a queue pair that could not be destroyed.
     pub(crate) fn put_back(&mut self, qp: QueuePair) {
         (self.is_ending, self.has_refused) = (false, true);
         self.qp = Some(qp);
     }
 
-    /// Its queue pair was destroyed: all its requests are over. What is to be done then, without the lock.
-    /// And how many of them were [awaited](Afters::awaited).
+    /// Ends all requests after the queue pair was destroyed. Returns the work to do without the lock, and the number of
+    /// requests that were [awaited](Afters::awaited).
     pub(crate) fn end(&mut self) -> (Vec<After>, usize) {
         debug_assert!(self.qp.is_none());
         self.is_ending = false;
@@ -311,15 +314,15 @@ impl ConnectionEntry {
         self.arrived.pop_front()
     }
 
-    /// How many wait for a slot.
+    /// The number of operations that wait for a slot.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.iter().sum()
     }
 
-    /// One more waits for a slot of a queue, or one less.
+    /// Counts an operation that begins or ends to wait for a slot of a queue.
     pub(crate) fn note_waiting(&mut self, side: Side, is_one_more: bool) {
         let waiting = &mut self.waiting[side as usize];
-        debug_assert!(is_one_more || *waiting > 0, "somebody waits");
+        debug_assert!(is_one_more || *waiting > 0, "an operation waits");
         *waiting = if is_one_more { *waiting + 1 } else { waiting.saturating_sub(1) };
     }
 
@@ -327,17 +330,18 @@ impl ConnectionEntry {
         self.words.is_some()
     }
 
-    /// Words for its atomic operations, unless there are.
+    /// Stores the words for its atomic operations, unless it has some.
     pub(crate) fn give_words(&mut self, words: SharedRegion) {
         if self.words.is_none() {
             self.words = Some(words);
         }
     }
 
-    /// Posts a request, whose memory is in its slot from before that.
+    /// Posts a request, after moving its memory into its slot.
     ///
     /// # Errors
-    /// Then the memory is where it was. [`TransportError::Closed`], or why the request was refused, unless no slot is free.
+    /// [`TransportError::Closed`], or the reason why the post was refused, unless no slot is free. The memory is then
+    /// back in `memory`.
     #[inline]
     pub(crate) fn post(
         &mut self,
@@ -351,14 +355,14 @@ impl ConnectionEntry {
             return Err(self.refusal(side));
         };
         let (id, held) = self.slots.fill(entry, index, operation, memory);
-        // SAFETY: SAFETY.md F28: the memory of the request is in its slot, from before the post, and is taken out when the
-        // request has completed or the queue pair was destroyed. Until then nobody else has it, or, if it is shared, nobody
-        // writes it. The word of an atomic operation is of its slot. A window that was bound keeps its region, and shows nothing of it,
-        // until it is not bound any more.
+        // SAFETY: SAFETY.md F28: the memory of the request is in its slot from before the post. It is taken out after
+        // the request has completed or the queue pair was destroyed. Until then no one else has it, or, if it is
+        // shared, no one writes it. The word of an atomic operation belongs to its slot. A window that was bound keeps
+        // its region, and gives no access to it, until it is unbound.
         match unsafe { post::post(qp, request, held, self.words.as_ref(), id) } {
             Ok(()) => {}
-            // The provider refused, and did not say whether it had posted it: the slot keeps the memory until the queue
-            // pair is destroyed, which the caller does.
+            // The provider refused without reporting whether it had posted the request. The slot keeps the memory until
+            // the caller destroys the queue pair.
             Err(error) if error.posted() > 0 => {
                 self.closed.get_or_insert(CloseReason::Doubtful { operation });
             }
@@ -372,12 +376,12 @@ impl ConnectionEntry {
         Ok(id)
     }
 
-    /// Why it takes no request now.
+    /// The reason why it takes no request now.
     #[cold]
     fn refusal(&self, side: Side) -> PostFailure {
         match self.closed {
             Some(reason) => PostFailure::Failed(super::closed(reason, self.peer).into()),
-            // There will never be one.
+            // The queue was created without slots.
             None if self.slots.has_none(side) => {
                 PostFailure::Failed(TransportError::WouldBlock.into())
             }
@@ -385,7 +389,7 @@ impl ConnectionEntry {
         }
     }
 
-    /// Brings a completion to its request. Whether it is one of a request that is there.
+    /// Delivers a completion to its request. Returns true if it matches one.
     #[inline]
     pub(crate) fn deliver(
         &mut self,
@@ -415,7 +419,7 @@ impl ConnectionEntry {
         true
     }
 
-    /// A request has failed, or is over that was outstanding when the connection was stopped.
+    /// Handles a request that has failed, or that was outstanding when the connection was stopped.
     #[cold]
     fn note_over(&mut self, id: Id, operation: Operation, result: WorkResult, afters: &mut Afters) {
         if let Err(error) = result {
@@ -429,34 +433,34 @@ impl ConnectionEntry {
         }
     }
 
-    /// A request of the send queue is over which was outstanding when the connection was stopped.
+    /// Counts down for a request of the send queue that was outstanding when the connection was stopped.
     #[cold]
     fn note_sent(&mut self, sending: u32, afters: &mut Afters) {
-        debug_assert!(sending > 0, "it is one of them");
+        debug_assert!(sending > 0, "a counted request has completed");
         self.draining = Some(sending - 1);
         if sending == 1 {
             afters.push(After::Close(Arc::clone(&self.rooms)));
         }
     }
 
-    /// A request has failed, and the queue pair with it.
+    /// Notes that a request has failed, and the queue pair with it.
     #[cold]
     fn note_failed(&mut self, operation: Operation, error: WorkError, afters: &mut Afters) {
         self.has_lost |= operation != Operation::Receive;
         if self.closed.is_none() {
             self.closed = Some(CloseReason::Work { operation, error });
-            // An unreliable connection would go on to wait for messages.
+            // An unreliable connection would continue to wait for messages.
             if let Some(qp) = self.qp.as_ref().filter(|qp| qp.qp_type() == QueuePairType::UC)
                 && let Err(error) = qp.to_error()
             {
-                tracing::error!(%error, "a queue pair whose send has failed goes on to receive");
+                tracing::error!(%error, "a queue pair could not be stopped after a failed send: it still receives");
             }
-            // Who waits for a slot waits in vain.
+            // Operations that wait for a slot would wait forever.
             afters.push(After::Close(Arc::clone(&self.rooms)));
         }
     }
 
-    /// A request is over for which nobody waits: a message is kept, and other memory given back.
+    /// Handles a request that ended after its future was dropped: keeps a message, and releases other memory.
     fn keep(
         &mut self,
         id: Id,
@@ -474,7 +478,7 @@ impl ConnectionEntry {
         }
     }
 
-    /// Frees the slot of a request that is over. Its memory comes where nothing was.
+    /// Frees the slot of a request that has ended, and moves its memory to `memory`, which is empty before.
     #[inline]
     fn free(&mut self, id: Id, memory: &mut Held, afters: &mut Afters) {
         let side = self.slots.side(id.slot());
@@ -489,7 +493,7 @@ impl ConnectionEntry {
         afters.push(After::Room(Arc::clone(&self.rooms), side));
     }
 
-    /// As [`Table::take`](super::Table::take).
+    /// Same as [`Table::take`](super::Table::take).
     #[inline]
     pub(crate) fn take_ended(
         &mut self,
@@ -507,18 +511,18 @@ impl ConnectionEntry {
         Some(Ended { operation, result, word })
     }
 
-    /// The peer has gone, which is why a request has failed.
+    /// Notes that the peer has closed, which is the reason for a failed request.
     pub(crate) fn note_gone(&mut self, reason: CloseReason) {
         if let Some(CloseReason::Work { .. }) = self.closed {
             self.closed = Some(reason);
         }
     }
 
-    /// Why a request has failed, or was over with its queue pair.
+    /// The error of a request that failed, or ended with its queue pair.
     #[cold]
     pub(crate) fn failure(&self, operation: Operation, error: Option<WorkError>) -> TransportError {
         match (error, self.closed.or(self.ended_before)) {
-            // Of what was flushed, why it was. A peer that has gone answers nothing.
+            // A flushed request gets the reason of the flush. A peer that has closed does not acknowledge.
             (Some(error), Some(reason))
                 if error.class() == WorkErrorClass::Flushed
                     || reason.is_of_peer() && error.code() == WorkErrorCode::RetryExceededError =>
@@ -530,13 +534,13 @@ impl ConnectionEntry {
         }
     }
 
-    /// Whether that waker is woken when the request ends; then it is not over.
+    /// Returns true if the request is in flight and this waker is woken when it ends.
     pub(crate) fn is_awaited_by(&mut self, id: Id, waker: &Waker) -> bool {
         let slot = self.slots.of(id).filter(|slot| slot.phase == Phase::InFlight);
         slot.and_then(|slot| slot.waker.as_ref()).is_some_and(|known| known.will_wake(waker))
     }
 
-    /// Who is to be woken when the request has ended. The waker that was there before.
+    /// Sets the waker of a request in flight. Returns the previous waker.
     pub(crate) fn await_end(&mut self, id: Id, waker: Waker, afters: &mut Afters) -> Option<Waker> {
         match self.slots.of(id) {
             Some(slot) if slot.phase == Phase::InFlight => {
@@ -548,7 +552,7 @@ impl ConnectionEntry {
         }
     }
 
-    /// As [`Table::forsake`](super::Table::forsake).
+    /// Same as [`Table::forsake`](super::Table::forsake).
     pub(crate) fn forsake(&mut self, id: Id, afters: &mut Afters) -> Option<Operation> {
         let slot = self.slots.of(id)?;
         let (operation, result) = (slot.operation, slot.result);
@@ -577,12 +581,12 @@ impl Drop for ConnectionEntry {
         #[allow(clippy::mem_forget)] // the device may use it
         mem::forget((qp, mem::take(&mut self.slots), self.words.take()));
         if !is_forked {
-            tracing::error!(%error, "a queue pair could not be destroyed: its memory is never given back");
+            tracing::error!(%error, "a queue pair could not be destroyed: its memory is never released");
         }
     }
 }
 
-/// Words for so many slots.
+/// Registers words for that many slots.
 ///
 /// # Errors
 /// If they cannot be registered.

@@ -1,4 +1,4 @@
-//! What is posted: a request, without its memory.
+//! Posting of requests.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -17,7 +17,7 @@ use super::slots::{Id, Side};
 use crate::buffer::held::{Held, Rarer};
 use crate::buffer::window::Window;
 
-/// How many bytes an atomic operation works on.
+/// The number of bytes of an atomic operation.
 pub(crate) const WORD: usize = size_of::<u64>();
 
 /// The reason for a request that was not posted.
@@ -38,7 +38,7 @@ impl From<PostFailure> for TransportError {
     }
 }
 
-/// A request, without its memory.
+/// A request without its memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RequestSpec {
     Send(Option<u32>),
@@ -47,7 +47,7 @@ pub(crate) enum RequestSpec {
     Read(RemoteMemoryRegion),
     CompareAndSwap(RemoteMemoryRegion, u64, u64),
     FetchAdd(RemoteMemoryRegion, u64),
-    /// Of the window, from and to these bytes of its region.
+    /// Binds the window to this range of bytes of its region.
     Bind(usize, usize, AccessFlags),
     Invalidate(Rkey),
 }
@@ -83,8 +83,8 @@ impl RequestSpec {
 /// Posts a request with the memory of its slot.
 ///
 /// # Safety
-/// The contract of [`QueuePair::post`] for that memory, and for the word of the slot: it stays where it is until the
-/// request has completed, or the queue pair was destroyed, and nobody uses it but as that contract allows.
+/// The contract of [`QueuePair::post`] for that memory, and for the word of the slot. Both stay where they are until
+/// the request has completed or the queue pair was destroyed. Until then they are used only as that contract allows.
 #[inline]
 pub(crate) unsafe fn post(
     qp: &QueuePair,
@@ -164,7 +164,7 @@ pub(crate) unsafe fn post(
 }
 
 /// # Safety
-/// Same contract as [`post`]: the window, with its region, stays in its slot.
+/// Same contract as [`post`]: the window and its region stay in their slot.
 #[cold]
 #[inline(never)]
 unsafe fn bind(
@@ -174,17 +174,17 @@ unsafe fn bind(
     access: AccessFlags,
     id: Id,
 ) -> Result<(), PostError> {
-    // SAFETY: this function's contract, and SAFETY.md F28: the window has its region for itself, all of which may be the
-    // peer's, so that it does not matter whether the device keeps to the range; a window is bound once at a time.
+    // SAFETY: this function's contract, and SAFETY.md F28: the window has its region for itself. The peer may use all
+    // of that region, so it does not matter whether the device keeps to the range. A window is bound once at a time.
     unsafe { qp.bind(window.get_mut(), range, access, id.0) }
 }
 
 /// # Safety
-/// Same contract as [`post`]: the window of that key stays in its slot.
+/// Same contract as [`post`]: the window with that key stays in its slot.
 #[cold]
 #[inline(never)]
 unsafe fn invalidate(qp: &QueuePair, key: Rkey, id: Id) -> Result<(), PostError> {
-    // SAFETY: this function's contract, of a request without memory.
+    // SAFETY: this function's contract, for a request without memory.
     unsafe { qp.post(LocalInvalidate::new(key), id.0) }
 }
 
@@ -198,14 +198,14 @@ fn source(held: &Held) -> Option<SliceRef<'_>> {
     }
 }
 
-#[allow(clippy::expect_used)] // a slot's index is below their number
+#[allow(clippy::expect_used)] // there are as many words as slots
 fn element(words: &SharedRegion, id: Id) -> rdma_mem::SharedElement<'_> {
     let at = id.slot() * WORD;
     words.element(at..at + WORD).expect("a word for each slot")
 }
 
-/// What an atomic operation has brought to the word of its slot.
-#[allow(clippy::expect_used)] // a slot's index is below their number
+/// The result that an atomic operation wrote to the word of its slot.
+#[allow(clippy::expect_used)] // there are as many words as slots
 pub(crate) fn word(words: &SharedRegion, id: Id) -> u64 {
     words.atomic_u64(id.slot() * WORD).expect("a word for each slot").load(Ordering::Acquire)
 }

@@ -7,22 +7,21 @@ use rdma_qp::WorkResult;
 
 use crate::buffer::held::Held;
 
-/// Which queue of a queue pair.
+/// A queue of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Send,
     Receive,
 }
 
-/// The WR ID of a request: generation, entry and slot. A completion that comes twice, or late, is of a generation
-/// that has passed.
+/// The WR ID of a request: generation, entry and slot. A repeated or late completion has an old generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Id(pub(crate) u64);
 
 const SLOT_BITS: u32 = 16;
 const ENTRY_BITS: u32 = 16;
 
-/// So many slots a queue pair can have, and so many queue pairs a completion queue.
+/// The most slots of a queue pair, and the most queue pairs of a completion queue.
 pub(crate) const MOST: u32 = 1 << SLOT_BITS;
 
 impl Id {
@@ -52,43 +51,43 @@ impl Id {
     }
 }
 
-/// How far the request in a slot is.
+/// The state of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// None is there.
+    /// The slot holds no request.
     Free,
-    /// It is with the device.
+    /// The device holds the request.
     InFlight,
-    /// It is with the device, and nobody waits for it.
+    /// The device holds the request, and its future was dropped.
     Forsaken,
-    /// It is over: it completed, or its queue pair was destroyed.
+    /// The request has ended: it completed, or its queue pair was destroyed.
     Done,
 }
 
-/// What is in a slot stays where it is as the request goes on: no phase moves the memory's description.
+/// A request and its memory. The memory's description stays in place through all phases.
 #[derive(Debug)]
 pub(crate) struct RequestSlot {
     generation: u32,
     pub(crate) operation: Operation,
     pub(crate) phase: Phase,
-    /// Of a free one, the next free one.
+    /// The next free slot, if this one is free.
     next: Option<u32>,
-    /// The memory of the request. Nothing in a free slot.
+    /// The memory of the request; nothing in a free slot.
     pub(crate) held: Held,
-    /// Who waits for the request. Only while it is in flight.
+    /// The waker of the task that awaits the request. Set only while it is in flight.
     pub(crate) waker: Option<Waker>,
-    /// Of one that is done: how it has completed, or `None` if its queue pair was destroyed before.
+    /// The result of a request that has ended; `None` if its queue pair was destroyed before it completed.
     pub(crate) result: Option<WorkResult>,
 }
 
-/// The slots of a queue pair: first those of its send queue, then those of its receive queue.
+/// The slots of a queue pair: first those of the send queue, then those of the receive queue.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     slots: Box<[RequestSlot]>,
-    /// How many are of the send queue.
+    /// The number of slots of the send queue.
     sends: u32,
     free: [Option<u32>; 2],
-    /// The generation of slots that are made later: greater than any that was.
+    /// The first generation of these slots: greater than all generations before.
     begins: u32,
 }
 
@@ -116,7 +115,7 @@ impl Slots {
         }
     }
 
-    /// With what generation the slots of the next queue pair in this entry begin.
+    /// The first generation for the slots of the next queue pair in this entry.
     pub(crate) fn next_generation(&self) -> u32 {
         let newest = self.slots.iter().map(|slot| slot.generation.wrapping_sub(self.begins)).max();
         self.begins.wrapping_add(newest.unwrap_or(0)).wrapping_add(1)
@@ -127,7 +126,7 @@ impl Slots {
         if slot < self.sends as usize { Side::Send } else { Side::Receive }
     }
 
-    /// Whether the queue was made for no requests.
+    /// Returns true if the queue was created without slots.
     pub(crate) const fn has_none(&self, side: Side) -> bool {
         match side {
             Side::Send => self.sends == 0,
@@ -135,20 +134,20 @@ impl Slots {
         }
     }
 
-    /// How many requests of the send queue are with the device.
-    #[allow(clippy::cast_possible_truncation)] // no more than there are slots
+    /// The number of outstanding requests of the send queue.
+    #[allow(clippy::cast_possible_truncation)] // at most the number of slots
     pub(crate) fn sending(&self) -> u32 {
         let sends = self.slots.iter().take(self.sends as usize);
         sends.filter(|slot| matches!(slot.phase, Phase::InFlight | Phase::Forsaken)).count() as u32
     }
 
-    /// Returns the number of requests of both queues that are with the device.
+    /// Returns the number of outstanding requests of both queues.
     pub(crate) fn outstanding(&self) -> u64 {
         let phases = self.slots.iter().map(|slot| slot.phase);
         phases.filter(|phase| matches!(phase, Phase::InFlight | Phase::Forsaken)).count() as u64
     }
 
-    /// Whether a request of the send queue is with the device.
+    /// Returns true if a request of the send queue is outstanding.
     pub(crate) fn is_sending(&self) -> bool {
         let mut sends = self.slots.iter().take(self.sends as usize);
         sends.any(|slot| matches!(slot.phase, Phase::InFlight | Phase::Forsaken))
@@ -160,7 +159,7 @@ impl Slots {
         self.free[side as usize]
     }
 
-    /// Puts a request into a slot that is free, with its memory. Its WR ID, and where its memory is.
+    /// Moves a request and its memory into a free slot. Returns its WR ID and the memory in the slot.
     #[inline]
     pub(crate) fn fill(
         &mut self,
@@ -178,7 +177,7 @@ impl Slots {
         (Id::new(slot.generation, entry, index), &mut slot.held)
     }
 
-    /// Frees a slot. Its memory comes where nothing was.
+    /// Frees a slot, and moves its memory to `memory`, which is empty before.
     #[inline]
     pub(crate) fn free(&mut self, index: usize, memory: &mut Held) {
         let side = self.side(index) as usize;
@@ -186,24 +185,24 @@ impl Slots {
         debug_assert!(slot.phase != Phase::Free && slot.waker.is_none());
         slot.generation = slot.generation.wrapping_add(1);
         (slot.phase, slot.next) = (Phase::Free, self.free[side]);
-        // There are fewer than MOST.
+        // An index is less than MOST.
         self.free[side] = u32::try_from(index).ok();
         slot.held.move_to(memory);
     }
 
-    /// The slot of a request that is or was there.
+    /// The slot of a request that has not been freed yet.
     #[inline]
     pub(crate) fn of(&mut self, id: Id) -> Option<&mut RequestSlot> {
         self.slots.get_mut(id.slot()).filter(|slot| slot.generation == id.generation())
     }
 
-    /// How many there are: no more than [`MOST`].
+    /// The number of slots: at most [`MOST`].
     #[allow(clippy::cast_possible_truncation)]
     pub(crate) const fn len(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// The slot of that index.
+    /// The slot with that index.
     #[inline]
     pub(crate) fn at(&mut self, index: usize) -> &mut RequestSlot {
         &mut self.slots[index]
@@ -233,10 +232,10 @@ mod tests {
         assert_eq!((c.slot(), c.entry(), take(&mut slots, Side::Receive)), (2, 3, None));
         assert!(slots.of(a).is_some());
         slots.free(a.slot(), &mut Held::Nothing);
-        assert!(slots.of(a).is_none(), "its generation has passed");
+        assert!(slots.of(a).is_none(), "its generation is old");
         let again = take(&mut slots, Side::Send).unwrap();
         assert_eq!((again.slot(), again.generation()), (0, 8));
-        // Those of a later queue pair are of no generation that was.
+        // The slots of a later queue pair start with a new generation.
         assert_eq!(slots.next_generation(), 9);
     }
 

@@ -1,5 +1,6 @@
-//! What slots hold while a device uses it, on the mock device, which reads and writes memory by raw pointers when a request
-//! ends: for miri, which sees memory that is used after it was freed, and references that the device contradicts.
+//! Tests of the memory in slots on the mock device, which reads and writes memory through raw pointers when a request
+//! ends. They are for miri, which detects memory that is used after it was freed, and references that the device
+//! contradicts.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::mem_forget)] // for tests
 
 mod ends;
@@ -23,7 +24,7 @@ use crate::{Buffer, BufferExt, CloseReason, RemoteMemoryRegion};
 
 type Outcome<K> = Result<<K as Kind>::Output, Failed<<K as Kind>::Memory>>;
 
-/// Memory of a peer, of which the mock device does not ask.
+/// Memory of a peer. The mock device does not check it.
 fn remote() -> RemoteMemoryRegion {
     RemoteMemoryRegion::new(4096, 64, rdma_mem::Rkey::new(7))
 }
@@ -34,26 +35,26 @@ fn filled(rig: &Rig, byte: u8) -> Buffer {
     buffer
 }
 
-/// Polls once, for a task that nobody asks about.
+/// Polls once, with a waker that is not checked.
 fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     poll_once(future, &Arc::<Sleeper>::default())
 }
 
-/// With the device: there is a slot.
+/// Posts an operation. A slot must be free.
 fn post<K: Kind>(op: Op<'_, K>) -> Posted<'_, K> {
     op.try_post().unwrap()
 }
 
-/// The end of what is over.
+/// The outcome of an operation that has ended.
 #[track_caller]
 fn outcome<K: Kind>(mut posted: Posted<'_, K>) -> Outcome<K> {
     match poll(&mut posted) {
         Poll::Ready(outcome) => outcome,
-        Poll::Pending => panic!("it is not over"),
+        Poll::Pending => panic!("the operation has not ended"),
     }
 }
 
-/// Why it is over with its connection.
+/// The reason and the memory of an operation that ended with its connection.
 #[track_caller]
 fn reason<O, B>(outcome: Result<O, Failed<B>>) -> (CloseReason, B) {
     match outcome {
@@ -61,16 +62,16 @@ fn reason<O, B>(outcome: Result<O, Failed<B>>) -> (CloseReason, B) {
             (reason, memory)
         }
         Err(failed) => panic!("{failed}"),
-        Ok(_) => panic!("it was done"),
+        Ok(_) => panic!("the operation succeeded"),
     }
 }
 
-/// All connections are gone: nothing is left.
+/// Checks that nothing is left after all connections were dropped.
 fn end(rig: Rig) {
-    assert_eq!(rig.pool.usage().buffers, 0, "memory that was not given back");
+    assert_eq!(rig.pool.usage().buffers, 0, "memory was not released");
     let nic = Arc::clone(&rig.nic);
     drop(rig);
-    assert_eq!(nic.objects(), 0, "what was not destroyed");
+    assert_eq!(nic.objects(), 0, "objects were not destroyed");
 }
 
 #[test]
@@ -82,9 +83,9 @@ fn what_is_sent_is_read_when_the_device_reads_it_and_comes_back() {
     let written = post(connection.write(filled(&rig, 4).slice(5..9), remote()));
     rig.nic.end(1, NicOutcome::Done(&[]));
     rig.nic.end(0, NicOutcome::Done(&[]));
-    let Poll::Ready(Ok(mut back)) = poll(&mut sent) else { panic!("it is done") };
+    let Poll::Ready(Ok(mut back)) = poll(&mut sent) else { panic!("the send has not completed") };
     assert_eq!(rig.nic.take_sent(), [vec![4; 4], vec![3; 16]]);
-    // The program's again.
+    // The memory belongs to the program again.
     back.fill(9);
     let mut part = outcome(written).unwrap();
     part.fill(8);
@@ -104,7 +105,9 @@ fn what_is_received_and_read_is_written_by_the_device() {
     let read = post(connection.read(filled(&rig, 2).slice(8..16), remote()));
     rig.nic.end(0, NicOutcome::Done(b"hello"));
     rig.nic.end(0, NicOutcome::Done(b"12345678"));
-    let Poll::Ready(Ok(message)) = poll(&mut received) else { panic!("it is done") };
+    let Poll::Ready(Ok(message)) = poll(&mut received) else {
+        panic!("the receive has not completed")
+    };
     assert_eq!((&message.memory[..6], message.length), (&b"hello\x01"[..], 5));
     let mut read = outcome(read).unwrap();
     assert_eq!(*read, *b"12345678");
@@ -114,7 +117,7 @@ fn what_is_received_and_read_is_written_by_the_device() {
     end(rig);
 }
 
-/// The program reads it, too, while the device does.
+/// The program also reads it while the device does.
 #[test]
 fn what_is_shared_is_read_by_several_at_once() {
     let rig = Rig::new();
@@ -136,7 +139,7 @@ fn what_is_shared_is_read_by_several_at_once() {
     end(rig);
 }
 
-/// Each operation has a word of its own.
+/// Each operation has its own word.
 #[test]
 fn an_atomic_operation_gives_what_came_to_its_word() {
     let rig = Rig::new();
@@ -161,13 +164,13 @@ fn dropped_memory_stays_until_the_device_is_done() {
     drop(awaited);
     drop(post(connection.send(filled(&rig, 2))));
     assert_eq!(rig.pool.trim(), 0);
-    // Nobody else gets what the device is about to read.
+    // No other buffer gets the memory that the device is about to read.
     let other = filled(&rig, 9);
     assert_eq!(rig.pool.usage().buffers, 3);
     rig.nic.end(0, NicOutcome::Done(&[]));
     rig.nic.end(0, NicOutcome::Done(&[]));
     assert_eq!(rig.nic.take_sent(), [vec![1; 16], vec![2; 16]]);
-    // Given back by whoever polls next.
+    // The next poll releases it.
     assert_eq!(rig.driver.0.sweep(false).unwrap(), 2);
     assert_eq!(rig.pool.usage().buffers, 1);
     // Both slots are free.
@@ -190,7 +193,7 @@ fn a_message_for_a_dropped_receive_is_kept_with_its_memory() {
     rig.nic.end(1, NicOutcome::Done(b"second"));
     rig.nic.end(0, NicOutcome::Done(b"first"));
     rig.driver.0.sweep(false).unwrap();
-    // It has its outcome, which nobody has taken.
+    // Its outcome is ready but was not taken.
     drop(done);
     let next = || connection.take_unclaimed();
     let messages = [next().unwrap(), next().unwrap()];
@@ -215,7 +218,7 @@ fn a_forgotten_operation_keeps_its_memory_until_its_connection_ends() {
     rig.nic.end(0, NicOutcome::Done(&[]));
     rig.driver.0.sweep(false).unwrap();
     assert_eq!(rig.pool.usage().buffers, 2);
-    // The device goes on until its queue pair is destroyed.
+    // The device continues until its queue pair is destroyed.
     rig.nic.end(0, NicOutcome::Done(b"message"));
     drop(connection);
     end(rig);

@@ -1,4 +1,4 @@
-//! The mock device as a provider: C's functions, over objects that have the device beside them.
+//! The mock device as a provider: C functions on objects that also refer to the device.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -19,20 +19,20 @@ use rdma_sys::{
 
 use super::{Nic, PostFault, PostedRequest};
 
-/// What C sees of an object, which comes first, and the device beside it.
+/// An object as C sees it, which is the first field, and its device.
 #[repr(C)]
 struct Object<T> {
     part: T,
     nic: Arc<Nic>,
 }
 
-/// The provider's one device, which nobody writes.
+/// The only device of the provider. It is never written.
 struct Listed(ibv_device);
 
 // SAFETY: SAFETY.md F4: it is all zeros, and is only read.
 unsafe impl Sync for Listed {}
 
-// SAFETY: SAFETY.md F4: all-zero bytes are a device, of InfiniBand's transport.
+// SAFETY: SAFETY.md F4: all-zero bytes are a valid device, with InfiniBand transport.
 static DEVICE: Listed = Listed(unsafe { std::mem::zeroed() });
 
 static VERBS: Verbs = {
@@ -58,7 +58,7 @@ static VERBS: Verbs = {
     verbs
 };
 
-/// A context of the device.
+/// Opens a context of the device.
 pub(super) fn open(nic: &Arc<Nic>) -> Context {
     let mut context = ibv_context::default();
     context.device = (&raw const DEVICE.0).cast_mut();
@@ -69,11 +69,11 @@ pub(super) fn open(nic: &Arc<Nic>) -> Context {
     context.ops.post_send = Some(post_send);
     context.ops.post_recv = Some(post_recv);
     let raw = NonNull::new(make(nic, context)).unwrap();
-    // SAFETY: SAFETY.md F2, F11: just made, by this table, and nobody else has it.
+    // SAFETY: SAFETY.md F2, F11: just created, by this table, and no one else has it.
     unsafe { Context::from_raw(raw, &VERBS, Ownership::Owned) }.unwrap()
 }
 
-/// A queue pair that is connected.
+/// Creates a connected queue pair.
 pub(super) fn queue_pair(nic: &Arc<Nic>, pd: &ProtectionDomain, cq: &CompletionQueue) -> QueuePair {
     let mut qp = ibv_qp::default();
     (qp.context, qp.pd) = (pd.context().as_raw(), pd.as_raw());
@@ -82,7 +82,7 @@ pub(super) fn queue_pair(nic: &Arc<Nic>, pd: &ProtectionDomain, cq: &CompletionQ
     qp.qp_type.0 = rdma_qp::QueuePairType::RC.raw();
     let raw = NonNull::new(make(nic, qp)).unwrap();
     let parents = QueuePair::builder(pd).send_cq(cq).recv_cq(cq);
-    // SAFETY: SAFETY.md F2, F11: just made, of these, and nobody else has it.
+    // SAFETY: SAFETY.md F2, F11: just created, from these parents, and no one else has it.
     unsafe { QueuePair::from_raw(raw, parents, Ownership::Owned) }.unwrap()
 }
 
@@ -92,27 +92,27 @@ fn make<T>(nic: &Arc<Nic>, part: T) -> *mut T {
 }
 
 /// # Safety
-/// The object is one of [`make`]'s, and live.
+/// The object was created by [`make`], and is live.
 unsafe fn nic_of<T>(object: *mut T) -> &'static Arc<Nic> {
     // SAFETY: SAFETY.md F5, F11: this function's contract; used within one call, during which the object lives.
     unsafe { &(*object.cast::<Object<T>>()).nic }
 }
 
 unsafe extern "C" fn destroy<T>(object: *mut T) -> c_int {
-    // SAFETY: SAFETY.md F2, F11: of `make`, and destroyed once.
+    // SAFETY: SAFETY.md F2, F11: created by `make`, and destroyed once.
     let object = unsafe { Box::from_raw(object.cast::<Object<T>>()) };
     object.nic.objects.fetch_sub(1, Ordering::Relaxed);
     0
 }
 
 unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    // SAFETY: SAFETY.md F1: a place to write to.
+    // SAFETY: SAFETY.md F1: valid for writes.
     unsafe { count.write(1) };
     Box::into_raw(Box::new((&raw const DEVICE.0).cast_mut()))
 }
 
 unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
-    // SAFETY: SAFETY.md F2: one of the function above.
+    // SAFETY: SAFETY.md F2: a list that the function above returned.
     drop(unsafe { Box::from_raw(list) });
 }
 
@@ -126,7 +126,7 @@ unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 }
 
 unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    // One for all: nobody waits for it, the device itself says when there are events.
+    // One file for all channels: no thread waits for it, because the device itself reports events.
     static FILE: OnceLock<(PipeReader, PipeWriter)> = OnceLock::new();
     let fd = FILE.get_or_init(|| pipe().unwrap()).0.as_raw_fd();
     // SAFETY: SAFETY.md F2: a live context of this table.
@@ -155,7 +155,7 @@ unsafe extern "C" fn get_cq_event(
         Errno::EAGAIN.set();
         return -1;
     }
-    // SAFETY: SAFETY.md F1: a place to write to. Of which queue it is nobody asks.
+    // SAFETY: SAFETY.md F1: valid for writes. The caller does not use the queue.
     unsafe { cq.write(null_mut()) };
     // SAFETY: SAFETY.md F1: as above.
     unsafe { context.write(null_mut()) };
@@ -178,7 +178,7 @@ unsafe extern "C" fn query_qp(
     (ready.qp_state, ready.port_num) = (ibv_qp_state::IBV_QPS_RTS, 1);
     (made.cap.max_send_wr, made.cap.max_recv_wr) = (16, 16);
     (made.cap.max_send_sge, made.cap.max_recv_sge) = (1, 1);
-    // SAFETY: SAFETY.md F1: a place to write to.
+    // SAFETY: SAFETY.md F1: valid for writes.
     unsafe { attributes.write(ready) };
     // SAFETY: SAFETY.md F1: as above.
     unsafe { init.write(made) };
@@ -200,7 +200,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, out: *mut ibv_wc) -> 
     // SAFETY: SAFETY.md F2: a live queue of this table.
     let Some(found) = unsafe { nic_of(cq) }.poll(usize::try_from(most).unwrap()) else { return -1 };
     for (n, completion) in found.iter().enumerate() {
-        // SAFETY: SAFETY.md F12: no more than there is room for.
+        // SAFETY: SAFETY.md F12: at most as many as there is room for.
         let entry = unsafe { out.add(n) };
         // SAFETY: SAFETY.md F12: as above.
         unsafe { entry.write(*completion) };
@@ -229,12 +229,12 @@ unsafe extern "C" fn post_send(
         ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => ibv_wc_opcode::IBV_WC_FETCH_ADD,
         _ => ibv_wc_opcode::IBV_WC_RDMA_WRITE,
     };
-    // SAFETY: SAFETY.md F12: so many elements.
+    // SAFETY: SAFETY.md F12: the list has that many elements.
     let memory = unsafe { memory(asked.sg_list, asked.num_sge) };
     // SAFETY: SAFETY.md F2: a live queue pair of this table.
     let returned = unsafe { post(qp, asked.wr_id, opcode, memory) };
     if returned == Err(PostFault::Clear) {
-        // SAFETY: SAFETY.md F1: a place to write to.
+        // SAFETY: SAFETY.md F1: valid for writes.
         unsafe { bad.write(request) };
     }
     returned.map_or(Errno::ENOMEM.raw(), |()| 0)
@@ -247,19 +247,19 @@ unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: SAFETY.md F12: one live request.
     let asked = unsafe { &*request };
-    // SAFETY: SAFETY.md F12: so many elements.
+    // SAFETY: SAFETY.md F12: the list has that many elements.
     let memory = unsafe { memory(asked.sg_list, asked.num_sge) };
     // SAFETY: SAFETY.md F2: a live queue pair of this table.
     let returned = unsafe { post(qp, asked.wr_id, ibv_wc_opcode::IBV_WC_RECV, memory) };
     if returned == Err(PostFault::Clear) {
-        // SAFETY: SAFETY.md F1: a place to write to.
+        // SAFETY: SAFETY.md F1: valid for writes.
         unsafe { bad.write(request) };
     }
     returned.map_or(Errno::ENOMEM.raw(), |()| 0)
 }
 
 /// # Safety
-/// A live queue pair of this table.
+/// `qp` is a live queue pair of this table.
 unsafe fn post(
     qp: *mut ibv_qp,
     wr_id: u64,
@@ -273,14 +273,14 @@ unsafe fn post(
 }
 
 /// # Safety
-/// So many elements are there.
+/// `list` has `count` elements.
 unsafe fn memory(list: *const ibv_sge, count: c_int) -> Option<(u64, u32)> {
-    // SAFETY: SAFETY.md F12: this function's contract; no request has more than one.
+    // SAFETY: SAFETY.md F12: this function's contract; no request has more than one element.
     let element = (count > 0).then(|| unsafe { list.read() })?;
     Some((element.addr, element.length))
 }
 
-/// What is registered, by the pointers that it was registered with.
+/// The registered regions, with the pointers that they were registered with.
 #[derive(Debug, Default)]
 pub(crate) struct Regions(Mutex<Vec<Region>>);
 
@@ -291,7 +291,7 @@ struct Region {
     length: usize,
 }
 
-// SAFETY: SAFETY.md F8, F16: an address, of memory that a device may use from any thread.
+// SAFETY: SAFETY.md F8, F16: an address of memory that a device may use from any thread.
 unsafe impl Send for Region {}
 
 unsafe extern "C" fn reg_mr(
@@ -324,7 +324,8 @@ impl Regions {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Does what a request is for: reads its memory, or writes what has come to it. Which bytes that were.
+    /// Executes a request: reads its memory, or writes the incoming bytes to it. Returns the bytes that were read or
+    /// written.
     pub(super) fn execute(&self, request: &PostedRequest, message: &[u8]) -> Vec<u8> {
         let Some((address, length)) = request.memory else { return Vec::new() };
         let (address, length) = (usize::try_from(address).unwrap(), length as usize);
@@ -337,17 +338,18 @@ impl Regions {
             // SAFETY: SAFETY.md F8: within the region, which lives until it is deregistered.
             let at = unsafe { region.base.add(address - region.base.addr()) };
             if request.is_source() {
-                // SAFETY: SAFETY.md F8, F28: registered, and nobody writes it while the request is with the device.
+                // SAFETY: SAFETY.md F8, F28: registered, and no one writes it while the request is outstanding.
                 return unsafe { slice::from_raw_parts(at, length) }.to_vec();
             }
             if request.is_atomic() {
-                // SAFETY: SAFETY.md F16, F28: a word of a shared region, which is an atomic to everybody.
+                // SAFETY: SAFETY.md F16, F28: a word of a shared region, which everyone accesses as an atomic.
                 let word = unsafe { AtomicU64::from_ptr(at.cast()) };
                 word.store(message.len() as u64, Ordering::Release);
                 return message.to_vec();
             }
             let count = message.len().min(length);
-            // SAFETY: SAFETY.md F8, F28: registered, so many bytes, and nobody else's while the request is with the device.
+            // SAFETY: SAFETY.md F8, F28: registered, at least `count` bytes, and no one else uses it while the request
+            // is outstanding.
             unsafe { ptr::copy_nonoverlapping(message.as_ptr(), at, count) };
             message[..count].to_vec()
         })

@@ -1,4 +1,4 @@
-//! What tests and models have of the mock device: connections, and the smallest of runtimes.
+//! The test set-up on the mock device: connections, and a minimal runtime.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -13,7 +13,7 @@ use crate::driver::shared::{Handle, Shared};
 use crate::link::Inner;
 use crate::sync::{Condvar, Mutex};
 
-/// A driver without a task, on a device of its own.
+/// A driver without a task, on its own device.
 pub(crate) struct Rig {
     pub(crate) nic: Arc<Nic>,
     pub(crate) driver: Arc<Handle>,
@@ -30,7 +30,7 @@ impl Rig {
         Self { nic, driver, pool: BufferPool::with_region_size(&pd, 4096), pd }
     }
 
-    /// A connection that can have so many requests outstanding.
+    /// Creates a connection with that many slots for sends and receives.
     pub(crate) fn connect(&self, depth: [u32; 2]) -> Connection {
         let ledger = self.driver.0.ledger_for(depth[0] + depth[1]).unwrap();
         let qp = provider::queue_pair(&self.nic, &self.pd, ledger.cq());
@@ -41,16 +41,16 @@ impl Rig {
         self.pool.allocate(16).unwrap()
     }
 
-    /// The device ends a request, if one is there.
+    /// Lets the device end a request, if any.
     #[cfg(loom)]
     pub(crate) fn serve_what_is_there(&self) {
         self.nic.serve_what_is_there(|| self.pool.usage().buffers);
     }
 
-    /// What the driver's task does: sleeps on the file, and takes what has completed.
+    /// Does the work of the driver's task: sleeps on the file, and polls completions.
     pub(crate) fn drive(&self) {
         loop {
-            // It has said so itself, to all who wait.
+            // The sweep itself has notified all waiters of a failure.
             if self.driver.0.sweep(false).is_err() || !self.nic.wait_for_event() {
                 return;
             }
@@ -70,7 +70,7 @@ impl Sleeper {
         Waker::from(Arc::clone(self))
     }
 
-    /// How often it was woken since this was asked.
+    /// The number of wake-ups since the last call.
     pub(crate) fn take_wakes(&self) -> usize {
         std::mem::take(&mut *self.wakes.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -91,7 +91,7 @@ impl Wake for Sleeper {
     }
 }
 
-/// Runs a future; a wake-up that it does not get is a deadlock.
+/// Runs a future. A lost wake-up is a deadlock.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let (mut future, sleeper) = (pin!(future), Arc::<Sleeper>::default());
     let waker = sleeper.waker();
@@ -103,7 +103,7 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Polls a future once, for this task.
+/// Polls a future once, with the waker of this sleeper.
 pub(crate) fn poll_once<F: Future + Unpin>(
     future: &mut F,
     sleeper: &Arc<Sleeper>,

@@ -1,4 +1,4 @@
-//! Connections, drivers and completion queues that end while operations are under way.
+//! Connections, drivers and completion queues that end while operations are in progress.
 
 use std::future::IntoFuture;
 use std::mem::forget;
@@ -8,7 +8,7 @@ use super::{Others, close_meanwhile, is_done, model, post, send, spawn};
 use crate::CloseReason;
 use crate::mock::{Faults, block_on, poll_once};
 
-/// What is awaited is done, or over with the connection.
+/// The awaited operation succeeds or ends with the connection.
 #[test]
 fn loom_a_connection_ends_while_it_is_awaited() {
     model(2, |rig| {
@@ -18,7 +18,7 @@ fn loom_a_connection_ends_while_it_is_awaited() {
     });
 }
 
-/// Who waits for a slot waits no longer.
+/// The operation that waits for a slot fails.
 #[test]
 fn loom_a_connection_ends_while_a_slot_is_waited_for() {
     model(2, |rig| {
@@ -36,7 +36,7 @@ fn loom_a_connection_ends_while_a_slot_is_waited_for() {
     });
 }
 
-/// Of those who end it one destroys the queue pair, and the entry is free when both have left.
+/// Only one of the two destroys the queue pair. The entry is free after both have left.
 #[test]
 fn loom_a_connection_and_its_driver_end_together() {
     model(3, |rig| {
@@ -49,11 +49,11 @@ fn loom_a_connection_and_its_driver_end_together() {
         drop(connection);
         task.join().unwrap();
         device.join().unwrap();
-        assert!(ledger.reserve(4096), "the entry was not given back");
+        assert!(ledger.reserve(4096), "the entry was not freed");
     });
 }
 
-/// A connection that is made while its driver ends is closed.
+/// A connection that is created while its driver ends is closed.
 #[test]
 fn loom_no_connection_is_left_by_a_driver_that_ends() {
     model(3, |rig| {
@@ -64,7 +64,7 @@ fn loom_no_connection_is_left_by_a_driver_that_ends() {
     });
 }
 
-/// Everybody is told that the completion queue has failed.
+/// All operations fail when the completion queue fails.
 #[test]
 fn loom_a_completion_queue_fails() {
     model(2, |rig| {

@@ -1,4 +1,4 @@
-//! Time limits that expire while something else happens to the operation. A limit of zero has expired at each poll.
+//! Time limits that expire while another event affects the operation. A limit of zero has expired at each poll.
 
 use std::sync::Arc;
 use std::time::Duration;

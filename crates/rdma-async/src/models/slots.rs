@@ -1,4 +1,4 @@
-//! Who waits for a free slot gets one.
+//! Operations that wait for a free slot get one.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{Others, model, post, send, spawn};
 use crate::CloseReason;
 use crate::mock::{Faults, NicOutcome, PostFault, block_on, poll_once};
 
-/// One slot, and two tasks who want it while the device has it.
+/// Two tasks wait for the only slot while the device uses it.
 #[test]
 fn loom_a_slot_is_for_all_who_wait() {
     model(1, |rig| {
@@ -24,7 +24,7 @@ fn loom_a_slot_is_for_all_who_wait() {
     });
 }
 
-/// Nobody but the driver frees the slot.
+/// Only the driver polls, so it has to free the slot.
 #[test]
 fn loom_the_slot_of_a_dropped_operation_is_for_who_waits() {
     model(3, |rig| {
@@ -36,7 +36,7 @@ fn loom_the_slot_of_a_dropped_operation_is_for_who_waits() {
     });
 }
 
-/// Who is dropped while it waits may have been woken: then the next one is.
+/// A waiter may be dropped after it was woken: then it wakes the next one.
 #[test]
 fn loom_who_is_dropped_hands_its_wake_up_on() {
     model(2, |rig| {
@@ -54,7 +54,7 @@ fn loom_who_is_dropped_hands_its_wake_up_on() {
     });
 }
 
-/// Who is woken and finds the slot taken waits again.
+/// A waiter that is woken and finds the slot occupied waits again.
 #[test]
 fn loom_a_newcomer_may_be_faster() {
     model(1, |rig| {
@@ -70,7 +70,7 @@ fn loom_a_newcomer_may_be_faster() {
     });
 }
 
-/// The one who is refused has been woken for a slot that it does not take: then the next one is.
+/// A waiter whose post is refused does not use the slot that it was woken for: it wakes the next one.
 #[test]
 fn loom_who_is_refused_hands_its_wake_up_on() {
     model(2, |rig| {
@@ -86,7 +86,7 @@ fn loom_who_is_refused_hands_its_wake_up_on() {
     });
 }
 
-/// Nobody awaits what has failed.
+/// No task awaits the failed operation.
 #[test]
 fn loom_who_waits_is_told_of_a_failure() {
     model(3, |rig| {

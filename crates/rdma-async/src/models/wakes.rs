@@ -1,4 +1,4 @@
-//! Who awaits an operation is told of its end.
+//! Tasks that await an operation are woken when it ends.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -6,8 +6,8 @@ use std::task::Poll;
 use super::{Others, model, post, send, spawn};
 use crate::mock::{Sleeper, block_on, poll_once};
 
-/// Also of a completion that comes between the last look and the request for an event, and of one that comes when the
-/// driver has just taken the event before.
+/// Covers a completion that arrives between the last poll and the arming of the queue. It also covers one that arrives
+/// just after the driver has received the previous event.
 #[test]
 fn loom_who_awaits_is_told() {
     model(3, |rig| {
@@ -19,7 +19,7 @@ fn loom_who_awaits_is_told() {
     });
 }
 
-/// Each of two tasks takes completions off the queue, those of the other one too.
+/// Each of the two tasks may poll completions of the other one.
 #[test]
 fn loom_two_tasks_are_told() {
     model(2, |rig| {
@@ -33,7 +33,7 @@ fn loom_two_tasks_are_told() {
     });
 }
 
-/// Two connections complete in one queue.
+/// Both connections complete in one queue.
 #[test]
 fn loom_tasks_of_two_connections_are_told() {
     model(2, |rig| {
@@ -46,7 +46,7 @@ fn loom_tasks_of_two_connections_are_told() {
     });
 }
 
-/// The one that has asked last.
+/// The task that awaited last is woken.
 #[test]
 fn loom_a_task_that_takes_over_is_told() {
     model(3, |rig| {
@@ -60,8 +60,8 @@ fn loom_a_task_that_takes_over_is_told() {
     });
 }
 
-/// Who has asked for an event, and then finds its own completion, leaves none behind it that came before it asked: nobody
-/// is told of that one, and who drops its operation now believes that somebody will be.
+/// A task arms the queue and then finds its own completion. It must also poll later completions from before the arming,
+/// because they cause no event. A task that drops its operation at that moment relies on an event.
 #[test]
 fn loom_nothing_is_left_behind_what_is_found() {
     model(2, |rig| {
@@ -72,11 +72,11 @@ fn loom_nothing_is_left_behind_what_is_found() {
         block_on(first).unwrap();
         task.join().unwrap();
         others.end(rig);
-        assert_eq!(rig.pool.usage().buffers, 0, "the driver was not told");
+        assert_eq!(rig.pool.usage().buffers, 0, "the driver was not notified");
     });
 }
 
-/// The message of a receive that is dropped while it comes is kept, with its memory.
+/// The message of a receive that is dropped while it arrives is kept with its memory.
 #[test]
 fn loom_a_message_is_not_lost_with_its_receive() {
     model(3, |rig| {
@@ -95,7 +95,7 @@ fn loom_a_message_is_not_lost_with_its_receive() {
                 (received.length, received.memory)
             }
             Poll::Pending => {
-                let kept = kept.expect("the driver has brought it");
+                let kept = kept.expect("the driver has delivered it");
                 (kept.length, kept.memory.unwrap().into_inner())
             }
         };
@@ -103,7 +103,7 @@ fn loom_a_message_is_not_lost_with_its_receive() {
     });
 }
 
-/// Nobody polls but the driver: it has to be told, though nobody awaits anything.
+/// Only the driver polls: it needs an event although no task awaits.
 #[test]
 fn loom_memory_of_a_dropped_operation_is_given_back() {
     model(3, |rig| {
@@ -111,11 +111,11 @@ fn loom_memory_of_a_dropped_operation_is_given_back() {
         let others = Others::new(rig, 1);
         drop(post(&connection, rig));
         others.end(rig);
-        assert_eq!(rig.pool.usage().buffers, 0, "the driver was not told");
+        assert_eq!(rig.pool.usage().buffers, 0, "the driver was not notified");
     });
 }
 
-/// The same, of one that was awaited before.
+/// The same for an operation that was awaited before.
 #[test]
 fn loom_memory_of_one_that_is_awaited_no_more_is_given_back() {
     model(3, |rig| {
@@ -125,6 +125,6 @@ fn loom_memory_of_one_that_is_awaited_no_more_is_given_back() {
         drop(poll_once(&mut posted, &Arc::default()));
         drop(posted);
         others.end(rig);
-        assert_eq!(rig.pool.usage().buffers, 0, "the driver was not told");
+        assert_eq!(rig.pool.usage().buffers, 0, "the driver was not notified");
     });
 }

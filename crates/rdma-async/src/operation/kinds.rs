@@ -23,7 +23,7 @@ pub trait Kind: sealed::Sealed {
     /// The output of a successful operation.
     type Output;
 
-    /// Whether the limit of a connection is that of its operations of this kind.
+    /// Whether the time limit of the connection applies to operations of this kind.
     #[doc(hidden)]
     const HAS_LIMIT: bool = true;
 
@@ -32,7 +32,7 @@ pub trait Kind: sealed::Sealed {
 }
 
 impl Ended {
-    /// What its future gives.
+    /// Converts the end of a request to the outcome of its future.
     #[inline]
     pub(crate) fn outcome<K: Kind>(
         self,
@@ -50,11 +50,11 @@ impl Ended {
     }
 }
 
-/// What a slot has held for an operation of that kind.
+/// The memory that a slot held for an operation of that kind.
 #[inline]
 pub(crate) fn memory<K: Kind>(held: Held) -> K::Memory {
     let Some(memory) = K::Memory::from_held(held) else {
-        unreachable!("a slot gives back what it was given")
+        unreachable!("a slot returns the memory that it was given")
     };
     memory
 }
@@ -63,7 +63,7 @@ pub(crate) fn memory<K: Kind>(held: Held) -> K::Memory {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Received<B> {
-    /// The memory that was given. The message is at its beginning.
+    /// The memory of the receive. The message starts at its beginning.
     pub memory: B,
     /// The number of bytes of the message. For an RDMA write with immediate data, the number of bytes written
     /// elsewhere.
@@ -112,19 +112,19 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// A message to the peer. It gives the memory back.
+    /// A message to the peer. Returns its memory.
     SendOut<B: Source> => B, |memory, _success| memory;
     /// Memory for a message of the peer.
     Receive<B: Target> => Received<B>, |memory, success| Received::new(memory, success);
-    /// Into the peer's memory. It gives the memory back.
+    /// A write to the peer's memory. Returns its own memory.
     Write<B: Source> => B, |memory, _success| memory;
-    /// From the peer's memory. It gives the memory back, with what was read.
+    /// A read of the peer's memory. Returns its own memory with the bytes that were read.
     Read<B: Target> => B, |memory, _success| memory;
 }
 
-/// A receive without memory: for immediate data alone, which it gives.
+/// A receive without memory, which returns only immediate data.
 #[derive(Debug)]
-#[allow(clippy::exhaustive_structs)] // a name
+#[allow(clippy::exhaustive_structs)] // only names a kind
 pub struct ReceiveImmediate;
 
 impl sealed::Sealed for ReceiveImmediate {}
@@ -140,7 +140,7 @@ impl Kind for ReceiveImmediate {
 
 /// An atomic operation on the peer's memory, which returns the old value.
 #[derive(Debug)]
-#[allow(clippy::exhaustive_structs)] // a name
+#[allow(clippy::exhaustive_structs)] // only names a kind
 pub struct Atomic;
 
 impl sealed::Sealed for Atomic {}

@@ -10,15 +10,15 @@ use tokio::time::{Sleep, sleep};
 use crate::link::Inner;
 use crate::sync::LONGEST;
 
-/// The time limit of an operation: its own, or `None` for that of the connection. It is in a box, so that operations
-/// without one move 8 bytes more, and nothing else.
+/// The time limit of an operation: its own, or `None` for the limit of the connection. It is boxed, so that an
+/// operation without its own limit grows by only 8 bytes.
 #[derive(Debug)]
 pub(crate) struct Limit(Option<Box<Time>>);
 
 #[derive(Debug)]
 struct Time {
     limit: Duration,
-    /// `None` before the time has begun.
+    /// `None` until the time starts.
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
@@ -30,8 +30,8 @@ impl Limit {
         Self(Some(Box::new(Time { limit, sleep: None })))
     }
 
-    /// Ready with the limit when the time is over. The time begins with the first call. The limit of the connection
-    /// counts if `has_default`.
+    /// Ready with the limit when the time is over. The time starts with the first call. The limit of the connection
+    /// applies if `has_default` is set.
     #[cold]
     pub(crate) fn poll(
         &mut self,
@@ -46,7 +46,7 @@ impl Limit {
         let Some(time) = self.0.as_mut().filter(|time| time.limit <= LONGEST) else {
             return Poll::Pending;
         };
-        // No time needs no timer.
+        // A zero limit needs no timer.
         if !time.limit.is_zero() {
             let sleep = time.sleep.get_or_insert_with(|| Box::pin(sleep(time.limit)));
             ready!(sleep.as_mut().poll(cx));

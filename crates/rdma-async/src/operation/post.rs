@@ -1,4 +1,4 @@
-//! Posting, which waits while a queue is full.
+//! Posting, which waits while the queue is full.
 
 use std::fmt;
 use std::future::Future;
@@ -14,7 +14,7 @@ use super::posted::Posted;
 use super::work::Work;
 
 pin_project! {
-    /// [Posts](super::Op::post) an operation: ready when its request is with the device.
+    /// The future of [`Op::post`](super::Op::post), ready when the device has accepted the request.
     #[must_use = "nothing is posted before it is awaited"]
     pub struct Post<'c, K: Kind> {
         #[pin]
@@ -35,7 +35,7 @@ impl<'c, K: Kind> Future for Post<'c, K> {
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // As of an operation that is awaited: a task that only posts lets others run.
+        // Uses tokio's budget like an awaited operation: a task that only posts lets other tasks run.
         let budget = ready!(tokio::task::coop::poll_proceed(cx));
         let posted = ready!(self.project().work.poll_post::<K>(cx));
         budget.made_progress();

@@ -1,4 +1,4 @@
-//! Operations that are with the device.
+//! Operations that were posted.
 
 use std::fmt;
 use std::future::Future;
@@ -20,14 +20,14 @@ use crate::buffer::held::Held;
 use crate::ledger::slots::Id;
 use crate::link::Link;
 
-/// After so many polls that find nothing, others may have the thread.
+/// The number of empty polls before other tasks may run.
 const POLLS: u32 = 64;
 
 /// An operation in flight: await it for the outcome. Dropped, it leaves its memory with the request, which releases
 /// the memory when it has completed.
 #[must_use = "awaiting it returns its memory"]
 pub struct Posted<'c, K: Kind> {
-    /// `None` when it is over.
+    /// `None` after it has ended.
     link: Option<Link<'c>>,
     id: Id,
     kind: PhantomData<fn() -> K>,
@@ -39,14 +39,14 @@ impl<'c, K: Kind> Posted<'c, K> {
         Self { link: Some(link), id, kind: PhantomData }
     }
 
-    /// Awaits the outcome for at most this time, like [`Op::within`](crate::Op::within). A posted operation has no other
-    /// limit.
+    /// Awaits the outcome for at most this time, like [`Op::within`](crate::Op::within). A posted operation has no
+    /// other limit.
     ///
     /// # Panics
     /// If the operation waits outside of a runtime of tokio with time (`enable_time`), and the limit is not zero.
     #[doc(alias("timeout", "deadline"))]
     pub fn within(mut self, limit: Duration) -> Run<'c, K> {
-        let Some(link) = self.link.take() else { unreachable!("it is not over") };
+        let Some(link) = self.link.take() else { unreachable!("it is polled until it has ended") };
         Run::new(Work::posted(link, self.id), Limit::new(limit))
     }
 
@@ -54,7 +54,7 @@ impl<'c, K: Kind> Posted<'c, K> {
     /// of the device and no wake-up. Polling occupies the processor, but lets other tasks run after every 64 polls.
     ///
     /// This is for answers that arrive within microseconds; a receive that may wait for long is better awaited. If the
-    /// future is dropped while it waits, it leaves the memory with the request, as [`Posted`] does.
+    /// future is dropped while it waits, it leaves the memory with the request, like a dropped [`Posted`].
     ///
     /// # Errors
     /// Same errors as awaiting the operation.
@@ -80,12 +80,14 @@ impl<'c, K: Kind> Posted<'c, K> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub async fn busy_poll(mut self, limit: Duration) -> Result<K::Output, Failed<K::Memory>> {
-        // Without a budget, a task whose operations are always done would keep others from running.
+        // Without a budget, a task whose operations complete at once would keep other tasks from running.
         consume_budget().await;
         let begin = Instant::now();
         loop {
             for _ in 0..POLLS {
-                let Some(link) = &self.link else { unreachable!("it is not over") };
+                let Some(link) = &self.link else {
+                    unreachable!("it is polled until it has ended")
+                };
                 let mut held = Held::Nothing;
                 match link.look_once(self.id, &mut held) {
                     Ok(Some(ended)) => {
@@ -94,7 +96,7 @@ impl<'c, K: Kind> Posted<'c, K> {
                         return outcome;
                     }
                     Ok(None) => spin_loop(),
-                    // The wait for the end says so.
+                    // Awaiting the outcome returns the error.
                     Err(_) => return self.await,
                 }
             }
@@ -111,7 +113,7 @@ impl<K: Kind> Future for Posted<'_, K> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // Without a budget, a task whose operations are always done would keep others from running.
+        // Without a budget, a task whose operations complete at once would keep other tasks from running.
         let budget = ready!(tokio::task::coop::poll_proceed(cx));
         let Some(link) = &self.link else { unreachable!("polled after it was ready") };
         let mut held = Held::Nothing;

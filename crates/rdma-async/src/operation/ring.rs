@@ -21,8 +21,9 @@ use crate::connection::Connection;
 /// and their length: a message that is longer than its buffer fails the connection.
 ///
 /// [`next`](Self::next) returns the next message. Its buffer is posted again when the [`RingMessage`] is dropped, or
-/// was [taken](RingMessage::take) and is [given back](Self::give_back). Other receives that the program posts on the
-/// same connection take their turn among these. After [`reconnect`](Connection::reconnect) `next` posts all again.
+/// was [taken](RingMessage::take) and is [returned](Self::give_back). Other receives that the program posts on the same
+/// connection are filled in turn with these. After [`reconnect`](Connection::reconnect), `next` posts all of them
+/// again.
 ///
 /// A dropped ring leaves its receives posted, as a dropped [`Posted`] does.
 ///
@@ -38,19 +39,19 @@ use crate::connection::Connection;
 /// # let (at_one, at_other) = (one.endpoint(), other.endpoint());
 /// # let (one, other) = (one.handshake(at_other)?, other.handshake(at_one)?);
 /// # let pool = rdma_mem::BufferPool::new(&pd);
-/// // Two receives of 64 bytes, in order, for as many messages as there are.
+/// // Two receives of 64 bytes, reused in order for any number of messages.
 /// let mut ring = other.receive_ring([pool.allocate(64)?, pool.allocate(64)?])?;
 /// for length in 1..10 {
 ///     one.send(pool.allocate(length)?).await?;
 ///     let message = ring.next().await?;
 ///     assert_eq!(message.len(), length);
-/// } // each is dropped, and its buffer is posted again
+/// } // dropping the message posts its buffer again
 /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct ReceiveRing<'c, B: Target = Buffer> {
     connection: &'c Connection,
-    /// The one that was posted first is the next to be done.
+    /// The receive posted first completes first.
     posted: VecDeque<Posted<'c, Receive<B>>>,
     /// Buffers that could not be posted again.
     idle: Vec<B>,
@@ -63,7 +64,8 @@ impl Connection {
     /// # Errors
     /// [`TransportError::WouldBlock`] if the queue has no room for all of them (see
     /// [`max_recv_wr`](rdma_qp::QueuePairBuilder::max_recv_wr)); otherwise same errors as
-    /// [`Op::try_post`](crate::Op::try_post). Receives that were posted stay posted, as those of a dropped ring.
+    /// [`Op::try_post`](crate::Op::try_post). Receives that were already posted stay posted, like those of a dropped
+    /// ring.
     #[doc(alias = "ibv_post_recv")]
     pub fn receive_ring<B: Target>(
         &self,
@@ -79,13 +81,13 @@ impl Connection {
 }
 
 impl<'c, B: Target> ReceiveRing<'c, B> {
-    /// Waits for the next message. If the future is dropped before it is ready, nothing is lost: the next call waits
-    /// for the same message. So a `timeout` of tokio limits the time.
+    /// Waits for the next message. If the future is dropped before it is ready, no message is lost: the next call waits
+    /// for the same one. So a `timeout` of tokio can limit the wait.
     ///
     /// # Errors
     /// - the error of the receive, if it has failed: the connection has ended, and the ring keeps the buffer;
-    /// - if no receive is posted, the reason: [`TransportError::Closed`], or [`TransportError::WouldBlock`] if all buffers were
-    ///   [taken](RingMessage::take), or other receives have filled the queue.
+    /// - if no receive is posted, the reason: [`TransportError::Closed`], or [`TransportError::WouldBlock`] if all
+    ///   buffers were [taken](RingMessage::take) or other receives have filled the queue.
     pub async fn next(&mut self) -> Result<RingMessage<'_, 'c, B>, TransportError> {
         if !self.idle.is_empty() {
             self.post_idle();
@@ -104,20 +106,20 @@ impl<'c, B: Target> ReceiveRing<'c, B> {
         }
     }
 
-    /// The number of posted receives: one less than there are buffers while a message is read.
+    /// The number of posted receives: one less than the number of buffers while a message is read.
     #[must_use]
     pub fn posted(&self) -> usize {
         self.posted.len()
     }
 
-    /// Posts a buffer that was [taken](RingMessage::take) with its message, or any other one. If it cannot be posted
-    /// now, [`next`](Self::next) tries again before it waits.
+    /// Posts a buffer that was [taken](RingMessage::take) with its message, or a new one. If it cannot be posted now,
+    /// [`next`](Self::next) tries again before it waits.
     pub fn give_back(&mut self, buffer: B) {
         self.idle.push(buffer);
         self.post_idle();
     }
 
-    /// Never waits: a drop posts, too.
+    /// Posts the idle buffers. It never waits, because `drop` calls it.
     fn post_idle(&mut self) {
         self.refused = None;
         while let Some(buffer) = self.idle.pop() {
@@ -145,24 +147,24 @@ impl<B: Target> fmt::Debug for ReceiveRing<'_, B> {
 /// It is empty for an RDMA write with immediate data, whose bytes are elsewhere.
 pub struct RingMessage<'r, 'c, B: Target = Buffer> {
     ring: &'r mut ReceiveRing<'c, B>,
-    /// `None` when it was taken.
+    /// `None` after it was taken.
     received: Option<Received<B>>,
 }
 
 impl<B: Target> RingMessage<'_, '_, B> {
-    /// The immediate data, if there was some.
+    /// The immediate data, if any.
     #[must_use]
     pub fn immediate(&self) -> Option<u32> {
         self.received.as_ref().and_then(|received| received.immediate)
     }
 
-    /// Takes the message with its buffer out of the ring: to send it, or to keep several. The ring has one receive less
-    /// until the buffer is [given back](ReceiveRing::give_back).
+    /// Takes the message with its buffer out of the ring, for example to send it or to keep several. The ring has one
+    /// receive less until the buffer is [returned](ReceiveRing::give_back).
     ///
     /// # Panics
-    /// Never: it is taken once.
-    #[must_use = "the ring has a receive less until the buffer is given back"]
-    #[allow(clippy::expect_used)] // only this takes it, and it takes the message
+    /// Never: a message is taken once.
+    #[must_use = "the ring has one receive less until the buffer is returned"]
+    #[allow(clippy::expect_used)] // only this method takes it, and it consumes the message
     pub fn take(mut self) -> Received<B> {
         self.received.take().expect("taken once")
     }
@@ -180,7 +182,7 @@ impl<B: Target> Drop for RingMessage<'_, '_, B> {
     fn drop(&mut self) {
         let Some(Received { memory, .. }) = self.received.take() else { return };
         if self.ring.connection.pd().context().check_process().is_err() {
-            // A forked child has none of it.
+            // A forked child owns none of this.
             let _ = ManuallyDrop::new(memory);
             return;
         }

@@ -1,4 +1,5 @@
-//! An operation on its way, whatever its kind: its post, the wait for a free slot before that, and the wait for its end.
+//! An operation from its description to its outcome, whatever its kind: the wait for a free slot, the post, and the
+//! wait for its end.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,14 +29,14 @@ use crate::sync::{MutexGuard, OwnedNotified};
 pin_project! {
     /// An operation from its description to its outcome.
     pub(crate) struct Work<'c> {
-        // `None` when it is over, or in other hands.
+        // `None` after it has ended or its link was moved elsewhere.
         link: Option<Link<'c>>,
-        // `None` before it was posted.
+        // `None` until it is posted.
         id: Option<Id>,
-        // Its memory, before it was posted.
+        // Its memory, until it is posted.
         held: Held,
         request: RequestSpec,
-        // It is counted among those who wait for a slot.
+        // Whether it is counted among the operations that wait for a slot.
         has_queued: bool,
         #[pin]
         waits: Option<OwnedNotified>,
@@ -61,15 +62,15 @@ impl<'c> Work<'c> {
         Self { link: Some(link), id: None, held, request, has_queued: false, waits: None }
     }
 
-    /// An operation that is with the device.
+    /// An operation that was posted.
     pub(crate) const fn posted(link: Link<'c>, id: Id) -> Self {
-        // What is posted is in the slot: the request is not read.
+        // The memory is in the slot, and the request is not read.
         let mut work = Self::new(link, Held::Nothing, RequestSpec::Receive);
         work.id = Some(id);
         work
     }
 
-    /// Ready when the request is with the device, or failed before.
+    /// Ready when the request is posted, or the post has failed.
     #[inline]
     pub(crate) fn poll_post<K: Kind>(
         mut self: Pin<&mut Self>,
@@ -87,7 +88,7 @@ impl<'c> Work<'c> {
         })
     }
 
-    /// Ready when the request is over, failed before, or its time is over.
+    /// Ready when the request has ended, its post has failed, or its time is over.
     #[inline]
     pub(crate) fn poll_end<K: Kind>(
         mut self: Pin<&mut Self>,
@@ -122,7 +123,7 @@ impl<'c> Work<'c> {
         Poll::Ready(outcome)
     }
 
-    /// Ready when its time is over: it has timed out, unless it has completed by now.
+    /// Ready when its time is over: the operation has timed out unless it has completed by then.
     #[cold]
     fn poll_late<K: Kind>(
         self: Pin<&mut Self>,
@@ -130,9 +131,9 @@ impl<'c> Work<'c> {
         cx: &mut Context<'_>,
     ) -> Poll<Result<K::Output, Failed<K::Memory>>> {
         let this = self.project();
-        let Some(link) = &*this.link else { unreachable!("it is not over") };
+        let Some(link) = &*this.link else { unreachable!("it is polled until it has ended") };
         let timeout = ready!(limit.poll(link, K::HAS_LIMIT, cx));
-        let Some(link) = this.link.take() else { unreachable!("it is not over") };
+        let Some(link) = this.link.take() else { unreachable!("it is polled until it has ended") };
         if let Some(id) = *this.id {
             return Poll::Ready(link.expire::<K>(id, timeout));
         }
@@ -144,7 +145,7 @@ impl<'c> Work<'c> {
         Poll::Ready(Err(Failed::new::<K>(mem::take(this.held), error)))
     }
 
-    /// Posts the request. How it has ended, if it has and `looks`.
+    /// Posts the request. Returns its outcome if it has already ended and `looks` is set.
     #[inline]
     fn post(
         mut self: Pin<&mut Self>,
@@ -155,7 +156,7 @@ impl<'c> Work<'c> {
         let Some(link) = &*this.link else { unreachable!("polled after it was ready") };
         match link.post(this.request, this.held, this.has_queued, this.id, looks) {
             Ok(ended) => {
-                // Out of the row, whose wake-ups are for others: one that it has had goes on.
+                // It leaves the queue of waiters. A wake-up that it has received is passed on.
                 if this.waits.is_some() {
                     leave_row(this.waits);
                 }
@@ -177,7 +178,7 @@ impl<'c> Work<'c> {
         loop {
             let mut this = self.as_mut().project();
             let Some(link) = &*this.link else { unreachable!("it was not posted") };
-            // What has completed makes room. If the completion queue has failed, the next look says so.
+            // Polling may free a slot. If the completion queue has failed, the next attempt to post returns the error.
             if !mem::replace(&mut has_looked, true) {
                 let _ = link.ledger.progress();
             } else if let Some(waits) = this.waits.as_mut().as_pin_mut() {
@@ -190,7 +191,7 @@ impl<'c> Work<'c> {
                 }
                 this.waits.set(Some(Arc::clone(link.rooms.of(side)).notified_owned()));
                 if let Some(waits) = this.waits.as_mut().as_pin_mut() {
-                    // In the queue from here on. A slot that was freed before is found by one more look.
+                    // It is in the queue of waiters from now on. Another attempt finds a slot that was freed before.
                     waits.enable();
                 }
             }
@@ -205,7 +206,7 @@ impl<'c> Work<'c> {
         }
     }
 
-    /// It cannot be posted: it waits no longer.
+    /// Stops waiting after the post has failed.
     #[cold]
     fn not_posted(self: Pin<&mut Self>, error: Box<TransportError>) -> Box<TransportError> {
         let this = self.project();
@@ -214,7 +215,7 @@ impl<'c> Work<'c> {
         {
             let side = this.request.side();
             link.ledger.lock().note_waiting(link.entry, side, false);
-            // Its wake-up was for a slot that it has not taken.
+            // Its wake-up was for a slot that it has not used.
             After::Room(Arc::clone(&link.rooms), side).run();
         }
         leave_row(this.waits);
@@ -222,18 +223,19 @@ impl<'c> Work<'c> {
     }
 }
 
-/// Waits no longer. A wake-up that it has had goes on, to a waker of another's.
+/// Stops waiting. A wake-up that it has received is passed on, to a foreign waker.
 #[cold]
 fn leave_row(mut waits: Pin<&mut Option<OwnedNotified>>) {
     apart(|| waits.set(None));
 }
 
 impl Inner {
-    /// Posts a request, if there is a slot for it, and if `looks`, looks once whether it is over already: then its memory is
-    /// where it was. With the same lock, who `has_queued` is counted no longer among those who wait for a slot.
+    /// Posts a request if a slot is free. If `looks` is set, it checks once whether the request has already ended; if
+    /// it has, its memory is back in `held`. If `has_queued` is set, the operation no longer counts as waiting for a
+    /// slot, under the same lock.
     ///
     /// # Errors
-    /// Then the memory is where it was.
+    /// The memory stays in `held`.
     #[inline]
     pub(crate) fn post(
         &self,
@@ -253,11 +255,11 @@ impl Inner {
         self.post_under(table, request, held, has_queued, posted, looks)
     }
 
-    /// The same, if no other request of the send queue is with the device, for which this one would have to wait, and the
-    /// queue pair is of that epoch. It looks, and has not queued.
+    /// Like [`post`](Self::post), but only if the queue pair has that epoch and no other request of the send queue is
+    /// outstanding: this request would have to wait for it. It checks once for the outcome, and has not queued.
     ///
     /// # Errors
-    /// Then the memory is where it was.
+    /// The memory stays in `held`.
     pub(crate) fn post_alone(
         &self,
         request: &RequestSpec,
@@ -276,7 +278,7 @@ impl Inner {
             }
             drop(table);
             if !is_last {
-                // What has completed is not with the device any more.
+                // Polling removes completed requests from the count of outstanding ones.
                 let _ = self.ledger.progress();
             }
         }
@@ -304,7 +306,7 @@ impl Inner {
             return Ok(None);
         }
         let mut ended = None;
-        // If the completion queue has failed, the wait for the end says so.
+        // If the completion queue has failed, the wait for the end returns the error.
         if looks && table.poll(self.ledger.cq()).is_ok() {
             ended = table.take(id, held);
         }
@@ -312,7 +314,8 @@ impl Inner {
         Ok(ended)
     }
 
-    /// Somebody begins to wait for a slot, and has to be told of a failure even if nobody waits for what is in the slots.
+    /// Counts an operation that begins to wait for a slot. It arms the completion queue, because the waiter must learn
+    /// of a failure even if no task awaits the requests in the slots.
     fn queue_up(&self, side: Side) {
         let mut table = self.ledger.lock();
         table.note_waiting(self.entry, side, true);
@@ -322,7 +325,8 @@ impl Inner {
         self.ledger.note_armed(armed);
     }
 
-    /// Ends the connection of a request that may have been posted or not. If that fails, its operations end with it.
+    /// Ends the connection of a request that may or may not have been posted. If the queue pair cannot be destroyed,
+    /// its operations end with it later.
     #[cold]
     fn end_doubt(&self) {
         let closed = self.ledger.lock().at(self.entry).closed();
@@ -334,7 +338,7 @@ impl Inner {
         }
     }
 
-    /// Looks once whether the request is over; its memory is in `held` then. Nobody is told when it is later.
+    /// Checks once whether the request has ended; if so, its memory is in `held`. It does not register a waker.
     ///
     /// # Errors
     /// If the completion queue has failed, and nothing is known of the request.
@@ -350,9 +354,9 @@ impl Inner {
         if ended.is_none() { polled.map(|_| None) } else { Ok(ended) }
     }
 
-    /// Ready when the request is over; its memory is in `held` then. Else the task is woken when it is.
+    /// Ready when the request has ended, with its memory in `held`. Otherwise the task is woken when it ends.
     pub(crate) fn poll_end(&self, id: Id, held: &mut Held, cx: &mut Context<'_>) -> Poll<Ended> {
-        // A clone for the slot, made without the lock: it is foreign code.
+        // Clones the waker without the lock, because the clone runs foreign code.
         let (mut waker, mut has_armed) = (None, false);
         loop {
             let mut table = self.ledger.lock();
@@ -362,7 +366,7 @@ impl Inner {
                 polled = table.poll(self.ledger.cq());
                 ended = table.take(id, held);
             }
-            // Under the same lock as the look: who polls later wakes this one.
+            // Checked under the same lock as the outcome: a thread that polls later wakes this task.
             let mut is_awaited =
                 ended.is_some() || table.at(self.entry).is_awaited_by(id, cx.waker());
             let mut before = waker.take();
@@ -370,7 +374,7 @@ impl Inner {
                 before = table.await_end(id, waker);
                 is_awaited = true;
             }
-            // Who sleeps has to be told. What came before the completion queue was asked is found by one more look.
+            // A task that sleeps needs an event. Another check finds completions from before the queue was armed.
             let is_pending = ended.is_none() && is_awaited && polled.is_ok();
             let armed = if is_pending { table.arm(self.ledger.cq()) } else { Ok(false) };
             self.ledger.unlock(table);
@@ -389,7 +393,8 @@ impl Inner {
             match (ended, polled) {
                 (Some(ended), _) => {
                     if has_armed {
-                        // What is behind it came before the completion queue was asked, too, and may be others'.
+                        // Completions after its own may also be from before the queue was armed, and may belong to
+                        // other tasks.
                         let _ = self.ledger.progress();
                     }
                     return Poll::Ready(ended);
@@ -405,8 +410,8 @@ impl Inner {
         }
     }
 
-    /// The completion queue has failed. All is over then, unless another thread is still about to destroy the queue pair, or the
-    /// provider refuses to: then who ends it wakes this one.
+    /// Handles a failure of the completion queue. Usually the request has ended then. If another thread is still about
+    /// to destroy the queue pair, or the provider refuses to, the thread that ends it wakes this task.
     #[cold]
     fn look_after_failure(&self, id: Id, held: &mut Held, cx: &mut Context<'_>) -> Poll<Ended> {
         let waker = cx.waker().clone();
@@ -424,25 +429,25 @@ impl Inner {
     /// Ends the wait for a request.
     pub(crate) fn forsake(&self, id: Id) {
         if self.pd.context().check_process().is_err() {
-            return; // it is the parent's
+            return; // it belongs to the parent
         }
         self.forsake_under(self.ledger.lock(), id);
     }
 
-    /// The kind of the request, if it goes on.
+    /// Ends the wait for a request. Returns its kind if it is still outstanding.
     fn forsake_under(&self, mut table: MutexGuard<'_, Table>, id: Id) -> Option<Operation> {
         let goes_on = table.forsake(id);
         if let Some(lease) = self.lease.as_ref().filter(|_| goes_on.is_some()) {
             lease.note_forsaken();
         }
-        // Its memory is to come back.
+        // Its memory is released when it completes.
         let armed = if table.has_awaited() { table.arm(self.ledger.cq()) } else { Ok(false) };
         self.ledger.unlock(table);
         self.ledger.note_armed(armed);
         goes_on
     }
 
-    /// Why a request has failed, or was over with its queue pair.
+    /// The error of a request that failed, or ended with its queue pair.
     #[cold]
     pub(crate) fn failure(&self, operation: Operation, error: Option<WorkError>) -> TransportError {
         if let Some(lease) = &self.lease {
@@ -460,7 +465,7 @@ impl Inner {
         self.ledger.lock().at(self.entry).failure(operation, error)
     }
 
-    /// Nobody awaits the operation any more, and it is not over.
+    /// Ends the wait for an operation that has not ended.
     #[cold]
     fn give_up(&self, id: Option<Id>, request: &RequestSpec, has_queued: bool) {
         if let Some(id) = id {
@@ -472,14 +477,14 @@ impl Inner {
 }
 
 impl Link<'_> {
-    /// The time of a request is over: it has timed out, unless it has completed by now.
+    /// Handles a request whose time is over: it has timed out unless it has completed by now.
     #[cold]
     pub(crate) fn expire<K: Kind>(
         &self,
         id: Id,
         timeout: Duration,
     ) -> Result<K::Output, Failed<K::Memory>> {
-        // The process may have had no processor since the last look. A failure of the completion queue ends the request.
+        // The thread may not have run since the last check. A failure of the completion queue ends the request.
         let _ = self.ledger.progress();
         let (mut table, mut held) = (self.ledger.lock(), Held::Nothing);
         if let Some(ended) = table.take(id, &mut held) {
@@ -489,7 +494,7 @@ impl Link<'_> {
         // Under the lock of `take`: a completion is either taken there, or arrives after the wait has ended.
         let peer = table.at(self.entry).peer;
         let Some(operation) = self.forsake_under(table, id) else {
-            unreachable!("it is with the device")
+            unreachable!("a request that has not ended is outstanding")
         };
         Err(Failed::late(TransportError::Timeout { operation, timeout, peer }))
     }

@@ -1,15 +1,14 @@
-//! The descriptor by which a peer reaches memory that is open for a time.
+//! The descriptor with which a peer accesses memory that is open for a limited time.
 
 use std::time::{Duration, Instant};
 
 use rdma_mem::RemoteMemoryRegion;
 
-/// Memory of another process, which is open to this one until its time is over.
+/// Memory of another process that is open to this one until its time is over.
 ///
-/// It travels as [bytes](Self::to_bytes), or by serde (feature `serde`), with the time that *remains*: no clock is
-/// compared with another one. The receiver counts that time from its [request](Self::asked_at) for the memory, or,
-/// without a request, from the arrival of the bytes. The peer's device refuses a request that arrives late, and that
-/// ends the connection.
+/// It travels as [bytes](Self::to_bytes), or by serde (feature `serde`), with the *remaining* time, so clocks are never
+/// compared. The receiver counts that time from its [request](Self::asked_at) for the memory, or, without a request,
+/// from the arrival of the bytes. The peer's device refuses a request that arrives late, and that ends the connection.
 ///
 /// # Examples
 /// ```
@@ -25,7 +24,7 @@ use rdma_mem::RemoteMemoryRegion;
 /// # let answer = Descriptor::new(region.remote(), Duration::from_secs(5)).to_bytes();
 /// let descriptor = Descriptor::from_bytes(answer).asked_at(asked);
 /// assert!(descriptor.remaining() <= Duration::from_secs(5));
-/// // Not if there is less than so much time left.
+/// // Returns `None` if less than this time is left.
 /// assert!(descriptor.remote(Duration::from_millis(1)).is_some());
 /// assert!(descriptor.remote(Duration::from_secs(6)).is_none());
 /// # Ok::<(), rdma_mem::Error>(())
@@ -35,7 +34,7 @@ use rdma_mem::RemoteMemoryRegion;
 #[cfg_attr(feature = "serde", serde(from = "Travelling", into = "Travelling"))]
 pub struct Descriptor {
     region: RemoteMemoryRegion,
-    /// The beginning of its time.
+    /// The start of its time.
     since: Instant,
     time: Duration,
 }
@@ -44,13 +43,13 @@ impl Descriptor {
     /// The length of [`to_bytes`](Self::to_bytes), in bytes.
     pub const BYTES: usize = RemoteMemoryRegion::BYTES + size_of::<u64>();
 
-    /// Memory that is open for that time from now.
+    /// Describes memory that is open for that time from now.
     #[must_use]
     pub fn new(region: RemoteMemoryRegion, time: Duration) -> Self {
         Self { region, since: Instant::now(), time }
     }
 
-    /// Counts the time from then, when this end asked for the memory. It makes nothing longer.
+    /// Counts the time from the moment when this end requested the memory. It never extends the time.
     #[must_use]
     pub fn asked_at(mut self, asked: Instant) -> Self {
         self.since = self.since.min(asked);
@@ -63,7 +62,7 @@ impl Descriptor {
         self.time.saturating_sub(self.since.elapsed())
     }
 
-    /// The memory, to write or read, if more time is left than `margin`: as much as the request may take on its way.
+    /// The memory, to write or read, if more time is left than `margin`, the time that the request may take to arrive.
     #[must_use]
     pub fn remote(&self, margin: Duration) -> Option<RemoteMemoryRegion> {
         (self.remaining() > margin).then_some(self.region)
@@ -105,7 +104,7 @@ impl Descriptor {
     }
 }
 
-/// A descriptor as it travels by serde.
+/// A descriptor in the form that serde encodes.
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Travelling {

@@ -1,4 +1,4 @@
-//! What is asked for of a window.
+//! The operations on a window.
 #![allow(unsafe_code)]
 
 use rdma_qp::WorkSuccess;
@@ -11,7 +11,7 @@ use crate::operation::kinds::sealed::Sealed;
 #[derive(Debug)]
 pub(crate) struct Bind;
 
-/// Ends the access by a window that the same queue pair has bound.
+/// Ends the access through a window that the same queue pair has bound.
 #[derive(Debug)]
 pub(crate) struct Invalidate;
 
@@ -34,8 +34,8 @@ impl Kind for Invalidate {
     type Output = Window;
 
     fn finish(mut window: Window, _: &WorkSuccess, _: u64) -> Window {
-        // SAFETY: SAFETY.md F28: the invalidation of its key, which `reserve_for` has taken from this window, has completed with
-        // success, and was posted behind the completion of its only bind.
+        // SAFETY: SAFETY.md F28: the invalidation of its key, which `reserve_for` took from this window, has completed
+        // with success, and was posted after its only bind had completed.
         unsafe { window.get_mut().unbound() };
         window
     }

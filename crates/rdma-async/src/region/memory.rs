@@ -7,7 +7,7 @@ use rdma_mem::{AccessFlags, Error, OwnedRegion, ProtectionDomain, RegionMemory, 
 
 use crate::buffer::window::Window;
 
-/// Memory of this process alone, which can be opened to peers for a time: to [all](Self::reserve), or to
+/// Memory of this process that can be opened to peers for a limited time: to [all](Self::reserve), or to
 /// [one](Self::reserve_for). It derefs to its bytes.
 ///
 /// # Examples
@@ -20,14 +20,14 @@ pub struct Region {
 #[derive(Debug)]
 enum Memory {
     Plain(RegionMemory),
-    /// Registered, so that a window can be bound to it, and without a right for peers.
+    /// Registered for windows, without rights for peers.
     Bindable(Box<OwnedRegion>),
-    /// The same, with a window that is not bound.
+    /// Like `Bindable`, with a window that is not bound.
     Window(Window),
 }
 
 impl Region {
-    /// Allocates `length` zeroed bytes on pages of their own, without registering them.
+    /// Allocates `length` zeroed bytes on their own pages, without registering them.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`], [`Error::OutOfMemory`].
@@ -83,16 +83,16 @@ impl Region {
         Self { memory: Memory::Bindable(Box::new(region)), pd }
     }
 
-    /// Of a window that is not bound.
+    /// A region with a window that is not bound.
     pub(super) fn of_window(pd: ProtectionDomain, window: Window) -> Self {
-        debug_assert!(!window.is_bound(), "it would show its bytes");
+        debug_assert!(!window.is_bound(), "the peer could still access it");
         Self { memory: Memory::Window(window), pd }
     }
 
-    /// Registered for peers, in that domain or in its own, which it gives back.
+    /// Registers the memory for peers, in that domain or in its own, which it returns.
     ///
     /// # Errors
-    /// With the region: what the provider says.
+    /// The provider's error, with the region.
     #[allow(clippy::result_large_err)] // it is the region itself
     pub(crate) fn open(
         self,
@@ -106,10 +106,10 @@ impl Region {
         }
     }
 
-    /// Its window, which is made if there is none yet.
+    /// Its window, which is created if it has none.
     ///
     /// # Errors
-    /// With the region: what the provider says.
+    /// The provider's error, with the region.
     #[allow(clippy::result_large_err)] // it is the region itself
     pub(super) fn into_window(self) -> Result<(Window, ProtectionDomain), (Self, Error)> {
         let Self { memory, pd } = self;
@@ -127,10 +127,10 @@ impl Region {
         }
     }
 
-    /// Its window, if it has one.
+    /// Its window.
     ///
     /// # Errors
-    /// With the region, if it has none.
+    /// The region, if it has no window.
     #[allow(clippy::result_large_err)] // it is the region itself
     pub(super) fn take_window(self) -> Result<(Window, ProtectionDomain), Self> {
         match self {

@@ -1,8 +1,9 @@
-//! Whether windows of a device keep peers within them.
+//! Tests whether the windows of a device keep peers within their bounds.
 //!
-//! A window is bound to all of its region, so one that is not kept to would open no more than a registration does. But a device
-//! that does not see to the bounds of windows is not trusted with the rest of them: that of Linux 6.1 (`docs/rxe-differences.md`) keeps
-//! windows bound beyond their queue pair, and its kernel fails when one is invalidated that is not bound.
+//! A window is bound to all of its region, so ignoring its bounds would expose no more than a registration does. But a
+//! device that ignores the bounds of windows cannot be trusted with their other rules. The software device of Linux 6.1
+//! (`docs/rxe-differences.md`) keeps windows bound after their queue pair has ended. Its kernel crashes when a window
+//! is invalidated that is not bound.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,14 +25,15 @@ use crate::ledger::post::RequestSpec;
 use crate::link::{Inner, Link};
 use crate::operation::Op;
 
-/// Nothing takes so long, unless the device does not answer.
+/// The test is never that slow, unless the device does not answer.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The region has four parts of so many bytes, of which the second one is open.
+/// The size of each of the region's four parts, in bytes. The second part is open.
 const PART: usize = 64;
 
-/// Whether windows of the connection's device keep peers within them. Found out once for its driver, by a task of its own:
-/// nobody waits for whoever has asked first. If it cannot be found out, they do not, this time.
+/// Returns true if the windows of the connection's device keep peers within their bounds. Each driver tests this once,
+/// in a separate task, so that callers do not depend on the first one. If the test fails, this call returns false, and
+/// a later one tests again.
 pub(super) async fn are_windows_bounded(link: &Inner) -> bool {
     let windows = &link.driver.0.windows;
     if let Some(known) = windows.known.get() {
@@ -54,7 +56,7 @@ async fn find_out(windows: &Windows, link: &Inner) -> bool {
     answer.ok().and_then(|answer| *answer).unwrap_or(false)
 }
 
-/// Begins to find it out.
+/// Starts the test.
 fn begin(link: &Inner) -> watch::Receiver<Option<bool>> {
     let (sender, answer) = watch::channel(None);
     let (driver, port) = (Driver(Arc::clone(&link.driver)), link.look(|entry| entry.port()));
@@ -71,9 +73,9 @@ fn begin(link: &Inner) -> watch::Receiver<Option<bool>> {
                 tracing::warn!("the device does not answer: its memory windows are not used");
                 let _ = windows.known.set(false);
             }
-            // It may be otherwise at the next call.
+            // The result may differ at the next call.
             Ok(Err(error)) => {
-                tracing::warn!(%error, "it was not found out whether memory windows can be used");
+                tracing::warn!(%error, "the test of the device's memory windows failed: they are not used this time");
                 *windows.asked() = None;
             }
         }
@@ -82,7 +84,7 @@ fn begin(link: &Inner) -> watch::Receiver<Option<bool>> {
     answer
 }
 
-/// Both ends of a connection, a window of the first one's, and what the second one writes into it.
+/// Both ends of a connection, a window of the first end, and the bytes that the second one writes into it.
 struct Rig {
     one: Connection,
     other: Connection,
@@ -92,7 +94,7 @@ struct Rig {
 
 async fn probe(driver: Driver, port: Option<u8>) -> Result<bool, TransportError> {
     let Some(rig) = apart(move || Rig::new(&driver, port)).await else { return Ok(false) };
-    // Without windows.
+    // The device has no windows.
     let Some(rig) = rig? else { return Ok(false) };
     let Rig { one, other, window, words: [within, across] } = rig;
     let access = AccessFlags::REMOTE_WRITE;
@@ -101,7 +103,7 @@ async fn probe(driver: Driver, port: Option<u8>) -> Result<bool, TransportError>
     let Some((key, open)) = window.remote() else { unreachable!("it is bound") };
     let Some(inside) = open.slice(0..PART) else { unreachable!("it is as long") };
     other.write(within, inside).await?;
-    // The same as if the window ended half a part later.
+    // A write that would fit only if the window ended half a part later.
     let beyond = open.address() + (PART / 2) as u64;
     let beyond = rdma_mem::RemoteMemoryRegion::new(beyond, PART, key);
     let refused = match other.write(across, beyond).await.map_err(|failed| failed.error) {
@@ -109,14 +111,14 @@ async fn probe(driver: Driver, port: Option<u8>) -> Result<bool, TransportError>
         _ => false,
     };
     let kept = apart(move || {
-        // Queue pairs are destroyed, and the memory is nobody else's then.
+        // Dropping them destroys the queue pairs; then only this thread uses the memory.
         drop((one, other));
         window.close().is_ok_and(|region| is_as_written(&region))
     });
     Ok(refused && kept.await.unwrap_or(false))
 }
 
-/// Whether the open part was written, and nothing else.
+/// Returns true if exactly the open part was written.
 fn is_as_written(region: &OwnedRegion) -> bool {
     let mut parts = region.chunks(PART);
     let mut is_all = |byte| parts.next().is_some_and(|part| part.iter().all(|&is| is == byte));
@@ -124,7 +126,7 @@ fn is_as_written(region: &OwnedRegion) -> bool {
 }
 
 impl Rig {
-    /// `None` if the device has no windows.
+    /// Returns `None` if the device has no windows.
     fn new(driver: &Driver, port: Option<u8>) -> Result<Option<Self>, TransportError> {
         let pd = driver.context().allocate_pd()?;
         let region = pd.allocate_bindable_region(4 * PART)?;
@@ -159,7 +161,7 @@ impl Rig {
     }
 }
 
-/// Has another thread call the provider, which takes its time. `None` if the runtime has ended.
+/// Calls the provider on another thread, because it may take time. Returns `None` if the runtime has ended.
 async fn apart<R: Send + 'static>(call: impl FnOnce() -> R + Send + 'static) -> Option<R> {
     spawn_blocking(call).await.ok()
 }

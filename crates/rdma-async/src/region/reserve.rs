@@ -1,4 +1,4 @@
-//! Memory that is open to peers until a function has ended, or a time is over.
+//! Memory that is open to peers until a function has returned or a time is over.
 
 use std::future::{Future, pending, poll_fn};
 use std::panic::resume_unwind;
@@ -14,7 +14,7 @@ use super::descriptor::Descriptor;
 use super::memory::Region;
 use crate::sync::LONGEST;
 
-/// So much is registered and deregistered within a poll, in bytes. More takes its time, and another thread.
+/// The most bytes that are registered and deregistered within a poll. More takes time, and runs on another thread.
 pub(crate) const AT_ONCE: usize = 1 << 20;
 
 /// The result of [`Region::reserve`] and [`Region::reserve_for`].
@@ -33,12 +33,12 @@ pub struct Reserved<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReservedEnd {
-    /// The function has ended.
+    /// The function has returned.
     Done,
     /// The time was over.
     TimeOver,
-    /// The connection was closed, has failed or has another [epoch](crate::Connection::epoch), of
-    /// [`Region::reserve_for`]: the peer had access by the queue pair that it had before.
+    /// The connection of [`Region::reserve_for`] was closed, has failed, or has another
+    /// [epoch](crate::Connection::epoch): the peer had access through the previous queue pair.
     Disconnected,
 }
 
@@ -54,25 +54,25 @@ pub enum ReserveError {
         /// The provider's error, or that the connection is closed.
         error: Box<TransportError>,
     },
-    /// The error of [`Region::reserve_for`] for another domain. The memory was never open, and the function was not
-    /// called.
+    /// The region belongs to another protection domain than the connection of [`Region::reserve_for`]. The memory was
+    /// never open, and the function was not called.
     #[error(
-        "the region is of another protection domain than the connection: make it in `connection.pd()`, \
-        as by `Region::of` of what `into_memory` gives"
+        "the region belongs to another protection domain than the connection: make it in `connection.pd()`, \
+        for example with `Region::of` and the memory that `into_memory` returns"
     )]
     WrongDomain {
         /// The memory.
         region: Region,
     },
-    /// The provider refuses to end the access. The memory is never used again. Peers may still reach it by the
+    /// The provider refuses to end the access. The memory is never used again. Peers may still reach it through the
     /// connections of its protection domain, until these are closed.
     #[error(
-        "peers may still reach the memory, which is lost, by the connections of its domain: {0}"
+        "the memory could not be closed ({0}): close the connections of its domain, by which peers may still reach it"
     )]
     NotRevoked(Box<Error>),
     /// The runtime has ended, and with it the thread that would have called the provider. The memory is closed and freed, or
     /// never freed if the provider refuses to close it.
-    #[error("the runtime has ended before the memory was closed: keep it until all is done")]
+    #[error("the runtime has ended before the memory was closed: keep it running until then")]
     RuntimeEnded,
 }
 
@@ -82,7 +82,7 @@ rdma_types::debug_messages!(enum ReserveError {
 
 impl ReserveError {
     /// Returns what a program can do about the error. After [`NotRevoked`](Self::NotRevoked), close *all* connections
-    /// of the protection domain, by which peers can reach the memory.
+    /// of the protection domain, because peers can reach the memory through them.
     ///
     /// ```
     /// use rdma_async::ReserveError;
@@ -101,17 +101,17 @@ impl ReserveError {
 }
 
 impl Region {
-    /// Opens the memory to peers while `f` notifies them, and closes it when `f` has ended or the time is over,
+    /// Opens the memory to peers while `f` notifies them. Closes it when `f` has returned or the time is over,
     /// whichever is first, and not earlier. Then the memory is exclusive again: a late request of a peer fails with a
     /// remote access error and changes nothing.
     ///
-    /// While it is open, the memory has a registration of its own, for every peer that has the key. `f` gets the
-    /// [`Descriptor`] with the key, and sends it to a peer, or publishes it for many. `access` has the rights of
-    /// peers; rights that the verbs also demand are added. Deregistering closes the memory, and waits for no peer.
+    /// While it is open, the memory has its own registration, for every peer that has the key. `f` receives the
+    /// [`Descriptor`] with the key, and sends it to a peer, or publishes it for many. `access` has the rights of peers;
+    /// rights that the verbs also demand are added. Deregistering closes the memory, and waits for no peer.
     ///
     /// If the future is dropped, or `f` panics, the memory is closed, and then freed. The time is the kernel's
     /// `CLOCK_MONOTONIC`, which stops while the machine is suspended. Memory of more than 1 MiB is registered and
-    /// deregistered on tokio's blocking threads, one of which has to be free: until then it stays open.
+    /// deregistered on tokio's blocking threads. The memory stays open until one of them is free.
     ///
     /// When the time is over, `f` is dropped with its operations. A receive that it has posted stays posted, and
     /// matches the next message. Post such a receive before, or end the connection of a late peer.
@@ -127,7 +127,7 @@ impl Region {
     /// If this is not called within a runtime of tokio that has time (`enable_time`).
     ///
     /// # Examples
-    /// A peer that writes into memory which is open to it for two seconds at most:
+    /// A peer that writes into memory that is open to it for at most two seconds:
     /// ```
     /// use std::time::Duration;
     /// use rdma_async::Region;
@@ -159,7 +159,7 @@ impl Region {
     ///     let mut message = pool.allocate(rdma_async::Descriptor::BYTES)?;
     ///     message.copy_from_slice(&descriptor.to_bytes());
     ///     here.send(message).await?;
-    ///     // The peer writes, and says how much.
+    ///     // The peer writes, and sends the length.
     ///     Ok::<_, Box<dyn std::error::Error>>(done.await?)
     /// });
     /// let reserved = reserved.await?;
@@ -179,7 +179,7 @@ impl Region {
         self.reserve_until(access, time, pending(), f).await
     }
 
-    /// The same, and it ends as soon as `lost` is ready.
+    /// Like [`reserve`](Self::reserve), but it also ends as soon as `lost` is ready.
     pub(super) async fn reserve_until<T>(
         self,
         access: AccessFlags,
@@ -194,7 +194,8 @@ impl Region {
         };
         let descriptor = Descriptor::new(open.remote(), time);
         let (value, end) = until_over(f(descriptor), time, lost).await;
-        // What the provider refuses is tried again. One that is still registered then is deregistered when it is dropped, or never freed.
+        // If the provider refuses, it is tried again. Memory that is still registered then is deregistered on drop, or
+        // never freed.
         #[allow(clippy::result_large_err)] // it is the memory
         let close = move || {
             let closed = open.close().or_else(|(open, _)| open.close());
@@ -208,26 +209,26 @@ impl Region {
     }
 }
 
-/// With what the verbs demand beside it.
+/// Adds the local rights that the verbs demand for these.
 pub(crate) fn local_too(access: AccessFlags) -> AccessFlags {
     let changes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
     if access.intersects(changes) { access.with_local_write() } else { access }
 }
 
-/// Until the function has ended, the time is over, or `lost` is ready.
+/// Waits until the function has returned, the time is over, or `lost` is ready.
 pub(super) async fn until_over<T>(
     function: impl Future<Output = T>,
     time: Duration,
     lost: impl Future<Output = ()>,
 ) -> (Option<T>, ReservedEnd) {
     let mut function = pin!(function);
-    // One that has nothing to wait for needs no timer.
+    // A function that has nothing to wait for needs no timer.
     let at_once = poll_fn(|cx| Poll::Ready(function.as_mut().poll(cx)));
     if let Poll::Ready(value) = at_once.await {
         return (Some(value), ReservedEnd::Done);
     }
     tokio::select! {
-        // What the function has is its own, also if all is over at once.
+        // The result of the function counts, even if everything ends at once.
         biased;
         value = function => (Some(value), ReservedEnd::Done),
         () = sleep(time.min(LONGEST)) => (None, ReservedEnd::TimeOver),
@@ -240,7 +241,7 @@ pub(super) fn not_opened(region: Region, error: TransportError) -> ReserveError 
     ReserveError::NotOpened { region, error: Box::new(error) }
 }
 
-/// Calls the provider for so much memory: at once, or on another thread if it may take its time.
+/// Calls the provider for that many bytes: at once, or on another thread if it may take time.
 pub(crate) async fn at_once<R: Send + 'static>(
     length: usize,
     call: impl FnOnce() -> R + Send + 'static,

@@ -1,4 +1,4 @@
-//! Memory that is open to one peer until a function has ended, or a time is over.
+//! Memory that is open to one peer until a function has returned or a time is over.
 
 use std::time::Duration;
 
@@ -20,20 +20,20 @@ use crate::operation::Op;
 use crate::operation::failed::Failed;
 use crate::operation::posted::Posted;
 
-/// What a window can give.
+/// The rights that a window can give.
 const RIGHTS: AccessFlags =
     AccessFlags::REMOTE_READ.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_ATOMIC);
 
 impl Region {
-    /// Opens the memory like [`reserve`](Self::reserve), for the peer of that connection alone, and faster. The
-    /// memory stays registered without a right for peers. Binding a memory window of type 2 to it opens it, and
+    /// Opens the memory like [`reserve`](Self::reserve), but only for the peer of that connection, and faster. The
+    /// memory stays registered without rights for peers. Binding a memory window of type 2 to it opens it, and
     /// invalidating the window closes it.
     ///
-    /// The region keeps its registration and its window for the next call, which is then two requests of the
-    /// connection's send queue. The bind is done after the requests that the connection has posted before, and the
-    /// time begins then. No invalidation waits for others: if requests of the send queue are outstanding at the end,
-    /// the window is deallocated instead, and the next call makes another one. The call closes the descriptor of
-    /// memory that is a [file](rdma_mem::RegionMemory::memfd).
+    /// The region keeps its registration and its window for the next call, which then needs only two requests of the
+    /// connection's send queue. The bind executes after the requests that the connection has posted before, and the
+    /// time starts then. No invalidation waits for other requests. If requests of the send queue are outstanding at the
+    /// end, the window is deallocated instead, and the next call allocates another one. The call closes the descriptor
+    /// of memory that is a [file](rdma_mem::RegionMemory::memfd).
     ///
     /// When the connection is closed, fails or has another [epoch](Connection::epoch), the memory is closed, and `f`
     /// is dropped ([`ReservedEnd::Disconnected`](super::reserve::ReservedEnd::Disconnected)). The same happens after
@@ -41,19 +41,19 @@ impl Region {
     /// end notices the refusal when a request of the connection fails, which an operation in `f` may see first. A
     /// peer that invalidates the key itself, by a send, ends the connection.
     ///
-    /// Each bind increases the low byte of the key, so that a closed key is not valid again before 255 later calls
-    /// for the same region and window; a device may give another window a key that was used before. Until then the
-    /// device refuses a request with an old key, which ends the connection. So a peer checks that [enough
+    /// Each bind increases the low byte of the key. So for the same region and window, a closed key is valid again
+    /// after 255 later calls at the earliest. A device may give another window a key that was used before. While an old
+    /// key is not valid, the device refuses a request with it, which ends the connection. So a peer checks that [enough
     /// time](Descriptor::remote) is left for its request.
     ///
-    /// If a device has no windows or does not enforce their bounds, or for rights other than remote read, write and
-    /// atomics, this call registers the memory like `reserve`. Every peer that has the key then reaches the memory,
-    /// until the connection ends. The first call for each [`Driver`](crate::Driver) tests the device, or the next one
-    /// if that fails: it connects two queue pairs and tries an access beyond a window, which takes some milliseconds
-    /// on tokio's blocking threads. The device may report an event for that refusal, for a queue pair that the
-    /// program has not made. A device that does not answer for ten seconds counts as one without windows.
+    /// This call registers the memory like `reserve` if the device has no windows or does not enforce their bounds, or
+    /// for rights other than remote read, write and atomics. Every peer that has the key then reaches the memory, until
+    /// the connection ends. The first call for each [`Driver`](crate::Driver) tests the device, or the next one if that
+    /// fails. The test connects two queue pairs and tries an access beyond a window. It takes some milliseconds on
+    /// tokio's blocking threads. The device may report an event for that refusal, for a queue pair that the program has
+    /// not created. A device that does not answer for ten seconds counts as one without windows.
     ///
-    /// If the future is dropped, or `f` panics, the window is deallocated, which closes the memory, and the memory is
+    /// If the future is dropped, or `f` panics, the window is deallocated, which closes the memory. Then the memory is
     /// freed: at once, or after a request for the window that is in flight.
     ///
     /// # Errors
@@ -83,7 +83,7 @@ impl Region {
     /// let may = AccessFlags::new().with_remote_write();
     /// for round in 0..3 {
     ///     let reserved = region.reserve_for(&here, may, Duration::from_secs(2), async |descriptor| {
-    ///         // Told to the peer, which writes:
+    ///         // Notifies the peer, which writes:
     ///         let mut answer = pool.allocate(1)?;
     ///         answer[0] = round;
     ///         let open = descriptor.remote(Duration::ZERO).expect("two seconds");
@@ -113,10 +113,10 @@ impl Region {
         let by_window =
             found.is_ok() && RIGHTS.contains(rights) && probe::are_windows_bounded(link).await;
         if found.is_ok() {
-            // To find out takes its time, the first time.
+            // The test takes time on the first call.
             found = epoch(link);
         }
-        // Before the bind, which is of this epoch, or of a later one, with which the lease ends.
+        // Read before the bind, which has this epoch or a later one; with a later one, the reservation ends.
         let epoch = match found {
             Ok(epoch) => epoch,
             Err(error) => return Err(not_opened(self, error)),
@@ -131,17 +131,17 @@ impl Region {
             until_over(f(Descriptor::new(remote, time)), time, ended(link, epoch)).await;
         let region = match invalidate(link, epoch, window).await {
             Ok(window) => Self::of_window(pd, window),
-            // It may be bound: its queue pair has failed or is another one, or it would have had to wait.
+            // It may be bound: its queue pair has failed or was replaced, or the invalidation would have had to wait.
             Err(window) => match window.close() {
                 Ok(region) => Self::of_bindable(pd, region),
-                // It is deallocated once more when it is dropped, or never freed.
+                // Dropping it tries again; if that fails, it is never freed.
                 Err((_, error)) => return Err(ReserveError::NotRevoked(Box::new(error))),
             },
         };
         Ok(Reserved { region, value, end })
     }
 
-    /// Its window, bound to all of it.
+    /// Binds its window to all of its memory.
     async fn bind(
         self,
         link: &Inner,
@@ -150,7 +150,7 @@ impl Region {
         let length = self.len();
         let (window, pd) = match self.take_window() {
             Ok(has) => has,
-            // What is rare is elsewhere, so that the future is small.
+            // Boxed, because it is rare and would enlarge the future.
             Err(region) => Box::pin(region.make_window()).await?,
         };
         let request = RequestSpec::Bind(0, length, rights);
@@ -168,21 +168,23 @@ impl Region {
     }
 }
 
-/// What becomes of a window whose bind has failed.
+/// Handles a window whose bind has failed.
 #[cold]
 fn not_bound(failed: Failed<Window>, pd: ProtectionDomain) -> ReserveError {
-    let Failed { memory: Some(memory), error } = failed else { unreachable!("it has no limit") };
+    let Failed { memory: Some(memory), error } = failed else {
+        unreachable!("a bind has no time limit")
+    };
     if !memory.is_bound() {
         return not_opened(Region::of_window(pd, memory), error);
     }
-    // It was with the device: nobody knows what has become of it.
+    // The device may or may not have executed the bind.
     match memory.close() {
         Ok(region) => not_opened(Region::of_bindable(pd, region), error),
         Err((_, error)) => ReserveError::NotRevoked(Box::new(error)),
     }
 }
 
-/// Which queue pair the connection has.
+/// The epoch of the connection's queue pair.
 fn epoch(link: &Inner) -> Result<u32, TransportError> {
     link.look(|entry| match entry.closed() {
         None => Ok(entry.epoch),
@@ -190,7 +192,7 @@ fn epoch(link: &Inner) -> Result<u32, TransportError> {
     })
 }
 
-/// Ready when the connection has ended, or has another queue pair.
+/// Ready when the connection has ended or has another queue pair.
 async fn ended(link: &Inner, epoch: u32) {
     link.until(|entry| (entry.closed().is_some() || entry.epoch != epoch).then_some(())).await;
 }
@@ -198,7 +200,8 @@ async fn ended(link: &Inner, epoch: u32) {
 /// Invalidates a bound window.
 ///
 /// # Errors
-/// With the window, which may still be bound, and of which nothing is with the device: if it was not posted, or has failed.
+/// The window, if the request was not posted or has failed. It may still be bound, but none of its requests is
+/// outstanding.
 async fn invalidate(link: &Inner, epoch: u32, window: Window) -> Result<Window, Window> {
     let Some((key, _)) = window.remote() else { return Ok(window) };
     let (link, mut held, mut id) = (Link::Borrowed(link), window.into_held(), None);
@@ -211,6 +214,6 @@ async fn invalidate(link: &Inner, epoch: u32, window: Window) -> Result<Window, 
     };
     outcome.map_err(|failed| match failed.memory {
         Some(window) => window,
-        None => unreachable!("it has no limit"),
+        None => unreachable!("an invalidation has no time limit"),
     })
 }

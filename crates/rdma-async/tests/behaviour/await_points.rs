@@ -1,5 +1,6 @@
-//! Every future is dropped after any number of polls, while the device goes on step by step, and what was said of it holds:
-//! its memory comes back, no message and no client is lost, and others go on. So it is when a task or a waker panics.
+//! Every future is dropped after any number of polls, while the device proceeds step by step, and the documented
+//! behaviour holds. Its memory is released, no message and no client is lost, and other operations continue. The same
+//! holds when a task or a waker panics.
 
 mod connections;
 mod leases;
@@ -23,9 +24,9 @@ use crate::common::{
     Count, DEFERRED, HANG, HELD, Pair, WIRE, device_with_port, poll_for, poll_once, polled, run,
 };
 
-/// No operation needs so many polls, if the device makes a step after each.
+/// More polls than any operation needs, if the device makes a step after each.
 const POLLS: usize = 6;
-/// Those whose steps are known.
+/// Devices whose steps are known.
 const STEPWISE: [&str; 2] = ["soft0", HELD];
 
 #[test]
@@ -58,8 +59,8 @@ fn an_operation_is_dropped_after_any_poll() {
     }
 }
 
-/// Drops what needs a slot of the send queue, which may be full: a slot becomes free with each step. Whether it was over
-/// before.
+/// Drops an operation that needs a slot of the send queue, which may be full: a slot becomes free with each step.
+/// Returns true if it had completed before.
 async fn drop_send(
     pair: &Pair,
     provider: &Provider,
@@ -92,7 +93,7 @@ async fn drop_send(
         }
         Some(Some((error, _))) => panic!("{kind:?}, {way:?}: {error}"),
     }
-    // It has arrived at the peer if it was posted, and only then.
+    // The message has arrived at the peer if it was posted, and only then.
     if let Some(answer) = answer {
         if !is_posted {
             assert!(pair.released(kind.begin(pair, Way::Awaited)).await.is_none());
@@ -102,7 +103,7 @@ async fn drop_send(
     outcome.is_some()
 }
 
-/// In half of the cases somebody else finds what has completed.
+/// In half of the cases another operation polls the completions.
 fn look(pair: &Pair, polls: usize) {
     if polls % 2 == 1 {
         let remote = pair.board.remote().slice(0..BYTES).unwrap();
@@ -111,7 +112,8 @@ fn look(pair: &Pair, polls: usize) {
     }
 }
 
-/// Drops a receive, whose message comes before that or later. Whether it was over before, or could not be.
+/// Drops a receive whose message arrives before that or later. Returns true if it had completed before, or could not
+/// complete.
 async fn drop_receive(pair: &Pair, kind: Kind, way: Way, polls: usize, is_early: bool) -> bool {
     let mut begun = kind.begin(pair, way);
     let answer = || kind.answer(pair, Way::Tried).unwrap();
@@ -128,11 +130,11 @@ async fn drop_receive(pair: &Pair, kind: Kind, way: Way, polls: usize, is_early:
     drop(begun);
     let first = early.unwrap_or_else(answer);
     if way != Way::Tried && polls == 0 {
-        // It was not posted: the message is another one's.
+        // It was not posted, so another receive gets the message.
         assert!(pair.released(kind.begin(pair, way)).await.is_none());
         assert!(pair.released(first).await.is_none());
     } else {
-        // A second one, whose message does not come to the first.
+        // A second receive. Its message must not arrive at the first.
         let second = pair.one.receive(pair.buffer(&[1; BYTES])).try_post().unwrap();
         assert!(pair.released(first).await.is_none());
         let sent = pair.other.send_with_imm(pair.buffer(b"2nd text"), 2).try_post().unwrap();
@@ -150,7 +152,7 @@ async fn drop_receive(pair: &Pair, kind: Kind, way: Way, polls: usize, is_early:
     !is_early
 }
 
-/// What has come for a receive that was dropped.
+/// Waits for the message of a dropped receive.
 async fn by_dropped(end: &Connection) -> Received<Option<rdma_async::BufferSlice>> {
     loop {
         match end.take_unclaimed() {
@@ -160,7 +162,7 @@ async fn by_dropped(end: &Connection) -> Received<Option<rdma_async::BufferSlice
     }
 }
 
-/// Polls so often, whenever it is woken, and drops it then. `None` if it was not ready.
+/// Polls that many times, whenever it is woken, and then drops it. Returns `None` if it was not ready.
 async fn give_up_after<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     let (mut future, mut left) = (pin!(future), polls);
     poll_fn(move |cx| {
@@ -177,7 +179,7 @@ async fn give_up_after<F: Future>(polls: usize, future: F) -> Option<F::Output> 
     .await
 }
 
-/// All that was posted has completed, with all memory given back, and the connection goes on.
+/// Checks that all requests complete, that all memory is released, and that the connection still works.
 async fn assert_settled(pair: &Pair, provider: &Provider) {
     let settled = async {
         while provider.lent() > 0 {
@@ -190,7 +192,7 @@ async fn assert_settled(pair: &Pair, provider: &Provider) {
     provider.assert_kept();
 }
 
-/// Waits until there are so many queue pairs.
+/// Waits until that many queue pairs exist.
 async fn assert_queue_pairs(provider: &Provider, count: usize) {
     let all = async {
         while provider.live()[5] != count {
@@ -198,15 +200,15 @@ async fn assert_queue_pairs(provider: &Provider, count: usize) {
         }
     };
     let all = timeout(HANG, all).await;
-    assert!(all.is_ok(), "{} queue pairs, and not {count}", provider.live()[5]);
+    assert!(all.is_ok(), "{} queue pairs instead of {count}", provider.live()[5]);
 }
 
-/// Of connections of which two fit into a completion queue.
+/// Options of connections. Two of them fit into a completion queue.
 fn options(pd: &ProtectionDomain) -> ConnectionOptions {
     ConnectionOptions::from(pd.create_qp().max_send_wr(1000).max_recv_wr(1000))
 }
 
-/// Nothing remains of it here, and the server goes on.
+/// Nothing of it remains at this end, and the server continues.
 #[test]
 fn connect_is_dropped_after_any_poll() {
     run(|| async {
@@ -214,7 +216,7 @@ fn connect_is_dropped_after_any_poll() {
         let driver = Driver::spawn(pd.context()).unwrap();
         let listener = driver.listen("127.0.0.1:0", options(&pd)).await.unwrap();
         let address = listener.local_addr();
-        // Keeps what it accepts until the other end goes.
+        // Keeps each accepted connection until the other end closes.
         let server = tokio::spawn(async move {
             while let Ok(accepted) = listener.accept().await {
                 let receive = accepted.receive_imm().into_owned(&accepted);
@@ -230,9 +232,9 @@ fn connect_is_dropped_after_any_poll() {
             }
             assert_queue_pairs(&provider, 0).await;
         }
-        assert!(is_over, "so many polls are enough");
+        assert!(is_over, "the polls were not enough");
         let queues = provider.live()[4];
-        assert!(queues <= 2, "the room of connections that are gone is used again, in {queues}");
+        assert!(queues <= 2, "the room of closed connections was not reused: {queues} queues");
         server.abort();
         drop((driver, pd));
         provider.gone().await;
@@ -246,7 +248,7 @@ fn listen_is_dropped_after_any_poll() {
         let driver = Driver::spawn(pd.context()).unwrap();
         let mut is_over = false;
         for polls in 0.. {
-            // A name is looked up by another thread.
+            // Another thread looks up the name.
             let listen = driver.listen(("localhost", 0), options(&pd));
             if let Some(listener) = timeout(HANG, give_up_after(polls, listen)).await.unwrap() {
                 drop(listener.unwrap());
@@ -262,7 +264,7 @@ fn listen_is_dropped_after_any_poll() {
     });
 }
 
-/// No client is lost, and one that was taken and not accepted is told.
+/// No client is lost. A client that was taken and not accepted is notified.
 #[test]
 fn accept_and_incoming_are_dropped_after_any_poll() {
     for accepts in [true, false] {
@@ -286,7 +288,7 @@ fn accept_and_incoming_are_dropped_after_any_poll() {
                 };
                 let taken = timeout(HANG, taken).await.unwrap();
                 if taken.is_none() {
-                    // The next one has it.
+                    // The next call gets the client.
                     drop(timeout(HANG, listener.accept()).await.unwrap().unwrap());
                 }
                 let connected = timeout(HANG, client).await.unwrap().unwrap();
@@ -323,7 +325,7 @@ fn next_is_dropped_after_any_poll() {
                         came = Some(event);
                         break;
                     }
-                    // Lets the runtime look at its files.
+                    // Lets the runtime poll its files.
                     tokio::task::yield_now().await;
                 }
                 drop(next);
@@ -342,7 +344,7 @@ fn next_is_dropped_after_any_poll() {
     });
 }
 
-/// The driver ends all the same.
+/// The driver ends nevertheless.
 #[test]
 fn shutdown_is_dropped_after_any_poll() {
     for polls in 1..4 {
@@ -366,7 +368,7 @@ fn shutdown_is_dropped_after_any_poll() {
     }
 }
 
-/// A future that is never polled has not begun.
+/// A future that is never polled has not started.
 #[test]
 fn a_shutdown_that_is_not_polled_ends_nothing() {
     run(|| async {
@@ -376,7 +378,7 @@ fn a_shutdown_that_is_not_polled_ends_nothing() {
     });
 }
 
-/// What a task has when it panics.
+/// A panicking task releases everything that it owns.
 #[test]
 fn a_task_that_panics_leaves_nothing() {
     for device in ["soft0", HELD, DEFERRED] {
@@ -398,7 +400,7 @@ fn a_task_that_panics_leaves_nothing() {
                             }
                         }
                         let _all = (begun, connection, op);
-                        panic!("that is what is tested");
+                        panic!("on purpose");
                     });
                     let ended = timeout(HANG, task).await.unwrap();
                     assert!(ended.unwrap_err().is_panic());
@@ -410,7 +412,7 @@ fn a_task_that_panics_leaves_nothing() {
                         assert!(pair.released(answer).await.is_none(), "{kind:?}, {way:?}");
                     }
                     if kind.operation() == Operation::Receive {
-                        // Its message was taken, or is kept.
+                        // Its message was received, or is kept.
                         pair.released(async {
                             while pair.buffers() > 0 {
                                 drop(pair.one.take_unclaimed());
@@ -434,23 +436,23 @@ struct Panics;
 
 impl Wake for Panics {
     fn wake(self: Arc<Self>) {
-        panic!("that is what is tested");
+        panic!("on purpose");
     }
 }
 
-/// What happens to a task whose waker panics.
+/// The event that wakes a task whose waker panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     Completes,
     Closes,
     SlotIsFree,
-    /// The wake-up was another one's, which is refused.
+    /// The wake-up was for another operation, whose post is refused.
     IsHandedOnByARefusal,
-    /// The wake-up was another one's, which is dropped.
+    /// The wake-up was for another operation, which is dropped.
     IsHandedOnByADrop,
 }
 
-/// Its panic is its own: it goes through nobody else's call, and the operations of others are told.
+/// The panic does not pass through other callers, and other operations are notified.
 #[test]
 fn a_waker_that_panics_hits_nobody_else() {
     use Event::{Closes, Completes, IsHandedOnByADrop, IsHandedOnByARefusal, SlotIsFree};
@@ -500,7 +502,7 @@ fn a_waker_that_panics_hits_nobody_else() {
     }
 }
 
-/// Who waits for the other queue is told all the same.
+/// Operations that wait for the other queue are notified nevertheless.
 #[test]
 fn a_waker_that_panics_at_the_end_keeps_nobody_waiting() {
     run(|| async {

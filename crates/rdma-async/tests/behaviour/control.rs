@@ -1,4 +1,4 @@
-//! Connections by an address: how they begin, and how one end notices that the other is gone.
+//! Connections by an address: how they are made, and how one end notices that the other is gone.
 
 mod again;
 mod bad_clients;

@@ -1,7 +1,7 @@
-//! Everything is dropped in any order, here or elsewhere, or forgotten: queue pairs go before the memory that is lent to
-//! them, nobody waits in vain, and nothing is left.
+//! Everything is dropped in any order, in the same thread or another one, or forgotten. Queue pairs are destroyed
+//! before the memory of their requests is released, no operation waits forever, and nothing is leaked.
 //!
-//! `RDMA_TEST_SEED` is the seed of other orders, and `RDMA_TEST_ROUNDS` how many of them there are.
+//! `RDMA_TEST_SEED` sets the seed of the random orders, and `RDMA_TEST_ROUNDS` their number.
 
 use std::any::Any;
 use std::env;
@@ -23,16 +23,16 @@ use crate::common::kinds::{BYTES, Kind, Way};
 use crate::common::provider::Provider;
 use crate::common::{DEFERRED, HANG, HELD, Pair, forget, poll_once, run};
 
-/// Those that execute requests at once, later, and when they are told, which they are not.
+/// Devices that execute requests at once, later, and only on release, which does not happen here.
 const DEVICES: [&str; 3] = ["soft0", DEFERRED, HELD];
 
-/// What is dropped: its name, the group that it belongs to, and itself.
+/// A value to drop: its name, its group, and itself.
 type Part = (&'static str, usize, Box<dyn Any + Send>);
 
-/// How many groups there are.
+/// The number of groups.
 const GROUPS: usize = 5;
 
-/// The pool, which the test looks at as long as it is there.
+/// The pool, which the test inspects while it exists.
 struct Watched(Arc<Mutex<Option<BufferPool>>>);
 
 impl Drop for Watched {
@@ -51,7 +51,7 @@ async fn reserved(pd: &ProtectionDomain) -> Reserved<Descriptor> {
     region(pd).reserve(WRITE, HANG, async |descriptor| descriptor).await.unwrap()
 }
 
-/// What one end lends to the other until it ends, and what that has of it.
+/// A lease that lasts until it ends, and the borrowed memory of the other end.
 async fn lent(lender: &Connection, borrower: &Connection) -> (Lease, RemoteRegion) {
     let lease = lender.lend(region(lender.pd()), WRITE, HANG).await.unwrap();
     (lease, borrower.receive_lease().await.unwrap())
@@ -63,7 +63,7 @@ async fn ended(lender: &Connection, borrower: &Connection) -> EndedLease {
     lease.await.unwrap()
 }
 
-/// Memory that is lent, with a write to it in flight.
+/// Lent memory, with a write to it in flight.
 async fn leases(pair: &Pair) -> Vec<Part> {
     let Pair { one, other, .. } = pair;
     let (lease, borrowed) = lent(other, one).await;
@@ -74,15 +74,15 @@ async fn leases(pair: &Pair) -> Vec<Part> {
         ("a lease", 1, Box::new(lease)),
         ("a write to it", 0, Box::new(write)),
         ("the borrowed memory", 1, Box::new(borrowed)),
-        ("memory that was asked for", 1, Box::new(asked)),
-        ("memory that came back", 3, Box::new(ended(one, other).await)),
-        ("memory that was open", 3, Box::new(reserved(&pair.pd).await)),
-        ("memory of its own", 3, Box::new(region(&pair.pd))),
+        ("memory that was requested", 1, Box::new(asked)),
+        ("memory that was returned", 3, Box::new(ended(one, other).await)),
+        ("memory that was reserved", 3, Box::new(reserved(&pair.pd).await)),
+        ("memory that was never open", 3, Box::new(region(&pair.pd))),
         ("limits", 3, Box::new(LeaseLimits::new(WRITE))),
     ]
 }
 
-/// All that there can be, with work in flight.
+/// Values of all kinds, with operations in flight.
 async fn parts(device: &str) -> (Vec<Part>, Arc<Provider>) {
     let (pd, provider) = Provider::faulty(device);
     let driver = Driver::spawn(pd.context()).unwrap();
@@ -134,12 +134,12 @@ async fn parts(device: &str) -> (Vec<Part>, Arc<Provider>) {
     (parts, provider)
 }
 
-/// Where all is dropped.
+/// The place where everything is dropped.
 #[derive(Clone, Copy, Debug)]
 enum DropSite {
     Task,
     Thread,
-    /// When the runtime has ended.
+    /// After the runtime has ended.
     Behind,
 }
 
@@ -147,7 +147,7 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Drops all, in the order that these are brought into.
+/// Drops all parts in the order that `order` arranges.
 fn drop_all(device: &str, place: DropSite, order: impl FnOnce(&mut Vec<Part>), yields: u64) {
     let runtime = runtime();
     let (mut parts, provider) = runtime.block_on(parts(device));
@@ -177,7 +177,7 @@ fn drop_all(device: &str, place: DropSite, order: impl FnOnce(&mut Vec<Part>), y
     }
 }
 
-/// All orders of so many (Heap's algorithm).
+/// All orders of that many groups (Heap's algorithm).
 fn orders(count: usize) -> Vec<Vec<usize>> {
     fn of(order: &mut Vec<usize>, first: usize, all: &mut Vec<Vec<usize>>) {
         if first < 2 {
@@ -205,7 +205,7 @@ fn every_order_of_what_belongs_together_leaves_nothing() {
     }
 }
 
-/// There are more of them than a `u64` counts.
+/// There are more orders than a `u64` can count.
 #[test]
 fn any_order_leaves_nothing() {
     let asked = |name| env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
@@ -222,12 +222,12 @@ fn any_order_leaves_nothing() {
     }
 }
 
-/// Forgets a future that was polled once, and waits.
+/// Forgets a future that was polled once, and must be pending.
 fn forget_waiting<F: Future + Send + 'static>(future: F) {
     assert!(forget_polled(future), "it waits");
 }
 
-/// Forgets a future that was polled once. Whether it waits.
+/// Forgets a future that was polled once. Returns true if it is pending.
 fn forget_polled<F: Future + Send + 'static>(future: F) -> bool {
     let mut future = Box::pin(future);
     let waits = poll_once(&mut future).is_pending();
@@ -235,7 +235,7 @@ fn forget_polled<F: Future + Send + 'static>(future: F) -> bool {
     waits
 }
 
-/// What is forgotten.
+/// The kinds of values to forget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     BufferSlice,
@@ -322,7 +322,7 @@ impl What {
         Self::Allocate,
     ];
 
-    /// Makes one, and forgets it. A queue of receives has two slots.
+    /// Creates one and forgets it. The receive queue has two slots.
     async fn forget(self, pair: &Pair) {
         let (one, other, driver) = (&pair.one, &pair.other, &pair.driver);
         let receive = || one.receive(pair.buffer(&[1; BYTES])).into_owned(one);
@@ -374,7 +374,7 @@ impl What {
             }
             Self::Listen => {
                 let (driver, options) = (driver.clone(), options());
-                // A name is looked up by another thread, which may be fast.
+                // Another thread looks up the name, which may be fast.
                 forget_polled(async move { drop(driver.listen(("localhost", 0), options).await) });
             }
             Self::Next => {
@@ -397,7 +397,7 @@ impl What {
         }
     }
 
-    /// The same of what is lent, of which the ends speak.
+    /// The same for leases, which involve both ends.
     async fn forget_lease(self, pair: &Pair) {
         let Pair { one, other, pd, .. } = pair;
         let own = one.clone();
@@ -430,7 +430,7 @@ impl What {
             Self::Disconnect => {
                 forget_waiting(async move { drop(own.disconnect(HANG).await) });
             }
-            _ => unreachable!("it is no lease"),
+            _ => unreachable!("not a lease"),
         }
     }
 }
@@ -442,7 +442,7 @@ fn full(pd: &ProtectionDomain) -> Pool {
     pool.into()
 }
 
-/// A client that nobody has accepted.
+/// A client that was not accepted.
 async fn incoming(pair: &Pair, listener: &rdma_async::Listener) -> Incoming {
     let address = listener.local_addr();
     let (driver, options) = (pair.driver.clone(), rdma_async::ConnectionOptions::new(&pair.pd));
@@ -450,7 +450,7 @@ async fn incoming(pair: &Pair, listener: &rdma_async::Listener) -> Incoming {
     listener.incoming().await.unwrap()
 }
 
-/// Others go on, the driver ends, and no memory of what was forgotten is freed.
+/// Other connections continue, the driver ends, and no memory of the forgotten value is freed.
 #[test]
 fn what_is_forgotten_is_leaked_and_nothing_else() {
     for what in What::ALL {
@@ -470,10 +470,10 @@ fn what_is_forgotten_is_leaked_and_nothing_else() {
             let Pair { one, other, board, pool, pd: domain, driver: also } = pair;
             drop((one, other, board, domain, also, second, pd));
             timeout(HANG, driver.shutdown()).await.unwrap();
-            // What was not connected yet has nothing that is lent.
+            // An attempt that was not connected yet has no memory of requests.
             let offers = [What::PreparedConnection, What::Connect, What::Reconnect, What::Further];
             let kept = usize::from(offers.contains(&what));
-            // Those of a pool, which may be forgotten with a buffer, and what was forgotten open.
+            // The regions of a pool, which may be forgotten with a buffer, and those that were forgotten while open.
             let open = 1 + usize::from(what == What::Reserve);
             let left = async {
                 while (provider.live()[5], provider.lent()) != (kept, 0)
@@ -490,7 +490,7 @@ fn what_is_forgotten_is_leaked_and_nothing_else() {
     }
 }
 
-/// The program drives by itself no more.
+/// The program no longer drives.
 #[test]
 fn a_driver_by_hand_is_forgotten() {
     let (pd, provider) = Provider::faulty("soft0");

@@ -1,5 +1,5 @@
-//! Memory that one end of a connection lends to the other for a time, and what becomes of it when either does what it should
-//! not.
+//! Memory that one end of a connection lends to the other for a limited time, and the effect of misbehaviour of either
+//! end.
 
 mod bad_lenders;
 mod bad_peers;
@@ -34,16 +34,16 @@ use crate::common::{
 const DEVICES: [&str; 3] = ["soft0", "softib0", WIRE];
 const READ: AccessFlags = AccessFlags::new().with_remote_read();
 const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
-/// What another thread opens and closes.
+/// A length that another thread opens and closes.
 const LARGE: usize = 3 << 20;
 
-/// All that a queue pair can grant.
+/// Options with all rights that a queue pair can grant.
 fn options(host: &Host) -> ConnectionOptions {
     let qp = host.pd.create_qp().access(all()).max_rnr_retries(MaxRnrRetries::unlimited());
     ConnectionOptions::from(qp)
 }
 
-/// Two ends, of which each lends to the other what it asks for.
+/// Two ends that lend to each other on request.
 async fn pair(host: &Host) -> (Connection, Connection) {
     let rights = READ | WRITE | AccessFlags::new().with_remote_atomic();
     pair_with(host, options(host).lease_limits(LeaseLimits::new(rights))).await
@@ -60,7 +60,7 @@ fn region(host: &Host, length: usize) -> Region {
     crate::common::region(&host.pd, length)
 }
 
-/// Who writes there behind the end gets an error, and changes nothing.
+/// Checks that a write after the end fails and changes nothing.
 async fn is_closed(host: &Host, by: &Connection, key: RemoteMemoryRegion, region: &Region) {
     let before = region.to_vec();
     let late = by.write(host.buffer(b"late"), key.slice(0..4).unwrap());
@@ -69,7 +69,7 @@ async fn is_closed(host: &Host, by: &Connection, key: RemoteMemoryRegion, region
     assert!(**region == *before, "a byte has changed");
 }
 
-/// Writes there until it is closed.
+/// Writes there until the memory is closed.
 async fn until_closed(host: &Host, by: &Connection, key: RemoteMemoryRegion) {
     let late = async {
         loop {
@@ -84,13 +84,13 @@ async fn until_closed(host: &Host, by: &Connection, key: RemoteMemoryRegion) {
     assert!(failed.to_string().contains("remote access"), "{failed}");
 }
 
-/// Why the lease of an operation was over.
+/// The reason for which the lease of an operation has ended.
 fn reason(error: &TransportError) -> LeaseEnd {
     let TransportError::LeaseOver { reason, .. } = error else { panic!("{error}") };
     *reason
 }
 
-/// Time that is over before any test is.
+/// A time that is over before any test.
 const SOON: Duration = Duration::from_millis(50);
-/// The time of a lease that a test uses, and whose end it then awaits.
+/// The time of a lease that a test uses before it awaits the end.
 const A_SECOND: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! The behaviour of the crate, in one program: a module for each subject.
+//! Tests of the crate's behaviour in one program: a module for each subject.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 
 mod await_points;

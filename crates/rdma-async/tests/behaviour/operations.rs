@@ -1,4 +1,4 @@
-//! Operations: what they do, and what becomes of their memory when nobody waits for them.
+//! Operations: their effects, and the memory of operations that are not awaited.
 
 mod cancelled;
 mod done;

@@ -1,4 +1,4 @@
-//! Connections that end, and others that come after them.
+//! Connections that end, and later ones that use their entries.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn what_is_with_the_device_comes_back_when_the_connection_ends() {
     let done = post(connection.send(filled(&rig, 2)));
     let received = post(connection.receive(rig.buffer()));
     drop(post(connection.receive(rig.buffer())));
-    // What has completed before is done.
+    // A request that completed before the close succeeds.
     rig.nic.end(1, NicOutcome::Done(&[]));
     connection.close().unwrap();
     assert_eq!((rig.nic.posted(), sleeper.take_wakes()), (0, 1));
@@ -21,7 +21,7 @@ fn what_is_with_the_device_comes_back_when_the_connection_ends() {
     memory.fill(7);
     assert_eq!(why, CloseReason::Asked);
     outcome(done).unwrap();
-    // It may be awaited without the connection's own handle.
+    // It can be awaited without the handle of the connection.
     let received = reason(outcome(received));
     assert_eq!(received.0, CloseReason::Asked);
     let refused = connection.send(filled(&rig, 3)).try_post();
@@ -32,7 +32,7 @@ fn what_is_with_the_device_comes_back_when_the_connection_ends() {
     end(rig);
 }
 
-/// A completion is one of a generation, so that those of an earlier request or connection change nothing.
+/// A completion belongs to one generation, so a completion of an earlier request or connection has no effect.
 #[test]
 fn late_repeated_and_invented_completions_are_of_no_request() {
     let rig = Rig::new();
@@ -50,7 +50,7 @@ fn late_repeated_and_invented_completions_are_of_no_request() {
     outcome(second).unwrap();
     let ledger = Arc::clone(&connection.inner().ledger);
     drop(connection);
-    // In the same entry.
+    // The new connection uses the same entry.
     let connection = rig.connect([1, 0]);
     assert!(Arc::ptr_eq(&ledger, &connection.inner().ledger) && connection.inner().entry == 0);
     let mut third = post(connection.send(filled(&rig, 3)));
@@ -63,7 +63,7 @@ fn late_repeated_and_invented_completions_are_of_no_request() {
     end(rig);
 }
 
-/// Who waits for a slot has it when an outcome is taken, one after the other.
+/// Waiters get the slot one after the other, when an outcome is taken.
 #[test]
 fn slots_go_to_those_who_wait_in_their_order() {
     let rig = Rig::new();
@@ -79,10 +79,10 @@ fn slots_go_to_those_who_wait_in_their_order() {
     let woken = || sleepers.each_ref().map(|sleeper| sleeper.take_wakes());
     assert_eq!(woken(), [1, 0]);
     assert!(poll_once(&mut one, &sleepers[0]).is_pending() && rig.nic.posted() == 1);
-    // Its wake-up goes on, to who waits for the next slot.
+    // Its wake-up is passed on to the waiter for the next slot.
     assert_eq!(woken(), [0, 1]);
     assert!(poll_once(&mut other, &sleepers[1]).is_pending());
-    // Awaited no more: its slot is free when the device is done.
+    // After the drop, its slot becomes free when the device is done.
     one.set(connection.send(filled(&rig, 4)).into_future());
     assert_eq!(woken(), [0, 0]);
     rig.nic.end(0, NicOutcome::Done(&[]));
@@ -91,15 +91,15 @@ fn slots_go_to_those_who_wait_in_their_order() {
     assert!(poll_once(&mut other, &sleepers[1]).is_pending());
     connection.close().unwrap();
     assert_eq!(woken(), [0, 1]);
-    let Poll::Ready(over) = poll(&mut other) else { panic!("it is over") };
+    let Poll::Ready(over) = poll(&mut other) else { panic!("the operation has not ended") };
     let memory = reason(over).1;
     drop((memory, other, one));
-    assert!(!connection.inner().ledger.lock().has_awaited(), "nobody is to be told of anything");
+    assert!(!connection.inner().ledger.lock().has_awaited(), "no completion is awaited");
     drop(connection);
     end(rig);
 }
 
-/// Nobody asks the driver for anything after the last connection.
+/// After the last connection the driver receives no further requests.
 #[test]
 fn a_driver_that_ends_gives_everything_back() {
     let rig = Rig::new();
@@ -139,7 +139,7 @@ fn counters_cover_success_failure_waits_and_a_destroyed_queue_pair() {
     connection.close().unwrap();
     assert_eq!(counts(), (4, 4, 2, 1), "the send and the dropped receive");
     connection.send(rig.buffer()).try_post().unwrap_err();
-    assert_eq!(counts().0, 4, "what was not posted is not counted");
+    assert_eq!(counts().0, 4, "an operation whose post fails is not counted");
     drop(waits);
     drop(connection);
     end(rig);

@@ -1,4 +1,4 @@
-//! Devices that refuse and fail.
+//! Devices that refuse requests or fail.
 
 use super::*;
 use crate::mock::{Faults, PostFault};
@@ -16,7 +16,7 @@ fn refused_memory_comes_back_and_refused_in_doubt_when_the_queue_pair_is_destroy
         rig.nic.set_faults(Faults::default());
         post(connection.send(memory))
     };
-    // The device has it, and says that it failed. It cannot be destroyed either.
+    // The device holds the request although the post failed, and the queue pair cannot be destroyed.
     let posts = Some(PostFault::Doubtful);
     rig.nic.set_faults(Faults { posts, destroys: true, ..Faults::default() });
     let mut doubtful = post(connection.send(filled(&rig, 3)));
@@ -47,7 +47,7 @@ fn a_failed_request_is_over_and_its_connection_takes_no_more() {
     assert_eq!(sleeper.take_wakes(), 1);
     let Failed { memory, error } = outcome(read).unwrap_err();
     assert!(matches!(error, TransportError::WorkError(_)), "{error}");
-    let Poll::Ready(over) = poll(&mut waits) else { panic!("it waits in vain") };
+    let Poll::Ready(over) = poll(&mut waits) else { panic!("the waiter was not woken") };
     let (why, other) = reason(over);
     assert!(matches!(why, CloseReason::Work { .. }), "{why}");
     drop((memory, other, waits));
@@ -55,7 +55,7 @@ fn a_failed_request_is_over_and_its_connection_takes_no_more() {
     end(rig);
 }
 
-/// Its memory stays lent, and the device may go on using it.
+/// The memory stays in its slot, because the device may still use it.
 #[test]
 fn a_queue_pair_that_cannot_be_destroyed_keeps_its_memory() {
     let rig = Rig::new();
@@ -71,7 +71,7 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_its_memory() {
     assert_eq!(rig.nic.take_sent(), [vec![5; 16], vec![6; 16]]);
     outcome(posted).unwrap();
     drop(connection);
-    // Nobody has it any more, and the driver's end tries again.
+    // The connection was dropped. The end of the driver tries again.
     rig.nic.set_faults(Faults::default());
     rig.driver.0.end();
     end(rig);
@@ -88,7 +88,7 @@ fn a_completion_queue_that_fails_ends_everything() {
     drop(post(connections[0].receive(rig.buffer())));
     rig.nic.end(0, NicOutcome::Done(&[]));
     rig.nic.set_faults(Faults { polls: true, ..Faults::default() });
-    let Poll::Ready(over) = poll(&mut one) else { panic!("it is over") };
+    let Poll::Ready(over) = poll(&mut one) else { panic!("the operation has not ended") };
     assert_eq!((reason(over).0, sleeper.take_wakes()), (CloseReason::Poll, 1));
     assert_eq!(reason(outcome(other)).0, CloseReason::Poll);
     drop(one);

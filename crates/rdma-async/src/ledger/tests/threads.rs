@@ -1,4 +1,4 @@
-//! A device that uses memory while threads await and drop what it is lent to: for miri's eyes for data races.
+//! A device that uses memory while threads await and drop its requests, for miri to detect data races.
 
 use std::thread;
 
@@ -19,7 +19,7 @@ fn the_device_and_those_who_await_use_memory_in_turns() {
             assert_eq!(received.memory[..received.length], *b"message");
             if n % 4 == 0 {
                 drop(block_on(connection.write(received.memory, remote()).post()).unwrap());
-                // A request of another kind, so that the device has as much to do for each.
+                // A request of another kind, so that the device has the same number of each.
                 block_on(connection.fetch_add(remote(), 1).into_future()).unwrap();
             }
         }

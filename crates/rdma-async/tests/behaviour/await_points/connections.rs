@@ -1,12 +1,12 @@
-//! The futures that end a connection, renew it, or make a further one.
+//! The futures that end a connection, reconnect it, or create a further one.
 
 use crate::await_points::*;
 use crate::common::polled_slowly;
 
-/// Two ends that are polled so often, together, may or may not have agreed on a queue pair.
+/// After this many polls, alternating between the ends, they may or may not have agreed on a queue pair.
 const POLLS_TO_MEET: usize = 20;
 
-/// A driver of that device, whose connections are made by an address.
+/// A driver of that device. Its connections are made by an address.
 struct Host {
     driver: Driver,
     pd: ProtectionDomain,
@@ -30,7 +30,7 @@ impl Host {
     }
 }
 
-/// A message comes from one end to the other.
+/// Checks that a message gets from one end to the other.
 async fn assert_talks(pair: &Pair, one: &Connection, other: &Connection) {
     let talk = async {
         let receive = other.receive(pair.buffer(&[0; BYTES])).post().await.unwrap();
@@ -40,7 +40,7 @@ async fn assert_talks(pair: &Pair, one: &Connection, other: &Connection) {
     pair.released(talk).await;
 }
 
-/// What was sent before is received, and once it has begun nothing more is sent.
+/// Earlier messages are received. After it has started, no further messages are sent.
 #[test]
 fn disconnect_is_dropped_after_any_poll() {
     for device in ["soft0", HELD, DEFERRED] {
@@ -66,7 +66,7 @@ fn disconnect_is_dropped_after_any_poll() {
                             TransportError::Closed { reason: CloseReason::Asked, .. }
                         );
                         assert!(is_asked, "{refused}");
-                        // Whoever asks again waits for the same.
+                        // A second call waits for the same end.
                         pair.released(one.disconnect(HANG)).await.unwrap();
                     }
                 }
@@ -77,7 +77,7 @@ fn disconnect_is_dropped_after_any_poll() {
     }
 }
 
-/// After a reconnect was dropped, both ends reconnect again, to the same epoch, and neither finds what was given up.
+/// After a reconnect was dropped, both ends reconnect to the same epoch. Neither finds the abandoned attempt.
 #[test]
 fn reconnect_is_dropped_after_any_poll() {
     for device in ["soft0", DEFERRED] {
@@ -102,7 +102,7 @@ fn reconnect_is_dropped_after_any_poll() {
                 assert_talks(&pair, one, other).await;
                 assert_queue_pairs(&host.provider, 2).await;
             }
-            assert!(is_over, "so many polls are enough");
+            assert!(is_over, "the polls were not enough");
             pair.assert_given_back().await;
             drop(pair);
             host.gone().await;
@@ -110,8 +110,8 @@ fn reconnect_is_dropped_after_any_poll() {
     }
 }
 
-/// The number of a further connection that was given up is free again at both ends, and the connection that it was asked of
-/// goes on.
+/// The number of a further connection is free again at both ends after the attempt was dropped. The connection that it
+/// was requested on continues.
 #[test]
 fn connect_additional_is_dropped_after_any_poll() {
     run(|| async {
@@ -135,7 +135,7 @@ fn connect_additional_is_dropped_after_any_poll() {
             assert_talks(&pair, one, other).await;
             assert_queue_pairs(&host.provider, 2).await;
         }
-        assert!(is_over, "so many polls are enough");
+        assert!(is_over, "the polls were not enough");
         drop(pair);
         host.gone().await;
     });

@@ -1,4 +1,4 @@
-//! The futures that open memory to a peer, lend it, ask for it, and take it.
+//! The futures that open memory to a peer, lend it, borrow it, and receive it.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use rdma_soft::Schedule;
 use crate::await_points::*;
 
 const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
-/// What another thread registers and deregisters.
+/// A length that another thread registers and deregisters.
 const LARGE: usize = 3 << 20;
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Each that may be waited for.
+/// The futures that are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     Reserve,
@@ -39,7 +39,7 @@ impl What {
         Self::ReceiveRegion,
     ];
 
-    /// Gives it up after so many polls. Whether it was ready before.
+    /// Drops the future after that many polls. Returns true if it was ready before.
     async fn give_up(self, pair: &Pair, polls: usize, length: usize) -> bool {
         let Pair { one, other, pd, .. } = pair;
         let region = || Region::allocate(pd, length).unwrap();
@@ -80,7 +80,7 @@ impl What {
                 let taken = pair.released(polled(polls, one.receive_lease())).await;
                 let is_over = taken.map(drop);
                 if is_over.is_none() {
-                    // The next one has it.
+                    // The next call gets the lease.
                     drop(pair.released(one.receive_lease()).await.unwrap());
                 }
                 let ended = pair.released(lease).await.unwrap();
@@ -103,8 +103,8 @@ impl What {
     }
 }
 
-/// Asks for memory, and gives it up after so many polls. Memory that was given up before may be about to be freed, and counts
-/// until then.
+/// Borrows memory, and drops the future after that many polls. Memory of earlier futures may be about to be freed, and
+/// counts until then.
 async fn asked(pair: &Pair, polls: usize, length: usize) -> Option<RemoteRegion> {
     loop {
         let asks = pair.one.borrow(length, WRITE, HANG / 2);
@@ -117,10 +117,10 @@ async fn asked(pair: &Pair, polls: usize, length: usize) -> Option<RemoteRegion>
     }
 }
 
-/// Its memory is closed and freed, also where another thread is about to open or to close it, and nothing of others is lost.
+/// Its memory is closed and freed, even if another thread is about to open or close it, and no other memory is lost.
 #[test]
 fn what_opens_or_takes_memory_is_dropped_after_any_poll() {
-    // For this test alone, since `release_all` releases the requests of every test on it.
+    // Only this test uses it, because `release_all` releases the requests of every test on the device.
     let held = "soft-held-leases";
     Builder::new(held).schedule(Schedule::Held).install().unwrap();
     for device in ["soft0", held, DEFERRED] {
@@ -128,7 +128,7 @@ fn what_opens_or_takes_memory_is_dropped_after_any_poll() {
             let (pd, provider) = Provider::faulty(device);
             let driver = Driver::spawn(pd.context()).unwrap();
             let (pair, listener) = Pair::by_address(driver, pd).await;
-            // The first `reserve_for` of a driver tries its windows, by two queue pairs of the driver's own.
+            // The first `reserve_for` of a driver tests the windows, with two queue pairs that the driver creates.
             let device = SoftDevice::find(device).unwrap();
             let mut first = Box::pin(What::ReserveFor.give_up(&pair, usize::MAX, BYTES));
             let is_over = poll_fn(|cx| {
@@ -137,13 +137,13 @@ fn what_opens_or_takes_memory_is_dropped_after_any_poll() {
             });
             assert!(is_over.await);
             drop(first);
-            // Atomic operations have memory of their own from the first on.
+            // From the first one on, atomic operations have their own memory.
             pair.assert_works().await;
             pair.assert_given_back().await;
             let regions = provider.live()[2];
             for what in What::ALL {
                 for length in [64, LARGE] {
-                    // Until so many polls are enough: each await was the last one then.
+                    // Increases the number of polls until the future is ready, so that each await was once the last.
                     let mut polls = 0;
                     loop {
                         let is_over = what.give_up(&pair, polls, length).await;
@@ -163,7 +163,7 @@ fn what_opens_or_takes_memory_is_dropped_after_any_poll() {
     }
 }
 
-/// Nothing but the regions of before is registered, soon.
+/// Checks that soon only the earlier regions are registered.
 async fn assert_closed(pair: &Pair, provider: &Provider, regions: usize, what: What, polls: usize) {
     let closed = async {
         while provider.live()[2] > regions || provider.lent() > 0 {

@@ -1,4 +1,4 @@
-//! Queue pairs that both ends agree on when they are connected: new ones, and further connections.
+//! Queue pairs that both ends agree on while they are connected: reconnects, and further connections.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use rdma_mem::AccessFlags;
 
 use crate::control::{DEVICES, HANG, Host, SHORT, run};
 
-/// Both ends with that time for a queue pair.
+/// Two ends with that time limit for a queue pair.
 async fn pair_with(host: &Host, limit: Duration) -> (Connection, Connection) {
     let options = host.options().rendezvous_timeout(limit);
     let listener = host.driver.listen("127.0.0.1:0", options.clone()).await.unwrap();
@@ -18,7 +18,7 @@ async fn pair_with(host: &Host, limit: Duration) -> (Connection, Connection) {
     (client.unwrap().0, server.unwrap())
 }
 
-/// The client makes a mistake, which ends the queue pairs of both.
+/// The client makes a mistake, which ends the queue pairs of both ends.
 async fn fail(host: &Host, client: &Connection) {
     let nowhere = host.pd.allocate_shared_region(8, AccessFlags::new()).unwrap();
     client.write(host.buffer(b"x"), nowhere.remote()).await.unwrap_err();
@@ -40,7 +40,8 @@ fn a_connection_goes_on_with_another_queue_pair() {
                 }
                 let (at_client, at_server) = tokio::join!(client.reconnect(), server.reconnect());
                 assert_eq!((at_client.unwrap(), at_server.unwrap()), (epoch, epoch));
-                // What was outstanding has failed, with its memory, and nothing of it is done by the new one.
+                // Outstanding operations have failed and returned their memory. The new queue pair repeats none of
+                // them.
                 let failed = lost.await.unwrap_err();
                 assert_eq!(failed.memory.as_ref().unwrap().len(), 8);
                 assert!(matches!(failed.error, TransportError::Closed { .. }), "{failed}");
@@ -65,7 +66,7 @@ fn a_connection_goes_on_with_another_queue_pair() {
     });
 }
 
-/// The server begins long before the client, or behind it.
+/// The server starts long before the client, or after it.
 #[test]
 fn either_end_may_be_first() {
     run(|| async {
@@ -77,7 +78,7 @@ fn either_end_may_be_first() {
                 let first = first.clone();
                 async move { first.reconnect().await }
             });
-            // The other end hears of it, as the end of its queue pair says.
+            // The other end learns that the queue pair has ended.
             let waits = second.receive(host.pool.allocate(8).unwrap()).await.unwrap_err();
             assert!(matches!(waits.error, TransportError::Closed { .. }), "{waits}");
             assert_eq!(second.closed(), Some(CloseReason::Disconnected));
@@ -92,7 +93,7 @@ fn either_end_may_be_first() {
 fn a_peer_that_does_not_do_the_same_is_waited_for_no_longer_than_was_said() {
     run(|| async {
         let host = Host::new("soft0");
-        // They connect within it, too.
+        // Connecting must also fit into the limit.
         const LIMIT: Duration = Duration::from_secs(1);
         let (client, server) = pair_with(&host, LIMIT).await;
         for end in [&client, &server] {
@@ -103,7 +104,7 @@ fn a_peer_that_does_not_do_the_same_is_waited_for_no_longer_than_was_said() {
         }
         assert!(client.closed().is_some() && server.closed().is_some());
         drop((client, server));
-        // What was given up is nothing that the other end finds later.
+        // The other end does not find an abandoned attempt later.
         let (client, server) = pair_with(&host, HANG).await;
         for _ in 0..3 {
             for end in [&client, &server] {
@@ -119,7 +120,7 @@ fn a_peer_that_does_not_do_the_same_is_waited_for_no_longer_than_was_said() {
     });
 }
 
-/// A connection with a domain, a device's port and rights of its own, as long as there is one of both.
+/// Such a connection has its own domain, port and rights, and lives as long as either connection.
 #[test]
 fn further_connections_have_options_of_their_own() {
     run(|| async {
@@ -140,11 +141,11 @@ fn further_connections_have_options_of_their_own() {
             let access = AccessFlags::new().with_local_write().with_remote_atomic();
             let word = own.allocate_shared_region(8, access).unwrap();
             assert_eq!(one.fetch_add(word.remote(), 3).await.unwrap(), 0);
-            // Its right is no right of the first one, which fails alone.
+            // Its right does not apply to the first connection, which fails alone.
             client.fetch_add(word.remote(), 3).await.unwrap_err();
             assert_eq!(one.fetch_add(word.remote(), 3).await.unwrap(), 3, "{device}");
             assert_eq!((one.closed(), other.closed()), (None, None));
-            // And by a further one, the first may be gone.
+            // A further connection works after the first one is gone.
             drop((client, server));
             assert_eq!(one.fetch_add(word.remote(), 3).await.unwrap(), 6);
             let (a, b) = tokio::join!(one.reconnect(), other.reconnect());
@@ -161,7 +162,7 @@ fn further_connections_have_options_of_their_own() {
     });
 }
 
-/// A number is free again when its connection was dropped, at both ends.
+/// A number is free again at both ends after its connection was dropped.
 #[test]
 fn many_further_connections_at_once_and_their_numbers_again() {
     run(|| async {
@@ -199,7 +200,7 @@ fn who_has_no_peer_to_agree_with_is_told_so() {
         assert!(matches!(refused, ConnectError::NoControl), "{refused}");
         let refused = one.connect_additional(1, host.pd.create_qp()).await.unwrap_err();
         assert!(matches!(refused, ConnectError::NoControl), "{refused}");
-        // Which has changed nothing.
+        // The refusal has changed nothing.
         host.talk(&one, &other, b"as before").await;
         let options = ConnectionOptions::new(&host.pd);
         let mut listener = host.pd.create_channel().listen("127.0.0.1:0").unwrap();
@@ -212,7 +213,7 @@ fn who_has_no_peer_to_agree_with_is_told_so() {
     });
 }
 
-/// Two tasks cannot make the same queue pair.
+/// Two tasks cannot create the same queue pair.
 #[test]
 fn one_task_at_a_time_reconnects() {
     run(|| async {
@@ -227,7 +228,7 @@ fn one_task_at_a_time_reconnects() {
     });
 }
 
-/// Who closes the connection while another task reconnects it has closed it.
+/// A close succeeds although another task is reconnecting the connection.
 #[test]
 fn a_connection_that_is_closed_meanwhile_stays_closed() {
     run(|| async {
@@ -238,7 +239,7 @@ fn a_connection_that_is_closed_meanwhile_stays_closed() {
                 let server = server.clone();
                 async move { server.reconnect().await }
             });
-            // It waits for the client.
+            // The task waits for the client.
             client.receive_imm().await.unwrap_err();
             if gracefully {
                 server.disconnect(HANG).await.unwrap();
@@ -249,7 +250,7 @@ fn a_connection_that_is_closed_meanwhile_stays_closed() {
             let closed = at_server.unwrap().unwrap_err();
             assert!(matches!(closed, ConnectError::Io { .. }), "{closed:?}");
             assert!(server.closed().is_some());
-            // The client may have begun with a queue pair that has ended since.
+            // The client may have started with a queue pair that has ended since.
             drop((at_client, server));
             let failed = client.receive_imm().await.unwrap_err();
             assert!(matches!(failed.error, TransportError::Closed { .. }), "{failed}");
@@ -257,7 +258,7 @@ fn a_connection_that_is_closed_meanwhile_stays_closed() {
     });
 }
 
-/// More at a time than the server remembers: who is one too many is told so, and nothing else is hit.
+/// More at a time than the server remembers. The last one is refused, and the others are not affected.
 #[test]
 fn too_many_at_a_time_are_refused_here() {
     run(|| async {
@@ -296,7 +297,7 @@ fn a_ring_posts_its_receives_again_for_another_queue_pair() {
             let (at_client, at_server) = tokio::join!(client.reconnect(), server.reconnect());
             assert_eq!((at_client.unwrap(), at_server.unwrap()), (1, 1));
             for _ in 0..2 {
-                ring.next().await.unwrap_err(); // of the queue pair that has ended
+                ring.next().await.unwrap_err(); // receives of the ended queue pair
             }
             let (sent, received) =
                 tokio::join!(client.send(host.buffer(b"again")).into_future(), ring.next());

@@ -1,4 +1,4 @@
-//! Clients that are bad, and stop nobody.
+//! Clients that misbehave, and delay no others.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -99,7 +99,7 @@ fn silent_clients_keep_no_other_out() {
             let connect = host.driver.connect(address, options);
             let (client, server) = tokio::join!(connect, listener.accept());
             host.talk(&client.unwrap().0, &server.unwrap(), b"good").await;
-            // Those that there is no room for have gone, the oldest first.
+            // The listener has dropped clients that it has no room for, the oldest first.
             let dropped = listener.dropped_half_open();
             assert!((44..=45).contains(&dropped), "{dropped}");
             assert!(last_words(&silent[0]).ends_with(b"connect again"));
@@ -137,7 +137,7 @@ fn without_files() {
     });
 }
 
-/// A client that goes in each phase.
+/// A client that closes in each phase.
 #[test]
 fn clients_that_go_are_no_error_of_the_listener() {
     run(|| async {
@@ -145,18 +145,18 @@ fn clients_that_go_are_no_error_of_the_listener() {
         let (listener, address) = host.listen().await;
         drop(TcpStream::connect(address).await.unwrap());
         drop(say(address, b"RDRV\0\x02").await);
-        // As far as the verdict, which it does not wait for.
+        // Up to the verdict, which the client does not wait for.
         for limit in [0, 1, 2, 5] {
             let connect = host.driver.connect(address, host.options());
             let limit = Duration::from_millis(limit);
             let dropped = tokio::time::timeout(limit, connect).await;
-            assert!(dropped.is_err(), "nobody has accepted it");
+            assert!(dropped.is_err(), "the client was not accepted");
         }
         let connect = host.driver.connect(address, host.options());
         let (client, server) = tokio::join!(connect, async {
             loop {
                 let server = listener.accept().await.unwrap();
-                // One that has gone just then is accepted, and found to be gone.
+                // A client that has just closed is accepted, and then found to be gone.
                 sleep(Duration::from_millis(20)).await;
                 if server.closed().is_none() {
                     break server;

@@ -1,4 +1,4 @@
-//! Peers that have become a connection, and then say what they cannot say.
+//! Peers that connect, and then send invalid frames.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -20,9 +20,9 @@ fn who_does_not_keep_to_the_frames_is_gone() {
         let strangers = (1..=65).flat_map(|number| offer(number, number, &endpoint)).collect();
         let bad: [(&str, Vec<u8>); 7] = [
             ("something else", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
-            ("a kind that is none", head(99, 0, 0)),
-            ("a length that is none", b"\0\x04\xff\xff\0\0\0\0\0\0\0\0".to_vec()),
-            ("what a server says", [head(2, 0, 1), endpoint.to_bytes().to_vec()].concat()),
+            ("an unknown kind", head(99, 0, 0)),
+            ("a wrong length", b"\0\x04\xff\xff\0\0\0\0\0\0\0\0".to_vec()),
+            ("a frame of a server", [head(2, 0, 1), endpoint.to_bytes().to_vec()].concat()),
             ("a broken endpoint", broken),
             ("too many strangers", strangers),
             ("half of a frame", b"\0\x04\0".to_vec()),
@@ -47,7 +47,7 @@ fn who_does_not_keep_to_the_frames_is_gone() {
     });
 }
 
-/// What does not concern a connection changes nothing, and neither does a flood of it.
+/// Frames about unknown connections change nothing, and neither does a flood of them.
 #[test]
 fn what_means_nothing_changes_nothing() {
     run(|| async {
@@ -57,9 +57,9 @@ fn what_means_nothing_changes_nothing() {
         let mut bytes = Vec::new();
         for number in [0, 1, u32::MAX] {
             for epoch in [1, 7, u32::MAX] {
-                // READY, FINISH and ENDED of what is not there, and ALIVE.
+                // READY, FINISH and ENDED for unknown connections, and ALIVE.
                 for kind in [3, 5, 7, 4] {
-                    // The end of a later queue pair is that of an earlier one, too.
+                    // The end of a later queue pair also ends an earlier one.
                     if kind != 4 || number != 0 {
                         bytes.extend(head(kind, number, epoch));
                     }
@@ -73,7 +73,7 @@ fn what_means_nothing_changes_nothing() {
         bytes.extend(head(6, 0, 0).repeat(100_000));
         let mut bytes = bytes.as_slice();
         while !bytes.is_empty() {
-            // Its answers are not heard, and so it may not be heard for a time.
+            // It does not read the answers, so the server may stop reading for a time.
             let said = poll_fn(|cx| {
                 let said = std::pin::pin!(peer.stream.write(bytes)).as_mut().poll(cx);
                 std::task::Poll::Ready(said)
@@ -85,14 +85,14 @@ fn what_means_nothing_changes_nothing() {
         }
         host.talk(&peer.connection, &server, b"as before").await;
         assert_eq!((server.closed(), server.epoch()), (None, 0));
-        // Many beats have one answer.
+        // Many beats get one answer.
         assert_eq!(peer.hear().await.0, 7);
         drop(peer);
         server.receive_imm().await.unwrap_err();
     });
 }
 
-/// A client that offers a queue pair, and never says that it is ready, or takes it back.
+/// A client that offers a queue pair, but neither completes nor withdraws it.
 #[test]
 fn an_offer_that_leads_to_nothing_is_ended_in_time() {
     run(|| async {
@@ -122,7 +122,7 @@ fn an_offer_that_leads_to_nothing_is_ended_in_time() {
             let late = late.unwrap_err();
             assert!(matches!(late, ConnectError::Timeout { .. }), "{late}");
         }
-        // What has been withdrawn, or is too old, is not answered; then it does its part.
+        // The server does not answer an offer that is withdrawn or too old. Then the client completes one.
         let offered = prepare();
         let told = offered.endpoint();
         let (epoch, connected) = tokio::join!(reconnect(), async {
@@ -142,7 +142,7 @@ fn an_offer_that_leads_to_nothing_is_ended_in_time() {
     });
 }
 
-/// A client whose new queue pair ends, or whose stream does, in the same breath in which it says that it is ready.
+/// A client whose new queue pair or stream ends immediately after READY.
 #[test]
 fn an_end_that_comes_with_the_beginning_is_not_lost() {
     run(|| async {
@@ -183,7 +183,7 @@ fn an_end_that_comes_with_the_beginning_is_not_lost() {
     });
 }
 
-/// A server that ends what it was not offered is not heard any more; it would be asked without an end.
+/// A server that ends a queue pair that was not offered is disconnected. Otherwise the client would keep offering.
 #[test]
 fn a_server_ends_no_queue_pair_that_was_not_offered() {
     run(|| async {

@@ -17,7 +17,7 @@ fn is_gone(error: &TransportError) -> bool {
     matches!(error, TransportError::Closed { reason: CloseReason::Disconnected, peer: Some(_), .. })
 }
 
-/// What was sent before is received, and what waits for more fails.
+/// Earlier messages are received, and outstanding receives fail.
 #[test]
 fn a_peer_that_goes_ends_what_waits_for_it() {
     run(|| async {
@@ -45,7 +45,7 @@ fn a_peer_that_goes_ends_what_waits_for_it() {
     });
 }
 
-/// A connection whose request has failed tells its peer by the end of the stream.
+/// A connection whose request has failed notifies its peer by the end of the stream.
 #[test]
 fn a_connection_that_has_failed_ends_the_peer() {
     run(|| async {
@@ -79,7 +79,7 @@ fn a_channel_that_watches_notices_a_connection_that_goes() {
     });
 }
 
-/// Clients that nobody has taken are turned away when the listener ends, and the connections go on.
+/// Clients that were not accepted are turned away when the listener ends, and accepted connections continue.
 #[test]
 fn a_listener_that_is_dropped_leaves_its_connections() {
     run(|| async {
@@ -100,7 +100,7 @@ fn a_listener_that_is_dropped_leaves_its_connections() {
     });
 }
 
-/// A runtime that ends takes its listeners and connections with it; who is of another one is told.
+/// A runtime that ends closes its listeners and connections; peers in another runtime are notified.
 #[test]
 fn a_runtime_that_ends_is_told_to_both_sides() {
     let build =
@@ -128,7 +128,7 @@ fn a_runtime_that_ends_is_told_to_both_sides() {
     assert!(ended.to_string().contains("has ended, as with its runtime"), "{ended}");
 }
 
-/// A port that goes down ends what depends on it, and all who ask are told.
+/// A port that goes down ends its connections, and all waiting operations fail.
 #[test]
 fn a_port_that_goes_down_ends_its_connections() {
     run(|| async {
@@ -155,7 +155,7 @@ fn a_port_that_goes_down_ends_its_connections() {
     });
 }
 
-/// The same of a device that fails.
+/// The same for a device that fails.
 #[test]
 fn a_device_that_fails_ends_its_connections() {
     run(|| async {
@@ -182,7 +182,8 @@ fn a_device_that_fails_ends_its_connections() {
     });
 }
 
-/// A stream that is reset, as by a process that was killed with something unread, ends as one that is closed.
+/// A stream that is reset, as after a process was killed with unread bytes, ends the connection like one that is
+/// closed.
 #[test]
 fn a_stream_that_is_reset_ends_the_connection() {
     run(|| async {
@@ -195,11 +196,11 @@ fn a_stream_that_is_reset_ends_the_connection() {
         let died =
             TransportError::Closed { reason: CloseReason::Died, peer: server.peer(), event: None };
         assert_eq!(ended.error.to_string(), died.to_string());
-        assert_eq!(connection.closed(), None, "its queue pair alone says nothing");
+        assert_eq!(connection.closed(), None, "its queue pair alone notices nothing");
     });
 }
 
-/// The kernel asks the peer's machine, and ends the stream of one that does not answer.
+/// The kernel probes the peer's machine, and ends the stream if it does not answer.
 #[test]
 fn the_kernel_asks_a_silent_machine() {
     run(|| async {
@@ -216,14 +217,14 @@ fn the_kernel_asks_a_silent_machine() {
             }
         };
         let ticks = timeout(HANG, asks).await.unwrap();
-        // It asks four times in the limit.
+        // It probes four times within the limit.
         let longest = limit.as_secs() / 4 * rustix::param::clock_ticks_per_second();
-        assert!(ticks <= longest, "after {ticks} ticks, and not {longest}");
+        assert!(ticks <= longest, "after {ticks} ticks, more than {longest}");
     });
 }
 
-/// After how many ticks of the clock TCP asks the other end of that stream whether it is there: what `/proc/net/tcp` says of
-/// the timer of keep-alive (2).
+/// The number of clock ticks until TCP probes the other end of that stream: the timer of keep-alive (2) in
+/// `/proc/net/tcp`.
 fn asks_after(here: u16, there: u16) -> Option<u64> {
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
     table.lines().find_map(|line| {
@@ -234,7 +235,7 @@ fn asks_after(here: u16, there: u16) -> Option<u64> {
     })
 }
 
-/// The stream of a connection is with the runtime that has connected; the driver may be with another one.
+/// The stream of a connection belongs to the runtime that has connected; the driver may belong to another one.
 #[test]
 fn a_connection_ends_with_the_runtime_that_watches_its_peer() {
     let build =
@@ -250,14 +251,14 @@ fn a_connection_ends_with_the_runtime_that_watches_its_peer() {
     });
 }
 
-/// A peer that says much where it has nothing to say keeps nobody from running.
+/// A peer that sends much where it should send nothing does not keep tasks from running.
 #[test]
 fn a_peer_that_talks_on_the_control_connection_changes_nothing() {
     run(|| async {
         let host = Host::new("soft0");
         let (listener, address) = host.listen().await;
         let pd = host.pd.clone();
-        // A client that is a channel, on a stream of the test's own.
+        // A client that is a channel, on a stream that the test controls.
         let (front, back) = (std::net::TcpListener::bind("127.0.0.1:0").unwrap(), address);
         let at = front.local_addr().unwrap();
         let (accepted, is_accepted) = std::sync::mpsc::channel();
@@ -269,7 +270,7 @@ fn a_peer_that_talks_on_the_control_connection_changes_nothing() {
             let down = std::thread::spawn(move || std::io::copy(&mut from_server, &mut to_client));
             let (mut from_client, mut to_server) = (client, server);
             let mut block = [0; 4096];
-            // HELLO and READY, and then as much as goes.
+            // HELLO and READY, and then as many bytes as the stream accepts.
             for _ in 0..2 {
                 use std::io::{Read, Write};
                 let count = from_client.read(&mut block).unwrap();
@@ -289,7 +290,7 @@ fn a_peer_that_talks_on_the_control_connection_changes_nothing() {
         accepted.send(()).unwrap();
         let mut client = client.await.unwrap();
         let receive = server.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
-        // This task runs, and messages go through.
+        // This task runs, and messages arrive.
         for _ in 0..20 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }

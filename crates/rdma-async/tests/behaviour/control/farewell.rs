@@ -1,4 +1,4 @@
-//! How one end learns why the other has ended.
+//! The reasons that one end learns for the end of the other.
 
 use rdma_async::{CloseReason, ConnectError, TransportError};
 use rdma_channel::TransportError as ChannelError;
@@ -68,7 +68,7 @@ fn an_end_that_is_dropped_has_disconnected_and_one_that_has_failed_has_not() {
             let (client, server) = host.pair().await;
             let waits = server.receive_imm().post().await.unwrap();
             if fails {
-                // Its own fault: the peer has refused nothing.
+                // A mistake of its own: the peer has refused nothing.
                 let memory = host.pd.allocate_shared_region(8, rdma_mem::AccessFlags::new());
                 client.read(host.buffer(b"12345678"), memory.unwrap().remote()).await.unwrap_err();
             }

@@ -1,10 +1,10 @@
-//! Connections that end when all was sent, and peers that do not answer.
+//! Connections that end after all messages were sent, and peers that do not answer.
 
 use rdma_async::{CloseReason, ConnectError, TransportError};
 
 use crate::control::{DEVICES, HANG, Host, SHORT, run};
 
-/// All that was sent is received, though nobody waits for the sends.
+/// All messages are received, although the sends are not awaited.
 #[test]
 fn what_was_sent_before_the_end_has_come() {
     run(|| async {
@@ -37,21 +37,21 @@ fn what_was_sent_before_the_end_has_come() {
             assert_eq!(client.closed(), Some(CloseReason::Asked));
             let after = client.send(host.buffer(b"late")).await.unwrap_err();
             assert_eq!(*after.memory.unwrap(), *b"late");
-            // It is over, and to end it again changes nothing.
+            // The connection has ended, and ending it again changes nothing.
             client.disconnect(HANG).await.unwrap();
             server.disconnect(HANG).await.unwrap();
         }
     });
 }
 
-/// What the peer has sent itself comes, too, if this end has receives for it.
+/// The peer's own messages arrive, too, if this end has receives for them.
 #[test]
 fn the_peer_may_end_what_it_has_begun() {
     run(|| async {
         for device in DEVICES {
             let host = Host::new(device);
             let (client, server) = host.pair().await;
-            // There is no receive for it yet: it waits.
+            // It waits, because there is no receive for it yet.
             let answer = server.send(host.buffer(b"answer")).post().await.unwrap();
             let awaited = client.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
             client.disconnect(HANG).await.unwrap();
@@ -80,7 +80,7 @@ fn both_may_end_at_once_and_behind_a_new_queue_pair() {
     });
 }
 
-/// A send that the peer has no receive for does not complete: the limit ends it.
+/// A send without a receive at the peer does not complete: the limit ends it.
 #[test]
 fn the_end_is_waited_for_no_longer_than_was_said() {
     run(|| async {
@@ -92,7 +92,7 @@ fn the_end_is_waited_for_no_longer_than_was_said() {
         let failed = stuck.await.unwrap_err();
         assert_eq!(*failed.memory.unwrap(), *b"stuck");
         drop(server);
-        // Without a control connection what was sent is waited for, and no peer.
+        // Without a control connection the call waits only for the sends, not for the peer.
         let (one, other) = host.pair_by_hand();
         let receive = other.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
         drop(one.send(host.buffer(b"last")).post().await.unwrap());
@@ -101,7 +101,7 @@ fn the_end_is_waited_for_no_longer_than_was_said() {
     });
 }
 
-/// A peer whose runtime does not run is noticed by the heartbeat alone.
+/// Only the heartbeat notices a peer whose runtime does not run.
 #[test]
 fn a_peer_that_does_not_run_is_noticed() {
     run(|| async {
@@ -116,9 +116,9 @@ fn a_peer_that_does_not_run_is_noticed() {
                 let (listener, address) = host.listen().await;
                 told.send(address).unwrap();
                 let connection = listener.accept().await.unwrap();
-                // It answers for a time.
+                // It answers for a while.
                 connection.receive_imm().await.unwrap();
-                // And does not run any more.
+                // Then its runtime stops.
                 let _ = hangs.recv();
                 drop(connection);
             });
@@ -128,7 +128,7 @@ fn a_peer_that_does_not_run_is_noticed() {
         let options = host.options().heartbeat(beat);
         let (client, _) = host.driver.connect(address, options).await.unwrap();
         let receive = client.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
-        // The time of many beats.
+        // Waits for several beats.
         tokio::time::sleep(beat * 4).await;
         assert_eq!(client.closed(), None);
         client.send_with_imm(host.pool.allocate(0).unwrap(), 1).await.unwrap();
@@ -140,7 +140,7 @@ fn a_peer_that_does_not_run_is_noticed() {
     });
 }
 
-/// What was sent, and never came, is told, though nobody waits for the sends.
+/// Messages that never arrived are reported, although the sends are not awaited.
 #[test]
 fn what_is_lost_at_the_end_is_told() {
     run(|| async {
@@ -162,7 +162,7 @@ fn what_is_lost_at_the_end_is_told() {
     });
 }
 
-/// Who is asked to end, and has sent what nobody receives, does not keep other tasks from running.
+/// A peer that is to end, but has outstanding sends without receives, does not keep other tasks from running.
 #[test]
 fn a_peer_that_cannot_end_holds_nobody_up() {
     run(|| async {
@@ -171,13 +171,13 @@ fn a_peer_that_cannot_end_holds_nobody_up() {
         let stuck = server.send(host.buffer(b"stuck")).post().await.unwrap();
         let late = client.disconnect(SHORT).await.unwrap_err();
         assert!(matches!(late, ConnectError::Timeout { limit: SHORT, .. }), "{late}");
-        // The end of the client's end is the end of what waits.
+        // The client's end makes the waiting send fail.
         assert_eq!(*stuck.await.unwrap_err().memory.unwrap(), *b"stuck");
         assert_eq!(server.closed(), Some(CloseReason::Disconnected));
     });
 }
 
-/// The same if the peer was gone, or something had failed, before anybody asked for an end.
+/// The same if the peer was gone, or an operation had failed, before the call.
 #[test]
 fn what_was_lost_before_the_end_is_told() {
     run(|| async {

@@ -1,4 +1,4 @@
-//! How two ends become a connection.
+//! The way in which two ends become a connection.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn both_ends_are_told_what_the_other_says_and_can_talk() {
     });
 }
 
-/// The options of the queue pair are those of accepted connections, too.
+/// Accepted connections also have the options of the queue pair.
 #[test]
 fn accepted_connections_have_the_options_of_the_listener() {
     run(|| async {
@@ -47,7 +47,7 @@ fn accepted_connections_have_the_options_of_the_listener() {
         let board = host.pd.allocate_shared_region(8, access.with_local_write()).unwrap();
         for end in [&client, &server] {
             assert_eq!(end.fetch_add(board.remote(), 3).await.unwrap() % 3, 0);
-            // One receive stands, and another one has no slot.
+            // One receive stays posted, and another one has no slot.
             let _first = end.receive(host.pool.allocate(8).unwrap()).try_post().unwrap();
             end.receive(host.pool.allocate(8).unwrap()).try_post().unwrap_err();
         }
@@ -75,7 +75,7 @@ fn a_client_is_told_why_it_was_turned_away() {
                 "{error}"
             );
         }
-        assert_eq!(listener.refused(), 0, "who is rejected is not bad");
+        assert_eq!(listener.refused(), 0, "a rejected client does not count");
     });
 }
 
@@ -87,11 +87,11 @@ fn what_cannot_be_reached_is_said() {
         let connect = |options| host.driver.connect(address, options);
         let long = connect(host.options().user_bytes(&[7; 1025])).await;
         assert!(matches!(long, Err(ConnectError::UserBytesTooLong { length: 1025, most: 1024 })));
-        // Nobody decides.
+        // The program does not decide.
         let late = connect(host.options().rendezvous_timeout(SHORT)).await.unwrap_err();
         assert!(matches!(late, ConnectError::Timeout { limit: SHORT, .. }), "{late}");
         drop(listener);
-        // The listener may have its last client in hand yet.
+        // The listener may still hold its last client.
         let gone = async {
             while !matches!(connect(host.options()).await, Err(ConnectError::NobodyListens { .. }))
             {
@@ -109,7 +109,7 @@ fn what_cannot_be_reached_is_said() {
     });
 }
 
-/// What waits for a client can be dropped at any time.
+/// A waiting accept can be dropped at any time.
 #[test]
 fn no_client_is_lost_to_an_accept_that_was_dropped() {
     run(|| async {

@@ -1,4 +1,4 @@
-//! Ports that go down and come back, and connections that reconnect by a policy.
+//! Ports that go down and come back up, and connections that reconnect by a policy.
 
 use std::task::Poll;
 use std::time::Duration;

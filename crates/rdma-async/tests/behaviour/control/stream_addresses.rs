@@ -1,4 +1,4 @@
-//! The endpoints that two ends exchange name the addresses of the stream: by these both choose their GIDs.
+//! The endpoints that two ends exchange contain the addresses of the stream. Both ends choose their GIDs by them.
 
 use std::net::{Ipv6Addr, SocketAddr};
 

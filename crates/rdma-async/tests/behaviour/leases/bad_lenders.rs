@@ -1,4 +1,4 @@
-//! Lenders that vanish in each phase of a lease, and lenders that name memory which is not theirs.
+//! Lenders that vanish in each phase of a lease, and lenders that grant memory that they do not have.
 
 use std::time::Instant;
 
@@ -10,12 +10,12 @@ use crate::leases::frames::{ASK, BACK, DENY, LEND, OVER, frame, grant, grant_of,
 use crate::leases::*;
 
 const LOAN: u32 = 1;
-/// The bytes of each frame.
+/// The length of each frame, in bytes.
 const LEND_BYTES: usize = 16;
 const GRANT_BYTES: usize = 52;
 const DENY_BYTES: usize = 28;
 
-/// A lender says so many bytes of all that it has to say of a lease, and vanishes.
+/// Sends the first `bytes` bytes of a lender's frames, and vanishes.
 async fn say_part(mut peer: Peer, bytes: usize, lends: bool, denies: bool) {
     let first = if lends { frame(LEND, &[LOAN], &[]) } else { Vec::new() };
     peer.say(&first[..bytes.min(first.len())]).await;
@@ -30,7 +30,8 @@ async fn say_part(mut peer: Peer, bytes: usize, lends: bool, denies: bool) {
     peer.say(&answer[..left.min(answer.len())]).await;
 }
 
-/// Each cut is within a frame or between two: nobody waits for a lender that has gone, and nothing of it is used.
+/// Each cut is within a frame or between two. No operation waits for a lender that has gone, and its memory is not
+/// used.
 #[test]
 fn a_lender_that_vanishes_is_not_waited_for() {
     run(|| async {
@@ -74,7 +75,7 @@ fn a_lender_that_vanishes_is_not_waited_for() {
     });
 }
 
-/// The borrower's time begins when it asks, however late the answer is.
+/// The borrower's time starts with its request, however late the answer arrives.
 #[test]
 fn the_time_that_an_answer_takes_counts() {
     run(|| async {
@@ -82,7 +83,7 @@ fn the_time_that_an_answer_takes_counts() {
         let (mut peer, server) = peer::pair_with(&host, options(&host)).await;
         let (lent, late) = tokio::join!(server.borrow(64, READ, HANG), async {
             let asked = hear(&mut peer, ASK).await[0];
-            // By the clock, of which this is about.
+            // The wall clock: this test is about it.
             let since = Instant::now();
             sleep(SHORT).await;
             let late = since.elapsed();
@@ -95,7 +96,7 @@ fn the_time_that_an_answer_takes_counts() {
     });
 }
 
-/// No memory has no bytes, or lies round the end of all addresses.
+/// Memory cannot be empty or wrap around the end of the address space.
 #[test]
 fn what_is_no_memory_is_not_taken() {
     run(|| async {
@@ -127,7 +128,7 @@ fn what_is_no_memory_is_not_taken() {
     });
 }
 
-/// A lender that names memory of another protection domain: the device refuses the borrower, and no byte changes.
+/// A lender that grants memory of another protection domain: the device refuses the borrower, and no byte changes.
 #[test]
 fn memory_of_others_is_not_reached_by_a_grant() {
     run(|| async {
@@ -150,7 +151,7 @@ fn memory_of_others_is_not_reached_by_a_grant() {
     });
 }
 
-/// The memory of these lenders is not there: a read fails, and the lender learns so with the return.
+/// The memory of these lenders does not exist: a read fails, and the return reports that to the lender.
 #[test]
 fn a_failed_operation_is_reported_with_the_return() {
     run(|| async {

@@ -1,4 +1,4 @@
-//! Peers that say of leases what they should not.
+//! Peers that send invalid frames about leases.
 
 use rdma_async::{CloseReason, LeaseError};
 use test_support::program::is_emulated;
@@ -8,14 +8,14 @@ use crate::common::peer::{self, Peer};
 use crate::leases::frames::{ASK, BACK, DENY, GRANT, LEND, OVER, frame, frame_of, grant, hear};
 use crate::leases::*;
 
-/// For so long an answer is waited for.
+/// The time limit for an answer.
 const LIMIT: Duration = Duration::from_secs(2);
 /// Number of leases whose frames, 32 bytes each, fit in the 4 MiB that may wait to be written.
 const LENDS: u32 = 100_000;
 /// The reason of a denial.
 const ENDED: u32 = 9;
 
-/// A request for so many bytes.
+/// A request for that many bytes.
 fn ask(ask: u32, lease: u32, length: u64) -> Vec<u8> {
     let time = 5_000_000_u64;
     let rest = [length, 1, time].map(u64::to_be_bytes).concat();
@@ -46,7 +46,7 @@ fn who_lends_less_than_it_says_is_gone() {
     });
 }
 
-/// Whoever waits does so for as long as was said, and what comes then goes back.
+/// The wait ends at the limit, and memory that is granted later is returned.
 #[test]
 fn who_does_not_answer_is_waited_for_no_longer_than_was_said() {
     run(|| async {
@@ -57,7 +57,7 @@ fn who_does_not_answer_is_waited_for_no_longer_than_was_said() {
         let asked = hear(&mut peer, ASK).await;
         peer.say(&grant(asked[0], 5, READ.bits(), (0x10000, 64))).await;
         assert_eq!(hear(&mut peer, BACK).await, [5, 0]);
-        // What was lent, and not granted in time, awaits the program again.
+        // A lease that was lent, but not granted in time, waits for the program again.
         peer.say(&frame(LEND, &[6], &[])).await;
         let late = server.receive_lease().await.unwrap_err();
         assert!(matches!(late, LeaseError::Timeout { .. }), "{late}");
@@ -71,7 +71,7 @@ fn who_does_not_answer_is_waited_for_no_longer_than_was_said() {
         });
         assert_eq!(lent.unwrap().len(), 64);
         assert_eq!(hear(&mut peer, BACK).await, [6, 0]);
-        // One that never answers has not all that this end may ask.
+        // A peer that never answers does not use up all requests of this end.
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..40 {
             let server = server.clone();
@@ -85,7 +85,7 @@ fn who_does_not_answer_is_waited_for_no_longer_than_was_said() {
     });
 }
 
-/// Frames of leases that are not there, of others, and said twice.
+/// Frames about unknown leases, leases of others, and repeated frames.
 #[test]
 fn what_means_nothing_changes_nothing() {
     run(|| async {
@@ -98,7 +98,7 @@ fn what_means_nothing_changes_nothing() {
         for words in [[lent + 1, 0], [lent + 1, 1], [0, 0], [u32::MAX, 1]] {
             peer.say(&frame(BACK, &words, &[])).await;
         }
-        // Of another connection, and of a queue pair that is not there.
+        // Frames about another connection, and about a queue pair that does not exist.
         peer.say(&frame_of((1, 0), BACK, &[lent, 0], &[])).await;
         peer.say(&frame_of((1, 0), LEND, &[lent], &[])).await;
         assert_eq!(hear(&mut peer, BACK).await, [lent, 0]);
@@ -108,7 +108,8 @@ fn what_means_nothing_changes_nothing() {
         peer.say(&frame(DENY, &[77, 1, 0, 0], &[])).await;
         peer.say(&grant(77, 8, 0, (0, 0))).await;
         assert_eq!(hear(&mut peer, BACK).await, [8, 0]);
-        // No lease of that number, here or at another peer of the same process; and one that may be asked for twice.
+        // No lease has that number, at this peer or at another one of the same process. One lease may be requested
+        // twice.
         peer.say(&ask(1, lent + 1, 0)).await;
         assert_eq!(hear(&mut peer, DENY).await[..2], [1, ENDED]);
         for number in [2, 2] {
@@ -122,7 +123,7 @@ fn what_means_nothing_changes_nothing() {
         timeout(HANG, own).await.unwrap().unwrap();
         assert!(timeout(SOON, server.receive_region()).await.is_err());
         host.talk(&peer.connection, &server, b"as before").await;
-        // Nobody has touched the other one's.
+        // The lease of the other peer is untouched.
         let lent = other.receive_lease().await.unwrap();
         lent.write(host.buffer(b"word")).await.unwrap();
         drop(lent);
@@ -130,7 +131,7 @@ fn what_means_nothing_changes_nothing() {
     });
 }
 
-/// Who asks, or lends, without end, and does not hear, is gone, and has taken no more than it may.
+/// A peer that requests or lends without end, and does not read, is disconnected. It gets no more than it may.
 #[test]
 fn a_flood_ends_the_connection() {
     run_long_in_one_thread(|| async {
@@ -147,7 +148,7 @@ fn a_flood_ends_the_connection() {
             let block = one.repeat(1000);
             let flood = async {
                 while peer.stream.write_all(&block).await.is_ok() {}
-                // The end of the stream comes before the end of the connection.
+                // The end of the stream precedes the end of the connection.
                 std::future::pending().await
             };
             let ended = tokio::select! {
@@ -163,7 +164,7 @@ fn a_flood_ends_the_connection() {
 /// TCP reports an error once, here to the task's write. Its read then finds the end of the stream.
 #[test]
 fn a_peer_whose_stream_is_full_too_long_is_silent() {
-    // A checker of memory, or an emulator, takes minutes for as much.
+    // Under a memory checker or an emulator this would take minutes.
     if is_emulated() || cfg!(rdma_visible_copies) {
         return;
     }
@@ -183,7 +184,7 @@ fn a_peer_whose_stream_is_full_too_long_is_silent() {
     });
 }
 
-/// A peer that says without end what means nothing, and reads what it is answered, is no hindrance for others.
+/// A peer that sends meaningless frames without end, and reads the answers, does not delay others.
 #[test]
 fn who_says_much_holds_nobody_up() {
     run(|| async {
@@ -213,7 +214,7 @@ fn who_says_much_holds_nobody_up() {
             drop(timeout(HANG, other.borrow(64, WRITE, HANG / 2)).await.unwrap().unwrap());
             host.talk(&one, &other, b"as ever").await;
         }
-        assert_eq!(flooded.closed(), None, "it has said nothing wrong");
+        assert_eq!(flooded.closed(), None, "it has sent no invalid frame");
         flooded.close().unwrap();
         drop(flooded);
         timeout(HANG, floods).await.unwrap().unwrap();
@@ -221,7 +222,7 @@ fn who_says_much_holds_nobody_up() {
     });
 }
 
-/// Many that were given up, of several connections at once, are no flood.
+/// Many abandoned requests, of several connections at once, do not count as a flood.
 #[test]
 fn who_gives_up_much_is_no_flood() {
     run(|| async {
@@ -252,7 +253,7 @@ fn who_gives_up_much_is_no_flood() {
     });
 }
 
-/// Leases that are over do not keep others from being taken.
+/// Leases that have ended do not use up the room for others.
 #[test]
 fn what_is_over_makes_room() {
     run(|| async {
@@ -273,7 +274,7 @@ fn what_is_over_makes_room() {
     });
 }
 
-/// A peer that goes at any point leaves nothing open.
+/// A peer that vanishes at any point leaves no open memory.
 #[test]
 fn a_peer_that_vanishes_leaves_nothing() {
     run(|| async {
@@ -295,7 +296,7 @@ fn a_peer_that_vanishes_leaves_nothing() {
                 assert!(matches!(gone, LeaseError::Closed(_)), "{gone}");
             }
         }
-        // All that there is can be had again.
+        // The whole limit is available again.
         let host = Host::new("soft0");
         let options = options(&host).lease_limits(limits.clone());
         let (asker, _lender) = pair_with(&host, options).await;
@@ -312,7 +313,7 @@ fn a_peer_that_vanishes_leaves_nothing() {
     });
 }
 
-/// The last one is a number that only a later version could mean: it ends the connection.
+/// The last value is one that only a later version could define: it ends the connection.
 #[test]
 fn a_lender_learns_how_its_memory_was_returned() {
     run(|| async {

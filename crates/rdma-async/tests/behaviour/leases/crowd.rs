@@ -1,6 +1,6 @@
-//! Many tasks that lend large memory to those of another process, while both have too little processor.
+//! Many tasks that lend large memory to tasks of another process, while both processes have too few processors.
 //!
-//! The queue pairs have no timeout: a task that is not woken by what comes from the other process stays where it is.
+//! The queue pairs have no timeout: a task that is not woken by an event of the other process hangs.
 
 use std::env;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ const BORROWER: &str = "RDMA_TEST_BORROWER";
 const TASKS: &str = "RDMA_TEST_TASKS";
 const ROUNDS: &str = "RDMA_TEST_ROUNDS";
 const LENGTH: usize = 1 << 20;
-/// Catches a hang alone.
+/// The limit only catches a hang.
 const TIME: Duration = Duration::from_secs(600);
 
 fn options_without_timeout(host: &Host) -> ConnectionOptions {
@@ -27,11 +27,11 @@ fn options_without_timeout(host: &Host) -> ConnectionOptions {
     ConnectionOptions::from(qp.ack_timeout(AckTimeout::unlimited()))
 }
 
-/// In a runtime of two threads.
+/// Runs in a runtime of two threads.
 fn run_for_long(all: impl Future<Output = ()>) {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(async { timeout(TIME, all).await.expect("a task does not go on") });
+    runtime.block_on(async { timeout(TIME, all).await.expect("a task hangs") });
 }
 
 fn number(name: &str) -> Option<usize> {
@@ -52,7 +52,7 @@ fn each_of_many_tasks_is_woken_on_a_busy_machine() {
     run_for_long(async move { lend(tasks, rounds).await });
 }
 
-/// Each task lends memory to the other process, then other memory in which that one writes its answer.
+/// Each task lends memory to the other process, and then other memory, into which that process writes its answer.
 async fn lend(tasks: usize, rounds: usize) {
     let host = Arc::new(Host::new("soft0"));
     let limits = LeaseLimits::new(WRITE).in_total(2 * tasks * LENGTH).longest(TIME);
@@ -82,7 +82,7 @@ async fn lend(tasks: usize, rounds: usize) {
                 assert!(answer.len() == LENGTH && answer.iter().all(|byte| *byte == !round));
                 longest = longest.max(begin.elapsed());
             }
-            // Until the other end ends the connection.
+            // Waits until the other end closes the connection.
             server.receive_imm().await.unwrap_err();
             longest
         });
@@ -95,7 +95,7 @@ async fn lend(tasks: usize, rounds: usize) {
     assert!(tokio::task::spawn_blocking(move || peer.wait().unwrap()).await.unwrap().success());
 }
 
-/// Each task reads what is lent, and writes the complement into memory that it requests.
+/// Each task reads the lent memory, and writes the complement into memory that it requests.
 async fn borrow(lender: SocketAddr, tasks: usize, rounds: usize) {
     let host = Arc::new(Host::new("soft0"));
     let mut clients = JoinSet::new();

@@ -1,4 +1,4 @@
-//! What is dropped, or forgotten, in every state: nothing is open longer than was said, and nothing is lost.
+//! Leases that are dropped or forgotten in every state: no memory is open longer than documented, and none is lost.
 
 use rdma_async::LeaseEnd;
 use rdma_soft::SoftDevice;
@@ -17,7 +17,7 @@ fn memory_that_was_asked_for_in_vain_is_freed() {
                 let asked = polled_slowly(polls, asker.borrow(length, WRITE, HANG / 2)).await;
                 let is_over = asked.is_some();
                 drop(asked);
-                // What the one that was dropped has, comes back without a word of the program.
+                // The memory of the dropped request returns without an action of the program.
                 let next = async {
                     loop {
                         if let Ok(next) = asker.borrow(1, WRITE, HANG / 2).await {
@@ -31,7 +31,7 @@ fn memory_that_was_asked_for_in_vain_is_freed() {
                 }
             }
         }
-        assert!(timeout(SOON, lender.receive_region()).await.is_err(), "nothing was given");
+        assert!(timeout(SOON, lender.receive_region()).await.is_err(), "nothing was handed over");
     });
 }
 
@@ -59,7 +59,7 @@ fn a_lease_that_was_not_taken_awaits_the_next_call() {
     });
 }
 
-/// Its memory is closed, and freed, whenever that is.
+/// Its memory is closed and freed, whenever it is dropped.
 #[test]
 fn a_lease_that_was_not_made_is_closed() {
     run(|| async {
@@ -70,7 +70,8 @@ fn a_lease_that_was_not_made_is_closed() {
                 drop(polled_slowly(polls, lender.lend(region(&host, length), WRITE, SHORT)).await);
             }
         }
-        // Those that were made, and whose handles were dropped, go on for their time, which a busy machine may begin late.
+        // Leases that were made, and whose handles were dropped, last for their time, which may start late on a busy
+        // machine.
         tokio::time::sleep(A_SECOND).await;
         let mut none = Box::pin(borrower.receive_lease());
         assert!(timeout(SOON, none.as_mut()).await.is_err());
@@ -79,7 +80,7 @@ fn a_lease_that_was_not_made_is_closed() {
     });
 }
 
-/// A write that is with the device when the lease ends has been done by then, as far as it ever is.
+/// A write that is outstanding when the lease ends has changed all that it ever will.
 #[test]
 fn a_write_that_is_half_way_is_done_or_refused() {
     run(|| async {
@@ -100,11 +101,14 @@ fn a_write_that_is_half_way_is_done_or_refused() {
                 let before = region.to_vec();
                 soft.release(borrower.qpn(), u32::MAX);
                 let outcome = timeout(HANG, write).await.unwrap();
-                assert_eq!(*region, *before, "{device}: it was exclusive again");
+                assert_eq!(
+                    *region, *before,
+                    "{device}: the memory changed after it was exclusive again"
+                );
                 if device == DEFERRED {
-                    assert!(before == [1; 64] || before == [7; 64], "a part of it");
+                    assert!(before == [1; 64] || before == [7; 64], "only a part was written");
                 } else {
-                    // Nobody had let all of it go.
+                    // The device has released only a part of it.
                     assert_eq!(
                         (&before[..done], &before[done..]),
                         (&[7; 64][..done], &[1; 64][done..])
@@ -117,7 +121,7 @@ fn a_write_that_is_half_way_is_done_or_refused() {
     });
 }
 
-/// The peer has its memory back when its time is over, and not before a request that goes on.
+/// The memory returns to the peer when its time is over, and not before an outstanding request ends.
 #[test]
 fn memory_of_a_request_that_was_dropped_is_given_back_with_its_time() {
     run(|| async {
@@ -143,7 +147,7 @@ fn memory_of_a_request_that_was_dropped_is_given_back_with_its_time() {
     });
 }
 
-/// What is forgotten ends with its time, or its connection.
+/// A forgotten lease ends with its time, or with its connection.
 #[test]
 fn what_is_forgotten_ends_with_its_time() {
     run(|| async {
@@ -156,12 +160,12 @@ fn what_is_forgotten_ends_with_its_time() {
         forget(lent.write(host.buffer(b"word")).post().await.unwrap());
         forget(lent);
         assert_eq!(timeout(HANG, lease).await.unwrap().unwrap().end, LeaseEnd::TimeOver);
-        // Nobody takes the memory of this one, which is closed all the same.
+        // The memory of this one is not received, but closed nevertheless.
         let lease = lender.lend(region(&host, 64), WRITE, A_SECOND).await.unwrap();
         let lent = borrower.receive_lease().await.unwrap();
         forget(lease);
         until_closed(&host, &borrower, lent.remote()).await;
-        // And these do not keep others from anything.
+        // These do not affect other leases.
         let (lender, borrower) = pair(&host).await;
         let asker = lender.clone();
         let mut request = Box::pin(async move { asker.borrow(8, WRITE, HANG / 2).await });

@@ -1,4 +1,4 @@
-//! What ends a lease: the end of its queue pair, of either process, of the runtime.
+//! Events that end a lease: the end of its queue pair, of either process, and of the runtime.
 
 use rdma_async::{
     CloseReason, Driver, LeaseDenial, LeaseEnd, LeaseError, ReserveError, TransportError,
@@ -9,7 +9,7 @@ use crate::common::provider::{ALWAYS, Call, Provider};
 use crate::common::{Pair, in_a_process_of_its_own, poll_for};
 use crate::leases::*;
 
-/// Leases of the old queue pair are over at both ends, and those of the new one are not.
+/// Leases of the old queue pair have ended at both ends, and those of the new one have not.
 #[test]
 fn a_lease_does_not_outlive_its_queue_pair() {
     run(|| async {
@@ -37,7 +37,7 @@ fn a_lease_does_not_outlive_its_queue_pair() {
                 );
                 assert!(is_old, "{failed}");
             }
-            // Nothing old awaits, and the connection has lost nothing by all this.
+            // No old lease waits, and the connection still works.
             let again = lender.lend(regions.remove(0), WRITE, HANG).await.unwrap();
             let lent = borrower.receive_lease().await.unwrap();
             assert_eq!(lent.len(), 64);
@@ -49,7 +49,7 @@ fn a_lease_does_not_outlive_its_queue_pair() {
     });
 }
 
-/// The other end may not have looked at what it has agreed on.
+/// The other end may not have handled the agreement yet.
 #[test]
 #[allow(clippy::async_yields_async)] // the lease is awaited later
 fn who_has_another_queue_pair_lends_at_once() {
@@ -95,7 +95,7 @@ fn who_has_another_queue_pair_lends_at_once() {
     });
 }
 
-/// The last word of a connection goes out with its last handle.
+/// The last frame of a connection is sent with its last handle.
 #[test]
 fn what_is_given_last_arrives() {
     run(|| async {
@@ -119,7 +119,7 @@ fn what_is_given_last_arrives() {
     });
 }
 
-/// Memory that takes its time to be closed comes in order, and before the end.
+/// Memory that is slow to close arrives in order, and before the end.
 #[test]
 fn what_is_closed_slowly_is_not_lost() {
     run(|| async {
@@ -145,7 +145,7 @@ fn with_one_blocking_thread() -> tokio::runtime::Runtime {
     builder.enable_all().max_blocking_threads(1).build().unwrap()
 }
 
-/// Memory that waits for a thread to close it does not keep an end from hearing that the other one lives.
+/// While memory waits for a thread to close it, the ends still receive signs of life.
 #[test]
 fn a_thread_that_is_not_free_ends_nothing() {
     with_one_blocking_thread().block_on(async {
@@ -160,7 +160,7 @@ fn a_thread_that_is_not_free_ends_nothing() {
         asked.hand_over();
         let next = asker.borrow(64, WRITE, HANG / 2);
         let late = timeout(beat * 10, async { next.await.map(drop) }).await;
-        assert!(late.is_err(), "it takes its turn");
+        assert!(late.is_err(), "it was closed without a free thread");
         host.talk(&asker, &lender, b"both live").await;
         assert_eq!((asker.closed(), lender.closed()), (None, None));
         let_go.send(()).unwrap();
@@ -170,7 +170,7 @@ fn a_thread_that_is_not_free_ends_nothing() {
     });
 }
 
-/// A waker that panics is nobody else's affair.
+/// A panic of a waker affects no other task.
 #[test]
 fn a_waker_that_panics_ends_nothing() {
     struct Panics;
@@ -210,7 +210,7 @@ fn a_lease_ends_with_either_end_of_its_connection() {
                 "lender drops" => lender = None,
                 "borrower closes" => borrower.as_ref().unwrap().close().unwrap(),
                 _ => {
-                    // The memory that it has keeps its connection.
+                    // Its memory keeps the connection alive.
                     drop((borrower.take(), lent.clone()));
                     lent.write(host.buffer(b"word")).await.unwrap();
                     drop(lent.clone());
@@ -251,7 +251,7 @@ fn a_lease_ends_with_either_end_of_its_connection() {
     });
 }
 
-/// Who waits for memory of a peer that goes is told so.
+/// A task that waits for memory of a peer fails when the peer goes.
 #[test]
 fn who_waits_is_told_that_the_peer_is_gone() {
     run(|| async {
@@ -260,24 +260,24 @@ fn who_waits_is_told_that_the_peer_is_gone() {
         let (mut lease, mut given) =
             (Box::pin(one.receive_lease()), Box::pin(one.receive_region()));
         assert!(poll_once(&mut lease).is_pending() && poll_once(&mut given).is_pending());
-        // It was given before.
+        // This memory was handed over before.
         let asked = other.borrow(1, WRITE, HANG / 2).await.unwrap();
         asked.hand_over();
         timeout(HANG, given).await.unwrap().unwrap();
         other.borrow(1, WRITE, HANG / 2).await.unwrap().hand_over();
         other.lend(region(&host, 8), READ, HANG).await.unwrap().revoke();
-        // All that was said is heard before the end.
+        // All earlier frames are handled before the end.
         other.disconnect(HANG).await.unwrap();
         let gone = timeout(HANG, lease).await.unwrap();
         match gone {
-            // Taken back too late.
+            // Revoked too late.
             Ok(_) => assert!(one.receive_lease().await.is_err()),
             Err(gone) => {
                 let is_gone = matches!(gone, LeaseError::Closed(Some(CloseReason::Disconnected)));
                 assert!(is_gone, "{gone}");
             }
         }
-        // What was given is not lost.
+        // Memory that was handed over is not lost.
         assert!(one.receive_region().await.is_ok());
         assert!(matches!(one.receive_region().await, Err(LeaseError::Closed(_))));
         let late = one.borrow(1, READ, SOON).await.unwrap_err();
@@ -285,7 +285,7 @@ fn who_waits_is_told_that_the_peer_is_gone() {
     });
 }
 
-/// Memory of a runtime that ends is closed, and nobody waits for ever.
+/// Memory of a runtime that ends is closed, and no task waits forever.
 #[test]
 fn a_runtime_that_ends_closes_what_is_lent() {
     for length in [64, LARGE] {
@@ -315,7 +315,7 @@ fn a_runtime_that_ends_closes_what_is_lent() {
     }
 }
 
-/// Nothing comes back of memory that a peer may still reach.
+/// Memory that a peer may still reach is not returned.
 #[test]
 fn what_cannot_be_closed_does_not_come_back() {
     run(|| async {
@@ -325,7 +325,7 @@ fn what_cannot_be_closed_does_not_come_back() {
         let lease = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
         let lent = borrower.receive_lease().await.unwrap();
         let key = lent.remote();
-        // What is refused once is closed, and comes back.
+        // If the provider refuses once, the memory is closed and returned.
         provider.refuse(Call::DeregisterRegion, 1);
         drop(lent);
         let region_again = timeout(HANG, lease).await.unwrap().unwrap().region;
@@ -333,7 +333,7 @@ fn what_cannot_be_closed_does_not_come_back() {
         let lease = lender.lend(region_again, WRITE, HANG).await.unwrap();
         let lent = borrower.receive_lease().await.unwrap();
         let key = lent.remote();
-        // Twice when it is closed; when it is dropped behind that, it succeeds.
+        // Refused twice while closing; the later drop succeeds.
         provider.refuse(Call::DeregisterRegion, 2);
         drop(lent);
         let refused = timeout(HANG, lease).await.unwrap().unwrap_err();
@@ -350,7 +350,7 @@ fn what_cannot_be_closed_does_not_come_back() {
     });
 }
 
-/// What the device has refused to close once counts against the limits no longer than it is registered.
+/// Memory that the device has refused to close once counts against the limits only while it is registered.
 #[test]
 fn what_is_closed_at_the_second_try_counts_no_more() {
     run(|| async {
@@ -362,14 +362,14 @@ fn what_is_closed_at_the_second_try_counts_no_more() {
             let lent = borrower.borrow(4096, WRITE, HANG / 2).await.unwrap();
             provider.refuse(Call::DeregisterRegion, 1);
             drop(lent);
-            // What is asked for behind that is answered behind it.
+            // A request after the return is answered after the memory was closed.
             drop(borrower.borrow(4096, WRITE, HANG / 2).await.unwrap());
         }
         assert_eq!(lender.closed(), None);
     });
 }
 
-/// And what it never closes counts for ever, and is never freed.
+/// Memory that is never closed counts forever, and is never freed.
 #[test]
 fn what_is_never_closed_counts_for_ever() {
     in_a_process_of_its_own("leases::ended::what_is_never_closed_counts_for_ever", || {
@@ -387,13 +387,13 @@ fn what_is_never_closed_counts_for_ever() {
                 matches!(refused, LeaseError::Denied(LeaseDenial::Full { left: 0 })),
                 "{refused}"
             );
-            // It is memory still.
+            // The memory still exists.
             borrower.write(host.buffer(b"word"), key.slice(0..4).unwrap()).await.unwrap();
         });
     });
 }
 
-/// Requests that the peer does not answer wait for the connection's end, and those that wait for their turn, too.
+/// Requests without an answer wait until the connection ends, and so do those that wait for their turn.
 #[test]
 fn who_waits_for_its_turn_to_ask_is_told_of_the_end() {
     run(|| async {
@@ -435,7 +435,7 @@ fn no_thread_is_needed_behind_the_end() {
         drop((lender, borrower, lent));
         let ended = timeout(HANG, lease).await.unwrap().unwrap();
         assert_eq!((ended.end, ended.region.len()), (LeaseEnd::Revoked, LARGE));
-        // Nor when the other end gives it back and goes: what it has given comes.
+        // The same when the other end returns it and closes: handed-over memory arrives.
         asked.hand_over();
         drop(others_lent);
         timeout(SHORT, &mut others).await.unwrap_err();
@@ -450,7 +450,7 @@ fn no_thread_is_needed_behind_the_end() {
     });
 }
 
-/// What was given before the end comes behind it, also if it is still to be closed.
+/// Memory that was handed over before the end arrives after it, even if it still has to be closed.
 #[test]
 fn what_is_given_is_waited_for_behind_the_end() {
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
@@ -463,7 +463,7 @@ fn what_is_given_is_waited_for_behind_the_end() {
         timeout(SHORT, lender.receive_region()).await.unwrap_err();
         lender.close().unwrap();
         timeout(SHORT, lender.receive_region()).await.unwrap_err();
-        // Nobody else waits for it.
+        // No other call waits for it.
         let closed = timeout(HANG, lender.receive_lease()).await.unwrap().unwrap_err();
         assert!(matches!(closed, LeaseError::Closed(_)), "{closed}");
         drop(unblock);
@@ -473,14 +473,14 @@ fn what_is_given_is_waited_for_behind_the_end() {
     });
 }
 
-/// Who waits for its turn is told of an end that is waited for, too.
+/// A task that waits for its turn also fails when the connection is about to end.
 #[test]
 fn who_waits_for_its_turn_is_told_when_the_connection_is_to_end() {
     run(|| async {
         let host = Host::new("soft0");
         let (_peer, server) =
             peer::pair_with(&host, options(&host).rendezvous_timeout(Duration::MAX)).await;
-        // Nobody receives it: it is outstanding.
+        // The peer posts no receive for it, so it is outstanding.
         let sent = server.send(host.buffer(b"first")).post().await.unwrap();
         let mut asked: Vec<_> = (0..40).map(|_| Box::pin(server.borrow(64, READ, HANG))).collect();
         for asked in &mut asked {

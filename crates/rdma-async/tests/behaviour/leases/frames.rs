@@ -1,4 +1,4 @@
-//! What the ends of a control connection say of leases, by hand.
+//! Hand-made frames about leases.
 
 use tokio::time::timeout;
 
@@ -12,7 +12,7 @@ pub(crate) const DENY: u16 = 11;
 pub(crate) const BACK: u16 = 12;
 pub(crate) const OVER: u16 = 13;
 
-/// A frame of the first connection and its first queue pair.
+/// A frame about the first connection and its first queue pair.
 pub(crate) fn frame(kind: u16, words: &[u32], rest: &[u8]) -> Vec<u8> {
     frame_of((0, 0), kind, words, rest)
 }
@@ -29,7 +29,7 @@ pub(crate) fn frame_of(
     [head.concat(), body, rest.to_vec()].concat()
 }
 
-/// The memory, for five seconds.
+/// Grants the memory for five seconds.
 pub(crate) fn grant(ask: u32, lease: u32, rights: u32, (address, length): (u64, u64)) -> Vec<u8> {
     let key = 7_u32;
     let region = [&address.to_be_bytes()[..], &length.to_be_bytes(), &key.to_be_bytes()].concat();
@@ -37,12 +37,12 @@ pub(crate) fn grant(ask: u32, lease: u32, rights: u32, (address, length): (u64, 
     grant_of(ask, lease, rights, &descriptor)
 }
 
-/// The memory of these bytes of a descriptor.
+/// Grants the memory with these bytes of a descriptor.
 pub(crate) fn grant_of(ask: u32, lease: u32, rights: u32, descriptor: &[u8]) -> Vec<u8> {
     frame(GRANT, &[ask, lease, rights], descriptor)
 }
 
-/// The next frame of that kind, its words.
+/// The words of the next frame, which has that kind.
 pub(crate) async fn hear(peer: &mut Peer, kind: u16) -> Vec<u32> {
     let (heard, _, body) = timeout(HANG, peer.hear()).await.unwrap();
     assert_eq!(heard, kind);

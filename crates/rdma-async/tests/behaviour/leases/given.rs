@@ -1,4 +1,4 @@
-//! Memory that one end asks the other for, and gives to the program there.
+//! Memory that one end borrows from the other, and hands over to the program there.
 
 use std::time::Duration;
 
@@ -65,14 +65,14 @@ fn a_value_of_any_structure_is_written_and_read_back() {
     });
 }
 
-/// What is dropped is freed, and its key opens nothing any more.
+/// Dropped memory is freed, and its key is no longer valid.
 #[test]
 fn what_is_dropped_is_freed() {
     run(|| async {
         let host = Host::new("soft0");
         let limits = LeaseLimits::new(WRITE).regions_per_peer(1);
         let (asker, _lender) = pair_with(&host, options(&host).lease_limits(limits)).await;
-        // What is closed by another thread, too.
+        // This includes memory that another thread closes.
         for _ in 0..10 {
             drop(asker.borrow(LARGE, WRITE, HANG / 2).await.unwrap());
         }
@@ -96,7 +96,7 @@ fn what_is_dropped_is_freed() {
     });
 }
 
-/// The memory of one that is over, whether or not the borrower has ended.
+/// The memory of an ended lease is freed, whether or not the borrower has dropped it.
 #[test]
 fn it_is_taken_back_when_its_time_is_over() {
     run(|| async {
@@ -106,7 +106,7 @@ fn it_is_taken_back_when_its_time_is_over() {
         let borrowed = asker.borrow(64, WRITE, A_SECOND).await.unwrap();
         let kept = borrowed.clone();
         tokio::time::sleep(A_SECOND).await;
-        // Given too late, it does not come.
+        // It is handed over too late, and does not arrive.
         borrowed.hand_over();
         drop(kept);
         loop {
@@ -121,7 +121,7 @@ fn it_is_taken_back_when_its_time_is_over() {
     });
 }
 
-/// The borrower does not post then, and whoever posts all the same is refused.
+/// The borrower then refuses to post, and the device refuses a request that is posted directly.
 #[test]
 fn it_is_not_written_when_its_time_is_over() {
     run(|| async {
@@ -134,13 +134,13 @@ fn it_is_not_written_when_its_time_is_over() {
             (reason(&late.error), &*late.memory.unwrap()),
             (LeaseEnd::TimeOver, &b"late"[..])
         );
-        // Nothing was posted, so that the connection goes on.
+        // Nothing was posted, so the connection continues.
         host.talk(&asker, &lender, b"as before").await;
         until_closed(&host, &asker, asked.remote()).await;
     });
 }
 
-/// What a program has lent itself comes back from its lease, and not beside it.
+/// Memory that the program has lent is returned by its lease, not by `receive_region`.
 #[test]
 fn what_was_lent_is_given_to_who_has_lent_it() {
     run(|| async {
@@ -159,7 +159,7 @@ fn what_was_lent_is_given_to_who_has_lent_it() {
     });
 }
 
-/// The order is that in which they were given.
+/// They arrive in the order of the handovers.
 #[test]
 fn many_are_given_and_each_comes_once() {
     run(|| async {
@@ -170,7 +170,7 @@ fn many_are_given_and_each_comes_once() {
             borrowed.write(host.buffer(&[number])).await.unwrap();
             borrowed.hand_over();
         }
-        // They count until they are taken.
+        // They count until they are received.
         let full = asker.borrow(1, WRITE, HANG / 2).await.unwrap_err();
         assert!(matches!(full, LeaseError::Denied(_)), "{full}");
         for number in 0..64 {

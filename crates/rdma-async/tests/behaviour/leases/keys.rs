@@ -1,4 +1,4 @@
-//! Keys of memory that was closed, again and again.
+//! Keys of memory that was closed, repeated many times.
 
 use std::collections::HashSet;
 
@@ -9,23 +9,23 @@ use crate::common::Pair;
 use crate::common::provider::Provider;
 use crate::leases::*;
 
-/// So often memory is opened and closed.
+/// The number of times that memory is opened and closed.
 const TIMES: usize = 100_000;
-/// Of so many, one is tried later.
+/// One key of this many is tried later.
 const TRIED: usize = 1000;
 
-/// Each time is another key, none works later, and nothing is left of any.
+/// Each key is new, no old key works, and no registration is left.
 #[test]
 fn no_key_of_many_works_again() {
     run_in_one_thread(|| async {
-        // A checker of memory makes each copy slow.
+        // A memory checker makes each copy slow.
         let is_slow = is_emulated() || cfg!(rdma_visible_copies);
         let times = if is_slow { TIMES / 10 } else { TIMES };
         let (pd, provider) = Provider::faulty("soft0");
         let driver = Driver::spawn(pd.context()).unwrap();
         let (pair, listener) = Pair::by_address(driver, pd).await;
         let mut region = crate::common::region(&pair.pd, 64);
-        // With the memory of the pool.
+        // Grows the pool, so that its region is counted.
         write(&pair, pair.board.remote()).await;
         let regions = provider.live()[2];
         let (mut keys, mut old) = (HashSet::new(), Vec::new());
@@ -44,7 +44,7 @@ fn no_key_of_many_works_again() {
                 let reserved = open.await.unwrap();
                 (reserved.region, reserved.value.unwrap())
             };
-            assert!(keys.insert(key.rkey()), "{key:?} is one of before, after {number}");
+            assert!(keys.insert(key.rkey()), "{key:?} was used before, after {number}");
             if number % TRIED <= 1 {
                 old.push(key);
             }
@@ -65,7 +65,7 @@ async fn write(pair: &Pair, to: RemoteMemoryRegion) {
     pair.one.write(pair.buffer(b"word"), to.slice(0..4).unwrap()).await.unwrap();
 }
 
-/// Lends it, and takes it back when the peer has written.
+/// Lends the region, and returns it after the peer has written.
 async fn lent(pair: &Pair, region: Region) -> (Region, RemoteMemoryRegion) {
     let lease = pair.other.lend(region, WRITE, HANG).await.unwrap();
     let lent = pair.one.receive_lease().await.unwrap();

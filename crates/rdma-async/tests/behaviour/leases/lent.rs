@@ -37,7 +37,8 @@ fn memory_is_used_until_it_is_given_back_and_not_behind_that() {
     });
 }
 
-/// The device copies the memory of leases itself, by packets, too: it stays mapped as long as a request can use it.
+/// The device copies the memory of leases itself, also through packets. The memory stays mapped while a request can use
+/// it.
 #[test]
 fn memory_that_is_lent_or_borrowed_takes_no_guarded_copy() {
     const DEVICE: &str = "softleasecopies0";
@@ -82,7 +83,7 @@ fn atomic_operations_and_immediate_data_reach_it() {
     });
 }
 
-/// Several at once, with rights of their own: what one does not allow ends the connection, and with it the leases.
+/// Several leases at once. An operation without the right ends the connection, and with it the leases.
 #[test]
 fn each_lease_has_a_key_and_rights_of_its_own() {
     run(|| async {
@@ -99,7 +100,7 @@ fn each_lease_has_a_key_and_rights_of_its_own() {
         to_write.write(host.buffer(&[2; 64])).await.unwrap();
         let failed = to_write.read(host.pool.allocate(64).unwrap()).await.unwrap_err();
         assert!(failed.to_string().contains("remote access"), "{failed}");
-        // The lender hears of it by a request of its own.
+        // The lender notices it through its own request.
         lender.receive_imm().await.unwrap_err();
         for lease in [read_lease, write_lease] {
             let ended = timeout(HANG, lease).await.unwrap().unwrap();
@@ -108,7 +109,7 @@ fn each_lease_has_a_key_and_rights_of_its_own() {
     });
 }
 
-/// Leases of parts that overlap, to several peers: each has its own, and the end of one is not that of others.
+/// Leases of overlapping parts, to several peers: each is separate, and the end of one does not affect the others.
 #[test]
 fn parts_of_one_memory_are_lent_to_several() {
     run(|| async {
@@ -127,7 +128,7 @@ fn parts_of_one_memory_are_lent_to_several() {
             to_write.write(host.buffer(&[2; 64])).await.unwrap();
             let read = to_both.slice(0..30).unwrap().read(host.pool.allocate(30).unwrap());
             assert_eq!(read.await.unwrap()[..], [[2; 28].as_slice(), &[1; 2]].concat());
-            // One ends, and the others go on.
+            // One ends, and the others continue.
             let late = to_write.remote();
             drop(to_write);
             drop(timeout(HANG, line).await.unwrap().unwrap());
@@ -135,7 +136,7 @@ fn parts_of_one_memory_are_lent_to_several() {
             let read = to_read.slice(99..201).unwrap().read(host.pool.allocate(102).unwrap());
             assert_eq!(read.await.unwrap()[..], [[2].as_slice(), &[3; 100], &[1]].concat());
             let common = common.try_into_memory().unwrap_err();
-            // What one may not do ends its connection, and its leases: not those of the other.
+            // A refused operation ends its connection and its leases, but not those of the other peer.
             let failed = borrower.write(host.buffer(b"late"), late.slice(0..4).unwrap());
             failed.await.unwrap_err();
             lender.receive_imm().await.unwrap_err();
@@ -160,7 +161,7 @@ fn no_part_is_lent_beyond_the_end() {
     });
 }
 
-/// Not earlier than it was said, and soon behind that; and the borrower knows it by its own clock.
+/// It does not end early, and ends soon after its time. The borrower notices that by its own clock.
 #[test]
 fn it_ends_with_its_time() {
     run(|| async {
@@ -176,7 +177,7 @@ fn it_ends_with_its_time() {
             assert_eq!(borrowed.remaining(), Duration::ZERO);
             let late = borrowed.write(host.buffer(b"late")).await.unwrap_err();
             assert_eq!((late.memory.unwrap().len(), reason(&late.error)), (4, LeaseEnd::TimeOver));
-            // Nothing was posted, so that the connection goes on.
+            // Nothing was posted, so the connection continues.
             host.talk(&lender, &borrower, b"as before").await;
             is_closed(&host, &borrower, borrowed.remote(), &ended.region).await;
         }
@@ -193,7 +194,7 @@ fn the_time_is_looked_at_when_a_request_is_posted() {
         let (lender, borrower) = pair_with(&host, qp.into()).await;
         let _lease = lender.lend(region(&host, 64), WRITE, A_SECOND).await.unwrap();
         let borrowed = borrower.receive_lease().await.unwrap();
-        // As long as the peer has no receive for it.
+        // It is outstanding, because the peer has no receive for it.
         let send = borrower.send(host.buffer(b"first")).post().await.unwrap();
         let mut write = std::pin::pin!(borrowed.write(host.buffer(b"second")).into_future());
         assert!(poll_once(&mut write).is_pending());
@@ -233,28 +234,28 @@ fn no_time_and_all_time() {
         let ended = timeout(HANG, none).await.unwrap().unwrap();
         assert_eq!(ended.end, LeaseEnd::TimeOver);
         let all = lender.lend(ended.region, WRITE, Duration::MAX).await.unwrap();
-        // What was over before somebody took it is passed over.
+        // A lease that ended before it was received is skipped.
         let borrowed = timeout(HANG, borrower.receive_lease()).await.unwrap().unwrap();
         assert!(borrowed.remaining() > Duration::from_secs(1 << 40));
         borrowed.write(host.buffer(b"word")).await.unwrap();
         drop(borrowed);
         assert_eq!(all.await.unwrap().region[..4], *b"word");
-        // The same for what is asked for.
+        // The same for borrowed memory.
         let limits = LeaseLimits::new(WRITE).longest(Duration::MAX);
         let (asker, _lender) = pair_with(&host, options(&host).lease_limits(limits)).await;
         let none = asker.borrow(64, WRITE, Duration::ZERO).await.unwrap();
         let late = none.write(host.buffer(b"late")).try_post().unwrap_err();
         assert_eq!(reason(&late.error), LeaseEnd::TimeOver);
-        // To its last nanosecond, and as near to the end of all time as this machine can count.
+        // The longest time, and times near the limit of this machine's clock.
         for less in [0, 1, 1 << 32, u64::MAX / 2, u64::MAX / 2 + 1] {
             let time = Duration::new(u64::MAX - less, 999_999_999);
             let all = asker.borrow(64, WRITE, time).await.unwrap();
             assert!(all.remaining() > Duration::from_secs(1 << 40));
             all.write(host.buffer(b"word")).await.unwrap();
         }
-        // The same for what is lent.
+        // The same for lent memory.
         let (lender, borrower) = pair(&host).await;
-        // A timer is set to a whole millisecond, behind that time.
+        // A timer is rounded up to a whole millisecond.
         for micros in [0, 50, 200, 500, 900, 2000] {
             let time = nearly_endless(micros);
             let lease = lender.lend(region(&host, 64), WRITE, time).await.unwrap();
@@ -263,7 +264,7 @@ fn no_time_and_all_time() {
             drop(lent);
             assert_eq!(timeout(HANG, lease).await.unwrap().unwrap().end, LeaseEnd::Returned);
         }
-        // And a margin that nothing is longer than.
+        // And a margin that exceeds any time.
         let options = options(&host).lease_margin(Duration::MAX);
         let (borrower, lender) = pair_with(&host, options).await;
         let _lease = lender.lend(region(&host, 64), WRITE, Duration::MAX).await.unwrap();
@@ -283,16 +284,16 @@ fn the_lender_takes_it_back_before_its_time() {
         lease.revoke();
         let ended = timeout(HANG, lease).await.unwrap().unwrap();
         assert_eq!(ended.end, LeaseEnd::Revoked);
-        // The borrower hears of it: until then the device refuses it.
+        // The borrower is notified; until then the device refuses its requests.
         let next = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
         let other = borrower.receive_lease().await.unwrap();
         let late = borrowed.write(host.buffer(b"late")).await.unwrap_err();
         assert_eq!(reason(&late.error), LeaseEnd::Revoked);
-        // And the one that it has goes on.
+        // Its other lease continues.
         other.write(host.buffer(b"word")).await.unwrap();
         drop((other, borrowed));
         assert_eq!(next.await.unwrap().end, LeaseEnd::Returned);
-        // What is taken back before it was taken awaits nobody.
+        // A lease that is revoked before it was received does not wait for the program.
         let lease = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
         lease.revoke();
         lease.await.unwrap();
@@ -303,7 +304,7 @@ fn the_lender_takes_it_back_before_its_time() {
     });
 }
 
-/// A lease that nobody awaits goes on to its end, and its memory is freed.
+/// A dropped lease continues until its end, and its memory is freed.
 #[test]
 fn a_lease_that_is_dropped_goes_on() {
     run(|| async {
@@ -326,7 +327,7 @@ fn what_cannot_be_lent_comes_back() {
         assert_eq!(refused.region.unwrap().len(), 64);
         assert!(matches!(by_hand.receive_lease().await, Err(LeaseError::NoControl)));
         assert!(matches!(by_hand.borrow(8, READ, HANG).await, Err(LeaseError::NoControl)));
-        // The queue pair of `ConnectionOptions::new` lets its peer do no atomic operations.
+        // The queue pair of `ConnectionOptions::new` grants its peer no atomic operations.
         let (one, other) = host.pair().await;
         let atomic = AccessFlags::new().with_remote_atomic();
         let refused = one.lend(region(&host, 64), atomic, HANG).await.unwrap_err();
@@ -344,7 +345,7 @@ fn what_cannot_be_lent_comes_back() {
     });
 }
 
-/// The refusal ends the connection, too: the lender learns of one or the other, whichever comes first.
+/// The refusal also ends the connection: the lender learns of whichever is first.
 #[test]
 fn a_read_that_failed_is_not_an_ordinary_return() {
     run(|| async {

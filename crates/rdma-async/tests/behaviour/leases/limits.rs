@@ -1,4 +1,4 @@
-//! What a peer may ask for, and what it is told.
+//! The limits of a peer's requests, and the denials.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn without_limits_nothing_is_lent() {
     });
 }
 
-/// Each end is told what it may have, and goes on.
+/// Each borrower learns its limits, and the connection continues.
 #[test]
 fn who_asks_for_too_much_is_told_what_it_may_have() {
     run(|| async {
@@ -62,7 +62,7 @@ fn who_asks_for_too_much_is_told_what_it_may_have() {
     });
 }
 
-/// A peer that has all leaves nothing to others, until it goes.
+/// If one peer has used up the limit, others get nothing until it closes.
 #[test]
 fn all_peers_share_the_limit_of_all() {
     run(|| async {
@@ -73,11 +73,11 @@ fn all_peers_share_the_limit_of_all() {
         let (other, _at_other) = pair_with(&host, options).await;
         let has = one.borrow(8192, READ, HANG / 2).await.unwrap();
         assert_eq!(denied(&other, 1, READ, SOON).await, LeaseDenial::Full { left: 0 });
-        // As if its process had ended: nothing is said of its lease.
+        // As if its process had ended: its lease is not returned.
         forget(has);
         one.close().unwrap();
         at_one.receive_imm().await.unwrap_err();
-        // The task of the connection takes the lease back in its own time.
+        // The task of the connection frees the lease at some later time.
         let freed = async {
             loop {
                 match other.borrow(8192, READ, HANG / 2).await {
@@ -92,7 +92,7 @@ fn all_peers_share_the_limit_of_all() {
     });
 }
 
-/// Its further connections are the same peer.
+/// Further connections of a peer count as the same peer.
 #[test]
 fn further_connections_share_the_limit_of_their_peer() {
     run(|| async {
@@ -107,7 +107,7 @@ fn further_connections_share_the_limit_of_their_peer() {
         let (more, _more_there) = (more.unwrap(), more_there.unwrap());
         let has = more.borrow(1, READ, HANG / 2).await.unwrap();
         assert_eq!(denied(&asker, 1, READ, SOON).await, LeaseDenial::TooMany { most: 1 });
-        // What a queue pair does not allow its peer, no memory does.
+        // Rights that a queue pair does not grant its peer are not granted for memory either.
         assert_eq!(denied(&more, 1, WRITE, SOON).await, LeaseDenial::Access { allowed: READ });
         drop(has);
         drop(asker.borrow(1, READ, HANG / 2).await.unwrap());

@@ -1,4 +1,4 @@
-//! A peer that is another process, and late or killed.
+//! A peer in another process that is late or killed.
 
 use std::env;
 use std::net::SocketAddr;
@@ -12,15 +12,15 @@ use test_support::program::this_program;
 
 use crate::leases::*;
 
-/// Tells a process that it is the peer, and where to connect.
+/// The environment variable that makes a process the peer, with the address to connect to.
 const LENDER: &str = "RDMA_TEST_LENDER";
 const DEVICE: &str = "RDMA_TEST_LENDERS_DEVICE";
-/// What the peer says when all was as it should be.
+/// The output of the peer when its late write was refused.
 const REFUSED: &str = "late, and refused";
 
 const NAME: &str = "leases::processes::a_late_peer_of_another_process_is_refused";
 
-/// How its access ends.
+/// The ways in which its access ends.
 const ENDS: [&str; 4] = ["time", "revoked", "returned", "reserve"];
 
 #[test]
@@ -52,7 +52,7 @@ async fn lend_to_all(device: &str) {
     }
 }
 
-/// Opens memory until the access ends so, and looks at it when the peer has tried to write there later.
+/// Opens memory until the access ends in that way, and checks it after the peer has tried to write later.
 async fn lend_until(host: &Host, server: &Connection, how: &str) {
     let written = server.receive_imm().post().await.unwrap();
     let memory = region(host, 64);
@@ -83,15 +83,15 @@ async fn lend_until(host: &Host, server: &Connection, how: &str) {
     };
     assert_eq!((&region[..4], &region[4..]), (&b"word"[..], &[1; 60][..]), "{how}");
     let before = region.to_vec();
-    // The peer is late from here on, and ends when it was refused.
+    // From here on the peer is late. It exits after it was refused.
     let last = server.receive_imm().post().await.unwrap();
-    // It may end the connection before its acknowledgement of this has come.
+    // The peer may end the connection before its acknowledgement has arrived.
     drop(server.send(host.buffer(b"now")).post().await.unwrap());
     timeout(HANG, last).await.unwrap().unwrap_err();
     assert_eq!(*region, *before, "{how}: a byte has changed");
 }
 
-/// Borrows memory, writes there, and again when the lender says that it is closed.
+/// Borrows memory, writes to it, and writes again when the lender has closed it.
 async fn be_late(device: &str, lender: SocketAddr) {
     let host = Host::new(device);
     let (client, _) = host.driver.connect(lender, options(&host)).await.unwrap();
@@ -112,14 +112,14 @@ async fn be_late(device: &str, lender: SocketAddr) {
     }
     now.await.unwrap();
     let late = client.write(host.buffer(b"late"), to).await.unwrap_err();
-    // The lender, whose connection ends by it, may have said so before the refusal has come.
+    // The lender's connection ends with the refusal, and its end may arrive first.
     if !client.closed().is_some_and(CloseReason::is_of_peer) {
         assert_refused(&late.error);
     }
     println!("{REFUSED}");
 }
 
-/// Whether the peer that is killed has borrowed, or has lent.
+/// Whether the peer that is killed has lent memory or borrowed it.
 const KILLED: &str = "RDMA_TEST_KILLED";
 
 #[test]
@@ -160,7 +160,7 @@ async fn kill(role: &str) {
         lent.write(host.buffer(b"word")).await.unwrap();
         peer.kill().unwrap();
         peer.wait().unwrap();
-        // The device finds out first, by a request that nobody answers: that is no failure of the network.
+        // The device notices first, by a request without an answer: this is not reported as a network failure.
         let nowhere = RemoteMemoryRegion::new(0, 0, 0);
         let failed = loop {
             let write = server.write(host.pool.allocate(0).unwrap(), nowhere);
@@ -177,14 +177,14 @@ async fn kill(role: &str) {
         timeout(HANG, server.receive_lease()).await.unwrap().unwrap_err();
     }
     assert!(!tokio::task::spawn_blocking(move || peer.wait().unwrap()).await.unwrap().success());
-    // What it had asked for can be had again.
+    // The memory that it had borrowed is available again.
     let connect = host.driver.connect(listener.local_addr(), both);
     let (asker, _lender) = tokio::join!(connect, listener.accept());
     let all = asker.unwrap().0.borrow(4096, WRITE, HANG / 2).await;
     drop(all.unwrap());
 }
 
-/// Has borrowed, and asked for memory, or has lent some, when it is killed.
+/// It has borrowed memory, or lent some, when it is killed.
 async fn be_killed(lends: bool, address: SocketAddr) {
     let host = Host::new("soft0");
     let (client, _) = host.driver.connect(address, options(&host)).await.unwrap();

@@ -1,5 +1,5 @@
-//! A clock that stands still, as that of a machine which is suspended, while the other one's goes on. The lender's is the
-//! runtime's, which stands still when the test says so; the borrower's goes on.
+//! A clock that stops, like that of a suspended machine, while the other end's clock runs. The lender's clock is the
+//! one of the runtime, which the test stops; the borrower's clock runs.
 
 use std::cell::OnceCell;
 use std::future::pending;
@@ -11,10 +11,10 @@ use tokio::time::{advance, pause, resume};
 
 use crate::leases::*;
 
-/// So long memory is lent here: no machine takes so long to have it taken.
+/// The lease time, long enough for any machine to receive the lease.
 const TIME: Duration = Duration::from_secs(2);
 
-/// The lender's clock stands still until the time is over by the borrower's: nothing is awaited meanwhile.
+/// Lets the time pass by the borrower's clock, while the lender's clock is stopped: nothing is awaited.
 fn while_it_stands_still(until_over: Duration) {
     let begin = Instant::now();
     while begin.elapsed() < until_over {
@@ -22,7 +22,8 @@ fn while_it_stands_still(until_over: Duration) {
     }
 }
 
-/// Whoever writes there all the same, by the key alone, does so: it is open. The runtime has looked at its timers.
+/// Checks that a write with only the key still succeeds, because the memory is open. The runtime has checked its
+/// timers.
 async fn still_writes(host: &Host, by: &Connection, key: RemoteMemoryRegion) {
     for _ in 0..10 {
         tokio::task::yield_now().await;
@@ -30,7 +31,7 @@ async fn still_writes(host: &Host, by: &Connection, key: RemoteMemoryRegion) {
     by.write(host.buffer(b"open"), key.slice(0..4).unwrap()).await.unwrap();
 }
 
-/// The borrower uses it no more, though it is open; and it is closed when the lender's time is over, too.
+/// The borrower no longer uses it, although it is open. It is closed when the lender's time is over, too.
 #[test]
 fn a_lease_whose_lender_stands_still_is_over_for_the_borrower() {
     run_in_one_thread(|| async {
@@ -52,7 +53,7 @@ fn a_lease_whose_lender_stands_still_is_over_for_the_borrower() {
     });
 }
 
-/// A borrower whose clock stands still believes that it has time, and is refused by the device.
+/// A borrower whose clock stops believes that there is time left. The device refuses it.
 #[test]
 fn a_borrower_that_stands_still_is_refused() {
     run_in_one_thread(|| async {
@@ -70,7 +71,7 @@ fn a_borrower_that_stands_still_is_refused() {
     });
 }
 
-/// Memory stays open as long as the clock of whoever has opened it stands still, and is then closed.
+/// Memory stays open while the clock of its owner is stopped, and is closed afterwards.
 #[test]
 fn reserve_ends_by_the_clock_of_its_own_machine() {
     run_in_one_thread(|| async {
@@ -91,7 +92,7 @@ fn reserve_ends_by_the_clock_of_its_own_machine() {
         resume();
         let reserved = timeout(HANG, reserve).await.unwrap().unwrap();
         assert_eq!((reserved.end, &reserved.region[..4]), (ReservedEnd::TimeOver, &b"open"[..]));
-        assert_eq!(descriptor.remote(Duration::ZERO), None, "nobody is told of it any more");
+        assert_eq!(descriptor.remote(Duration::ZERO), None, "its time is over for the borrower");
         is_closed(&host, &peer, key, &reserved.region).await;
     });
 }

@@ -1,4 +1,4 @@
-//! Operations that nobody waits for.
+//! Operations that are not awaited.
 
 use rdma_async::prelude::*;
 
@@ -25,7 +25,7 @@ fn a_dropped_send_is_sent_and_its_memory_comes_back_when_that_is_done() {
             let receive = pair.other.receive(pair.buffer(&[0; 8])).post().await.unwrap();
             drop(pair.one.send(pair.buffer(b"a letter")).post().await.unwrap());
             assert_eq!(*receive.await.unwrap().memory, *b"a letter");
-            // Its completion is taken by whoever polls.
+            // The next poll processes its completion.
             while pair.buffers() > 0 {
                 pair.one
                     .read(pair.buffer(&[0; 8]), pair.board.remote().slice(0..8).unwrap())
@@ -73,7 +73,7 @@ fn a_message_for_a_dropped_receive_is_kept_in_order() {
     }
 }
 
-/// At each of its polls.
+/// Tests each number of polls.
 #[test]
 fn an_operation_is_dropped_after_any_number_of_polls() {
     for device in DEVICES {
@@ -91,7 +91,7 @@ fn an_operation_is_dropped_after_any_number_of_polls() {
                     }
                 }
             }
-            // All slots are free again, and all memory is back.
+            // All slots are free again, and all memory was returned.
             for _ in 0..4 {
                 pair.one.read(pair.buffer(&[0; 8]), remote).await.unwrap();
             }
@@ -108,7 +108,7 @@ fn a_forgotten_operation_keeps_its_slot_and_nothing_else() {
     run(|| async {
         let pair = Pair::with("soft0", |builder| builder.max_send_wr(2));
         let remote = pair.board.remote().slice(0..8).unwrap();
-        #[allow(clippy::mem_forget)] // that is what is tested
+        #[allow(clippy::mem_forget)] // this is the test
         std::mem::forget(pair.one.write(pair.buffer(&[1; 8]), remote).post().await.unwrap());
         for _ in 0..4 {
             pair.one.write(pair.buffer(&[2; 8]), remote).await.unwrap();
@@ -119,6 +119,6 @@ fn a_forgotten_operation_keeps_its_slot_and_nothing_else() {
             driver.shutdown().await;
             pool.usage().buffers
         };
-        assert_eq!(buffers, 0, "the connection's end gives it back");
+        assert_eq!(buffers, 0, "the end of the connection releases it");
     });
 }

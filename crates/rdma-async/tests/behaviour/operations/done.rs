@@ -24,7 +24,7 @@ fn messages_arrive_with_their_length_and_number() {
                 let receive = pair.other.receive(into).post().await.unwrap();
                 let message = pair.buffer(&vec![7; length.max(1)]).slice(0..length);
                 let back = pair.one.send_with_imm(message, 9).await.unwrap();
-                assert_eq!(back.len(), length, "the memory comes back");
+                assert_eq!(back.len(), length, "the memory is returned");
                 let received = receive.await.unwrap();
                 assert_eq!((received.length, received.immediate), (length, Some(9)));
                 assert!(received.memory[..length].iter().all(|&byte| byte == 7));
@@ -50,7 +50,7 @@ fn memory_is_written_and_read() {
             assert_eq!(&bytes, b"the word");
             let read = pair.one.read(pair.buffer(&[0; 8]), remote).await.unwrap();
             assert_eq!(*read, *b"the word");
-            // A part of a buffer, and the whole comes back.
+            // A read into a part of a buffer, which returns the whole buffer.
             let part = pair.buffer(&[1; 24]).slice(8..16);
             let part = pair.one.read(part, remote).await.unwrap();
             let whole = part.into_inner();
@@ -58,7 +58,7 @@ fn memory_is_written_and_read() {
                 (&whole[..8], &whole[8..16], &whole[16..]),
                 (&[1; 8][..], &b"the word"[..], &[1; 8][..])
             );
-            // Nothing at all.
+            // An empty write.
             pair.one
                 .write(pair.buffer(&[1]).slice(0..0), remote.slice(0..0).unwrap())
                 .await
@@ -93,7 +93,7 @@ fn atomic_operations_give_what_was_there() {
             assert_eq!(pair.one.fetch_add(word, 5).await.unwrap(), 0);
             assert_eq!(pair.one.compare_and_swap(word, 5, 100).await.unwrap(), 5);
             assert_eq!(pair.one.compare_and_swap(word, 5, 200).await.unwrap(), 100);
-            // Several at once have a word each.
+            // Each of several outstanding operations has its own word.
             let posted = [
                 pair.one.fetch_add(word, 1).post().await.unwrap(),
                 pair.one.fetch_add(word, 1).post().await.unwrap(),
@@ -113,7 +113,7 @@ fn one_source_is_sent_to_several() {
     for device in DEVICES {
         run(|| async move {
             let (pair, second) = (Pair::new(device), Pair::new(device));
-            // A domain is one's own: so the data is of each, and shared by its operations.
+            // Each device has its own domain, so each has its own data, shared by its operations.
             for pair in [&pair, &second] {
                 let data = pair.buffer(b"to all").freeze();
                 let mut receives = Vec::new();
@@ -180,7 +180,7 @@ fn operations_are_kept_in_a_struct() {
     }
 }
 
-/// That is a mistake of whoever polls, which is told, and is nobody else's.
+/// Polling again is a mistake of the caller. It panics, and does not affect other operations.
 #[test]
 fn who_polls_again_what_is_over_panics_alone() {
     for device in DEVICES {
@@ -194,7 +194,7 @@ fn who_polls_again_what_is_over_panics_alone() {
             twice(pin!(first)).await.unwrap();
             drop(twice(pin!(send().post())).await.unwrap());
             twice(pin!(second)).await.unwrap();
-            // One that fails before it is posted.
+            // An operation that fails before it is posted.
             let refused = || pair.one.send(foreign.buffer(&[3; 8]));
             twice(pin!(refused().into_future())).await.unwrap_err();
             drop(twice(pin!(refused().post())).await.unwrap_err());
@@ -204,14 +204,14 @@ fn who_polls_again_what_is_over_panics_alone() {
     }
 }
 
-/// Awaits it, polls it once more, and says what it was ready with.
+/// Awaits the future, polls it once more, and returns its output.
 async fn twice<F: Future>(mut future: Pin<&mut F>) -> F::Output {
     let outcome = timeout(HANG, &mut future).await.unwrap();
-    // In any state of the task's budget.
+    // Works in any state of the task's budget.
     let again = unconstrained(async {
         catch_unwind(AssertUnwindSafe(|| poll_once(&mut future).is_ready())).is_err()
     });
-    assert!(again.await, "it is ready again");
+    assert!(again.await, "it must panic when it is polled again");
     outcome
 }
 
@@ -244,7 +244,8 @@ fn many_tasks_use_one_connection() {
     }
 }
 
-/// Each end sleeps until the other one has sent: a wake-up that were lost would hang. `RDMA_TEST_ROUNDS` is for more.
+/// Each end sleeps until the other one has sent: a lost wake-up would hang. `RDMA_TEST_ROUNDS` sets the number of
+/// rounds.
 #[test]
 fn messages_go_to_and_fro_between_tasks_that_sleep() {
     let rounds = std::env::var("RDMA_TEST_ROUNDS").ok();

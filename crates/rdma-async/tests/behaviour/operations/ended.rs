@@ -79,7 +79,7 @@ fn operations_end_when_the_driver_does() {
     }
 }
 
-/// The runtime goes first, and with it the driver's task.
+/// The runtime and the driver's task end first.
 #[test]
 fn operations_end_when_the_runtime_does() {
     for device in DEVICES.into_iter().chain([HELD]) {
@@ -93,7 +93,7 @@ fn operations_end_when_the_runtime_does() {
         assert!(poll_once(&mut receive).is_pending());
         drop(runtime);
         let std::task::Poll::Ready(Err(failed)) = poll_once(&mut receive) else {
-            panic!("it goes on")
+            panic!("the operation has not failed")
         };
         assert!(matches!(failed.error, TransportError::Closed { .. }), "{failed}");
         assert_eq!(failed.memory.as_ref().unwrap().len(), 8);
@@ -144,7 +144,7 @@ fn a_connection_is_dropped_while_its_driver_ends() {
                 let sender = thread::spawn(move || drop((one, other)));
                 driver.shutdown().await;
                 sender.join().unwrap();
-                // The task may be about to end what the connection has left to it.
+                // The task may still have to release what the connection left to it.
                 while pool.usage().buffers > 0 {
                     tokio::task::yield_now().await;
                 }
@@ -154,7 +154,7 @@ fn a_connection_is_dropped_while_its_driver_ends() {
     }
 }
 
-/// Any order of the last clones.
+/// The last clones are dropped in any order.
 #[test]
 fn parts_are_dropped_in_any_order() {
     for device in DEVICES {
@@ -182,7 +182,7 @@ fn a_message_that_has_come_is_received_although_the_connection_is_closed_then() 
         run(|| async move {
             let pair = Pair::new(device);
             let receive = pair.other.receive(pair.buffer(&[0; 4])).post().await.unwrap();
-            // It was acknowledged, and nobody has polled since.
+            // It was acknowledged, but its completion was not polled.
             pair.one.send(pair.buffer(b"last")).await.unwrap();
             pair.other.close().unwrap();
             assert_eq!(*receive.await.unwrap().memory, *b"last");
@@ -209,7 +209,9 @@ fn a_program_that_drives_by_itself_can_end_its_driver() {
     let mut receive = pair.other.receive(pair.buffer(&[0; 8])).try_post().unwrap();
     let ends = pair.driver.clone().shutdown();
     assert!(poll_once(&mut Box::pin(ends)).is_ready());
-    let std::task::Poll::Ready(Err(failed)) = poll_once(&mut receive) else { panic!("it goes on") };
+    let std::task::Poll::Ready(Err(failed)) = poll_once(&mut receive) else {
+        panic!("the operation has not failed")
+    };
     assert!(matches!(failed.error, TransportError::Closed { .. }), "{failed}");
     drop(manual);
 }
