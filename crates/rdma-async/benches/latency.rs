@@ -25,7 +25,7 @@ use tokio::runtime::{Builder, Runtime};
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const LENGTH: usize = 8;
-/// The time for which a completion queue is polled before its task sleeps.
+/// The longest time that a completion queue is polled before its task sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 
 criterion_group!(benches, writes, sleeps);

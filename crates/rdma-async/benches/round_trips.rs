@@ -1,5 +1,5 @@
-//! The time of a message and its answer between two processes: by loops that post the receive of the answer too late,
-//! by loops that post it first, and by TCP.
+//! The time of a message and its answer between two processes. Some loops post the receive of the answer too late, some
+//! post it first, and some use TCP.
 //!
 //! ```sh
 //! cargo bench -p rdma-async --bench round_trips

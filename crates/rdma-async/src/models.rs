@@ -1,5 +1,5 @@
-//! Operations in every interleaving of threads: some await, drop and close, one is a device that ends requests, and one
-//! is the driver, which sleeps until it is notified. A lost wake-up is a deadlock, which loom reports.
+//! Operations in every interleaving of threads. Some threads await, drop and close; one is a device that ends requests;
+//! one is the driver, which sleeps until it is notified. A lost wake-up is a deadlock, which loom reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::mem_forget)] // for tests
 
 mod endings;

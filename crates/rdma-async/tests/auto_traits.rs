@@ -19,7 +19,7 @@ fn unpinned<T: Unpin>() {}
 fn error<T: std::error::Error + Send + Sync + 'static>() {}
 
 #[test]
-fn what_is_shared_by_tasks() {
+fn shared_types_are_send_and_sync() {
     shared::<Connection>();
     shared::<Driver>();
     shared::<Endpoint>();
@@ -57,7 +57,7 @@ fn what_is_shared_by_tasks() {
 }
 
 #[test]
-fn operations_go_to_other_tasks() {
+fn operations_are_send() {
     moved::<Op<'_, Read<Buffer>>>();
     moved::<Post<'_, Write<SharedBuffer>>>();
     moved::<Run<'_, SendOut<BufferSlice>>>();

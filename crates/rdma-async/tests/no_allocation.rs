@@ -1,5 +1,5 @@
-//! Operations and buffers of a pool ask for no memory, once their connection has been used: awaited, posted, dropped, and those
-//! that wait for a slot. Its own `main`, since the threads of the usual harness allocate too.
+//! Operations and buffers of a pool allocate no memory once their connection has been used: awaited, posted, dropped,
+//! and waiting for a slot. It has its own `main`, because the threads of the usual harness allocate, too.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use rdma_async::{Connection, Driver, Pool};
@@ -13,7 +13,7 @@ use tokio::join;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-/// How many requests a queue holds.
+/// The number of requests that a queue holds.
 const DEPTH: u32 = 4;
 
 struct Rig {
@@ -45,7 +45,7 @@ impl Rig {
         self.buffers.push(receive.await.unwrap().memory);
     }
 
-    /// More than the queue holds, so that the last ones wait for the first ones.
+    /// More than the queue holds, so the last ones wait for the first ones.
     async fn waiting(&mut self) {
         let (one, board) = (self.one.clone(), self.board);
         let write = |buffer| {
@@ -57,7 +57,7 @@ impl Rig {
         self.buffers.extend([done.0, done.1, done.2, done.3, done.4, done.5]);
     }
 
-    /// Of memory that is registered.
+    /// From registered memory.
     async fn allocated(&mut self) {
         let one = self.pool.allocate(100).await.unwrap();
         let page = self.pool.allocate_aligned(5000, 4096).await.unwrap();
@@ -66,7 +66,7 @@ impl Rig {
         drop((one, page, other));
     }
 
-    /// A message for a receive that was dropped.
+    /// A message for a dropped receive.
     async fn dropped(&mut self) {
         let (into, from) = (self.take(), self.take());
         drop(self.other.receive(into).try_post().unwrap());
@@ -84,7 +84,7 @@ impl Rig {
 fn main() {
     rdma_soft::install();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // When the budget of a task is spent, tokio asks for memory to run it later.
+    // When the budget of a task is spent, tokio allocates memory to run it later.
     runtime.block_on(tokio::task::unconstrained(async {
         let context = open_device("soft0").unwrap();
         let pd = context.allocate_pd().unwrap();
@@ -107,7 +107,7 @@ fn main() {
             pool,
         };
         let mut before = 0;
-        // The first round makes the words of atomic operations, and the rooms of lists.
+        // The first round registers the words of atomic operations, and grows the lists.
         for round in 0..100 {
             if round == 1 {
                 await_threads();

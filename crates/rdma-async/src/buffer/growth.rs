@@ -170,7 +170,7 @@ mod tests {
 
     /// This happens when the runtime of the first task has ended, or its growth panics.
     #[test]
-    fn a_growth_that_is_given_up_is_begun_again_by_those_that_wait() {
+    fn waiting_allocations_restart_an_abandoned_growth() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let (growth, pool) = (Growth::default(), pool());
@@ -208,7 +208,7 @@ mod tests {
 
     /// The next allocation starts a new growth, in whatever order threads end.
     #[test]
-    fn one_growth_after_the_other() {
+    fn a_finished_growth_lets_the_next_one_start() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(async {
             let (growth, pool) = (Growth::default(), pool());

@@ -145,7 +145,7 @@ mod tests {
     type Nested = BTreeMap<String, Vec<Option<(u64, f32)>>>;
 
     #[test]
-    fn what_is_written_is_read_and_not_what_is_behind_it() {
+    fn a_value_is_read_back_and_later_bytes_are_ignored() {
         let value: Nested =
             [("a".into(), vec![None, Some((1 << 40, 0.5))]), (String::new(), vec![])].into();
         let mut bytes = [0xff; 64];
@@ -161,7 +161,7 @@ mod tests {
 
     /// Bytes that announce more elements than follow cause no allocation for them.
     #[test]
-    fn bytes_of_anybody_are_bounded() {
+    fn untrusted_bytes_cannot_exceed_the_bounds() {
         let endless = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
         assert!(endless.value::<Vec<u64>>().is_err() && endless.value::<String>().is_err());
         assert!([2].value::<bool>().is_err());
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_within_the_bounds_is_read() {
+    fn values_within_the_bounds_are_read() {
         let mut bytes = [0; 4096];
         let units = vec![(); 4000];
         bytes.put_value(&units).unwrap();

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn each_frame_comes_back() {
+    fn each_frame_survives_a_round_trip() {
         let endpoint = Box::new(QueuePairEndpoint::new(Qpn::masked(0x102), Psn::masked(7)));
         let offer = Frame::Offer(endpoint.clone());
         let lease = Frame::Lease(LeaseFrame::Lend { lease: 9 });
@@ -182,14 +182,14 @@ mod tests {
 
     /// The format is the same in every release.
     #[test]
-    fn the_format() {
+    fn the_format_is_fixed() {
         let mut bytes = Vec::new();
         Frame::Ended.write(1, 2, &mut bytes);
         assert_eq!(bytes, b"\0\x04\0\0\0\0\0\x01\0\0\0\x02");
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn wrong_frames_are_described() {
         let wrong = |kind, length| Err(Wrong::Head { kind, length });
         assert_eq!(read(b"\0\x08\0\0\0\0\0\x01\0\0\0\x02"), wrong(8, 0));
         assert_eq!(read(b"\0\x0e\0\0\0\0\0\x01\0\0\0\x02"), wrong(14, 0));

@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_comes_back_by_itself_is_tried_again() {
+    fn only_temporary_errors_are_retried() {
         let limit = Duration::from_secs(1);
         let verbs = |error: Error| ConnectError::from(error);
         for error in [

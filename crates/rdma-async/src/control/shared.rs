@@ -1,5 +1,5 @@
-//! State that the connections of one control connection share: the connections, the frames from the other end, and the
-//! frames that are still to be sent.
+//! State that the connections of one control connection share: the connections, frames from the other end, and frames
+//! that are still to be sent.
 
 use std::collections::BTreeMap;
 use std::fmt;

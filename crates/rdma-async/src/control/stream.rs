@@ -250,8 +250,8 @@ fn not_kept(what: impl ToString) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_string())
 }
 
-/// Sends queued frames; bytes that are not written yet are in `rest`. Returns when the connection of a channel has ended.
-/// An error of the stream is left in `unsent`.
+/// Sends queued frames; bytes that are not written yet are in `rest`. Returns when the connection of a channel has
+/// ended. An error of the stream is left in `unsent`.
 async fn send_frames(
     shared: &Shared,
     to: &TcpStream,

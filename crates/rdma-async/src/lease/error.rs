@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_reason_comes_back() {
+    fn each_denial_survives_a_round_trip() {
         let allowed = AccessFlags::new().with_remote_read();
         for denial in [
             LeaseDenial::NotOffered,

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn each_frame_comes_back() {
+    fn each_frame_survives_a_round_trip() {
         let access = AccessFlags::new().with_remote_read();
         let ask = Ask { ask: 1, lease: 2, access, length: 3, alignment: 4, time: Duration::MAX };
         let region = RemoteMemoryRegion::new(0x1000, 256, 0x42);
@@ -244,7 +244,7 @@ mod tests {
 
     /// The format is the same in every release.
     #[test]
-    fn the_format() {
+    fn the_format_is_fixed() {
         let access = AccessFlags::new().with_remote_write();
         let ask = Ask {
             ask: 1,

@@ -306,7 +306,7 @@ mod tests {
     use crate::lease::limits::LeaseLimits;
 
     #[test]
-    fn what_was_given_is_not_for_a_later_connection_of_that_number() {
+    fn a_later_connection_with_the_same_number_gets_no_earlier_memory() {
         rdma_soft::install();
         let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
         let (access, time) = (AccessFlags::new().with_remote_read(), Duration::ZERO);

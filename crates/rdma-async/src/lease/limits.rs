@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_is_kept_and_given_back() {
+    fn each_limit_is_enforced_and_released() {
         let account = Arc::new(Account::default());
         let limits = LeaseLimits::new(READ).per_peer(8192).in_total(3 * 4096).regions_per_peer(2);
         let count = |ask: Ask| limits.count(&account, &ask, READ);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_is_no_overflow() {
+    fn the_largest_limits_do_not_overflow() {
         let limits = LeaseLimits::new(READ).per_peer(usize::MAX).in_total(usize::MAX);
         for alignment in [1, 4096, LARGEST_ALIGNMENT] {
             for length in [u64::MAX, u64::MAX - 4095, u64::MAX - 4096, u64::MAX - (2 << 20)] {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_never_be_is_refused() {
+    fn requests_that_can_never_be_granted_are_denied() {
         let account = Arc::new(Account::default());
         let limits = LeaseLimits::new(READ).longest(Duration::from_secs(5));
         let count = |ask: Ask, granted| limits.count(&account, &ask, granted).unwrap_err();

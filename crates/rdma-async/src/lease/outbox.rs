@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_reads_does_not_grow_without_end() {
+    fn unread_answers_and_requests_are_limited() {
         let out = Outbox::new(|_, _, _, _| {});
         out.write(|bytes| bytes.resize(MOST, 0));
         assert!(!out.is_full());

@@ -214,13 +214,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_has_its_parts() {
+    fn an_id_returns_its_parts() {
         let id = Id::new(0xffff_fffe, 0xabcd, 0x1234);
         assert_eq!((id.generation(), id.entry(), id.slot()), (0xffff_fffe, 0xabcd, 0x1234));
     }
 
     #[test]
-    fn slots_are_of_one_queue_and_used_again_in_another_generation() {
+    fn a_slot_belongs_to_one_queue_and_is_reused_in_a_new_generation() {
         let mut slots = Slots::new([2, 1], 7);
         let take = |slots: &mut Slots, side| {
             let index = slots.first_free(side)?;

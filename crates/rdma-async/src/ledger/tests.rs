@@ -75,7 +75,7 @@ fn end(rig: Rig) {
 }
 
 #[test]
-fn what_is_sent_is_read_when_the_device_reads_it_and_comes_back() {
+fn sent_memory_is_read_by_the_device_and_returned() {
     let rig = Rig::new();
     let connection = rig.connect([2, 2]);
     let mut sent = Box::pin(connection.send(filled(&rig, 3)).into_future());
@@ -97,7 +97,7 @@ fn what_is_sent_is_read_when_the_device_reads_it_and_comes_back() {
 }
 
 #[test]
-fn what_is_received_and_read_is_written_by_the_device() {
+fn received_and_read_memory_is_written_by_the_device() {
     let rig = Rig::new();
     let connection = rig.connect([2, 2]);
     let mut received = Box::pin(connection.receive(filled(&rig, 1)).into_future());
@@ -119,7 +119,7 @@ fn what_is_received_and_read_is_written_by_the_device() {
 
 /// The program also reads it while the device does.
 #[test]
-fn what_is_shared_is_read_by_several_at_once() {
+fn shared_memory_is_read_by_several_requests_at_once() {
     let rig = Rig::new();
     let connection = rig.connect([3, 0]);
     let shared = filled(&rig, 6).freeze();
@@ -141,7 +141,7 @@ fn what_is_shared_is_read_by_several_at_once() {
 
 /// Each operation has its own word.
 #[test]
-fn an_atomic_operation_gives_what_came_to_its_word() {
+fn an_atomic_operation_returns_the_value_in_its_word() {
     let rig = Rig::new();
     let connection = rig.connect([2, 0]);
     let [one, other] = [1, 2].map(|add| post(connection.fetch_add(remote(), add)));

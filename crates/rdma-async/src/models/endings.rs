@@ -20,7 +20,7 @@ fn loom_a_connection_ends_while_it_is_awaited() {
 
 /// The operation that waits for a slot fails.
 #[test]
-fn loom_a_connection_ends_while_a_slot_is_waited_for() {
+fn loom_a_connection_ends_while_an_operation_waits_for_a_slot() {
     model(2, |rig| {
         let connection = rig.connect([1, 0]);
         let first = post(&connection, rig);
@@ -55,7 +55,7 @@ fn loom_a_connection_and_its_driver_end_together() {
 
 /// A connection that is created while its driver ends is closed.
 #[test]
-fn loom_no_connection_is_left_by_a_driver_that_ends() {
+fn loom_a_driver_that_ends_closes_new_connections() {
     model(3, |rig| {
         let task = spawn(rig, |rig| rig.driver.0.end());
         let connection = rig.connect([1, 0]);
@@ -66,7 +66,7 @@ fn loom_no_connection_is_left_by_a_driver_that_ends() {
 
 /// All operations fail when the completion queue fails.
 #[test]
-fn loom_a_completion_queue_fails() {
+fn loom_a_failed_completion_queue_ends_all_operations() {
     model(2, |rig| {
         let [one, other] = [(); 2].map(|()| rig.connect([1, 0]));
         let mut posted = post(&other, rig);

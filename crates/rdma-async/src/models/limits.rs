@@ -71,7 +71,7 @@ fn loom_a_connection_ends_when_the_time_of_its_request_is_over() {
 
 /// The next operation gets the slot.
 #[test]
-fn loom_the_time_is_over_while_a_slot_is_waited_for() {
+fn loom_the_time_is_over_while_an_operation_waits_for_a_slot() {
     model(1, |rig| {
         let connection = rig.connect([1, 0]);
         drop(post(&connection, rig));

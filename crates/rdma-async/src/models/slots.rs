@@ -10,7 +10,7 @@ use crate::mock::{Faults, NicOutcome, PostFault, block_on, poll_once};
 
 /// Two tasks wait for the only slot while the device uses it.
 #[test]
-fn loom_a_slot_is_for_all_who_wait() {
+fn loom_all_waiters_get_the_slot() {
     model(1, |rig| {
         let connection = rig.connect([1, 0]);
         let first = post(&connection, rig);
@@ -26,7 +26,7 @@ fn loom_a_slot_is_for_all_who_wait() {
 
 /// Only the driver polls, so it has to free the slot.
 #[test]
-fn loom_the_slot_of_a_dropped_operation_is_for_who_waits() {
+fn loom_the_slot_of_a_dropped_operation_goes_to_the_waiter() {
     model(3, |rig| {
         let connection = rig.connect([1, 0]);
         drop(post(&connection, rig));
@@ -38,7 +38,7 @@ fn loom_the_slot_of_a_dropped_operation_is_for_who_waits() {
 
 /// A waiter may be dropped after it was woken: then it wakes the next one.
 #[test]
-fn loom_who_is_dropped_hands_its_wake_up_on() {
+fn loom_a_dropped_waiter_passes_on_its_wake_up() {
     model(2, |rig| {
         let connection = rig.connect([1, 0]);
         drop(post(&connection, rig));
@@ -56,7 +56,7 @@ fn loom_who_is_dropped_hands_its_wake_up_on() {
 
 /// A waiter that is woken and finds the slot occupied waits again.
 #[test]
-fn loom_a_newcomer_may_be_faster() {
+fn loom_a_new_operation_may_take_the_slot_first() {
     model(1, |rig| {
         let connection = rig.connect([1, 0]);
         let first = post(&connection, rig);
@@ -72,7 +72,7 @@ fn loom_a_newcomer_may_be_faster() {
 
 /// A waiter whose post is refused does not use the slot that it was woken for: it wakes the next one.
 #[test]
-fn loom_who_is_refused_hands_its_wake_up_on() {
+fn loom_a_refused_waiter_passes_on_its_wake_up() {
     model(2, |rig| {
         let connection = rig.connect([1, 0]);
         drop(post(&connection, rig));
@@ -88,7 +88,7 @@ fn loom_who_is_refused_hands_its_wake_up_on() {
 
 /// No task awaits the failed operation.
 #[test]
-fn loom_who_waits_is_told_of_a_failure() {
+fn loom_a_waiter_is_woken_on_a_failure() {
     model(3, |rig| {
         let connection = rig.connect([1, 0]);
         let first = post(&connection, rig);

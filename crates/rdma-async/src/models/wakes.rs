@@ -9,7 +9,7 @@ use crate::mock::{Sleeper, block_on, poll_once};
 /// Covers a completion that arrives between the last poll and the arming of the queue. It also covers one that arrives
 /// just after the driver has received the previous event.
 #[test]
-fn loom_who_awaits_is_told() {
+fn loom_a_waiting_task_is_woken() {
     model(3, |rig| {
         let connection = rig.connect([1, 0]);
         let others = Others::new(rig, 2);
@@ -21,7 +21,7 @@ fn loom_who_awaits_is_told() {
 
 /// Each of the two tasks may poll completions of the other one.
 #[test]
-fn loom_two_tasks_are_told() {
+fn loom_two_waiting_tasks_are_woken() {
     model(2, |rig| {
         let connection = rig.connect([2, 0]);
         let others = Others::new(rig, 2);
@@ -35,7 +35,7 @@ fn loom_two_tasks_are_told() {
 
 /// Both connections complete in one queue.
 #[test]
-fn loom_tasks_of_two_connections_are_told() {
+fn loom_tasks_of_two_connections_are_woken() {
     model(2, |rig| {
         let [one, other] = [(); 2].map(|()| rig.connect([1, 0]));
         let others = Others::new(rig, 2);
@@ -48,7 +48,7 @@ fn loom_tasks_of_two_connections_are_told() {
 
 /// The task that awaited last is woken.
 #[test]
-fn loom_a_task_that_takes_over_is_told() {
+fn loom_a_task_that_takes_over_is_woken() {
     model(3, |rig| {
         let connection = rig.connect([1, 0]);
         let mut posted = post(&connection, rig);
@@ -63,7 +63,7 @@ fn loom_a_task_that_takes_over_is_told() {
 /// A task arms the queue and then finds its own completion. It must also poll later completions from before the arming,
 /// because they cause no event. A task that drops its operation at that moment relies on an event.
 #[test]
-fn loom_nothing_is_left_behind_what_is_found() {
+fn loom_later_completions_are_polled_after_arming() {
     model(2, |rig| {
         let connection = rig.connect([2, 0]);
         let [first, second] = [(); 2].map(|()| post(&connection, rig));
@@ -105,7 +105,7 @@ fn loom_a_message_is_not_lost_with_its_receive() {
 
 /// Only the driver polls: it needs an event although no task awaits.
 #[test]
-fn loom_memory_of_a_dropped_operation_is_given_back() {
+fn loom_memory_of_a_dropped_operation_is_released() {
     model(3, |rig| {
         let connection = rig.connect([1, 0]);
         let others = Others::new(rig, 1);
@@ -117,7 +117,7 @@ fn loom_memory_of_a_dropped_operation_is_given_back() {
 
 /// The same for an operation that was awaited before.
 #[test]
-fn loom_memory_of_one_that_is_awaited_no_more_is_given_back() {
+fn loom_memory_of_an_awaited_operation_is_released_after_a_drop() {
     model(3, |rig| {
         let connection = rig.connect([1, 0]);
         let mut posted = post(&connection, rig);

@@ -255,8 +255,8 @@ impl Inner {
         self.post_under(table, request, held, has_queued, posted, looks)
     }
 
-    /// Like [`post`](Self::post), but only if the queue pair has that epoch and no other request of the send queue is
-    /// outstanding: this request would have to wait for it. It checks once for the outcome, and has not queued.
+    /// Like [`post`](Self::post), but only if the queue pair has that epoch and its send queue is empty: this request
+    /// must not wait for others. It checks once for the outcome, and has not queued.
     ///
     /// # Errors
     /// The memory stays in `held`.

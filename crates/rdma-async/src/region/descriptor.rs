@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn time_only_runs_out() {
+    fn the_remaining_time_only_decreases() {
         let hour = Duration::from_secs(3600);
         let here = Descriptor::from_bytes(bytes(3_600_000_000));
         let earlier = here.asked_at(Instant::now().checked_sub(hour / 2).unwrap());
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn all_times_travel() {
+    fn all_times_survive_a_round_trip() {
         let over = Descriptor::from_bytes(bytes(0));
         assert_eq!((over.remaining(), over.remote(Duration::ZERO)), (Duration::ZERO, None));
         let endless = Descriptor::from_bytes(bytes(u64::MAX));

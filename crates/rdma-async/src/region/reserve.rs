@@ -70,8 +70,8 @@ pub enum ReserveError {
         "the memory could not be closed ({0}): close the connections of its domain, by which peers may still reach it"
     )]
     NotRevoked(Box<Error>),
-    /// The runtime has ended, and with it the thread that would have called the provider. The memory is closed and freed, or
-    /// never freed if the provider refuses to close it.
+    /// The runtime has ended, and with it the thread that would have called the provider. The memory is closed and
+    /// freed, or never freed if the provider refuses to close it.
     #[error("the runtime has ended before the memory was closed: keep it running until then")]
     RuntimeEnded,
 }
@@ -121,7 +121,8 @@ impl Region {
     /// the same memory for another peer, it waits for the time that a connection retries.
     ///
     /// # Errors
-    /// [`ReserveError::NotOpened`] with the memory, [`ReserveError::NotRevoked`] and [`ReserveError::RuntimeEnded`] without it.
+    /// [`ReserveError::NotOpened`] with the memory; [`ReserveError::NotRevoked`] and [`ReserveError::RuntimeEnded`]
+    /// without it.
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio that has time (`enable_time`).

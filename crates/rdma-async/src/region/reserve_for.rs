@@ -46,8 +46,8 @@ impl Region {
     /// key is not valid, the device refuses a request with it, which ends the connection. So a peer checks that [enough
     /// time](Descriptor::remote) is left for its request.
     ///
-    /// This call registers the memory like `reserve` if the device has no windows or does not enforce their bounds, or
-    /// for rights other than remote read, write and atomics. Every peer that has the key then reaches the memory, until
+    /// Rights other than remote read, write and atomics need a registration like that of `reserve`. So does a device
+    /// that has no windows or does not enforce their bounds. Every peer that has the key then reaches the memory, until
     /// the connection ends. The first call for each [`Driver`](crate::Driver) tests the device, or the next one if that
     /// fails. The test connects two queue pairs and tries an access beyond a window. It takes some milliseconds on
     /// tokio's blocking threads. The device may report an event for that refusal, for a queue pair that the program has

@@ -380,7 +380,7 @@ fn a_shutdown_that_is_not_polled_ends_nothing() {
 
 /// A panicking task releases everything that it owns.
 #[test]
-fn a_task_that_panics_leaves_nothing() {
+fn a_panicking_task_leaks_nothing() {
     for device in ["soft0", HELD, DEFERRED] {
         run(move || async move {
             let (pair, provider) = Pair::faulty(device);
@@ -454,7 +454,7 @@ enum Event {
 
 /// The panic does not pass through other callers, and other operations are notified.
 #[test]
-fn a_waker_that_panics_hits_nobody_else() {
+fn a_panicking_waker_affects_no_other_task() {
     use Event::{Closes, Completes, IsHandedOnByADrop, IsHandedOnByARefusal, SlotIsFree};
     for event in [Completes, Closes, SlotIsFree, IsHandedOnByARefusal, IsHandedOnByADrop] {
         run(move || async move {
@@ -504,7 +504,7 @@ fn a_waker_that_panics_hits_nobody_else() {
 
 /// Operations that wait for the other queue are notified nevertheless.
 #[test]
-fn a_waker_that_panics_at_the_end_keeps_nobody_waiting() {
+fn a_panicking_waker_at_the_end_leaves_no_task_waiting() {
     run(|| async {
         let pair = Pair::with(HELD, |builder| builder.max_send_wr(1).max_recv_wr(1));
         let begin = |kind: Kind| {

@@ -194,7 +194,7 @@ fn orders(count: usize) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn every_order_of_what_belongs_together_leaves_nothing() {
+fn every_drop_order_of_groups_leaks_nothing() {
     let orders = orders(GROUPS);
     assert_eq!(orders.len(), 120);
     for (number, order) in orders.iter().enumerate() {
@@ -205,9 +205,9 @@ fn every_order_of_what_belongs_together_leaves_nothing() {
     }
 }
 
-/// There are more orders than a `u64` can count.
+/// The number of orders exceeds a `u64`.
 #[test]
-fn any_order_leaves_nothing() {
+fn random_drop_orders_leak_nothing() {
     let asked = |name| env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
     let seed = asked("RDMA_TEST_SEED").unwrap_or(20_260_101);
     println!("RDMA_TEST_SEED={seed}");
@@ -452,7 +452,7 @@ async fn incoming(pair: &Pair, listener: &rdma_async::Listener) -> Incoming {
 
 /// Other connections continue, the driver ends, and no memory of the forgotten value is freed.
 #[test]
-fn what_is_forgotten_is_leaked_and_nothing_else() {
+fn a_forgotten_value_leaks_only_itself() {
     for what in What::ALL {
         run(move || async move {
             let (pd, provider) = Provider::faulty("soft0");
@@ -492,7 +492,7 @@ fn what_is_forgotten_is_leaked_and_nothing_else() {
 
 /// The program no longer drives.
 #[test]
-fn a_driver_by_hand_is_forgotten() {
+fn a_manual_driver_is_forgotten() {
     let (pd, provider) = Provider::faulty("soft0");
     let (driver, manual) = Driver::manual(pd.context()).unwrap();
     let pair = Pair::of(driver, pd, |builder| builder);

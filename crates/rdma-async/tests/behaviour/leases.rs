@@ -84,7 +84,7 @@ async fn until_closed(host: &Host, by: &Connection, key: RemoteMemoryRegion) {
     assert!(failed.to_string().contains("remote access"), "{failed}");
 }
 
-/// The reason for which the lease of an operation has ended.
+/// The reason why the lease of an operation has ended.
 fn reason(error: &TransportError) -> LeaseEnd {
     let TransportError::LeaseOver { reason, .. } = error else { panic!("{error}") };
     *reason

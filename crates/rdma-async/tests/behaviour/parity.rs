@@ -1,4 +1,4 @@
-//! What programs of async-rdma rely on, by its behaviour, and holes of it that are closed here.
+//! Behaviour of async-rdma that programs rely on, and holes of it that this crate closes.
 
 mod atomics;
 mod borrowed;
@@ -19,10 +19,10 @@ const DEVICES: [&str; 2] = ["soft0", WIRE];
 const READ: AccessFlags = AccessFlags::new().with_remote_read();
 const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
 const ATOMIC: AccessFlags = AccessFlags::new().with_remote_atomic();
-/// For how long memory may be asked for.
+/// The longest time of borrowed memory.
 const LONG: Duration = Duration::from_secs(50);
 
-/// Two ends of a connection by an address, of which each lends to the other what it asks for.
+/// Two ends of a connection by an address, which lend to each other on request.
 async fn ends(device: &str) -> Pair {
     ends_with(domain(device), LeaseLimits::new(READ | WRITE | ATOMIC)).await
 }
@@ -46,7 +46,7 @@ impl Pair {
         region
     }
 
-    /// What is there now.
+    /// The current bytes of the memory.
     async fn bytes_of(&self, memory: &RemoteRegion) -> Vec<u8> {
         memory.read(self.pool.allocate(memory.len()).unwrap()).await.unwrap().to_vec()
     }

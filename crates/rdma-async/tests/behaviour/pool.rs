@@ -1,4 +1,4 @@
-//! Pools: buffers are awaited, many wait for one growth, and nobody waits for the provider who needs nothing of it.
+//! Pools: allocations are awaited, many share one growth, and a task that needs no growth never waits for the provider.
 
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use tokio::time::timeout;
 use crate::common::provider::{ALWAYS, Call, Provider};
 use crate::common::{HANG, Pair, domain, poll_once, run};
 
-/// What a pool of these tests registers at a time, in bytes.
+/// The number of bytes that a pool of these tests registers at a time.
 const REGION: usize = 4096;
 
 fn small(pd: &ProtectionDomain) -> Pool {
     BufferPool::with_region_size(pd, REGION).into()
 }
 
-/// Stops the provider at its calls for regions, and counts them.
+/// Stops the provider at its calls for regions, and counts these calls.
 struct Gate {
     reached: tokio::sync::mpsc::UnboundedReceiver<Call>,
     opens: Sender<()>,
@@ -37,7 +37,7 @@ impl Gate {
         let counted = Arc::clone(&calls);
         provider.at_region(move |call| {
             counted.fetch_add(1, Relaxed);
-            // A gate that is gone stops nobody.
+            // A dropped gate stops no call.
             if reach.send(call).is_ok() {
                 let _ = open.recv_timeout(HANG);
             }
@@ -45,12 +45,12 @@ impl Gate {
         Self { reached, opens, calls }
     }
 
-    /// Until somebody is there.
+    /// Waits until a call has reached the gate.
     async fn reached(&mut self) -> Call {
         timeout(HANG, self.reached.recv()).await.unwrap().unwrap()
     }
 
-    /// Lets all calls pass from now on. How many there are is counted further.
+    /// Lets all calls pass from now on. They are still counted.
     fn open(self) -> Arc<AtomicUsize> {
         let Self { reached, opens, calls } = self;
         drop((reached, opens));
@@ -58,7 +58,7 @@ impl Gate {
     }
 }
 
-/// A pool with a free region, whose provider has a thread that it stops, for another one.
+/// A pool with a free region. Its provider is stopped in a thread that registers another one.
 async fn stopped(provider: &Provider, pd: &ProtectionDomain) -> (Pool, Gate, Waits) {
     let pool = small(pd);
     assert_eq!(pool.grow(1).await.unwrap(), REGION);
@@ -74,7 +74,7 @@ async fn stopped(provider: &Provider, pd: &ProtectionDomain) -> (Pool, Gate, Wai
 type Waits = tokio::task::JoinHandle<Result<Buffer, PoolError>>;
 
 #[test]
-fn buffers_of_all_sizes_begin_where_they_should() {
+fn buffers_of_all_sizes_are_aligned() {
     run(|| async {
         let pool = Pool::new(&domain("soft0"));
         for length in [0, 1, 64, 100, 4096, 100_000, 9 << 20] {
@@ -101,7 +101,7 @@ fn buffers_of_all_sizes_begin_where_they_should() {
 }
 
 #[test]
-fn it_grows_gives_back_and_says_so() {
+fn a_pool_grows_shrinks_and_reports_its_usage() {
     run(|| async {
         let pool = small(&domain("soft0"));
         assert_eq!((pool.usage(), pool.trim().await.unwrap()), (Default::default(), 0));
@@ -136,9 +136,9 @@ fn a_buffer_outlives_its_pool_and_the_driver() {
     });
 }
 
-/// A message in memory of a pool that nobody has any more.
+/// A message in the memory of a pool whose last clone was dropped.
 #[test]
-fn operations_use_buffers_of_a_pool_that_is_gone() {
+fn operations_can_use_buffers_of_a_dropped_pool() {
     run(|| async {
         let pair = Pair::new("soft0");
         let pool = Pool::new(&pair.pd);
@@ -153,9 +153,9 @@ fn operations_use_buffers_of_a_pool_that_is_gone() {
     });
 }
 
-/// On one thread: it would hang if a task called the provider, or waited for a lock that is held meanwhile.
+/// On one thread: the test would hang if a task called the provider, or waited for a lock that is held during the call.
 #[test]
-fn tasks_that_need_no_growth_go_on_while_the_provider_takes_its_time() {
+fn tasks_that_need_no_growth_continue_while_the_provider_is_slow() {
     run(|| async {
         let (pd, provider) = Provider::faulty("soft0");
         let (pool, gate, waits) = stopped(&provider, &pd).await;
@@ -183,7 +183,7 @@ fn tasks_that_need_no_growth_go_on_while_the_provider_takes_its_time() {
 }
 
 #[test]
-fn tasks_go_on_while_the_provider_deregisters() {
+fn tasks_continue_while_the_provider_deregisters() {
     run(|| async {
         let (pd, provider) = Provider::faulty("soft0");
         let pool = small(&pd);
@@ -206,7 +206,7 @@ fn tasks_go_on_while_the_provider_deregisters() {
     });
 }
 
-/// All that wait when a growth begins have their buffers of that one.
+/// All allocations that wait when a growth starts get their buffers from it.
 #[test]
 fn many_tasks_wait_for_one_growth() {
     run(|| async {
@@ -228,7 +228,7 @@ fn many_tasks_wait_for_one_growth() {
             });
         }
         let at_once = held.iter().flatten().count();
-        assert!((1..=4).contains(&at_once), "{at_once} of one region");
+        assert!((1..=4).contains(&at_once), "{at_once} buffers of one region");
         let calls = gate.open();
         for (task, place) in tasks.into_iter().zip(&mut held) {
             if place.is_none() {
@@ -245,7 +245,7 @@ fn many_tasks_wait_for_one_growth() {
 }
 
 #[test]
-fn all_are_told_that_a_growth_has_failed() {
+fn all_waiters_get_the_error_of_a_failed_growth() {
     run(|| async {
         let (pd, provider) = Provider::faulty("soft0");
         let (pool, gate, waits) = stopped(&provider, &pd).await;
@@ -261,16 +261,16 @@ fn all_are_told_that_a_growth_has_failed() {
             assert_eq!((error.verb, error.errno), ("ibv_reg_mr", Errno::ENOMEM));
         }
         waits.await.unwrap().unwrap_err();
-        assert_eq!(calls.load(Relaxed), 3, "one for all, and one for the first of them");
+        assert_eq!(calls.load(Relaxed), 3, "one for all, and one for the first waiter");
         provider.refuse(Call::RegisterRegion, 0);
         assert_eq!(pool.allocate(1000).await.unwrap().len(), 1000);
         assert_eq!((held.len(), pool.usage().regions), (REGION, 2));
     });
 }
 
-/// What is too much for all is enough for some.
+/// A size that is too much for all waiters is enough for some.
 #[test]
-fn as_many_as_the_limit_allows_have_a_buffer() {
+fn waiters_get_buffers_up_to_the_limit() {
     run(|| async {
         let (pd, provider) = Provider::faulty("soft0");
         let (pool, gate, waits) = stopped(&provider, &pd).await;
@@ -295,9 +295,9 @@ fn as_many_as_the_limit_allows_have_a_buffer() {
     });
 }
 
-/// A future is dropped before it is polled, while the provider is called, and when its buffer is there.
+/// A future is dropped before it is polled, during the call of the provider, and when its buffer is ready.
 #[test]
-fn dropped_futures_leave_what_was_registered() {
+fn dropped_futures_leave_their_registered_memory_to_others() {
     run(|| async {
         for polls in 0..3 {
             let (pd, provider) = Provider::faulty("soft0");
@@ -318,10 +318,10 @@ fn dropped_futures_leave_what_was_registered() {
                 let calls = gate.open();
                 assert_eq!(timeout(HANG, last).await.unwrap().unwrap().len(), 1000);
                 assert_eq!((pool.usage().regions, pool.usage().buffers), (1, 0));
-                assert_eq!(calls.load(Relaxed), 1, "what was registered for others is used");
+                assert_eq!(calls.load(Relaxed), 1, "memory that was registered for others is used");
             } else {
                 let calls = gate.open();
-                // The last one has its buffer, so that the others have theirs.
+                // The last one has its buffer, so the others have theirs.
                 let held = timeout(HANG, last).await.unwrap().unwrap();
                 assert_eq!(pool.usage().buffers, 4);
                 drop((dropped, others));
@@ -335,9 +335,9 @@ fn dropped_futures_leave_what_was_registered() {
     });
 }
 
-/// All of them, before a thread is free.
+/// All futures are dropped before a thread is free.
 #[test]
-fn nothing_is_registered_for_nobody() {
+fn nothing_is_registered_for_dropped_futures() {
     let runtime =
         Builder::new_current_thread().max_blocking_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -356,9 +356,9 @@ fn nothing_is_registered_for_nobody() {
     });
 }
 
-/// What was begun for a future that was dropped is done.
+/// Work that was started for a dropped future is finished.
 #[test]
-fn growing_and_trimming_go_on_without_their_futures() {
+fn growing_and_trimming_continue_without_their_futures() {
     run(|| async {
         let (pd, provider) = Provider::faulty("soft0");
         let pool = small(&pd);
@@ -385,12 +385,12 @@ fn growing_and_trimming_go_on_without_their_futures() {
 }
 
 #[test]
-fn without_a_runtime_there_is_what_is_registered() {
+fn without_a_runtime_only_registered_memory_is_available() {
     let pd = domain("soft0");
     let pool = small(&pd);
     for _ in 0..2 {
         let Poll::Ready(Err(error)) = poll_once(&mut Box::pin(pool.allocate(1))) else {
-            panic!("there is nothing")
+            panic!("no memory is registered")
         };
         assert!(matches!(error, PoolError::NoRuntime), "{error}");
         assert_eq!(error.recovery(), Recovery::Programming);
@@ -405,14 +405,14 @@ fn without_a_runtime_there_is_what_is_registered() {
     ));
     pool.as_blocking().grow(1).unwrap();
     assert!(matches!(poll_once(&mut Box::pin(pool.allocate(1))), Poll::Ready(Ok(_))));
-    // And one may come.
+    // A runtime that is entered later can be used.
     let runtime = Runtime::new().unwrap();
     assert_eq!(runtime.block_on(pool.allocate(5000)).unwrap().len(), 5000);
 }
 
-/// Those that wait for a thread of it have an answer; those of another runtime go on.
+/// Allocations that wait for a thread of it get an error; those of another runtime continue.
 #[test]
-fn a_runtime_that_ends_is_an_error_and_no_panic() {
+fn a_runtime_that_ends_causes_an_error_not_a_panic() {
     let ends = Builder::new_current_thread().max_blocking_threads(1).enable_all().build().unwrap();
     let stays = Runtime::new().unwrap();
     let pool = small(&domain("soft0"));
@@ -446,7 +446,7 @@ fn a_runtime_that_ends_is_an_error_and_no_panic() {
         stays.block_on(async { timeout(HANG, other).await.unwrap() }).unwrap().unwrap(),
         100
     );
-    // tokio's thread does what it was given before, or drops it.
+    // tokio's thread runs the earlier work, or drops it.
     for waits in [&mut first, &mut second] {
         let answered = poll_fn(|cx| {
             let _inside = handle.enter();
@@ -457,9 +457,9 @@ fn a_runtime_that_ends_is_an_error_and_no_panic() {
     }
     let _inside = handle.enter();
     let Poll::Ready(Ok(held)) = poll_once(&mut Box::pin(pool.allocate(REGION / 2))) else {
-        panic!("it is registered")
+        panic!("the memory is registered")
     };
-    // Of one that nobody else is growing.
+    // For a pool that no other task is growing.
     let other = small(pool.as_blocking().pd());
     let ended = poll_once(&mut Box::pin(other.allocate(1)));
     assert!(matches!(ended, Poll::Ready(Err(PoolError::NoRuntime))), "{ended:?}");
@@ -468,7 +468,7 @@ fn a_runtime_that_ends_is_an_error_and_no_panic() {
     assert_eq!(held.len(), REGION / 2);
 }
 
-/// It waits for the call, which has the pool, and a task that waits is gone.
+/// It waits for the call, which holds the pool. The waiting task is gone.
 #[test]
 fn a_runtime_ends_while_the_provider_is_called() {
     let (pd, provider) = Provider::faulty("soft0");
@@ -485,9 +485,9 @@ fn a_runtime_ends_while_the_provider_is_called() {
     provider.assert_gone();
 }
 
-/// Each task has its bytes, whoever grows the pool, trims it and gives up meanwhile.
+/// Each task has its own bytes, although others grow the pool, trim it and drop futures meanwhile.
 #[test]
-fn tasks_share_a_pool_and_never_a_byte() {
+fn tasks_share_a_pool_but_never_a_byte() {
     run(|| async {
         let (pd, provider) = Provider::faulty("softib0");
         let pool = small(&pd);

@@ -1,4 +1,5 @@
-//! Providers with faults: what fails, or lies, takes no memory from the device that it may use, and leaves nobody waiting.
+//! Providers with faults: a call that fails or lies must not take memory away that the device may use, and must leave
+//! no task waiting.
 
 mod destroy;
 mod polls;
@@ -6,5 +7,5 @@ mod posts;
 
 use crate::common::{DEFERRED, HELD};
 
-/// Those that execute requests at once, later, and when they are told.
+/// Devices that execute requests at once, later, and only on release.
 const DEVICES: [&str; 3] = ["soft0", DEFERRED, HELD];

@@ -1,4 +1,4 @@
-//! Memory that is open to peers for a time: a peer has it until then, and nothing of it behind that.
+//! Memory that is open to peers for a limited time: a peer has access until then, and none after it.
 
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
@@ -14,16 +14,16 @@ use crate::common::{DEFERRED, DEVICES, HANG, HELD, Pair, domain, nearly_endless,
 
 const SHORT: Duration = Duration::from_millis(50);
 const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
-/// What another thread registers.
+/// A length that another thread registers.
 const LARGE: usize = 3 << 20;
 
-/// A peer that writes behind the end gets an error, and changes nothing.
+/// Checks that a write of the peer after the end fails and changes nothing.
 async fn is_closed(pair: &Pair, key: RemoteMemoryRegion, region: &Region) {
     pair.is_closed(&pair.one, key, region).await;
 }
 
 #[test]
-fn a_peer_writes_until_the_function_ends_and_not_behind_that() {
+fn a_peer_can_write_only_until_the_function_returns() {
     run(|| async {
         for device in DEVICES {
             for length in [100, LARGE] {
@@ -43,9 +43,9 @@ fn a_peer_writes_until_the_function_ends_and_not_behind_that() {
     });
 }
 
-/// The board of one, which many read.
+/// Many peers read the same memory.
 #[test]
-fn many_peers_reach_it_at_once() {
+fn many_peers_reach_open_memory_at_once() {
     run(|| async {
         for peers in [1, 8] {
             let first = Pair::new("soft0");
@@ -73,9 +73,9 @@ fn many_peers_reach_it_at_once() {
     });
 }
 
-/// Not earlier than it was said, and soon behind that.
+/// It does not end early, and ends soon after its time.
 #[test]
-fn it_ends_with_its_time() {
+fn a_reservation_ends_with_its_time() {
     run(|| async {
         for (device, length) in [("soft0", 64), ("softib0", LARGE)] {
             let pair = Pair::new(device);
@@ -93,7 +93,7 @@ fn it_ends_with_its_time() {
 }
 
 #[test]
-fn no_time_and_all_time() {
+fn the_shortest_and_the_longest_time_work() {
     run(|| async {
         let pd = domain("soft0");
         let pending = async |_| std::future::pending::<()>().await;
@@ -105,7 +105,7 @@ fn no_time_and_all_time() {
         let all = all.await.unwrap();
         assert_eq!(all.value, Some(true));
         let mut region = all.region;
-        // A timer is set to a whole millisecond, behind that time.
+        // A timer is rounded up to a whole millisecond.
         for micros in [0, 50, 200, 500, 900, 2000] {
             let time = nearly_endless(micros);
             let waits = region.reserve(WRITE, time, async |_| {
@@ -119,9 +119,9 @@ fn no_time_and_all_time() {
     });
 }
 
-/// A future that is dropped, or whose function panics, leaves nothing open.
+/// A future that is dropped, or whose function panics, leaves no open memory.
 #[test]
-fn what_is_given_up_is_closed() {
+fn memory_of_an_abandoned_call_is_closed() {
     run(|| async {
         for length in [64, LARGE] {
             for panics in [false, true] {
@@ -146,7 +146,7 @@ fn what_is_given_up_is_closed() {
                     if timeout(HANG, late).await.unwrap().is_err() {
                         break;
                     }
-                    assert!(length == LARGE, "it is closed at once");
+                    assert!(length == LARGE, "small memory is closed at once");
                     sleep(Duration::from_millis(1)).await;
                 }
             }
@@ -154,9 +154,9 @@ fn what_is_given_up_is_closed() {
     });
 }
 
-/// A write that is with the device when the time is over has been done by then, as far as it ever is.
+/// A write that is outstanding when the time is over has changed all that it ever will.
 #[test]
-fn a_write_that_is_half_way_is_done_or_refused() {
+fn an_outstanding_write_completes_or_is_refused() {
     run(|| async {
         for (device, is_half_done) in [(HELD, false), (HELD, true), (DEFERRED, false)] {
             let pair = Pair::new(device);
@@ -173,11 +173,14 @@ fn a_write_that_is_half_way_is_done_or_refused() {
             assert!(value.is_none());
             let before = region.to_vec();
             let outcome = pair.released(half_way.unwrap()).await;
-            assert_eq!(*region, *before, "{device}: it was exclusive again");
+            assert_eq!(
+                *region, *before,
+                "{device}: the memory changed after it was exclusive again"
+            );
             if device == DEFERRED {
-                assert!(before == [1; 64] || before == [7; 64], "a part of it");
+                assert!(before == [1; 64] || before == [7; 64], "only a part was written");
             } else {
-                // Nobody had let all of it go.
+                // The device has released only a part of it.
                 assert_eq!(before, half(is_half_done));
                 let failed = outcome.unwrap_err();
                 assert!(failed.to_string().contains("remote access"), "{failed}");
@@ -194,45 +197,45 @@ fn half(is_done: bool) -> [u8; 64] {
 }
 
 #[test]
-fn what_cannot_be_opened_comes_back() {
+fn memory_that_cannot_be_opened_is_returned() {
     run(|| async {
         for length in [64, LARGE] {
             let (pd, provider) = Provider::faulty("soft0");
             provider.refuse(Call::RegisterRegion, 1);
-            let f = async |_| panic!("it was not open");
+            let f = async |_| panic!("the memory was not opened");
             let refused = region(&pd, length).reserve(WRITE, HANG, f).await.unwrap_err();
             let ReserveError::NotOpened { region, .. } = refused else { panic!("{refused}") };
             assert_eq!((region.len(), region[length - 1]), (length, 1));
-            // And can be, later.
+            // It can be opened later.
             assert!(region.reserve(WRITE, HANG, async |_| ()).await.is_ok());
         }
     });
 }
 
-/// Nothing comes back of memory that a peer may still reach.
+/// Memory that a peer may still reach is not returned.
 #[test]
-fn what_cannot_be_closed_does_not_come_back() {
+fn memory_that_cannot_be_closed_is_not_returned() {
     run(|| async {
         let (pair, provider) = Pair::faulty("soft0");
         let mut seen = None;
         let reserved = region(&pair.pd, 64).reserve(WRITE, HANG, async |descriptor| {
             seen = descriptor.remote(Duration::ZERO);
-            // Twice when it is closed; when it is dropped behind that, it succeeds.
+            // Refused twice while closing; the later drop succeeds.
             provider.refuse(Call::DeregisterRegion, 2);
         });
         let refused = reserved.await.unwrap_err();
         assert!(matches!(refused, ReserveError::NotRevoked(_)), "{refused}");
         let text = refused.to_string();
         assert!(text.contains("peers may still reach"), "{text}");
-        // The second try has closed it.
+        // The later attempt has closed it.
         let late = pair.one.write(pair.buffer(b"late"), seen.unwrap().slice(0..4).unwrap());
         late.await.unwrap_err();
     });
 }
 
-/// Without a panic of a runtime that has ended.
+/// No panic of the ended runtime.
 #[test]
-fn a_runtime_that_ends_closes_it() {
+fn a_runtime_that_ends_closes_reserved_memory() {
     let pair_runtime = tokio::runtime::Runtime::new().unwrap();
     let pair = pair_runtime.block_on(async { Pair::new("soft0") });
     for length in [64, LARGE] {

@@ -1,4 +1,4 @@
-//! Memory that is open to one peer for a time, by a window where the device has them.
+//! Memory that is open to one peer for a limited time, through a window where the device has them.
 
 mod dropped;
 mod ended;
@@ -18,12 +18,12 @@ use crate::common::{HANG, Pair, region};
 const WRITE: AccessFlags = AccessFlags::new().with_remote_write();
 const SHORT: Duration = Duration::from_millis(50);
 
-/// A peer that writes behind the end gets an error, and changes nothing.
+/// Checks that a write of the peer after the end fails and changes nothing.
 async fn is_closed(pair: &Pair, key: RemoteMemoryRegion, region: &Region) {
     pair.is_closed(&pair.other, key, region).await;
 }
 
-/// The same, of memory that nobody has any more: it may take its time until then.
+/// The same for memory that was dropped: closing it may take a while.
 async fn is_closed_soon(pair: &Pair, key: RemoteMemoryRegion) {
     loop {
         let again = Pair::of(pair.driver.clone(), pair.pd.clone(), |builder| builder);
@@ -35,13 +35,13 @@ async fn is_closed_soon(pair: &Pair, key: RemoteMemoryRegion) {
     }
 }
 
-/// A device of that name, which executes requests when the test says so.
+/// A device of that name, which executes requests only on release.
 fn held(name: &str) -> &str {
     let _ = Builder::new(name).schedule(Schedule::Held).install();
     name
 }
 
-/// Finds out that the device has windows which keep peers within them, on whatever device; nothing else is with it.
+/// Lets the driver probe the windows of any device; no other request is outstanding.
 async fn probed(pair: &Pair) {
     let device = SoftDevice::find(pair.pd.context().device().name()).unwrap();
     let first = first(&pair.one, &pair.pd);
@@ -51,7 +51,7 @@ async fn probed(pair: &Pair) {
     released_by(release, first).await;
 }
 
-/// Lets the device execute what the first end has posted, and nothing of the other one.
+/// Lets the device execute only the requests of the first end while the future runs.
 async fn own_released<F: Future>(pair: &Pair, future: F) -> F::Output {
     let device = SoftDevice::find(pair.pd.context().device().name()).unwrap();
     let release = || {

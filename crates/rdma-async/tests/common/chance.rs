@@ -1,6 +1,6 @@
-//! Numbers by chance, the same for the same seed.
+//! Pseudo-random numbers, the same for the same seed.
 
-/// Numbers by chance (SplitMix64).
+/// A generator of pseudo-random numbers (SplitMix64).
 pub(crate) struct Chance(pub(crate) u64);
 
 impl Chance {
@@ -15,7 +15,7 @@ impl Chance {
         self.next() % bound
     }
 
-    /// Any order of them.
+    /// Shuffles the elements.
     pub(crate) fn shuffle<T>(&mut self, all: &mut [T]) {
         for count in (2..=all.len()).rev() {
             let chosen = usize::try_from(self.below(count as u64)).unwrap();

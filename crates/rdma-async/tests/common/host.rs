@@ -1,4 +1,4 @@
-//! Two ends of a connection that is made by an address.
+//! Both ends of a connection that is made by an address.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use rdma_qp::prelude::*;
 
 use super::domain;
 
-/// What a client has that is late on purpose.
+/// The time limit of a client that is late on purpose.
 pub(crate) const SHORT: Duration = Duration::from_millis(100);
 
-/// What both ends have.
+/// The objects that both ends use.
 pub(crate) struct Host {
     pub(crate) pd: ProtectionDomain,
     pub(crate) driver: Driver,
@@ -48,7 +48,7 @@ impl Host {
         (client.unwrap().0, server.unwrap())
     }
 
-    /// The same without a control connection.
+    /// Both ends of a connection without a control connection.
     pub(crate) fn pair_by_hand(&self) -> (Connection, Connection) {
         let prepare = || self.driver.prepare(self.pd.create_qp()).unwrap();
         let (one, other) = (prepare(), prepare());

@@ -1,4 +1,4 @@
-//! Operations of every kind, in every way that they can be asked for.
+//! Operations of every kind, started in every way.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use rdma_mem::Buffer;
 
 use super::Pair;
 
-/// How many bytes of memory an operation has, if it has any.
+/// The number of bytes of an operation's memory, if it has some.
 pub(crate) const BYTES: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(crate) enum Kind {
     FetchAdd,
 }
 
-/// How it is asked for.
+/// The way in which an operation is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// `Run`.
@@ -38,9 +38,9 @@ pub(crate) enum Way {
 
 pub(crate) const WAYS: [Way; 3] = [Way::Awaited, Way::Posted, Way::Tried];
 
-/// `None`, or why it failed, and how many bytes of memory were given back with that.
+/// `None` on success; otherwise the error, and the number of bytes of memory that were returned with it.
 pub(crate) type Outcome = Option<(TransportError, usize)>;
-/// An operation that was begun.
+/// A future of an operation.
 pub(crate) type Begun = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
 /// The memory of an operation.
@@ -102,7 +102,7 @@ impl Kind {
         Self::FetchAdd,
     ];
 
-    /// Begins one of the first end, which is not posted yet.
+    /// Creates an operation of the first end, which is not posted yet.
     pub(crate) fn begin(self, pair: &Pair, way: Way) -> Begun {
         let one = &pair.one;
         let buffer = || pair.buffer(&[7; BYTES]);
@@ -122,7 +122,7 @@ impl Kind {
         }
     }
 
-    /// What the other end has to do for it, if anything.
+    /// The operation that the other end has to perform, if any.
     pub(crate) fn answer(self, pair: &Pair, way: Way) -> Option<Begun> {
         let other = &pair.other;
         let buffer = || pair.buffer(&[9; BYTES]);
@@ -150,7 +150,7 @@ impl Kind {
         }
     }
 
-    /// How much memory it has.
+    /// The number of bytes of its memory.
     pub(crate) const fn bytes(self) -> usize {
         match self {
             Self::ReceiveImmediate | Self::CompareAndSwap | Self::FetchAdd => 0,

@@ -1,4 +1,4 @@
-//! Two ends of a connection in one process, and what the tests of several binaries share.
+//! Both ends of a connection in one process, and helpers that several test binaries share.
 #![allow(dead_code)] // each test binary uses a part
 
 pub(crate) mod chance;
@@ -33,16 +33,16 @@ use provider::Provider;
 
 /// A device that executes requests at a later poll or on another thread.
 pub(crate) const DEFERRED: &str = "softlate0";
-/// A device that executes requests when the test says so.
+/// A device that executes requests only on release.
 pub(crate) const HELD: &str = "softheld0";
 /// A device that sends packets.
 pub(crate) const WIRE: &str = "softwire0";
-/// Those that work by themselves.
+/// Devices that work by themselves.
 pub(crate) const DEVICES: [&str; 4] = ["soft0", "softib0", DEFERRED, WIRE];
-/// Nothing takes so long, unless it hangs.
+/// A time that is only exceeded by a hang.
 pub(crate) const HANG: Duration = Duration::from_secs(60);
 
-/// Two connections, to each other, and memory of the second one's that the first may use.
+/// Two connections that are connected to each other, and memory of the second one that the first may use.
 pub(crate) struct Pair {
     pub(crate) one: Connection,
     pub(crate) other: Connection,
@@ -66,7 +66,7 @@ pub(crate) fn install() {
     let _ = Builder::new(WIRE).force_wire().install();
 }
 
-/// A device of that name, which another run of the test may have made, with its port up.
+/// A device of that name with its port up. Another run of the test may have created it.
 pub(crate) fn device_with_port(name: &str) -> SoftDevice {
     let device = SoftDevice::find(name).unwrap_or_else(|| Builder::new(name).install().unwrap());
     device.set_port_up(true);
@@ -111,7 +111,7 @@ impl Pair {
         Self { one, other, board, pool: BufferPool::new(&pd), pd, driver }
     }
 
-    /// By an address, and who has listened. Each end lends to the other what it asks for.
+    /// A pair by an address, with its listener. The ends lend to each other on request.
     pub(crate) async fn by_address(driver: Driver, pd: ProtectionDomain) -> (Self, Listener) {
         let options = || {
             let qp = pd.create_qp().access(all()).max_rnr_retries(MaxRnrRetries::unlimited());
@@ -131,7 +131,7 @@ impl Pair {
         buffer
     }
 
-    /// On a device with faults, and what these are.
+    /// A pair on a device with faults, and its provider.
     pub(crate) fn faulty(device: &str) -> (Self, Arc<Provider>) {
         Self::faulty_with(device, |builder| builder)
     }
@@ -145,12 +145,12 @@ impl Pair {
         (Self::of(driver, pd, knobs), provider)
     }
 
-    /// How many buffers are not given back.
+    /// The number of buffers in use.
     pub(crate) fn buffers(&self) -> usize {
         self.pool.usage().buffers
     }
 
-    /// Who writes behind the end gets an error, and changes nothing.
+    /// Checks that a write after the end fails and changes nothing.
     pub(crate) async fn is_closed(
         &self,
         by: &Connection,
@@ -163,7 +163,7 @@ impl Pair {
         assert!(**region == *before, "a byte has changed");
     }
 
-    /// Lets the device execute so many requests of each end.
+    /// Lets the device execute that many requests of each end.
     pub(crate) fn release(&self, count: u32) {
         let device = SoftDevice::find(self.pd.context().device().name()).unwrap();
         for end in [&self.one, &self.other] {
@@ -171,7 +171,7 @@ impl Pair {
         }
     }
 
-    /// Waits for that, on whatever device.
+    /// Waits for the future on any device.
     pub(crate) async fn released<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
         let released = poll_fn(|cx| {
@@ -185,7 +185,7 @@ impl Pair {
         timeout(HANG, released).await.unwrap()
     }
 
-    /// Operations of all kinds work, one after the other.
+    /// Checks that operations of all kinds work, one after the other.
     pub(crate) async fn assert_works(&self) {
         for kind in Kind::ALL {
             let answer = kind.answer(self, Way::Awaited);
@@ -198,7 +198,7 @@ impl Pair {
         }
     }
 
-    /// Whether all memory is given back, soon.
+    /// Waits until all buffers were returned.
     pub(crate) async fn assert_given_back(&self) {
         let all = poll_fn(|cx| {
             if self.buffers() == 0 {
@@ -208,18 +208,18 @@ impl Pair {
             Poll::Pending
         });
         let given_back = timeout(HANG, self.released(all)).await;
-        assert!(given_back.is_ok(), "{} buffers are not given back", self.buffers());
+        assert!(given_back.is_ok(), "{} buffers were not returned", self.buffers());
     }
 }
 
-/// Memory to be opened, of ones.
+/// Memory for peers, filled with ones.
 pub(crate) fn region(pd: &ProtectionDomain, length: usize) -> Region {
     let mut region = Region::allocate(pd, length).unwrap();
     region.fill(1);
     region
 }
 
-/// A time whose end is so many microseconds before the last one that this machine can count to.
+/// A time that ends that many microseconds before the last instant of this machine's clock.
 pub(crate) fn nearly_endless(micros: u64) -> Duration {
     let now = Instant::now();
     let (mut least, mut most) = (Duration::ZERO, Duration::MAX);
@@ -233,13 +233,13 @@ pub(crate) fn nearly_endless(micros: u64) -> Duration {
     least - Duration::from_micros(micros)
 }
 
-/// A late peer was refused.
+/// Checks that a late peer was refused.
 pub(crate) fn assert_refused(error: &TransportError) {
     assert!(matches!(error, TransportError::WorkError(_)), "{error}");
     assert!(error.to_string().contains("remote access"), "{error}");
 }
 
-/// In both kinds of runtime.
+/// Runs the test in both kinds of runtime.
 pub(crate) fn run<F: Future<Output = ()> + Send + 'static>(test: impl Fn() -> F) {
     run_in_one_thread(&test);
     let many =
@@ -248,7 +248,7 @@ pub(crate) fn run<F: Future<Output = ()> + Send + 'static>(test: impl Fn() -> F)
     many.block_on(async { timeout(HANG, spawned).await.unwrap().unwrap() });
 }
 
-/// In one of them, for what takes its time.
+/// Runs a slow test in one kind of runtime.
 pub(crate) fn run_in_one_thread<F: Future<Output = ()>>(test: impl Fn() -> F) {
     within_in_one_thread(HANG, test);
 }
@@ -263,17 +263,17 @@ fn within_in_one_thread<F: Future<Output = ()>>(limit: Duration, test: impl Fn()
     current.block_on(async { timeout(limit, test()).await.unwrap() });
 }
 
-/// Polls once, with a waker that wakes nobody.
+/// Polls once, with a waker that does nothing.
 pub(crate) fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     pin!(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Polls once, for that waker.
+/// Polls once, with that waker.
 pub(crate) fn poll_for<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
     pin!(future).poll(&mut Context::from_waker(waker))
 }
 
-/// Polls so often, whether or not it is woken, and drops it then. `None` if it was not ready.
+/// Polls that many times, whether or not it is woken, and then drops it. Returns `None` if it was not ready.
 pub(crate) async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     let (mut future, mut left) = (pin!(future), polls);
     poll_fn(move |cx| {
@@ -286,7 +286,7 @@ pub(crate) async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Outp
     .await
 }
 
-/// As [`polled`], with time between the polls in which a peer does its part.
+/// Like [`polled`], with time between the polls for the peer.
 pub(crate) async fn polled_slowly<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     for _ in 0..polls {
@@ -298,7 +298,7 @@ pub(crate) async fn polled_slowly<F: Future>(polls: usize, future: F) -> Option<
     None
 }
 
-/// A waker that counts.
+/// A waker that counts its wake-ups.
 #[derive(Default)]
 pub(crate) struct Count(pub(crate) AtomicU32);
 
@@ -308,19 +308,19 @@ impl Wake for Count {
     }
 }
 
-/// What was forgotten. A checker of leaks finds it here.
+/// Forgotten values. A leak checker finds them here.
 static FORGOTTEN: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
 
-/// As `std::mem::forget`.
+/// Like `std::mem::forget`.
 pub(crate) fn forget(what: impl Any + Send) {
     FORGOTTEN.lock().unwrap().push(Box::new(what));
 }
 
-/// Runs what keeps memory for ever in a process of its own, which ends before a checker of leaks looks. It is all of the test
-/// of that name.
+/// Runs a test that keeps memory forever in a separate process, which ends before a leak checker looks. It is the whole
+/// test of that name.
 pub(crate) fn in_a_process_of_its_own(name: &str, test: impl FnOnce()) {
     const CHILD: &str = "RDMA_TEST_CHILD";
-    const KEPT: &str = "it was as it should be";
+    const KEPT: &str = "the test in the child process passed";
     if env::var_os(CHILD).is_none() {
         let mut child = this_program();
         let ended = child.args([name, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();

@@ -1,4 +1,4 @@
-//! A peer by hand, which says what it likes behind the rendezvous.
+//! A hand-made peer, which can send any bytes after the handshake.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use super::HANG;
 use super::host::Host;
 
-/// A peer by hand: its stream behind the rendezvous, and its queue pair.
+/// A hand-made peer: its stream after the handshake, and its queue pair.
 pub(crate) struct Peer {
     pub(crate) stream: TcpStream,
     pub(crate) connection: Connection,
@@ -33,10 +33,10 @@ impl Peer {
     pub(crate) async fn connect(host: &Host, address: SocketAddr) -> Self {
         let prepared = host.driver.prepare(host.pd.create_qp().access(super::all())).unwrap();
         let socket = TcpSocket::new_v4().unwrap();
-        // It is soon full, if it is not read.
+        // Small, so that it is soon full if it is not read.
         socket.set_recv_buffer_size(1 << 12).unwrap();
         let mut stream = socket.connect(address).await.unwrap();
-        // HELLO of an end that watches, and says more.
+        // HELLO of an end that watches, and that sends frames.
         let hello = [b"RDRV\0\x02\x03\x01\0\0".as_slice(), &prepared.endpoint().to_bytes()];
         stream.write_all(&hello.concat()).await.unwrap();
         let mut answer = [0; 10 + ENDPOINT];
@@ -53,7 +53,7 @@ impl Peer {
         self.stream.write_all(bytes).await.unwrap();
     }
 
-    /// A frame, and the endpoint behind it.
+    /// Receives a frame and its endpoint.
     pub(crate) async fn hear(&mut self) -> (u16, u32, Vec<u8>) {
         let mut head = [0; 12];
         self.stream.read_exact(&mut head).await.unwrap();
@@ -68,12 +68,12 @@ pub(crate) fn handshake(prepared: PreparedConnection, endpoint: &[u8]) -> Connec
     prepared.handshake(QueuePairEndpoint::from_bytes(endpoint).unwrap()).unwrap()
 }
 
-/// A server's end of such a peer.
+/// A hand-made peer, and the server's end.
 pub(crate) async fn pair(host: &Host) -> (Peer, Connection) {
     pair_with(host, host.options().rendezvous_timeout(HANG)).await
 }
 
-/// The same with these options.
+/// Like [`pair`], with these options.
 pub(crate) async fn pair_with(host: &Host, options: ConnectionOptions) -> (Peer, Connection) {
     let listener = host.driver.listen("127.0.0.1:0", options).await.unwrap();
     let (peer, server) =

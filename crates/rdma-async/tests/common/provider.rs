@@ -1,5 +1,5 @@
-//! A provider with faults: the software device, whose functions fail or lie when a test says so, and which keeps account
-//! of what there is and what is lent to it. Each context has its own, whatever thread calls.
+//! A provider with faults: the software device, with functions that fail or lie when a test requests it. It tracks live
+//! objects and the memory that the device may use. Each context has its own provider, whatever thread calls.
 #![allow(unsafe_code)]
 
 mod events;
@@ -24,7 +24,7 @@ use tokio::time::timeout;
 
 use super::{HANG, install};
 
-/// What a post says that was executed, or was not.
+/// The result that a post reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Post {
     /// The truth.
@@ -37,7 +37,7 @@ pub(crate) enum Post {
     Refused(Errno),
 }
 
-/// What can be refused.
+/// Calls that can be refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Poll,
@@ -49,10 +49,10 @@ pub(crate) enum Call {
     DeallocateWindow,
 }
 
-/// As often as it is called.
+/// On every call.
 pub(crate) const ALWAYS: u32 = u32::MAX;
 
-/// Of what there may be objects.
+/// The kinds of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Object {
     Context,
@@ -64,10 +64,10 @@ enum Object {
     Window,
 }
 
-/// What is said beside a completion.
+/// Completions to add to each honest one.
 type Lies = Box<dyn FnMut(ibv_wc) -> Vec<ibv_wc> + Send>;
 
-/// What is done before a region is registered or deregistered.
+/// Called before a region is registered or deregistered.
 type AtRegion = Box<dyn FnMut(Call) + Send>;
 
 /// Memory that the device may use.
@@ -76,7 +76,7 @@ struct Lent {
     qpn: u32,
     wr_id: u64,
     lkey: u32,
-    /// That it binds.
+    /// The window that it binds.
     window: usize,
     bytes: Range<u64>,
     is_written: bool,
@@ -86,21 +86,21 @@ struct Lent {
 struct ProviderState {
     posts: VecDeque<Post>,
     lies: Option<Lies>,
-    /// Completions that are still to come, and whether they are lies.
+    /// Completions that are still to be polled, and whether they are lies.
     to_come: VecDeque<(ibv_wc, bool)>,
     lied: usize,
     at_destroy: Option<Box<dyn FnMut() + Send>>,
     at_region: Option<AtRegion>,
-    /// How many objects of each kind there are.
+    /// The number of objects of each kind.
     live: [usize; 7],
     lent: Vec<Lent>,
-    /// How many requests were posted.
+    /// The number of posted requests.
     posted: usize,
-    /// Windows are bound to the whole of their regions, whatever was asked for.
+    /// Whether windows are bound to the whole of their regions, whatever range was requested.
     is_unbounded: bool,
-    /// What happens to a port happens to the device.
+    /// Whether a port event is reported as an event of the device.
     is_fatal: bool,
-    /// What a user of the provider must not do, and did.
+    /// Violations of the provider's contract by its user.
     wrongs: Vec<String>,
 }
 
@@ -127,37 +127,38 @@ impl Provider {
         (context.allocate_pd().unwrap(), this)
     }
 
-    /// That call fails so many times from now on, without doing anything.
+    /// The call fails that many times from now on, without any effect.
     pub(crate) fn refuse(&self, call: Call, times: u32) {
         self.refuses[call as usize].store(times, Relaxed);
     }
 
-    /// How the next posts end. Later ones are honest.
+    /// Sets the results of the next posts. Later ones are honest.
     pub(crate) fn next_posts(&self, posts: impl IntoIterator<Item = Post>) {
         self.state().posts.extend(posts);
     }
 
-    /// These come before and behind each completion, but those that have the WR ID of a request that is outstanding.
+    /// These completions are polled before and after each honest one, except those with the WR ID of an outstanding
+    /// request.
     pub(crate) fn lie(&self, with: impl FnMut(ibv_wc) -> Vec<ibv_wc> + Send + 'static) {
         self.state().lies = Some(Box::new(with));
     }
 
-    /// As [`lie`](Self::lie), of what comes with the next poll.
+    /// Like [`lie`](Self::lie), for completions of the next poll.
     pub(crate) fn invent(&self, lies: impl IntoIterator<Item = ibv_wc>) {
         self.state().to_come.extend(lies.into_iter().map(|lie| (lie, true)));
     }
 
-    /// How many lies have come.
+    /// The number of lies that were polled.
     pub(crate) fn lied(&self) -> usize {
         self.state().lied
     }
 
-    /// Does that whenever a queue pair is about to be destroyed.
+    /// Calls this whenever a queue pair is about to be destroyed.
     pub(crate) fn at_destroy(&self, run: impl FnMut() + Send + 'static) {
         self.state().at_destroy = Some(Box::new(run));
     }
 
-    /// Does that whenever a region is about to be registered or deregistered, on the thread that does it.
+    /// Calls this whenever a region is about to be registered or deregistered, on the thread that does it.
     pub(crate) fn at_region(&self, run: impl FnMut(Call) + Send + 'static) {
         self.state().at_region = Some(Box::new(run));
     }
@@ -170,41 +171,41 @@ impl Provider {
         }
     }
 
-    /// How many requests are outstanding, whose memory the device may use.
+    /// The number of outstanding requests, whose memory the device may use.
     pub(crate) fn lent(&self) -> usize {
         self.state().lent.len()
     }
 
-    /// How many requests were posted, all in all.
+    /// The total number of posted requests.
     pub(crate) fn posted(&self) -> usize {
         self.state().posted
     }
 
-    /// How many objects of each kind there are: contexts, domains, regions, channels, completion queues, queue pairs,
+    /// The number of objects of each kind: contexts, domains, regions, channels, completion queues, queue pairs,
     /// windows.
     pub(crate) fn live(&self) -> [usize; 7] {
         self.state().live
     }
 
-    /// Something is wrong.
+    /// Records a violation.
     pub(crate) fn wrong(&self, what: String) {
         self.state().wrongs.push(what);
     }
 
-    /// Nobody has taken memory from the device too early.
+    /// Checks that no memory was taken from the device too early.
     #[track_caller]
     pub(crate) fn assert_kept(&self) {
         assert_eq!(self.state().wrongs, [""; 0]);
     }
 
-    /// As [`assert_kept`](Self::assert_kept), and nothing is left.
+    /// Like [`assert_kept`](Self::assert_kept), and checks that no object is left.
     #[track_caller]
     pub(crate) fn assert_gone(&self) {
         self.assert_kept();
-        assert_eq!(self.live(), [0; 7], "nothing is left");
+        assert_eq!(self.live(), [0; 7], "objects are left");
     }
 
-    /// As [`assert_gone`](Self::assert_gone), when the context was closed.
+    /// Like [`assert_gone`](Self::assert_gone), after the context was closed.
     pub(crate) async fn gone(&self) {
         let closed = timeout(HANG, self.is_closed.notified()).await;
         assert!(closed.is_ok(), "the context is not closed: {:?} are left", self.live());
@@ -234,7 +235,7 @@ impl Provider {
         state.lent.retain(|lent| (object, at) != (Object::QueuePair, lent.qp));
     }
 
-    /// The device has these from now on.
+    /// Records memory that the device may use from now on.
     fn lend(
         &self,
         qp: *mut ibv_qp,
@@ -247,7 +248,7 @@ impl Provider {
         let qpn = unsafe { (*qp).qp_num };
         let mut state = self.state();
         state.posted += 1;
-        // What has no memory is outstanding, too.
+        // A request without memory is outstanding, too.
         let nothing = [ibv_sge::default()];
         for element in if elements.is_empty() { &nothing } else { elements } {
             let bytes = element.addr..element.addr + u64::from(element.length);
@@ -257,7 +258,7 @@ impl Provider {
             };
             if let Some(lent) = state.lent.iter().find(overlaps) {
                 let wrong =
-                    format!("{wr_id:#x} has memory that was lent to {:#x} already", lent.wr_id);
+                    format!("{wr_id:#x} uses memory that is already lent to {:#x}", lent.wr_id);
                 state.wrongs.push(wrong);
             }
             // A bind has no element.
@@ -272,7 +273,7 @@ impl Provider {
         }
         let honest = |room: &mut [ibv_wc]| {
             let count = c_int::try_from(room.len()).unwrap();
-            // SAFETY: SAFETY.md F1: the caller's own contract, and room for so many.
+            // SAFETY: SAFETY.md F1: the caller's own contract, and room for `count` entries.
             unsafe { (ops().poll)(cq, count, room.as_mut_ptr()) }
         };
         let state = &mut *self.state();
@@ -349,7 +350,7 @@ fn ops() -> &'static Ops {
 }
 
 fn plant(context: *mut ibv_context) {
-    // SAFETY: SAFETY.md F1: a live context, which nobody else knows yet.
+    // SAFETY: SAFETY.md F1: a live context, which no one else knows yet.
     let ops = unsafe { &mut (*context).ops };
     let poll = ops.poll_cq.replace(poll_cq).unwrap();
     let notify = ops.req_notify_cq.replace(req_notify_cq).unwrap();
@@ -362,7 +363,7 @@ fn plant(context: *mut ibv_context) {
 
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int {
     let count = usize::try_from(count).unwrap();
-    // SAFETY: SAFETY.md F12: so many places there are, of plain data.
+    // SAFETY: SAFETY.md F12: `out` has `count` entries of plain data.
     let room = unsafe { slice::from_raw_parts_mut(out, count) };
     of!(cq).poll(cq, room)
 }
@@ -394,7 +395,7 @@ macro_rules! posts {
             assert!(request.next.is_null(), "one at a time");
             let elements: &[ibv_sge] = match usize::try_from(request.num_sge).unwrap() {
                 0 => &[],
-                // SAFETY: SAFETY.md F12: so many elements there are.
+                // SAFETY: SAFETY.md F12: the list has that many elements.
                 count => unsafe { slice::from_raw_parts(request.sg_list, count) },
             };
             let is_written: fn(&$request) -> bool = $is_written;
@@ -426,7 +427,7 @@ posts! {
     post_recv: ibv_recv_wr => receive, |_, _| (0, 0), |_| true;
 }
 
-/// Verbs that make an object, which is counted.
+/// Verbs that create an object, which is counted.
 macro_rules! makes {
     ($($name:ident($($argument:ident: $type:ty),+) -> $raw:ty, $object:ident;)+) => {$(
         unsafe extern "C" fn $name($($argument: $type),+) -> *mut $raw {
@@ -468,7 +469,7 @@ unsafe extern "C" fn reg_mr(
     made
 }
 
-/// What takes optional flags.
+/// The function that takes optional flags.
 unsafe extern "C" fn reg_mr_iova2(
     pd: *mut ibv_pd,
     address: *mut c_void,
@@ -507,7 +508,7 @@ destroys! {
         let lkey = unsafe { (*mr).lkey };
         let mut state = provider.state();
         if let Some(lent) = state.lent.iter().find(|lent| lent.lkey == lkey) {
-            let wrong = format!("a region is deregistered whose memory {:#x} has", lent.wr_id);
+            let wrong = format!("a region is deregistered while {:#x} uses its memory", lent.wr_id);
             state.wrongs.push(wrong);
         }
         drop(state);
@@ -525,7 +526,7 @@ destroys! {
 }
 
 unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
-    // Another one may be at the same address as soon as it is closed.
+    // Another context may get the same address as soon as it is closed.
     let Some(provider) = contexts().remove(&(context as usize)) else { return Errno::EINVAL.raw() };
     // SAFETY: SAFETY.md F1: the caller's own contract.
     let returned = unsafe { (rdma_soft::verbs().close_device)(context) };

@@ -1,4 +1,4 @@
-//! Memory that is lent and asked for, given back and taken back, in time and late.
+//! Memory that is lent and borrowed, returned and revoked, in time and late.
 
 use std::time::Duration;
 
@@ -14,21 +14,21 @@ use crate::{PATIENCE, Worker, cause};
 
 /// The longest time of a lease.
 const LONGEST: Duration = Duration::from_millis(50);
-/// What another thread registers, in bytes.
+/// A number of bytes that another thread registers.
 const LARGE: u64 = (1 << 20) + 1;
-/// So many leases, and as much borrowed memory, are kept for later at most.
+/// The most leases, and the most borrowed regions, that are kept for later.
 const KEPT: usize = 4;
 
 pub(crate) const ALL: AccessFlags = AccessFlags::new().with_remote_read().with_remote_write();
 
-/// What is kept for a later operation, beyond the connection that it is of.
+/// Leases and regions for a later operation, possibly after their connection has ended.
 #[derive(Default)]
 pub(crate) struct Kept {
     leases: Vec<Lease>,
     borrowed: Vec<RemoteRegion>,
 }
 
-/// How many regions have come back, and how.
+/// The number of regions that were returned, by reason.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Back {
     given: u64,
@@ -36,9 +36,9 @@ pub(crate) struct Back {
     late: u64,
     revoked: u64,
     closed: u64,
-    /// Of `reserve` and `reserve_for`.
+    /// From `reserve` and `reserve_for`.
     opened: u64,
-    /// Of which parts were lent.
+    /// Regions whose parts were lent.
     parted: u64,
 }
 
@@ -53,19 +53,19 @@ impl Back {
         self.parted += other.parted;
     }
 
-    /// There were some that ended in time, and some that did not. On a slow machine most are late, and of the others not each
-    /// kind need be there.
+    /// Returns true if some leases ended in time and some did not. On a slow machine most are late, and the others may
+    /// not include every kind.
     pub(crate) const fn is_mixed(self) -> bool {
         let Self { given, returned, late, revoked, closed, opened, parted } = self;
         late > 0 && given + returned + revoked + closed > 0 && opened > 0 && parted > 0
     }
 }
 
-/// What a lease has come to, if that ends the connection.
+/// The result of a lease operation, if it ends the connection.
 fn over(error: LeaseError) -> Result<(), TransportError> {
     match error {
         LeaseError::Closed(_) => Err(TransportError::WouldBlock),
-        // It has ended there, or is one too many.
+        // The lease has ended there, or there are too many.
         LeaseError::Denied(_) => Ok(()),
         error => panic!("{error}"),
     }
@@ -77,7 +77,7 @@ impl Worker {
         usize::try_from(length).unwrap()
     }
 
-    /// How long a lease is, which may be shorter than what is done with it.
+    /// The time of a lease, which may be shorter than its use.
     fn time(&mut self) -> Duration {
         match self.chance.below(4) {
             0 => Duration::from_micros(self.chance.below(3000)),
@@ -85,7 +85,7 @@ impl Worker {
         }
     }
 
-    /// Asks for memory, uses it, and gives it to the other end's program, or not.
+    /// Borrows memory, uses it, and may hand it over to the other end's program.
     pub(crate) async fn ask(
         &mut self,
         by: &Connection,
@@ -96,7 +96,7 @@ impl Worker {
             Err(error) => return over(error),
             Ok(asked) => self.borrow(by, asked).await?,
         }
-        // There is something if it was given, and in time.
+        // A region arrives if it was handed over, and in time.
         match timeout(Duration::from_millis(1), of.receive_region()).await {
             Ok(Ok(region)) => {
                 self.back.given += 1;
@@ -108,7 +108,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Lends memory, has it taken and used, and has it back.
+    /// Lends memory, lets it be received and used, and awaits its return.
     pub(crate) async fn lend(
         &mut self,
         lender: &Connection,
@@ -122,7 +122,7 @@ impl Worker {
         };
         let taken = tokio::select! {
             taken = borrower.receive_lease() => taken,
-            // It was over before it was taken.
+            // It ended before it was received.
             ended = timeout(HANG, &mut lease) => {
                 self.note_back(ended.unwrap().unwrap()).await;
                 return Ok(());
@@ -155,7 +155,7 @@ impl Worker {
         used
     }
 
-    /// Opens memory to the other end, until that has written, or the time is over; perhaps again.
+    /// Opens memory to the other end until that end has written or the time is over; perhaps again.
     pub(crate) async fn open(
         &mut self,
         owner: &Connection,
@@ -170,7 +170,7 @@ impl Worker {
                 let to = to.slice(0..buffer.len()).unwrap();
                 peer.write(buffer, to).await.map(drop).map_err(cause)
             };
-            // The bind may be behind a send that has no receive.
+            // The bind may wait for a send that has no receive.
             let opened = if self.chance.below(3) == 0 {
                 timeout(PATIENCE, region.reserve(ALL, time, write)).await
             } else {
@@ -191,7 +191,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Lends two parts of one memory, which lie over each other, and has the memory when both have ended.
+    /// Lends two overlapping parts of one memory. The memory is returned when both leases have ended.
     pub(crate) async fn lend_parts(
         &mut self,
         lender: &Connection,
@@ -207,7 +207,7 @@ impl Worker {
             }
         }
         for _ in 0..leases.len() {
-            // They may be over already.
+            // They may have ended already.
             match timeout(LONGEST, borrower.receive_lease()).await {
                 Ok(Ok(lent)) => self.borrow(borrower, lent).await?,
                 Ok(Err(error)) => return over(error),
@@ -222,11 +222,11 @@ impl Worker {
         Ok(())
     }
 
-    /// A lease ends, whatever has become of its connection, and the memory is there.
+    /// Checks that a lease ends, whatever happened to its connection, and returns the memory.
     async fn expect_ended(&mut self, lease: Lease) {
         match timeout(HANG, lease).await {
             Ok(ended) => self.note_back(ended.unwrap()).await,
-            Err(_) => panic!("a lease that does not end"),
+            Err(_) => panic!("a lease does not end"),
         }
     }
 
@@ -241,16 +241,16 @@ impl Worker {
         drop(self.expect_exclusive(ended.region).await);
     }
 
-    /// Nobody else writes there, though many are about to.
+    /// Checks that no one else writes to the memory, though many try.
     async fn expect_exclusive(&mut self, mut region: Region) -> Region {
         let byte = self.chance.next().to_le_bytes()[0];
         region.fill(byte);
         tokio::task::yield_now().await;
-        assert!(region.iter().all(|&found| found == byte), "memory that a peer still reaches");
+        assert!(region.iter().all(|&found| found == byte), "a peer still reaches the memory");
         region
     }
 
-    /// Uses memory of the peer's, and gives it back in one of the ways.
+    /// Uses borrowed memory, and returns it in one of the ways.
     async fn borrow(&mut self, by: &Connection, lent: RemoteRegion) -> Result<(), TransportError> {
         for _ in 0..self.chance.below(3) {
             let length = lent.len().min(256);
@@ -266,11 +266,11 @@ impl Worker {
                 }
                 Ok(())
             };
-            // Receives that were dropped may have taken all slots.
+            // Dropped receives may occupy all slots.
             match timeout(PATIENCE, done).await.unwrap_or(Err(TransportError::WouldBlock)) {
                 Err(TransportError::LeaseOver { .. }) => {}
                 outcome => {
-                    assert!(outcome.is_err() || !is_over, "it was posted behind its time");
+                    assert!(outcome.is_err() || !is_over, "it was posted after its time");
                     outcome?;
                 }
             }
@@ -279,7 +279,7 @@ impl Worker {
             0..4 => drop(lent),
             4..6 => lent.hand_over(),
             6 if self.kept.borrowed.len() < KEPT => self.kept.borrowed.push(lent),
-            // A peer that does not look at its clock.
+            // A peer that ignores its clock.
             _ if self.chance.below(8) == 0 => {
                 sleep(lent.remaining() + Duration::from_millis(1)).await;
                 let late =
@@ -293,7 +293,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What was kept is used late, or dropped, or awaited.
+    /// Uses kept memory late, drops it, or awaits it.
     pub(crate) async fn use_kept(&mut self) {
         if let Some(lent) = self.kept.borrowed.pop() {
             let buffer = self.pool.allocate(lent.len().min(8)).unwrap();

@@ -1,8 +1,8 @@
-//! Many operations on many connections, and memory that is lent, of which some are dropped at any await, and connections that
-//! end and are made anew: afterwards nothing is left.
+//! Many operations on many connections, with lent memory. Some are dropped at any await, and connections end and are
+//! made again. At the end nothing is left.
 //!
-//! `RDMA_TEST_OPERATIONS=1000000 cargo test --release -p rdma-async --test soak` is the long form. `RDMA_TEST_SEED` is the
-//! seed of another run.
+//! `RDMA_TEST_OPERATIONS=1000000 cargo test --release -p rdma-async --test soak` is the long form. `RDMA_TEST_SEED`
+//! sets the seed of another run.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 #[path = "../common/mod.rs"]
@@ -25,9 +25,9 @@ use common::{HANG, all};
 use leases::{Back, Kept};
 
 const CONNECTIONS: u16 = 100;
-/// So long an operation may wait for a slot that nothing gives back.
+/// The longest wait of an operation for a slot that is never freed.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// As many as the device has.
+/// The number of regions of the device.
 const REGIONS: u32 = 4096;
 
 struct Worker {
@@ -62,7 +62,8 @@ impl Worker {
         self.pool.allocate(length).unwrap()
     }
 
-    /// So many operations. How many were dropped, how many connections there were, and what has come back.
+    /// Runs that many operations. Returns the numbers of dropped operations and of connections, and the returned
+    /// regions.
     async fn work(mut self, operations: u64) -> ([u64; 2], Back) {
         let (mut client, mut server) = self.connect().await;
         let [mut dropped, mut connections] = [0, 1];
@@ -94,7 +95,7 @@ impl Worker {
         match self.chance.below(5) {
             0 => server.close().unwrap(),
             1 => {
-                // What was sent may have no receive.
+                // Earlier sends may have no receive.
                 let _ = client.disconnect(Duration::from_millis(1)).await;
             }
             2 => {
@@ -109,7 +110,7 @@ impl Worker {
                 let given_up = if self.chance.below(2) == 0 { &client } else { &server };
                 for _ in 0..self.chance.below(3) {
                     let micros = Duration::from_micros(self.chance.below(2000));
-                    // It may be that of the attempt that goes on.
+                    // The result may be that of the attempt that continues.
                     let _ = timeout(micros, given_up.reconnect()).await;
                 }
                 let both = async { tokio::join!(client.reconnect(), server.reconnect()) };
@@ -123,7 +124,7 @@ impl Worker {
         self.connect().await
     }
 
-    /// An operation, or two; dropped after so many polls, if it is to be.
+    /// Runs one or two operations. Drops them after `polls` polls, if set.
     async fn one(
         &mut self,
         client: &Connection,
@@ -140,12 +141,12 @@ impl Worker {
                 1 => drop(client.read(buffer, board).await.map_err(cause)?),
                 2 => drop(client.fetch_add(word, 1).await.map_err(cause)?),
                 3 => drop(client.write(buffer, board).post().await.map_err(cause)?),
-                // Received by somebody else, if it was dropped.
+                // Another receive gets the message, if this one was dropped.
                 4 => drop(server.receive(other).try_post().map_err(cause)?),
                 _ => {
                     let receive = server.receive(other).post().await.map_err(cause)?;
                     client.send(buffer).await.map_err(cause)?;
-                    // One that was dropped before may have got the message.
+                    // An earlier dropped receive may have got the message.
                     if server.take_unclaimed().is_none() {
                         drop(receive);
                     }
@@ -154,13 +155,13 @@ impl Worker {
             Ok(())
         };
         let limited = async {
-            // Receives that were dropped have taken all slots: then the connection is made anew.
+            // Dropped receives have occupied all slots: then the connection is made again.
             timeout(PATIENCE, work).await.unwrap_or(Err(TransportError::WouldBlock))
         };
         dropped_after(polls, limited).await.unwrap_or(Ok(()))
     }
 
-    /// Memory is lent, or asked for, by either end; dropped after so many polls, if it is to be.
+    /// Lends or borrows memory at either end. Drops the future after `polls` polls, if set.
     async fn one_lease(
         &mut self,
         client: &Connection,
@@ -183,7 +184,7 @@ impl Worker {
     }
 }
 
-/// The outcome, unless it was dropped before.
+/// The outcome, unless the future was dropped first.
 async fn dropped_after<R>(polls: Option<u64>, work: impl Future<Output = R>) -> Option<R> {
     let Some(polls) = polls else { return Some(work.await) };
     tokio::select! {
@@ -201,8 +202,8 @@ fn cause<B>(failed: Failed<B>) -> TransportError {
     failed.error
 }
 
-/// What the files of this process are, without the sockets of the device, which takes one more for some thousands of queue
-/// pairs.
+/// The open files of this process, without the sockets of the device, which opens another one for every few thousand
+/// queue pairs.
 fn files() -> Vec<String> {
     let unix = fs::read_to_string("/proc/net/unix").unwrap();
     let of_device = |name: &str| {
@@ -220,7 +221,7 @@ fn files() -> Vec<String> {
     names
 }
 
-/// Has the device open what it opens once.
+/// Lets the device open the files that it opens once.
 fn warm_up(pd: &ProtectionDomain) {
     let once = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     once.block_on(async {
@@ -232,7 +233,7 @@ fn warm_up(pd: &ProtectionDomain) {
     });
 }
 
-/// What all workers have done.
+/// The sum of the work of all workers.
 async fn work_all(
     pd: &ProtectionDomain,
     pool: &BufferPool,
@@ -290,7 +291,7 @@ async fn work_all(
     counts
 }
 
-/// All tasks of the runtime end.
+/// Waits until all tasks of the runtime have ended.
 async fn no_tasks() {
     let metrics = tokio::runtime::Handle::current().metrics();
     while metrics.num_alive_tasks() != 0 {
@@ -299,7 +300,7 @@ async fn no_tasks() {
 }
 
 #[test]
-fn nothing_is_left_of_many_operations_and_connections() {
+fn many_operations_and_connections_leak_nothing() {
     let number = |name| env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let operations = number("RDMA_TEST_OPERATIONS").unwrap_or(20_000);
     let seed = number("RDMA_TEST_SEED").unwrap_or(1);
@@ -321,12 +322,12 @@ fn nothing_is_left_of_many_operations_and_connections() {
         counts
     });
     drop(runtime);
-    assert_eq!(pool.usage().buffers, 0, "all memory came back");
-    assert_eq!(files(), files_before, "all files are closed");
+    assert_eq!(pool.usage().buffers, 0, "memory was not returned");
+    assert_eq!(files(), files_before, "files were not closed");
     println!("{operations} operations, {dropped} dropped, on {connections} connections, {back:?}");
     // Nothing depends on them any more.
     drop((pool, board));
-    // All that the device has can be registered.
+    // All regions of the device can be registered again.
     let regions = (0..REGIONS).map(|_| pd.allocate_shared_region(1, all()));
     let regions: Result<Vec<_>, _> = regions.collect();
     assert!(regions.is_ok(), "regions are left: {regions:?}");

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_is_with_the_device_comes_back_when_the_connection_ends() {
+fn outstanding_memory_is_returned_when_the_connection_ends() {
     let rig = Rig::new();
     let connection = rig.connect([2, 2]);
     let sleeper = Arc::<Sleeper>::default();
@@ -34,7 +34,7 @@ fn what_is_with_the_device_comes_back_when_the_connection_ends() {
 
 /// A completion belongs to one generation, so a completion of an earlier request or connection has no effect.
 #[test]
-fn late_repeated_and_invented_completions_are_of_no_request() {
+fn late_repeated_and_invented_completions_match_no_request() {
     let rig = Rig::new();
     let connection = rig.connect([1, 0]);
     let first = post(connection.send(filled(&rig, 1)));
@@ -65,7 +65,7 @@ fn late_repeated_and_invented_completions_are_of_no_request() {
 
 /// Waiters get the slot one after the other, when an outcome is taken.
 #[test]
-fn slots_go_to_those_who_wait_in_their_order() {
+fn waiters_get_slots_in_order() {
     let rig = Rig::new();
     let connection = rig.connect([1, 0]);
     let first = post(connection.send(filled(&rig, 1)));
@@ -101,7 +101,7 @@ fn slots_go_to_those_who_wait_in_their_order() {
 
 /// After the last connection the driver receives no further requests.
 #[test]
-fn a_driver_that_ends_gives_everything_back() {
+fn a_driver_that_ends_returns_all_memory() {
     let rig = Rig::new();
     let connections = [(); 2].map(|()| rig.connect([1, 1]));
     let posted = connections.each_ref().map(|connection| post(connection.send(filled(&rig, 1))));

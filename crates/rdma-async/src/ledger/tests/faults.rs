@@ -4,7 +4,7 @@ use super::*;
 use crate::mock::{Faults, PostFault};
 
 #[test]
-fn refused_memory_comes_back_and_refused_in_doubt_when_the_queue_pair_is_destroyed() {
+fn a_refused_post_returns_its_memory_and_a_doubtful_one_keeps_it() {
     let rig = Rig::new();
     let connection = rig.connect([2, 0]);
     rig.nic.set_faults(Faults { posts: Some(PostFault::Clear), ..Faults::default() });
@@ -34,7 +34,7 @@ fn refused_memory_comes_back_and_refused_in_doubt_when_the_queue_pair_is_destroy
 }
 
 #[test]
-fn a_failed_request_is_over_and_its_connection_takes_no_more() {
+fn a_failed_request_ends_and_closes_its_connection() {
     let rig = Rig::new();
     let connection = rig.connect([1, 1]);
     let sleeper = Arc::<Sleeper>::default();
@@ -97,7 +97,7 @@ fn a_completion_queue_that_fails_ends_everything() {
 }
 
 #[test]
-fn a_completion_queue_that_cannot_be_asked_ends_everything() {
+fn a_completion_queue_that_cannot_be_armed_ends_everything() {
     let rig = Rig::new();
     let connection = rig.connect([1, 1]);
     rig.nic.set_faults(Faults { asks: true, ..Faults::default() });
@@ -109,7 +109,7 @@ fn a_completion_queue_that_cannot_be_asked_ends_everything() {
 
 /// The slot that it was woken for is still free.
 #[test]
-fn who_is_refused_hands_its_wake_up_on() {
+fn a_refused_waiter_passes_on_its_wake_up() {
     let rig = Rig::new();
     let connection = rig.connect([1, 0]);
     let first = post(connection.send(filled(&rig, 1)));

@@ -6,7 +6,7 @@ use super::*;
 use crate::mock::block_on;
 
 #[test]
-fn the_device_and_those_who_await_use_memory_in_turns() {
+fn the_device_and_awaiting_threads_take_turns_with_memory() {
     const EACH: usize = if cfg!(miri) { 8 } else { 500 };
     let whole = Rig::new();
     let connection = whole.connect([2, 2]);

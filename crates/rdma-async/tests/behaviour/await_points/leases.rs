@@ -119,7 +119,7 @@ async fn asked(pair: &Pair, polls: usize, length: usize) -> Option<RemoteRegion>
 
 /// Its memory is closed and freed, even if another thread is about to open or close it, and no other memory is lost.
 #[test]
-fn what_opens_or_takes_memory_is_dropped_after_any_poll() {
+fn futures_that_open_or_receive_memory_are_dropped_after_any_poll() {
     // Only this test uses it, because `release_all` releases the requests of every test on the device.
     let held = "soft-held-leases";
     Builder::new(held).schedule(Schedule::Held).install().unwrap();

@@ -25,7 +25,7 @@ async fn fail(host: &Host, client: &Connection) {
 }
 
 #[test]
-fn a_connection_goes_on_with_another_queue_pair() {
+fn a_connection_continues_with_another_queue_pair() {
     run(|| async {
         for device in DEVICES {
             let host = Host::new(device);
@@ -90,7 +90,7 @@ fn either_end_may_be_first() {
 }
 
 #[test]
-fn a_peer_that_does_not_do_the_same_is_waited_for_no_longer_than_was_said() {
+fn reconnecting_without_the_peer_times_out() {
     run(|| async {
         let host = Host::new("soft0");
         // Connecting must also fit into the limit.
@@ -122,7 +122,7 @@ fn a_peer_that_does_not_do_the_same_is_waited_for_no_longer_than_was_said() {
 
 /// Such a connection has its own domain, port and rights, and lives as long as either connection.
 #[test]
-fn further_connections_have_options_of_their_own() {
+fn further_connections_have_their_own_options() {
     run(|| async {
         for device in DEVICES {
             let host = Host::new(device);
@@ -164,7 +164,7 @@ fn further_connections_have_options_of_their_own() {
 
 /// A number is free again at both ends after its connection was dropped.
 #[test]
-fn many_further_connections_at_once_and_their_numbers_again() {
+fn many_further_connections_are_made_at_once_and_their_numbers_reused() {
     run(|| async {
         let host = Host::new("soft0");
         let (client, server) = host.pair().await;
@@ -192,7 +192,7 @@ fn many_further_connections_at_once_and_their_numbers_again() {
 }
 
 #[test]
-fn who_has_no_peer_to_agree_with_is_told_so() {
+fn reconnecting_needs_a_control_connection() {
     run(|| async {
         let host = Host::new("soft0");
         let (one, other) = host.pair_by_hand();
@@ -230,7 +230,7 @@ fn one_task_at_a_time_reconnects() {
 
 /// A close succeeds although another task is reconnecting the connection.
 #[test]
-fn a_connection_that_is_closed_meanwhile_stays_closed() {
+fn a_connection_closed_while_reconnecting_stays_closed() {
     run(|| async {
         let host = Host::new("soft0");
         for gracefully in [false, true] {
@@ -260,7 +260,7 @@ fn a_connection_that_is_closed_meanwhile_stays_closed() {
 
 /// More at a time than the server remembers. The last one is refused, and the others are not affected.
 #[test]
-fn too_many_at_a_time_are_refused_here() {
+fn too_many_queue_pairs_at_a_time_are_refused_locally() {
     run(|| async {
         let host = Host::new("soft0");
         let (client, server) = host.pair().await;
@@ -286,7 +286,7 @@ fn too_many_at_a_time_are_refused_here() {
 }
 
 #[test]
-fn a_ring_posts_its_receives_again_for_another_queue_pair() {
+fn a_ring_posts_its_receives_again_after_a_reconnect() {
     run(|| async {
         for device in DEVICES {
             let host = Host::new(device);

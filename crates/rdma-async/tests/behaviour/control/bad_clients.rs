@@ -20,7 +20,7 @@ async fn say(address: std::net::SocketAddr, bytes: &[u8]) -> TcpStream {
 }
 
 #[test]
-fn ends_that_do_not_fit_name_both_devices() {
+fn an_error_about_incompatible_ends_names_both_devices() {
     run(|| async {
         let (host, other) = (Host::new("soft0"), Host::new("softib0"));
         let (listener, address) = host.listen().await;
@@ -72,7 +72,7 @@ fn garbage_and_other_versions_are_counted_and_named() {
 }
 
 #[test]
-fn silent_clients_are_ended_in_time_and_counted() {
+fn silent_clients_time_out_and_are_counted() {
     run(|| async {
         let host = Host::new("soft0");
         let options = host.options().rendezvous_timeout(SHORT);
@@ -87,7 +87,7 @@ fn silent_clients_are_ended_in_time_and_counted() {
 }
 
 #[test]
-fn silent_clients_keep_no_other_out() {
+fn silent_clients_do_not_block_others() {
     allow_files(3_000);
     run(|| async {
         let host = Host::new("soft0");
@@ -110,8 +110,8 @@ fn silent_clients_keep_no_other_out() {
 }
 
 #[test]
-fn without_files_a_listener_says_so_once_a_second() {
-    let test = "control::bad_clients::without_files_a_listener_says_so_once_a_second";
+fn without_files_a_listener_reports_an_error_once_a_second() {
+    let test = "control::bad_clients::without_files_a_listener_reports_an_error_once_a_second";
     in_own_process(test, without_files);
 }
 
@@ -139,7 +139,7 @@ fn without_files() {
 
 /// A client that closes in each phase.
 #[test]
-fn clients_that_go_are_no_error_of_the_listener() {
+fn clients_that_close_are_not_listener_errors() {
     run(|| async {
         let host = Host::new("soft0");
         let (listener, address) = host.listen().await;

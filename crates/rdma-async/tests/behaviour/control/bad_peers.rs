@@ -11,7 +11,7 @@ use crate::common::peer::{ENDPOINT, handshake, head, offer, pair, pair_with};
 use crate::control::{Host, run};
 
 #[test]
-fn who_does_not_keep_to_the_frames_is_gone() {
+fn a_peer_that_sends_invalid_frames_is_disconnected() {
     run(|| async {
         let host = Host::new("soft0");
         let endpoint = host.driver.prepare(host.pd.create_qp()).unwrap().endpoint();
@@ -49,7 +49,7 @@ fn who_does_not_keep_to_the_frames_is_gone() {
 
 /// Frames about unknown connections change nothing, and neither does a flood of them.
 #[test]
-fn what_means_nothing_changes_nothing() {
+fn frames_about_unknown_connections_change_nothing() {
     run(|| async {
         let host = Host::new("soft0");
         let (mut peer, server) = pair(&host).await;
@@ -94,7 +94,7 @@ fn what_means_nothing_changes_nothing() {
 
 /// A client that offers a queue pair, but neither completes nor withdraws it.
 #[test]
-fn an_offer_that_leads_to_nothing_is_ended_in_time() {
+fn an_abandoned_offer_times_out() {
     run(|| async {
         let host = Host::new("soft0");
         let options = host.options().rendezvous_timeout(Duration::from_secs(2));
@@ -144,7 +144,7 @@ fn an_offer_that_leads_to_nothing_is_ended_in_time() {
 
 /// A client whose new queue pair or stream ends immediately after READY.
 #[test]
-fn an_end_that_comes_with_the_beginning_is_not_lost() {
+fn an_end_right_after_ready_is_noticed() {
     run(|| async {
         let host = Host::new("soft0");
         for (number, leaves) in [(0, false), (0, true), (3, false), (3, true)] {
@@ -185,7 +185,7 @@ fn an_end_that_comes_with_the_beginning_is_not_lost() {
 
 /// A server that ends a queue pair that was not offered is disconnected. Otherwise the client would keep offering.
 #[test]
-fn a_server_ends_no_queue_pair_that_was_not_offered() {
+fn a_server_that_ends_an_unoffered_queue_pair_is_disconnected() {
     run(|| async {
         let host = Host::new("soft0");
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

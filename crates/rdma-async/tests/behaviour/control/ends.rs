@@ -1,4 +1,4 @@
-//! How one end notices that the other is gone.
+//! The ways in which one end notices that the other is gone.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn is_gone(error: &TransportError) -> bool {
 
 /// Earlier messages are received, and outstanding receives fail.
 #[test]
-fn a_peer_that_goes_ends_what_waits_for_it() {
+fn a_peer_that_closes_ends_outstanding_operations() {
     run(|| async {
         for device in DEVICES {
             for closes in [false, true] {
@@ -47,7 +47,7 @@ fn a_peer_that_goes_ends_what_waits_for_it() {
 
 /// A connection whose request has failed notifies its peer by the end of the stream.
 #[test]
-fn a_connection_that_has_failed_ends_the_peer() {
+fn a_failed_connection_ends_the_peer() {
     run(|| async {
         let host = Host::new("soft0");
         let (client, server) = host.pair().await;
@@ -63,7 +63,7 @@ fn a_connection_that_has_failed_ends_the_peer() {
 }
 
 #[test]
-fn a_channel_that_watches_notices_a_connection_that_goes() {
+fn a_watching_channel_notices_a_dropped_connection() {
     run(|| async {
         let host = Host::new("soft0");
         let (listener, address) = host.listen().await;
@@ -81,7 +81,7 @@ fn a_channel_that_watches_notices_a_connection_that_goes() {
 
 /// Clients that were not accepted are turned away when the listener ends, and accepted connections continue.
 #[test]
-fn a_listener_that_is_dropped_leaves_its_connections() {
+fn a_dropped_listener_leaves_its_connections_open() {
     run(|| async {
         let host = Host::new("soft0");
         let (listener, address) = host.listen().await;
@@ -102,7 +102,7 @@ fn a_listener_that_is_dropped_leaves_its_connections() {
 
 /// A runtime that ends closes its listeners and connections; peers in another runtime are notified.
 #[test]
-fn a_runtime_that_ends_is_told_to_both_sides() {
+fn a_runtime_that_ends_is_noticed_at_both_ends() {
     let build =
         || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let (servers, clients) = (build().unwrap(), build().unwrap());
@@ -202,7 +202,7 @@ fn a_stream_that_is_reset_ends_the_connection() {
 
 /// The kernel probes the peer's machine, and ends the stream if it does not answer.
 #[test]
-fn the_kernel_asks_a_silent_machine() {
+fn the_kernel_probes_a_silent_machine() {
     run(|| async {
         let host = Host::new("soft0");
         let limit = Duration::from_secs(40);
@@ -253,7 +253,7 @@ fn a_connection_ends_with_the_runtime_that_watches_its_peer() {
 
 /// A peer that sends much where it should send nothing does not keep tasks from running.
 #[test]
-fn a_peer_that_talks_on_the_control_connection_changes_nothing() {
+fn a_peer_that_floods_the_control_connection_changes_nothing() {
     run(|| async {
         let host = Host::new("soft0");
         let (listener, address) = host.listen().await;

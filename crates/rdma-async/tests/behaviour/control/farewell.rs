@@ -46,7 +46,7 @@ fn a_reason_that_is_too_long_changes_nothing() {
 
 /// The reason belongs to its queue pair.
 #[test]
-fn a_connection_that_goes_on_has_no_reason_of_before() {
+fn a_reconnected_connection_has_no_earlier_reason() {
     run(|| async {
         let host = Host::new("soft0");
         let (client, server) = host.pair().await;
@@ -61,7 +61,7 @@ fn a_connection_that_goes_on_has_no_reason_of_before() {
 }
 
 #[test]
-fn an_end_that_is_dropped_has_disconnected_and_one_that_has_failed_has_not() {
+fn a_dropped_end_has_disconnected_but_a_failed_one_has_not() {
     run(|| async {
         let host = Host::new("soft0");
         for fails in [false, true] {
@@ -87,7 +87,7 @@ fn an_end_that_is_dropped_has_disconnected_and_one_that_has_failed_has_not() {
 }
 
 #[test]
-fn a_channel_and_a_connection_tell_each_other_that_they_are_dropped() {
+fn a_channel_and_a_connection_notify_each_other_when_dropped() {
     run(|| async {
         let host = Host::new("soft0");
         for channel_goes in [true, false] {

@@ -6,7 +6,7 @@ use crate::control::{DEVICES, HANG, Host, SHORT, run};
 
 /// All messages are received, although the sends are not awaited.
 #[test]
-fn what_was_sent_before_the_end_has_come() {
+fn messages_before_the_end_arrive() {
     run(|| async {
         for device in DEVICES {
             let host = Host::new(device);
@@ -46,7 +46,7 @@ fn what_was_sent_before_the_end_has_come() {
 
 /// The peer's own messages arrive, too, if this end has receives for them.
 #[test]
-fn the_peer_may_end_what_it_has_begun() {
+fn the_peer_completes_its_sends_before_the_end() {
     run(|| async {
         for device in DEVICES {
             let host = Host::new(device);
@@ -62,7 +62,7 @@ fn the_peer_may_end_what_it_has_begun() {
 }
 
 #[test]
-fn both_may_end_at_once_and_behind_a_new_queue_pair() {
+fn both_ends_may_disconnect_at_once_and_after_a_reconnect() {
     run(|| async {
         for device in DEVICES {
             let host = Host::new(device);
@@ -82,7 +82,7 @@ fn both_may_end_at_once_and_behind_a_new_queue_pair() {
 
 /// A send without a receive at the peer does not complete: the limit ends it.
 #[test]
-fn the_end_is_waited_for_no_longer_than_was_said() {
+fn disconnecting_ends_at_its_limit() {
     run(|| async {
         let host = Host::new("soft0");
         let (client, server) = host.pair().await;
@@ -103,7 +103,7 @@ fn the_end_is_waited_for_no_longer_than_was_said() {
 
 /// Only the heartbeat notices a peer whose runtime does not run.
 #[test]
-fn a_peer_that_does_not_run_is_noticed() {
+fn the_heartbeat_notices_a_peer_that_does_not_run() {
     run(|| async {
         let host = Host::new("soft0");
         let (told, address) = std::sync::mpsc::channel();
@@ -142,7 +142,7 @@ fn a_peer_that_does_not_run_is_noticed() {
 
 /// Messages that never arrived are reported, although the sends are not awaited.
 #[test]
-fn what_is_lost_at_the_end_is_told() {
+fn messages_lost_at_the_end_are_reported() {
     run(|| async {
         let host = Host::new("soft0");
         for closes in [true, false] {
@@ -164,7 +164,7 @@ fn what_is_lost_at_the_end_is_told() {
 
 /// A peer that is to end, but has outstanding sends without receives, does not keep other tasks from running.
 #[test]
-fn a_peer_that_cannot_end_holds_nobody_up() {
+fn a_peer_that_cannot_end_does_not_block_other_tasks() {
     run(|| async {
         let host = Host::new("soft0");
         let (client, server) = host.pair().await;
@@ -179,7 +179,7 @@ fn a_peer_that_cannot_end_holds_nobody_up() {
 
 /// The same if the peer was gone, or an operation had failed, before the call.
 #[test]
-fn what_was_lost_before_the_end_is_told() {
+fn messages_lost_before_the_end_are_reported() {
     run(|| async {
         let host = Host::new("soft0");
         for fails in [false, true] {

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use crate::control::{DEVICES, HANG, Host, SHORT, run};
 
 #[test]
-fn both_ends_are_told_what_the_other_says_and_can_talk() {
+fn both_ends_receive_user_bytes_and_can_exchange_messages() {
     run(|| async {
         for device in DEVICES {
             let host = Host::new(device);
@@ -55,7 +55,7 @@ fn accepted_connections_have_the_options_of_the_listener() {
 }
 
 #[test]
-fn a_client_is_told_why_it_was_turned_away() {
+fn a_rejected_client_receives_the_reason() {
     run(|| async {
         let host = Host::new("soft0");
         let (listener, address) = host.listen().await;
@@ -80,7 +80,7 @@ fn a_client_is_told_why_it_was_turned_away() {
 }
 
 #[test]
-fn what_cannot_be_reached_is_said() {
+fn connect_errors_name_the_cause() {
     run(|| async {
         let host = Host::new("soft0");
         let (listener, address) = host.listen().await;
@@ -111,7 +111,7 @@ fn what_cannot_be_reached_is_said() {
 
 /// A waiting accept can be dropped at any time.
 #[test]
-fn no_client_is_lost_to_an_accept_that_was_dropped() {
+fn a_dropped_accept_loses_no_client() {
     run(|| async {
         let host = Host::new("soft0");
         let (listener, address) = host.listen().await;
@@ -142,7 +142,7 @@ fn no_client_is_lost_to_an_accept_that_was_dropped() {
 
 /// Many tasks wait at one listener.
 #[test]
-fn each_client_is_given_to_one_of_those_who_wait() {
+fn each_client_goes_to_one_waiting_task() {
     run(|| async {
         let host = Host::new("soft0");
         let (listener, address) = host.listen().await;
@@ -170,7 +170,7 @@ fn each_client_is_given_to_one_of_those_who_wait() {
 
 /// The other end may be a channel.
 #[test]
-fn a_channel_and_a_connection_meet() {
+fn a_channel_can_connect_to_a_connection() {
     run(|| async {
         let host = Host::new("soft0");
         let (listener, address) = host.listen().await;

@@ -33,7 +33,7 @@ async fn say_part(mut peer: Peer, bytes: usize, lends: bool, denies: bool) {
 /// Each cut is within a frame or between two. No operation waits for a lender that has gone, and its memory is not
 /// used.
 #[test]
-fn a_lender_that_vanishes_is_not_waited_for() {
+fn a_vanished_lender_ends_the_wait() {
     run(|| async {
         let host = Host::new("soft0");
         for (lends, denies) in [(true, false), (true, true), (false, false), (false, true)] {
@@ -77,7 +77,7 @@ fn a_lender_that_vanishes_is_not_waited_for() {
 
 /// The borrower's time starts with its request, however late the answer arrives.
 #[test]
-fn the_time_that_an_answer_takes_counts() {
+fn the_lease_time_includes_the_wait_for_the_answer() {
     run(|| async {
         let host = Host::new("soft0");
         let (mut peer, server) = peer::pair_with(&host, options(&host)).await;
@@ -98,7 +98,7 @@ fn the_time_that_an_answer_takes_counts() {
 
 /// Memory cannot be empty or wrap around the end of the address space.
 #[test]
-fn what_is_no_memory_is_not_taken() {
+fn invalid_memory_is_rejected() {
     run(|| async {
         let host = Host::new("soft0");
         for memory in [(0x10000, 0), (u64::MAX, 2), (u64::MAX - 63, 65), (2, u64::MAX)] {
@@ -130,7 +130,7 @@ fn what_is_no_memory_is_not_taken() {
 
 /// A lender that grants memory of another protection domain: the device refuses the borrower, and no byte changes.
 #[test]
-fn memory_of_others_is_not_reached_by_a_grant() {
+fn a_grant_cannot_reach_memory_of_another_domain() {
     run(|| async {
         for device in ["soft0", "softib0"] {
             let (host, third) = (Host::new(device), Host::new(device));

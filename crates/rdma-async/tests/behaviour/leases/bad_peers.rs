@@ -27,7 +27,7 @@ async fn pair(host: &Host) -> (Peer, Connection) {
 }
 
 #[test]
-fn who_lends_less_than_it_says_is_gone() {
+fn a_lender_that_grants_too_little_is_disconnected() {
     run(|| async {
         let host = Host::new("soft0");
         let rights = READ.bits();
@@ -48,7 +48,7 @@ fn who_lends_less_than_it_says_is_gone() {
 
 /// The wait ends at the limit, and memory that is granted later is returned.
 #[test]
-fn who_does_not_answer_is_waited_for_no_longer_than_was_said() {
+fn a_request_without_an_answer_times_out() {
     run(|| async {
         let host = Host::new("soft0");
         let (mut peer, server) = pair(&host).await;
@@ -87,7 +87,7 @@ fn who_does_not_answer_is_waited_for_no_longer_than_was_said() {
 
 /// Frames about unknown leases, leases of others, and repeated frames.
 #[test]
-fn what_means_nothing_changes_nothing() {
+fn frames_about_unknown_leases_change_nothing() {
     run(|| async {
         let host = Host::new("soft0");
         let (one, other) = crate::leases::pair(&host).await;
@@ -186,7 +186,7 @@ fn a_peer_whose_stream_is_full_too_long_is_silent() {
 
 /// A peer that sends meaningless frames without end, and reads the answers, does not delay others.
 #[test]
-fn who_says_much_holds_nobody_up() {
+fn a_flood_of_frames_does_not_delay_others() {
     run(|| async {
         let host = Host::new("soft0");
         let (peer, flooded) = pair(&host).await;
@@ -224,7 +224,7 @@ fn who_says_much_holds_nobody_up() {
 
 /// Many abandoned requests, of several connections at once, do not count as a flood.
 #[test]
-fn who_gives_up_much_is_no_flood() {
+fn abandoned_requests_are_not_a_flood() {
     run(|| async {
         let host = Host::new("soft0");
         let (client, server) = crate::leases::pair(&host).await;
@@ -255,7 +255,7 @@ fn who_gives_up_much_is_no_flood() {
 
 /// Leases that have ended do not use up the room for others.
 #[test]
-fn what_is_over_makes_room() {
+fn ended_leases_make_room() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = crate::leases::pair(&host).await;
@@ -276,7 +276,7 @@ fn what_is_over_makes_room() {
 
 /// A peer that vanishes at any point leaves no open memory.
 #[test]
-fn a_peer_that_vanishes_leaves_nothing() {
+fn a_vanished_peer_leaves_no_open_memory() {
     run(|| async {
         let limits = LeaseLimits::new(WRITE).per_peer(LARGE).in_total(LARGE);
         for bytes in [1, 12, 13, 47, 48] {

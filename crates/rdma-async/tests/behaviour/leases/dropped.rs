@@ -7,7 +7,7 @@ use crate::common::{DEFERRED, HELD, polled_slowly};
 use crate::leases::*;
 
 #[test]
-fn memory_that_was_asked_for_in_vain_is_freed() {
+fn memory_of_a_dropped_request_is_freed() {
     run(|| async {
         let host = Host::new("soft0");
         let limits = LeaseLimits::new(WRITE).regions_per_peer(1);
@@ -36,7 +36,7 @@ fn memory_that_was_asked_for_in_vain_is_freed() {
 }
 
 #[test]
-fn a_lease_that_was_not_taken_awaits_the_next_call() {
+fn a_lease_that_was_not_received_waits_for_the_next_call() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
@@ -82,7 +82,7 @@ fn a_lease_that_was_not_made_is_closed() {
 
 /// A write that is outstanding when the lease ends has changed all that it ever will.
 #[test]
-fn a_write_that_is_half_way_is_done_or_refused() {
+fn an_outstanding_write_completes_or_is_refused() {
     run(|| async {
         for (device, done) in [(HELD, 0), (HELD, 32), (DEFERRED, 0)] {
             for revokes in [false, true] {
@@ -123,7 +123,7 @@ fn a_write_that_is_half_way_is_done_or_refused() {
 
 /// The memory returns to the peer when its time is over, and not before an outstanding request ends.
 #[test]
-fn memory_of_a_request_that_was_dropped_is_given_back_with_its_time() {
+fn memory_of_a_dropped_operation_is_returned_when_its_time_is_over() {
     run(|| async {
         let host = Host::new(HELD);
         let (lender, borrower) = pair(&host).await;
@@ -149,7 +149,7 @@ fn memory_of_a_request_that_was_dropped_is_given_back_with_its_time() {
 
 /// A forgotten lease ends with its time, or with its connection.
 #[test]
-fn what_is_forgotten_ends_with_its_time() {
+fn a_forgotten_lease_ends_with_its_time() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;

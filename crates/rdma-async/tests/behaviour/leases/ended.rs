@@ -52,7 +52,7 @@ fn a_lease_does_not_outlive_its_queue_pair() {
 /// The other end may not have handled the agreement yet.
 #[test]
 #[allow(clippy::async_yields_async)] // the lease is awaited later
-fn who_has_another_queue_pair_lends_at_once() {
+fn a_reconnected_end_can_lend_at_once() {
     run(|| async {
         let host = Host::new("soft0");
         let (client, server) = pair(&host).await;
@@ -97,7 +97,7 @@ fn who_has_another_queue_pair_lends_at_once() {
 
 /// The last frame of a connection is sent with its last handle.
 #[test]
-fn what_is_given_last_arrives() {
+fn memory_handed_over_last_arrives() {
     run(|| async {
         let host = Host::new("soft0");
         for is_first in [true, false] {
@@ -121,7 +121,7 @@ fn what_is_given_last_arrives() {
 
 /// Memory that is slow to close arrives in order, and before the end.
 #[test]
-fn what_is_closed_slowly_is_not_lost() {
+fn slowly_closed_memory_is_not_lost() {
     run(|| async {
         let host = Host::new("soft0");
         for _ in 0..10 {
@@ -147,7 +147,7 @@ fn with_one_blocking_thread() -> tokio::runtime::Runtime {
 
 /// While memory waits for a thread to close it, the ends still receive signs of life.
 #[test]
-fn a_thread_that_is_not_free_ends_nothing() {
+fn a_busy_blocking_thread_ends_no_connection() {
     with_one_blocking_thread().block_on(async {
         let host = Host::new("soft0");
         let beat = Duration::from_millis(50);
@@ -172,7 +172,7 @@ fn a_thread_that_is_not_free_ends_nothing() {
 
 /// A panic of a waker affects no other task.
 #[test]
-fn a_waker_that_panics_ends_nothing() {
+fn a_panicking_waker_ends_no_connection() {
     struct Panics;
     impl std::task::Wake for Panics {
         fn wake(self: std::sync::Arc<Self>) {
@@ -253,7 +253,7 @@ fn a_lease_ends_with_either_end_of_its_connection() {
 
 /// A task that waits for memory of a peer fails when the peer goes.
 #[test]
-fn who_waits_is_told_that_the_peer_is_gone() {
+fn waiting_tasks_fail_when_the_peer_closes() {
     run(|| async {
         let host = Host::new("soft0");
         let (one, other) = pair(&host).await;
@@ -287,7 +287,7 @@ fn who_waits_is_told_that_the_peer_is_gone() {
 
 /// Memory of a runtime that ends is closed, and no task waits forever.
 #[test]
-fn a_runtime_that_ends_closes_what_is_lent() {
+fn a_runtime_that_ends_closes_lent_memory() {
     for length in [64, LARGE] {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (host, lender, borrower, lease, key) = runtime.block_on(async {
@@ -317,7 +317,7 @@ fn a_runtime_that_ends_closes_what_is_lent() {
 
 /// Memory that a peer may still reach is not returned.
 #[test]
-fn what_cannot_be_closed_does_not_come_back() {
+fn memory_that_cannot_be_closed_is_not_returned() {
     run(|| async {
         let (pd, provider) = Provider::faulty("soft0");
         let host = Host::with(pd);
@@ -352,7 +352,7 @@ fn what_cannot_be_closed_does_not_come_back() {
 
 /// Memory that the device has refused to close once counts against the limits only while it is registered.
 #[test]
-fn what_is_closed_at_the_second_try_counts_no_more() {
+fn memory_closed_at_the_second_attempt_stops_counting() {
     run(|| async {
         let (pd, provider) = Provider::faulty("soft0");
         let host = Host::with(pd);
@@ -371,8 +371,8 @@ fn what_is_closed_at_the_second_try_counts_no_more() {
 
 /// Memory that is never closed counts forever, and is never freed.
 #[test]
-fn what_is_never_closed_counts_for_ever() {
-    in_a_process_of_its_own("leases::ended::what_is_never_closed_counts_for_ever", || {
+fn memory_that_is_never_closed_counts_forever() {
+    in_a_process_of_its_own("leases::ended::memory_that_is_never_closed_counts_forever", || {
         run_in_one_thread(|| async {
             let (pd, provider) = Provider::faulty("soft0");
             let host = Host::with(pd);
@@ -395,7 +395,7 @@ fn what_is_never_closed_counts_for_ever() {
 
 /// Requests without an answer wait until the connection ends, and so do those that wait for their turn.
 #[test]
-fn who_waits_for_its_turn_to_ask_is_told_of_the_end() {
+fn requests_waiting_for_their_turn_fail_with_the_connection() {
     run(|| async {
         let host = Host::new("soft0");
         let (_peer, server) =
@@ -418,7 +418,7 @@ fn who_waits_for_its_turn_to_ask_is_told_of_the_end() {
 
 /// A lease that waits for a thread to close it is closed by the end of its stream.
 #[test]
-fn no_thread_is_needed_behind_the_end() {
+fn no_thread_is_needed_after_the_end() {
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
     with_one_blocking_thread().block_on(async {
         let host = Host::new("soft0");
@@ -452,7 +452,7 @@ fn no_thread_is_needed_behind_the_end() {
 
 /// Memory that was handed over before the end arrives after it, even if it still has to be closed.
 #[test]
-fn what_is_given_is_waited_for_behind_the_end() {
+fn memory_handed_over_before_the_end_arrives_after_it() {
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
     with_one_blocking_thread().block_on(async {
         let host = Host::new("soft0");
@@ -475,7 +475,7 @@ fn what_is_given_is_waited_for_behind_the_end() {
 
 /// A task that waits for its turn also fails when the connection is about to end.
 #[test]
-fn who_waits_for_its_turn_is_told_when_the_connection_is_to_end() {
+fn requests_waiting_for_their_turn_fail_when_the_connection_disconnects() {
     run(|| async {
         let host = Host::new("soft0");
         let (_peer, server) =

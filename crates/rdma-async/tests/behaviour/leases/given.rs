@@ -9,7 +9,7 @@ use rdma_async::{LeaseEnd, LeaseError};
 use crate::leases::*;
 
 #[test]
-fn a_peer_that_asks_has_memory_of_its_own() {
+fn a_borrower_gets_its_own_memory() {
     run(|| async {
         for device in DEVICES {
             for length in [1, 100, LARGE] {
@@ -35,7 +35,7 @@ fn a_peer_that_asks_has_memory_of_its_own() {
 }
 
 #[test]
-fn it_begins_where_it_was_asked_for() {
+fn borrowed_memory_has_the_requested_alignment() {
     run(|| async {
         let host = Host::new("soft0");
         let (asker, _lender) = pair(&host).await;
@@ -67,7 +67,7 @@ fn a_value_of_any_structure_is_written_and_read_back() {
 
 /// Dropped memory is freed, and its key is no longer valid.
 #[test]
-fn what_is_dropped_is_freed() {
+fn dropped_memory_is_freed() {
     run(|| async {
         let host = Host::new("soft0");
         let limits = LeaseLimits::new(WRITE).regions_per_peer(1);
@@ -98,7 +98,7 @@ fn what_is_dropped_is_freed() {
 
 /// The memory of an ended lease is freed, whether or not the borrower has dropped it.
 #[test]
-fn it_is_taken_back_when_its_time_is_over() {
+fn borrowed_memory_is_closed_when_its_time_is_over() {
     run(|| async {
         let host = Host::new("soft0");
         let limits = LeaseLimits::new(WRITE).regions_per_peer(1);
@@ -123,7 +123,7 @@ fn it_is_taken_back_when_its_time_is_over() {
 
 /// The borrower then refuses to post, and the device refuses a request that is posted directly.
 #[test]
-fn it_is_not_written_when_its_time_is_over() {
+fn borrowed_memory_cannot_be_written_after_its_time() {
     run(|| async {
         let host = Host::new("soft0");
         let (asker, lender) = pair(&host).await;
@@ -142,7 +142,7 @@ fn it_is_not_written_when_its_time_is_over() {
 
 /// Memory that the program has lent is returned by its lease, not by `receive_region`.
 #[test]
-fn what_was_lent_is_given_to_who_has_lent_it() {
+fn handed_over_memory_returns_to_its_lender() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
@@ -161,7 +161,7 @@ fn what_was_lent_is_given_to_who_has_lent_it() {
 
 /// They arrive in the order of the handovers.
 #[test]
-fn many_are_given_and_each_comes_once() {
+fn each_handed_over_region_arrives_once() {
     run(|| async {
         let host = Host::new("soft0");
         let (asker, lender) = pair(&host).await;

@@ -8,7 +8,7 @@ use rdma_mem::{AccessFlags, CommonMemory};
 use crate::leases::*;
 
 #[test]
-fn memory_is_used_until_it_is_given_back_and_not_behind_that() {
+fn memory_is_usable_only_until_it_is_returned() {
     run(|| async {
         for device in DEVICES {
             for length in [100, LARGE] {
@@ -63,7 +63,7 @@ fn memory_that_is_lent_or_borrowed_takes_no_guarded_copy() {
 }
 
 #[test]
-fn atomic_operations_and_immediate_data_reach_it() {
+fn atomic_operations_and_immediate_data_reach_lent_memory() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
@@ -85,7 +85,7 @@ fn atomic_operations_and_immediate_data_reach_it() {
 
 /// Several leases at once. An operation without the right ends the connection, and with it the leases.
 #[test]
-fn each_lease_has_a_key_and_rights_of_its_own() {
+fn each_lease_has_its_own_key_and_rights() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
@@ -163,7 +163,7 @@ fn no_part_is_lent_beyond_the_end() {
 
 /// It does not end early, and ends soon after its time. The borrower notices that by its own clock.
 #[test]
-fn it_ends_with_its_time() {
+fn a_lease_ends_with_its_time() {
     run(|| async {
         for (device, length) in [("soft0", 64), ("softib0", LARGE)] {
             let host = Host::new(device);
@@ -186,7 +186,7 @@ fn it_ends_with_its_time() {
 
 /// The time may be over while an operation waits for a slot.
 #[test]
-fn the_time_is_looked_at_when_a_request_is_posted() {
+fn the_time_is_checked_when_a_request_is_posted() {
     run(|| async {
         let host = Host::new("soft0");
         let qp = host.pd.create_qp().access(all()).max_send_wr(1);
@@ -226,7 +226,7 @@ fn a_margin_is_left_for_the_request() {
 }
 
 #[test]
-fn no_time_and_all_time() {
+fn the_shortest_and_the_longest_time_work() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
@@ -275,7 +275,7 @@ fn no_time_and_all_time() {
 }
 
 #[test]
-fn the_lender_takes_it_back_before_its_time() {
+fn the_lender_can_revoke_a_lease() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
@@ -306,7 +306,7 @@ fn the_lender_takes_it_back_before_its_time() {
 
 /// A dropped lease continues until its end, and its memory is freed.
 #[test]
-fn a_lease_that_is_dropped_goes_on() {
+fn a_dropped_lease_continues() {
     run(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
@@ -318,7 +318,7 @@ fn a_lease_that_is_dropped_goes_on() {
 }
 
 #[test]
-fn what_cannot_be_lent_comes_back() {
+fn memory_that_cannot_be_lent_is_returned() {
     run(|| async {
         let host = Host::new("soft0");
         let (by_hand, _other) = host.pair_by_hand();
@@ -347,7 +347,7 @@ fn what_cannot_be_lent_comes_back() {
 
 /// The refusal also ends the connection: the lender learns of whichever is first.
 #[test]
-fn a_read_that_failed_is_not_an_ordinary_return() {
+fn a_failed_read_is_not_an_ordinary_return() {
     run(|| async {
         for device in DEVICES {
             let host = Host::new(device);

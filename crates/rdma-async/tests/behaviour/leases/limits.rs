@@ -31,7 +31,7 @@ fn without_limits_nothing_is_lent() {
 
 /// Each borrower learns its limits, and the connection continues.
 #[test]
-fn who_asks_for_too_much_is_told_what_it_may_have() {
+fn a_denial_names_the_limit() {
     run(|| async {
         let host = Host::new("soft0");
         let longest = HANG / 2;
@@ -64,7 +64,7 @@ fn who_asks_for_too_much_is_told_what_it_may_have() {
 
 /// If one peer has used up the limit, others get nothing until it closes.
 #[test]
-fn all_peers_share_the_limit_of_all() {
+fn all_peers_share_the_total_limit() {
     run(|| async {
         let host = Host::new("soft0");
         let limits = LeaseLimits::new(READ).in_total(8192);
@@ -116,7 +116,7 @@ fn further_connections_share_the_limit_of_their_peer() {
 
 /// More requests at once than may be outstanding.
 #[test]
-fn many_ask_at_once() {
+fn many_requests_at_once_are_answered() {
     run(|| async {
         let host = Host::new("soft0");
         let limits = LeaseLimits::new(READ).regions_per_peer(200);

@@ -123,7 +123,7 @@ async fn be_late(device: &str, lender: SocketAddr) {
 const KILLED: &str = "RDMA_TEST_KILLED";
 
 #[test]
-fn a_process_that_is_killed_leaves_nothing() {
+fn a_killed_process_leaves_no_open_memory() {
     if let Ok(address) = env::var(LENDER) {
         let lends = env::var(KILLED).unwrap() == "lends";
         return run_in_one_thread(|| be_killed(lends, address.parse().unwrap()));
@@ -140,7 +140,7 @@ async fn kill(role: &str) {
     let listener = host.driver.listen("127.0.0.1:0", both.clone()).await.unwrap();
     let mut peer = this_program();
     peer.args([
-        "leases::processes::a_process_that_is_killed_leaves_nothing",
+        "leases::processes::a_killed_process_leaves_no_open_memory",
         "--exact",
         "--nocapture",
     ]);

@@ -33,7 +33,7 @@ async fn still_writes(host: &Host, by: &Connection, key: RemoteMemoryRegion) {
 
 /// The borrower no longer uses it, although it is open. It is closed when the lender's time is over, too.
 #[test]
-fn a_lease_whose_lender_stands_still_is_over_for_the_borrower() {
+fn the_borrower_stops_in_time_while_the_lenders_clock_is_stopped() {
     run_in_one_thread(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;
@@ -55,7 +55,7 @@ fn a_lease_whose_lender_stands_still_is_over_for_the_borrower() {
 
 /// A borrower whose clock stops believes that there is time left. The device refuses it.
 #[test]
-fn a_borrower_that_stands_still_is_refused() {
+fn a_borrower_with_a_stopped_clock_is_refused() {
     run_in_one_thread(|| async {
         let host = Host::new("soft0");
         let (lender, borrower) = pair(&host).await;

@@ -5,7 +5,7 @@ use rdma_async::prelude::*;
 use crate::operations::{DEVICES, Pair, poll_once, run};
 
 #[test]
-fn what_was_not_posted_gives_its_memory_back_at_once() {
+fn an_operation_that_was_not_posted_releases_its_memory_at_once() {
     run(|| async {
         let pair = Pair::new("soft0");
         let op = pair.one.send(pair.buffer(&[1; 8]));
@@ -18,7 +18,7 @@ fn what_was_not_posted_gives_its_memory_back_at_once() {
 }
 
 #[test]
-fn a_dropped_send_is_sent_and_its_memory_comes_back_when_that_is_done() {
+fn a_dropped_send_is_sent_and_releases_its_memory_on_completion() {
     for device in DEVICES {
         run(|| async move {
             let pair = Pair::new(device);

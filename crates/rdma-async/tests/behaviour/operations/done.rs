@@ -72,7 +72,7 @@ fn memory_is_written_and_read() {
 }
 
 #[test]
-fn a_write_with_a_number_is_told() {
+fn a_write_with_immediate_data_is_received() {
     for device in DEVICES {
         run(|| async move {
             let pair = Pair::new(device);
@@ -85,7 +85,7 @@ fn a_write_with_a_number_is_told() {
 }
 
 #[test]
-fn atomic_operations_give_what_was_there() {
+fn atomic_operations_return_the_old_value() {
     for device in DEVICES {
         run(|| async move {
             let pair = Pair::new(device);
@@ -182,7 +182,7 @@ fn operations_are_kept_in_a_struct() {
 
 /// Polling again is a mistake of the caller. It panics, and does not affect other operations.
 #[test]
-fn who_polls_again_what_is_over_panics_alone() {
+fn polling_a_finished_operation_panics_without_side_effects() {
     for device in DEVICES {
         run(|| async move {
             let pair = Pair::new(device);
@@ -204,7 +204,7 @@ fn who_polls_again_what_is_over_panics_alone() {
     }
 }
 
-/// Awaits the future, polls it once more, and returns its output.
+/// Awaits the future, polls it again, and returns its output.
 async fn twice<F: Future>(mut future: Pin<&mut F>) -> F::Output {
     let outcome = timeout(HANG, &mut future).await.unwrap();
     // Works in any state of the task's budget.
@@ -247,7 +247,7 @@ fn many_tasks_use_one_connection() {
 /// Each end sleeps until the other one has sent: a lost wake-up would hang. `RDMA_TEST_ROUNDS` sets the number of
 /// rounds.
 #[test]
-fn messages_go_to_and_fro_between_tasks_that_sleep() {
+fn sleeping_tasks_exchange_messages() {
     let rounds = std::env::var("RDMA_TEST_ROUNDS").ok();
     let rounds = rounds.map_or(500, |rounds| rounds.parse::<u32>().unwrap());
     for device in DEVICES {

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::operations::{DEVICES, HELD, Pair, all, domain, poll_once, run};
 
 #[test]
-fn what_is_with_the_device_ends_with_its_memory_when_the_connection_is_closed() {
+fn closing_ends_outstanding_operations_and_returns_their_memory() {
     for device in DEVICES {
         run(|| async move {
             let pair = Pair::new(device);
@@ -103,7 +103,7 @@ fn operations_end_when_the_runtime_does() {
 }
 
 #[test]
-fn a_program_drives_by_itself_and_sleeps_on_the_file() {
+fn a_manual_driver_polls_and_sleeps_on_its_file() {
     for device in DEVICES {
         let pd = domain(device);
         let (driver, mut manual) = Driver::manual(pd.context()).unwrap();
@@ -177,7 +177,7 @@ fn parts_are_dropped_in_any_order() {
 }
 
 #[test]
-fn a_message_that_has_come_is_received_although_the_connection_is_closed_then() {
+fn a_message_that_arrived_before_the_close_is_received() {
     for device in DEVICES {
         run(|| async move {
             let pair = Pair::new(device);
@@ -191,7 +191,7 @@ fn a_message_that_has_come_is_received_although_the_connection_is_closed_then() 
 }
 
 #[test]
-fn what_is_forsaken_is_given_back_when_the_connection_is_closed() {
+fn dropped_operations_release_their_memory_when_the_connection_closes() {
     run(|| async {
         let pair = Pair::new(HELD);
         drop(pair.other.receive(pair.buffer(&[0; 4])).post().await.unwrap());
@@ -202,7 +202,7 @@ fn what_is_forsaken_is_given_back_when_the_connection_is_closed() {
 }
 
 #[test]
-fn a_program_that_drives_by_itself_can_end_its_driver() {
+fn a_manual_driver_can_be_shut_down() {
     let pd = domain("soft0");
     let (driver, manual) = Driver::manual(pd.context()).unwrap();
     let pair = Pair::of(driver, pd, |builder| builder);

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use crate::operations::{Count, DEVICES, HELD, Pair, poll_for, poll_once, run};
 
 #[test]
-fn who_finds_no_room_waits_for_it() {
+fn an_operation_waits_while_the_queue_is_full() {
     for device in DEVICES {
         run(|| async move {
             let pair = Pair::with(device, |builder| builder.max_send_wr(2).max_recv_wr(2));
@@ -37,7 +37,7 @@ fn who_finds_no_room_waits_for_it() {
 }
 
 #[test]
-fn what_is_not_posted_at_once_gives_its_memory_back() {
+fn try_post_returns_the_memory_if_the_queue_is_full() {
     run(|| async {
         let pair = Pair::with(HELD, |builder| builder.max_recv_wr(1));
         let first = pair.other.receive(pair.buffer(&[0; 4])).try_post().unwrap();
@@ -48,9 +48,9 @@ fn what_is_not_posted_at_once_gives_its_memory_back() {
     });
 }
 
-/// Its place in the row is another's then, and a wake-up that it has had goes on.
+/// The next waiter moves up, and a wake-up that it has received is passed on.
 #[test]
-fn who_waits_for_room_and_is_dropped_hands_its_wake_up_on() {
+fn a_dropped_waiter_passes_on_its_wake_up() {
     run(|| async {
         let pair = Pair::with("soft0", |builder| builder.max_recv_wr(1));
         let receive = || Box::pin(pair.other.receive(pair.buffer(&[0; 4])).into_future());
@@ -65,17 +65,17 @@ fn who_waits_for_room_and_is_dropped_hands_its_wake_up_on() {
         pair.one.send(pair.buffer(b"one!")).await.unwrap();
         first.await.unwrap();
         assert_eq!(counts(), [1, 0]);
-        drop(a); // it was woken, and never polled
-        assert_eq!(counts(), [1, 1], "handed on");
+        drop(a); // it was woken but not polled
+        assert_eq!(counts(), [1, 1], "the wake-up is passed on");
         assert!(b.as_mut().poll(&mut Context::from_waker(&wake_b)).is_pending());
         pair.one.send(pair.buffer(b"two!")).await.unwrap();
         assert_eq!(*b.await.unwrap().memory, *b"two!");
     });
 }
 
-/// What it was woken for goes to the next one.
+/// The slot that it was woken for goes to the next waiter.
 #[test]
-fn who_is_refused_after_a_wait_leaves_its_room_to_the_next() {
+fn a_refused_waiter_leaves_the_slot_to_the_next() {
     run(|| async {
         let pair = Pair::with("soft0", |builder| builder.max_recv_wr(1));
         let foreign = Pair::new("soft0");
@@ -99,7 +99,7 @@ fn who_is_refused_after_a_wait_leaves_its_room_to_the_next() {
 }
 
 #[test]
-fn who_waits_for_room_is_told_when_the_connection_has_failed() {
+fn a_waiter_fails_with_its_connection() {
     for device in DEVICES {
         run(|| async move {
             let pair = Pair::with(device, |builder| builder.max_send_wr(1));
@@ -123,11 +123,11 @@ fn who_waits_for_room_is_told_when_the_connection_has_failed() {
 }
 
 #[test]
-fn a_waker_that_panics_is_its_own_affair() {
+fn a_panicking_waker_does_not_affect_others() {
     struct Panics;
     impl Wake for Panics {
         fn wake(self: Arc<Self>) {
-            panic!("that is what is tested");
+            panic!("on purpose");
         }
     }
     run(|| async {
@@ -146,9 +146,9 @@ fn a_waker_that_panics_is_its_own_affair() {
     });
 }
 
-/// One that gets a slot without having been woken leaves the row, so that the wake-ups of others are not lost on it.
+/// A waiter that gets a slot without a wake-up leaves the queue of waiters, so that it consumes no wake-up of another.
 #[test]
-fn who_is_posted_without_a_wake_up_keeps_none_from_others() {
+fn an_operation_posted_without_a_wake_up_leaves_it_to_others() {
     run(|| async {
         let pair = Pair::with("soft0", |builder| builder.max_recv_wr(2));
         let receive = || Box::pin(pair.other.receive(pair.buffer(&[0; 4])).into_future());
@@ -157,12 +157,12 @@ fn who_is_posted_without_a_wake_up_keeps_none_from_others() {
         let waker = Waker::from(Arc::clone(&wakes));
         assert!(poll_once(&mut first).is_pending() && poll_once(&mut second).is_pending());
         assert!(poll_for(&mut a, &waker).is_pending() && poll_once(&mut b).is_pending());
-        // The wake-up is that of a, and the slot b's.
+        // Waiter a gets the wake-up, and b the slot.
         pair.one.send(pair.buffer(b"one_")).await.unwrap();
         first.await.unwrap();
         assert_eq!(wakes.0.load(Relaxed), 1);
         assert!(poll_once(&mut b).is_pending() && poll_for(&mut a, &waker).is_pending());
-        // The next slot is for a, which is told.
+        // The next slot is for a, which is woken.
         pair.one.send(pair.buffer(b"two_")).await.unwrap();
         second.await.unwrap();
         assert_eq!(wakes.0.load(Relaxed), 2);
@@ -174,22 +174,22 @@ fn who_is_posted_without_a_wake_up_keeps_none_from_others() {
     });
 }
 
-/// Also if nobody waits for what is in the slots, whose failure ends the connection.
+/// Even if no task awaits the operations in the slots, whose failure ends the connection.
 #[test]
-fn who_waits_for_room_is_told_that_the_connection_has_failed() {
+fn a_waiter_fails_even_if_no_outstanding_operation_is_awaited() {
     for device in DEVICES {
         run(|| async move {
-            // Long enough that it does not fail before somebody waits.
+            // Long enough that it does not fail before the second operation waits.
             let (twice, wait) = (MaxRnrRetries::limited(2).unwrap(), Duration::from_millis(20));
             let wait = MinRnrTimer::min_duration_greater_than(wait);
             let pair = Pair::with(device, |builder| {
                 builder.max_send_wr(1).max_rnr_retries(twice).min_rnr_timer(wait)
             });
-            // The driver's task has begun to sleep.
+            // Until the driver's task sleeps.
             for _ in 0..100 {
                 tokio::task::yield_now().await;
             }
-            // Nobody receives.
+            // The peer posts no receive.
             let first = pair.one.send(pair.buffer(&[1; 4])).post().await.unwrap();
             let second = pair.one.send(pair.buffer(&[2; 4])).post().await.unwrap_err();
             assert!(matches!(second.error, TransportError::Closed { .. }), "{second}");
@@ -200,7 +200,7 @@ fn who_waits_for_room_is_told_that_the_connection_has_failed() {
 }
 
 #[test]
-fn a_queue_for_no_requests_is_not_waited_for() {
+fn a_queue_without_slots_is_not_waited_for() {
     run(|| async {
         let pair = Pair::with("soft0", |builder| builder.max_recv_wr(0));
         let refused = pair.one.receive(pair.buffer(&[7; 4])).await.unwrap_err();

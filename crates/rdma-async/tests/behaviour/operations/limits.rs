@@ -1,4 +1,4 @@
-//! Time limits of operations. The clock is the runtime's, which tests stop: it goes on when nothing else can.
+//! Time limits of operations. The tests stop the runtime's clock: it advances when no task can run.
 
 use std::future::IntoFuture;
 use std::pin::pin;
@@ -17,7 +17,7 @@ use crate::operations::{DEVICES, HELD, Pair, poll_once, run};
 
 const TIME: Duration = Duration::from_millis(100);
 
-/// The operation has timed out, and the device has its memory.
+/// Checks that the operation has timed out and the device still has its memory.
 #[track_caller]
 fn assert_late<B>(failed: &Failed<B>, kind: Operation, time: Duration) {
     assert!(failed.memory.is_none(), "the device may use it");
@@ -27,7 +27,7 @@ fn assert_late<B>(failed: &Failed<B>, kind: Operation, time: Duration) {
     assert_eq!((operation, timeout), (kind, time));
 }
 
-/// It times out in each form.
+/// Checks that the operation times out in each form.
 async fn times_out<K: Kind>(kind: Operation, op: impl Fn() -> Op<'static, K>) {
     let late = |outcome: Result<K::Output, Failed<K::Memory>>| match outcome {
         Ok(_) => panic!("the device has not executed it"),
@@ -58,7 +58,7 @@ fn each_kind_times_out_and_leaves_its_memory_to_the_device() {
     });
 }
 
-/// One slot: the next operation shows that the late one has completed, and that the connection works.
+/// The next operation needs the only slot: it shows that the late one has completed, and that the connection works.
 #[test]
 fn memory_of_a_late_operation_returns_when_it_has_completed() {
     run_in_one_thread(|| async {
@@ -111,7 +111,7 @@ fn a_message_for_a_late_receive_is_kept_in_order() {
             for text in [b"one_", b"two_", b"tri_"] {
                 pair.one.send(pair.buffer(text)).await.unwrap();
             }
-            // Messages arrive in order, so that the others have arrived.
+            // Messages arrive in order, so the others have arrived, too.
             assert_eq!(receive.within(Duration::MAX).await.unwrap().bytes(), b"tri_");
             for text in [b"one_", b"two_"] {
                 let kept = pair.other.take_unclaimed().unwrap();
@@ -140,7 +140,7 @@ fn an_operation_that_waits_for_a_slot_times_out_with_its_memory() {
             assert_eq!((operation, timeout), (Operation::Write, limit));
             assert_eq!(*late.memory.unwrap(), *b"the word");
         }
-        // It has no slot to lose: the next in the row gets it.
+        // It holds no slot: the next waiter gets it.
         let (first, next) = pair.released(async { tokio::join!(first, next) }).await;
         drop((first.unwrap(), next.unwrap()));
         assert_eq!((pair.buffers(), pair.one.closed()), (0, None));
@@ -162,7 +162,7 @@ fn a_connection_that_ends_before_the_time_is_over_returns_the_memory() {
     });
 }
 
-/// Before its time is over, and after.
+/// Dropped before its time is over, and after.
 #[test]
 fn a_limited_operation_that_is_dropped_returns_its_memory_when_it_has_completed() {
     run_in_one_thread(|| async {
@@ -183,7 +183,7 @@ fn a_limited_operation_that_is_dropped_returns_its_memory_when_it_has_completed(
 
 /// They need no timer: the runtime has none.
 #[test]
-fn no_limit_and_no_time_at_all_need_no_timer() {
+fn no_limit_and_a_zero_limit_need_no_timer() {
     Builder::new_current_thread().enable_io().build().unwrap().block_on(async {
         let pair = Pair::new(HELD);
         let to = pair.board.remote().slice(0..8).unwrap();
@@ -197,7 +197,7 @@ fn no_limit_and_no_time_at_all_need_no_timer() {
 }
 
 #[test]
-fn a_limit_as_long_as_the_clock_counts_is_no_failure() {
+fn the_longest_limit_works() {
     run(|| async {
         let pair = Pair::new(HELD);
         for micros in [0, 1, 1_000, 1_000_000] {
@@ -208,7 +208,7 @@ fn a_limit_as_long_as_the_clock_counts_is_no_failure() {
 }
 
 #[test]
-fn the_limit_of_a_connection_is_that_of_operations_without_one() {
+fn the_limit_of_a_connection_applies_to_operations_without_one() {
     run_in_one_thread(|| async {
         let host = Host::new("soft0");
         let options = || host.options().operation_timeout(TIME);

@@ -16,13 +16,13 @@ fn impatient(device: &str) -> Pair {
     Pair::with(device, |builder| builder.max_rnr_retries(retries))
 }
 
-/// So many buffers of 8 bytes.
+/// Returns that many buffers of 8 bytes.
 fn buffers(pair: &Pair, count: usize) -> Vec<Buffer> {
     (0..count).map(|_| pair.buffer(&[0; 8])).collect()
 }
 
 #[test]
-fn messages_come_in_order_into_buffers_that_are_posted_again() {
+fn messages_arrive_in_order_in_reused_buffers() {
     for device in DEVICES {
         run(|| async move {
             let pair = Pair::new(device);
@@ -48,7 +48,7 @@ fn messages_come_in_order_into_buffers_that_are_posted_again() {
 }
 
 #[test]
-fn an_answer_finds_a_receive_when_it_was_posted_before_the_message_was_answered() {
+fn an_answer_finds_a_receive_that_was_posted_ahead() {
     for device in DEVICES {
         run(|| async move {
             let pair = impatient(device);
@@ -74,7 +74,7 @@ fn an_answer_finds_a_receive_when_it_was_posted_before_the_message_was_answered(
 }
 
 #[test]
-fn a_wait_that_is_dropped_loses_no_message() {
+fn a_dropped_wait_loses_no_message() {
     for device in DEVICES.into_iter().chain([HELD]) {
         run(|| async move {
             let pair = Pair::new(device);
@@ -88,7 +88,7 @@ fn a_wait_that_is_dropped_loses_no_message() {
 }
 
 #[test]
-fn a_message_that_is_taken_keeps_its_buffer_until_it_is_given_back() {
+fn a_taken_message_keeps_its_buffer_until_it_is_returned() {
     run(|| async {
         let pair = Pair::new("soft0");
         let mut ring = pair.other.receive_ring(buffers(&pair, 2)).unwrap();
@@ -111,7 +111,7 @@ fn a_message_that_is_taken_keeps_its_buffer_until_it_is_given_back() {
 }
 
 #[test]
-fn a_write_with_a_number_has_no_bytes_here() {
+fn a_write_with_immediate_data_has_no_bytes_in_the_ring() {
     run(|| async {
         let pair = Pair::new("soft0");
         let mut ring = pair.other.receive_ring(buffers(&pair, 1)).unwrap();
@@ -124,12 +124,12 @@ fn a_write_with_a_number_has_no_bytes_here() {
 }
 
 #[test]
-fn a_ring_that_the_queue_does_not_hold_is_refused_and_one_that_is_full_goes_on() {
+fn a_ring_larger_than_the_queue_is_refused_and_a_full_one_continues() {
     run(|| async {
         let pair = Pair::with("soft0", |builder| builder.max_recv_wr(1));
         let error = pair.other.receive_ring(buffers(&pair, 2)).unwrap_err();
         assert!(matches!(error, TransportError::WouldBlock), "{error}");
-        // What was posted takes the next message, as that of a dropped ring.
+        // A receive that was posted matches the next message, like one of a dropped ring.
         pair.one.send(pair.buffer(b"lost")).await.unwrap();
         let lost = loop {
             match pair.other.take_unclaimed() {
@@ -155,7 +155,7 @@ fn a_ring_that_the_queue_does_not_hold_is_refused_and_one_that_is_full_goes_on()
 }
 
 #[test]
-fn a_message_that_does_not_fit_is_an_error_and_no_buffer_is_lost() {
+fn a_message_longer_than_its_buffer_loses_no_buffer() {
     for device in DEVICES {
         run(|| async move {
             let pair = Pair::new(device);
@@ -174,7 +174,7 @@ fn a_message_that_does_not_fit_is_an_error_and_no_buffer_is_lost() {
 }
 
 #[test]
-fn a_part_of_a_buffer_is_a_room_of_a_ring() {
+fn a_ring_can_hold_parts_of_buffers() {
     run(|| async {
         let pair = Pair::new("soft0");
         let rooms = [pair.buffer(&[1; 8]).slice(2..6), pair.buffer(&[2; 8]).slice(0..4)];

@@ -11,11 +11,11 @@ use tokio::time::timeout;
 use crate::common::provider::{ALWAYS, Call};
 use crate::operations::{DEVICES, HELD, Pair, run};
 
-/// No test is so long.
+/// Longer than any test.
 const LONG: Duration = Duration::MAX;
 
 #[test]
-fn all_is_as_when_it_is_awaited() {
+fn busy_polling_returns_the_same_outcomes_as_awaiting() {
     for device in DEVICES {
         for limit in [Duration::ZERO, Duration::from_micros(20), LONG] {
             run(|| async move {
@@ -39,9 +39,9 @@ fn all_is_as_when_it_is_awaited() {
     }
 }
 
-/// The task that the answer comes from runs meanwhile, in the same thread.
+/// The task that sends the answer runs meanwhile, in the same thread.
 #[test]
-fn who_spins_lets_others_run() {
+fn a_spinning_task_lets_others_run() {
     run(|| async {
         let pair = Pair::new("soft0");
         for _ in 0..100 {
@@ -58,9 +58,9 @@ fn who_spins_lets_others_run() {
     });
 }
 
-/// A task whose operations are always done ends for a moment, too.
+/// A task whose operations complete at once must also yield.
 #[test]
-fn who_never_waits_lets_others_run() {
+fn a_task_that_never_waits_lets_others_run() {
     let current = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     current.block_on(async {
         let pair = Pair::new("soft0");
@@ -78,7 +78,7 @@ fn who_never_waits_lets_others_run() {
 }
 
 #[test]
-fn who_finds_it_while_it_spins_asks_for_no_event() {
+fn a_completion_found_while_spinning_needs_no_event() {
     run(|| async {
         let (pair, provider) = Pair::faulty(HELD);
         provider.refuse(Call::RequestEvent, ALWAYS);
@@ -87,7 +87,7 @@ fn who_finds_it_while_it_spins_asks_for_no_event() {
         let write = write.try_post().unwrap();
         assert_eq!(*pair.released(write.busy_poll(LONG)).await.unwrap(), *b"the word");
         assert_eq!(pair.one.closed(), None);
-        // It would sleep.
+        // A zero limit would make it sleep.
         let receive = pair.one.receive(pair.buffer(&[1; 8])).try_post().unwrap();
         let failed = receive.busy_poll(Duration::ZERO).await.unwrap_err();
         assert_eq!(
@@ -99,7 +99,7 @@ fn who_finds_it_while_it_spins_asks_for_no_event() {
 }
 
 #[test]
-fn who_spins_is_told_of_every_end() {
+fn a_spinning_task_learns_of_every_end() {
     for fails in [false, true] {
         run(move || async move {
             let (pair, provider) = Pair::faulty(HELD);
@@ -127,7 +127,7 @@ fn who_spins_is_told_of_every_end() {
 }
 
 #[test]
-fn who_is_dropped_while_it_spins_leaves_its_memory_with_the_request() {
+fn a_future_dropped_while_spinning_leaves_its_memory_with_the_request() {
     run(|| async {
         let (pair, provider) = Pair::faulty(HELD);
         let receive = pair.other.receive(pair.buffer(&[1; 8])).post().await.unwrap();

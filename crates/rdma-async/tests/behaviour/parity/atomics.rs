@@ -1,4 +1,4 @@
-//! Atomic operations: what cannot be one is refused here, and what was there is known.
+//! Atomic operations: invalid ones are refused locally, and valid ones return the old value.
 
 use rdma_async::{Failed, TransportError};
 use rdma_qp::PostErrorKind;
@@ -11,7 +11,7 @@ fn refused<T>(outcome: Result<T, Failed<()>>) -> PostErrorKind {
     refused.kind()
 }
 
-/// The connection goes on: nothing was posted.
+/// The connection continues, because nothing was posted.
 #[test]
 fn an_atomic_operation_needs_an_aligned_word() {
     run(|| async {
@@ -38,9 +38,9 @@ fn an_atomic_operation_needs_an_aligned_word() {
     });
 }
 
-/// Each knows whether it has won.
+/// Each caller knows whether its swap succeeded.
 #[test]
-fn of_many_that_swap_one_word_one_finds_what_it_has_compared() {
+fn exactly_one_of_many_compare_and_swaps_succeeds() {
     run(|| async {
         for device in DEVICES {
             let pair = ends(device).await;

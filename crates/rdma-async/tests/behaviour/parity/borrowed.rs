@@ -1,16 +1,17 @@
-//! Memory of the peer's: asked for again and again, and its rights.
+//! Borrowed memory: requested repeatedly, and its rights.
 
 use rdma_async::{LeaseDenial, LeaseEnd, LeaseError, LeaseLimits, RemoteRegion, TransportError};
 use rdma_qp::prelude::*;
 
 use crate::parity::{ATOMIC, DEVICES, HANG, LONG, Pair, READ, WRITE, domain, ends, ends_with, run};
 
-/// A server to which a client writes what it asks, and that writes the answer into memory which the client has lent.
+/// A client writes its requests to memory that the server has lent to it. The server writes the answer to memory that
+/// the client has lent.
 #[test]
-fn requests_and_responses_go_by_lent_memory_again_and_again() {
+fn requests_and_responses_can_use_lent_memory_repeatedly() {
     run(|| async {
         for device in DEVICES {
-            // One page: what is not freed would be missed at once.
+            // One page, so that a leak would be noticed at once.
             let limits = LeaseLimits::new(WRITE).per_peer(4096);
             let pair = ends_with(domain(device), limits).await;
             let (server, pool) = (pair.other.clone(), pair.pool.clone());
@@ -56,9 +57,9 @@ async fn using(pair: &Pair, memory: &RemoteRegion, used: Use) -> Result<(), Tran
     Ok(())
 }
 
-/// Every right with every use: what is not allowed is refused, and has changed nothing.
+/// Every right with every use: what the right does not allow is refused, and changes nothing.
 #[test]
-fn what_was_lent_can_be_used_as_it_was_said_and_no_other_way() {
+fn lent_memory_allows_only_the_granted_rights() {
     run(|| async {
         for device in DEVICES {
             for (right, allowed) in [(READ, Use::Read), (WRITE, Use::Write), (ATOMIC, Use::Add)] {
@@ -85,7 +86,7 @@ fn what_was_lent_can_be_used_as_it_was_said_and_no_other_way() {
 }
 
 #[test]
-fn what_was_asked_for_can_be_used_as_it_was_said_and_no_other_way() {
+fn borrowed_memory_allows_only_the_granted_rights() {
     run(|| async {
         for (right, allowed) in [(READ, Use::Read), (WRITE, Use::Write), (ATOMIC, Use::Add)] {
             for used in [Use::Read, Use::Write, Use::Add] {
@@ -105,7 +106,7 @@ fn is_refused(done: Result<(), TransportError>) {
     assert!(refused.contains("remote access"), "{refused}");
 }
 
-/// What an end asks for is lent with the rights, and in the domain, of the connection by which it has asked.
+/// Borrowed memory has the rights and the domain of the connection that it was requested on.
 #[test]
 fn a_further_connection_lends_by_its_own_rights_and_domain() {
     run(|| async {
@@ -128,7 +129,7 @@ fn a_further_connection_lends_by_its_own_rights_and_domain() {
             by_first.write(pair.buffer(b"the word")).await.unwrap();
             let by_further = further.borrow(8, READ, LONG).await.unwrap();
             assert_eq!(pair.bytes_of(&by_further).await, [0; 8]);
-            // A key of one domain is nothing in the other one.
+            // A key of one domain is invalid in the other one.
             let read = further.read(pair.buffer(&[0; 8]), by_first.remote()).await.unwrap_err();
             assert!(read.to_string().contains("remote access"), "{read}");
             assert_eq!(pair.bytes_of(&by_first).await, b"the word");
@@ -136,7 +137,7 @@ fn a_further_connection_lends_by_its_own_rights_and_domain() {
     });
 }
 
-/// All at once, each with memory of its own.
+/// All at once, each with its own memory.
 #[test]
 fn many_tasks_borrow_write_and_read() {
     run(|| async {
@@ -160,9 +161,9 @@ fn many_tasks_borrow_write_and_read() {
     });
 }
 
-/// A number comes with what was written into memory that the peer has lent, whatever the number is.
+/// Immediate data arrives with the bytes that were written into lent memory, whatever its value.
 #[test]
-fn a_write_into_lent_memory_tells_any_number() {
+fn a_write_into_lent_memory_carries_any_immediate_data() {
     run(|| async {
         for device in DEVICES {
             let pair = ends(device).await;

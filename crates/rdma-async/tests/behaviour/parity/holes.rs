@@ -1,4 +1,4 @@
-//! Holes that are closed, by number. The others are shown by tests of what closes them: `docs/parity.md`.
+//! Closed holes, by number. Tests of the features that close them cover the others: `docs/parity.md`.
 
 use rdma_async::prelude::*;
 use rdma_async::{ConnectionOptions, Driver, LeaseEnd, LeaseLimits, Region, TransportError};
@@ -7,9 +7,9 @@ use rdma_mem::{Errno, RemoteMemoryRegion};
 use crate::common::provider::{Post, Provider};
 use crate::parity::{DEVICES, HANG, LONG, Pair, READ, WRITE, domain, ends, ends_with, run};
 
-/// H15: nothing of what was lent and borrowed is kept when it is over, nor anything that it needs.
+/// H15: nothing of a lease is kept after it has ended, nor anything that it needs.
 #[test]
-fn memory_that_was_lent_keeps_nothing() {
+fn ended_leases_keep_no_memory() {
     run(|| async {
         let (pd, provider) = Provider::faulty("soft0");
         let pair = ends_with(pd, LeaseLimits::new(READ | WRITE)).await;
@@ -27,16 +27,16 @@ fn memory_that_was_lent_keeps_nothing() {
         assert_eq!(provider.live(), before, "as many regions as at the beginning");
         let last = pair.one.borrow(64, READ, LONG).await.unwrap();
         let lease = pair.one.lend(pair.region(&[0; 64]), READ, LONG).await.unwrap();
-        // Whatever is dropped first.
+        // In any order.
         drop(pair);
         drop((lease, last));
         provider.gone().await;
     });
 }
 
-/// H16: of memory that is next to other memory, a key opens what it is of, and that alone.
+/// H16: a key for memory that is adjacent to other memory opens only its own memory.
 #[test]
-fn a_key_opens_no_neighbour() {
+fn a_key_opens_no_adjacent_memory() {
     run(|| async {
         for device in DEVICES {
             for by_request in [false, true] {
@@ -75,7 +75,7 @@ fn a_key_opens_no_neighbour() {
     });
 }
 
-/// H19: a request that the device does not take leaves nothing behind: its memory is back, and the lease goes on.
+/// H19: a request that the device refuses leaves no trace: its memory is returned, and the lease continues.
 #[test]
 fn a_refused_request_leaves_lent_memory_as_it_was() {
     run(|| async {
@@ -99,9 +99,9 @@ fn a_refused_request_leaves_lent_memory_as_it_was() {
     });
 }
 
-/// H26: what is dropped is given back, whether or not there is a runtime where it is dropped.
+/// H26: dropped memory is returned, whether or not the drop is within a runtime.
 #[test]
-fn what_is_dropped_outside_of_a_runtime_is_given_back() {
+fn memory_dropped_outside_of_a_runtime_is_returned() {
     run(|| async {
         let pair = ends("soft0").await;
         let lease = pair.other.lend(pair.region(&[1; 8]), WRITE, LONG).await.unwrap();
@@ -115,9 +115,9 @@ fn what_is_dropped_outside_of_a_runtime_is_given_back() {
     });
 }
 
-/// H26: and when the runtime has ended, the lender has it back at once, and not with its time.
+/// H26: when the runtime has ended, the memory returns to the lender at once, rather than when its time is over.
 #[test]
-fn what_outlives_its_runtime_is_given_back() {
+fn memory_that_outlives_its_runtime_is_returned() {
     let lenders = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let borrowers = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let pd = domain("soft0");
@@ -142,9 +142,9 @@ fn what_outlives_its_runtime_is_given_back() {
     assert_eq!(ended.unwrap().unwrap().end, LeaseEnd::Disconnected);
 }
 
-/// H29: what a message or a number looks like is nobody's business.
+/// H29: messages and immediate data may have any value.
 #[test]
-fn zeros_are_a_message_and_a_number() {
+fn zeros_are_a_valid_message_and_immediate_value() {
     run(|| async {
         for device in DEVICES {
             let pair = Pair::new(device);
@@ -160,7 +160,7 @@ fn zeros_are_a_message_and_a_number() {
                     assert!(received.memory[..length].iter().all(|&byte| byte == 0));
                     assert_eq!(received.memory[length..], [1; 64][length..]);
                 }
-                // And one that brings a number, but no bytes into the receive.
+                // And a write with immediate data, which puts no bytes into the receive.
                 let told = receive().await.unwrap();
                 let to = pair.board.remote().slice(0..length).unwrap();
                 pair.one.write_with_imm(zeros(), to, 0).await.unwrap();

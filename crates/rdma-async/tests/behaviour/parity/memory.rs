@@ -1,4 +1,4 @@
-//! Memory of this end: allocated again and again, in whatever domain and kind, and what a device has no room for.
+//! Local memory: allocated repeatedly, in any domain and of any kind, and sizes beyond the device.
 
 use rdma_async::prelude::*;
 use rdma_async::{ConnectionOptions, Region, TransportError};
@@ -8,9 +8,9 @@ use rdma_qp::{PostErrorKind, QueuePairBuilder};
 
 use crate::parity::{DEVICES, LONG, Pair, READ, WRITE, ends, run};
 
-/// The memory of a program that goes on is no more than it has at a time.
+/// A long-running program uses only as much memory as it has at a time.
 #[test]
-fn memory_is_allocated_and_sent_again_and_again() {
+fn memory_can_be_allocated_and_sent_repeatedly() {
     run(|| async {
         for device in DEVICES {
             let pair = Pair::new(device);
@@ -29,9 +29,9 @@ fn memory_is_allocated_and_sent_again_and_again() {
     });
 }
 
-/// Buffers of a domain are for connections of the same one.
+/// A buffer works only with connections of its own domain.
 #[test]
-fn a_buffer_of_another_domain_is_refused_and_comes_back() {
+fn a_buffer_of_another_domain_is_refused_and_returned() {
     run(|| async {
         let pair = Pair::new("soft0");
         let pool = BufferPool::new(&pair.pd.context().allocate_pd().unwrap());
@@ -49,7 +49,7 @@ fn a_buffer_of_another_domain_is_refused_and_comes_back() {
     });
 }
 
-/// Of the heap, of a file, of huge pages if there are some; of a length that is no multiple of anything.
+/// From the heap, from a file, and in huge pages if there are some; of an odd length.
 #[test]
 fn memory_of_every_kind_is_lent() {
     run(|| async {
@@ -80,7 +80,7 @@ fn memory_of_every_kind_is_lent() {
     });
 }
 
-/// A message of many packets, and more of them than a pool registers at a time.
+/// A message of many packets, and more bytes than a pool registers at a time.
 #[test]
 fn large_memory_is_sent_and_written() {
     run(|| async {
@@ -108,7 +108,7 @@ fn large_memory_is_sent_and_written() {
 
 type Knob = for<'a> fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>;
 
-/// Both of who connects and of who listens: an error that names what is too large, and nothing else changes.
+/// For clients and listeners: the error names the value that is too large, and nothing else changes.
 #[test]
 fn sizes_beyond_the_device_are_refused_when_connecting() {
     run(|| async {

@@ -1,4 +1,4 @@
-//! Parts of memory, here and at the peer.
+//! Parts of local and remote memory.
 
 use std::panic::AssertUnwindSafe as Unwind;
 use std::panic::catch_unwind;
@@ -8,7 +8,7 @@ use rdma_async::prelude::*;
 use crate::parity::{DEVICES, LONG, Pair, READ, WRITE, ends, run};
 
 #[test]
-fn a_part_is_within_its_memory_or_there_is_none() {
+fn parts_outside_of_the_memory_are_refused() {
     run(|| async {
         let pair = ends("soft0").await;
         let lent = pair.one.borrow(100, READ | WRITE, LONG).await.unwrap();
@@ -16,7 +16,7 @@ fn a_part_is_within_its_memory_or_there_is_none() {
         for (range, length) in [(0..10, Some(10)), (10..10, Some(0)), (3..4, Some(1))] {
             assert_eq!(part.slice(range).map(|part| part.len()), length);
         }
-        #[allow(clippy::reversed_empty_ranges)] // that is the case
+        #[allow(clippy::reversed_empty_ranges)] // that is tested
         for range in [0..11, 11..11, 10..11, usize::MAX..usize::MAX, 0..usize::MAX, 6..5] {
             assert!(part.slice(range.clone()).is_none(), "{range:?}");
             let (buffer, shared) = (pair.buffer(&[0; 10]), pair.buffer(&[0; 10]).freeze());
@@ -27,14 +27,14 @@ fn a_part_is_within_its_memory_or_there_is_none() {
     });
 }
 
-/// Numbers that tell where they are.
+/// Bytes whose values show their positions.
 fn numbered(first: u8) -> Vec<u8> {
     (first..first + 32).collect()
 }
 
-/// All of it or a part, here and there: the bytes beside it are as they were.
+/// All of the memory or a part, local and remote: the other bytes stay unchanged.
 #[test]
-fn parts_are_written_and_read_and_nothing_beside_them() {
+fn writes_and_reads_of_parts_change_nothing_else() {
     run(|| async {
         for device in DEVICES {
             let pair = ends(device).await;
@@ -43,7 +43,7 @@ fn parts_are_written_and_read_and_nothing_beside_them() {
                 let (own, peers) = (numbered(0), numbered(100));
                 lent.write(pair.buffer(&peers)).await.unwrap();
                 let remote = lent.slice(there.clone()).unwrap();
-                // Into it, of a buffer and of one that is shared.
+                // Writes from a buffer and from a shared one.
                 let part = pair.buffer(&own).slice(here.clone());
                 let part = remote.write(part).await.unwrap();
                 assert_eq!(*part.into_inner(), *own);
@@ -52,7 +52,7 @@ fn parts_are_written_and_read_and_nothing_beside_them() {
                 let mut expected = peers.clone();
                 expected[there.clone()].copy_from_slice(&own[here.clone()]);
                 assert_eq!(pair.bytes_of(&lent).await, expected, "{here:?} to {there:?}");
-                // And from it.
+                // Reads.
                 lent.write(pair.buffer(&peers)).await.unwrap();
                 let part = remote.read(pair.buffer(&own).slice(here.clone())).await.unwrap();
                 let mut expected = own.clone();
@@ -93,7 +93,7 @@ fn parts_are_sent_and_received_into() {
     });
 }
 
-/// H20: nobody waits for a part that another operation has, in a runtime of one thread neither.
+/// H20: operations on different parts do not wait for each other, even in a runtime of one thread.
 #[test]
 fn parts_of_one_memory_are_used_at_once() {
     run(|| async {
@@ -103,14 +103,14 @@ fn parts_of_one_memory_are_used_at_once() {
             lent.write(pair.buffer(&numbered(100))).await.unwrap();
             let (front, back) = pair.buffer(&numbered(0)).split_at(16);
             let read = lent.slice(0..16).unwrap().read(front).post().await.unwrap();
-            // While the front is with the device, the back is written, read, and shown.
+            // While the device uses the front, the back is written, read and inspected.
             assert_eq!(back[0], 16);
             let back = lent.slice(16..32).unwrap().write(back).await.unwrap();
             let front = read.await.unwrap();
             let whole = front.unsplit(back).unwrap();
             assert_eq!(*whole, *[&numbered(100)[..16], &numbered(0)[16..]].concat());
             assert_eq!(pair.bytes_of(&lent).await[16..], numbered(0)[16..]);
-            // One source of many, and all of it can be seen meanwhile.
+            // One source of many writes, which can be read meanwhile.
             let source = whole.freeze();
             let mut writes = Vec::new();
             for n in 0..8 {

@@ -8,7 +8,7 @@ use crate::common::kinds::{BYTES, Begun, Kind, Way};
 use crate::common::provider::{ALWAYS, Call, Provider};
 use crate::common::{HANG, HELD, Pair, in_a_process_of_its_own, poll_once, run};
 
-/// A receive that nobody waits for, and one and a write that are awaited.
+/// A receive that was dropped, and a receive and a write that are awaited.
 fn outstanding(pair: &Pair) -> [Begun; 2] {
     drop(pair.one.receive(pair.buffer(&[1; BYTES])).try_post().unwrap());
     [Kind::Receive, Kind::Write].map(|kind| {
@@ -18,14 +18,14 @@ fn outstanding(pair: &Pair) -> [Begun; 2] {
     })
 }
 
-/// How it is asked for.
+/// The call that destroys the queue pair.
 #[derive(Clone, Copy, Debug)]
 enum By {
     Close,
     Shutdown,
 }
 
-/// Until it is destroyed with a later call, operations end by their completions.
+/// Until a later call destroys it, operations end by their completions.
 #[test]
 fn a_refused_close_leaves_the_memory_with_the_device() {
     for (by, reason) in [(By::Close, CloseReason::Asked), (By::Shutdown, CloseReason::Destroyed)] {
@@ -51,7 +51,7 @@ fn a_refused_close_leaves_the_memory_with_the_device() {
                 assert!(is_closed(&later.error, reason), "{later}");
                 drop(later);
                 if let By::Close = by {
-                    assert!(pair.released(write).await.is_none(), "it was executed");
+                    assert!(pair.released(write).await.is_none(), "the write was not executed");
                 } else {
                     drop(write);
                 }
@@ -71,9 +71,9 @@ fn is_closed(error: &TransportError, why: CloseReason) -> bool {
     matches!(error, TransportError::Closed { reason, .. } if *reason == why)
 }
 
-/// The driver's end destroys it at last.
+/// The end of the driver finally destroys it.
 #[test]
-fn a_connection_that_was_dropped_and_stays_ends_with_its_driver() {
+fn a_dropped_connection_that_stays_ends_with_its_driver() {
     run(|| async {
         let (pair, provider) = Pair::faulty(HELD);
         let begun = outstanding(&pair);
@@ -91,10 +91,10 @@ fn a_connection_that_was_dropped_and_stays_ends_with_its_driver() {
     });
 }
 
-/// And nothing that it needs is freed, or deregistered, whatever else is gone.
+/// Nothing that it needs is freed or deregistered, whatever else is dropped.
 #[test]
-fn a_queue_pair_that_is_never_destroyed_keeps_its_memory_for_ever() {
-    let name = "provider::destroy::a_queue_pair_that_is_never_destroyed_keeps_its_memory_for_ever";
+fn a_queue_pair_that_is_never_destroyed_keeps_its_memory_forever() {
+    let name = "provider::destroy::a_queue_pair_that_is_never_destroyed_keeps_its_memory_forever";
     in_a_process_of_its_own(name, keeps_for_ever);
 }
 
@@ -113,17 +113,17 @@ fn keeps_for_ever() {
     drop(runtime);
     assert_eq!((pool.usage().buffers, provider.lent()), (3, 3));
     drop(pool);
-    // Both queue pairs, what they complete in, and the region of the pool.
+    // Both queue pairs, their completion queue, and the region of the pool.
     assert_eq!(provider.live(), [1, 1, 1, 1, 1, 2, 0]);
-    // The board of the write is gone, so that it fails: from memory that is there.
+    // The target of the write is gone, so it fails; its source memory still exists.
     SoftDevice::find(HELD).unwrap().release(qpn, 1);
     assert_eq!(provider.live(), [1, 1, 1, 1, 1, 2, 0]);
     provider.assert_kept();
 }
 
-/// It keeps its slots, and another one in the same completion queue is not in its way.
+/// It keeps its slots, and does not block another queue pair in the same completion queue.
 #[test]
-fn a_queue_pair_that_stays_is_in_nobody_s_way() {
+fn a_queue_pair_that_stays_does_not_block_others() {
     run(|| async {
         let (pd, provider) = Provider::faulty("soft0");
         let driver = rdma_async::Driver::spawn(pd.context()).unwrap();

@@ -1,4 +1,4 @@
-//! Polls that fail or lie, and completion queues that cannot be asked for an event.
+//! Polls that fail or lie, and completion queues that cannot be armed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,22 +12,22 @@ use crate::common::kinds::{BYTES, Begun, Kind, Way};
 use crate::common::provider::{ALWAYS, Call, Provider};
 use crate::common::{Count, HANG, HELD, Pair, poll_for, poll_once, run};
 
-/// Who finds out that a completion queue has failed.
+/// The part of the program that notices the failure of a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
-    /// Who awaits an operation.
+    /// A task that awaits an operation.
     Awaits,
-    /// Who waits for a slot.
+    /// An operation that waits for a slot.
     WaitsForSlot,
-    /// Who has dropped an operation.
+    /// A task that has dropped an operation.
     Drops,
-    /// The driver's task, which was woken by a completion.
+    /// The driver's task, woken by a completion.
     Driver,
-    /// The program, which drives by itself.
+    /// The program, which drives manually.
     Manual,
 }
 
-/// Outstanding operations, and who waits for them.
+/// Outstanding operations, and the tasks that wait for them.
 struct Outstanding {
     pair: Pair,
     provider: Arc<Provider>,
@@ -35,7 +35,7 @@ struct Outstanding {
     operations: Vec<(Kind, Begun, Arc<Count>)>,
 }
 
-/// How many of the buffers are of operations that nobody waits for.
+/// The number of buffers of dropped operations.
 const DROPPED: usize = 1;
 
 impl Outstanding {
@@ -53,13 +53,13 @@ impl Outstanding {
         let operations =
             kinds.map(|kind| (kind, kind.begin(&pair, Way::Tried), Arc::default())).into();
         let this = Self { pair, provider, manual, operations };
-        // Of the other queue pair, in the same completion queue.
+        // An operation of the other queue pair, in the same completion queue.
         let receive = this.pair.other.receive(this.pair.buffer(&[1; BYTES]));
         drop(receive.try_post().unwrap());
         this
     }
 
-    /// All wait.
+    /// Lets all operations wait.
     fn sleep(&mut self) {
         for (kind, operation, count) in &mut self.operations {
             let waker = Waker::from(Arc::clone(count));
@@ -86,7 +86,8 @@ impl Outstanding {
         }
     }
 
-    /// All have ended with their memory, for that reason or by their completions, and who waited was woken.
+    /// Checks that all have ended with their memory, for that reason or by their completions, and that waiting tasks
+    /// were woken.
     async fn assert_ended(&mut self, reason: CloseReason, have_slept: bool) {
         for (kind, operation, count) in &mut self.operations {
             if have_slept {
@@ -94,12 +95,14 @@ impl Outstanding {
                     tokio::task::yield_now().await;
                 }
             }
-            let Poll::Ready(outcome) = poll_once(operation) else { panic!("{kind:?} goes on") };
+            let Poll::Ready(outcome) = poll_once(operation) else {
+                panic!("{kind:?} has not ended")
+            };
             if let Some((error, bytes)) = outcome {
                 assert!(is_closed(&error, reason), "{kind:?}: {error}");
                 assert_eq!(bytes, kind.bytes());
             } else {
-                assert_eq!(*kind, Kind::Write, "it alone was executed");
+                assert_eq!(*kind, Kind::Write, "only the write was executed");
             }
         }
         let pair = &self.pair;
@@ -131,7 +134,7 @@ fn a_completion_queue_that_fails_ends_all_its_operations() {
                 all.provider.refuse(Call::Poll, times);
                 all.find_out(who).await;
                 all.assert_ended(CloseReason::Poll, true).await;
-                // Other connections of the driver are in another one.
+                // Other connections of the driver use another one.
                 all.provider.refuse(Call::Poll, 0);
                 let Outstanding { pair: Pair { driver, pd, .. }, provider, manual, .. } = all;
                 if who != Who::Manual {
@@ -145,7 +148,7 @@ fn a_completion_queue_that_fails_ends_all_its_operations() {
 }
 
 #[test]
-fn a_completion_queue_that_cannot_be_asked_ends_all_its_operations() {
+fn a_completion_queue_that_cannot_be_armed_ends_all_its_operations() {
     for who in [Who::Awaits, Who::WaitsForSlot, Who::Drops] {
         run(|| async move {
             let mut all = Outstanding::new(Who::Manual);
@@ -157,17 +160,17 @@ fn a_completion_queue_that_cannot_be_asked_ends_all_its_operations() {
     }
 }
 
-/// Takes what was asked for when an operation was dropped, so that the completion queue is asked for no event.
+/// Uses up the event that was requested when an operation was dropped, so that the completion queue is not armed.
 fn disarm(all: &mut Outstanding) {
     let manual = all.manual.as_mut().unwrap();
     all.provider.refuse(Call::RequestEvent, 1);
     manual.arm().unwrap_err();
-    assert_eq!(all.pair.one.closed(), None, "the program may ask again");
+    assert_eq!(all.pair.one.closed(), None, "the program may arm it again");
 }
 
-/// Nobody would be woken any more.
+/// No task would ever be woken again.
 #[test]
-fn a_driver_that_cannot_ask_for_an_event_ends_its_operations() {
+fn a_driver_that_cannot_arm_its_queue_ends_its_operations() {
     run(|| async {
         let mut all = Outstanding::new(Who::Driver);
         all.sleep();
@@ -177,9 +180,9 @@ fn a_driver_that_cannot_ask_for_an_event_ends_its_operations() {
     });
 }
 
-/// A program that drives by itself is told, and may ask again.
+/// A program that drives manually gets the error, and may try again.
 #[test]
-fn a_driver_by_hand_that_cannot_be_armed_can_be_armed_again() {
+fn a_manual_driver_can_be_armed_again_after_a_failure() {
     run(|| async {
         let mut all = Outstanding::new(Who::Manual);
         disarm(&mut all);
@@ -191,13 +194,13 @@ fn a_driver_by_hand_that_cannot_be_armed_can_be_armed_again() {
     });
 }
 
-/// Every completion that is almost that of this request.
+/// Completions that resemble that of this request.
 fn almost(honest: ibv_wc) -> Vec<ibv_wc> {
     const PLACE: u64 = 1 << 16;
     const GENERATION: u64 = 1 << 32;
     let id = honest.wr_id;
     let ids = [
-        id, // once more
+        id, // repeated
         0,
         u64::MAX,
         id + 1,
@@ -216,11 +219,11 @@ fn almost(honest: ibv_wc) -> Vec<ibv_wc> {
 }
 
 #[test]
-fn completions_of_no_request_that_is_outstanding_change_nothing() {
+fn completions_without_an_outstanding_request_change_nothing() {
     for device in crate::provider::DEVICES {
         run(|| async move {
             let (pair, provider) = Pair::faulty(device);
-            // Their WR IDs are of a place and of slots that are there.
+            // Their WR IDs name an existing entry and existing slots.
             let mut waits = pair.one.receive(pair.buffer(&[1; BYTES])).post().await.unwrap();
             let dropped = pair.one.receive(pair.buffer(&[2; BYTES])).post().await.unwrap();
             drop(dropped);
@@ -261,9 +264,9 @@ fn completions_of_no_request_that_is_outstanding_change_nothing() {
     }
 }
 
-/// A task that sleeps is woken by the driver's, which alone polls.
+/// A sleeping task is woken by the driver's task, the only one that polls.
 #[test]
-fn a_task_that_sleeps_is_told_of_a_failure() {
+fn a_sleeping_task_is_woken_on_a_failure() {
     run(|| async {
         let (pair, provider) = Pair::faulty(HELD);
         let write = tokio::spawn(Kind::Write.begin(&pair, Way::Posted));

@@ -10,9 +10,9 @@ use crate::common::provider::{ALWAYS, Call, Post};
 use crate::common::{HELD, Pair, poll_once, run};
 use crate::provider::DEVICES;
 
-/// The one slot of each queue is free again, and its connection goes on.
+/// The only slot of each queue is free again, and the connection continues.
 #[test]
-fn a_refused_request_gives_its_memory_and_its_slot_back() {
+fn a_refused_request_returns_its_memory_and_frees_its_slot() {
     for device in DEVICES {
         run(|| async move {
             let (pair, provider) =
@@ -33,8 +33,8 @@ fn a_refused_request_gives_its_memory_and_its_slot_back() {
     }
 }
 
-/// Whether the device has it or not, the queue pair is destroyed before its memory is given back, and that of what was
-/// outstanding.
+/// Whether or not the device has the request, the queue pair is destroyed before its memory, and that of other
+/// outstanding requests, is returned.
 #[test]
 fn a_request_in_doubt_keeps_its_memory_until_its_queue_pair_is_destroyed() {
     for (device, how) in [
@@ -75,13 +75,13 @@ fn a_request_in_doubt_keeps_its_memory_until_its_queue_pair_is_destroyed() {
 fn assert_doubt(error: &TransportError, doubt: CloseReason) {
     assert!(
         matches!(error, TransportError::Closed { reason, .. } if *reason == doubt),
-        "{error}, and not {doubt}"
+        "{error}, but expected {doubt}"
     );
 }
 
-/// What was executed within its post is done, although the provider has denied it.
+/// A request that was executed during its post succeeds, although the provider has denied it.
 #[test]
-fn a_request_in_doubt_that_has_completed_is_done() {
+fn a_request_in_doubt_that_has_completed_succeeds() {
     run(|| async {
         let (pair, provider) = Pair::faulty("soft0");
         provider.next_posts([Post::Doubtful]);
@@ -93,7 +93,7 @@ fn a_request_in_doubt_that_has_completed_is_done() {
     });
 }
 
-/// Then it ends by its completion, or when the queue pair goes at last.
+/// It then ends by its completion, or when the queue pair is finally destroyed.
 #[test]
 fn a_request_in_doubt_whose_queue_pair_stays_keeps_its_memory() {
     for (how, completes) in [(Post::Doubtful, true), (Post::Doubtful, false)]
@@ -126,9 +126,9 @@ fn a_request_in_doubt_whose_queue_pair_stays_keeps_its_memory() {
     }
 }
 
-/// Those of atomic operations, which are made with the first one.
+/// The words of atomic operations are registered with the first one.
 #[test]
-fn words_that_cannot_be_registered_fail_their_operation_alone() {
+fn words_that_cannot_be_registered_fail_only_their_operation() {
     for (kind, way) in [Kind::CompareAndSwap, Kind::FetchAdd]
         .into_iter()
         .flat_map(|kind| WAYS.map(|way| (kind, way)))

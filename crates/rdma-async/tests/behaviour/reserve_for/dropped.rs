@@ -1,4 +1,4 @@
-//! What becomes of the memory when nobody waits for it any more.
+//! The memory of futures that are dropped or forgotten.
 
 use std::future::{Future, poll_fn};
 use std::mem;
@@ -19,20 +19,20 @@ use crate::reserve_for::{WRITE, held, is_closed_soon, probed, region};
 
 type Open = Pin<Box<dyn Future<Output = Result<Reserved<()>, ReserveError>> + Send>>;
 
-/// How far a call is.
+/// The stages of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Begun,
-    /// The bind is with the device.
+    /// The bind is outstanding.
     Binding,
     Open,
-    /// The invalidation is with the device.
+    /// The invalidation is outstanding.
     Closing,
 }
 
 const STAGES: [Stage; 4] = [Stage::Begun, Stage::Binding, Stage::Open, Stage::Closing];
 
-/// A call on a device that does nothing by itself.
+/// A call on a device that executes requests only on release.
 struct Rig {
     pair: Pair,
     provider: Arc<Provider>,
@@ -58,7 +58,7 @@ impl Rig {
         Self { pair, provider, open, key, end }
     }
 
-    /// Goes as far as that. The key, if there is one.
+    /// Proceeds to that stage. Returns the key, if there is one.
     async fn reach(
         mut self,
         stage: Stage,
@@ -69,7 +69,7 @@ impl Rig {
             assert_eq!(self.provider.lent(), 1, "the bind");
         }
         if let Stage::Open | Stage::Closing = stage {
-            assert!(self.key.try_recv().is_err(), "the bind is not done");
+            assert!(self.key.try_recv().is_err(), "the bind has not completed");
             self.pair.release(u32::MAX);
             assert!(poll_once(&mut self.open).is_pending());
             key = self.key.try_recv().ok();
@@ -84,7 +84,7 @@ impl Rig {
     }
 }
 
-/// Ready when the region and its window are no more.
+/// Waits until the region and its window are gone.
 async fn gone(provider: &Provider, regions: usize) {
     let all = poll_fn(|cx| {
         cx.waker().wake_by_ref();
@@ -100,7 +100,7 @@ async fn gone(provider: &Provider, regions: usize) {
 }
 
 #[test]
-fn dropped_at_any_point_it_is_closed_and_freed_behind_what_is_with_the_device() {
+fn a_future_dropped_at_any_stage_frees_its_memory_after_its_requests() {
     run(|| async {
         for stage in STAGES {
             let rig = Rig::new(held("softheld2")).await;
@@ -108,7 +108,7 @@ fn dropped_at_any_point_it_is_closed_and_freed_behind_what_is_with_the_device() 
             let (pair, provider, open, key) = rig.reach(stage).await;
             drop(open);
             if provider.lent() > 0 {
-                assert_eq!(provider.live()[6], 1, "{stage:?}: it stays until then");
+                assert_eq!(provider.live()[6], 1, "{stage:?}: the window exists until then");
                 pair.release(u32::MAX);
             }
             gone(&provider, regions).await;
@@ -123,9 +123,9 @@ fn dropped_at_any_point_it_is_closed_and_freed_behind_what_is_with_the_device() 
     });
 }
 
-/// With the connection, whose queue pair is destroyed while the request is with the device.
+/// Dropped with the connection, whose queue pair is destroyed while the request is outstanding.
 #[test]
-fn dropped_with_the_connection_it_is_freed_behind_the_queue_pair() {
+fn a_future_dropped_with_the_connection_frees_its_memory_after_the_queue_pair() {
     run(|| async {
         for stage in STAGES {
             for first in [false, true] {
@@ -148,9 +148,8 @@ fn dropped_with_the_connection_it_is_freed_behind_the_queue_pair() {
 }
 
 #[test]
-fn forgotten_it_keeps_its_memory_as_long_as_the_device_may_use_it() {
-    let name =
-        "reserve_for::dropped::forgotten_it_keeps_its_memory_as_long_as_the_device_may_use_it";
+fn a_forgotten_future_keeps_memory_that_the_device_may_use() {
+    let name = "reserve_for::dropped::a_forgotten_future_keeps_memory_that_the_device_may_use";
     in_a_process_of_its_own(name, || run(forgotten));
 }
 
@@ -159,10 +158,10 @@ async fn forgotten() {
         let rig = Rig::new(held("softheld4")).await;
         let regions = rig.provider.live()[2];
         let (pair, provider, open, _) = rig.reach(stage).await;
-        #[allow(clippy::mem_forget)] // it is what is tested
+        #[allow(clippy::mem_forget)] // this is the test
         mem::forget(open);
         pair.release(u32::MAX);
-        // Forgotten with it, or in the slot.
+        // Forgotten with the future, or kept in the slot.
         let kept = usize::from(stage != Stage::Begun);
         assert_eq!((provider.live()[2] - regions, provider.live()[6]), (kept, kept));
         pair.assert_works().await;
@@ -173,7 +172,7 @@ async fn forgotten() {
 
 /// After any number of polls, on devices that work by themselves.
 #[test]
-fn dropped_after_any_number_of_polls_it_is_freed() {
+fn a_future_dropped_after_any_poll_frees_its_memory() {
     run(|| async {
         for device in ["soft0", DEFERRED] {
             for polls in 0..20 {
@@ -198,9 +197,9 @@ fn dropped_after_any_number_of_polls_it_is_freed() {
     });
 }
 
-/// Without its function having ended, and without a panic of the runtime.
+/// The function has not returned, and the runtime does not panic.
 #[test]
-fn what_is_given_up_is_closed() {
+fn memory_of_an_abandoned_call_is_closed() {
     async fn opened(
         open: Region,
         pair: &Pair,
@@ -233,9 +232,9 @@ fn what_is_given_up_is_closed() {
     }
 }
 
-/// While it is found out whether there are windows, whose queue pairs nobody has made but the crate.
+/// Dropped during the probe of the windows, which uses its own queue pairs.
 #[test]
-fn dropped_while_the_device_is_looked_at_it_is_found_out_later() {
+fn a_dropped_probe_is_repeated_later() {
     run(|| async {
         let name = held("softheld5");
         let (pair, provider) = Pair::faulty(name);
@@ -246,7 +245,7 @@ fn dropped_while_the_device_is_looked_at_it_is_found_out_later() {
             for _ in 0..polls {
                 assert!(poll_once(&mut open).is_pending());
                 if polls > 2 {
-                    // Another thread makes its queue pairs.
+                    // Another thread creates its queue pairs.
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             }
@@ -263,14 +262,14 @@ fn dropped_while_the_device_is_looked_at_it_is_found_out_later() {
             }
         });
         let gone = timeout(HANG, all).await;
-        assert!(gone.is_ok(), "{:?}, and not {before:?}", provider.live());
+        assert!(gone.is_ok(), "{:?} instead of {before:?}", provider.live());
         provider.assert_kept();
     });
 }
 
-/// Nobody waits for whoever has asked first, and asks no further.
+/// The first caller stops polling; other callers do not depend on it.
 #[test]
-fn who_is_not_polled_keeps_nobody_from_finding_out() {
+fn a_future_that_is_not_polled_does_not_block_the_probe() {
     run(|| async {
         let pair = Pair::new("soft0");
         let memory = region(&pair.pd, 64);

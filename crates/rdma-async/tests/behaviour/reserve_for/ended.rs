@@ -12,7 +12,7 @@ use crate::common::provider::Call;
 use crate::common::{DEVICES, HANG, Pair, domain, poll_once, run};
 use crate::reserve_for::{WRITE, held, is_closed, probed, region};
 
-/// How it ends.
+/// The way in which the connection ends.
 #[derive(Clone, Copy, Debug)]
 enum By {
     Close,
@@ -22,7 +22,7 @@ enum By {
 }
 
 #[test]
-fn it_ends_with_the_connection() {
+fn a_reservation_ends_with_the_connection() {
     run(|| async {
         for device in DEVICES {
             for by in [By::Close, By::Shutdown, By::Failure] {
@@ -49,7 +49,7 @@ fn it_ends_with_the_connection() {
                 let Reserved { region, value, end, .. } = open.unwrap();
                 assert_eq!((value, end), (None, ReservedEnd::Disconnected), "{device}, {by:?}");
                 assert_eq!(*region, [1; 64]);
-                // It can be opened to another peer, and the key is worth nothing there.
+                // It can be opened to another peer, and the old key is invalid there.
                 let driver = Driver::spawn(pair.pd.context()).unwrap();
                 let again = Pair::of(driver, pair.pd.clone(), |builder| builder);
                 let open = region.reserve_for(&again.one, WRITE, HANG, async |_| ()).await.unwrap();
@@ -59,9 +59,9 @@ fn it_ends_with_the_connection() {
     });
 }
 
-/// It takes all with it that was open to that peer by this connection.
+/// It ends everything that this connection has opened to that peer.
 #[test]
-fn a_refused_access_ends_all_that_was_open_to_the_peer() {
+fn a_refused_access_ends_all_reservations_for_the_peer() {
     run(|| async {
         for device in DEVICES {
             let pair = Pair::new(device);
@@ -78,7 +78,7 @@ fn a_refused_access_ends_all_that_was_open_to_the_peer() {
                     let receive = pair.one.receive_imm().post().await.unwrap();
                     let key = descriptor.remote(Duration::ZERO).unwrap();
                     told = Some(key);
-                    // Not what the peer may.
+                    // The peer has no right to read.
                     let read = pair.other.read(pair.buffer(&[0; 64]), key).await.unwrap_err();
                     assert!(read.to_string().contains("remote access"), "{read}");
                     receive.await.map(drop)
@@ -88,7 +88,7 @@ fn a_refused_access_ends_all_that_was_open_to_the_peer() {
             let (fails, waits) = tokio::join!(fails, waits);
             let (fails, waits) = (fails.unwrap(), waits.unwrap());
             assert_eq!(waits.end, ReservedEnd::Disconnected);
-            // Its own error comes first, unless its task is late and sees both.
+            // The task's own error arrives first, unless the task is late and sees both.
             match fails.end {
                 ReservedEnd::Done => {
                     let failed = fails.value.unwrap().unwrap_err().error;
@@ -107,9 +107,9 @@ fn a_refused_access_ends_all_that_was_open_to_the_peer() {
     });
 }
 
-/// An invalidation is flushed then.
+/// The invalidation is then flushed.
 #[test]
-fn a_failure_that_nobody_has_seen_leaves_nothing_open() {
+fn an_unnoticed_failure_leaves_no_open_memory() {
     run(|| async {
         for device in DEVICES {
             let pair = Pair::new(device);
@@ -127,9 +127,9 @@ fn a_failure_that_nobody_has_seen_leaves_nothing_open() {
     });
 }
 
-/// The new queue pair goes on, which has never had the key.
+/// The new queue pair continues; it never had the key.
 #[test]
-fn it_ends_with_its_epoch() {
+fn a_reservation_ends_with_its_epoch() {
     run(|| async {
         let pd = domain("soft0");
         let driver = Driver::spawn(pd.context()).unwrap();
@@ -166,12 +166,12 @@ fn it_ends_with_its_epoch() {
 }
 
 #[test]
-fn nothing_is_opened_by_a_closed_connection() {
+fn a_closed_connection_opens_nothing() {
     run(|| async {
         let (pair, provider) = Pair::faulty("soft0");
         for _ in 0..2 {
             pair.one.close().unwrap();
-            let f = async |_| panic!("it was not open");
+            let f = async |_| panic!("the memory was not opened");
             let refused = region(&pair.pd, 8).reserve_for(&pair.one, WRITE, HANG, f).await;
             let ReserveError::NotOpened { region, error } = refused.unwrap_err() else { panic!() };
             assert_eq!(*region, [1; 8]);
@@ -182,9 +182,9 @@ fn nothing_is_opened_by_a_closed_connection() {
     });
 }
 
-/// What is with the device when the connection is closed is over then.
+/// Requests that are outstanding when the connection is closed end with it.
 #[test]
-fn a_connection_that_is_closed_under_a_bind_or_an_invalidation_gives_the_memory_back() {
+fn closing_during_a_bind_or_an_invalidation_returns_the_memory() {
     run(|| async {
         for closes in [false, true] {
             let (pair, provider) = Pair::faulty(held("softheld6"));
@@ -209,7 +209,7 @@ fn a_connection_that_is_closed_under_a_bind_or_an_invalidation_gives_the_memory_
     });
 }
 
-/// As with a window, it ends with the connection.
+/// Like a window, it ends with the connection.
 #[test]
 fn a_registration_ends_with_the_connection() {
     run(|| async {

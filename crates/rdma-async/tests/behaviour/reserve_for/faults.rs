@@ -1,4 +1,4 @@
-//! Providers that refuse, and windows that do not keep peers within them.
+//! Providers that refuse, and windows that do not keep peers within their bounds.
 
 use std::future::pending;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::common::provider::{ALWAYS, Call, Post};
 use crate::common::{HANG, Pair, in_a_process_of_its_own, run};
 use crate::reserve_for::{WRITE, is_closed, is_closed_soon, probed, region};
 
-/// Whoever has the key reaches it, as of a registration.
+/// Checks that anyone with the key reaches the memory, like a registration.
 async fn is_for_all(pair: &Pair, refuse: impl FnOnce()) {
     let another = Pair::of(pair.driver.clone(), pair.pd.clone(), |builder| builder);
     refuse();
@@ -26,7 +26,7 @@ async fn is_for_all(pair: &Pair, refuse: impl FnOnce()) {
 }
 
 #[test]
-fn where_windows_are_not_bounded_it_is_a_registration() {
+fn unbounded_windows_fall_back_to_a_registration() {
     run(|| async {
         let (pair, provider) = Pair::faulty("soft0");
         is_for_all(&pair, || provider.have_unbounded_windows()).await;
@@ -36,7 +36,7 @@ fn where_windows_are_not_bounded_it_is_a_registration() {
 }
 
 #[test]
-fn where_it_cannot_be_found_out_it_is_a_registration() {
+fn a_failed_probe_falls_back_to_a_registration() {
     run(|| async {
         for call in [Call::AllocateWindow, Call::RegisterRegion, Call::DeallocateWindow] {
             let (pair, provider) = Pair::faulty("soft0");
@@ -47,7 +47,7 @@ fn where_it_cannot_be_found_out_it_is_a_registration() {
 }
 
 #[test]
-fn other_rights_than_those_of_a_window_are_a_registrations() {
+fn rights_beyond_a_window_fall_back_to_a_registration() {
     run(|| async {
         let (pair, provider) = Pair::faulty("soft0");
         let access = WRITE.with_relaxed_ordering();
@@ -59,18 +59,18 @@ fn other_rights_than_those_of_a_window_are_a_registrations() {
 }
 
 #[test]
-fn what_cannot_be_opened_comes_back() {
+fn memory_that_cannot_be_opened_is_returned() {
     run(|| async {
         for call in [Call::AllocateWindow, Call::RegisterRegion] {
             let (pair, provider) = Pair::faulty("soft0");
             probed(&pair).await;
             provider.refuse(call, 1);
-            let f = async |_| panic!("it was not open");
+            let f = async |_| panic!("the memory was not opened");
             let refused = region(&pair.pd, 64).reserve_for(&pair.one, WRITE, HANG, f).await;
             let ReserveError::NotOpened { region, error } = refused.unwrap_err() else { panic!() };
             assert!(error.to_string().contains("ENOMEM"), "{error}");
             assert_eq!(*region, [1; 64]);
-            // And can be, later.
+            // It can be opened later.
             let open = region.reserve_for(&pair.one, WRITE, HANG, async |_| ()).await.unwrap();
             assert_eq!(open.region.into_memory().unwrap().len(), 64);
         }
@@ -78,7 +78,7 @@ fn what_cannot_be_opened_comes_back() {
 }
 
 #[test]
-fn a_bind_that_is_refused_or_in_doubt_gives_the_memory_back() {
+fn a_refused_or_doubtful_bind_returns_the_memory() {
     run(|| async {
         for post in [Post::Refused(Errno::EINVAL), Post::Doubtful, Post::DoubtfulAndRefused] {
             let (pair, provider) = Pair::faulty("soft0");
@@ -86,7 +86,7 @@ fn a_bind_that_is_refused_or_in_doubt_gives_the_memory_back() {
             provider.next_posts([post]);
             let f = async |_| pending::<()>().await;
             let region = match region(&pair.pd, 64).reserve_for(&pair.one, WRITE, HANG, f).await {
-                // It was done, and its queue pair is no more.
+                // The bind was executed, and its queue pair is gone.
                 Ok(open) if post == Post::Doubtful => {
                     assert_eq!(open.end, ReservedEnd::Disconnected);
                     open.region
@@ -106,7 +106,7 @@ fn a_bind_that_is_refused_or_in_doubt_gives_the_memory_back() {
 }
 
 #[test]
-fn an_invalidation_that_is_refused_or_in_doubt_leaves_nothing_open() {
+fn a_refused_or_doubtful_invalidation_leaves_no_open_memory() {
     run(|| async {
         for post in [Post::Refused(Errno::EINVAL), Post::Doubtful, Post::DoubtfulAndRefused] {
             let (pair, provider) = Pair::faulty("soft0");
@@ -117,7 +117,7 @@ fn an_invalidation_that_is_refused_or_in_doubt_leaves_nothing_open() {
                     descriptor.remote(Duration::ZERO).unwrap()
                 });
             let Reserved { region, value, .. } = open.await.unwrap();
-            // What was done all the same is known to be.
+            // The outcome of an executed invalidation is known.
             assert_eq!(provider.live()[6], usize::from(post == Post::Doubtful));
             let again = Pair::of(pair.driver.clone(), pair.pd.clone(), |builder| builder);
             is_closed(&again, value.unwrap(), &region).await;
@@ -126,11 +126,11 @@ fn an_invalidation_that_is_refused_or_in_doubt_leaves_nothing_open() {
     });
 }
 
-/// Nothing comes back of memory that a peer may still reach.
+/// Memory that a peer may still reach is not returned.
 #[test]
-fn what_cannot_be_closed_does_not_come_back() {
+fn memory_that_cannot_be_closed_is_not_returned() {
     in_a_process_of_its_own(
-        "reserve_for::faults::what_cannot_be_closed_does_not_come_back",
+        "reserve_for::faults::memory_that_cannot_be_closed_is_not_returned",
         || run(not_closed),
     );
 }
@@ -143,7 +143,7 @@ async fn not_closed() {
         let mut seen = None;
         let open = region(&pair.pd, 64).reserve_for(&pair.one, WRITE, HANG, async |descriptor| {
             seen = descriptor.remote(Duration::ZERO);
-            // Once when it is closed, and once when it is dropped.
+            // Refused once while closing, and once on drop.
             provider.refuse(Call::DeallocateWindow, times);
             provider.next_posts([Post::Refused(Errno::EINVAL)]);
         });
@@ -153,19 +153,20 @@ async fn not_closed() {
         if left == 0 {
             is_closed_soon(&pair, seen.unwrap()).await;
         } else {
-            // It is still the peer's, and nobody else's.
+            // Only the peer can still use it.
             let to = seen.unwrap().slice(0..4).unwrap();
             pair.other.write(pair.buffer(b"word"), to).await.unwrap();
         }
     }
 }
 
-/// Of a future that is dropped, too.
+/// The same for a dropped future.
 #[test]
-fn what_cannot_be_closed_is_never_freed() {
-    in_a_process_of_its_own("reserve_for::faults::what_cannot_be_closed_is_never_freed", || {
-        run(never_freed)
-    });
+fn memory_that_cannot_be_closed_is_never_freed() {
+    in_a_process_of_its_own(
+        "reserve_for::faults::memory_that_cannot_be_closed_is_never_freed",
+        || run(never_freed),
+    );
 }
 
 async fn never_freed() {
@@ -179,7 +180,7 @@ async fn never_freed() {
         pending::<()>().await;
     });
     let key = tokio::select! {
-        _ = open => panic!("it was not over"),
+        _ = open => panic!("the reservation has not ended"),
         key = told => key.unwrap(),
     };
     assert_eq!((provider.live()[2] - regions, provider.live()[6]), (1, 1));
@@ -187,7 +188,7 @@ async fn never_freed() {
 }
 
 #[test]
-fn memory_that_the_provider_keeps_stays_a_region() {
+fn memory_that_the_provider_keeps_remains_a_region() {
     run(|| async {
         let (pair, provider) = Pair::faulty("soft0");
         for call in [Call::DeallocateWindow, Call::DeregisterRegion] {
@@ -197,8 +198,8 @@ fn memory_that_the_provider_keeps_stays_a_region() {
             let (region, error) = region.into_memory().unwrap_err();
             assert!(error.to_string().contains("EBUSY"), "{error}");
             provider.refuse(call, 1);
-            // Which is opened to all after that.
-            let f = async |_| panic!("it was not open");
+            // The next call opens it to all peers.
+            let f = async |_| panic!("the memory was not opened");
             let refused = region.reserve(WRITE, HANG, f).await.unwrap_err();
             let ReserveError::NotOpened { region, .. } = refused else { panic!("{refused}") };
             let open = region.reserve_for(&pair.one, WRITE, HANG, async |_| ()).await.unwrap();

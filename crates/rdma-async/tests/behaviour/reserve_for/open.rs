@@ -1,4 +1,4 @@
-//! What a peer can do while memory is open, and not behind that.
+//! The access of a peer while memory is open, and after that.
 
 use std::future::pending;
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use rdma_soft::SoftDevice;
 use crate::common::{DEFERRED, DEVICES, HANG, Pair, domain, run};
 use crate::reserve_for::{SHORT, WRITE, held, is_closed, own_released, probed, region};
 
-/// What another thread registers.
+/// A length that another thread registers.
 const LARGE: usize = 3 << 20;
 
 #[test]
-fn a_peer_writes_until_the_function_ends_and_not_behind_that() {
+fn a_peer_can_write_only_until_the_function_returns() {
     run(|| async {
         for device in DEVICES {
             for length in [100, LARGE] {
@@ -36,9 +36,9 @@ fn a_peer_writes_until_the_function_ends_and_not_behind_that() {
     });
 }
 
-/// By the registration and the window of the first time, and under another key each time.
+/// The registration and the window are reused, with a new key each time.
 #[test]
-fn a_region_is_opened_again_and_again() {
+fn a_region_can_be_opened_repeatedly() {
     run(|| async {
         let (pair, provider) = Pair::faulty("soft0");
         let mut open = region(&pair.pd, 64);
@@ -60,8 +60,8 @@ fn a_region_is_opened_again_and_again() {
         keys.truncate(255);
         keys.sort_unstable_by_key(|key| key.get());
         keys.dedup();
-        assert_eq!(keys.len(), 255, "a key comes again");
-        // And to all, and to one again.
+        assert_eq!(keys.len(), 255, "a key was reused");
+        // Then to all peers, and to one again.
         let all = open.reserve(WRITE, HANG, async |_| ()).await.unwrap();
         assert_eq!(provider.live()[6], 0);
         let one = all.region.reserve_for(&pair.one, WRITE, HANG, async |_| ()).await.unwrap();
@@ -71,7 +71,7 @@ fn a_region_is_opened_again_and_again() {
 }
 
 #[test]
-fn it_is_changed_by_its_owner_between_two_times() {
+fn the_owner_can_change_the_memory_between_reservations() {
     run(|| async {
         let pair = Pair::new("soft0");
         let mut open = region(&pair.pd, 8);
@@ -89,9 +89,9 @@ fn it_is_changed_by_its_owner_between_two_times() {
     });
 }
 
-/// Whoever else has the key is refused, of the same domain, too.
+/// Any other holder of the key is refused, even in the same domain.
 #[test]
-fn the_key_is_for_that_peer_alone() {
+fn the_key_works_only_for_that_peer() {
     run(|| async {
         for device in DEVICES {
             let pair = Pair::new(device);
@@ -102,7 +102,7 @@ fn the_key_is_for_that_peer_alone() {
                     let refused =
                         another.other.write(pair.buffer(&[9; 64]), key).await.unwrap_err();
                     assert!(refused.to_string().contains("remote access"), "{refused}");
-                    // And it is open all the same.
+                    // The memory is open nevertheless.
                     pair.other.write(pair.buffer(b"mine"), key.slice(0..4).unwrap()).await.unwrap();
                 });
             let Reserved { region, .. } = open.await.unwrap();
@@ -111,9 +111,9 @@ fn the_key_is_for_that_peer_alone() {
     });
 }
 
-/// Each right alone, and none: all others are refused, and change nothing.
+/// Each right alone, and none: all other operations are refused, and change nothing.
 #[test]
-fn a_peer_has_the_rights_that_were_given() {
+fn a_peer_has_only_the_granted_rights() {
     async fn does(pair: &Pair, what: usize, at: RemoteMemoryRegion) -> bool {
         match what {
             0 => pair.other.read(pair.buffer(&[0; 8]), at).await.is_ok(),
@@ -142,7 +142,7 @@ fn a_peer_has_the_rights_that_were_given() {
 }
 
 #[test]
-fn it_ends_with_its_time() {
+fn a_reservation_ends_with_its_time() {
     run(|| async {
         for device in DEVICES {
             let pair = Pair::new(device);
@@ -162,7 +162,7 @@ fn it_ends_with_its_time() {
 }
 
 #[test]
-fn no_time_and_all_time() {
+fn the_shortest_and_the_longest_time_work() {
     run(|| async {
         let pair = Pair::new("soft0");
         let never = async |_| pending::<()>().await;
@@ -176,9 +176,9 @@ fn no_time_and_all_time() {
     });
 }
 
-/// A peer that takes no message keeps nothing open: what is posted before the end is not waited for.
+/// A peer that receives no message keeps no memory open: the end does not wait for earlier requests.
 #[test]
-fn a_peer_that_does_nothing_does_not_keep_it_open() {
+fn an_idle_peer_does_not_keep_memory_open() {
     run(|| async {
         for device in DEVICES {
             let pair = Pair::new(device);
@@ -192,7 +192,7 @@ fn a_peer_that_does_nothing_does_not_keep_it_open() {
                 });
             let Reserved { region, end, .. } = open.await.unwrap();
             assert_eq!((end, pair.one.closed()), (ReservedEnd::TimeOver, None), "{device}");
-            // And the connection goes on.
+            // The connection continues.
             let receive = pair.other.receive(pair.buffer(&[0; 4])).post().await.unwrap();
             assert_eq!(receive.await.unwrap().memory[..], *b"told");
             half_way.unwrap().await.unwrap();
@@ -202,17 +202,16 @@ fn a_peer_that_does_nothing_does_not_keep_it_open() {
     });
 }
 
-/// How far a write is when the time is over.
+/// The progress of a write when the time is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Posted,
     Half,
 }
 
-/// A write that is with the device when the time is over has been done by then, or never is, or is half done and
-/// stays so.
+/// A write that is outstanding when the time is over has completed by then, or never does, or stays half done.
 #[test]
-fn a_write_that_is_with_the_device_changes_nothing_later() {
+fn an_outstanding_write_changes_nothing_later() {
     run(|| async {
         let held = held("softheld1");
         for (device, way) in [(held, Way::Posted), (held, Way::Half), (DEFERRED, Way::Posted)] {
@@ -235,13 +234,13 @@ fn a_write_that_is_with_the_device_changes_nothing_later() {
             match way {
                 Way::Half => assert_eq!(before, half),
                 Way::Posted if device == DEFERRED => {
-                    assert!(before == [1; 64] || before == [7; 64], "a part of it");
+                    assert!(before == [1; 64] || before == [7; 64], "only a part was written");
                 }
-                // Nobody had let it go.
+                // The device has not released it.
                 Way::Posted => assert_eq!(before, [1; 64]),
             }
             let outcome = pair.released(on_its_way.unwrap()).await;
-            assert_eq!(*region, *before, "it was exclusive again");
+            assert_eq!(*region, *before, "the memory changed after it was exclusive again");
             if device != DEFERRED {
                 let failed = outcome.unwrap_err();
                 assert!(failed.to_string().contains("remote access"), "{failed}");
@@ -251,10 +250,10 @@ fn a_write_that_is_with_the_device_changes_nothing_later() {
 }
 
 #[test]
-fn a_region_of_another_domain_comes_back() {
+fn a_region_of_another_domain_is_returned() {
     run(|| async {
         let pair = Pair::new("soft0");
-        let f = async |_| panic!("it was not open");
+        let f = async |_| panic!("the memory was not opened");
         let other = region(&domain("soft0"), 8).reserve_for(&pair.one, WRITE, HANG, f);
         let refused = other.await.unwrap_err();
         let text = refused.to_string();

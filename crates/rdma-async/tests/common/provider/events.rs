@@ -1,4 +1,4 @@
-//! Asynchronous events that say something else.
+//! Asynchronous events that are changed.
 
 use std::ffi::c_int;
 
@@ -7,7 +7,7 @@ use rdma_sys::{ibv_async_event, ibv_context, ibv_event_type};
 use super::{Provider, of};
 
 impl Provider {
-    /// What happens to a port happens to the whole device from now on.
+    /// From now on, port events are reported as events of the whole device.
     pub(crate) fn fail_with_the_port(&self) {
         self.state().is_fatal = true;
     }
@@ -22,11 +22,12 @@ pub(super) unsafe extern "C" fn get_async_event(
     if returned != 0 {
         return returned;
     }
-    // SAFETY: SAFETY.md F1: the caller's event, which nobody else has during the call, and which was filled, as 0 says.
+    // SAFETY: SAFETY.md F1: the caller's event, which no one else has during the call, and which was filled, because 0
+    // was returned.
     let event = unsafe { &mut *out };
     let is_port = event.event_type == ibv_event_type::IBV_EVENT_PORT_ERR;
     if is_port && of(context).state().is_fatal {
-        // Neither is acknowledged by an object.
+        // No object acknowledges either of these events.
         event.event_type = ibv_event_type::IBV_EVENT_DEVICE_FATAL;
     }
     0

@@ -1,4 +1,4 @@
-//! Windows that are refused, or reach further than they should.
+//! Windows that are refused, or reach beyond their bounds.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -9,7 +9,7 @@ use rdma_sys::{ibv_mw, ibv_mw_type, ibv_pd, ibv_send_wr, ibv_wr_opcode};
 use super::{Call, Object, Provider, of, ops};
 
 impl Provider {
-    /// Windows do not keep peers within them from now on.
+    /// From now on, windows do not keep peers within their bounds.
     pub(crate) fn have_unbounded_windows(&self) {
         self.state().is_unbounded = true;
     }
@@ -20,7 +20,7 @@ pub(super) fn bind(request: &mut ibv_send_wr, provider: &Provider) -> (usize, u3
     if request.opcode != ibv_wr_opcode::IBV_WR_BIND_MW {
         return (0, 0);
     }
-    // SAFETY: SAFETY.md F12: what a bind has.
+    // SAFETY: SAFETY.md F12: the union member of a bind.
     let bind = unsafe { &mut request.__bindgen_anon_2.bind_mw };
     // SAFETY: SAFETY.md F1: the caller of the post keeps the region of a bind registered until it has completed.
     let region = unsafe { &*bind.bind_info.mr };
@@ -50,7 +50,7 @@ pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     let provider = of(unsafe { (*mw).context });
     let mut state = provider.state();
     if let Some(lent) = state.lent.iter().find(|lent| lent.window == mw as usize) {
-        let wrong = format!("a window is deallocated that {:#x} binds", lent.wr_id);
+        let wrong = format!("a window is deallocated while {:#x} binds it", lent.wr_id);
         state.wrongs.push(wrong);
     }
     drop(state);
