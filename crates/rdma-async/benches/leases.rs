@@ -20,7 +20,7 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 const WRITE: AccessFlags = AccessFlags::new().with_local_write().with_remote_write();
 const LENGTH: usize = 4096;
 /// The default number of leases, one after another. Memory growth is measured after two thirds of them. By then soft0
-/// reuses an entry of its key table, which it does after 131,072 keys, and the table no longer grows.
+/// reuses the entries of its key table (after 131,072 keys), so the table no longer grows.
 const LEASES: usize = 300_000;
 /// The most that the process may grow after that, in KiB: ten bytes for each lease.
 const MOST_GROWN: u64 = 1024;

@@ -73,7 +73,7 @@ impl Connection {
         self.op(from, RequestSpec::Send(None))
     }
 
-    /// Sends a message and a number.
+    /// Sends a message with immediate data.
     #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
     #[inline]
     pub fn send_with_imm<B: Source>(&self, from: B, immediate: u32) -> Op<'_, SendOut<B>> {

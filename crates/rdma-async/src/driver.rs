@@ -26,8 +26,8 @@ use crate::prepared::PreparedConnection;
 /// completions.
 ///
 /// A task that awaits an operation polls the completion queue itself; the driver only sleeps, and wakes tasks. Clones
-/// are cheap. The driver ends with the last clone and the last connection, or when its task is dropped, as by the end
-/// of the runtime. Then it destroys its queue pairs, and operations in flight fail with
+/// are cheap. The driver ends with the last clone and the last connection, or when its task is dropped, for example
+/// at the end of the runtime. Then it destroys its queue pairs, and operations in flight fail with
 /// [`TransportError::Closed`](rdma_connect::TransportError::Closed) and return their memory.
 ///
 /// # Examples

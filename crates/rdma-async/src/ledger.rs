@@ -283,7 +283,7 @@ impl Ledger {
                 continue;
             }
             if let Err(error) = self.close_if(entry, reason, |entry| entry.is_of(port)) {
-                tracing::error!(%error, "a queue pair could not be destroyed: its memory stays lent");
+                tracing::error!(%error, "a queue pair could not be destroyed: its memory stays in use");
             }
         }
     }
@@ -367,7 +367,7 @@ impl Ledger {
             tracing::debug!(count, "completions matched no request");
         }
         if let Err(error) = closed {
-            tracing::error!(%error, "a queue pair could not be destroyed: its memory stays lent");
+            tracing::error!(%error, "a queue pair could not be destroyed: its memory stays in use");
         }
     }
 
@@ -431,7 +431,7 @@ impl Table {
         self.afters.awaited + self.queued > 0
     }
 
-    /// Counts an operation that begins or ends to wait for a slot of an entry.
+    /// Counts an operation that starts or stops waiting for a slot of an entry.
     pub(crate) fn note_waiting(&mut self, entry: usize, side: Side, is_one_more: bool) {
         self.at(entry).note_waiting(side, is_one_more);
         self.queued = if is_one_more { self.queued + 1 } else { self.queued.saturating_sub(1) };

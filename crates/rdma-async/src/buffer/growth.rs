@@ -62,8 +62,7 @@ impl Growth {
     }
 }
 
-/// Grows the pool on one thread at a time, for all waiting allocations. If it is dropped early, the allocations stop
-/// waiting for it.
+/// Grows the pool on one thread at a time, for all waiting allocations. If it is dropped early, they start another one.
 struct Growing {
     growth: Growth,
     pool: BufferPool,

@@ -31,15 +31,14 @@ impl Driver {
     /// |---|---|
     /// | [`NobodyListens`](ConnectError::NobodyListens), [`Io`](ConnectError::Io) | there is no connection to any of the addresses |
     /// | [`Rejected`](ConnectError::Rejected) | the server does not want this client, or its queue pair does not fit, with the reason |
-    /// | [`Busy`](ConnectError::Busy) | the server has its greatest number of clients, or no queue pair for this one:
-    /// try again later |
+    /// | [`Busy`](ConnectError::Busy) | the server has reached its number of clients, or has no queue pair for this one: try again later |
     /// | [`Timeout`](ConnectError::Timeout) | it took longer than the [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) |
     /// | [`Closed`](ConnectError::Closed) | the server ended meanwhile |
     /// | [`Foreign`](ConnectError::Foreign), [`Version`](ConnectError::Version), [`Garbled`](ConnectError::Garbled) |
     /// another program or version listens there |
     /// | [`Resolve`](ConnectError::Resolve), [`NoAddress`](ConnectError::NoAddress) | the name has no address |
     /// | [`UserBytesTooLong`](ConnectError::UserBytesTooLong) | there are more than 1,024 user bytes |
-    /// | [`Verbs`](ConnectError::Verbs) | no queue pair can be made with these options, or not connected |
+    /// | [`Verbs`](ConnectError::Verbs) | no queue pair can be created with these options, or it cannot be connected |
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with I/O and time.

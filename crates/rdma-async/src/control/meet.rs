@@ -139,7 +139,7 @@ impl Connection {
     ///
     /// # Errors
     /// Same errors as [`reconnect`](Self::reconnect); [`ConnectError::NumberTaken`] for the number of an existing
-    /// connection; errors of [`Driver::prepare`] as [`ConnectError::Verbs`].
+    /// connection; [`ConnectError::Verbs`] with an error of [`Driver::prepare`].
     ///
     /// # Examples
     /// ```

@@ -81,8 +81,8 @@ impl Connection {
     /// [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout). The last error is returned.
     ///
     /// # Errors
-    /// Same errors as [`reconnect`](Self::reconnect). [`NoActivePort`](rdma_qp::Error::NoActivePort), as
-    /// [`ConnectError::Verbs`], with the state of each port.
+    /// Same errors as [`reconnect`](Self::reconnect), and [`ConnectError::Verbs`] with
+    /// [`NoActivePort`](rdma_qp::Error::NoActivePort), which has the state of each port.
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio with time (`enable_time`).

@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Duplicates a file, to wait until it is readable: the original belongs to its owner, and `AsyncFd` closes its file.
+/// Duplicates a file, to wait until it is readable: `AsyncFd` closes its file, and the original belongs to its owner.
 ///
 /// # Errors
 /// If the process cannot open further files, or the runtime has no I/O.

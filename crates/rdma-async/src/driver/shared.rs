@@ -36,7 +36,7 @@ pub(crate) struct Shared {
     pub(crate) windows: Windows,
 }
 
-/// Keeps the driver going: it ends when the last one is dropped.
+/// Keeps the driver running: the driver ends when the last handle is dropped.
 #[derive(Debug)]
 pub(crate) struct Handle(pub(crate) Arc<Shared>);
 

@@ -1,4 +1,4 @@
-//! Whether memory windows of a device can be used.
+//! The state of the test whether memory windows of a device can be used.
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 

@@ -32,7 +32,7 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Returns true if the grant is less than was requested, or is no valid memory.
+    /// Returns true if the grant is less than was requested, or does not describe valid memory.
     pub(super) fn is_cheated_by(&self, access: AccessFlags, descriptor: &Descriptor) -> bool {
         let Ask { lease, length, alignment, access: asked, .. } = self.ask;
         let region = descriptor.region();

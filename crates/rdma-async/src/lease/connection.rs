@@ -79,7 +79,7 @@ impl Connection {
         self.borrow_aligned(length, 1, access, time).await
     }
 
-    /// Like [`borrow`](Self::borrow), at an address of the peer's that is a multiple of `alignment`: a power of two,
+    /// Like [`borrow`](Self::borrow), at an address in the peer that is a multiple of `alignment`: a power of two,
     /// at most 2 MiB. Memory begins on a page of 4 KiB in any case.
     ///
     /// # Errors

@@ -319,7 +319,7 @@ impl ConnectionEntry {
         self.waiting.iter().sum()
     }
 
-    /// Counts an operation that begins or ends to wait for a slot of a queue.
+    /// Counts an operation that starts or stops waiting for a slot of a queue.
     pub(crate) fn note_waiting(&mut self, side: Side, is_one_more: bool) {
         let waiting = &mut self.waiting[side as usize];
         debug_assert!(is_one_more || *waiting > 0, "an operation waits");
@@ -358,7 +358,7 @@ impl ConnectionEntry {
         // SAFETY: SAFETY.md F28: the memory of the request is in its slot from before the post. It is taken out after
         // the request has completed or the queue pair was destroyed. Until then no one else has it, or, if it is
         // shared, no one writes it. The word of an atomic operation belongs to its slot. A window that was bound keeps
-        // its region, and gives no access to it, until it is unbound.
+        // its region, and gives out no reference to its bytes, until it is unbound.
         match unsafe { post::post(qp, request, held, self.words.as_ref(), id) } {
             Ok(()) => {}
             // The provider refused without reporting whether it had posted the request. The slot keeps the memory until

@@ -12,7 +12,7 @@ use crate::ledger::Ended;
 use crate::link::Link;
 
 pub(crate) mod sealed {
-    #[allow(unnameable_types)] // that is how it is sealed
+    #[allow(unnameable_types)] // this seals the trait
     pub trait Sealed {}
 }
 

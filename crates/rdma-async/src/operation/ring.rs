@@ -25,7 +25,7 @@ use crate::connection::Connection;
 /// connection are filled in turn with these. After [`reconnect`](Connection::reconnect), `next` posts all of them
 /// again.
 ///
-/// A dropped ring leaves its receives posted, as a dropped [`Posted`] does.
+/// A dropped ring leaves its receives posted, like a dropped [`Posted`].
 ///
 /// # Examples
 /// ```

@@ -314,7 +314,7 @@ impl Inner {
         Ok(ended)
     }
 
-    /// Counts an operation that begins to wait for a slot. It arms the completion queue, because the waiter must learn
+    /// Counts an operation that starts to wait for a slot. It arms the completion queue, because the waiter must learn
     /// of a failure even if no task awaits the requests in the slots.
     fn queue_up(&self, side: Side) {
         let mut table = self.ledger.lock();

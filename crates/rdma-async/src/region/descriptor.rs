@@ -6,8 +6,8 @@ use rdma_mem::RemoteMemoryRegion;
 
 /// Memory of another process that is open to this one until its time is over.
 ///
-/// It travels as [bytes](Self::to_bytes), or by serde (feature `serde`), with the *remaining* time, so clocks are never
-/// compared. The receiver counts that time from its [request](Self::asked_at) for the memory, or, without a request,
+/// A message carries its [bytes](Self::to_bytes), or its form in serde (feature `serde`), with the *remaining* time, so
+/// clocks are never compared. The receiver counts that time from its [request](Self::asked_at) for the memory, or, without a request,
 /// from the arrival of the bytes. The peer's device refuses a request that arrives late, and that ends the connection.
 ///
 /// # Examples

@@ -85,7 +85,7 @@ impl Region {
 
     /// A region with a window that is not bound.
     pub(super) fn of_window(pd: ProtectionDomain, window: Window) -> Self {
-        debug_assert!(!window.is_bound(), "the peer could still access it");
+        debug_assert!(!window.is_bound(), "a bound window does not show its bytes");
         Self { memory: Memory::Window(window), pd }
     }
 

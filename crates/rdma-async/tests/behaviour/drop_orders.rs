@@ -470,7 +470,7 @@ fn a_forgotten_value_leaks_only_itself() {
             let Pair { one, other, board, pool, pd: domain, driver: also } = pair;
             drop((one, other, board, domain, also, second, pd));
             timeout(HANG, driver.shutdown()).await.unwrap();
-            // An attempt that was not connected yet has no memory of requests.
+            // A forgotten attempt keeps its queue pair, which was not connected and uses no memory.
             let offers = [What::PreparedConnection, What::Connect, What::Reconnect, What::Further];
             let kept = usize::from(offers.contains(&what));
             // The regions of a pool, which may be forgotten with a buffer, and those that were forgotten while open.

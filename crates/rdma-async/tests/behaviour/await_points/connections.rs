@@ -3,7 +3,7 @@
 use crate::await_points::*;
 use crate::common::polled_slowly;
 
-/// After this many polls, alternating between the ends, they may or may not have agreed on a queue pair.
+/// A number of polls of both ends within which they may or may not agree on a queue pair.
 const POLLS_TO_MEET: usize = 20;
 
 /// A driver of that device. Its connections are made by an address.

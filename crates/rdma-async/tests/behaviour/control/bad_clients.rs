@@ -1,4 +1,4 @@
-//! Clients that misbehave, and delay no others.
+//! Misbehaving clients, which must not delay others.
 
 use std::fs::File;
 use std::net::Ipv4Addr;

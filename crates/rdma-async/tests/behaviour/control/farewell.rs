@@ -1,4 +1,4 @@
-//! The reasons that one end learns for the end of the other.
+//! The reason for the end of a connection, as the other end learns it.
 
 use rdma_async::{CloseReason, ConnectError, TransportError};
 use rdma_channel::TransportError as ChannelError;

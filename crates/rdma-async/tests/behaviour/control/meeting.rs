@@ -1,4 +1,4 @@
-//! The way in which two ends become a connection.
+//! Two ends that become a connection.
 
 use std::time::Duration;
 

@@ -119,7 +119,7 @@ async fn be_late(device: &str, lender: SocketAddr) {
     println!("{REFUSED}");
 }
 
-/// Whether the peer that is killed has lent memory or borrowed it.
+/// The environment variable with the role of the killed peer: it lends or borrows.
 const KILLED: &str = "RDMA_TEST_KILLED";
 
 #[test]

@@ -5,7 +5,7 @@ use rdma_qp::prelude::*;
 
 use crate::parity::{ATOMIC, DEVICES, HANG, LONG, Pair, READ, WRITE, domain, ends, ends_with, run};
 
-/// A client writes its requests to memory that the server has lent to it. The server writes the answer to memory that
+/// A client writes its requests to memory that it has borrowed from the server. The server writes the answer to memory that
 /// the client has lent.
 #[test]
 fn requests_and_responses_can_use_lent_memory_repeatedly() {

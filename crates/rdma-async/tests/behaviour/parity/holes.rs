@@ -34,7 +34,7 @@ fn ended_leases_keep_no_memory() {
     });
 }
 
-/// H16: a key for memory that is adjacent to other memory opens only its own memory.
+/// H16: a key opens only its own memory, not the adjacent memory.
 #[test]
 fn a_key_opens_no_adjacent_memory() {
     run(|| async {
