@@ -9,8 +9,8 @@ use test_support::events::{Event, Hears};
 use test_support::program::in_own_process;
 use tracing::Level;
 
-/// In a process of its own: another test's thread without a subscriber could reach a span first, and `tracing` would
-/// remember that the span has no listener.
+/// Runs in its own process. In a shared one, a thread of another test without a subscriber could reach a span first.
+/// `tracing` would then remember that the span has no subscriber.
 #[test]
 fn each_call_of_the_control_path_opens_a_span_with_its_peer_or_queue_pair() {
     let name = "spans::each_call_of_the_control_path_opens_a_span_with_its_peer_or_queue_pair";
