@@ -238,7 +238,7 @@ impl Ledger {
     /// A completion queue that cannot be armed sends no events, so all connections end.
     #[cold]
     pub(crate) fn fail_to_arm(&self, error: &Error) {
-        tracing::error!(%error, "a completion queue cannot be asked for events");
+        tracing::error!(%error, "a completion queue cannot be armed: its connections end");
         self.fail();
     }
 

@@ -34,7 +34,7 @@ impl Seat {
         (entry.serial == self.serial).then(|| look(entry))
     }
 
-    /// If `is_so` returns true, stops posts and waits until its send queue has drained.
+    /// If `is_so` returns true, stops posts and lets its send queue drain.
     pub(crate) fn stop_if(
         &self,
         reason: CloseReason,
@@ -303,7 +303,7 @@ impl Link<'_> {
             Self::Borrowed(inner) => {
                 assert!(
                     std::ptr::eq(inner, &raw const **owner),
-                    "the operation is of another connection"
+                    "the operation belongs to another connection"
                 );
                 Link::Owned(Arc::clone(owner))
             }

@@ -31,7 +31,7 @@ impl Driver {
     /// |---|---|
     /// | [`NobodyListens`](ConnectError::NobodyListens), [`Io`](ConnectError::Io) | there is no connection to any of the addresses |
     /// | [`Rejected`](ConnectError::Rejected) | the server does not want this client, or its queue pair does not fit, with the reason |
-    /// | [`Busy`](ConnectError::Busy) | the server has reached its number of clients, or has no queue pair for this one: try again later |
+    /// | [`Busy`](ConnectError::Busy) | the server has reached its limit of clients, or has no queue pair for this one: try again later |
     /// | [`Timeout`](ConnectError::Timeout) | it took longer than the [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) |
     /// | [`Closed`](ConnectError::Closed) | the server ended meanwhile |
     /// | [`Foreign`](ConnectError::Foreign), [`Version`](ConnectError::Version), [`Garbled`](ConnectError::Garbled) |

@@ -425,7 +425,7 @@ impl Shared {
                 let is_stranger = |lane: &Lane| lane.here.is_none() && !lane.is_meeting;
                 let strangers = state.lanes.values().filter(|lane| is_stranger(lane)).count();
                 if !state.lanes.contains_key(&number) && strangers >= MOST_STRANGERS {
-                    return Err("it offers too many connections that this end does not make");
+                    return Err("it offers too many connections that this end has not requested");
                 }
                 state.lanes.entry(number).or_default().endpoint = Some((epoch, endpoint));
             }

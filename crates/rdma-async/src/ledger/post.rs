@@ -139,14 +139,14 @@ pub(crate) unsafe fn post(
             _ => unsafe { qp.post(ReadWorkRequest::new(&mut [], remote), id.0) },
         },
         RequestSpec::CompareAndSwap(remote, compare, swap) => {
-            let Some(words) = words else { unreachable!("they are made before") };
+            let Some(words) = words else { unreachable!("words are registered before the post") };
             let mut list = ScatterList::from([element(words, id)]);
             let request = AtomicWorkRequest::compare_and_swap(&mut list, remote, compare, swap);
             // SAFETY: this function's contract.
             unsafe { qp.post(request, id.0) }
         }
         RequestSpec::FetchAdd(remote, add) => {
-            let Some(words) = words else { unreachable!("they are made before") };
+            let Some(words) = words else { unreachable!("words are registered before the post") };
             let mut list = ScatterList::from([element(words, id)]);
             // SAFETY: this function's contract.
             unsafe { qp.post(AtomicWorkRequest::fetch_and_add(&mut list, remote, add), id.0) }

@@ -190,7 +190,7 @@ impl Slots {
         slot.held.move_to(memory);
     }
 
-    /// The slot of a request that has not been freed yet.
+    /// The slot of this request; `None` after it was freed.
     #[inline]
     pub(crate) fn of(&mut self, id: Id) -> Option<&mut RequestSlot> {
         self.slots.get_mut(id.slot()).filter(|slot| slot.generation == id.generation())
