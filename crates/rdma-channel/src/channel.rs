@@ -1,4 +1,4 @@
-//! Channels: one connection, and its operations one at a time.
+//! Channels: one connection with blocking operations.
 
 use std::fmt;
 
@@ -25,22 +25,22 @@ pub(crate) mod watch;
 
 /// A connection to one peer, whose operations keep their memory alive and always end.
 ///
-/// Operations come in three forms: blocking ones below, [scoped](Self::scope) ones, of which many
-/// are in flight at a time, and [unpolled](Self::send_unpolled) ones, which are `unsafe` and what
-/// the others are made of.
+/// Operations come in three forms: the blocking ones below, [scoped](Self::scope) ones, which can be in flight at the
+/// same time, and [unpolled](Self::send_unpolled) ones. Unpolled operations are `unsafe`, and the other forms are built
+/// on them.
 ///
-/// The channel has a completion queue of its own, and unless it [spins](crate::Wait::Spin) a completion
-/// channel, to sleep on while it waits. A channel can be moved to another thread, and used by one at a
-/// time.
+/// The channel has its own completion queue. Unless it [spins](crate::Wait::Spin), it also has a completion channel to
+/// sleep on. A channel can move to another thread, and one thread can use it at a time.
 ///
 /// # Blocking operations
-/// Each posts one request and waits until it is done, so that its memory is borrowed as long as the
-/// device may use it. A call takes no longer than the limit of its kind of operation, an option of
-/// the [builder](crate::ChannelBuilder): by default 30 seconds, and for [`receive`](Self::receive)
-/// no limit, as for a socket. A call whose deadline passes has **closed** the channel: the queue
-/// pair goes to its error state, which is the only way to have a device let go of a request. Later
-/// calls say [`TransportError::Closed`], with the reason. A request that failed closes the channel,
-/// too.
+/// Each operation posts one request and waits until it has completed, so that its memory is borrowed as long as the
+/// device may use it. A call takes at most the limit of its kind of operation, which the
+/// [builder](crate::ChannelBuilder) sets. The default is 30 seconds; for [`receive`](Self::receive) it is no limit, as
+/// for a socket.
+///
+/// A call that times out **closes** the channel: the queue pair enters its error state, the only way to make a device
+/// release a request. Later calls fail with [`TransportError::Closed`], which has the reason. A request that fails also
+/// closes the channel.
 ///
 /// # Examples
 /// ```
@@ -74,8 +74,8 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// The options of a new channel, when it was given [its domain](WithoutPd::pd); as
-    /// `pd.create_channel()` of the [prelude](crate::prelude).
+    /// The options of a new channel, once it has [its domain](WithoutPd::pd). The [prelude](crate::prelude) has a
+    /// shorter form: `pd.create_channel()`.
     pub const fn builder() -> WithoutPd<Self> {
         WithoutPd::new()
     }
@@ -85,22 +85,22 @@ impl Channel {
         self.ledger.block(|ledger| Ok(ledger.only()), wr)
     }
 
-    /// Sends a message, which goes into the peer's next receive. The send is done when the peer has
-    /// the message (RC), or when the message has left (UC).
+    /// Sends a message, which arrives in the peer's next receive. The send completes when the peer has received the
+    /// message (RC), or when the message has left this end (UC).
     ///
     /// # Errors
-    /// Any [`TransportError`]. A refused post leaves the channel as it was; any other error has
-    /// closed the channel, and so has a limit that was over before the queue had a free slot.
+    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel,
+    /// including a limit that expires before the queue has a free slot.
     #[inline(always)]
     pub fn send(&mut self, wr: SendWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr)
     }
 
-    /// Takes one message of the peer.
+    /// Receives one message from the peer.
     ///
     /// # Errors
-    /// Any [`TransportError`]. A refused post leaves the channel as it was; any other error has
-    /// closed the channel, and so has a limit that was over before the queue had a free slot.
+    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel,
+    /// including a limit that expires before the queue has a free slot.
     #[inline(always)]
     pub fn receive(
         &mut self,
@@ -112,48 +112,47 @@ impl Channel {
     /// Writes into memory of the peer.
     ///
     /// # Errors
-    /// Any [`TransportError`]. A refused post leaves the channel as it was; any other error has
-    /// closed the channel, and so has a limit that was over before the queue had a free slot.
+    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel,
+    /// including a limit that expires before the queue has a free slot.
     #[inline(always)]
     pub fn write(&mut self, wr: WriteWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr)
     }
 
-    /// Reads memory of the peer.
+    /// Reads the peer's memory.
     ///
     /// # Errors
-    /// Any [`TransportError`]. A refused post leaves the channel as it was; any other error has
-    /// closed the channel, and so has a limit that was over before the queue had a free slot.
+    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel,
+    /// including a limit that expires before the queue has a free slot.
     #[inline(always)]
     pub fn read(&mut self, wr: ReadWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr)
     }
 
-    /// An atomic operation of either kind on memory of the peer.
+    /// Performs an atomic operation of either kind on the peer's memory.
     ///
     /// # Errors
-    /// Any [`TransportError`]. A refused post leaves the channel as it was; any other error has
-    /// closed the channel, and so has a limit that was over before the queue had a free slot.
+    /// Any [`TransportError`]. If the post is refused, the channel stays usable. Any other error closes the channel,
+    /// including a limit that expires before the queue has a free slot.
     #[inline(always)]
     pub fn atomic(&mut self, wr: AtomicWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr)
     }
 
-    /// The protection domain whose memory the requests use.
+    /// The protection domain of the memory that the requests use.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.ledger.pd
     }
 
-    /// How many requests of the send queue, and how many receives, can be in flight: as set by the
-    /// builder.
+    /// The maximum numbers of send queue requests and of receives in flight, as set by the builder.
     #[must_use]
     pub fn depths(&self) -> (u32, u32) {
         let only = self.ledger.only();
         (only.send.capacity(), only.receive.capacity())
     }
 
-    /// Whether the channel has been closed, and by what: a closed channel takes no requests.
+    /// The reason why the channel was closed; `None` if it is open. A closed channel accepts no requests.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
         self.ledger.only().closed()
@@ -184,47 +183,46 @@ impl Channel {
         self.ledger.counters()
     }
 
-    /// The peer that the channel was connected to, and the attributes. `None` if its queue pair had
-    /// to be destroyed.
+    /// The peer and the attributes of the connection. `None` if the queue pair had to be destroyed.
     #[must_use]
     pub fn peer(&self) -> Option<ConnectAttributes> {
         self.ledger.qp(0).ok().and_then(QueuePair::peer)
     }
 
-    /// The QPN of the channel's queue pair. `None` if that had to be destroyed.
+    /// The QPN of the channel's queue pair. `None` if the queue pair had to be destroyed.
     #[doc(alias = "qp_num")]
     #[must_use]
     pub fn qpn(&self) -> Option<Qpn> {
         self.ledger.qp(0).ok().map(QueuePair::qpn)
     }
 
-    /// The state of the channel's queue pair, as the device says.
+    /// The state of the channel's queue pair, queried from the device.
     ///
     /// # Errors
-    /// What the provider says, or [`TransportError::Closed`] if the queue pair had to be destroyed.
+    /// The provider's error, or [`TransportError::Closed`] if the queue pair had to be destroyed.
     #[doc(alias = "ibv_query_qp")]
     pub fn state(&self) -> Result<QpState, TransportError> {
         Ok(self.ledger.qp(0)?.state()?)
     }
 
-    /// The attributes of the channel's queue pair, as the device has them.
+    /// The attributes of the channel's queue pair, queried from the device.
     ///
     /// # Errors
-    /// Those of [`state`](Self::state).
+    /// Same errors as [`state`](Self::state).
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QueuePairAttributes, TransportError> {
         Ok(self.ledger.qp(0)?.query()?)
     }
 
-    /// How many completions matched no request in flight: none, unless the device is broken.
-    /// Unmatched completions release no memory.
+    /// Number of completions that matched no request in flight. It is 0 unless the device is faulty. Such completions
+    /// release no memory.
     #[must_use]
     pub fn stray_completions(&self) -> u64 {
         self.ledger.unmatched.get()
     }
 }
 
-/// Its queue pair, its peer, and what has closed it.
+/// Formats the queue pair, the peer, and the reason why the channel is closed.
 impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let only = self.ledger.only();
@@ -233,10 +231,10 @@ impl fmt::Debug for Channel {
 }
 
 impl Channel {
-    /// Destroys the channel's queue pair: after that the device uses no memory of its requests.
+    /// Destroys the channel's queue pair. After that, the device uses no memory of its requests.
     ///
     /// # Errors
-    /// What the provider says, with the channel.
+    /// The provider's error, together with the channel.
     #[doc(alias = "ibv_destroy_qp")]
     #[allow(clippy::result_large_err)] // it is the channel itself
     pub fn close(mut self) -> Result<(), Rejected<Self>> {

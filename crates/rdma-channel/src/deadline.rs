@@ -1,16 +1,15 @@
-//! How long to wait, and how.
+//! Time limits of waits, and the way to wait.
 
 use std::hint;
 use std::time::{Duration, Instant};
 
-/// No limit: `Instant` cannot count so far.
+/// Stands for no limit, since an `Instant` cannot represent its end.
 pub(crate) const NO_LIMIT: Duration = Duration::MAX;
 
-/// What a channel does while it waits, when it has found nothing for some time.
+/// The way in which a channel waits when polls have found nothing for some time.
 ///
-/// It is so wherever the channel waits: in blocking calls, in `wait` of a handle, in a post for which
-/// the queue has no free slot, and at the end of a scope. A completion that is there is taken without
-/// any of it.
+/// It applies to all waits of the channel: blocking calls, `wait` of a handle, posts to a full queue, the end of a
+/// scope. Without a wait, it has no effect: a completion that is already there is returned at once.
 ///
 /// # Examples
 /// ```
@@ -21,30 +20,30 @@ pub(crate) const NO_LIMIT: Duration = Duration::MAX;
 /// let prepared = pd.create_channel().wait(Wait::Sleep).build()?;
 /// let end = prepared.endpoint();
 /// let channel = prepared.handshake(end)?; // to itself
-/// assert!(channel.waitable().is_some()); // one that spins has no file
+/// assert!(channel.waitable().is_some()); // a channel that spins has no file
 /// # Ok::<(), rdma_channel::TransportError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wait {
-    /// Polls without end, and lets other threads have the processor in between, after the first 1,024
-    /// polls. The channel has no [completion channel](rdma_qp::CompletionChannel), and so no file.
+    /// Polls until something completes. After the first 1,024 polls, the thread yields the processor between polls. The
+    /// channel has no [completion channel](rdma_qp::CompletionChannel), and so no file.
     Spin,
-    /// Polls 1,024 times, some tens of microseconds, and then sleeps until something completes. What comes
-    /// soon is found as soon as by [`Spin`](Self::Spin), and what comes late costs no processor.
+    /// Polls 1,024 times, which takes some tens of microseconds, and then sleeps until something completes. Early
+    /// completions are found as soon as with [`Spin`](Self::Spin), and waiting for late ones uses no processor time.
     #[default]
     SpinThenSleep,
-    /// Sleeps at the first poll that finds nothing: for many threads on few processors.
+    /// Sleeps after the first empty poll. Suits many threads on few processors.
     Sleep,
 }
 
-/// Between two looks at the clock.
+/// Number of polls between two reads of the clock.
 const POLLS: u32 = 16;
-/// After so many empty polls, some tens of microseconds, others may have the processor.
+/// Number of empty polls, some tens of microseconds, before the thread yields or sleeps.
 const SPINS: u32 = 1024;
 
 impl Wait {
-    /// After how many empty polls others may have the processor.
+    /// Number of empty polls before the thread yields or sleeps.
     const fn spins(self) -> u32 {
         match self {
             Self::Spin | Self::SpinThenSleep => SPINS,
@@ -53,7 +52,7 @@ impl Wait {
     }
 }
 
-/// When all waits of a scope end.
+/// The deadline of all waits of a scope.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bound {
     end: Instant,
@@ -61,24 +60,25 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    /// So long from now; none, if that is longer than `Instant` can count.
+    /// A bound that ends after `limit`; `None` if `Instant` cannot represent its end.
     pub(crate) fn from_now(limit: Duration) -> Option<Self> {
         Some(Self { end: Instant::now().checked_add(limit)?, limit })
     }
 }
 
-/// What comes after an empty poll.
+/// The action after an empty poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Another one, at once.
+    /// Poll again at once.
     Poll,
-    /// Others may have the processor, for no longer than that, if there is a limit; and a slow question may be asked.
+    /// Yield or sleep, for at most this time if there is a limit. A slow check is acceptable here.
     Rest(Option<Duration>),
-    /// Nothing: the deadline has passed.
+    /// Stop: the deadline has passed.
     End,
 }
 
-/// The end of a wait, whose time begins with the first empty poll: until then, the clock is not read.
+/// The deadline of a wait. The limit starts at the first empty poll, so that a wait without one does not read the
+/// clock.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     limit: Duration,
@@ -92,17 +92,18 @@ impl Deadline {
         Self { limit, polls: 0, end: None }
     }
 
-    /// For a queue that is full: never without a limit, since a caller that has forgotten what is in it would hang.
+    /// For a wait on a full queue. Returns `None` without a limit: a caller that forgot what fills the queue would
+    /// hang.
     pub(crate) fn for_room(limit: Duration) -> Option<Self> {
         (limit != NO_LIMIT).then(|| Self::new(limit))
     }
 
-    /// The same of one that is there.
+    /// Returns true if this deadline may be used for a wait on a full queue, like one of [`for_room`](Self::for_room).
     pub(crate) fn is_for_room(&self) -> bool {
         self.limit != NO_LIMIT
     }
 
-    /// Of a call that has begun, with the end that it has.
+    /// The deadline of a call that has already begun, with its end.
     pub(crate) const fn until(limit: Duration, end: Option<Instant>) -> Self {
         Self { end, ..Self::new(limit) }
     }
@@ -111,12 +112,12 @@ impl Deadline {
         self.limit
     }
 
-    /// When it ends, if it has begun.
+    /// The end, if the time has begun.
     pub(crate) const fn end(&self) -> Option<Instant> {
         self.end
     }
 
-    /// To be asked after each empty poll. If there is a bound that is earlier, it ends by that, whose limit is then its own.
+    /// The action after an empty poll. If `bound` ends earlier, it replaces the end and the limit of this deadline.
     pub(crate) fn next(&mut self, wait: Wait, bound: Option<Bound>) -> Next {
         let (polls, spins) = (self.polls, wait.spins());
         self.polls = polls.saturating_add(1);
@@ -140,10 +141,10 @@ impl Deadline {
     }
 }
 
-/// The deadline of a batch, whose limit is not looked for before somebody has to wait.
+/// The deadline of a batch. Its limit is not computed before the first wait.
 #[derive(Debug)]
 pub(crate) struct BatchDeadline {
-    /// If it is not given, it is the longest of the operations.
+    /// The limit; if `None`, the longest limit of the operations applies.
     limit: Option<Duration>,
     deadline: Option<Deadline>,
 }
@@ -153,7 +154,7 @@ impl BatchDeadline {
         Self { limit, deadline: None }
     }
 
-    /// The deadline, whose time begins with the first call.
+    /// The deadline. The limit starts at the first call.
     #[cold]
     pub(crate) fn get(&mut self, longest: impl FnOnce() -> Duration) -> &mut Deadline {
         let limit = self.limit;
@@ -167,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn none_has_passed_at_once_and_all_time_never() {
+    fn a_limit_of_zero_ends_at_once_and_no_limit_never_ends() {
         for wait in [Wait::Spin, Wait::SpinThenSleep, Wait::Sleep] {
             assert_eq!(Deadline::new(Duration::ZERO).next(wait, None), Next::End);
             let mut deadline = Deadline::new(NO_LIMIT);
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_ends_what_would_be_longer_and_nothing_else() {
+    fn a_wait_ends_at_the_earlier_of_its_limit_and_the_bound() {
         let minute = Duration::from_secs(60);
         let next = |limit, bound| {
             let mut deadline = Deadline::new(limit);

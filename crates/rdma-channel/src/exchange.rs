@@ -1,17 +1,17 @@
-//! The exchange: what both ends have to know of each other goes through a stream that they have.
+//! Exchanges the endpoints of both ends through a stream that the program provides.
 //!
-//! A message is this preface, and the endpoints. Numbers are in network order.
+//! A message is this preface, followed by the endpoints. Numbers are in network byte order.
 //!
-//! | at | bytes | what |
+//! | offset | bytes | contents |
 //! |---|---|---|
-//! | 0 | 4 | `RDEX`; of a confirmation `RDOK` |
+//! | 0 | 4 | `RDEX`; in a confirmation `RDOK` |
 //! | 4 | 2 | version, 2 |
-//! | 6 | 2 | how many endpoints follow |
+//! | 6 | 2 | number of endpoints that follow |
 //! | 8 | 344 each | [`QueuePairEndpoint::to_bytes`] |
 //!
-//! Both ends send a block, then take one, until all is there: neither waits for the other as long as a
-//! block fits into the stream in each direction. Both messages have one length, so what is allocated
-//! depends on this end alone.
+//! Each end alternates between sending a block and receiving one, until both messages are complete. There is no
+//! deadlock as long as the stream has room for one block in each direction. Both messages have the same length, so the
+//! size of allocations depends only on this end.
 
 use std::collections::HashMap;
 use std::slice;
@@ -35,46 +35,42 @@ const ENDPOINTS: [u8; 4] = *b"RDEX";
 const CONFIRMATION: [u8; 4] = *b"RDOK";
 const PREFACE: usize = 8;
 
-/// Tells the peer the endpoint of this end, and returns the endpoint of the peer, which does the same.
+/// Sends the endpoint of this end to the peer, and returns the endpoint of the peer, which calls the same function.
 ///
-/// # Telling the peer
-/// Before two ends are connected, each has to know where the other one is: its queue pair's number
-/// (QPN), addresses, and so on, a [`QueuePairEndpoint`]. It goes by a stream of bytes that both
-/// have already, most often a TCP connection, or the [pipes](Pipes) between a process and its
-/// child. At each end:
+/// # Exchanging endpoints
+/// Before two ends can connect, each needs the [`QueuePairEndpoint`] of the other: its queue pair number (QPN),
+/// addresses, and so on. The ends exchange them through a byte stream that already exists. Most often it is a TCP
+/// connection, or the [pipes](Pipes) between a process and its child. At each end:
 ///
 /// 1. `exchange`, or [`exchange_all`] for several connections between the same two processes;
-/// 2. [`handshake`](crate::PreparedChannel::handshake) with what came;
-/// 3. post the receives that are to be there before the peer's first message, if any;
+/// 2. [`handshake`](crate::PreparedChannel::handshake) with the peer's endpoint;
+/// 3. post the receives that must be ready for the peer's first messages, if any;
 /// 4. [`confirm`], which returns when the peer is connected, too.
 ///
-/// Without the last step an end may send to one that is not connected yet. A reliable connection tries again
-/// for a while, which takes time, or fails where the other end takes longer. And an end whose handshake
-/// failed is noticed there: its stream is closed.
+/// Without the last step, an end may send to a peer that is not connected yet. A reliable connection retries for a
+/// while, which takes time, and fails if the peer takes longer. The last step also detects that the peer's handshake
+/// failed, because its stream is closed.
 ///
-/// Neither end is the first. Nothing of the stream is changed, and no byte after the message is
-/// taken from it, so it can be used for anything before and afterwards. It has to hold 4096 bytes
-/// in each direction that nobody has read yet, as every pipe and socket does. What passes through
-/// is neither secret nor signed: who can write to the stream decides which peer the connection is
-/// to.
+/// The two ends are equal, and either may start. `exchange` changes no setting of the stream and reads no byte beyond
+/// the message. So the stream can be used for anything before and afterwards. It must buffer 4096 unread bytes in each
+/// direction, as every pipe and socket does. The message is neither encrypted nor authenticated: write access
+/// to the stream is enough to choose the peer that this end connects to.
 ///
-/// It returns within `timeout`, however slowly the peer sends or reads. [`Duration::MAX`] is no
-/// limit.
+/// The call returns within `timeout`, however slowly the peer sends or reads. [`Duration::MAX`] means no limit.
 ///
 /// # Errors
 /// | | |
 /// |---|---|
-/// | [`Foreign`](ExchangeError::Foreign), [`Version`](ExchangeError::Version), [`Endpoint`](ExchangeError::Endpoint) | the peer speaks something else; said as soon as its bytes differ |
-/// | [`Count`](ExchangeError::Count) | the peer wants another number of connections |
-/// | [`Echo`](ExchangeError::Echo) | the peer sends back what it is sent |
-/// | [`Used`](ExchangeError::Used) | an endpoint stands twice in one message |
+/// | [`Foreign`](ExchangeError::Foreign), [`Version`](ExchangeError::Version), [`Endpoint`](ExchangeError::Endpoint) | the peer uses another protocol or version; returned as soon as its bytes differ |
+/// | [`Count`](ExchangeError::Count) | the peer has another number of connections |
+/// | [`Echo`](ExchangeError::Echo) | the peer echoes what it receives |
+/// | [`Used`](ExchangeError::Used) | an endpoint appears twice in one message |
 /// | [`Closed`](ExchangeError::Closed) | the peer closed the stream early |
 /// | [`Timeout`](ExchangeError::Timeout) | the peer stalled |
 /// | [`Io`](ExchangeError::Io) | the stream failed |
 ///
-/// The stream is of no use for another exchange then: its position in the message is unknown. That
-/// the endpoint does not fit this end (another transport, no common kind of address) is an error of
-/// `handshake`.
+/// After an error, the stream cannot be used for another exchange: its position in the message is unknown. An endpoint
+/// that does not fit this end (another transport, no common kind of address) is an error of `handshake`.
 ///
 /// # Examples
 /// ```
@@ -128,14 +124,14 @@ pub fn exchange(
     peers.first().copied().ok_or(ExchangeError::Count { own: 1, peer: 0 })
 }
 
-/// Tells the peer several endpoints of this end, and returns as many of the peer: for the connection that
-/// has the first endpoint here, the first one there, and so on.
+/// Sends several endpoints of this end to the peer, and returns the same number of endpoints of the peer. The orders
+/// correspond: the first endpoints of both ends belong to one connection, and so on.
 ///
-/// Else it is as [`exchange`]. There are at most 65535 endpoints. The peer has to have as many, which is
-/// known before anything is allocated for them.
+/// Otherwise like [`exchange`]. There are at most 65535 endpoints. The peer must have the same number, which is checked
+/// before anything is allocated for them.
 ///
 /// # Errors
-/// Those of [`exchange`], and [`ExchangeError::TooMany`].
+/// Same errors as [`exchange`], and [`ExchangeError::TooMany`].
 ///
 /// # Examples
 /// ```
@@ -176,14 +172,14 @@ pub fn exchange_all(
     distinct(&theirs, "the peer's").and(peers)
 }
 
-/// Tells the peer that this end is connected, and returns when the peer is, too.
+/// Notifies the peer that this end is connected, and returns when the peer is, too.
 ///
-/// It is the last step of [telling the peer](exchange#telling-the-peer): once it has returned, the peer is
-/// ready for what it is sent. As a barrier it can be used at any later time, by both ends.
+/// This is the last step of [exchanging endpoints](exchange#exchanging-endpoints): after it, the peer is ready to
+/// receive. Both ends can also use it later, as a barrier.
 ///
 /// # Errors
-/// Those of [`exchange`] but what is wrong with endpoints. [`ExchangeError::Closed`] most often says that
-/// the peer could not connect.
+/// Same errors as [`exchange`], except those about endpoints. [`ExchangeError::Closed`] most often means that the peer
+/// could not connect.
 ///
 /// # Examples
 /// ```
@@ -202,12 +198,12 @@ pub fn confirm(mut stream: impl TimedStream, timeout: Duration) -> Result<(), Ex
     swap(&mut stream, &preface(CONFIRMATION, 0), timeout).map(drop)
 }
 
-/// The endpoints of a message as bytes.
+/// The endpoints of a message, each as bytes.
 fn endpoints(message: &[u8]) -> impl Iterator<Item = &[u8]> {
     message.get(PREFACE..).unwrap_or_default().chunks(QueuePairEndpoint::BYTES)
 }
 
-/// The endpoints of a message, each with its position, unless one is there twice.
+/// The endpoints of a message with their positions. Fails if one occurs twice.
 fn distinct<'a>(
     message: &'a [u8],
     whose: &'static str,

@@ -1,11 +1,13 @@
-//! The ledger: which requests the device has, how those ended that it has done, and whose handles have said so.
+//! The ledger: records which requests the device holds, how completed requests ended, and which results the handles
+//! have reported.
 //!
-//! A channel, or channels that share a completion queue, have one ledger. It has a [slot](queues::RequestSlot) for each request
-//! that their queues hold, and the completion queue holds one completion of each: so nothing can overflow. A request is
-//! in its slot from its post until it is over *and* its handle is gone or has reported how it ended.
+//! A channel has one ledger; channels that share a completion queue share one. The ledger has a
+//! [slot](queues::RequestSlot) for each request that their queues can hold. The completion queue has room for one
+//! completion per slot, so it cannot overflow. A request occupies its slot from its post until it has completed *and*
+//! its handle was dropped or has reported the result.
 //!
 //! # States of a slot
-//! By [state](state::SlotState), what each event does (`docs/how-a-channel-works.md` explains them):
+//! The effect of each event in each [state](state::SlotState); `docs/how-a-channel-works.md` explains the states:
 //!
 //! | | posted | completed | handle asked | handle dropped | scope begins | scope ends |
 //! |---|---|---|---|---|---|---|
@@ -16,18 +18,18 @@
 //! | done, dropped or forgotten | – | – | – | – | forgotten | free |
 //! | reported | – | – | reported | free | – | free |
 //!
-//! Whatever is in the slots of a peer, they are free when it was [removed](Ledger::remove).
+//! [Removing](Ledger::remove) a peer frees all of its slots, whatever state they are in.
 //!
-//! An unsignaled request is done with the next signaled request of its send queue, and has no completion of its own
-//! unless it fails.
+//! An unsignaled request completes together with the next signaled request of its send queue. It has no completion of
+//! its own unless it fails.
 //!
-//! # What always holds
-//! [`check`](Ledger::check) counts it again in debug builds, after each operation:
+//! # Invariants
+//! In debug builds, [`check`](Ledger::check) recounts these after each operation:
 //! - `unreleased - unasked` slots are occupied (in flight, done, reported);
-//! - `unasked` requests of the scope that runs were dropped by their handles and have succeeded;
-//! - of an open connection: `unsignaled` requests are in flight and linked, from the last of them backwards;
-//! - no slot is dropped or forgotten that is not occupied; each has the WR ID of its place;
-//! - the slots of a queue are one ring;
+//! - `unasked` requests of the current scope were dropped by their handles and have succeeded;
+//! - on an open connection, `unsignaled` requests are in flight and linked, from the last one backwards;
+//! - only occupied slots are dropped or forgotten; the WR ID of each slot contains the index of that slot;
+//! - the slots of each queue form a single ring;
 //! - the cursors of a closed connection are at the dead slot.
 
 use std::cell::{Cell, RefCell};
@@ -66,61 +68,63 @@ pub(crate) mod words;
 /// The requests of channels that share a completion queue.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    /// Dropped, and their queue pairs destroyed, before the completion queue.
+    /// The queues, dropped before the completion queue, which destroys their queue pairs first.
     pub(crate) queues: Queues,
     pub(crate) cq: CompletionQueue,
-    /// For completions that can be of any request.
+    /// Buffer for polls that can return completions of any request.
     polled: Box<[Cell<PollSlot>; MANY]>,
     counts: counts::Counts,
-    /// The number of unreleased requests that have succeeded after their handles were gone: their slots are free.
+    /// Number of unreleased requests that succeeded after their handles were dropped without reporting. Their slots are
+    /// free.
     unasked: Cell<u64>,
-    /// The WR ID of a request whose blocking call had to wait for a free slot, and the end of that call. If another request is
-    /// asked for, nobody had to wait.
+    /// The WR ID of a request whose blocking call had to wait for a free slot, and the end of that call. The entry does
+    /// not apply to a request with any other WR ID.
     call_ends: Cell<(u64, Option<Instant>)>,
-    /// Why the last request was not posted that was not, until somebody has asked.
+    /// The reason for the last failed post, until it is read.
     refusal: post::LastPostFailure,
-    /// How many completions were of no request in flight.
+    /// Number of completions that matched no request in flight.
     pub(crate) unmatched: Cell<u64>,
-    /// How often an event was asked for since one was taken. If it is 0, there is none but perhaps a late one.
+    /// Number of event requests since an event was last received. If it is 0, no event is pending, except perhaps a
+    /// late one.
     events_asked: Cell<u64>,
     pub(crate) limits: Limits,
-    /// The requests in flight that were waited for in vain, by WR ID, and how long at most.
+    /// The requests in flight whose waits have timed out, by WR ID, each with its longest timeout.
     given_up: RefCell<Vec<(u64, Duration)>>,
     told: news::Told,
-    /// The closure of the scope that ends has failed.
+    /// Whether the closure of the scope that is ending has failed.
     closure_failed: bool,
-    /// Dropped behind the queue pairs.
+    /// Dropped after the queue pairs.
     words: words::Words,
-    /// As the words.
+    /// Dropped after the queue pairs, like `words`.
     copies: Option<copies::Copies>,
     pub(crate) pd: ProtectionDomain,
-    /// Closed behind the queue pairs: who sees its end has what was sent before.
+    /// Closed after the queue pairs: a peer that sees the end of the stream has received all that was sent before it.
     pub(crate) watch: Option<Box<Watch>>,
     #[cfg(debug_assertions)]
     checks: Cell<u32>,
 }
 
-/// How long a post waits for a free slot in its queue.
+/// The time that a post waits for a free slot in its queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SlotWait {
-    /// Not at all.
+    /// The post does not wait.
     Now,
-    /// As long as operations of its kind may take.
+    /// The post waits for the time limit of its kind of operation.
     Usual,
-    /// The same, as part of a call, whose time begins with the wait.
+    /// The same limit as `Usual`, for a post that is part of a call: the time of the call begins with this wait.
     Call,
 }
 
-/// Who waits for less than that has a look, and gives nothing up.
+/// Shorter waits are mere looks: when they time out, the request is not recorded in `given_up`.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How many completions are taken at a time.
+/// Completions polled per call.
 const MANY: usize = 16;
 
 impl Ledger {
-    /// A ledger for queue pairs of that domain whose queues were asked for so many requests, and which all complete in
-    /// `cq`, which holds one completion of each, also for the places without a queue pair. The builder has seen to it that these are no more than
-    /// [`MOST_REQUESTS`](queues::MOST_REQUESTS).
+    /// Creates the ledger of queue pairs that belong to `pd` and have queues of the sizes in `asked`. They all complete
+    /// in `cq`, which has room for one completion per request, including those of places that have no queue pair yet.
+    /// The builder has checked that there are at most [`MOST_REQUESTS`](queues::MOST_REQUESTS) requests.
     pub(crate) fn new(
         cq: CompletionQueue,
         qps: Vec<Option<QueuePair>>,
@@ -151,36 +155,37 @@ impl Ledger {
         }
     }
 
-    /// The connection of a channel, which has one.
+    /// The only connection of a channel.
     #[inline(always)]
     pub(crate) const fn only(&self) -> &Connection {
         self.queues.only()
     }
 
-    /// The connection to that peer.
+    /// The connection to this peer.
     #[inline(always)]
     pub(crate) fn connection(&self, peer: usize) -> Result<&Connection, TransportError> {
         match self.queues.get(peer) {
             Some(connection) => Ok(connection),
-            // Not made beforehand: an error that is not needed would be dropped.
+            // Not created eagerly with `ok_or`: an unused error would have to be dropped.
             None => Err(TransportError::NoSuchPeer { peer, count: self.queues.len() }),
         }
     }
 
-    /// The queue pair to that peer, if it is not destroyed.
+    /// The queue pair to this peer, unless it was destroyed.
     pub(crate) fn qp(&self, peer: usize) -> Result<&QueuePair, TransportError> {
         let connection = self.connection(peer)?;
         connection.qp().ok_or_else(|| closed(connection))
     }
 
-    /// Notes a request that is with the device, and the state that it begins in.
+    /// Records a request that the device has accepted, with its initial state.
     #[inline(always)]
     fn posted(&self, slot: &RequestSlot, operation: Operation, state: SlotState) {
         self.counts.post(1);
         slot.begin(operation, state);
     }
 
-    /// Notes a request whose post failed, and which may be with the device all the same: its slot waits as if it were.
+    /// Records a request whose post failed although the device may have accepted it. Its slot stays in flight as if it
+    /// had.
     #[cold]
     pub(crate) fn perhaps_posted(
         &self,
@@ -194,8 +199,8 @@ impl Ledger {
         self.checked();
     }
 
-    /// The slot for the next request of a queue that has none at hand, and the queue pair. Waits for it as long as `wait`
-    /// says.
+    /// Returns the queue pair and the slot for the next request of a queue whose next slot is not free. Waits for a
+    /// slot as `wait` specifies.
     pub(crate) fn wait_for_slot<'l>(
         &'l self,
         connection: &'l Connection,
@@ -221,12 +226,14 @@ impl Ledger {
         taken
     }
 
-    /// The WR ID of the next request in its slot is the same as that of one that was refused, whose call is over.
+    /// Clears `call_ends` after the post of a request failed. The next request in the same slot has the same WR ID, but
+    /// the call that waited has returned.
     pub(crate) fn forget_call(&self) {
         self.call_ends.set((0, None));
     }
 
-    /// A free slot of a queue, and the queue pair. Waits for it until the deadline, or not at all.
+    /// Returns a free slot of a queue and the queue pair. Waits for the slot until the deadline; without a deadline it
+    /// does not wait.
     pub(crate) fn take_slot<'l>(
         &'l self,
         connection: &'l Connection,
@@ -244,8 +251,8 @@ impl Ledger {
             if let Some(slot) = queue.next_free().or_else(free) {
                 return Ok((slot, qp));
             }
-            // Those that are done wait for their handles, and unsignaled ones for a later one: nothing that
-            // happens here helps them.
+            // Only signaled requests in flight can free a slot here. A completed one waits for its handle, and an
+            // unsignaled one for a later request.
             let helps = |state: SlotState| state.is_in_flight() && !state.is_unsignaled();
             let helps = slots.iter().any(|slot| helps(slot.state()));
             if self.take_completions()? == 0 {
@@ -269,8 +276,8 @@ impl Ledger {
         }
     }
 
-    /// Reserves a slot for each request of a batch: what is posted next is [`posted`](Self::posted), and the others are
-    /// [given back](Self::unreserve).
+    /// Reserves a slot for each request of a batch. The caller records the requests that it posts with
+    /// [`posted`](Self::posted) and frees the other slots with [`unreserve`](Self::unreserve).
     #[cold]
     pub(crate) fn reserve<'l>(
         &'l self,
@@ -300,24 +307,24 @@ impl Ledger {
         Ok(())
     }
 
-    /// Gives back slots that were reserved, or are free, of requests that were not posted.
+    /// Frees the slots of requests that were not posted. The slots are reserved or already free.
     pub(crate) fn unreserve(slots: &[&RequestSlot]) {
         slots.iter().for_each(|slot| slot.set(SlotState::FREE));
     }
 
-    /// The dead slot, for a place that has none yet.
+    /// The dead slot, as the initial value of a slot reference.
     #[inline(always)]
     pub(crate) fn no_slot(&self) -> &RequestSlot {
         self.queues.dead()
     }
 
-    /// The slot of a request that is with the device.
+    /// The slot of this WR ID, if its request is in flight.
     #[inline]
     pub(crate) fn in_flight(&self, id: u64) -> Option<&RequestSlot> {
         self.queues.by_id(id).filter(|slot| slot.state().is_in_flight())
     }
 
-    /// A wait for the request in a slot ran out after so long.
+    /// Records that a wait with this limit for the request in a slot has timed out.
     #[cold]
     pub(crate) fn note_given_up(&self, slot: &RequestSlot, limit: Duration) {
         if limit < LOOK {
@@ -331,12 +338,12 @@ impl Ledger {
         }
     }
 
-    /// Whom the request in a slot is with.
+    /// The peer of the request in a slot.
     pub(crate) fn peer_of(&self, slot: &RequestSlot) -> Option<PeerAddress> {
         self.queues.get(slot.connection as usize)?.peer
     }
 
-    /// What is said of the request in a slot, which has failed.
+    /// The error for the failed request in a slot.
     #[cold]
     #[inline(never)]
     pub(crate) fn failed(&self, slot: &RequestSlot, error: WorkError) -> TransportError {
@@ -348,13 +355,13 @@ impl Ledger {
         {
             return TransportError::PeerGone { operation, reason, peer };
         }
-        // Of a failure that is no flush, the completion has said why.
+        // Unless the request was flushed, its completion already contains the cause.
         let connection = connection.filter(|_| error.class() == WorkErrorClass::Flushed);
         let event = connection.and_then(Connection::ask_for_cause);
         TransportError::WorkError(FailedWork::new(operation, peer, error, event))
     }
 
-    /// Asks the device of each connection that was closed by a flush why that was.
+    /// Queries the device for the cause of each connection that was closed by a flushed request.
     #[cold]
     pub(crate) fn ask_for_causes(&self) {
         for connection in self.queues.iter().filter(|one| one.closed().is_some_and(is_flush)) {
@@ -362,7 +369,7 @@ impl Ledger {
         }
     }
 
-    /// Whether there is a request that no handle has released.
+    /// Returns true if there is a request that no handle has released.
     pub(crate) fn has_unreleased(&self) -> bool {
         self.counts.unreleased() != 0
     }
@@ -378,7 +385,7 @@ impl Ledger {
         self.counts.snapshot(slots.filter(is_outstanding).count() as u64)
     }
 
-    /// Frees the slot: its handle has reported how this one ended.
+    /// Frees the slot after its handle has reported the result.
     #[inline(always)]
     pub(crate) fn release(&self, slot: &RequestSlot) {
         slot.free();
@@ -386,8 +393,8 @@ impl Ledger {
         self.checked();
     }
 
-    /// Frees the slot: this one succeeded, and nobody asks. If its handle was dropped in the scope that
-    /// runs, it is counted.
+    /// Frees the slot of a request that succeeded and has no handle. Counts it if its handle was dropped in the current
+    /// scope.
     fn finish(&self, slot: &RequestSlot) {
         if slot.state().is_dropped() {
             slot.free();
@@ -397,7 +404,7 @@ impl Ledger {
         }
     }
 
-    /// That this is the process that has made it, and not a fork, which no completion reaches.
+    /// Checks that this process created the ledger. A forked child receives no completions.
     #[cold]
     pub(crate) fn check_process(&self) -> Result<(), TransportError> {
         self.cq.context().check_process().map_err(|_| {
@@ -407,7 +414,7 @@ impl Ledger {
         })
     }
 
-    /// Counts again, in debug builds.
+    /// Checks the invariants in debug builds.
     #[inline(always)]
     pub(crate) fn checked(&self) {
         #[cfg(debug_assertions)]
@@ -415,15 +422,15 @@ impl Ledger {
     }
 }
 
-/// Runs what is seldom needed, out of line. What it needs is moved into it: if the way there gave away its
-/// address, it would have to be in memory on the usual way too.
+/// Runs a rarely needed path out of line. The closure owns what it needs: if the caller passed an address, the value
+/// would have to be in memory on the usual path, too.
 #[cold]
 #[inline(never)]
 pub(crate) fn seldom<R>(run: impl FnOnce() -> R) -> R {
     run()
 }
 
-/// Why a connection takes no requests.
+/// The error for a request to a connection that is closed.
 #[cold]
 pub(crate) fn closed(connection: &Connection) -> TransportError {
     let Some(reason) = connection.closed() else { return TransportError::WouldBlock };
@@ -433,13 +440,13 @@ pub(crate) fn closed(connection: &Connection) -> TransportError {
     closed_by(connection, reason)
 }
 
-/// What is said of requests of a connection that this has closed.
+/// The error for requests of a connection that was closed for this reason.
 #[cold]
 pub(crate) fn closed_by(connection: &Connection, reason: CloseReason) -> TransportError {
     TransportError::Closed { reason, peer: connection.peer, event: connection.cause() }
 }
 
-/// Whether a request that was flushed has closed a connection, of which the device may say why.
+/// Returns true if a flushed request closed the connection, so that the device may know the cause.
 fn is_flush(reason: CloseReason) -> bool {
     matches!(reason, CloseReason::Work { error, .. } if error.class() == WorkErrorClass::Flushed)
 }

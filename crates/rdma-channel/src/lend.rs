@@ -1,5 +1,5 @@
-//! Who lends memory to requests, and keeps it until they are over. With that of the ledger's
-//! [queues](crate::ledger::queues), this is all unsafe code of the crate.
+//! Lends memory to requests and keeps it alive until they complete. All unsafe code of the crate is in this module, in
+//! the ledger's [queues](crate::ledger::queues), and in `server::lent`.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -26,7 +26,7 @@ use crate::scope::outcome::Refused;
 use crate::scope::pending_work::PendingWork;
 use crate::scope::rent::Rent;
 
-/// Ends what is in flight, also if a closure panics.
+/// Ends all requests in flight when it is dropped, also if a closure panics.
 struct Guard<'l>(&'l mut Ledger);
 
 impl Drop for Guard<'_> {
@@ -37,10 +37,10 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// What posts, and when memory is kept.
+/// Entry points for posting, each with a rule for how long memory is kept.
 impl Ledger {
-    /// Runs a closure whose requests have memory that is borrowed for `'scope`, a lifetime that no closure can name
-    /// outside, and ends them. The second value is how.
+    /// Runs a closure whose requests use memory borrowed for `'scope`, a lifetime that the closure cannot name outside.
+    /// Then ends the requests, and returns their outcome as the second value.
     #[inline(always)]
     pub(crate) fn scope<'env, C, T, E>(
         &mut self,
@@ -48,12 +48,12 @@ impl Ledger {
     ) -> Result<(T, Ended), E> {
         self.begin();
         let guard = Guard(self);
-        // SAFETY: SAFETY.md F22: 'scope is not over before the guard, or what replaces it below, has ended all requests.
+        // SAFETY: SAFETY.md F22: 'scope lasts until the guard, or `end` below in its place, has ended all requests.
         let value = f(&Scope::new(guard.0, unsafe { Kept::new() }))?;
         Ok((value, ManuallyDrop::new(guard).0.end()))
     }
 
-    /// Posts one request, and returns when the device uses its memory no more.
+    /// Posts one request, and returns when the device no longer uses its memory.
     #[inline(always)]
     pub(crate) fn block<'data, W: Post<'data>>(
         &mut self,
@@ -62,7 +62,7 @@ impl Ledger {
     ) -> Result<WorkSuccess, TransportError> {
         let guard = AbortOnUnwind;
         let left = {
-            // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the request.
+            // SAFETY: SAFETY.md F22: 'data outlives this call, which returns only after the request has ended.
             let kept: Kept<'data> = unsafe { Kept::new() };
             let posted = match to(self) {
                 Ok(connection) => {
@@ -90,31 +90,31 @@ impl Ledger {
         result
     }
 
-    /// Runs what posts several requests, whose memory is borrowed for `'data`, and waits for them. Returns when the device
-    /// uses the memory of none.
+    /// Runs a closure that posts several requests with memory borrowed for `'data`, and waits for them. Returns when
+    /// the device no longer uses the memory of any of them.
     ///
     /// # Errors
-    /// Those of the closure: the outer one if nothing was posted.
+    /// Same errors as the closure. Its outer error means that nothing was posted.
     pub(crate) fn block_all<'data, T>(
         &mut self,
         run: impl for<'l> FnOnce(Call<'l, 'data>) -> Result<Result<T, TransportError>, TransportError>,
     ) -> Result<T, TransportError> {
         without_unwinding(|| {
-            // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the requests.
+            // SAFETY: SAFETY.md F22: 'data outlives this call, which returns only after the requests have ended.
             let outcome = run(Call { ledger: self, kept: unsafe { Kept::new() } });
             self.end_calls(outcome)
         })
     }
 
-    /// Runs what posts several requests, whose memory is borrowed for `'data`, and waits for them; if it fails, `end` ends them.
-    /// Returns when the device uses the memory of none.
+    /// Runs a closure that posts several requests with memory borrowed for `'data`, and waits for them. If it fails,
+    /// `end` ends them. Returns when the device no longer uses the memory of any of them.
     pub(crate) fn block_to_end<'data, T, F>(
         &mut self,
         run: impl for<'l> FnOnce(Call<'l, 'data>) -> Result<T, F>,
         end: impl FnOnce(&mut Self, F) -> Result<T, TransportError>,
     ) -> Result<T, TransportError> {
         let result = without_unwinding(|| {
-            // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the requests.
+            // SAFETY: SAFETY.md F22: 'data outlives this call, which returns only after the requests have ended.
             let outcome = run(Call { ledger: self, kept: unsafe { Kept::new() } });
             outcome.or_else(|failure| end(self, failure))
         });
@@ -124,15 +124,15 @@ impl Ledger {
         result
     }
 
-    /// Runs what posts several requests, whose memory is borrowed for `'data`, up to the first that is refused, and then what
-    /// ends those. Returns when the device uses the memory of none.
+    /// Runs a closure that posts several requests with memory borrowed for `'data` until one is refused, and then
+    /// `end`, which ends the posted ones. Returns when the device no longer uses the memory of any of them.
     pub(crate) fn block_each<'data, T>(
         &mut self,
         post: impl for<'l> FnOnce(Call<'l, 'data>) -> (Vec<WorkId>, Option<PostFailure>),
         end: impl FnOnce(&mut Self, &[WorkId], Option<PostFailure>) -> T,
     ) -> T {
         without_unwinding(|| {
-            // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the requests.
+            // SAFETY: SAFETY.md F22: 'data outlives this call, which returns only after the requests have ended.
             let (ids, refused) = post(Call { ledger: self, kept: unsafe { Kept::new() } });
             let perhaps = refused.as_ref().and_then(|refusal| refusal.perhaps);
             let ended = end(self, &ids, refused);
@@ -145,14 +145,14 @@ impl Ledger {
         })
     }
 
-    /// Has a closure post a request of rented memory, which stays with its handle.
+    /// Runs a closure that posts a request with rented memory. The returned handle holds the memory.
     #[inline(always)]
     pub(crate) fn rent<'l, B: Rent + 'l>(
         mut buf: B,
         post: impl for<'b> FnOnce(&'b mut B, Kept<'b>) -> Result<Ticket<'l>, NotPosted<'l>>,
     ) -> Result<InFlight<'l, B>, Refused<B>> {
-        // SAFETY: SAFETY.md F22: the memory is lent for the scope of the ticket, or comes back from the handle when the
-        // request is over; what else the closure can post is 'static.
+        // SAFETY: SAFETY.md F22: the memory is lent for the scope of the ticket, or the handle returns it after the
+        // request has ended; anything else that the closure can post is 'static.
         match post(&mut buf, unsafe { Kept::new() }) {
             Ok(ticket) => Ok(InFlight::new(ticket, buf)),
             Err(refused) => {
@@ -163,7 +163,7 @@ impl Ledger {
     }
 }
 
-/// A blocking call, in which several requests are posted.
+/// A blocking call that posts several requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call<'l, 'data> {
     ledger: &'l Ledger,
@@ -197,10 +197,10 @@ impl<'l, 'data> Call<'l, 'data> {
     }
 }
 
-/// Operations whose memory nobody watches over.
+/// Operations whose callers guarantee that the memory is kept.
 impl Ledger {
     /// # Safety
-    /// That of [`QueuePair::post`](rdma_qp::QueuePair::post).
+    /// Same contract as [`QueuePair::post`](rdma_qp::QueuePair::post).
     #[inline(always)]
     unsafe fn unpolled<'l, 'data, W: Post<'data>>(
         &'l self,
@@ -213,7 +213,7 @@ impl Ledger {
     }
 
     /// # Safety
-    /// That of [`QueuePair::post`](rdma_qp::QueuePair::post), for each.
+    /// Same contract as [`QueuePair::post`](rdma_qp::QueuePair::post), for each request.
     unsafe fn each_unpolled<'data, W: Post<'data>>(
         &self,
         wrs: impl IntoIterator<Item = ToPeer<W>>,
@@ -230,13 +230,14 @@ impl Channel {
     /// Posts a message to the peer.
     ///
     /// # Errors
-    /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
-    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted) it may be with the device.
+    /// The request was not posted. If the queue is full, it fails at once with [`TransportError::WouldBlock`]. After
+    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted the
+    /// request.
     ///
     /// # Safety
-    /// What [`QueuePair::post`](rdma_qp::QueuePair::post) asks for: the memory is left alone until the request has completed. That is when its handle
-    /// says how it ended, or when the channel was closed with success ([`close`](Self::close)). A handle that is dropped,
-    /// or runs out of time, says nothing.
+    /// The contract of [`QueuePair::post`](rdma_qp::QueuePair::post): the memory is left alone until the request has
+    /// completed. It has completed when its handle reports the result, or when the channel was closed successfully
+    /// ([`close`](Self::close)). A handle that was dropped or has timed out proves nothing.
     ///
     /// # Examples
     /// ```
@@ -248,9 +249,9 @@ impl Channel {
     /// # let channel = pd.create_channel().build()?;
     /// # let endpoint = channel.endpoint();
     /// # let channel = channel.handshake(endpoint)?; // to itself
-    /// // SAFETY: requests without memory.
+    /// // SAFETY: the request has no memory.
     /// let received = unsafe { channel.receive_unpolled(ReceiveWorkRequest::only_immediate()) }?;
-    /// // SAFETY: as above.
+    /// // SAFETY: the request has no memory.
     /// let sent = unsafe { channel.send_unpolled(SendWorkRequest::only_immediate(7)) }?;
     /// assert_eq!(received.spin_poll()?.immediate_data(), Some(7));
     /// sent.spin_poll()?;
@@ -268,11 +269,12 @@ impl Channel {
     /// Posts a write into memory of the peer.
     ///
     /// # Errors
-    /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
-    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted) it may be with the device.
+    /// The request was not posted. If the queue is full, it fails at once with [`TransportError::WouldBlock`]. After
+    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted the
+    /// request.
     ///
     /// # Safety
-    /// That of [`send_unpolled`](Self::send_unpolled).
+    /// Same contract as [`send_unpolled`](Self::send_unpolled).
     #[inline]
     pub unsafe fn write_unpolled(
         &self,
@@ -282,14 +284,15 @@ impl Channel {
         unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
     }
 
-    /// Posts a read of memory of the peer.
+    /// Posts a read of the peer's memory.
     ///
     /// # Errors
-    /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
-    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted) it may be with the device.
+    /// The request was not posted. If the queue is full, it fails at once with [`TransportError::WouldBlock`]. After
+    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted the
+    /// request.
     ///
     /// # Safety
-    /// That of [`send_unpolled`](Self::send_unpolled).
+    /// Same contract as [`send_unpolled`](Self::send_unpolled).
     #[inline]
     pub unsafe fn read_unpolled(
         &self,
@@ -299,14 +302,15 @@ impl Channel {
         unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
     }
 
-    /// Posts a receive for a message of the peer.
+    /// Posts a receive for a message from the peer.
     ///
     /// # Errors
-    /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
-    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted) it may be with the device.
+    /// The request was not posted. If the queue is full, it fails at once with [`TransportError::WouldBlock`]. After
+    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted), the device may have accepted the
+    /// request.
     ///
     /// # Safety
-    /// That of [`send_unpolled`](Self::send_unpolled).
+    /// Same contract as [`send_unpolled`](Self::send_unpolled).
     #[inline]
     pub unsafe fn receive_unpolled(
         &self,
@@ -321,11 +325,11 @@ impl MultiChannel {
     /// Posts a message to a peer.
     ///
     /// # Errors
-    /// Those of [`Channel::send_unpolled`]; [`TransportError::NoSuchPeer`] if there is none.
+    /// Same errors as [`Channel::send_unpolled`], and [`TransportError::NoSuchPeer`] if the peer does not exist.
     ///
     /// # Safety
-    /// That of [`Channel::send_unpolled`]. The request has completed, too, when its peer was [removed](Self::remove) with
-    /// success.
+    /// Same contract as [`Channel::send_unpolled`]. The request has also completed if its peer was
+    /// [removed](Self::remove) successfully.
     #[inline]
     pub unsafe fn send_unpolled(
         &self,
@@ -335,15 +339,16 @@ impl MultiChannel {
         unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
     }
 
-    /// Posts a message for each request, to its peer.
+    /// Posts one message per request, each to the peer of its request.
     ///
     /// # Errors
-    /// [`TransportError::NoSuchPeer`], or [`TransportError::Closed`], before anything is posted. That of a post: the
-    /// requests before it are in flight then, without handles, and only [`close`](Self::close), or
-    /// [`remove`](Self::remove) of their peers, tells that they are over. One by one they have handles.
+    /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] is returned before anything is posted. If a post
+    /// fails, its error is returned, and the requests before it are in flight without handles. Then only a successful
+    /// [`close`](Self::close), or [`remove`](Self::remove) of their peers, shows that they have completed. To have
+    /// handles for them, post one by one.
     ///
     /// # Safety
-    /// That of [`Channel::send_unpolled`], for each.
+    /// Same contract as [`Channel::send_unpolled`], for each request.
     pub unsafe fn scatter_send_unpolled<'wr, 'data: 'wr>(
         &self,
         wrs: impl IntoIterator<Item = ToPeer<SendWorkRequest<'wr, 'data>>>,
@@ -355,10 +360,10 @@ impl MultiChannel {
     /// Posts a write into memory of a peer.
     ///
     /// # Errors
-    /// Those of [`Channel::write_unpolled`]; [`TransportError::NoSuchPeer`] if there is none.
+    /// Same errors as [`Channel::write_unpolled`], and [`TransportError::NoSuchPeer`] if the peer does not exist.
     ///
     /// # Safety
-    /// That of [`Channel::send_unpolled`].
+    /// Same contract as [`Channel::send_unpolled`].
     #[inline]
     pub unsafe fn write_unpolled(
         &self,
@@ -368,13 +373,13 @@ impl MultiChannel {
         unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
     }
 
-    /// Posts a write for each request, into memory of its peer.
+    /// Posts one write per request, each into memory of the peer of its request.
     ///
     /// # Errors
-    /// Those of [`scatter_send_unpolled`](Self::scatter_send_unpolled).
+    /// Same errors as [`scatter_send_unpolled`](Self::scatter_send_unpolled).
     ///
     /// # Safety
-    /// That of [`Channel::send_unpolled`], for each.
+    /// Same contract as [`Channel::send_unpolled`], for each request.
     pub unsafe fn scatter_write_unpolled<'wr, 'data: 'wr>(
         &self,
         wrs: impl IntoIterator<Item = ToPeer<WriteWorkRequest<'wr, 'data>>>,
@@ -383,13 +388,13 @@ impl MultiChannel {
         unsafe { self.ledger.each_unpolled(wrs) }
     }
 
-    /// Posts a read of memory of a peer.
+    /// Posts a read of a peer's memory.
     ///
     /// # Errors
-    /// Those of [`Channel::read_unpolled`]; [`TransportError::NoSuchPeer`] if there is none.
+    /// Same errors as [`Channel::read_unpolled`], and [`TransportError::NoSuchPeer`] if the peer does not exist.
     ///
     /// # Safety
-    /// That of [`Channel::send_unpolled`].
+    /// Same contract as [`Channel::send_unpolled`].
     #[inline]
     pub unsafe fn read_unpolled(
         &self,
@@ -399,13 +404,13 @@ impl MultiChannel {
         unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
     }
 
-    /// Posts a read for each request, of memory of its peer.
+    /// Posts one read per request, each of memory of the peer of its request.
     ///
     /// # Errors
-    /// Those of [`scatter_send_unpolled`](Self::scatter_send_unpolled).
+    /// Same errors as [`scatter_send_unpolled`](Self::scatter_send_unpolled).
     ///
     /// # Safety
-    /// That of [`Channel::send_unpolled`], for each.
+    /// Same contract as [`Channel::send_unpolled`], for each request.
     pub unsafe fn gather_read_unpolled<'wr, 'data: 'wr>(
         &self,
         wrs: impl IntoIterator<Item = ToPeer<ReadWorkRequest<'wr, 'data>>>,
@@ -414,13 +419,13 @@ impl MultiChannel {
         unsafe { self.ledger.each_unpolled(wrs) }
     }
 
-    /// Posts a receive for a message of a peer.
+    /// Posts a receive for a message from a peer.
     ///
     /// # Errors
-    /// Those of [`Channel::receive_unpolled`]; [`TransportError::NoSuchPeer`] if there is none.
+    /// Same errors as [`Channel::receive_unpolled`], and [`TransportError::NoSuchPeer`] if the peer does not exist.
     ///
     /// # Safety
-    /// That of [`Channel::send_unpolled`].
+    /// Same contract as [`Channel::send_unpolled`].
     #[inline]
     pub unsafe fn receive_unpolled(
         &self,
@@ -430,13 +435,13 @@ impl MultiChannel {
         unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
     }
 
-    /// Posts a receive for each request, for a message of its peer.
+    /// Posts one receive per request, each for a message from the peer of its request.
     ///
     /// # Errors
-    /// Those of [`scatter_send_unpolled`](Self::scatter_send_unpolled).
+    /// Same errors as [`scatter_send_unpolled`](Self::scatter_send_unpolled).
     ///
     /// # Safety
-    /// That of [`Channel::send_unpolled`], for each.
+    /// Same contract as [`Channel::send_unpolled`], for each request.
     pub unsafe fn gather_receive_unpolled<'wr, 'data: 'wr>(
         &self,
         wrs: impl IntoIterator<Item = ToPeer<ReceiveWorkRequest<'wr, 'data>>>,
@@ -448,10 +453,10 @@ impl MultiChannel {
     /// Posts one message to each of these peers.
     ///
     /// # Errors
-    /// Those of [`scatter_send_unpolled`](Self::scatter_send_unpolled).
+    /// Same errors as [`scatter_send_unpolled`](Self::scatter_send_unpolled).
     ///
     /// # Safety
-    /// That of [`Channel::send_unpolled`], for each.
+    /// Same contract as [`Channel::send_unpolled`], for each request.
     pub unsafe fn multicast_send_unpolled(
         &self,
         peers: impl IntoIterator<Item = usize>,

@@ -1,18 +1,18 @@
 //! Connected RDMA endpoints whose operations keep their memory alive and always end.
 //!
-//! A [`Channel`] is a connected queue pair that borrows memory, or holds it, as long as the device may use
-//! it. So no operation is `unsafe`, and each ends: with success, with an error, or by its limit.
+//! A [`Channel`] is a connected queue pair that borrows or owns the memory of its operations as long as the device may
+//! use it. So no operation is `unsafe`, and each one ends: with success, with an error, or at its time limit.
 //!
 //! ```
 //! use rdma_channel::{Channel, prelude::*};
 //!
-//! rdma_soft::install(); // the software devices, beside those of the machine
+//! rdma_soft::install(); // adds the software devices to those of the machine
 //! let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
 //! let mut listener = pd.create_channel().listen("127.0.0.1:0")?;
 //! let address = listener.local_addr();
 //!
 //! std::thread::scope(|threads| {
-//!     // In a real program, this is another process.
+//!     // In a real program, this would be another process.
 //!     let client = threads.spawn(|| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //!         let mut channel = Channel::connect(address, &pd)?;
 //!         let mut data = pd.allocate_region(5)?;
@@ -30,32 +30,31 @@
 //!
 //! # Where to begin
 //!
-//! | to | take |
+//! | goal | use |
 //! |---|---|
 //! | connect two processes | [`Channel::connect`], and [`listen`](RendezvousBuilder::listen) of a [`ChannelBuilder`] |
 //! | do the same over your own stream | [`exchange`], [`PreparedChannel::handshake`], [`confirm`] |
-//! | do one thing at a time | [`Channel::send_from`], [`receive_into`](Channel::receive_into), [`write_from`](Channel::write_from), [`read_into`](Channel::read_into), [`fetch_add`](Channel::fetch_add) |
-//! | limit how long that takes | [`Channel::within`], [`MultiChannel::within`], [`ChannelBuilder`] |
-//! | have many operations outstanding | [`Channel::scope`], [`Channel::scope_deadline`] |
-//! | use the same memory again and again in it | [`ScopedPeer::send_from`] and its kin, [`InFlight`] |
-//! | sleep, or spin, or wait in your own loop | [`Wait`], [`Channel::arm`] |
+//! | run one operation at a time | [`Channel::send_from`], [`receive_into`](Channel::receive_into), [`write_from`](Channel::write_from), [`read_into`](Channel::read_into), [`fetch_add`](Channel::fetch_add) |
+//! | set a time limit | [`Channel::within`], [`MultiChannel::within`], [`ChannelBuilder`] |
+//! | keep many operations in flight | [`Channel::scope`], [`Channel::scope_deadline`] |
+//! | reuse the same memory within a scope | [`ScopedPeer::send_from`] and its variants, [`InFlight`] |
+//! | sleep, spin, or wait in your own event loop | [`Wait`], [`Channel::arm`] |
 //! | serve clients that come and go | [`Server`], [`ServerEvent`] |
 //! | notice a peer that is gone | [`ChannelBuilder::watch`] |
-//! | talk to many peers by one queue of completions | [`MultiChannel`] |
-//! | know what went wrong | [`TransportError`], [`ScopeError`], [`CloseReason`] |
+//! | talk to many peers with one completion queue | [`MultiChannel`] |
+//! | handle errors | [`TransportError`], [`ScopeError`], [`CloseReason`] |
 //!
-//! The [guide] has all of it in order: connecting, levels and forms, limits, waiting, and what happens when things
-//! go wrong.
+//! The [guide] explains these topics in order: connecting, levels and forms, limits, waiting, and error handling.
 //!
 //! # Other crates
 //!
-//! Types of `rdma-qp` and `rdma-mem` that signatures here name are re-exported; what makes
-//! contexts, protection domains and regions is in `rdma-mem`. The crate `rdma` has all of it as one
-//! dependency.
+//! Types of `rdma-qp` and `rdma-mem` that appear in signatures are re-exported here. Contexts, protection domains and
+//! regions are created with `rdma-mem`. The crate `rdma` provides all of these crates as one dependency.
 //!
 //! # Features
 //!
-//! `serde` (off by default): [`PeerRemoteMemoryRegion`] can be serialised, and what rdma-qp and rdma-mem can.
+//! `serde` (off by default): makes [`PeerRemoteMemoryRegion`] serializable, and enables the feature in rdma-qp and
+//! rdma-mem.
 
 mod channel;
 mod deadline;

@@ -1,4 +1,4 @@
-//! How long operations may take, and how they are waited for.
+//! The time limits of operations, and the way to wait for them.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use crate::deadline::{Bound, NO_LIMIT, Wait};
 /// The default limits of a channel, by kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// In place of the limit of each kind of operation, if there is one.
+    /// Replaces the limit of each kind of operation, if set.
     pub(crate) within: Option<Duration>,
     pub(crate) send: Duration,
     pub(crate) receive: Duration,
     pub(crate) write: Duration,
     pub(crate) read: Duration,
     pub(crate) atomic: Duration,
-    /// For what is in flight when a scope is left.
+    /// The limit for requests in flight when a scope is left.
     pub(crate) drain: Duration,
-    /// For the flushes after it.
+    /// The limit for the flushed completions after that.
     pub(crate) flush: Duration,
-    /// When all waits of the scope that runs end, and what that leaves in flight.
+    /// The deadline of all waits of the current scope, with its limit.
     pub(crate) bound: Option<Bound>,
     pub(crate) wait: Wait,
 }
@@ -42,7 +42,7 @@ impl Limits {
         wait: Wait::SpinThenSleep,
     };
 
-    /// As long as any of these may take.
+    /// The longest limit of these operations.
     pub(crate) fn longest(&self, operations: impl Iterator<Item = Operation>) -> Duration {
         operations.map(|operation| self.of(operation)).max().unwrap_or_default()
     }

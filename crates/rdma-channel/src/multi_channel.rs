@@ -24,26 +24,24 @@ pub(crate) mod remote_memory_region;
 mod scope;
 pub(crate) mod to_peer;
 
-/// Connections to several peers, counted from 0, which share a protection domain and a completion queue.
+/// Connections to several peers, with indices from 0, which share a protection domain and a completion queue.
 ///
-/// These channels do what a [`Channel`](crate::Channel) does, in the same forms and with the same
-/// limits, to the peer that each request names; and collectives, one operation for each of several
-/// peers: [`scatter_send`](Self::scatter_send), [`scatter_write`](Self::scatter_write),
-/// [`gather_receive`](Self::gather_receive), [`gather_read`](Self::gather_read) and
-/// [`multicast_send`](Self::multicast_send).
+/// The operations are those of a [`Channel`](crate::Channel), in the same forms and with the same limits. Each request
+/// names its peer. Collectives perform one operation for each of several peers: [`scatter_send`](Self::scatter_send),
+/// [`scatter_write`](Self::scatter_write), [`gather_receive`](Self::gather_receive), [`gather_read`](Self::gather_read)
+/// and [`multicast_send`](Self::multicast_send).
 ///
-/// Plain bytes, numbers and rented memory go to one peer by [`Scope::to`](crate::Scope::to), and a request with flags by
-/// [`ToPeer::from_wr`].
+/// [`Scope::to`](crate::Scope::to) sends plain bytes, numbers and rented memory to one peer, and [`ToPeer::from_wr`]
+/// adds a peer to a request with flags.
 ///
-/// What closes a channel closes here the connection to one peer: an operation that failed, or a
-/// blocking call that did not end before its deadline. The others go on. Only a failure of the
-/// completion queue closes all.
+/// A failed operation, or a blocking call that times out, closes only the connection to its peer. The other connections
+/// stay open. Only a failure of the completion queue closes all.
 ///
-/// Peers can be [added](Self::add), up to as many as the [builder](crate::ChannelBuilder::max_channels) was told, and
-/// [removed](Self::remove), those that have failed too. Each has an index, which stays the same as long as it is there.
-/// A collective goes to the peers that its requests name: if one of them is not there, nothing is posted.
+/// Peers can be [added](Self::add), up to the [limit](crate::ChannelBuilder::max_channels) set in the builder. They can
+/// also be [removed](Self::remove), including those that have failed. The index of a peer stays the same until it is
+/// removed. A collective uses the peers that its requests name; if one of them does not exist, nothing is posted.
 ///
-/// A `MultiChannel` can be moved to another thread, and used by one at a time.
+/// A `MultiChannel` can move to another thread, and one thread can use it at a time.
 ///
 /// # Examples
 /// ```
@@ -79,7 +77,7 @@ pub struct MultiChannel {
     joining: Joining,
 }
 
-/// For each peer the queue pair, the peer, and what has closed the connection.
+/// Formats, for each peer, the queue pair, the peer, and the reason why the connection is closed.
 impl fmt::Debug for MultiChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("MultiChannel")?;
@@ -88,8 +86,8 @@ impl fmt::Debug for MultiChannel {
 }
 
 impl MultiChannel {
-    /// The options of new channels, when it was given [their domain](WithoutPd::pd); as
-    /// `pd.create_multi_channel()` of the [prelude](crate::prelude).
+    /// The options of new channels, once they have [their domain](WithoutPd::pd). The [prelude](crate::prelude) has a
+    /// shorter form: `pd.create_multi_channel()`.
     pub const fn builder() -> WithoutPd<Self> {
         WithoutPd::new()
     }
@@ -106,16 +104,16 @@ impl MultiChannel {
     /// Sends a message to a peer; see [`Channel::send`](crate::Channel::send).
     ///
     /// # Errors
-    /// Those of [`Channel::send`](crate::Channel::send), and [`TransportError::NoSuchPeer`].
+    /// Same errors as [`Channel::send`](crate::Channel::send), and [`TransportError::NoSuchPeer`].
     #[inline]
     pub fn send(&mut self, wr: PeerSendWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr)
     }
 
-    /// Takes one message of a peer; see [`Channel::receive`](crate::Channel::receive).
+    /// Receives one message from a peer; see [`Channel::receive`](crate::Channel::receive).
     ///
     /// # Errors
-    /// Those of [`Channel::receive`](crate::Channel::receive), and [`TransportError::NoSuchPeer`].
+    /// Same errors as [`Channel::receive`](crate::Channel::receive), and [`TransportError::NoSuchPeer`].
     #[inline]
     pub fn receive(
         &mut self,
@@ -127,7 +125,7 @@ impl MultiChannel {
     /// Writes into memory of a peer; see [`Channel::write`](crate::Channel::write).
     ///
     /// # Errors
-    /// Those of [`Channel::write`](crate::Channel::write), and [`TransportError::NoSuchPeer`].
+    /// Same errors as [`Channel::write`](crate::Channel::write), and [`TransportError::NoSuchPeer`].
     #[inline]
     pub fn write(
         &mut self,
@@ -136,19 +134,19 @@ impl MultiChannel {
         self.block(wr)
     }
 
-    /// Reads memory of a peer; see [`Channel::read`](crate::Channel::read).
+    /// Reads a peer's memory; see [`Channel::read`](crate::Channel::read).
     ///
     /// # Errors
-    /// Those of [`Channel::read`](crate::Channel::read), and [`TransportError::NoSuchPeer`].
+    /// Same errors as [`Channel::read`](crate::Channel::read), and [`TransportError::NoSuchPeer`].
     #[inline]
     pub fn read(&mut self, wr: PeerReadWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr)
     }
 
-    /// An atomic operation of either kind on memory of a peer.
+    /// Performs an atomic operation of either kind on a peer's memory.
     ///
     /// # Errors
-    /// Those of [`Channel::atomic`](crate::Channel::atomic), and [`TransportError::NoSuchPeer`].
+    /// Same errors as [`Channel::atomic`](crate::Channel::atomic), and [`TransportError::NoSuchPeer`].
     #[inline]
     pub fn atomic(
         &mut self,
@@ -157,16 +155,17 @@ impl MultiChannel {
         self.block(wr)
     }
 
-    /// The protection domain whose memory the requests use.
+    /// The protection domain of the memory that the requests use.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.ledger.pd
     }
 
-    /// Whether the connection to a peer has been closed, and by what: then it takes no requests any more.
+    /// The reason why the connection to a peer was closed; `None` if it is open. A closed connection accepts no
+    /// requests.
     ///
     /// # Errors
-    /// [`TransportError::NoSuchPeer`].
+    /// [`TransportError::NoSuchPeer`] if the peer does not exist.
     pub fn closed(&self, peer: usize) -> Result<Option<CloseReason>, TransportError> {
         Ok(self.ledger.connection(peer)?.closed())
     }
@@ -177,34 +176,34 @@ impl MultiChannel {
         self.ledger.counters()
     }
 
-    /// The peer that a connection is to, and the attributes.
+    /// The peer and the attributes of a connection.
     ///
     /// # Errors
-    /// [`TransportError::NoSuchPeer`], or [`TransportError::Closed`] if its queue pair had to be destroyed.
+    /// [`TransportError::NoSuchPeer`], or [`TransportError::Closed`] if the queue pair had to be destroyed.
     pub fn peer(&self, peer: usize) -> Result<Option<ConnectAttributes>, TransportError> {
         self.ledger.qp(peer).map(QueuePair::peer)
     }
 
-    /// The state of the queue pair to a peer, as the device says.
+    /// The state of the queue pair to a peer, queried from the device.
     ///
     /// # Errors
-    /// Those of [`peer`](Self::peer), and what the provider returns to `ibv_query_qp`.
+    /// Same errors as [`peer`](Self::peer), and the provider's error of `ibv_query_qp`.
     #[doc(alias = "ibv_query_qp")]
     pub fn state(&self, peer: usize) -> Result<QpState, TransportError> {
         Ok(self.ledger.qp(peer)?.state()?)
     }
 
-    /// How many completions matched no request in flight, as
+    /// Number of completions that matched no request in flight, like
     /// [`Channel::stray_completions`](crate::Channel::stray_completions).
     #[must_use]
     pub fn stray_completions(&self) -> u64 {
         self.ledger.unmatched.get()
     }
 
-    /// Destroys the queue pairs: after that the device uses no memory of their requests.
+    /// Destroys the queue pairs. After that, the device uses no memory of their requests.
     ///
     /// # Errors
-    /// What the provider says, with the channels, of which some may be destroyed.
+    /// The provider's error, together with the channels. Some of them may be destroyed.
     #[doc(alias = "ibv_destroy_qp")]
     #[allow(clippy::result_large_err)] // it is the channels themselves
     pub fn close(mut self) -> Result<(), Rejected<Self>> {

@@ -1,4 +1,4 @@
-//! The methods that this crate adds to types of `rdma-mem`, and those of `rdma-qp`.
+//! Extension methods of this crate for types of `rdma-mem`, and those of `rdma-qp`.
 //!
 //! ```
 //! use rdma_channel::prelude::*;
@@ -19,15 +19,15 @@ mod sealed {
     impl Sealed for rdma_mem::ProtectionDomain {}
 }
 
-/// Channels from a protection domain.
+/// Creates channels from a protection domain.
 pub trait CreateChannel: sealed::Sealed {
-    /// As [`Channel::builder`].
+    /// Like [`Channel::builder`], with this domain.
     fn create_channel(&self) -> ChannelBuilder<'_>;
 
-    /// As [`MultiChannel::builder`].
+    /// Like [`MultiChannel::builder`], with this domain.
     fn create_multi_channel(&self) -> MultiChannelBuilder<'_>;
 
-    /// As [`Server::builder`].
+    /// Like [`Server::builder`], with this domain.
     fn create_server(&self) -> ServerBuilder<'_>;
 }
 

@@ -1,6 +1,6 @@
-//! The rendezvous: two ends that know an address of TCP, and nothing else of each other, become a channel.
+//! The rendezvous: two ends that share only a TCP address become a channel.
 //!
-//! The messages, and both parts of the conversation, are those of `rdma-connect`. Here are the blocking drivers.
+//! `rdma-connect` defines the messages and both sides of the conversation. This module contains the blocking drivers.
 
 pub(crate) mod address;
 pub(crate) mod builder;

@@ -1,4 +1,4 @@
-//! What is posted: work requests of each kind, one at a time or in a batch.
+//! Work requests of each kind, posted one at a time or in a batch.
 
 use rdma_connect::Operation;
 use rdma_qp::{
@@ -6,11 +6,11 @@ use rdma_qp::{
     WorkRequest, WriteWorkRequest,
 };
 
-/// A work request, whose memory is borrowed for `'data`.
+/// A work request with memory borrowed for `'data`.
 pub(crate) trait Post<'data>: WorkRequest {
     const OPERATION: Operation;
 
-    /// Receives complete, always.
+    /// Returns true if the request makes a completion on success. Receives always do.
     fn is_signaled(&self) -> bool;
     fn signaled(self, signaled: bool) -> Self;
 }
@@ -54,7 +54,7 @@ impl<'data> Post<'data> for ReceiveWorkRequest<'_, 'data> {
     }
 }
 
-/// A request of the send queue in a batch, of any kind: made by `into()` of each.
+/// A request of the send queue in a batch, of any kind. Created by `into()` from each of them.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct BatchRequest<'wr, 'data>(pub(crate) QueuedRequest<'wr, 'data>);

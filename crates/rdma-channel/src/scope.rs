@@ -1,4 +1,4 @@
-//! Scopes: many operations in flight, which all end before their memory is given back.
+//! Scopes: many operations in flight, which all end before their memory is returned to the caller.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -24,12 +24,11 @@ pub(crate) mod pending_work;
 pub(crate) mod rent;
 pub(crate) mod ring;
 
-/// A scope, in which operations are posted that all end before the scope does.
+/// A scope for posting operations, which all end before the scope does.
 ///
-/// Made by [`Channel::scope`], and lent to its closure, as [`std::thread::scope`] does. Neither the
-/// scope nor its handles can leave the closure, or its thread. The scope of a channel posts what a
-/// [`ScopedPeer`] does; that of a [`MultiChannel`](crate::MultiChannel) has one for [each
-/// peer](Scope::to).
+/// Created by [`Channel::scope`] and lent to its closure, like the scope of [`std::thread::scope`]. Neither the scope
+/// nor its handles can leave the closure or its thread. The scope of a channel has the operations of a [`ScopedPeer`];
+/// that of a [`MultiChannel`](crate::MultiChannel) has a `ScopedPeer` for [each peer](Scope::to).
 ///
 /// # Examples
 /// Two receives and two sends are outstanding at a time:
@@ -48,7 +47,7 @@ pub(crate) mod ring;
 ///     let received = [s.receive_into(first)?, s.receive_into(second)?];
 ///     peer.scope(|s| {
 ///         s.send_inline(b"one ")?;
-///         s.send_inline(b"two ").map(drop) // and what is left is waited for
+///         s.send_inline(b"two ").map(drop) // the scope waits for both sends
 ///     })
 ///     .map_err(ScopeError::flatten)?;
 ///     let mut bytes = Vec::new();
@@ -61,14 +60,14 @@ pub(crate) mod ring;
 /// # Ok::<(), TransportError>(())
 /// ```
 pub struct Scope<'scope, 'env: 'scope, C = Channel> {
-    /// The only peer of a channel, which has one.
+    /// The only peer of a channel.
     pub(crate) only: ScopedPeer<'scope>,
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
     of: PhantomData<fn(C) -> C>,
 }
 
-/// For each peer the queue pair, the peer, and what has closed the connection.
+/// Formats, for each peer, the queue pair, the peer, and the reason why the connection is closed.
 impl<C> fmt::Debug for Scope<'_, '_, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Scope")?;
@@ -107,10 +106,10 @@ pub type ScopeResult<T, E = TransportError> = Result<T, ScopeError<E>>;
 /// ```
 pub type TransportResult<T> = Result<T, TransportError>;
 
-/// Why a scope failed.
+/// The error of a scope.
 ///
 /// # Examples
-/// The scope waits for a write that nobody has asked about, and says that it failed:
+/// The scope waits for a write whose handle was not polled, and reports its failure:
 /// ```
 /// use rdma_channel::{RemoteMemoryRegion, ScopeError, TransportError, prelude::*};
 ///
@@ -121,7 +120,7 @@ pub type TransportResult<T> = Result<T, TransportError>;
 /// # let (mut channel, _peer) = (a.handshake(b.endpoint())?, b.handshake(end)?);
 /// let nowhere = RemoteMemoryRegion::new(0, 8, 7);
 /// match channel.scope(|s| s.write_inline(b"12345678", nowhere).map(drop)) {
-///     Ok(()) => panic!("nothing can be written there"),
+///     Ok(()) => panic!("the write should have failed"),
 ///     Err(ScopeError::ClosureError(error)) => return Err(error),
 ///     Err(ScopeError::AutoPollError(failed)) => println!("{}", failed[0].error),
 ///     Err(other) => return Err(other.flatten()),
@@ -134,12 +133,12 @@ pub enum ScopeError<E = TransportError> {
     /// The closure's own error.
     #[error("{0}")]
     ClosureError(E),
-    /// The closure succeeded, but not all operations did that it had left in flight.
+    /// The closure succeeded, but some of the operations that it left in flight failed.
     #[error("{}", left_in_flight(.0))]
     AutoPollError(Vec<OperationError>),
 }
 
-/// As the closure's error prints itself; it may have no message.
+/// Formats a closure's error like the error itself, since it may have no message.
 impl<E: fmt::Debug> fmt::Debug for ScopeError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -157,11 +156,11 @@ impl<E: fmt::Debug> fmt::Debug for ScopeError<E> {
 
 fn left_in_flight(errors: &[OperationError]) -> String {
     let first = errors.first().map(ToString::to_string).unwrap_or_default();
-    format!("{} of the operations that the scope had left failed; first: {first}", errors.len())
+    format!("{} of the operations left in flight by the scope failed; first: {first}", errors.len())
 }
 
 impl<E: From<TransportError>> ScopeError<E> {
-    /// The closure's error, or else that of the first operation which failed.
+    /// The closure's error, or that of the first operation that failed.
     ///
     /// ```
     /// use rdma_channel::{Channel, ScopeError, TransportError};
@@ -189,8 +188,8 @@ impl<E> From<E> for ScopeError<E> {
     }
 }
 
-/// What [`Channel::scope`] returns, of the closure and of what it has left in flight. If the closure
-/// failed, what becomes of that is not asked for any more.
+/// The result of [`Channel::scope`]: that of the closure, combined with those of the operations left in flight. If the
+/// closure failed, its error takes precedence.
 #[inline(always)]
 pub(crate) fn settle<T, E>(scope: Result<(T, Ended), E>) -> Result<T, ScopeError<E>> {
     let (value, ended) = scope.map_err(ScopeError::ClosureError)?;
@@ -200,7 +199,7 @@ pub(crate) fn settle<T, E>(scope: Result<(T, Ended), E>) -> Result<T, ScopeError
     }
 }
 
-/// As [`settle`], of [`Channel::manual_scope`].
+/// Like [`settle`], for [`Channel::manual_scope`].
 #[inline(always)]
 #[track_caller]
 pub(crate) fn settle_manual<T, E>(scope: Result<(T, Ended), E>) -> Result<T, E> {
@@ -208,34 +207,34 @@ pub(crate) fn settle_manual<T, E>(scope: Result<(T, Ended), E>) -> Result<T, E> 
     let unasked = ended.unasked;
     assert!(
         unasked == 0,
-        "{unasked} operations of a manual scope were left without being asked how they ended"
+        "{unasked} operations of a manual scope were not polled to the end: poll each handle before the closure returns"
     );
     Ok(value)
 }
 
 impl Channel {
-    /// Runs a closure that posts operations, which are all over when this returns.
+    /// Runs a closure that posts operations. All operations have ended when this returns.
     ///
-    /// The memory of its requests is borrowed as long as the scope lasts. An element can be posted
-    /// again while it is outstanding: nobody sees its memory before all its requests are over, and
-    /// whose bytes stay is not said. In the other form the scope [rents](ScopedPeer::send_from)
-    /// registered slices, and gives each back when its operation is done: with that a ring of
-    /// buffers goes round in one scope.
+    /// The memory of a request is borrowed until the scope ends. The same element can be posted again while it is in
+    /// flight. The program sees the memory only after all its requests have ended; which of their bytes remain is
+    /// unspecified. Alternatively, the scope [rents](ScopedPeer::send_from) registered slices, and returns each one
+    /// when its operation has completed. So a ring of buffers can be reused within one scope.
     ///
-    /// However the closure ends, by return, `?` or panic: what it has left in flight is finished.
-    /// That takes no longer than the [drain limit](crate::ChannelBuilder::drain_timeout), 5 seconds
-    /// by default, after which the channel is closed, and the same time once more, after which its
-    /// queue pair is destroyed. If the closure has failed, requests that it had waited for in vain are
-    /// waited for no longer than the longest of these waits, of which one of less than 10 ms is a look and
-    /// does not count; then their connection is closed.
+    /// The scope ends all operations in flight, whether the closure ends by return, `?` or panic. It waits for at most
+    /// the [drain limit](crate::ChannelBuilder::drain_timeout), by default 5 seconds, and then closes the channel. It
+    /// waits for the same time again, and then destroys the queue pair.
+    ///
+    /// If the closure has failed, some of its waits may have timed out. The scope waits for the requests of those waits
+    /// for no longer than the longest of them, and then closes their connection. Waits of less than 10 ms do not count:
+    /// they are mere looks.
     ///
     /// # Errors
-    /// [`ScopeError::ClosureError`] with what the closure says. Else [`ScopeError::AutoPollError`]
-    /// with each operation that failed or was lost and was not reported by its handle.
+    /// [`ScopeError::ClosureError`] with the error of the closure. If the closure succeeds,
+    /// [`ScopeError::AutoPollError`] with each operation that failed or was lost and was not reported by its handle.
     ///
     /// # Aborts
-    /// If the queue pair still uses memory and cannot be destroyed: the memory is borrowed, and returning
-    /// would give it back.
+    /// Aborts the process if the queue pair still uses memory and cannot be destroyed: returning would end the borrow
+    /// of the memory.
     ///
     /// # Examples
     /// ```
@@ -271,16 +270,16 @@ impl Channel {
         settle(self.ledger.scope(f))
     }
 
-    /// As [`scope`](Self::scope), with one deadline for all of it, which is taken now.
+    /// Like [`scope`](Self::scope), with one deadline for the whole scope, which starts now.
     ///
-    /// Each wait and each post that waits ends by the deadline, if its own limit is later, and so does
-    /// what takes the operations that the closure has left in flight. What is in flight then is flushed,
-    /// as after the [drain limit](crate::ChannelBuilder::drain_timeout), which closes the channel. What else
-    /// the closure does is its own affair. [`Duration::MAX`] is no deadline.
+    /// The deadline ends each wait and each post that waits, if their own limits are later. It also ends the wait for
+    /// operations that the closure has left in flight. They are then flushed, like after the [drain
+    /// limit](crate::ChannelBuilder::drain_timeout), and the channel is closed. Other code of the closure is not
+    /// interrupted. [`Duration::MAX`] means no deadline.
     ///
     /// # Errors
-    /// Those of [`scope`](Self::scope). A wait that the deadline ends says [`TransportError::Timeout`] with
-    /// this limit.
+    /// Same errors as [`scope`](Self::scope). A wait that the deadline ends fails with [`TransportError::Timeout`],
+    /// which has this limit.
     ///
     /// # Examples
     /// ```
@@ -311,13 +310,13 @@ impl Channel {
         settle(Bounded::new(&mut self.ledger, limit).ledger.scope(f))
     }
 
-    /// As [`scope`](Self::scope), of a closure that asks all its handles how their operations ended.
+    /// Like [`scope`](Self::scope), for a closure that polls all its handles until their operations have ended.
     ///
     /// # Errors
-    /// What the closure says, as it is.
+    /// The error of the closure, unchanged.
     ///
     /// # Panics
-    /// If the closure succeeds and has not asked all: after they have ended.
+    /// Panics if the closure succeeds without polling all handles to the end. The operations have ended by then.
     #[inline(always)]
     #[track_caller]
     pub fn manual_scope<'env, T, E>(
@@ -328,7 +327,7 @@ impl Channel {
     }
 }
 
-/// A ledger all of whose waits end by then, until this is dropped.
+/// A ledger with a bound on all its waits, until this is dropped.
 pub(crate) struct Bounded<'l> {
     pub(crate) ledger: &'l mut Ledger,
 }
@@ -347,11 +346,11 @@ impl Drop for Bounded<'_> {
 }
 
 impl<C> Scope<'_, '_, C> {
-    /// Closes the channel, for good: operations in flight are flushed at once, so that the scope need
-    /// not wait for them, and operations that were flushed so are no failure of the scope.
+    /// Closes the channel permanently. Operations in flight are flushed at once, so that the scope need not wait for
+    /// them; they do not count as failures of the scope.
     ///
-    /// It is how a side ends that has receives posted which nobody will answer. The peer is not
-    /// informed, and what it has sent last may be lost: agree on the end first.
+    /// Use it when no further messages will arrive for posted receives. The peer is not notified, and its last messages
+    /// may be lost: agree on the end first.
     ///
     /// # Examples
     /// ```

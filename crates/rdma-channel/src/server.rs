@@ -1,4 +1,4 @@
-//! Servers, whose clients come and go.
+//! Servers for a changing set of clients.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -37,36 +37,44 @@ mod receives;
 mod wait;
 pub(crate) mod waker;
 
-/// A server for clients that come and go: one listener, receives for all, and one call that returns events.
+/// A server for a changing set of clients: one listener, receives for all clients, and one call that returns events.
 ///
-/// It is made by [`bind`](Self::bind), or with options by [`create_server`](crate::prelude::CreateChannel::create_server)
-/// of the prelude. Clients [connect](crate::Channel::connect) as to a [`ChannelListener`](crate::ChannelListener). The
-/// server has no thread of its own: all goes forward while [`next`](Self::next) runs, and what comes meanwhile waits.
+/// It is created with [`bind`](Self::bind), or with options by
+/// [`create_server`](crate::prelude::CreateChannel::create_server) of the prelude. Clients
+/// [connect](crate::Channel::connect) like to a [`ChannelListener`](crate::ChannelListener). The server has no thread
+/// of its own. It makes progress only while [`next`](Self::next) runs; between calls, clients and messages wait.
 ///
 /// # Memory
-/// Messages are received into buffers of a pool, which come to the program by value: it reads them, keeps them, sends
-/// them to anybody, or drops them, which gives them back. After the `length` bytes of a message, its buffer still has
-/// bytes of an earlier one, maybe of another client: send no more than `length`. There are
-/// [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr) buffers of [`message_size`](crate::ServerBuilder::message_size)
-/// bytes to receive into, for one client or a thousand; buffers that the program keeps are added to these. Clients
-/// share them in a shared receive queue. On a device without one, each client has
-/// [`max_recv_wr_per_peer`](crate::ServerBuilder::max_recv_wr_per_peer) of them, and a client that comes when all are
-/// given out is told so. If messages arrive faster than `next` returns them, the senders wait: a reliable connection
-/// sends again until there is a receive. A client costs a queue pair for `max_send_wr` sends, and one file: on the
-/// software device less than 10 KiB of memory.
+/// Messages are received into buffers of a pool, and the program gets these buffers by value. It can read them, keep
+/// them, send them to any client, or drop them, which returns them to the pool. After the `length` bytes of a message,
+/// its buffer may still contain bytes of an earlier message, maybe of another client. So send no more than `length`
+/// bytes.
+///
+/// There are [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr) receive buffers of
+/// [`message_size`](crate::ServerBuilder::message_size) bytes, for one client or a thousand. Buffers that the program
+/// keeps are allocated in addition. Clients share the receives in a shared receive queue. On a device without one, each
+/// client has [`max_recv_wr_per_peer`](crate::ServerBuilder::max_recv_wr_per_peer) of them. A client that connects when
+/// none are left is refused with that reason.
+///
+/// If messages arrive faster than `next` returns them, the senders wait: a reliable connection retries until there is a
+/// receive. A client needs a queue pair for `max_send_wr` sends, and one file. On the software device it needs less
+/// than 10 KiB of memory.
 ///
 /// # A client that leaves
-/// Its stream is watched as by [`watch`](crate::ChannelBuilder::watch): a client whose process has ended, or whose
-/// channel was dropped, or whose machine is silent, [leaves](ServerEvent::Left), after the messages that it had sent. So
-/// does one whose connection has failed, to which nothing could be sent for
-/// [`send_timeout`](crate::ChannelBuilder::send_timeout), and one that is [disconnected](Self::disconnect). Others are
-/// not disturbed.
+/// Its stream is watched like by [`watch`](crate::ChannelBuilder::watch). A client [leaves](ServerEvent::Left), after
+/// the messages that it had sent, when its process ends, its channel is dropped, or its machine falls silent. A client
+/// also leaves when:
+/// - its connection fails;
+/// - nothing could be sent to it for [`send_timeout`](crate::ChannelBuilder::send_timeout);
+/// - it is [disconnected](Self::disconnect).
 ///
-/// A client that dies in the middle of a message may cost a receive: SoftRoCE does not give back the buffer that it had
-/// taken for that message. Such a buffer is not used again before the server is dropped.
+/// Other clients are not affected.
+///
+/// A client that dies in the middle of a message may cost a receive. SoftRoCE does not return the buffer that it had
+/// used for that message, and it is not used again before the server is dropped.
 ///
 /// # Examples
-/// Everybody gets back what they send:
+/// An echo server:
 /// ```
 /// use rdma_channel::{Channel, Server, ServerEvent, prelude::*};
 ///
@@ -109,7 +117,7 @@ pub(crate) mod waker;
 /// ```
 #[doc(alias("ibv_create_srq", "ibv_post_srq_recv"))]
 pub struct Server {
-    /// Dropped first: what is lent is given back when no queue pair is left that might use it.
+    /// Dropped first: memory is returned after the last queue pair that may use it is gone.
     clients: Listening<ServerQueues>,
     lent: Lent,
     own: OwnReceives,
@@ -118,50 +126,50 @@ pub struct Server {
     stuck: Vec<PeerQueuePair>,
     pool: BufferPool,
     options: ServerOptions,
-    /// All that `next` sleeps on.
+    /// All files that `next` waits for.
     files: Files,
     ready: Vec<u64>,
     waker: Waker,
     is_woken: bool,
     polled: Box<[Cell<PollSlot>; MANY]>,
-    /// An event was asked for and not taken.
+    /// Whether an event was requested and not received yet.
     is_armed: bool,
-    /// How often completions were taken since the files were looked at.
+    /// Number of polls since the server last checked its files.
     since_look: u32,
-    /// What has happened and was not told.
+    /// Events that the program has not received yet.
     events: VecDeque<ServerEvent>,
-    /// Why no clients can be taken, until that was told.
+    /// The reason why clients cannot be accepted, until the program has received it.
     failure: Option<ConnectError>,
-    /// Completions of no request.
+    /// Number of completions that matched no request.
     unmatched: u64,
 }
 
-/// How many completions are taken at a time.
+/// Completions polled per call.
 const MANY: usize = 16;
 
-/// A busy server looks at its files once for so many looks at its completions.
+/// Polls of completions, on a busy server, per check of its files.
 const LOOKS: u32 = 16;
 
-/// How much memory is registered at a time, in bytes, if no message is longer.
+/// The size of regions that are registered for the pool, in bytes, unless a message can be longer.
 const REGION: usize = 1 << 20;
 
-/// The keys of the files; behind them those of the streams of clients that have joined, and then those of others
+/// The keys of the files. They are followed by the streams of joined clients, and then by those of other clients
 /// ([`FIRST_KEY`](rdma_connect::FIRST_KEY)).
 const COMPLETIONS: u64 = 0;
 const WAKER: u64 = 1;
 const FIRST_STREAM: u64 = 2;
 
 impl Server {
-    /// The options of a new server; as `pd.create_server()` of the [prelude](crate::prelude).
+    /// The options of a new server. The [prelude](crate::prelude) has a shorter form: `pd.create_server()`.
     pub fn builder(pd: &ProtectionDomain) -> ServerBuilder<'_> {
         ServerBuilder::of_server(pd)
     }
 
-    /// Listens at the first of these addresses that can be listened at, for at most so many clients at a time, with the
-    /// default options. Port 0 has the kernel choose one.
+    /// Listens at the first usable address, for at most `max_peers` clients at a time, with the default options. For
+    /// port 0, the kernel chooses a port.
     ///
     /// # Errors
-    /// Those of [`ServerBuilder::bind`].
+    /// Same errors as [`ServerBuilder::bind`].
     pub fn bind(
         addr: impl ToSocketAddrs,
         pd: &ProtectionDomain,
@@ -218,53 +226,53 @@ impl Server {
         Ok(server)
     }
 
-    /// Where it listens. With the port that the kernel has chosen, if it was asked for port 0.
+    /// The address of the server. It contains the port that the kernel has chosen if port 0 was requested.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.clients.address()
     }
 
-    /// Where buffers come from: messages are received into these, and a program can
-    /// [allocate](BufferPool::allocate) more of any length, for what it sends.
+    /// The pool of the buffers for received messages. A program can [allocate](BufferPool::allocate) more of any length
+    /// to send from.
     #[must_use]
     pub const fn pool(&self) -> &BufferPool {
         &self.pool
     }
 
-    /// What ends a wait in [`next`](Self::next) from another thread.
+    /// A handle that ends a wait in [`next`](Self::next) from another thread.
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.waker.clone()
     }
 
-    /// How many clients were refused so far since they were bad, came when there were as many as there can be, or went
+    /// The number of clients refused so far. They were invalid, or connected when the server was full, or went away
     /// before they had joined.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.clients.refused
     }
 
-    /// The number of clients that were dropped so far while half-open; same as
+    /// The number of clients that were dropped so far while half-open, like
     /// [`dropped_half_open`](crate::ChannelListener::dropped_half_open) of a listener.
     #[must_use]
     pub fn dropped_half_open(&self) -> u64 {
         self.clients.dropped_half_open()
     }
 
-    /// Which client was refused last, by its address, and why. `None` if none was.
+    /// The address of the client that was refused last, with the reason. `None` if there was none.
     #[must_use]
     pub fn last_refused(&self) -> Option<&str> {
         self.clients.last_refused()
     }
 
-    /// What has happened next. It waits at most so long, with one sleep for new clients, messages, ends of sends and of
-    /// clients, and then returns `None`; `None` as the limit is for as long as it takes. With a limit of zero it does
-    /// what can be done at once. A [`Waker`] has it return `None` early.
+    /// Returns the next event. It waits for at most `limit`, in one sleep for new clients, messages, completed sends
+    /// and clients that leave, and then returns `None`. Without a limit, it waits until there is an event. With a limit
+    /// of zero, it does only what is possible at once. A [`Waker`] makes it return `None` early.
     ///
-    /// Events of one client come in order: it joins, its messages come as it has sent them, it leaves.
+    /// Events of one client are in order: it joins, its messages arrive in the order in which it sent them, it leaves.
     ///
     /// # Errors
-    /// See [`ServerError`], which says what goes on after each. What happens to one client is no error, but an event.
+    /// See [`ServerError`] for the state of the server after each. Failures of one client are events, not errors.
     pub fn next(&mut self, limit: Option<Duration>) -> Result<Option<ServerEvent>, ServerError> {
         let mut deadline = Deadline::new(limit.unwrap_or(NO_LIMIT));
         let wait = self.limits().wait;
@@ -307,7 +315,7 @@ impl Server {
         }
     }
 
-    /// The program is told this now.
+    /// Records that the program receives this event now.
     fn note(&mut self, event: &ServerEvent) {
         match event {
             ServerEvent::Joined { peer, address, .. } => {
@@ -321,24 +329,28 @@ impl Server {
         }
     }
 
-    /// Whether there is something to tell.
+    /// Returns true if there is something to report.
     fn has_news(&self) -> bool {
         !self.events.is_empty() || self.failure.is_some() || self.is_woken
     }
 
-    /// Sends the first `length` bytes of a buffer to a client. It never waits: the client has the message when
-    /// [`Sent`](ServerEvent::Sent) says so, with the buffer.
+    /// Sends the first `length` bytes of a buffer to a client. It never waits: the event [`Sent`](ServerEvent::Sent)
+    /// reports that the client has received the message, and returns the buffer.
     ///
-    /// The buffer can be one that a message came in, or any other of [this domain](BufferPool). What is sent to a client
-    /// that has left, though [`Left`](ServerEvent::Left) was not told yet, is lost as what was sent just before.
+    /// The buffer can be that of a received message, or any other of [this domain](BufferPool). A message to a client
+    /// that has left is lost, like other recent messages, if its [`Left`](ServerEvent::Left) was not returned yet.
     ///
     /// # Errors
-    /// With the buffer: [`WouldBlock`](TransportError::WouldBlock) if
-    /// [`max_send_wr`](crate::ChannelBuilder::max_send_wr) sends to this client are outstanding, which it may have to
-    /// take first: `Sent` or [`Room`](ServerEvent::Room) then says when one more is possible;
-    /// [`PeerLeft`](TransportError::PeerLeft) after `Left`; [`TooLong`](TransportError::TooLong) of more bytes than the
-    /// buffer has; [`PostError`](TransportError::PostError) if the buffer is of another domain. If the provider refuses
-    /// and does not say whether it has the request, it keeps the buffer, and the client leaves.
+    /// Each error returns the buffer:
+    /// - [`WouldBlock`](TransportError::WouldBlock) if [`max_send_wr`](crate::ChannelBuilder::max_send_wr) sends to
+    ///   this client are outstanding, perhaps because it receives too slowly. The next `Sent` or
+    ///   [`Room`](ServerEvent::Room) shows that one more is possible;
+    /// - [`PeerLeft`](TransportError::PeerLeft) after `Left`;
+    /// - [`TooLong`](TransportError::TooLong) if the buffer is shorter than `length`;
+    /// - [`PostError`](TransportError::PostError) if the buffer belongs to another domain.
+    ///
+    /// If the provider refuses the request and does not report whether it holds it, the server keeps the buffer, and
+    /// the client leaves.
     pub fn send(
         &mut self,
         peer: PeerId,
@@ -348,10 +360,10 @@ impl Server {
         self.send_buffer(peer, buffer, length, None)
     }
 
-    /// The same as [`send`](Self::send), with immediate data.
+    /// Like [`send`](Self::send), with immediate data.
     ///
     /// # Errors
-    /// Those of [`send`](Self::send).
+    /// Same errors as [`send`](Self::send).
     pub fn send_with_immediate(
         &mut self,
         peer: PeerId,
@@ -395,12 +407,12 @@ impl Server {
         }
     }
 
-    /// Sends a few plain bytes to a client, which are copied by this call, so that nothing comes back. There can be as
-    /// many as [`max_inline_data`](crate::ChannelBuilder::max_inline_data) says, by default 64: data that the device
-    /// does not take inline is copied into a buffer of the [pool](Self::pool).
+    /// Sends a few plain bytes to a client. This call copies them, so no buffer is returned later. Their maximum number
+    /// is set with [`max_inline_data`](crate::ChannelBuilder::max_inline_data), by default 64. If the device cannot
+    /// send them inline, they are copied into a buffer of the [pool](Self::pool).
     ///
     /// # Errors
-    /// Those of [`send`](Self::send), without a buffer; more bytes than fit are
+    /// Same errors as [`send`](Self::send), without a buffer. Too many bytes cause
     /// [`TooMuchInline`](rdma_qp::PostErrorKind::TooMuchInline).
     #[doc(alias = "IBV_SEND_INLINE")]
     pub fn send_inline(&mut self, peer: PeerId, bytes: &[u8]) -> Result<(), TransportError> {
@@ -426,8 +438,8 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the connection to a client, whose operations fail. [`Left`](ServerEvent::Left) comes when its buffers are back.
-    /// What was sent and is outstanding may have arrived or not. One that has left is no error.
+    /// Ends the connection to a client, and its operations fail. [`Left`](ServerEvent::Left) follows when its buffers
+    /// are available again. Outstanding messages may have arrived or not. A client that has already left is no error.
     pub fn disconnect(&mut self, peer: PeerId) {
         self.leave(peer, LeftReason::Disconnected);
     }
@@ -453,7 +465,7 @@ impl Server {
         self.leave(peer, LeftReason::Failed(error));
     }
 
-    /// Has the clients join that are connected, as far as there is room.
+    /// Lets connected clients join as long as there is room.
     fn join_clients(&mut self) -> Result<(), ServerError> {
         while self.peers.has_room() {
             let Some(client) = self.clients.take() else { break };
@@ -463,7 +475,7 @@ impl Server {
     }
 
     fn join(&mut self, mut client: Candidate<Added, PeerQueuePair>) -> Result<(), ServerError> {
-        // What is there of an earlier queue pair with the same number is nobody's.
+        // Discards completions of an earlier queue pair with the same number.
         self.drain()?;
         let id = self.peers.next_id();
         let (stream, lacking) = match self.accept(id, &mut client) {
@@ -482,10 +494,11 @@ impl Server {
         Ok(())
     }
 
-    /// Accepts a client that will have that ID. Returns its stream, and the receives that there is no memory for now.
+    /// Accepts a client, which will have this ID. Returns its stream, and the number of receives that lack memory for
+    /// now.
     ///
     /// # Errors
-    /// None of the server's if the client was refused, which is counted.
+    /// `None` if the client was refused, which is counted: then the server itself has not failed.
     fn accept(
         &mut self,
         id: PeerId,
@@ -524,14 +537,15 @@ impl Drop for Server {
     }
 }
 
-/// Is readable when there is something to do for [`next`](Server::next), once that has returned `None`: for `poll`,
-/// `epoll`, and what is made of them. A limit of zero then takes what there is.
+/// The file is readable when there is work for [`next`](Server::next), once that has returned `None`. It is for `poll`,
+/// `epoll`, and event loops built on them. A call of `next` with a limit of zero then does the work.
 ///
-/// With [`Wait::Spin`](crate::Wait::Spin) there is no file for messages and ends of sends: then it tells of clients alone.
+/// With [`Wait::Spin`](crate::Wait::Spin) there is no file for messages and completed sends, so this one only shows
+/// changes of clients.
 ///
-/// Time is not among it. A program that sleeps on the file without a limit ends slow clients of the rendezvous late, and
-/// those that take nothing. It may also leave new clients out: after too many files were open, or while too many clients
-/// are half-open. Sleep for a second at most.
+/// The file does not show timeouts. A program that sleeps on it without a limit is late to end clients that are slow in
+/// the rendezvous or receive nothing. It may also delay new clients: after too many files were open, or while too many
+/// clients are half-open. So sleep for at most a second.
 impl AsFd for Server {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.files.as_fd()

@@ -1,4 +1,4 @@
-//! Channels with another limit for some of their calls.
+//! Channels with a different limit for some of their calls.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -9,11 +9,11 @@ use crate::ledger::Ledger;
 use crate::multi_channel::MultiChannel;
 
 impl Channel {
-    /// Returns the channel with another limit, for the calls made through the returned value: usually one.
-    /// [`Duration::MAX`] is no limit.
+    /// Returns the channel with a different limit for calls made through the returned value, usually one call.
+    /// [`Duration::MAX`] means no limit.
     ///
-    /// The limit replaces that of each kind of operation. Leaving a scope keeps its
-    /// [drain limit](crate::ChannelBuilder::drain_timeout). The limit ends when the value is dropped.
+    /// The limit replaces that of each kind of operation. It does not affect the end of a scope, which keeps its [drain
+    /// limit](crate::ChannelBuilder::drain_timeout). The limit ends when the value is dropped.
     ///
     /// # Examples
     /// ```
@@ -36,8 +36,8 @@ impl Channel {
 }
 
 impl MultiChannel {
-    /// Returns the channels with another limit, for the calls made through the returned value; like
-    /// [`Channel::within`]. A collective has this limit for all its operations together.
+    /// Returns the channels with a different limit for calls made through the returned value, like [`Channel::within`].
+    /// The limit of a collective applies to all its operations together.
     ///
     /// # Examples
     /// ```
@@ -59,13 +59,13 @@ impl MultiChannel {
     }
 }
 
-/// A [`Channel`] or a [`MultiChannel`] with another limit, until this is dropped: returned by [`Channel::within`] and
-/// [`MultiChannel::within`].
+/// A [`Channel`] or a [`MultiChannel`] with a different limit until this value is dropped. Returned by
+/// [`Channel::within`] and [`MultiChannel::within`].
 ///
-/// If it is leaked, or another channel is moved into its channel's place, the limit stays where it was.
+/// If the value is leaked, the limit stays. It also stays in its place if another channel is moved there.
 ///
 /// # Examples
-/// One limit for several calls, each of which may take that long. `board` is memory of the peer:
+/// One limit for several calls, which applies to each of them separately. `board` is memory of the peer:
 /// ```
 /// use std::time::Duration;
 /// use rdma_channel::{TransportError, prelude::*};
@@ -93,7 +93,7 @@ impl MultiChannel {
 pub struct Within<'c, C = Channel> {
     channel: &'c mut C,
     ledger: fn(&mut C) -> &mut Ledger,
-    /// The limit that held before, if there was one.
+    /// The previous limit, if there was one.
     before: Option<Duration>,
 }
 
@@ -104,7 +104,7 @@ impl<'c, C> Within<'c, C> {
     }
 }
 
-/// The channel.
+/// Formats only the channel.
 impl<C: fmt::Debug> fmt::Debug for Within<'_, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Within").field(&self.channel).finish()

@@ -1,4 +1,4 @@
-//! Several requests with one call of the provider: one doorbell.
+//! Several requests in one call of the provider, with one doorbell.
 
 use rdma_connect::TransportError;
 use rdma_qp::{WcOpcode, WorkSuccess};
@@ -11,7 +11,7 @@ use crate::ledger::post::BatchNotPosted;
 use crate::request::BatchRequest;
 
 impl Ledger {
-    /// Posts all requests, and returns when they are over.
+    /// Posts all requests, and returns when they have completed.
     fn block_batch<'data, const N: usize>(
         &mut self,
         mut requests: [BatchRequest<'_, 'data>; N],
@@ -34,15 +34,16 @@ impl Ledger {
 }
 
 impl Channel {
-    /// Posts requests with one doorbell, and waits until all are done. In the order of the requests.
+    /// Posts requests with one doorbell, and waits until all have completed. Returns the successes in the order of the
+    /// requests.
     ///
-    /// Unsignaled ones are done with the next signaled one; the last one is made signaled. The limit is the
+    /// Unsignaled requests complete with the next signaled one; the last request is made signaled. The limit is the
     /// longest of the kinds in the batch. If the number of requests is known only at run time, use
-    /// [`post_batch_of`](crate::ScopedPeer::post_batch_of) of a scope.
+    /// [`post_batch_of`](crate::ScopedPeer::post_batch_of) in a scope.
     ///
     /// # Errors
-    /// Those of [`send`](Self::send), of the first that failed. [`TransportError::BatchTooLarge`] if the queue does
-    /// not hold so many.
+    /// Same errors as [`send`](Self::send), for the first request that failed. [`TransportError::BatchTooLarge`] if the
+    /// queue cannot hold the batch.
     ///
     /// # Examples
     /// ```

@@ -1,4 +1,4 @@
-//! Operations one at a time: post, wait, and if that fails, end.
+//! Blocking operations: post a request, wait for it, and end it on failure.
 
 use rdma_connect::{CloseReason, Operation, TransportError, WorkId};
 use rdma_qp::{WorkErrorClass, WorkSuccess};
@@ -10,13 +10,13 @@ use crate::ledger::post::PostFailure;
 use crate::ledger::queues::RequestSlot;
 use crate::ledger::ticket::{Ticket, Unsettled};
 
-/// What is left of a blocking call that has not ended at a glance.
+/// The state of a blocking call that did not complete in its first poll.
 pub(crate) enum Left {
-    /// It ended so.
+    /// The request has completed with this result.
     Nothing(Result<WorkSuccess, TransportError>),
-    /// It was not posted, or perhaps: why is in the ledger.
+    /// The post was refused, or its outcome is unknown. The ledger has the reason.
     Refused,
-    /// For it took too long, or the completion queue has failed.
+    /// The request is still in flight: its limit has expired, or the completion queue has failed.
     InFlight { id: WorkId, operation: Operation, failure: TransportError },
 }
 
@@ -35,7 +35,7 @@ impl Left {
 }
 
 impl Ledger {
-    /// If it is not over by now, the request is ended: its memory goes back to the caller.
+    /// Ends the request if it is still in flight, so that the caller gets its memory back.
     #[inline(never)]
     pub(crate) fn end_call(&mut self, left: Left) -> Result<WorkSuccess, TransportError> {
         let (id, operation, failure) = match left {
@@ -59,7 +59,7 @@ impl Ledger {
             _ => CloseReason::Poll,
         };
         match self.give_up(id, reason) {
-            // It was done before the device was made to let go.
+            // It completed before the device was made to release it.
             Some(Ok(success)) => Ok(success),
             Some(Err(work)) if work.class() != WorkErrorClass::Flushed => {
                 Err(self.queues.slot_of(id.wr_id()).map_or(failure, |slot| self.failed(slot, work)))
@@ -68,7 +68,7 @@ impl Ledger {
         }
     }
 
-    /// Ends a request that was refused, and may be with the device all the same.
+    /// Ends a request whose post failed although the device may have accepted it.
     #[cold]
     #[inline(never)]
     fn end_perhaps_posted(&mut self, id: WorkId) {
@@ -78,10 +78,10 @@ impl Ledger {
         }
     }
 
-    /// Ends what a call has posted that has not all succeeded. After it the device uses no memory of any request.
+    /// Ends the requests of a call unless all have succeeded. After it, the device uses no memory of any request.
     ///
     /// # Errors
-    /// Those of the call.
+    /// Same errors as the call.
     pub(crate) fn end_calls<T>(
         &mut self,
         outcome: Result<Result<T, TransportError>, TransportError>,
@@ -89,14 +89,14 @@ impl Ledger {
         without_unwinding(|| {
             match &outcome {
                 Ok(Ok(_)) => {}
-                // Also for lack of space.
+                // A wait for a free slot can also time out.
                 Ok(Err(TransportError::Timeout { operation, .. }))
                 | Err(TransportError::Timeout { operation, .. }) => {
                     self.end_now(CloseReason::Timeout { operation: *operation });
                 }
                 Ok(Err(TransportError::PeerGone { reason, .. }))
                 | Err(TransportError::PeerGone { reason, .. }) => self.end_now(*reason),
-                // What is in flight is given the time that a scope would give it.
+                // Requests in flight get as much time as at the end of a scope.
                 Ok(Err(_)) => drop(self.end()),
                 // Nothing was posted.
                 Err(_) => {}
@@ -106,10 +106,10 @@ impl Ledger {
     }
 }
 
-/// Waits for the requests in these slots, also if one fails, and hands on their successes in order.
+/// Waits for the requests in these slots, even if one fails, and passes their successes to `each` in order.
 ///
 /// # Errors
-/// That of the first that failed; or that time ran out, and then some are in flight.
+/// The error of the first request that failed, or a timeout. After a timeout, some requests are still in flight.
 #[inline(always)]
 pub(crate) fn wait_all(
     ledger: &Ledger,

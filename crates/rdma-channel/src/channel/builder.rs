@@ -18,11 +18,11 @@ use crate::deadline::Wait;
 use crate::multi_channel::MultiChannel;
 use crate::multi_channel::prepared::PreparedMultiChannel;
 
-/// Makes a [`Channel`], or, as a [`MultiChannelBuilder`], channels to several peers.
+/// Creates a [`Channel`], or, as a [`MultiChannelBuilder`], channels to several peers.
 ///
-/// The options are those of a [`QueuePairBuilder`] but for the queues, which a channel has for itself, and the
-/// limits of its operations. Nothing has to be set, but for channels to several peers their
-/// [number](ChannelBuilder::num_channels), or how many there [can be](ChannelBuilder::max_channels).
+/// The options are those of a [`QueuePairBuilder`] except the queues, which each channel creates for itself, and the
+/// limits of operations. All are optional, except that channels to several peers need their
+/// [number](ChannelBuilder::num_channels) or their [maximum number](ChannelBuilder::max_channels).
 ///
 /// # Examples
 /// ```
@@ -36,7 +36,7 @@ use crate::multi_channel::prepared::PreparedMultiChannel;
 ///     .max_send_wr(128)
 ///     .receive_timeout(Duration::from_secs(10))
 ///     .build()?;
-/// println!("tell the peer: {:?}", prepared.endpoint());
+/// println!("send this to the peer: {:?}", prepared.endpoint());
 /// # Ok::<(), rdma_qp::Error>(())
 /// ```
 #[must_use]
@@ -48,11 +48,11 @@ pub struct ChannelBuilder<'a, C = Channel> {
     num_channels: Option<usize>,
     max_channels: Option<usize>,
     makes: PhantomData<fn() -> C>,
-    /// So that the domain is there, and can be closed when its builders are gone.
+    /// Keeps the domain borrowed, so that it can be closed after its builders are gone.
     pd: PhantomData<&'a ProtectionDomain>,
 }
 
-/// Makes a [`MultiChannel`]. The options are those of a channel, for each connection.
+/// Creates a [`MultiChannel`]. The options are those of a channel and apply to each connection.
 ///
 /// # Examples
 /// ```
@@ -85,112 +85,111 @@ impl<'a, C> ChannelBuilder<'a, C> {
         }
     }
 
-    /// The same options, to make something else.
+    /// The same options for another type.
     pub(crate) fn into_builder_of<D>(self) -> ChannelBuilder<'a, D> {
         let Self { options, rendezvous, server, num_channels, max_channels, pd, .. } = self;
         let makes = PhantomData;
         ChannelBuilder { options, rendezvous, server, num_channels, max_channels, makes, pd }
     }
 
-    /// How many requests of the send queue can be outstanding. Default: 16.
+    /// The maximum number of outstanding requests in the send queue. Default: 16.
     pub fn max_send_wr(mut self, max_send_wr: u32) -> Self {
         self.options.max_send_wr = max_send_wr;
         self
     }
 
-    /// How many receives can be outstanding. Default: 16.
+    /// The maximum number of outstanding receives. Default: 16.
     pub fn max_recv_wr(mut self, max_recv_wr: u32) -> Self {
         self.options.max_recv_wr = max_recv_wr;
         self
     }
 
-    /// RC or UC. Default: RC. With UC a message arrives or not, and its send succeeds when the
-    /// message has left.
+    /// The transport, RC or UC. Default: RC. With UC, messages can be lost, and a send succeeds when the message has
+    /// left this end.
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
         self.options.qp_type = qp_type;
         self
     }
 
-    /// Every request of the send queue makes a completion, also one that is marked unsignaled.
-    /// Default: no.
+    /// Makes every request of the send queue produce a completion, even if it is marked unsignaled. Default: no.
     pub fn sq_sig_all(mut self, sq_sig_all: bool) -> Self {
         self.options.sq_sig_all = sq_sig_all;
         self
     }
 
-    /// How long a send may take. Default: 30 seconds. [`Duration::MAX`] is no limit, here and below.
+    /// The time limit of a send. Default: 30 seconds. [`Duration::MAX`] means no limit, here and below.
     pub fn send_timeout(mut self, send: Duration) -> Self {
         self.options.limits.send = send;
         self
     }
 
-    /// How long a receive may take. Default: no limit, as for a socket.
+    /// The time limit of a receive. Default: no limit, as for a socket.
     pub fn receive_timeout(mut self, receive: Duration) -> Self {
         self.options.limits.receive = receive;
         self
     }
 
-    /// How long an RDMA write may take. Default: 30 seconds.
+    /// The time limit of an RDMA write. Default: 30 seconds.
     pub fn write_timeout(mut self, write: Duration) -> Self {
         self.options.limits.write = write;
         self
     }
 
-    /// How long an RDMA read may take. Default: 30 seconds.
+    /// The time limit of an RDMA read. Default: 30 seconds.
     pub fn read_timeout(mut self, read: Duration) -> Self {
         self.options.limits.read = read;
         self
     }
 
-    /// How long an atomic operation may take. Default: 30 seconds.
+    /// The time limit of an atomic operation. Default: 30 seconds.
     pub fn atomic_timeout(mut self, atomic: Duration) -> Self {
         self.options.limits.atomic = atomic;
         self
     }
 
-    /// The time for operations that a scope has left in flight, and, if that is not enough, the
-    /// same time for their flushes. Default: 5 seconds.
+    /// The time limit for operations in flight at the end of a scope. If it expires, their flushes get the same time
+    /// again. Default: 5 seconds.
     pub fn drain_timeout(mut self, drain: Duration) -> Self {
         (self.options.limits.drain, self.options.limits.flush) = (drain, drain);
         self
     }
 
-    /// What the channel does while it waits: polls, or sleeps. Default: [`Wait::SpinThenSleep`].
+    /// The way in which the channel waits: polling or sleeping. Default: [`Wait::SpinThenSleep`].
     ///
-    /// A channel that can sleep has a completion channel, and with it one file more.
+    /// A channel that can sleep has a completion channel, which needs one more file descriptor.
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn wait(mut self, wait: Wait) -> Self {
         self.options.limits.wait = wait;
         self
     }
 
-    /// What the peer may do through this channel to memory that allows it too. Default: remote read
-    /// and write. See [`QueuePairBuilder::access`].
+    /// The peer's access through this channel to memory that also allows it. Default: remote read and write. See
+    /// [`QueuePairBuilder::access`].
     pub fn access(mut self, access: AccessFlags) -> Self {
         self.options.qp = self.options.qp.access(access);
         self
     }
 
-    /// How many elements a request of the send queue can have. See [`QueuePairBuilder::max_send_sge`].
+    /// The maximum number of elements in a request of the send queue. See [`QueuePairBuilder::max_send_sge`].
     pub fn max_send_sge(mut self, max_send_sge: u32) -> Self {
         self.options.qp = self.options.qp.max_send_sge(max_send_sge);
         self
     }
 
-    /// How many elements a receive can have. See [`QueuePairBuilder::max_recv_sge`].
+    /// The maximum number of elements in a receive. See [`QueuePairBuilder::max_recv_sge`].
     pub fn max_recv_sge(mut self, max_recv_sge: u32) -> Self {
         self.options.qp = self.options.qp.max_recv_sge(max_recv_sge);
         self
     }
 
-    /// The number of bytes that an inline request can have: an exact number, so that a device that allows fewer does
-    /// not create the channel, or [`Inline::UpTo`]. Default: up to 64. See [`QueuePairBuilder::max_inline_data`].
+    /// The maximum number of bytes in an inline request. An exact number makes `build` fail on devices that support
+    /// less; [`Inline::UpTo`] does not. Default: up to 64. See [`QueuePairBuilder::max_inline_data`].
     ///
-    /// If the device allows fewer than `UpTo` asks for, the channel registers the number asked for, for each request
-    /// that its queues hold. Then [`send_inline`](Channel::send_inline) and [`write_inline`](Channel::write_inline),
-    /// here and in scopes, copy data that does not fit inline into these bytes, so that a program works on every
-    /// device. Requests that are made by hand ([`SendWorkRequest::inline`](rdma_qp::SendWorkRequest::inline)) have the
-    /// limit of the device.
+    /// If the device supports less than `UpTo` requests, the channel registers a buffer of the requested size for each
+    /// request that its queues can hold. [`send_inline`](Channel::send_inline) and
+    /// [`write_inline`](Channel::write_inline), here and in scopes, copy data that does not fit inline into these
+    /// buffers. So a program works on every device. Requests built by the program
+    /// ([`SendWorkRequest::inline`](rdma_qp::SendWorkRequest::inline)) have the limit of the device.
     pub fn max_inline_data(mut self, max_inline_data: impl Into<Inline>) -> Self {
         self.options.qp = self.options.qp.max_inline_data(max_inline_data);
         self
@@ -202,7 +201,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// The GIDs of the port that may be used. See [`QueuePairBuilder::gid_choice`].
+    /// The choice among the GIDs of the port. See [`QueuePairBuilder::gid_choice`].
     pub fn gid_choice(mut self, gid_choice: GidChoice) -> Self {
         self.options.qp = self.options.qp.gid_choice(gid_choice);
         self
@@ -220,7 +219,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// The PSN of the first packet from here. See [`QueuePairBuilder::send_psn`].
+    /// The PSN of the first packet sent by this end. See [`QueuePairBuilder::send_psn`].
     pub fn send_psn(mut self, send_psn: PacketSequenceNumber) -> Self {
         self.options.qp = self.options.qp.send_psn(send_psn);
         self
@@ -232,38 +231,39 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// How many RDMA reads and atomics are in flight from here. See [`QueuePairBuilder::max_rd_atomic`].
+    /// The maximum number of RDMA reads and atomics in flight from this end. See [`QueuePairBuilder::max_rd_atomic`].
     pub fn max_rd_atomic(mut self, max_rd_atomic: u8) -> Self {
         self.options.qp = self.options.qp.max_rd_atomic(max_rd_atomic);
         self
     }
 
-    /// How many RDMA reads and atomics of the peer are answered. See [`QueuePairBuilder::max_dest_rd_atomic`].
+    /// The maximum number of RDMA reads and atomics of the peer that are served at a time. See
+    /// [`QueuePairBuilder::max_dest_rd_atomic`].
     pub fn max_dest_rd_atomic(mut self, max_dest_rd_atomic: u8) -> Self {
         self.options.qp = self.options.qp.max_dest_rd_atomic(max_dest_rd_atomic);
         self
     }
 
-    /// How long to wait for an acknowledgement. See [`QueuePairBuilder::ack_timeout`].
+    /// The time to wait for an acknowledgement. See [`QueuePairBuilder::ack_timeout`].
     pub fn ack_timeout(mut self, ack_timeout: AckTimeout) -> Self {
         self.options.qp = self.options.qp.ack_timeout(ack_timeout);
         self
     }
 
-    /// How often to send again. See [`QueuePairBuilder::max_ack_retries`].
+    /// The number of retransmissions. See [`QueuePairBuilder::max_ack_retries`].
     pub fn max_ack_retries(mut self, max_ack_retries: MaxAckRetries) -> Self {
         self.options.qp = self.options.qp.max_ack_retries(max_ack_retries);
         self
     }
 
-    /// How often to try again when the peer has no receive posted. Default: without end, since the
-    /// limit of the operation ends the retries. See [`QueuePairBuilder::max_rnr_retries`].
+    /// The number of retries when the peer has no receive posted. Default: unlimited, since the limit of the operation
+    /// ends the retries. See [`QueuePairBuilder::max_rnr_retries`].
     pub fn max_rnr_retries(mut self, max_rnr_retries: MaxRnrRetries) -> Self {
         self.options.qp = self.options.qp.max_rnr_retries(max_rnr_retries);
         self
     }
 
-    /// The time that the peer has to wait when no receive is posted here. Default: 0.64 ms. See
+    /// The time that the peer must wait before a retry when no receive is posted here. Default: 0.64 ms. See
     /// [`QueuePairBuilder::min_rnr_timer`].
     pub fn min_rnr_timer(mut self, min_rnr_timer: MinRnrTimer) -> Self {
         self.options.qp = self.options.qp.min_rnr_timer(min_rnr_timer);
@@ -288,7 +288,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// Over how many routers packets may go. See [`QueuePairBuilder::hop_limit`].
+    /// The maximum number of routers on the way of a packet. See [`QueuePairBuilder::hop_limit`].
     pub fn hop_limit(mut self, hop_limit: u8) -> Self {
         self.options.qp = self.options.qp.hop_limit(hop_limit);
         self
@@ -300,7 +300,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// Post by function calls where the device can. See [`QueuePairBuilder::extended`].
+    /// Posts by function calls where the device supports it. See [`QueuePairBuilder::extended`].
     pub fn extended(mut self, extended: bool) -> Self {
         self.options.qp = self.options.qp.extended(extended);
         self
@@ -311,8 +311,8 @@ impl ChannelBuilder<'_> {
     /// Creates the channel's queues.
     ///
     /// # Errors
-    /// Those of [`QueuePairBuilder::build`]; [`Error::NotConnected`] of UD, which has no
-    /// connections; [`Error::TooLarge`] for more requests than can be distinguished.
+    /// Same errors as [`QueuePairBuilder::build`]. [`Error::NotConnected`] for UD, which has no connections;
+    /// [`Error::TooLarge`] for more requests than WR IDs can distinguish.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedChannel, Error> {
         PreparedChannel::new(&self.options)
@@ -320,27 +320,28 @@ impl ChannelBuilder<'_> {
 }
 
 impl MultiChannelBuilder<'_> {
-    /// How many peers there are at the beginning. No default, or none if [`max_channels`](Self::max_channels) is set.
+    /// The initial number of peers. Required, unless [`max_channels`](Self::max_channels) is set; then the default is
+    /// 0.
     pub fn num_channels(mut self, num_channels: usize) -> Self {
         self.num_channels = Some(num_channels);
         self
     }
 
-    /// How many peers there can be at a time, if some are [added](MultiChannel::add) later. Default: as many as at the
-    /// beginning.
+    /// The maximum number of peers at a time, if some are [added](MultiChannel::add) later. Default: the initial
+    /// number.
     ///
-    /// The completion queue, which never changes, has the capacity for so many.
+    /// The completion queue is created for this number and is never resized.
     pub fn max_channels(mut self, max_channels: usize) -> Self {
         self.max_channels = Some(max_channels);
         self
     }
 
-    /// Creates a queue pair for each peer, and one completion queue that holds what as many as there can be can have
-    /// outstanding.
+    /// Creates a queue pair for each peer, and one completion queue with room for the completions of the maximum number
+    /// of peers.
     ///
     /// # Errors
-    /// Those of [`build`](ChannelBuilder::build) of a channel, of all requests of all channels; [`Error::Missing`] without a
-    /// number of channels; [`Error::TooLarge`] if there are more than there can be.
+    /// Same errors as [`build`](ChannelBuilder::build) of a channel, for the requests of all channels together.
+    /// [`Error::Missing`] without a number of channels; [`Error::TooLarge`] if the initial number exceeds the maximum.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedMultiChannel, Error> {
         let (knob, most) = match (self.num_channels, self.max_channels) {
@@ -372,7 +373,7 @@ impl<C> WithoutPd<C> {
 }
 
 impl<C> WithoutPd<C> {
-    /// The domain whose memory the channel will use.
+    /// Sets the protection domain of the channel's memory.
     pub fn pd(self, pd: &ProtectionDomain) -> ChannelBuilder<'_, C> {
         ChannelBuilder::new(pd)
     }

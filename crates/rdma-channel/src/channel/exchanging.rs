@@ -1,4 +1,4 @@
-//! A message and its answer in one call: the receive is posted before the message goes.
+//! A message and its answer in one call. The receive is posted before the message is sent.
 
 use rdma_connect::{CloseReason, Operation, RefusedWork, TransportError};
 use rdma_mem::{GatherList, InlineElement, ScatterList, SliceMut, SliceRef};
@@ -17,7 +17,7 @@ use crate::lend::Call;
 enum ExchangeFailure {
     /// Nothing was posted.
     NotPosted(TransportError),
-    /// The receive was posted at least, and has to be ended, for that reason.
+    /// At least the receive was posted. It has to be ended, for this reason.
     Ends(TransportError, CloseReason),
 }
 
@@ -62,7 +62,7 @@ impl Ledger {
         )
     }
 
-    /// Sees to a free slot for the next request of that kind.
+    /// Makes sure that the queue for this kind of operation has a free slot.
     fn make_room(
         &self,
         connection: &Connection,
@@ -91,7 +91,7 @@ impl<'both> Call<'_, 'both> {
             let room = ledger.make_room(only, operation, limits.of(operation));
             room.map_err(ExchangeFailure::NotPosted)?;
         }
-        // What is known to be wrong with the send is known before the receive is posted.
+        // The send is checked before the receive is posted, to detect mistakes early.
         let qp = only.qp().ok_or_else(|| ExchangeFailure::NotPosted(closed(only)))?;
         qp.check(send).map_err(|error| {
             let operation = Operation::Send;
@@ -111,7 +111,7 @@ impl<'both> Call<'_, 'both> {
             PostFailure { error, perhaps: Some(_) } => doubtful(Operation::Send)(error),
         })?;
         ledger.succeed(sent, limits.of(Operation::Send)).map_err(|failure| {
-            // A message that does not fit flushes the send.
+            // If the answer does not fit into the receive, the send is flushed.
             ledger.earlier_failure(&received).unwrap_or(failure)
         })?;
         ledger.succeed(received, limits.of(Operation::Receive))
@@ -149,7 +149,7 @@ impl Ledger {
         }
     }
 
-    /// How the receive has failed, if that is why the send was flushed.
+    /// The failure of the receive, if it caused the flush of the send.
     #[cold]
     fn earlier_failure(&self, received: &Ticket<'_>) -> Option<ExchangeFailure> {
         let request = received.request();
@@ -160,18 +160,18 @@ impl Ledger {
     }
 }
 
-/// Sends a message, and receives the answer: the receive is posted first, so that the answer finds it.
+/// Sends a message and receives the answer. The receive is posted first, so that it is ready for the answer.
 ///
-/// A program that sends first and posts the receive of the answer afterwards makes the peer's answer
-/// [wait](crate::guide#receives-that-are-posted-ahead), on a NIC too.
+/// A program that sends first and posts the receive for the answer later makes the peer's answer
+/// [wait](crate::guide#receives-that-are-posted-ahead), even on a NIC.
 impl Channel {
     /// Posts the receive, then the send, and waits until both have completed. Returns the completion of the receive.
     ///
     /// Both ends of a conversation can use it: one call sends an answer and receives the next message.
     ///
     /// # Limits
-    /// The send has the time limit of a send, and the receive that of a receive, by default none. A limit by
-    /// [`within`](Self::within) is for the whole call.
+    /// The send has the time limit of a send, and the receive that of a receive, by default none. A limit set with
+    /// [`within`](Self::within) applies to the whole call.
     ///
     /// # Errors
     /// Any [`TransportError`]. In each case, the device uses none of the memory any more:
@@ -232,7 +232,7 @@ impl Channel {
     /// fn echo(channel: &mut Channel, mut here: OwnedRegion, mut there: OwnedRegion) -> Result<(), TransportError> {
     ///     let mut length = channel.receive_into(&mut here)?;
     ///     while length > 0 {
-    ///         let answer = here.get_ref(0, length).expect("it came into the region");
+    ///         let answer = here.get_ref(0, length).expect("within the region");
     ///         length = channel.exchange_from(answer, &mut there)?;
     ///         swap(&mut here, &mut there);
     ///     }
@@ -297,7 +297,7 @@ impl Channel {
     }
 }
 
-/// How many bytes a message has brought into the memory of its receive: those of an RDMA write are elsewhere.
+/// Number of bytes that a message has placed into the memory of its receive. Those of an RDMA write are elsewhere.
 pub(crate) fn bytes_here(message: &WorkSuccess) -> usize {
     let elsewhere = message.opcode() == WcOpcode::RECV_RDMA_WITH_IMM;
     message.scattered_bytes().filter(|_| !elsewhere).unwrap_or(0)

@@ -17,10 +17,10 @@ use crate::ledger::queues::Asked;
 use crate::ledger::watch::Watch;
 use crate::limits::Limits;
 
-/// A channel that is not connected yet: it needs the endpoint of its peer.
+/// A channel that is not connected yet. It needs the endpoint of its peer.
 ///
-/// [`exchange`](crate::exchange) gives both ends their peer's endpoint over a connection that
-/// exists already, such as a TCP connection; [`Channel::connect`] does all of it, by an address.
+/// [`exchange`](crate::exchange) gives both ends their peer's endpoint over an existing connection, such as a TCP
+/// connection. [`Channel::connect`] performs all steps with an address.
 ///
 /// # Examples
 /// ```
@@ -29,7 +29,7 @@ use crate::limits::Limits;
 /// # rdma_soft::install();
 /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
 /// let (here, there) = (pd.create_channel().build()?, pd.create_channel().build()?);
-/// let told = here.endpoint(); // what the peer has to know
+/// let told = here.endpoint(); // sent to the peer
 /// let here = here.handshake(there.endpoint())?;
 /// let there = there.handshake(told)?;
 /// assert!(here.closed().is_none() && there.closed().is_none());
@@ -39,9 +39,9 @@ use crate::limits::Limits;
 pub struct PreparedChannel {
     pub(crate) qp: PreparedQueuePair,
     pub(crate) cq: CompletionQueue,
-    /// What the queues were asked for: the completion queue has the capacity for it.
+    /// The sizes of the queues; the completion queue has room for them.
     pub(crate) asked: Asked,
-    /// How many inline bytes were asked for.
+    /// The size of inline data that the program requested, in bytes.
     inline: u32,
     pub(crate) limits: Limits,
     pub(crate) pd: ProtectionDomain,
@@ -49,7 +49,7 @@ pub struct PreparedChannel {
 }
 
 impl PreparedChannel {
-    /// With queues of its own.
+    /// Creates the queues of one channel.
     pub(crate) fn new(options: &Options) -> Result<Self, Error> {
         let cq = options.completion_queue(("num_channels", 1))?;
         let qp = options.queue_pair(&cq)?;
@@ -58,39 +58,39 @@ impl PreparedChannel {
         Ok(Self { qp, cq, asked, inline, limits, pd, watch })
     }
 
-    /// The endpoint of this end, which the peer needs to connect.
+    /// The endpoint of this channel, which the peer needs to connect.
     #[must_use]
     pub const fn endpoint(&self) -> QueuePairEndpoint {
         self.qp.endpoint()
     }
 
-    /// Sets the addresses of the stream by which the ends meet, like
-    /// [`PreparedQueuePair::set_stream_addresses`]. [`Channel::connect`] and its listener do so by themselves.
+    /// Sets the addresses of the stream through which the ends exchange their endpoints, like
+    /// [`PreparedQueuePair::set_stream_addresses`]. [`Channel::connect`] and its listener do this automatically.
     pub fn set_stream_addresses(&mut self, own: IpAddr, peer: IpAddr) {
         self.qp.set_stream_addresses(own, peer);
     }
 
-    /// Connects to the peer, which does the same with the endpoint of this one. A channel that is
-    /// given its own endpoint is connected to itself.
+    /// Connects to the peer, which does the same with the endpoint of this channel. A channel that is given its own
+    /// endpoint is connected to itself.
     ///
     /// # Errors
-    /// Those of [`PreparedQueuePair::handshake`].
+    /// Same errors as [`PreparedQueuePair::handshake`].
     pub fn handshake(self, peer: QueuePairEndpoint) -> Result<Channel, Error> {
         self.connected(|qp| qp.handshake(peer))
     }
 
-    /// What [`handshake`](Self::handshake) would connect with.
+    /// The attributes that [`handshake`](Self::handshake) would use.
     ///
     /// # Errors
-    /// Those of [`PreparedQueuePair::connect_attributes`].
+    /// Same errors as [`PreparedQueuePair::connect_attributes`].
     pub fn connect_attributes(&self, peer: &QueuePairEndpoint) -> Result<ConnectAttributes, Error> {
         self.qp.connect_attributes(peer)
     }
 
-    /// Connects with these attributes, however the program got them.
+    /// Connects with these attributes, from any source.
     ///
     /// # Errors
-    /// Those of [`PreparedQueuePair::connect`].
+    /// Same errors as [`PreparedQueuePair::connect`].
     pub fn connect(self, attributes: ConnectAttributes) -> Result<Channel, Error> {
         self.connected(|qp| qp.connect(attributes))
     }

@@ -1,4 +1,4 @@
-//! Blocking operations on what a user has: one slice of registered memory, plain bytes, a number.
+//! Blocking operations with one slice of registered memory, plain bytes, or a number.
 
 use rdma_connect::TransportError;
 use rdma_mem::{GatherList, InlineElement, RemoteMemoryRegion, ScatterList, SliceMut, SliceRef};
@@ -9,15 +9,15 @@ use rdma_qp::{
 use super::Channel;
 use super::exchanging::bytes_here;
 
-/// One segment, without flags. Lists of elements, immediate data and flags are for the forms that take a
+/// Operations with one element, without flags. Lists of elements, immediate data and flags need the forms that take a
 /// work request: [`send`](Self::send), [`receive`](Self::receive), [`write`](Self::write), [`read`](Self::read),
 /// [`atomic`](Self::atomic).
 impl Channel {
-    /// Sends registered bytes as one message, which goes into the peer's next receive: a region, a
-    /// buffer of a pool, an array, or a slice of one.
+    /// Sends registered bytes as one message, which arrives in the peer's next receive. They can be a region, a buffer
+    /// of a pool, an array, or a slice of any of these.
     ///
     /// # Errors
-    /// Those of [`send`](Self::send).
+    /// Same errors as [`send`](Self::send).
     ///
     /// # Examples
     /// ```
@@ -48,16 +48,14 @@ impl Channel {
         self.send(SendWorkRequest::from_list(&list)).map(drop)
     }
 
-    /// Takes one message of the peer; returns how many bytes came into the memory.
+    /// Receives one message from the peer. Returns the number of bytes placed into the memory.
     ///
-    /// 0 is an empty message, or an RDMA write of the peer's with immediate data, whose bytes are
-    /// elsewhere. A program that awaits immediate data uses [`receive`](Self::receive). There is no
-    /// limit unless the [builder](crate::ChannelBuilder::receive_timeout) or [`within`](Self::within)
-    /// sets one.
+    /// 0 means an empty message, or an RDMA write with immediate data, which places its bytes elsewhere. A program that
+    /// expects immediate data uses [`receive`](Self::receive). There is no limit unless the
+    /// [builder](crate::ChannelBuilder::receive_timeout) or [`within`](Self::within) sets one.
     ///
     /// # Errors
-    /// Those of [`receive`](Self::receive). A message that is longer than the memory is a failure, at
-    /// both ends.
+    /// Same errors as [`receive`](Self::receive). A message that is longer than the memory fails at both ends.
     #[doc(alias = "byte_len")]
     pub fn receive_into<'a>(
         &mut self,
@@ -68,12 +66,10 @@ impl Channel {
         Ok(bytes_here(&message))
     }
 
-    /// Writes registered bytes to the beginning of `remote`. The bytes may be fewer than those of
-    /// `remote`.
+    /// Writes registered bytes to the beginning of `remote`, which may be longer.
     ///
     /// # Errors
-    /// Those of [`write`](Self::write). More bytes than `remote` has are refused before they are
-    /// posted.
+    /// Same errors as [`write`](Self::write). If `remote` is shorter, nothing is posted.
     pub fn write_from<'a>(
         &mut self,
         from: impl Into<SliceRef<'a>>,
@@ -83,11 +79,11 @@ impl Channel {
         self.write(WriteWorkRequest::from_list(&list, remote.into())).map(drop)
     }
 
-    /// Fills registered memory from the beginning of `remote`: all of the memory, so that a `remote`
-    /// of fewer bytes is refused before anything is posted.
+    /// Fills registered memory from the beginning of `remote`. If `remote` is shorter than the memory, nothing is
+    /// posted.
     ///
     /// # Errors
-    /// Those of [`read`](Self::read).
+    /// Same errors as [`read`](Self::read).
     pub fn read_into<'a>(
         &mut self,
         into: impl Into<SliceMut<'a>>,
@@ -97,19 +93,18 @@ impl Channel {
         self.read(ReadWorkRequest::from_list(&mut list, remote.into())).map(drop)
     }
 
-    /// Sends these bytes as one message. The bytes need no registration, since the post copies
-    /// them; there can be as many as [`max_inline_data`](crate::ChannelBuilder::max_inline_data)
-    /// says, by default 64.
+    /// Sends these bytes as one message. They need no registration, since the post copies them. Their maximum number is
+    /// set with [`max_inline_data`](crate::ChannelBuilder::max_inline_data), by default 64.
     ///
-    /// For a device that takes less inline data, or none, the bytes are copied into registered memory of the channel's
-    /// own, if the option was [`Inline::UpTo`](rdma_qp::Inline::UpTo), as it is by default.
+    /// If the device supports less inline data, or none, the bytes are copied into registered memory of the channel.
+    /// This requires the option [`Inline::UpTo`](rdma_qp::Inline::UpTo), which is the default.
     ///
-    /// With immediate data, use [`send`](Self::send) with [`SendWorkRequest::inline`]. Memory that
-    /// peers may write is no slice; copy out of it what is to be sent.
+    /// For immediate data, use [`send`](Self::send) with [`SendWorkRequest::inline`]. Memory that peers may write
+    /// cannot be borrowed as a slice; copy the bytes out of it first.
     ///
     /// # Errors
-    /// Those of [`send`](Self::send). More bytes than fit are
-    /// [`TooMuchInline`](rdma_qp::PostErrorKind::TooMuchInline), more than 4 GiB - 1 a
+    /// Same errors as [`send`](Self::send). Too many bytes cause
+    /// [`TooMuchInline`](rdma_qp::PostErrorKind::TooMuchInline), and more than 4 GiB - 1 a
     /// [`TransportError::ElementError`].
     ///
     /// # Examples
@@ -140,10 +135,10 @@ impl Channel {
         self.send(SendWorkRequest::inline(&[InlineElement::new_checked(data)?])).map(drop)
     }
 
-    /// Writes these bytes to the beginning of `remote`; as [`send_inline`](Self::send_inline).
+    /// Writes these bytes to the beginning of `remote`, like [`send_inline`](Self::send_inline).
     ///
     /// # Errors
-    /// Those of [`send_inline`](Self::send_inline).
+    /// Same errors as [`send_inline`](Self::send_inline).
     #[doc(alias = "IBV_SEND_INLINE")]
     #[inline]
     pub fn write_inline(
@@ -161,13 +156,13 @@ impl Channel {
         self.write(WriteWorkRequest::inline(&data, remote.into())).map(drop)
     }
 
-    /// Adds `add` to the peer's word, wrapping; returns what it was.
+    /// Adds `add` to the peer's word with wrapping, and returns the previous value.
     ///
-    /// The first such call registers 8 bytes for each request that the queues hold. With an
-    /// [`AtomicWorkRequest`], [`atomic`](Self::atomic) uses memory of the caller's instead.
+    /// The first such call registers 8 bytes for each request that the queues can hold. To use the caller's memory
+    /// instead, pass an [`AtomicWorkRequest`] to [`atomic`](Self::atomic).
     ///
     /// # Errors
-    /// Those of [`atomic`](Self::atomic).
+    /// Same errors as [`atomic`](Self::atomic).
     ///
     /// # Examples
     /// ```
@@ -179,7 +174,7 @@ impl Channel {
     /// # let channel = pd.create_channel().access(access).build()?;
     /// # let endpoint = channel.endpoint();
     /// # let mut channel = channel.handshake(endpoint)?; // to itself
-    /// let counter = pd.allocate_shared_region(8, access)?; // the peer's
+    /// let counter = pd.allocate_shared_region(8, access)?; // memory of the peer
     /// assert_eq!(channel.fetch_add(counter.remote(), 3)?, 0);
     /// assert_eq!(channel.compare_and_swap(counter.remote(), 3, 10)?, 3);
     /// assert_eq!(channel.fetch_add(counter.remote(), 0)?, 10);
@@ -195,11 +190,11 @@ impl Channel {
         Ok(word.value())
     }
 
-    /// Puts `swap` into the peer's word if that is `compare`; returns what it was, which is `compare`
-    /// if it was put there. As [`fetch_add`](Self::fetch_add).
+    /// Replaces the peer's word with `swap` if it equals `compare`. Returns the previous value, which is `compare` on
+    /// success. Uses memory like [`fetch_add`](Self::fetch_add).
     ///
     /// # Errors
-    /// Those of [`atomic`](Self::atomic).
+    /// Same errors as [`atomic`](Self::atomic).
     pub fn compare_and_swap(
         &mut self,
         remote: impl Into<RemoteMemoryRegion>,

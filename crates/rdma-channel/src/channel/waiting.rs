@@ -1,4 +1,4 @@
-//! Sleeping in a program's own loop, over several channels and other files.
+//! Waiting in the program's own event loop, for several channels and other files.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -8,21 +8,21 @@ use super::Channel;
 use crate::multi_channel::MultiChannel;
 use crate::scope::Scope;
 
-/// What [`arm`](Scope::arm) of a channel says.
+/// The result of [`arm`](Scope::arm).
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // a program sleeps or does not
 pub enum Armed {
-    /// Something was done, so that no event may come: ask the handles before you sleep.
+    /// Something has completed, so no event may follow. Poll the handles before you sleep.
     Ready,
-    /// Nothing was done. At the next completion the [file](Waitable) is readable.
+    /// Nothing has completed. The [file](Waitable) becomes readable at the next completion.
     Sleep,
 }
 
-/// The file of a channel, which is readable when something has completed since the channel was
-/// [armed](Scope::arm): for `poll(2)`, `epoll`, and what is made of them.
+/// The file of a channel, for `poll(2)`, `epoll`, and event loops built on them. It is readable when something has
+/// completed since the channel was [armed](Scope::arm).
 ///
-/// It stays readable until the channel is armed again. Nothing is to be read from it.
+/// It stays readable until the channel is armed again. Do not read from it.
 #[derive(Clone, Copy, Debug)]
 pub struct Waitable<'c>(pub(crate) BorrowedFd<'c>);
 
@@ -33,16 +33,16 @@ impl AsFd for Waitable<'_> {
 }
 
 impl Channel {
-    /// As [`Scope::arm`], for [unpolled](Self::send_unpolled) operations.
+    /// Like [`Scope::arm`], for [unpolled](Self::send_unpolled) operations.
     ///
     /// # Errors
-    /// Those of [`Scope::arm`].
+    /// Same errors as [`Scope::arm`].
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&self) -> Result<Armed, TransportError> {
         self.ledger.arm()
     }
 
-    /// As [`Scope::waitable`], for [unpolled](Self::send_unpolled) operations.
+    /// Like [`Scope::waitable`], for [unpolled](Self::send_unpolled) operations.
     #[must_use]
     pub fn waitable(&self) -> Option<Waitable<'_>> {
         self.ledger.waitable()
@@ -50,16 +50,16 @@ impl Channel {
 }
 
 impl MultiChannel {
-    /// As [`Scope::arm`], for [unpolled](Self::send_unpolled) operations: of all peers.
+    /// Like [`Scope::arm`], for [unpolled](Self::send_unpolled) operations of all peers.
     ///
     /// # Errors
-    /// Those of [`Scope::arm`].
+    /// Same errors as [`Scope::arm`].
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&self) -> Result<Armed, TransportError> {
         self.ledger.arm()
     }
 
-    /// As [`Scope::waitable`], for [unpolled](Self::send_unpolled) operations: of all peers.
+    /// Like [`Scope::waitable`], for [unpolled](Self::send_unpolled) operations of all peers.
     #[must_use]
     pub fn waitable(&self) -> Option<Waitable<'_>> {
         self.ledger.waitable()
@@ -67,23 +67,24 @@ impl MultiChannel {
 }
 
 impl<'scope, C> Scope<'scope, '_, C> {
-    /// Has the channel's [file](Self::waitable) become readable at the next completion, for a program
-    /// that sleeps by its own means. Takes completions that are there first.
+    /// Makes the channel's [file](Self::waitable) readable at the next completion, for a program that sleeps by its own
+    /// means. Polls the completions that have already arrived.
     ///
-    /// A program asks its handles, arms each channel, and sleeps only if all say [`Armed::Sleep`].
-    /// After that it begins again. Each operation that is done gives one [`Armed::Ready`], or wakes the
-    /// sleeper, whichever handle has found its completion: so if all handles are asked after each of
-    /// these, none is missed, and one that is never asked keeps nobody awake. A post for which the queue
-    /// had no free slot ([`TransportError::WouldBlock`]) is tried again when the handles were asked: of an
-    /// operation whose handle was dropped nobody is told. A channel that has nothing in flight wakes nobody.
+    /// A program polls its handles, arms each channel, and sleeps only if all return [`Armed::Sleep`]. Then it starts
+    /// again. Each completed operation causes one [`Armed::Ready`] or one wake-up, whichever handle found its
+    /// completion. So a program that polls all handles each time misses none, and a handle that is never polled does
+    /// not prevent sleep.
     ///
-    /// A channel that [spins](crate::Wait::Spin) cannot wake anybody, and says `Ready` each time: the
-    /// program then spins, too.
+    /// A post that failed because the queue was full ([`TransportError::WouldBlock`]) can be retried after the handles
+    /// were polled. Operations whose handles were dropped cause no notification. A channel with nothing in flight
+    /// causes no wake-ups.
+    ///
+    /// A channel that [spins](crate::Wait::Spin) cannot wake the program, and returns `Ready` each time; the program
+    /// then spins, too.
     ///
     /// # Errors
-    /// [`TransportError::PollError`], if the completion queue has failed; [`TransportError::Closed`] in a
-    /// forked child; [`TransportError::IbvError`], if the provider refuses: then there is no event, and
-    /// nothing else has changed.
+    /// [`TransportError::PollError`] if the completion queue has failed; [`TransportError::Closed`] in a forked child.
+    /// [`TransportError::IbvError`] if the provider refuses; then there is no event, and nothing else has changed.
     ///
     /// # Examples
     /// A message on either of two channels:
@@ -114,10 +115,10 @@ impl<'scope, C> Scope<'scope, '_, C> {
     ///             let armed = [a.arm()?, b.arm()?];
     ///             if let ([Armed::Sleep, Armed::Sleep], Some(a), Some(b)) = (armed, a.waitable(), b.waitable()) {
     ///                 let mut files = [&a, &b].map(|file| PollFd::new(file, PollFlags::IN));
-    ///                 poll(&mut files, None).expect("the files are there");
+    ///                 poll(&mut files, None).expect("the files are open");
     ///             }
     ///         };
-    ///         b.close(); // and its receive, if that is not done
+    ///         b.close(); // ends its receive, if still in flight
     ///         Ok::<_, ScopeError>(number)
     ///     });
     ///     a.close();
@@ -132,8 +133,8 @@ impl<'scope, C> Scope<'scope, '_, C> {
         self.only.ledger().arm()
     }
 
-    /// The file that is readable when something has completed since the channel was [armed](Self::arm).
-    /// `None` if the channel [spins](crate::Wait::Spin).
+    /// The file that becomes readable when something has completed since the channel was [armed](Self::arm). `None` if
+    /// the channel [spins](crate::Wait::Spin).
     #[must_use]
     pub fn waitable(&self) -> Option<Waitable<'scope>> {
         self.only.ledger().waitable()

@@ -1,4 +1,4 @@
-//! Channels that notice when their peer is gone.
+//! Channels that detect that their peer is gone.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use crate::channel::Channel;
 use crate::rendezvous::builder::{ByAddress, Rendezvous, RendezvousBuilder};
 
 impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
-    /// Notices a peer that is gone: the stream of the rendezvous is kept as long as the channel, and whatever
-    /// waits for an operation looks at it, too. When the peer's end of it is closed, since the peer's process has
-    /// ended or has dropped the channel, what has completed is taken, and a wait for more ends with
-    /// [`PeerGone`](crate::TransportError::PeerGone), which closes the channel and has as its reason whether the peer
-    /// has disconnected or died. Default: no stream is kept.
+    /// Detects that the peer is gone. The stream of the rendezvous is kept as long as the channel, and every wait for
+    /// an operation also watches it. The peer's end is closed when its process ends or its program drops the channel.
+    /// Then pending completions are polled, and a wait for more fails with
+    /// [`PeerGone`](crate::TransportError::PeerGone). That closes the channel; its reason shows whether the peer
+    /// disconnected or died. Default: no stream is kept.
     ///
-    /// A machine without power or network stays silent; it counts as gone after `limit`: TCP asks it four times in
-    /// that time (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but not more than once per second, so that the limit is two
-    /// seconds at least.
+    /// A machine that loses power or network falls silent, and counts as gone after `limit`. TCP probes it four times
+    /// in that time (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but at most once per second. So the shortest limit is two
+    /// seconds.
     ///
-    /// If one end watches, both keep the stream, each with one file more. A channel that spins looks once per
-    /// millisecond at most, after it has begun to yield the processor; one that sleeps wakes at once. A program
-    /// that sleeps [by itself](crate::Scope::arm) is not told.
+    /// If one end watches, both keep the stream, which needs one more file descriptor at each end. A channel that spins
+    /// checks the stream at most once per millisecond, after it has begun to yield the processor. A channel that sleeps
+    /// wakes at once. A program that sleeps [by its own means](crate::Scope::arm) is not notified.
     ///
     /// # Examples
     /// ```
@@ -57,14 +57,14 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
 }
 
 impl ChannelBuilder<'_> {
-    /// Notices a peer that is gone, as [`watch`](Self::watch), by a stream to it that the program has made, of TCP
-    /// or a Unix socket. The peer keeps its end of the stream as long as it keeps its channel.
-    /// Nothing is written to such a stream, so that its end counts as [`Died`](crate::CloseReason::Died).
+    /// Detects that the peer is gone, like [`watch`](Self::watch), with a stream that the program has created: TCP or a
+    /// Unix socket. The peer keeps its end of the stream as long as its channel. Nothing is written to such a stream,
+    /// so the reason for its end is [`Died`](crate::CloseReason::Died).
     ///
-    /// Only the end of what the peer sends is looked for: bytes that pass through the stream, and a
-    /// [shutdown](std::net::Shutdown::Write) of this end, change nothing. The program may have a duplicate of the
-    /// stream ([`try_clone`](std::net::TcpStream::try_clone)), and give one stream to several channels. On TCP
-    /// `SO_KEEPALIVE` and `TCP_USER_TIMEOUT` are set, which hold for duplicates, too.
+    /// Only the end of the peer's data matters. Bytes that pass through the stream, and a
+    /// [shutdown](std::net::Shutdown::Write) of this end, have no effect. The program may keep a duplicate of the
+    /// stream ([`try_clone`](std::net::TcpStream::try_clone)), and use one stream for several channels. On TCP,
+    /// `SO_KEEPALIVE` and `TCP_USER_TIMEOUT` are set, also for duplicates.
     ///
     /// # Examples
     /// ```
@@ -101,13 +101,13 @@ impl ChannelBuilder<'_> {
 }
 
 impl Channel {
-    /// Closes the channel, and gives the peer's program a reason of at most 64 bytes, which its
-    /// [`disconnect_reason`](Self::disconnect_reason) returns. It waits for nothing: what is to arrive has completed
-    /// before. A channel that keeps no stream of a rendezvous, since neither end [watches](ChannelBuilder::watch), sends
-    /// no reason.
+    /// Closes the channel, and sends the peer a reason of at most 64 bytes, which its
+    /// [`disconnect_reason`](Self::disconnect_reason) returns. This does not wait: wait for the completion of important
+    /// messages first. A channel that keeps no stream of a rendezvous, since neither end
+    /// [watches](ChannelBuilder::watch), sends no reason.
     ///
     /// # Errors
-    /// [`ConnectError::ReasonTooLong`], and [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
+    /// [`ConnectError::ReasonTooLong`], or [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
     /// The channel is dropped in each case.
     ///
     /// # Examples
@@ -142,9 +142,9 @@ impl Channel {
         Ok(self.ledger.close()?)
     }
 
-    /// The reason with which the peer's program has [disconnected](Self::disconnect_with), empty if it has dropped its
-    /// channel. `None` if this end does not [watch](ChannelBuilder::watch), has not noticed the end yet, or the peer has
-    /// gone otherwise, as [`closed`](Self::closed) says.
+    /// The reason that the peer's program gave when it [disconnected](Self::disconnect_with); empty if it dropped its
+    /// channel. `None` if this end does not [watch](ChannelBuilder::watch), has not detected the end yet, or if the
+    /// peer is gone for another reason, which [`closed`](Self::closed) returns.
     #[must_use]
     pub fn disconnect_reason(&self) -> Option<Box<[u8]>> {
         Some(self.ledger.watch.as_ref()?.farewell()?.reason().into())

@@ -1,13 +1,13 @@
-//! Why endpoints could not be exchanged.
+//! Errors of the exchange of endpoints.
 
 use std::io;
 use std::time::Duration;
 
 use rdma_qp::EndpointError;
 
-/// Why this end and its peer could not tell each other their endpoints.
+/// The reason why the two ends could not exchange their endpoints.
 ///
-/// After any of these the position of the stream in its message is unknown: close the stream.
+/// After any of these errors, the position of the stream in its message is unknown: close the stream.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeError {
@@ -17,33 +17,33 @@ pub enum ExchangeError {
         u16::MAX
     )]
     TooMany {
-        /// How many there are.
+        /// The number of endpoints of this end.
         count: usize,
     },
-    /// The same endpoint stands in a message twice: a queue pair connects to one peer only.
+    /// The same endpoint appears twice in a message, although a queue pair connects to one peer only.
     #[error(
         "{whose} endpoints {first} and {second} are the same queue pair: prepare one for each connection"
     )]
     Used {
-        /// The end whose message it is, in words.
+        /// The end that sent the message, in words.
         whose: &'static str,
-        /// Its first position.
+        /// The first position.
         first: usize,
-        /// Its second position.
+        /// The second position.
         second: usize,
     },
-    /// The peer speaks something else.
-    #[error("the peer speaks something else: it began with \"{}\", not \"{}\"; is it the same program, \
-        at the same step, and is this its port?", .received.escape_ascii(), .expected.escape_ascii())]
+    /// The peer uses another protocol.
+    #[error("the peer uses another protocol: it sent \"{}\" instead of \"{}\"; check that both ends run the \
+        same program at the same step, and check the port", .received.escape_ascii(), .expected.escape_ascii())]
     Foreign {
-        /// The first bytes of what it said.
+        /// The first bytes that the peer sent.
         received: Vec<u8>,
-        /// What a message begins with.
+        /// The expected beginning of a message.
         expected: Vec<u8>,
     },
-    /// The peer has another version of the exchange.
+    /// The peer uses another version of the exchange.
     #[error(
-        "the peer exchanges endpoints by version {found}, this program by version {}: run the same \
+        "the peer uses version {found} of the exchange, this program version {}: run the same \
         version at both ends",
         super::VERSION
     )]
@@ -57,54 +57,54 @@ pub enum ExchangeError {
         connections"
     )]
     Count {
-        /// How many this end has.
+        /// The number of endpoints of this end.
         own: u16,
-        /// How many the peer announces.
+        /// The number of endpoints that the peer announces.
         peer: u16,
     },
-    /// An endpoint of the peer is malformed, or of another version.
+    /// An endpoint of the peer is malformed, or has another version.
     #[error("endpoint {index} of the peer: {source}; run the same version at both ends")]
     Endpoint {
-        /// Which one, from 0.
+        /// The index of the endpoint, from 0.
         index: usize,
-        /// What is wrong with it.
+        /// The reason why it was rejected.
         source: EndpointError,
     },
-    /// The peer is this end's own queue pair.
+    /// The peer's endpoint is this end's own queue pair.
     #[error(
-        "endpoint {index} of the peer is this end's own: the peer sends back what it is sent, or the \
-        stream leads to itself, as TCP does at times where nobody listens"
+        "endpoint {index} of the peer is this end's own: the peer echoes what it receives, or the stream \
+        is connected to itself, as TCP can be when no process listens; check the address of the peer"
     )]
     Echo {
-        /// Which one, from 0.
+        /// The index of the endpoint, from 0.
         index: usize,
     },
     /// The peer closed the stream early.
     #[error(
-        "the peer closed the stream early: {received} of {expected} bytes came, {sent} were sent; it \
-        has failed or ended, what does it say itself?"
+        "the peer closed the stream early: {received} of {expected} bytes were received and {sent} sent; \
+        the peer has failed or ended: check its own error"
     )]
     Closed {
-        /// How many bytes were sent.
+        /// The number of bytes sent.
         sent: usize,
-        /// How many bytes came.
+        /// The number of bytes received.
         received: usize,
-        /// How many there are in each direction.
+        /// The number of bytes in each direction.
         expected: usize,
     },
     /// The peer stalled.
     #[error(
-        "the peer stalled: after {timeout:?}, {received} of {expected} bytes came, {sent} were sent; \
-        has it come to the same step? If it needs longer for it, raise the timeout"
+        "the peer stalled: after {timeout:?}, {received} of {expected} bytes were received and {sent} sent; \
+        check that the peer has reached the same step, or raise the timeout"
     )]
     Timeout {
-        /// The deadline of this end.
+        /// The time limit of this end.
         timeout: Duration,
-        /// How many bytes were sent.
+        /// The number of bytes sent.
         sent: usize,
-        /// How many bytes came.
+        /// The number of bytes received.
         received: usize,
-        /// How many there are in each direction.
+        /// The number of bytes in each direction.
         expected: usize,
     },
     /// The stream failed.

@@ -1,4 +1,4 @@
-//! Streams whose reads and writes end in time.
+//! Streams with time limits for reads and writes.
 
 use std::io;
 use std::net::TcpStream;
@@ -11,12 +11,12 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::pipe::PIPE_BUF;
 
-/// A stream of bytes whose reads and writes end in time, for [`exchange`](crate::exchange) and
+/// A byte stream with time limits for reads and writes, for [`exchange`](crate::exchange) and
 /// [`confirm`](crate::confirm).
 ///
-/// Sockets are such streams, by value or by reference, and two [`Pipes`]. They may be blocking or not;
-/// nothing about them is changed, not even for a while. Of what wraps a stream, such as one with TLS, make
-/// one like this:
+/// Sockets implement this trait, by value or by reference, and so do two [`Pipes`]. They may be blocking or not; no
+/// setting of theirs is changed, not even temporarily. For a wrapped stream, such as one with TLS, implement the trait
+/// like this:
 ///
 /// ```
 /// use std::io::{self, Read, Write};
@@ -38,7 +38,7 @@ use rustix::pipe::PIPE_BUF;
 ///
 /// impl TimedStream for Wrapped {
 ///     fn read_within(&mut self, buf: &mut [u8], time: Duration) -> io::Result<usize> {
-///         // A socket takes no zero.
+///         // A timeout of a socket must not be zero.
 ///         self.socket.set_read_timeout(Some(time.max(Duration::from_millis(1))))?;
 ///         self.read(buf)
 ///     }
@@ -59,19 +59,19 @@ use rustix::pipe::PIPE_BUF;
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 /// ```
 pub trait TimedStream {
-    /// Reads what there is, as [`Read::read`](io::Read::read) does, 0 bytes at the end of the stream.
+    /// Reads available bytes, like [`Read::read`](io::Read::read); 0 bytes mean the end of the stream.
     ///
     /// # Errors
-    /// Of kind [`TimedOut`](io::ErrorKind::TimedOut) or [`WouldBlock`](io::ErrorKind::WouldBlock) if
-    /// nothing came in this time. With no time left, what is there already is still read.
+    /// An error of kind [`TimedOut`](io::ErrorKind::TimedOut) or [`WouldBlock`](io::ErrorKind::WouldBlock) if nothing
+    /// arrived in this time. If no time is left, available bytes are still read.
     fn read_within(&mut self, buf: &mut [u8], time: Duration) -> io::Result<usize>;
 
-    /// Sends as much as the stream takes, as [`Write::write`](io::Write::write) does, and holds nothing of
-    /// it back.
+    /// Sends as many bytes as the stream accepts, like [`Write::write`](io::Write::write), and keeps none of them in a
+    /// buffer.
     ///
     /// # Errors
-    /// Of kind [`TimedOut`](io::ErrorKind::TimedOut) or [`WouldBlock`](io::ErrorKind::WouldBlock) if
-    /// nothing could be sent in this time.
+    /// An error of kind [`TimedOut`](io::ErrorKind::TimedOut) or [`WouldBlock`](io::ErrorKind::WouldBlock) if nothing
+    /// could be sent in this time.
     fn write_within(&mut self, bytes: &[u8], time: Duration) -> io::Result<usize>;
 }
 
@@ -85,7 +85,7 @@ impl<S: TimedStream + ?Sized> TimedStream for &mut S {
     }
 }
 
-/// Not for all that is a file: what encrypts may be one, too.
+/// Implemented for sockets only, not for all types with a file: a stream that encrypts may have one, too.
 macro_rules! sockets {
     ($($socket:ty),+) => { $(
         impl TimedStream for $socket {
@@ -102,14 +102,13 @@ macro_rules! sockets {
 
 sockets!(TcpStream, &TcpStream, UnixStream, &UnixStream);
 
-/// A stream of two files, one for each direction: pipes to a child process, or from the parent.
+/// A stream made of two files, one for each direction: pipes to a child process, or to the parent.
 ///
-/// Anything that is a file of the kernel and can be waited for will do: the `ChildStdout` and
-/// `ChildStdin` of a [`Child`](std::process::Child), the standard input and output of this process,
-/// pipes, FIFOs, terminals, sockets of other kinds; by value or by reference. What this process
-/// keeps in buffers of its own is passed by: flush the output before, and read nothing of the input
-/// that belongs to the exchange. Nobody else may use them meanwhile, else a pipe that has space for
-/// a write may have none any more, and block.
+/// Any pollable file works, by value or by reference. Examples are the `ChildStdout` and `ChildStdin` of a
+/// [`Child`](std::process::Child), the standard input and output of this process, pipes, FIFOs, terminals, other kinds
+/// of sockets. Buffers within this process are bypassed: flush the output first, and do not read input that belongs to
+/// the exchange. No one else may use the files during the exchange. Otherwise another writer may fill a pipe that had
+/// space for a write, and the write blocks.
 ///
 /// # Examples
 /// ```
@@ -140,7 +139,7 @@ pub struct Pipes<R, W> {
 }
 
 impl<R: AsFd, W: AsFd> Pipes<R, W> {
-    /// A stream that comes from `reader` and goes to `writer`.
+    /// Creates a stream that reads from `reader` and writes to `writer`.
     pub const fn new(reader: R, writer: W) -> Self {
         Self { reader, writer }
     }
@@ -156,7 +155,7 @@ impl<R: AsFd, W: AsFd> TimedStream for Pipes<R, W> {
     }
 }
 
-/// Reads what there is as soon as there is something.
+/// Waits for bytes, and reads those that are available.
 fn read(file: BorrowedFd<'_>, buf: &mut [u8], time: Duration) -> io::Result<usize> {
     when(file, PollFlags::IN, time, || match recv(file, &mut *buf, RecvFlags::DONTWAIT) {
         Err(Errno::NOTSOCK) => rustix::io::read(file, &mut *buf),
@@ -164,11 +163,11 @@ fn read(file: BorrowedFd<'_>, buf: &mut [u8], time: Duration) -> io::Result<usiz
     })
 }
 
-/// Writes what there is space for as soon as there is some.
+/// Waits for space, and writes the bytes that fit.
 fn write(file: BorrowedFd<'_>, bytes: &[u8], time: Duration) -> io::Result<usize> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     when(file, PollFlags::OUT, time, || match send(file, bytes, flags) {
-        // A pipe that says that it has space has space for so much; more would block.
+        // A writable pipe has space for `PIPE_BUF` bytes; a larger write would block.
         Err(Errno::NOTSOCK) => rustix::io::write(file, bytes.get(..PIPE_BUF).unwrap_or(bytes)),
         outcome => outcome,
     })
@@ -191,7 +190,7 @@ fn when(
             Err(error) => Err(error),
         };
         match outcome {
-            // Somebody else was faster, or a signal came.
+            // Another reader or writer was faster, or a signal arrived.
             Err(Errno::AGAIN | Errno::INTR) if !left.is_zero() => {}
             outcome => return Ok(outcome?),
         }

@@ -1,18 +1,17 @@
-//! A message of this end and one of the peer pass each other.
+//! Transfers a message in each direction at the same time.
 
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
 use super::{ExchangeError, PREFACE, TimedStream, VERSION};
 
-/// What the smallest pipe holds.
+/// The capacity of the smallest pipe.
 const BLOCK: usize = 4096;
 
-/// Sends a message and takes the peer's, which has to begin with the same preface and so has the same
-/// length.
+/// Sends a message and receives the peer's. Its preface must equal this end's, so it has the same length.
 ///
-/// Block by block: an end whose block nobody takes yet still has space in the stream for it, so it
-/// goes on to take the peer's.
+/// The transfer goes block by block. A block that the peer has not read yet still fits into the stream, so this end can
+/// go on and read the peer's block.
 pub(super) fn swap(
     stream: &mut dyn TimedStream,
     own: &[u8],
@@ -24,7 +23,7 @@ pub(super) fn swap(
     while transfer.received < own.len() {
         let end = own.len().min(transfer.received + BLOCK);
         let sent = transfer.send(end);
-        // A peer that does not listen may have said why: then what is there already is the better error.
+        // A peer that stopped reading may have sent the reason first; then its bytes give the better error.
         transfer.over = sent.is_err();
         match (sent, transfer.receive(&mut theirs, end)) {
             (Err(error), Ok(()) | Err(ExchangeError::Timeout { .. })) => return Err(error),
@@ -41,12 +40,12 @@ struct Transfer<'a> {
     received: usize,
     begin: Instant,
     timeout: Duration,
-    /// Whether there is no time left in any case.
+    /// Whether no time is left, whatever the clock shows.
     over: bool,
 }
 
 impl Transfer<'_> {
-    /// Sends up to there.
+    /// Sends the bytes up to `end`.
     fn send(&mut self, end: usize) -> Result<(), ExchangeError> {
         while self.sent < end {
             let rest = self.own.get(self.sent..end).unwrap_or_default();
@@ -57,7 +56,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// Takes what comes up to there, as long as it can be what is expected.
+    /// Receives bytes up to `end`, and stops as soon as they differ from what is expected.
     fn receive(&mut self, theirs: &mut [u8], end: usize) -> Result<(), ExchangeError> {
         while self.received < end {
             let rest = theirs.get_mut(self.received..end).unwrap_or_default();
@@ -76,7 +75,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// How many bytes went through, 0 if it is worth another try.
+    /// The number of bytes transferred; 0 if the operation should be retried.
     fn count(&self, outcome: io::Result<usize>, most: usize) -> Result<usize, ExchangeError> {
         let Self { sent, received, timeout, .. } = *self;
         let expected = self.own.len();
@@ -99,7 +98,7 @@ impl Transfer<'_> {
     }
 }
 
-/// Refuses the beginning of a message as soon as it cannot become one like this end's.
+/// Rejects the beginning of a message as soon as it cannot match this end's.
 fn check(own: &[u8], theirs: &[u8]) -> Result<(), ExchangeError> {
     let (magic, expected) = (theirs.get(..4).unwrap_or(theirs), own.get(..4).unwrap_or(own));
     if !expected.starts_with(magic) {
@@ -118,7 +117,7 @@ fn check(own: &[u8], theirs: &[u8]) -> Result<(), ExchangeError> {
     }
 }
 
-/// How many bytes of something else an error shows.
+/// The number of foreign bytes that an error shows.
 const SHOWN: usize = 32;
 
 fn number(preface: &[u8], at: usize) -> Option<u16> {

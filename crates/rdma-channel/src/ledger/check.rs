@@ -1,11 +1,12 @@
-//! What always holds between operations, counted again.
+//! Recounts the invariants of the ledger between operations.
 
 use super::Ledger;
 use super::queues::{Connection, index};
 use super::state::SlotState;
 
 impl Ledger {
-    /// [Checks](Self::check) all of a small ledger each time, and a large one as often as costs as much.
+    /// [Checks](Self::check) a small ledger every time, and a large one less often, so that the average cost stays the
+    /// same.
     pub(super) fn check_now_and_then(&self) {
         let checks = self.checks.get().wrapping_add(1);
         self.checks.set(checks);
@@ -14,10 +15,10 @@ impl Ledger {
         }
     }
 
-    /// Counts all of what the ledger's counters say.
+    /// Checks all counters, rings and states of the ledger.
     ///
     /// # Panics
-    /// If one is wrong.
+    /// Panics if one is wrong.
     pub(super) fn check(&self) {
         let (slots, mut occupied) = (self.queues.slots(), 0);
         for (place, slot) in slots.iter().enumerate() {
@@ -26,7 +27,7 @@ impl Ledger {
             assert_eq!(place, index(slot.id()), "a WR ID of another slot: {slot:?}");
             assert!(
                 state.is_occupied() || !state.has_no_handle(),
-                "nothing has no handle: {slot:?}"
+                "dropped or forgotten without a request: {slot:?}"
             );
             occupied += u64::from(state.is_occupied());
         }

@@ -1,4 +1,4 @@
-//! Completions: what is polled, and the slots that it is of.
+//! Delivers polled completions to their slots.
 
 use std::cell::Cell;
 use std::mem;
@@ -11,12 +11,13 @@ use super::Ledger;
 use super::queues::RequestSlot;
 use super::state::SlotState;
 
-/// How long the stream is looked at after the peer did not answer: a process that ends may lose its device first.
+/// The time to watch the stream after the peer did not answer: a process that exits may lose its device before its
+/// stream.
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
 impl Ledger {
-    /// Takes completions, as many as there are. How many were of requests in flight: others, from a device that makes
-    /// them up, keep nobody waiting.
+    /// Polls completions, at most one buffer of them. Returns the number that belonged to requests in flight, so that
+    /// completions invented by the device do not prolong a wait.
     pub(crate) fn take_completions(&self) -> Result<usize, TransportError> {
         let polled = match self.cq.poll_into(&*self.polled) {
             Ok(polled) => polled,
@@ -25,14 +26,14 @@ impl Ledger {
         Ok(self.note_completions(polled))
     }
 
-    /// Notes what was polled last. How many of these completions were of requests in flight.
+    /// Records the completions of the last poll. Returns the number that belonged to requests in flight.
     #[inline(always)]
     pub(super) fn note_completions(&self, polled: usize) -> usize {
         let (mut unasked, mut unmatched) = (0, 0);
         let mut likely = self.no_slot();
         for entry in &self.polled[..polled.min(self.polled.len())] {
             let id = entry.get().last().wr_id();
-            // Most complete in order.
+            // Most requests complete in order.
             let slot = if likely.id() == id { Some(likely) } else { self.queues.by_id(id) };
             let Some(slot) = slot.filter(|slot| slot.state().is_in_flight()) else {
                 unmatched += 1;
@@ -45,7 +46,7 @@ impl Ledger {
                 unasked += 1;
                 continue;
             }
-            // What it does may be checked.
+            // `complete` may check the invariants, so the counter must be up to date.
             self.unasked.set(self.unasked.get() + mem::take(&mut unasked));
             if !self.complete(slot, state, success, entry) {
                 unmatched += 1;
@@ -59,7 +60,7 @@ impl Ledger {
         polled - unmatched
     }
 
-    /// Brings a completion to its slot. Whether it has one, which can complete so.
+    /// Delivers a completion to its slot. Returns true if it has a slot whose request can complete in this way.
     #[inline]
     pub(super) fn deliver(&self, entry: &Cell<PollSlot>) -> bool {
         let completion = entry.get().last();
@@ -73,7 +74,7 @@ impl Ledger {
         matched
     }
 
-    /// Notes how a request ended that is in flight. Whether it can end so.
+    /// Records the completion of a request in flight. Returns true if the request can complete in this way.
     #[inline(always)]
     fn complete(
         &self,
@@ -91,7 +92,7 @@ impl Ledger {
         }
     }
 
-    /// As [`complete`](Self::complete), if it failed, is linked, or has no handle.
+    /// The part of [`complete`](Self::complete) for requests that failed, are linked, or have no handle.
     #[inline(never)]
     fn complete_others(
         &self,
@@ -101,7 +102,8 @@ impl Ledger {
     ) -> bool {
         let result = entry.get().last().result();
         if result.is_ok() && state.is_unsignaled() {
-            // Success of an unsignaled request makes no completion: no device that is right says so. It stays in its chain.
+            // Successful unsignaled requests make no completion, so the device is wrong. The request stays in its
+            // chain.
             return false;
         }
         if result.is_err() && !state.is_marker() {
@@ -132,8 +134,8 @@ impl Ledger {
         true
     }
 
-    /// Requests of one send queue are done in order: so the completion of a later one is that of the unsignaled
-    /// ones before it.
+    /// Completes a chain of unsignaled requests. Requests of one send queue complete in order, so the completion of a
+    /// later request also covers the unsignaled ones before it.
     #[inline(always)]
     fn complete_unsignaled(&self, last: &RequestSlot) {
         let mut slot = last;
@@ -154,7 +156,7 @@ impl Ledger {
         }
     }
 
-    /// How the peer has gone that did not answer, if the watched stream shows it.
+    /// The reason for the end of the watched stream, if the peer did not answer because it is gone.
     #[cold]
     fn gone_without_answer(&self, error: WorkError) -> Option<CloseReason> {
         let watch = self.watch.as_ref().filter(|watch| watch.is_watched())?;
@@ -165,7 +167,7 @@ impl Ledger {
         watch.gone()
     }
 
-    /// After a failed poll nothing will be known of any request.
+    /// Closes all connections: after a failed poll, completions can no longer be received.
     #[cold]
     pub(super) fn poll_failed(&self, error: PollError) -> TransportError {
         self.queues.iter().for_each(|connection| connection.close(CloseReason::Poll));

@@ -1,6 +1,6 @@
-//! The end of all requests in flight: within a limit, whatever happens.
+//! Ends all requests in flight within a limit, whatever happens.
 //!
-//! Nothing of the caller's runs in here: no closure, no subscriber of events.
+//! No code of the caller runs in here: no closure, and no subscriber of events.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -17,29 +17,29 @@ use super::{Ledger, closed_by};
 use crate::deadline::Deadline;
 use crate::ledger::queues::post_marker;
 
-/// How a scope ended.
+/// The outcome of a scope.
 #[derive(Debug, Default)]
 pub(crate) struct Ended {
-    /// What failed or was lost, which no handle had reported. Seldom anything.
+    /// Failed and lost operations that no handle had reported; rarely any.
     #[allow(clippy::box_collection)] // so that all fits into two registers
     errors: Option<Box<Vec<OperationError>>>,
-    /// How many operations no handle had reported.
+    /// Number of operations that no handle had reported.
     pub(crate) unasked: u64,
 }
 
 impl Ended {
-    /// What failed or was lost, which no handle had reported, if there is any.
+    /// Failed and lost operations that no handle had reported, if any.
     #[inline(always)]
     pub(crate) fn errors(self) -> Option<Vec<OperationError>> {
         self.errors.map(|errors| *errors)
     }
 }
 
-/// Aborts the process when it is dropped: where unwinding would give memory back that a device uses.
+/// Aborts the process when it is dropped. Guards code where unwinding would release memory that a device uses.
 pub(crate) struct AbortOnUnwind;
 
 impl AbortOnUnwind {
-    /// From now on, it may unwind.
+    /// Ends the guard: unwinding is allowed again.
     #[inline(always)]
     pub(crate) fn disarm(self) {
         let _ = ManuallyDrop::new(self);
@@ -52,7 +52,7 @@ impl Drop for AbortOnUnwind {
     }
 }
 
-/// Runs what must not unwind.
+/// Runs a closure that must not unwind.
 #[inline(always)]
 pub(crate) fn without_unwinding<T>(run: impl FnOnce() -> T) -> T {
     let guard = AbortOnUnwind;
@@ -62,7 +62,7 @@ pub(crate) fn without_unwinding<T>(run: impl FnOnce() -> T) -> T {
 }
 
 impl Ledger {
-    /// Begins a scope: what is in flight is not of it.
+    /// Begins a scope. Requests already in flight do not belong to it.
     #[inline]
     pub(crate) fn begin(&mut self) {
         if self.has_unreleased() {
@@ -84,7 +84,7 @@ impl Ledger {
         }
     }
 
-    /// Ends what a scope has left in flight, if it has. After it the device uses no memory of any request.
+    /// Ends all requests that a scope has left in flight. After it, the device uses no memory of any request.
     #[inline(always)]
     pub(crate) fn end(&mut self) -> Ended {
         if !self.has_unreleased() {
@@ -93,7 +93,8 @@ impl Ledger {
         without_unwinding(|| self.end_all())
     }
 
-    /// The same after the closure of a scope has failed: what it has given up is not waited for longer than it had.
+    /// Like [`end`](Self::end), after the closure of a scope has failed. Requests whose waits have timed out get no
+    /// more time than their timeouts.
     #[cold]
     #[inline(never)]
     pub(crate) fn end_failed_scope(&mut self) -> Ended {
@@ -105,7 +106,7 @@ impl Ledger {
 
     #[inline(never)]
     fn end_all(&mut self) -> Ended {
-        // In a fork nothing completes.
+        // In a forked child nothing completes.
         if self.cq.context().check_process().is_err() {
             return self.end_others();
         }
@@ -115,7 +116,7 @@ impl Ledger {
         }
     }
 
-    /// Ends all, after a poll has failed.
+    /// Ends all requests after a poll has failed.
     #[cold]
     #[inline(never)]
     fn end_failed(&mut self, error: PollError) -> Ended {
@@ -123,7 +124,8 @@ impl Ledger {
         self.end_others()
     }
 
-    /// The usual case, in few instructions: what was polled is the success of the only request, whose handle is gone.
+    /// The usual case, in few instructions: the only completion is the success of the only request, and its handle was
+    /// dropped.
     #[inline(always)]
     fn end_one(&self, polled: usize) -> Option<Ended> {
         let unasked = self.unasked.get() + 1;
@@ -141,7 +143,7 @@ impl Ledger {
         Some(Ended { errors: None, unasked })
     }
 
-    /// Ends all, after so many completions were polled.
+    /// Ends all requests after `polled` completions were polled.
     #[inline(never)]
     fn end_many(&mut self, polled: usize) -> Ended {
         if self.note_completions(polled) == 0 || !self.all_succeed() {
@@ -165,7 +167,8 @@ impl Ledger {
         self.collect(unasked)
     }
 
-    /// Takes completions as long as there are some. Whether all that is in flight has succeeded, and has no handle.
+    /// Polls until no completion of a request in flight is left. Returns true if all requests in flight have succeeded
+    /// and have no handle.
     #[inline(always)]
     fn all_succeed(&self) -> bool {
         while self.counts.unreleased() != self.unasked.get() {
@@ -183,7 +186,7 @@ impl Ledger {
         true
     }
 
-    /// Ends a request now, and all that its queue pair has; says how it ended, if that is known.
+    /// Ends this request and all others of its queue pair now. Returns the result of this one, if it is known.
     #[cold]
     #[inline(never)]
     pub(crate) fn give_up(&mut self, id: WorkId, reason: CloseReason) -> Option<WorkResult> {
@@ -195,7 +198,7 @@ impl Ledger {
         })
     }
 
-    /// Ends what the connections have that are closed.
+    /// Ends the requests of closed connections.
     #[cold]
     #[inline(never)]
     pub(crate) fn end_closed(&mut self) {
@@ -205,7 +208,7 @@ impl Ledger {
         });
     }
 
-    /// Ends all that is in flight now.
+    /// Ends all requests in flight now.
     #[cold]
     #[inline(never)]
     pub(crate) fn end_now(&mut self, reason: CloseReason) {
@@ -215,9 +218,9 @@ impl Ledger {
         });
     }
 
-    /// Has the device let go of all requests of the connections that are closed when `close` has run.
+    /// Makes the device release all requests of the connections that are closed after `close` has run.
     pub(crate) fn settle(&mut self, close: impl FnOnce(&Self)) {
-        // In a fork, the device uses the memory of the parent; nothing of it is this process's.
+        // In a forked child, the device uses the memory of the parent; none of it belongs to this process.
         if self.check_process().is_err() {
             return;
         }
@@ -226,7 +229,7 @@ impl Ledger {
         self.destroy();
     }
 
-    /// Destroys all queue pairs; says how that failed first.
+    /// Destroys all queue pairs. Stops at the first failure and returns it.
     pub(crate) fn close(&mut self) -> Result<(), rdma_qp::Error> {
         for peer in 0..self.queues.len() {
             let Some(qp) = self.queues.take_qp(peer) else { continue };
@@ -239,18 +242,18 @@ impl Ledger {
         Ok(())
     }
 
-    /// Closes all connections for good: what is in flight is flushed.
+    /// Closes all connections permanently and flushes their requests in flight.
     pub(crate) fn close_as_asked(&self) {
         for connection in self.queues.iter() {
             connection.close(CloseReason::Asked);
             if let Some(qp) = connection.qp() {
-                // If it is refused the end of the scope tries again, and then destroys it.
+                // If this fails, the end of the scope tries again and then destroys the queue pair.
                 let _ = qp.to_error();
             }
         }
     }
 
-    /// Closes the connection of a request that is with the device.
+    /// Closes the connection of this request, if it is in flight.
     pub(crate) fn close_connection_of(&self, id: WorkId, reason: CloseReason) {
         let slot = self.in_flight(id.wr_id());
         let connection = slot.and_then(|slot| self.queues.get(slot.connection as usize));
@@ -263,7 +266,7 @@ impl Ledger {
         self.queues.iter().filter(busy).for_each(|connection| connection.close(reason));
     }
 
-    /// The connections that are closed and have requests in flight.
+    /// The closed connections with requests in flight.
     fn unsettled(&self) -> impl Iterator<Item = &Connection> {
         let ends = |connection: &&Connection| {
             connection.closed().is_some() && self.all_in_flight(connection).next().is_some()
@@ -271,7 +274,7 @@ impl Ledger {
         self.queues.iter().filter(|connection| connection.qp().is_some()).filter(ends)
     }
 
-    /// The requests of a connection that are with the device.
+    /// The requests in flight of a connection.
     fn all_in_flight(&self, connection: &Connection) -> impl Iterator<Item = &RequestSlot> {
         self.all_of(connection).filter(|slot| slot.state().is_in_flight())
     }
@@ -282,8 +285,9 @@ impl Ledger {
         queues.map(|queue| self.queues.slots_of(queue)).into_iter().flatten()
     }
 
-    /// Waits, as long as a scope may, until all is done that can be on an open connection; closes what is
-    /// not. If the closure has failed, the connections of requests that it had given up are closed earlier.
+    /// Waits until all requests on open connections that can complete have done so, but at most for the drain limit.
+    /// Then closes the connections of the others. If the closure has failed, connections with requests whose waits have
+    /// timed out are closed earlier.
     fn await_completions(&self) {
         let drain = self.limits.drain;
         match self.longest_given_up().filter(|&early| early < drain) {
@@ -295,21 +299,21 @@ impl Ledger {
         };
     }
 
-    /// How long the longest wait in vain was for what is in flight, if the closure has failed.
+    /// The longest timeout of an expired wait for a request in flight, if the closure has failed.
     fn longest_given_up(&self) -> Option<Duration> {
         let given_up = self.given_up.borrow();
         let in_flight = given_up.iter().filter(|(id, _)| self.in_flight(*id).is_some());
         in_flight.map(|&(_, limit)| limit).max().filter(|_| self.closure_failed)
     }
 
-    /// Whether a request of this connection is in flight that was waited for in vain.
+    /// Returns true if this connection has a request in flight whose wait has timed out.
     fn has_given_up(&self, connection: &Connection) -> bool {
         let given_up = self.given_up.borrow();
         self.all_in_flight(connection).any(|slot| given_up.iter().any(|&(id, _)| id == slot.id()))
     }
 
-    /// Waits so long until all is done on the open connections, and closes then of the others whose are to be closed.
-    /// Whether an open one is left that has something in flight.
+    /// Waits for at most `limit` until all requests on open connections have completed. Then closes those of the other
+    /// connections that `closes` selects. Returns true if an open connection still has requests in flight.
     fn await_for(&self, limit: Duration, closes: impl Fn(&Connection) -> bool) -> bool {
         let (mut deadline, mut over) = (Deadline::new(limit), false);
         while !self.all_succeed() {
@@ -328,23 +332,23 @@ impl Ledger {
                 }
             }
             let Some(operation) = open.filter(|_| !over) else { return open.is_some() };
-            // If that fails all connections are closed.
+            // If `pause` fails, it has closed all connections.
             over = self.pause(&mut deadline, operation).unwrap_or(true);
         }
         false
     }
 
-    /// Whether nothing is in flight but unsignaled requests whose end no later one tells.
+    /// Returns true if all requests in flight are unsignaled and no later signaled request will complete them.
     fn only_unsignaled(&self, connection: &Connection) -> bool {
         let last = connection.last_unsignaled();
         last.state().is_in_flight()
             && self.all_in_flight(connection).all(|slot| slot.state().is_unsignaled())
     }
 
-    /// Has the device let go of what is in flight on closed connections, and takes the flushes.
+    /// Makes the device release the requests in flight on closed connections, and polls the flushed completions.
     pub(super) fn flush(&self) {
         for qp in self.unsettled().filter_map(Connection::qp) {
-            // If it is refused nothing is flushed, and the queue pair will be destroyed.
+            // If this fails, nothing is flushed, and the queue pair will be destroyed.
             let _ = qp.to_error();
         }
         let mut deadline = Deadline::new(self.limits.flush);
@@ -361,13 +365,13 @@ impl Ledger {
         }
     }
 
-    /// Posts a marker behind unsignaled requests, whose flush tells that they are over.
+    /// Posts a marker after unsignaled requests. Its flushed completion shows that they have ended.
     fn mark_unsignaled(&self, connection: &Connection) {
         if !connection.last_unsignaled().state().is_in_flight() {
             return;
         }
         let slots = self.queues.slots_of(&connection.send);
-        // Of a handle that has reported it, and was forgotten: nobody asks any more.
+        // Slots of completed requests whose handles were forgotten: no handle will report them.
         let over = |slot: &&RequestSlot| {
             let state = slot.state();
             state.is_reported() || state.is_done() && slot.result().is_ok()
@@ -375,7 +379,7 @@ impl Ledger {
         slots.iter().filter(over).for_each(|slot| self.release(slot));
         let free = slots.iter().find(|slot| slot.is_free());
         let (Some(qp), Some(slot)) = (connection.qp(), free) else { return };
-        // Also one of which the provider does not say whether it was posted.
+        // A marker whose post has an unknown outcome is recorded, too.
         let posted = post_marker(qp, slot.id());
         if posted.is_ok() || posted.is_err_and(|error| error.posted() > 0) {
             let state = connection.link(slot, Operation::Send, true).marker();
@@ -384,7 +388,7 @@ impl Ledger {
         }
     }
 
-    /// Destroys the queue pairs that have not let go: the last that can be done.
+    /// Destroys the queue pairs that still have requests in flight, the last resort.
     fn destroy(&mut self) {
         for peer in 0..self.queues.len() {
             let Some(connection) = self.queues.get(peer) else { return };
@@ -397,7 +401,7 @@ impl Ledger {
         }
     }
 
-    /// Takes all results out of the slots; what is in flight on an open connection stays there.
+    /// Takes all results out of the slots. Requests in flight on open connections stay there.
     pub(crate) fn collect(&self, unasked: u64) -> Ended {
         let (mut errors, mut occupied) = (Vec::new(), 0);
         self.ask_for_causes();
@@ -428,7 +432,8 @@ impl Ledger {
         Ended { errors: (!errors.is_empty()).then(|| Box::new(errors)), unasked }
     }
 
-    /// How an operation failed, if it did. Of one that was flushed, why it was, unless that was asked for.
+    /// The error of an operation, if it failed. For a flushed operation it is the cause, unless the program closed the
+    /// connection.
     pub(crate) fn failure(
         &self,
         slot: &RequestSlot,
@@ -448,14 +453,14 @@ impl Ledger {
         }
     }
 
-    /// Whether it is with the device, and nobody has ended that.
+    /// Returns true if the request is in flight on an open connection.
     fn goes_on(&self, slot: &RequestSlot) -> bool {
         let connection = self.queues.get(slot.connection as usize);
         slot.state().is_in_flight() && connection.is_some_and(|one| one.closed().is_none())
     }
 }
 
-/// Memory that was borrowed would be given back while the device writes it.
+/// Aborts the process: otherwise the caller would get its memory back while the device may write to it.
 #[cold]
 fn abort(error: &rdma_qp::Error) -> ! {
     say(&format!(
@@ -465,12 +470,13 @@ fn abort(error: &rdma_qp::Error) -> ! {
     process::abort()
 }
 
-/// Says so on standard error, if the pipe takes it at once: nobody may read it, or another thread hold its lock.
+/// Writes a line to standard error if a write does not block. The pipe may have no reader, and another thread may hold
+/// the lock of `stderr`.
 fn say(line: &str) {
     let file = io::stderr();
     let mut files = [PollFd::new(&file, PollFlags::OUT)];
     if matches!(poll(&mut files, Some(&Timespec::default())), Ok(1..)) {
-        // What a pipe takes at once is longer than a line.
+        // The free space of a writable pipe is longer than one line.
         let _ = rustix::io::write(&file, line.as_bytes());
     }
 }

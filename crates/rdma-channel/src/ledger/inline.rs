@@ -1,4 +1,4 @@
-//! What programs send inline, and the device does not take inline.
+//! Inline data of programs that the device cannot send inline.
 
 use rdma_connect::{Operation, TransportError};
 use rdma_mem::SharedElement;
@@ -8,10 +8,11 @@ use super::queues::{Connection, index};
 use super::{Ledger, SlotWait};
 
 impl Ledger {
-    /// Registers the places, if so many bytes were asked for, and a queue pair has been given fewer.
+    /// Registers the buffers if a queue pair supports fewer bytes of inline data (`given`) than the program requested
+    /// (`asked`).
     ///
     /// # Errors
-    /// If they cannot be registered.
+    /// The memory cannot be registered.
     pub(crate) fn provide_copies(&mut self, asked: u32, given: u32) -> Result<(), rdma_mem::Error> {
         if given < asked && self.copies.is_none() {
             let places = self.queues.slots().len();
@@ -20,23 +21,23 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether there are places.
+    /// Returns true if there are buffers.
     #[inline(always)]
     pub(crate) const fn has_copies(&self) -> bool {
         self.copies.is_some()
     }
 
-    /// The places, if so many bytes go by one of them and not inline.
+    /// The buffers, if `length` bytes need one because they do not fit inline.
     fn copies_for(&self, connection: &Connection, length: usize) -> Option<&Copies> {
         let inline = connection.qp()?.capabilities().max_inline_data as usize;
         self.copies.as_ref().filter(|copies| length > inline && length <= copies.each())
     }
 
-    /// Copies the bytes of a blocking call of a channel, which has posted nothing else. `None` if they can be inline, or are
-    /// too many: then the post fails.
+    /// Copies the bytes of a blocking call of a channel without other requests. Returns `None` if they fit inline, or
+    /// if they are too long; then the post fails.
     ///
     /// # Errors
-    /// If this is a forked child.
+    /// This process is a forked child.
     #[cold]
     pub(crate) fn copy_of_call(&self, bytes: &[u8]) -> Result<Option<CopyOfCall>, TransportError> {
         let Some(copies) = self.copies_for(self.only(), bytes.len()) else {
@@ -46,11 +47,11 @@ impl Ledger {
         Ok(Some(copies.put_for_call(bytes)))
     }
 
-    /// Waits for a free slot of the send queue, and copies the bytes to its place. The next post takes that slot. `None` as for
-    /// [`copy_of_call`](Self::copy_of_call).
+    /// Waits for a free slot of the send queue and copies the bytes to its buffer. The next post uses that slot.
+    /// Returns `None` like [`copy_of_call`](Self::copy_of_call).
     ///
     /// # Errors
-    /// If there is no free slot, or this is a forked child.
+    /// No slot became free, or this process is a forked child.
     #[cold]
     pub(crate) fn copy_for_slot<'l>(
         &'l self,

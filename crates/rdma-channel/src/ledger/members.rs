@@ -1,4 +1,4 @@
-//! Peers that come and go while the channels are there.
+//! Adds and removes peers while the channels exist.
 
 use rdma_connect::{CloseReason, TransportError};
 use rdma_qp::QueuePair;
@@ -7,7 +7,7 @@ use super::queues::{Connection, RequestSlot};
 use super::{Ledger, closed};
 
 impl Ledger {
-    /// The places of the peers that are there.
+    /// The places that have a peer.
     pub(crate) fn members(&self) -> impl Iterator<Item = usize> {
         let there =
             |(peer, connection): (usize, &Connection)| (!connection.is_absent()).then_some(peer);
@@ -19,18 +19,19 @@ impl Ledger {
         self.queues.lowest_absent()
     }
 
-    /// A connection in a place without a peer, by a queue pair whose completions come to the completion queue of these.
+    /// Adds a connection in a place without a peer. The queue pair must complete in the completion queue of this
+    /// ledger.
     pub(crate) fn add(&mut self, peer: usize, qp: QueuePair) {
         self.queues.put_new(peer, qp);
         self.told.forget(peer);
         self.checked();
     }
 
-    /// Ends a connection, with all requests that it has, and frees its place.
+    /// Ends a connection with all its requests, and frees its place.
     ///
     /// # Errors
-    /// If there is no such peer, or its queue pair could not be destroyed: then it stays closed in its place, and what is in
-    /// flight in its slots.
+    /// There is no such peer, or its queue pair could not be destroyed. In the second case it stays closed in its
+    /// place, and its requests in flight stay in their slots.
     pub(crate) fn remove(&mut self, peer: usize) -> Result<(), TransportError> {
         let connection = self.connection(peer)?;
         if connection.is_absent() {
@@ -46,7 +47,7 @@ impl Ledger {
                 Err(error)
             }
         };
-        // Nobody asks any more: who had a handle has borrowed the channels.
+        // No handle exists any more: handles borrow the channels, which are mutably borrowed here.
         let is_over = |slot: &&RequestSlot| {
             let state = slot.state();
             state.is_occupied() && (destroyed.is_ok() || !state.is_in_flight())
@@ -63,11 +64,11 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes what a queue pair has left there that is destroyed, so that there are as many free places for the next
-    /// one as it may need. As many completions as there can be: a device may never stop making them up.
+    /// Empties the completion queue of what a destroyed queue pair has left there, so that the next one has all the
+    /// room that it needs. The number of polls is limited, because a faulty device may invent completions without end.
     fn empty_completion_queue(&self) {
         for _ in 0..self.cq.min_capacity() {
-            // If it fails, all connections are closed.
+            // If the poll fails, all connections are closed.
             if !self.takes_any().unwrap_or(false) {
                 return;
             }

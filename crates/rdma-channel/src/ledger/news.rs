@@ -1,20 +1,21 @@
-//! What is said of a channel to who listens to `tracing`: never while a request is ended, since a subscriber may do
-//! whatever it likes.
+//! The `tracing` events of a channel. They are never emitted while a request is being ended, since subscribers run
+//! arbitrary code.
 
 use std::cell::{Cell, RefCell};
 
 use super::Ledger;
 
-/// What was said already.
+/// The events that were already emitted.
 #[derive(Debug, Default)]
 pub(super) struct Told {
-    /// Of which connections that they are closed.
+    /// The connections with an event about their closure.
     closed: RefCell<Vec<usize>>,
     unmatched: Cell<u64>,
 }
 
 impl Ledger {
-    /// Says which connections were closed since, and why; and how many completions matched no request.
+    /// Emits events for the connections that were closed since the last call, and for completions that matched no
+    /// request.
     #[cold]
     #[inline(never)]
     pub(crate) fn say_news(&self) {
@@ -35,7 +36,7 @@ impl Ledger {
 }
 
 impl Told {
-    /// There is another connection in that place.
+    /// Forgets the events of the previous connection in this place.
     pub(super) fn forget(&self, peer: usize) {
         self.closed.borrow_mut().retain(|&told| told != peer);
     }

@@ -1,4 +1,4 @@
-//! What is between two polls of which the first has found nothing: nothing, a yield of the processor, or sleep.
+//! The pause after an empty poll: spin, yield, or sleep.
 
 use std::os::fd::AsFd;
 use std::thread;
@@ -15,11 +15,11 @@ use crate::channel::waiting::{Armed, Waitable};
 use crate::deadline::{Bound, Deadline, Next};
 
 impl Ledger {
-    /// To be called after each empty poll, by whoever polls again then. Whether the deadline has passed.
+    /// Pauses after an empty poll, before the caller polls again. Returns true if the deadline has passed.
     ///
     /// # Errors
-    /// If nothing will ever come: in a forked child, if the completion queue has failed, or if the peer of a watched
-    /// stream is gone, which the error says of this operation. Then all connections are closed.
+    /// No completion can arrive any more: this is a forked child, the completion queue has failed, or the peer of a
+    /// watched stream is gone. In the last case the error names `awaited`. All connections are closed.
     #[cold]
     #[inline(never)]
     pub(crate) fn pause(
@@ -31,13 +31,14 @@ impl Ledger {
         self.pause_until(deadline, self.limits.bound, watch.map(|watch| (watch, awaited)))
     }
 
-    /// The same while requests are flushed, which the device does by itself: without a bound, whether the peer is there
-    /// or not.
+    /// Like [`pause`](Self::pause), while requests are flushed. The device flushes them by itself, so this uses no
+    /// bound and ignores whether the peer is gone.
     pub(super) fn pause_flush(&self, deadline: &mut Deadline) -> Result<bool, TransportError> {
         self.pause_until(deadline, None, None)
     }
 
-    /// The same with that bound, or none, and for an operation of a peer that is watched, or none.
+    /// Like [`pause`](Self::pause), with an explicit bound, and with the watch and the awaited operation if the peer is
+    /// watched.
     fn pause_until(
         &self,
         deadline: &mut Deadline,
@@ -60,17 +61,17 @@ impl Ledger {
         }
     }
 
-    /// The stream to the peer has ended, and the completion queue was empty after that.
+    /// Closes all connections: the stream to the peer has ended, and the completion queue was empty after that.
     #[cold]
     fn peer_gone(&self, operation: Operation, reason: CloseReason) -> TransportError {
         self.queues.iter().for_each(|one| one.close(reason));
         TransportError::PeerGone { operation, reason, peer: self.only().peer }
     }
 
-    /// Sleeps until something completes, or for so long. It may wake early, and has then taken completions, or not.
+    /// Sleeps until something completes, or for `left`. It may wake early, and may have polled completions by then.
     ///
-    /// A failure to sleep says nothing of requests, whose completions are polled as well without: so it only costs the
-    /// sleep.
+    /// A failure to sleep is no failure of requests: polls still find their completions. So a failure only replaces the
+    /// sleep with a yield.
     fn rest(&self, left: Option<Duration>, watch: Option<&Watch>) -> Result<(), TransportError> {
         let Some(events) = self.cq.channel() else {
             watch.into_iter().for_each(Watch::look_now_and_then);
@@ -86,8 +87,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Asks for an event at the next completion. Those that were asked for before are taken first, so that they do not
-    /// accumulate.
+    /// Requests an event for the next completion. Receives pending events first, so that they do not accumulate.
     fn ask_for_event(&self, events: &CompletionChannel) -> Result<(), rdma_qp::Error> {
         if self.events_asked.get() > 0 {
             while is_readable(events) && events.try_get_event()?.is_some() {}
@@ -97,7 +97,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes what came before the event was asked for, and makes none. Whether there was any, be it of a request or not.
+    /// Polls completions that arrived before the event was requested and therefore make none. Returns true if there
+    /// were any, whether they matched a request or not.
     pub(super) fn takes_any(&self) -> Result<bool, TransportError> {
         match self.cq.poll_into(&*self.polled) {
             Ok(polled) => {
@@ -108,16 +109,17 @@ impl Ledger {
         }
     }
 
-    /// Whether it could: until there is an event, which it takes, or the peer is gone, or a signal, or the time is over.
+    /// Sleeps until an event arrives (and receives it), the peer is gone, a signal arrives, or the time is over.
+    /// Returns true if the sleep worked.
     fn sleep(
         &self,
         events: &CompletionChannel,
         left: Option<Duration>,
         watch: Option<&Watch>,
     ) -> bool {
-        // Without a limit, if it is longer than the kernel can count.
+        // Unlimited if the limit is longer than the kernel can represent.
         let left = left.and_then(|left| Timespec::try_from(left).ok());
-        // Without a watch, the first alone.
+        // Without a watch, only the first file is polled.
         let mut files = [
             PollFd::new(events, PollFlags::IN),
             watch.map_or(PollFd::new(events, PollFlags::empty()), Watch::file),
@@ -138,7 +140,7 @@ impl Ledger {
         }
     }
 
-    /// Prepares for a sleep of the program's own.
+    /// Prepares for a wait in the program's own event loop.
     #[cold]
     #[inline(never)]
     pub(crate) fn arm(&self) -> Result<Armed, TransportError> {
@@ -152,13 +154,13 @@ impl Ledger {
         Ok(if self.tell() || any { Armed::Ready } else { Armed::Sleep })
     }
 
-    /// What is readable after that, unless polls alone are to find completions.
+    /// The file that becomes readable after [`arm`](Self::arm); `None` if completions are only polled for.
     pub(crate) fn waitable(&self) -> Option<Waitable<'_>> {
         self.cq.channel().map(|events| Waitable(events.as_fd()))
     }
 
-    /// Whether a handle has something to report that nobody was told of before: it may be done since another handle was
-    /// asked, without an event to come.
+    /// Marks the completed requests that handles have yet to report, and returns true if there are any. A poll for
+    /// another handle may have completed them, so no event will arrive for them.
     fn tell(&self) -> bool {
         if self.counts.unreleased() == self.unasked.get() {
             return false;
@@ -172,7 +174,8 @@ impl Ledger {
     }
 }
 
-/// Whether there may be an event. Who has made the file blocking, by a duplicate, waits for none that is not there.
+/// Returns true if there may be an event. Without this check, a file that the program made blocking through a duplicate
+/// could block the thread.
 fn is_readable(events: &CompletionChannel) -> bool {
     let mut files = [PollFd::new(events, PollFlags::IN)];
     matches!(poll(&mut files, Some(&Timespec::default())), Ok(1..))

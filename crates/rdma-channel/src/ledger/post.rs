@@ -1,4 +1,4 @@
-//! Posts: a slot for each request, and what is noted of it.
+//! Posts requests, each into a slot of the ledger.
 
 use std::cell::Cell;
 use std::fmt;
@@ -13,8 +13,8 @@ use super::{Ledger, SlotWait, closed, seldom};
 use crate::deadline::BatchDeadline;
 use crate::request::Post;
 
-/// A request that was not posted. Why is in the ledger, so that the result of a post is as small as a pointer, and stays in
-/// registers.
+/// A request that was not posted. The ledger keeps the reason, so that the result of a post is as small as a pointer
+/// and stays in registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NotPosted<'l>(&'l Ledger);
 
@@ -22,11 +22,11 @@ pub(crate) struct NotPosted<'l>(&'l Ledger);
 #[derive(Debug)]
 pub(crate) struct PostFailure {
     pub(crate) error: TransportError,
-    /// The request is with the device, perhaps: its slot waits as if it were.
+    /// The ID of the request if the device may have accepted it; its slot then stays in flight as if it had.
     pub(crate) perhaps: Option<WorkId>,
 }
 
-/// Why the last request was not posted that was not, until somebody has asked.
+/// The reason for the last failed post, until it is read.
 #[derive(Default)]
 pub(super) struct LastPostFailure(Cell<Option<PostFailure>>);
 
@@ -37,7 +37,7 @@ impl fmt::Debug for LastPostFailure {
 }
 
 impl NotPosted<'_> {
-    /// Why not. Asked once, before anything else is posted.
+    /// The reason. Can be read once, before anything else is posted.
     #[cold]
     #[inline(never)]
     pub(crate) fn why(self) -> PostFailure {
@@ -53,14 +53,14 @@ impl From<NotPosted<'_>> for TransportError {
 }
 
 impl Ledger {
-    /// Notes why a request was not posted.
+    /// Records the reason why a request was not posted.
     #[cold]
     pub(crate) fn refuse(&self, error: TransportError, perhaps: Option<WorkId>) -> NotPosted<'_> {
         self.refusal.0.set(Some(PostFailure { error, perhaps }));
         NotPosted(self)
     }
 
-    /// Why the last request was not posted.
+    /// Takes the reason for the last failed post.
     pub(crate) fn take_refusal(&self) -> PostFailure {
         let nothing = || PostFailure { error: TransportError::WouldBlock, perhaps: None };
         self.refusal.0.take().unwrap_or_else(nothing)
@@ -68,7 +68,8 @@ impl Ledger {
 }
 
 impl Ledger {
-    /// Posts a request. It is over when its slot says so; after an error it may be with the device, which the error says.
+    /// Posts a request. Its slot records when it completes. After an error the device may have accepted the request;
+    /// the error reports that.
     #[inline(always)]
     pub(crate) fn post<'l, 'data: 'kept, 'kept, W: Post<'data>>(
         &'l self,
@@ -109,7 +110,7 @@ impl Ledger {
         Ok(Ticket::new(self, slot))
     }
 
-    /// The same, where there is no free slot at hand, or a signaled request is behind unsignaled ones.
+    /// Posts a request if no free slot is at hand, or if it is signaled and follows unsignaled requests.
     #[inline(never)]
     fn post_otherwise<'l, 'data: 'kept, 'kept, W: Post<'data>>(
         &'l self,
@@ -136,7 +137,7 @@ impl Ledger {
         Ok(slot)
     }
 
-    /// What a refused post has left behind.
+    /// Records a post that the device refused.
     fn refused(
         &self,
         connection: &Connection,
@@ -156,17 +157,17 @@ impl Ledger {
 }
 
 impl Connection {
-    /// The queue for such operations.
+    /// The queue for operations of this kind.
     #[inline(always)]
     pub(crate) const fn queue(&self, operation: Operation) -> &Queue {
         if operation.is_of_send_queue() { &self.send } else { &self.receive }
     }
 }
 
-/// A batch that was not posted, or not wholly.
+/// A batch that was not posted, or only partly.
 pub(crate) struct BatchNotPosted {
     pub(crate) error: TransportError,
-    /// How many of its first requests are with the device, or may be.
+    /// Number of leading requests that the device has accepted, or may have accepted.
     pub(crate) posted: usize,
 }
 
@@ -178,8 +179,8 @@ impl From<TransportError> for BatchNotPosted {
 }
 
 impl Ledger {
-    /// Posts all requests in order, into as many slots, which are named in `slots`. The last one is made signaled, so that
-    /// its completion is that of all. Waits for free slots until the deadline.
+    /// Posts all requests in order and stores their slots in `slots`. The last request is made signaled, so that its
+    /// completion covers all. Waits for free slots until the deadline.
     #[inline(always)]
     pub(crate) fn post_batch<'l, 'data: 'kept, 'kept, I: InBatch<'data>>(
         &'l self,
@@ -230,7 +231,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Frees the slots of a partly posted batch when their requests complete, since no handle does. Returns the error.
+    /// Leaves the slots of a partly posted batch without handles, so that completions free them. Returns the error.
     #[cold]
     pub(crate) fn disown_posted(
         &self,
@@ -242,7 +243,7 @@ impl Ledger {
         refused.error
     }
 
-    /// Gives the requests the slots that come next in a queue, if all are free.
+    /// Assigns the next slots of the queue to the requests, if all of these are free.
     #[inline(always)]
     fn number<'l, 'data, I: InBatch<'data>>(
         queue: &'l Queue,
@@ -263,7 +264,7 @@ impl Ledger {
         true
     }
 
-    /// Has the last request signaled, and each that has to be.
+    /// Makes the last request signaled, and each other one that has to be.
     #[inline(never)]
     fn signal<'data, I: InBatch<'data>>(connection: &Connection, items: &mut [I]) {
         let (mut unsignaled, last) = (connection.unsignaled.get(), items.len() - 1);
@@ -275,7 +276,7 @@ impl Ledger {
         }
     }
 
-    /// Notes what is with the device of a batch that was not posted wholly, or has unsignaled requests.
+    /// Records the posted requests of a batch that was posted partly, or that has unsignaled requests.
     #[inline(never)]
     fn note_batch<'data, I: InBatch<'data>>(
         &self,

@@ -1,5 +1,5 @@
-//! The queues of all connections: rings of slots, one slot for each request that a queue holds, and what is posted to
-//! them. The unsafe code of the ledger is here.
+//! The queues of all connections: rings with one slot for each request that a queue can hold, and the posts to the
+//! queues. This file contains the unsafe code of the ledger.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -20,36 +20,36 @@ use crate::request::{BatchRequest, Post};
 
 mod members;
 
-/// A place for one request at a time, of one queue of one connection.
+/// A slot for one request at a time, of one queue of one connection.
 ///
-/// The WR ID of a request is the slot's index below and the slot's generation above, so that a completion finds its
-/// slot without a search, and one that comes twice, or late, finds that the generation has passed.
+/// The WR ID of a request has the slot's index in the low bits and the slot's generation in the high bits. A completion
+/// thus finds its slot without a search, and the generation of a late or duplicate one no longer matches.
 ///
-/// A slot is in the [`Queues`] that have made it, and nowhere else.
+/// A slot stays in the [`Queues`] that created it.
 #[derive(Debug)]
 pub(crate) struct RequestSlot {
-    /// The WR ID of the request in it, or of the next one.
+    /// The WR ID of the current request, or of the next one if the slot is free.
     id: Cell<u64>,
-    /// Its completion, if it is done and was signaled. Before that, whatever was polled while it was waited for.
+    /// The completion of the request, if it is done and was signaled. Before that, a completion polled by its handle.
     pub(super) completion: Cell<PollSlot>,
     state: Cell<SlotState>,
     pub(crate) operation: Cell<Operation>,
-    /// The slot behind it in its ring.
+    /// The next slot in the ring.
     next: Cell<At>,
-    /// Where the unsignaled request before it is, or the dead slot, if its state is linked.
+    /// The slot of the previous unsignaled request, or the dead slot; valid if the state is linked.
     link: Cell<At>,
-    /// Which connection it is of.
+    /// The index of the connection that the slot belongs to.
     pub(crate) connection: u32,
 }
 
-/// WR IDs have the index in so many bits, and the generation above them: what is added for the next one is still a
-/// constant of an instruction.
+/// Number of WR ID bits for the index; the generation is in the bits above. The increment of the generation still fits
+/// into an immediate operand.
 const INDEX_BITS: u32 = WorkId::INDEX_BITS;
 pub(crate) const GENERATION: u64 = 1 << INDEX_BITS;
-/// So many requests can a ledger have: as many as there are indices, but for the dead slot's.
+/// The maximum number of requests of a ledger: all indices except that of the dead slot.
 pub(crate) const MOST_REQUESTS: u32 = (1 << INDEX_BITS) - 1;
 
-/// Where the slot of this WR ID is.
+/// The index of the slot with this WR ID.
 #[inline]
 #[allow(clippy::cast_possible_truncation)] // masked; and usize has as many bits wherever there is RDMA
 pub(crate) const fn index(id: u64) -> usize {
@@ -85,11 +85,11 @@ impl RequestSlot {
         self.state.set(state);
     }
 
-    /// Notes that its request is with the device, in that state.
+    /// Records that the device has accepted the request, with its initial state.
     #[inline(always)]
     pub(super) fn begin(&self, operation: Operation, state: SlotState) {
         self.operation.set(operation);
-        // The last, so that the compiler knows what is there when the handle is dropped at once.
+        // Stored last, so that the compiler knows the state if the handle is dropped at once.
         self.set(state);
     }
 
@@ -98,21 +98,21 @@ impl RequestSlot {
         self.state.get().is(SlotState::FREE)
     }
 
-    /// The slot behind it in its ring.
+    /// The next slot in the ring.
     #[inline(always)]
     pub(super) fn next(&self) -> &Self {
-        // SAFETY: SAFETY.md F23: of the same queues, which are borrowed as long as this.
+        // SAFETY: SAFETY.md F23: the slot belongs to the same queues, which are borrowed as long as this one.
         unsafe { self.next.get().0.as_ref() }
     }
 
-    /// The slot of the unsignaled request before it, or one of no such request.
+    /// The slot of the previous unsignaled request, or a slot with no such request.
     #[inline(always)]
     pub(super) fn link(&self) -> &Self {
-        // SAFETY: SAFETY.md F23: of the same queues, which are borrowed as long as this.
+        // SAFETY: SAFETY.md F23: the slot belongs to the same queues, which are borrowed as long as this one.
         unsafe { self.link.get().0.as_ref() }
     }
 
-    /// How its request ended, as its handle reports, now or again, if it has ended.
+    /// The result for the handle to report, for the first time or again, if the request is done.
     pub(crate) fn report(&self) -> Option<WorkResult> {
         let state = self.state();
         if state.is_done() {
@@ -123,7 +123,7 @@ impl RequestSlot {
         Some(self.result())
     }
 
-    /// How what is done in it has ended.
+    /// The result of the request, which is done.
     #[inline(always)]
     pub(super) fn result(&self) -> WorkResult {
         if self.state().is_unsignaled() {
@@ -133,7 +133,7 @@ impl RequestSlot {
         }
     }
 
-    /// Makes it free for the next request, which has another WR ID.
+    /// Frees the slot and assigns the WR ID of the next request.
     #[inline(always)]
     pub(super) fn free(&self) {
         self.id.set(self.id.get().wrapping_add(GENERATION));
@@ -141,17 +141,17 @@ impl RequestSlot {
     }
 }
 
-/// Where a slot is: each post needs it, and an index would have to be looked up.
+/// The address of a slot. Every post needs it, and an index would need a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct At(NonNull<RequestSlot>);
 
-// SAFETY: SAFETY.md F23: an address, which is followed with the queues at hand.
+// SAFETY: SAFETY.md F23: it is an address, which is followed only while the queues are borrowed.
 unsafe impl Send for At {}
 
-/// All slots. The first one is dead: no request is ever in it, so that no WR ID is 0.
+/// All slots. The first one is dead: it never holds a request, so that no WR ID is 0.
 struct Slots(NonNull<[RequestSlot]>);
 
-// SAFETY: SAFETY.md F23: it owns its slots, which can be sent.
+// SAFETY: SAFETY.md F23: it owns its slots, which are `Send`.
 unsafe impl Send for Slots {}
 
 impl Slots {
@@ -159,7 +159,7 @@ impl Slots {
         let dead = RequestSlot { state: Cell::new(SlotState::DEAD), ..RequestSlot::new(0, 0) };
         let all: Box<[RequestSlot]> = [dead].into_iter().chain(slots).collect();
         let slots = Self(NonNull::from(Box::leak(all)));
-        // Until something else is behind it, each is behind itself.
+        // Initially, each slot is its own successor.
         for slot in slots.all() {
             slot.next.set(At(NonNull::from(slot)));
             slot.link.set(slots.at(0));
@@ -169,7 +169,7 @@ impl Slots {
 
     #[inline(always)]
     const fn all(&self) -> &[RequestSlot] {
-        // SAFETY: SAFETY.md F23: leaked in `new`, freed in `drop`, and only ever shared in between.
+        // SAFETY: SAFETY.md F23: the slots are leaked in `new`, freed in `drop`, and only shared in between.
         unsafe { self.0.as_ref() }
     }
 
@@ -180,7 +180,7 @@ impl Slots {
 
 impl Drop for Slots {
     fn drop(&mut self) {
-        // SAFETY: SAFETY.md F23: it was leaked in `new`, and this is its end.
+        // SAFETY: SAFETY.md F23: the slots were leaked in `new`, and `drop` is the last use of them.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -191,17 +191,17 @@ impl fmt::Debug for Slots {
     }
 }
 
-/// The slots of one queue, in a ring. It is in the [`Queues`] that have made it, and nowhere else.
+/// The slots of one queue, linked in a ring. A queue stays in the [`Queues`] that created it.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    /// The slot for the next request; the dead one if the connection is closed.
+    /// The slot for the next request, or the dead slot if the connection is closed.
     cursor: Cell<At>,
     first: At,
     indices: Range<usize>,
 }
 
 impl Queue {
-    /// So many slots from `first` on, one behind the other.
+    /// Links `count` slots from `first` on in a ring.
     fn new(slots: &Slots, first: u32, count: u32) -> Self {
         let indices = first as usize..(first + count) as usize;
         for index in indices.clone() {
@@ -212,7 +212,7 @@ impl Queue {
         Self { cursor: Cell::new(first), first, indices }
     }
 
-    /// The slot for the next request, if it is free: it is not if the connection is closed.
+    /// The slot for the next request, if it is free. It never is if the connection is closed.
     #[inline(always)]
     pub(super) fn next_free(&self) -> Option<&RequestSlot> {
         Some(self.cursor()).filter(|slot| slot.is_free())
@@ -220,55 +220,55 @@ impl Queue {
 
     #[inline(always)]
     pub(super) fn cursor(&self) -> &RequestSlot {
-        // SAFETY: SAFETY.md F23: of the queues that this one is in, which are borrowed as long as this.
+        // SAFETY: SAFETY.md F23: the slot belongs to the queues of this one, which are borrowed as long as this one.
         unsafe { self.cursor.get().0.as_ref() }
     }
 
-    /// The next request goes behind that slot, which is one of this queue.
+    /// Moves the cursor to the successor of `slot`, which belongs to this queue.
     #[inline(always)]
     pub(super) fn advance(&self, slot: &RequestSlot) {
         debug_assert!(self.indices.contains(&index(slot.id())), "a slot of another queue");
         self.cursor.set(slot.next.get());
     }
 
-    /// How many requests it holds.
+    /// The maximum number of requests in the queue.
     pub(crate) fn capacity(&self) -> u32 {
         u32::try_from(self.indices.len()).unwrap_or(u32::MAX)
     }
 }
 
-/// What the queues of each connection were asked for.
+/// The queue sizes and settings that the program requested for each connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Asked {
-    /// How many requests the send queue holds.
+    /// The maximum number of requests in the send queue.
     pub(crate) sends: u32,
-    /// How many receives there can be.
+    /// The maximum number of receives.
     pub(crate) receives: u32,
-    /// Each request of the send queue makes a completion, whatever it says.
+    /// Whether each request of the send queue is signaled, whatever its own flag is.
     pub(crate) signals_all: bool,
 }
 
-/// One queue pair, with the slots of its requests. It is in the [`Queues`] that have made it, and nowhere else.
+/// One queue pair, with the slots of its requests. A connection stays in the [`Queues`] that created it.
 pub(crate) struct Connection {
-    /// `None` when it was destroyed, or none was there yet: then the cursors are at the dead slot.
+    /// `None` after the queue pair was destroyed or before one is added. Then the cursors are at the dead slot.
     qp: Option<QueuePair>,
     pub(crate) send: Queue,
     pub(crate) receive: Queue,
-    /// Where the last request of the send queue is, if that is unsignaled; else the dead slot.
+    /// The slot of the last request of the send queue, if it is unsignaled; otherwise the dead slot.
     last_unsignaled: Cell<At>,
-    /// How many unsignaled requests there are behind the last signaled one.
+    /// Number of unsignaled requests after the last signaled one.
     pub(super) unsignaled: Cell<u32>,
-    /// How many would be too many.
+    /// The length that a run of unsignaled requests must not reach.
     too_many: u32,
     closed: Cell<Option<CloseReason>>,
-    /// What the device has said of why requests are flushed, when it was asked and has said something.
+    /// The cause of flushed requests, once the device has reported it.
     cause: Cell<Option<AsyncEventKind>>,
     dead: At,
-    /// Whom it is to, also when the queue pair is destroyed. `None` if that does not know.
+    /// The peer, kept after the queue pair is destroyed. `None` if the queue pair does not know it.
     pub(crate) peer: Option<PeerAddress>,
 }
 
-/// In one line.
+/// Formats the connection in one line.
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.qp {
@@ -292,7 +292,7 @@ impl Connection {
             receive: Queue::new(slots, first + sends, receives),
             last_unsignaled: Cell::new(slots.at(0)),
             unsignaled: Cell::new(0),
-            // One request is signaled in each half of the queue.
+            // Each half of the queue contains a signaled request.
             too_many: if signals_all { 1 } else { sends / 2 },
             closed: Cell::new(None),
             cause: Cell::new(None),
@@ -304,24 +304,24 @@ impl Connection {
         connection
     }
 
-    /// If it is not destroyed.
+    /// The queue pair, unless it was destroyed.
     #[inline(always)]
     pub(crate) const fn qp(&self) -> Option<&QueuePair> {
         self.qp.as_ref()
     }
 
-    /// Whether it takes no requests any more, and why.
+    /// The reason why the connection accepts no requests, if it is closed.
     #[inline]
     pub(crate) const fn closed(&self) -> Option<CloseReason> {
         self.closed.get()
     }
 
-    /// What the device has said of why requests are flushed, if it is known.
+    /// The cause of flushed requests, if the device has reported it.
     pub(crate) const fn cause(&self) -> Option<AsyncEventKind> {
         self.cause.get()
     }
 
-    /// Asks the device, unless it has said it before.
+    /// Queries the device for the cause of flushed requests, unless it is already known.
     #[cold]
     pub(crate) fn ask_for_cause(&self) -> Option<AsyncEventKind> {
         if self.cause.get().is_none() {
@@ -330,7 +330,7 @@ impl Connection {
         self.cause.get()
     }
 
-    /// Takes no more requests. The first reason stays.
+    /// Closes the connection for further requests. The first reason is kept.
     #[cold]
     pub(crate) fn close(&self, reason: CloseReason) {
         if self.closed.get().is_none() {
@@ -344,32 +344,32 @@ impl Connection {
         self.receive.cursor.set(self.dead);
     }
 
-    /// The slot for the next request of one of its queues, if that is free, and the queue pair.
+    /// The queue pair and the slot for the next request of `queue`, if that slot is free.
     #[inline(always)]
     pub(super) fn at_hand<'q>(
         &'q self,
         queue: &'q Queue,
     ) -> Option<(&'q RequestSlot, &'q QueuePair)> {
         let slot = queue.next_free()?;
-        // SAFETY: SAFETY.md F23: without a queue pair the cursors are at the dead slot, which is not free.
+        // SAFETY: SAFETY.md F23: without a queue pair the cursors are at the dead slot, which is never free.
         Some((slot, unsafe { self.qp.as_ref().unwrap_unchecked() }))
     }
 
-    /// Whether the next request of one of its queues has a slot at hand.
+    /// Returns true if the slot for the next request of `queue` is free.
     #[inline(always)]
     pub(crate) fn has_room(&self, queue: &Queue) -> bool {
         queue.next_free().is_some()
     }
 
-    /// The slot of the last request of the send queue, if that is unsignaled; else the dead one.
+    /// The slot of the last request of the send queue, if it is unsignaled; otherwise the dead slot.
     #[inline(always)]
     pub(super) fn last_unsignaled(&self) -> &RequestSlot {
-        // SAFETY: SAFETY.md F23: of the queues that this connection is in, which are borrowed as long as this.
+        // SAFETY: SAFETY.md F23: the slot belongs to this connection's queues, which are borrowed as long as it is.
         unsafe { self.last_unsignaled.get().0.as_ref() }
     }
 
-    /// Notes whether a request that was posted is signaled. If it is, its completion is that of the unsignaled ones before
-    /// it, too. The state that it [begins](RequestSlot::begin) in.
+    /// Records whether a posted request is signaled. The completion of a signaled request also covers the unsignaled
+    /// ones before it. Returns the state that the request [begins](RequestSlot::begin) in.
     #[inline(always)]
     pub(super) fn link(
         &self,
@@ -386,13 +386,13 @@ impl Connection {
         if signaled { SlotState::IN_FLIGHT.linked() } else { SlotState::IN_FLIGHT.unsignaled() }
     }
 
-    /// Whether the next request cannot be unsignaled.
+    /// Returns true if the next request must be signaled.
     #[inline(always)]
     pub(super) const fn has_to_signal(&self) -> bool {
         self.has_to_signal_behind(self.unsignaled.get())
     }
 
-    /// Whether behind so many unsignaled requests another one cannot be unsignaled.
+    /// Returns true if the request after `unsignaled` unsignaled ones must be signaled.
     #[inline(always)]
     pub(super) const fn has_to_signal_behind(&self, unsignaled: u32) -> bool {
         unsignaled + 1 >= self.too_many
@@ -402,16 +402,16 @@ impl Connection {
 /// The queues of all connections, with their slots.
 #[derive(Debug)]
 pub(crate) struct Queues {
-    /// Where a channel finds its only one without asking. Without a queue pair, if there is none.
+    /// The only connection of a channel, without an index. If there are no connections, one without a queue pair.
     first: Connection,
     others: Box<[Connection]>,
     count: usize,
-    /// Freed after all that points into it.
+    /// Freed after all pointers into it.
     slots: Slots,
 }
 
 impl Queues {
-    /// A place for each of these queue pairs, or for one that comes later; each was asked for the same.
+    /// Creates a connection for each entry; `None` reserves a place for a queue pair that is added later.
     pub(super) fn new(qps: Vec<Option<QueuePair>>, asked: Asked) -> Self {
         let (of_each, count) = (asked.sends + asked.receives, qps.len());
         let indices = |connection| 1 + connection * of_each..1 + (connection + 1) * of_each;
@@ -427,7 +427,7 @@ impl Queues {
         Self { first, others: connections.collect(), count, slots }
     }
 
-    /// Of a channel, which has one.
+    /// The only connection of a channel.
     #[inline(always)]
     pub(crate) const fn only(&self) -> &Connection {
         &self.first
@@ -455,10 +455,10 @@ impl Queues {
         self.slots.all()
     }
 
-    /// The slot that no request is ever in.
+    /// The slot that never holds a request.
     #[inline(always)]
     pub(super) fn dead(&self) -> &RequestSlot {
-        // SAFETY: SAFETY.md F23: of these queues.
+        // SAFETY: SAFETY.md F23: the slot belongs to these queues.
         unsafe { self.first.dead.0.as_ref() }
     }
 
@@ -467,27 +467,26 @@ impl Queues {
         self.slots().get(queue.indices.clone()).unwrap_or_default()
     }
 
-    /// The slot that this is the WR ID of.
+    /// The slot whose current WR ID this is.
     #[inline(always)]
     pub(super) fn by_id(&self, id: u64) -> Option<&RequestSlot> {
         self.slots().get(index(id)).filter(|slot| slot.id.get() == id)
     }
 
-    /// The slot that was that of this WR ID.
+    /// The slot that has or had this WR ID.
     pub(crate) fn slot_of(&self, id: u64) -> Option<&RequestSlot> {
         self.slots().get(index(id))
     }
 }
 
-/// Says that the memory of requests is kept until they are over, if it is borrowed for `'kept` or longer. Whoever makes
-/// one sees to it.
+/// Proof by its creator that memory borrowed for `'kept` stays valid until the requests that use it have completed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kept<'kept>(PhantomData<fn(&'kept ())>);
 
 impl Kept<'_> {
     /// # Safety
-    /// Memory that is borrowed for its lifetime is kept, as [`QueuePair::post`] asks, until each request is over that is
-    /// posted with it, whatever else happens.
+    /// Memory that is borrowed for `'kept` must be kept, under the contract of [`QueuePair::post`]. That holds until
+    /// each request posted with this value has completed, whatever else happens.
     #[inline(always)]
     pub(crate) const unsafe fn new() -> Self {
         Self(PhantomData)
@@ -503,7 +502,7 @@ impl<'kept> Kept<'kept> {
         request: W,
         id: u64,
     ) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F22: the memory is borrowed for 'data, so that what this says is said of it.
+        // SAFETY: SAFETY.md F22: the memory is borrowed for 'data, which outlives 'kept, so `new`'s contract covers it.
         unsafe { qp.post(request, id) }
     }
 
@@ -514,12 +513,12 @@ impl<'kept> Kept<'kept> {
         qp: &QueuePair,
         items: &mut [I],
     ) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F22: the memory is borrowed for 'data, so that what this says is said of it.
+        // SAFETY: SAFETY.md F22: the memory is borrowed for 'data, which outlives 'kept, so `new`'s contract covers it.
         unsafe { I::post(items, qp) }
     }
 }
 
-/// A request in a batch, whose memory is borrowed for `'data`: of the send queue of any kind, or a receive.
+/// A request of a batch, with memory borrowed for `'data`: a receive, or a send queue request of any kind.
 pub(crate) trait InBatch<'data>: Sized {
     fn operation(&self) -> Operation;
     fn is_signaled(&self) -> bool;
@@ -527,7 +526,7 @@ pub(crate) trait InBatch<'data>: Sized {
     fn signal(&mut self, signaled: bool);
 
     /// # Safety
-    /// That of [`QueuePair::post_batch`].
+    /// The contract of [`QueuePair::post_batch`].
     unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
 }
 
@@ -555,9 +554,10 @@ impl<'data> InBatch<'data> for BatchRequest<'_, 'data> {
     #[inline(always)]
     unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
         let (first, count) = (batch.as_mut_ptr().cast::<QueuedRequest<'_, '_>>(), batch.len());
-        // SAFETY: SAFETY.md F5: each is laid out as what is in it; borrowed as the slice is.
+        // SAFETY: SAFETY.md F5: each item has the layout of the request that it wraps; the new slice is borrowed like
+        // `batch`.
         let queued = unsafe { slice::from_raw_parts_mut(first, count) };
-        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
+        // SAFETY: SAFETY.md F22: the contract of this function includes all that `post_batch` requires.
         unsafe { qp.post_batch(queued) }
     }
 }
@@ -578,21 +578,21 @@ impl<'data> InBatch<'data> for QueuedReceive<'_, 'data> {
         self.set_wr_id(id);
     }
 
-    /// Receives complete, always.
+    /// Does nothing: receives always make a completion.
     #[inline(always)]
     fn signal(&mut self, _: bool) {}
 
     #[inline(always)]
     unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
+        // SAFETY: SAFETY.md F22: the contract of this function includes all that `post_receive_batch` requires.
         unsafe { qp.post_receive_batch(batch) }
     }
 }
 
-/// Posts a request without memory to a queue pair in error: it is flushed after all before it.
+/// Posts a request without memory to a queue pair in the error state. It is flushed after all requests before it.
 pub(crate) fn post_marker(qp: &QueuePair, id: u64) -> Result<(), PostError> {
-    // SAFETY: SAFETY.md F22: nothing that `post` asks for is there: it has no elements, and is neither a bind
-    // nor a datagram.
+    // SAFETY: SAFETY.md F22: none of the requirements of `post` apply: the request has no elements, and is neither a
+    // bind nor a datagram.
     unsafe { qp.post(SendWorkRequest::new(&[]), id) }
 }
 

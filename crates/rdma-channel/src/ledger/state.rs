@@ -1,15 +1,15 @@
-//! How far the request in a slot is.
+//! The state of the request in a slot.
 
-/// A phase, which is one bit or none, with flags.
+/// A phase (one bit, or none for `FREE`) with flags.
 ///
-/// | phase | what is in the slot |
+/// | phase | contents of the slot |
 /// |---|---|
 /// | `FREE` | no request |
-/// | `RESERVED` | taken for a request of a batch that is not posted yet |
-/// | `IN_FLIGHT` | a request that the device may use memory of |
-/// | `DONE` | a request that is over, of which no handle has reported it |
-/// | `REPORTED` | a request that is over, which its handle has reported; the handle is there |
-/// | `DEAD` | never a request: where the cursors of a closed connection stand |
+/// | `RESERVED` | reserved for a request of a batch that is not posted yet |
+/// | `IN_FLIGHT` | a request with memory that the device may access |
+/// | `DONE` | a completed request that no handle has reported |
+/// | `REPORTED` | a completed request that its handle has reported; the handle still exists |
+/// | `DEAD` | never a request: the cursors of a closed connection point here |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SlotState(u16);
 
@@ -22,20 +22,20 @@ impl SlotState {
     pub(super) const DEAD: Self = Self(0x10);
     const PHASE: u16 = 0x1f;
 
-    /// No handle, and none of the scope that runs ever had one.
+    /// The request has no handle, and had none in the current scope.
     const FORGOTTEN: u16 = 0x20;
-    /// No handle any more: it was dropped before it had reported anything.
+    /// The handle was dropped before it reported a result.
     const DROPPED: u16 = 0x40;
-    /// Success makes no completion.
+    /// The request makes no completion if it succeeds.
     const UNSIGNALED: u16 = 0x80;
-    /// The slot's `link` has an unsignaled request before this one, or the dead slot.
+    /// The slot's `link` points to the previous unsignaled request, or to the dead slot.
     const LINKED: u16 = 0x100;
-    /// Posted without memory, only to be flushed behind unsignaled requests.
+    /// Posted without memory, only to be flushed after unsignaled requests.
     const MARKER: u16 = 0x200;
-    /// Who was about to sleep was told that it is done.
+    /// `arm` has already reported that the request is done.
     const TOLD: u16 = 0x400;
 
-    /// A request whose handle was dropped, and which has nothing else about it.
+    /// A request whose handle was dropped, without other flags.
     pub(super) const IN_FLIGHT_DROPPED: Self = Self(Self::IN_FLIGHT.0 | Self::DROPPED);
 
     const fn has(self, bits: u16) -> bool {
@@ -62,12 +62,12 @@ impl SlotState {
         self.has(Self::REPORTED.0)
     }
 
-    /// A request is in the slot.
+    /// Returns true if a request is in the slot.
     pub(super) const fn is_occupied(self) -> bool {
         self.has(Self::IN_FLIGHT.0 | Self::DONE.0 | Self::REPORTED.0)
     }
 
-    /// The same, of another phase.
+    /// The same flags with another phase.
     pub(super) const fn to(self, phase: Self) -> Self {
         Self(self.0 & !Self::PHASE | phase.0)
     }
@@ -96,7 +96,7 @@ impl SlotState {
         Self(self.0 | Self::TOLD)
     }
 
-    /// Done, of a handle that has not reported it, and nobody was told.
+    /// Returns true if the request is done, and neither its handle nor `arm` has reported that.
     pub(super) const fn is_news(self) -> bool {
         self.is_done() && !self.has(Self::DROPPED | Self::FORGOTTEN | Self::TOLD)
     }
@@ -105,7 +105,7 @@ impl SlotState {
         self.has(Self::DROPPED)
     }
 
-    /// Nobody has a handle.
+    /// Returns true if the request has no handle.
     pub(super) const fn has_no_handle(self) -> bool {
         self.has(Self::DROPPED | Self::FORGOTTEN)
     }

@@ -1,4 +1,4 @@
-//! One request in its slot, as all handles hold it.
+//! One request in its slot, in the form that all handles share.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -13,28 +13,28 @@ use super::queues::RequestSlot;
 use super::state::SlotState;
 use crate::deadline::Deadline;
 
-/// Who holds it may ask how its request ended; the request goes on when it is dropped, and its slot is free
-/// when it has reported its end or the request is over.
+/// The right to read the result of a request. After it is dropped, the request goes on. The slot is free when the
+/// ticket has reported the result, or when the request completes without a ticket.
 pub(crate) struct Ticket<'l>(PostedRequest<'l>);
 
-/// A posted request, in its slot of a ledger. Passed by value: a reference would force the handle into memory.
+/// A posted request in its slot. Passed by value: a reference would force the handle into memory.
 #[derive(Clone, Copy)]
 pub(crate) struct PostedRequest<'l> {
     ledger: &'l Ledger,
     slot: &'l RequestSlot,
 }
 
-/// What a [glance](PostedRequest::glance) has not settled.
+/// The state of a request that a [glance](PostedRequest::glance) could not settle.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Unsettled {
-    /// Nothing came.
+    /// No completion arrived.
     Nothing,
-    /// It failed, or something else came.
+    /// The request failed, or the poll returned a completion of another request.
     Unclear,
     Failed(PollError),
 }
 
-/// What a look at it has found.
+/// The outcome of one poll for a request.
 enum Found {
     Own(WorkResult),
     /// A completion of another request.
@@ -42,7 +42,7 @@ enum Found {
     Nothing,
 }
 
-/// In one line.
+/// Formats the ticket in one line.
 impl fmt::Debug for Ticket<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}", self.0.operation(), self.0.id())
@@ -60,21 +60,21 @@ impl<'l> Ticket<'l> {
         self.0
     }
 
-    /// Frees the slot: this one is over.
+    /// Frees the slot of a completed request.
     #[inline(always)]
     pub(crate) fn release(self) {
         let PostedRequest { ledger, slot } = ManuallyDrop::new(self).0;
         ledger.release(slot);
     }
 
-    /// Drops what the caller never had as a handle.
+    /// Drops a ticket that the caller never received as a handle.
     #[cold]
     pub(crate) fn disown(self) {
         let PostedRequest { slot, .. } = ManuallyDrop::new(self).0;
         slot.set(slot.state().forgotten());
     }
 
-    /// Forgets the handle: the request is its owner's affair.
+    /// Forgets the handle and leaves the request to its owner, which identifies it by its `WorkId`.
     #[cold]
     pub(crate) fn keep(self) -> (WorkId, Operation) {
         let request = ManuallyDrop::new(self).0;
@@ -87,12 +87,12 @@ impl PostedRequest<'_> {
         self.slot.operation.get()
     }
 
-    /// How it ended, if it is known to have.
+    /// The result, if it is known.
     pub(crate) fn reported(self) -> Option<WorkResult> {
         self.slot.report()
     }
 
-    /// What is said of it if it has failed.
+    /// The error for this request after it failed.
     pub(crate) fn failed(self, error: WorkError) -> TransportError {
         self.ledger.failed(self.slot, error)
     }
@@ -101,13 +101,13 @@ impl PostedRequest<'_> {
         WorkId::from_wr_id(self.slot.id())
     }
 
-    /// The usual cases, in few instructions: its success is the next completion, or has come. Then it is over: its ticket
-    /// is [released](Ticket::release), or what it reports is [noted](Self::note).
+    /// Handles the usual cases in few instructions: the next completion is the success of this request, or that success
+    /// was polled before. Then the caller [releases](Ticket::release) the ticket or [notes](Self::note) the result.
     #[inline(always)]
     pub(crate) fn glance(self) -> Result<WorkSuccess, Unsettled> {
         let Self { ledger, slot } = self;
         let has_come = if slot.state().is(SlotState::IN_FLIGHT) {
-            // Where it would be brought: usually it is its own.
+            // Polls into the final location of the completion, which usually belongs to this request.
             let entry = slice::from_ref(&slot.completion);
             if ledger.cq.poll_into(entry).map_err(Unsettled::Failed)? == 0 {
                 return Err(Unsettled::Nothing);
@@ -122,19 +122,19 @@ impl PostedRequest<'_> {
         Err(self.not_yet(has_come))
     }
 
-    /// Whether it is done, and has its completion.
+    /// Returns true if the request is done and its slot contains the completion.
     #[inline(never)]
     fn has_come(self) -> bool {
         self.slot.state().is(SlotState::DONE)
     }
 
-    /// Brings to its slot what was polled into this one, which is of another request, and takes more. Whether this one's
-    /// has come.
+    /// Delivers the completion in this slot, which belongs to another request, and polls for more. Returns true if this
+    /// request has completed.
     #[inline(never)]
     fn take_others(self) -> bool {
         let Self { ledger, slot } = self;
         ledger.deliver(&slot.completion);
-        // If it fails, the next one says so.
+        // If this poll fails, the next one reports the error.
         let one_more = ledger.cq.poll_into(slice::from_ref(&slot.completion)).unwrap_or(0);
         if one_more == 0 || slot.completion.get().last().wr_id() == slot.id() {
             return one_more != 0;
@@ -146,7 +146,7 @@ impl PostedRequest<'_> {
         slot.state().is(SlotState::DONE)
     }
 
-    /// What is not settled, after the completion of this request was polled into its slot, or another.
+    /// The unsettled state, after a completion of this or another request was polled into the slot.
     #[cold]
     #[inline(never)]
     fn not_yet(self, has_come: bool) -> Unsettled {
@@ -156,17 +156,17 @@ impl PostedRequest<'_> {
         Unsettled::Unclear
     }
 
-    /// Notes that the handle has reported the success that a glance has seen, since it stays.
+    /// Records that the handle has reported the success found by a glance. The handle still exists.
     #[inline(always)]
     pub(crate) fn note(self, success: WorkSuccess) -> WorkSuccess {
         self.slot.set(SlotState::REPORTED);
         success
     }
 
-    /// How it ended, if a glance has not settled that, and it has. Can be asked again.
+    /// Returns the result after an inconclusive glance, if the request has completed. Can be called again.
     ///
     /// # Errors
-    /// If the completion queue has failed: that is no completion, and the request is still the device's.
+    /// The completion queue has failed. That is no completion: the device may still use the request's memory.
     #[inline(never)]
     pub(crate) fn poll(self, so_far: Unsettled) -> Result<Option<WorkResult>, TransportError> {
         match so_far {
@@ -180,10 +180,10 @@ impl PostedRequest<'_> {
         })
     }
 
-    /// How it ended, within that time; else as long as operations of its kind may take.
+    /// Waits for the result for at most `timeout`, by default the time limit of its kind of operation.
     ///
     /// # Errors
-    /// Those of [`poll`](Self::poll); [`TransportError::Timeout`].
+    /// Same errors as [`poll`](Self::poll), and [`TransportError::Timeout`].
     #[inline(never)]
     pub(crate) fn wait(
         self,
@@ -204,7 +204,7 @@ impl PostedRequest<'_> {
         })
     }
 
-    /// How it ended, within that time, as [`wait`](Self::wait) says, of a handle that stays.
+    /// Like [`wait`](Self::wait), for a handle that stays.
     #[inline(never)]
     pub(crate) fn succeed(
         self,
@@ -215,7 +215,7 @@ impl PostedRequest<'_> {
             return Ok(success);
         }
         if self.slot.state().is_unsignaled() {
-            // Its end is that of a later one, which may have come.
+            // It completes together with a later request, which may have completed.
             self.ledger.take_completions()?;
             if let Some(success) = self.success() {
                 return Ok(success);
@@ -224,7 +224,7 @@ impl PostedRequest<'_> {
         self.wait(so_far, timeout)?.map_err(|error| self.failed(error))
     }
 
-    /// Its success, if it is done, which its handle reports.
+    /// Reports the success of the request, if it is done.
     #[inline(always)]
     fn success(self) -> Option<WorkSuccess> {
         let state = self.slot.state();
@@ -235,7 +235,7 @@ impl PostedRequest<'_> {
         success
     }
 
-    /// How it ended, if that is before the deadline.
+    /// Waits for the result until the deadline.
     #[inline(never)]
     pub(crate) fn wait_until(
         self,
@@ -274,13 +274,13 @@ impl PostedRequest<'_> {
         })
     }
 
-    /// Drops the handle of what is done, and was not reported.
+    /// Marks a completed request as dropped; its handle had not reported the result.
     #[cold]
     #[inline(never)]
     fn abandon(self) {
         let Self { ledger, slot } = self;
         slot.set(slot.state().dropped());
-        // A failure stays for the end of the scope to report.
+        // A failure stays in its slot, and the end of the scope reports it.
         if slot.state().is_done() && slot.result().is_ok() {
             ledger.finish(slot);
         }

@@ -1,4 +1,4 @@
-//! A stream to the peer that tells when the peer is gone.
+//! Watches a stream to the peer, which ends when the peer is gone.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,24 +10,24 @@ use rdma_connect::{CloseReason, Farewell, KeepAlive};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt};
 
-/// The stream of a channel to its peer, which is kept as long as the channel.
+/// The stream of a channel to its peer, kept as long as the channel.
 #[derive(Debug)]
 pub(crate) struct Watch {
     stream: Arc<OwnedFd>,
-    /// `None` if only the peer watches it.
+    /// `None` if only the peer watches the stream.
     limit: Option<Duration>,
-    /// The stream is that of the rendezvous: both ends send a farewell before they close it.
+    /// Whether the stream is that of the rendezvous; then both ends send a farewell before they close it.
     is_of_rendezvous: bool,
-    /// A forked child has the same stream, and leaves it as it is.
+    /// The process that created the watch. A forked child shares the stream and must not write to it.
     process: u32,
     looked: Cell<Option<Instant>>,
     gone: Cell<Option<CloseReason>>,
-    /// The last word of this end, and that of the peer.
+    /// The farewell that this end will send, and the one that the peer has sent.
     last_word: Cell<Farewell>,
     farewell: Cell<Option<Farewell>>,
 }
 
-/// Between two looks of a channel that does not sleep.
+/// The time between two looks of a channel that does not sleep.
 const LOOKS: Duration = Duration::from_millis(1);
 
 impl Watch {
@@ -36,7 +36,7 @@ impl Watch {
         Self::new(stream, limit, true)
     }
 
-    /// Watches a stream of the program's own.
+    /// Watches a stream that belongs to the program.
     pub(crate) fn of_program(stream: &Arc<OwnedFd>, limit: Duration) -> Self {
         Self::new(stream, Some(limit), false)
     }
@@ -61,27 +61,27 @@ impl Watch {
         self.limit.is_some()
     }
 
-    /// How the peer has gone, if a look has found that.
+    /// The reason why the peer is gone, once a look has found that it is.
     pub(crate) const fn gone(&self) -> Option<CloseReason> {
         self.gone.get()
     }
 
-    /// The word with which the peer has gone.
+    /// The farewell of the peer, if it has sent one.
     pub(crate) const fn farewell(&self) -> Option<Farewell> {
         self.farewell.get()
     }
 
-    /// Has the stream end with this word.
+    /// Sets the farewell that is sent when the stream is closed.
     pub(crate) fn end_with(&self, last_word: Farewell) {
         self.last_word.set(last_word);
     }
 
-    /// What to poll for. Bytes that come on the stream wake nobody.
+    /// The events to poll for. Bytes that arrive on the stream cause no wake-up.
     pub(crate) fn file(&self) -> PollFd<'_> {
         PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::RDHUP)
     }
 
-    /// Notes what a poll has found. Returns true if that is the end.
+    /// Records the result of a poll. Returns true if the stream has ended.
     pub(crate) fn note(&self, polled: &PollFd<'_>) -> bool {
         let end = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         if polled.revents().intersects(end) && self.gone().is_none() {
@@ -93,7 +93,7 @@ impl Watch {
         self.gone().is_some()
     }
 
-    /// Looks without waiting, unless it was done just now.
+    /// Looks without waiting, unless the last look was less than `LOOKS` ago.
     pub(crate) fn look_now_and_then(&self) {
         let now = Instant::now();
         if self.looked.get().is_some_and(|last| now.duration_since(last) < LOOKS) {
@@ -103,7 +103,7 @@ impl Watch {
         self.look(Duration::ZERO);
     }
 
-    /// Looks for this long.
+    /// Waits for the end of the stream for at most `limit`.
     pub(crate) fn look(&self, limit: Duration) {
         let mut files = [self.file()];
         let limit = Timespec::try_from(limit).ok();
@@ -121,13 +121,14 @@ impl Drop for Watch {
     }
 }
 
-/// How a stream has ended. What came on a stream of the program's own is the program's.
+/// The reason for the end of a stream, and the farewell if there was one. Bytes on the program's own stream are left
+/// for the program to read.
 pub(crate) fn end_of(
     stream: &OwnedFd,
     is_of_rendezvous: bool,
     limit: Duration,
 ) -> (CloseReason, Option<Farewell>) {
-    // One more byte, which would be something else.
+    // One more byte than a farewell, to detect anything longer.
     let mut bytes = [0; Farewell::FRAME + 1];
     let peek = if is_of_rendezvous { RecvFlags::empty() } else { RecvFlags::PEEK };
     match recv(stream, &mut bytes, RecvFlags::DONTWAIT | peek) {
@@ -142,15 +143,14 @@ pub(crate) fn end_of(
     }
 }
 
-/// Sends the word with which the program has ended this end, if the stream takes it at once. A peer that has gone does not
-/// miss it.
+/// Sends the farewell of this end if that does not block. If it fails because the peer has gone, no one misses it.
 pub(crate) fn say_farewell(stream: &OwnedFd, farewell: &Farewell) {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     let _ = send(stream, &farewell.to_frame(), flags);
 }
 
-/// Has the kernel end a TCP stream whose peer is silent for this long. Other streams refuse the options, and have no
-/// machine at their other end that could be silent.
+/// Makes the kernel end a TCP stream whose peer is silent for this long. Other streams reject the options; they are
+/// local, so no remote machine can fall silent.
 pub(crate) fn notice_silence(stream: &OwnedFd, limit: Duration) {
     let KeepAlive { interval, user_timeout_ms, .. } = KeepAlive::within(limit);
     let _ = sockopt::set_socket_keepalive(stream, true);

@@ -1,4 +1,4 @@
-//! The words into which atomic operations put what the peer's word was, for callers who have no memory of their own.
+//! Registered words for the results of atomic operations, for callers that provide no memory of their own.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -9,18 +9,18 @@ use rdma_mem::{AccessFlags, ScatterList, SharedElement, SharedRegion};
 use super::Ledger;
 use super::queues::index;
 
-/// A registered word for each slot, and the dead slot's for calls. Registered when the first one is needed.
+/// A registered word for each slot; blocking calls use that of the dead slot. Registered on first use.
 #[derive(Debug, Default)]
 pub(super) struct Words(OnceLock<Arc<SharedRegion>>);
 
-/// The word of a call that has posted nothing else: the dead slot's, which is the first.
+/// The word of a blocking call, which has posted nothing else: that of the dead slot, which is the first.
 #[derive(Debug)]
 pub(crate) struct WordOfCall(Arc<SharedRegion>);
 
-/// How many bytes a word has.
+/// The size of a word in bytes.
 const WORD: usize = size_of::<u64>();
 
-/// One of the words. Whose request is in its slot, or whose handle holds the slot, has the word alone.
+/// One of the words. Only the request in its slot, or the handle that holds the slot, uses it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Word<'l> {
     words: &'l SharedRegion,
@@ -31,7 +31,7 @@ impl Ledger {
     /// The words of all slots.
     ///
     /// # Errors
-    /// If they cannot be registered.
+    /// The memory cannot be registered.
     pub(crate) fn words(&self) -> Result<&Arc<SharedRegion>, TransportError> {
         if let Some(words) = self.words.0.get() {
             return Ok(words);
@@ -42,10 +42,10 @@ impl Ledger {
         Ok(self.words.0.get_or_init(|| Arc::new(words)))
     }
 
-    /// The word of a blocking call, which has the ledger for itself.
+    /// The word of a blocking call, which uses the ledger exclusively.
     ///
     /// # Errors
-    /// Those of [`words`](Self::words).
+    /// Same errors as [`words`](Self::words).
     pub(crate) fn word_of_call(&self) -> Result<WordOfCall, TransportError> {
         self.words().map(Arc::clone).map(WordOfCall)
     }
@@ -56,12 +56,12 @@ impl WordOfCall {
         Word { words: &self.0, offset: 0 }
     }
 
-    /// Where the operation puts what the peer's word was.
+    /// The scatter list for the previous value of the peer's word.
     pub(crate) fn list(&self) -> ScatterList<'_, 1> {
         ScatterList::from([self.word().element()])
     }
 
-    /// What the operation has put there.
+    /// The previous value of the peer's word, after the operation.
     pub(crate) fn value(&self) -> u64 {
         self.word().value()
     }
@@ -69,7 +69,7 @@ impl WordOfCall {
 
 #[allow(clippy::expect_used)] // a slot's index is below their number
 impl<'l> Word<'l> {
-    /// The word of the slot of this WR ID.
+    /// The word of the slot with this WR ID.
     pub(crate) fn of_slot(words: &'l SharedRegion, id: u64) -> Self {
         Self { words, offset: index(id) * WORD }
     }
@@ -78,7 +78,7 @@ impl<'l> Word<'l> {
         self.words.element(self.offset..self.offset + WORD).expect("a word for each slot")
     }
 
-    /// What the operation has put there.
+    /// The previous value of the peer's word, after the operation.
     pub(crate) fn value(self) -> u64 {
         self.words.atomic_u64(self.offset).expect("a word for each slot").load(Ordering::Acquire)
     }

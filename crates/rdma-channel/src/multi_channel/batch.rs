@@ -17,7 +17,7 @@ use crate::request::BatchRequest;
 use crate::scope::Scope;
 use crate::scope::pending_work::{PendingWork, ScopedPendingWork};
 
-/// The requests for one peer, and their indices among all.
+/// The requests for one peer, with their positions among all requests.
 struct Group<'wr, 'data> {
     peer: usize,
     requests: Vec<BatchRequest<'wr, 'data>>,
@@ -25,7 +25,8 @@ struct Group<'wr, 'data> {
 }
 
 impl Ledger {
-    /// The requests by peers, in the order of the peers' first requests, if there is a peer for each, which takes requests.
+    /// Groups the requests by peer, in the order of each peer's first request. Fails unless each request has a peer
+    /// with an open connection.
     fn grouped<'wr, 'data>(
         &self,
         requests: impl IntoIterator<Item = ToPeer<BatchRequest<'wr, 'data>>>,
@@ -43,7 +44,7 @@ impl Ledger {
     }
 }
 
-/// What is of each group, in the order of all.
+/// Merges the results of the groups in the order of all requests.
 fn in_order<T>(parts: impl IntoIterator<Item = (Vec<usize>, Vec<T>)>) -> Vec<T> {
     let mut all: Vec<(usize, T)> =
         parts.into_iter().flat_map(|(places, part)| places.into_iter().zip(part)).collect();
@@ -52,20 +53,20 @@ fn in_order<T>(parts: impl IntoIterator<Item = (Vec<usize>, Vec<T>)>) -> Vec<T> 
 }
 
 impl MultiChannel {
-    /// Posts requests with one doorbell for each peer, and waits until all are done. In the order of the requests.
+    /// Posts requests with one doorbell for each peer, and waits until all have completed. Returns the successes in the
+    /// order of the requests.
     ///
-    /// Those for one peer are done in order. Unsignaled ones are done with the next signaled one for their peer, and the
-    /// last one for each peer is made signaled. The limit is the longest of the kinds in the batch. It allocates.
+    /// Requests for one peer complete in order. Unsignaled ones complete with the next signaled one for their peer; the
+    /// last one for each peer is made signaled. The limit is the longest of the kinds in the batch. The call allocates
+    /// memory.
     ///
     /// # Errors
     /// - [`TransportError::NoSuchPeer`] or [`TransportError::Closed`], before anything is posted;
-    /// - that of a post, as [`TransportError::BatchTooLarge`]: the requests before it are waited for as
-    ///   when a scope ends;
-    /// - [`TransportError::Collective`] with each operation that failed, or was not done in time, and its
-    ///   peer.
+    /// - the error of a failed post, for example [`TransportError::BatchTooLarge`]: the requests before it are waited
+    ///   for like at the end of a scope;
+    /// - [`TransportError::Collective`] with each operation that failed or timed out, and its peer.
     ///
-    /// The connections are closed whose operations failed, or were not done; the others stay as they
-    /// are.
+    /// Connections whose operations failed or timed out are closed; the others stay open.
     ///
     /// # Examples
     /// ```
@@ -107,7 +108,7 @@ impl MultiChannel {
 }
 
 impl Ledger {
-    /// Posts each peer's requests with one doorbell, and returns when the device uses the memory of none.
+    /// Posts each peer's requests with one doorbell. Returns when the device no longer uses the memory of any request.
     fn block_groups<'wr, 'data: 'wr>(
         &mut self,
         mut groups: Vec<Group<'wr, 'data>>,
@@ -144,14 +145,16 @@ impl Ledger {
 }
 
 impl<'scope> Scope<'scope, '_, MultiChannel> {
-    /// Posts requests with one doorbell for each peer; waits until all fit. The handles are in the
-    /// order of the requests. It allocates.
+    /// Posts requests with one doorbell for each peer. Waits until all fit into the queues. The handles are in the
+    /// order of the requests. The call allocates memory.
     ///
-    /// Unsignaled ones are done with the next signaled one for their peer; the last one for each peer is made signaled.
+    /// Unsignaled requests complete with the next signaled one for their peer; the last one for each peer is made
+    /// signaled.
     ///
     /// # Errors
-    /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`], before anything is posted. That of a post, as
-    /// [`TransportError::BatchTooLarge`]: what was posted before it is in flight then, and the scope ends it.
+    /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] is returned before anything is posted. If a post
+    /// fails, for example with [`TransportError::BatchTooLarge`], the requests before it are in flight, and the scope
+    /// ends them.
     pub fn post_batch<'wr, 'data: 'scope + 'wr>(
         &self,
         requests: impl IntoIterator<Item = ToPeer<BatchRequest<'wr, 'data>>>,

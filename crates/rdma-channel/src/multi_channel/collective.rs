@@ -16,10 +16,10 @@ use crate::lend::Call;
 use crate::request::Post;
 
 impl Ledger {
-    /// The requests, if there is a peer for each, which takes requests.
+    /// Collects the requests. Fails unless each has a peer with an open connection.
     ///
-    /// All are taken from the iterator before the first is posted: so nothing is posted in vain, and no code of the
-    /// caller's runs while the device has some.
+    /// The iterator is drained before the first post. So an invalid peer prevents all posts, and no code of the caller
+    /// runs while requests are in flight.
     pub(crate) fn gathered<W>(
         &self,
         requests: impl IntoIterator<Item = ToPeer<W>>,
@@ -34,7 +34,7 @@ impl Ledger {
         Ok(requests)
     }
 
-    /// Posts all requests, and returns when the device uses the memory of none.
+    /// Posts all requests. Returns when the device no longer uses the memory of any of them.
     fn block_collective<'data, W: Post<'data>>(
         &mut self,
         requests: impl IntoIterator<Item = ToPeer<W>>,
@@ -52,14 +52,14 @@ impl Ledger {
                     }
                 }
             };
-            // In the memory of the requests.
+            // Collects the IDs into the allocation of the requests.
             (requests.into_iter().map_while(post).collect(), refused)
         };
         self.block_each(post_all, |ledger, ids, refused| ledger.end_each(ids, refused, timeout))
     }
 
-    /// Waits for requests of a call so long, ends those that are not done then, and says how all have ended. Only their
-    /// own connections are closed.
+    /// Waits for the requests of a call for at most `timeout`, then ends those that are still in flight, and returns
+    /// all results. Only the connections of these requests are closed.
     pub(super) fn end_each(
         &mut self,
         ids: &[WorkId],
@@ -74,7 +74,7 @@ impl Ledger {
         self.settle_each(ids, refused.as_ref().and_then(|refusal| refusal.perhaps));
         let outcomes = self.outcomes(ids, timeout);
         if self.has_unreleased() {
-            // Others of the connections that were closed.
+            // Other requests of the connections that were closed.
             self.collect(0);
         }
         match awaited.or(refused.map(|refusal| refusal.error)) {
@@ -83,7 +83,7 @@ impl Ledger {
         }
     }
 
-    /// Waits until all are done, or the time is over.
+    /// Waits until all have completed, or the time is over.
     fn await_each(&self, ids: &[WorkId], limit: Duration) -> Result<(), TransportError> {
         let mut deadline = Deadline::new(limit);
         for id in ids {
@@ -97,7 +97,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Ends those that are not done, and the one that was refused and may be posted all the same.
+    /// Ends the requests that are still in flight, and the refused one if the device may have accepted it.
     fn settle_each(&mut self, ids: &[WorkId], perhaps: Option<WorkId>) {
         let mut late = ids.iter().chain(&perhaps).filter_map(|id| self.in_flight(id.wr_id()));
         if late.next().is_none() {
@@ -116,7 +116,7 @@ impl Ledger {
         });
     }
 
-    /// How they ended, in order; then their slots are free.
+    /// Returns the results in order, and frees the slots.
     fn outcomes(
         &self,
         ids: &[WorkId],
@@ -149,21 +149,21 @@ impl Ledger {
 }
 
 impl MultiChannel {
-    /// Sends a message for each request, each to its peer, and waits until all are over. Returns how they ended, in
-    /// the order of the requests.
+    /// Sends one message per request, each to the peer of its request, and waits until all have ended. Returns the
+    /// successes in the order of the requests.
     ///
-    /// All requests are taken from the iterator before the first is posted. There can be several for one peer, as
-    /// many as its queue holds. All are waited for, also if one fails, for no longer than one operation of the kind
-    /// may take: then the connections are closed whose requests are not done, and the others stay as they are.
+    /// The iterator is drained before the first post. There can be several requests for one peer, as many as its queue
+    /// can hold. The call waits for all, even if one fails, for at most the limit of the kind of operation. Then the
+    /// connections of unfinished requests are closed, and the others stay open.
     ///
-    /// The call allocates the list of the requests and that of the results, and nothing for each.
+    /// The call allocates a list of the requests and one of the results, and nothing per request.
     ///
     /// # Errors
-    /// - [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] ([`closed`](Self::closed) tells which peer), before
-    ///   anything is posted;
-    /// - that of a post: the requests before it are waited for as when a scope ends, for no longer than the
-    ///   [drain limit](crate::ChannelBuilder::drain_timeout), and their connections closed if that is not enough;
-    /// - [`TransportError::Collective`] with each operation that failed, or was not done in time, and its peer.
+    /// - [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] ([`closed`](Self::closed) identifies the peer),
+    ///   before anything is posted;
+    /// - the error of a failed post. The requests before it are waited for like at the end of a scope, for at most the
+    ///   [drain limit](crate::ChannelBuilder::drain_timeout). The connections of those still in flight are then closed;
+    /// - [`TransportError::Collective`] with each operation that failed or timed out, and its peer.
     ///
     /// # Examples
     /// ```
@@ -198,12 +198,12 @@ impl MultiChannel {
         self.ledger.block_collective(wrs)
     }
 
-    /// Writes for each request into memory of its peer.
+    /// Performs one write per request, each into memory of the peer of its request.
     ///
-    /// See [`scatter_send`](Self::scatter_send) for the rest.
+    /// See [`scatter_send`](Self::scatter_send) for details.
     ///
     /// # Errors
-    /// Those of [`scatter_send`](Self::scatter_send).
+    /// Same errors as [`scatter_send`](Self::scatter_send).
     pub fn scatter_write<'wr, 'data: 'wr>(
         &mut self,
         wrs: impl IntoIterator<Item = PeerWriteWorkRequest<'wr, 'data>>,
@@ -211,12 +211,12 @@ impl MultiChannel {
         self.ledger.block_collective(wrs)
     }
 
-    /// Takes one message for each request, each of its peer.
+    /// Receives one message per request, each from the peer of its request.
     ///
-    /// See [`scatter_send`](Self::scatter_send) for the rest.
+    /// See [`scatter_send`](Self::scatter_send) for details.
     ///
     /// # Errors
-    /// Those of [`scatter_send`](Self::scatter_send).
+    /// Same errors as [`scatter_send`](Self::scatter_send).
     pub fn gather_receive<'wr, 'data: 'wr>(
         &mut self,
         wrs: impl IntoIterator<Item = PeerReceiveWorkRequest<'wr, 'data>>,
@@ -224,12 +224,12 @@ impl MultiChannel {
         self.ledger.block_collective(wrs)
     }
 
-    /// Reads for each request memory of its peer.
+    /// Performs one read per request, each of memory of the peer of its request.
     ///
-    /// See [`scatter_send`](Self::scatter_send) for the rest.
+    /// See [`scatter_send`](Self::scatter_send) for details.
     ///
     /// # Errors
-    /// Those of [`scatter_send`](Self::scatter_send).
+    /// Same errors as [`scatter_send`](Self::scatter_send).
     pub fn gather_read<'wr, 'data: 'wr>(
         &mut self,
         wrs: impl IntoIterator<Item = PeerReadWorkRequest<'wr, 'data>>,
@@ -239,10 +239,10 @@ impl MultiChannel {
 
     /// Sends one message to each of these peers.
     ///
-    /// See [`scatter_send`](Self::scatter_send) for the rest.
+    /// See [`scatter_send`](Self::scatter_send) for details.
     ///
     /// # Errors
-    /// Those of [`scatter_send`](Self::scatter_send).
+    /// Same errors as [`scatter_send`](Self::scatter_send).
     pub fn multicast_send(
         &mut self,
         peers: impl IntoIterator<Item = usize>,

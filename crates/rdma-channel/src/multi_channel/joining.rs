@@ -1,4 +1,4 @@
-//! Peers that are prepared, and not added yet.
+//! Peers that are prepared but not added yet.
 
 use std::sync::Arc;
 
@@ -6,21 +6,21 @@ use rdma_qp::{CompletionQueue, Error, PreparedQueuePair, QueuePairEndpoint};
 
 use crate::channel::options::Options;
 
-/// What it takes to prepare more peers.
+/// The options and the count of prepared peers.
 #[derive(Debug)]
 pub(super) struct Joining {
     options: Box<Options>,
-    /// Each prepared peer has a clone, which tells how many there are, and that they are of these channels.
+    /// Each prepared peer holds a clone, which counts them and identifies the channels that prepared them.
     prepared: Arc<()>,
 }
 
-/// A peer that [`MultiChannel::prepare`](crate::MultiChannel::prepare) has made, and which waits for the endpoint of the
-/// other end.
+/// A peer that [`MultiChannel::prepare`](crate::MultiChannel::prepare) has created. It needs the endpoint of the other
+/// end.
 ///
-/// It can go to another thread, which exchanges the endpoints. When it is dropped there can be another one.
+/// It can move to another thread, which exchanges the endpoints. Dropping it frees its place.
 #[derive(Debug)]
 pub struct PreparedPeer {
-    /// Destroyed before it is not counted any more.
+    /// Destroyed before `of`, so that the peer is counted until then.
     qp: PreparedQueuePair,
     of: Arc<()>,
 }
@@ -38,23 +38,23 @@ impl Joining {
         Self { options, prepared: Arc::default() }
     }
 
-    /// How many inline bytes each peer is asked for.
+    /// The size of inline data that the program requested for each peer, in bytes.
     pub(super) const fn inline(&self) -> u32 {
         self.options.inline()
     }
 
-    /// How many peers are prepared, and not added yet. No other thread makes more of them.
+    /// Number of peers that are prepared but not added yet. No other thread can increase it.
     pub(super) fn prepared(&self) -> usize {
         Arc::strong_count(&self.prepared) - 1
     }
 
-    /// Another one, whose completions come to that queue, which is always the same.
+    /// Prepares a peer that completes in `cq`, which must be the same queue each time.
     pub(super) fn prepare(&self, cq: &CompletionQueue) -> Result<PreparedPeer, Error> {
         let qp = self.options.queue_pair(cq)?;
         Ok(PreparedPeer { qp, of: Arc::clone(&self.prepared) })
     }
 
-    /// The queue pair of one that was prepared here, and not elsewhere.
+    /// The queue pair of a peer that was prepared by these channels; `None` for one of other channels.
     pub(super) fn take(&self, peer: PreparedPeer) -> Option<PreparedQueuePair> {
         let PreparedPeer { qp, of } = peer;
         Arc::ptr_eq(&of, &self.prepared).then_some(qp)

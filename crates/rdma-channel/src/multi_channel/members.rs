@@ -1,4 +1,4 @@
-//! Peers that are added and removed.
+//! Adds and removes peers.
 
 use rdma_connect::TransportError;
 use rdma_qp::QueuePairEndpoint;
@@ -11,12 +11,12 @@ impl MultiChannel {
     /// Creates a queue pair for one more peer, with the options of the builder. [`add`](Self::add) connects it.
     ///
     /// # Errors
-    /// [`TransportError::TooManyPeers`] if there are as many peers as there
-    /// [can be](crate::ChannelBuilder::max_channels), those included that are prepared;
-    /// [`TransportError::IbvError`] with those of [`QueuePairBuilder::build`](rdma_qp::QueuePairBuilder::build).
+    /// [`TransportError::TooManyPeers`] if the number of peers, including prepared ones, has reached its
+    /// [maximum](crate::ChannelBuilder::max_channels). [`TransportError::IbvError`] with an error of
+    /// [`QueuePairBuilder::build`](rdma_qp::QueuePairBuilder::build).
     ///
     /// # Examples
-    /// A peer that has gone is replaced.
+    /// Replacing a peer that has gone:
     /// ```
     /// use rdma_channel::{CloseReason, TransportError, prelude::*};
     ///
@@ -26,7 +26,7 @@ impl MultiChannel {
     /// let mut peers = Vec::new();
     /// for _ in 0..2 {
     ///     let (here, there) = (center.prepare()?, pd.create_channel().build()?);
-    ///     let told = here.endpoint(); // what the peer has to know
+    ///     let told = here.endpoint(); // sent to the peer
     ///     center.add(here, there.endpoint())?;
     ///     peers.push(there.handshake(told)?);
     /// }
@@ -36,7 +36,7 @@ impl MultiChannel {
     /// assert_eq!(center.closed(0)?, Some(CloseReason::Absent));
     /// let (here, there) = (center.prepare()?, pd.create_channel().build()?);
     /// let told = here.endpoint();
-    /// assert_eq!(center.add(here, there.endpoint())?, 0); // the lowest index that is free
+    /// assert_eq!(center.add(here, there.endpoint())?, 0); // the lowest free index
     /// peers[0] = there.handshake(told)?;
     /// assert!(center.peers().eq([0, 1]));
     /// # Ok::<(), TransportError>(())
@@ -51,12 +51,13 @@ impl MultiChannel {
         Ok(self.joining.prepare(&self.ledger.cq)?)
     }
 
-    /// Connects to one more peer, which does the same with the endpoint of the prepared one. Returns its index: the
+    /// Connects to one more peer, which does the same with the endpoint of the prepared one. Returns its index, the
     /// lowest that is free.
     ///
     /// # Errors
-    /// [`TransportError::ForeignPeer`] if other channels have prepared it; [`TransportError::IbvError`] with those of
-    /// [`PreparedChannel::handshake`](crate::PreparedChannel::handshake). The prepared one is destroyed then.
+    /// [`TransportError::ForeignPeer`] if other channels have prepared the peer. [`TransportError::IbvError`] with an
+    /// error of [`PreparedChannel::handshake`](crate::PreparedChannel::handshake). After an error, the prepared peer is
+    /// destroyed.
     pub fn add(
         &mut self,
         prepared: PreparedPeer,
@@ -73,21 +74,20 @@ impl MultiChannel {
         Ok(peer)
     }
 
-    /// Ends the connection to a peer, whether it was closed or not, and destroys its queue pair. Its index is free for
-    /// the [next](Self::add) one.
+    /// Ends the connection to a peer, whether it was closed or not, and destroys its queue pair. The [next](Self::add)
+    /// peer can use its index.
     ///
-    /// What it still has in flight, which are [unpolled](Self::send_unpolled) operations, is flushed, for no longer
-    /// than the [drain limit](crate::ChannelBuilder::drain_timeout), and its memory is the caller's again when this
-    /// has succeeded. Nobody is told how these operations ended: ask their handles before. No completion of the
-    /// peer is taken for one of the next.
+    /// [Unpolled](Self::send_unpolled) operations that are still in flight are flushed, for at most the [drain
+    /// limit](crate::ChannelBuilder::drain_timeout). If `remove` succeeds, their memory belongs to the caller again. It
+    /// discards their results: poll their handles first. The next peer never receives completions of this one.
     ///
-    /// Until then, operations with that index are [`TransportError::Closed`], with
+    /// Until a peer is added there, operations with that index fail with [`TransportError::Closed`] and
     /// [`CloseReason::Absent`](crate::CloseReason::Absent).
     ///
     /// # Errors
-    /// - [`TransportError::NoSuchPeer`], and [`TransportError::Closed`] if no peer is there, or in a forked child;
-    /// - what the provider says if the queue pair cannot be destroyed. The connection stays closed, in its place,
-    ///   which no other peer gets, and its memory may be the device's. It can be removed again.
+    /// - [`TransportError::NoSuchPeer`], or [`TransportError::Closed`] if the place has no peer, or in a forked child;
+    /// - the provider's error if the queue pair cannot be destroyed. The connection stays closed in its place, which no
+    ///   other peer gets, and the device may still use its memory. `remove` can be called again.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn remove(&mut self, peer: usize) -> Result<(), TransportError> {
         let removed = self.ledger.remove(peer);
@@ -95,31 +95,31 @@ impl MultiChannel {
         removed
     }
 
-    /// The number of peers that there can be at a time.
+    /// The maximum number of peers at a time.
     fn most(&self) -> usize {
         self.ledger.queues.len()
     }
 
-    /// How many peers there are, those included whose connections are closed.
+    /// The number of peers, including those with closed connections.
     #[must_use]
     pub fn num_channels(&self) -> usize {
         self.ledger.members().count()
     }
 
-    /// The indices of the peers that there are, those included whose connections are closed.
+    /// The indices of the peers, including those with closed connections.
     pub fn peers(&self) -> impl Iterator<Item = usize> {
         self.ledger.members()
     }
 }
 
 impl Scope<'_, '_, MultiChannel> {
-    /// How many peers there are, those included whose connections are closed.
+    /// The number of peers, including those with closed connections.
     #[must_use]
     pub fn num_channels(&self) -> usize {
         self.only.ledger().members().count()
     }
 
-    /// The indices of the peers that there are, as [`MultiChannel::peers`].
+    /// The indices of the peers, like [`MultiChannel::peers`].
     pub fn peers(&self) -> impl Iterator<Item = usize> {
         self.only.ledger().members()
     }

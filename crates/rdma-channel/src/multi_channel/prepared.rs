@@ -8,32 +8,31 @@ use super::joining::Joining;
 use crate::channel::options::Options;
 use crate::ledger::Ledger;
 
-/// Channels that wait for the endpoints of their peers.
+/// Channels that are not connected yet. They need the endpoints of their peers.
 ///
-/// [`exchange`](crate::exchange) tells one peer over a connection that there is already, and
-/// [`exchange_all`](crate::exchange_all) all, if they are in one process.
+/// [`exchange`](crate::exchange) exchanges endpoints with one peer over an existing connection, and
+/// [`exchange_all`](crate::exchange_all) with all peers if they are in one process.
 #[derive(Debug)]
 pub struct PreparedMultiChannel {
     pub(crate) qps: Vec<PreparedQueuePair>,
     pub(crate) cq: CompletionQueue,
-    /// How many there can be: the completion queue has the capacity for all.
+    /// The maximum number of peers. The completion queue has room for all.
     pub(crate) most: usize,
     pub(crate) options: Box<Options>,
 }
 
 impl PreparedMultiChannel {
-    /// What each peer has to know, in order.
+    /// The endpoints for the peers, in order.
     #[must_use]
     pub fn endpoints(&self) -> Box<[QueuePairEndpoint]> {
         self.qps.iter().map(PreparedQueuePair::endpoint).collect()
     }
 
-    /// Connects to the peers, in order: to each with its endpoint, and it does the same with the one that it was told.
+    /// Connects to the peers, in the order of their endpoints. Each peer connects to the endpoint that it received.
     ///
     /// # Errors
-    /// [`TransportError::EndpointCount`], before anything is connected, if there are not as many endpoints as
-    /// channels; else those of
-    /// [`PreparedChannel::handshake`](crate::PreparedChannel::handshake).
+    /// [`TransportError::EndpointCount`], before anything is connected, if the numbers of endpoints and channels
+    /// differ. Otherwise, same errors as [`PreparedChannel::handshake`](crate::PreparedChannel::handshake).
     ///
     /// # Examples
     /// ```

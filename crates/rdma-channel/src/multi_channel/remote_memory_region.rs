@@ -1,10 +1,10 @@
-//! Memory of a peer, and of which.
+//! Memory of a peer, with the index of the peer.
 
 use rdma_mem::RemoteMemoryRegion;
 
 /// Memory of one of several peers.
 ///
-/// The macros for fields, as [`remote_struct_field!`](rdma_mem::remote_struct_field), take it too.
+/// The field macros, for example [`remote_struct_field!`](rdma_mem::remote_struct_field), also accept it.
 ///
 /// # Examples
 /// ```
@@ -25,14 +25,14 @@ pub struct PeerRemoteMemoryRegion {
 }
 
 impl PeerRemoteMemoryRegion {
-    /// That memory of that peer.
+    /// Combines memory with the index of its peer.
     #[inline]
     #[must_use]
     pub fn new(peer: usize, remote: impl Into<RemoteMemoryRegion>) -> Self {
         Self { peer, remote: remote.into() }
     }
 
-    /// Whose it is.
+    /// The index of the peer that owns the memory.
     #[inline]
     #[must_use]
     pub const fn peer(&self) -> usize {
@@ -46,14 +46,14 @@ impl PeerRemoteMemoryRegion {
         self.remote
     }
 
-    /// What is left from `offset` on, in bytes; as [`RemoteMemoryRegion::sub_region`].
+    /// The part from `offset` on, in bytes; like [`RemoteMemoryRegion::sub_region`].
     #[inline]
     #[must_use]
     pub fn sub_region(&self, offset: usize) -> Option<Self> {
         Some(Self { remote: self.remote.sub_region(offset)?, ..*self })
     }
 
-    /// As [`RemoteMemoryRegion::sub_region_unchecked`].
+    /// Like [`RemoteMemoryRegion::sub_region_unchecked`].
     #[inline]
     #[must_use]
     pub const fn sub_region_unchecked(&self, offset: usize) -> Self {
@@ -74,7 +74,7 @@ impl PeerRemoteMemoryRegion {
         Some(Self { remote: self.remote.__element(index, stride, offset, length)?, ..*self })
     }
 
-    /// As [`__element`](Self::__element), also past the end.
+    /// Like [`__element`](Self::__element), without a check of the end.
     #[doc(hidden)]
     #[inline]
     #[must_use]

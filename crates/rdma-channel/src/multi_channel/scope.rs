@@ -16,16 +16,16 @@ use crate::scope::pending_work::{PendingWork, ScopedPendingWork};
 use crate::scope::{Bounded, Scope, ScopeError, settle, settle_manual};
 
 impl MultiChannel {
-    /// Runs a closure that posts operations, with any of the peers, which are all over when this returns; see
+    /// Runs a closure that posts operations with any of the peers. All operations have ended when this returns; see
     /// [`Channel::scope`](crate::Channel::scope).
     ///
-    /// A connection whose operations are not done within the drain limit is closed; the others stay as they are.
+    /// Connections with operations still in flight after the drain limit are closed; the others stay open.
     ///
     /// # Errors
-    /// Those of [`Channel::scope`](crate::Channel::scope).
+    /// Same errors as [`Channel::scope`](crate::Channel::scope).
     ///
     /// # Aborts
-    /// Where [`Channel::scope`](crate::Channel::scope) does.
+    /// Like [`Channel::scope`](crate::Channel::scope), aborts the process if memory in use cannot be released.
     #[inline(always)]
     pub fn scope<'env, T, E>(
         &'env mut self,
@@ -34,11 +34,11 @@ impl MultiChannel {
         settle(self.ledger.scope(f))
     }
 
-    /// As [`scope`](Self::scope), with one deadline for all of it; see
+    /// Like [`scope`](Self::scope), with one deadline for the whole scope; see
     /// [`Channel::scope_deadline`](crate::Channel::scope_deadline).
     ///
     /// # Errors
-    /// Those of [`Channel::scope_deadline`](crate::Channel::scope_deadline).
+    /// Same errors as [`Channel::scope_deadline`](crate::Channel::scope_deadline).
     #[doc(alias = "timeout")]
     pub fn scope_deadline<'env, T, E>(
         &'env mut self,
@@ -48,13 +48,13 @@ impl MultiChannel {
         settle(Bounded::new(&mut self.ledger, limit).ledger.scope(f))
     }
 
-    /// As [`scope`](Self::scope), of a closure that asks all its handles how their operations ended.
+    /// Like [`scope`](Self::scope), for a closure that polls all its handles until their operations have ended.
     ///
     /// # Errors
-    /// What the closure says, as it is.
+    /// The error of the closure, unchanged.
     ///
     /// # Panics
-    /// If the closure succeeds and has not asked all: after they have ended.
+    /// Panics if the closure succeeds without polling all handles to the end. The operations have ended by then.
     #[inline(always)]
     #[track_caller]
     pub fn manual_scope<'env, T, E>(
@@ -66,10 +66,10 @@ impl MultiChannel {
 }
 
 impl<'scope> Scope<'scope, '_, MultiChannel> {
-    /// Posts operations with that peer: all that the scope of a channel does.
+    /// Posts operations with one peer, in all forms of a channel's scope.
     ///
     /// # Errors
-    /// [`TransportError::NoSuchPeer`].
+    /// [`TransportError::NoSuchPeer`] if the peer does not exist.
     ///
     /// # Examples
     /// ```
@@ -129,11 +129,11 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         Ok(handles)
     }
 
-    /// Posts a message to a peer. Waits for a free slot, as long as a send may take.
+    /// Posts a message to a peer. Waits for a free slot, for at most the limit of a send.
     ///
     /// # Errors
-    /// Why the request was not posted; nothing has changed then. [`TransportError::NoSuchPeer`] if
-    /// there is none.
+    /// The reason why the request was not posted; nothing has changed. [`TransportError::NoSuchPeer`] if the peer does
+    /// not exist.
     #[inline]
     pub fn post_send<'data: 'scope>(
         &self,
@@ -142,13 +142,13 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post(wr)
     }
 
-    /// Posts a message for each request, to its peer.
+    /// Posts one message per request, each to the peer of its request.
     ///
-    /// All requests are taken from the iterator before the first is posted.
+    /// The iterator is drained before the first post.
     ///
     /// # Errors
-    /// [`TransportError::NoSuchPeer`], or [`TransportError::Closed`], before anything is posted. That of a post:
-    /// the requests before it are in flight then, and the scope ends them.
+    /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] is returned before anything is posted. If a post
+    /// fails, the requests before it are in flight, and the scope ends them.
     pub fn post_scatter_send<'wr, 'data: 'scope + 'wr>(
         &self,
         wrs: impl IntoIterator<Item = PeerSendWorkRequest<'wr, 'data>>,
@@ -156,11 +156,11 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post_each(wrs)
     }
 
-    /// Posts a write into memory of a peer. Waits for a free slot, as long as a write may take.
+    /// Posts a write into a peer's memory. Waits for a free slot, for at most the limit of a write.
     ///
     /// # Errors
-    /// Why the request was not posted; nothing has changed then. [`TransportError::NoSuchPeer`] if
-    /// there is none.
+    /// The reason why the request was not posted; nothing has changed. [`TransportError::NoSuchPeer`] if the peer does
+    /// not exist.
     #[inline]
     pub fn post_write<'data: 'scope>(
         &self,
@@ -169,13 +169,13 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post(wr)
     }
 
-    /// Posts a write for each request, into memory of its peer.
+    /// Posts one write per request, each into memory of the peer of its request.
     ///
-    /// All requests are taken from the iterator before the first is posted.
+    /// The iterator is drained before the first post.
     ///
     /// # Errors
-    /// [`TransportError::NoSuchPeer`], or [`TransportError::Closed`], before anything is posted. That of a post:
-    /// the requests before it are in flight then, and the scope ends them.
+    /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] is returned before anything is posted. If a post
+    /// fails, the requests before it are in flight, and the scope ends them.
     pub fn post_scatter_write<'wr, 'data: 'scope + 'wr>(
         &self,
         wrs: impl IntoIterator<Item = PeerWriteWorkRequest<'wr, 'data>>,
@@ -183,11 +183,11 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post_each(wrs)
     }
 
-    /// Posts a read of memory of a peer. Waits for a free slot, as long as a read may take.
+    /// Posts a read of a peer's memory. Waits for a free slot, for at most the limit of a read.
     ///
     /// # Errors
-    /// Why the request was not posted; nothing has changed then. [`TransportError::NoSuchPeer`] if
-    /// there is none.
+    /// The reason why the request was not posted; nothing has changed. [`TransportError::NoSuchPeer`] if the peer does
+    /// not exist.
     #[inline]
     pub fn post_read<'data: 'scope>(
         &self,
@@ -196,13 +196,13 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post(wr)
     }
 
-    /// Posts a read for each request, of memory of its peer.
+    /// Posts one read per request, each of memory of the peer of its request.
     ///
-    /// All requests are taken from the iterator before the first is posted.
+    /// The iterator is drained before the first post.
     ///
     /// # Errors
-    /// [`TransportError::NoSuchPeer`], or [`TransportError::Closed`], before anything is posted. That of a post:
-    /// the requests before it are in flight then, and the scope ends them.
+    /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] is returned before anything is posted. If a post
+    /// fails, the requests before it are in flight, and the scope ends them.
     pub fn post_gather_read<'wr, 'data: 'scope + 'wr>(
         &self,
         wrs: impl IntoIterator<Item = PeerReadWorkRequest<'wr, 'data>>,
@@ -210,12 +210,11 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post_each(wrs)
     }
 
-    /// Posts a receive for a message of a peer. A full queue is as for
-    /// [`ScopedPeer::post_receive`].
+    /// Posts a receive for a message from a peer. A full queue has the same effect as in [`ScopedPeer::post_receive`].
     ///
     /// # Errors
-    /// Why the request was not posted; nothing has changed then. [`TransportError::NoSuchPeer`] if
-    /// there is none.
+    /// The reason why the request was not posted; nothing has changed. [`TransportError::NoSuchPeer`] if the peer does
+    /// not exist.
     #[inline]
     pub fn post_receive<'data: 'scope>(
         &self,
@@ -224,13 +223,13 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post(wr)
     }
 
-    /// Posts a receive for a message for each request, of its peer.
+    /// Posts one receive per request, each for a message from the peer of its request.
     ///
-    /// All requests are taken from the iterator before the first is posted.
+    /// The iterator is drained before the first post.
     ///
     /// # Errors
-    /// [`TransportError::NoSuchPeer`], or [`TransportError::Closed`], before anything is posted. That of a post:
-    /// the requests before it are in flight then, and the scope ends them.
+    /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] is returned before anything is posted. If a post
+    /// fails, the requests before it are in flight, and the scope ends them.
     pub fn post_gather_receive<'wr, 'data: 'scope + 'wr>(
         &self,
         wrs: impl IntoIterator<Item = PeerReceiveWorkRequest<'wr, 'data>>,
@@ -241,7 +240,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     /// Posts one message to each of these peers; see [`post_scatter_send`](Self::post_scatter_send).
     ///
     /// # Errors
-    /// Those of [`post_scatter_send`](Self::post_scatter_send).
+    /// Same errors as [`post_scatter_send`](Self::post_scatter_send).
     pub fn post_multicast_send<'data: 'scope>(
         &self,
         peers: impl IntoIterator<Item = usize>,
@@ -250,7 +249,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post_each(peers.into_iter().map(|peer| PeerSendWorkRequest::from_wr(peer, wr)))
     }
 
-    /// The domain whose memory the channels use.
+    /// The protection domain of the memory that the channels use.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.only.pd()

@@ -1,4 +1,4 @@
-//! Work requests, each with the peer that it is for.
+//! Work requests with the index of their peer.
 
 use rdma_mem::{GatherElement, ScatterElement};
 use rdma_qp::{
@@ -8,10 +8,10 @@ use rdma_qp::{
 use super::remote_memory_region::PeerRemoteMemoryRegion;
 use crate::request::BatchRequest;
 
-/// A work request with the peer that it is for, counted from 0.
+/// A work request with the index of its peer, counted from 0.
 ///
-/// Each kind has a name of its own, like [`PeerSendWorkRequest`], and the usual constructors of the request, with the peer
-/// before their arguments. [`from_wr`](Self::from_wr) takes any other request: with flags, inline, of registered
+/// Each kind has its own name, like [`PeerSendWorkRequest`], and the usual constructors of the request, with the
+/// peer as first argument. [`from_wr`](Self::from_wr) accepts any other request: with flags, inline, with registered
 /// slices, or atomic.
 ///
 /// # Examples
@@ -31,24 +31,24 @@ pub struct ToPeer<W> {
 
 /// A message to a peer; see [`SendWorkRequest`].
 pub type PeerSendWorkRequest<'wr, 'data> = ToPeer<SendWorkRequest<'wr, 'data>>;
-/// Memory for one message of a peer; see [`ReceiveWorkRequest`].
+/// Memory for one message from a peer; see [`ReceiveWorkRequest`].
 pub type PeerReceiveWorkRequest<'wr, 'data> = ToPeer<ReceiveWorkRequest<'wr, 'data>>;
-/// A write into memory of a peer; see [`WriteWorkRequest`].
+/// A write into a peer's memory; see [`WriteWorkRequest`].
 pub type PeerWriteWorkRequest<'wr, 'data> = ToPeer<WriteWorkRequest<'wr, 'data>>;
-/// A read of memory of a peer; see [`ReadWorkRequest`].
+/// A read of a peer's memory; see [`ReadWorkRequest`].
 pub type PeerReadWorkRequest<'wr, 'data> = ToPeer<ReadWorkRequest<'wr, 'data>>;
-/// An atomic operation on memory of a peer; see [`AtomicWorkRequest`]. Made by [`from_wr`](ToPeer::from_wr).
+/// An atomic operation on a peer's memory; see [`AtomicWorkRequest`]. Created with [`from_wr`](ToPeer::from_wr).
 pub type PeerAtomicWorkRequest<'wr, 'data> = ToPeer<AtomicWorkRequest<'wr, 'data>>;
 
 impl<W> ToPeer<W> {
-    /// A request as it is, for that peer: with flags, or of registered slices.
+    /// Adds the index of a peer to any request, for example one with flags or registered slices.
     #[inline]
     #[must_use]
     pub const fn from_wr(peer: usize, wr: W) -> Self {
         Self { peer, wr }
     }
 
-    /// The index of the peer that the request is for.
+    /// The index of the peer.
     #[inline]
     #[must_use]
     pub const fn peer(&self) -> usize {
@@ -83,7 +83,7 @@ macro_rules! in_a_batch {
 in_a_batch!(SendWorkRequest WriteWorkRequest ReadWorkRequest AtomicWorkRequest);
 
 impl<'wr, 'data> ToPeer<SendWorkRequest<'wr, 'data>> {
-    /// Sends the bytes of these elements as one message to that peer.
+    /// Sends the bytes of these elements as one message to the peer.
     #[inline]
     #[must_use]
     pub const fn new(peer: usize, gather_elements: &'wr [GatherElement<'data>]) -> Self {
@@ -106,14 +106,14 @@ impl<'wr, 'data> ToPeer<SendWorkRequest<'wr, 'data>> {
 }
 
 impl<'wr, 'data> ToPeer<ReceiveWorkRequest<'wr, 'data>> {
-    /// Takes one message of that peer into these elements, in order.
+    /// Receives one message from the peer into these elements, in order.
     #[inline]
     #[must_use]
     pub const fn new(peer: usize, scatter_elements: &'wr mut [ScatterElement<'data>]) -> Self {
         Self::from_wr(peer, ReceiveWorkRequest::new(scatter_elements))
     }
 
-    /// Takes a message of no bytes, or the immediate data of a write.
+    /// Receives an empty message, or the immediate data of a write.
     #[inline]
     #[must_use]
     pub const fn only_immediate(peer: usize) -> Self {
@@ -132,7 +132,7 @@ impl<'wr, 'data> ToPeer<WriteWorkRequest<'wr, 'data>> {
         Self::from_wr(remote.peer(), WriteWorkRequest::new(gather_elements, remote.remote()))
     }
 
-    /// Sends immediate data along, which a receive of the peer takes.
+    /// Adds immediate data, which a receive of the peer gets.
     #[inline]
     #[must_use]
     pub const fn with_immediate(self, immediate: u32) -> Self {
@@ -141,7 +141,7 @@ impl<'wr, 'data> ToPeer<WriteWorkRequest<'wr, 'data>> {
 }
 
 impl<'wr, 'data> ToPeer<ReadWorkRequest<'wr, 'data>> {
-    /// Reads as many bytes from the beginning of `remote` as these elements have.
+    /// Reads from the beginning of `remote`, until these elements are full.
     #[inline]
     #[must_use]
     pub const fn new(

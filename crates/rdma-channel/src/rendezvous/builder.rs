@@ -1,4 +1,4 @@
-//! Channels by an address.
+//! Builds channels with an address.
 
 use std::net::ToSocketAddrs;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use super::listener::ChannelListener;
 use crate::channel::Channel;
 use crate::channel::builder::ChannelBuilder;
 
-/// What a [`RendezvousBuilder`] makes: a channel or a listener, but no
-/// [`PreparedChannel`](crate::PreparedChannel), for which options of the rendezvous would be in vain.
+/// The product of a [`RendezvousBuilder`]: a channel or a listener. It cannot create a
+/// [`PreparedChannel`](crate::PreparedChannel), on which options of the rendezvous would have no effect.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Rendezvous {}
 
-/// The options of a channel, and those of its rendezvous: a [`ChannelBuilder`] that was given one of the latter.
+/// The options of a channel and of its rendezvous: a [`ChannelBuilder`] with at least one of the latter.
 ///
-/// It has no `build`, which makes no rendezvous:
+/// It has no `build`, because that performs no rendezvous:
 /// ```compile_fail,E0599
 /// # use rdma_channel::prelude::*;
 /// # rdma_soft::install();
@@ -30,7 +30,7 @@ pub struct Rendezvous {}
 /// ```
 pub type RendezvousBuilder<'a> = ChannelBuilder<'a, Rendezvous>;
 
-/// What builders that connect by an address make: with options of the rendezvous or without.
+/// The products of builders that connect with an address, with or without options of the rendezvous.
 #[allow(unnameable_types)] // that is how it is sealed
 pub trait ByAddress {}
 
@@ -38,11 +38,11 @@ impl ByAddress for Channel {}
 impl ByAddress for Rendezvous {}
 
 impl Channel {
-    /// Connects to the [listener](crate::ChannelListener) at this address, with the default options; as
-    /// [`connect`](ChannelBuilder::connect) of the builder, whose user bytes of the server are dropped.
+    /// Connects to the [listener](crate::ChannelListener) at this address, with the default options. Like
+    /// [`connect`](ChannelBuilder::connect) of the builder, except that the user bytes of the server are dropped.
     ///
     /// # Errors
-    /// Those of [`ChannelBuilder::connect`].
+    /// Same errors as [`ChannelBuilder::connect`].
     ///
     /// # Examples
     /// ```
@@ -65,9 +65,9 @@ impl Channel {
 }
 
 impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
-    /// Bytes for the other end, at most 1,024: of a client, what the server's program
-    /// [sees](crate::Incoming::user_bytes) before it accepts; of a listener, what [`accept`](ChannelListener::accept)
-    /// answers. Default: none.
+    /// The bytes to send to the other end, at most 1,024. The server's program [reads](crate::Incoming::user_bytes)
+    /// those of a client before it accepts the client. A listener's [`accept`](ChannelListener::accept) answers with
+    /// its own. Default: none.
     ///
     /// # Examples
     /// ```
@@ -95,46 +95,48 @@ impl<'a, C: ByAddress> ChannelBuilder<'a, C> {
         builder
     }
 
-    /// How long the rendezvous may take: of a client all of [`connect`](Self::connect) but looking up the name, of a
-    /// listener what each client does for its part. Default: 10 seconds. [`Duration::MAX`] is no limit.
+    /// The time limit of the rendezvous. For a client it includes all of [`connect`](Self::connect) except the lookup
+    /// of the name; for a listener it applies to each client's part. Default: 10 seconds. [`Duration::MAX`] means no
+    /// limit.
     pub fn rendezvous_timeout(self, timeout: Duration) -> RendezvousBuilder<'a> {
         let mut builder = self.into_builder_of::<Rendezvous>();
         builder.rendezvous.timeout = timeout;
         builder
     }
 
-    /// Connects to the [listener](ChannelListener) at this address, and returns what its program says, the
-    /// [`user_bytes`](Self::user_bytes) of the other end.
+    /// Connects to the [listener](ChannelListener) at this address. Returns the [`user_bytes`](Self::user_bytes) of the
+    /// other end together with the channel.
     ///
-    /// Both ends can send when it has returned. If there are several addresses, each is tried in order until one takes
-    /// the connection; none has more of the time than its share. The time is that of
-    /// [`rendezvous_timeout`](Self::rendezvous_timeout), and looking up a name is not part of it.
+    /// After it has returned, both ends can send. If there are several addresses, it tries them in order until one
+    /// accepts the connection, and each gets an equal share of the time. The time limit is
+    /// [`rendezvous_timeout`](Self::rendezvous_timeout), which does not include the lookup of a name.
     ///
     /// # Errors
     /// | | |
     /// |---|---|
-    /// | [`NobodyListens`](ConnectError::NobodyListens), [`Io`](ConnectError::Io) | there is no connection to any of the addresses |
-    /// | [`Rejected`](ConnectError::Rejected) | the server does not want this client, or its queue pair does not fit, with the reason |
-    /// | [`Busy`](ConnectError::Busy) | the server has as many clients as there can be, or no queue pair for this one: try again later |
-    /// | [`Timeout`](ConnectError::Timeout) | it took too long |
-    /// | [`Closed`](ConnectError::Closed) | the server ended meanwhile |
-    /// | [`Foreign`](ConnectError::Foreign), [`Version`](ConnectError::Version), [`Garbled`](ConnectError::Garbled) | what listens there speaks something else |
+    /// | [`NobodyListens`](ConnectError::NobodyListens), [`Io`](ConnectError::Io) | no connection to any of the addresses was possible |
+    /// | [`Rejected`](ConnectError::Rejected) | the server rejects this client, or its queue pair does not fit, with the reason |
+    /// | [`Busy`](ConnectError::Busy) | the server is full, or has no queue pair for this client: try again later |
+    /// | [`Timeout`](ConnectError::Timeout) | the time limit has expired |
+    /// | [`Closed`](ConnectError::Closed) | the server ended during the rendezvous |
+    /// | [`Foreign`](ConnectError::Foreign), [`Version`](ConnectError::Version), [`Garbled`](ConnectError::Garbled) | the program at this address uses another protocol or version |
     /// | [`Resolve`](ConnectError::Resolve), [`NoAddress`](ConnectError::NoAddress) | the name has no address |
     /// | [`UserBytesTooLong`](ConnectError::UserBytesTooLong) | there are more than 1,024 user bytes |
-    /// | [`Verbs`](ConnectError::Verbs) | those of [`build`](Self::build) and [`handshake`](crate::PreparedChannel::handshake) |
+    /// | [`Verbs`](ConnectError::Verbs) | an error of [`build`](Self::build) or [`handshake`](crate::PreparedChannel::handshake) |
     #[doc(alias("rdma_cm", "rdma_connect"))]
     pub fn connect(self, addr: impl ToSocketAddrs) -> Result<(Channel, Box<[u8]>), ConnectError> {
         ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;
         client::connect(&self.options, &self.rendezvous, resolve(addr)?)
     }
 
-    /// Listens at this address for clients, each of which becomes a channel with these options. Port 0 has the kernel
-    /// choose one. If there are several addresses, it is the first that can be listened at.
+    /// Listens at the first usable address for clients, and turns each into a channel with these options. For port 0,
+    /// the kernel chooses a port.
     ///
     /// # Errors
-    /// [`Io`](ConnectError::Io), of the first address; [`Resolve`](ConnectError::Resolve),
-    /// [`NoAddress`](ConnectError::NoAddress) and [`UserBytesTooLong`](ConnectError::UserBytesTooLong) as for
-    /// [`connect`](Self::connect); [`Verbs`](ConnectError::Verbs) if no channel can be made with these options.
+    /// - [`Io`](ConnectError::Io) for the first address;
+    /// - [`Resolve`](ConnectError::Resolve), [`NoAddress`](ConnectError::NoAddress) and
+    ///   [`UserBytesTooLong`](ConnectError::UserBytesTooLong), like [`connect`](Self::connect);
+    /// - [`Verbs`](ConnectError::Verbs) if no channel can be created with these options.
     ///
     /// # Examples
     /// See [`ChannelListener`] and [`Incoming`](crate::Incoming).

@@ -14,7 +14,7 @@ use crate::channel::prepared::PreparedChannel;
 use crate::exchange::TimedStream;
 use crate::ledger::watch::Watch;
 
-/// Becomes a channel with the listener at one of the addresses, and returns what its program says.
+/// Creates a channel to the listener at one of the addresses. Returns it with the user bytes of the listener.
 pub(super) fn connect(
     options: &Options,
     rendezvous: &RendezvousOptions,
@@ -40,7 +40,7 @@ pub(super) fn connect(
         Ok(endpoint) => endpoint,
         Err(error) => {
             if let Some(last) = server.client.last_message() {
-                // A server that has gone does not need it.
+                // A server that has gone does not need this message.
                 let _ = server.send(&last);
             }
             return Err(error);
@@ -57,7 +57,7 @@ pub(super) fn connect(
     Ok((channel, user_bytes))
 }
 
-/// A stream to the first of the addresses that takes one.
+/// Connects a stream to the first address that accepts it.
 fn reach(dial: &mut Dial) -> Result<(TcpStream, SocketAddr), ConnectError> {
     loop {
         let (address, share) = dial.next(Instant::now())?;
@@ -73,7 +73,7 @@ fn reach(dial: &mut Dial) -> Result<(TcpStream, SocketAddr), ConnectError> {
     }
 }
 
-/// The server, as its client sees it.
+/// The stream to the server, with the state of the client.
 struct ServerStream {
     stream: TcpStream,
     client: Client,
@@ -93,7 +93,7 @@ impl ServerStream {
         Ok(())
     }
 
-    /// Receives until the client has what it awaits.
+    /// Receives bytes until `take` returns a value.
     fn receive<T>(
         &mut self,
         take: impl Fn(&mut Client, &[u8]) -> Result<Option<T>, ConnectError>,

@@ -12,14 +12,14 @@ use rustix::process::{Resource, getrlimit};
 
 use super::files::{Added, EventFlags, Files};
 
-/// The socket of a listener and its clients, which progress when they are served. No call here waits for a client.
+/// The socket of a listener and its clients, which make progress when they are served. No call here waits for a client.
 pub(crate) struct Listening<M: MakeEnds> {
     socket: TcpListener,
     maker: M,
-    /// The socket, the streams of the clients by their keys, and what else the owner waits for.
+    /// The socket, the streams of the clients by their keys, and other files that the owner waits for.
     files: Files,
     ready: Vec<u64>,
-    /// Whether the socket is among the files that are waited for.
+    /// Whether the socket is among the polled files.
     is_taking: bool,
     clients: Clients<Added, M::End>,
 }
@@ -27,20 +27,20 @@ pub(crate) struct Listening<M: MakeEnds> {
 /// The key of the socket.
 const SOCKET: u64 = u64::MAX;
 
-/// How long the clients are served that have said something, though the limit of the call is over.
+/// The time for serving clients that have sent something, even if the limit of the call is over.
 const PASS: Duration = Duration::from_millis(100);
 
-/// Clients taken from the socket at a time, before those that have said something are served.
+/// Clients accepted from the socket at a time, before those that have sent something are served.
 const TAKEN: usize = 64;
 
-/// Clients that wait in the socket's backlog, if the kernel allows that many (`net.core.somaxconn`).
+/// The size of the socket's backlog, if the kernel allows that many (`net.core.somaxconn`).
 const BACKLOG: i32 = 1024;
 
 impl<M: MakeEnds> Listening<M> {
-    /// Listens at the first of the addresses that can be listened at, and waits with these files.
+    /// Listens at the first usable address, and waits with these files.
     ///
     /// # Errors
-    /// [`ConnectError::Io`], of the first address.
+    /// [`ConnectError::Io`] for the first address.
     pub(crate) fn new(
         maker: M,
         timeout: Duration,
@@ -57,10 +57,10 @@ impl<M: MakeEnds> Listening<M> {
         &self.maker
     }
 
-    /// Waits for the socket if clients are taken from it now.
+    /// Adds the socket to the polled files, or removes it, depending on whether clients can be accepted now.
     ///
     /// # Errors
-    /// [`ConnectError::Io`] if the kernel refuses that.
+    /// [`ConnectError::Io`] if the kernel refuses the change.
     pub(crate) fn update_taking(&mut self) -> Result<(), ConnectError> {
         let takes = self.clients.takes(Instant::now());
         if takes != self.is_taking {
@@ -72,7 +72,7 @@ impl<M: MakeEnds> Listening<M> {
         Ok(())
     }
 
-    /// Waits until something has happened, and does what is to be done for it.
+    /// Waits until something happens, and handles it.
     pub(crate) fn serve(&mut self, until: Until) -> Result<(), ConnectError> {
         let now = Instant::now();
         let wait = match self.has_news() {
@@ -89,12 +89,12 @@ impl<M: MakeEnds> Listening<M> {
         served
     }
 
-    /// Does what is to be done for the files of these keys, and for clients whose time is over.
+    /// Handles the files with these keys, and the clients whose time is over.
     pub(crate) fn serve_ready(&mut self, ready: &[u64], until: Until) {
         self.clients.check(ready);
         let pass = Until::after(Instant::now(), PASS);
         for &key in ready {
-            // A device may take its time to connect a queue pair. The next clients still have their bytes in their
+            // A device may take long to connect a queue pair. Meanwhile the bytes of the next clients stay in their
             // sockets.
             let now = Instant::now();
             if pass.is_over(now) && until.is_over(now) {
@@ -114,7 +114,7 @@ impl<M: MakeEnds> Listening<M> {
         }
     }
 
-    /// Takes clients that are there. If there is no room for one, another one goes.
+    /// Accepts waiting clients. If there is no room for one, another one is dropped.
     fn take_clients(&mut self) {
         for taken in 0..TAKEN {
             let now = Instant::now();
@@ -127,10 +127,10 @@ impl<M: MakeEnds> Listening<M> {
         }
     }
 
-    /// Takes one client that is there.
+    /// Accepts one waiting client.
     fn take_client(&mut self, now: Instant) -> io::Result<()> {
         let (stream, address) = self.socket.accept()?;
-        // Without it the client waits longer, no more.
+        // If this fails, the client only waits longer.
         let _ = stream.set_nodelay(true);
         let addresses = stream_addresses(stream.local_addr(), address);
         let key = self.clients.next_key();
@@ -142,7 +142,7 @@ impl<M: MakeEnds> Listening<M> {
 
 fn listen(address: SocketAddr, files: &Files) -> io::Result<(TcpListener, SocketAddr)> {
     let socket = TcpListener::bind(address)?;
-    // The standard library has asked for a short backlog, and this changes it.
+    // The standard library has requested a short backlog; this call enlarges it.
     rustix::net::listen(&socket, BACKLOG)?;
     socket.set_nonblocking(true)?;
     let address = socket.local_addr()?;

@@ -1,4 +1,4 @@
-//! Files that are waited for together: epoll(7), each file with a key.
+//! Files that are polled together with epoll(7), each with a key.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,21 +16,21 @@ use crate::ledger::watch::say_farewell;
 
 pub(crate) use rustix::event::epoll::EventFlags;
 
-/// Files that are waited for together. A file leaves them before it is closed: a forked child may still have it, and it
-/// would be reported without end.
+/// Files that are polled together. A file must be removed before it is closed: a forked child may still hold it, and
+/// epoll would report it forever.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
     epoll: Arc<OwnedFd>,
-    /// A forked child has the same list of files, and leaves it as it is.
+    /// The process that created the list. A forked child shares it and must not change it.
     process: u32,
 }
 
-/// How many files are reported at a time.
+/// Maximum number of files reported at a time.
 const MANY: usize = 64;
 
 impl Files {
     /// # Errors
-    /// [`ConnectError::Io`], mostly since too many files are open.
+    /// [`ConnectError::Io`], mostly because too many files are open.
     pub(crate) fn new() -> Result<Self, ConnectError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| {
             let tried = "preparing to wait for clients".into();
@@ -39,17 +39,17 @@ impl Files {
         Ok(Self { epoll: Arc::new(epoll), process: process::id() })
     }
 
-    /// Adds a file that stays until all are closed, or is added without flags, to be [changed](Self::change).
+    /// Adds a file that stays until all are closed. It can be added without flags and [changed](Self::change) later.
     pub(crate) fn add(&self, file: impl AsFd, key: u64, flags: EventFlags) -> Result<(), Errno> {
         epoll::add(&*self.epoll, file, epoll::EventData::new_u64(key), flags)
     }
 
-    /// Changes what a file is waited for.
+    /// Changes the events that a file is polled for.
     pub(crate) fn change(&self, file: impl AsFd, key: u64, flags: EventFlags) -> Result<(), Errno> {
         epoll::modify(&*self.epoll, file, epoll::EventData::new_u64(key), flags)
     }
 
-    /// Adds a stream, until the value that it returns and its clones are dropped.
+    /// Adds a stream, until the returned value and its clones are dropped.
     pub(crate) fn add_stream(
         &self,
         stream: Arc<OwnedFd>,
@@ -60,12 +60,12 @@ impl Files {
         Ok(Added(Arc::new(InFiles { stream, files: self.clone() })))
     }
 
-    /// Waits until a file is ready, or for so long, and puts the keys of those that are into `ready`. A signal ends it
-    /// early.
+    /// Waits until a file is ready, for at most `limit`, and stores the keys of ready files in `ready`. A signal ends
+    /// the wait early.
     pub(crate) fn wait(&self, limit: Duration, ready: &mut Vec<u64>) -> Result<(), Errno> {
         ready.clear();
         let mut events = Vec::with_capacity(MANY);
-        // A time that cannot be expressed is no limit.
+        // A time that cannot be represented means no limit.
         let limit = Timespec::try_from(limit).ok();
         match epoll::wait(&*self.epoll, spare_capacity(&mut events), limit.as_ref()) {
             Ok(_) => ready.extend(events.iter().map(|event| { event.data }.u64())),
@@ -82,7 +82,7 @@ impl AsFd for Files {
     }
 }
 
-/// A stream that is among the files, as long as a clone is there.
+/// A stream that is among the polled files as long as a clone exists.
 #[derive(Clone, Debug)]
 pub(crate) struct Added(Arc<InFiles>);
 
@@ -97,14 +97,14 @@ impl Added {
         &self.0.stream
     }
 
-    /// Sends the word that the program has ended this end, unless this is a forked child.
+    /// Sends the farewell of this end, unless this is a forked child.
     pub(crate) fn say_farewell(&self) {
         if process::id() == self.0.files.process {
             say_farewell(&self.0.stream, &Farewell::PLAIN);
         }
     }
 
-    /// Changes what it is waited for, and its key.
+    /// Changes the events that it is polled for, and its key.
     pub(crate) fn change(&self, key: u64, flags: EventFlags) -> Result<(), Errno> {
         self.0.files.change(&self.0.stream, key, flags)
     }
@@ -131,7 +131,7 @@ impl ClientStream for Added {
 impl Drop for InFiles {
     fn drop(&mut self) {
         if process::id() == self.files.process {
-            // It is there, and nobody else removes it.
+            // It cannot fail: the stream is in the list, and no other code removes it.
             let _ = epoll::delete(&*self.files.epoll, &self.stream);
         }
     }

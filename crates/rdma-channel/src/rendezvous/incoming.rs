@@ -1,4 +1,4 @@
-//! A client that a listener has, and that its program decides about.
+//! A client that waits for the program of a listener to accept or reject it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,14 +10,13 @@ use super::files::Added;
 use crate::channel::Channel;
 use crate::ledger::watch::Watch;
 
-/// A client of a [`ChannelListener`](crate::ChannelListener) that waits to be accepted or rejected.
+/// A client of a [`ChannelListener`](crate::ChannelListener) that waits for `accept` or `reject`.
 ///
-/// Its queue pair and one of this server are connected to each other already, so that
-/// [`accept`](Self::accept) waits for nothing. A client that is dropped without an answer is told that it was turned
-/// away.
+/// Its queue pair is already connected to one of this server, so [`accept`](Self::accept) does not wait. A client that
+/// is dropped without an answer is notified that it was rejected.
 ///
 /// # Examples
-/// A server that looks at what the client says, and tells it where to write:
+/// A server that checks the client's user bytes, and answers with the location of writable memory:
 /// ```
 /// use std::thread;
 ///
@@ -56,7 +55,7 @@ use crate::ledger::watch::Watch;
 /// assert_eq!(&text, b"here I am");
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 /// ```
-#[must_use = "a client that is dropped is told that it was turned away"]
+#[must_use = "a client that is dropped is notified that it was rejected"]
 #[derive(Debug)]
 pub struct Incoming<'l> {
     pub(super) refused: &'l mut u64,
@@ -65,27 +64,29 @@ pub struct Incoming<'l> {
 }
 
 impl Incoming<'_> {
-    /// Where the client connected from.
+    /// The address from which the client connected.
     #[must_use]
     pub const fn peer_addr(&self) -> SocketAddr {
         self.client.address
     }
 
-    /// What the client said in its [`user_bytes`](crate::ChannelBuilder::user_bytes); empty if it said nothing. Who it is
-    /// has not been checked.
+    /// The client's [`user_bytes`](crate::ChannelBuilder::user_bytes); empty if it sent none. Its identity has not been
+    /// checked.
     #[must_use]
     pub fn user_bytes(&self) -> &[u8] {
         &self.client.greeting.user_bytes
     }
 
-    /// Accepts the client, whose [`connect`](crate::ChannelBuilder::connect) returns these bytes, at most 1,024. It
-    /// waits for nothing, and both ends can send at once.
+    /// Accepts the client, whose [`connect`](crate::ChannelBuilder::connect) returns these bytes, at most 1,024. This
+    /// does not wait, and both ends can send at once.
     ///
     /// # Errors
-    /// [`ConnectError::UserBytesTooLong`], after which the client is told that it was turned away;
-    /// [`ConnectError::Closed`] if the client is known to be gone, and [`ConnectError::Garbled`] if it has said what
-    /// it was not asked for. One that goes at this very time, or whose limit runs out now, is not known to be gone: then
-    /// operations of the channel fail.
+    /// - [`ConnectError::UserBytesTooLong`]; the client is then notified that it was rejected;
+    /// - [`ConnectError::Closed`] if the client is known to be gone;
+    /// - [`ConnectError::Garbled`] if the client has sent unexpected bytes.
+    ///
+    /// If the client ends, or its time limit expires, at this very moment, `accept` cannot detect it. Then operations
+    /// of the channel fail.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, user_bytes: &[u8]) -> Result<Channel, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
@@ -101,8 +102,8 @@ impl Incoming<'_> {
         Ok(client.end)
     }
 
-    /// Turns the client away: its `connect` says [`ConnectError::Rejected`] with this reason, of which the first 1,024
-    /// bytes are told.
+    /// Rejects the client: its `connect` fails with [`ConnectError::Rejected`], which has the first 1,024 bytes of this
+    /// reason.
     #[doc(alias = "rdma_reject")]
     pub fn reject(mut self, why: &str) {
         self.client.reject(why);

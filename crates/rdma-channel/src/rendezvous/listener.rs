@@ -1,4 +1,4 @@
-//! Listeners, whose clients become channels.
+//! Listeners, which turn their clients into channels.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -13,36 +13,36 @@ use crate::channel::Channel;
 use crate::channel::options::{Options, RendezvousOptions};
 use crate::channel::prepared::PreparedChannel;
 
-/// Listens at an address of TCP for clients that [connect](crate::Channel::connect), each of which becomes a channel.
+/// Listens at a TCP address for clients that [connect](crate::Channel::connect), and turns each into a channel.
 ///
-/// It is made by [`listen`](crate::ChannelBuilder::listen), owns all that it needs, and can be kept in a struct or moved
-/// to a thread. It has no thread of its own: clients go forward while [`incoming`](Self::incoming) or
+/// It is created with [`listen`](crate::ChannelBuilder::listen). It owns all that it needs, and can be kept in a struct
+/// or moved to a thread. It has no thread of its own: clients make progress while [`incoming`](Self::incoming) or
 /// [`accept`](Self::accept) waits.
 ///
-/// # Clients that are slow or bad
-/// A client is half-open until its queue pair and one of this end are connected; then the program can accept it. It has
-/// the [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) for its first message, and the same time for
-/// the next one. It gets a queue pair once its first message is valid, so that a silent client costs only a file.
+/// # Slow or invalid clients
+/// A client is half-open until its queue pair is connected to one of this end; then the program can accept it. It has
+/// the [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) for its first message, and the same time again
+/// for the next one. It gets a queue pair once its first message is valid, so a silent client uses only a file.
 ///
 /// Up to 256 clients are half-open at a time, or a quarter of the limit of open files if that is less. When one more
-/// comes, the listener drops one, so that silent clients do not block others. It is one of the address with the most
-/// half-open clients (an IPv4 address, or an IPv6 network of 64 bits): first one that has sent nothing within a second,
-/// and then the one for which the listener has waited longest. That client is told [`Busy`](ConnectError::Busy), and
-/// [counted](Self::dropped_half_open). While there is room, a slow client has all of its time. Likewise, if there is no
-/// queue pair for a client, the listener drops one that has had a queue pair for a second, or whose address has more of
-/// them.
+/// connects, the listener drops one, so that silent clients do not block others. It chooses the address with the most
+/// half-open clients (an IPv4 address, or an IPv6 network of 64 bits). Of its clients it first drops one that has sent
+/// nothing within a second, and then the one that has kept the listener waiting longest. That client gets
+/// [`Busy`](ConnectError::Busy), and is [counted](Self::dropped_half_open). While there is room, a slow client can use
+/// all of its time. The listener also drops a client if there is no queue pair for another one. It then
+/// chooses one that has had a queue pair for a second, or whose address has more of them.
 ///
 /// Clients that wait for the program have no limit except their own. If 64 of them wait, others wait in the backlog of
-/// the socket. Time in which the program does not call the listener counts, but a client that has sent its message by
-/// then is not refused for that.
+/// the socket. Time in which the program does not call the listener counts. But a client that has already sent its
+/// message is never refused for that.
 ///
-/// The kernel may take a moment to find the way to a client's GID on Ethernet, when its queue pair is connected: a client
-/// with an address that nobody has can cost others that moment, and its own connection.
+/// When it connects a queue pair on Ethernet, the kernel may need a moment to find the route to the client's GID. So a
+/// client with an address that does not exist can delay others by that moment, and fails to connect.
 ///
-/// A client that is silent, ends early, says too much, or something else, or whose queue pair does not fit, is
-/// [counted](Self::refused), is told why where it can understand it, and is no error.
+/// Some clients are silent, end early, send too much, use another protocol, or have a queue pair that does not fit.
+/// They are [counted](Self::refused), receive the reason if they use the right protocol, and cause no error.
 ///
-/// What passes through the stream is neither secret nor signed: who can reach the address can connect.
+/// The stream is neither encrypted nor authenticated: any program that can reach the address can connect.
 ///
 /// # Examples
 /// ```
@@ -112,7 +112,7 @@ impl MakeEnds for Options {
 }
 
 impl ChannelListener {
-    /// Listens at the first of the addresses that can be listened at.
+    /// Listens at the first usable address.
     pub(super) fn bind(
         options: Options,
         rendezvous: RendezvousOptions,
@@ -120,7 +120,7 @@ impl ChannelListener {
     ) -> Result<Self, ConnectError> {
         let device = options.pd.context().device().name();
         let _span = tracing::debug_span!("listen", device, ?addresses).entered();
-        // What no client could be given is said now, and not to the first client.
+        // Reports options that no channel supports now, and not only when the first client connects.
         drop(PreparedChannel::new(&options)?);
         let RendezvousOptions { user_bytes, timeout, watch } = rendezvous;
         Ok(Self {
@@ -130,7 +130,7 @@ impl ChannelListener {
         })
     }
 
-    /// Where it listens. With the port that the kernel has chosen, if it was asked for port 0.
+    /// The address of the listener. It contains the port that the kernel has chosen if port 0 was requested.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.clients.address()
@@ -138,10 +138,10 @@ impl ChannelListener {
 
     /// Waits for a client, and accepts it with the [`user_bytes`](crate::ChannelBuilder::user_bytes) of the builder.
     ///
-    /// A client that has gone is no error: the next one is waited for.
+    /// A client that has gone is no error: `accept` waits for the next one.
     ///
     /// # Errors
-    /// Those of [`incoming`](Self::incoming).
+    /// Same errors as [`incoming`](Self::incoming).
     #[doc(alias = "rdma_accept")]
     pub fn accept(&mut self) -> Result<Channel, ConnectError> {
         let answer = self.user_bytes.clone();
@@ -153,19 +153,19 @@ impl ChannelListener {
         }
     }
 
-    /// Waits for a client that is connected, at most so long; `None` is for as long as it takes. With a limit of zero it
-    /// does what can be done at once.
+    /// Waits for a connected client, for at most `limit`; without a limit, until there is one. With a limit of zero it
+    /// does only what is possible at once.
     ///
-    /// The client can be [accepted](Incoming::accept) with an answer to what it said, or
+    /// The client can be [accepted](Incoming::accept) with an answer to its user bytes, or
     /// [rejected](Incoming::reject).
     ///
     /// # Errors
-    /// What is wrong here, not what is wrong with a client. After any of these the listener can be asked again:
+    /// Errors of this end only, never those of a client. After each, `incoming` can be called again:
     ///
     /// | | |
     /// |---|---|
-    /// | [`Timeout`](ConnectError::Timeout) | no client came in time; those that have begun go on with the next call |
-    /// | [`Verbs`](ConnectError::Verbs) | no queue pair could be made for a client, which was told so |
+    /// | [`Timeout`](ConnectError::Timeout) | no client was connected in time; half-open clients continue in the next call |
+    /// | [`Verbs`](ConnectError::Verbs) | no queue pair could be created for a client, which was notified |
     /// | [`Io`](ConnectError::Io) | no client can be accepted from the socket, mostly because too many files are open; clients wait, and the listener tries again after a second |
     pub fn incoming(&mut self, limit: Option<Duration>) -> Result<Incoming<'_>, ConnectError> {
         let limit = limit.unwrap_or(Duration::MAX);
@@ -184,9 +184,9 @@ impl ChannelListener {
             if until.is_over(Instant::now()) {
                 let address = clients.address();
                 let awaited = match clients.last_refused() {
-                    None => format!("client at {address}: does one connect to this address?"),
+                    None => format!("client at {address}: check that one connects to this address"),
                     Some(last) => {
-                        format!("good client at {address}; the last one that was refused, {last}")
+                        format!("valid client at {address}; the last refused client: {last}")
                     }
                 };
                 return Err(ConnectError::Timeout { limit, awaited });
@@ -194,17 +194,17 @@ impl ChannelListener {
         }
     }
 
-    /// How many clients were refused so far since they were bad, or have gone before the program had decided. Those that
-    /// the program has rejected do not count.
+    /// The number of clients refused so far. They were invalid, or went away before the program had decided. Clients
+    /// that the program has rejected do not count.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.clients.refused
     }
 
-    /// The number of clients that were dropped so far while half-open: others needed the room, or the
-    /// [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) was over. They are among those
-    /// [refused](Self::refused). If it grows, clients are silent, or more of them come at a time than the listener
-    /// serves.
+    /// The number of clients that were dropped so far while half-open. Others needed the room, or the
+    /// [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) expired. They are also counted by
+    /// [`refused`](Self::refused). If the number grows, clients are silent, or more connect at a time than the listener
+    /// can serve.
     ///
     /// # Examples
     /// ```
@@ -226,7 +226,7 @@ impl ChannelListener {
         self.clients.dropped_half_open()
     }
 
-    /// Which client was refused last, by its address, and why. `None` if none was.
+    /// The address of the client that was refused last, with the reason. `None` if there was none.
     #[must_use]
     pub fn last_refused(&self) -> Option<&str> {
         self.clients.last_refused()

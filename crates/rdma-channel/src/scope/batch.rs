@@ -13,13 +13,13 @@ use crate::ledger::ticket::Ticket;
 use crate::request::BatchRequest;
 
 impl<'scope> ScopedPeer<'scope> {
-    /// Posts requests with one doorbell; waits until all fit.
+    /// Posts requests with one doorbell. Waits until all fit into the queue.
     ///
-    /// Unsignaled ones are done with the next signaled one; the last one is made signaled.
+    /// Unsignaled requests complete with the next signaled one; the last one is made signaled.
     ///
     /// # Errors
-    /// If it was not posted. If that is known of a part only, the scope ends what was posted.
-    /// [`TransportError::BatchTooLarge`] if the queue does not hold that many.
+    /// The batch was not posted, or only partly. The scope ends the posted part. [`TransportError::BatchTooLarge`] if
+    /// the queue cannot hold the batch.
     #[doc(alias = "ibv_post_send")]
     #[inline]
     pub fn post_batch<'data: 'scope, const N: usize>(
@@ -29,7 +29,8 @@ impl<'scope> ScopedPeer<'scope> {
         self.post_array(requests)
     }
 
-    /// Like [`post_batch`](Self::post_batch), for a number of requests that is known at run time. It allocates.
+    /// Like [`post_batch`](Self::post_batch), for a number of requests that is known only at run time. It allocates
+    /// memory.
     ///
     /// # Errors
     /// Same errors as [`post_batch`](Self::post_batch).
@@ -40,7 +41,7 @@ impl<'scope> ScopedPeer<'scope> {
         self.post_list(requests.into_iter().collect())
     }
 
-    /// Posts receives with one doorbell. A full queue is as for [`post_receive`](Self::post_receive).
+    /// Posts receives with one doorbell. A full queue has the same effect as in [`post_receive`](Self::post_receive).
     ///
     /// # Errors
     /// Same errors as [`post_batch`](Self::post_batch).
@@ -73,7 +74,7 @@ impl<'scope> ScopedPeer<'scope> {
         Ok(tickets.map(PendingWork::new).collect())
     }
 
-    /// Posts all requests, and notes their slots. If only some were posted, the scope ends those.
+    /// Posts all requests, and stores their slots in `slots`. If only some were posted, the scope ends those.
     #[inline(always)]
     fn post_into<'data: 'scope, I: InBatch<'data>>(
         &self,

@@ -18,11 +18,10 @@ use crate::ledger::ticket::{Ticket, Unsettled};
 
 /// An operation in flight, with the memory that it has rented.
 ///
-/// Dropping the handle changes nothing but that the memory does not come back before the scope has
-/// ended.
+/// If the handle is dropped, the operation goes on, and the memory stays with the scope until it ends.
 ///
 /// # Examples
-/// Memory that is received into again and again:
+/// Receiving repeatedly into the same memory:
 /// ```
 /// use std::time::Duration;
 /// use rdma_channel::{ScopeError, TransportError, prelude::*};
@@ -38,7 +37,7 @@ use crate::ledger::ticket::{Ticket, Unsettled};
 ///     for number in 0..3 {
 ///         let receive = s.receive_into(slice)?;
 ///         peer.send_inline(&[number; 8])?;
-///         slice = receive.done(Duration::from_secs(10))?.0; // the memory is back
+///         slice = receive.done(Duration::from_secs(10))?.0; // returns the memory
 ///         count += usize::from(slice[0] == number);
 ///     }
 ///     Ok::<_, TransportError>(count)
@@ -46,14 +45,14 @@ use crate::ledger::ticket::{Ticket, Unsettled};
 /// assert_eq!(count.map_err(ScopeError::flatten)?, 3);
 /// # Ok::<(), TransportError>(())
 /// ```
-#[must_use = "the memory comes back from it"]
-#[repr(C)] // as a `Refused`
+#[must_use = "it returns the memory"]
+#[repr(C)] // same layout as `Refused`
 pub struct InFlight<'scope, B> {
     buf: B,
     ticket: Ticket<'scope>,
 }
 
-/// The kind of the operation, and its ID.
+/// Formats the kind of the operation and its ID.
 impl<B> fmt::Debug for InFlight<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "InFlight({:?})", self.ticket)
@@ -66,7 +65,7 @@ impl<'scope, B> InFlight<'scope, B> {
         Self { ticket, buf }
     }
 
-    /// The memory, if the operation is over; does not wait.
+    /// Returns the memory if the operation has ended; does not wait.
     ///
     /// # Examples
     /// ```
@@ -111,15 +110,14 @@ impl<'scope, B> InFlight<'scope, B> {
         Progress::Done(Finished { buf: self.buf, result })
     }
 
-    /// The memory, when the operation is over, if that is within this time. [`Duration::MAX`] is no
-    /// limit.
+    /// Waits until the operation ends, for at most `timeout`, and returns the memory. [`Duration::MAX`] means no limit.
     ///
     /// # Errors
-    /// [`Late`] with the handle, if the operation is not over, or if the completion queue has
-    /// failed, as the error says.
+    /// [`Late`] with the handle, if the operation has not ended, or if the completion queue has failed. Its error
+    /// distinguishes these cases.
     ///
     /// # Examples
-    /// What can be waited for again is.
+    /// Waiting again after a timeout:
     /// ```
     /// use std::time::Duration;
     /// use rdma_channel::{Finished, InFlight, Late, TransportError};
@@ -152,12 +150,11 @@ impl<'scope, B> InFlight<'scope, B> {
         Ok(Finished { buf: self.buf, result })
     }
 
-    /// The memory, when the operation has succeeded, if that is within this time: [`wait`](Self::wait) and
-    /// [`Finished::ok`] in one.
+    /// Waits until the operation succeeds, for at most `timeout`, and returns the memory. Combines [`wait`](Self::wait)
+    /// and [`Finished::ok`].
     ///
     /// # Errors
-    /// Why the operation has not succeeded: then the memory does not come back before the scope has
-    /// ended.
+    /// The reason why the operation has not succeeded. The memory stays with the scope until it ends.
     #[inline(always)]
     pub fn done(self, timeout: Duration) -> Result<(B, WorkSuccess), TransportError> {
         self.wait(timeout)?.ok()
@@ -168,7 +165,7 @@ impl<'scope, B> InFlight<'scope, B> {
         self.ticket.request().operation()
     }
 
-    /// The ID by which errors name it.
+    /// The ID that errors use for this operation.
     #[doc(alias = "wr_id")]
     pub fn id(&self) -> WorkId {
         self.ticket.request().id()
@@ -176,14 +173,13 @@ impl<'scope, B> InFlight<'scope, B> {
 }
 
 impl<'scope> ScopedPeer<'scope> {
-    /// Sends the bytes of rented memory as one message. Waits for a free slot as
-    /// [`post_send`](Self::post_send).
+    /// Sends the bytes of rented memory as one message. Waits for a free slot, like [`post_send`](Self::post_send).
     ///
     /// # Errors
     /// [`Refused`] with the memory, if the request was not posted.
     ///
     /// # Examples
-    /// One buffer, filled anew while the scope lasts.
+    /// One buffer, filled repeatedly within the scope:
     /// ```
     /// use std::time::Duration;
     /// use rdma_channel::{TransportError, prelude::*};
@@ -215,11 +211,11 @@ impl<'scope> ScopedPeer<'scope> {
         self.send_from_with(buf, |request| request)
     }
 
-    /// As [`send_from`](Self::send_from), of a request to which the closure has added: immediate
-    /// data, a fence, that it is solicited or unsignaled.
+    /// Like [`send_from`](Self::send_from), with a request that the closure can change: add immediate data or a fence,
+    /// or make it solicited or unsignaled.
     ///
     /// # Errors
-    /// Those of [`send_from`](Self::send_from).
+    /// Same errors as [`send_from`](Self::send_from).
     #[inline]
     pub fn send_from_with<B: Rent + 'scope>(
         &self,
@@ -234,7 +230,7 @@ impl<'scope> ScopedPeer<'scope> {
         })
     }
 
-    /// Takes one message of the peer into rented memory. A full queue is as for
+    /// Receives one message from the peer into rented memory. A full queue has the same effect as in
     /// [`post_receive`](Self::post_receive).
     ///
     /// # Errors
@@ -251,7 +247,7 @@ impl<'scope> ScopedPeer<'scope> {
         })
     }
 
-    /// Writes the bytes of rented memory to the beginning of `remote`. Waits for a free slot as
+    /// Writes the bytes of rented memory to the beginning of `remote`. Waits for a free slot, like
     /// [`post_write`](Self::post_write).
     ///
     /// # Errors
@@ -265,14 +261,14 @@ impl<'scope> ScopedPeer<'scope> {
         self.write_from_with(buf, remote, |request| request)
     }
 
-    /// As [`write_from`](Self::write_from), of a request to which the closure has added: immediate
-    /// data, a fence, that it is solicited or unsignaled.
+    /// Like [`write_from`](Self::write_from), with a request that the closure can change: add immediate data or a
+    /// fence, or make it solicited or unsignaled.
     ///
     /// # Errors
-    /// Those of [`write_from`](Self::write_from).
+    /// Same errors as [`write_from`](Self::write_from).
     ///
     /// # Examples
-    /// The peer learns of the write by its immediate data.
+    /// The immediate data notifies the peer of the write:
     /// ```
     /// use std::time::Duration;
     /// use rdma_channel::{TransportError, prelude::*};
@@ -314,8 +310,7 @@ impl<'scope> ScopedPeer<'scope> {
         })
     }
 
-    /// Fills rented memory from the beginning of `remote`. Waits for a free slot as
-    /// [`post_read`](Self::post_read).
+    /// Fills rented memory from the beginning of `remote`. Waits for a free slot, like [`post_read`](Self::post_read).
     ///
     /// # Errors
     /// [`Refused`] with the memory, if the request was not posted.

@@ -1,4 +1,4 @@
-//! What becomes of operations on rented memory.
+//! Outcomes of operations on rented memory.
 
 use std::error::Error;
 use std::fmt;
@@ -8,21 +8,21 @@ use rdma_qp::WorkSuccess;
 
 use super::in_flight::InFlight;
 
-/// An operation that is over, with its memory.
+/// An operation that has ended, with its memory.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Finished<B> {
-    /// The memory that it had rented.
+    /// The memory that the operation had rented.
     pub buf: B,
-    /// How it ended.
+    /// The result of the operation.
     pub result: Result<WorkSuccess, TransportError>,
 }
 
 impl<B> Finished<B> {
-    /// The memory, and how it succeeded.
+    /// Returns the memory and the success.
     ///
     /// # Errors
-    /// How it failed: then the memory is not seen before the scope has ended.
+    /// The error of the operation. The memory stays with the scope until it ends.
     #[inline(always)]
     pub fn ok(self) -> Result<(B, WorkSuccess), TransportError> {
         let Self { buf, result } = self;
@@ -30,7 +30,7 @@ impl<B> Finished<B> {
     }
 }
 
-/// How far an operation on rented memory is.
+/// The state of an operation on rented memory.
 ///
 /// # Examples
 /// ```
@@ -50,7 +50,7 @@ impl<B> Finished<B> {
 ///                 assert_eq!(message.ok()?.0[..5], *b"hello");
 ///                 break Ok(looks);
 ///             }
-///             Progress::Pending(handle) => handle, // something else can be done now
+///             Progress::Pending(handle) => handle, // do other work now
 ///             Progress::Dead(late) => break Err(late.error),
 ///         };
 ///         if looks == 0 {
@@ -59,28 +59,27 @@ impl<B> Finished<B> {
 ///         looks += 1;
 ///     }
 /// });
-/// assert!(looks.unwrap() > 0); // nothing had been sent at the first look
+/// assert!(looks.unwrap() > 0); // the first poll came before the message
 /// # Ok::<(), TransportError>(())
 /// ```
-#[must_use = "the memory comes back from it"]
+#[must_use = "it returns the memory"]
 #[derive(Debug)]
 #[allow(clippy::exhaustive_enums)] // there is no fourth way, and the compiler reports a match that lacks one
 pub enum Progress<'scope, B> {
-    /// The operation is over.
+    /// The operation has ended.
     Done(Finished<B>),
-    /// The operation is in flight: poll the handle again.
+    /// The operation is still in flight: poll the handle again.
     Pending(InFlight<'scope, B>),
-    /// The completion queue has failed: polling again cannot help.
+    /// The completion queue has failed, so polling again is useless.
     Dead(Late<'scope, B>),
 }
 
-/// An operation that is not known to be over, and why it is not waited for any longer.
+/// An operation that is not known to have ended, with the reason why the wait for it has ended.
 ///
-/// A `Late` is no [`Error`], which would have to own what is in it; `?` makes a [`TransportError`]
-/// of it, or a boxed error.
+/// A `Late` is no [`Error`], because it borrows its contents. `?` converts it to a [`TransportError`] or a boxed error.
 ///
 /// # Examples
-/// A handle whose wait ran out is asked again:
+/// Waiting again after a timeout:
 /// ```
 /// use std::time::Duration;
 /// use rdma_channel::{Late, TransportError, prelude::*};
@@ -99,7 +98,7 @@ pub enum Progress<'scope, B> {
 ///         Ok(_) => panic!("nothing was sent"),
 ///     };
 ///     s.send_inline(b"hello")?;
-///     let (_, message) = handle.done(Duration::from_secs(10))?; // `?` of a `Late`
+///     let (_, message) = handle.done(Duration::from_secs(10))?; // `?` converts a `Late`
 ///     Ok::<_, TransportError>(message.scattered_bytes())
 /// });
 /// assert_eq!(length.unwrap(), Some(5));
@@ -107,28 +106,30 @@ pub enum Progress<'scope, B> {
 /// ```
 #[non_exhaustive]
 pub struct Late<'scope, B> {
-    /// What is in flight, with its memory, which the device may use.
+    /// The handle of the operation, with the memory, which the device may still use.
     pub handle: InFlight<'scope, B>,
-    /// [`TransportError::Timeout`]: ask again. All else, and asking again is in vain: the scope gives the memory back
-    /// when it ends. [`TransportError::PollError`] is how the completion queue has failed, and
-    /// [`TransportError::Closed`] that this is a forked child.
+    /// [`TransportError::Timeout`] means that the caller can wait again. After any other error that is useless, and the
+    /// scope returns the memory when it ends. [`TransportError::PollError`] means that the completion queue has failed,
+    /// and [`TransportError::Closed`] that this is a forked child.
     pub error: TransportError,
 }
 
 /// A request that was not posted, with its memory.
 ///
-/// As [`Late`], it is no [`Error`].
-// Its memory is where that of an `InFlight` is, so that it stays in registers until it is known which of them a post gives.
+/// Like [`Late`], it is no [`Error`].
+// `buf` has the same offset as in `InFlight`, so that it stays in registers until it is known which of the two a post
+// returns.
 #[repr(C)]
 pub struct Refused<B> {
-    /// The memory that it would have rented. `None` if the provider did not say whether it had posted the
+    /// The memory that the request would have rented. `None` if the provider did not report whether it had posted the
     /// request: then the memory stays with the scope.
     pub buf: Option<B>,
-    /// Why it was not posted.
+    /// The reason why the request was not posted.
     pub error: TransportError,
 }
 
-/// What carries memory that is borrowed: as an [`Error`] it could not be boxed, and only what is none can be made one.
+/// Types that carry borrowed memory. As an [`Error`] they could not be boxed, and the conversion to a boxed error
+/// requires that they do not implement it.
 macro_rules! errors_with_memory {
     ($($carrier:ident<$($life:lifetime,)? B>)+) => {$(
         impl<B> From<$carrier<$($life,)? B>> for TransportError {

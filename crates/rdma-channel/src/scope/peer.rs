@@ -18,8 +18,8 @@ use crate::request::Post;
 
 /// Posts operations with one peer, which end before their [scope](crate::Scope) does.
 ///
-/// The scope of a channel is one, by [`Deref`](std::ops::Deref); that of a [`MultiChannel`](crate::MultiChannel) gives
-/// [one for each peer](crate::Scope::to).
+/// The scope of a channel dereferences to one with [`Deref`](std::ops::Deref); that of a
+/// [`MultiChannel`](crate::MultiChannel) returns [one for each peer](crate::Scope::to).
 ///
 /// # Examples
 /// A function for both kinds of scopes:
@@ -65,7 +65,7 @@ pub struct ScopedPeer<'scope> {
     kept: Kept<'scope>,
 }
 
-/// As the channel's.
+/// Formats it like the channel.
 impl fmt::Debug for ScopedPeer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ScopedPeer({:?})", self.connection)
@@ -97,12 +97,12 @@ impl<'scope> ScopedPeer<'scope> {
         self.kept
     }
 
-    /// The same with another peer.
+    /// The same scope with another peer.
     pub(crate) fn to(&self, peer: usize) -> Result<Self, TransportError> {
         Ok(Self { connection: self.ledger.connection(peer)?, ..*self })
     }
 
-    /// Posts a request whose memory is rented.
+    /// Posts a request with rented memory.
     #[inline(always)]
     pub(crate) fn post_rented<'b, W: Post<'b>>(
         &self,
@@ -124,10 +124,10 @@ impl<'scope> ScopedPeer<'scope> {
 
     /// Posts a message to the peer.
     ///
-    /// Waits for a free slot in the queue, as long as a send may take.
+    /// Waits for a free slot in the queue, for at most the limit of a send.
     ///
     /// # Errors
-    /// Why the request was not posted; nothing has changed then.
+    /// The reason why the request was not posted; nothing has changed.
     #[inline(always)]
     pub fn post_send<'data: 'scope>(
         &self,
@@ -138,10 +138,10 @@ impl<'scope> ScopedPeer<'scope> {
 
     /// Posts a write into memory of the peer.
     ///
-    /// Waits for a free slot in the queue, as long as a write may take.
+    /// Waits for a free slot in the queue, for at most the limit of a write.
     ///
     /// # Errors
-    /// Why the request was not posted; nothing has changed then.
+    /// The reason why the request was not posted; nothing has changed.
     #[inline(always)]
     pub fn post_write<'data: 'scope>(
         &self,
@@ -150,12 +150,12 @@ impl<'scope> ScopedPeer<'scope> {
         self.post(wr)
     }
 
-    /// Posts a read of memory of the peer.
+    /// Posts a read of the peer's memory.
     ///
-    /// Waits for a free slot in the queue, as long as a read may take.
+    /// Waits for a free slot in the queue, for at most the limit of a read.
     ///
     /// # Errors
-    /// Why the request was not posted; nothing has changed then.
+    /// The reason why the request was not posted; nothing has changed.
     #[inline(always)]
     pub fn post_read<'data: 'scope>(
         &self,
@@ -164,12 +164,12 @@ impl<'scope> ScopedPeer<'scope> {
         self.post(wr)
     }
 
-    /// Posts an atomic operation on memory of the peer.
+    /// Posts an atomic operation on the peer's memory.
     ///
-    /// Waits for a free slot in the queue, as long as an atomic operation may take.
+    /// Waits for a free slot in the queue, for at most the limit of an atomic operation.
     ///
     /// # Errors
-    /// Why the request was not posted; nothing has changed then.
+    /// The reason why the request was not posted; nothing has changed.
     #[inline(always)]
     pub fn post_atomic<'data: 'scope>(
         &self,
@@ -178,13 +178,12 @@ impl<'scope> ScopedPeer<'scope> {
         self.post(wr)
     }
 
-    /// Posts a receive for a message of the peer.
+    /// Posts a receive for a message from the peer.
     ///
     /// # Errors
-    /// Why the request was not posted; nothing has changed then. A full queue is
-    /// [`TransportError::WouldBlock`] at once, unless the builder has set a [limit for
-    /// receives](crate::ChannelBuilder::receive_timeout): then the post waits so long for a free
-    /// slot.
+    /// The reason why the request was not posted; nothing has changed. If the queue is full, it fails at once with
+    /// [`TransportError::WouldBlock`]. If the builder has set a [limit for
+    /// receives](crate::ChannelBuilder::receive_timeout), the post waits that long for a free slot.
     #[inline(always)]
     pub fn post_receive<'data: 'scope>(
         &self,
@@ -193,18 +192,17 @@ impl<'scope> ScopedPeer<'scope> {
         self.post(wr)
     }
 
-    /// Posts these bytes as a message to the peer; as
-    /// [`Channel::send_inline`](crate::Channel::send_inline). The post copies the bytes, so that
-    /// they are borrowed for the call only.
+    /// Posts these bytes as a message to the peer, like [`Channel::send_inline`](crate::Channel::send_inline). The post
+    /// copies the bytes, so that they are borrowed only during the call.
     ///
-    /// Waits for a free slot in the queue, as long as a send may take.
+    /// Waits for a free slot in the queue, for at most the limit of a send.
     ///
     /// # Errors
-    /// Those of [`Channel::send_inline`](crate::Channel::send_inline), if the request was not
-    /// posted: nothing has changed then.
+    /// Same errors as [`Channel::send_inline`](crate::Channel::send_inline), if the request was not posted; nothing has
+    /// changed.
     ///
     /// # Examples
-    /// One line of text after the other, in the same string.
+    /// Several lines of text, sent from the same string:
     /// ```
     /// use rdma_channel::{TransportError, prelude::*};
     /// use rdma_qp::ReceiveWorkRequest;
@@ -241,10 +239,10 @@ impl<'scope> ScopedPeer<'scope> {
         self.post_send(SendWorkRequest::inline(&[InlineElement::new_checked(data)?]))
     }
 
-    /// Posts a write of these bytes to the beginning of `remote`; as [`send_inline`](Self::send_inline).
+    /// Posts a write of these bytes to the beginning of `remote`, like [`send_inline`](Self::send_inline).
     ///
     /// # Errors
-    /// Those of [`send_inline`](Self::send_inline).
+    /// Same errors as [`send_inline`](Self::send_inline).
     #[doc(alias = "IBV_SEND_INLINE")]
     #[inline]
     pub fn write_inline(
@@ -261,14 +259,13 @@ impl<'scope> ScopedPeer<'scope> {
         self.post_write(WriteWorkRequest::inline(&[InlineElement::new_checked(data)?], remote))
     }
 
-    /// The protection domain whose memory the requests use.
+    /// The protection domain of the memory that the requests use.
     #[must_use]
     pub const fn pd(&self) -> &ProtectionDomain {
         &self.ledger.pd
     }
 
-    /// Whether the connection has been closed, and by what: the cause of operations that were
-    /// flushed.
+    /// The reason why the connection was closed, which is also the cause of flushed operations; `None` if it is open.
     #[must_use]
     pub const fn closed(&self) -> Option<CloseReason> {
         self.connection.closed()

@@ -1,4 +1,4 @@
-//! Atomic operations whose result is a number, and no memory of the caller's.
+//! Atomic operations that return a number and need no memory of the caller.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use super::pending_work::PendingWork;
 use crate::ledger::SlotWait;
 use crate::ledger::words::Word;
 
-/// The handle of an atomic operation in flight, which says what the peer's word was.
+/// The handle of an atomic operation in flight, which returns the previous value of the peer's word.
 ///
-/// What the word was is in memory of the channel's, which belongs to the slot of the operation. As
-/// other handles do, it keeps its slot until it is dropped; dropping it changes nothing else.
+/// The previous value is in memory of the channel that belongs to the slot of the operation. Like other handles, this
+/// one keeps its slot until it is dropped; dropping it changes nothing else.
 pub struct PendingWord<'scope> {
     work: PendingWork<'scope>,
     word: Word<'scope>,
 }
 
-/// The kind of the operation, and its ID.
+/// Formats the kind of the operation and its ID.
 impl fmt::Debug for PendingWord<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PendingWord({}, {})", self.work.operation(), self.id())
@@ -29,24 +29,24 @@ impl fmt::Debug for PendingWord<'_> {
 }
 
 impl PendingWord<'_> {
-    /// What the peer's word was, if the operation has ended; does not wait, and can be called again.
+    /// The previous value of the peer's word, if the operation has ended; does not wait, and can be called again.
     #[inline]
     pub fn poll(&self) -> Option<Result<u64, TransportError>> {
         self.work.poll().map(|ended| ended.map(|_| self.word.value()))
     }
 
-    /// What the peer's word was; waits so long for it. [`Duration::MAX`] is no limit. Can be called
-    /// again.
+    /// Waits for the previous value of the peer's word, for at most `timeout`. [`Duration::MAX`] means no limit. Can be
+    /// called again.
     ///
     /// # Errors
-    /// [`TransportError::Timeout`] if the operation has not ended by then, which changes nothing:
-    /// it is still in flight. Else how the operation failed.
+    /// [`TransportError::Timeout`] if the operation has not ended by then; it is still in flight, and nothing has
+    /// changed. Otherwise, the error of the operation.
     #[inline]
     pub fn wait(&self, timeout: Duration) -> Result<u64, TransportError> {
         self.work.wait(timeout).map(|_| self.word.value())
     }
 
-    /// The ID by which errors name it.
+    /// The ID that errors use for this operation.
     #[doc(alias = "wr_id")]
     pub fn id(&self) -> WorkId {
         self.work.id()
@@ -54,17 +54,17 @@ impl PendingWord<'_> {
 }
 
 impl<'scope> ScopedPeer<'scope> {
-    /// Adds `add` to the peer's word, wrapping; the handle says what it was. Waits for a free slot as
+    /// Adds `add` to the peer's word with wrapping; the handle returns the previous value. Waits for a free slot, like
     /// [`post_atomic`](Self::post_atomic).
     ///
-    /// The first such operation of a channel registers 8 bytes for each request that its queues hold.
-    /// [`post_atomic`](Self::post_atomic) takes memory of the caller's instead.
+    /// The first such operation of a channel registers 8 bytes for each request that its queues can hold. To use the
+    /// caller's memory instead, call [`post_atomic`](Self::post_atomic).
     ///
     /// # Errors
-    /// Why the request was not posted; nothing has changed then.
+    /// The reason why the request was not posted; nothing has changed.
     ///
     /// # Examples
-    /// Four numbers drawn from a counter of the peer's, all in flight together.
+    /// Four numbers from a counter in the peer's memory, requested at the same time:
     /// ```
     /// use std::time::Duration;
     /// use rdma_channel::{TransportError, prelude::*};
@@ -97,11 +97,11 @@ impl<'scope> ScopedPeer<'scope> {
         self.post_of_word(|word| AtomicWorkRequest::fetch_and_add(word, remote, add))
     }
 
-    /// Puts `swap` into the peer's word if that is `compare`; the handle says what it was. As
-    /// [`fetch_add`](Self::fetch_add).
+    /// Replaces the peer's word with `swap` if it equals `compare`; the handle returns the previous value. Uses memory
+    /// like [`fetch_add`](Self::fetch_add).
     ///
     /// # Errors
-    /// Those of [`fetch_add`](Self::fetch_add).
+    /// Same errors as [`fetch_add`](Self::fetch_add).
     pub fn compare_and_swap(
         &self,
         remote: impl Into<RemoteMemoryRegion>,
@@ -112,7 +112,8 @@ impl<'scope> ScopedPeer<'scope> {
         self.post_of_word(|word| AtomicWorkRequest::compare_and_swap(word, remote, compare, swap))
     }
 
-    /// Posts what the closure makes, in which nothing of the caller's runs: the slot that is found is the one that is taken.
+    /// Posts the request that the closure creates. The closure runs no code of the caller, so the post uses the slot
+    /// found here.
     fn post_of_word(
         &self,
         request: impl for<'w> FnOnce(AtomicResult<'w, 'scope>) -> AtomicWorkRequest<'w, 'scope>,

@@ -10,14 +10,13 @@ use crate::ledger::ticket::{Ticket, Unsettled};
 
 /// The handle of an operation in flight.
 ///
-/// Dropping the handle changes nothing: the operation goes on, and the scope, which borrowed its
-/// memory, ends the operation. A handle keeps its slot in the queue until it is dropped, also when
-/// the operation is done.
+/// If the handle is dropped, the operation goes on, and the scope, which borrowed its memory, ends it. A handle keeps
+/// its slot in the queue until it is dropped, even after the operation has completed.
 pub struct PendingWork<'l> {
     ticket: Ticket<'l>,
 }
 
-/// The kind of the operation, and its ID.
+/// Formats the kind of the operation and its ID.
 impl fmt::Debug for PendingWork<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PendingWork({:?})", self.ticket)
@@ -33,15 +32,15 @@ impl<'l> PendingWork<'l> {
         Self { ticket }
     }
 
-    /// Drops a handle that the caller never had.
+    /// Drops a handle that the caller never received.
     #[cold]
     pub(crate) fn disown(self) {
         self.ticket.disown();
     }
 
-    /// How the operation ended, if it has; does not wait, and can be called again.
+    /// The result of the operation, if it has ended; does not wait, and can be called again.
     ///
-    /// An error of the poll itself, [`TransportError::PollError`], says nothing of the operation.
+    /// [`TransportError::PollError`] means that the poll itself has failed. It is no result of the operation.
     #[doc(alias = "poll_cq")]
     #[inline(always)]
     pub fn poll(&self) -> Option<Result<WorkSuccess, TransportError>> {
@@ -58,12 +57,12 @@ impl<'l> PendingWork<'l> {
         }
     }
 
-    /// How the operation ended; waits as long as operations of its kind may take, which the
-    /// [builder](crate::ChannelBuilder) says.
+    /// Waits for the result of the operation, for at most the limit of its kind of operation, which the
+    /// [builder](crate::ChannelBuilder) sets.
     ///
     /// # Errors
-    /// [`TransportError::Timeout`] if the operation has not ended by then, which changes nothing:
-    /// it is still in flight. Else how the operation failed.
+    /// [`TransportError::Timeout`] if the operation has not ended by then; it is still in flight, and nothing has
+    /// changed. Otherwise, the error of the operation.
     #[inline(always)]
     pub fn spin_poll(&self) -> Result<WorkSuccess, TransportError> {
         let request = self.ticket.request();
@@ -73,10 +72,10 @@ impl<'l> PendingWork<'l> {
         }
     }
 
-    /// How the operation ended; waits so long for it. [`Duration::MAX`] is no limit.
+    /// Waits for the result of the operation, for at most `timeout`. [`Duration::MAX`] means no limit.
     ///
     /// # Errors
-    /// Those of [`spin_poll`](Self::spin_poll).
+    /// Same errors as [`spin_poll`](Self::spin_poll).
     #[inline(always)]
     pub fn wait(&self, timeout: Duration) -> Result<WorkSuccess, TransportError> {
         let request = self.ticket.request();
@@ -91,7 +90,7 @@ impl<'l> PendingWork<'l> {
         self.ticket.request().operation()
     }
 
-    /// The ID by which errors name it.
+    /// The ID that errors use for this operation.
     #[doc(alias = "wr_id")]
     pub fn id(&self) -> WorkId {
         self.ticket.request().id()

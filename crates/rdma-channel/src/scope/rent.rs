@@ -1,14 +1,14 @@
-//! Memory that can be rented to a device, and comes back.
+//! Memory that can be rented to a device and is returned afterwards.
 
 use rdma_mem::{GatherList, ScatterList, SharedElement, SliceMut, SliceRef};
 
-/// Registered memory that a request can read: a registered slice, a range of a shared region, or an array of
-/// one of these.
+/// Registered memory that a request can read: a registered slice, a range of a shared region, or an array of one of
+/// these.
 ///
-/// Sealed. Such a value has raw parts within and no reference to the bytes, so that it can be moved
-/// while the device uses them. A range of a shared region can be rented for several requests at a
-/// time: nothing of it is exclusive, and whose bytes arrive or stay is not said.
-// rustc takes the message of the trait that a bound names, and only if that has no blanket implementation.
+/// Sealed. Such a value contains raw parts and no reference to the bytes, so that it can be moved while the device uses
+/// them. A range of a shared region can be rented to several requests at a time. None of it is exclusive, so which of
+/// their bytes arrive or remain is unspecified.
+// rustc uses the message of the trait that a bound names, and only if the trait has no blanket implementation.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that can be rented",
     label = "a registered slice is needed here, by value",
@@ -18,7 +18,7 @@ use rdma_mem::{GatherList, ScatterList, SharedElement, SliceMut, SliceRef};
 )]
 pub trait Rent: sealed::Readable {}
 
-/// Registered memory that a request can write: as [`Rent`], of what is exclusive or shared with peers.
+/// Registered memory that a request can write, like [`Rent`]: exclusive memory, or memory shared with peers.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not registered memory that a device can write",
     label = "an exclusive registered slice is needed here, by value",
@@ -60,12 +60,12 @@ pub(crate) mod sealed {
         fn scatter(&mut self) -> Self::Scattered<'_>;
     }
 
-    /// Elements, with their domains.
+    /// Elements, with their protection domains.
     pub trait Gathered<'a> {
         fn parts(&self) -> (&[GatherElement<'a>], &[&'a ProtectionDomain]);
     }
 
-    /// As [`Gathered`], to write to.
+    /// Like [`Gathered`], for writing.
     pub trait Scattered<'a> {
         fn parts(&mut self) -> (&mut [ScatterElement<'a>], &[&'a ProtectionDomain]);
     }
@@ -85,7 +85,7 @@ pub(crate) mod sealed {
     }
 }
 
-/// For one of a type, and for arrays of it, as one message.
+/// Implements the traits for a type, and for arrays of it, which are one message.
 macro_rules! rented {
     ($($type:ident: |$read:ident| $shared:expr $(, |$write:ident| $exclusive:expr)?;)+) => {$(
         impl sealed::Readable for $type<'_> {
@@ -134,7 +134,7 @@ rented! {
     SharedElement: |element| *element, |element| *element;
 }
 
-/// The first bytes of an exclusive registered slice: what is sent of a buffer that is not full.
+/// The first bytes of an exclusive registered slice, to send a part of a buffer.
 ///
 /// ```
 /// use std::time::Duration;
@@ -165,16 +165,16 @@ pub struct Prefix<'r> {
 }
 
 impl<'r> Prefix<'r> {
-    /// So many bytes of it.
+    /// The first `length` bytes of `whole`.
     ///
     /// # Errors
-    /// The slice, if it is shorter.
+    /// The slice itself, if it is shorter.
     #[inline]
     pub fn new(whole: SliceMut<'r>, length: usize) -> Result<Self, SliceMut<'r>> {
         if length <= whole.len() { Ok(Self { whole, length }) } else { Err(whole) }
     }
 
-    /// All of the slice.
+    /// The whole slice.
     #[inline]
     #[must_use]
     pub fn into_whole(self) -> SliceMut<'r> {

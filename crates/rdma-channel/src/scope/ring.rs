@@ -1,4 +1,4 @@
-//! Receives that are posted ahead, in a ring of buffers.
+//! Receives posted in advance, with a ring of buffers.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,21 +16,21 @@ use super::rent::sealed::Writable as _;
 use crate::channel::exchanging::bytes_here;
 use crate::ledger::{Ledger, SlotWait, closed};
 
-/// Buffers that are posted as receives, and come back in the order in which messages arrive.
+/// Buffers that are posted as receives, and returned in the order in which messages arrive.
 ///
-/// A message that arrives finds a receive, as long as fewer messages are in flight than buffers are posted. So the
-/// peer's send never [waits](crate::guide#receives-that-are-posted-ahead) for one. The program chooses the number of
-/// buffers and their length: a message that is longer than its buffer fails the connection.
+/// An arriving message finds a receive as long as more buffers are posted than messages are in flight. So the peer's
+/// send never [waits](crate::guide#receives-that-are-posted-ahead) for one. The program chooses the number of buffers
+/// and their length: a message that is longer than its buffer fails the connection.
 ///
-/// [`next`](Self::next) returns the next message. Its buffer is posted again when the [`RingMessage`] is dropped, or
-/// was [taken](RingMessage::take) and is [given back](Self::give_back). Other receives that the program posts to the
-/// same peer take their turn among these.
+/// [`next`](Self::next) returns the next message. Its buffer is posted again when the [`RingMessage`] is dropped. A
+/// buffer that was [taken](RingMessage::take) is posted again by [`give_back`](Self::give_back). Other receives that
+/// the program posts to the same peer receive messages in turn with these.
 ///
 /// When the ring is dropped, its receives stay posted, and their memory stays with the scope until it ends. If no
 /// messages will arrive for them, [close](crate::Scope::close) the channel before that.
 ///
 /// # Examples
-/// A server whose next receives are posted when it answers:
+/// A server that posts its next receives before it answers:
 /// ```
 /// use std::time::Duration;
 /// use rdma_channel::{Channel, ScopeError, TransportError};
@@ -51,7 +51,7 @@ use crate::ledger::{Ledger, SlotWait, closed};
 ///             drop(message); // its buffer is posted again
 ///             s.send_inline(&length)?.wait(LIMIT)?;
 ///         }
-///         s.close(); // nobody answers the receives that are left
+///         s.close(); // no messages will arrive for the remaining receives
 ///         Ok::<_, TransportError>(())
 ///     });
 ///     served.map_err(ScopeError::flatten)
@@ -75,20 +75,20 @@ use crate::ledger::{Ledger, SlotWait, closed};
 /// ```
 pub struct ReceiveRing<'scope> {
     peer: ScopedPeer<'scope>,
-    /// The one that was posted first is the next to be done.
+    /// The receives, in the order of their posts, in which they also complete.
     posted: VecDeque<InFlight<'scope, SliceMut<'scope>>>,
-    /// What could not be posted again, and why.
+    /// Buffers that could not be posted again; `refused` has the reason.
     idle: Vec<SliceMut<'scope>>,
     refused: Option<TransportError>,
 }
 
 impl<'scope> ScopedPeer<'scope> {
-    /// Posts a receive for each of these buffers, in order, and hands out their messages, as long as the scope lasts.
+    /// Posts a receive for each of these buffers, in order, and returns their messages until the scope ends.
     ///
     /// # Errors
-    /// The error of the first buffer that could not be posted: [`TransportError::WouldBlock`] if the queue does not
-    /// hold that many (see [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr)). Buffers that were posted stay with the
-    /// scope.
+    /// The error of the first buffer that could not be posted: [`TransportError::WouldBlock`] if the queue cannot hold
+    /// that many (see [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr)). Buffers that were already posted stay with
+    /// the scope.
     #[doc(alias = "ibv_post_recv")]
     pub fn receive_ring<'b: 'scope>(
         &self,
@@ -104,13 +104,13 @@ impl<'scope> ScopedPeer<'scope> {
 }
 
 impl<'scope> ReceiveRing<'scope> {
-    /// Waits for the next message, for at most `limit`. [`Duration::MAX`] is no limit.
+    /// Waits for the next message, for at most `limit`. [`Duration::MAX`] means no limit.
     ///
     /// # Errors
-    /// - [`TransportError::Timeout`] changes nothing: call it again;
+    /// - [`TransportError::Timeout`], which changes nothing: call it again;
     /// - the error of the receive, if it has failed: its buffer stays with the scope;
-    /// - if no receive is posted, the reason: [`TransportError::Closed`], or [`TransportError::WouldBlock`] if all buffers were
-    ///   [taken](RingMessage::take), or other receives have filled the queue.
+    /// - if no receive is posted, the reason: [`TransportError::Closed`], or [`TransportError::WouldBlock`] if all
+    ///   buffers were [taken](RingMessage::take) or other receives have filled the queue.
     pub fn next(&mut self, limit: Duration) -> Result<RingMessage<'_, 'scope>, TransportError> {
         if !self.idle.is_empty() {
             self.post_idle();
@@ -126,20 +126,20 @@ impl<'scope> ReceiveRing<'scope> {
         Ok(RingMessage { ring: self, buffer: Some(buffer), success })
     }
 
-    /// The number of posted receives: one less than there are buffers while a message is read.
+    /// The number of posted receives: one less than the number of buffers while a message is read.
     #[must_use]
     pub fn posted(&self) -> usize {
         self.posted.len()
     }
 
-    /// Posts a buffer that was [taken](RingMessage::take) with its message, or any other one of this scope. If it
+    /// Posts a buffer that was [taken](RingMessage::take) with its message, or any other buffer of this scope. If it
     /// cannot be posted now, [`next`](Self::next) tries again before it waits.
     pub fn give_back<'b: 'scope>(&mut self, buffer: SliceMut<'b>) {
         self.idle.push(buffer);
         self.post_idle();
     }
 
-    /// Never waits: a drop posts, too.
+    /// Posts the idle buffers. Never waits, because a drop also calls it.
     fn post_idle(&mut self) {
         let Self { peer, posted, idle, refused } = self;
         *refused = None;
@@ -169,29 +169,30 @@ impl fmt::Debug for ReceiveRing<'_> {
     }
 }
 
-/// A message of a [`ReceiveRing`]. It derefs to the bytes that came; dropped, its buffer is posted again.
+/// A message of a [`ReceiveRing`]. It dereferences to the bytes received. When it is dropped, its buffer is posted
+/// again.
 ///
-/// It is empty for an RDMA write with immediate data, whose bytes are elsewhere.
+/// It is empty for an RDMA write with immediate data, which places its bytes elsewhere.
 pub struct RingMessage<'r, 'scope> {
     ring: &'r mut ReceiveRing<'scope>,
-    /// `None` when it was taken.
+    /// `None` after it was taken.
     buffer: Option<SliceMut<'scope>>,
     success: WorkSuccess,
 }
 
 impl<'scope> RingMessage<'_, 'scope> {
-    /// The immediate data, if there was some.
+    /// The immediate data, if the message has any.
     #[must_use]
     pub fn immediate_data(&self) -> Option<u32> {
         self.success.immediate_data()
     }
 
-    /// Takes the whole buffer out of the ring, with the length of the message: to send it, or to read several at a
-    /// time. The ring has one receive less until the buffer is [given back](ReceiveRing::give_back).
+    /// Takes the whole buffer out of the ring, with the length of the message: to send it, or to read several messages
+    /// at a time. The ring has one receive less until [`give_back`](ReceiveRing::give_back) returns the buffer.
     ///
     /// # Panics
-    /// Never: it is taken once.
-    #[must_use = "the ring has a receive less until the buffer is given back"]
+    /// Never: the buffer is taken only once.
+    #[must_use = "the ring has one receive less until `give_back` returns the buffer"]
     #[allow(clippy::expect_used)] // only this takes it, and it takes the message
     pub fn take(mut self) -> (SliceMut<'scope>, usize) {
         let length = bytes_here(&self.success);
@@ -210,7 +211,7 @@ impl Deref for RingMessage<'_, '_> {
 
 impl Drop for RingMessage<'_, '_> {
     fn drop(&mut self) {
-        // A forked child has none of it.
+        // In a forked child, the buffers belong to the parent.
         if let Some(buffer) = self.buffer.take()
             && self.ring.peer.ledger().check_process().is_ok()
         {

@@ -13,7 +13,7 @@ use crate::channel::builder::ChannelBuilder;
 use crate::limits::Limits;
 use crate::rendezvous::address::resolve;
 
-/// Makes a [`Server`]. The options of the connections are those of a channel; the receives are for all clients.
+/// Creates a [`Server`]. The options of its connections are those of a channel; all clients share the receives.
 ///
 /// # Examples
 /// ```
@@ -34,7 +34,7 @@ use crate::rendezvous::address::resolve;
 /// ```
 pub type ServerBuilder<'a> = ChannelBuilder<'a, Server>;
 
-/// What a server keeps of its options.
+/// The options that a server keeps.
 #[derive(Debug)]
 pub(super) struct ServerOptions {
     pub(super) pd: ProtectionDomain,
@@ -42,26 +42,26 @@ pub(super) struct ServerOptions {
     pub(super) max_send_wr: u32,
     pub(super) max_recv_wr: u32,
     pub(super) message_size: usize,
-    /// How many bytes the program may want to send inline.
+    /// The size of inline data that the program requested, in bytes.
     pub(super) inline: u32,
     pub(super) limits: Limits,
-    /// What clients are told when they are accepted.
+    /// The bytes that clients receive when they are accepted.
     pub(super) user_bytes: Box<[u8]>,
     pub(super) rendezvous_timeout: Duration,
-    /// After so long a silent client is gone.
+    /// The time after which a silent client counts as gone.
     pub(super) watch: Duration,
 }
 
 impl ServerOptions {
-    /// How many bytes all receives have.
+    /// The size of all receives in bytes.
     pub(super) const fn receive_bytes(&self) -> usize {
         (self.max_recv_wr as usize).saturating_mul(self.message_size)
     }
 }
 
-/// How many receives there are for all.
+/// The default number of receives for all clients.
 const RECEIVES: u32 = 256;
-/// How long a machine may be silent.
+/// The default time that a machine may be silent.
 const SILENCE: Duration = Duration::from_secs(10);
 
 impl<'a> ServerBuilder<'a> {
@@ -69,9 +69,9 @@ impl<'a> ServerBuilder<'a> {
         Self::new(pd).max_recv_wr(RECEIVES)
     }
 
-    /// How many clients there can be at a time; others are told to come again. Default: 64.
+    /// The maximum number of clients at a time; others are asked to connect again later. Default: 64.
     ///
-    /// The completion queue has the capacity for all that they can have outstanding from the beginning.
+    /// The completion queue is created with room for all of their requests.
     pub fn max_peers(mut self, max_peers: u32) -> Self {
         self.server.max_peers = max_peers;
         self
@@ -92,46 +92,48 @@ impl<'a> ServerBuilder<'a> {
     /// The number of receives of each client where clients share no receive queue. Default:
     /// [`max_recv_wr`](Self::max_recv_wr) divided by [`max_peers`](Self::max_peers), at least 1.
     ///
-    /// There are at most [`max_recv_wr`](Self::max_recv_wr) receives for all: a client that comes when all are given
-    /// out is told [`Busy`](ConnectError::Busy), with both numbers. Without effect where clients share a receive queue.
+    /// All clients together have at most [`max_recv_wr`](Self::max_recv_wr) receives. A client that connects when none
+    /// are left gets [`Busy`](ConnectError::Busy), with both numbers. This option has no effect if clients share a
+    /// receive queue.
     pub fn max_recv_wr_per_peer(mut self, max_recv_wr: u32) -> Self {
         self.server.per_peer = Some(max_recv_wr);
         self
     }
 
-    /// How many bytes a message of a client can have. A longer one fails the connection. Default: 4,096.
+    /// The maximum size of a client's message in bytes. A longer one fails the connection. Default: 4,096.
     pub fn message_size(mut self, message_size: usize) -> Self {
         self.server.message_size = message_size;
         self
     }
 
-    /// Bytes for each client, at most 1,024, which its [`connect`](ChannelBuilder::connect) returns. Default: none.
+    /// The bytes that each client's [`connect`](ChannelBuilder::connect) returns, at most 1,024. Default: none.
     pub fn user_bytes(mut self, user_bytes: &[u8]) -> Self {
         self.rendezvous.user_bytes = user_bytes.into();
         self
     }
 
-    /// How long a client may take for its part of the rendezvous. Default: 10 seconds.
+    /// The time limit of a client for its part of the rendezvous. Default: 10 seconds.
     pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
         self.rendezvous.timeout = timeout;
         self
     }
 
-    /// After how long a client leaves whose machine is silent; as [`watch`](ChannelBuilder::watch) of a channel. One whose
-    /// process ends leaves at once, whatever the limit. Default: 10 seconds.
+    /// The time after which a client with a silent machine leaves, like [`watch`](ChannelBuilder::watch) of a channel.
+    /// If its process ends, it leaves at once, whatever the limit. Default: 10 seconds.
     pub fn watch(mut self, limit: Duration) -> Self {
         self.rendezvous.watch = Some(limit);
         self
     }
 
-    /// Listens at the first of these addresses that can be listened at. Port 0 has the kernel choose one.
+    /// Listens at the first usable address. For port 0, the kernel chooses a port.
     ///
     /// # Errors
-    /// [`Io`](ConnectError::Io), of the first address; [`Resolve`](ConnectError::Resolve),
-    /// [`NoAddress`](ConnectError::NoAddress) and [`UserBytesTooLong`](ConnectError::UserBytesTooLong) as for
-    /// [`connect`](ChannelBuilder::connect); [`Verbs`](ConnectError::Verbs) if the queues cannot be made, if an option
-    /// is 0 so that no message could be received, if one client would have more receives than all together, or if there
-    /// is no memory for the receives.
+    /// - [`Io`](ConnectError::Io) for the first address;
+    /// - [`Resolve`](ConnectError::Resolve), [`NoAddress`](ConnectError::NoAddress) and
+    ///   [`UserBytesTooLong`](ConnectError::UserBytesTooLong), like [`connect`](ChannelBuilder::connect);
+    /// - [`Verbs`](ConnectError::Verbs) if the queues cannot be created, or an option is 0 so that no message could be
+    ///   received. Also if one client would have more receives than all together, or if there is no memory for the
+    ///   receives.
     #[doc(alias("ibv_create_srq", "ibv_create_cq"))]
     pub fn bind(self, addr: impl ToSocketAddrs) -> Result<Server, ConnectError> {
         ConnectError::check_user_bytes(&self.rendezvous.user_bytes)?;

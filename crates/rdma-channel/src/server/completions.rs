@@ -1,4 +1,4 @@
-//! What a server does with completions: receives and sends that are over, and clients that have ended.
+//! Handles the completions of a server: completed receives and sends, and clients whose connections have ended.
 
 use rdma_connect::{FailedWork, Operation, PeerId, TransportError};
 use rdma_mem::Buffer;
@@ -11,7 +11,7 @@ use super::peers::Peer;
 use super::queues::PeerQueuePair;
 
 impl Server {
-    /// Takes completions that are there.
+    /// Polls completions and handles them, at most one buffer of them.
     pub(super) fn take_completions(&mut self) -> Result<usize, TransportError> {
         let count = self.clients.maker().cq.poll_into(&*self.polled)?;
         for index in 0..count {
@@ -22,7 +22,7 @@ impl Server {
         Ok(count)
     }
 
-    /// Takes all completions that are there now.
+    /// Polls all completions that have arrived by now.
     pub(super) fn drain(&mut self) -> Result<(), TransportError> {
         let mut left = self.clients.maker().cq.min_capacity() as usize;
         loop {
@@ -38,7 +38,7 @@ impl Server {
         match (self.lent.complete(completion.wr_id()), completion.result()) {
             (Some(Loan::Receive(owner, buffer)), Ok(success)) => {
                 owner.inspect(|&peer| self.own.owe(peer));
-                // Who has not joined yet was not told that it can send.
+                // A client that has not joined yet does not know that it may send.
                 let Some(peer) = self.peers.of(completion.qpn()) else { return };
                 let length = success.scattered_bytes().unwrap_or(0);
                 let immediate = success.immediate_data();
@@ -56,7 +56,7 @@ impl Server {
                 if owner.is_some() {
                     self.own.spare.push(buffer);
                     if error.class() == WorkErrorClass::Flushed {
-                        // The reason is told otherwise, as of clients that share their receives.
+                        // The reason is reported in another way, like for clients that share their receives.
                         return;
                     }
                 }
@@ -70,7 +70,7 @@ impl Server {
         }
     }
 
-    /// A send to a client is over, whose buffer the program has back.
+    /// Handles a completed send to a client; `buffer` is returned to the program.
     fn sent(&mut self, peer: PeerId, buffer: Option<Buffer>, result: WorkResult) {
         let makes_room = self.peers.get(peer).is_some_and(Peer::done);
         match (result, buffer) {
@@ -92,17 +92,18 @@ impl Server {
         self.fail(id, TransportError::WorkError(failed));
     }
 
-    /// Ends the connections of clients that are to leave, of which nothing is outstanding.
+    /// Ends the connections of leaving clients that have no outstanding sends.
     pub(super) fn end_leaving(&mut self) {
         while let Some(id) = self.peers.ended() {
-            // Its messages that are there come before its end. If that fails, whoever polls next says it.
+            // Messages that have arrived are reported before the client's end. If the poll fails, the next poll reports
+            // the error.
             let _ = self.drain();
             let Some(Peer { end, leaving: Some((reason, _)), .. }) = self.peers.take(id) else {
                 return;
             };
             let (qpn, reason) = (end.qp.qpn(), reason.explained(&end.qp));
             self.end(id, end);
-            // Whoever gets the number next has nothing of this one.
+            // Discards its late completions before another client can get the same QPN.
             let _ = self.drain();
             self.peers.forget(qpn);
             self.clients.resume();
@@ -110,7 +111,7 @@ impl Server {
         }
     }
 
-    /// Destroys the queue pair of a client, whose sends, and receives of its own, are over then.
+    /// Destroys the queue pair of a client, which ends its sends and its own receives.
     pub(super) fn end(&mut self, id: PeerId, end: PeerQueuePair) {
         match end.close() {
             Ok(()) => self.lent.end_of(id, &mut self.own.spare),

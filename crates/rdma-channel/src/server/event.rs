@@ -1,4 +1,4 @@
-//! What a server is told, and why it is told nothing.
+//! Server events, and the errors of waiting for one.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use rdma_connect::{CloseReason, ConnectError, PeerId, Reported, TransportError, 
 use rdma_mem::{AsyncEventKind, Buffer, Recovery};
 use rdma_qp::{QueuePair, WorkErrorClass};
 
-/// What has happened at a [`Server`](crate::Server).
+/// An event of a [`Server`](crate::Server).
 ///
 /// # Examples
 /// A server that counts the bytes of each client, from `Joined` to `Left`:
@@ -14,7 +14,7 @@ use rdma_qp::{QueuePair, WorkErrorClass};
 /// use std::collections::HashMap;
 /// use rdma_channel::{Channel, PeerId, Server, ServerEvent, prelude::*};
 ///
-/// /// Handles one event; returns whether it was the end of a client.
+/// /// Handles one event. Returns true if a client has left.
 /// fn count(event: ServerEvent, bytes: &mut HashMap<PeerId, usize>) -> bool {
 ///     match event {
 ///         ServerEvent::Joined { peer, .. } => {
@@ -25,7 +25,7 @@ use rdma_qp::{QueuePair, WorkErrorClass};
 ///             println!("{peer} has sent {:?} bytes: {reason}", bytes.remove(&peer));
 ///             return true;
 ///         }
-///         _ => {} // this server sends nothing, and lends no memory
+///         _ => {} // this server sends nothing and writes no memory
 ///     }
 ///     false
 /// }
@@ -50,78 +50,79 @@ use rdma_qp::{QueuePair, WorkErrorClass};
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ServerEvent {
-    /// A client has connected, and can be sent to.
+    /// A client has connected and can be sent to.
     Joined {
-        /// Which one.
+        /// The client.
         peer: PeerId,
-        /// Where it connected from.
+        /// The address from which it connected.
         address: SocketAddr,
-        /// What it said in its [`user_bytes`](crate::ChannelBuilder::user_bytes). Who it is has not been checked.
+        /// The client's [`user_bytes`](crate::ChannelBuilder::user_bytes). Its identity has not been checked.
         user_bytes: Box<[u8]>,
     },
     /// A client has sent a message.
     Message {
-        /// Which one.
+        /// The client.
         peer: PeerId,
-        /// The message is at its beginning. It is the program's: to be read, sent to anybody, kept, or dropped. Behind
-        /// `length` bytes is what an earlier message has left, maybe another client's.
+        /// The message, at the beginning of the buffer. The program may read, send, keep or drop the buffer. After
+        /// `length` bytes it may still contain bytes of an earlier message, maybe of another client.
         buffer: Buffer,
-        /// How many bytes the message has.
+        /// The length of the message in bytes.
         length: usize,
-        /// The immediate data that came with it.
+        /// The immediate data of the message.
         immediate: Option<u32>,
     },
-    /// A client has written into memory of this machine that it was told of, and has said so with immediate data.
+    /// A client has written with immediate data into memory of this machine.
     Written {
-        /// Which one.
+        /// The client.
         peer: PeerId,
-        /// How many bytes it has written.
+        /// The number of bytes written.
         length: usize,
-        /// Its immediate data.
+        /// The immediate data.
         immediate: u32,
     },
-    /// What was sent to a client has arrived in its memory, and the buffer is the program's again.
+    /// A message has arrived in the client's memory, and the buffer belongs to the program again.
     Sent {
-        /// Which one.
+        /// The client.
         peer: PeerId,
-        /// What was sent.
+        /// The buffer that was sent.
         buffer: Buffer,
     },
-    /// One more send to a client is possible, after [`WouldBlock`](TransportError::WouldBlock): one without a buffer has
-    /// arrived. Of one with a buffer [`Sent`](Self::Sent) says the same.
+    /// A message without a buffer has arrived, so that one more send to the client is possible after
+    /// [`WouldBlock`](TransportError::WouldBlock). For a message with a buffer, [`Sent`](Self::Sent) has the same
+    /// meaning.
     Room {
-        /// Which one.
+        /// The client.
         peer: PeerId,
     },
-    /// A client has gone, or its connection has failed. It is the last event of this client. What was sent to it and
-    /// not reported as [`Sent`](Self::Sent) may have arrived or not; its buffers are given back to their pool.
+    /// A client has gone, or its connection has failed. This is its last event. Messages to it without
+    /// [`Sent`](Self::Sent) may have arrived or not; their buffers return to the pool.
     Left {
-        /// Which one.
+        /// The client.
         peer: PeerId,
-        /// Why.
+        /// The reason.
         reason: LeftReason,
     },
 }
 
-/// Why a client of a [`Server`](crate::Server) has left.
+/// The reason why a client of a [`Server`](crate::Server) has left.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeftReason {
-    /// It has dropped its channel, its process has ended, or its machine is silent.
+    /// The client has dropped its channel, its process has ended, or its machine is silent.
     #[error("the client is gone: {reason}")]
     Gone {
-        /// How it has gone.
+        /// The reason for the end of its stream.
         reason: CloseReason,
     },
-    /// The server has [disconnected](crate::Server::disconnect) it.
+    /// The server has [disconnected](crate::Server::disconnect) the client.
     #[error("the server has disconnected the client")]
     Disconnected,
-    /// A request of the client was refused here, as the device says, which has ended the connection: it had a wrong key
-    /// or length, or was of a kind that this end does not take. Of devices that do not say so, as SoftRoCE, it is
-    /// [`Gone`](Self::Gone).
+    /// The device has reported that it refused a request of the client, which has ended the connection. The request had
+    /// a wrong key or length, or was of a kind that this end does not accept. On devices that do not report this, such
+    /// as SoftRoCE, the reason is [`Gone`](Self::Gone).
     #[error("the connection has failed{}", Reported::from(Some(*event)))]
     Refused {
-        /// What the device says.
+        /// The event that the device has reported.
         event: AsyncEventKind,
     },
     /// The connection has failed.
@@ -130,7 +131,7 @@ pub enum LeftReason {
 }
 
 impl LeftReason {
-    /// The event that the device has reported, if this reason is a flushed request, which is only a consequence.
+    /// Replaces a flushed request, which is only a consequence, with the event that the device has reported.
     pub(super) fn explained(self, qp: &QueuePair) -> Self {
         match &self {
             Self::Failed(TransportError::WorkError(work))
@@ -147,16 +148,16 @@ rdma_types::debug_messages!(enum LeftReason {
     Gone { reason }, Disconnected, Refused { event }, Failed(it),
 });
 
-/// Why a [`Server`](crate::Server) was told nothing.
+/// The reason why a [`Server`](crate::Server) returned no event.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// New clients cannot be taken for now, mostly since too many files are open. Those that have joined are served, and
-    /// the server tries again after a second, or when a client has left.
+    /// New clients cannot be accepted for now, mostly because too many files are open. Joined clients are still served.
+    /// The server tries again after a second, or when a client has left.
     #[error(transparent)]
     Clients(#[from] ConnectError),
-    /// The server's own queues have failed, or there is no memory for receives. When its
-    /// [`recovery`](Self::recovery) is to connect anew, make a new server.
+    /// The server's own queues have failed, or there is no memory for receives. If its [`recovery`](Self::recovery) is
+    /// to reconnect, create a new server.
     #[error(transparent)]
     Transport(#[from] TransportError),
 }
@@ -169,7 +170,7 @@ rdma_types::debug_messages!(
 );
 
 impl ServerError {
-    /// What a program can do about it.
+    /// The action that a program can take.
     #[must_use]
     pub fn recovery(&self) -> Recovery {
         match self {

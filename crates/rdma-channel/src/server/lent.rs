@@ -9,38 +9,41 @@ use rdma_qp::{PostError, QueuePair, ReceiveWorkRequest, SendWorkRequest, SharedR
 
 use crate::ledger::queues::{GENERATION, index};
 
-/// The requests that the device has, and their buffers.
+/// The requests that the device holds, with their buffers.
 ///
-/// Each has a slot, whose index and generation are its WR ID: a completion that comes twice, or of nothing, finds no
-/// request. What is left in the slots when the value is dropped is given back if the shared receive queue can be
-/// destroyed, which is after all queue pairs that may have taken a receive; a send, and a receive of a client's own, goes
-/// with its queue pair ([`end_of`](Self::end_of)). What cannot be ended is never given back.
+/// Each request has a slot, and its WR ID consists of the slot's index and generation. So a duplicate or invented
+/// completion matches no request.
+///
+/// When the value is dropped, it releases the buffers of shared receives if the shared receive queue can be destroyed.
+/// That is only possible after all queue pairs that may have used a receive. Sends, and receives that belong to one
+/// client, end with the client's queue pair ([`end_of`](Self::end_of)). Buffers of requests that cannot be ended are
+/// never released.
 #[derive(Debug)]
 pub(super) struct Lent {
     slots: Vec<LoanSlot>,
     free: Vec<usize>,
-    /// How many are receives.
+    /// The number of receives among the requests.
     receives: u32,
-    /// Of clients that share one. Taken in `drop` alone.
+    /// The shared receive queue, if clients share one. Taken only in `drop`.
     srq: Option<SharedReceiveQueue>,
 }
 
-/// A slot for one request, and its generation.
+/// A slot for one request, with its generation.
 #[derive(Debug)]
 struct LoanSlot {
-    /// The WR ID of the request that is there, or of the next one.
+    /// The WR ID of the current request, or of the next one if the slot is free.
     id: u64,
     loan: Option<Loan>,
 }
 
-/// A request that the device has.
+/// A request that the device holds.
 #[derive(Debug)]
 pub(super) enum Loan {
-    /// Of this client, or of whichever the message comes from.
+    /// A receive for a message from this client, or, without one, from any client.
     Receive(Option<PeerId>, Buffer),
-    /// To this client. Without a buffer, its bytes were inline.
+    /// A send to this client. Without a buffer, its bytes were inline.
     Send(PeerId, Option<Buffer>),
-    /// To this client, of bytes that were to be inline.
+    /// A send to this client, of bytes that the device cannot send inline.
     Copy(PeerId, Buffer),
 }
 
@@ -49,15 +52,16 @@ impl Lent {
         Self { slots: Vec::new(), free: Vec::new(), receives: 0, srq }
     }
 
-    /// How many receives the device has.
+    /// The number of receives that the device holds.
     pub(super) const fn receives(&self) -> u32 {
         self.receives
     }
 
-    /// Has the device receive a message into a buffer: of this client, or of any by the shared receive queue.
+    /// Posts a receive into a buffer: for this client, or for any client on the shared receive queue.
     ///
     /// # Errors
-    /// That of the post. The buffer is back in its pool, unless the provider does not say whether it has it.
+    /// The error of the post. The buffer has returned to its pool, unless the provider does not report whether it holds
+    /// it.
     pub(super) fn post_receive(
         &mut self,
         from: Option<(PeerId, &QueuePair)>,
@@ -71,9 +75,9 @@ impl Lent {
         let mut list = ScatterList::from([buffer.as_slice_mut()]);
         let request = ReceiveWorkRequest::from_list(&mut list);
         let posted = match (from, &self.srq) {
-            // SAFETY: SAFETY.md F27: the buffer stays in its slot until the receive is over.
+            // SAFETY: SAFETY.md F27: the buffer stays in its slot until the receive has ended.
             (Some((_, qp)), _) => unsafe { qp.post_receive(request, id) },
-            // SAFETY: the same.
+            // SAFETY: SAFETY.md F27: the buffer stays in its slot until the receive has ended.
             (None, Some(srq)) => unsafe { srq.post_receive(request, id) },
             (None, None) => unreachable!("the queue is there until the value is dropped"),
         };
@@ -84,10 +88,10 @@ impl Lent {
         })
     }
 
-    /// Has the device send the first `length` bytes of a buffer to a client; if it has less, all.
+    /// Posts a send of the first `length` bytes of a buffer to a client, or of the whole buffer if it is shorter.
     ///
     /// # Errors
-    /// With the buffer, unless the provider does not say whether it has it.
+    /// The error of the post, with the buffer, unless the provider does not report whether it holds it.
     pub(super) fn post_send(
         &mut self,
         (peer, qp): (PeerId, &QueuePair),
@@ -107,7 +111,7 @@ impl Lent {
             _ => SendWorkRequest::from_list(&list),
         };
         let request = with(request, immediate);
-        // SAFETY: SAFETY.md F27: the buffer stays in its slot until the send is over, and nobody writes it there.
+        // SAFETY: SAFETY.md F27: the buffer stays in its slot until the send has ended, and nothing writes to it there.
         let posted = unsafe { qp.post_send(request, id) };
         posted.map_err(|error| match error.posted() {
             0 => match self.take(index) {
@@ -118,10 +122,10 @@ impl Lent {
         })
     }
 
-    /// Has the device send plain bytes to a client.
+    /// Posts a send of plain bytes to a client.
     ///
     /// # Errors
-    /// Those of the post.
+    /// The error of the post.
     pub(super) fn post_inline(
         &mut self,
         (peer, qp): (PeerId, &QueuePair),
@@ -130,7 +134,7 @@ impl Lent {
         let (index, id) = self.put(Loan::Send(peer, None));
         let elements = [bytes];
         let request = with(SendWorkRequest::inline(&elements), None);
-        // SAFETY: SAFETY.md F27: the bytes are borrowed until the post returns, which has copied them.
+        // SAFETY: SAFETY.md F27: the bytes are borrowed until the post returns, and the post has copied them by then.
         let posted = unsafe { qp.post_send(request, id) };
         if posted.is_err_and(|error| error.posted() == 0) {
             self.take(index);
@@ -138,10 +142,12 @@ impl Lent {
         posted
     }
 
-    /// Has the device send bytes to a client that it does not take inline: all of the buffer, which goes back to its pool.
+    /// Posts a send of a whole buffer to a client, for bytes that the device cannot send inline. The buffer then
+    /// returns to its pool.
     ///
     /// # Errors
-    /// That of the post. The buffer is back in its pool, unless the provider does not say whether it has it.
+    /// The error of the post. The buffer has returned to its pool, unless the provider does not report whether it holds
+    /// it.
     pub(super) fn post_copy(
         &mut self,
         (peer, qp): (PeerId, &QueuePair),
@@ -153,7 +159,7 @@ impl Lent {
         };
         let list = GatherList::from([buffer.as_slice()]);
         let request = with(SendWorkRequest::from_list(&list), None);
-        // SAFETY: SAFETY.md F27: the buffer stays in its slot until the send is over, and nobody writes it there.
+        // SAFETY: SAFETY.md F27: the buffer stays in its slot until the send has ended, and nothing writes to it there.
         let posted = unsafe { qp.post_send(request, id) };
         if posted.is_err_and(|error| error.posted() == 0) {
             self.take(index);
@@ -161,15 +167,15 @@ impl Lent {
         posted
     }
 
-    /// The request of a completion that was just polled from the completion queue of this server. The device has it no
-    /// more. `None` if there is no such request.
+    /// Takes the request of a completion that was just polled from the completion queue of this server. The device no
+    /// longer holds it. `None` if there is no such request.
     pub(super) fn complete(&mut self, wr_id: u64) -> Option<Loan> {
         let index = index(wr_id);
         if self.slots.get(index)?.id == wr_id { self.take(index) } else { None }
     }
 
-    /// Takes back what a client had whose queue pair was destroyed: the sends to it, and the receives of its own, whose
-    /// buffers are added to `spare`.
+    /// Takes back the requests of a client after its queue pair was destroyed: the sends to it, and its own receives.
+    /// The buffers of the receives are added to `spare`.
     pub(super) fn end_of(&mut self, peer: PeerId, spare: &mut Vec<Buffer>) {
         for index in 0..self.slots.len() {
             let (Some(Loan::Send(of, _) | Loan::Copy(of, _)) | Some(Loan::Receive(Some(of), _))) =
@@ -198,7 +204,7 @@ impl Lent {
         (index, slot.id)
     }
 
-    /// Takes a request out of its slot, which is free after it, with another WR ID.
+    /// Takes a request out of its slot. The slot is then free and has a new WR ID.
     fn take(&mut self, index: usize) -> Option<Loan> {
         let slot = self.slots.get_mut(index)?;
         let loan = slot.loan.take()?;
@@ -214,7 +220,7 @@ impl Drop for Lent {
         let is_closed = self.srq.take().is_some_and(|srq| srq.close().is_ok());
         for slot in &mut self.slots {
             let loan = ManuallyDrop::new(slot.loan.take());
-            // Others the device may have still: they are never used again.
+            // The device may still use the others, so they are never used again.
             if is_closed && matches!(*loan, Some(Loan::Receive(None, _))) {
                 drop(ManuallyDrop::into_inner(loan));
             }

@@ -14,22 +14,22 @@ use super::queues::PeerQueuePair;
 use crate::ledger::watch::end_of;
 use crate::rendezvous::files::Added;
 
-/// The clients by their places, of which there are as many as there can be clients.
+/// The clients by place. There are as many places as there can be clients.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     places: Vec<PeerEntry>,
     free: Vec<usize>,
     by_qpn: HashMap<Qpn, usize>,
-    /// Those whose connections are to end.
+    /// The places of clients whose connections are being ended.
     leaving: Vec<usize>,
     most: u32,
 }
 
-/// An entry of the table of clients, from when one joins until the program was told that it has left.
+/// A place in the table of clients. It is taken from the time a client joins until the program has received its `Left`.
 #[derive(Debug, Default)]
 struct PeerEntry {
     generation: u32,
-    /// `None` if nobody is there, or who was there has ended.
+    /// `None` if the place is free, or if its client has ended.
     peer: Option<Peer>,
 }
 
@@ -38,15 +38,15 @@ struct PeerEntry {
 pub(super) struct Peer {
     pub(super) end: PeerQueuePair,
     pub(super) address: Option<PeerAddress>,
-    /// Watched as long as it is there.
+    /// The stream, watched as long as it is kept.
     stream: Option<Added>,
-    /// How many sends the device has.
+    /// The number of sends that the device holds.
     pub(super) outstanding: u32,
-    /// Since when none of them was done.
+    /// The time since which no outstanding send has completed.
     since: Option<Instant>,
-    /// One more was refused, since there were too many.
+    /// Whether a send was refused because too many were outstanding.
     wants_room: bool,
-    /// Why its connection is to end, and when it ends though sends are outstanding.
+    /// The reason for ending the connection, and the time when it ends even if sends are outstanding.
     pub(super) leaving: Option<(LeftReason, Until)>,
 }
 
@@ -64,13 +64,14 @@ impl Peer {
         }
     }
 
-    /// A send is with the device.
+    /// Counts a send that was posted.
     pub(super) fn sent(&mut self) {
         self.outstanding += 1;
         self.since.get_or_insert_with(Instant::now);
     }
 
-    /// The device has done one of its sends, or has given it back. Whether one more was refused for it.
+    /// Counts a send that has completed or was taken back. Returns true if another send was refused before for lack of
+    /// room.
     pub(super) fn done(&mut self) -> bool {
         debug_assert!(self.outstanding > 0, "it was counted when it was posted");
         self.outstanding = self.outstanding.saturating_sub(1);
@@ -78,24 +79,24 @@ impl Peer {
         mem::take(&mut self.wants_room)
     }
 
-    /// What is said of a send that was not posted.
+    /// The error for a send that was not posted.
     pub(super) fn refused(&self, error: PostError) -> TransportError {
         RefusedWork::new(Operation::Send, self.address, error).into()
     }
 
-    /// How it has gone, when its stream has ended.
+    /// The reason for the end of its stream.
     pub(super) fn gone(&self, limit: Duration) -> CloseReason {
         let stream = self.stream.as_ref();
         stream.map_or(CloseReason::Died, |stream| end_of(stream.stream(), true, limit).0)
     }
 
-    /// Whether its connection can be ended now.
+    /// Returns true if its connection can be ended now.
     fn has_ended(&self) -> bool {
         let Some((_, until)) = &self.leaving else { return false };
         self.outstanding == 0 || until.is_over(Instant::now())
     }
 
-    /// How long until something is to be done about it, if sends have so long.
+    /// The time until this client needs attention, if sends have this limit.
     fn next_end(&self, timeout: Duration) -> Duration {
         match (&self.leaving, self.since) {
             (Some((_, until)), _) => until.left(Instant::now()),
@@ -110,12 +111,12 @@ impl Peers {
         Self { most, ..Self::default() }
     }
 
-    /// Whether there is a place for one more.
+    /// Returns true if there is a place for one more client.
     pub(super) fn has_room(&self) -> bool {
         !self.free.is_empty() || self.places.len() < self.most as usize
     }
 
-    /// The ID that the next one will have. There is room for it.
+    /// The ID of the next client. There must be room for it.
     pub(super) fn next_id(&mut self) -> PeerId {
         if self.free.is_empty() {
             self.free.push(self.places.len());
@@ -125,7 +126,7 @@ impl Peers {
         PeerId::new(index, self.place(index).generation)
     }
 
-    /// Puts it into the place of that ID.
+    /// Puts a client into the place of the next ID.
     pub(super) fn join(&mut self, peer: Peer) {
         if let Some(index) = self.free.pop() {
             self.by_qpn.insert(peer.end.qp.qpn(), index);
@@ -133,7 +134,7 @@ impl Peers {
         }
     }
 
-    /// Nobody joins with that ID, which was the next one: the queue pair that has it may not be destroyed yet.
+    /// Skips an ID that was the next one: the queue pair that uses it may not be destroyed yet.
     pub(super) fn skip(&mut self, id: PeerId) {
         let place = self.place(id.index());
         place.generation = place.generation.wrapping_add(1);
@@ -143,26 +144,26 @@ impl Peers {
         &mut self.places[index]
     }
 
-    /// The ID of whoever is, was or will be at an index.
+    /// The ID of the current, past or next client at an index.
     fn id(&self, index: usize) -> Option<PeerId> {
         let generation = self.places.get(index)?.generation;
         Some(PeerId::new(index, generation))
     }
 
-    /// Whether the program was not told that it has left.
+    /// Returns true if the program has not received its `Left` yet.
     pub(super) fn has(&self, id: PeerId) -> bool {
         self.id(id.index()) == Some(id)
     }
 
-    /// The client of that ID, if it has not ended.
+    /// The client with this ID, unless it has ended.
     pub(super) fn get(&mut self, id: PeerId) -> Option<&mut Peer> {
         if self.has(id) { self.place(id.index()).peer.as_mut() } else { None }
     }
 
-    /// The client of that ID, if one more send to it can be posted, and `None` if that would be lost.
+    /// The client with this ID, if one more send to it can be posted; `None` if that send would be lost.
     ///
     /// # Errors
-    /// If so many sends to it are outstanding, or the program was told that it has left.
+    /// Too many sends to it are outstanding, or the program has received its `Left`.
     pub(super) fn may_send(
         &mut self,
         id: PeerId,
@@ -181,22 +182,22 @@ impl Peers {
         }
     }
 
-    /// How many have not ended.
+    /// The number of clients that have not ended.
     pub(super) fn len(&self) -> usize {
         self.places.iter().filter(|place| place.peer.is_some()).count()
     }
 
-    /// Who is at an index and has not ended.
+    /// The client at an index, unless it has ended.
     pub(super) fn at(&self, index: usize) -> Option<PeerId> {
         self.places.get(index)?.peer.as_ref().and_then(|_| self.id(index))
     }
 
-    /// Who has that queue pair.
+    /// The client with this queue pair.
     pub(super) fn of(&self, qpn: Qpn) -> Option<PeerId> {
         self.by_qpn.get(&qpn).and_then(|&index| self.id(index))
     }
 
-    /// Ends a connection, for that reason; what is outstanding has so long to be flushed.
+    /// Begins to end a connection; outstanding sends have this time to be flushed.
     pub(super) fn leave(&mut self, id: PeerId, reason: LeftReason, flush: Duration) {
         let Some(peer) = self.get(id).filter(|peer| peer.leaving.is_none()) else { return };
         if let (LeftReason::Disconnected, Some(stream)) = (&reason, &peer.stream) {
@@ -204,50 +205,50 @@ impl Peers {
         }
         peer.leaving = Some((reason, Until::after(Instant::now(), flush)));
         peer.stream = None;
-        // If it is refused nothing is flushed, and the queue pair is destroyed when the time is over.
+        // If this fails, nothing is flushed, and the queue pair is destroyed when the time is over.
         let _ = peer.end.qp.to_error();
         self.leaving.push(id.index());
     }
 
-    /// One whose connection can be ended now.
+    /// A client whose connection can be ended now.
     pub(super) fn ended(&self) -> Option<PeerId> {
         let peer = |index: usize| self.places.get(index)?.peer.as_ref();
         let ended = |&&index: &&usize| peer(index).is_some_and(Peer::has_ended);
         self.leaving.iter().find(ended).and_then(|&index| self.id(index))
     }
 
-    /// One that has done no send for so long.
+    /// A client that has completed no send for this time although some are outstanding.
     pub(super) fn stalled(&self, timeout: Duration) -> Option<PeerId> {
         let stalled = |peer: &Peer| peer.leaving.is_none() && peer.next_end(timeout).is_zero();
         let of = |place: &PeerEntry| place.peer.as_ref().is_some_and(stalled);
         self.id(self.places.iter().position(of)?)
     }
 
-    /// How long until something is to be done about one of them.
+    /// The time until any client needs attention.
     pub(super) fn next_end(&self, timeout: Duration) -> Duration {
         let peers = self.places.iter().filter_map(|place| place.peer.as_ref());
         peers.map(|peer| peer.next_end(timeout)).min().unwrap_or(Duration::MAX)
     }
 
-    /// Takes one out that has ended, whose place stays taken.
+    /// Takes out a client that has ended. Its place stays taken.
     pub(super) fn take(&mut self, id: PeerId) -> Option<Peer> {
         self.leaving.retain(|&index| index != id.index());
         self.place(id.index()).peer.take()
     }
 
-    /// Nobody has that queue pair any more, and nothing of it is to come.
+    /// Forgets a queue pair that was destroyed and will have no further completions.
     pub(super) fn forget(&mut self, qpn: Qpn) {
         self.by_qpn.remove(&qpn);
     }
 
-    /// The program was told that it has left: the place is free.
+    /// Frees the place of a client after the program has received its `Left`.
     pub(super) fn free(&mut self, id: PeerId) {
         let place = self.place(id.index());
         place.generation = place.generation.wrapping_add(1);
         self.free.push(id.index());
     }
 
-    /// Takes all of them out, since the server ends.
+    /// Takes all clients out, when the server is dropped.
     pub(super) fn take_all(&mut self) -> Vec<(PeerId, Peer)> {
         let id = |index, place: &PeerEntry| PeerId::new(index, place.generation);
         let peers = self.places.iter().filter_map(|place| place.peer.as_ref());

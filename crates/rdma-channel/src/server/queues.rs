@@ -16,20 +16,20 @@ pub(super) struct ServerQueues {
     pub(super) cq: CompletionQueue,
     pub(super) receives: Receives,
     max_peers: u32,
-    /// Held by each queue pair that there is.
+    /// Held by each existing queue pair, to count them.
     places: Arc<()>,
 }
 
-/// Where the queue pairs of clients have their receives.
+/// The location of the receives of clients.
 #[derive(Debug)]
 pub(super) enum Receives {
-    /// In a queue for all.
+    /// A queue shared by all clients.
     Shared(SharedReceiveQueue),
-    /// Each queue pair has that many of its own, since the device has no shared receive queue, or the program wants it so.
+    /// This number for each queue pair, since the device has no shared receive queue, or the program has chosen so.
     PerPeer(u32),
 }
 
-/// The queue pair of a client, and its place among all.
+/// The queue pair of a client, which counts as one place.
 #[derive(Debug)]
 pub(super) struct PeerQueuePair {
     pub(super) qp: QueuePair,
@@ -37,14 +37,14 @@ pub(super) struct PeerQueuePair {
 }
 
 impl ServerQueues {
-    /// With a completion queue that the clients cannot overflow.
+    /// Creates a completion queue that the clients cannot overflow.
     pub(super) fn new(options: Options, knobs: ServerKnobs) -> Result<Self, Error> {
         let max_peers = knobs.max_peers;
         let cq = options.shared_completion_queue(max_peers)?;
         let receives = Receives::new(&options, knobs)?;
         let queues = Self { options, cq, receives, max_peers, places: Arc::default() };
         if let Receives::PerPeer(each) = queues.receives {
-            // The options that no client's queue pair can have are an error now, and not of the first client.
+            // Reports options that no client's queue pair supports now, and not only when the first client connects.
             drop(queues.options.queue_pair_with(&queues.cq, each)?);
             let most = queues.most();
             if most < max_peers {
@@ -58,7 +58,7 @@ impl ServerQueues {
         Ok(queues)
     }
 
-    /// The clients that there can be at a time.
+    /// The maximum number of clients at a time.
     const fn most(&self) -> u32 {
         match self.receives {
             Receives::PerPeer(each) => {
@@ -69,17 +69,17 @@ impl ServerQueues {
         }
     }
 
-    /// The reason for a client that is one too many.
+    /// The reason for refusing a client when the server is full.
     fn full(&self) -> String {
         let most = self.most();
         match self.receives {
             Receives::PerPeer(each) if most < self.max_peers => format!(
-                "the server has receives for {most} clients, `max_recv_wr` {} in all and {each} for each: come again \
-                 when one has left, or raise `max_recv_wr`",
+                "the server has receives for {most} clients, `max_recv_wr` {} in all and {each} for each: connect \
+                 again after one has left, or raise `max_recv_wr`",
                 self.options.max_recv_wr
             ),
             _ => format!(
-                "the server has as many clients as it takes, {most}: come again when one has left"
+                "the server has reached its limit of clients, {most}: connect again after one has left"
             ),
         }
     }
@@ -100,7 +100,7 @@ impl Receives {
         Ok(Self::PerPeer(each))
     }
 
-    /// The queue for all, if there is one.
+    /// The shared receive queue, if there is one.
     pub(super) const fn shared(&self) -> Option<&SharedReceiveQueue> {
         match self {
             Self::Shared(srq) => Some(srq),
@@ -108,7 +108,7 @@ impl Receives {
         }
     }
 
-    /// The receives of a client that shares none.
+    /// The number of receives of a client that shares none.
     pub(super) const fn per_peer(&self) -> u32 {
         match self {
             Self::Shared(_) => 0,
@@ -125,7 +125,7 @@ impl MakeEnds for ServerQueues {
         &self,
         stream: StreamAddresses,
     ) -> Result<(Self::Prepared, QueuePairEndpoint), NoEnd> {
-        // Beside those that have a place, this one has the count.
+        // The strong count includes the one in `self`.
         if Arc::strong_count(&self.places) > self.most() as usize {
             return Err(NoEnd::Full(self.full()));
         }
@@ -158,7 +158,7 @@ impl PeerQueuePair {
     /// Destroys the queue pair.
     ///
     /// # Errors
-    /// With the queue pair, and with its place, since it may have completions.
+    /// The provider's error, with the queue pair and its place, since it may still have completions.
     #[allow(clippy::result_large_err)] // it is the queue pair itself
     pub(super) fn close(self) -> Result<(), (Self, Error)> {
         let Self { qp, place } = self;

@@ -1,4 +1,4 @@
-//! The receives of a server: for all clients together, or of each.
+//! The receives of a server: shared by all clients, or separate for each.
 
 use std::collections::VecDeque;
 
@@ -8,27 +8,27 @@ use rdma_mem::Buffer;
 use super::Server;
 use super::queues::PeerQueuePair;
 
-/// Buffers and receives of clients that share no receive queue.
+/// Buffers and receives of clients that do not share a receive queue.
 #[derive(Debug, Default)]
 pub(super) struct OwnReceives {
-    /// Allocated for the next receives, so that there is memory for all from the beginning.
+    /// Buffers for the next receives, allocated in advance so that there is memory for all from the beginning.
     pub(super) spare: Vec<Buffer>,
-    /// The clients that had a message, once for each: its receive is to be posted again.
+    /// The clients whose receives must be posted again, with one entry for each message received.
     owed: VecDeque<PeerId>,
 }
 
 impl OwnReceives {
-    /// A receive of this client is to be posted, since a message has come in the one before.
+    /// Records that a receive of this client must be posted again, after a message has used one.
     pub(super) fn owe(&mut self, peer: PeerId) {
         self.owed.push_back(peer);
     }
 }
 
 impl Server {
-    /// Has the device have as many receives as there can be.
+    /// Posts as many receives as there can be.
     ///
     /// # Errors
-    /// If there is memory for none.
+    /// There is no memory for any receive.
     pub(super) fn post_receives(&mut self) -> Result<(), TransportError> {
         if self.clients.maker().receives.shared().is_some() {
             return self.post_shared_receives();
@@ -53,7 +53,7 @@ impl Server {
         Ok(())
     }
 
-    /// Clients that had messages get receives again, as far as there are buffers.
+    /// Posts the receives of clients that have received messages, as long as there are buffers.
     pub(super) fn post_owed(&mut self) {
         while let Some(&id) = self.own.owed.front() {
             let peer = self.peers.get(id).filter(|peer| peer.leaving.is_none());
@@ -70,7 +70,7 @@ impl Server {
         }
     }
 
-    /// Allocates buffers, so that there is one for each receive that there can be.
+    /// Allocates buffers until there is one for each possible receive.
     fn allocate_spare(&mut self) -> Result<(), TransportError> {
         loop {
             let buffers = self.own.spare.len() + self.lent.receives() as usize;
@@ -85,10 +85,11 @@ impl Server {
         }
     }
 
-    /// Posts the receives of a client that shares none, before it may send. Returns how many there is no memory for now.
+    /// Posts the receives of a client that does not share them, before it may send. Returns the number of receives that
+    /// lack memory for now.
     ///
     /// # Errors
-    /// If the device refuses one.
+    /// The device refuses a receive.
     pub(super) fn post_first_receives(
         &mut self,
         id: PeerId,
@@ -96,7 +97,7 @@ impl Server {
     ) -> Result<u32, TransportError> {
         let each = self.clients.maker().receives.per_peer();
         for posted in 0..each {
-            // Without memory the client waits, as one does whose messages come too fast.
+            // Without memory the client waits, like one that sends messages too fast.
             let _ = self.allocate_spare();
             let Some(buffer) = self.own.spare.pop() else { return Ok(each - posted) };
             let posted = self.lent.post_receive(Some((id, &end.qp)), buffer);

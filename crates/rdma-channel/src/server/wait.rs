@@ -1,4 +1,4 @@
-//! How a server waits: for all its files at once.
+//! Waits for all files of a server at once.
 
 use std::mem;
 use std::thread;
@@ -12,7 +12,7 @@ use super::event::{LeftReason, ServerError};
 use super::{COMPLETIONS, FIRST_STREAM, Server, WAKER};
 
 impl Server {
-    /// Sleeps until something happens, or for so long.
+    /// Sleeps until something happens, for at most `left`.
     pub(super) fn rest(&mut self, left: Duration) -> Result<(), ServerError> {
         if self.clients.maker().cq.channel().is_none() {
             self.look(Duration::ZERO)?;
@@ -26,7 +26,7 @@ impl Server {
         self.look(left.min(peers).min(self.clients.next_end(Instant::now())))
     }
 
-    /// Has the next completion make an event, and takes all that came before.
+    /// Requests an event for the next completion, and polls all completions that arrived before.
     fn arm(&mut self) -> Result<(), TransportError> {
         let cq = &self.clients.maker().cq;
         if !self.is_armed && cq.channel().is_some() {
@@ -36,7 +36,7 @@ impl Server {
         self.drain()
     }
 
-    /// Whether there is nothing to do or to tell now. If so the files tell when there is.
+    /// Returns true if there is nothing to do or report now. Then the files show when there is.
     pub(super) fn is_quiet(&mut self) -> Result<bool, ServerError> {
         self.clients.update_taking()?;
         self.arm()?;
@@ -45,7 +45,7 @@ impl Server {
         Ok(!self.has_news())
     }
 
-    /// Waits until a file is ready, or for so long, and does what is to be done for those that are.
+    /// Waits until a file is ready, for at most `limit`, and handles the ready files.
     pub(super) fn look(&mut self, limit: Duration) -> Result<(), ServerError> {
         self.since_look = 0;
         self.clients.update_taking()?;
@@ -84,14 +84,15 @@ impl Server {
         Ok(())
     }
 
-    /// The client at this index has closed its stream, or is silent: what it had sent before is taken first.
+    /// Handles the end of the stream of the client at this index, or its silence. Messages that it had sent are
+    /// received first.
     pub(super) fn end_of_stream(&mut self, index: u64) {
         let Some(peer) = usize::try_from(index).ok().and_then(|index| self.peers.at(index)) else {
             return;
         };
-        // Whoever polls next says what is wrong with the completion queue.
+        // If this fails, the next poll reports the error of the completion queue.
         let _ = self.drain();
-        // Receives of all clients are not flushed, and those of its own do not say why.
+        // Shared receives are not flushed, and the flushes of a client's own receives do not show the cause.
         let refused = self.peers.get(peer).and_then(|peer| cause_of(&peer.end.qp));
         let limit = self.options.watch;
         let reason = self.peers.get(peer).map_or(CloseReason::Died, |peer| peer.gone(limit));

@@ -1,4 +1,4 @@
-//! Ending a wait of the server from elsewhere.
+//! Wakes a waiting server from another thread.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
-/// Ends the wait of a [`Server`](crate::Server) in [`next`](crate::Server::next), from any thread; made by
+/// Ends the wait of a [`Server`](crate::Server) in [`next`](crate::Server::next), from any thread. Created by
 /// [`waker`](crate::Server::waker).
 ///
-/// Clones are cheap and wake the same server. It has one file, eventfd(2), as long as a clone is there.
+/// Clones are cheap and wake the same server. They share one file, an eventfd(2), which is closed with the last clone.
 ///
 /// # Examples
 /// ```
@@ -27,7 +27,7 @@ use rustix::io::{Errno, read, write};
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<OwnedFd>);
 
-/// Above the count of those who wake.
+/// Added to the eventfd by `ring`; multiples of it do not count as calls of `wake`.
 const RING: u64 = 1 << 32;
 
 impl Waker {
@@ -35,18 +35,18 @@ impl Waker {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// Has `next` return `None` once: the call that runs now, or the next one.
+    /// Makes `next` return `None` once: the current call, or the next one.
     pub fn wake(&self) {
-        // It is refused only when it was done so often that the number is at its end.
+        // The write fails only when the counter is at its maximum after very many calls.
         let _ = write(&*self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Has the file be readable, and wakes nobody else: there is more to tell.
+    /// Makes the file readable without waking `next`: there is more to report.
     pub(super) fn ring(&self) {
         let _ = write(&*self.0, &RING.to_ne_bytes());
     }
 
-    /// Whether it was woken since it was asked last.
+    /// Returns true if `wake` was called since the last call.
     pub(super) fn take(&self) -> bool {
         let mut count = [0; 8];
         read(&*self.0, &mut count).is_ok() && u64::from_ne_bytes(count) % RING != 0

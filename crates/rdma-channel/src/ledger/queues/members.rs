@@ -1,4 +1,4 @@
-//! Queue pairs that go, and those that come into the place of one that is gone.
+//! Removal of queue pairs, and their replacement by new ones in the same places.
 
 use rdma_connect::{CloseReason, PeerAddress};
 use rdma_qp::QueuePair;
@@ -6,12 +6,12 @@ use rdma_qp::QueuePair;
 use super::{Connection, Queues};
 
 impl Connection {
-    /// Whether its place is for a peer that was not added yet.
+    /// Returns true if this place has no peer yet.
     pub(crate) fn is_absent(&self) -> bool {
         self.closed.get() == Some(CloseReason::Absent)
     }
 
-    /// The cursors are at the first slots, since there is a queue pair.
+    /// Moves the cursors to the first slots, now that there is a queue pair.
     fn take_again(&self) {
         debug_assert!(self.qp.is_some(), "requests without a queue pair");
         for queue in [&self.send, &self.receive] {
@@ -21,14 +21,14 @@ impl Connection {
 }
 
 impl Queues {
-    /// Takes a queue pair out, to destroy it.
+    /// Takes a queue pair out, so that it can be destroyed.
     pub(in crate::ledger) fn take_qp(&mut self, peer: usize) -> Option<QueuePair> {
         let connection = self.get_mut(peer)?;
         connection.take_no_more();
         connection.qp.take()
     }
 
-    /// Puts back what could not be destroyed.
+    /// Puts a queue pair back that could not be destroyed.
     pub(in crate::ledger) fn put_back(&mut self, peer: usize, qp: QueuePair) {
         let Some(connection) = self.get_mut(peer) else { return };
         connection.qp = Some(qp);
@@ -42,7 +42,7 @@ impl Queues {
         self.iter().position(Connection::is_absent)
     }
 
-    /// A new connection in a place without a peer, of which no slot is occupied.
+    /// Puts a new connection into a place without a peer, which has no occupied slots.
     pub(in crate::ledger) fn put_new(&mut self, peer: usize, qp: QueuePair) {
         let Some(connection) = self.get_mut(peer) else { return };
         debug_assert!(connection.is_absent() && connection.qp.is_none(), "{connection:?}");
@@ -54,7 +54,7 @@ impl Queues {
         connection.take_again();
     }
 
-    /// The place is free for another peer, if its queue pair was taken out, and no slot of it is occupied.
+    /// Frees the place for another peer, after its queue pair was taken out and its slots were freed.
     pub(in crate::ledger) fn vacate(&mut self, peer: usize) {
         let Some(connection) = self.get_mut(peer) else { return };
         debug_assert!(connection.qp.is_none(), "{connection:?}");

@@ -1,10 +1,10 @@
 use super::*;
 
-/// Two queues without a queue pair.
+/// A connection without a queue pair, with its cursors at the first slots.
 fn connection(slots: &Slots, asked: Asked) -> Connection {
     let connection = Connection::new(None, slots, 1, asked);
     for queue in [&connection.send, &connection.receive] {
-        assert!(queue.next_free().is_none(), "without a queue pair there is no slot at hand");
+        assert!(queue.next_free().is_none(), "a slot is at hand without a queue pair");
         queue.cursor.set(queue.first);
     }
     connection
@@ -70,5 +70,5 @@ fn a_slot_is_found_by_the_id_of_each_of_its_generations() {
     assert_eq!((first >> INDEX_BITS, slot.id() >> INDEX_BITS), (0, 1));
     slot.id.set(u64::MAX << INDEX_BITS | 7);
     slot.free();
-    assert_eq!(slot.id(), 7, "generations begin anew, and no WR ID is 0");
+    assert_eq!(slot.id(), 7, "generations wrap around, and no WR ID is 0");
 }

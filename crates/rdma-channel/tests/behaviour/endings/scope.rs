@@ -322,7 +322,7 @@ fn a_manual_scope_that_was_not_asked_panics_after_all_has_ended() {
                 }));
                 let payload = left.unwrap_err();
                 let text = payload.downcast_ref::<String>().unwrap();
-                assert!(text.starts_with("3 operations of a manual scope were left"), "{text}");
+                assert!(text.starts_with("3 operations of a manual scope were not polled"), "{text}");
                 stuck.assert_given_back(&mut pair);
             });
         }

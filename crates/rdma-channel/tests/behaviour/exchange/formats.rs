@@ -60,7 +60,7 @@ fn a_peer_that_speaks_something_else_is_refused_at_once_with_what_it_said() {
             Err(error @ ExchangeError::Foreign { .. }) => {
                 let shown = &said[..said.len().min(32)].escape_default().to_string();
                 let text = error.to_string();
-                assert!(text.contains(&format!("began with \"{shown}\", not \"RDEX\"")), "{text}");
+                assert!(text.contains(&format!("it sent \"{shown}\" instead of \"RDEX\"")), "{text}");
             }
             other => panic!("{said}: {other:?}"),
         }

@@ -165,7 +165,7 @@ fn a_peer_that_sends_back_what_it_is_sent_is_refused() {
     assert!(cat.wait().unwrap().success());
     let error = outcome.unwrap_err();
     assert!(matches!(error, ExchangeError::Echo { index: 0 }), "{error:?}");
-    assert!(error.to_string().contains("sends back what it is sent"), "{error}");
+    assert!(error.to_string().contains("echoes what it receives"), "{error}");
 
     let (reader, writer) = io::pipe().unwrap();
     let outcome = exchange(Pipes::new(reader, writer), &endpoint(0x11), LATER);
