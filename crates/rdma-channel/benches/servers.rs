@@ -1,9 +1,9 @@
-//! What the clients of a server cost while they say nothing: memory, and time of the processor.
+//! Cost of idle clients of a server: memory and processor time.
 //!
 //! ```sh
 //! cargo bench -p rdma-channel --bench servers              # 100 clients, and 1,000
 //! ```
-#![allow(clippy::panic)] // A bench that fails says so.
+#![allow(clippy::panic)] // a failing bench panics
 
 use std::env;
 use std::io::{Read, Write};
@@ -17,11 +17,11 @@ use test_support::usage::{resident, ticks};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// In the environment of the clients' process: the server, and how many they are.
+/// Environment variables of the clients' process: the server's address, and the number of clients.
 const ADDRESS: &str = "RDMA_CHANNEL_BENCH_SERVER";
 const CLIENTS: &str = "RDMA_CHANNEL_BENCH_CLIENTS";
 
-/// For so long nobody says anything.
+/// The time in which no client sends anything.
 const IDLE: Duration = Duration::from_secs(10);
 
 fn main() {
@@ -39,7 +39,7 @@ fn domain() -> Outcome<ProtectionDomain> {
     Ok(rdma_mem::open_device("soft0")?.allocate_pd()?)
 }
 
-/// All clients, until the other end of standard input is closed.
+/// Runs all clients, until the other end of standard input is closed.
 fn be_clients(address: &str) -> Outcome<()> {
     let (pd, count) = (domain()?, env::var(CLIENTS)?.parse::<usize>()?);
     let begin = Instant::now();

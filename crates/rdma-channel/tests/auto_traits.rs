@@ -1,4 +1,4 @@
-//! Which types may go to, and be used from, other threads.
+//! Types that may move to other threads, or be used from several.
 
 use rdma_channel::{
     Armed, BatchRequest, Buffer, Channel, ChannelBuilder, ChannelListener, CloseReason,
@@ -16,7 +16,7 @@ fn send<T: Send>() {}
 fn send_sync<T: Send + Sync>() {}
 fn error<T: std::error::Error + Send + Sync + 'static>() {}
 
-/// Compiles only if the type is not `Send`, and the second if it is not `Sync`: else two impls fit.
+/// Compiles only if the type is not `Send`, like the second trait for `Sync`: otherwise two impls apply.
 trait NotSend<A> {
     fn holds() {}
 }
@@ -36,7 +36,7 @@ trait NotClone<A> {
 impl<T: ?Sized> NotClone<()> for T {}
 impl<T: Clone> NotClone<u8> for T {}
 
-/// A request has one handle, which says once how it ended.
+/// A request has one handle, which reports its result once.
 #[test]
 fn handles_are_not_copied() {
     <PendingWork<'_> as NotClone<_>>::holds();
@@ -64,7 +64,7 @@ fn a_channel_is_used_by_one_thread_at_a_time() {
     send_sync::<Waitable<'_>>();
 }
 
-/// Its buffers go to any thread.
+/// Its buffers may move to any thread.
 #[test]
 fn a_server_is_kept_and_moved_and_used_by_one_thread_at_a_time() {
     fn send_static<T: Send + 'static>() {}
@@ -79,7 +79,7 @@ fn a_server_is_kept_and_moved_and_used_by_one_thread_at_a_time() {
     error::<Rejected<Buffer>>();
 }
 
-/// It has channels that its program was not given yet.
+/// It holds channels that its program has not received yet.
 #[test]
 fn a_listener_is_kept_and_moved_and_used_by_one_thread_at_a_time() {
     fn send_static<T: Send + 'static>() {}

@@ -1,5 +1,5 @@
-//! A collective allocates its lists, and nothing for each request. Its own `main`, since the threads of the usual
-//! harness allocate too.
+//! A collective allocates its lists, and nothing for each request. The test has its own `main`, because the threads of
+//! the usual harness allocate, too.
 #![allow(clippy::unwrap_used)] // a test
 
 use rdma_channel::{PeerWriteWorkRequest, prelude::*};
@@ -15,7 +15,7 @@ fn main() {
     let prepared = pd.create_multi_channel().num_channels(4).max_send_wr(32).build().unwrap();
     let ends = prepared.endpoints();
     let mut channels = prepared.handshake(ends).unwrap(); // each to itself
-    // One of them is another one's successor.
+    // One of the peers replaces an earlier one.
     channels.remove(3).unwrap();
     let fourth = channels.prepare().unwrap();
     let end = fourth.endpoint();
@@ -35,7 +35,7 @@ fn main() {
             let done = channels.scatter_write((0..count).map(write)).unwrap();
             let allocated = ALLOCATOR.allocations() - before;
             assert_eq!(done.len(), count);
-            // The requests, and the results.
+            // One allocation for the requests, and one for the results.
             assert!(round < 10 || allocated <= 2, "{allocated} allocations for {count}");
         }
     }

@@ -1,5 +1,5 @@
-//! Operations ask for no memory and make no system call, in any form. Its own `main`, since the threads of the
-//! usual harness allocate too.
+//! Operations allocate no memory and make no system call, in any form. The test has its own `main`, because the threads
+//! of the usual harness allocate, too.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -31,7 +31,7 @@ const LATE: &str = "late0";
 type Outcome = Result<(), TransportError>;
 type Work = fn(&mut Rig) -> Outcome;
 
-/// A channel to itself, another to it and back, and what they work on.
+/// A channel to itself, another to it and back, and their memory.
 struct Rig {
     looped: Channel,
     here: Channel,
@@ -49,7 +49,7 @@ impl Rig {
             .with_remote_read()
             .with_remote_write()
             .with_remote_atomic();
-        // A message may come before its receive.
+        // A message may arrive before its receive is posted.
         let patient = MaxRnrRetries::unlimited();
         let prepare = || pd.create_channel().access(access).max_rnr_retries(patient).build();
         let prepare = || prepare().unwrap();
@@ -77,7 +77,7 @@ const WORK: [(&str, Work); 7] = [
     ("refusals", refusals),
 ];
 
-/// The work that a child of this program does, of which the kernel stops the first system call.
+/// Environment variable of a child: the work that it does. The kernel stops its first system call.
 const FILTERED: &str = "RDMA_TEST_FILTERED";
 
 fn main() {
@@ -96,7 +96,7 @@ fn main() {
                 let before = ALLOCATOR.allocations();
                 work(&mut rig).unwrap();
                 let allocated = ALLOCATOR.allocations() - before;
-                // The first rounds may fill the pools of device and runtime.
+                // The first rounds may fill the pools of the device and the runtime.
                 assert!(
                     round < 20 || allocated == 0,
                     "{device}, {name}: {allocated} allocations in round {round}"
@@ -121,7 +121,7 @@ fn main() {
 
 fn without_system_calls(work: Work) {
     let mut rig = Rig::new("soft0");
-    // As above.
+    // The first rounds fill the pools, like above.
     (0..20).for_each(|_| work(&mut rig).unwrap());
     end_at_first_system_call(|| (0..20).for_each(|_| work(&mut rig).unwrap()));
 }
@@ -131,7 +131,7 @@ fn call_the_kernel(_: &mut Rig) -> Outcome {
     Ok(())
 }
 
-/// Has the thread of a device that defers its work start, which allocates: where nobody polls, nobody else
+/// Starts the thread of a device that defers its work, which allocates. While no thread polls, only that thread
 /// executes this request.
 fn start_timer(rig: &mut Rig) {
     let word = rig.board.atomic_u64(0).unwrap();
@@ -148,7 +148,7 @@ fn start_timer(rig: &mut Rig) {
         .unwrap();
 }
 
-/// Each operation but a receive.
+/// Performs each operation except a receive.
 fn blocking(rig: &mut Rig) -> Outcome {
     let Rig { looped, here, there, source, target, board } = rig;
     let list = GatherList::from([source.as_slice()]);
@@ -168,13 +168,13 @@ fn blocking(rig: &mut Rig) -> Outcome {
     .map_err(unwrap_scope)
 }
 
-/// Blocking sends, and blocking receives on another thread.
+/// Performs blocking sends, and blocking receives on another thread.
 fn across_threads(rig: Rig) {
     const MESSAGES: usize = 400;
     let Rig { mut here, mut there, .. } = rig;
     let receiver = thread::spawn(move || {
         let mut counts = [0; MESSAGES];
-        // The first event of a completion channel makes a list, whenever a channel sleeps first.
+        // The first event of a completion channel creates a list, whenever a channel first sleeps.
         let _ = there.arm().unwrap();
         there.receive(ReceiveWorkRequest::only_immediate()).unwrap();
         let _ = there.arm().unwrap();
@@ -191,7 +191,7 @@ fn across_threads(rig: Rig) {
         here.send(SendWorkRequest::only_immediate(1)).unwrap();
     }
     let counts = receiver.join().unwrap();
-    // To begin with, devices and threads make what they need.
+    // At first, devices and threads allocate what they need.
     assert_eq!(counts[MESSAGES - 1] - counts[MESSAGES / 2], 0, "between threads");
 }
 
@@ -218,7 +218,7 @@ fn scope_of_one(rig: &mut Rig) -> Outcome {
     })
 }
 
-/// As many as the queues hold, and one more, which waits for a free slot.
+/// Posts as many requests as the queues can hold, and one more, which waits for a free slot.
 fn scope_of_many(rig: &mut Rig) -> Outcome {
     let Rig { looped, source, target, board, .. } = rig;
     looped.manual_scope(|s| {
@@ -233,7 +233,7 @@ fn scope_of_many(rig: &mut Rig) -> Outcome {
             let list = GatherList::from([source.get_ref(i * LENGTH, LENGTH).unwrap()]);
             *place = Some((arrival, s.post_send(SendWorkRequest::from_list(&list))?));
         }
-        // In the other order, so that each look finds another's completion.
+        // Polls in reverse order, so that each poll finds a completion of another request.
         for (arrival, sending) in pending.iter().rev().flatten() {
             assert_eq!(arrival.spin_poll()?.scattered_bytes(), Some(LENGTH));
             sending.wait(SECONDS)?;
@@ -273,7 +273,7 @@ fn rented(rig: &mut Rig) -> Outcome {
     })
 }
 
-/// What the scope ends by itself.
+/// Drops the handles, so that the scope ends the requests.
 fn unasked(rig: &mut Rig) -> Outcome {
     let Rig { looped, source, board, .. } = rig;
     let list = GatherList::from([source.as_slice()]);
@@ -300,7 +300,7 @@ fn batches(rig: &mut Rig) -> Outcome {
     })
 }
 
-/// Full queues, to which a program posts again and again. Other refusals are made with what they name.
+/// Posts repeatedly to full queues. Other refusals allocate what they name.
 fn refusals(rig: &mut Rig) -> Outcome {
     let Rig { looped, target, .. } = rig;
     looped.manual_scope(|s| {

@@ -1,4 +1,4 @@
-//! The same work as that of the C loops, by rdma-channel.
+//! The work of the C loops, done with rdma-channel.
 
 use std::array;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use rdma_mem::{GatherList, OwnedRegion, RemoteMemoryRegion, ScatterList, SliceRe
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
 use test_support::c_loops::{DEPTH, LENGTH, PLACES, counted};
 
-/// What the loops work with.
+/// The channel and the memory of the loops.
 pub(crate) struct Rig {
     pub(crate) channel: Channel,
     pub(crate) source: OwnedRegion,
@@ -30,7 +30,7 @@ fn slice(source: &OwnedRegion, id: u64) -> SliceRef<'_> {
     source.get_ref(place(id), LENGTH).expect("within the region")
 }
 
-/// What is added up of each half of a message.
+/// The length of a received message, which goes into the sum.
 #[inline(always)]
 fn bytes(success: WorkSuccess) -> u64 {
     success.scattered_bytes().map_or(0, |bytes| bytes as u64)
@@ -60,7 +60,7 @@ pub(crate) fn scope_of_one(rig: &mut Rig, n: u64) -> Outcome<u64> {
     Ok(sum)
 }
 
-/// As users of other crates write it: the handle is dropped.
+/// The style of code for other crates: the handle is dropped.
 pub(crate) fn scope_of_one_ended(rig: &mut Rig, n: u64) -> Outcome<u64> {
     let (remote, mut sum) = (rig.remote, 0);
     for id in 0..n {
@@ -95,7 +95,7 @@ pub(crate) fn asked(rig: &mut Rig, n: u64) -> Outcome<u64> {
     Ok(sum)
 }
 
-/// The last one first, whose completion comes last.
+/// Polls the last request first, which completes last.
 pub(crate) fn asked_in_reverse(rig: &mut Rig, n: u64) -> Outcome<u64> {
     let (remote, mut sum) = (rig.remote, 0);
     for first in (0..n).step_by(DEPTH) {
@@ -118,7 +118,7 @@ pub(crate) fn asked_in_reverse(rig: &mut Rig, n: u64) -> Outcome<u64> {
     Ok(sum)
 }
 
-/// One in [`DEPTH`] is signaled.
+/// Returns true for one request in [`DEPTH`].
 fn is_signaled(id: u64) -> bool {
     (id + 1).is_multiple_of(DEPTH as u64)
 }
@@ -161,7 +161,7 @@ pub(crate) fn unsignaled_asked(rig: &mut Rig, n: u64) -> Outcome<u64> {
     Ok(sum)
 }
 
-/// Handles are dropped, and the scope ends what it has.
+/// Drops the handles; the scope ends the requests.
 pub(crate) fn ended(rig: &mut Rig, n: u64) -> Outcome<u64> {
     let (remote, mut sum) = (rig.remote, 0);
     for first in (0..n).step_by(DEPTH) {
@@ -263,7 +263,7 @@ pub(crate) fn messages(rig: &mut Rig, n: u64) -> Outcome<u64> {
     Ok(sum)
 }
 
-/// Whose completion comes second.
+/// Waits for the send first, which completes second.
 pub(crate) fn messages_sent_first(rig: &mut Rig, n: u64) -> Outcome<u64> {
     let mut sum = 0;
     for id in 0..n {
@@ -281,7 +281,7 @@ pub(crate) fn messages_sent_first(rig: &mut Rig, n: u64) -> Outcome<u64> {
     Ok(sum)
 }
 
-/// Counts so many polls of a handle whose operation is in flight.
+/// Performs `n` polls of a handle whose operation is in flight.
 pub(crate) fn idle_polls(rig: &mut Rig, n: u64) -> Outcome<()> {
     rig.channel.scope(|s| {
         let mut room = ScatterList::from([rig.target.as_slice_mut()]);
@@ -294,7 +294,7 @@ pub(crate) fn idle_polls(rig: &mut Rig, n: u64) -> Outcome<()> {
             }
             0
         };
-        assert_eq!(counted(&mut polls, n), 0, "a message came that nobody has sent");
+        assert_eq!(counted(&mut polls, n), 0, "an unexpected message arrived");
         let list = GatherList::from([slice(&rig.source, 0)]);
         s.post_send(SendWorkRequest::from_list(&list))?.spin_poll()?;
         arrival.spin_poll()?;

@@ -1,10 +1,10 @@
-//! How many instructions operations of a channel cost, beside C.
+//! Instruction counts of channel operations, compared with C.
 //!
-//! As the bench of this name of rdma-qp, on the same device that does nothing. Beside bare C, and beside C
-//! that makes the same checks: those of a request, and the credits that keep the queues from overflowing.
-//! It fails above the limits, without valgrind, and without gcc.
+//! Like the bench of this name in rdma-qp, it runs on a device that does nothing. It compares with bare C, and with C
+//! that has the same checks. These are the checks of a request, and the credits that prevent overflows of the queues.
+//! The bench fails above the limits, and without valgrind or gcc.
 #![allow(unsafe_code)]
-#![allow(clippy::unwrap_used, clippy::expect_used)] // A bench that fails says so.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a failing bench panics
 #![allow(clippy::cast_possible_truncation)]
 
 use std::path::Path;
@@ -23,10 +23,10 @@ struct Row {
     name: &'static str,
     c: CLoop,
     channel: fn(&mut Rig, u64) -> Outcome<u64>,
-    /// What the channel calls for n operations, and what its loop adds up.
+    /// Calls of the channel for n operations. `sum` is the sum that its loop computes.
     calls: fn(u64) -> Calls,
     sum: fn(u64) -> u64,
-    /// The ratio to C with checks above which it fails.
+    /// The limit of the ratio to C with checks.
     most: f64,
 }
 
@@ -75,7 +75,7 @@ const ROWS: [Row; 14] = [
         name: "16 writes, asked in reverse",
         c: CLoop::OUTSTANDING,
         channel: loops::asked_in_reverse,
-        // Two that find one of others, and one for all that is left.
+        // Two polls that find other completions, and one for the rest.
         calls: |n| Calls::writes(n, n, 3 * n / DEPTH as u64),
         sum: ids,
         most: 1.85,
@@ -146,7 +146,7 @@ const ROWS: [Row; 14] = [
     },
 ];
 
-/// Where these are among the rows.
+/// Indices of these rows.
 const BLOCKING: usize = 0;
 const ENDED: usize = 3;
 
@@ -157,7 +157,7 @@ fn main() -> ExitCode {
     bench(Path::new(env!("CARGO_TARGET_TMPDIR")), run_all, compare)
 }
 
-/// Prints the table. Whether all is within the limits.
+/// Prints the table. Returns true if all values are within the limits.
 fn compare(costs: &[Cost]) -> Option<bool> {
     println!(
         "{:<30}{:>8}{:>8}{:>8}{:>15}{:>8}{:>13}{:>8}",
@@ -189,7 +189,7 @@ fn compare(costs: &[Cost]) -> Option<bool> {
     let more = own.own - c.own;
     println!("{:<30}{:>8.1}{:>8.1}{more:>+8.1}", "an idle poll", own.own, c.own);
     within &= more <= MOST_MORE_OF_AN_IDLE_POLL;
-    // The device is polled once for all of them. The rest is the compiler's choice.
+    // The device is polled once for all of them. The rest is up to the compiler.
     if all[ENDED] > 1.1 * all[BLOCKING] {
         println!(
             "one of 16 that a scope ends costs more than a blocking one, with the device  TOO MUCH"
@@ -204,12 +204,12 @@ fn compare(costs: &[Cost]) -> Option<bool> {
     Some(within)
 }
 
-/// Every loop, in the order of the table.
+/// Runs every loop, in the order of the table.
 fn run_all(object: &Path) {
     rdma_soft::install();
     let context = open_device("soft0").unwrap();
     let pd = context.allocate_pd().unwrap();
-    // One in each half of the queue is signaled.
+    // One request in each half of the queue is signaled.
     let channel = pd.create_channel().max_send_wr(2 * DEPTH as u32).build().unwrap();
     let itself = channel.endpoint();
     let access = AccessFlags::new().with_local_write().with_remote_write();
@@ -220,7 +220,7 @@ fn run_all(object: &Path) {
         target: pd.allocate_region(PLACES * LENGTH).unwrap(),
         remote: board.remote(),
     };
-    // SAFETY: the context is closed later, and all that is posted is posted by the loops, to the channel.
+    // SAFETY: the context is closed later, and only the loops post, to this channel.
     let mut loops = unsafe { Loops::new(object, context.as_raw()) };
     for row in &ROWS {
         loops.c("bare", row.c);
@@ -231,7 +231,7 @@ fn run_all(object: &Path) {
     loops.empty_polls();
     for n in [OPERATIONS, 2 * OPERATIONS] {
         loops::idle_polls(&mut rig, n).unwrap();
-        // The message that ends it is polled twice.
+        // The handle is polled twice for the message that ends the loop.
         assert_eq!(loops.calls().poll_cq, n + 2);
     }
 }

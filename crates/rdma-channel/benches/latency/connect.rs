@@ -1,4 +1,4 @@
-//! How long `Channel::connect` takes, on the loopback interface, to a listener in another thread.
+//! Duration of `Channel::connect` on the loopback interface, to a listener in another thread.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use rdma_channel::{Channel, ChannelListener, prelude::*};
 use crate::end::Outcome;
 use crate::{LATEST, Row};
 
-/// What the last client says.
+/// The user bytes of the last client.
 const END: &[u8] = b"end";
 
-/// A row for the table, if it was asked for. A channel is destroyed after each is made.
+/// A row for the table, if it was selected. Each channel is destroyed after it was connected.
 pub(crate) fn measure(device: &str, criterion: &mut Criterion) -> Outcome<Option<Row>> {
     let pd = rdma_mem::open_device(device)?.allocate_pd()?;
     let listener = pd.create_channel().listen("127.0.0.1:0")?;

@@ -1,4 +1,4 @@
-//! One end of the connection, and what it says to the other one beside it.
+//! One end of the connection, with the messages that it exchanges with the other end out of band.
 
 use std::error::Error;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -13,14 +13,14 @@ use rdma_qp::{MaxRnrRetries, MinRnrTimer};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// The longest message.
+/// The length of the longest message.
 pub(crate) const LONGEST: usize = 1 << 20;
-/// The most that is outstanding.
+/// The maximum number of outstanding operations.
 pub(crate) const DEPTH: usize = 16;
-/// How long either end waits for the other.
+/// The time that either end waits for the other.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// How many messages of what length the server is to send back, of which so many are outstanding.
+/// A request to the server: send back this number of messages of this length, with at most `depth` outstanding.
 #[derive(Clone, Copy)]
 pub(crate) struct Echo {
     pub(crate) length: u64,
@@ -32,10 +32,10 @@ pub(crate) struct End {
     pub(crate) channel: Channel,
     pub(crate) stream: TcpStream,
     pub(crate) pd: ProtectionDomain,
-    /// For the peer to write, read and count in.
+    /// Memory that the peer writes, reads and uses for atomics.
     _board: SharedRegion,
     pub(crate) peer: RemoteMemoryRegion,
-    /// Why there are none, if one of the devices has none.
+    /// The reason for a lack of atomics, if one of the devices has none.
     pub(crate) no_atomics: Option<&'static str>,
 }
 
@@ -52,7 +52,7 @@ impl End {
             .access(access)
             .max_send_wr(depth)
             .max_recv_wr(depth)
-            // Where the answer to a message comes before its receive.
+            // An answer may arrive before its receive is posted.
             .max_rnr_retries(MaxRnrRetries::unlimited())
             .min_rnr_timer(MinRnrTimer::min_duration_greater_than(Duration::ZERO))
             .build()?;
@@ -74,7 +74,7 @@ impl End {
         Ok(Self { channel, stream, pd, _board: board, peer, no_atomics })
     }
 
-    /// Has the server expect messages. It has room for them when this returns.
+    /// Makes the server expect messages. Its receives are posted when this returns.
     pub(crate) fn ask(&mut self, echo: Echo) -> Outcome<()> {
         for part in [echo.length, echo.messages, echo.depth] {
             self.stream.write_all(&part.to_be_bytes())?;
@@ -83,7 +83,7 @@ impl End {
         Ok(())
     }
 
-    /// Sends messages back, as often as it is asked to, until the client is gone.
+    /// Sends messages back for each request of the client, until the client is gone.
     pub(crate) fn serve(mut self) -> Outcome<()> {
         let mut memory: Option<OwnedRegion> = None;
         loop {
@@ -103,7 +103,7 @@ impl End {
         }
     }
 
-    /// Twice as many receives as messages are outstanding, so that there is always room for the next one.
+    /// Posts twice as many receives as there are outstanding messages, so that each message finds one.
     fn echo(&mut self, echo: Echo, memory: &mut OwnedRegion) -> Outcome<()> {
         let length = usize::try_from(echo.length)?;
         let places = usize::try_from((2 * echo.depth).min(echo.messages))?;
@@ -121,7 +121,7 @@ impl End {
                 for message in 0..echo.messages {
                     let place = &mut rooms[usize::try_from(message)? % places];
                     let Some(arrival) = place.take() else { return Err("no receive".into()) };
-                    let arrived = arrival.wait(WAIT).map_err(|_| "no message came")?;
+                    let arrived = arrival.wait(WAIT).map_err(|_| "no message arrived")?;
                     arrived.result?;
                     let sent = s.send_from(arrived.buf).map_err(|refused| refused.error)?;
                     let sent = sent.wait(WAIT).map_err(|_| "a message was not sent")?;
@@ -145,7 +145,7 @@ const fn no_atomics(here: bool, there: bool) -> Option<&'static str> {
     }
 }
 
-/// A number of so many bytes.
+/// Reads a number of `bytes` bytes.
 fn number(stream: &mut TcpStream, bytes: usize) -> io::Result<u64> {
     let mut all = [0; 8];
     stream.read_exact(&mut all[8 - bytes..])?;

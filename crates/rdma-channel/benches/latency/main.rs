@@ -1,15 +1,16 @@
-//! How long operations of channels take, on any device. `docs/performance.md` says how to run it on two hosts,
-//! and what came out.
+//! Latency of channel operations, on any device. `docs/performance.md` explains how to run it on two hosts, and has the
+//! results.
 //!
 //! ```sh
 //! cargo bench -p rdma-channel --bench latency                               # soft0, with itself
 //! cargo bench -p rdma-channel --bench latency -- --device rxe0 write        # another device, one operation
 //! cargo bench -p rdma-channel --bench latency -- --device plain0            # a software device without atomics
-//! cargo bench -p rdma-channel --bench latency -- wake                       # who sleeps, beside poll(2) alone
+//! cargo bench -p rdma-channel --bench latency -- wake                       # waking sleepers, compared with poll(2)
+//! alone
 //! cargo bench -p rdma-channel --bench latency -- --device mlx5_0 --listen 10.0.0.1:4000
 //! cargo bench -p rdma-channel --bench latency -- --device mlx5_0 --connect 10.0.0.1:4000
 //! ```
-#![allow(clippy::panic)] // A bench that fails says so.
+#![allow(clippy::panic)] // a failing bench panics
 
 use std::net::{TcpListener, TcpStream};
 use std::thread;
@@ -30,10 +31,10 @@ mod work;
 
 /// A software device without atomics.
 const PLAIN: &str = "plain0";
-/// A minute, in nanoseconds.
+/// The upper limit of the histogram, a minute in nanoseconds.
 const LATEST: u64 = 60_000_000_000;
 
-/// What one measurement found.
+/// The result of one measurement.
 struct Row {
     name: String,
     length: usize,
@@ -76,8 +77,8 @@ fn bench(Options { device, peer }: Options) -> Outcome<()> {
     }
 }
 
-/// Measures all, and prints the table. The server ends when `end` is dropped. If the other end is here, on that device,
-/// connecting is measured too, and what wakes who sleeps.
+/// Measures everything, and prints the table. The server ends when `end` is dropped. If the other end is in this
+/// process, on this device, connecting and waking are measured, too.
 fn measure(mut end: End, here: Option<&str>) -> Outcome<()> {
     let mut criterion = Criterion::default()
         .warm_up_time(Duration::from_millis(300))
@@ -105,14 +106,14 @@ fn measure(mut end: End, here: Option<&str>) -> Outcome<()> {
                         let took = run(&mut end, &mut memory, work, iterations, &mut histogram);
                         took.unwrap_or_else(|error| {
                             failure.get_or_insert(error.to_string());
-                            // No measurement, but criterion goes on.
+                            // Records no measurement, but lets criterion go on.
                             Duration::from_nanos(iterations)
                         })
                     });
                 });
                 let found = match failure {
                     Some(error) => Err(error),
-                    None if histogram.is_empty() => continue, // not asked for
+                    None if histogram.is_empty() => continue, // not selected
                     None => Ok(histogram),
                 };
                 let name = format!("{}, {}", operation.name(), form.name());
@@ -130,7 +131,7 @@ fn measure(mut end: End, here: Option<&str>) -> Outcome<()> {
     Ok(())
 }
 
-/// In microseconds.
+/// Prints the rows, in microseconds.
 fn print(rows: &[Row]) {
     println!(
         "\n{:<46}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}{:>10}",
@@ -150,7 +151,7 @@ fn print(rows: &[Row]) {
     }
 }
 
-#[allow(clippy::cast_precision_loss)] // to be read
+#[allow(clippy::cast_precision_loss)] // for display
 fn us(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1000.0
 }

@@ -1,21 +1,21 @@
-//! What the bench is told: its own options, and those of criterion.
+//! The options of the bench: its own, and those of criterion.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::{env, process};
 
-/// In the environment, where criterion does not look.
+/// Environment variables for our options, since criterion does not read the environment.
 const DEVICE: &str = "RDMA_DEVICE";
 const LISTEN: &str = "RDMA_BENCH_LISTEN";
 const CONNECT: &str = "RDMA_BENCH_CONNECT";
 
 const OWN: [(&str, &str); 3] = [("--device", DEVICE), ("--listen", LISTEN), ("--connect", CONNECT)];
 
-/// Where the other end is.
+/// The location of the other end.
 pub(crate) enum Peer {
     /// In this process, on the same device.
     Here,
-    /// It connects to this address, and does the asking.
+    /// The other end connects to this address, and measures.
     Client(String),
     /// It listens at this address.
     Server(String),
@@ -27,7 +27,8 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Criterion reads the arguments of the process by itself: so this becomes a process without our own.
+    /// Criterion reads the arguments of the process by itself. So this replaces the process with one without our own
+    /// options.
     pub(crate) fn from_environment() -> Result<Self, String> {
         let (mut rest, mut own) = (Vec::new(), Vec::new());
         let mut arguments = env::args().skip(1);
@@ -61,7 +62,7 @@ impl Options {
     }
 }
 
-/// Ends with a message.
+/// Ends the process with a message.
 pub(crate) fn fail(error: &dyn std::fmt::Display) -> ! {
     eprintln!("latency: {error}");
     process::exit(1)

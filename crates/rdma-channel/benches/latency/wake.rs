@@ -1,4 +1,4 @@
-//! How long it takes to wake a thread that sleeps: by a message of a channel, by an eventfd, and by a pipe.
+//! Time to wake a sleeping thread: by a message of a channel, by an eventfd, and by a pipe.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Barrier};
@@ -22,7 +22,7 @@ const PLACES: [(&str, [usize; 2]); 2] = [("one core", [0, 0]), ("two cores", [0,
 #[derive(Clone, Copy)]
 enum Sleeper {
     Channel,
-    /// With a limit for each sleep, as a channel has one, or without.
+    /// With a limit for each sleep, like in a channel, or without.
     Eventfd(Option<Duration>),
     Pipe(Option<Duration>),
 }
@@ -34,7 +34,7 @@ const SLEEPERS: [(&str, Sleeper); 4] = [
     ("pipe and poll(2) with a limit", Sleeper::Pipe(Some(WAIT))),
 ];
 
-/// Round trips in which each thread sleeps until the other one has woken it.
+/// Measures round trips in which each thread sleeps until the other one wakes it.
 pub(crate) fn measure(criterion: &mut Criterion, pd: &ProtectionDomain) -> Outcome<()> {
     let mut group = criterion.benchmark_group("wake and be woken");
     let mut failure = None;
@@ -49,7 +49,7 @@ pub(crate) fn measure(criterion: &mut Criterion, pd: &ProtectionDomain) -> Outco
                     };
                     took.unwrap_or_else(|error| {
                         failure.get_or_insert(error);
-                        // No measurement, but criterion goes on.
+                        // Records no measurement, but lets criterion go on.
                         Duration::from_nanos(rounds)
                     })
                 });
@@ -96,7 +96,7 @@ fn play_messages(
         }
         let took = begin.elapsed();
         barrier.wait();
-        s.close(); // the last receive, too
+        s.close(); // ends the last receive, too
         Ok::<_, TransportError>(took)
     });
     took.map_err(|error| error.to_string().into())
@@ -111,7 +111,7 @@ fn by_eventfd(cores: [usize; 2], limit: Option<Duration>, rounds: u64) -> Outcom
     })
 }
 
-/// What the events of a software device go through.
+/// The mechanism of events on a software device.
 fn by_pipe(cores: [usize; 2], limit: Option<Duration>, rounds: u64) -> Outcome<Duration> {
     let ((one, to_one), (other, to_other)) = (pipe()?, pipe()?);
     game(cores, (one, to_other), (other, to_one), move |(own, peer), begins, barrier| {
@@ -146,7 +146,7 @@ fn play_events(
     Ok(took)
 }
 
-/// Has two threads play on these cores. How long the one took that begins.
+/// Runs `play` in two threads on these cores. Returns the time that the starting one took.
 fn game<T: Send + 'static>(
     cores: [usize; 2],
     here: T,
@@ -170,7 +170,7 @@ fn game<T: Send + 'static>(
     Ok(took[0])
 }
 
-/// Keeps this thread on the `n`th of the cores that it may use, if there are so many.
+/// Keeps this thread on the `n`th of the cores that it may use, if there are that many.
 fn stay_on_core(n: usize) -> Outcome<()> {
     let allowed = sched_getaffinity(None)?;
     let core = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).nth(n);

@@ -1,4 +1,4 @@
-//! What is measured: each operation, in each form.
+//! The measured operations, in each form.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ pub(crate) enum Operation {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     Blocking,
-    /// So many are outstanding in one scope.
+    /// This number of operations is outstanding in one scope.
     Scoped(usize),
 }
 
@@ -73,14 +73,14 @@ impl Form {
     }
 }
 
-/// The memory of the end that asks.
+/// The memory of the measuring end.
 pub(crate) struct Memory {
     pub(crate) source: OwnedRegion,
     pub(crate) target: OwnedRegion,
 }
 
-/// Each iteration is a blocking operation, or a scope of as many as the form says. How long all took; each
-/// operation's share of its iteration goes into the histogram.
+/// Each iteration is a blocking operation, or a scope with the number of operations of the form. Returns the total
+/// time, and adds each operation's share of its iteration to the histogram.
 pub(crate) fn run(
     end: &mut End,
     memory: &mut Memory,
@@ -127,7 +127,7 @@ fn block(
     let data = GatherList::from([source.get_ref(0, length).ok_or("short")?]);
     let mut room = ScatterList::from([target.get_mut(0, length).ok_or("short")?]);
     match operation {
-        // The answer may come before the receive, and is then sent again.
+        // The answer may arrive before the receive is posted, and is then retransmitted.
         Operation::PingPong => {
             channel.send(SendWorkRequest::from_list(&data))?;
             channel.receive(ReceiveWorkRequest::from_list(&mut room))?

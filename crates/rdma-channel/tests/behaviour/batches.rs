@@ -28,7 +28,7 @@ fn numbers<const N: usize>() -> [SendWorkRequest<'static, 'static>; N] {
 }
 
 #[test]
-fn a_blocking_batch_says_how_each_ended_in_order() {
+fn a_blocking_batch_returns_its_results_in_order() {
     let pd = domain();
     let mut channel = looped(&pd);
     let shared = AccessFlags::new().with_local_write().with_remote_write();
@@ -117,7 +117,7 @@ fn a_batch_waits_for_room_for_all_of_it() {
 }
 
 #[test]
-fn receives_of_a_batch_tell_nothing_of_an_unsignaled_send_before_them() {
+fn completed_receives_of_a_batch_do_not_complete_an_earlier_unsignaled_send() {
     let pd = domain();
     let prepare = || pd.create_channel().build().unwrap();
     let (here, there) = (prepare(), prepare());
@@ -143,22 +143,22 @@ fn receives_of_a_batch_tell_nothing_of_an_unsignaled_send_before_them() {
 }
 
 #[test]
-fn a_batch_that_is_refused_leaves_what_is_under_way_alone() {
+fn a_refused_batch_leaves_requests_in_flight_alone() {
     let pd = domain();
     let mut channel = looped(&pd);
     let receive = ReceiveWorkRequest::only_immediate();
-    // SAFETY: SAFETY.md F21: no memory.
+    // SAFETY: SAFETY.md F21: the request has no memory.
     let handle = unsafe { channel.receive_unpolled(receive) }.unwrap();
     drop(handle);
     let start = std::time::Instant::now();
     let error = channel.batch(numbers::<17>().map(Into::into)).unwrap_err();
     assert!(matches!(error, TransportError::BatchTooLarge { .. }), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(3), "it does not wait for the receive");
+    assert!(start.elapsed() < Duration::from_secs(3), "it waits for the receive");
     assert!(channel.closed().is_none());
     channel.send(SendWorkRequest::only_immediate(1)).unwrap();
 }
 
-/// How many calls of the provider it makes to post.
+/// Counts the calls of the provider to post.
 fn doorbells<T>(run: impl FnOnce() -> T) -> (u32, T) {
     DOORBELLS.set(0);
     let value = run();
@@ -169,10 +169,10 @@ fn rooms<const N: usize>() -> [ReceiveWorkRequest<'static, 'static>; N] {
     std::array::from_fn(|_| ReceiveWorkRequest::only_immediate())
 }
 
-/// Has the other end send so many messages, which come when there is space for them.
+/// Makes the other end send this number of messages, which arrive when there are receives for them.
 fn answer(there: &Channel, count: u32) {
     for number in 0..count {
-        // SAFETY: SAFETY.md F21: no memory.
+        // SAFETY: SAFETY.md F21: the request has no memory.
         drop(unsafe { there.send_unpolled(SendWorkRequest::only_immediate(number)) }.unwrap());
     }
 }
@@ -240,7 +240,7 @@ fn a_batch_of_any_length_is_posted_in_order() {
 }
 
 #[test]
-fn a_blocking_batch_ends_in_its_time() {
+fn a_blocking_batch_ends_within_its_limit() {
     must_end(|| {
         let mut pair = Pair::new("soft0");
         {

@@ -1,4 +1,4 @@
-//! What is done at the first look costs no look at the clock.
+//! Operations that complete in the first poll read no clock.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -9,21 +9,21 @@ use rdma_mem::{AccessFlags, GatherList, OwnedRegion, ProtectionDomain, ScatterLi
 use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
 
 thread_local! {
-    /// How often this thread has looked at the clock.
+    /// Number of reads of the clock by this thread.
     static LOOKS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Instead of the C library's, which `Instant` asks.
+/// Replaces the function of the C library that `Instant` calls.
 ///
 /// # Safety
-/// That of `clock_gettime` of the C library.
+/// Same contract as `clock_gettime` of the C library.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn clock_gettime(
     clock: libc::clockid_t,
     time: *mut libc::timespec,
 ) -> libc::c_int {
     LOOKS.set(LOOKS.get() + 1);
-    // SAFETY: SAFETY.md F15: the caller's own contract.
+    // SAFETY: SAFETY.md F15: the caller upholds the same contract.
     let returned = unsafe { libc::syscall(libc::SYS_clock_gettime, clock, time) };
     libc::c_int::try_from(returned).unwrap_or(-1)
 }
@@ -43,7 +43,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// A channel to itself.
+    /// Creates a channel to itself.
     fn new() -> Self {
         rdma_soft::install();
         let pd: ProtectionDomain = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
@@ -91,12 +91,12 @@ fn a_scope_whose_operations_are_done_reads_no_clock() {
             })
         });
         scope.1.unwrap();
-        assert_eq!(scope.0, 0, "of what was asked: {asked}");
+        assert_eq!(scope.0, 0, "with handles polled: {asked}");
     }
 }
 
 #[test]
-fn a_handle_that_is_only_asked_reads_no_clock_and_one_that_waits_does() {
+fn polling_a_handle_reads_no_clock_and_waiting_does() {
     let Rig { mut channel, .. } = Rig::new();
     channel
         .scope(|s| {
@@ -104,7 +104,7 @@ fn a_handle_that_is_only_asked_reads_no_clock_and_one_that_waits_does() {
             let (polling, _) = looks(|| (0..5000).for_each(|_| assert!(received.poll().is_none())));
             let (waiting, late) = looks(|| received.wait(Duration::ZERO));
             assert!(matches!(late, Err(TransportError::Timeout { .. })));
-            assert_eq!((polling, waiting), (0, 1), "a look after the first empty poll");
+            assert_eq!((polling, waiting), (0, 1), "one read after the first empty poll");
             s.post_send(SendWorkRequest::only_immediate(1))?;
             let (waiting, done) = looks(|| received.wait(SECOND));
             assert_eq!((waiting, done?.immediate_data()), (0, Some(1)));

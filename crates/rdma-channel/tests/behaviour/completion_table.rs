@@ -1,5 +1,5 @@
-//! The completion table: what a device says of requests that are not in flight releases nothing,
-//! and what it does not say of unsignaled ones is found out.
+//! The completion table: completions for requests that are not in flight release nothing, and the results of unsignaled
+//! requests are found without completions.
 
 mod lies;
 mod unsignaled;

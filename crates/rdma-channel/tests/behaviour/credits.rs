@@ -1,5 +1,4 @@
-//! Credits: no queue overflows whatever safe code does, and a post that finds no space waits or
-//! says so.
+//! Credits: no queue overflows, whatever safe code does, and a post that finds no room waits or fails.
 #![allow(unsafe_code)]
 
 use std::thread;
@@ -47,7 +46,7 @@ fn more_posts_than_the_queue_holds_wait_and_go_on() {
 }
 
 #[test]
-fn a_post_that_finds_no_room_in_time_says_so_and_changes_nothing() {
+fn a_post_that_times_out_for_lack_of_room_fails_and_changes_nothing() {
     must_end(|| {
         let mut pair = Pair::with(HELD, |builder| {
             builder.max_send_wr(2).write_timeout(DRAIN).receive_timeout(DRAIN).max_recv_wr(1)
@@ -78,13 +77,13 @@ fn a_post_that_finds_no_room_in_time_says_so_and_changes_nothing() {
                 assert!(took >= 2 * DRAIN && took < SECONDS, "{took:?}");
                 assert_eq!(soft.in_flight(qpn), 2);
                 soft.release(qpn, 2);
-                // The handles hold their places until they have told.
+                // The handles hold their slots until they have reported.
                 one.wait(SECONDS).unwrap().result?;
                 two.wait(SECONDS).unwrap().result?;
                 let three = s.write_from(data.as_slice(), remote)?;
                 soft.release(qpn, 1);
                 three.wait(SECONDS).unwrap().result?;
-                // SAFETY: SAFETY.md F8: no memory.
+                // SAFETY: SAFETY.md F8: the request has no memory.
                 let sent = unsafe { pair.there.send_unpolled(SendWorkRequest::only_immediate(1)) };
                 soft.release(peer, 1);
                 sent?.wait(SECONDS)?;
@@ -97,7 +96,7 @@ fn a_post_that_finds_no_room_in_time_says_so_and_changes_nothing() {
 }
 
 #[test]
-fn a_receive_beyond_the_queue_would_block_at_once_for_it_may_take_for_ever() {
+fn a_receive_beyond_the_queue_fails_at_once_since_receives_have_no_limit() {
     for device in DEVICES {
         must_end(move || {
             let mut pair = Pair::with(device, |builder| short(builder).max_recv_wr(3));
@@ -126,10 +125,10 @@ fn a_receive_beyond_the_queue_would_block_at_once_for_it_may_take_for_ever() {
 }
 
 #[test]
-fn handles_that_are_done_hold_their_places_until_they_are_gone() {
+fn completed_handles_hold_their_slots_until_they_are_dropped() {
     for device in DEVICES.into_iter().filter(|&device| device != HELD) {
         must_end(move || {
-            // The limit is thirty seconds, and is not waited for.
+            // The limit is thirty seconds, and the test does not wait that long.
             let mut pair = Pair::with(device, |builder| builder.max_send_wr(3));
             let data = pair.memory(8, 5);
             let remote = pair.board.remote();
@@ -162,7 +161,7 @@ fn handles_that_are_done_hold_their_places_until_they_are_gone() {
 }
 
 #[test]
-fn a_handle_that_goes_unasked_when_it_is_done_gives_its_place_back() {
+fn a_completed_handle_dropped_without_a_poll_frees_its_slot() {
     must_end(|| {
         let mut pair = Pair::with("soft0", |builder| builder.max_send_wr(2));
         let data = pair.memory(8, 5);
@@ -181,9 +180,9 @@ fn a_handle_that_goes_unasked_when_it_is_done_gives_its_place_back() {
     });
 }
 
-/// A device may hold less than it said, or count otherwise.
+/// A device may have less capacity than it reported, or count in another way.
 #[test]
-fn a_device_that_is_full_would_block_although_there_is_credit_left() {
+fn a_full_device_would_block_although_credit_is_left() {
     for device in LATE {
         must_end(move || {
             let mut pair = Pair::on(&faulty(device), |builder| builder);
@@ -219,24 +218,24 @@ fn a_device_that_is_full_would_block_although_there_is_credit_left() {
 #[test]
 fn unpolled_posts_never_wait() {
     must_end(|| {
-        // Thirty seconds each.
+        // The limits are thirty seconds each.
         let pair = Pair::with(HELD, |builder| builder.max_send_wr(2).max_recv_wr(2));
         let begin = Instant::now();
         let mut handles = Vec::new();
         for _ in 0..2 {
-            // SAFETY: SAFETY.md F8: no memory.
+            // SAFETY: SAFETY.md F8: the request has no memory.
             let sent = unsafe { pair.here.send_unpolled(SendWorkRequest::only_immediate(1)) };
             handles.push(sent.unwrap());
-            // SAFETY: SAFETY.md F8: no memory.
+            // SAFETY: SAFETY.md F8: the request has no memory.
             let received =
                 unsafe { pair.here.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
             handles.push(received.unwrap());
         }
         for _ in 0..3 {
-            // SAFETY: SAFETY.md F8: no memory.
+            // SAFETY: SAFETY.md F8: the request has no memory.
             let full = unsafe { pair.here.send_unpolled(SendWorkRequest::only_immediate(1)) };
             assert!(matches!(full, Err(TransportError::WouldBlock)), "{full:?}");
-            // SAFETY: SAFETY.md F8: no memory.
+            // SAFETY: SAFETY.md F8: the request has no memory.
             let full = unsafe { pair.here.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
             assert!(matches!(full, Err(TransportError::WouldBlock)), "{full:?}");
         }
@@ -252,7 +251,7 @@ fn a_queue_of_one_works_and_a_queue_of_none_would_block() {
             let mut pair = Pair::with(device, |builder| builder.max_send_wr(1).max_recv_wr(1));
             assert_eq!(pair.here.depths(), (1, 1));
             for _ in 0..20 {
-                // SAFETY: SAFETY.md F8: no memory.
+                // SAFETY: SAFETY.md F8: the request has no memory.
                 let received =
                     unsafe { pair.there.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
                 let received = received.unwrap();
@@ -280,7 +279,7 @@ fn a_queue_of_one_works_and_a_queue_of_none_would_block() {
 }
 
 #[test]
-fn a_channel_that_closes_while_a_post_waits_for_room_says_why() {
+fn a_post_that_waits_for_room_reports_why_its_channel_closes() {
     for device in LATE {
         must_end(move || {
             let mut pair = Pair::on(&faulty(device), |builder| builder.max_send_wr(2));
@@ -292,7 +291,7 @@ fn a_channel_that_closes_while_a_post_waits_for_room_says_why() {
             let left = pair.here.scope(|s| {
                 let one = s.write_from(data.as_slice(), bad)?;
                 let two = s.write_from(data.as_slice(), remote)?;
-                // It polls as it waits.
+                // The post polls while it waits.
                 at_next_poll(move || soft.release(qpn, 1));
                 let refused = s.write_from(data.as_slice(), remote).unwrap_err();
                 assert!(
@@ -311,14 +310,14 @@ fn a_channel_that_closes_while_a_post_waits_for_room_says_why() {
     }
 }
 
-/// Of a call that has a limit of its own, that one holds, also while it waits for a free slot.
+/// The limit of a call applies to its wait for a free slot, too.
 #[test]
 fn a_calls_own_limit_holds_while_it_waits_for_room() {
     must_end(|| {
         // The builder's limits are thirty seconds.
         let mut pair = Pair::with(HELD, |builder| builder.max_send_wr(2).drain_timeout(DRAIN));
         for _ in 0..2 {
-            // SAFETY: SAFETY.md F8: no memory.
+            // SAFETY: SAFETY.md F8: the request has no memory.
             let sent = unsafe { pair.here.send_unpolled(SendWorkRequest::only_immediate(1)) };
             drop(sent.unwrap());
         }

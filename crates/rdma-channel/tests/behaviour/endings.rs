@@ -1,5 +1,5 @@
-//! Every way in which operations end before they are done, on devices that have not done them: within a
-//! limit, and with the memory left alone afterwards.
+//! All ways in which operations end before they complete, on devices that have not executed them. They end within a
+//! limit, and without later accesses to the memory.
 
 mod asked;
 mod batches;

@@ -1,4 +1,4 @@
-//! Endpoints go to a peer and come from it, whatever the peer does instead.
+//! The exchange of endpoints with a peer, whatever the peer does.
 
 mod channels;
 mod formats;
@@ -11,11 +11,11 @@ use std::time::Duration;
 use rdma_channel::QueuePairEndpoint;
 use rdma_types::{GidType, Psn, Qpn};
 
-/// How long a message of one endpoint is.
+/// The length of a message with one endpoint.
 const MESSAGE: usize = 8 + QueuePairEndpoint::BYTES;
-/// How long a test waits for what does not come.
+/// The time that a test waits for something that should not happen.
 const SOON: Duration = Duration::from_millis(200);
-/// How long it waits for what does.
+/// The time limit for something that should happen.
 const LATER: Duration = Duration::from_secs(60);
 
 fn endpoint(qpn: u32) -> QueuePairEndpoint {
@@ -27,7 +27,7 @@ fn endpoints(first: u32, count: u32) -> Vec<QueuePairEndpoint> {
     (first..first + count).map(endpoint).collect()
 }
 
-/// A message of version 2, in every release.
+/// A message of version 2, the same in every release.
 fn message(endpoints: &[QueuePairEndpoint]) -> Vec<u8> {
     let count = u16::try_from(endpoints.len()).unwrap().to_be_bytes();
     let mut bytes = [b"RDEX\0\x02".as_slice(), &count].concat();

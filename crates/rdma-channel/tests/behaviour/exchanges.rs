@@ -1,4 +1,4 @@
-//! A message and its answer in one call: what is posted first, and what becomes of the receive when something fails.
+//! A message and its answer in one call: the order of the posts, and the receive after a failure.
 #![allow(unsafe_code)]
 
 use std::mem::swap;
@@ -13,7 +13,7 @@ use rdma_channel::{Channel, CloseReason, Operation, TransportError, prelude::*};
 use rdma_mem::{Errno, GatherList, ScatterElement, ScatterList};
 use rdma_qp::{MaxRnrRetries, PostErrorKind, ReceiveWorkRequest, SendWorkRequest, WorkErrorCode};
 
-/// Devices on which a blocking call ends by itself.
+/// Devices that complete blocking calls by themselves.
 const LIVELY: [&str; 3] = ["soft0", DEFERRED, WIRE];
 
 /// A channel that is connected to itself, and whose send fails if it finds no receive.
@@ -25,12 +25,12 @@ fn impatient_loop(device: &str) -> Channel {
     channel.handshake(endpoint).unwrap()
 }
 
-/// A send and a receive that a channel was closed by are over: what the peer sends reaches nobody.
+/// Checks that the requests of a closed channel have ended: messages of the peer arrive nowhere.
 fn assert_memory_stays(pair: &mut Pair, memory: &[u8], was: u8) {
     pair.provoke();
     assert!(
         memory.iter().all(|&byte| byte == was),
-        "nothing is written after the call: {memory:?}"
+        "something was written after the call: {memory:?}"
     );
 }
 
@@ -99,7 +99,7 @@ fn a_send_that_cannot_be_posted_leaves_the_channel_without_a_receive() {
         let TransportError::PostError(refused) = error else { panic!("{error}") };
         assert_eq!((refused.kind(), refused.posted()), (PostErrorKind::WrongDomain, 0));
         assert!(pair.here.closed().is_none());
-        // The next message of the peer goes into the next receive, which no other one is before.
+        // The peer's next message goes into the next receive, since there is no earlier one.
         let mut next = pair.memory(8, 2);
         thread::scope(|threads| {
             threads.spawn(|| pair.there.send_inline(b"next").unwrap());
@@ -171,7 +171,7 @@ fn an_answer_that_does_not_come_in_time_closes_the_channel() {
 }
 
 #[test]
-fn a_message_that_nobody_takes_ends_by_the_limit_of_a_send() {
+fn a_message_that_is_not_received_ends_by_the_limit_of_a_send() {
     for device in ["soft0", DEFERRED, HELD] {
         let mut pair = Pair::new(device); // sends are short, and receives have no limit
         let (from, mut into) = (pair.memory(8, 5), pair.memory(8, 1));
@@ -184,7 +184,7 @@ fn a_message_that_nobody_takes_ends_by_the_limit_of_a_send() {
         assert!(is_it, "{device}: {error}");
         let reason = CloseReason::Timeout { operation: Operation::Send };
         assert_eq!(pair.here.closed(), Some(reason), "{device}");
-        assert_eq!(probe.0.in_flight(probe.1), 0, "{device}: the device has let go");
+        assert_eq!(probe.0.in_flight(probe.1), 0, "{device}: requests are still in flight");
         assert_memory_stays(&mut pair, &into, 1);
     }
 }
@@ -234,7 +234,7 @@ fn a_send_that_was_flushed_by_the_failure_of_its_receive_does_not_hide_it() {
 fn a_full_queue_is_waited_for_before_anything_is_posted() {
     let mut pair = Pair::with("soft0", |builder| short(builder).max_recv_wr(1));
     let (from, mut into) = (pair.memory(8, 5), pair.memory(8, 1));
-    // SAFETY: SAFETY.md F8: no memory.
+    // SAFETY: SAFETY.md F8: the request has no memory.
     drop(unsafe { pair.here.receive_unpolled(ReceiveWorkRequest::only_immediate()) }.unwrap());
     let error = pair.here.exchange_from(&from, &mut into).unwrap_err();
     assert!(matches!(error, TransportError::WouldBlock), "receives have no limit: {error}");

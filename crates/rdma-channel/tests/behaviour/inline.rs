@@ -1,4 +1,4 @@
-//! Inline data in each form of operation: its bytes are needed only until they are posted.
+//! Inline data in each form of operation: its bytes are needed only until the post.
 #![allow(unsafe_code)]
 
 use std::sync::LazyLock;
@@ -34,7 +34,7 @@ fn read(board: &SharedRegion, at: usize) -> [u8; 8] {
 }
 
 #[test]
-fn a_blocking_call_sends_and_writes_bytes_that_nobody_registered() {
+fn a_blocking_call_sends_and_writes_unregistered_bytes() {
     if lacks("soft0", Feature::Inline(32)) {
         return;
     }
@@ -63,12 +63,12 @@ fn a_blocking_call_sends_and_writes_bytes_that_nobody_registered() {
     }
 }
 
-/// What is posted in place of rented memory, which comes back all the same.
+/// The data posted instead of rented memory, which is returned nevertheless.
 static INSTEAD: LazyLock<[InlineElement<'static>; 1]> =
     LazyLock::new(|| [InlineElement::new(&[6; 8])]);
 
 #[test]
-fn in_a_scope_the_bytes_are_free_when_they_are_posted() {
+fn inline_bytes_of_a_scope_are_free_after_their_post() {
     if lacks("soft0", Feature::Inline(32)) {
         return;
     }
@@ -97,7 +97,8 @@ fn in_a_scope_the_bytes_are_free_when_they_are_posted() {
                 {
                     let data = [InlineElement::new(&bytes)];
                     let write = WriteWorkRequest::inline(&data, place(8));
-                    // Last, as its receive says that all has arrived: a completion of UC says that a request was sent.
+                    // Posted last, because its receive shows that all has arrived: with UC, completions only show that
+                    // requests were sent.
                     let send = SendWorkRequest::inline(&data).with_immediate(7);
                     posted.extend(s.post_batch([write.into(), send.into()])?);
                 }
@@ -121,7 +122,7 @@ fn in_a_scope_the_bytes_are_free_when_they_are_posted() {
     }
 }
 
-/// Channels to two peers, which are both the same process, and a board of each.
+/// Channels to two peers, both in this process, and a board for each.
 fn looped(device: &str, extended: bool) -> (MultiChannel, [SharedRegion; 2], ProtectionDomain) {
     let pd = open(device).allocate_pd().unwrap();
     let builder =
@@ -133,7 +134,7 @@ fn looped(device: &str, extended: bool) -> (MultiChannel, [SharedRegion; 2], Pro
 }
 
 #[test]
-fn each_peer_gets_the_bytes_that_were_meant_for_it() {
+fn each_peer_receives_its_own_bytes() {
     if lacks("soft0", Feature::Inline(32)) {
         return;
     }
@@ -194,7 +195,7 @@ fn each_peer_gets_the_bytes_that_were_meant_for_it() {
 }
 
 #[test]
-fn a_blocking_send_to_a_peer_takes_bytes_that_nobody_registered() {
+fn a_blocking_send_to_a_peer_accepts_unregistered_bytes() {
     if lacks("soft0", Feature::Inline(32)) {
         return;
     }
@@ -204,8 +205,8 @@ fn a_blocking_send_to_a_peer_takes_bytes_that_nobody_registered() {
     let mut elements = [slice.scatter_element()];
     let receive = ReceiveWorkRequest::new(&mut elements);
     let receive = rdma_channel::PeerReceiveWorkRequest::from_wr(1, receive);
-    // SAFETY: SAFETY.md F8: the region is left alone until the completion of the send below, which on this
-    // device follows that of the receive.
+    // SAFETY: SAFETY.md F8: the region is left alone until the completion of the send below, which on this device
+    // follows that of the receive.
     drop(unsafe { channels.receive_unpolled(receive) }.unwrap());
     let data = [InlineElement::new(&[7; 8])];
     let send = |peer| ToPeer::from_wr(peer, SendWorkRequest::inline(&data));

@@ -1,4 +1,4 @@
-//! Bytes that are sent inline on devices that have less inline data than was asked for, or none.
+//! Inline data on devices that support less of it than requested, or none.
 
 use std::thread;
 
@@ -8,18 +8,18 @@ use rdma_qp::PostErrorKind;
 use rdma_soft::{Builder, Limits, Schedule};
 use test_support::features::Feature;
 
-/// Devices that execute requests within their post, later, and when a test says so; none has inline data.
+/// Devices that execute requests within their post, later, and when a test releases them. None supports inline data.
 const BARE: [(&str, Schedule); 3] = [
     ("softbare0", Schedule::Immediate),
     ("softbare1", Schedule::Deferred { seed: 3 }),
     ("softbare2", Schedule::Held),
 ];
-/// Its requests have at most 40 inline bytes.
+/// A device with at most 40 bytes of inline data per request.
 const FEW: &str = "softfewinline0";
 
 fn devices() {
     for (name, schedule) in BARE {
-        // Another test may have been first.
+        // Another test may have installed it first.
         let _ = Builder::new(name)
             .limits(Limits::default().max_inline_data(0))
             .schedule(schedule)

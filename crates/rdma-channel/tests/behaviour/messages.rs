@@ -1,4 +1,4 @@
-//! What errors and `Debug` say: the operation, the peer and the limit, and what to do.
+//! The contents of errors and `Debug`: the operation, the peer, the limit, and a remedy.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use rdma_mem::{Errno, GatherList, RemoteMemoryRegion, VerbError};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WorkErrorCode, WriteWorkRequest};
 use test_support::features::Feature;
 
-/// As errors name the peer of a channel of that device, whose ports are Ethernet.
+/// The name of a channel's peer in errors, on a device with Ethernet ports.
 fn name_of_peer(channel: &Channel) -> String {
     let peer = channel.peer().unwrap();
     let gid = peer.route.unwrap().destination;
@@ -44,7 +44,7 @@ fn a_failure_names_the_operation_and_the_peer_in_each_form() {
     if lacks("soft0", Feature::Inline(8)) {
         return;
     }
-    // Nobody may write there: it has no such key.
+    // There is no memory region with this key.
     let refused = |act: fn(&mut Channel) -> Result<(), TransportError>| {
         let mut pair = Pair::with("soft0", |builder| short(builder).max_inline_data(8));
         let peer = name_of_peer(&pair.here);
@@ -52,7 +52,7 @@ fn a_failure_names_the_operation_and_the_peer_in_each_form() {
         let begin = format!("the RDMA write with {peer} failed: ");
         assert!(error.to_string().starts_with(&begin), "{error}");
         let TransportError::WorkError(work) = error else { panic!("{error}") };
-        assert_eq!(work.code(), WorkErrorCode::RemoteAccessError, "it derefs to the cause");
+        assert_eq!(work.code(), WorkErrorCode::RemoteAccessError, "it dereferences to the cause");
         assert_eq!((work.operation, work.peer.unwrap().to_string()), (Operation::Write, peer));
     };
     fn nowhere() -> RemoteMemoryRegion {
@@ -79,7 +79,7 @@ fn a_failure_names_the_operation_and_the_peer_in_each_form() {
 }
 
 #[test]
-fn what_a_scope_left_is_named_by_its_operation_and_id() {
+fn a_failed_operation_of_a_scope_is_named_by_its_kind_and_id() {
     must_end(|| {
         let mut pair = Pair::new(HELD);
         let peer = name_of_peer(&pair.here);
@@ -95,7 +95,7 @@ fn what_a_scope_left_is_named_by_its_operation_and_id() {
     });
 }
 
-/// Blocking, in a scope, and the second of a batch.
+/// Checks a blocking call, a post in a scope, and the second request of a batch.
 #[test]
 fn a_refusal_names_the_operation_and_the_peer_in_each_form() {
     let mut pair = Pair::new("soft0");
@@ -170,9 +170,9 @@ fn debug_is_one_readable_line() {
     assert!(format!("{:?}", pair.there).ends_with("since a receive was not done in time)"));
 }
 
-/// What a program that goes on can do.
+/// The action that a program can take.
 #[test]
-fn each_error_says_what_can_be_done_about_it() {
+fn each_error_has_its_recovery() {
     let pair = || Pair::new("soft0");
     let verb = |errno| rdma_qp::Error::from(VerbError::new("ibv_reg_mr", errno)).into();
     let errors: [(TransportError, Recovery); 8] = [
@@ -209,7 +209,7 @@ fn each_error_says_what_can_be_done_about_it() {
     assert_eq!(large.recovery(), Recovery::Programming, "{large}");
 }
 
-/// The first failure of a scope, as an error of the program's own.
+/// The first failure of a scope, converted to an error of the program.
 #[test]
 fn a_scopes_error_flattens_to_the_error_of_its_cause() {
     let mut pair = Pair::new("soft0");

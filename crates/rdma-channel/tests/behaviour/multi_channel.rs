@@ -26,18 +26,18 @@ use rdma_soft::SoftDevice;
 
 const SECOND: Duration = Duration::from_secs(10);
 
-/// Those that work by themselves.
+/// Devices that work by themselves.
 const DEVICES: [&str; 2] = ["soft0", DEFERRED];
 
-/// A channel to three peers, each with one channel and memory that the center may use.
+/// A channel to three peers, each with one channel and memory that the center may access.
 struct Star {
     center: MultiChannel,
     peers: Vec<Channel>,
     boards: Vec<SharedRegion>,
-    /// Of the center, one for each peer.
+    /// The queue pairs of the center, one for each peer.
     qpns: Vec<Qpn>,
     pd: ProtectionDomain,
-    /// Of the peers.
+    /// The domain of the peers.
     far: ProtectionDomain,
     device: SoftDevice,
 }
@@ -54,7 +54,7 @@ impl Star {
         Self::on(&open(device), knobs)
     }
 
-    /// The center is on this context.
+    /// Creates the center on this context.
     fn on(
         context: &Context,
         knobs: impl for<'a> FnOnce(MultiChannelBuilder<'a>) -> MultiChannelBuilder<'a>,
@@ -64,7 +64,7 @@ impl Star {
         let far = open(name).allocate_pd().unwrap();
         let center = pd.create_multi_channel().num_channels(3).drain_timeout(DRAIN);
         let center = knobs(center.access(everything(&pd))).build().unwrap();
-        // They may send before there is a receive for it.
+        // They may send before a receive is posted.
         let forever = MaxRnrRetries::unlimited();
         let tune = |builder: ChannelBuilder<'_>| builder.access(everything(&far)).build().unwrap();
         let peer = || tune(far.create_channel().max_rnr_retries(forever));
@@ -83,49 +83,49 @@ impl Star {
         PeerRemoteMemoryRegion::new(peer, self.boards[peer].remote())
     }
 
-    /// Has a peer take a message of no bytes, when it comes.
+    /// Makes a peer receive an empty message when one arrives.
     fn expect_number(&self, peer: usize) {
         expect_number(&self.peers[peer]);
     }
 
-    /// Has a peer send that number, which is with the device when this returns.
+    /// Makes a peer send this number; the request is in flight when this returns.
     fn send_number(&self, peer: usize, number: u32) {
-        // SAFETY: SAFETY.md F8: no memory.
+        // SAFETY: SAFETY.md F8: the request has no memory.
         drop(
             unsafe { self.peers[peer].send_unpolled(SendWorkRequest::only_immediate(number)) }
                 .unwrap(),
         );
     }
 
-    /// How many requests of the center's send queues are with the device.
+    /// Number of requests in flight in the center's send queues.
     fn in_flight(&self) -> usize {
         self.qpns.iter().map(|&qpn| self.device.in_flight(qpn)).sum()
     }
 
-    /// Which connections are open.
+    /// The open connections.
     fn open(&self) -> Vec<usize> {
         (0..3).filter(|&peer| self.center.closed(peer).unwrap().is_none()).collect()
     }
 
-    /// What executes whatever is left of requests of all these queue pairs. How many that were.
+    /// A closure that executes all remaining requests of all these queue pairs, and returns their number.
     fn releases(&self) -> impl Fn() -> u32 + use<> {
         let peers = self.peers.iter().filter_map(Channel::qpn);
         let (device, qpns): (_, Vec<_>) = (self.device, peers.chain(self.qpns.clone()).collect());
         move || qpns.iter().map(|&qpn| device.release(qpn, u32::MAX)).sum()
     }
 
-    /// The memory of requests to each peer that nobody answers.
+    /// The memory of requests to each peer that are never answered.
     fn stuck(&self) -> Vec<Stuck> {
         self.boards.iter().map(|board| Stuck::of(&self.pd, board)).collect()
     }
 
-    /// Whatever the peers and the device do now, the memory is the caller's.
+    /// Checks that the memory belongs to the caller, whatever the peers and the device do now.
     fn assert_given_back(&self, stuck: Vec<Stuck>) {
-        assert_eq!(self.in_flight(), 0, "the device has let go");
+        assert_eq!(self.in_flight(), 0, "requests are still in flight");
         Stuck::assert_untouched(stuck, || self.provoke());
     }
 
-    /// As [`Pair::provoke`](crate::common::Pair::provoke), of all peers.
+    /// Like [`Pair::provoke`](crate::common::Pair::provoke), for all peers.
     fn provoke(&self) {
         self.peers.iter().zip(&self.boards).for_each(|(peer, board)| answer(peer, board));
         self.releases()();
@@ -133,7 +133,7 @@ impl Star {
         self.releases()();
     }
 
-    /// Writes to the peers, with success, on every device.
+    /// Writes to the peers successfully, on every device.
     fn assert_usable(&mut self, peers: &[usize]) {
         let data = self.pd.allocate_region(8).unwrap();
         for &peer in peers {
@@ -151,11 +151,11 @@ impl Star {
 /// See [`Star::expect_number`].
 fn expect_number(peer: &Channel) {
     let room = ReceiveWorkRequest::only_immediate();
-    // SAFETY: SAFETY.md F8: no memory.
+    // SAFETY: SAFETY.md F8: the request has no memory.
     drop(unsafe { peer.receive_unpolled(room) }.unwrap());
 }
 
-/// Of an error of a collective: which peers, and how it failed with the first.
+/// The peers in an error of a collective, and the error of the first one.
 fn failed(error: TransportError) -> (Vec<usize>, TransportError) {
     let TransportError::Collective(errors) = error else { panic!("{error}") };
     let peers = errors.iter().map(|error| error.peer.unwrap()).collect();

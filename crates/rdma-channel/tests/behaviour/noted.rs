@@ -1,5 +1,5 @@
-//! Which memory the software device copies itself, since it stays mapped, and which the kernel copies for it. Borrows of
-//! registered memory that are forgotten.
+//! Memory that the software device copies itself because it stays mapped, and memory that the kernel copies for it.
+//! Forgotten borrows of registered memory.
 #![allow(unsafe_code)]
 
 use std::mem::ManuallyDrop;
@@ -20,7 +20,7 @@ const LENGTH: usize = 20_000;
 /// A longer wait is a hang.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Devices that execute requests otherwise than within their post: later, by packets, and by the link between processes.
+/// Devices that execute requests after their post: later, by packets, and by the link between processes.
 fn devices(name: &str) -> [String; 3] {
     rdma_soft::install();
     let [deferred, wire, link] = ["deferred", "wire", "link"].map(|way| format!("{name}-{way}"));
@@ -35,7 +35,7 @@ fn pair(device: &str) -> Pair {
 }
 
 impl Pair {
-    /// A message from the first channel to the second.
+    /// Sends a message from the first channel to the second.
     fn send<'a>(&mut self, from: impl Into<SliceRef<'a>>, to: SliceMut<'_>) {
         let Self { here, there, .. } = self;
         let from = from.into();
@@ -47,7 +47,7 @@ impl Pair {
         received.unwrap();
     }
 
-    /// A WRITE to the second channel's board, a READ of it into `memory`, and an atomic operation.
+    /// Performs a WRITE to the second channel's board, a READ of it into `memory`, and an atomic operation.
     fn one_sided(&mut self, mut memory: SliceMut<'_>) {
         memory.fill(8);
         let board = self.board.remote();
@@ -126,7 +126,7 @@ fn borrowed_memory_takes_no_guarded_copy() {
     }
 }
 
-/// `valgrind` leaves this module out: the device copies all by instructions there.
+/// `valgrind` leaves this module out: there the device copies everything by instructions.
 #[cfg(not(rdma_visible_copies))]
 mod unmapped {
     use rdma_channel::TransportError;
@@ -136,7 +136,7 @@ mod unmapped {
 
     use super::*;
 
-    /// A device with memory that its region neither owns nor borrows.
+    /// Checks a device with memory that its region neither owns nor borrows.
     fn guarded(
         device: &str,
         register: impl Fn(&rdma_mem::ProtectionDomain, &mut [u8]) -> MemoryRegion,
@@ -175,7 +175,7 @@ mod unmapped {
     }
 }
 
-/// Memory that is inaccessible when its last borrow has ended: whatever touches it then ends this process.
+/// Memory that is made inaccessible when its last borrow has ended: an access then ends this process.
 struct Lent(Mapping);
 
 impl Lent {
@@ -184,7 +184,7 @@ impl Lent {
     }
 
     fn borrow(&mut self) -> &mut [u8] {
-        // SAFETY: SAFETY.md F15: the mapping has so many bytes, zero at first, which this borrows exclusively.
+        // SAFETY: SAFETY.md F15: the mapping has `LENGTH` bytes, initially zero, which this borrows exclusively.
         unsafe { from_raw_parts_mut(self.0.start(), LENGTH) }
     }
 
@@ -193,15 +193,15 @@ impl Lent {
     }
 }
 
-/// Forgets a value, as `mem::forget` does: it is never dropped, and its borrows end. Its address is kept, so that tools which
-/// look for leaks find what it owns.
+/// Forgets a value, like `mem::forget`: it is never dropped, and its borrows end. Its address is kept, so that leak
+/// checkers find what it owns.
 fn forget<T>(value: T) {
     static FORGOTTEN: Mutex<Vec<usize>> = Mutex::new(Vec::new());
     let place = Box::into_raw(Box::new(ManuallyDrop::new(value)));
     FORGOTTEN.lock().unwrap().push(place.expose_provenance());
 }
 
-/// The region stays registered: the device has its key, and knows nothing of the end of the borrow.
+/// The region stays registered: the device has its key, and does not know that the borrow has ended.
 #[test]
 fn a_forgotten_region_whose_requests_are_over_is_not_touched_again() {
     for device in devices("forgotten") {
@@ -223,7 +223,7 @@ fn a_forgotten_region_whose_requests_are_over_is_not_touched_again() {
     }
 }
 
-/// A peer that has come to the key of a borrowed region gets nothing by it.
+/// A peer that knows the key of a borrowed region cannot use it.
 #[test]
 fn a_peer_does_not_reach_a_forgotten_region() {
     for device in devices("guessed") {
@@ -255,13 +255,13 @@ fn a_region_is_not_touched_after_its_receive_and_itself_were_forgotten() {
         left.unwrap_err();
         forget(region);
         lent.take_away();
-        // The queue pair is in error, so that nobody takes the message.
+        // The queue pair is in error, so the message is not received.
         let from = pair.memory(LENGTH, 1);
         pair.here.send_from(&from).unwrap_err();
     }
 }
 
-/// So does a scope that is left by a panic.
+/// A scope that is left by a panic does the same.
 #[test]
 fn a_region_is_not_touched_after_a_panic_left_its_receive() {
     for device in devices("panics") {

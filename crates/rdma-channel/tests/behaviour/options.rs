@@ -10,7 +10,7 @@ use rdma_qp::{
 use crate::common::open;
 
 #[test]
-fn each_attribute_of_the_queue_pair_is_what_was_asked_for() {
+fn each_attribute_of_the_queue_pair_is_the_requested_one() {
     let pd = open("soft0").allocate_pd().unwrap();
     let (psn, mtu) = (PacketSequenceNumber::masked(5), MaximumTransferUnit::MTU512);
     let (timeout, retries) = (AckTimeout::limited(9).unwrap(), MaxAckRetries::limited(3).unwrap());
@@ -27,7 +27,7 @@ fn each_attribute_of_the_queue_pair_is_what_was_asked_for() {
     assert_eq!((found.ack_timeout, found.max_ack_retries), (timeout, retries));
     assert_eq!((found.max_rnr_retries, found.min_rnr_timer), (rnr_retries, timer));
     assert_eq!((found.access, found.capabilities.max_send_sge), (access, 3));
-    // One limits the other, where both are of one channel.
+    // If both belong to one channel, one limits the other.
     let builders =
         [pd.create_channel().max_rd_atomic(3), pd.create_channel().max_dest_rd_atomic(3)];
     let [own, peers] = builders.map(|builder| {
@@ -39,7 +39,7 @@ fn each_attribute_of_the_queue_pair_is_what_was_asked_for() {
 }
 
 #[test]
-fn the_choice_of_a_gid_is_the_endpoints() {
+fn the_chosen_gid_is_in_the_endpoint() {
     let pd = open("soft0").allocate_pd().unwrap();
     let table = pd.context().gid_table().unwrap();
     for entry in &table {

@@ -1,5 +1,5 @@
-//! Random programs of safe calls on channels to several peers: each call ends, nothing is left in
-//! flight or overflows, and a connection that is open is as good as new.
+//! Random programs of safe calls on channels to several peers. Each call ends, nothing is left in flight or overflows,
+//! and an open connection works like a new one.
 
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -19,7 +19,7 @@ use rdma_soft::SoftDevice;
 const BRIEF: Duration = Duration::from_millis(1);
 const DRAIN: Duration = Duration::from_millis(5);
 
-/// The center, its peers, and what they use.
+/// The peers of a center, and what they use.
 struct Star {
     peers: Vec<Channel>,
     qpns: Vec<Qpn>,
@@ -64,7 +64,7 @@ impl Star {
         self.memory.element(begin..begin + 8).unwrap()
     }
 
-    /// One that there is, most often.
+    /// Mostly an existing peer.
     fn peer(&self, random: &mut Random) -> usize {
         let count = self.peers.len() as u64 + u64::from(random.one_in(30));
         usize::try_from(random.below(count)).unwrap()
@@ -74,13 +74,13 @@ impl Star {
         PeerRemoteMemoryRegion::new(peer, self.board.remote())
     }
 
-    /// A peer does its part of some messages.
+    /// Lets a peer do its part of some messages.
     fn serve(&self, random: &mut Random) {
         let peer = &self.peers[usize::try_from(random.below(self.peers.len() as u64)).unwrap()];
         serve(peer, self.board.element(0..8).unwrap(), random);
     }
 
-    /// How many requests of the center's send queues are with the device.
+    /// Number of requests in flight in the center's send queues.
     fn in_flight(&self) -> usize {
         let own = &self.qpns[..self.peers.len()];
         own.iter().map(|&qpn| self.device.in_flight(qpn)).sum()
@@ -157,7 +157,7 @@ fn closure<'scope>(
     }
 }
 
-/// What a call may say whose peer does not answer, or that asks for too much.
+/// Checks an error of a call whose peer does not answer, or that requests too much.
 fn assert_harmless(error: &TransportError) {
     match error {
         TransportError::WouldBlock
@@ -214,7 +214,7 @@ fn call(
     }
 }
 
-/// An open connection takes as many requests as it holds, twice, and each completes.
+/// Checks that an open connection holds as many requests as before, twice, and that each completes.
 fn assert_as_new(center: &mut MultiChannel, star: &Star, peer: usize) {
     let element = star.memory.element(0..8).unwrap();
     for _ in 0..2 {
@@ -234,7 +234,7 @@ fn assert_as_new(center: &mut MultiChannel, star: &Star, peer: usize) {
     }
 }
 
-/// A center until all of its connections are closed, or for some rounds.
+/// Runs a center until all of its connections are closed, or for some rounds.
 fn program(device: &str, random: &mut Random) -> u32 {
     let pd = open(device).allocate_pd().unwrap();
     let (mut center, star) = star(device, &pd, random);
@@ -266,7 +266,7 @@ fn program(device: &str, random: &mut Random) -> u32 {
 }
 
 #[test]
-fn random_programs_with_many_peers_end_and_leave_nothing_under_way() {
+fn random_programs_with_many_peers_end_and_leave_nothing_in_flight() {
     install();
     let number = |name| env::var(name).ok().and_then(|number| number.parse().ok());
     let (seeds, count) = (number("RDMA_TEST_SEED"), number("RDMA_TEST_SEEDS").unwrap_or(100));

@@ -1,5 +1,5 @@
-//! Random programs of safe calls: each scope ends, nothing overflows, nothing is left in flight,
-//! and an open channel is as good as new.
+//! Random programs of safe calls: each scope ends, nothing overflows or is left in flight, and an open channel works
+//! like a new one.
 
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -11,7 +11,7 @@ use rdma_channel::{Channel, CloseReason, Scope, ScopeError, TransportError};
 use rdma_mem::{GatherElement, RemoteMemoryRegion, ScatterElement, SharedElement, SharedRegion};
 use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
 
-/// What the programs use.
+/// The memory and channels of the programs.
 struct Stage<'a> {
     memory: &'a SharedRegion,
     board: &'a SharedRegion,
@@ -100,7 +100,7 @@ fn closure<'scope>(
     }
 }
 
-/// An open channel takes as many requests as it holds, twice, and each completes.
+/// Checks that an open channel holds as many requests as before, twice, and that each completes.
 fn assert_as_new(pair: &mut Pair, element: SharedElement<'_>) {
     let (sends, _) = pair.here.depths();
     let (soft, qpn, remote) = (pair.device, pair.here.qpn().unwrap(), pair.board.remote());
@@ -125,7 +125,7 @@ fn assert_as_new(pair: &mut Pair, element: SharedElement<'_>) {
     }
 }
 
-/// A pair of channels until it closes, or for some scopes.
+/// Runs a pair of channels until it closes, or for some scopes.
 fn program(device: &str, random: &mut Random) -> u32 {
     let depth = |random: &mut Random| 1 + u32::try_from(random.below(9)).unwrap();
     let (sends, receives) = (depth(random), depth(random));
@@ -174,7 +174,7 @@ fn program(device: &str, random: &mut Random) -> u32 {
 }
 
 #[test]
-fn random_programs_end_and_leave_nothing_under_way() {
+fn random_programs_end_and_leave_nothing_in_flight() {
     let number = |name| env::var(name).ok().and_then(|number| number.parse().ok());
     let (seeds, count) = (number("RDMA_TEST_SEED"), number("RDMA_TEST_SEEDS").unwrap_or(100));
     for device in LATE {

@@ -1,4 +1,4 @@
-//! Bad input: refused with a clear error, and the channel is as it was.
+//! Invalid input: it is refused with a clear error, and the channel is unchanged.
 #![allow(unsafe_code)]
 
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn prepare(qp_type: QueuePairType) -> PreparedChannel {
     open("soft0").allocate_pd().unwrap().create_channel().qp_type(qp_type).build().unwrap()
 }
 
-/// Why these two do not fit.
+/// The reason why these two do not fit.
 fn refused(channel: PreparedChannel, endpoint: QueuePairEndpoint) -> String {
     let error = channel.handshake(endpoint).unwrap_err();
     assert!(matches!(error, Error::Handshake(_)), "{error:?}");
@@ -58,7 +58,7 @@ fn an_endpoint_of_another_transport_is_refused() {
 }
 
 #[test]
-fn a_channel_for_datagrams_is_not_made() {
+fn a_channel_for_datagrams_is_refused() {
     let pd = open("soft0").allocate_pd().unwrap();
     let error = pd.create_channel().qp_type(QueuePairType::UD).build().unwrap_err();
     assert!(matches!(error, Error::NotConnected), "{error}");
@@ -77,9 +77,9 @@ fn an_endpoint_of_another_version_is_refused() {
     QueuePairEndpoint::from_bytes(&bytes[1..]).unwrap_err();
 }
 
-/// Its queue pair is connected already, or gone: nobody answers, and that is said in time.
+/// Its queue pair is connected already, or gone: there is no answer, and the error comes in time.
 #[test]
-fn a_used_endpoint_answers_nobody() {
+fn a_used_endpoint_does_not_answer() {
     for device in ["soft0", LATE[0]] {
         must_end(move || {
             let pd = open(device).allocate_pd().unwrap();
@@ -102,7 +102,7 @@ fn a_used_endpoint_answers_nobody() {
     }
 }
 
-/// Nothing to send, write, read, receive into, in each form.
+/// Sends, writes, reads and receives of no bytes, in each form.
 #[test]
 fn operations_of_no_bytes_work_in_each_form() {
     for device in ["soft0", LATE[0]] {
@@ -121,7 +121,7 @@ fn operations_of_no_bytes_work_in_each_form() {
                 empty_in_a_scope(&mut pair, &mut empty, remote);
             }
             for _ in 0..2 {
-                // SAFETY: SAFETY.md F8: no memory.
+                // SAFETY: SAFETY.md F8: the request has no memory.
                 let room = unsafe { pair.there.receive_unpolled(ReceiveWorkRequest::new(&mut [])) };
                 let room = room.unwrap();
                 pair.here.send(SendWorkRequest::new(&[])).unwrap();
@@ -155,10 +155,10 @@ fn empty_in_a_scope(
     assert_eq!(pair.here.batch([]).unwrap(), []);
 }
 
-/// What is wrong with a post, in the order of the forms.
+/// The errors of a post, in the order of the forms.
 fn kinds(pair: &mut Pair, what: impl Fn(&mut Pair) -> Vec<TransportError>) -> Vec<PostErrorKind> {
     let errors = what(pair);
-    assert_eq!((pair.here.closed(), pair.in_flight()), (None, 0), "as it was");
+    assert_eq!((pair.here.closed(), pair.in_flight()), (None, 0), "the channel has changed");
     let kind = |error| match error {
         TransportError::PostError(error) => {
             assert_eq!(error.posted(), 0);
@@ -174,7 +174,7 @@ fn more_elements_than_the_queue_takes_are_refused_before_the_device_sees_them() 
     for device in ["soft0", HELD] {
         must_end(move || {
             let mut pair = Pair::with(device, |builder| builder.max_send_sge(2).max_recv_sge(2));
-            // What a device gives can be more.
+            // A device may support more than requested.
             let region = pair.pd.allocate_shared_region(8, everything(&pair.pd)).unwrap();
             let element = region.element(0..1).unwrap();
             let kinds = kinds(&mut pair, |pair| {
@@ -228,7 +228,7 @@ fn elements_longer_than_the_remote_memory_are_refused_before_the_device_sees_the
                 errors
             });
             assert_eq!(kinds, [PostErrorKind::RemoteTooShort; 2]);
-            // What was to be rented comes back with the error.
+            // Memory to be rented is returned with the error.
             pair.here
                 .scope(|s| {
                     let refused = s.read_into(memory.as_slice_mut(), short).unwrap_err();
@@ -294,9 +294,9 @@ fn memory_of_another_domain_and_results_that_do_not_fit_are_refused() {
     });
 }
 
-/// Each form of each operation says the first reason.
+/// Each form of each operation fails with the first reason.
 #[test]
-fn a_closed_channel_takes_nothing_and_says_the_first_reason() {
+fn a_closed_channel_refuses_requests_with_the_first_reason() {
     for device in LATE {
         must_end(move || {
             let mut pair = Pair::new(device);
@@ -311,9 +311,9 @@ fn a_closed_channel_takes_nothing_and_says_the_first_reason() {
                 pair.here.read(ReadWorkRequest::new(&mut [], remote)).unwrap_err(),
                 pair.here.receive(ReceiveWorkRequest::only_immediate()).unwrap_err(),
                 pair.here.batch([SendWorkRequest::only_immediate(1).into()]).unwrap_err(),
-                // SAFETY: SAFETY.md F8: no memory.
+                // SAFETY: SAFETY.md F8: the request has no memory.
                 unsafe { pair.here.send_unpolled(SendWorkRequest::only_immediate(1)) }.unwrap_err(),
-                // SAFETY: SAFETY.md F8: no memory.
+                // SAFETY: SAFETY.md F8: the request has no memory.
                 unsafe { pair.here.receive_unpolled(ReceiveWorkRequest::only_immediate()) }
                     .unwrap_err(),
             ];

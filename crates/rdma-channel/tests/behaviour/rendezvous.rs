@@ -1,4 +1,4 @@
-//! Two ends that know an address become a channel, whatever others do at it.
+//! Two ends that know an address become a channel, whatever other programs do at that address.
 
 mod bad_clients;
 mod bad_servers;
@@ -23,11 +23,11 @@ use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
 /// The devices of the tests.
 const DEVICES: [&str; 2] = ["soft0", "softib0"];
 const LOCALHOST: &str = "127.0.0.1:0";
-/// How long a test waits for what does not come.
+/// The time that a test waits for something that should not happen.
 const SOON: Duration = Duration::from_millis(200);
-/// How long a listener waits for clients that say nothing: long enough for one that does.
+/// The time that a listener waits for silent clients: long enough for a working one.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How long a test waits for what does come.
+/// The time limit for something that should happen.
 const LATER: Duration = Duration::from_secs(60);
 
 const HELLO: u16 = 1;
@@ -35,7 +35,7 @@ const ENDPOINT: u16 = 2;
 const READY: u16 = 3;
 const ACCEPT: u16 = 4;
 const REJECT: u16 = 5;
-/// How long the preface of a message is, and a message with an endpoint.
+/// The length of a message's preface, and of a message with an endpoint.
 const PREFACE: usize = 10;
 const WITH_ENDPOINT: usize = PREFACE + QueuePairEndpoint::BYTES;
 
@@ -54,13 +54,13 @@ fn listener(device: &str) -> ChannelListener {
     patient(&domain(device)).listen(LOCALHOST).unwrap()
 }
 
-/// A client in another thread, with a domain of its own.
+/// A client in another thread, with its own domain.
 fn client(device: &'static str, to: SocketAddr, says: &[u8]) -> JoinHandle<Connected> {
     let says = says.to_vec();
     thread::spawn(move || patient(&domain(device)).user_bytes(&says).connect(to))
 }
 
-/// Each end sends a number, and has the other one's; the server's is the first.
+/// Lets each end send a number and receive that of the other; the server starts.
 fn assert_connected(server: &mut Channel, client: &mut Channel) {
     let send = |from: &mut Channel, number| {
         from.within(LATER).send(SendWorkRequest::only_immediate(number)).unwrap();
@@ -79,7 +79,7 @@ fn assert_connected(server: &mut Channel, client: &mut Channel) {
     });
 }
 
-/// A good client gets in.
+/// Checks that a valid client is accepted.
 fn assert_serves(listener: &mut ChannelListener, device: &'static str) {
     let good = client(device, listener.local_addr(), b"good");
     let incoming = listener.incoming(Some(LATER)).unwrap();
@@ -90,7 +90,7 @@ fn assert_serves(listener: &mut ChannelListener, device: &'static str) {
     assert_connected(&mut server, &mut client);
 }
 
-/// Has the listener go on until it has refused as many.
+/// Runs the listener until it has refused that many clients.
 fn await_refused(listener: &mut ChannelListener, count: u64) {
     let begin = Instant::now();
     while listener.refused() < count {
@@ -106,22 +106,22 @@ fn preface(kind: u16, length: usize) -> Vec<u8> {
     [b"RDRV\0\x02".as_slice(), &kind.to_be_bytes(), &length].concat()
 }
 
-/// HELLO with the endpoint of a queue pair that nobody needs to have.
+/// A HELLO with the endpoint of a queue pair that need not exist.
 fn hello(says: &[u8]) -> Vec<u8> {
     let endpoint = domain("soft0").create_channel().build().unwrap().endpoint().to_bytes();
     [&preface(HELLO, says.len()), endpoint.as_slice(), says].concat()
 }
 
-/// All that is said until the stream ends.
+/// All bytes until the stream ends.
 fn rest(mut stream: &TcpStream) -> Vec<u8> {
     stream.set_read_timeout(Some(LATER)).unwrap();
     let mut said = Vec::new();
-    // A stream that is reset has ended.
+    // A stream that is reset has ended, too.
     let _ = stream.read_to_end(&mut said);
     said
 }
 
-/// The last message that a server says, which rejects the client.
+/// The reason in the last message of a server, which rejects the client.
 fn reason(stream: &TcpStream) -> String {
     let said = rest(stream);
     let said = if said.starts_with(&preface(ENDPOINT, 0)) { &said[WITH_ENDPOINT..] } else { &said };

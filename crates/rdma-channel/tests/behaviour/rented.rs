@@ -20,7 +20,7 @@ fn looped() -> (ProtectionDomain, Channel) {
 }
 
 #[test]
-fn a_send_and_a_write_take_along_what_their_closures_add() {
+fn a_send_and_a_write_carry_the_additions_of_their_closures() {
     let (pd, mut channel) = looped();
     let access = AccessFlags::new().with_local_write().with_remote_write();
     let board = pd.allocate_shared_region(4, access).unwrap();
@@ -45,7 +45,7 @@ fn a_send_and_a_write_take_along_what_their_closures_add() {
 }
 
 #[test]
-fn an_unsignaled_one_is_over_with_the_next() {
+fn an_unsignaled_request_completes_with_the_next() {
     let (pd, mut channel) = looped();
     let access = AccessFlags::new().with_local_write().with_remote_write();
     let board = pd.allocate_shared_region(4, access).unwrap();
@@ -64,7 +64,7 @@ static LARGE: LazyLock<[InlineElement<'static>; 1]> =
     LazyLock::new(|| [InlineElement::new(&[0; 1 << 16])]);
 
 #[test]
-fn one_that_its_closure_made_impossible_is_refused_with_its_memory() {
+fn a_request_made_invalid_by_its_closure_is_refused_with_its_memory() {
     let (pd, mut channel) = looped();
     let mut memory = pd.allocate_region(1 << 16).unwrap();
     let scope = channel.scope(|s| {
@@ -124,7 +124,7 @@ macro_rules! failed_with {
 }
 
 #[test]
-fn what_gives_memory_back_becomes_an_error_of_the_kind_that_is_asked_for() {
+fn carriers_of_memory_convert_to_the_expected_error() {
     let plain = failed_with!(TransportError);
     let boxed = failed_with!(Box<dyn Error>);
     let sent = failed_with!(Box<dyn Error + Send + Sync>);
@@ -132,7 +132,7 @@ fn what_gives_memory_back_becomes_an_error_of_the_kind_that_is_asked_for() {
     assert!(matches!(plain[1], TransportError::PostError(_)));
     for (place, plain) in plain.iter().enumerate() {
         let same = |error: Option<&TransportError>| {
-            // Of another channel, so that it names another peer.
+            // Errors of another channel, so that they name another peer.
             assert_eq!(error.map(discriminant), Some(discriminant(plain)));
         };
         same(boxed[place].downcast_ref());
@@ -141,7 +141,7 @@ fn what_gives_memory_back_becomes_an_error_of_the_kind_that_is_asked_for() {
 }
 
 #[test]
-fn what_is_done_gives_its_memory_and_its_success_or_why_it_failed() {
+fn a_finished_operation_returns_its_memory_and_its_result() {
     let (pd, mut channel) = looped();
     let (mut from, mut to) = (pd.allocate_region(4).unwrap(), pd.allocate_region(4).unwrap());
     from.copy_from_slice(b"data");

@@ -1,5 +1,5 @@
-//! Receives that are posted ahead, in a ring of buffers.
-#![allow(clippy::mem_forget)] // what a program may do
+//! Receives posted in advance, with a ring of buffers.
+#![allow(clippy::mem_forget)] // programs may do this
 
 use std::mem;
 use std::thread;
@@ -11,7 +11,7 @@ use rdma_qp::{MaxRnrRetries, ReceiveWorkRequest, SendWorkRequest, WorkErrorCode}
 use test_support::features::Feature;
 
 const LIVELY: [&str; 3] = ["soft0", DEFERRED, WIRE];
-/// A look, which gives nothing up.
+/// A wait so short that it counts as a look.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A pair whose sends fail at once if they find no receive.
@@ -20,7 +20,7 @@ fn impatient(device: &str) -> Pair {
     Pair::with(device, |builder| builder.max_rnr_retries(retries))
 }
 
-/// Runs what uses a ring of so many buffers of 8 bytes.
+/// Runs a closure with a ring of `buffers` buffers of 8 bytes.
 fn with_ring<T>(
     channel: &mut Channel,
     buffers: usize,
@@ -37,7 +37,7 @@ fn with_ring<T>(
 }
 
 #[test]
-fn messages_come_in_order_into_buffers_that_are_posted_again() {
+fn messages_arrive_in_order_in_buffers_that_are_posted_again() {
     for device in LIVELY {
         let Pair { mut here, mut there, .. } = Pair::with(device, |builder| builder);
         thread::scope(|threads| {
@@ -93,7 +93,7 @@ fn an_answer_finds_a_receive_when_it_was_posted_before_the_message_was_answered(
 }
 
 #[test]
-fn a_wait_that_runs_out_loses_no_message() {
+fn a_wait_that_times_out_loses_no_message() {
     for device in LIVELY {
         let Pair { mut here, mut there, .. } = Pair::with(device, |builder| builder);
         with_ring(&mut here, 2, |ring| {
@@ -109,7 +109,7 @@ fn a_wait_that_runs_out_loses_no_message() {
 }
 
 #[test]
-fn a_message_that_is_taken_keeps_its_buffer_until_it_is_given_back() {
+fn a_taken_message_keeps_its_buffer_until_it_is_returned() {
     let Pair { mut here, mut there, .. } = Pair::with("soft0", |builder| builder);
     with_ring(&mut here, 2, |ring| {
         there.send_inline(b"one").unwrap();
@@ -131,14 +131,14 @@ fn a_message_that_is_taken_keeps_its_buffer_until_it_is_given_back() {
 }
 
 #[test]
-fn a_ring_that_the_queue_does_not_hold_is_refused() {
+fn a_ring_larger_than_the_queue_is_refused() {
     let mut pair = Pair::with("soft0", |builder| short(builder).max_recv_wr(2));
     let error = with_ring(&mut pair.here, 3, |_| Ok(())).unwrap_err();
     assert!(matches!(error, TransportError::WouldBlock), "{error}");
 }
 
 #[test]
-fn a_buffer_for_which_the_queue_is_full_is_posted_when_it_is_not() {
+fn a_buffer_without_room_in_the_queue_is_posted_later() {
     let Pair { mut here, mut there, .. } =
         Pair::with("soft0", |builder| builder.max_recv_wr(1).receive_timeout(HANG));
     let mut memory = here.pd().allocate_region(8).unwrap();
@@ -147,9 +147,9 @@ fn a_buffer_for_which_the_queue_is_full_is_posted_when_it_is_not() {
             let mut ring = s.receive_ring([memory.as_slice_mut()])?;
             there.send_inline(b"first").unwrap();
             let message = ring.next(HANG)?;
-            // The program takes the slot that the ring would need.
+            // The program uses the slot that the ring would need.
             let own = s.post_receive(ReceiveWorkRequest::only_immediate())?;
-            drop(message); // and it does not wait, although a post of a receive may
+            drop(message); // this does not wait, although a post of a receive may
             assert_eq!(ring.posted(), 0);
             let full = ring.next(HANG).unwrap_err();
             assert!(matches!(full, TransportError::WouldBlock), "{full}");
@@ -169,7 +169,7 @@ fn a_buffer_for_which_the_queue_is_full_is_posted_when_it_is_not() {
 }
 
 #[test]
-fn a_message_that_is_forgotten_leaves_the_ring_with_a_buffer_less() {
+fn a_forgotten_message_leaves_the_ring_with_one_buffer_less() {
     let Pair { mut here, mut there, .. } = Pair::with("soft0", |builder| builder);
     with_ring(&mut here, 2, |ring| {
         for text in [&b"one"[..], b"two", b"three"] {

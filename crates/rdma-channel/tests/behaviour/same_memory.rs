@@ -1,4 +1,5 @@
-//! What safe code can have the device do to the same bytes at a time, and when it sees them.
+//! Simultaneous accesses of the device to the same bytes that safe code can request, and the time when it sees the
+//! bytes.
 
 use std::thread;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest};
 
 const DEVICES: [&str; 2] = ["soft0", DEFERRED];
 const SECONDS: Duration = Duration::from_secs(10);
-/// Long enough for copies that run at the same time.
+/// Long enough for simultaneous copies.
 const LENGTH: usize = 1 << 16;
 
 /// Channels to two peers.
@@ -23,7 +24,7 @@ fn star(pd: &ProtectionDomain) -> (MultiChannel, [Channel; 2]) {
 }
 
 #[test]
-fn an_element_that_was_posted_twice_has_both_messages_before_its_memory_is_seen() {
+fn memory_of_an_element_posted_twice_is_returned_after_both_messages() {
     for device in DEVICES {
         must_end(move || {
             let pd = open(device).allocate_pd().unwrap();
@@ -51,13 +52,13 @@ fn an_element_that_was_posted_twice_has_both_messages_before_its_memory_is_seen(
                 })
                 .unwrap();
             sending.into_iter().for_each(|sender| sender.join().unwrap());
-            assert!(memory.iter().all(|&byte| byte == 1 || byte == 2), "of one or of the other");
+            assert!(memory.iter().all(|&byte| byte == 1 || byte == 2), "bytes of neither message");
         });
     }
 }
 
 #[test]
-fn what_a_scope_leaves_outstanding_into_the_same_memory_is_over_when_it_ends() {
+fn requests_with_the_same_memory_end_with_their_scope() {
     for device in DEVICES {
         must_end(move || {
             let pd = open(device).allocate_pd().unwrap();
@@ -84,7 +85,7 @@ fn what_a_scope_leaves_outstanding_into_the_same_memory_is_over_when_it_ends() {
     }
 }
 
-/// Neither is there a reference to it, nor can there be one: so nothing of it is promised.
+/// No reference to the memory exists or can exist, so no contents are promised.
 #[test]
 fn shared_memory_is_sent_from_and_received_into_while_it_is_written() {
     for device in DEVICES {

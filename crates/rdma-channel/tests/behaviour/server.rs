@@ -1,4 +1,4 @@
-//! Servers whose clients come, talk and go.
+//! Servers with a changing set of clients.
 
 mod bad_clients;
 mod joining;
@@ -22,14 +22,14 @@ use rdma_mem::ProtectionDomain;
 
 use crate::common::{DEFERRED, NO_SRQ, WIRE, WIRE_NO_SRQ};
 
-/// Those that work by themselves.
+/// Devices that work by themselves.
 const DEVICES: [&str; 6] = ["soft0", "softib0", WIRE, DEFERRED, NO_SRQ, WIRE_NO_SRQ];
-/// One with shared receive queues, and one without.
+/// A device with shared receive queues, and one without.
 const KINDS: [&str; 2] = ["soft0", NO_SRQ];
 const LOCALHOST: &str = "127.0.0.1:0";
-/// How long a test waits for what does come.
+/// The time limit for something that should happen.
 const LATER: Duration = Duration::from_secs(60);
-/// How long a test waits for what does not come.
+/// The time that a test waits for something that should not happen.
 const SOON: Duration = Duration::from_millis(100);
 
 fn domain(device: &str) -> ProtectionDomain {
@@ -48,14 +48,14 @@ fn server_with(
     knobs(pd.create_server().rendezvous_timeout(LATER)).bind(LOCALHOST).unwrap()
 }
 
-/// A client with a domain of its own.
+/// A client with its own domain.
 fn connect(device: &str, to: SocketAddr) -> Channel {
     let pd = domain(device);
     let builder = pd.create_channel().rendezvous_timeout(LATER);
     builder.connect(to).unwrap().0
 }
 
-/// A client, whose connection the server has accepted.
+/// A client that has joined the server.
 fn join(device: &'static str, server: &mut Server) -> (PeerId, Channel) {
     let to = server.local_addr();
     let client = std::thread::spawn(move || connect(device, to));

@@ -1,4 +1,4 @@
-//! Channels that sleep while they wait: they wake for what comes, and at the end of each limit, and cost no processor.
+//! Channels that sleep while they wait: completions and the ends of limits wake them, and they use no processor time.
 
 mod files;
 mod limits;
@@ -16,15 +16,15 @@ use rdma_channel::{Channel, Wait};
 use rdma_qp::SendWorkRequest;
 
 const MODES: [Wait; 3] = [Wait::Spin, Wait::SpinThenSleep, Wait::Sleep];
-/// Those that sleep.
+/// Modes that sleep.
 const SLEEPING: [Wait; 2] = [Wait::SpinThenSleep, Wait::Sleep];
-/// Those that work by themselves, also while a program sleeps.
+/// Devices that work by themselves, even while a program sleeps.
 const DEVICES: [&str; 4] = ["soft0", "softib0", WIRE, DEFERRED];
 const SECONDS: Duration = Duration::from_secs(10);
-/// In which another thread falls asleep, most likely.
+/// A time after which another thread is most likely asleep.
 const SHORTLY: Duration = Duration::from_millis(15);
 
-/// On each device, in each mode.
+/// Runs a test on each device, in each mode.
 fn each(test: impl Fn(&'static str, Wait)) {
     for device in DEVICES {
         MODES.into_iter().for_each(|wait| test(device, wait));
@@ -35,7 +35,7 @@ fn pair(device: &str, wait: Wait) -> Pair {
     Pair::with(device, |builder| builder.wait(wait).drain_timeout(SECONDS))
 }
 
-/// Sends that number from another thread, in a short time.
+/// Sends this number from another thread, after a short time.
 fn sends_shortly(mut peer: Channel, number: u32) -> JoinHandle<Channel> {
     thread::spawn(move || {
         thread::sleep(SHORTLY);

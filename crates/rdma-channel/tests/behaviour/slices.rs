@@ -1,5 +1,5 @@
-//! Blocking operations on one slice, plain bytes or a number, and limits of their own.
-#![allow(clippy::mem_forget)] // what a program may do
+//! Blocking operations with one slice, plain bytes or a number, and limits of single calls.
+#![allow(clippy::mem_forget)] // programs may do this
 
 use std::cell::Cell;
 use std::mem;
@@ -17,15 +17,15 @@ use rdma_mem::{BufferPool, RemoteMemoryRegion, ScatterList};
 use rdma_qp::{AtomicWorkRequest, PostErrorKind, SendWorkRequest, WriteWorkRequest};
 use test_support::features::Feature;
 
-/// Devices on which a blocking call ends by itself.
+/// Devices that complete blocking calls by themselves.
 const LIVELY: [&str; 3] = ["soft0", DEFERRED, WIRE];
 
-/// A pair whose calls have the limits that programs have: what is to succeed may take its time.
+/// A pair with the default limits: requests that should succeed have enough time.
 fn patient(device: &str) -> Pair {
     Pair::with(device, |builder| builder)
 }
 
-/// Runs the other end beside this one, and gives it back.
+/// Runs the other end in parallel with this one, and returns this one's result.
 fn beside<T: Send>(
     there: &mut Channel,
     other: impl FnOnce(&mut Channel) + Send,
@@ -77,7 +77,7 @@ fn a_region_a_buffer_an_array_and_a_slice_are_sent_and_received_into() {
 }
 
 #[test]
-fn a_write_with_immediate_data_brings_no_bytes_into_the_memory_of_its_receive() {
+fn a_write_with_immediate_data_places_no_bytes_in_its_receive() {
     let Pair { mut here, mut there, board, pd, .. } = patient("soft0");
     let mut memory = there.pd().allocate_region(8).unwrap();
     let source = pd.allocate_region(8).unwrap();
@@ -110,12 +110,12 @@ fn writes_and_reads_go_as_far_as_their_own_memory() {
             let TransportError::PostError(error) = error else { panic!("{error}") };
             assert!(matches!(error.kind(), PostErrorKind::RemoteTooShort), "{error}");
         }
-        assert!(here.closed().is_none(), "{device}: a refused request changes nothing");
+        assert!(here.closed().is_none(), "{device}: a refused request has closed the channel");
     }
 }
 
 #[test]
-fn an_atomic_operation_returns_what_the_word_was() {
+fn an_atomic_operation_returns_the_previous_value() {
     for device in LIVELY {
         if lacks(device, Feature::Atomics) {
             continue;
@@ -144,7 +144,7 @@ fn atomic_operations_of_a_scope_each_have_a_word() {
         here.scope(|s| {
             for round in 0..100 {
                 let held: Vec<_> = (0..8).map(|_| s.fetch_add(word, 1).unwrap()).collect();
-                // Out of order, twice, and by a look.
+                // Waits out of order, waits again, and polls.
                 for (place, one) in held.iter().enumerate().rev() {
                     let expected = round * 16 + place as u64;
                     assert_eq!(one.wait(HANG)?, expected, "{device}");
@@ -171,7 +171,7 @@ fn atomic_operations_of_a_scope_each_have_a_word() {
     }
 }
 
-/// A word that is held in its slot stays as it was, whatever is done in the other slots.
+/// A word that is held in its slot stays unchanged, whatever happens in the other slots.
 #[test]
 fn a_word_that_is_held_is_not_written_again() {
     for device in LIVELY {
@@ -213,13 +213,13 @@ fn an_atomic_operation_that_is_never_answered_ends_and_its_word_is_not_needed() 
             mem::forget(waits);
             Ok::<_, TransportError>(late)
         });
-        assert!(late.is_err(), "it was left in flight, and never done");
+        assert!(late.is_err(), "it was left in flight, and never completed");
         pair.provoke();
     });
 }
 
 #[test]
-fn channels_to_several_peers_draw_numbers_too() {
+fn atomics_return_numbers_with_several_peers_too() {
     if lacks("soft0", Feature::Atomics) {
         return;
     }
@@ -248,9 +248,9 @@ fn channels_to_several_peers_draw_numbers_too() {
     assert!(matches!(error, Err(TransportError::NoSuchPeer { .. })));
 }
 
-/// Another limit holds for what it is made for, and no longer.
+/// A limit applies to the value that sets it, and ends with it.
 #[test]
-fn a_limit_lasts_as_long_as_what_within_returns() {
+fn a_limit_lasts_as_long_as_the_value_of_within() {
     must_end(|| {
         let other = 3 * DRAIN;
         let limit_of = |error| match error {
@@ -270,7 +270,7 @@ fn a_limit_lasts_as_long_as_what_within_returns() {
         mem::forget(pair.here.within(other));
         assert_eq!(limit_of(pair.here.send(nothing()).unwrap_err()), other);
 
-        // The waits of a scope, too; but not its end.
+        // It applies to the waits of a scope, too, but not to its end.
         let mut pair = Pair::with(HELD, short);
         let begin = Instant::now();
         let ended = pair.here.within(HANG).scope(|s| {
@@ -281,7 +281,7 @@ fn a_limit_lasts_as_long_as_what_within_returns() {
     });
 }
 
-/// Programs whose error is a box.
+/// A program with boxed errors.
 #[test]
 fn blocking_calls_end_in_boxed_errors() {
     fn talk(
@@ -303,7 +303,7 @@ fn blocking_calls_end_in_boxed_errors() {
     }
 }
 
-/// What names memory of a peer, and posts another atomic operation when it is asked for that.
+/// Memory of a peer whose conversion posts another atomic operation.
 struct Posts<'l, 's, 'e>(&'s Scope<'s, 'e>, RemoteMemoryRegion, &'l Cell<Option<PendingWord<'s>>>);
 
 impl From<Posts<'_, '_, '_>> for RemoteMemoryRegion {
@@ -313,7 +313,7 @@ impl From<Posts<'_, '_, '_>> for RemoteMemoryRegion {
     }
 }
 
-/// Whatever a program does between two posts, each operation has the word of its own slot.
+/// Each operation has the word of its own slot, whatever a program does between two posts.
 #[test]
 fn an_atomic_operation_that_is_posted_within_the_post_of_another_has_another_word() {
     if lacks("soft0", Feature::Atomics) {

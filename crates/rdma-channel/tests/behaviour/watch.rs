@@ -1,4 +1,4 @@
-//! Channels that watch a stream to their peer: they notice its end, and nothing else of it.
+//! Channels that watch a stream to their peer: they detect its end, and ignore everything else.
 
 mod endings;
 mod processes;
@@ -17,20 +17,20 @@ use rdma_mem::{OwnedRegion, ProtectionDomain, SharedRegion};
 use rdma_qp::ReceiveWorkRequest;
 
 const MODES: [Wait; 3] = [Wait::Spin, Wait::SpinThenSleep, Wait::Sleep];
-/// No machine of the tests is silent for so long.
+/// No machine of the tests is silent for this long.
 const LIMIT: Duration = Duration::from_secs(100);
-/// In which another thread falls asleep, most likely.
+/// A time after which another thread is most likely asleep.
 const SHORTLY: Duration = Duration::from_millis(15);
 const ROOM: ReceiveWorkRequest<'static, 'static> = ReceiveWorkRequest::only_immediate();
 
-/// A channel that watches a stream to the other one, and nothing of which has a limit.
+/// A channel that watches a stream to the other one, without any time limits.
 struct Watched {
     here: Channel,
     there: Channel,
     /// The other end of the stream.
     end: End,
     pd: ProtectionDomain,
-    /// Of the other channel.
+    /// Memory of the other channel.
     board: SharedRegion,
 }
 
@@ -97,7 +97,7 @@ impl Watched {
     }
 }
 
-/// For each kind of stream, in each mode.
+/// Runs a test for each kind of stream, in each mode.
 fn each(test: impl Fn(Wait, [End; 2])) {
     for wait in MODES {
         test(wait, tcp());
@@ -105,7 +105,7 @@ fn each(test: impl Fn(Wait, [End; 2])) {
     }
 }
 
-/// Closes that end from another thread, in a short time.
+/// Closes this end from another thread, after a short time.
 fn ends_shortly(end: End) -> JoinHandle<()> {
     thread::spawn(move || {
         thread::sleep(SHORTLY);
@@ -113,7 +113,8 @@ fn ends_shortly(end: End) -> JoinHandle<()> {
     })
 }
 
-/// That it says so of this operation and of the peer, and that the channel is closed. Nothing was said on the stream.
+/// Checks that the error names this operation and the peer, and that the channel is closed. No farewell was sent on the
+/// stream.
 #[track_caller]
 fn assert_gone(error: &TransportError, which: Operation, channel: &Channel) {
     assert_gone_by(error, which, CloseReason::Died, channel);

@@ -1,9 +1,8 @@
-//! What must not compile, and beside each case its twin, which differs in one line and does.
+//! Programs that must not compile. Each has a twin that differs in one line and compiles.
 //!
-//! The messages are those of Rust 1.95; where another compiler words them differently,
-//! `TRYBUILD=overwrite` writes them anew.
+//! The messages are those of Rust 1.95. For a compiler with other messages, `TRYBUILD=overwrite` writes them again.
 
-#![allow(warnings, clippy::all)] // users' programs: how they are written is theirs
+#![allow(warnings, clippy::all)] // users may write their programs in any style
 
 test_support::twins! {
     a_batch_has_no_inline_elements_of_a_region

@@ -1,5 +1,6 @@
-//! Any bytes, to all that decodes what a peer has sent: endpoints in each of their forms, the messages of an exchange,
-//! descriptions of memory, addresses as text. What can be read is written as it was.
+//! Feeds arbitrary bytes to everything that decodes data of a peer. These are endpoints in each of their forms,
+//! messages of an exchange, descriptions of memory, and addresses as text. Decoded values must encode to the same
+//! bytes.
 
 use std::io;
 use std::str::FromStr;
@@ -31,7 +32,7 @@ pub(crate) fn run(bytes: &[u8]) {
 fn endpoint(bytes: &[u8]) {
     match QueuePairEndpoint::from_bytes(bytes) {
         Ok(endpoint) => {
-            // Those of the first version are written as the second one.
+            // Endpoints of version 1 are written in version 2.
             let written = endpoint.to_bytes();
             assert_eq!(QueuePairEndpoint::from_bytes(&written).as_ref(), Ok(&endpoint));
             if bytes.len() == written.len() {
@@ -45,7 +46,7 @@ fn endpoint(bytes: &[u8]) {
     }
 }
 
-/// A peer that sends these bytes, whatever it is told, and closes the stream.
+/// A peer that sends these bytes, whatever it receives, and closes the stream.
 struct Peer<'a> {
     left: &'a [u8],
     told: usize,
@@ -53,7 +54,7 @@ struct Peer<'a> {
 
 impl TimedStream for Peer<'_> {
     fn read_within(&mut self, room: &mut [u8], _: Duration) -> io::Result<usize> {
-        // In pieces of all lengths, the same each time.
+        // Sends pieces of various lengths, the same in each run.
         let most = 1 + self.left.len() % 97;
         let count = self.left.len().min(room.len()).min(most);
         let (now, left) = self.left.split_at(count);
@@ -68,7 +69,7 @@ impl TimedStream for Peer<'_> {
     }
 }
 
-/// As the message of a peer with which so many endpoints are exchanged.
+/// Decodes the bytes as the message of a peer, in an exchange of `count` endpoints.
 fn message(bytes: &[u8], count: u32) {
     let own = |n| QueuePairEndpoint::new(Qpn::masked(0x00ff_fff0 + n), Psn::masked(7));
     let own: Vec<_> = (0..count).map(own).collect();
@@ -78,14 +79,14 @@ fn message(bytes: &[u8], count: u32) {
         Ok(peers) => {
             let again: Vec<u8> = peers.iter().flat_map(QueuePairEndpoint::to_bytes).collect();
             assert_eq!(again, bytes[8..length]);
-            assert_eq!(peer.left.len(), bytes.len() - length, "no byte more is taken");
+            assert_eq!(peer.left.len(), bytes.len() - length, "a byte after the message was read");
             assert_eq!(peer.told, length);
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }
 }
 
-/// As numbers of a peer's memory, and of a part of it: no part reaches out of the whole.
+/// Decodes the bytes as a peer's memory and a part of it; no part may reach beyond the whole.
 fn memory(bytes: &[u8]) {
     let Some((numbers, _)) = bytes.split_first_chunk::<32>() else { return };
     let (words, _) = numbers.as_chunks::<8>();
@@ -110,7 +111,7 @@ fn memory(bytes: &[u8]) {
     assert!(whole.sub_region_unchecked(from).length() <= length);
 }
 
-/// What can be read is read again from what it is shown as.
+/// Checks that a parsed value can be parsed again from its text.
 fn comes_back<T: FromStr + ToString + PartialEq>(text: &str) {
     if let Ok(value) = text.parse::<T>() {
         let shown = value.to_string();
@@ -136,7 +137,7 @@ mod serialized {
         read::<PeerRemoteMemoryRegion>(bytes);
     }
 
-    /// Of either form.
+    /// Decodes a value from either form.
     fn read<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8]) -> Option<T> {
         let value = postcard::from_bytes(bytes).ok().or_else(|| serde_json::from_slice(bytes).ok());
         value.inspect(both_forms)

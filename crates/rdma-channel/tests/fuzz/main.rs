@@ -1,5 +1,5 @@
-//! What the fuzz target `endpoint` runs, with the compiler and the time that each change has: on the seeds, on parts of
-//! them and on random bytes. `docs/testing.md` says how to fuzz.
+//! Runs the code of the fuzz target `endpoint` for each change, with the usual compiler and in little time. The inputs
+//! are the seeds, parts of them, and random bytes. `docs/testing.md` explains how to fuzz.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(clippy::cast_possible_truncation)]
@@ -16,7 +16,7 @@ use rdma_mem::{GidType, Lid};
 use rdma_types::{Psn, Qpn};
 use test_support::fuzz::write_seed;
 
-/// A name, and the input.
+/// The name and the input of a seed.
 type Seed = (&'static str, Vec<u8>);
 
 fn endpoint(qpn: u32) -> QueuePairEndpoint {
@@ -75,9 +75,9 @@ fn serialized(endpoint: &QueuePairEndpoint) -> Vec<Seed> {
     ]
 }
 
-/// The fuzzer looks for them in the folder where this writes them.
+/// This writes the seeds to the folder where the fuzzer looks for them.
 #[test]
-fn the_seeds_do_as_they_should() {
+fn the_seeds_pass() {
     for (name, bytes) in seeds() {
         harness::run(&bytes);
         write_seed(env!("CARGO_TARGET_TMPDIR"), "endpoint", name, &bytes);

@@ -1,4 +1,4 @@
-//! Processes of their own, for endings that end the process.
+//! Child processes, for tests whose endings end the process.
 #![allow(unsafe_code)]
 
 use std::env;
@@ -10,10 +10,10 @@ use test_support::program::this_program;
 
 use super::LATE;
 
-/// In the environment of a child: its device.
+/// Environment variable of a child: its device.
 pub(crate) const CHILD: &str = "RDMA_CHANNEL_ENDING_CHILD";
 
-/// In the child, does `work` on each device, which aborts; in the parent, expects that and the reason.
+/// In a child, runs `work` on each device, which has to abort; in the parent, expects that and the reason.
 pub(crate) fn must_abort(test: &str, work: impl FnOnce(&str)) {
     let ended = in_children(test, |device| {
         work(device);
@@ -29,14 +29,14 @@ pub(crate) fn must_abort(test: &str, work: impl FnOnce(&str)) {
     }
 }
 
-/// In the child, does `work` on each device; in the parent, expects its success.
+/// In a child, runs `work` on each device; in the parent, expects its success.
 pub(crate) fn must_live(test: &str, work: impl FnOnce(&str)) {
     for output in in_children(test, work) {
         assert!(output.status.success(), "{output:?}");
     }
 }
 
-/// Runs this test in a process of its own for each device. How they ended; nothing in the child.
+/// Runs this test in a child process for each device, and returns how they ended. Returns nothing in the child.
 fn in_children(test: &str, work: impl FnOnce(&str)) -> Vec<Output> {
     if let Some(device) = env::var_os(CHILD) {
         work(device.to_str().unwrap());
@@ -55,11 +55,11 @@ fn in_children(test: &str, work: impl FnOnce(&str)) -> Vec<Output> {
     LATE.into_iter().map(run).collect()
 }
 
-/// Expects the success of a child of this process.
+/// Waits for a child of this process, and expects its success.
 pub(crate) fn wait_for(pid: i32) {
     assert!(pid >= 0, "no child");
     let mut status = 0;
-    // SAFETY: SAFETY.md F15: the child of this process, and room for its status.
+    // SAFETY: SAFETY.md F15: the child belongs to this process, and `status` has room for its status.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
     assert_eq!(status, 0);
 }

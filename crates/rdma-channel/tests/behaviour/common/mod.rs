@@ -1,4 +1,4 @@
-//! Connected channels in one process, on devices that have work in flight.
+//! Connected channels in one process, on devices that keep requests in flight.
 #![allow(unsafe_code)]
 #![allow(dead_code)] // each test binary uses a part
 
@@ -23,22 +23,22 @@ use test_support::features::{self, Feature};
 /// A longer wait is a hang.
 pub(crate) const HANG: Duration = Duration::from_secs(20);
 
-/// What the tests give an ending for each of its steps.
+/// The time limit of each step of an ending, in tests.
 pub(crate) const DRAIN: Duration = Duration::from_millis(40);
 
 /// A device that executes requests at a later poll or on another thread.
 pub(crate) const DEFERRED: &str = "softlate0";
-/// A device that executes requests when the test says so.
+/// A device that executes requests only when the test releases them.
 pub(crate) const HELD: &str = "softheld0";
 /// A device that sends packets.
 pub(crate) const WIRE: &str = "softwire0";
 /// A device without shared receive queues, as some NICs are.
 pub(crate) const NO_SRQ: &str = "softnosrq0";
-/// The same, which sends packets.
+/// A device without shared receive queues that sends packets.
 pub(crate) const WIRE_NO_SRQ: &str = "softwirenosrq0";
 /// The devices on which work is in flight.
 pub(crate) const LATE: [&str; 2] = [DEFERRED, HELD];
-/// These, and the one that executes requests within their post.
+/// The devices of `LATE`, and the one that executes requests within their post.
 pub(crate) const DEVICES: [&str; 3] = ["soft0", DEFERRED, HELD];
 
 /// A context of one of the [`DEVICES`].
@@ -50,7 +50,7 @@ pub(crate) fn open(device: &str) -> Context {
 pub(crate) fn install() {
     rdma_soft::install();
     for (name, schedule) in [(DEFERRED, Schedule::Deferred { seed: 7 }), (HELD, Schedule::Held)] {
-        // Another test may have been first.
+        // Another test may have installed it first.
         let _ = Builder::new(name).schedule(schedule).install();
     }
     let _ = Builder::new(WIRE).force_wire().install();
@@ -58,7 +58,7 @@ pub(crate) fn install() {
     let _ = Builder::new(WIRE_NO_SRQ).force_wire().limits(Limits::default().max_srq(0)).install();
 }
 
-/// All that peers may do, by what the device of the domain has.
+/// All access rights that the device of the domain supports.
 pub(crate) fn everything(pd: &ProtectionDomain) -> AccessFlags {
     let rights = AccessFlags::new().with_local_write().with_remote_write().with_remote_read();
     match pd.context().query_device().unwrap().atomic_capability {
@@ -73,7 +73,7 @@ pub(crate) fn lacks(device: &str, feature: Feature) -> bool {
     features::lacks(device, feature)
 }
 
-/// Two channels that are connected to each other, and memory of the second that the first may use.
+/// Two channels that are connected to each other, and memory of the second that the first may access.
 pub(crate) struct Pair {
     pub(crate) here: Channel,
     pub(crate) there: Channel,
@@ -82,7 +82,7 @@ pub(crate) struct Pair {
     pub(crate) device: SoftDevice,
 }
 
-/// Bounds a [`Pair`] that is on a device whose requests are never done.
+/// Limits the waits of a [`Pair`] on a device whose requests never complete.
 pub(crate) fn short(builder: ChannelBuilder<'_>) -> ChannelBuilder<'_> {
     let builder = builder.drain_timeout(DRAIN).send_timeout(DRAIN).write_timeout(DRAIN);
     builder.read_timeout(DRAIN).atomic_timeout(DRAIN)
@@ -100,7 +100,7 @@ impl Pair {
         Self::on(&open(device), knobs)
     }
 
-    /// The first channel is on this context.
+    /// Creates a pair with the first channel on this context.
     pub(crate) fn on(
         context: &Context,
         knobs: impl for<'a> Fn(ChannelBuilder<'a>) -> ChannelBuilder<'a>,
@@ -109,9 +109,9 @@ impl Pair {
         let name = context.device().name();
         let far = open(name).allocate_pd().unwrap();
         let prepare = |pd: &ProtectionDomain| {
-            // A send that nobody receives waits.
+            // A send without a receive waits.
             let patient = pd.create_channel().max_rnr_retries(MaxRnrRetries::unlimited());
-            // The packets of all tests are in one thread's hands, which may get no processor for some seconds.
+            // One thread handles the packets of all tests, and may get no processor time for some seconds.
             let patient = match [WIRE, WIRE_NO_SRQ].contains(&name) {
                 true => patient.ack_timeout(AckTimeout::limited(20).unwrap()),
                 false => patient,
@@ -127,27 +127,27 @@ impl Pair {
         Self { here, there, board, pd, device }
     }
 
-    /// Memory of the first channel's domain, filled with that byte.
+    /// Memory of the first channel's domain, filled with `byte`.
     pub(crate) fn memory(&self, length: usize, byte: u8) -> OwnedRegion {
         let mut region = self.pd.allocate_region(length).unwrap();
         region.fill(byte);
         region
     }
 
-    /// Executes whatever is left of requests of both queue pairs. How many there were.
+    /// Executes all remaining requests of both queue pairs. Returns their number.
     pub(crate) fn release(&self) -> u32 {
         let released = [&self.here, &self.there]
             .map(|channel| channel.qpn().map_or(0, |qpn| self.device.release(qpn, u32::MAX)));
         released.iter().sum()
     }
 
-    /// How many requests of the first channel's send queue are with the device.
+    /// Number of requests in flight in the first channel's send queue.
     pub(crate) fn in_flight(&self) -> usize {
         in_flight(self.device, &self.here)
     }
 
-    /// After an ending: has the peer do what the requests of before would have waited for, and the device
-    /// what it has held back.
+    /// After an ending, makes the peer do what the earlier requests would have waited for, and the device execute what
+    /// it has held back.
     pub(crate) fn provoke(&mut self) {
         answer(&self.there, &self.board);
         self.release();
@@ -156,17 +156,18 @@ impl Pair {
     }
 }
 
-/// Has a peer do what requests would have waited for: take a message, and send one from its board.
+/// Makes a peer do what requests would have waited for: receive a message, and send one from its board.
 pub(crate) fn answer(peer: &Channel, board: &SharedRegion) {
-    // SAFETY: SAFETY.md F8: no memory.
+    // SAFETY: SAFETY.md F8: the request has no memory.
     let _ = unsafe { peer.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
     let data = [rdma_mem::GatherElement::from(board.element(0..64).unwrap())];
     // SAFETY: SAFETY.md F8: the region is shared, and lives as long as the channel.
     let _ = unsafe { peer.send_unpolled(SendWorkRequest::new(&data)) };
 }
 
-/// Time in which nothing is to happen, so that there is no event to wait for. The thread of the deferred device lets
-/// work lie for 300 microseconds at most: what it still had of a queue pair that has let go, it would execute now.
+/// Waits for a time in which nothing should happen, so that there is no event to wait for. The thread of the deferred
+/// device delays work by at most 300 microseconds. If it still had work of a queue pair that has released its memory,
+/// it would execute it now.
 pub(crate) fn wait_in_vain() {
     thread::sleep(Duration::from_millis(2));
 }
@@ -175,7 +176,7 @@ pub(crate) fn in_flight(device: SoftDevice, channel: &Channel) -> usize {
     channel.qpn().map_or(0, |qpn| device.in_flight(qpn))
 }
 
-/// Fails if `work` does not end, for which a busy machine has minutes. Says what it came to.
+/// Fails if `work` does not end; a busy machine has minutes for it. Returns its result.
 pub(crate) fn must_end<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, ended) = mpsc::channel();
     let worker = thread::spawn(move || {

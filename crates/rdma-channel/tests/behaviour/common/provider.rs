@@ -1,4 +1,4 @@
-//! A provider with faults: the software device, whose functions fail or lie when this thread says so.
+//! A provider with faults: the software device, with functions that fail or lie when this thread requests it.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -14,73 +14,73 @@ use rdma_sys::{
     ibv_send_wr, ibv_wc,
 };
 
-/// What a post says that was executed, or was not.
+/// The result that a post reports, and whether it was executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Post {
-    /// The truth.
+    /// The true result.
     Honest,
-    /// An error without `bad_wr`, of a request that was posted.
+    /// An error without `bad_wr`, for a request that was posted.
     Doubtful,
-    /// An error without `bad_wr`, of a request that was not posted.
+    /// An error without `bad_wr`, for a request that was not posted.
     DoubtfulAndRefused,
     /// An error with `bad_wr`.
     Refused(Errno),
-    /// As many of a longer list are posted, at least one; then an error with `bad_wr`.
+    /// This number of requests of a longer list is posted, at least one; then an error with `bad_wr`.
     Partly(usize),
 }
 
-/// What completions become.
+/// Replaces a completion by others.
 type Edit = Box<dyn FnMut(ibv_wc) -> Vec<ibv_wc>>;
 
 thread_local! {
-    /// What all polls return, instead of polling.
+    /// The result of all polls, which then do nothing else.
     pub(crate) static POLL: Cell<Option<c_int>> = const { Cell::new(None) };
-    /// As [`POLL`], as often.
+    /// The number of polls that [`POLL`] applies to.
     pub(crate) static POLLS: Cell<u32> = const { Cell::new(0) };
     pub(crate) static POST: Cell<Post> = const { Cell::new(Post::Honest) };
-    /// Posts that are honest before [`POST`] holds.
+    /// Number of honest posts before [`POST`] applies.
     pub(crate) static HONEST_POSTS: Cell<u32> = const { Cell::new(0) };
-    /// How many calls there were to post, of one request or of many.
+    /// Number of calls to post, of one request or of many.
     pub(crate) static DOORBELLS: Cell<u32> = const { Cell::new(0) };
     /// Whether queue pairs refuse to be destroyed.
     pub(crate) static KEEP: Cell<bool> = const { Cell::new(false) };
-    /// The number of a queue pair that refuses alone to be destroyed.
+    /// The number of the only queue pair that refuses to be destroyed.
     pub(crate) static KEPT: Cell<Option<u32>> = const { Cell::new(None) };
-    /// Whether queue pairs refuse to go to error.
+    /// Whether queue pairs refuse to enter the error state.
     pub(crate) static STAY: Cell<bool> = const { Cell::new(false) };
-    /// How many queue pairs were destroyed.
+    /// Number of destroyed queue pairs.
     pub(crate) static DESTROYED: Cell<u32> = const { Cell::new(0) };
-    /// A completion that comes with each poll.
+    /// A completion that each poll returns.
     pub(crate) static ENDLESS: Cell<Option<ibv_wc>> = const { Cell::new(None) };
     static AT_POLL: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
     static EDIT: RefCell<Option<Edit>> = const { RefCell::new(None) };
     static EDITED: RefCell<VecDeque<ibv_wc>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// Does that at the beginning of the next poll: when requests are posted, and are waited for. A panic of
-/// it aborts.
+/// Runs a closure at the beginning of the next poll, when requests are posted and being waited for. If it panics, the
+/// process aborts.
 pub(crate) fn at_next_poll<T>(run: impl FnOnce() -> T + 'static) {
     AT_POLL.set(Some(Box::new(|| drop(run()))));
 }
 
-/// Each completion that comes is replaced by these.
+/// Replaces each completion by the ones that `with` returns.
 pub(crate) fn edit(with: impl FnMut(ibv_wc) -> Vec<ibv_wc> + 'static) {
     EDIT.set(Some(Box::new(with)));
 }
 
-/// Another completion, of nobody's making.
+/// Adds an invented completion.
 pub(crate) fn invent(completion: ibv_wc) {
     EDITED.with_borrow_mut(|waiting| waiting.push_back(completion));
 }
 
-/// The number that a completion of this handle has.
+/// The WR ID that a completion for this handle has.
 pub(crate) fn wr_id(id: impl ToString) -> u64 {
     let text = id.to_string();
     let (index, generation) = text.strip_prefix("work ").unwrap().split_once('.').unwrap();
     generation.parse::<u64>().unwrap() << 30 | index.parse::<u64>().unwrap()
 }
 
-/// All is as it was.
+/// Resets all faults.
 pub(crate) fn honest() {
     POLL.set(None);
     POST.set(Post::Honest);
@@ -117,7 +117,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) ->
         return failed;
     }
     if let Some(completion) = ENDLESS.get() {
-        // SAFETY: SAFETY.md F12: room for at least one.
+        // SAFETY: SAFETY.md F12: there is room for at least one completion.
         unsafe { out.write(completion) };
         return 1;
     }
@@ -125,7 +125,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) ->
     EDIT.with_borrow_mut(|edit| {
         let Some(edit) = edit else { return };
         let mut completion = ibv_wc::default();
-        // SAFETY: SAFETY.md F1: the caller's own contract, and room for one.
+        // SAFETY: SAFETY.md F1: the caller upholds the same contract, and there is room for one completion.
         while unsafe { (ops().poll)(cq, 1, &raw mut completion) } == 1 {
             waiting.extend(edit(completion));
         }
@@ -134,7 +134,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) ->
     while returned < count
         && let Some(completion) = waiting.pop_front()
     {
-        // SAFETY: SAFETY.md F12: so many places there are.
+        // SAFETY: SAFETY.md F12: the array has more places than `returned`.
         let place = unsafe { out.add(usize::try_from(returned).unwrap()) };
         // SAFETY: SAFETY.md F12: as above.
         unsafe { place.write(completion) };
@@ -142,13 +142,13 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) ->
     }
     EDITED.set(waiting);
     if returned == 0 && EDIT.with_borrow(Option::is_none) {
-        // SAFETY: SAFETY.md F1: the caller's own contract.
+        // SAFETY: SAFETY.md F1: the caller upholds the same contract.
         return unsafe { (ops().poll)(cq, count, out) };
     }
     returned
 }
 
-/// What this post is to say.
+/// The fault of this post.
 fn post() -> Post {
     DOORBELLS.set(DOORBELLS.get() + 1);
     match HONEST_POSTS.get() {
@@ -169,33 +169,34 @@ macro_rules! posts {
         ) -> c_int {
             match post() {
                 Post::Honest => {
-                    // SAFETY: SAFETY.md F1: the caller's own contract.
+                    // SAFETY: SAFETY.md F1: the caller upholds the same contract.
                     unsafe { (ops().$honest)(qp, list, bad) }
                 }
                 Post::Doubtful => {
-                    // SAFETY: SAFETY.md F1: the caller's own contract.
+                    // SAFETY: SAFETY.md F1: the caller upholds the same contract.
                     assert_eq!(unsafe { (ops().$honest)(qp, list, bad) }, 0);
                     Errno::EIO.raw()
                 }
                 Post::DoubtfulAndRefused => Errno::EIO.raw(),
                 Post::Refused(errno) => {
-                    // SAFETY: SAFETY.md F1: the caller's own contract.
+                    // SAFETY: SAFETY.md F1: the caller upholds the same contract.
                     unsafe { bad.write(list) };
                     errno.raw()
                 }
                 Post::Partly(count) => {
                     let mut last = list;
                     for _ in 1..count {
-                        // SAFETY: SAFETY.md F1: the caller's own contract: a list, which is longer.
+                        // SAFETY: SAFETY.md F1: the caller upholds the same contract: it is a list, and it is longer
+                        // than `count`.
                         last = unsafe { (*last).next };
                     }
                     // SAFETY: SAFETY.md F1: as above.
                     let rest = unsafe { mem::replace(&mut (*last).next, ptr::null_mut()) };
-                    // SAFETY: SAFETY.md F1: the caller's own contract, of a part of the list.
+                    // SAFETY: SAFETY.md F1: the caller upholds the same contract, for a part of the list.
                     assert_eq!(unsafe { (ops().$honest)(qp, list, bad) }, 0);
-                    // SAFETY: SAFETY.md F1: the caller's own contract.
+                    // SAFETY: SAFETY.md F1: the caller upholds the same contract.
                     unsafe { (*last).next = rest };
-                    // SAFETY: SAFETY.md F1: the caller's own contract.
+                    // SAFETY: SAFETY.md F1: the caller upholds the same contract.
                     unsafe { bad.write(rest) };
                     Errno::EIO.raw()
                 }
@@ -211,27 +212,27 @@ posts! {
 
 unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     let state = ibv_qp_attr_mask::IBV_QP_STATE.0.cast_signed();
-    // SAFETY: SAFETY.md F1: the caller's own contract.
+    // SAFETY: SAFETY.md F1: the caller upholds the same contract.
     let to = unsafe { (*attr).qp_state };
     if STAY.get() && mask & state != 0 && to == ibv_qp_state::IBV_QPS_ERR {
         return Errno::EINVAL.raw();
     }
-    // SAFETY: SAFETY.md F1: the caller's own contract.
+    // SAFETY: SAFETY.md F1: the caller upholds the same contract.
     unsafe { (rdma_soft::verbs().modify_qp)(qp, attr, mask) }
 }
 
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: SAFETY.md F1: the caller's own contract.
+    // SAFETY: SAFETY.md F1: the caller upholds the same contract.
     let number = unsafe { (*qp).qp_num };
     if KEEP.get() || KEPT.get() == Some(number) {
         return Errno::EBUSY.raw();
     }
     DESTROYED.set(DESTROYED.get() + 1);
-    // SAFETY: SAFETY.md F1: the caller's own contract.
+    // SAFETY: SAFETY.md F1: the caller upholds the same contract.
     unsafe { (rdma_soft::verbs().destroy_qp)(qp) }
 }
 
-/// A context of that device with these faults.
+/// A context of this device with these faults.
 pub(crate) fn faulty(device: &str) -> Context {
     static TABLE: OnceLock<Verbs> = OnceLock::new();
     super::install();
@@ -241,7 +242,7 @@ pub(crate) fn faulty(device: &str) -> Context {
         verbs.destroy_qp = destroy_qp;
         verbs
     });
-    // SAFETY: SAFETY.md F2: the functions are the software device's, or fail without doing anything.
+    // SAFETY: SAFETY.md F2: the functions are those of the software device, or fail without doing anything.
     let list = unsafe { DeviceList::of(verbs) };
     let context = list.iter().find(|found| found.name() == device).unwrap().open().unwrap();
     plant(context.as_raw());
@@ -249,7 +250,7 @@ pub(crate) fn faulty(device: &str) -> Context {
 }
 
 fn plant(context: *mut ibv_context) {
-    // SAFETY: SAFETY.md F1: a live context, which nobody else knows yet.
+    // SAFETY: SAFETY.md F1: the context is live, and no other code knows it yet.
     let ops = unsafe { &mut (*context).ops };
     let poll = ops.poll_cq.replace(poll_cq).unwrap();
     let send = ops.post_send.replace(post_send).unwrap();

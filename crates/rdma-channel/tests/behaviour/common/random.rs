@@ -1,4 +1,4 @@
-//! What random programs have in common: numbers by chance, the same for the same seed, and what becomes of handles.
+//! Common parts of random programs: random numbers that are the same for the same seed, and the treatment of handles.
 #![allow(unsafe_code)]
 
 use std::mem;
@@ -31,7 +31,7 @@ pub(crate) enum Handle<'scope> {
     Borrowed(PendingWork<'scope>),
 }
 
-/// What becomes of a handle: `None` if it is gone.
+/// Treats a handle at random. `None` if it is gone.
 pub(crate) fn treat<'scope>(handle: Handle<'scope>, random: &mut Random) -> Option<Handle<'scope>> {
     let limit = Duration::from_micros(random.below(300));
     match (handle, random.below(8)) {
@@ -50,14 +50,14 @@ pub(crate) fn treat<'scope>(handle: Handle<'scope>, random: &mut Random) -> Opti
             return Some(Handle::Borrowed(handle));
         }
         (Handle::Borrowed(handle), 5) => drop(handle.wait(limit)),
-        #[allow(clippy::mem_forget)] // that is what is tested
+        #[allow(clippy::mem_forget)] // the subject of this test
         (handle, 6) => mem::forget(handle),
         (handle, _) => drop(handle),
     }
     None
 }
 
-/// A peer does its part of some messages.
+/// Lets a peer do its part of some messages.
 pub(crate) fn serve(peer: &Channel, element: SharedElement<'_>, random: &mut Random) {
     if random.one_in(2) {
         let mut room = [ScatterElement::from(element)];

@@ -1,4 +1,4 @@
-//! Requests that nobody answers, and the memory that they have.
+//! Requests that are never answered, with their memory.
 
 use std::mem;
 
@@ -7,7 +7,7 @@ use rdma_mem::{OwnedRegion, ProtectionDomain, RemoteMemoryRegion, SharedRegion, 
 
 use super::Pair;
 
-/// What becomes of handles.
+/// The treatment of handles.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Handles {
     Dropped,
@@ -18,14 +18,14 @@ impl Handles {
     fn leave<T>(self, handles: T) {
         match self {
             Self::Dropped => drop(handles),
-            #[allow(clippy::mem_forget)] // that is what is tested
+            #[allow(clippy::mem_forget)] // the subject of this test
             Self::Forgotten => mem::forget(handles),
         }
     }
 }
 
-/// The memory of three requests: a send for which there is no receive, a read behind it, and a receive for
-/// which there is no send. On no schedule do they complete.
+/// The memory of three requests: a send without a receive, a read after it, and a receive without a send. They complete
+/// on no schedule.
 pub(crate) struct Stuck {
     from: OwnedRegion,
     read: OwnedRegion,
@@ -38,7 +38,7 @@ impl Stuck {
         Self::of(&pair.pd, &pair.board)
     }
 
-    /// Memory of that domain, for requests of which the read is from that board of a peer.
+    /// Creates memory of this domain. The read is from this board of a peer.
     pub(crate) fn of(pd: &ProtectionDomain, board: &SharedRegion) -> Self {
         board.write(0, &[9; 64]).unwrap();
         let [from, read, room] = [1, 2, 3].map(|byte| {
@@ -49,7 +49,7 @@ impl Stuck {
         Self { from, read, room, remote: board.remote().slice(0..64).unwrap() }
     }
 
-    /// Posts the three, and leaves the handles.
+    /// Posts the three requests, and drops or forgets the handles.
     pub(crate) fn post<'scope>(
         &'scope mut self,
         s: &'scope Scope<'scope, '_>,
@@ -62,7 +62,7 @@ impl Stuck {
         Ok(())
     }
 
-    /// As [`post`](Self::post), to one of several peers.
+    /// Like [`post`](Self::post), to one of several peers.
     pub(crate) fn post_to<'scope>(
         &'scope mut self,
         peer: usize,
@@ -77,20 +77,20 @@ impl Stuck {
         Ok(())
     }
 
-    /// Whatever the peer and the device do now, the memory is the caller's.
+    /// Checks that the memory belongs to the caller, whatever the peer and the device do now.
     pub(crate) fn assert_given_back(self, pair: &mut Pair) {
-        assert_eq!(pair.in_flight(), 0, "the device has let go");
+        assert_eq!(pair.in_flight(), 0, "requests are still in flight");
         Self::assert_untouched([self], || pair.provoke());
     }
 
-    /// The memory stays as it is while that happens.
+    /// Checks that the memory stays unchanged while `meanwhile` runs.
     pub(crate) fn assert_untouched(all: impl IntoIterator<Item = Self>, meanwhile: impl FnOnce()) {
         let regions = all.into_iter().flat_map(|stuck| [stuck.from, stuck.read, stuck.room]);
         let mut regions: Vec<_> = regions.collect();
         regions.iter_mut().for_each(|region| region.fill(7));
         meanwhile();
         for region in regions {
-            assert_eq!(*region, [7; 64], "written after it was given back");
+            assert_eq!(*region, [7; 64], "written after it was returned");
             region.close().unwrap();
         }
     }

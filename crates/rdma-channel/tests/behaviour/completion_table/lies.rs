@@ -26,10 +26,10 @@ fn success(channel: &Channel, wr_id: u64) -> ibv_wc {
     }
 }
 
-/// How far the ids of two generations of one slot are apart.
+/// The difference between the IDs of two generations of one slot.
 const GENERATION: u64 = 1 << 30;
 
-/// Every completion that is almost that of this request.
+/// Every completion that almost matches this one.
 fn almost(honest: ibv_wc) -> Vec<ibv_wc> {
     let id = honest.wr_id;
     let ids = [
@@ -51,7 +51,7 @@ fn almost(honest: ibv_wc) -> Vec<ibv_wc> {
 }
 
 #[test]
-fn completions_of_no_request_under_way_are_counted_and_release_nothing() {
+fn completions_of_no_request_in_flight_are_counted_and_release_nothing() {
     for device in LATE {
         must_end(move || {
             let mut pair = Pair::on(&faulty(device), short);
@@ -85,7 +85,7 @@ fn completions_of_no_request_under_way_are_counted_and_release_nothing() {
             assert_eq!(
                 pair.here.closed(),
                 Some(CloseReason::Timeout { operation: Operation::Receive }),
-                "strays are no reason"
+                "invented completions are no reason to close"
             );
             pair.provoke();
             assert_eq!(*room, [3; 64]);
@@ -94,7 +94,7 @@ fn completions_of_no_request_under_way_are_counted_and_release_nothing() {
 }
 
 #[test]
-fn a_completion_that_comes_again_and_again_is_that_of_one_request() {
+fn a_repeated_completion_counts_for_one_request() {
     for device in ["soft0", LATE[0]] {
         must_end(move || {
             let mut pair = Pair::on(&faulty(device), |builder| builder.max_send_wr(2));
@@ -118,9 +118,9 @@ fn a_completion_that_comes_again_and_again_is_that_of_one_request() {
     }
 }
 
-/// Also for one of the next generation in the same slot.
+/// This includes a request of the next generation in the same slot.
 #[test]
-fn a_completion_that_comes_late_is_not_that_of_the_request_after_it() {
+fn a_late_completion_does_not_complete_the_next_request() {
     must_end(|| {
         let mut pair = Pair::on(&faulty(HELD), |builder| short(builder).max_recv_wr(1));
         let (qpn, peer) = (success(&pair.here, 0).qp_num, pair.there.qpn().unwrap());
@@ -129,16 +129,18 @@ fn a_completion_that_comes_late_is_not_that_of_the_request_after_it() {
             let first = s.post_receive(ReceiveWorkRequest::only_immediate())?;
             let id = wr_id(first.id());
             let late = ibv_wc { wr_id: id, qp_num: qpn, ..Default::default() };
-            // SAFETY: SAFETY.md F8: no memory.
+            // SAFETY: SAFETY.md F8: the request has no memory.
             let sent = unsafe { pair.there.send_unpolled(SendWorkRequest::only_immediate(1)) };
             pair.device.release(peer, 1);
             sent?.wait(SECONDS)?;
             first.wait(SECONDS)?;
             drop(first);
             let second = s.receive_into(room.as_slice_mut())?;
-            assert_eq!(wr_id(second.id()), id + GENERATION, "the same place");
+            assert_eq!(wr_id(second.id()), id + GENERATION, "the same slot");
             invent(late);
-            let Progress::Pending(second) = second.poll() else { panic!("it is of the first") };
+            let Progress::Pending(second) = second.poll() else {
+                panic!("it belongs to the first")
+            };
             invent(late);
             let late = second.wait(Duration::from_millis(5)).unwrap_err();
             assert!(matches!(late.error, TransportError::Timeout { .. }), "{late}");
@@ -150,7 +152,7 @@ fn a_completion_that_comes_late_is_not_that_of_the_request_after_it() {
 }
 
 #[test]
-fn completions_that_are_lost_leave_nothing_under_way() {
+fn lost_completions_leave_nothing_in_flight() {
     for device in ["soft0", LATE[0], LATE[1]] {
         must_end(move || {
             let mut pair = Pair::on(&faulty(device), short);
@@ -186,9 +188,9 @@ fn completions_that_are_lost_leave_nothing_under_way() {
     }
 }
 
-/// They are nothing, so the time of a wait runs on.
+/// They do not count, so the time limit of a wait still applies.
 #[test]
-fn a_device_that_never_stops_inventing_keeps_nobody_waiting() {
+fn endless_invented_completions_do_not_prolong_a_wait() {
     for device in LATE {
         must_end(move || {
             let mut pair = Pair::on(&faulty(device), |builder| {
@@ -205,7 +207,7 @@ fn a_device_that_never_stops_inventing_keeps_nobody_waiting() {
                 Ok::<(), TransportError>(())
             });
             assert!(matches!(left, Err(ScopeError::AutoPollError(_))), "{left:?}");
-            assert_eq!(pair.here.qpn(), None, "its flush never came");
+            assert_eq!(pair.here.qpn(), None, "its flush was never reported");
             assert!(pair.here.stray_completions() > 0);
 
             ENDLESS.set(None);

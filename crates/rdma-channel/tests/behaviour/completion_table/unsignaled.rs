@@ -31,7 +31,7 @@ fn write<'scope>(
 }
 
 #[test]
-fn a_later_completion_tells_how_unsignaled_ones_ended() {
+fn a_later_completion_completes_unsignaled_requests() {
     must_end(|| {
         let mut pair = Pair::new(HELD);
         let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
@@ -47,11 +47,11 @@ fn a_later_completion_tells_how_unsignaled_ones_ended() {
                 let behind = write(s, data.as_slice(), remote, true)?;
                 soft.release(qpn, 4);
                 for handle in &silent {
-                    assert!(handle.poll().is_none(), "done, and nobody says so");
+                    assert!(handle.poll().is_none(), "done, but without a completion");
                 }
                 // The send waits for its receive.
                 let there = &pair.there;
-                // SAFETY: SAFETY.md F8: no memory, and it is done before the channel goes.
+                // SAFETY: SAFETY.md F8: the request has no memory, and completes before the channel is dropped.
                 let received =
                     unsafe { there.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
                 assert!(received.is_ok());
@@ -105,7 +105,7 @@ fn every_half_queue_has_a_request_that_is_signaled() {
 }
 
 #[test]
-fn an_unsignaled_request_that_fails_says_so_and_those_before_it_are_done() {
+fn a_failed_unsignaled_request_reports_it_and_completes_those_before_it() {
     for device in DEVICES.into_iter().filter(|&device| device != HELD) {
         must_end(move || {
             let mut pair = Pair::new(device);
@@ -133,9 +133,9 @@ fn an_unsignaled_request_that_fails_says_so_and_those_before_it_are_done() {
     }
 }
 
-/// What was done is done; of the rest it is known that it was not.
+/// Completed requests are reported as done, and the others as not done.
 #[test]
-fn a_scope_that_ends_with_unsignaled_requests_finds_out_and_closes_the_channel() {
+fn a_scope_that_ends_with_unsignaled_requests_closes_the_channel() {
     for (device, done) in [("soft0", 3), (HELD, 0), (HELD, 2)] {
         must_end(move || {
             let mut pair = Pair::new(device);
@@ -176,9 +176,9 @@ fn a_scope_that_ends_with_unsignaled_requests_finds_out_and_closes_the_channel()
     }
 }
 
-/// There is no place for the request that would show it.
+/// The marker that would show the end finds no slot.
 #[test]
-fn unsignaled_requests_behind_handles_that_hold_the_queue_end_with_it() {
+fn unsignaled_requests_after_handles_that_fill_the_queue_end_with_the_queue_pair() {
     for device in ["soft0", HELD] {
         must_end(move || {
             let mut pair =
@@ -191,7 +191,7 @@ fn unsignaled_requests_behind_handles_that_hold_the_queue_end_with_it() {
                     let held = write(s, data.as_slice(), remote, true)?;
                     soft.release(qpn, 1);
                     held.wait(SECONDS)?;
-                    #[allow(clippy::mem_forget)] // that is what is tested
+                    #[allow(clippy::mem_forget)] // the subject of this test
                     mem::forget(held);
                 }
                 for _ in 0..2 {
@@ -200,7 +200,7 @@ fn unsignaled_requests_behind_handles_that_hold_the_queue_end_with_it() {
                 let begin = Instant::now();
                 let full = write(s, data.as_slice(), remote, true);
                 assert!(matches!(full, Err(TransportError::WouldBlock)), "{full:?}");
-                assert!(begin.elapsed() < SECONDS, "nothing would have come");
+                assert!(begin.elapsed() < SECONDS, "it waited for nothing");
                 soft.release(qpn, 2);
                 Ok::<(), TransportError>(())
             });
@@ -220,7 +220,7 @@ fn flushed_unsignaled_requests_are_found_however_the_scope_was_left() {
             let data = pair.memory(8, 5);
             let remote = pair.board.remote();
             let left = pair.here.scope(|s| {
-                // Nobody receives it.
+                // It is never received.
                 let list = GatherList::from([data.as_slice()]);
                 drop(s.post_send(SendWorkRequest::from_list(&list).signaled(false))?);
                 for _ in 0..3 {
@@ -238,7 +238,7 @@ fn flushed_unsignaled_requests_are_found_however_the_scope_was_left() {
 }
 
 #[test]
-fn a_queue_pair_that_signals_all_requests_leaves_nothing_to_find_out() {
+fn a_queue_pair_that_signals_all_requests_has_no_unknown_results() {
     for device in DEVICES.into_iter().filter(|&device| device != HELD) {
         must_end(move || {
             let mut pair = Pair::with(device, |builder| builder.sq_sig_all(true).max_send_wr(4));
@@ -300,7 +300,7 @@ fn a_queue_pair_that_signals_all_requests_stays_open_when_the_last_of_a_scope_wa
                 .scope(|s| {
                     leave(s, data.as_slice(), remote)?;
                     assert_eq!(soft.in_flight(qpn), 1);
-                    // When the scope has looked twice, and so is waiting.
+                    // When the scope has polled twice, it is waiting.
                     at_next_poll(move || {
                         at_next_poll(move || at_next_poll(move || soft.release(qpn, 1)));
                     });
@@ -312,9 +312,9 @@ fn a_queue_pair_that_signals_all_requests_stays_open_when_the_last_of_a_scope_wa
     }
 }
 
-/// Those of the send queue say nothing of it, and it says nothing of them.
+/// Completions of the two queues are independent of each other.
 #[test]
-fn a_receive_does_not_tell_of_unsignaled_requests() {
+fn a_completed_receive_does_not_complete_unsignaled_requests() {
     must_end(|| {
         let mut pair = Pair::new(HELD);
         let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
@@ -323,7 +323,7 @@ fn a_receive_does_not_tell_of_unsignaled_requests() {
         let remote = pair.board.remote();
         let peer: &Channel = &pair.there;
         let answer = || {
-            // SAFETY: SAFETY.md F8: no memory.
+            // SAFETY: SAFETY.md F8: the request has no memory.
             let sent: PendingWork<'_> =
                 unsafe { peer.send_unpolled(SendWorkRequest::only_immediate(1)) }.unwrap();
             soft.release(there, 1);
@@ -341,7 +341,7 @@ fn a_receive_does_not_tell_of_unsignaled_requests() {
                     received.wait(SECONDS)?;
                 }
                 assert_eq!(soft.in_flight(qpn), 1);
-                assert!(silent.poll().is_none(), "the device has not begun");
+                assert!(silent.poll().is_none(), "the device has not started");
                 let told = write(s, data.as_slice(), remote, true)?;
                 soft.release(qpn, 2);
                 told.wait(SECONDS)?;
@@ -354,7 +354,7 @@ fn a_receive_does_not_tell_of_unsignaled_requests() {
 }
 
 #[test]
-fn an_unsignaled_batch_is_told_of_by_its_last_request() {
+fn the_last_request_of_an_unsignaled_batch_completes_the_batch() {
     must_end(|| {
         let mut pair = Pair::new(HELD);
         let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
@@ -382,10 +382,10 @@ fn an_unsignaled_batch_is_told_of_by_its_last_request() {
     });
 }
 
-/// The places of handles that have told are free when the scope has ended: so there is one for the request that shows
-/// what became of those behind them.
+/// The slots of handles that have reported are free when the scope has ended. So there is one for the marker, which
+/// shows how the requests after them ended.
 #[test]
-fn an_unsignaled_request_that_was_done_is_not_lost_behind_handles_that_were_forgotten() {
+fn a_completed_unsignaled_request_is_not_lost_after_forgotten_handles() {
     for asked in [true, false] {
         must_end(move || {
             let limit = Duration::from_secs(3);
@@ -400,22 +400,22 @@ fn an_unsignaled_request_that_was_done_is_not_lost_behind_handles_that_were_forg
                     if asked {
                         held.wait(SECONDS)?;
                     }
-                    #[allow(clippy::mem_forget)] // that is what is tested
+                    #[allow(clippy::mem_forget)] // the subject of this test
                     mem::forget(held);
                 }
                 drop(write(s, data.as_slice(), remote, false)?);
                 Ok::<(), TransportError>(())
             });
             assert!(begin.elapsed() < limit, "after {:?}: {left:?}", begin.elapsed());
-            assert!(left.is_ok(), "it was done: {left:?}");
+            assert!(left.is_ok(), "it had completed: {left:?}");
             assert!(pair.here.qpn().is_some(), "nothing had to be destroyed");
         });
     }
 }
 
-/// Those of before a scope, and those whose handles it has dropped, are done at once.
+/// Requests from before a scope, and those with handles that it has dropped, are completed at once.
 #[test]
-fn what_was_in_flight_before_a_scope_is_done_beside_what_it_has_dropped() {
+fn requests_from_before_a_scope_complete_together_with_its_dropped_ones() {
     must_end(|| {
         let mut pair = Pair::with("soft0", short);
         let data = pair.memory(8, 5);
@@ -423,7 +423,7 @@ fn what_was_in_flight_before_a_scope_is_done_beside_what_it_has_dropped() {
         let unsignaled = WriteWorkRequest::from_list(&list, remote).signaled(false);
         // SAFETY: SAFETY.md F8: the memory outlives the channel's requests, which the scope below ends.
         drop(unsafe { pair.here.write_unpolled(unsignaled) }.unwrap());
-        // SAFETY: SAFETY.md F8: no memory.
+        // SAFETY: SAFETY.md F8: the request has no memory.
         drop(unsafe { pair.here.receive_unpolled(ReceiveWorkRequest::only_immediate()) }.unwrap());
         let there = &mut pair.there;
         let all = pair.here.scope(|s| {
@@ -437,9 +437,9 @@ fn what_was_in_flight_before_a_scope_is_done_beside_what_it_has_dropped() {
     });
 }
 
-/// A device that completes unsignaled requests too breaks the order in which their slots are free.
+/// A device that also completes unsignaled requests changes the order in which their slots become free.
 #[test]
-fn the_success_of_an_unsignaled_request_is_no_completion() {
+fn a_success_completion_of_an_unsignaled_request_is_ignored() {
     must_end(|| {
         let mut pair = Pair::on(&faulty(HELD), short);
         let data = pair.memory(8, 5);
@@ -455,7 +455,7 @@ fn the_success_of_an_unsignaled_request_is_no_completion() {
                     qp_num: qpn.get(),
                     ..Default::default()
                 });
-                assert!(first.poll().is_none(), "it is with the device");
+                assert!(first.poll().is_none(), "it is in flight");
                 assert!(second.poll().is_none());
                 device.release(qpn, 2);
                 second.wait(SECONDS)?;

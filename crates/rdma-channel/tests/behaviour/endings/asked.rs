@@ -9,7 +9,7 @@ use crate::common::provider::{DESTROYED, STAY, faulty, honest};
 use crate::common::stuck::{Handles, Stuck};
 use crate::common::{LATE, Pair, must_end, short};
 
-/// More than an ending may take that waits for nothing.
+/// More than the duration of an ending that waits for nothing.
 const LONG: Duration = Duration::from_secs(10);
 
 fn patient(device: &str) -> Pair {
@@ -20,7 +20,7 @@ fn is_asked(error: &TransportError) -> bool {
     matches!(error, TransportError::Closed { reason: CloseReason::Asked, .. })
 }
 
-/// Leaves a scope with three requests that do not complete, which `close` has closed.
+/// Leaves a scope with three requests that do not complete, after `close` has closed it.
 fn leave(
     pair: &mut Pair,
     close: impl FnOnce(&Scope<'_, '_>),
@@ -30,7 +30,7 @@ fn leave(
     let begin = Instant::now();
     let left = pair.here.scope(|s| {
         stuck.post(s, Handles::Dropped).unwrap();
-        assert_eq!(soft.in_flight(qpn), 2, "nothing of the send queue is done");
+        assert_eq!(soft.in_flight(qpn), 2, "no request of the send queue has completed");
         close(s);
         assert_eq!(s.closed(), Some(CloseReason::Asked));
         let refused = s.post_send(SendWorkRequest::only_immediate(1)).unwrap_err();
@@ -57,9 +57,9 @@ fn a_scope_that_closes_its_channel_flushes_at_once_and_that_is_no_failure() {
     }
 }
 
-/// It is tried again when the scope ends.
+/// It is retried when the scope ends.
 #[test]
-fn a_queue_pair_that_does_not_go_to_error_when_it_is_asked_goes_later() {
+fn a_failed_transition_to_error_is_retried_at_the_end_of_the_scope() {
     for device in LATE {
         must_end(move || {
             let mut pair = patient(device);
@@ -75,7 +75,7 @@ fn a_queue_pair_that_does_not_go_to_error_when_it_is_asked_goes_later() {
 }
 
 #[test]
-fn what_was_asked_to_end_and_never_completes_is_lost() {
+fn requests_that_never_complete_after_close_are_lost() {
     for device in LATE {
         must_end(move || {
             let mut pair = Pair::on(&faulty(device), short);
@@ -91,7 +91,7 @@ fn what_was_asked_to_end_and_never_completes_is_lost() {
 }
 
 #[test]
-fn handles_of_a_scope_that_was_closed_say_that_their_operations_were_flushed() {
+fn handles_of_a_closed_scope_report_flushed_operations() {
     for device in LATE {
         must_end(move || {
             let mut pair = Pair::new(device);

@@ -1,4 +1,4 @@
-//! Batches that are not done, or not wholly posted.
+//! Batches that do not complete, or are only partly posted.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -37,7 +37,7 @@ fn receive(
     scope.map_err(ScopeError::flatten)
 }
 
-/// Three requests with memory, and what is to be true of their end.
+/// Three requests with memory, and checks of their end.
 struct Batch {
     pair: Pair,
     rooms: [OwnedRegion; 3],
@@ -52,7 +52,7 @@ impl Batch {
         Self { pair, rooms, under_way: Rc::default() }
     }
 
-    /// Runs it, and `meanwhile` when it is posted.
+    /// Runs a batch, and `meanwhile` after it was posted.
     fn call(&mut self, call: Call, meanwhile: impl FnOnce() + 'static) -> TransportError {
         let (device, qpn) = (self.pair.device, self.pair.here.qpn().unwrap());
         let under_way = Rc::clone(&self.under_way);
@@ -67,7 +67,8 @@ impl Batch {
         error
     }
 
-    /// The channel is closed for that reason, and whatever the peer and the device do now, the memory is the caller's.
+    /// Checks that the channel was closed for this reason, and that the memory belongs to the caller, whatever the peer
+    /// and the device do now.
     fn assert_given_back(mut self, first: CloseReason) {
         honest();
         assert_eq!((self.pair.here.closed(), self.pair.in_flight()), (Some(first), 0));
@@ -79,14 +80,14 @@ impl Batch {
         self.rooms.iter_mut().for_each(|room| room.fill(7));
         (0..3).for_each(|_| self.pair.provoke());
         for room in self.rooms {
-            assert_eq!(*room, [7; 8], "written after it was given back");
+            assert_eq!(*room, [7; 8], "written after it was returned");
             room.close().unwrap();
         }
     }
 }
 
 #[test]
-fn a_batch_that_runs_out_gives_its_memory_back_and_closes_the_channel() {
+fn a_batch_that_times_out_returns_its_memory_and_closes_the_channel() {
     let calls: [(&str, Call, Operation, usize); 3] = [
         (HELD, read, Operation::Read, 3),
         (LATE[0], receive, Operation::Receive, 0),
@@ -99,7 +100,7 @@ fn a_batch_that_runs_out_gives_its_memory_back_and_closes_the_channel() {
             let late = matches!(error, TransportError::Timeout { operation: which, timeout, .. }
                 if which == operation && timeout == DRAIN);
             assert!(late, "{error}");
-            assert_eq!(batch.under_way.get(), sends, "nothing was done");
+            assert_eq!(batch.under_way.get(), sends, "a request has completed");
             let untouched = batch.rooms.iter().map(|room| room[0]).collect::<Vec<_>>();
             assert_eq!(untouched, [1, 2, 3]);
             batch.assert_given_back(CloseReason::Timeout { operation });
@@ -107,9 +108,9 @@ fn a_batch_that_runs_out_gives_its_memory_back_and_closes_the_channel() {
     }
 }
 
-/// The limit is for all.
+/// The limit applies to the whole batch.
 #[test]
-fn a_batch_of_which_one_is_not_done_runs_out() {
+fn a_batch_with_one_unfinished_request_times_out() {
     must_end(|| {
         let mut batch = Batch::new(HELD);
         let (device, qpn) = (batch.pair.device, batch.pair.here.qpn().unwrap());
@@ -124,7 +125,7 @@ fn a_batch_of_which_one_is_not_done_runs_out() {
 
 /// H5.
 #[test]
-fn a_batch_on_a_completion_queue_that_fails_says_so_after_the_queue_pair_is_gone() {
+fn a_batch_on_a_failed_completion_queue_fails_after_the_queue_pair_is_destroyed() {
     for (device, call, sends) in [(HELD, read as Call, 3), (LATE[0], receive, 0)] {
         must_end(move || {
             let mut batch = Batch::new(device);
@@ -137,7 +138,7 @@ fn a_batch_on_a_completion_queue_that_fails_says_so_after_the_queue_pair_is_gone
 }
 
 #[test]
-fn a_batch_of_which_the_provider_takes_a_part_ends_that() {
+fn a_partly_posted_batch_ends_the_posted_part() {
     for (post, posted, under_way) in [
         (Post::Partly(1), 1, 1),
         (Post::Partly(2), 2, 2),
@@ -156,7 +157,7 @@ fn a_batch_of_which_the_provider_takes_a_part_ends_that() {
 }
 
 #[test]
-fn a_batch_of_which_a_part_is_done_in_time_leaves_the_channel_open() {
+fn a_partly_posted_batch_that_completes_in_time_leaves_the_channel_open() {
     must_end(|| {
         let mut batch = Batch::new("soft0");
         POST.set(Post::Partly(2));
@@ -172,14 +173,14 @@ fn a_batch_of_which_a_part_is_done_in_time_leaves_the_channel_open() {
         let error = again().unwrap_err();
         assert!(matches!(&error, TransportError::PostError(refused) if refused.posted() == 0));
         honest();
-        // As often as the queue is deep: all places are free again.
+        // As many times as the depth of the queue: all slots are free again.
         (0..16).for_each(|_| again().unwrap());
     });
 }
 
-/// The caller has no handle of what was posted.
+/// The caller has no handles for the posted part.
 #[test]
-fn a_manual_scope_asks_for_no_handles_that_nobody_had() {
+fn a_manual_scope_ignores_requests_without_handles() {
     must_end(|| {
         let mut pair = Pair::on(&faulty("soft0"), |builder| builder);
         let data = pair.memory(8, 5);

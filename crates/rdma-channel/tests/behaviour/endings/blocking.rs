@@ -1,4 +1,4 @@
-//! Blocking calls that run out of time.
+//! Blocking calls that time out.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ const CALLS: [(Call, Operation); 6] = [
     (swap, Operation::Atomic),
 ];
 
-/// After a call that has run out of time: it says so, and so does each later one.
+/// Checks a call that has timed out: it reports that, and so does each later one.
 fn assert_timed_out(
     outcome: Outcome,
     operation: Operation,
@@ -76,14 +76,14 @@ fn assert_timed_out(
             "{error}"
         );
     }
-    assert_eq!(pair.in_flight(), 0, "the device has let go");
+    assert_eq!(pair.in_flight(), 0, "requests are still in flight");
     memory.fill(7);
     pair.provoke();
-    assert_eq!(**memory, [7; 8], "written after it was given back");
+    assert_eq!(**memory, [7; 8], "written after it was returned");
 }
 
 #[test]
-fn a_call_that_runs_out_gives_its_memory_back_and_closes_the_channel() {
+fn a_call_that_times_out_returns_its_memory_and_closes_the_channel() {
     for (call, operation) in CALLS {
         must_end(move || {
             let mut pair = Pair::new(HELD);
@@ -99,7 +99,7 @@ fn a_call_that_runs_out_gives_its_memory_back_and_closes_the_channel() {
     }
 }
 
-/// Each call with a limit of its own, where the builder has set none for it.
+/// Makes each call with its own limit, where the builder has set none for it.
 fn limited(which: usize, pair: &mut Pair, memory: &mut OwnedRegion) -> Result<(), TransportError> {
     let (channel, remote) = (&mut pair.here, pair.board.remote().slice(0..8).unwrap());
     let write = WriteWorkRequest::new(&[], remote);
@@ -145,7 +145,7 @@ fn a_call_can_have_a_limit_of_its_own() {
             assert_eq!(pair.in_flight(), 0);
             memory.fill(7);
             pair.provoke();
-            assert_eq!(*memory, [7; 8], "written after it was given back");
+            assert_eq!(*memory, [7; 8], "written after it was returned");
         });
     }
 }
@@ -167,7 +167,7 @@ fn a_message_without_a_partner_ends_in_time_on_a_device_that_runs() {
 }
 
 #[test]
-fn a_call_whose_copy_is_half_done_gives_its_memory_back() {
+fn a_call_with_a_half_finished_copy_returns_its_memory() {
     must_end(|| {
         let mut pair = Pair::with(HELD, |builder| {
             builder.read_timeout(Duration::from_millis(300)).drain_timeout(DRAIN)
@@ -185,7 +185,7 @@ fn a_call_whose_copy_is_half_done_gives_its_memory_back() {
         let outcome = read(&mut pair.here, &mut memory, remote);
         half.join().unwrap();
         assert!(matches!(outcome, Err(TransportError::Timeout { .. })), "{outcome:?}");
-        assert_eq!(*memory, [9, 9, 9, 9, 1, 1, 1, 1], "half of it");
+        assert_eq!(*memory, [9, 9, 9, 9, 1, 1, 1, 1], "half of the copy");
         memory.fill(7);
         pair.provoke();
         assert_eq!(*memory, [7; 8]);
@@ -193,7 +193,7 @@ fn a_call_whose_copy_is_half_done_gives_its_memory_back() {
 }
 
 #[test]
-fn a_limit_of_no_time_is_one_look() {
+fn a_limit_of_zero_polls_once() {
     for device in LATE {
         must_end(move || {
             let mut pair = Pair::new(device);

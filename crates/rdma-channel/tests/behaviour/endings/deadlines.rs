@@ -1,4 +1,4 @@
-//! Scopes with a deadline, and scopes whose closure has failed since a wait ran out.
+//! Scopes with a deadline, and scopes whose closure has failed after a timeout.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use test_support::features::Feature;
 
 use crate::common::{DRAIN, HANG, HELD, Pair, everything, lacks, must_end, open};
 
-/// Longer than anything here may take.
+/// Longer than any duration in this file.
 const LONG: Duration = Duration::from_secs(300);
 
-/// A pair whose limits are all too long for a test: what ends, ends by a deadline or a wait.
+/// A pair with limits that are too long for a test: requests end only by a deadline or a wait.
 fn patient(device: &str) -> Pair {
     Pair::with(device, |builder| {
         let builder = builder.drain_timeout(LONG).send_timeout(LONG).write_timeout(LONG);
@@ -25,7 +25,7 @@ fn nothing() -> SendWorkRequest<'static, 'static> {
     SendWorkRequest::new(&[])
 }
 
-/// That it took the limit, and not much longer than that.
+/// Checks that it took the limit, and not much longer.
 #[track_caller]
 fn took_about(limit: Duration, begin: Instant) {
     let took = begin.elapsed();
@@ -75,13 +75,13 @@ fn each_wait_of_a_scope_ends_by_its_deadline_and_so_does_the_scope() {
             let error = wait(&mut pair, DRAIN).map_err(ScopeError::flatten).unwrap_err();
             took_about(DRAIN, begin);
             assert_eq!(limit_of(error), DRAIN, "{what}: the limit that it ended by");
-            assert_eq!(pair.in_flight(), 0, "{what}: the device has let go");
+            assert_eq!(pair.in_flight(), 0, "{what}: requests are still in flight");
         });
     }
 }
 
 #[test]
-fn what_a_closure_leaves_in_flight_ends_by_the_deadline() {
+fn requests_that_a_closure_leaves_in_flight_end_by_the_deadline() {
     must_end(|| {
         let (mut pair, begin) = (patient(HELD), Instant::now());
         let left = pair.here.scope_deadline(DRAIN, |s| s.post_send(nothing()).map(drop));
@@ -91,7 +91,7 @@ fn what_a_closure_leaves_in_flight_ends_by_the_deadline() {
     });
 }
 
-/// The deadline is one instant: what was waited for before is not had again.
+/// The deadline is one instant: time used by earlier waits is not available again.
 #[test]
 fn waits_of_a_scope_share_its_deadline() {
     must_end(|| {
@@ -110,7 +110,7 @@ fn waits_of_a_scope_share_its_deadline() {
 }
 
 #[test]
-fn a_deadline_is_of_its_scope_alone() {
+fn a_deadline_applies_only_to_its_scope() {
     must_end(|| {
         for end in [0, 1, 2] {
             let mut pair = Pair::new(HELD);
@@ -134,9 +134,9 @@ fn a_deadline_is_of_its_scope_alone() {
     });
 }
 
-/// What is there is taken, however late it is: the clock is not read before something is missing.
+/// Completions that are there are received, however late: the clock is not read before one is missing.
 #[test]
-fn a_deadline_that_is_over_takes_nothing_away_that_is_there() {
+fn an_expired_deadline_does_not_discard_completions() {
     let mut pair = Pair::new("soft0");
     let remote = pair.board.remote().slice(0..8).unwrap();
     let written = pair.here.scope_deadline(Duration::ZERO, |s| {
@@ -166,9 +166,9 @@ fn channels_to_several_peers_have_deadlines_too() {
     });
 }
 
-/// A program that has given up waiting has given up: its scope does not wait for longer once more.
+/// A program that has given up waiting has given up: its scope does not wait again for a longer time.
 #[test]
-fn a_closure_that_fails_since_a_wait_ran_out_is_not_drained_for_longer_than_that() {
+fn a_closure_that_fails_after_a_timeout_is_drained_for_no_longer_than_that_wait() {
     type Give = fn(&mut Channel) -> Result<(), ScopeError<TransportError>>;
     const GIVES: [Give; 3] = [
         |here| here.scope(|s| s.post_send(nothing())?.wait(DRAIN).map(drop)),
@@ -176,7 +176,7 @@ fn a_closure_that_fails_since_a_wait_ran_out_is_not_drained_for_longer_than_that
             here.scope(|s| {
                 let send = s.post_send(nothing())?;
                 let receive = s.post_receive(ReceiveWorkRequest::only_immediate())?;
-                // The longest counts, whichever was the last.
+                // The longest wait counts, even if it is not the last one.
                 let _ = send.wait(DRAIN).unwrap_err();
                 receive.wait(DRAIN / 4).map(drop)
             })
@@ -194,18 +194,18 @@ fn a_closure_that_fails_since_a_wait_ran_out_is_not_drained_for_longer_than_that
             let late = give(&mut pair.here).map_err(ScopeError::flatten).unwrap_err();
             assert!(limit_of(late) <= DRAIN);
             took_about(2 * DRAIN, begin);
-            assert_eq!(pair.in_flight(), 0, "the device has let go");
+            assert_eq!(pair.in_flight(), 0, "requests are still in flight");
         });
     }
 }
 
-/// Else the usual limit holds: what is in flight is given the time that it needs.
+/// Otherwise the usual limit applies: requests in flight get the time that they need.
 #[test]
 fn a_closure_that_fails_for_another_reason_is_drained_as_usual() {
     must_end(|| {
         let mut pair = Pair::with(HELD, |builder| builder.drain_timeout(4 * DRAIN));
         let (device, qpn) = (pair.device, pair.here.qpn().unwrap());
-        // A wait that ran out before is over, and forgotten.
+        // An earlier wait has timed out, but its request has completed, so it is forgotten.
         let remote = pair.board.remote();
         let ended = pair.here.scope(|s| {
             let write = s.post_write(WriteWorkRequest::new(&[], remote))?;
@@ -224,9 +224,9 @@ fn a_closure_that_fails_for_another_reason_is_drained_as_usual() {
     });
 }
 
-/// A look is no wait: what a program looked for in vain is given its time when something else fails.
+/// A look is no wait: a request that was only polled gets its time when another one fails.
 #[test]
-fn a_look_in_vain_gives_nothing_up() {
+fn a_failed_look_gives_nothing_up() {
     must_end(|| {
         let mut pair = Pair::with(HELD, |builder| builder.drain_timeout(4 * DRAIN));
         let begin = Instant::now();
@@ -240,9 +240,9 @@ fn a_look_in_vain_gives_nothing_up() {
     });
 }
 
-/// Of several connections those are closed early whose requests were waited for in vain, and no other.
+/// Only connections with requests whose waits have timed out are closed early.
 #[test]
-fn what_is_given_up_with_one_peer_is_not_with_another() {
+fn requests_given_up_at_one_peer_are_kept_at_another() {
     must_end(|| {
         let context = open(HELD);
         let device = SoftDevice::find(HELD).unwrap();
@@ -255,7 +255,7 @@ fn what_is_given_up_with_one_peer_is_not_with_another() {
         let other = channels.peer(0).unwrap().unwrap().peer_qpn;
         let release = std::thread::spawn(move || {
             while device.in_flight(other) == 0 {}
-            // Longer than the wait in vain.
+            // Longer than the expired wait.
             std::thread::sleep(4 * DRAIN);
             assert_eq!(device.release(other, 1), 1);
         });
@@ -264,8 +264,11 @@ fn what_is_given_up_with_one_peer_is_not_with_another() {
             s.to(0)?.post_send(nothing())?.wait(DRAIN).map(drop)
         });
         assert_eq!(limit_of(failed.map_err(ScopeError::flatten).unwrap_err()), DRAIN);
-        assert!(channels.closed(0).unwrap().is_some(), "it was given up");
-        assert!(channels.closed(1).unwrap().is_none(), "it was not, and was done");
+        assert!(channels.closed(0).unwrap().is_some(), "its request was given up");
+        assert!(
+            channels.closed(1).unwrap().is_none(),
+            "its request was not given up, and completed"
+        );
         release.join().unwrap();
     });
 }

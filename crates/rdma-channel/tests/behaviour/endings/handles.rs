@@ -1,4 +1,4 @@
-//! Handles that are asked too early.
+//! Handles that are polled too early.
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
@@ -11,7 +11,7 @@ use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, WriteWorkRequest};
 use crate::common::{DEVICES, DRAIN, HELD, Pair, must_end};
 
 #[test]
-fn a_wait_that_runs_out_changes_nothing_and_the_operation_is_done_later() {
+fn a_wait_that_times_out_changes_nothing_and_the_operation_completes_later() {
     must_end(|| {
         let mut pair = Pair::with(HELD, |builder| builder.write_timeout(DRAIN));
         let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
@@ -37,7 +37,7 @@ fn a_wait_that_runs_out_changes_nothing_and_the_operation_is_done_later() {
                 assert_eq!(soft.in_flight(qpn), 1, "it is under way");
                 soft.release(qpn, 1);
                 write.wait(Duration::MAX)?;
-                write.spin_poll()?; // as often as one likes
+                write.spin_poll()?; // as often as the caller likes
                 write.poll().unwrap()?;
                 Ok::<(), TransportError>(())
             })
@@ -50,7 +50,7 @@ fn a_wait_that_runs_out_changes_nothing_and_the_operation_is_done_later() {
 }
 
 #[test]
-fn rented_memory_stays_with_a_handle_whose_wait_runs_out() {
+fn rented_memory_stays_with_a_handle_after_a_timeout() {
     must_end(|| {
         let mut pair = Pair::new(HELD);
         let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
@@ -61,7 +61,7 @@ fn rented_memory_stays_with_a_handle_whose_wait_runs_out() {
             .scope(|s| {
                 let read = s.read_into(to.as_slice_mut(), remote)?;
                 let id = read.id();
-                let Progress::Pending(mut read) = read.poll() else { panic!("nobody has done it") };
+                let Progress::Pending(mut read) = read.poll() else { panic!("it should be in flight") };
                 for limit in [Duration::ZERO, Duration::from_millis(5)] {
                     let late = read.wait(limit).unwrap_err();
                     assert!(
@@ -85,9 +85,9 @@ fn rented_memory_stays_with_a_handle_whose_wait_runs_out() {
     });
 }
 
-/// The memory is the scope's until it ends, whatever has become of the handle.
+/// The memory stays with the scope until it ends, whatever happened to the handle.
 #[test]
-fn a_handle_that_goes_leaves_its_operation_to_the_scope() {
+fn a_dropped_handle_leaves_its_operation_to_the_scope() {
     must_end(|| {
         let mut pair = Pair::with(HELD, |builder| builder.drain_timeout(Duration::from_secs(10)));
         let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
@@ -106,7 +106,7 @@ fn a_handle_that_goes_leaves_its_operation_to_the_scope() {
             .scope(|s| {
                 drop(s.read_into(one.as_slice_mut(), remote)?);
                 let mut list = ScatterList::from([two.as_slice_mut()]);
-                #[allow(clippy::mem_forget)] // that is what is tested
+                #[allow(clippy::mem_forget)] // the subject of this test
                 std::mem::forget(s.post_read(ReadWorkRequest::from_list(&mut list, remote))?);
                 Ok::<(), TransportError>(())
             })
@@ -117,9 +117,9 @@ fn a_handle_that_goes_leaves_its_operation_to_the_scope() {
     });
 }
 
-/// Each knows its own channel, in whatever scope it is asked.
+/// Each handle knows its own channel, in whatever scope it is polled.
 #[test]
-fn handles_that_change_places_between_scopes_stay_those_of_their_channels() {
+fn handles_swapped_between_scopes_stay_with_their_channels() {
     for device in DEVICES {
         for panics in [false, true] {
             must_end(move || {
@@ -140,7 +140,7 @@ fn handles_that_change_places_between_scopes_stay_those_of_their_channels() {
                             mem::swap(&mut inner, &mut outer);
                             mem::swap(&mut other, &mut room);
                             drop(other);
-                            #[allow(clippy::mem_forget)] // that is what is tested
+                            #[allow(clippy::mem_forget)] // the subject of this test
                             mem::forget(room);
                             let _ = inner.wait(DRAIN);
                             let _ = outer.poll();
@@ -166,9 +166,9 @@ fn handles_that_change_places_between_scopes_stay_those_of_their_channels() {
     }
 }
 
-/// The place of its slot, and how often that was used before.
+/// The index of its slot, and the number of earlier uses.
 #[test]
-fn operations_in_one_place_have_numbers_that_differ_in_the_generation_alone() {
+fn ids_in_one_slot_differ_only_in_the_generation() {
     must_end(|| {
         let mut pair = Pair::with("soft0", |builder| builder.max_send_wr(1));
         let remote = pair.board.remote().slice(0..8).unwrap();

@@ -24,7 +24,7 @@ fn is_gone(error: &TransportError) -> bool {
 }
 
 #[test]
-fn a_blocking_call_to_a_peer_that_was_destroyed_fails_and_later_ones_say_why() {
+fn a_blocking_call_to_a_destroyed_peer_fails_and_later_calls_report_why() {
     for device in DEVICES.into_iter().filter(|&device| device != HELD) {
         must_end(move || {
             let Pair { mut here, there, board, pd, .. } = pair(device);
@@ -49,7 +49,7 @@ fn a_blocking_call_to_a_peer_that_was_destroyed_fails_and_later_ones_say_why() {
 }
 
 #[test]
-fn a_scope_whose_peer_goes_away_ends_and_says_which_operations_failed() {
+fn a_scope_with_a_lost_peer_ends_and_reports_the_failed_operations() {
     for device in DEVICES.into_iter().filter(|&device| device != HELD) {
         must_end(move || {
             let mut pair = pair(device);
@@ -77,10 +77,10 @@ fn a_scope_whose_peer_goes_away_ends_and_says_which_operations_failed() {
     }
 }
 
-/// A request that was flushed tells no cause, but the device may: asked for by the error, it is not taken from who
-/// waits for events.
+/// A flushed request has no cause, but the device may report it. The error reads that event without removing it from
+/// other readers of events.
 #[test]
-fn what_is_flushed_since_the_peer_was_refused_says_so() {
+fn a_request_flushed_by_a_refusal_of_the_peer_reports_that_cause() {
     for device in DEVICES.into_iter().chain([WIRE]).filter(|&device| device != HELD) {
         must_end(move || {
             let Pair { mut here, mut there, pd, .. } = Pair::with(device, |builder| builder);
@@ -94,7 +94,7 @@ fn what_is_flushed_since_the_peer_was_refused_says_so() {
                 panic!("{error}")
             };
             assert_eq!(flushed.code(), WorkErrorCode::WorkRequestFlushError);
-            // The device may tell it later than the completion.
+            // The device may report the cause later than the completion.
             assert!(event.is_none_or(|kind| kind == AsyncEventKind::QP_ACCESS_ERR), "{event:?}");
             let said = loop {
                 let error = there.receive_into(&mut room).unwrap_err();
@@ -114,11 +114,11 @@ fn what_is_flushed_since_the_peer_was_refused_says_so() {
 }
 
 #[test]
-fn a_peer_in_error_is_as_good_as_gone() {
+fn a_peer_in_the_error_state_counts_as_gone() {
     for device in DEVICES.into_iter().filter(|&device| device != HELD) {
         must_end(move || {
             let mut pair = pair(device);
-            // Its time runs out, so that its queue pair is in error.
+            // Its receive times out, so that its queue pair is in error.
             pair.there
                 .within(Duration::ZERO)
                 .receive(ReceiveWorkRequest::only_immediate())
@@ -129,9 +129,9 @@ fn a_peer_in_error_is_as_good_as_gone() {
     }
 }
 
-/// The device does not even try.
+/// The device does not even try to reach the peer.
 #[test]
-fn a_device_that_never_gets_to_the_peer_is_the_limits_affair() {
+fn a_device_that_never_reaches_the_peer_is_caught_by_the_limit() {
     must_end(|| {
         let mut pair = Pair::with(HELD, short);
         let there = pair.there;

@@ -1,4 +1,4 @@
-//! Endings that end the process, and those of a process that is not the channel's.
+//! Endings that end the process, and endings in a process that does not own the channel.
 #![allow(unsafe_code)]
 
 use std::env;
@@ -50,9 +50,9 @@ fn panic_in_a_scope(mut pair: Pair) {
 }
 
 #[test]
-fn a_panic_in_such_a_scope_does_not_unwind_out_of_it() {
+fn a_panic_does_not_unwind_out_of_a_scope_that_has_to_abort() {
     must_abort(
-        "endings::process::a_panic_in_such_a_scope_does_not_unwind_out_of_it",
+        "endings::process::a_panic_does_not_unwind_out_of_a_scope_that_has_to_abort",
         panic_in_a_scope,
     );
 }
@@ -74,15 +74,15 @@ fn a_blocking_call_whose_queue_pair_cannot_be_destroyed_aborts() {
 }
 
 #[test]
-fn an_abort_does_not_wait_until_somebody_reads_why() {
+fn an_abort_does_not_wait_until_its_message_is_read() {
     if let Some(device) = env::var_os(CHILD) {
-        // SAFETY: SAFETY.md F15: it ends a child that hangs.
+        // SAFETY: SAFETY.md F15: the alarm ends a child that hangs.
         unsafe { libc::alarm(120) };
         return leave_a_scope(Pair::on(&faulty(device.to_str().unwrap()), short));
     }
     if is_emulated() {
         return println!(
-            "skipped: the emulator itself says on standard error that a program aborts"
+            "skipped: the emulator itself writes to standard error when a program aborts"
         );
     }
     for device in LATE {
@@ -90,18 +90,18 @@ fn an_abort_does_not_wait_until_somebody_reads_why() {
         rustix::pipe::fcntl_setpipe_size(&full, 4096).unwrap();
         (&full).write_all(&[b'.'; 4096]).unwrap();
         let mut child = this_program();
-        let test = "endings::process::an_abort_does_not_wait_until_somebody_reads_why";
+        let test = "endings::process::an_abort_does_not_wait_until_its_message_is_read";
         child.args(["--exact", test, "--nocapture"]).env(CHILD, device);
         let status = child.stdout(Stdio::null()).stderr(full).status().unwrap();
         assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
     }
 }
 
-/// What is in flight then is nobody's borrow: it is leaked, with the queue pair, as the device uses both.
+/// Memory in flight is then not borrowed: it is leaked with the queue pair, since the device uses both.
 #[test]
-fn a_channel_dropped_with_unpolled_work_that_cannot_be_destroyed_lives_on() {
+fn a_dropped_channel_that_cannot_be_destroyed_keeps_its_unpolled_work() {
     let test =
-        "endings::process::a_channel_dropped_with_unpolled_work_that_cannot_be_destroyed_lives_on";
+        "endings::process::a_dropped_channel_that_cannot_be_destroyed_keeps_its_unpolled_work";
     must_live(test, leave_unpolled);
 }
 
@@ -111,13 +111,13 @@ fn leave_unpolled(device: &str) {
     let qpn = here.qpn().unwrap();
     let data = pd.allocate_shared_region(8, everything(&pd)).unwrap();
     let element = GatherElement::from(data.element(0..8).unwrap());
-    // SAFETY: SAFETY.md F8: the region is shared, and lives longer than the test looks.
+    // SAFETY: SAFETY.md F8: the region is shared, and outlives the checks of the test.
     drop(unsafe { here.send_unpolled(SendWorkRequest::new(&[element])) }.unwrap());
     KEEP.set(true);
     drop(here);
     KEEP.set(false);
     let lives_on = device.in_flight(qpn) == 1;
-    // SAFETY: SAFETY.md F15: nothing is left to do, and a leak checker does not look at what is meant to leak.
+    // SAFETY: SAFETY.md F15: no work is left, and a leak checker does not check the intended leak.
     unsafe { libc::_exit(i32::from(!lives_on)) };
 }
 
@@ -135,11 +135,11 @@ fn a_forked_child_that_leaves_a_scope_touches_nothing_of_its_parent() {
             let pid = unsafe { libc::fork() };
             child = pid == 0;
             if child {
-                // SAFETY: SAFETY.md F15: it ends a child that hangs.
+                // SAFETY: SAFETY.md F15: the alarm ends a child that hangs.
                 unsafe { libc::alarm(120) };
             } else {
                 wait_for(pid);
-                assert_eq!(soft.in_flight(qpn), 2, "all is as it was");
+                assert_eq!(soft.in_flight(qpn), 2, "nothing has changed");
             }
             Ok::<(), TransportError>(())
         });
@@ -151,7 +151,7 @@ fn a_forked_child_that_leaves_a_scope_touches_nothing_of_its_parent() {
                     pair.here.send(SendWorkRequest::only_immediate(1)),
                     Err(TransportError::Closed { reason: CloseReason::Forked, .. })
                 );
-            // SAFETY: SAFETY.md F15: nothing else runs in this child.
+            // SAFETY: SAFETY.md F15: no other thread runs in this child.
             unsafe { libc::_exit(i32::from(!good)) };
         }
         assert!(matches!(pair.here.closed(), Some(CloseReason::Timeout { .. })));
@@ -159,7 +159,7 @@ fn a_forked_child_that_leaves_a_scope_touches_nothing_of_its_parent() {
     }
 }
 
-/// What it waits for comes to its parent.
+/// Its completion goes to the parent.
 #[test]
 fn a_wait_without_a_limit_ends_in_a_forked_child() {
     let mut pair = Pair::new(HELD);
@@ -170,12 +170,12 @@ fn a_wait_without_a_limit_ends_in_a_forked_child() {
             // SAFETY: SAFETY.md F15: the child waits for no other thread, and ends below.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
-                // SAFETY: SAFETY.md F15: it ends a child that hangs.
+                // SAFETY: SAFETY.md F15: the alarm ends a child that hangs.
                 unsafe { libc::alarm(120) };
                 let error = received.wait(Duration::MAX).unwrap_err();
                 let good =
                     matches!(error, TransportError::Closed { reason: CloseReason::Forked, .. });
-                // SAFETY: SAFETY.md F15: nothing else runs in this child.
+                // SAFETY: SAFETY.md F15: no other thread runs in this child.
                 unsafe { libc::_exit(i32::from(!good)) };
             }
             wait_for(pid);

@@ -21,7 +21,7 @@ fn is_poll(error: &TransportError) -> bool {
     matches!(error, TransportError::PollError(_))
 }
 
-/// H5: a queue that cannot be polled completes nothing: the memory comes back when the queue pair is gone.
+/// H5: a queue that cannot be polled completes nothing; the memory is released when the queue pair is destroyed.
 #[test]
 fn a_scope_on_a_completion_queue_that_fails_ends_by_destroying_the_queue_pair() {
     for device in LATE {
@@ -60,7 +60,7 @@ fn a_scope_on_a_completion_queue_that_fails_ends_by_destroying_the_queue_pair() 
 
 /// H5.
 #[test]
-fn a_blocking_call_on_a_completion_queue_that_fails_says_so_after_the_queue_pair_is_gone() {
+fn a_blocking_call_on_a_failed_completion_queue_fails_after_the_queue_pair_is_destroyed() {
     for device in LATE {
         must_end(move || {
             let mut pair = pair(device);
@@ -80,7 +80,7 @@ fn a_blocking_call_on_a_completion_queue_that_fails_says_so_after_the_queue_pair
     }
 }
 
-/// H5: the handles say nothing, and what they have rented stays.
+/// H5: the handles report no results, and their rented memory stays with the scope.
 #[test]
 fn handles_on_a_completion_queue_that_fails_complete_nothing() {
     for device in LATE {
@@ -93,7 +93,7 @@ fn handles_on_a_completion_queue_that_fails_complete_nothing() {
                 let borrowed = s.post_receive(ReceiveWorkRequest::from_list(&mut list))?;
                 POLL.set(Some(-1));
                 let begin = Instant::now();
-                let Progress::Dead(late) = rented.poll() else { panic!("nothing comes") };
+                let Progress::Dead(late) = rented.poll() else { panic!("it should have failed") };
                 assert!(is_poll(&late.error), "{late}");
                 let late = late.handle.wait(Duration::MAX).unwrap_err();
                 assert!(is_poll(&late.error), "{late}");
@@ -106,7 +106,7 @@ fn handles_on_a_completion_queue_that_fails_complete_nothing() {
                     matches!(refused, TransportError::Closed { reason: CloseReason::Poll, .. }),
                     "{refused}"
                 );
-                // It was for once: what is there is found, but the channel stays closed.
+                // The fault is over: completions are found again, but the channel stays closed.
                 POLL.set(None);
                 assert!(borrowed.poll().is_none());
                 drop(rented);
@@ -119,9 +119,9 @@ fn handles_on_a_completion_queue_that_fails_complete_nothing() {
     }
 }
 
-/// H5: who asks again and again, as long as that may help, is told that it does not.
+/// H5: a loop that polls until that is useless gets an error that shows it.
 #[test]
-fn loops_that_ask_again_end_on_a_completion_queue_that_fails() {
+fn polling_loops_end_on_a_failed_completion_queue() {
     for device in ["soft0", LATE[0], LATE[1]] {
         must_end(move || {
             let mut pair = pair(device);
@@ -156,13 +156,13 @@ fn loops_that_ask_again_end_on_a_completion_queue_that_fails() {
             assert!(matches!(&left, Err(error) if is_poll(error)), "{left:?}");
             assert_eq!(pair.here.closed(), Some(CloseReason::Poll));
             pair.provoke();
-            assert_eq!(*memory, [3; 8], "it was given back");
+            assert_eq!(*memory, [3; 8], "it was returned");
         });
     }
 }
 
 #[test]
-fn a_poll_that_fails_once_leaves_nothing_under_way() {
+fn a_poll_that_fails_once_leaves_nothing_in_flight() {
     for device in LATE {
         must_end(move || {
             let mut pair = pair(device);
@@ -202,9 +202,9 @@ fn a_queue_pair_that_does_not_go_to_error_is_destroyed() {
     }
 }
 
-/// The device may have it, so the memory is kept until it cannot.
+/// The device may hold the request, so the memory is kept until that is impossible.
 #[test]
-fn a_blocking_call_that_a_provider_refuses_without_saying_which_closes_the_channel() {
+fn a_doubtful_post_of_a_blocking_call_closes_the_channel() {
     for device in LATE {
         for post in [Post::Doubtful, Post::DoubtfulAndRefused] {
             must_end(move || {
@@ -235,7 +235,7 @@ fn a_blocking_call_that_a_provider_refuses_without_saying_which_closes_the_chann
 }
 
 #[test]
-fn a_scope_keeps_the_memory_of_a_request_that_was_refused_without_saying_which() {
+fn a_scope_keeps_the_memory_of_a_doubtful_request() {
     for device in LATE {
         for post in [Post::Doubtful, Post::DoubtfulAndRefused] {
             must_end(move || {
@@ -246,13 +246,13 @@ fn a_scope_keeps_the_memory_of_a_request_that_was_refused_without_saying_which()
                 let (data, mut three) = (pair.memory(8, 1), pair.memory(8, 1));
                 let left = pair.here.scope(|s| {
                     let _ = s.receive_into(two.as_slice_mut())?;
-                    let _ = s.send_from(data.as_slice())?; // nobody receives it
+                    let _ = s.send_from(data.as_slice())?; // never received
                     POST.set(post);
                     let refused = s.read_into(one.as_slice_mut(), remote).unwrap_err();
-                    assert!(refused.buf.is_none(), "the device may have it");
+                    assert!(refused.buf.is_none(), "the device may hold it");
                     POST.set(Post::Refused(Errno::EINVAL));
                     let refused = s.read_into(three.as_slice_mut(), remote);
-                    assert!(refused.unwrap_err().buf.is_some(), "the device has not seen it");
+                    assert!(refused.unwrap_err().buf.is_some(), "the device does not hold it");
                     assert_eq!(soft.in_flight(qpn), 1 + usize::from(post == Post::Doubtful));
                     Err::<(), _>(TransportError::WouldBlock)
                 });
@@ -268,9 +268,9 @@ fn a_scope_keeps_the_memory_of_a_request_that_was_refused_without_saying_which()
     }
 }
 
-/// One that was posted after all completes like any other, and nobody asks for it.
+/// A request that was posted after all completes like any other, and has no handle.
 #[test]
-fn a_request_that_was_posted_after_all_frees_its_place() {
+fn a_doubtful_request_that_was_posted_frees_its_slot() {
     must_end(|| {
         let mut pair = pair("soft0");
         let (sends, _) = pair.here.depths();
@@ -295,13 +295,13 @@ fn a_request_that_was_posted_after_all_frees_its_place() {
     });
 }
 
-/// What is refused later has nothing to do with it.
+/// A later refusal is independent of it.
 #[test]
-fn a_doubtful_request_of_before_does_not_close_the_channel_of_another_that_is_refused() {
+fn an_earlier_doubtful_request_does_not_close_the_channel_when_another_is_refused() {
     must_end(|| {
         let mut pair = pair(HELD);
         POST.set(Post::Doubtful);
-        // SAFETY: SAFETY.md F8: no memory.
+        // SAFETY: SAFETY.md F8: the request has no memory.
         let doubtful = unsafe { pair.here.send_unpolled(SendWorkRequest::only_immediate(1)) }.err();
         assert!(matches!(doubtful, Some(TransportError::PostError(_))), "{doubtful:?}");
         POST.set(Post::Refused(Errno::ENOMEM));
@@ -312,7 +312,7 @@ fn a_doubtful_request_of_before_does_not_close_the_channel_of_another_that_is_re
 }
 
 #[test]
-fn posts_in_a_scope_that_fail_after_some_end_these() {
+fn a_failed_post_in_a_scope_ends_the_earlier_posts() {
     for device in LATE {
         must_end(move || {
             let mut pair = pair(device);
@@ -322,7 +322,7 @@ fn posts_in_a_scope_that_fail_after_some_end_these() {
             let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
             let left = pair.here.scope(|s| {
                 let refused = stuck.post(s, Handles::Dropped).unwrap_err();
-                assert_eq!(soft.in_flight(qpn), 1, "what was posted is under way");
+                assert_eq!(soft.in_flight(qpn), 1, "the posted request is in flight");
                 Err::<(), TransportError>(refused.into())
             });
             assert!(
@@ -335,9 +335,9 @@ fn posts_in_a_scope_that_fail_after_some_end_these() {
     }
 }
 
-/// Nothing is in flight, so nothing is borrowed: what cannot be destroyed is left alone.
+/// Nothing is in flight, so nothing is borrowed: a queue pair that cannot be destroyed is left alone.
 #[test]
-fn a_channel_that_is_done_and_cannot_be_destroyed_is_leaked_or_comes_back() {
+fn an_idle_channel_that_cannot_be_destroyed_is_leaked_or_returned() {
     for device in LATE {
         must_end(move || {
             let mut pair = pair(device);
@@ -348,7 +348,7 @@ fn a_channel_that_is_done_and_cannot_be_destroyed_is_leaked_or_comes_back() {
             KEEP.set(true);
             let Rejected { value: here, error, .. } = pair.here.close().unwrap_err();
             assert!(error.to_string().contains("ibv_destroy_qp"), "{error}");
-            assert!(here.qpn().is_some(), "as it was");
+            assert!(here.qpn().is_some(), "nothing has changed");
             KEEP.set(false);
             here.close().map_err(TransportError::from).unwrap();
             memory.close().unwrap();

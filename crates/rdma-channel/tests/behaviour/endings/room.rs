@@ -1,4 +1,4 @@
-//! Blocking calls that wait for a free slot in a full queue, and what comes after them.
+//! Blocking calls that wait for a free slot in a full queue, and later calls.
 #![allow(unsafe_code)]
 
 use std::thread;
@@ -13,8 +13,7 @@ use crate::common::{DRAIN, HELD, Pair, must_end};
 
 const LONG: Duration = Duration::from_secs(5);
 
-/// A channel of two places, after a call that had to wait for a free slot, got it, and then was
-/// refused. Its time is over.
+/// A channel with two slots, after a call that waited for a free slot, got it, and was then refused. Its time is over.
 fn refused_after_a_wait() -> Pair {
     let mut pair = Pair::on(&faulty(HELD), |builder| {
         builder.max_send_wr(2).drain_timeout(DRAIN).write_timeout(DRAIN)
@@ -22,22 +21,22 @@ fn refused_after_a_wait() -> Pair {
     let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
     let remote = pair.board.remote().slice(0..8).unwrap();
     for _ in 0..2 {
-        // SAFETY: SAFETY.md F8: no memory.
+        // SAFETY: SAFETY.md F8: the request has no memory.
         drop(unsafe { pair.here.write_unpolled(WriteWorkRequest::new(&[], remote)) }.unwrap());
     }
     let data = pair.memory(64, 5);
     let list = GatherList::from([data.as_slice()]);
-    // The first look finds nothing: from then on its time counts. At the second one there is space.
+    // The first poll is empty, which starts the time. At the second one there is room.
     at_next_poll(move || at_next_poll(move || soft.release(qpn, 1)));
     let begin = Instant::now();
     let error = pair.here.write(WriteWorkRequest::from_list(&list, remote)).unwrap_err();
-    assert!(matches!(error, TransportError::PostError(_)), "more than there is room for: {error}");
+    assert!(matches!(error, TransportError::PostError(_)), "it should not fit: {error}");
     soft.release(qpn, 1);
     pair.here.scope(|_| Ok::<(), TransportError>(())).unwrap();
     while begin.elapsed() <= 2 * DRAIN {
         thread::yield_now();
     }
-    // In the place that was not the refused request's.
+    // This uses the slot that the refused request did not use.
     at_next_poll(move || soft.release(qpn, 1));
     pair.here.write(WriteWorkRequest::new(&[], remote)).unwrap();
     pair

@@ -1,7 +1,7 @@
-//! What channels say to who listens to `tracing`: when they are closed, and why.
+//! The `tracing` events of channels: when they are closed, and why.
 //!
-//! In processes of their own: a thread of another test, which has no subscriber, may come to an event first, and have
-//! `tracing` remember that nobody listens.
+//! These tests run in child processes. Otherwise a thread of another test without a subscriber may reach an event
+//! first, and `tracing` would remember that the event is disabled.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::common::child::must_live;
 const SHORT: Duration = Duration::from_millis(20);
 const ROOM: ReceiveWorkRequest<'static, 'static> = ReceiveWorkRequest::only_immediate();
 
-/// How many such events of this crate `work` makes, with this reason if there is one.
+/// Runs `work` and counts its events of this crate with this message, and with this reason if there is one.
 fn says<T>(what: &'static str, reason: Option<&'static str>, work: impl FnOnce() -> T) -> (T, u32) {
     let is_it = move |event: &Event| {
         let reason_fits = reason
@@ -30,10 +30,10 @@ fn says<T>(what: &'static str, reason: Option<&'static str>, work: impl FnOnce()
     events::count(is_it, work)
 }
 
-/// Once, by the call, and not again when the channel is dropped.
+/// It is emitted once, by the call, and not again when the channel is dropped.
 #[test]
-fn a_call_that_closes_its_channel_says_why() {
-    must_live("endings::said::a_call_that_closes_its_channel_says_why", |_| {
+fn a_call_that_closes_its_channel_emits_the_reason() {
+    must_live("endings::said::a_call_that_closes_its_channel_emits_the_reason", |_| {
         let Pair { mut here, .. } = Pair::new("soft0");
         let closed = Some("a receive was not done in time");
         let (_, said) = says("channel closed", closed, || here.within(SHORT).receive(ROOM));
@@ -47,8 +47,8 @@ fn a_call_that_closes_its_channel_says_why() {
 }
 
 #[test]
-fn a_scope_that_fails_says_why_its_channel_is_closed() {
-    must_live("endings::said::a_scope_that_fails_says_why_its_channel_is_closed", |_| {
+fn a_failed_scope_emits_why_its_channel_is_closed() {
+    must_live("endings::said::a_failed_scope_emits_why_its_channel_is_closed", |_| {
         let Pair { mut here, .. } = Pair::new("soft0");
         let closed = Some("a receive was not done in time");
         let (left, said) = says("channel closed", closed, || {
@@ -60,8 +60,8 @@ fn a_scope_that_fails_says_why_its_channel_is_closed() {
 }
 
 #[test]
-fn a_channel_that_works_says_nothing_before_it_is_dropped() {
-    must_live("endings::said::a_channel_that_works_says_nothing_before_it_is_dropped", |_| {
+fn a_working_channel_emits_nothing_before_it_is_dropped() {
+    must_live("endings::said::a_working_channel_emits_nothing_before_it_is_dropped", |_| {
         let Pair { mut here, mut there, .. } = Pair::new("soft0");
         let ((), said) = says("channel dropped", None, || {
             here.scope(|s| {

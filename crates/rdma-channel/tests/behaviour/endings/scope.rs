@@ -33,7 +33,7 @@ fn leave<E: From<TransportError> + Send + 'static>(
         let left = catch_unwind(AssertUnwindSafe(|| {
             pair.here.scope(|s| {
                 stuck.post(s, handles).unwrap();
-                assert_eq!(soft.in_flight(qpn), 2, "nothing of the send queue is done");
+                assert_eq!(soft.in_flight(qpn), 2, "no request of the send queue has completed");
                 leave()
             })
         }));
@@ -46,7 +46,7 @@ fn leave<E: From<TransportError> + Send + 'static>(
 }
 
 #[test]
-fn a_scope_that_returns_gives_all_memory_back_and_says_what_was_lost() {
+fn a_scope_that_returns_releases_all_memory_and_reports_lost_operations() {
     for device in LATE {
         for handles in BOTH {
             leave::<TransportError>(
@@ -78,7 +78,7 @@ fn a_scope_that_returns_gives_all_memory_back_and_says_what_was_lost() {
 }
 
 #[test]
-fn a_scope_left_by_an_error_gives_all_memory_back_and_says_the_error() {
+fn a_scope_left_by_an_error_releases_all_memory_and_returns_the_error() {
     for device in LATE {
         for handles in BOTH {
             leave(
@@ -98,7 +98,7 @@ fn a_scope_left_by_an_error_gives_all_memory_back_and_says_the_error() {
 }
 
 #[test]
-fn a_scope_left_by_a_panic_gives_all_memory_back_and_the_panic_goes_on() {
+fn a_scope_left_by_a_panic_releases_all_memory_and_resumes_the_panic() {
     for device in LATE {
         for handles in BOTH {
             leave::<TransportError>(
@@ -121,7 +121,7 @@ enum Way {
     Panic,
 }
 
-/// When it is told to: the peer answers a message with another, and the device does what it holds back.
+/// On request, lets the peer answer a message with another one, and the device execute what it holds back.
 fn answer(
     go: &mpsc::Receiver<()>,
     there: &mut Channel,
@@ -145,7 +145,7 @@ fn answer(
         .unwrap();
 }
 
-/// What the closure has left is done, not cut off.
+/// Requests that the closure has left in flight are completed, not cut off.
 #[test]
 fn a_scope_waits_for_what_can_be_done_however_it_was_left() {
     for device in LATE {
@@ -184,14 +184,18 @@ fn a_scope_waits_for_what_can_be_done_however_it_was_left() {
                 peer.join().unwrap();
                 assert_eq!(left.is_err(), way == Way::Panic);
                 assert_eq!(left.is_ok_and(|left| left.is_ok()), way == Way::Return);
-                assert_eq!((here.closed(), in_flight(soft, &here)), (None, 0), "all was done");
+                assert_eq!(
+                    (here.closed(), in_flight(soft, &here)),
+                    (None, 0),
+                    "all have completed"
+                );
                 assert_eq!(memory.map(|region| region.to_vec()), [[1; 64], [9; 64], [1; 64]]);
             });
         }
     }
 }
 
-/// H2, H3: nobody waits for the receives that were posted before.
+/// H2, H3: the receives posted before are not waited for.
 #[test]
 fn a_post_in_the_middle_that_is_refused_ends_those_before_it() {
     for device in LATE {
@@ -217,9 +221,9 @@ fn a_post_in_the_middle_that_is_refused_ends_those_before_it() {
     }
 }
 
-/// H3: as the other crate's `scatter` would have hung.
+/// H3: the `scatter` of the other crate would have hung.
 #[test]
-fn a_receive_too_many_ends_those_before_it() {
+fn one_receive_too_many_ends_those_before_it() {
     for device in LATE {
         must_end(move || {
             let mut pair = Pair::new(device);
@@ -229,7 +233,7 @@ fn a_receive_too_many_ends_those_before_it() {
             let left = pair.here.scope(|s| {
                 for room in &mut rooms {
                     let receive = s.receive_into(room.as_slice_mut())?;
-                    assert!(matches!(receive.poll(), Progress::Pending(_)), "nobody has sent");
+                    assert!(matches!(receive.poll(), Progress::Pending(_)), "no message was sent");
                     posted += 1;
                 }
                 Ok::<(), TransportError>(())
@@ -306,7 +310,7 @@ fn a_copy_that_is_half_done_is_never_finished_after_the_scope() {
 }
 
 #[test]
-fn a_manual_scope_that_was_not_asked_panics_after_all_has_ended() {
+fn a_manual_scope_with_unpolled_handles_panics_after_all_has_ended() {
     for device in LATE {
         for handles in BOTH {
             must_end(move || {
@@ -322,7 +326,10 @@ fn a_manual_scope_that_was_not_asked_panics_after_all_has_ended() {
                 }));
                 let payload = left.unwrap_err();
                 let text = payload.downcast_ref::<String>().unwrap();
-                assert!(text.starts_with("3 operations of a manual scope were not polled"), "{text}");
+                assert!(
+                    text.starts_with("3 operations of a manual scope were not polled"),
+                    "{text}"
+                );
                 stuck.assert_given_back(&mut pair);
             });
         }
@@ -368,7 +375,11 @@ fn a_scope_in_a_scope_of_another_channel_ends_by_itself() {
                     });
                     assert!(matches!(within, Err(ScopeError::AutoPollError(_))));
                     assert_eq!(inner.in_flight(), 0);
-                    assert_eq!(soft.in_flight(qpn), 2, "the outer one goes on");
+                    assert_eq!(
+                        soft.in_flight(qpn),
+                        2,
+                        "the requests of the outer scope are still in flight"
+                    );
                     panic_any(within.is_err());
                     #[allow(unreachable_code)]
                     Ok::<(), TransportError>(())
@@ -381,7 +392,7 @@ fn a_scope_in_a_scope_of_another_channel_ends_by_itself() {
     }
 }
 
-/// What a caller's code does in the middle of a post.
+/// The action of a caller's code in the middle of a post.
 #[derive(Clone, Copy, PartialEq)]
 enum Within {
     Post,
@@ -389,7 +400,7 @@ enum Within {
     Panic,
 }
 
-/// An address that its program makes up when it is asked for it.
+/// An address that its program computes when it is converted.
 struct Late<'a>(RemoteMemoryRegion, &'a dyn Fn());
 
 impl From<Late<'_>> for RemoteMemoryRegion {
@@ -399,7 +410,7 @@ impl From<Late<'_>> for RemoteMemoryRegion {
     }
 }
 
-/// Posts one more when it is dropped, be it by a panic.
+/// Posts one more request when it is dropped, even by a panic.
 struct Last<'scope, 'env>(&'scope Scope<'scope, 'env>);
 
 impl Drop for Last<'_, '_> {

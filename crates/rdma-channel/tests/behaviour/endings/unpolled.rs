@@ -1,4 +1,4 @@
-//! Operations whose memory nobody watches over, and channels that end before them.
+//! Operations whose callers keep the memory, and channels that end before them.
 #![allow(unsafe_code)]
 
 use std::mem;
@@ -11,21 +11,21 @@ use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkReq
 
 use crate::common::{HELD, LATE, Pair, must_end, wait_in_vain};
 
-/// Posts a read behind a send that nobody receives, and leaves both.
+/// Posts a read after a send that is never received, and leaves both.
 fn post(channel: &Channel, memory: &mut OwnedRegion, remote: RemoteMemoryRegion) {
     let mut list = ScatterList::from([memory.as_slice_mut()]);
-    // SAFETY: SAFETY.md F8: no memory.
+    // SAFETY: SAFETY.md F8: the request has no memory.
     let sent = unsafe { channel.send_unpolled(SendWorkRequest::only_immediate(1)) }.unwrap();
-    // SAFETY: SAFETY.md F8: the region is not touched before the channel has closed.
+    // SAFETY: SAFETY.md F8: the region is not accessed before the channel has closed.
     let read = unsafe { channel.read_unpolled(ReadWorkRequest::from_list(&mut list, remote)) };
     drop(sent);
-    #[allow(clippy::mem_forget)] // that is what is tested
+    #[allow(clippy::mem_forget)] // the subject of this test
     mem::forget(read.unwrap());
 }
 
-/// H4: nothing waits for a completion that cannot come.
+/// H4: no code waits for a completion that cannot arrive.
 #[test]
-fn a_channel_that_is_dropped_or_closed_takes_its_work_from_the_device() {
+fn a_dropped_or_closed_channel_ends_its_unpolled_work() {
     for device in LATE {
         for close in [false, true] {
             must_end(move || {
@@ -42,7 +42,7 @@ fn a_channel_that_is_dropped_or_closed_takes_its_work_from_the_device() {
                 }
                 assert_eq!(device.in_flight(qpn), 0);
                 memory.fill(7);
-                // SAFETY: SAFETY.md F8: no memory.
+                // SAFETY: SAFETY.md F8: the request has no memory.
                 let _ = unsafe { there.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
                 device.release(qpn, u32::MAX);
                 wait_in_vain();
@@ -54,7 +54,7 @@ fn a_channel_that_is_dropped_or_closed_takes_its_work_from_the_device() {
 }
 
 #[test]
-fn a_blocking_call_that_runs_out_ends_what_was_unpolled_too() {
+fn a_blocking_call_that_times_out_also_ends_unpolled_work() {
     for device in LATE {
         must_end(move || {
             let mut pair = Pair::new(device);
@@ -73,7 +73,7 @@ fn a_blocking_call_that_runs_out_ends_what_was_unpolled_too() {
 }
 
 #[test]
-fn a_scope_ends_what_was_unpolled_too() {
+fn a_scope_also_ends_unpolled_work() {
     for device in LATE {
         must_end(move || {
             let mut pair = Pair::new(device);
@@ -93,13 +93,13 @@ fn a_scope_ends_what_was_unpolled_too() {
 }
 
 #[test]
-fn handles_of_before_are_not_those_of_a_manual_scope() {
+fn earlier_handles_do_not_count_in_a_manual_scope() {
     must_end(|| {
         let mut pair = Pair::new("soft0");
-        // SAFETY: SAFETY.md F8: no memory.
+        // SAFETY: SAFETY.md F8: the request has no memory.
         let received = unsafe { pair.there.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
         drop(received.unwrap());
-        // SAFETY: SAFETY.md F8: no memory.
+        // SAFETY: SAFETY.md F8: the request has no memory.
         let sent = unsafe { pair.here.send_unpolled(SendWorkRequest::only_immediate(2)) };
         drop(sent.unwrap());
         let scopes = catch_unwind(AssertUnwindSafe(|| {
@@ -112,17 +112,17 @@ fn handles_of_before_are_not_those_of_a_manual_scope() {
 }
 
 #[test]
-fn an_unpolled_handle_says_how_it_ended_and_gives_its_place_back() {
+fn an_unpolled_handle_reports_its_result_and_frees_its_slot() {
     for device in LATE {
         must_end(move || {
             let pair = Pair::new(device);
             let (sends, _) = pair.here.depths();
             for _ in 0..3 * sends {
-                // SAFETY: SAFETY.md F8: no memory.
+                // SAFETY: SAFETY.md F8: the request has no memory.
                 let received =
                     unsafe { pair.there.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
                 let received = received.unwrap();
-                // SAFETY: SAFETY.md F8: no memory.
+                // SAFETY: SAFETY.md F8: the request has no memory.
                 let sent = unsafe { pair.here.send_unpolled(SendWorkRequest::only_immediate(5)) };
                 let sent = sent.unwrap();
                 if device == HELD {
@@ -158,8 +158,8 @@ fn each_operation_has_an_unpolled_form() {
             };
             let list = GatherList::from([data.as_slice()]);
             let write = WriteWorkRequest::from_list(&list, part(8));
-            // SAFETY: SAFETY.md F8: each region lives longer than the channel, and is left alone until its request
-            // is done; here and below.
+            // SAFETY: SAFETY.md F8: each region outlives the channel, and is left alone until its request has
+            // completed; here and below.
             let written = done(unsafe { pair.here.write_unpolled(write) }.unwrap());
             let mut list = ScatterList::from([to.as_slice_mut()]);
             let read = ReadWorkRequest::from_list(&mut list, part(0));

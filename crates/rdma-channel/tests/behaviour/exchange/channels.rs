@@ -1,4 +1,4 @@
-//! Channels whose ends know each other from an exchange.
+//! Channels whose ends have exchanged their endpoints.
 
 use std::os::unix::net::UnixStream;
 use std::thread;
@@ -15,7 +15,8 @@ fn prepare(device: &str, mtus: &[Mtu]) -> Vec<PreparedChannel> {
     mtus.iter().map(|&mtu| pd.create_channel().mtu(mtu).build().unwrap()).collect()
 }
 
-/// One end, up to the confirmation: its channels, or why it has none, and what became of the peer.
+/// The result of one end, up to the confirmation: its channels, or the reason why it has none, and the confirmation of
+/// the peer.
 #[derive(Debug)]
 struct End {
     connected: Result<Vec<Channel>, Error>,
@@ -74,7 +75,7 @@ fn an_endpoint_of_another_transport_is_refused_at_both_ends() {
 }
 
 #[test]
-fn an_end_is_told_that_the_other_could_not_connect() {
+fn an_end_notices_that_the_other_could_not_connect() {
     let large = prepare("soft0", &[Mtu::MTU1024, Mtu::MTU4096]);
     let small = prepare("soft0", &[Mtu::MTU1024, Mtu::MTU256]);
     let [large, small] = both(large, small);
@@ -84,7 +85,7 @@ fn an_end_is_told_that_the_other_could_not_connect() {
     assert!(matches!(confirmed, Err(ExchangeError::Closed { .. })), "{confirmed:?}");
 }
 
-/// As those that another program says, in its own format.
+/// The attributes may come from another program, in its own format.
 #[test]
 fn channels_are_connected_by_attributes_from_elsewhere() {
     for device in ["soft0", "softib0"] {

@@ -1,4 +1,4 @@
-//! What a message is, and bytes that are none.
+//! The format of messages, and bytes that are no message.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -8,7 +8,7 @@ use rdma_qp::EndpointError;
 
 use crate::exchange::{LATER, MESSAGE, endpoint, endpoints, message};
 
-/// What the exchange of this end's endpoints with a peer returns that says this and then nothing more.
+/// The result of exchanging this end's endpoints with a peer that sends these bytes and nothing more.
 fn heard(own: u32, said: &[u8]) -> Result<Vec<QueuePairEndpoint>, ExchangeError> {
     let (here, mut there) = UnixStream::pair().unwrap();
     there.write_all(said).unwrap();
@@ -35,12 +35,12 @@ fn the_format_of_version_2() {
 }
 
 #[test]
-fn none_are_exchanged_as_well() {
+fn an_exchange_of_no_endpoints_succeeds() {
     assert_eq!(heard(0, &message(&[])).unwrap(), []);
 }
 
 #[test]
-fn no_byte_after_the_message_is_taken() {
+fn no_byte_after_the_message_is_read() {
     let (here, mut there) = UnixStream::pair().unwrap();
     there.write_all(&message(&[endpoint(0x21)])).unwrap();
     there.write_all(b"RDOK\0\x02\0\0and what follows").unwrap();
@@ -52,15 +52,18 @@ fn no_byte_after_the_message_is_taken() {
     assert_eq!(rest, "and what follows");
 }
 
-/// Although the peer stays, and may say more.
+/// The peer stays, and could send more.
 #[test]
-fn a_peer_that_speaks_something_else_is_refused_at_once_with_what_it_said() {
+fn a_peer_with_another_protocol_is_refused_at_once_with_its_first_bytes() {
     for said in ["H", "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", "RDQP", "RDe"] {
         match heard(1, said.as_bytes()) {
             Err(error @ ExchangeError::Foreign { .. }) => {
                 let shown = &said[..said.len().min(32)].escape_default().to_string();
                 let text = error.to_string();
-                assert!(text.contains(&format!("it sent \"{shown}\" instead of \"RDEX\"")), "{text}");
+                assert!(
+                    text.contains(&format!("it sent \"{shown}\" instead of \"RDEX\"")),
+                    "{text}"
+                );
             }
             other => panic!("{said}: {other:?}"),
         }
@@ -78,7 +81,10 @@ fn another_version_and_another_count_are_refused_at_once() {
     assert!(matches!(other(4, 1), ExchangeError::Version { found: 0x102 }));
     let error = other(5, 1);
     assert!(matches!(error, ExchangeError::Version { found: 1 }));
-    assert!(error.to_string().contains("version 1, this program by version 2"), "{error}");
+    assert!(
+        error.to_string().contains("version 1 of the exchange, this program version 2"),
+        "{error}"
+    );
     assert!(matches!(other(7, 1), ExchangeError::Count { own: 2, peer: 1 }));
     let error = other(6, 0xff);
     assert!(matches!(error, ExchangeError::Count { own: 2, peer: 0xff02 }));
@@ -86,7 +92,7 @@ fn another_version_and_another_count_are_refused_at_once() {
 }
 
 #[test]
-fn what_is_wrong_with_an_endpoint_is_said_and_with_which() {
+fn an_invalid_endpoint_is_reported_with_its_index() {
     let mut said = message(&endpoints(0x21, 3));
     said[352 + 4] = 3; // its version
     let error = heard(3, &said).unwrap_err();
@@ -100,7 +106,7 @@ fn what_is_wrong_with_an_endpoint_is_said_and_with_which() {
 }
 
 #[test]
-fn an_endpoint_that_stands_there_twice_is_refused() {
+fn an_endpoint_that_occurs_twice_is_refused() {
     let mut twice = endpoints(0x21, 3);
     twice[2] = twice[0];
     match heard(3, &message(&twice)) {
@@ -141,5 +147,5 @@ fn an_end_that_is_at_another_step_is_refused() {
     let (here, mut there) = UnixStream::pair().unwrap();
     there.write_all(&message(&[endpoint(0x21)])).unwrap();
     let text = confirm(&here, LATER).unwrap_err().to_string();
-    assert!(text.contains("\"RDEX\\x00\\x02\\x00\\x01\", not \"RDOK\""), "{text}");
+    assert!(text.contains("\"RDEX\\x00\\x02\\x00\\x01\" instead of \"RDOK\""), "{text}");
 }

@@ -1,4 +1,4 @@
-//! Peers that close, stall, or do not listen.
+//! Peers that close the stream, stall, or do not read.
 
 use std::io::{self, ErrorKind, PipeReader, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -41,7 +41,7 @@ fn a_peer_that_is_gone_is_an_error_at_once() {
     let (here, _) = UnixStream::pair().unwrap();
     closed(exchange(here, &endpoint(0x11), LATER));
 
-    // It is reset, before this end sends or while it waits: the peer has not read what was sent.
+    // The stream is reset, before this end sends or while it waits: the peer has not read the message.
     for reset_first in [true, false] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -50,7 +50,7 @@ fn a_peer_that_is_gone_is_an_error_at_once() {
             there.peek(&mut [0]).unwrap();
         });
         if reset_first {
-            (&here).write_all(b"what nobody reads").unwrap();
+            (&here).write_all(b"unread bytes").unwrap();
             peer.join().unwrap();
             closed(exchange(here, &endpoint(0x11), LATER));
         } else {
@@ -59,14 +59,14 @@ fn a_peer_that_is_gone_is_an_error_at_once() {
         }
     }
 
-    // It does not listen, but what it says could still come.
+    // It does not read, but bytes that it sends could still arrive.
     let ((here, _open), to_peer) = (io::pipe().unwrap(), io::pipe().unwrap().1);
     closed(exchange(Pipes::new(here, to_peer), &endpoint(0x11), LATER));
     assert!(begin.elapsed() < LATER / 2);
 }
 
 #[test]
-fn what_a_peer_said_before_it_closed_is_the_better_error() {
+fn bytes_that_a_peer_sent_before_it_closed_give_the_better_error() {
     let (here, mut said) = io::pipe().unwrap();
     let to_peer = io::pipe().unwrap().1;
     said.write_all(b"too many connections\n").unwrap();
@@ -76,7 +76,7 @@ fn what_a_peer_said_before_it_closed_is_the_better_error() {
         }
         other => panic!("{other:?}"),
     }
-    // A complete message does not make up for a peer that never heard of this end.
+    // A complete message does not compensate for a peer that never received this end's.
     let (here, mut said) = io::pipe().unwrap();
     let to_peer = io::pipe().unwrap().1;
     said.write_all(&message(&[endpoint(0x21)])).unwrap();
@@ -104,7 +104,7 @@ fn a_peer_that_stalls_is_an_error_in_time() {
     }
 }
 
-/// For 304 bytes with these pauses it would take half a minute.
+/// At this rate, 304 bytes would take half a minute.
 #[test]
 fn a_peer_that_sends_a_byte_now_and_then_does_not_move_the_deadline() {
     let (here, mut there) = UnixStream::pair().unwrap();
@@ -125,7 +125,7 @@ fn a_peer_that_sends_a_byte_now_and_then_does_not_move_the_deadline() {
     assert!(time < Duration::from_secs(20), "{time:?}");
 }
 
-/// What one gets that sends more than the stream holds to a peer that only talks.
+/// Checks an end that sends more than the stream can buffer to a peer that only sends.
 fn unheard(here: impl TimedStream, mut there: impl io::Write + Send + 'static) {
     let peer = thread::spawn(move || there.write_all(&message(&endpoints(0x2000, 5000))));
     let begin = Instant::now();
@@ -134,11 +134,11 @@ fn unheard(here: impl TimedStream, mut there: impl io::Write + Send + 'static) {
         other => panic!("{other:?}"),
     }
     assert!((SOON..LATER).contains(&begin.elapsed()));
-    drop(peer.join().unwrap()); // its stream is closed: it failed, or not
+    drop(peer.join().unwrap()); // its stream was closed: it may have failed
 }
 
 #[test]
-fn a_peer_that_does_not_listen_is_an_error_in_time() {
+fn a_peer_that_does_not_read_is_an_error_in_time() {
     let (here, there) = UnixStream::pair().unwrap();
     unheard(here, there);
     let ((here, there), (_open, to_peer)) = (io::pipe().unwrap(), io::pipe().unwrap());
@@ -158,7 +158,7 @@ fn a_peer_that_does_not_listen_is_an_error_in_time() {
 }
 
 #[test]
-fn a_peer_that_sends_back_what_it_is_sent_is_refused() {
+fn a_peer_that_echoes_is_refused() {
     let mut cat = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let pipes = Pipes::new(cat.stdout.take().unwrap(), cat.stdin.take().unwrap());
     let outcome = exchange(pipes, &endpoint(0x11), LATER);
@@ -179,14 +179,14 @@ fn a_confirmation_waits_for_the_peer() {
         Err(ExchangeError::Timeout { sent: 8, received: 0, expected: 8, .. }) => {}
         other => panic!("{other:?}"),
     }
-    confirm(&there, LATER).unwrap(); // this end did say that it is connected
+    confirm(&there, LATER).unwrap(); // this end has sent its confirmation
     let (here, there) = UnixStream::pair().unwrap();
     drop(there);
     let outcome = confirm(here, LATER);
     assert!(matches!(outcome, Err(ExchangeError::Closed { .. })), "{outcome:?}");
 }
 
-/// A stream that fails in its own way.
+/// A stream with its own kinds of errors.
 struct Broken(fn() -> io::Result<usize>);
 
 impl TimedStream for Broken {
@@ -200,7 +200,7 @@ impl TimedStream for Broken {
 }
 
 #[test]
-fn what_else_a_stream_returns_is_an_error_too() {
+fn other_errors_of_a_stream_are_returned() {
     let outcome = |read| exchange(Broken(read), &endpoint(0x11), SOON).unwrap_err();
     let other = outcome(|| Err(ErrorKind::HostUnreachable.into()));
     match other {

@@ -1,4 +1,4 @@
-//! Bytes that come from anywhere, in any pieces.
+//! Arbitrary bytes, in arbitrary pieces.
 
 use std::io::{self, ErrorKind};
 use std::mem::discriminant;
@@ -9,7 +9,7 @@ use rdma_channel::{ExchangeError, QueuePairEndpoint, TimedStream, exchange};
 
 use crate::exchange::{LATER, MESSAGE, endpoint, message};
 
-/// A peer that says this in pieces of these lengths, and then has closed the stream, or stalls.
+/// A peer that sends these bytes in pieces of these lengths, and then closes the stream or stalls.
 #[derive(Debug)]
 struct Peer {
     said: Vec<u8>,
@@ -48,7 +48,7 @@ impl TimedStream for Peer {
     }
 }
 
-/// What these bytes are.
+/// The expected result for these bytes.
 fn expected(said: &[u8], closes: bool) -> Result<QueuePairEndpoint, ExchangeError> {
     let (magic, version, count) = (said.get(..4), said.get(4..6), said.get(6..8));
     let number = |bytes: &[u8]| u16::from_be_bytes(bytes.try_into().unwrap());
@@ -71,7 +71,7 @@ fn expected(said: &[u8], closes: bool) -> Result<QueuePairEndpoint, ExchangeErro
     }
 }
 
-/// Bytes that are right up to somewhere, most often.
+/// Bytes that are mostly valid up to some position.
 fn said() -> impl Strategy<Value = Vec<u8>> {
     let noise = prop::collection::vec(any::<u8>(), 0..2 * MESSAGE);
     let part = (0x11..0x13_u32, 0..=MESSAGE, noise.clone());

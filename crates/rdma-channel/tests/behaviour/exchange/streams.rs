@@ -1,4 +1,4 @@
-//! Streams of each kind, with little space, blocking or not.
+//! Streams of each kind, with little room, blocking or not.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -26,7 +26,7 @@ fn pipes(size: usize) -> [Pipes<io::PipeReader, io::PipeWriter>; 2] {
     [Pipes::new(here, to_there), Pipes::new(there, to_here)]
 }
 
-/// Both ends get what the other one has.
+/// Checks that both ends receive the endpoints of the other one.
 fn both(count: u32, mut here: impl TimedStream, mut there: impl TimedStream + Send) {
     thread::scope(|threads| {
         let peer = threads.spawn(move || {
@@ -70,7 +70,7 @@ fn ends_do_not_wait_for_each_other_where_there_is_little_room() {
 }
 
 #[test]
-fn what_a_socket_was_told_before_still_holds_afterwards() {
+fn the_options_of_a_socket_stay_unchanged() {
     let (here, there) = tcp();
     let (seconds_7, seconds_9) = (Duration::from_secs(7), Duration::from_secs(9));
     here.set_read_timeout(Some(seconds_7)).unwrap();
@@ -85,9 +85,9 @@ fn what_a_socket_was_told_before_still_holds_afterwards() {
     assert_eq!((&there).read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
 }
 
-/// A blocking write of so much would wait for a reader.
+/// A blocking write of all bytes would wait for a reader.
 #[test]
-fn one_write_is_no_longer_than_what_there_is_room_for() {
+fn one_write_is_no_longer_than_the_available_room() {
     let ends = |mut stream: Box<dyn TimedStream>| {
         let (mut sent, bytes) = (0, vec![7; 10_000_000]);
         let error = loop {
@@ -107,9 +107,9 @@ fn one_write_is_no_longer_than_what_there_is_room_for() {
     ends(Box::new(here));
 }
 
-/// All are woken by a byte, and one gets it.
+/// A byte wakes all readers, and one of them gets it.
 #[test]
-fn a_read_ends_in_time_also_if_somebody_else_was_faster() {
+fn a_read_ends_in_time_even_if_another_reader_is_faster() {
     let (here, mut there) = UnixStream::pair().unwrap();
     let ((reads, read), (ends, ended)) = (mpsc::channel(), mpsc::channel());
     for _ in 0..4 {
@@ -125,7 +125,7 @@ fn a_read_ends_in_time_also_if_somebody_else_was_faster() {
     }
     for _ in 0..1000 {
         there.write_all(b"x").unwrap();
-        // On a machine that stands still all may have given up, and none reads it.
+        // On a machine that was suspended, all may have timed out, and none reads it.
         match read.recv_timeout(SOON * 10) {
             Ok(count) => assert_eq!(count, 1),
             Err(_) => break,
@@ -137,7 +137,7 @@ fn a_read_ends_in_time_also_if_somebody_else_was_faster() {
 }
 
 #[test]
-fn a_time_without_end_is_no_overflow() {
+fn an_endless_time_limit_does_not_overflow() {
     let (here, there) = UnixStream::pair().unwrap();
     thread::scope(|threads| {
         threads.spawn(|| exchange(&there, &endpoint(0x21), Duration::MAX).unwrap());

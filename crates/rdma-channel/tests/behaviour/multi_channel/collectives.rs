@@ -11,7 +11,7 @@ use rdma_qp::{SendWorkRequest, WcOpcode};
 
 use crate::multi_channel::{DEVICES, SECOND, Star};
 
-/// Not in order, and one of them twice.
+/// Peers out of order, one of them twice.
 const ORDER: [usize; 4] = [2, 0, 1, 0];
 
 #[test]
@@ -30,7 +30,7 @@ fn results_are_in_the_order_of_the_requests() {
 }
 
 #[test]
-fn what_is_scattered_is_gathered_again() {
+fn scattered_bytes_are_gathered_again() {
     for device in DEVICES {
         let mut star = Star::new(device);
         let remotes = [2, 0, 1].map(|peer| star.remote(peer));
@@ -70,7 +70,7 @@ fn messages_go_to_each_peer_and_to_several() {
 }
 
 #[test]
-fn in_a_scope_each_has_a_handle() {
+fn each_operation_of_a_collective_in_a_scope_has_a_handle() {
     for device in DEVICES {
         let mut star = Star::new(device);
         ORDER.into_iter().for_each(|peer| star.expect_number(peer));
@@ -80,7 +80,7 @@ fn in_a_scope_each_has_a_handle() {
         let region = star.pd.register_local_mr_slice(&memory).unwrap();
         let (from, to) = memory.split_at_mut(24);
         let data: Vec<_> = from.chunks(8).map(|data| [region.gather_element(data)]).collect();
-        // Outside of the scope, and mutable: the elements live longer than it.
+        // Declared outside the scope, and mutable: the elements outlive it.
         let mut room: Vec<_> =
             to.chunks_mut(8).map(|room| [region.scatter_element(room)]).collect();
         let numbers = star.center.manual_scope(|s| {
@@ -109,10 +109,10 @@ fn in_a_scope_each_has_a_handle() {
 }
 
 #[test]
-fn unpolled_each_has_a_handle_too() {
+fn each_unpolled_operation_of_a_collective_has_a_handle() {
     let star = Star::new("soft0");
     let rooms = ORDER.map(PeerReceiveWorkRequest::only_immediate);
-    // SAFETY: SAFETY.md F8: no memory, here and below.
+    // SAFETY: SAFETY.md F8: the requests have no memory, here and below.
     let rooms = unsafe { star.center.gather_receive_unpolled(rooms) }.unwrap();
     for (place, &peer) in ORDER.iter().enumerate() {
         star.send_number(peer, place as u32);
@@ -128,7 +128,7 @@ fn unpolled_each_has_a_handle_too() {
 }
 
 #[test]
-fn what_is_scattered_unpolled_is_gathered_unpolled() {
+fn unpolled_scattered_bytes_are_gathered_again() {
     for device in DEVICES {
         let star = Star::new(device);
         let remotes = [2, 0, 1].map(|peer| star.remote(peer));
@@ -136,7 +136,7 @@ fn what_is_scattered_unpolled_is_gathered_unpolled() {
         from.copy_from_slice(&std::array::from_fn::<_, 24, _>(|i| i as u8));
         let data = [0, 8, 16].map(|at| [from.get_ref(at, 8).unwrap().gather_element()]);
         let writes = data.iter().zip(remotes).map(|(data, to)| PeerWriteWorkRequest::new(data, to));
-        // SAFETY: SAFETY.md F8: the memory is left alone until the requests are done; here and below.
+        // SAFETY: SAFETY.md F8: the memory is left alone until the requests have completed; here and below.
         let written = unsafe { star.center.scatter_write_unpolled(writes) }.unwrap();
         written.iter().for_each(|written| assert!(written.wait(SECOND).is_ok()));
         let (one, rest) = to.as_slice_mut().split_at(8);
@@ -153,7 +153,7 @@ fn what_is_scattered_unpolled_is_gathered_unpolled() {
 }
 
 #[test]
-fn a_queue_is_as_deep_for_each_peer_as_it_was_asked_to_be() {
+fn each_peer_has_a_queue_of_the_requested_depth() {
     let mut star = Star::with("soft0", |builder| builder.max_recv_wr(4).max_send_wr(2));
     for peer in [0, 1, 2].repeat(4) {
         star.send_number(peer, 1);

@@ -1,4 +1,4 @@
-//! A peer that fails, or does not answer, is lost alone, and in time.
+//! A peer that fails, or does not answer, loses only its own connection, and in time.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,11 +18,11 @@ use crate::multi_channel::{
 };
 
 const LIMIT: Duration = Duration::from_millis(60);
-/// As long, where some are to be done in time.
+/// A longer limit, for tests in which some requests complete in time.
 const ANSWERED: Duration = Duration::from_secs(2);
 const RECEIVE: CloseReason = CloseReason::Timeout { operation: Operation::Receive };
 
-/// Receives from those peers into as many parts of the memory.
+/// Receives from these peers into as many parts of the memory.
 fn gather(
     center: &mut MultiChannel,
     memory: &mut OwnedRegion,
@@ -37,7 +37,7 @@ fn gather(
     center.within(ANSWERED).gather_receive(requests)
 }
 
-/// Has a peer send eight bytes, in vain if it has gone.
+/// Makes a peer send eight bytes; they are lost if the connection is closed.
 fn send_word(star: &Star, peer: usize) {
     let data = [star.boards[peer].element(0..8).unwrap().into()];
     // SAFETY: SAFETY.md F8: the region is shared, and lives as long as the channels.
@@ -46,7 +46,7 @@ fn send_word(star: &Star, peer: usize) {
 }
 
 #[test]
-fn a_peer_that_does_not_answer_loses_its_connection_alone() {
+fn a_peer_that_does_not_answer_loses_only_its_own_connection() {
     for device in DEVICES.into_iter().chain([HELD]) {
         must_end(move || {
             let mut star = Star::on(&faulty(device), |builder| builder);
@@ -58,7 +58,7 @@ fn a_peer_that_does_not_answer_loses_its_connection_alone() {
             let releases = star.releases();
             let begin = Instant::now();
             let center = &mut star.center;
-            // On a device that waits for it: what is there when the receives are.
+            // On a device that holds requests: releases them once the receives are posted.
             at_next_poll(releases);
             let outcome = gather(center, &mut memory, &[2, 1, 0]);
             assert!(begin.elapsed() >= ANSWERED);
@@ -71,7 +71,7 @@ fn a_peer_that_does_not_answer_loses_its_connection_alone() {
             memory.fill(0);
             star.boards[1].write(0, &[9; 8]).unwrap();
             send_word(&star, 1);
-            assert_eq!(*memory, [0; 24], "written after it was given back");
+            assert_eq!(*memory, [0; 24], "written after it was returned");
 
             let error = gather(&mut star.center, &mut memory, &[0, 1]).unwrap_err();
             assert!(matches!(error, TransportError::Closed { reason: RECEIVE, .. }), "{error}");
@@ -83,7 +83,7 @@ fn a_peer_that_does_not_answer_loses_its_connection_alone() {
 }
 
 #[test]
-fn what_was_posted_before_a_refused_request_ends_too() {
+fn requests_posted_before_a_refused_one_end_too() {
     for device in DEVICES.into_iter().chain([HELD]) {
         must_end(move || {
             let mut star = Star::with(device, |builder| builder.max_recv_wr(1));
@@ -94,7 +94,7 @@ fn what_was_posted_before_a_refused_request_ends_too() {
             let [first, second] = &mut rooms;
             let (mut first, mut second) =
                 ([first[0].scatter_element()], [second[0].scatter_element()]);
-            // No limit of its own: a receive has none.
+            // No limit applies by default: a receive has none.
             let error = star.center.gather_receive([
                 PeerReceiveWorkRequest::new(0, &mut first),
                 PeerReceiveWorkRequest::new(1, &mut second),
@@ -106,13 +106,13 @@ fn what_was_posted_before_a_refused_request_ends_too() {
             assert_eq!(star.center.closed(1).unwrap(), Some(RECEIVE));
             memory.fill(7);
             [0, 1].into_iter().for_each(|peer| send_word(&star, peer));
-            assert_eq!(*memory, [7; 24], "written after it was given back");
+            assert_eq!(*memory, [7; 24], "written after it was returned");
         });
     }
 }
 
 #[test]
-fn requests_that_the_device_holds_back_are_taken_from_it() {
+fn requests_that_the_device_holds_back_are_ended() {
     must_end(|| {
         let mut star = Star::new(HELD);
         let data = star.pd.allocate_region(8).unwrap();
@@ -178,7 +178,7 @@ fn a_request_that_fails_closes_the_connection_to_its_peer() {
         assert_eq!(star.open(), [0, 2]);
         let mut word = [9; 8];
         star.boards[0].read(0, &mut word).unwrap();
-        assert_eq!(word, [0; 8], "after it in the list");
+        assert_eq!(word, [0; 8], "written although it is later in the list");
     }
 }
 
@@ -187,7 +187,7 @@ fn giving_up_a_request_leaves_those_to_other_peers_alone() {
     must_end(|| {
         let mut star = Star::new(HELD);
         star.expect_number(0);
-        // SAFETY: SAFETY.md F8: no memory, here and below.
+        // SAFETY: SAFETY.md F8: the requests have no memory, here and below.
         drop(
             unsafe { star.center.send_unpolled(PeerSendWorkRequest::only_immediate(0, 1)) }
                 .unwrap(),
@@ -196,7 +196,7 @@ fn giving_up_a_request_leaves_those_to_other_peers_alone() {
         let room = PeerReceiveWorkRequest::only_immediate(1);
         let error = star.center.within(LIMIT).receive(room).unwrap_err();
         assert!(matches!(error, TransportError::Timeout { .. }), "{error}");
-        assert_eq!(star.device.in_flight(star.qpns[0]), 1, "it goes on");
+        assert_eq!(star.device.in_flight(star.qpns[0]), 1, "it is still in flight");
         assert_eq!(star.open(), [0, 2]);
         let rooms = [1, 2].map(PeerReceiveWorkRequest::only_immediate);
         assert!(star.center.within(LIMIT).gather_receive(rooms).is_err());
@@ -205,15 +205,15 @@ fn giving_up_a_request_leaves_those_to_other_peers_alone() {
         assert_eq!(star.open(), [0]);
         assert_eq!(star.device.release(star.qpns[0], u32::MAX), 1);
         let done = star.center.scope(|_| Ok::<_, TransportError>(()));
-        assert!(done.is_ok() && star.open() == [0], "its completion was taken");
+        assert!(done.is_ok() && star.open() == [0], "its completion was lost");
         let room = PeerReceiveWorkRequest::only_immediate(0);
         assert!(star.center.within(LIMIT).receive(room).is_err());
-        assert_eq!(star.center.stray_completions(), 0, "as that of a request under way");
+        assert_eq!(star.center.stray_completions(), 0, "its completion matched no request");
     });
 }
 
 #[test]
-fn a_limit_for_several_peers_ends_with_what_within_returns() {
+fn a_limit_for_several_peers_ends_with_the_value_of_within() {
     must_end(|| {
         let mut star = Star::with(HELD, |builder| builder.receive_timeout(2 * LIMIT));
         let limit_of = |error| match error {
@@ -233,7 +233,7 @@ fn a_limit_for_several_peers_ends_with_what_within_returns() {
 }
 
 #[test]
-fn a_scope_ends_what_one_peer_has_left_unanswered() {
+fn a_scope_ends_requests_that_one_peer_does_not_answer() {
     for device in DEVICES {
         must_end(move || {
             let mut star = Star::new(device);
@@ -250,7 +250,7 @@ fn a_scope_ends_what_one_peer_has_left_unanswered() {
 }
 
 #[test]
-fn requests_before_a_refused_one_are_the_scopes() {
+fn requests_before_a_refused_one_belong_to_the_scope() {
     must_end(|| {
         let mut star = Star::with(HELD, |builder| builder.max_recv_wr(1));
         let left: Result<(), ScopeError<TransportError>> = star.center.scope(|s| {
@@ -275,7 +275,7 @@ fn an_iterator_that_panics_has_posted_nothing() {
 }
 
 #[test]
-fn a_peer_whose_end_is_gone_is_found_out_in_time() {
+fn a_peer_that_is_gone_is_detected_in_time() {
     for device in DEVICES {
         must_end(move || {
             let mut star = Star::new(device);
@@ -291,7 +291,7 @@ fn a_peer_whose_end_is_gone_is_found_out_in_time() {
 }
 
 #[test]
-fn a_scope_that_closes_its_channels_flushes_those_to_all_peers() {
+fn a_scope_that_closes_its_channels_flushes_all_connections() {
     for device in LATE {
         must_end(move || {
             let mut star = Star::with(device, |builder| builder.drain_timeout(2 * SECOND));
@@ -309,18 +309,18 @@ fn a_scope_that_closes_its_channels_flushes_those_to_all_peers() {
             });
             assert!(left.is_ok() && begin.elapsed() < SECOND, "{left:?}");
             let closed = [0, 1, 2].map(|peer| star.center.closed(peer).unwrap());
-            assert_eq!(closed, [Some(CloseReason::Asked); 3], "one that was idle too");
+            assert_eq!(closed, [Some(CloseReason::Asked); 3], "an idle connection is closed, too");
             star.assert_given_back(stuck);
         });
     }
 }
 
-/// Of a connection that has gone, with all that was in flight.
+/// They belong to a connection that has gone, with all requests in flight.
 #[test]
-fn handles_that_were_dropped_before_are_not_those_of_a_later_manual_scope() {
+fn handles_dropped_earlier_do_not_count_in_a_later_manual_scope() {
     must_end(|| {
         let mut star = Star::new("soft0");
-        // SAFETY: SAFETY.md F8: no memory.
+        // SAFETY: SAFETY.md F8: the request has no memory.
         let unpolled =
             unsafe { star.center.receive_unpolled(PeerReceiveWorkRequest::only_immediate(0)) };
         drop(unpolled.unwrap());
@@ -332,12 +332,12 @@ fn handles_that_were_dropped_before_are_not_those_of_a_later_manual_scope() {
             star.center.manual_scope(|s| {
                 let write = s.post_write(PeerWriteWorkRequest::new(&[], remote))?;
                 write.wait(SECOND)?;
-                #[allow(clippy::mem_forget)] // it has told
+                #[allow(clippy::mem_forget)] // it has reported its result
                 std::mem::forget(write);
                 Ok::<(), TransportError>(())
             })
         }));
-        assert!(matches!(left, Ok(Ok(()))), "all that it has posted was asked");
+        assert!(matches!(left, Ok(Ok(()))), "all its handles were polled");
     });
 }
 
@@ -352,7 +352,7 @@ fn connections_that_signal_all_requests_stay_open_when_the_last_of_a_scope_was_u
                 s.to(remote.peer())?
                     .write_from_with(data.as_slice(), remote.remote(), |w| w.signaled(false))?,
             );
-            // When the scope has looked twice, and so is waiting.
+            // When the scope has polled twice, it is waiting.
             at_next_poll(move || at_next_poll(move || at_next_poll(releases)));
             Ok::<(), TransportError>(())
         });
@@ -361,9 +361,9 @@ fn connections_that_signal_all_requests_stay_open_when_the_last_of_a_scope_was_u
     });
 }
 
-/// Of what was posted before another request was refused.
+/// The requests were posted before another one was refused.
 #[test]
-fn a_manual_scope_asks_for_no_handles_that_nobody_had() {
+fn a_manual_scope_ignores_requests_without_handles() {
     must_end(|| {
         let mut star = Star::with("soft0", |builder| builder.max_send_wr(2).max_recv_wr(2));
         for peer in [0, 1, 1] {
@@ -384,13 +384,13 @@ fn a_manual_scope_asks_for_no_handles_that_nobody_had() {
     });
 }
 
-/// A batch ends its own requests: another peer's receive waits on.
+/// A batch ends only its own requests: another peer's receive stays posted.
 #[test]
 fn a_batch_that_fails_leaves_other_connections_as_they_are() {
     must_end(|| {
         for device in ["soft0", HELD] {
             let mut star = Star::new(device);
-            // SAFETY: SAFETY.md F8: no memory.
+            // SAFETY: SAFETY.md F8: the request has no memory.
             drop(
                 unsafe { star.center.receive_unpolled(PeerReceiveWorkRequest::only_immediate(2)) }
                     .unwrap(),

@@ -1,4 +1,4 @@
-//! One peer that is gone, or silent, among others that are there.
+//! One peer that is gone or silent, among others that work.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -17,7 +17,7 @@ use crate::multi_channel::{DEVICES, HELD, SECOND, Star, expect_number, failed, m
 
 const LIMIT: Duration = Duration::from_millis(60);
 
-/// Soon gives up on a peer that does not answer, and has time for the others.
+/// Sets a short time for a peer that does not answer, and enough time for the others.
 fn impatient(builder: MultiChannelBuilder<'_>) -> MultiChannelBuilder<'_> {
     let builder = builder.ack_timeout(AckTimeout::limited(10).unwrap()); // 4 ms
     builder.max_ack_retries(MaxAckRetries::limited(1).unwrap()).drain_timeout(SECOND)
@@ -28,7 +28,7 @@ fn is_gone(error: &TransportError) -> bool {
 }
 
 #[test]
-fn a_peer_that_goes_away_leaves_the_others_to_each_other() {
+fn a_lost_peer_does_not_affect_the_others() {
     for device in DEVICES {
         for asked in [true, false] {
             must_end(move || {
@@ -41,7 +41,7 @@ fn a_peer_that_goes_away_leaves_the_others_to_each_other() {
                 let expect = || peers.into_iter().for_each(expect_number);
                 let begin = Instant::now();
                 let left = star.center.scope(|s| {
-                    // Nobody has space for them yet.
+                    // No receives are posted for them yet.
                     let sent =
                         s.post_multicast_send([0, 1, 2], SendWorkRequest::only_immediate(1))?;
                     let behind = s.to(1)?.send_from(data.as_slice())?;
@@ -51,10 +51,13 @@ fn a_peer_that_goes_away_leaves_the_others_to_each_other() {
                     gone.close().unwrap();
                     if asked {
                         assert!(is_gone(&sent[1].wait(SECOND).unwrap_err()));
-                        // What was with it is flushed.
+                        // Other requests to it are flushed.
                         assert!(behind.wait(SECOND).unwrap().result.is_err());
                         assert!(received.wait(SECOND).unwrap().result.is_err());
-                        assert!(sent[0].poll().is_none() && sent[2].poll().is_none(), "they go on");
+                        assert!(
+                            sent[0].poll().is_none() && sent[2].poll().is_none(),
+                            "they are still in flight"
+                        );
                         expect();
                         for peer in [0, 2] {
                             sent[peer].wait(SECOND)?;
@@ -100,7 +103,7 @@ fn a_peer_that_goes_away_leaves_the_others_to_each_other() {
 
 type Call = fn(&mut Star, &mut [OwnedRegion; 3]) -> Result<usize, TransportError>;
 
-/// In this order.
+/// The order of the peers in the requests.
 const ORDER: [usize; 3] = [2, 1, 0];
 
 fn scatter_send(star: &mut Star, memory: &mut [OwnedRegion; 3]) -> Result<usize, TransportError> {
@@ -135,16 +138,16 @@ fn gather_read(star: &mut Star, memory: &mut [OwnedRegion; 3]) -> Result<usize, 
     star.center.within(LIMIT).gather_read(reads).map(|read| read.len())
 }
 
-/// Has a peer take eight bytes onto its board, when they come.
+/// Makes a peer receive eight bytes onto its board, when they arrive.
 fn expect_word(star: &Star, peer: usize) {
     let mut room = [star.boards[peer].element(0..8).unwrap().into()];
     // SAFETY: SAFETY.md F8: the region is shared, and lives as long as the channels.
     drop(unsafe { star.peers[peer].receive_unpolled(ReceiveWorkRequest::new(&mut room)) }.unwrap());
 }
 
-/// The device does what there is to do with two of the peers, and nothing with the third.
+/// The device executes the requests of two of the peers, and none of the third.
 #[test]
-fn a_collective_with_a_silent_peer_ends_in_time_and_costs_that_connection() {
+fn a_collective_with_a_silent_peer_ends_in_time_and_closes_that_connection() {
     let calls: [(Call, Operation); 4] = [
         (scatter_send, Operation::Send),
         (multicast_send, Operation::Send),
@@ -174,7 +177,7 @@ fn a_collective_with_a_silent_peer_ends_in_time_and_costs_that_connection() {
             let error = call(&mut star, &mut memory).unwrap_err();
             let took = begin.elapsed();
             assert!(took >= LIMIT && took < SECOND, "{took:?}");
-            assert_eq!(under_way.get(), [1; 3], "nothing was done");
+            assert_eq!(under_way.get(), [1; 3], "a request has completed");
             let text = error.to_string();
             let (peers, error) = failed(error);
             let late = matches!(error, TransportError::Timeout { operation, timeout, .. }
@@ -191,10 +194,13 @@ fn a_collective_with_a_silent_peer_ends_in_time_and_costs_that_connection() {
             memory.iter_mut().for_each(|region| region.fill(7));
             expect_word(&star, 1);
             star.provoke();
-            assert!(memory.iter().all(|region| **region == [7; 8]), "written after it came back");
+            assert!(
+                memory.iter().all(|region| **region == [7; 8]),
+                "written after it was returned"
+            );
             let mut word = [0; 8];
             star.boards[1].read(0, &mut word).unwrap();
-            assert_eq!(word, [9; 8], "read after it was given back");
+            assert_eq!(word, [9; 8], "read after it was returned");
             star.assert_usable(&[0, 2]);
         });
     }

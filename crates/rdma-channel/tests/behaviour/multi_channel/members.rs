@@ -25,7 +25,7 @@ use crate::common::{DRAIN, HELD, LATE, WIRE, everything, must_end, open, wait_in
 use crate::multi_channel::{DEVICES, SECOND, Star};
 
 impl Star {
-    /// Adds a peer. Its index, which is one of the three.
+    /// Adds a peer, and returns its index, which is one of the three.
     fn join(&mut self) -> usize {
         let forever = MaxRnrRetries::unlimited();
         let builder: ChannelBuilder<'_> = self.far.create_channel().max_rnr_retries(forever);
@@ -40,7 +40,7 @@ impl Star {
         peer
     }
 
-    /// Adds a peer, which gets that index, and uses all.
+    /// Adds a peer, which has to get this index, and uses all peers.
     fn assert_replaced(&mut self, peer: usize) {
         assert_eq!(self.join(), peer);
         assert_eq!((self.open(), self.center.num_channels()), (vec![0, 1, 2], 3));
@@ -62,7 +62,7 @@ impl Star {
         }
     }
 
-    /// Leaves requests with that peer's queue pair, of all kinds.
+    /// Leaves requests of all kinds in flight on that peer's queue pair.
     fn leave_unpolled(&self, peer: usize, memory: &mut [OwnedRegion; 2]) {
         self.boards[peer].write(0, &[9; 64]).unwrap();
         let [room, read] = memory;
@@ -77,16 +77,16 @@ impl Star {
             let unsignaled = SendWorkRequest::only_immediate(1).signaled(false);
             PeerSendWorkRequest::from_wr(peer, unsignaled)
         };
-        // SAFETY: SAFETY.md F8: the memory is not touched before the peer was removed.
+        // SAFETY: SAFETY.md F8: the memory is not accessed before the peer was removed.
         let received = unsafe { self.center.receive_unpolled(receive) }.unwrap();
-        // SAFETY: SAFETY.md F8: no memory.
+        // SAFETY: SAFETY.md F8: the request has no memory.
         let sent = unsafe { self.center.send_unpolled(number()) };
         // SAFETY: SAFETY.md F8: as above.
         let read = unsafe { self.center.read_unpolled(read) }.unwrap();
-        // SAFETY: SAFETY.md F8: no memory.
+        // SAFETY: SAFETY.md F8: the request has no memory.
         let last = unsafe { self.center.send_unpolled(number()) };
         drop((received, sent.unwrap()));
-        #[allow(clippy::mem_forget)] // that is what is tested
+        #[allow(clippy::mem_forget)] // the subject of this test
         mem::forget((read, last.unwrap()));
     }
 
@@ -98,12 +98,12 @@ impl Star {
         })
     }
 
-    /// The memory stays as it is, whatever the peers and the device do now.
+    /// Checks that the memory stays unchanged, whatever the peers and the device do now.
     fn assert_left_alone(&self, mut memory: [OwnedRegion; 2]) {
         memory.iter_mut().for_each(|region| region.fill(7));
         self.provoke();
         for region in memory {
-            assert_eq!(*region, [7; 64], "written after it was given back");
+            assert_eq!(*region, [7; 64], "written after it was returned");
             region.close().unwrap();
         }
     }
@@ -173,7 +173,7 @@ fn failed_peers_are_replaced_more_often_than_there_are_places() {
 }
 
 #[test]
-fn there_are_no_more_peers_than_there_can_be() {
+fn the_number_of_peers_stays_within_its_maximum() {
     let pd = open("soft0").allocate_pd().unwrap();
     let error = pd.create_multi_channel().num_channels(3).max_channels(2).build().unwrap_err();
     let named = matches!(error, Error::TooLarge { knob: "num_channels", value: 3, most: 2, .. });
@@ -196,7 +196,7 @@ fn there_are_no_more_peers_than_there_can_be() {
     drop(first);
     let third = center.prepare().unwrap();
     too_many(center.prepare());
-    // Prepared ones go to other threads.
+    // Prepared peers can move to other threads.
     let ends = std::thread::spawn(move || [second, third].map(|one| (one.endpoint(), one)));
     for (index, (end, prepared)) in ends.join().unwrap().into_iter().enumerate() {
         assert_eq!(center.add(prepared, end).unwrap(), index); // to itself
@@ -214,7 +214,7 @@ fn there_are_no_more_peers_than_there_can_be() {
     pd.close().map_err(|(_, error)| error).unwrap();
 }
 
-/// Its completions would come to the other channels.
+/// Its completions would go to the other channels.
 #[test]
 fn a_peer_that_other_channels_have_prepared_is_refused() {
     let [mut star, mut other] = [1, 2].map(|_| Star::new("soft0"));
@@ -243,7 +243,7 @@ fn a_peer_that_does_not_fit_is_not_added() {
 }
 
 #[test]
-fn what_a_removed_peer_has_in_flight_is_over() {
+fn requests_in_flight_of_a_removed_peer_are_ended() {
     for device in ["soft0"].into_iter().chain(LATE) {
         must_end(move || {
             let mut star = Star::new(device);
@@ -267,7 +267,7 @@ fn what_a_removed_peer_has_in_flight_is_over() {
                 wait_in_vain();
                 assert!(memory.iter().all(|region| **region == [7; 64]));
             }
-            // The first scope after them ends what is left of the first peer.
+            // The next scope ends the remaining requests of the first peer.
             star.assert_left_alone(memory);
             star.center.remove(0).unwrap();
             star.assert_left_alone(others);
@@ -297,7 +297,7 @@ fn a_removed_peer_is_no_peer_of_a_collective() {
     }
 }
 
-/// Keeps the completions of that queue pair.
+/// Keeps back the completions of this queue pair.
 fn hold_back(qpn: Qpn) -> Rc<RefCell<Vec<ibv_wc>>> {
     let held = Rc::new(RefCell::new(Vec::new()));
     let (keep, qpn) = (Rc::clone(&held), qpn.get());
@@ -312,7 +312,7 @@ fn hold_back(qpn: Qpn) -> Rc<RefCell<Vec<ibv_wc>>> {
 }
 
 #[test]
-fn completions_that_come_after_the_removal_are_not_of_the_next_peer() {
+fn late_completions_of_a_removed_peer_do_not_reach_the_next_one() {
     for device in LATE {
         must_end(move || {
             let mut star = star(device);
@@ -321,7 +321,7 @@ fn completions_that_come_after_the_removal_are_not_of_the_next_peer() {
             star.leave_unpolled(1, &mut memory);
             let begin = Instant::now();
             star.center.remove(1).unwrap();
-            // It waits for the flushes as long as it may.
+            // It waits for the flushes until the limit.
             assert!(begin.elapsed() >= DRAIN && begin.elapsed() < SECOND);
             assert_eq!(DESTROYED.get(), 1);
             star.assert_left_alone(memory);
@@ -334,7 +334,7 @@ fn completions_that_come_after_the_removal_are_not_of_the_next_peer() {
                 let first = s.post_receive(PeerReceiveWorkRequest::only_immediate(1))?;
                 let error = first.wait(Duration::from_millis(20)).unwrap_err();
                 assert!(matches!(error, TransportError::Timeout { .. }), "{error}");
-                // SAFETY: SAFETY.md F8: no memory.
+                // SAFETY: SAFETY.md F8: the request has no memory.
                 drop(unsafe { star.peers[1].send_unpolled(SendWorkRequest::only_immediate(4)) }?);
                 star.device.release(star.peers[1].qpn().unwrap(), u32::MAX);
                 first.wait(SECOND)
@@ -347,16 +347,16 @@ fn completions_that_come_after_the_removal_are_not_of_the_next_peer() {
     }
 }
 
-/// There is no slot for a marker behind it, and nothing is known of any.
+/// A marker after it finds no slot, so none of the results are known.
 #[test]
-fn the_last_unsignaled_request_of_a_removed_peer_is_not_that_of_the_next() {
+fn the_last_unsignaled_request_of_a_removed_peer_is_forgotten() {
     must_end(|| {
         let mut star = Star::on(&faulty(HELD), |builder| builder.max_send_wr(4));
         edit(|_| Vec::new());
         for signaled in [true, true, true, false] {
             let number = SendWorkRequest::only_immediate(1).signaled(signaled);
             let number = PeerSendWorkRequest::from_wr(1, number);
-            // SAFETY: SAFETY.md F8: no memory.
+            // SAFETY: SAFETY.md F8: the request has no memory.
             drop(unsafe { star.center.send_unpolled(number) }.unwrap());
         }
         star.center.remove(1).unwrap();
@@ -379,7 +379,7 @@ fn the_last_unsignaled_request_of_a_removed_peer_is_not_that_of_the_next() {
     });
 }
 
-/// What is left in the completion queue is taken out of it; and a device that makes completions up keeps nobody waiting.
+/// The remaining completions are polled, but a device that invents completions cannot prolong that.
 #[test]
 fn the_completion_queue_is_emptied_when_a_peer_is_removed() {
     must_end(|| {
@@ -389,7 +389,7 @@ fn the_completion_queue_is_emptied_when_a_peer_is_removed() {
         let before = star.center.stray_completions();
         star.center.remove(1).unwrap();
         let emptied = star.center.stray_completions();
-        assert!(emptied > before, "the last of them had not been taken");
+        assert!(emptied > before, "the last completions were not polled");
         honest();
         star.assert_replaced(1);
         assert_eq!(star.center.stray_completions(), emptied);
@@ -430,7 +430,7 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_its_place() {
                     star.assert_usable(&[2, 0]);
                 }
                 star.center.remove(0).unwrap();
-                assert_eq!(star.join(), 0, "not that of the one that is there");
+                assert_eq!(star.join(), 0, "it must not get the place that is taken");
                 honest();
                 star.center.remove(1).unwrap();
                 assert_eq!(DESTROYED.get(), 2);
@@ -441,7 +441,7 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_its_place() {
     }
 }
 
-/// Its requests were lost, and its queue pair destroyed by the scope.
+/// Its requests were lost, and the scope has destroyed its queue pair.
 #[test]
 fn a_peer_whose_queue_pair_is_destroyed_already_can_be_replaced() {
     for device in LATE {
@@ -457,7 +457,7 @@ fn a_peer_whose_queue_pair_is_destroyed_already_can_be_replaced() {
                 matches!(closed, Some(CloseReason::Timeout { operation: Operation::Send })),
                 "{closed:?}"
             );
-            assert_eq!(star.center.num_channels(), 3, "it is closed, and there");
+            assert_eq!(star.center.num_channels(), 3, "it is closed, but not removed");
             star.center.remove(1).unwrap();
             star.assert_given_back(stuck);
             star.assert_replaced(1);
@@ -465,9 +465,9 @@ fn a_peer_whose_queue_pair_is_destroyed_already_can_be_replaced() {
     }
 }
 
-/// As after every failure of the completion queue, all have to be made anew.
+/// After a failure of the completion queue, all channels have to be created again.
 #[test]
-fn peers_of_a_completion_queue_that_has_failed_are_removed_and_the_next_one_finds_out() {
+fn peers_of_a_failed_completion_queue_can_be_removed_and_the_next_one_fails() {
     must_end(|| {
         let mut star = star(HELD);
         let mut memory = star.memory();
@@ -484,11 +484,11 @@ fn peers_of_a_completion_queue_that_has_failed_are_removed_and_the_next_one_find
     });
 }
 
-/// Of each peer in its place, and never of a place without one. In a process of its own: a thread without a subscriber
-/// that comes to the event first has it said to nobody.
+/// Each peer emits it in its place, and a place without a peer emits nothing. This test runs in a child process: if a
+/// thread without a subscriber reached the event first, it would be disabled.
 #[test]
-fn it_is_said_of_each_peer_why_it_was_closed() {
-    must_live("multi_channel::members::it_is_said_of_each_peer_why_it_was_closed", |device| {
+fn each_peer_emits_why_its_connection_was_closed() {
+    must_live("multi_channel::members::each_peer_emits_why_its_connection_was_closed", |device| {
         let mut star = Star::new(device);
         let receive = |star: &mut Star| {
             star.center.within(DRAIN).receive(PeerReceiveWorkRequest::only_immediate(1))

@@ -1,4 +1,4 @@
-//! Operations with one peer, connecting, and what there is to ask.
+//! Operations with one peer, connecting, and queries.
 #![allow(unsafe_code)]
 
 use std::iter;
@@ -65,7 +65,7 @@ fn each_operation_reaches_the_peer_that_it_names() {
 }
 
 #[test]
-fn rented_requests_take_along_what_their_closures_add() {
+fn rented_requests_carry_the_additions_of_their_closures() {
     let mut star = Star::new("soft0");
     let mut from = star.pd.allocate_region(8).unwrap();
     let mut to = star.far.allocate_region(8).unwrap();
@@ -92,7 +92,7 @@ fn rented_requests_take_along_what_their_closures_add() {
 }
 
 #[test]
-fn rented_memory_goes_to_any_peer_and_comes_back() {
+fn rented_memory_is_sent_to_any_peer_and_returned() {
     for device in DEVICES {
         let has_atomics = !lacks(device, Feature::Atomics);
         let mut star = Star::new(device);
@@ -120,7 +120,7 @@ fn rented_memory_goes_to_any_peer_and_comes_back() {
 }
 
 #[test]
-fn a_peer_that_does_not_exist_is_an_error_and_its_memory_comes_back() {
+fn an_operation_with_a_missing_peer_fails_and_returns_its_memory() {
     let mut star = Star::new(HELD);
     let center = &mut star.center;
     let nobody = |error: TransportError| {
@@ -131,7 +131,7 @@ fn a_peer_that_does_not_exist_is_an_error_and_its_memory_comes_back() {
     nobody(center.closed(3).unwrap_err());
     nobody(center.state(3).unwrap_err());
     nobody(center.peer(3).unwrap_err());
-    // SAFETY: SAFETY.md F8: no memory, here and below.
+    // SAFETY: SAFETY.md F8: the requests have no memory, here and below.
     let posted = unsafe { center.send_unpolled(PeerSendWorkRequest::only_immediate(3, 1)) };
     nobody(posted.map(drop).unwrap_err());
     let several = || [0, 3, 1].map(|peer| PeerSendWorkRequest::only_immediate(peer, 1));
@@ -151,7 +151,7 @@ fn a_peer_that_does_not_exist_is_an_error_and_its_memory_comes_back() {
 }
 
 #[test]
-fn there_are_as_many_endpoints_as_channels() {
+fn the_numbers_of_endpoints_and_channels_have_to_match() {
     let pd = open("soft0").allocate_pd().unwrap();
     let prepare = || pd.create_multi_channel().num_channels(2).build().unwrap();
     let end = prepare().endpoints()[0];
@@ -171,7 +171,7 @@ fn there_are_as_many_endpoints_as_channels() {
 }
 
 #[test]
-fn more_requests_than_can_be_told_apart_are_refused() {
+fn more_requests_than_ids_can_distinguish_are_refused() {
     let pd = open("soft0").allocate_pd().unwrap();
     let build = |channels, sends, receives| {
         let builder = pd.create_multi_channel().num_channels(channels);
@@ -201,7 +201,7 @@ fn more_requests_than_can_be_told_apart_are_refused() {
 }
 
 #[test]
-fn they_are_told_their_domain_first_or_last_come_from_it() {
+fn a_builder_takes_its_domain_or_is_created_by_it() {
     let pd = open("soft0").allocate_pd().unwrap();
     let prepared = MultiChannel::builder().pd(&pd).num_channels(2).max_send_wr(4).build().unwrap();
     let ends = prepared.endpoints();
@@ -225,7 +225,7 @@ fn a_request_carries_its_flags_and_numbers() {
 }
 
 #[test]
-fn a_region_of_a_peer_stays_that_peers() {
+fn a_part_of_a_peers_region_keeps_its_peer() {
     #[repr(C)]
     struct Board {
         generation: u64,
@@ -262,7 +262,7 @@ fn a_limit_of_a_single_operation_closes_one_connection() {
     }
 }
 
-/// Two for each peer, in turn: the first one of each is unsignaled.
+/// Two writes for each peer, in turn. The first one of each is unsignaled.
 fn writes<'wr, 'data>(
     star: &Star,
     elements: &'wr [[GatherElement<'data>; 1]],
@@ -300,10 +300,10 @@ fn a_batch_goes_to_several_peers_and_its_results_are_in_order() {
             let mut bytes = [0; 16];
             board.read(0, &mut bytes).unwrap();
             let first = [8 * peer as u8, 8 * (peer as u8 + 3)];
-            assert_eq!([bytes[0], bytes[8]], first, "what the peer was sent");
+            assert_eq!([bytes[0], bytes[8]], first, "the bytes written to the peer");
         }
         assert_eq!(star.open(), [0, 1, 2]);
-        // Nothing is posted if one of the peers is not there, and nothing goes on that was.
+        // Nothing is posted if one of the peers does not exist, and earlier requests are not continued.
         let nobody = [0, 3].map(|peer| PeerSendWorkRequest::only_immediate(peer, 1).into());
         let error = star.center.batch(nobody).unwrap_err();
         assert!(matches!(error, TransportError::NoSuchPeer { peer: 3, count: 3 }), "{error}");
@@ -312,7 +312,7 @@ fn a_batch_goes_to_several_peers_and_its_results_are_in_order() {
 }
 
 #[test]
-fn a_batch_that_one_peer_does_not_answer_closes_its_connection_alone() {
+fn a_batch_that_one_peer_does_not_answer_closes_only_its_connection() {
     let mut star = Star::new("soft0");
     star.expect_number(0);
     let limit = Duration::from_millis(20);

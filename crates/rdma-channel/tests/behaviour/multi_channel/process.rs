@@ -1,5 +1,5 @@
-//! Endings that end the process, of which one of several queue pairs is the cause, and those of a process that is not
-//! the channel's.
+//! Endings that end the process because of one of several queue pairs, and endings in a process that does not own the
+//! channels.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -33,14 +33,14 @@ fn leave(device: &str, kept: usize, leave: impl FnOnce()) {
 }
 
 #[test]
-fn a_scope_of_which_one_queue_pair_cannot_be_destroyed_aborts() {
-    let test = "multi_channel::process::a_scope_of_which_one_queue_pair_cannot_be_destroyed_aborts";
+fn a_scope_with_one_indestructible_queue_pair_aborts() {
+    let test = "multi_channel::process::a_scope_with_one_indestructible_queue_pair_aborts";
     must_abort(test, |device| leave(device, 1, || STAY.set(true)));
 }
 
 #[test]
-fn a_panic_in_such_a_scope_does_not_unwind_out_of_it() {
-    let test = "multi_channel::process::a_panic_in_such_a_scope_does_not_unwind_out_of_it";
+fn a_panic_does_not_unwind_out_of_a_scope_that_has_to_abort() {
+    let test = "multi_channel::process::a_panic_does_not_unwind_out_of_a_scope_that_has_to_abort";
     must_abort(test, |device| {
         leave(device, 2, || {
             POLL.set(Some(-1));
@@ -50,9 +50,8 @@ fn a_panic_in_such_a_scope_does_not_unwind_out_of_it() {
 }
 
 #[test]
-fn a_collective_of_which_one_queue_pair_cannot_be_destroyed_aborts() {
-    let test =
-        "multi_channel::process::a_collective_of_which_one_queue_pair_cannot_be_destroyed_aborts";
+fn a_collective_with_one_indestructible_queue_pair_aborts() {
+    let test = "multi_channel::process::a_collective_with_one_indestructible_queue_pair_aborts";
     must_abort(test, |device| {
         let mut star = star(device);
         let mut memory = star.pd.allocate_region(8).unwrap();
@@ -66,17 +65,17 @@ fn a_collective_of_which_one_queue_pair_cannot_be_destroyed_aborts() {
     });
 }
 
-/// What is in flight then is nobody's borrow: it is leaked, with its queue pair, and the others go.
+/// Memory in flight is then not borrowed: it is leaked with its queue pair, and the others are released.
 #[test]
-fn channels_dropped_with_unpolled_work_of_which_one_cannot_be_destroyed_live_on() {
-    let test = "multi_channel::process::channels_dropped_with_unpolled_work_of_which_one_cannot_be_destroyed_live_on";
+fn an_indestructible_queue_pair_of_dropped_channels_keeps_its_unpolled_work() {
+    let test = "multi_channel::process::an_indestructible_queue_pair_of_dropped_channels_keeps_its_unpolled_work";
     must_live(test, |device| {
         let star = star(device);
         let data = star.pd.allocate_shared_region(8, everything(&star.pd)).unwrap();
         let element = [GatherElement::from(data.element(0..8).unwrap())];
         for peer in 0..3 {
             let request = PeerSendWorkRequest::new(peer, &element);
-            // SAFETY: SAFETY.md F8: the region is shared, and lives longer than the test looks.
+            // SAFETY: SAFETY.md F8: the region is shared, and outlives the checks of the test.
             drop(unsafe { star.center.send_unpolled(request) }.unwrap());
         }
         let under_way =
@@ -85,7 +84,7 @@ fn channels_dropped_with_unpolled_work_of_which_one_cannot_be_destroyed_live_on(
         KEPT.set(Some(star.qpns[1].get()));
         drop(star.center);
         let good = under_way() == [0, 1, 0];
-        // SAFETY: SAFETY.md F15: nothing is left to do, and a leak checker does not look at what is meant to leak.
+        // SAFETY: SAFETY.md F15: no work is left, and a leak checker does not check the intended leak.
         unsafe { libc::_exit(i32::from(!good)) };
     });
 }
@@ -105,11 +104,11 @@ fn a_forked_child_that_leaves_a_scope_touches_nothing_of_its_parents_peers() {
             let pid = unsafe { libc::fork() };
             child = pid == 0;
             if child {
-                // SAFETY: SAFETY.md F15: it ends a child that hangs.
+                // SAFETY: SAFETY.md F15: the alarm ends a child that hangs.
                 unsafe { libc::alarm(120) };
             } else {
                 wait_for(pid);
-                assert!(qpns.iter().all(|&qpn| soft.in_flight(qpn) == 2), "all is as it was");
+                assert!(qpns.iter().all(|&qpn| soft.in_flight(qpn) == 2), "nothing has changed");
             }
             Ok::<(), TransportError>(())
         });
@@ -126,7 +125,7 @@ fn a_forked_child_that_leaves_a_scope_touches_nothing_of_its_parents_peers() {
                     star.center.scatter_send(sends),
                     Err(TransportError::Closed { reason: CloseReason::Forked, .. })
                 );
-            // SAFETY: SAFETY.md F15: nothing else runs in this child.
+            // SAFETY: SAFETY.md F15: no other thread runs in this child.
             unsafe { libc::_exit(i32::from(!good)) };
         }
         assert!(named, "{peers:?}");
@@ -138,8 +137,8 @@ fn a_forked_child_that_leaves_a_scope_touches_nothing_of_its_parents_peers() {
     }
 }
 
-/// What it waits for comes to its parent. In a process of its own, and on the device that has no thread: the child
-/// posts, and would wait for a lock that another thread had when it was forked.
+/// Its completions go to the parent. This test runs in a child process, on the device without a thread. The forked
+/// child posts, and would otherwise wait for a lock that another thread held at the fork.
 #[test]
 fn a_collective_without_a_limit_ends_in_a_forked_child() {
     must_live(
@@ -152,13 +151,13 @@ fn a_collective_without_a_limit_ends_in_a_forked_child() {
             // SAFETY: SAFETY.md F15: the child waits for no other thread, and ends below.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
-                // SAFETY: SAFETY.md F15: it ends a child that hangs.
+                // SAFETY: SAFETY.md F15: the alarm ends a child that hangs.
                 unsafe { libc::alarm(120) };
                 let rooms = [0, 1, 2].map(PeerReceiveWorkRequest::only_immediate);
                 let error = star.center.gather_receive(rooms).unwrap_err();
                 let good =
                     matches!(error, TransportError::Closed { reason: CloseReason::Forked, .. });
-                // SAFETY: SAFETY.md F15: nothing else runs in this child.
+                // SAFETY: SAFETY.md F15: no other thread runs in this child.
                 unsafe { libc::_exit(i32::from(!good)) };
             }
             wait_for(pid);
@@ -168,7 +167,7 @@ fn a_collective_without_a_limit_ends_in_a_forked_child() {
     );
 }
 
-/// On the device that has no thread, as above.
+/// This test uses the device without a thread, like the one above.
 #[test]
 fn a_forked_child_neither_adds_nor_removes_its_parents_peers() {
     must_live(
@@ -183,7 +182,7 @@ fn a_forked_child_neither_adds_nor_removes_its_parents_peers() {
             // SAFETY: SAFETY.md F15: the child waits for no other thread, and ends below.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
-                // SAFETY: SAFETY.md F15: it ends a child that hangs.
+                // SAFETY: SAFETY.md F15: the alarm ends a child that hangs.
                 unsafe { libc::alarm(120) };
                 let end = prepared.endpoint();
                 let errors = [
@@ -194,7 +193,7 @@ fn a_forked_child_neither_adds_nor_removes_its_parents_peers() {
                 let is_forked = |error: &TransportError| {
                     matches!(error, TransportError::Closed { reason: CloseReason::Forked, .. })
                 };
-                // SAFETY: SAFETY.md F15: nothing else runs in this child.
+                // SAFETY: SAFETY.md F15: no other thread runs in this child.
                 unsafe { libc::_exit(i32::from(!errors.iter().all(is_forked))) };
             }
             wait_for(pid);

@@ -1,4 +1,4 @@
-//! Providers that fail, lose and invent while there is work in flight to several peers.
+//! Providers that fail, lose completions or invent some, with requests in flight to several peers.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use crate::multi_channel::{
     DEVICES, DRAIN, HELD, LATE, SECOND, Star, expect_number, failed, must_end,
 };
 
-/// Of collectives: time for those that can be done.
+/// The limit of collectives: time for requests that can complete.
 const LIMIT: Duration = Duration::from_millis(500);
 const READ: CloseReason = CloseReason::Timeout { operation: Operation::Read };
 
@@ -27,8 +27,8 @@ fn star(device: &str) -> Star {
     Star::on(&faulty(device), |builder| builder)
 }
 
-/// Runs a scope with three requests to each of these peers, which do not complete, and `leave` at its end. What it
-/// says was lost.
+/// Runs a scope with three requests to each of these peers, which do not complete, and `leave` at its end. Returns the
+/// operations that the scope reports as lost.
 fn leave(star: &mut Star, peers: &[usize], leave: impl FnOnce()) -> Vec<OperationError> {
     let mut stuck = star.stuck();
     let (soft, qpns) = (star.device, star.qpns.clone());
@@ -36,7 +36,7 @@ fn leave(star: &mut Star, peers: &[usize], leave: impl FnOnce()) -> Vec<Operatio
     let left = star.center.scope(|s| {
         for (peer, stuck) in stuck.iter_mut().enumerate().filter(|(peer, _)| peers.contains(peer)) {
             stuck.post_to(peer, s, [Handles::Dropped, Handles::Forgotten][peer % 2])?;
-            assert_eq!(soft.in_flight(qpns[peer]), 2, "nothing of the send queue is done");
+            assert_eq!(soft.in_flight(qpns[peer]), 2, "no request of the send queue has completed");
         }
         leave();
         Ok::<(), TransportError>(())
@@ -55,9 +55,9 @@ fn is_lost(lost: &OperationError) -> bool {
     matches!(lost.error, TransportError::Lost { operation, .. } if operation == lost.operation)
 }
 
-/// H5: nothing is known of any of them, so that all queue pairs have to go.
+/// H5: no result is known, so all queue pairs have to be destroyed.
 #[test]
-fn a_completion_queue_that_fails_loses_what_is_under_way_to_all_peers() {
+fn a_failed_completion_queue_loses_the_requests_in_flight_to_all_peers() {
     for device in LATE {
         must_end(move || {
             let mut star = star(device);
@@ -84,7 +84,7 @@ fn a_completion_queue_that_fails_loses_what_is_under_way_to_all_peers() {
 }
 
 #[test]
-fn a_poll_that_fails_once_ends_what_is_under_way_to_all_peers() {
+fn a_poll_that_fails_once_ends_the_requests_in_flight_to_all_peers() {
     for device in LATE {
         must_end(move || {
             let mut star = star(device);
@@ -98,7 +98,7 @@ fn a_poll_that_fails_once_ends_what_is_under_way_to_all_peers() {
     }
 }
 
-/// Only those that have something of the caller's are destroyed: the third could not be.
+/// Only queue pairs with memory of the caller are destroyed: the third could not be.
 #[test]
 fn queue_pairs_that_do_not_go_to_error_are_destroyed_and_an_idle_one_goes_on() {
     for device in LATE {
@@ -118,7 +118,7 @@ fn queue_pairs_that_do_not_go_to_error_are_destroyed_and_an_idle_one_goes_on() {
     }
 }
 
-/// Reads a word of each of these peers, in that order. What was read, and how it ended.
+/// Reads a word of each of these peers, in that order. Returns the memory and the outcome.
 fn gather(star: &mut Star, peers: [usize; 3]) -> ([u8; 24], Result<usize, TransportError>) {
     star.boards.iter().for_each(|board| board.write(0, &[9; 64]).unwrap());
     let mut memory = [1; 24];
@@ -132,7 +132,7 @@ fn gather(star: &mut Star, peers: [usize; 3]) -> ([u8; 24], Result<usize, Transp
     let read = memory;
     memory.fill(7);
     star.provoke();
-    assert_eq!(memory, [7; 24], "written after it was given back");
+    assert_eq!(memory, [7; 24], "written after it was returned");
     (read, outcome)
 }
 
@@ -158,7 +158,7 @@ fn a_collective_on_a_completion_queue_that_fails_ends_when_the_queue_pairs_are_g
     });
 }
 
-/// Has the completions of that peer's queue pair not come. How many that were.
+/// Discards the completions of that peer's queue pair. Returns their number.
 fn lose(star: &Star, peer: usize) -> Rc<Cell<u32>> {
     let lost = Rc::new(Cell::new(0));
     let (counted, qpn) = (Rc::clone(&lost), star.qpns[peer].get());
@@ -173,7 +173,7 @@ fn lose(star: &Star, peer: usize) -> Rc<Cell<u32>> {
 }
 
 #[test]
-fn a_completion_that_is_lost_costs_the_connection_that_it_was_of() {
+fn a_lost_completion_closes_only_its_connection() {
     for device in DEVICES.into_iter().chain([HELD]) {
         must_end(move || {
             let mut star = star(device);
@@ -197,9 +197,9 @@ fn a_completion_that_is_lost_costs_the_connection_that_it_was_of() {
                 releases();
                 let first = first.wait(SECOND).unwrap();
                 third.wait(SECOND).unwrap().result?;
-                assert!(second.wait(DRAIN).is_err(), "it has not completed");
-                assert_eq!(soft.in_flight(qpn), 0, "but it was done");
-                // Other connections go on meanwhile.
+                assert!(second.wait(DRAIN).is_err(), "it has a completion");
+                assert_eq!(soft.in_flight(qpn), 0, "it was not executed");
+                // Other connections still work.
                 let again = s.to(remotes[0].peer())?.read_into(first.buf, remotes[0].remote())?;
                 releases();
                 again.wait(SECOND).unwrap().result.map(drop)
@@ -212,14 +212,14 @@ fn a_completion_that_is_lost_costs_the_connection_that_it_was_of() {
             assert_eq!((star.open(), star.center.closed(1).unwrap()), (vec![0, 2], Some(READ)));
             rooms.iter_mut().for_each(|room| room.fill(7));
             star.provoke();
-            assert!(rooms.iter().all(|room| **room == [7; 8]), "written after they came back");
+            assert!(rooms.iter().all(|room| **room == [7; 8]), "written after they were returned");
             star.assert_usable(&[0, 2]);
         });
     }
 }
 
 #[test]
-fn a_collective_that_loses_a_completion_says_which_peers() {
+fn a_collective_that_loses_a_completion_names_its_peer() {
     for device in DEVICES {
         must_end(move || {
             let mut star = star(device);
@@ -238,7 +238,7 @@ fn a_collective_that_loses_a_completion_says_which_peers() {
 }
 
 #[test]
-fn completions_that_come_again_are_of_no_other_peer() {
+fn repeated_completions_do_not_reach_other_peers() {
     for device in DEVICES {
         must_end(move || {
             let mut star = Star::on(&faulty(device), |builder| builder.max_send_wr(1));
@@ -246,16 +246,17 @@ fn completions_that_come_again_are_of_no_other_peer() {
             for _ in 0..10 {
                 star.assert_usable(&[2, 0, 1]);
             }
-            // Those of the last are not polled.
+            // The last repeated completions are not polled.
             assert!(star.center.stray_completions() >= 2 * 29, "{:?}", star.center);
             assert_eq!(star.open(), [0, 1, 2]);
         });
     }
 }
 
-/// The second of three requests. What the device may have of it is ended, and what was before it has its time.
+/// The second of three requests is refused. If the device may hold it, it is ended, and the one before it gets its
+/// time.
 #[test]
-fn a_collective_of_which_the_provider_refuses_a_request() {
+fn a_collective_with_a_refused_request_ends_the_earlier_ones() {
     for device in ["soft0", HELD] {
         for post in [Post::Doubtful, Post::DoubtfulAndRefused, Post::Refused(Errno::EINVAL)] {
             must_end(move || {
@@ -277,12 +278,12 @@ fn a_collective_of_which_the_provider_refuses_a_request() {
                 if device == HELD {
                     assert_eq!(under_way.get(), 1 + usize::from(post == Post::Doubtful));
                 } else {
-                    assert_eq!(read[..8], [9; 8], "it was done in time");
+                    assert_eq!(read[..8], [9; 8], "it has completed in time");
                 }
                 let doubtful = CloseReason::Doubtful { operation: Operation::Read };
                 let closed = [0, 1, 2].map(|peer| star.center.closed(peer).unwrap());
                 let late = (device == HELD).then_some(READ);
-                // On the device that works it was done at once, if it was posted.
+                // The working device has executed it at once, if it was posted.
                 let open = !unclear || device != HELD && post == Post::Doubtful;
                 assert_eq!(closed, [(!open).then_some(doubtful), None, late]);
                 assert_eq!(star.in_flight(), 0);
@@ -294,7 +295,7 @@ fn a_collective_of_which_the_provider_refuses_a_request() {
 }
 
 #[test]
-fn channels_of_which_one_cannot_be_destroyed_come_back() {
+fn channels_with_one_indestructible_queue_pair_are_returned() {
     must_end(|| {
         let star = star("soft0");
         KEPT.set(Some(star.qpns[1].get()));

@@ -1,4 +1,4 @@
-//! Clients that do not do as they should, each beside a good one that gets in.
+//! Misbehaving clients, each next to a valid one that is accepted.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -13,7 +13,7 @@ use crate::rendezvous::{
     assert_serves, await_refused, client, domain, hello, listener, preface, reason, rest,
 };
 
-/// What it says, before a good client comes.
+/// Connects and sends these bytes.
 fn says(to: SocketAddr, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(to).unwrap();
     stream.set_nodelay(true).unwrap();
@@ -21,7 +21,7 @@ fn says(to: SocketAddr, bytes: &[u8]) -> TcpStream {
     stream
 }
 
-/// A good client gets in beside that one, which is refused.
+/// Checks that a valid client is accepted next to one that sends these bytes, which is refused.
 fn refused(listener: &mut ChannelListener, bytes: &[u8]) -> TcpStream {
     let before = listener.refused();
     let bad = says(listener.local_addr(), bytes);
@@ -31,7 +31,7 @@ fn refused(listener: &mut ChannelListener, bytes: &[u8]) -> TcpStream {
 }
 
 #[test]
-fn garbage_is_refused_without_a_word() {
+fn garbage_is_refused_silently() {
     let mut listener = listener("soft0");
     for garbage in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), b"x", b"RDEX\0\x02\0\x01", &[0; 3000]] {
         let bad = refused(&mut listener, garbage);
@@ -40,20 +40,20 @@ fn garbage_is_refused_without_a_word() {
 }
 
 #[test]
-fn another_version_is_told_both_versions() {
+fn a_client_of_another_version_receives_both_versions() {
     let mut listener = listener("soft0");
     let mut newer = hello(b"");
     newer[5] = 3;
     let why = reason(&refused(&mut listener, &newer));
     assert!(why.contains("version 3") && why.contains("the server 2"), "{why}");
-    // However much it says, the reason arrives.
+    // The reason arrives, however much the client sends.
     newer.resize(5000, 7);
     let why = reason(&refused(&mut listener, &newer));
     assert!(why.contains("same version"), "{why}");
 }
 
 #[test]
-fn wrong_messages_are_told_what_is_wrong() {
+fn a_client_with_a_wrong_message_receives_the_reason() {
     let mut listener = listener("soft0");
     let mut no_endpoint = hello(b"");
     no_endpoint[PREFACE] = b'x';
@@ -72,7 +72,7 @@ fn wrong_messages_are_told_what_is_wrong() {
 }
 
 #[test]
-fn a_client_that_does_not_fit_hears_it_before_it_has_named_its_device() {
+fn a_client_that_does_not_fit_is_rejected_before_it_names_its_device() {
     let mut listener = listener("soft0");
     let address = listener.local_addr();
     let mut datagrams = hello(b"");
@@ -89,7 +89,7 @@ fn a_client_that_does_not_fit_hears_it_before_it_has_named_its_device() {
 }
 
 #[test]
-fn a_flood_behind_a_right_message_is_refused() {
+fn a_flood_after_a_valid_message_is_refused() {
     let mut listener = listener("soft0");
     let address = listener.local_addr();
     let flood = thread::spawn(move || {
@@ -97,7 +97,7 @@ fn a_flood_behind_a_right_message_is_refused() {
         let mut count = 0_u64;
         while stream.write_all(&[7; 4096]).is_ok() {
             count += 1;
-            assert!(count < 1 << 20, "somebody takes 4 GiB");
+            assert!(count < 1 << 20, "4 GiB were accepted");
         }
     });
     assert_serves(&mut listener, "soft0");
@@ -106,7 +106,7 @@ fn a_flood_behind_a_right_message_is_refused() {
 }
 
 #[test]
-fn a_client_that_speaks_before_it_was_answered_is_refused() {
+fn a_client_that_sends_before_the_answer_is_refused() {
     let mut listener = listener("soft0");
     let address = listener.local_addr();
     let early = |at_once: bool| {
@@ -162,7 +162,7 @@ fn a_byte_now_and_then_does_not_lengthen_the_limit() {
     let message = hello(b"");
     let dripping = thread::spawn(move || {
         for byte in message {
-            // The time between two bytes is what is tested.
+            // The test is about the time between two bytes.
             thread::sleep(Duration::from_millis(100));
             if slow.write_all(&[byte]).is_err() {
                 return true;
@@ -171,11 +171,11 @@ fn a_byte_now_and_then_does_not_lengthen_the_limit() {
         false
     });
     await_refused(&mut listener, 1);
-    assert!(dripping.join().unwrap(), "it was refused before it had said all");
+    assert!(dripping.join().unwrap(), "it should be refused before it has sent everything");
 }
 
 #[test]
-fn a_message_that_comes_in_pieces_is_taken() {
+fn a_message_that_arrives_in_pieces_is_accepted() {
     let mut listener = listener("soft0");
     let mut slow = TcpStream::connect(listener.local_addr()).unwrap();
     slow.set_nodelay(true).unwrap();
@@ -199,17 +199,17 @@ fn a_message_that_comes_in_pieces_is_taken() {
     );
 }
 
-/// As far as a client comes before it is gone.
+/// The phases after which a client may die.
 const PHASES: [&str; 5] = ["connected", "half a HELLO", "HELLO", "ENDPOINT", "READY"];
 
-/// Closes the stream, or its own half, when it is gone.
+/// Closes the stream or one half of it, to end a client.
 #[derive(Clone, Copy)]
 enum Close {
     All,
     Half,
 }
 
-/// Is gone after that phase, and says so.
+/// Dies after that phase, and reports that it has.
 fn dies_after(phase: usize, to: SocketAddr, how: Close, gone: &Sender<()>) {
     let message = hello(b"dies");
     let mut stream = TcpStream::connect(to).unwrap();
@@ -236,7 +236,7 @@ fn dies_after(phase: usize, to: SocketAddr, how: Close, gone: &Sender<()>) {
 }
 
 #[test]
-fn a_client_that_dies_in_any_phase_stops_nobody_and_leaves_nothing() {
+fn a_client_that_dies_in_any_phase_blocks_no_other_and_leaves_nothing() {
     let mut listener = listener("soft0");
     let address = listener.local_addr();
     let mut count = 0;
@@ -246,7 +246,7 @@ fn a_client_that_dies_in_any_phase_stops_nobody_and_leaves_nothing() {
             let client = thread::spawn(move || dies_after(phase, address, how, &gone));
             count += 1;
             if phase == PHASES.len() - 1 {
-                // It has come to the program before it was gone.
+                // The program has received it before it died.
                 let incoming = listener.incoming(Some(LATER)).unwrap();
                 is_gone.recv().unwrap();
                 let outcome = incoming.accept(b"");
@@ -265,7 +265,7 @@ fn accept_passes_over_a_client_that_is_gone() {
     let address = listener.local_addr();
     let (gone, is_gone) = mpsc::channel();
     let dead = thread::spawn(move || dies_after(4, address, Close::All, &gone));
-    // Both are connected when the first comes to the program, or when it is asked again.
+    // Both are connected when the program receives the first, or in the next call.
     let first = listener.incoming(Some(LATER)).unwrap();
     is_gone.recv().unwrap();
     drop(first);
@@ -286,7 +286,7 @@ fn clients_that_wait_for_the_program_do_not_expire() {
     let mut listener = pd.create_channel().rendezvous_timeout(SILENCE).listen(LOCALHOST).unwrap();
     let address = listener.local_addr();
     let clients: Vec<_> = (0..3).map(|_| client("soft0", address, b"good")).collect();
-    // The others become ready meanwhile or later; all longer ago than the limit.
+    // The others become ready in the meantime or later; all of them longer ago than the limit.
     let first = listener.incoming(Some(LATER)).unwrap();
     thread::sleep(SILENCE / 4);
     let mut servers = vec![first.accept(b"").unwrap()];
@@ -301,7 +301,7 @@ fn clients_that_wait_for_the_program_do_not_expire() {
 }
 
 #[test]
-fn a_client_is_not_too_late_because_the_program_was_elsewhere() {
+fn a_client_is_not_late_because_the_program_was_busy() {
     let limit = Duration::from_secs(1);
     let pd = domain("soft0");
     let mut listener = pd.create_channel().rendezvous_timeout(limit).listen(LOCALHOST).unwrap();
@@ -312,7 +312,7 @@ fn a_client_is_not_too_late_because_the_program_was_elsewhere() {
     };
     nobody(&mut listener);
     client.write_all(&hello(b"in time")).unwrap();
-    // The time in which nobody asks is what is tested.
+    // The test is about the time in which the listener is not called.
     thread::sleep(2 * limit);
     nobody(&mut listener);
     client.read_exact(&mut [0; WITH_ENDPOINT]).unwrap();
@@ -331,7 +331,7 @@ fn refused_clients_leave_no_queue_pair() {
         .unwrap();
     let mut listener = listener(COUNTED);
     let address = listener.local_addr();
-    // Each is answered, and so has a queue pair of the server for a while.
+    // Each is answered, and so uses a queue pair of the server for a while.
     for count in 1..=10 {
         let bad = thread::spawn(move || {
             let mut stream = says(address, &hello(b""));
@@ -340,6 +340,6 @@ fn refused_clients_leave_no_queue_pair() {
         await_refused(&mut listener, count);
         bad.join().unwrap();
     }
-    // One for each end: there is none left of the others.
+    // One queue pair for each end: none is left of the others.
     assert_serves(&mut listener, COUNTED);
 }

@@ -1,4 +1,4 @@
-//! Servers that do not do as they should, and what their client says.
+//! Misbehaving servers, and the errors of their clients.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use crate::rendezvous::{
     domain, listener, preface,
 };
 
-/// What a client says whose server does that with the stream, once it has the client's HELLO.
+/// The error of a client whose server runs `serve` on the stream, after it has received the client's HELLO.
 fn error_with(serve: impl FnOnce(&mut TcpStream, &[u8]) + Send) -> ConnectError {
     let socket = TcpListener::bind(LOCALHOST).unwrap();
     let address = socket.local_addr().unwrap();
@@ -37,13 +37,13 @@ fn connect(address: SocketAddr) -> ConnectError {
     error
 }
 
-/// ENDPOINT of a queue pair of soft0.
+/// An ENDPOINT message with a queue pair of soft0.
 fn endpoint() -> Vec<u8> {
     let endpoint = domain("soft0").create_channel().build().unwrap().endpoint();
     [preface(ENDPOINT, 0), endpoint.to_bytes().to_vec()].concat()
 }
 
-/// Takes READY.
+/// Receives READY.
 fn ready(stream: &mut TcpStream) {
     let mut message = [0; PREFACE];
     stream.read_exact(&mut message).unwrap();
@@ -60,14 +60,14 @@ fn garbage_is_foreign_and_shows_what_came() {
 }
 
 #[test]
-fn another_version_says_both() {
+fn a_server_of_another_version_is_an_error_with_both_versions() {
     let mut message = endpoint();
     message[5] = 9;
     let error = error_with(move |stream, _| stream.write_all(&message).unwrap());
     assert!(matches!(error, ConnectError::Version { found: 9, .. }), "{error:?}");
     let said = error.to_string();
     assert!(said.contains("version 9") && said.contains("has 2"), "{said}");
-    // Its refusal is understood nevertheless.
+    // Its rejection is understood nevertheless.
     let error = error_with(|stream, _| stream.write_all(b"RDRV\0\x09\0\x05\0\x03old").unwrap());
     assert!(matches!(&error, ConnectError::Rejected(why) if &**why == "old"), "{error:?}");
 }
@@ -88,11 +88,11 @@ fn wrong_messages_are_named() {
         assert!(matches!(error, ConnectError::Garbled { .. }), "{error:?}");
         assert!(error.to_string().contains(says), "{error}");
     }
-    // One that sends back what it is sent.
+    // A server that echoes what it receives.
     let error = error_with(|stream, hello| stream.write_all(hello).unwrap());
     assert!(matches!(&error, ConnectError::Garbled { what, .. } if what.contains("kind 1")));
     assert_eq!(HELLO, 1);
-    // And after READY.
+    // The same after READY.
     let message = endpoint();
     let error = error_with(move |stream, _| {
         stream.write_all(&message).unwrap();
@@ -112,7 +112,7 @@ fn an_endpoint_that_does_not_fit_is_an_error_of_the_verbs() {
 }
 
 #[test]
-fn a_server_that_dies_in_any_phase_is_closed_or_has_said_why() {
+fn a_server_that_dies_in_any_phase_is_an_error() {
     let message = endpoint();
     let answered = |error: ConnectError| {
         assert!(matches!(error, ConnectError::Closed { .. }), "{error:?}");
@@ -135,7 +135,7 @@ fn a_server_that_dies_in_any_phase_is_closed_or_has_said_why() {
         }));
         assert!(said.contains("before it had accepted"), "{said}");
     }
-    // One that dies before it has taken the client resets the stream.
+    // A server that dies before it has accepted the client resets the stream.
     let socket = TcpListener::bind(LOCALHOST).unwrap();
     let address = socket.local_addr().unwrap();
     thread::scope(|threads| {
@@ -145,11 +145,11 @@ fn a_server_that_dies_in_any_phase_is_closed_or_has_said_why() {
 }
 
 #[test]
-fn a_listener_that_is_dropped_lets_its_clients_go() {
+fn the_clients_of_a_dropped_listener_fail() {
     let mut waiting = listener("soft0");
     let address = waiting.local_addr();
     let clients = [(); 3].map(|()| client("soft0", address, b""));
-    // One of them has come to the program, the others have come as far as they have.
+    // The program has received one of them, and the others have made some progress.
     drop(waiting.incoming(Some(LATER)).unwrap());
     drop(waiting);
     for client in clients {
@@ -165,8 +165,8 @@ fn a_listener_that_is_dropped_lets_its_clients_go() {
 }
 
 #[test]
-fn a_silent_server_is_a_timeout_that_says_what_did_not_come() {
-    // Nobody calls `incoming`.
+fn a_silent_server_causes_a_timeout_that_names_the_missing_answer() {
+    // The program does not call `incoming`.
     let socket = listener("soft0");
     let pd = domain("soft0");
     let connect = |address: SocketAddr| {
@@ -177,7 +177,7 @@ fn a_silent_server_is_a_timeout_that_says_what_did_not_come() {
         assert!(matches!(error, ConnectError::Timeout { limit: SOON, .. }), "{error:?}");
         error.to_string()
     };
-    // This process may be too late itself.
+    // This process may itself be too late.
     let until_said = |address, what: &str| {
         let mut said = std::iter::repeat_with(|| connect(address)).take(50);
         said.find(|said| said.contains(what)).expect(what)
@@ -185,7 +185,7 @@ fn a_silent_server_is_a_timeout_that_says_what_did_not_come() {
     let said = until_said(socket.local_addr(), "no answer of the server");
     assert!(said.contains("incoming"), "{said}");
 
-    // And nobody decides.
+    // The program does not decide.
     let socket = TcpListener::bind(LOCALHOST).unwrap();
     let address = socket.local_addr().unwrap();
     let (endpoint, (say, heard)) = (endpoint(), mpsc::channel());
@@ -204,7 +204,7 @@ fn a_silent_server_is_a_timeout_that_says_what_did_not_come() {
 }
 
 #[test]
-fn a_client_without_time_says_so_at_once() {
+fn a_client_without_time_fails_at_once() {
     let socket = listener("soft0");
     let pd = domain("soft0");
     let builder = pd.create_channel().rendezvous_timeout(std::time::Duration::ZERO);

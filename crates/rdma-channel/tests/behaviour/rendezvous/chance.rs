@@ -1,4 +1,4 @@
-//! Bytes by chance, the same each time.
+//! Random bytes, the same in each run.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ use rdma_channel::{ConnectError, prelude::*};
 use crate::rendezvous::{HELLO, LATER, LOCALHOST, READY, assert_serves, domain, hello, preface};
 
 const ROUNDS: u64 = 6;
-/// Fewer than have a place at a time, so that each round is over with the limit.
+/// Fewer than the maximum of half-open clients, so that each round ends with the limit.
 const CLIENTS: u64 = 60;
 
 /// SplitMix64.
@@ -28,7 +28,7 @@ impl Random {
         u8::try_from(self.below(256)).unwrap()
     }
 
-    /// A right beginning with some bytes changed, cut, or lengthened; or nothing right at all.
+    /// A valid beginning with some bytes changed, cut, or added; or nothing valid at all.
     fn message(&mut self, right: &[Vec<u8>]) -> Vec<u8> {
         let mut bytes = right[self.below(right.len())].clone();
         for _ in 0..self.below(4) {
@@ -46,7 +46,7 @@ impl Random {
 }
 
 #[test]
-fn whatever_clients_say_the_listener_ends_them_and_goes_on() {
+fn a_listener_survives_random_bytes_of_clients() {
     let pd = domain("soft0");
     let limit = Duration::from_secs(1);
     let mut listener = pd.create_channel().rendezvous_timeout(limit).listen(LOCALHOST).unwrap();
@@ -58,7 +58,7 @@ fn whatever_clients_say_the_listener_ends_them_and_goes_on() {
         preface(HELLO, 9),
     ];
     let mut random = Random(7);
-    // Some say by chance all that is right, and come to the program.
+    // Some send a valid message by chance, and the program receives them.
     let mut given = 0;
     for round in 1..=ROUNDS {
         let mut kept = Vec::new();

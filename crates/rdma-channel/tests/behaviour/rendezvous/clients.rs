@@ -1,4 +1,4 @@
-//! Clients and servers that do as they should.
+//! Valid clients and servers.
 
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
@@ -78,7 +78,7 @@ fn too_many_user_bytes_are_an_error_with_both_numbers() {
     let builder = || pd.create_channel().user_bytes(&[7; 1025]);
     assert_too_long(builder().connect(listener.local_addr()).unwrap_err());
     assert_too_long(builder().listen(LOCALHOST).unwrap_err());
-    // The server's mistake: the client is told no more than that.
+    // The server's mistake: the client is only rejected.
     let client = client("soft0", listener.local_addr(), b"");
     assert_too_long(listener.incoming(Some(LATER)).unwrap().accept(&[7; 1025]).unwrap_err());
     let told = client.join().unwrap();
@@ -113,7 +113,7 @@ fn a_region_of_the_server_goes_to_the_client_by_its_user_bytes() {
 }
 
 #[test]
-fn a_client_is_told_why_it_was_rejected() {
+fn a_rejected_client_receives_the_reason() {
     let mut listener = listener("soft0");
     for (why, said) in [
         ("come back tomorrow", "come back tomorrow"),
@@ -126,12 +126,12 @@ fn a_client_is_told_why_it_was_rejected() {
         assert!(matches!(error, ConnectError::Rejected(_)), "{error:?}");
         assert!(error.to_string().ends_with(said), "{error}");
     }
-    assert_eq!(listener.refused(), 0, "that was the program's will");
+    assert_eq!(listener.refused(), 0, "the program has rejected them");
     assert_serves(&mut listener, "soft0");
 }
 
 #[test]
-fn a_client_whose_incoming_is_dropped_is_told_that_it_was_turned_away() {
+fn a_client_dropped_without_an_answer_is_rejected() {
     let mut listener = listener("soft0");
     let client = client("soft0", listener.local_addr(), b"");
     drop(listener.incoming(Some(LATER)).unwrap());
@@ -145,7 +145,7 @@ fn a_client_whose_incoming_is_dropped_is_told_that_it_was_turned_away() {
 }
 
 #[test]
-fn a_server_that_speaks_first_is_heard() {
+fn a_client_receives_a_message_sent_before_its_own() {
     for device in DEVICES {
         let mut listener = listener(device);
         let address = listener.local_addr();
@@ -213,7 +213,7 @@ fn incoming_ends_with_its_limit_and_a_client_goes_on_with_the_next_call() {
         assert!(error.to_string().contains("no client"), "{error}");
         assert!((limit..LATER).contains(&begin.elapsed()));
     }
-    // However short the calls are, the client gets in.
+    // The client is accepted, however short the calls are.
     let client = client("soft0", listener.local_addr(), b"");
     let begin = Instant::now();
     let mut server = loop {
@@ -240,7 +240,7 @@ fn endpoints_that_do_not_fit_are_refused_with_both_devices() {
         Err(ConnectError::Rejected(why)) => assert!(names_both(&why), "{why}"),
         other => panic!("{other:?}"),
     }
-    // The server's operator is told, too.
+    // The server's operator also gets the reason.
     let why = listener.last_refused().unwrap().to_owned();
     assert!(why.starts_with("127.0.0.1:") && names_both(&why), "{why}");
     let late = listener.incoming(Some(Duration::ZERO)).unwrap_err().to_string();
@@ -249,7 +249,7 @@ fn endpoints_that_do_not_fit_are_refused_with_both_devices() {
 }
 
 #[test]
-fn options_that_no_channel_can_have_are_an_error_of_listen_and_connect() {
+fn impossible_options_are_an_error_of_listen_and_connect() {
     let pd = domain("soft0");
     let datagrams = || pd.create_channel().qp_type(QueuePairType::UD);
     assert!(matches!(datagrams().listen(LOCALHOST), Err(ConnectError::Verbs(_))));
@@ -257,7 +257,7 @@ fn options_that_no_channel_can_have_are_an_error_of_listen_and_connect() {
 }
 
 #[test]
-fn a_server_without_queue_pairs_says_so_at_both_ends_and_goes_on_when_it_has_one() {
+fn a_server_without_queue_pairs_fails_at_both_ends_and_recovers() {
     const FEW: &str = "softfew0";
     rdma_soft::install();
     Builder::new(FEW).limits(Limits::default().max_qp(3)).install().unwrap();
@@ -265,7 +265,7 @@ fn a_server_without_queue_pairs_says_so_at_both_ends_and_goes_on_when_it_has_one
     let first = client(FEW, listener.local_addr(), b"");
     let server = listener.accept().unwrap();
     let first = first.join().unwrap().unwrap();
-    // The third is the second client's.
+    // The third queue pair belongs to the second client.
     let second = client(FEW, listener.local_addr(), b"");
     let error = listener.incoming(Some(LATER)).unwrap_err();
     assert!(matches!(error, ConnectError::Verbs(_)), "{error}");
@@ -275,13 +275,13 @@ fn a_server_without_queue_pairs_says_so_at_both_ends_and_goes_on_when_it_has_one
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(listener.refused(), 0, "the client was good");
+    assert_eq!(listener.refused(), 0, "the client was valid");
     drop((server, first));
     assert_serves(&mut listener, FEW);
 }
 
 #[test]
-fn nobody_listens_says_what_was_tried_and_what_to_do() {
+fn connecting_to_an_address_without_a_listener_fails_with_a_remedy() {
     let free = || TcpListener::bind(LOCALHOST).unwrap().local_addr().unwrap();
     let addresses = [free(), free()];
     let pd = domain("soft0");
@@ -293,7 +293,7 @@ fn nobody_listens_says_what_was_tried_and_what_to_do() {
 }
 
 #[test]
-fn the_first_address_that_answers_is_taken() {
+fn the_first_address_that_answers_is_used() {
     let mut listener = listener("soft0");
     let nobody = TcpListener::bind(LOCALHOST).unwrap().local_addr().unwrap();
     let addresses = [nobody, listener.local_addr()];
@@ -303,7 +303,7 @@ fn the_first_address_that_answers_is_taken() {
 }
 
 #[test]
-fn names_without_an_address_are_an_error_that_says_how_to_give_one() {
+fn names_without_an_address_are_an_error_with_a_remedy() {
     let pd = domain("soft0");
     let none: [SocketAddr; 0] = [];
     let error = Channel::connect(none.as_slice(), &pd).unwrap_err();
@@ -315,7 +315,7 @@ fn names_without_an_address_are_an_error_that_says_how_to_give_one() {
 }
 
 #[test]
-fn an_address_that_is_taken_or_is_another_machines_cannot_be_listened_at() {
+fn an_address_in_use_or_of_another_machine_cannot_be_listened_at() {
     let pd = domain("soft0");
     let taken = listener("soft0");
     let said = |address: SocketAddr| {

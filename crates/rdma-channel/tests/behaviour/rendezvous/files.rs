@@ -1,4 +1,4 @@
-//! A process that has too many files open, which is a process of its own.
+//! A process with too many open files, which is a child process.
 
 use std::fs::File;
 use std::net::TcpStream;
@@ -10,8 +10,8 @@ use test_support::program::in_own_process;
 use crate::rendezvous::{LATER, SOON, listener};
 
 #[test]
-fn too_many_open_files_are_said_and_the_client_waits() {
-    let test = "rendezvous::files::too_many_open_files_are_said_and_the_client_waits";
+fn too_many_open_files_are_an_error_and_the_client_waits() {
+    let test = "rendezvous::files::too_many_open_files_are_an_error_and_the_client_waits";
     in_own_process(test, without_files);
 }
 

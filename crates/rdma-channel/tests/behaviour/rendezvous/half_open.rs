@@ -1,4 +1,4 @@
-//! Clients that hold on half-open, and the honest ones beside them.
+//! Half-open clients, and honest ones next to them.
 
 use std::env;
 use std::fs::{self, File};
@@ -19,19 +19,19 @@ use crate::rendezvous::{
     assert_serves, await_refused, domain, hello, preface,
 };
 
-/// More than a listener keeps at a time.
+/// More clients than a listener keeps at a time.
 const CROWD: usize = 300;
-/// The most that it keeps.
+/// The maximum that it keeps.
 const KEPT: usize = 256;
 const BUSY: u16 = 6;
 
-/// A listener whose clients may take as long as they like: only room makes one go.
+/// A listener whose clients may take any time: they are dropped only to make room.
 fn endless(device: &str) -> ChannelListener {
     let pd = domain(device);
     pd.create_channel().rendezvous_timeout(Duration::MAX).listen(LOCALHOST).unwrap()
 }
 
-/// What a client was told that had to make room.
+/// The reason that a client received when it had to make room.
 fn told(client: &TcpStream) -> String {
     let said = last_words(client);
     let said = if said.starts_with(&preface(ENDPOINT, 0)) { &said[WITH_ENDPOINT..] } else { &said };
@@ -48,13 +48,14 @@ fn assert_serves_beside(from: Ipv4Addr, says: &[u8]) {
     let dropped = assert_dropped(&listener, CROWD, KEPT);
     assert_eq!(listener.refused(), dropped as u64);
     assert_eq!(crowd.iter().filter(|client| is_kept(client)).count(), CROWD - dropped);
-    // The oldest has gone.
+    // The oldest client has been dropped.
     let why = told(&crowd[0]);
     assert!(why.contains("make room for others") && why.contains("connect again"), "{why}");
     assert!(listener.last_refused().unwrap().contains(&from.to_string()));
 }
 
-/// As many had to go as there was no room for. The honest client was half-open, too, but maybe not when the last ones came.
+/// Checks that as many were dropped as had no room. The honest client was half-open, too, but maybe not when the last
+/// ones connected.
 fn assert_dropped(listener: &ChannelListener, crowd: usize, kept: usize) -> usize {
     let dropped = usize::try_from(listener.dropped_half_open()).unwrap();
     assert!((crowd - kept..=crowd - kept + 1).contains(&dropped), "{dropped}");
@@ -62,22 +63,22 @@ fn assert_dropped(listener: &ChannelListener, crowd: usize, kept: usize) -> usiz
 }
 
 #[test]
-fn silent_clients_of_one_address_keep_no_client_of_another_out() {
+fn silent_clients_of_one_address_do_not_block_another_address() {
     assert_serves_beside(ELSEWHERE, b"");
 }
 
 #[test]
-fn silent_clients_keep_no_client_of_their_own_address_out() {
+fn silent_clients_do_not_block_others_of_their_address() {
     assert_serves_beside(Ipv4Addr::LOCALHOST, b"");
 }
 
 #[test]
-fn clients_that_stop_in_the_middle_of_a_message_keep_no_other_out() {
+fn clients_that_stop_in_the_middle_of_a_message_block_no_other() {
     assert_serves_beside(Ipv4Addr::LOCALHOST, b"RDRV");
     assert_serves_beside(ELSEWHERE, &hello(b"")[..100]);
 }
 
-/// The address that has most makes room, though its clients are the younger ones.
+/// The address with the most clients makes room, even though its clients are newer.
 #[test]
 fn a_crowd_of_one_address_costs_a_slow_client_of_another_nothing() {
     allow_files(2_000);
@@ -93,7 +94,7 @@ fn a_crowd_of_one_address_costs_a_slow_client_of_another_nothing() {
     slow.join().unwrap();
 }
 
-/// The rest of what a client says whose HELLO is on its way.
+/// Sends the rest of a client's messages after its HELLO.
 fn by_hand(mut stream: TcpStream) -> TcpStream {
     stream.set_read_timeout(Some(LATER)).unwrap();
     stream.read_exact(&mut [0; WITH_ENDPOINT]).unwrap();
@@ -101,7 +102,7 @@ fn by_hand(mut stream: TcpStream) -> TcpStream {
     stream
 }
 
-/// With more time than the first byte should take, and than any other should.
+/// The client takes more time than allowed for the first byte, and more than for any other one.
 #[test]
 fn a_slow_client_of_an_idle_listener_has_all_of_its_time() {
     let mut listener = endless("soft0");
@@ -110,7 +111,7 @@ fn a_slow_client_of_an_idle_listener_has_all_of_its_time() {
     let slow = thread::spawn(move || {
         let message = hello(b"slow");
         for part in [&message[..4], &message[4..]] {
-            // The time in which nothing comes is what is tested.
+            // The test is about the time in which nothing arrives.
             thread::sleep(pause);
             slow.write_all(part).unwrap();
         }
@@ -124,7 +125,7 @@ fn a_slow_client_of_an_idle_listener_has_all_of_its_time() {
     slow.join().unwrap();
 }
 
-/// It is the program that was elsewhere, while the clients sent their HELLO.
+/// The program was busy while the clients sent their HELLO.
 #[test]
 fn clients_that_have_sent_what_the_listener_has_not_read_are_not_late() {
     allow_files(3_000);
@@ -145,7 +146,7 @@ fn clients_that_have_sent_what_the_listener_has_not_read_are_not_late() {
     for mut client in &clients {
         client.write_all(&says).unwrap();
     }
-    // Longer than the first byte should take, in which nothing is read.
+    // Longer than the time allowed for the first byte; nothing is read meanwhile.
     thread::sleep(Duration::from_millis(1_100));
     let _others = crowd(Ipv4Addr::LOCALHOST, address, 10, b"");
     while clients.iter().any(is_kept) {
@@ -158,7 +159,7 @@ fn clients_that_have_sent_what_the_listener_has_not_read_are_not_late() {
     }
 }
 
-/// They have sent a good HELLO, and keep the queue pairs that they got.
+/// They have sent a valid HELLO, and keep their queue pairs.
 #[test]
 fn clients_that_keep_queue_pairs_make_room_for_a_client_of_another_address() {
     const FEW: &str = "softhalfopen0";
@@ -184,9 +185,9 @@ fn clients_that_keep_queue_pairs_make_room_for_a_client_of_another_address() {
     );
 }
 
-/// From the same address it may have to come again, until they are late.
+/// A client of the same address may have to retry until they are late.
 #[test]
-fn clients_that_keep_queue_pairs_make_room_for_a_client_that_comes_again() {
+fn clients_that_keep_queue_pairs_make_room_for_a_client_that_retries() {
     const FEWER: &str = "softhalfopen1";
     rdma_soft::install();
     Builder::new(FEWER).limits(Limits::default().max_qp(2)).install().unwrap();
@@ -227,7 +228,7 @@ fn a_client_that_is_too_slow_is_counted() {
     drop((garbage, slow));
 }
 
-/// Opens files until there can be no more.
+/// Opens files until the limit is reached.
 fn take_all_files() -> Vec<File> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: Some(200), maximum }).unwrap();
@@ -235,8 +236,8 @@ fn take_all_files() -> Vec<File> {
 }
 
 #[test]
-fn without_files_a_listener_says_so_once_a_second() {
-    in_own_process("rendezvous::half_open::without_files_a_listener_says_so_once_a_second", || {
+fn without_files_a_listener_fails_once_a_second() {
+    in_own_process("rendezvous::half_open::without_files_a_listener_fails_once_a_second", || {
         let mut listener = crate::rendezvous::listener("soft0");
         let waits = TcpStream::connect(listener.local_addr()).unwrap();
         let files = take_all_files();
@@ -253,9 +254,9 @@ fn without_files_a_listener_says_so_once_a_second() {
 }
 
 #[test]
-fn without_files_a_late_client_gives_its_own_to_the_next_one() {
+fn without_files_a_late_client_loses_its_file_to_the_next_one() {
     in_own_process(
-        "rendezvous::half_open::without_files_a_late_client_gives_its_own_to_the_next_one",
+        "rendezvous::half_open::without_files_a_late_client_loses_its_file_to_the_next_one",
         || {
             let pd = domain("soft0");
             let builder = pd.create_channel().wait(Wait::Spin).rendezvous_timeout(Duration::MAX);
@@ -265,7 +266,7 @@ fn without_files_a_late_client_gives_its_own_to_the_next_one() {
             let mut honest = TcpStream::connect(address).unwrap();
             honest.write_all(&hello(b"honest")).unwrap();
             let mut files = take_all_files();
-            // One for the silent client.
+            // One file for the silent client.
             files.pop();
             let honest = thread::spawn(move || by_hand(honest));
             let begin = Instant::now();
@@ -285,11 +286,11 @@ fn without_files_a_late_client_gives_its_own_to_the_next_one() {
     );
 }
 
-/// In the environment of the server of the next test.
+/// Environment variable of the server of the next test.
 const CHILD: &str = "RDMA_CHANNEL_HALF_OPEN";
 const FILES: u64 = 100;
 
-/// The clients are another process, whose files are its own.
+/// The clients are in another process, with its own files.
 #[test]
 fn half_open_clients_leave_the_program_most_of_its_files() {
     if env::var_os(CHILD).is_some() {
@@ -324,9 +325,9 @@ fn serve_with_few_files() {
     drop(channel);
 }
 
-/// Two listeners that take nobody: one whose backlog is full, and one with room in it.
+/// Two listeners that accept no client: one with a full backlog, and one with room in it.
 #[test]
-fn a_client_without_an_answer_is_told_of_a_full_backlog() {
+fn a_client_without_an_answer_fails_with_a_hint_at_a_full_backlog() {
     let socket = TcpListener::bind(LOCALHOST).unwrap();
     let address = socket.local_addr().unwrap();
     let connect = || {
@@ -334,13 +335,13 @@ fn a_client_without_an_answer_is_told_of_a_full_backlog() {
         let builder = pd.create_channel().rendezvous_timeout(SOON);
         builder.connect(address).unwrap_err()
     };
-    // This process may be too late itself.
+    // This process may itself be too late.
     let mut said = std::iter::repeat_with(|| connect().to_string());
     let in_the_backlog = said.find(|said| !said.contains("no TCP connection")).unwrap();
     assert!(in_the_backlog.contains("no answer of the server"), "{in_the_backlog}");
     assert!(in_the_backlog.contains("backlog"), "{in_the_backlog}");
 
-    // The client that has gone fills it.
+    // The client that has gone fills the backlog.
     rustix::net::listen(&socket, 0).unwrap();
     let outside = connect().to_string();
     assert!(outside.contains("no TCP connection to"), "{outside}");

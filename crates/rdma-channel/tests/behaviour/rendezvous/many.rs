@@ -1,4 +1,4 @@
-//! Many clients, one after another and at a time.
+//! Many clients, one after another and at the same time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -9,7 +9,7 @@ use test_support::crowd::allow_files;
 use crate::rendezvous::{LATER, assert_connected, client, domain, listener, patient};
 
 #[test]
-fn two_hundred_clients_come_one_after_another() {
+fn two_hundred_clients_connect_one_after_another() {
     for device in crate::rendezvous::DEVICES {
         let mut listener = listener(device);
         let address = listener.local_addr();
@@ -27,12 +27,12 @@ fn two_hundred_clients_come_one_after_another() {
     }
 }
 
-/// Each has a context of its own, as a process would, and all channels are there at a time.
+/// Each has its own context, like a process, and all channels exist at the same time.
 #[test]
 fn a_thousand_clients_at_a_time_all_work() {
     const CLIENTS: usize = 1000;
     const THREADS: usize = 8;
-    // Two files of each context, two of each end to sleep on, and those of the rendezvous.
+    // Two files for each context, two for each end to sleep on, and those of the rendezvous.
     allow_files(6 * CLIENTS as u64 + 500);
     let mut listener = listener("soft0");
     let address = listener.local_addr();
@@ -74,14 +74,14 @@ fn a_thousand_clients_at_a_time_all_work() {
     }
 }
 
-/// More than have a place at a time.
+/// More clients than can be half-open at a time.
 #[test]
 fn a_hundred_clients_whose_server_is_late_all_get_in() {
     let mut listener = listener("soft0");
     let address = listener.local_addr();
     let clients: Vec<_> = (0..100).map(|_| client("soft0", address, b"")).collect();
     let first = listener.incoming(Some(LATER)).unwrap();
-    // Time for the others to come to the socket: how far they come makes no difference.
+    // Gives the others time to reach the socket. The test passes however far they get.
     thread::sleep(crate::rendezvous::SOON);
     let mut servers = vec![first.accept(b"").unwrap()];
     servers.extend((1..100).map(|_| listener.accept().unwrap()));

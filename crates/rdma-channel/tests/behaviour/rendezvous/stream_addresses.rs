@@ -1,4 +1,4 @@
-//! The endpoints that two ends exchange name the addresses of the stream: by these both choose their GIDs.
+//! The endpoints that two ends exchange contain the addresses of the stream, by which both choose their GIDs.
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener};
@@ -10,7 +10,7 @@ use test_support::crowd::{ELSEWHERE, crowd};
 
 use super::{LOCALHOST, PREFACE, WITH_ENDPOINT, domain, hello, listener};
 
-/// The addresses in a message with an endpoint, if it has some: this end's, the peer's.
+/// The addresses in a message with an endpoint, if it has any: this end's and the peer's.
 fn addresses_in(message: &[u8]) -> Option<[String; 2]> {
     let endpoint = &message[PREFACE..WITH_ENDPOINT];
     let addresses = endpoint.len() - 32;
@@ -42,7 +42,7 @@ fn said_to_a_client(address: SocketAddr, mut serve: impl FnMut() -> u64) -> [Str
         let addresses = threads.spawn(move || {
             let mut message = [0; WITH_ENDPOINT];
             client.read_exact(&mut message).unwrap();
-            // The client's end comes, for which the listener has waited.
+            // Here the client's end arrives, and the listener stops waiting.
             addresses_in(&message).unwrap()
         });
         while serve() == 0 {}

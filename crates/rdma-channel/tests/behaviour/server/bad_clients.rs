@@ -1,4 +1,4 @@
-//! What others do at the address of a server.
+//! Other programs that connect to the address of a server.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -15,7 +15,7 @@ use crate::server::{
 };
 
 #[test]
-fn garbage_silence_and_floods_disturb_nobody() {
+fn garbage_silence_and_floods_do_not_disturb_clients() {
     for device in KINDS {
         let mut server =
             server_with(device, |builder| builder.rendezvous_timeout(Duration::from_secs(5)));
@@ -38,7 +38,7 @@ fn garbage_silence_and_floods_disturb_nobody() {
 }
 
 #[test]
-fn silent_clients_keep_no_other_out() {
+fn silent_clients_do_not_block_others() {
     for device in KINDS {
         allow_files(3_000);
         for from in [ELSEWHERE, Ipv4Addr::LOCALHOST] {
@@ -61,7 +61,7 @@ fn silent_clients_keep_no_other_out() {
                 }
             }
             drop(honest.join().unwrap());
-            // Those that there is no room for have gone.
+            // Clients without room have been dropped.
             let dropped = server.dropped_half_open();
             assert!((44..=45).contains(&dropped), "{dropped}");
             assert!(last_words(&silent[0]).ends_with(b"connect again"));
@@ -71,7 +71,7 @@ fn silent_clients_keep_no_other_out() {
     }
 }
 
-/// All places are taken by clients that have sent their HELLO, and are not ready.
+/// All places are taken by clients that have sent their HELLO, but not READY.
 #[test]
 fn clients_that_keep_places_make_room_for_a_client_of_another_address() {
     for device in KINDS {
@@ -89,16 +89,16 @@ fn clients_that_keep_places_make_room_for_a_client_of_another_address() {
     }
 }
 
-/// It has a queue pair before the server has accepted it, and sends by that.
+/// It has a queue pair before the server has accepted it, and sends with it.
 #[test]
-fn a_client_that_was_not_accepted_is_not_heard() {
+fn messages_of_a_client_that_was_not_accepted_are_ignored() {
     if lacks("soft0", Feature::Inline(9)) {
         return;
     }
     for device in KINDS {
         let mut server = server(device);
         for _ in 0..3 {
-            // The same steps as a client's, but the last.
+            // The steps of a client, except the last one.
             let prepared = domain(device)
                 .create_channel()
                 .max_inline_data(9)
@@ -118,7 +118,7 @@ fn a_client_that_was_not_accepted_is_not_heard() {
             }
             let endpoint = QueuePairEndpoint::from_bytes(&answer[10..]).unwrap();
             let mut channel = prepared.handshake(endpoint).unwrap();
-            // Whether it arrives is the device's affair.
+            // Whether it arrives is up to the device.
             let sent = channel.send_inline(b"let me in");
             assert!(matches!(sent, Ok(()) | Err(TransportError::Timeout { .. })), "{sent:?}");
             assert_quiet(&mut server);

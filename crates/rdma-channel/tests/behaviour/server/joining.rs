@@ -1,4 +1,4 @@
-//! Clients that come.
+//! Clients that join.
 
 use std::thread;
 
@@ -12,7 +12,7 @@ use crate::server::{
 };
 
 #[test]
-fn both_ends_are_told_what_the_other_says() {
+fn both_ends_receive_the_user_bytes_of_the_other() {
     for device in DEVICES {
         let mut server = server_with(device, |builder| builder.user_bytes(b"welcome"));
         let to = server.local_addr();
@@ -32,7 +32,7 @@ fn both_ends_are_told_what_the_other_says() {
 }
 
 #[test]
-fn one_client_too_many_is_told_so_and_may_come_again() {
+fn one_client_too_many_is_refused_and_may_retry() {
     for device in KINDS {
         let mut server = server_with(device, |builder| builder.max_peers(2));
         let (first, channel) = join(device, &mut server);
@@ -56,9 +56,9 @@ fn one_client_too_many_is_told_so_and_may_come_again() {
     }
 }
 
-/// The place is free when the program was told that it is, and its new client waits until then.
+/// The place is free when the program has received `Left`, and a new client waits until then.
 #[test]
-fn a_place_is_taken_until_its_end_was_told() {
+fn a_place_is_taken_until_the_program_has_received_left() {
     for device in KINDS {
         let mut server = server_with(device, |builder| builder.max_peers(1));
         let to = server.local_addr();
@@ -80,7 +80,7 @@ fn a_place_is_taken_until_its_end_was_told() {
 }
 
 #[test]
-fn clients_come_while_others_talk_without_end() {
+fn clients_join_while_others_send_without_end() {
     for device in KINDS {
         let mut server = server(device);
         let (talks, mut channel) = join(device, &mut server);
@@ -108,7 +108,7 @@ fn clients_come_while_others_talk_without_end() {
 }
 
 #[test]
-fn a_builder_that_cannot_work_says_what_is_wrong() {
+fn invalid_options_of_a_builder_are_reported() {
     let pd = domain("soft0");
     let zeros = [
         ("max_peers", pd.create_server().max_peers(0)),
@@ -125,7 +125,7 @@ fn a_builder_that_cannot_work_says_what_is_wrong() {
     let error = pd.create_server().max_peers(u32::MAX).bind(LOCALHOST).unwrap_err();
     let ConnectError::Verbs(verbs) = &error else { panic!("{error}") };
     assert!(matches!(**verbs, Error::TooLarge { knob: "max_peers", .. }), "{error}");
-    // More than the device has, in all.
+    // More than the device supports for all clients together.
     let builder = pd.create_server().max_peers(100_000).max_send_wr(100);
     let error = builder.bind(LOCALHOST).unwrap_err().to_string();
     assert!(error.starts_with("ibv_create_cq") && error.contains("`max_peers`"), "{error}");
@@ -139,7 +139,7 @@ fn a_builder_that_cannot_work_says_what_is_wrong() {
     assert!(matches!(error, ConnectError::Verbs(_)), "{error}");
 }
 
-/// A server that was not asked for a while has lost nobody.
+/// A server that is not called for a while loses no client.
 #[test]
 fn clients_wait_for_a_server_that_is_busy() {
     if lacks("soft0", Feature::Inline(8)) {

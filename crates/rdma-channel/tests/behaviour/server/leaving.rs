@@ -1,4 +1,4 @@
-//! Clients that go, or whose connections fail.
+//! Clients that leave, or whose connections fail.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::common::{DEFERRED, NO_SRQ, WIRE, WIRE_NO_SRQ};
 use crate::server::{DEVICES, LATER, assert_quiet, join, left, message, next, server, server_with};
 
 #[test]
-fn who_drops_its_channel_leaves_at_once() {
+fn a_client_that_drops_its_channel_leaves_at_once() {
     for device in DEVICES {
         let mut server = server(device);
         let (first, channel) = join(device, &mut server);
@@ -21,7 +21,7 @@ fn who_drops_its_channel_leaves_at_once() {
         assert_eq!(peer, first);
         let disconnected = LeftReason::Gone { reason: CloseReason::Disconnected };
         assert_eq!(reason.to_string(), disconnected.to_string());
-        // No limit has passed.
+        // It did not wait for a limit.
         assert!(begin.elapsed() < Duration::from_secs(5));
         assert_quiet(&mut server);
         server.disconnect(second);
@@ -30,14 +30,14 @@ fn who_drops_its_channel_leaves_at_once() {
 }
 
 #[test]
-fn who_is_disconnected_notices() {
+fn a_disconnected_client_notices_it() {
     for device in DEVICES {
         let mut server = server(device);
         let (peer, mut client) = join(device, &mut server);
         let (other, mut stays) = join(device, &mut server);
         server.disconnect(peer);
         server.disconnect(peer);
-        // What is sent before the end was told is lost.
+        // Messages sent before `Left` is received are lost.
         let buffer = server.pool().allocate(8).unwrap();
         server.send(peer, buffer, 8).unwrap();
         server.send_inline(peer, b"").unwrap();
@@ -59,7 +59,7 @@ fn who_is_disconnected_notices() {
 }
 
 #[test]
-fn who_was_refused_leaves_for_that_reason() {
+fn a_client_with_a_refused_request_leaves_for_that_reason() {
     for device in DEVICES {
         let mut server = server(device);
         let (peer, mut client) = join(device, &mut server);
@@ -72,7 +72,7 @@ fn who_was_refused_leaves_for_that_reason() {
         let is_refused =
             matches!(reason, LeftReason::Refused { event: AsyncEventKind::QP_ACCESS_ERR });
         assert!(!is_refused || says.contains("a request of the peer was refused here"), "{says}");
-        // A device that sends packets, or has another thread execute, may tell the peer before it tells its own program.
+        // A device that sends packets, or executes in another thread, may notify the peer before its own program.
         let may_be_gone = [WIRE, WIRE_NO_SRQ, DEFERRED].contains(&device)
             && matches!(reason, LeftReason::Gone { .. });
         assert!(is_refused || may_be_gone, "{device}: {says}");
@@ -119,9 +119,9 @@ fn a_message_that_is_too_long_fails_its_own_connection() {
     }
 }
 
-/// Its receives are its own affair, but not for ever.
+/// A client may receive late, but not forever.
 #[test]
-fn who_takes_nothing_leaves_after_a_while() {
+fn a_client_that_receives_nothing_leaves_after_a_while() {
     for device in DEVICES {
         let limit = Duration::from_millis(200);
         let mut server = server_with(device, |builder| builder.send_timeout(limit));
@@ -138,7 +138,7 @@ fn who_takes_nothing_leaves_after_a_while() {
         };
         assert_eq!(timeout, limit);
         drop(client);
-        // Its buffer is back.
+        // Its buffer has returned to the pool.
         assert_eq!(pool.usage().buffers, 256);
         stays.send_inline(b"here").unwrap();
         assert_eq!(message(&mut server).0, other);
@@ -146,7 +146,7 @@ fn who_takes_nothing_leaves_after_a_while() {
 }
 
 #[test]
-fn sends_that_are_outstanding_at_the_end_are_over() {
+fn sends_outstanding_at_the_end_are_ended() {
     for device in DEVICES {
         let mut server = server_with(device, |builder| builder.max_recv_wr(8));
         let pool = server.pool().clone();
@@ -164,15 +164,15 @@ fn sends_that_are_outstanding_at_the_end_are_over() {
                     other => panic!("{other:?}"),
                 }
             }
-            assert_eq!(sent, 0, "nobody took any");
+            assert_eq!(sent, 0, "the client received none");
             assert_eq!(pool.usage().buffers, 8, "{device}");
         }
     }
 }
 
-/// Half of its messages are in the middle when it goes: the others have no harm.
+/// Half of its messages are being transferred when it leaves: the others are not harmed.
 #[test]
-fn clients_that_die_in_the_middle_of_messages_cost_nothing() {
+fn clients_that_die_in_the_middle_of_messages_cost_no_receives() {
     for device in ["soft0", "softib0", WIRE, NO_SRQ, WIRE_NO_SRQ] {
         let mut server =
             server_with(device, |builder| builder.max_recv_wr(4).message_size(1 << 20));
@@ -191,7 +191,7 @@ fn clients_that_die_in_the_middle_of_messages_cost_nothing() {
             while !matches!(next(&mut server), ServerEvent::Left { .. }) {}
             assert!(server.last_refused().is_none(), "round {round}");
         }
-        // All receives are there, or nobody could send so many.
+        // All receives are posted; otherwise the client could not send this many.
         let (peer, mut client) = join(device, &mut server);
         for _ in 0..8 {
             client.send_inline(b"good").unwrap();

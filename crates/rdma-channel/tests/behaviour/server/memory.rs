@@ -20,7 +20,7 @@ fn receives_take_the_same_memory_for_any_number_of_clients() {
 }
 
 #[test]
-fn what_the_program_keeps_comes_on_top() {
+fn buffers_that_the_program_keeps_are_allocated_in_addition() {
     for device in DEVICES {
         let mut server = server_with(device, |builder| builder.max_recv_wr(8).message_size(64));
         let pool = server.pool().clone();
@@ -32,7 +32,7 @@ fn what_the_program_keeps_comes_on_top() {
         }
         assert!(kept.iter().map(|buffer| buffer[0]).eq(0..50));
         assert!((50..=58).contains(&pool.usage().buffers));
-        // They go to anybody.
+        // They can be sent to any client.
         let mut room = client.pd().allocate_region(64).unwrap();
         for buffer in kept {
             let number = buffer[0];
@@ -46,7 +46,7 @@ fn what_the_program_keeps_comes_on_top() {
 }
 
 #[test]
-fn all_is_given_back_with_the_server() {
+fn a_dropped_server_returns_all_buffers() {
     for device in DEVICES {
         let mut server = server_with(device, |builder| builder.max_recv_wr(8));
         let pool = server.pool().clone();
@@ -60,6 +60,6 @@ fn all_is_given_back_with_the_server() {
         drop(server);
         assert_eq!(pool.usage().buffers, 1, "{device}");
         assert_eq!(&taken[..5], b"taken");
-        client.send_inline(b"nobody is there").unwrap_err();
+        client.send_inline(b"no server").unwrap_err();
     }
 }

@@ -128,9 +128,9 @@ fn sizes_and_immediate_data() {
     }
 }
 
-/// The server's memory is the program's affair: a region that peers may write is no buffer.
+/// The program provides the memory that clients write: a region that peers may write is no buffer.
 #[test]
-fn a_client_that_writes_says_so_with_immediate_data() {
+fn a_write_with_immediate_data_is_an_event() {
     if lacks("soft0", Feature::Inline(8)) {
         return;
     }
@@ -165,7 +165,7 @@ fn inline_answers_have_no_buffer() {
             assert_eq!(client.receive_into(&mut room).unwrap(), 3);
             assert_eq!(room[..3], [round; 3]);
             client.send_inline(b"ok").unwrap();
-            // In between its own end is taken, which is no event.
+            // In the meantime the completion of the send is polled, which is no event.
             assert_eq!(&message(&mut server).1[..2], b"ok");
         }
         let refused = server.send_inline(peer, &[0; 17]).unwrap_err();
@@ -176,7 +176,7 @@ fn inline_answers_have_no_buffer() {
 }
 
 #[test]
-fn answers_of_a_few_bytes_are_copied_on_a_device_that_takes_none_inline() {
+fn answers_of_a_few_bytes_are_copied_on_a_device_without_inline_data() {
     let schedules = [Schedule::Immediate, Schedule::Deferred { seed: 9 }];
     for (device, schedule) in ["softbareserver0", "softbareserver1"].into_iter().zip(schedules) {
         Builder::new(device)
@@ -194,17 +194,17 @@ fn answers_of_a_few_bytes_are_copied_on_a_device_that_takes_none_inline() {
             assert_eq!(client.receive_into(&mut room).unwrap(), bytes.len(), "{device}");
             assert_eq!(room[..bytes.len()], bytes);
             client.send_inline(b"ok").unwrap();
-            // Its end is no event, and gives the copy back to the pool.
+            // Its completion is no event, and returns the copy to the pool.
             assert_eq!(&message(&mut server).1[..2], b"ok");
         }
-        assert!(server.pool().usage().buffers <= before + 1, "{device}: copies are given back");
+        assert!(server.pool().usage().buffers <= before + 1, "{device}: copies are not returned");
         let refused = server.send_inline(peer, &[0; 65]).unwrap_err();
         assert!(refused.to_string().contains("65 bytes"), "{refused}");
     }
 }
 
 #[test]
-fn what_is_refused_comes_back() {
+fn a_refused_send_returns_its_buffer() {
     for device in KINDS {
         let mut server = server_with(device, |builder| builder.max_send_wr(2));
         let (peer, mut client) = join(device, &mut server);
@@ -224,7 +224,7 @@ fn what_is_refused_comes_back() {
         assert!(matches!(refused.error, TransportError::PostError(_)), "{refused}");
         assert_eq!(&refused.value[..7], b"foreign");
 
-        // The client has no receives, so they stay outstanding.
+        // The client has posted no receives, so they stay outstanding.
         for _ in 0..2 {
             server.send(peer, buffer(b"first", &pool), 5).unwrap();
         }

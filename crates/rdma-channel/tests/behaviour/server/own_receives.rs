@@ -1,4 +1,4 @@
-//! Servers whose clients share no receive queue, since the device has none or the program wants it so.
+//! Servers whose clients share no receive queue, because the device has none or the program has chosen so.
 use std::sync::mpsc;
 use std::thread;
 
@@ -11,7 +11,7 @@ use crate::common::{NO_SRQ, WIRE_NO_SRQ};
 use crate::server::provider::pair;
 use crate::server::{LOCALHOST, SOON, domain, join, joined, left, message, server_with};
 
-/// Connects a client that the server refuses, and returns what it is told.
+/// Connects a client that the server refuses, and returns its error.
 pub(crate) fn refused(device: &'static str, server: &mut Server) -> ConnectError {
     let (to, before) = (server.local_addr(), server.refused());
     let client = thread::spawn(move || Channel::connect(to, &domain(device)));
@@ -22,7 +22,7 @@ pub(crate) fn refused(device: &'static str, server: &mut Server) -> ConnectError
 }
 
 #[test]
-fn a_client_that_finds_no_receives_left_is_told_both_numbers() {
+fn a_client_without_receives_is_refused_with_both_numbers() {
     for device in [NO_SRQ, WIRE_NO_SRQ] {
         let mut server = server_with(device, |builder| {
             builder.max_peers(100).max_recv_wr(9).max_recv_wr_per_peer(4)
@@ -41,7 +41,7 @@ fn a_client_that_finds_no_receives_left_is_told_both_numbers() {
     }
 }
 
-/// Unless it is said, all clients that there can be have the same number, and at least one each.
+/// By default, the receives are divided equally among the maximum number of clients, with at least one each.
 #[test]
 fn receives_are_divided_among_all_clients() {
     let three = server_with(NO_SRQ, |builder| builder.max_peers(2).max_recv_wr(7));
@@ -50,14 +50,14 @@ fn receives_are_divided_among_all_clients() {
     assert_eq!(posted_with_one_client(one), 1);
 }
 
-/// The receives that the device has for one client, and for none before.
+/// The number of receives on the device with one client; there are none before.
 fn posted_with_one_client(mut server: Server) -> usize {
     assert_eq!(receives(&server), 0);
     let _client = join(NO_SRQ, &mut server);
     receives(&server)
 }
 
-/// The receives that the device has.
+/// The number of receives on the device.
 pub(crate) fn receives(server: &Server) -> usize {
     let text = format!("{server:?}");
     let count = text.strip_suffix(" receives)").unwrap().rsplit(' ').next();
@@ -65,7 +65,7 @@ pub(crate) fn receives(server: &Server) -> usize {
 }
 
 #[test]
-fn a_client_that_uses_up_its_receives_takes_none_of_others() {
+fn a_client_that_uses_up_its_receives_does_not_use_those_of_others() {
     for device in [NO_SRQ, WIRE_NO_SRQ] {
         let mut server = server_with(device, |builder| {
             builder.max_recv_wr(4).max_recv_wr_per_peer(2).max_send_wr(4)
@@ -80,7 +80,7 @@ fn a_client_that_uses_up_its_receives_takes_none_of_others() {
             }
             floods
         });
-        // It has used up its own, and the server does not look: the next one waits.
+        // It has used up its own receives, and the server does not run: the next message waits.
         sent.iter().take(2).for_each(drop);
         client.send_inline(b"arrives").unwrap();
         let (mut of_greedy, mut of_modest) = (0, 0);
@@ -121,7 +121,7 @@ fn a_client_cannot_have_more_receives_than_there_are_or_than_the_device_allows()
         matches!(*error, Error::TooLarge { knob: k, value: 9, most: 8 } if k == knob),
         "{error}"
     );
-    // It is the first client's error otherwise.
+    // Otherwise it would be an error of the first client.
     const FEW: &str = "softfewrecv0";
     let _ = Builder::new(FEW).limits(Limits::default().max_srq(0).max_qp_wr(32)).install();
     let error = domain(FEW).create_server().max_peers(1).max_recv_wr(100).bind(LOCALHOST);
@@ -129,7 +129,7 @@ fn a_client_cannot_have_more_receives_than_there_are_or_than_the_device_allows()
 }
 
 #[test]
-fn a_client_whose_receives_are_refused_is_told_and_the_others_go_on() {
+fn a_client_whose_receives_are_refused_is_rejected_and_others_continue() {
     let (mut server, first, channel) = pair(NO_SRQ);
     drop(channel);
     assert_eq!(left(&mut server).0, first);

@@ -33,7 +33,7 @@ fn a_client_that_is_killed_leaves_at_once() {
         let mut channel = connect(&env::var(DEVICE).unwrap(), address.parse().unwrap());
         channel.send_inline(b"last words").unwrap();
         println!("sent");
-        // Until it is killed.
+        // Waits to be killed.
         loop {
             thread::park();
         }
@@ -55,7 +55,7 @@ fn a_client_that_is_killed_leaves_at_once() {
         assert!(lines.map_while(Result::ok).any(|line| line.contains("sent")));
         child.kill().unwrap();
         child.wait().unwrap();
-        // It is sent to until its end is noticed.
+        // Messages are sent to it until its end is detected.
         let gone = loop {
             let buffer = server.pool().allocate(8).unwrap();
             if server.send(peer, buffer, 8).is_err() {
@@ -73,8 +73,8 @@ fn a_client_that_is_killed_leaves_at_once() {
 }
 
 #[test]
-fn a_forked_child_is_told_so_and_disturbs_nobody() {
-    must_live("server::process::a_forked_child_is_told_so_and_disturbs_nobody", |_| {
+fn a_forked_child_gets_an_error_and_disturbs_no_client() {
+    must_live("server::process::a_forked_child_gets_an_error_and_disturbs_no_client", |_| {
         for device in DEVICES {
             let mut server = server(device);
             let (peer, mut client) = join(device, &mut server);
@@ -82,7 +82,7 @@ fn a_forked_child_is_told_so_and_disturbs_nobody() {
             // SAFETY: SAFETY.md F15: the child waits for no other thread, and ends below.
             let pid = unsafe { libc::fork() };
             if pid == 0 {
-                // SAFETY: SAFETY.md F15: it ends a child that hangs.
+                // SAFETY: SAFETY.md F15: the alarm ends a child that hangs.
                 unsafe { libc::alarm(120) };
                 let told = server.next(None);
                 let is_told = matches!(
@@ -94,7 +94,7 @@ fn a_forked_child_is_told_so_and_disturbs_nobody() {
                 );
                 server.disconnect(peer);
                 drop(server);
-                // SAFETY: SAFETY.md F15: nothing else runs in this child.
+                // SAFETY: SAFETY.md F15: no other thread runs in this child.
                 unsafe { libc::_exit(i32::from(!is_told)) };
             }
             wait_for(pid);
@@ -122,7 +122,7 @@ fn without_files() {
     let error = server.next(Some(SOON)).unwrap_err();
     assert!(matches!(error, ServerError::Clients(_)), "{error:?}");
     assert!(error.to_string().contains("ulimit -n"), "{error}");
-    // For a second it is not said again, and nobody else is disturbed.
+    // For a second the error does not occur again, and other clients are not disturbed.
     for _ in 0..10 {
         client.send_inline(b"goes on").unwrap();
         assert_eq!(message(&mut server).0, peer);
@@ -131,7 +131,7 @@ fn without_files() {
     let _ = join("soft0", &mut server);
 }
 
-/// In a process that ends without a look for leaks, since these are meant.
+/// This runs in a process that ends without a leak check, since leaks are intended.
 #[test]
 fn a_queue_pair_that_cannot_be_destroyed_keeps_its_buffers() {
     must_live("server::process::a_queue_pair_that_cannot_be_destroyed_keeps_its_buffers", |_| {
@@ -142,21 +142,21 @@ fn a_queue_pair_that_cannot_be_destroyed_keeps_its_buffers() {
             for _ in 0..3 {
                 server.send(peer, pool.allocate(8).unwrap(), 8).unwrap();
             }
-            // Nothing of it completes either.
+            // It has no completions either.
             edit(|_| Vec::new());
             KEEP.set(true);
             drop(client);
             drop(server);
             honest();
-            // Three sends and four receives are lent for good.
+            // Three sends and four receives are lent permanently.
             lent += pool.usage().buffers;
         }
-        // SAFETY: SAFETY.md F15: nothing is left to do.
+        // SAFETY: SAFETY.md F15: no work is left.
         unsafe { libc::_exit(i32::from(lent != 2 * 7)) };
     });
 }
 
-/// In a process that ends without a look for leaks, since one is meant.
+/// This runs in a process that ends without a leak check, since a leak is intended.
 #[test]
 fn receives_of_a_queue_pair_that_cannot_be_destroyed_are_no_other_clients() {
     let test =
@@ -179,7 +179,7 @@ fn receives_of_a_queue_pair_that_cannot_be_destroyed_are_no_other_clients() {
             assert_eq!(left(&mut server).0, peer);
             assert_eq!(receives(&server), 1, "the device may still write there");
         }
-        // SAFETY: SAFETY.md F15: nothing is left to do.
+        // SAFETY: SAFETY.md F15: no work is left.
         unsafe { libc::_exit(0) };
     });
 }

@@ -1,11 +1,11 @@
-//! Providers that refuse or lie.
+//! Providers that refuse requests or lie.
 
 use rdma_channel::{LeftReason, Server, ServerError, ServerEvent, TransportError, prelude::*};
 
 use crate::common::provider::{POLL, POST, Post, edit, faulty, honest};
 use crate::server::{KINDS, LOCALHOST, connect, left, message, next};
 
-/// A server on the device whose provider has faults on this thread, and a client on another one.
+/// A server on a device whose provider has faults on this thread, and a client on another thread.
 pub(crate) fn pair(device: &'static str) -> (Server, rdma_channel::PeerId, rdma_channel::Channel) {
     let pd = faulty(device).allocate_pd().unwrap();
     let builder = pd.create_server().max_peers(1).max_recv_wr(4).max_send_wr(4);
@@ -17,7 +17,7 @@ pub(crate) fn pair(device: &'static str) -> (Server, rdma_channel::PeerId, rdma_
 }
 
 #[test]
-fn completions_that_come_twice_are_taken_once() {
+fn duplicate_completions_are_handled_once() {
     for device in KINDS {
         let (mut server, peer, mut client) = pair(device);
         edit(|completion| vec![completion, completion]);
@@ -36,7 +36,7 @@ fn completions_that_come_twice_are_taken_once() {
 }
 
 #[test]
-fn a_completion_queue_that_fails_is_the_end_of_the_server() {
+fn a_failed_completion_queue_ends_the_server() {
     for device in KINDS {
         let (mut server, _, _client) = pair(device);
         POLL.set(Some(-1));
@@ -51,7 +51,7 @@ fn a_completion_queue_that_fails_is_the_end_of_the_server() {
     }
 }
 
-/// A post that may have been done or not: the buffer is not the program's again before that is known.
+/// A post with an unknown outcome: the program gets the buffer back only when the outcome is known.
 #[test]
 fn a_doubtful_post_ends_its_connection() {
     for device in KINDS {
@@ -66,7 +66,7 @@ fn a_doubtful_post_ends_its_connection() {
             let LeftReason::Failed(TransportError::PostError(_)) = reason else {
                 panic!("{reason}")
             };
-            assert_eq!(pool.usage().buffers, 4, "it is over with the queue pair");
+            assert_eq!(pool.usage().buffers, 4, "it has ended with the queue pair");
         }
     }
 }

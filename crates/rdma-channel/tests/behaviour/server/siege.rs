@@ -23,7 +23,7 @@ use crate::server::{LATER, domain, server};
 
 const CHILD: &str = "RDMA_CHANNEL_BESIEGED";
 const CROWD: usize = 300;
-/// No turn of the server takes so long, on whatever machine.
+/// No iteration of the server takes this long, on any machine.
 const HANGS: Duration = Duration::from_secs(30);
 /// Queue pair numbers per slot of the software device. After these, a process draws another slot.
 const SLOT: u32 = 4096;
@@ -54,14 +54,14 @@ impl Figures {
     }
 }
 
-/// Answers each message with its figures, until one says that this is the end.
+/// Answers each message with its figures, until one ends the server.
 fn serve() {
     allow_files(2_000);
     let mut server = server("soft0");
     println!("\nat {}", server.local_addr());
     let mut longest = Duration::ZERO;
     loop {
-        // What there is to do at once is measured, and waiting for it is not.
+        // Only work that can be done at once is measured, not waiting for it.
         let begin = Instant::now();
         let event = server.next(Some(Duration::ZERO)).unwrap();
         longest = longest.max(begin.elapsed());
@@ -78,13 +78,13 @@ fn answer(server: &mut Server, event: Option<ServerEvent>, longest: &mut Duratio
             return false;
         }
         let figures = Figures::own(std::mem::take(longest)).map(u64::to_le_bytes);
-        // A client that has left meanwhile is told of by the next event.
+        // If the client has left meanwhile, the next event reports that.
         let _ = server.send_inline(peer, figures.as_flattened());
     }
     true
 }
 
-/// Connects a client, which retries as long as its error tells it to.
+/// Connects a client, which retries as long as its error recommends it.
 fn client(to: SocketAddr) -> Channel {
     let begin = Instant::now();
     loop {
@@ -94,7 +94,7 @@ fn client(to: SocketAddr) -> Channel {
             Ok((channel, _)) => return channel,
             Err(error) => assert_eq!(error.recovery(), Recovery::Retry, "{error}"),
         }
-        assert!(begin.elapsed() < LATER, "there is never room for it");
+        assert!(begin.elapsed() < LATER, "it never gets room");
     }
 }
 
@@ -125,7 +125,7 @@ fn words() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Says a byte at a time to that many connections, and begins anew where one has ended.
+/// Sends a byte at a time on several connections, and reconnects where one has ended.
 fn drip(to: SocketAddr, says: &[u8], stop: &AtomicBool) {
     let mut slow: [Option<(TcpStream, usize)>; 40] = [const { None }; 40];
     while !stop.load(Relaxed) {
@@ -168,7 +168,7 @@ impl Drop for Process {
     }
 }
 
-/// Tells a thread to stop, also when the test has failed.
+/// Makes a thread stop, even if the test has failed.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -178,13 +178,13 @@ impl Drop for Stop<'_> {
 }
 
 #[test]
-fn a_server_works_among_clients_that_mean_it_harm() {
+fn a_server_works_among_hostile_clients() {
     if env::var_os(CHILD).is_some() {
         return serve();
     }
     allow_files(2_000);
     let mut program = this_program();
-    let test = "server::siege::a_server_works_among_clients_that_mean_it_harm";
+    let test = "server::siege::a_server_works_among_hostile_clients";
     program.args(["--exact", test, "--nocapture"]).env(CHILD, "1").stdout(Stdio::piped());
     let mut process = Process(program.spawn().unwrap());
     let mut lines = BufReader::new(process.0.stdout.take().unwrap()).lines().map_while(Result::ok);

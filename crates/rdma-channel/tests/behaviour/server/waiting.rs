@@ -1,4 +1,4 @@
-//! How a server waits.
+//! Waiting of a server.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::server::{
 
 const MODES: [Wait; 3] = [Wait::Spin, Wait::SpinThenSleep, Wait::Sleep];
 
-/// How long this thread has had a processor.
+/// The processor time of this thread.
 fn processor_time() -> Duration {
     clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap()
 }
@@ -69,7 +69,7 @@ fn a_sleeping_server_wakes_for_each_kind_of_event() {
 }
 
 #[test]
-fn a_hundred_idle_clients_cost_no_processor() {
+fn a_hundred_idle_clients_use_no_processor_time() {
     must_end(|| {
         for device in KINDS {
             let mut server = server_with(device, |builder| builder.max_peers(100).max_send_wr(1));
@@ -93,7 +93,7 @@ fn a_waker_ends_a_wait_and_loses_nothing() {
             let waker = server.waker();
             waker.wake();
             waker.clone().wake();
-            assert!(server.next(None).unwrap().is_none(), "woken before");
+            assert!(server.next(None).unwrap().is_none(), "woken before the wait");
             assert_quiet(&mut server);
             let other = thread::spawn(move || {
                 thread::sleep(Duration::from_millis(10));
@@ -114,9 +114,9 @@ fn a_waker_ends_a_wait_and_loses_nothing() {
     });
 }
 
-/// It is what `select` loops do: sleep on the file, take what there is.
+/// This is the structure of `select` loops: sleep on the file, then receive what has arrived.
 #[test]
-fn a_loop_of_the_programs_own() {
+fn an_event_loop_of_the_program_receives_all_events() {
     must_end(|| {
         for device in DEVICES {
             let mut server = server(device);
@@ -146,7 +146,7 @@ fn a_loop_of_the_programs_own() {
             }
             assert_eq!((joined, messages), (5, 25), "{device}");
             clients.join().unwrap();
-            // Nothing is left that wakes it.
+            // Nothing is left to wake it.
             assert!(server.next(Some(Duration::ZERO)).unwrap().is_none());
             let mut files = [PollFd::new(&server, PollFlags::IN)];
             poll(&mut files, Some(&Timespec::try_from(SOON).unwrap())).unwrap();

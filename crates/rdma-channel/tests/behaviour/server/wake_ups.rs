@@ -1,4 +1,4 @@
-//! What comes between the last look and a sleep is not slept over.
+//! Events between the last look and a sleep are not missed.
 
 use std::net::TcpStream;
 use std::thread;
@@ -11,7 +11,7 @@ use test_support::features::Feature;
 use crate::common::{lacks, must_end};
 use crate::server::{DEVICES, KINDS, LATER, connect, join, message, next, server, server_with};
 
-/// More than a server takes at a time, and an answer behind them.
+/// More completions than a server polls per call; an answer follows them.
 const MANY: u32 = 60;
 
 /// Sleeps on the file until it is readable.
@@ -21,7 +21,7 @@ fn sleep_on(server: &Server) {
     assert_eq!(poll(&mut files, Some(&limit)).unwrap(), 1, "nothing wakes it");
 }
 
-/// As a loop of the program's own.
+/// Receives the next event like an event loop of the program.
 fn next_by_file(server: &mut Server) -> ServerEvent {
     loop {
         match server.next(Some(Duration::ZERO)).unwrap() {
@@ -38,7 +38,7 @@ fn joined_with_room(device: &'static str, wait: Wait) -> (Server, PeerId, Channe
     (server, peer, client)
 }
 
-/// Ends of inline sends are no events: the message is behind many completions that are none.
+/// Completed inline sends are no events: the message follows many completions that are none.
 fn send_many_and_hear(server: &mut Server, peer: PeerId, client: &mut Channel) {
     for _ in 0..MANY {
         server.send_inline(peer, b"x").unwrap();
@@ -51,7 +51,7 @@ fn send_many_and_hear(server: &mut Server, peer: PeerId, client: &mut Channel) {
 }
 
 #[test]
-fn a_message_behind_many_completions_wakes_a_sleeping_server() {
+fn a_message_after_many_completions_wakes_a_sleeping_server() {
     if lacks("soft0", Feature::Inline(8)) {
         return;
     }
@@ -69,7 +69,7 @@ fn a_message_behind_many_completions_wakes_a_sleeping_server() {
 }
 
 #[test]
-fn a_message_behind_many_completions_wakes_a_loop_of_the_programs_own() {
+fn a_message_after_many_completions_wakes_an_event_loop() {
     if lacks("soft0", Feature::Inline(8)) {
         return;
     }
@@ -85,7 +85,7 @@ fn a_message_behind_many_completions_wakes_a_loop_of_the_programs_own() {
 }
 
 #[test]
-fn every_message_wakes_a_loop_of_the_programs_own() {
+fn every_message_wakes_an_event_loop() {
     must_end(|| {
         for device in DEVICES {
             for wait in [Wait::Sleep, Wait::SpinThenSleep] {
@@ -105,9 +105,9 @@ fn every_message_wakes_a_loop_of_the_programs_own() {
     });
 }
 
-/// Its file tells of what it has not told yet.
+/// Its file shows events that were not returned yet.
 #[test]
-fn a_server_that_was_woken_sleeps_over_nothing() {
+fn a_woken_server_misses_no_event() {
     must_end(|| {
         for device in DEVICES {
             let mut server = server(device);
@@ -125,7 +125,7 @@ fn a_server_that_was_woken_sleeps_over_nothing() {
                         Some(ServerEvent::Message { .. }) => heard += 1,
                         Some(other) => panic!("{other:?}"),
                         None if woken == 0 && heard < 3 * (round + 1) => {
-                            // By the waker, or since nothing has come yet: the file says.
+                            // Either the waker caused it, or nothing has arrived yet: the file shows which.
                             sleep_on(&server);
                         }
                         None => woken = 1,
@@ -136,17 +136,17 @@ fn a_server_that_was_woken_sleeps_over_nothing() {
     });
 }
 
-/// A look at the files comes before each sleep, and now and then before: a client that the former finds has joined before
-/// the sleep, whenever it comes.
+/// The server checks its files before each sleep, and sometimes in between. A client found by a check in between joins
+/// before the sleep, whenever it connects.
 #[test]
-fn a_client_that_comes_just_before_a_sleep_joins() {
+fn a_client_that_connects_just_before_a_sleep_joins() {
     must_end(|| {
         for device in KINDS {
             for wait in [Wait::Sleep, Wait::SpinThenSleep] {
                 let mut server = server_with(device, |builder| builder.wait(wait));
                 let to = server.local_addr();
                 let clients = thread::spawn(move || {
-                    // Each comes a little later after the one before has gone, over the time that a server spins.
+                    // Each connects a little later after the previous one has gone, up to longer than a server spins.
                     for pause in 0..300 {
                         let begin = Instant::now();
                         while begin.elapsed() < Duration::from_micros(pause) {
@@ -155,7 +155,7 @@ fn a_client_that_comes_just_before_a_sleep_joins() {
                         drop(connect(device, to));
                     }
                 });
-                // A server that is late may find the next client before the end of the one that has gone.
+                // A server that is late may find the next client before the end of the previous one.
                 let (mut joined, mut left) = (0, 0);
                 while left < 300 {
                     match next(&mut server) {
@@ -171,9 +171,9 @@ fn a_client_that_comes_just_before_a_sleep_joins() {
     });
 }
 
-/// A flood keeps no waker waiting.
+/// A flood of messages does not delay a waker.
 #[test]
-fn a_waker_ends_a_wait_while_messages_come_without_end() {
+fn a_waker_ends_a_wait_during_endless_messages() {
     must_end(|| {
         for device in KINDS {
             let mut server = server(device);
@@ -194,15 +194,15 @@ fn a_waker_ends_a_wait_while_messages_come_without_end() {
     });
 }
 
-/// All places of clients that have begun are taken, and then free at once.
+/// All places of half-open clients are taken, and then become free at once.
 #[test]
-fn clients_in_the_backlog_wake_a_loop_of_the_programs_own() {
+fn clients_in_the_backlog_wake_an_event_loop() {
     must_end(|| {
         for device in KINDS {
             let mut server = server(device);
             let to = server.local_addr();
             let begun: Vec<_> = (0..64).map(|_| TcpStream::connect(to).unwrap()).collect();
-            // Each is taken by a look of its own.
+            // Each is accepted in its own check.
             for _ in 0..200 {
                 assert!(server.next(Some(Duration::ZERO)).unwrap().is_none());
             }
@@ -215,7 +215,7 @@ fn clients_in_the_backlog_wake_a_loop_of_the_programs_own() {
 }
 
 #[test]
-fn who_was_refused_is_told_when_there_is_room() {
+fn a_refused_send_is_followed_by_an_event_when_there_is_room() {
     if lacks("soft0", Feature::Inline(8)) {
         return;
     }
@@ -225,7 +225,7 @@ fn who_was_refused_is_told_when_there_is_room() {
         let mut room = client.pd().allocate_region(8).unwrap();
         for _ in 0..5 {
             for _ in 0..2 {
-                // Those of the round before may not be acknowledged yet.
+                // Sends of the previous round may not be acknowledged yet.
                 while let Err(error) = server.send_inline(peer, b"x") {
                     assert!(matches!(error, TransportError::WouldBlock), "{device}: {error}");
                     let event = next(&mut server);
@@ -240,7 +240,7 @@ fn who_was_refused_is_told_when_there_is_room() {
             for _ in 0..2 {
                 client.receive_into(&mut room).unwrap();
             }
-            // Nobody was refused: nothing is told of these.
+            // No send was refused, so there are no events for these.
             client.send_inline(b"x").unwrap();
             message(&mut server);
         }

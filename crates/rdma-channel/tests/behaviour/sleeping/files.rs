@@ -1,4 +1,4 @@
-//! A channel that spins has no file for it, and one that sleeps has one.
+//! A channel that spins has no file to sleep on, and one that sleeps has one.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -14,8 +14,8 @@ fn files() -> usize {
 }
 
 #[test]
-fn a_channel_that_spins_has_no_file_more() {
-    must_live("sleeping::files::a_channel_that_spins_has_no_file_more", |device| {
+fn a_spinning_channel_has_no_extra_file() {
+    must_live("sleeping::files::a_spinning_channel_has_no_extra_file", |device| {
         let pd = open(device).allocate_pd().unwrap();
         let before = files();
         let spinning = pd.create_channel().wait(Wait::Spin).build().unwrap();
@@ -46,7 +46,7 @@ fn a_channel_that_spins_has_no_file_more() {
 }
 
 #[test]
-fn sleep_is_what_a_builder_gives_by_default() {
+fn a_builder_sleeps_by_default() {
     let pd = open("soft0").allocate_pd().unwrap();
     assert_eq!(Wait::default(), Wait::SpinThenSleep);
     let prepared = pd.create_channel().build().unwrap();

@@ -1,4 +1,4 @@
-//! Limits end each wait in each mode, and sleeping costs no processor.
+//! Limits end each wait in each mode, and sleeping uses no processor time.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use crate::common::{DRAIN, HELD, Pair, must_end, open};
 use crate::sleeping::{DEVICES, SLEEPING, each, pair};
 
 const ROOM: ReceiveWorkRequest<'static, 'static> = ReceiveWorkRequest::only_immediate();
-/// For what hangs.
+/// The time limit of a test that hangs.
 const LATE: Duration = Duration::from_secs(60);
 
-/// Fails if it ends before `limit`, or long after.
+/// Fails if `run` ends before `limit`, or long after.
 fn takes<T>(limit: Duration, run: impl FnOnce() -> T) -> T {
     let begin = Instant::now();
     let value = run();
@@ -22,7 +22,7 @@ fn takes<T>(limit: Duration, run: impl FnOnce() -> T) -> T {
     value
 }
 
-/// How long this thread has had a processor.
+/// The processor time of this thread.
 fn processor_time() -> Duration {
     clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap()
 }
@@ -50,7 +50,7 @@ fn handles_and_calls_whose_time_is_over() {
     });
 }
 
-/// Of a device that does nothing, not even flush.
+/// The device does nothing, and does not even flush.
 #[test]
 fn full_queues_and_the_end_of_scopes() {
     for wait in crate::sleeping::MODES {
@@ -71,7 +71,7 @@ fn full_queues_and_the_end_of_scopes() {
     }
 }
 
-/// Nothing tells when it is done: the channel is closed at once.
+/// No completion would show its end, so the channel is closed at once.
 #[test]
 fn a_last_unsignaled_request_is_not_waited_for() {
     for wait in crate::sleeping::MODES {
@@ -105,7 +105,7 @@ fn collectives() {
 }
 
 #[test]
-fn who_sleeps_has_no_processor() {
+fn a_sleeping_thread_uses_no_processor_time() {
     for device in DEVICES {
         for wait in SLEEPING {
             must_end(move || {
@@ -121,7 +121,7 @@ fn who_sleeps_has_no_processor() {
 }
 
 #[test]
-fn the_end_of_a_scope_has_no_processor() {
+fn the_end_of_a_scope_uses_no_processor_time() {
     must_end(|| {
         let mut pair = Pair::with("soft0", |builder| {
             builder.wait(Wait::Sleep).drain_timeout(Duration::from_millis(300))

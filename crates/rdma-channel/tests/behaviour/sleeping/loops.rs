@@ -1,4 +1,4 @@
-//! Loops of a program's own over several channels.
+//! Event loops of a program over several channels.
 #![allow(unsafe_code)]
 
 use std::io::Write as _;
@@ -24,7 +24,7 @@ fn is_readable(file: impl std::os::fd::AsFd) -> bool {
     poll(&mut files, Some(&Timespec::default())).unwrap() == 1
 }
 
-/// Also the one that spins is served: then nobody sleeps.
+/// The loop also serves the channel that spins; then it does not sleep.
 #[test]
 fn a_loop_over_two_channels_and_a_stream_sees_all() {
     for device in DEVICES {
@@ -94,7 +94,7 @@ fn a_loop_over_two_channels_and_a_stream_sees_all() {
     }
 }
 
-/// Takes what has come, in order.
+/// Receives the numbers that have arrived, in order.
 fn take(rooms: &mut Vec<ScopedPendingWork<'_>>, seen: &mut Vec<u32>) -> Result<(), TransportError> {
     while let Some(first) = rooms.first()
         && let Some(received) = first.poll()
@@ -106,7 +106,7 @@ fn take(rooms: &mut Vec<ScopedPendingWork<'_>>, seen: &mut Vec<u32>) -> Result<(
 }
 
 #[test]
-fn what_came_before_is_ready_once_and_what_comes_later_wakes() {
+fn earlier_completions_are_ready_once_and_later_ones_wake() {
     for device in DEVICES {
         for wait in SLEEPING {
             must_end(move || {
@@ -120,14 +120,14 @@ fn what_came_before_is_ready_once_and_what_comes_later_wakes() {
                     there.send(SendWorkRequest::only_immediate(1))?;
                     until("an event", || is_readable(file));
                     assert_eq!(s.arm()?, Armed::Ready);
-                    assert_eq!(s.arm()?, Armed::Sleep, "it was said");
+                    assert_eq!(s.arm()?, Armed::Sleep, "it was reported before");
                     assert_eq!(first.poll().unwrap()?.immediate_data(), Some(1));
                     assert_eq!(s.arm()?, Armed::Sleep);
                     there.send(SendWorkRequest::only_immediate(2))?;
                     until("an event", || is_readable(file));
                     assert_eq!(second.wait(SECONDS)?.immediate_data(), Some(2));
                     assert_eq!(s.arm()?, Armed::Sleep);
-                    assert!(!is_readable(file), "its event was taken");
+                    assert!(!is_readable(file), "its event was received");
                     Ok::<(), ScopeError>(())
                 })
                 .unwrap();
@@ -137,9 +137,9 @@ fn what_came_before_is_ready_once_and_what_comes_later_wakes() {
     }
 }
 
-/// The handle that it is of was asked before, and is asked no more before the sleep.
+/// Its handle was polled before, and is not polled again before the sleep.
 #[test]
-fn what_another_handle_has_found_is_ready() {
+fn a_completion_found_by_another_handle_is_ready() {
     for device in DEVICES {
         must_end(move || {
             let Pair { mut here, mut there, .. } = pair(device, Wait::Sleep);
@@ -159,7 +159,7 @@ fn what_another_handle_has_found_is_ready() {
     }
 }
 
-/// It keeps nobody awake.
+/// It does not prevent sleep.
 #[test]
 fn a_handle_that_is_forgotten_or_dropped_is_ready_once() {
     for device in DEVICES {
@@ -167,7 +167,7 @@ fn a_handle_that_is_forgotten_or_dropped_is_ready_once() {
             let Pair { mut here, mut there, .. } = pair(device, Wait::Sleep);
             here.scope(|s| {
                 drop(s.post_receive(ROOM)?);
-                #[allow(clippy::mem_forget)] // that is what is tested
+                #[allow(clippy::mem_forget)] // the subject of this test
                 std::mem::forget(s.post_receive(ROOM)?);
                 for number in 0..2 {
                     there.send(SendWorkRequest::only_immediate(number))?;
@@ -182,7 +182,7 @@ fn a_handle_that_is_forgotten_or_dropped_is_ready_once() {
 }
 
 #[test]
-fn who_spins_is_always_ready() {
+fn a_spinning_channel_is_always_ready() {
     for device in DEVICES {
         let mut pair = pair(device, Wait::Spin);
         pair.here
@@ -202,7 +202,7 @@ fn unpolled_operations_and_several_peers_wake_too() {
     each(|device, wait| {
         must_end(move || {
             let Pair { here, there, .. } = pair(device, wait);
-            // SAFETY: SAFETY.md F8: no memory.
+            // SAFETY: SAFETY.md F8: the request has no memory.
             let received = unsafe { here.receive_unpolled(ROOM) }.unwrap();
             let sender = sends_shortly(there, 9);
             while here.arm().unwrap() == Armed::Sleep {
@@ -240,7 +240,7 @@ fn sleep_on(file: Option<rdma_channel::Waitable<'_>>) {
     assert_eq!(poll(&mut [PollFd::new(&file, PollFlags::IN)], Some(&limit)), Ok(1), "slept over");
 }
 
-/// Flushes are completions: who sleeps is woken by them.
+/// Flushes are completions, and wake a sleeping thread.
 #[test]
 fn the_end_of_a_connection_wakes() {
     for device in DEVICES {
@@ -261,7 +261,7 @@ fn the_end_of_a_connection_wakes() {
 }
 
 #[test]
-fn a_queue_that_has_failed_is_an_error_of_who_arms() {
+fn arming_a_failed_queue_is_an_error() {
     for wait in MODES {
         must_end(move || {
             let context = faulty("soft0");

@@ -1,4 +1,4 @@
-//! Many sleeps, one after the other: none is missed, and nothing accumulates.
+//! Many sleeps, one after the other: no wake-up is missed, and nothing accumulates.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -13,7 +13,7 @@ use crate::sleeping::{DEVICES, SECONDS, SLEEPING, pair};
 
 const ROOM: ReceiveWorkRequest<'static, 'static> = ReceiveWorkRequest::only_immediate();
 
-/// Sends and receives so many numbers in turn, each receive posted before the peer may send.
+/// Sends and receives `rounds` numbers in turn. Each receive is posted before the peer may send.
 fn play(channel: &mut Channel, serves: bool, rounds: u32, begin: &Barrier) {
     let played = channel.scope(|s| {
         let mut next = Some(s.post_receive(ROOM)?);
@@ -53,22 +53,22 @@ fn ping_pong(device: &'static str, wait: Wait, rounds: u32) {
 }
 
 #[test]
-fn of_ten_thousand_messages_there_and_back_none_is_slept_over() {
+fn none_of_ten_thousand_round_trips_is_slept_over() {
     for device in DEVICES {
         ping_pong(device, Wait::Sleep, 10_000);
     }
 }
 
 #[test]
-fn messages_there_and_back_wake_also_who_polls_first() {
+fn round_trips_also_wake_a_channel_that_polls_first() {
     for device in DEVICES {
         ping_pong(device, Wait::SpinThenSleep, 2_000);
     }
 }
 
-/// Each request makes an event, of which nobody sleeps.
+/// Each request makes an event, and no thread sleeps on it.
 #[test]
-fn events_that_nobody_waits_for_do_not_accumulate() {
+fn unused_events_do_not_accumulate() {
     for device in DEVICES {
         for wait in SLEEPING {
             must_end(move || {
@@ -89,7 +89,8 @@ fn events_that_nobody_waits_for_do_not_accumulate() {
                             let readable = poll(&mut files, Some(&Timespec::default()));
                             readable.unwrap() == 1
                         };
-                        // What a thread of the device was about to say when the write was found done comes late.
+                        // An event that a thread of the device was about to report when the write was found completed
+                        // arrives late.
                         let mut late = 0;
                         while s.arm()? == Armed::Ready || is_readable() {
                             late += 1;

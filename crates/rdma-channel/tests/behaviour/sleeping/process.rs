@@ -21,10 +21,10 @@ extern "C" fn note(_: libc::c_int) {
     SIGNALS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// `poll(2)` ends by them, and the wait goes on.
+/// Signals end `poll(2)`, and the wait goes on.
 #[test]
-fn signals_wake_nobody() {
-    // SAFETY: SAFETY.md F15: a handler that does nothing but count.
+fn signals_do_not_end_a_wait() {
+    // SAFETY: SAFETY.md F15: the handler only counts.
     let before = unsafe { libc::signal(libc::SIGUSR1, note as *const () as libc::sighandler_t) };
     assert_ne!(before, libc::SIG_ERR);
     for wait in MODES {
@@ -47,7 +47,7 @@ fn signals_wake_nobody() {
             });
             let (thread, seen) = (waiter.as_pthread_t(), SIGNALS.load(Ordering::Relaxed));
             while is_over.recv_timeout(Duration::from_millis(5)).is_err() {
-                // SAFETY: SAFETY.md F15: a thread that was not joined.
+                // SAFETY: SAFETY.md F15: the thread was not joined yet.
                 assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR1) }, 0);
             }
             assert!(SIGNALS.load(Ordering::Relaxed) > seen, "none came");
@@ -57,7 +57,8 @@ fn signals_wake_nobody() {
     }
 }
 
-/// It has its parent's file, from which it takes nothing. In a process whose other threads hold no locks.
+/// It shares its parent's file, and receives nothing from it. The test runs in a process whose other threads hold no
+/// locks.
 #[test]
 fn a_forked_child_neither_sleeps_nor_takes_events() {
     must_live("sleeping::process::a_forked_child_neither_sleeps_nor_takes_events", |_| {
@@ -75,14 +76,14 @@ fn fork_in_a_scope(wait: Wait) {
         // SAFETY: SAFETY.md F15: the child waits for no other thread, and ends below.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            // SAFETY: SAFETY.md F15: it ends a child that hangs.
+            // SAFETY: SAFETY.md F15: the alarm ends a child that hangs.
             unsafe { libc::alarm(120) };
             let forked =
                 |error| matches!(error, TransportError::Closed { reason: CloseReason::Forked, .. });
             let good = s.arm().is_err_and(forked)
                 && later.wait(Duration::MAX).is_err_and(forked)
                 && s.arm().is_err_and(forked);
-            // SAFETY: SAFETY.md F15: nothing else runs in this child.
+            // SAFETY: SAFETY.md F15: no other thread runs in this child.
             unsafe { libc::_exit(i32::from(!good)) };
         }
         wait_for(pid);

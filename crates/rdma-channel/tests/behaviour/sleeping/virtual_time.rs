@@ -1,4 +1,4 @@
-//! In virtual time nothing comes while a thread sleeps in the kernel: what is to come comes before.
+//! In virtual time, nothing arrives while a thread sleeps in the kernel: all messages arrive before.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::common::must_end;
 use crate::sleeping::{SECONDS, SLEEPING};
 
 #[test]
-fn a_channel_of_a_simulated_network_waits_as_any() {
+fn a_channel_of_a_simulated_network_waits_like_any_other() {
     for wait in SLEEPING {
         must_end(move || {
             let network = Network::simulated(3);

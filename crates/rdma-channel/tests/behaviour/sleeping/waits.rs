@@ -1,4 +1,4 @@
-//! Whatever waits, in each mode: it wakes when that comes.
+//! All kinds of waits, in each mode: each wakes for its completion.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::thread;
@@ -27,9 +27,9 @@ fn a_blocking_receive() {
     });
 }
 
-/// Limits that no clock of the kernel's can count are none.
+/// Limits that no clock of the kernel can represent mean no limit.
 #[test]
-fn a_receive_with_a_limit_that_cannot_be_counted() {
+fn a_receive_with_an_unrepresentable_limit_has_none() {
     each(|device, wait| {
         let longest = [u64::MAX, i64::MAX.cast_unsigned(), 1 << 62].map(Duration::from_secs);
         for limit in longest.into_iter().chain([Duration::MAX, Duration::from_secs(1 << 40)]) {
@@ -51,7 +51,7 @@ fn a_handle_that_waits() {
             let sender = sends_shortly(there, 6);
             let number = here.scope(|s| {
                 let (received, forgotten) = (s.post_receive(ROOM)?, s.post_receive(ROOM)?);
-                #[allow(clippy::mem_forget)] // that is what is tested
+                #[allow(clippy::mem_forget)] // the subject of this test
                 std::mem::forget(forgotten);
                 let number = received.wait(SECONDS)?.immediate_data();
                 let mut there = sender.join().unwrap();
@@ -69,7 +69,7 @@ fn a_post_that_finds_no_free_slot() {
         must_end(move || {
             let Pair { mut here, mut there, .. } =
                 Pair::with(device, |builder| builder.wait(wait).max_send_wr(1));
-            // Until then the sends have no receive, and keep their slots.
+            // Until then the sends find no receive, and keep their slots.
             let receiver = thread::spawn(move || {
                 thread::sleep(SHORTLY);
                 [(); 3].map(|()| there.receive(ROOM).unwrap().immediate_data().unwrap())

@@ -1,4 +1,4 @@
-//! The end of the peer's end of the stream: whatever waits is told, and gives its memory back.
+//! The end of the peer's end of the stream: every wait is notified, and returns its memory.
 
 use std::thread;
 use std::time::Duration;
@@ -25,9 +25,9 @@ fn a_blocking_receive() {
     });
 }
 
-/// What the peer has sent before its end is received first.
+/// Messages that the peer sent before its end are received first.
 #[test]
-fn messages_that_came_before() {
+fn earlier_messages_are_received_first() {
     each(|wait, ends| {
         must_end(move || {
             let watched = Watched::new("soft0", wait, ends);
@@ -49,7 +49,7 @@ fn messages_that_came_before() {
     });
 }
 
-/// Each handle says so, but for what was done before; then the scope ends at once, which has no limit.
+/// Each handle reports it, except for operations that had completed. Then the scope, which has no limit, ends at once.
 #[test]
 fn handles_of_a_scope() {
     each(|wait, ends| {
@@ -91,7 +91,7 @@ fn handles_of_a_scope() {
 
 /// The end of a scope has no limit here.
 #[test]
-fn what_a_scope_has_left() {
+fn the_end_of_a_scope_fails_for_requests_in_flight() {
     each(|wait, ends| {
         must_end(move || {
             let watched = Watched::new("soft0", wait, ends);
@@ -111,7 +111,7 @@ fn what_a_scope_has_left() {
     });
 }
 
-/// Sends that nobody receives fill the queue.
+/// Sends that are never received fill the queue.
 #[test]
 fn a_post_that_finds_no_free_slot() {
     each(|wait, ends| {
@@ -145,9 +145,9 @@ fn a_batch() {
     });
 }
 
-/// The device holds the requests until the queue pair lets go: after that it writes nothing.
+/// The device holds the requests until the queue pair releases them, and writes nothing afterwards.
 #[test]
-fn memory_comes_back_when_the_device_has_let_go() {
+fn memory_is_returned_after_the_device_has_released_it() {
     for wait in [Wait::Spin, Wait::Sleep] {
         let watched = Watched::new(HELD, wait, unix());
         let (mut memory, remote) = (watched.memory(), watched.board.remote());
@@ -158,7 +158,7 @@ fn memory_comes_back_when_the_device_has_let_go() {
         let mut list = rdma_mem::ScatterList::from([memory.as_slice_mut()]);
         let gone = here.read(ReadWorkRequest::from_list(&mut list, remote)).unwrap_err();
         assert_gone(&gone, Operation::Read, &here);
-        assert_eq!(in_flight(device, &here), 0, "the device has let go");
+        assert_eq!(in_flight(device, &here), 0, "requests are still in flight");
         assert_eq!(here.qpn().map_or(0, |qpn| device.release(qpn, u32::MAX)), 0);
         assert_eq!(*memory, [0; 64]);
     }

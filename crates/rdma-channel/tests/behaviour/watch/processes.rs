@@ -1,4 +1,4 @@
-//! Peers in processes of their own, which are killed.
+//! Peers in child processes, which are killed.
 
 use std::env;
 use std::process::{Child, Stdio};
@@ -14,7 +14,7 @@ use test_support::program::this_program;
 use crate::common::{must_end, open};
 use crate::watch::{LIMIT, MODES, ROOM, SHORTLY, assert_gone};
 
-/// In the environment of a child: where its parent listens.
+/// Environment variable of a child: the address of its parent.
 const ADDRESS: &str = "RDMA_CHANNEL_WATCHED_CHILD";
 
 /// Sends two numbers when it is connected, and then waits to be killed.
@@ -28,7 +28,7 @@ fn child(address: &str) {
     panic!("it was not killed: {never:?}");
 }
 
-/// Runs this test in a process of its own, and has a channel to it.
+/// Runs this test in a child process, and returns a channel to it.
 fn parent(test: &str, wait: Wait) -> (Channel, Child) {
     let pd = open("soft0").allocate_pd().unwrap();
     let builder = pd.create_channel().wait(wait).drain_timeout(Duration::MAX);
@@ -64,7 +64,7 @@ fn a_receive_waits_for_a_peer_that_is_killed() {
     }
 }
 
-/// The device may find out before the stream has ended.
+/// The device may detect it before the stream has ended.
 #[test]
 fn a_write_to_a_peer_that_is_killed_is_no_failure_of_the_network() {
     if let Ok(address) = env::var(ADDRESS) {
@@ -88,7 +88,7 @@ fn a_write_to_a_peer_that_is_killed_is_no_failure_of_the_network() {
     }
 }
 
-/// A message that came before the end is there, however late it is asked for.
+/// A message that arrived before the end is received, however late the program polls for it.
 #[test]
 fn a_scope_waits_for_a_peer_that_is_killed() {
     if let Ok(address) = env::var(ADDRESS) {

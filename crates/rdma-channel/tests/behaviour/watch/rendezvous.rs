@@ -11,7 +11,7 @@ use rdma_qp::SendWorkRequest;
 use crate::common::{must_end, open};
 use crate::watch::{LIMIT, MODES, ROOM, assert_gone_by};
 
-/// A client and its server, of which these watch.
+/// A client and its server; the flags select which of them watch.
 fn connected(wait: Wait, [client, server]: [bool; 2]) -> [Channel; 2] {
     let pd = open("soft0").allocate_pd().unwrap();
     let builder = |watches| {
@@ -28,7 +28,7 @@ fn connected(wait: Wait, [client, server]: [bool; 2]) -> [Channel; 2] {
 }
 
 #[test]
-fn who_watches_is_told_and_who_does_not_keeps_its_end() {
+fn a_watching_end_is_notified_and_the_other_keeps_its_stream() {
     for wait in MODES {
         for watches in [[true, false], [false, true], [true, true]] {
             must_end(move || {
@@ -37,7 +37,7 @@ fn who_watches_is_told_and_who_does_not_keeps_its_end() {
                     ends.reverse();
                 }
                 let [mut here, mut there] = ends;
-                // As long as the other channel is there, so is its stream.
+                // The stream exists as long as the other channel.
                 let late = here.scope(|s| {
                     let received = s.post_receive(ROOM)?;
                     let late = received.wait(Duration::from_millis(20)).unwrap_err();
@@ -56,7 +56,7 @@ fn who_watches_is_told_and_who_does_not_keeps_its_end() {
 }
 
 #[test]
-fn who_does_not_watch_is_told_nothing() {
+fn an_end_that_does_not_watch_is_not_notified() {
     for watches in [[false, false], [false, true]] {
         let [mut here, there] = connected(Wait::default(), watches);
         drop(there);
@@ -65,7 +65,7 @@ fn who_does_not_watch_is_told_nothing() {
     }
 }
 
-/// Of either end, if one watches.
+/// Either end can read it, if one of them watches.
 #[test]
 fn the_reason_of_a_disconnection_is_read_by_the_end_that_watches() {
     for wait in MODES {

@@ -1,4 +1,4 @@
-//! What happens on a watched stream, and is not its end.
+//! Events on a watched stream that are not its end.
 
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
@@ -13,14 +13,14 @@ use rustix::net::sockopt;
 use crate::common::{must_end, open};
 use crate::watch::{End, ROOM, SHORTLY, Watched, assert_gone, each, ends_shortly, tcp};
 
-/// Until it has looked at the stream, most likely.
+/// A time after which the channel has most likely checked the stream.
 const WHILE: Duration = Duration::from_millis(50);
 
-/// That the channel is open, waits as long as it is told, and is told then that the stream has ended.
+/// Checks that the channel is open, waits until its limit, and later detects the end of the stream.
 fn assert_goes_on(mut watched: Watched) {
     let late = watched.here.scope(|s| {
         s.post_receive(ROOM)?.wait(WHILE).map(drop).inspect_err(|_| {
-            // Else the end of the scope waits for it.
+            // Otherwise the end of the scope waits for it.
             watched.there.send(SendWorkRequest::only_immediate(1)).unwrap();
         })
     });
@@ -48,7 +48,7 @@ fn nothing() {
 }
 
 #[test]
-fn bytes_that_nobody_reads() {
+fn unread_bytes_are_not_the_end() {
     each(|wait, ends| {
         must_end(move || {
             let watched = Watched::new("soft0", wait, ends);
@@ -63,7 +63,7 @@ fn bytes_that_nobody_reads() {
 }
 
 #[test]
-fn a_shutdown_of_the_own_end() {
+fn a_shutdown_of_this_end_is_not_the_end() {
     each(|wait, [own, end]| {
         must_end(move || {
             let duplicate = own.try_clone();
@@ -85,7 +85,7 @@ fn a_shutdown_of_the_other_end_is_its_end() {
     });
 }
 
-/// Several channels to one process.
+/// Several channels to one process use the same stream.
 #[test]
 fn one_stream_for_several_channels() {
     let [own, end] = tcp();
@@ -103,9 +103,9 @@ fn one_stream_for_several_channels() {
     }
 }
 
-/// The kernel ends the stream of a silent machine: the last of these questions is not after the limit.
+/// The kernel ends the stream of a silent machine: the last probe is not after the limit.
 #[test]
-fn what_tcp_is_told() {
+fn tcp_gets_the_keepalive_options_of_the_limit() {
     for (limit, each, silence) in [
         (Duration::ZERO, 1, 1),
         (Duration::from_secs(2), 1, 1000),
@@ -124,7 +124,7 @@ fn what_tcp_is_told() {
     }
 }
 
-/// Whether it asks, after how many seconds, how often, and for how many milliseconds.
+/// The keepalive options: whether it is on, idle time in seconds, number of probes, and user timeout in milliseconds.
 fn told(stream: &TcpStream) -> (bool, u64, u64, u32) {
     let stream = stream.as_fd();
     (

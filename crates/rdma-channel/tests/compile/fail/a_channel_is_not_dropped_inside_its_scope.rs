@@ -1,4 +1,4 @@
-//! A scope has its channel for itself.
+//! A scope borrows its channel exclusively.
 
 use rdma_channel::{ScopeError, TransportError, prelude::*};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};

@@ -1,4 +1,4 @@
-//! A handle does not leave by the door either.
+//! A handle cannot be returned from the closure either.
 
 use rdma_channel::{ScopeError, TransportError, prelude::*};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};

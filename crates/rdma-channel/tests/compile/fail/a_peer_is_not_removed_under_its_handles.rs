@@ -1,4 +1,4 @@
-//! Its requests would be ended under them.
+//! Removing the peer would end the requests of its handles.
 #![allow(unsafe_code)]
 
 use rdma_channel::{PeerReceiveWorkRequest, TransportError, prelude::*};
@@ -9,7 +9,7 @@ pub fn main() -> Result<(), TransportError> {
     let prepared = pd.create_multi_channel().num_channels(1).build()?;
     let endpoints = prepared.endpoints();
     let mut channels = prepared.handshake(endpoints)?; // to itself
-    // SAFETY: a request without memory.
+    // SAFETY: the request has no memory.
     let received = unsafe { channels.receive_unpolled(PeerReceiveWorkRequest::new(0, &mut [])) }?;
     channels.remove(0)?;
     drop(received);

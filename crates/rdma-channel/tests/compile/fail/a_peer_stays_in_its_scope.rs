@@ -1,4 +1,4 @@
-//! One peer of a scope is of no use after it: with it memory could be posted that no scope waits for.
+//! A peer of a scope cannot be used after it: it could post memory that no scope waits for.
 
 use rdma_channel::{ScopeError, TransportError, prelude::*};
 

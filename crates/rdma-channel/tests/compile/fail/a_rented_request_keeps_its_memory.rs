@@ -1,4 +1,4 @@
-//! A closure that adds to a rented request puts no other memory in its place.
+//! A closure that changes a rented request cannot replace its memory.
 
 use std::time::Duration;
 

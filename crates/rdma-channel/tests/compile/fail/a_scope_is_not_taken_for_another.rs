@@ -1,4 +1,4 @@
-//! Handles of one scope are not those of another.
+//! Handles of one scope cannot be used as those of another.
 
 use rdma_channel::{ScopeError, TransportError, prelude::*};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};

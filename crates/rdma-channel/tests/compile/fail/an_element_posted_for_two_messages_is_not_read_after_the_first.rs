@@ -1,4 +1,4 @@
-//! What an element has that was posted for two messages is not looked at when the first has arrived.
+//! Memory of an element that was posted for two messages is not read after the first has arrived.
 
 use rdma_channel::{ScopeError, TransportError, prelude::*};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};

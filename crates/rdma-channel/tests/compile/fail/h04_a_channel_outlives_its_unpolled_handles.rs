@@ -1,4 +1,4 @@
-//! H4: a handle does not wait for a queue pair that is gone.
+//! H4: a handle does not wait for a destroyed queue pair.
 #![allow(unsafe_code)]
 
 use rdma_channel::{ScopeError, prelude::*};
@@ -10,7 +10,7 @@ pub fn main() -> Result<(), ScopeError> {
     let channel = pd.create_channel().build().unwrap();
     let endpoint = channel.endpoint();
     let channel = channel.handshake(endpoint).unwrap(); // to itself
-    // SAFETY: a request without memory.
+    // SAFETY: the request has no memory.
     let received = unsafe { channel.receive_unpolled(ReceiveWorkRequest::only_immediate()) }?;
     channel.peer();
     drop(channel);

@@ -1,4 +1,4 @@
-//! Memory does not go elsewhere while the device may use it.
+//! Memory is not moved while the device may use it.
 
 use rdma_channel::{ScopeError, TransportError, prelude::*};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};

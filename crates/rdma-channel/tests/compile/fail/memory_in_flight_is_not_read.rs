@@ -1,4 +1,4 @@
-//! Room for a message is not looked at before the scope has ended.
+//! Memory for a message is not read before the scope has ended.
 
 use rdma_channel::{ScopeError, TransportError, prelude::*};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};

@@ -1,4 +1,4 @@
-//! Memory of a batch of any length outlives its scope, as that of one request.
+//! Memory of a batch of any length outlives its scope, like that of one request.
 
 use rdma_channel::{BatchRequest, ScopeError, TransportError, prelude::*};
 use rdma_qp::WriteWorkRequest;

@@ -1,4 +1,4 @@
-//! Chunks of a registered slice's bytes are bytes: no device knows them.
+//! Chunks of a registered slice's bytes are plain bytes, without a registration.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A slice is rented for one operation at a time.
+//! A slice is rented to one operation at a time.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A region of the closure is gone before what the closure has left is done.
+//! A region of the closure is freed before the requests that the closure leaves in flight have ended.
 
 use rdma_channel::{ScopeError, TransportError, prelude::*};
 use rdma_qp::SendWorkRequest;

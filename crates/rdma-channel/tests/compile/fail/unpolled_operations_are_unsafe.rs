@@ -1,4 +1,4 @@
-//! Nobody watches over their memory.
+//! The caller has to keep their memory.
 #![allow(unsafe_code)]
 
 use rdma_channel::{ScopeError, prelude::*};
@@ -10,7 +10,7 @@ pub fn main() -> Result<(), ScopeError> {
     let channel = pd.create_channel().build().unwrap();
     let endpoint = channel.endpoint();
     let mut channel = channel.handshake(endpoint).unwrap(); // to itself
-    // SAFETY: a request without memory.
+    // SAFETY: the request has no memory.
     let received = channel.receive_unpolled(ReceiveWorkRequest::new(&mut []))?;
     channel.peer();
     drop(received);

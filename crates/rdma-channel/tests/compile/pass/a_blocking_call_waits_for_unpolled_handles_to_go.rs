@@ -1,4 +1,4 @@
-//! A call that runs out would end their requests under them.
+//! A call that times out would end the requests of these handles.
 #![allow(unsafe_code)]
 
 use rdma_channel::{ScopeError, prelude::*};
@@ -10,7 +10,7 @@ pub fn main() -> Result<(), ScopeError> {
     let channel = pd.create_channel().build().unwrap();
     let endpoint = channel.endpoint();
     let mut channel = channel.handshake(endpoint).unwrap(); // to itself
-    // SAFETY: a request without memory.
+    // SAFETY: the request has no memory.
     let received = unsafe { channel.receive_unpolled(ReceiveWorkRequest::new(&mut [])) }?;
     received.poll();
     drop(received);

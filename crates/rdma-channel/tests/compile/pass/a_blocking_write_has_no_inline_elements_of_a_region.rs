@@ -1,4 +1,4 @@
-//! Elements of a region are found by their key in a blocking write without acknowledgements, too.
+//! The device accesses elements of a region by their key, also in a blocking write without acknowledgements.
 
 use rdma_channel::{TransportError, prelude::*};
 use rdma_mem::AccessFlags;

@@ -1,4 +1,4 @@
-//! What a blocking call that runs out ends would be the scope's too.
+//! A blocking call that times out would also end the requests of the scope.
 
 use rdma_channel::{ScopeError, TransportError, prelude::*};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};

@@ -1,4 +1,4 @@
-//! A handle is of no use after its scope.
+//! A handle cannot be used after its scope.
 
 use rdma_channel::{ScopeError, TransportError, prelude::*};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};

@@ -1,4 +1,4 @@
-//! A message's buffer is posted again when the message is gone, so it goes before the ring is used.
+//! A message's buffer is posted again when the message is dropped, so that has to happen before the ring is used.
 
 use std::time::Duration;
 

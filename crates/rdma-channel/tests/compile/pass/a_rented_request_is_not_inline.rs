@@ -1,4 +1,4 @@
-//! Rented memory is found by its key.
+//! The device accesses rented memory by its key, not inline.
 
 use rdma_channel::{ScopeError, TransportError, prelude::*};
 use rdma_qp::ReceiveWorkRequest;

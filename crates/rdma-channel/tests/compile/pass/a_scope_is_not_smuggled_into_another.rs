@@ -1,4 +1,4 @@
-//! What is of an inner scope is not posted to an outer one, which ends later.
+//! Memory of an inner scope is not posted to an outer one, which ends later.
 
 use rdma_channel::{ScopeError, TransportError, prelude::*};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};

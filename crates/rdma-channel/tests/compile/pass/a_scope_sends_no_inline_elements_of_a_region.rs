@@ -1,4 +1,4 @@
-//! Elements of a region are found by their key in what a scope sends, too.
+//! The device accesses elements of a region by their key, also in sends of a scope.
 
 use rdma_channel::{ScopeError, TransportError, prelude::*};
 use rdma_mem::AccessFlags;

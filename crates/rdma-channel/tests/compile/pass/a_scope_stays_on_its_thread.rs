@@ -1,4 +1,4 @@
-//! A completion table has one thread.
+//! A completion table belongs to one thread.
 
 use std::thread;
 

@@ -1,4 +1,4 @@
-//! Elements of a region are found by their key in requests to one of many peers, too.
+//! The device accesses elements of a region by their key, also in requests to one of many peers.
 
 use rdma_channel::{ToPeer, TransportError, WriteWorkRequest, prelude::*};
 use rdma_mem::AccessFlags;

@@ -1,4 +1,4 @@
-//! Handles of a collective are of no use after its scope.
+//! Handles of a collective cannot be used after its scope.
 
 use rdma_channel::{
     PeerReceiveWorkRequest, PeerSendWorkRequest, ScopeError, TransportError, prelude::*,

@@ -1,4 +1,4 @@
-//! As for one peer: memory of a closure is gone before what the closure has left is done.
+//! Memory of a closure is freed before the requests to several peers that the closure leaves in flight have ended.
 
 use rdma_channel::{PeerReceiveWorkRequest, ScopeError, TransportError, prelude::*};
 use rdma_qp::SendWorkRequest;

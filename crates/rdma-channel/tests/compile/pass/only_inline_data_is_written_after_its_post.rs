@@ -1,4 +1,4 @@
-//! What is copied when it is posted can be written at once, and what the device reads later cannot.
+//! Inline data can be written at once after its post, but not memory that the device reads later.
 
 use rdma_channel::{ScopeError, TransportError, prelude::*};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};

@@ -1,4 +1,4 @@
-//! A region that its operation owned would be freed with a forgotten handle, or moved with it.
+//! A region owned by its operation would be freed or moved with the handle.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The region of a rented slice stays where it is.
+//! The region of a rented slice is not moved.
 
 use std::time::Duration;
 

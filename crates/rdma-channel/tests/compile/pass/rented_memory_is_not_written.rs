@@ -1,4 +1,4 @@
-//! Rented memory is with the operation.
+//! Rented memory belongs to the operation.
 
 use std::time::Duration;
 
