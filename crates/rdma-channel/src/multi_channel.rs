@@ -170,7 +170,7 @@ impl MultiChannel {
         Ok(self.ledger.connection(peer)?.closed())
     }
 
-    /// Returns a snapshot of the counters of all channels together, including those of peers that have left.
+    /// Returns a snapshot of the counters of all channels together, including those of removed peers.
     #[must_use]
     pub fn counters(&self) -> ConnectionCounters {
         self.ledger.counters()

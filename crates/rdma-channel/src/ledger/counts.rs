@@ -1,18 +1,18 @@
-//! Counts of requests: for the ledger itself, and for the counters of its connections.
+//! Counts requests, for the ledger itself and for the counters of its connections.
 
 use std::cell::Cell;
 
 use rdma_connect::ConnectionCounters;
 
-/// Counts since the ledger was made. They have 64 bits: none overflows while a program runs.
+/// Counts since the ledger was created. They have 64 bits, so none overflows while a program runs.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     posted: Cell<u64>,
-    /// The posted requests whose slots were released.
+    /// Number of posted requests whose slots were released.
     released: Cell<u64>,
     failed: Cell<u64>,
     slot_waits: Cell<u64>,
-    /// The posted requests that no caller has posted: they mark the end of unsignaled ones.
+    /// Number of markers, which the ledger itself posts after unsignaled requests to find their end.
     markers: Cell<u64>,
 }
 
@@ -22,7 +22,7 @@ impl Counts {
         self.posted.set(self.posted.get() + count);
     }
 
-    /// Returns the number of posted requests that no handle has released: 0 if a scope has nothing to end.
+    /// Returns the number of posted requests that no handle has released. It is 0 if the scope has nothing to end.
     #[inline(always)]
     pub(super) fn unreleased(&self) -> u64 {
         self.posted.get() - self.released.get()
@@ -51,7 +51,7 @@ impl Counts {
         self.markers.set(self.markers.get() + 1);
     }
 
-    /// Returns the counters while `outstanding` requests of callers are with the device.
+    /// Returns the counters, when `outstanding` requests of callers are in flight.
     pub(super) fn snapshot(&self, outstanding: u64) -> ConnectionCounters {
         let mut counters = ConnectionCounters::default();
         counters.posted = self.posted.get() - self.markers.get();

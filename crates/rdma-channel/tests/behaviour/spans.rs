@@ -20,8 +20,8 @@ fn hears(spans: &Spans) -> Hears<impl Fn(Event) + Send + Sync + 'static> {
     })
 }
 
-/// In a process of its own: another test's thread without a subscriber could reach a span first, and `tracing` would
-/// remember that the span has no listener.
+/// This test runs in a child process. Otherwise a thread of another test without a subscriber could reach a span first,
+/// and `tracing` would remember that the span is disabled.
 #[test]
 fn each_call_of_the_control_path_opens_a_span_with_its_peer_or_queue_pair() {
     let name = "spans::each_call_of_the_control_path_opens_a_span_with_its_peer_or_queue_pair";
