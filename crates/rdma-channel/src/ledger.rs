@@ -68,7 +68,7 @@ pub(crate) mod words;
 /// The requests of channels that share a completion queue.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    /// The queues, dropped before the completion queue, which destroys their queue pairs first.
+    /// Dropped first, so that the queue pairs are destroyed before the completion queue.
     pub(crate) queues: Queues,
     pub(crate) cq: CompletionQueue,
     /// Buffer for polls that can return completions of any request.

@@ -41,7 +41,7 @@ pub(crate) mod waker;
 ///
 /// It is created with [`bind`](Self::bind), or with options by
 /// [`create_server`](crate::prelude::CreateChannel::create_server) of the prelude. Clients
-/// [connect](crate::Channel::connect) like to a [`ChannelListener`](crate::ChannelListener). The server has no thread
+/// [connect](crate::Channel::connect) the same way as to a [`ChannelListener`](crate::ChannelListener). The server has no thread
 /// of its own. It makes progress only while [`next`](Self::next) runs; between calls, clients and messages wait.
 ///
 /// # Memory
@@ -61,7 +61,7 @@ pub(crate) mod waker;
 /// than 10 KiB of memory.
 ///
 /// # A client that leaves
-/// Its stream is watched like by [`watch`](crate::ChannelBuilder::watch). A client [leaves](ServerEvent::Left), after
+/// The server watches the streams of its clients, like [`watch`](crate::ChannelBuilder::watch). A client [leaves](ServerEvent::Left), after
 /// the messages that it had sent, when its process ends, its channel is dropped, or its machine falls silent. A client
 /// also leaves when:
 /// - its connection fails;

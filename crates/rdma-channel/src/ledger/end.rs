@@ -388,7 +388,7 @@ impl Ledger {
         }
     }
 
-    /// Destroys the queue pairs that still have requests in flight, the last resort.
+    /// Destroys the queue pairs that still have requests in flight, as the last resort.
     fn destroy(&mut self) {
         for peer in 0..self.queues.len() {
             let Some(connection) = self.queues.get(peer) else { return };

@@ -48,7 +48,7 @@ impl Ledger {
     }
 
     /// Waits for a free slot of the send queue and copies the bytes to its buffer. The next post uses that slot.
-    /// Returns `None` like [`copy_of_call`](Self::copy_of_call).
+    /// For `None`, see [`copy_of_call`](Self::copy_of_call).
     ///
     /// # Errors
     /// No slot became free, or this process is a forked child.

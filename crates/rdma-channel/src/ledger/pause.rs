@@ -154,7 +154,7 @@ impl Ledger {
         Ok(if self.tell() || any { Armed::Ready } else { Armed::Sleep })
     }
 
-    /// The file that becomes readable after [`arm`](Self::arm); `None` if completions are only polled for.
+    /// The file that becomes readable after [`arm`](Self::arm); `None` if the channel spins.
     pub(crate) fn waitable(&self) -> Option<Waitable<'_>> {
         self.cq.channel().map(|events| Waitable(events.as_fd()))
     }

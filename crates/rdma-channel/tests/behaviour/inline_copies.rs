@@ -68,7 +68,7 @@ fn a_channel_sends_a_few_bytes_inline_without_an_option_on_every_device() {
 }
 
 #[test]
-fn the_bytes_of_each_request_in_flight_have_a_place_of_their_own() {
+fn the_bytes_of_each_request_in_flight_have_their_own_buffer() {
     for (device, _) in BARE {
         let mut pair = pair(device);
         let (probe, own) = (pair.device, pair.here.qpn().unwrap());
@@ -105,7 +105,7 @@ fn the_bytes_of_each_request_in_flight_have_a_place_of_their_own() {
 }
 
 #[test]
-fn a_place_is_not_used_again_before_its_request_has_completed() {
+fn a_buffer_is_not_reused_before_its_request_has_completed() {
     devices();
     let mut pair = Pair::with(BARE[2].0, |builder| short(builder).max_send_wr(1));
     let (probe, own, remote) = (pair.device, pair.here.qpn().unwrap(), pair.board.remote());
@@ -134,7 +134,7 @@ fn a_place_is_not_used_again_before_its_request_has_completed() {
 }
 
 #[test]
-fn an_exchange_of_a_few_bytes_is_one_on_every_device() {
+fn an_exchange_of_a_few_bytes_works_on_every_device() {
     for (device, _) in BARE.into_iter().take(2) {
         devices();
         let pd = open(device).allocate_pd().unwrap();
@@ -148,7 +148,7 @@ fn an_exchange_of_a_few_bytes_is_one_on_every_device() {
 }
 
 #[test]
-fn channels_to_several_peers_have_places_also_for_those_that_come_later() {
+fn peers_added_later_have_buffers_for_inline_data_too() {
     devices();
     let pd = open(BARE[0].0).allocate_pd().unwrap();
     let prepared =

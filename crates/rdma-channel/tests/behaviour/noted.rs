@@ -98,7 +98,7 @@ fn buffers_of_a_pool_take_no_guarded_copy() {
 }
 
 #[test]
-fn memory_that_several_regions_have_takes_no_guarded_copy() {
+fn memory_in_several_regions_takes_no_guarded_copy() {
     for device in devices("common") {
         let mut pair = pair(&device);
         let memory = CommonMemory::new(RegionMemory::allocate(4096).unwrap());

@@ -79,7 +79,7 @@ fn a_request_made_invalid_by_its_closure_is_refused_with_its_memory() {
 }
 
 #[test]
-fn a_scope_knows_what_has_closed_its_channel() {
+fn a_scope_reports_what_has_closed_its_channel() {
     let (pd, mut channel) = looped();
     let mut memory = pd.allocate_region(8).unwrap();
     let nowhere = rdma_mem::RemoteMemoryRegion::new(0, 8, Rkey::new(0));

@@ -93,7 +93,7 @@ fn a_write_with_immediate_data_places_no_bytes_in_its_receive() {
 }
 
 #[test]
-fn writes_and_reads_go_as_far_as_their_own_memory() {
+fn writes_and_reads_are_as_long_as_their_own_memory() {
     for device in LIVELY {
         let Pair { mut here, there: _there, board, pd, .. } = patient(device);
         let mut memory = pd.allocate_region(8).unwrap();

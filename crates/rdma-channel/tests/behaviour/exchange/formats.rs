@@ -16,7 +16,7 @@ fn heard(own: u32, said: &[u8]) -> Result<Vec<QueuePairEndpoint>, ExchangeError>
 }
 
 #[test]
-fn the_format_of_version_2() {
+fn a_message_has_the_format_of_version_2() {
     let (here, mut there) = UnixStream::pair().unwrap();
     there.write_all(&message(&endpoints(0x21, 2))).unwrap();
     assert_eq!(exchange_all(&here, &endpoints(0x11, 2), LATER).unwrap(), endpoints(0x21, 2));

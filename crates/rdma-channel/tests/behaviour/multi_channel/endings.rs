@@ -183,7 +183,7 @@ fn a_request_that_fails_closes_the_connection_to_its_peer() {
 }
 
 #[test]
-fn giving_up_a_request_leaves_those_to_other_peers_alone() {
+fn giving_up_a_request_does_not_affect_other_peers() {
     must_end(|| {
         let mut star = Star::new(HELD);
         star.expect_number(0);

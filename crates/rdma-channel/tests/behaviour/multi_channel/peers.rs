@@ -242,7 +242,7 @@ fn a_part_of_a_peers_region_keeps_its_peer() {
 
 #[cfg(feature = "serde")]
 #[test]
-fn a_region_of_a_peer_is_serialised_as_the_published_crate_does() {
+fn a_region_of_a_peer_is_serialised_like_in_the_published_crate() {
     let region = PeerRemoteMemoryRegion::new(5, RemoteMemoryRegion::new(4096, 24, 7));
     let text = r#"{"peer":5,"remote_mr":{"addr":4096,"length":24,"rkey":7}}"#;
     assert_eq!(serde_json::to_string(&region).unwrap(), text);

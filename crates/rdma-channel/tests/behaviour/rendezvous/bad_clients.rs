@@ -260,7 +260,7 @@ fn a_client_that_dies_in_any_phase_blocks_no_other_and_leaves_nothing() {
 }
 
 #[test]
-fn accept_passes_over_a_client_that_is_gone() {
+fn accept_skips_a_client_that_is_gone() {
     let mut listener = listener("soft0");
     let address = listener.local_addr();
     let (gone, is_gone) = mpsc::channel();

@@ -104,7 +104,7 @@ fn messages_of_a_client_come_in_order_and_before_its_end() {
 }
 
 #[test]
-fn sizes_and_immediate_data() {
+fn messages_keep_their_sizes_and_immediate_data() {
     for device in DEVICES {
         let mut server = server_with(device, |builder| builder.message_size(100));
         let (peer, mut client) = join(device, &mut server);

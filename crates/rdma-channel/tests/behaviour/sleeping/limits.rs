@@ -28,7 +28,7 @@ fn processor_time() -> Duration {
 }
 
 #[test]
-fn handles_and_calls_whose_time_is_over() {
+fn handles_and_calls_end_at_their_limit() {
     each(|device, wait| {
         must_end(move || {
             let mut pair = pair(device, wait);
@@ -52,7 +52,7 @@ fn handles_and_calls_whose_time_is_over() {
 
 /// The device does nothing, and does not even flush.
 #[test]
-fn full_queues_and_the_end_of_scopes() {
+fn full_queues_and_scopes_end_at_their_limit() {
     for wait in crate::sleeping::MODES {
         must_end(move || {
             let mut pair = Pair::with(HELD, |builder| {
@@ -89,7 +89,7 @@ fn a_last_unsignaled_request_is_not_waited_for() {
 }
 
 #[test]
-fn collectives() {
+fn collectives_end_at_their_limit() {
     each(|device, wait| {
         must_end(move || {
             let pd = open(device).allocate_pd().unwrap();

@@ -242,7 +242,7 @@ fn sleep_on(file: Option<rdma_channel::Waitable<'_>>) {
 
 /// Flushes are completions, and wake a sleeping thread.
 #[test]
-fn the_end_of_a_connection_wakes() {
+fn the_end_of_a_connection_wakes_an_event_loop() {
     for device in DEVICES {
         must_end(move || {
             let Pair { mut here, .. } = pair(device, Wait::Sleep);

@@ -15,7 +15,7 @@ use crate::sleeping::{SECONDS, SHORTLY, each, pair, sends_shortly};
 const ROOM: ReceiveWorkRequest<'static, 'static> = ReceiveWorkRequest::only_immediate();
 
 #[test]
-fn a_blocking_receive() {
+fn a_blocking_receive_wakes_for_its_message() {
     each(|device, wait| {
         must_end(move || {
             let Pair { mut here, there, .. } = pair(device, wait);
@@ -44,7 +44,7 @@ fn a_receive_with_an_unrepresentable_limit_has_none() {
 }
 
 #[test]
-fn a_handle_that_waits() {
+fn a_waiting_handle_wakes_for_its_completion() {
     each(|device, wait| {
         must_end(move || {
             let Pair { mut here, there, .. } = pair(device, wait);
@@ -64,7 +64,7 @@ fn a_handle_that_waits() {
 }
 
 #[test]
-fn a_post_that_finds_no_free_slot() {
+fn a_post_that_waits_for_a_slot_wakes_for_it() {
     each(|device, wait| {
         must_end(move || {
             let Pair { mut here, mut there, .. } =
@@ -86,7 +86,7 @@ fn a_post_that_finds_no_free_slot() {
 }
 
 #[test]
-fn the_end_of_a_scope() {
+fn the_end_of_a_scope_wakes_for_its_completions() {
     each(|device, wait| {
         must_end(move || {
             let Pair { mut here, there, .. } = pair(device, wait);
@@ -99,7 +99,7 @@ fn the_end_of_a_scope() {
 }
 
 #[test]
-fn the_end_of_a_scope_that_panics() {
+fn the_end_of_a_panicking_scope_wakes_for_its_completions() {
     each(|device, wait| {
         must_end(move || {
             let mut pair = Pair::with(device, |builder| builder.wait(wait).drain_timeout(DRAIN));
@@ -129,7 +129,7 @@ fn star(device: &str, wait: Wait) -> (MultiChannel, Vec<Channel>) {
 }
 
 #[test]
-fn channels_to_several_peers() {
+fn waits_with_several_peers_wake_for_their_completions() {
     each(|device, wait| {
         must_end(move || {
             let (mut center, peers) = star(device, wait);

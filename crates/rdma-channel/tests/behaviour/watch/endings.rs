@@ -11,7 +11,7 @@ use crate::common::{HELD, in_flight, must_end};
 use crate::watch::{ROOM, SHORTLY, Watched, assert_gone, each, ends_shortly, unix};
 
 #[test]
-fn a_blocking_receive() {
+fn a_blocking_receive_ends_with_the_peer() {
     each(|wait, ends| {
         must_end(move || {
             let Watched { mut here, there: _there, end, .. } = Watched::new("soft0", wait, ends);
@@ -51,7 +51,7 @@ fn earlier_messages_are_received_first() {
 
 /// Each handle reports it, except for operations that had completed. Then the scope, which has no limit, ends at once.
 #[test]
-fn handles_of_a_scope() {
+fn handles_of_a_scope_report_the_end_of_the_peer() {
     each(|wait, ends| {
         must_end(move || {
             let watched = Watched::new("soft0", wait, ends);
@@ -113,7 +113,7 @@ fn the_end_of_a_scope_fails_for_requests_in_flight() {
 
 /// Sends that are never received fill the queue.
 #[test]
-fn a_post_that_finds_no_free_slot() {
+fn a_post_that_waits_for_a_slot_ends_with_the_peer() {
     each(|wait, ends| {
         must_end(move || {
             let Watched { mut here, there: _there, end, .. } = Watched::new("soft0", wait, ends);
@@ -131,7 +131,7 @@ fn a_post_that_finds_no_free_slot() {
 }
 
 #[test]
-fn a_batch() {
+fn a_batch_ends_with_the_peer() {
     each(|wait, ends| {
         must_end(move || {
             let watched = Watched::new("soft0", wait, ends);

@@ -41,7 +41,7 @@ fn assert_goes_on(mut watched: Watched) {
 }
 
 #[test]
-fn nothing() {
+fn a_silent_stream_is_not_the_end() {
     each(|wait, ends| {
         must_end(move || assert_goes_on(Watched::new("soft0", wait, ends)));
     });
@@ -87,7 +87,7 @@ fn a_shutdown_of_the_other_end_is_its_end() {
 
 /// Several channels to one process use the same stream.
 #[test]
-fn one_stream_for_several_channels() {
+fn one_stream_serves_several_channels() {
     let [own, end] = tcp();
     let pd = open("soft0").allocate_pd().unwrap();
     let builder = pd.create_channel().watch_stream(own, crate::watch::LIMIT);
