@@ -273,7 +273,7 @@ impl Channel {
     /// Like [`scope`](Self::scope), with one deadline for the whole scope, which starts now.
     ///
     /// The deadline ends each wait and each post that waits, if their own limits are later. It also ends the wait for
-    /// operations that the closure has left in flight. They are then flushed, like after the [drain
+    /// operations that the closure has left in flight. They are then flushed, as after the [drain
     /// limit](crate::ChannelBuilder::drain_timeout), and the channel is closed. Other code of the closure is not
     /// interrupted. [`Duration::MAX`] means no deadline.
     ///

@@ -185,7 +185,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
     /// The maximum number of bytes in an inline request. An exact number makes `build` fail on devices that support
     /// less; [`Inline::UpTo`] does not. Default: up to 64. See [`QueuePairBuilder::max_inline_data`].
     ///
-    /// If the device supports less than `UpTo` requests, the channel registers a buffer of the requested size for each
+    /// If the device supports less than the number in `UpTo`, the channel registers a buffer of that size for each
     /// request that its queues can hold. [`send_inline`](Channel::send_inline) and
     /// [`write_inline`](Channel::write_inline), here and in scopes, copy data that does not fit inline into these
     /// buffers. So a program works on every device. Requests built by the program

@@ -63,7 +63,7 @@ impl MultiChannel {
     /// # Errors
     /// - [`TransportError::NoSuchPeer`] or [`TransportError::Closed`], before anything is posted;
     /// - the error of a failed post, for example [`TransportError::BatchTooLarge`]: the requests before it are waited
-    ///   for like at the end of a scope;
+    ///   for as at the end of a scope;
     /// - [`TransportError::Collective`] with each operation that failed or timed out, and its peer.
     ///
     /// Connections whose operations failed or timed out are closed; the others stay open.

@@ -161,7 +161,7 @@ impl MultiChannel {
     /// # Errors
     /// - [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] ([`closed`](Self::closed) identifies the peer),
     ///   before anything is posted;
-    /// - the error of a failed post. The requests before it are waited for like at the end of a scope, for at most the
+    /// - the error of a failed post. The requests before it are waited for as at the end of a scope, for at most the
     ///   [drain limit](crate::ChannelBuilder::drain_timeout). The connections of those still in flight are then closed;
     /// - [`TransportError::Collective`] with each operation that failed or timed out, and its peer.
     ///

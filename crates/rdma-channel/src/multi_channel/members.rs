@@ -78,8 +78,8 @@ impl MultiChannel {
     /// peer can use its index.
     ///
     /// [Unpolled](Self::send_unpolled) operations that are still in flight are flushed, for at most the [drain
-    /// limit](crate::ChannelBuilder::drain_timeout). If `remove` succeeds, their memory belongs to the caller again. It
-    /// discards their results: poll their handles first. The next peer never receives completions of this one.
+    /// limit](crate::ChannelBuilder::drain_timeout). If `remove` succeeds, their memory belongs to the caller again.
+    /// Their results are discarded: poll their handles first. The next peer never receives completions of this one.
     ///
     /// Until a peer is added there, operations with that index fail with [`TransportError::Closed`] and
     /// [`CloseReason::Absent`](crate::CloseReason::Absent).
