@@ -14,7 +14,7 @@ use crate::server::Server;
 use crate::server::builder::ServerBuilder;
 
 mod sealed {
-    #[allow(unnameable_types)] // that is the point
+    #[allow(unnameable_types)] // this seals the trait
     pub trait Sealed {}
     impl Sealed for rdma_mem::ProtectionDomain {}
 }

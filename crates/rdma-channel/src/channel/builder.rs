@@ -185,11 +185,11 @@ impl<'a, C> ChannelBuilder<'a, C> {
     /// The maximum number of bytes in an inline request. An exact number makes `build` fail on devices that support
     /// less; [`Inline::UpTo`] does not. Default: up to 64. See [`QueuePairBuilder::max_inline_data`].
     ///
-    /// If the device supports less than the number in `UpTo`, the channel registers a buffer of that size for each
-    /// request that its queues can hold. [`send_inline`](Channel::send_inline) and
-    /// [`write_inline`](Channel::write_inline), here and in scopes, copy data that does not fit inline into these
-    /// buffers. So a program works on every device. Requests built by the program
-    /// ([`SendWorkRequest::inline`](rdma_qp::SendWorkRequest::inline)) have the limit of the device.
+    /// If the device supports less than `UpTo` allows, the channel registers a buffer of that size for each request
+    /// that its queues can hold. [`send_inline`](Channel::send_inline) and [`write_inline`](Channel::write_inline),
+    /// here and in scopes, copy data that does not fit inline into these buffers. So a program works on every device.
+    /// Requests built by the program ([`SendWorkRequest::inline`](rdma_qp::SendWorkRequest::inline)) have the limit of
+    /// the device.
     pub fn max_inline_data(mut self, max_inline_data: impl Into<Inline>) -> Self {
         self.options.qp = self.options.qp.max_inline_data(max_inline_data);
         self

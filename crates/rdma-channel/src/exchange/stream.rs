@@ -182,7 +182,7 @@ fn when(
     let begin = Instant::now();
     loop {
         let left = time.saturating_sub(begin.elapsed());
-        let timeout = Timespec::try_from(left).ok(); // a time that cannot be expressed is no limit
+        let timeout = Timespec::try_from(left).ok(); // unlimited if not representable
         let mut files = [PollFd::from_borrowed_fd(file, ready)];
         let outcome = match poll(&mut files, timeout.as_ref()) {
             Ok(0) => Err(Errno::TIMEDOUT),

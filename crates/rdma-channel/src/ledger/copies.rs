@@ -20,7 +20,7 @@ pub(crate) struct CopyOfCall {
     length: usize,
 }
 
-#[allow(clippy::expect_used)] // a slot's index is below their number
+#[allow(clippy::expect_used)] // slot indices are below the number of buffers
 impl Copies {
     /// Registers `places` buffers of `each` bytes.
     ///
@@ -50,7 +50,7 @@ impl Copies {
     }
 }
 
-#[allow(clippy::expect_used)] // it was written there
+#[allow(clippy::expect_used)] // the bytes were written there
 impl CopyOfCall {
     /// The gather list of the call.
     pub(crate) fn list(&self) -> GatherList<'_, 1> {

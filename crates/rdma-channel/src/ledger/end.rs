@@ -21,7 +21,7 @@ use crate::ledger::queues::post_marker;
 #[derive(Debug, Default)]
 pub(crate) struct Ended {
     /// Failed and lost operations that no handle had reported; rarely any.
-    #[allow(clippy::box_collection)] // so that all fits into two registers
+    #[allow(clippy::box_collection)] // so that the struct fits into two registers
     errors: Option<Box<Vec<OperationError>>>,
     /// Number of operations that no handle had reported.
     pub(crate) unasked: u64,

@@ -51,7 +51,7 @@ pub(crate) const MOST_REQUESTS: u32 = (1 << INDEX_BITS) - 1;
 
 /// The index of the slot with this WR ID.
 #[inline]
-#[allow(clippy::cast_possible_truncation)] // masked; and usize has as many bits wherever there is RDMA
+#[allow(clippy::cast_possible_truncation)] // masked, and usize has enough bits on all RDMA platforms
 pub(crate) const fn index(id: u64) -> usize {
     (id & (GENERATION - 1)) as usize
 }

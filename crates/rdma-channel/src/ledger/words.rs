@@ -67,7 +67,7 @@ impl WordOfCall {
     }
 }
 
-#[allow(clippy::expect_used)] // a slot's index is below their number
+#[allow(clippy::expect_used)] // slot indices are below the number of words
 impl<'l> Word<'l> {
     /// The word of the slot with this WR ID.
     pub(crate) fn of_slot(words: &'l SharedRegion, id: u64) -> Self {

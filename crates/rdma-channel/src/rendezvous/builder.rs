@@ -31,7 +31,7 @@ pub struct Rendezvous {}
 pub type RendezvousBuilder<'a> = ChannelBuilder<'a, Rendezvous>;
 
 /// The products of builders that connect with an address, with or without options of the rendezvous.
-#[allow(unnameable_types)] // that is how it is sealed
+#[allow(unnameable_types)] // this seals the trait
 pub trait ByAddress {}
 
 impl ByAddress for Channel {}

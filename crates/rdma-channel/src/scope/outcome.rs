@@ -64,7 +64,7 @@ impl<B> Finished<B> {
 /// ```
 #[must_use = "it returns the memory"]
 #[derive(Debug)]
-#[allow(clippy::exhaustive_enums)] // there is no fourth way, and the compiler reports a match that lacks one
+#[allow(clippy::exhaustive_enums)] // so that the compiler reports a match that lacks a case
 pub enum Progress<'scope, B> {
     /// The operation has ended.
     Done(Finished<B>),

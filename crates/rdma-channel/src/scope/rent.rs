@@ -40,7 +40,7 @@ impl RentMut for SharedElement<'_> {}
 impl<const N: usize> RentMut for [SliceMut<'_>; N] {}
 impl<const N: usize> RentMut for [SharedElement<'_>; N] {}
 
-#[allow(unnameable_types)] // that is how it is sealed
+#[allow(unnameable_types)] // this seals the traits
 pub(crate) mod sealed {
     use rdma_mem::{GatherElement, GatherList, ProtectionDomain, ScatterElement, ScatterList};
 

@@ -193,7 +193,7 @@ impl<'scope> RingMessage<'_, 'scope> {
     /// # Panics
     /// Never: the buffer is taken only once.
     #[must_use = "the ring has one receive less until `give_back` returns the buffer"]
-    #[allow(clippy::expect_used)] // only this takes it, and it takes the message
+    #[allow(clippy::expect_used)] // only this takes the buffer, and it consumes the message
     pub fn take(mut self) -> (SliceMut<'scope>, usize) {
         let length = bytes_here(&self.success);
         (self.buffer.take().expect("taken once"), length)

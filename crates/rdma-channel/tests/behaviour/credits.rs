@@ -171,7 +171,7 @@ fn a_completed_handle_dropped_without_a_poll_frees_its_slot() {
                 for _ in 0..10 {
                     let unasked = s.write_from(data.as_slice(), remote)?;
                     let asked = s.write_from(data.as_slice(), remote)?;
-                    asked.wait(SECONDS).unwrap().result?; // after it has seen the other one
+                    asked.wait(SECONDS).unwrap().result?; // also polls the other completion
                     drop(unasked);
                 }
                 Ok::<(), TransportError>(())

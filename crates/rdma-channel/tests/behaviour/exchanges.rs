@@ -119,7 +119,7 @@ fn a_send_that_the_device_refuses_closes_the_channel_and_ends_its_receive() {
         ] {
             let mut pair = Pair::on(&faulty(device), short);
             let (from, mut into) = (pair.memory(8, 5), pair.memory(8, 1));
-            HONEST_POSTS.set(1); // the receive's
+            HONEST_POSTS.set(1); // the post of the receive
             POST.set(post);
             let error = pair.here.exchange_from(&from, &mut into).unwrap_err();
             honest();
@@ -173,7 +173,7 @@ fn an_answer_that_does_not_come_in_time_closes_the_channel() {
 #[test]
 fn a_message_that_is_not_received_ends_by_the_limit_of_a_send() {
     for device in ["soft0", DEFERRED, HELD] {
-        let mut pair = Pair::new(device); // sends are short, and receives have no limit
+        let mut pair = Pair::new(device); // sends have a short limit, receives none
         let (from, mut into) = (pair.memory(8, 5), pair.memory(8, 1));
         let probe = (pair.device, pair.here.qpn().unwrap());
         let error = pair.here.exchange_from(&from, &mut into).unwrap_err();
